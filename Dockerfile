@@ -31,8 +31,9 @@ FROM python:3.11-slim AS packages
 ARG PIP_INDEX_URL PIP_EXTRA_INDEX_URL PIP_FIND_LINKS
 ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_ROOT_USER_ACTION=ignore \
     PIP_PYTHON=/opt/venv/bin/python
-# onnxruntime reports to its makers by default, from 1.29 on
-ENV PATH=/opt/venv/bin:$PATH PYTHONPATH=/app ORT_DISABLE_TELEMETRY=1
+# onnxruntime reports to its makers by default, from 1.29 on. The working folder is not searched for
+# modules: it may be a checkpoint.
+ENV PATH=/opt/venv/bin:$PATH PYTHONPATH=/app PYTHONSAFEPATH=1 ORT_DISABLE_TELEMETRY=1
 RUN python -m venv --without-pip /opt/venv
 COPY --from=requirements /serve.txt /
 RUN pip install --no-compile -r /serve.txt
@@ -86,8 +87,8 @@ LABEL org.opencontainers.image.title="Addnorm" \
       org.opencontainers.image.description="Batch-invariant inference server for transformers" \
       org.opencontainers.image.licenses="Apache-2.0"
 # nothing is written at run time: the root file system may be read-only
-ENV PATH=/opt/venv/bin:$PATH PYTHONPATH=/app PYTHONPYCACHEPREFIX=/opt/pycache \
-    PYTHONDONTWRITEBYTECODE=1 PYTHONUNBUFFERED=1 ORT_DISABLE_TELEMETRY=1 ADDNORM_HOST=0.0.0.0
+ENV PATH=/opt/venv/bin:$PATH PYTHONPATH=/app PYTHONSAFEPATH=1 \
+    PYTHONPYCACHEPREFIX=/opt/pycache PYTHONDONTWRITEBYTECODE=1 PYTHONUNBUFFERED=1 ORT_DISABLE_TELEMETRY=1 ADDNORM_HOST=0.0.0.0
 WORKDIR /app
 USER 10001:10001
 EXPOSE 8000

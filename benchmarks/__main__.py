@@ -29,6 +29,7 @@ def main(
     if not arguments.names:
         print(listing())
         return 0
+    processes.ask_directly()
     names = [name for asked in arguments.names for name in GROUPS.get(asked, (asked,))]
     results = {name: _run(name, experiments[name], arguments) for name in names}
     if len(results) > 1:

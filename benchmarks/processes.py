@@ -21,6 +21,12 @@ LOOPBACK = "127.0.0.1"
 START_S = 120.0  # a server that needs longer is taken for dead
 
 
+def ask_directly() -> None:
+    """No client of this process or its children sends requests for this machine to a proxy."""
+    for name in ("NO_PROXY", "no_proxy"):  # some read one, some the other first
+        os.environ[name] = ",".join(filter(None, (os.environ.get(name), "localhost", LOOPBACK)))
+
+
 @contextmanager
 def addnorm(bundle: Bundle, **settings: str) -> Iterator[Server]:
     """`addnorm serve` over this one bundle, with default settings but these. See `folder`."""

@@ -67,8 +67,13 @@ def api_key(variable: str) -> str:
 
 
 def server(url: str, key: str | None) -> httpx.AsyncClient:
+    """HTTP_PROXY holds for other machines: a proxy does not reach this one's own addresses."""
     headers = {"authorization": f"Bearer {key}"} if key else {}
-    return httpx.AsyncClient(base_url=url, headers=headers, timeout=PATIENCE_S)
+    host = httpx.URL(url).host
+    is_here = host == "localhost" or host == "::1" or host.startswith("127.")
+    return httpx.AsyncClient(
+        base_url=url, headers=headers, timeout=PATIENCE_S, trust_env=not is_here
+    )
 
 
 @asynccontextmanager

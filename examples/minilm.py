@@ -35,6 +35,7 @@ def main(checkpoint: Path, bundles: Path) -> None:
         answer = httpx.post(
             f"{url}/v1/infer",
             json={"model": MODEL, "input_ids": input_ids, "outputs": ["activations", "pooled"]},
+            trust_env=False,  # HTTP_PROXY does not hold for this machine's own servers
         ).json()
     lengths = ", ".join(str(len(ids)) for ids in input_ids)
     print(f"{len(input_ids)} sentences of {lengths} tokens, sent ragged")

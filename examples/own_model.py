@@ -129,7 +129,9 @@ def compare(model: Transformer, tokenizer: Tokenizer, bundles: Path) -> None:
 def ask(url: str, **inputs: list[str] | list[list[int]]) -> torch.Tensor:
     """Logits `[rows, 2]`."""
     body = {"model": NAME, "outputs": ["logits"], **inputs}
-    answer = httpx.post(f"{url}/v1/infer", json=body, timeout=60).raise_for_status()
+    # trust_env: HTTP_PROXY does not hold for this machine's own servers
+    answer = httpx.post(f"{url}/v1/infer", json=body, timeout=60, trust_env=False)
+    answer.raise_for_status()
     return torch.tensor(answer.json()["logits"])
 
 

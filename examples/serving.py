@@ -16,7 +16,8 @@ START_S = 120.0  # a server that needs longer is taken for dead
 def served(bundles: Path) -> Iterator[str]:
     """`addnorm serve` on a free port, every answer computed anew; yields the base URL."""
     port = free_port()
-    command = [sys.executable, "-m", "addnorm", "serve", "--bundles", str(bundles)]
+    # -P: the working folder is not searched for modules
+    command = [sys.executable, "-P", "-m", "addnorm", "serve", "--bundles", str(bundles)]
     own = {"ADDNORM_PORT": str(port), "ADDNORM_LOG_LEVEL": "warning", "ADDNORM_CACHE_BYTES": "0"}
     with running(command, port, **own) as url:
         yield url

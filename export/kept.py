@@ -3,6 +3,7 @@ is exported once, and found again without PyTorch.
 
     KEPT/<key>/<name>/1/    a bundle; the key says what it was made from, and how
     KEPT/commits/           the commit that each revision had when the hub was asked last
+    KEPT/<key>.new/         while it is exported
     KEPT/locks/             one start exports, others wait for it
 """
 
@@ -10,12 +11,14 @@ import argparse
 import json
 import os
 import re
+import shutil
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from fcntl import LOCK_EX, LOCK_NB, flock
 from hashlib import sha256
 from pathlib import Path
+from typing import NamedTuple
 from urllib.parse import quote
 
 from addnorm.export.sources import download
@@ -32,14 +35,23 @@ def keep(arguments: Sequence[str]) -> None:
     """Exports models that were not exported before. Exits with one line and code 1 if it cannot."""
     options = _parser().parse_args(arguments)
     try:
+        folders = dict[str, Path]()
         for checkpoint in options.models:
-            folder = kept(checkpoint, options.precision, options.kept)
-            if options.links:
-                _link(folder, options.links)
+            folder = kept(checkpoint, options.precision, options.kept).resolve()
+            if folder.name in folders:
+                raise StartupError(
+                    f"two of the models are called {folder.name}: export one of them with"
+                    " `addnorm export --name`, and serve a folder of bundles with --bundles"
+                )
+            folders[folder.name] = folder
+        if options.list:
+            options.list.write_text("".join(f"{folder}\n" for folder in folders.values()))
     except (DownloadError, StartupError) as error:
         sys.exit(f"addnorm keep: {error}")
     except OSError as error:
-        sys.exit(f"addnorm keep: {error.filename or options.kept}: {error.strerror or error}")
+        where = error.filename or options.kept
+        how = "name a folder where bundles can be kept with --kept DIR"
+        sys.exit(f"addnorm keep: {where}: {error.strerror or error}; {how}")
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -54,22 +66,9 @@ def _parser() -> argparse.ArgumentParser:
         "--kept", type=Path, required=True, metavar="DIR", help="where bundles are kept"
     )
     parser.add_argument(
-        "--links",
-        type=Path,
-        metavar="DIR",
-        help="a folder that gets a link to each bundle's folder",
+        "--list", type=Path, metavar="FILE", help="a file that gets the folder of each, one a line"
     )
     return parser
-
-
-def _link(folder: Path, links: Path) -> None:
-    link = links / folder.name
-    if link.exists():
-        raise StartupError(
-            f"two of the models are called {folder.name}: export one of them with"
-            " `addnorm export --name`, and serve a folder of bundles with --bundles"
-        )
-    link.symlink_to(folder.resolve())
 
 
 def run_export(words: Sequence[str]) -> None:
@@ -101,39 +100,81 @@ def kept(
     if found := download.address(checkpoint):
         repository, revision = found
         checkpoint = f"{repository}@{_commit(repository, revision, root, say)}"
-        made_from = checkpoint
+        folder, made_from = None, checkpoint
     else:
-        made_from = _digest(Path(checkpoint))
+        folder = _Folder.of(Path(checkpoint), root)
+        made_from = json.dumps([*folder.hashes.items()])
     key = sha256(json.dumps([made_from, precision, VERSION]).encode()).hexdigest()[:32]
     place = root / key
-    if folder := _bundle(place):  # perhaps in an image, where nothing can be written
-        return folder
+    if bundle := _bundle(place, folder):  # perhaps in an image, where nothing can be written
+        return bundle
     with _alone(root / "locks" / key, checkpoint, say):
-        if not _bundle(place):
-            what = ["--checkpoint", checkpoint, "--precision", precision]
-            export([*what, "--out", str(place)])
-    folder = _bundle(place)
-    assert folder
-    return folder
+        if bundle := _bundle(place, folder):
+            return bundle
+        aside = root / f"{key}.new"  # whatever one that was cut off has left there
+        shutil.rmtree(aside, ignore_errors=True)
+        export(["--checkpoint", checkpoint, "--precision", precision, "--out", str(aside)])
+        if folder and folder != _Folder.of(Path(checkpoint), root):
+            shutil.rmtree(aside)
+            raise StartupError(
+                f"{checkpoint} changed while it was exported, so the export is not kept: start"
+                " again when nothing writes there"
+            )
+        shutil.rmtree(place, ignore_errors=True)
+        aside.rename(place)
+        bundle = _bundle(place, folder)
+        assert bundle
+        say(f"kept as {bundle}")
+        return bundle
 
 
-def _bundle(place: Path) -> Path | None:
-    """The folder of versions below `place`: an export that was cut off leaves none there."""
-    return next((path.parent for path in place.glob("*/*") if bundles.is_version(path)), None)
+class _Folder(NamedTuple):
+    """A checkpoint's folder. Equal if no file was written since, even to what it was before."""
+
+    hashes: dict[str, str]  # of all files, by their names
+    states: list[tuple[int, int]]  # of each an inode, and when it last changed
+
+    @classmethod
+    def of(cls, path: Path, kept: Path) -> "_Folder":
+        """kept: where bundles are kept, which is no part of it."""
+        levels = ("", "*/", "*/*/")  # the folder of a version, of a name, and of all bundles
+        made = (file for level in levels for file in path.glob(f"{level}{bundles.MANIFEST}"))
+        # a checkpoint may have files of that name too
+        if manifest := next((file for file in made if bundles.is_version(file.parent)), None):
+            raise StartupError(
+                f"{path} holds a bundle, not a checkpoint: serve it with"
+                f" --bundles {manifest.resolve().parents[2]}"
+            )
+        found = sorted(file for file in _files(path, kept) if file.is_file())
+        stats = [file.stat() for file in found]
+        states = [(stat.st_ino, stat.st_ctime_ns) for stat in stats]
+        return cls({str(file.relative_to(path)): files.sha256(file) for file in found}, states)
 
 
-def _digest(folder: Path) -> str:
-    """A digest of all files in a folder, by their names."""
-    levels = ("", "*/", "*/*/")  # the folder of a version, of a name, and of all bundles
-    made = (path for level in levels for path in folder.glob(f"{level}{bundles.MANIFEST}"))
-    # a checkpoint may have files of that name too
-    if manifest := next((path for path in made if bundles.is_version(path.parent)), None):
-        raise StartupError(
-            f"{folder} holds a bundle, not a checkpoint: serve it with"
-            f" --bundles {manifest.resolve().parents[2]}"
-        )
-    found = sorted(path for path in folder.rglob("*") if path.is_file())
-    return json.dumps([(str(path.relative_to(folder)), files.sha256(path)) for path in found])
+def _files(folder: Path, but: Path) -> Iterator[Path]:
+    """What lies in a folder and below it, also where links lead, each folder once."""
+    seen = {os.path.realpath(but)}
+    for where, folders, names in os.walk(folder, followlinks=True):
+        if (real := os.path.realpath(where)) in seen:
+            folders.clear()
+            continue
+        seen.add(real)
+        folders.sort()
+        yield from (Path(where, name) for name in names)
+
+
+def _bundle(place: Path, made_from: _Folder | None) -> Path | None:
+    """The folder of versions below `place`. None if there is none, or if it is of other weights
+    than the checkpoint's. made_from: None for a commit of the hub, which never changes."""
+    path = next((path for path in place.glob("*/*") if bundles.is_version(path)), None)
+    if path is None or made_from is None:
+        return path and path.parent
+    try:
+        weights = json.loads((path / bundles.MANIFEST).read_bytes())["source"]["weights"]
+        is_of_them = {*weights.values()} <= {*made_from.hashes.values()}
+    except (OSError, ValueError, LookupError, TypeError, AttributeError):  # it is damaged
+        is_of_them = False
+    return path.parent if is_of_them else None
 
 
 def _commit(repository: str, revision: str, root: Path, say: Callable[[str], None]) -> str:

@@ -13,7 +13,10 @@ Pick = Literal["every", "first", "last", "mean", "max", "weighted_mean", "mean_s
 
 
 MAX_BUCKETS = 2**16  # of distances; more than any text has tokens
+MAX_LAYERS = 512
 MAX_POSITIONS = 2**20  # tables of angles have a row for each
+LIMITS = {"n_layers": MAX_LAYERS, "max_positions": MAX_POSITIONS}
+MAX_SIZE = 2**31 - 1  # of all others
 SIZES = (
     "vocab_size", "d_model", "n_heads", "d_ff", "n_layers", "max_positions", "type_vocab_size",
 )  # fmt: skip
@@ -182,8 +185,6 @@ class Config:
             raise ValueError(f"layer_groups is {groups!r}: None, or 1 to n_layers {self.n_layers}")
 
     def _refuse_places(self) -> None:
-        if self.max_positions > MAX_POSITIONS:
-            raise ValueError(f"max_positions is {self.max_positions}, the limit is {MAX_POSITIONS}")
         if not isinstance(self.positions, Positions):
             raise ValueError(
                 f"positions is {self.positions!r}: a Positions is needed, of addnorm.model.config"
@@ -263,10 +264,17 @@ def refuse_unknown(config: Any) -> None:
             raise ValueError(f"{name} is {value!r}: True or False")
 
 
+def refuse_large(name: str, value: Any, limit: int) -> None:
+    """ValueError for a size above the limit. What is no number is for others to refuse."""
+    if type(value) is int and value > limit:
+        raise ValueError(f"{name} is {value!r:.60}, the limit is {limit}")
+
+
 def _refuse_sizes(config: Any, *names: str) -> None:
     for name in names:
         if type(value := getattr(config, name)) is not int or value < 1:
             raise ValueError(f"{name} is {value!r}: a whole number of 1 or more")
+        refuse_large(name, value, LIMITS.get(name, MAX_SIZE))
 
 
 def _refuse_numbers(config: Any, *names: str) -> None:

@@ -6,10 +6,9 @@ import resource
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 from addnorm.service.environment import describe, read_settings
 from addnorm.service.errors import StartupError
@@ -52,14 +51,31 @@ def serve(arguments: Sequence[str]) -> None:
 
 def _serve_models(found: argparse.Namespace, settings: Settings) -> None:
     """Serves the models that are named. Exits if one of them cannot be exported."""
-    with TemporaryDirectory(prefix="addnorm-") as links:
-        # a process of its own: what PyTorch takes of memory goes with it
-        exporter = [sys.executable, "-m", "addnorm", "keep", *found.models]
-        options = ["--precision", found.precision or "fp32", "--kept", found.kept, "--links", links]
-        if code := subprocess.run([*exporter, *options], check=False).returncode:
+    reading, writing = os.pipe()
+    with open(reading) as listed, open(writing, "w") as listing:
+        # A process of its own: what PyTorch takes of memory goes with it. -P: the working folder,
+        # which may be a checkpoint, is not searched for modules
+        exporter = [sys.executable, "-P", "-m", "addnorm", "keep", *found.models]
+        options = ["--precision", found.precision or "fp32", "--kept", found.kept or where_kept()]
+        told = ["--list", f"/dev/fd/{writing}"]
+        command = [*exporter, *options, *told]
+        if code := subprocess.run(command, pass_fds=[writing], check=False).returncode:
             sys.exit(code)  # it has said why
-        aliases = {**aliases_of(found.models), **settings.aliases}
-        process.serve(Path(links), settings.model_copy(update={"aliases": aliases}))
+        listing.close()
+        folders = tuple(Path(line) for line in listed.read().splitlines())
+    aliases = {**aliases_of(found.models), **settings.aliases}
+    process.serve(folders, settings.model_copy(update={"aliases": aliases}))
+
+
+def where_kept(home: Callable[[], Path] = Path.home) -> str:
+    """Where bundles are kept unless --kept names a folder. StartupError if there is no home."""
+    try:
+        caches = os.environ.get("XDG_CACHE_HOME") or home() / ".cache"
+    except RuntimeError:  # HOME is not set, and the system's list of users lacks this one
+        raise StartupError(
+            "this user has no home folder to keep bundles in: name a folder with --kept DIR"
+        ) from None
+    return str(Path(caches) / "addnorm")
 
 
 def aliases_of(models: Sequence[str]) -> dict[str, str]:
@@ -112,12 +128,11 @@ def _serve_parser() -> argparse.ArgumentParser:
         metavar="P[,P]",
         help="of the models that are named; the first is for requests that name none (fp32)",
     )
-    home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     parser.add_argument(
         "--kept",
-        default=str(Path(home) / "addnorm"),
         metavar="DIR",
-        help="where their bundles are kept for the next start (%(default)s)",
+        help="where their bundles are kept for the next start ($XDG_CACHE_HOME/addnorm, or"
+        " ~/.cache/addnorm)",
     )
     return parser
 

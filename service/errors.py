@@ -6,6 +6,10 @@ docs/reference.md is written from here: first paragraph and `remedy` of each cla
 
 from collections.abc import Mapping
 
+MAX_CHARACTERS = 2000  # of a message, whatever of the caller's it repeats
+MAX_PARAM_CHARACTERS = 200
+LAST_CHARACTERS = 200  # of a message that is cut: they say what to do
+
 
 class ServiceError(Exception):
     """`status` is HTTP's; `type` and `code` are in OpenAI's vocabulary; `param` names the field."""
@@ -26,10 +30,14 @@ class ServiceError(Exception):
         retry_after_s: float | None = None,
         headers: Mapping[str, str] | None = None,
     ) -> None:
-        """headers: of the response, beside those that follow from the rest."""
+        """headers: of the response, beside those that follow from the rest. A message that is too
+        long is cut in its middle."""
+        if len(message) > MAX_CHARACTERS:
+            num_first = MAX_CHARACTERS - LAST_CHARACTERS - len("...")
+            message = f"{message[:num_first]}...{message[-LAST_CHARACTERS:]}"
         super().__init__(message)
         self.message = message
-        self.param = param
+        self.param = param and param[:MAX_PARAM_CHARACTERS]
         self.retry_after_s = retry_after_s
         self.headers = headers or {}
 
@@ -100,6 +108,15 @@ class Forbidden(ServiceError):
     remedy = "Start the server with `ADDNORM_ADMIN=true`."
 
 
+class ForeignPage(ServiceError):
+    """A web page of another origin asks a server without API keys, or any caller asks a server of
+    127.0.0.1 by another name than localhost."""
+
+    status, type, code = 403, "permission_error", "foreign_page"
+    remedy = "Name the page's origin in `ADDNORM_CORS_ORIGINS`, or set API keys."
+    is_rejection = True
+
+
 class NotFound(ServiceError):
     """There is no such path, or no such bundle in the folder."""
 
@@ -122,7 +139,7 @@ class MethodNotAllowed(ServiceError):
 
 
 class NotAcceptable(ServiceError):
-    """The server cannot write any media type that `accept` names."""
+    """`accept` asks for safetensors, which this route does not write."""
 
     status, type, code = 406, "invalid_request_error", "not_acceptable"
     remedy = "Ask for one that the message lists."

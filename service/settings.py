@@ -1,12 +1,12 @@
 """Settings: frozen, passed down. Knows no environment: see environment.py."""
 
 import logging
-import math
-import os
 from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationInfo, field_validator
+
+from addnorm.service.cores import usable_cores
 
 log = logging.getLogger("addnorm")
 MIB = 2**20
@@ -22,7 +22,10 @@ class Settings(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     host: str = Field(
-        "127.0.0.1", description="Address to listen on. 0.0.0.0 to be reached from other machines."
+        "127.0.0.1",
+        description=(
+            "Address to listen on. 0.0.0.0 to be reached from other machines, :: over IPv6 too."
+        ),
     )
     port: int = Field(8000, ge=0, le=65535, description="Port to listen on. 0 takes a free one.")
     grpc_port: int | None = Field(
@@ -79,7 +82,7 @@ class Settings(BaseModel):
         0,
         ge=0,
         description=(
-            "Concurrent session runs. 0: as many as the cores of the cgroup quota, 2 on a GPU. "
+            "Concurrent session runs. 0: as many as the cores of the CPU quota, 2 on a GPU. "
             "Set it beside other busy processes."
         ),
     )
@@ -402,6 +405,11 @@ class Settings(BaseModel):
         return value.lower() if isinstance(value, str) else value
 
     @property
+    def needs_keys(self) -> bool:
+        """Whether callers need API keys."""
+        return bool(self.api_keys or self.api_keys_file)
+
+    @property
     def trusted_key_files(self) -> list[Path]:
         names = (self.trusted_keys or "").split(",")
         return [Path(name.strip()) for name in names if name.strip()]
@@ -410,17 +418,3 @@ class Settings(BaseModel):
     def num_cores(self) -> int:
         """That the server may use: as many as worker threads, where these are set."""
         return self.worker_threads or usable_cores()
-
-
-def usable_cores() -> int:
-    """Cores this process may use: its affinity, capped by the cgroup's CPU quota."""
-    cores = os.cpu_count() or 1
-    if hasattr(os, "sched_getaffinity"):
-        cores = len(os.sched_getaffinity(0))
-    try:
-        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
-        if quota != "max":
-            cores = min(cores, math.ceil(int(quota) / int(period)))
-    except (OSError, ValueError):
-        pass  # no cgroup v2 here
-    return max(1, cores)

@@ -22,7 +22,7 @@ from addnorm.model.presets import PRESETS
 from addnorm.model.transformer import Transformer, randomize
 from addnorm.service import locks
 from addnorm.service.loading.loader import load_all
-from addnorm.service.models.registry import Models
+from addnorm.service.models.registry import Models, Root
 from addnorm.service.runtime import bundle
 from addnorm.service.runtime.bundle import Bundle
 from addnorm.service.server.http.connection import Connection
@@ -52,6 +52,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
     parser.addoption("--cache-requests", type=int, default=400, help="compared with the cache")
     parser.addoption("--cache-examples", type=int, default=12, help="of orders of events")
+    parser.addoption("--queue-steps", type=int, default=2000, help="of events in the queue")
     parser.addoption("--fuzz-s", type=int, default=8, help="seconds that requests are made up for")
 
 
@@ -198,7 +199,7 @@ def serving(service: Service, connection: type[Connection] = Connection) -> Iter
         service.close()
 
 
-def inference_of(root: Path, tracer: Tracer | None = None, **changed: Any) -> Service:
+def inference_of(root: Root, tracer: Tracer | None = None, **changed: Any) -> Service:
     settings = Settings(**{**OWN, **changed})
     return build(load_all(root, settings), settings, tracer)
 

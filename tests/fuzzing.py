@@ -4,7 +4,7 @@ from typing import Any
 
 import schemathesis
 
-from addnorm.service.protocols.openai.completions_schema import NEUTRAL
+from addnorm.service.protocols.codec.foreign_fields import FOREIGN
 
 TEXT_MODEL = "all-minilm-l6-v2"
 NAMES = ("notebook", TEXT_MODEL)
@@ -35,7 +35,7 @@ def map_body(context: Any, body: Any) -> Any:
         able = ABLE.get(path, NAMES)
         body["model"] = able[len(name) % len(able)]
     if path == "/v1/completions" and length % 4:  # three of four ask for no more than there is
-        scored = {field: value for field, value in body.items() if field not in NEUTRAL}
+        scored = {field: value for field, value in body.items() if field not in FOREIGN}
         return scored | {"max_tokens": 1, "temperature": 0}
     if path == "/v1/fill-mask" and isinstance(texts := body.get("texts"), list):
         body["texts"] = [f"{one} [MASK]" if isinstance(one, str) else one for one in texts]

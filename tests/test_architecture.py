@@ -38,6 +38,7 @@ LAYERS = (
     "runtime",
     "environment",
     "settings",
+    "cores",
     "locks",
     "errors",
     "arithmetic",

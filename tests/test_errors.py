@@ -1,7 +1,17 @@
-"""Every class of errors.py that has a code says what it means, and what to do."""
+"""Every class of errors.py that has a code says what it means, and what to do. No message is long,
+whatever of the caller's own it repeats."""
+
+import httpx
+import pytest
 
 from addnorm.service import errors
-from addnorm.service.errors import Overloaded, ServiceError
+from addnorm.service.errors import (
+    MAX_CHARACTERS,
+    MAX_PARAM_CHARACTERS,
+    InvalidInput,
+    Overloaded,
+    ServiceError,
+)
 from benchmarks.documents.reference import kinds
 
 
@@ -16,3 +26,19 @@ def test_every_code_has_a_meaning_and_a_remedy() -> None:
         assert kind.__doc__, kind
         assert "remedy" in vars(kind), kind
     assert "code" not in vars(Overloaded), "each rejection says which limit it met"
+
+
+def test_a_long_message_loses_its_middle_and_keeps_what_to_do() -> None:
+    error = InvalidInput(f"first {'x' * 10**6}: send less at once", param="y" * 10**6)
+    assert len(error.message) == len(str(error)) == MAX_CHARACTERS
+    assert error.message.startswith("first xxx")
+    assert error.message.endswith("xxx: send less at once")
+    assert error.param == "y" * MAX_PARAM_CHARACTERS
+
+
+@pytest.mark.parametrize("method", ["GET", "POST"])
+@pytest.mark.parametrize("path", ["/", "/v1/models/", "/v2/models/", "/api/", "/hf/", "/models/"])
+def test_a_long_path_is_not_repeated_whole(client: httpx.Client, method: str, path: str) -> None:
+    answer = client.request(method, path + "x" * 20_000)
+    assert answer.status_code in (400, 404, 405)
+    assert len(answer.content) < MAX_CHARACTERS + 500

@@ -105,7 +105,7 @@ def tei_long_query(site: Site) -> Any:
 
     client = HuggingFaceTEIRanker(url=site.url, top_k=TOP, token=secret())
     left = TruncationDirection.LEFT  # the end of a text so long is not read
-    return client.run("the text " * 1000, documents(), truncation_direction=left)
+    return client.run("the text " * 4000, documents(), truncation_direction=left)
 
 
 def tei_sparse(site: Site) -> Any:
@@ -163,8 +163,8 @@ ROWS = (
     ranker("jina-haystack", "jina", "JinaRanker", jina(RANKER, "/rerank")),
     ranker(HUB, "huggingface_api", "HuggingFaceTEIRanker",
            lambda site: {"url": site.url, "token": secret()}),
-    refused(HUB, "HuggingFaceTEIRanker, a query of 9,000 characters cut at its left",
-            "texts[0] has 9016 characters", tei_long_query),
+    refused(HUB, "HuggingFaceTEIRanker, a query of 36,000 characters cut at its left",
+            "texts[0] has 36016 characters", tei_long_query),
     ranker("vllm-haystack", "vllm", "VLLMRanker", lambda site: openai(site) | {"model": RANKER}),
     bits("pydantic-ai-slim", "Embedder, OpenAIProvider",
          pydantic_ai("openai", "OpenAI", "OpenAI",

@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import Callable
-from queue import SimpleQueue
 from typing import Any
 
 import numpy as np
@@ -54,25 +53,6 @@ def tritonclient_grpc(site: Site) -> Any:
     statistics = client.get_inference_statistics(MODEL).model_stats[0]
     assert statistics.inference_stats.success.count >= len(answers)
     return tensors[0]
-
-
-def tritonclient_grpc_stream(site: Site) -> Any:
-    from tritonclient.grpc import InferenceServerClient, InferInput, InferRequestedOutput
-
-    got: SimpleQueue[Any] = SimpleQueue()
-    outputs = [InferRequestedOutput(OUTPUT)]
-    with InferenceServerClient(site.grpc) as client:
-        client.start_stream(lambda result, error: got.put(error or result), stream_timeout=60)
-        for number, model in enumerate((MODEL, "another", MODEL)):
-            client.async_stream_infer(
-                model, _inputs(InferInput), outputs=outputs, request_id=str(number)
-            )
-        first, refused, last = (got.get(timeout=60) for _ in range(3))
-        client.stop_stream()
-    assert "'another' is not served here" in refused.message(), refused
-    assert [each.get_response().id for each in (first, last)] == ["0", "2"]
-    assert np.array_equal(first.as_numpy(OUTPUT), last.as_numpy(OUTPUT))
-    return first.as_numpy(OUTPUT)
 
 
 def _refusal(call: Callable[[], Any]) -> str:
@@ -189,7 +169,6 @@ ROWS = (
     bits("tritonclient", "http infer of texts as BYTES", tritonclient_texts),
     Row("tritonclient", "grpc: health, metadata, config, infer, gzip", TENSORS, tritonclient_grpc),
     Row("tritonclient", "grpc.aio, 16 calls at once", TENSORS, tritonclient_grpc_aio),
-    Row("tritonclient", "a stream over grpc", TENSORS, tritonclient_grpc_stream),
     Row("kserve", "InferenceRESTClient, JSON", TENSORS, kserve_rest(raw=False)),
     Row("kserve", "InferenceRESTClient, binary", TENSORS, kserve_rest(raw=True)),
     Row("kserve", "InferenceGRPCClient, raw", TENSORS, kserve_grpc(raw=True)),

@@ -19,6 +19,7 @@ TABLES: Mapping[str, Callable[[], str]] = {
     "settings": reference.settings_table,
     "routes": reference.routes_table,
     "errors": reference.errors_table,
+    "foreign fields": reference.foreign_fields_table,
     "metrics": reference.metrics_table,
     "clients": groups.clients_table,
 }

@@ -1,6 +1,7 @@
 """Tables of what the service has: settings, routes, errors, metrics. Read from the code."""
 
 import asyncio
+import json
 from collections.abc import Iterator, Mapping
 from contextlib import closing
 from functools import cache
@@ -14,6 +15,7 @@ from addnorm.load.sweep.tables import table
 from addnorm.service.environment import PREFIX
 from addnorm.service.errors import ServiceError
 from addnorm.service.models.registry import Models
+from addnorm.service.protocols.codec.foreign_fields import FOREIGN
 from addnorm.service.server import wiring
 from addnorm.service.server.wiring import Service
 from addnorm.service.settings import Settings
@@ -36,6 +38,20 @@ def routes_table() -> str:
         for method, operation in methods.items()
     ]
     return table(["route", "what it gives"], rows)
+
+
+def foreign_fields_table() -> str:
+    """Fields with the same values in one row, those of which any value is ignored first."""
+    by_values: dict[str, list[str]] = {}
+    for name, known in sorted(FOREIGN.items(), key=lambda item: item[1].values is not None):
+        values = "any" if known.values is None else ", ".join(map(_json, known.values))
+        by_values.setdefault(values or "none but empty ones", []).append(f"`{name}`")
+    rows = [(", ".join(names), values) for values, names in by_values.items()]
+    return table(["fields", "values that change nothing"], rows)
+
+
+def _json(value: object) -> str:
+    return f"`{json.dumps(value)}`"
 
 
 def errors_table() -> str:

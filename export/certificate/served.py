@@ -45,9 +45,13 @@ T = TypeVar("T")
 Array = NDArray[Any]
 NamedCompare = tuple[str, Callable[[str], Iterable[tolerances.Result]]]  # called with a precision
 BIT_LENGTHS = (1, 2, 3, 5, 8, 16, 17, 33, 64, 100, 129, 512)
-PATIENCE_S = 3600.0  # for one case: a slow machine is no fault of the graph
+PATIENCE_S = 3600.0  # for one case, all in one run too: a slow machine is no fault of the graph
 # every case is computed: a cache would compare a sequence's first answer with itself
-SETTINGS = Settings(max_response_bytes=2**32, cache_bytes=0)
+SETTINGS = Settings(
+    max_response_bytes=2**32,
+    cache_bytes=0,
+    **dict.fromkeys(("timeout_s", "bulk_timeout_s", "run_timeout_s"), PATIENCE_S),
+)
 
 
 class CertificationError(Exception):

@@ -12,12 +12,14 @@ from tokenizers import Tokenizer
 
 from addnorm.export.sources import sentencepieces
 from addnorm.model.checkpoints import CheckpointError, json_files
-from addnorm.service.runtime.bundle import TOKENIZER
+from addnorm.service.runtime.bundle import MOST_TOKENIZER_BYTES, TOKENIZER
+from addnorm.service.runtime.tokenizing.tokenizer import growth_problem
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 CONFIG = "tokenizer_config.json"
+MOST_ADDED_TOKENS = 30_000  # transformers needs a minute for 300,000
 FILES = (TOKENIZER, "vocab*", "*.model")  # one of these is there if there is any tokenizer
 
 
@@ -34,7 +36,7 @@ def load(folder: Path, settings: Mapping[str, Any]) -> "PreTrainedTokenizerBase"
         raise NoTexts(f"there is no {TOKENIZER} in {folder}, and no vocabulary to make it of")
     json_files.settings(folder / CONFIG)
     if (folder / TOKENIZER).exists():
-        parse(folder / TOKENIZER)
+        _refuse_large(folder / TOKENIZER)
     # takes seconds to import, and only folders with a tokenizer need it
     from transformers import AutoTokenizer
 
@@ -44,6 +46,8 @@ def load(folder: Path, settings: Mapping[str, Any]) -> "PreTrainedTokenizerBase"
     except Exception as error:  # its classes fail in every way where files are not as expected
         why = str(error).partition("\n")[0]
         raise NoTexts(f"transformers cannot make {TOKENIZER} of {folder}: {why}") from None
+    if found.is_fast and (problem := growth_problem(found.backend_tokenizer)):
+        raise CheckpointError(f"{folder}: the tokenizer cannot be used: {problem}")
     if missing := _missing(folder, found):
         raise NoTexts(f"there is no {TOKENIZER} in {folder}, and no {missing}")
     if not found.is_fast:
@@ -55,6 +59,16 @@ def load(folder: Path, settings: Mapping[str, Any]) -> "PreTrainedTokenizerBase"
         except sentencepieces.UnlikeError as error:
             raise NoTexts(f"{folder / sentencepieces.FILE} cannot be converted: {error}") from None
     return found
+
+
+def _refuse_large(file: Path) -> None:
+    """CheckpointError if it is broken, or would take minutes."""
+    if (num_bytes := file.stat().st_size) > MOST_TOKENIZER_BYTES:
+        raise CheckpointError(f"{file} has {num_bytes} bytes, the limit is {MOST_TOKENIZER_BYTES}")
+    # a key of each; counted as bytes, since reading 300,000 of them takes half a minute
+    if (count := file.read_bytes().count(b'"content"')) > MOST_ADDED_TOKENS:
+        raise CheckpointError(f"{file} has {count} added tokens, the limit is {MOST_ADDED_TOKENS}")
+    parse(file)
 
 
 def _missing(folder: Path, tokenizer: "PreTrainedTokenizerBase") -> str:

@@ -6,6 +6,7 @@ Each family of models is a table in `families/`. What does not fit is refused.
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ from addnorm.model.checkpoints.reader import (
 from addnorm.model.checkpoints.sentence_transformers import SentenceTransformers
 from addnorm.model.checkpoints.unsupported import reason
 from addnorm.model.checkpoints.weights import read as read_weights
-from addnorm.model.config import Config, HeadConfig
+from addnorm.model.config import MAX_LAYERS, SIZES, Config, HeadConfig, refuse_large
 from addnorm.model.transformer import Transformer
 
 __all__ = ["Checkpoint", "CheckpointError", "Choices", "load_checkpoint"]
@@ -88,19 +89,20 @@ def load_checkpoint(folder: Path, choices: Choices | None = None) -> Checkpoint:
         tie(table, reader, raw)
     config = replace(config, heads=_heads(table, reader, config, authors))
     labels = _labels(table, fields, config, choices) if table else None
-    model = Transformer(config)
-    with torch.no_grad():
-        fill(model, reader, raw)
-        for output, head in model.named_heads():
-            if output in authors.dense:
-                dense.fill(head, authors.dense[output])
-            elif table and authors.score:
-                authors.score.fill(head, table, reader, config)
-            elif table:
-                fill_head(head, table, reader)
-                if table.tied and torch.equal(head.linear.weight, model.tokens.weight):
-                    head.linear.weight = model.tokens.weight  # one copy in memory
-    unused = reader.finish(body)
+    filled = partial(_filled, config, raw=raw, table=table, authors=authors)
+    shapes = reader.of_shapes()
+    try:
+        with torch.device("meta"):  # what does not fit is refused before any memory is taken
+            filled(shapes)
+    except RuntimeError:  # more than 2**63 bytes
+        sizes = ", ".join(f"{name} {getattr(config, name)}" for name in SIZES)
+        raise CheckpointError(f"config.json: its sizes are too large: {sizes}") from None
+    unused = shapes.finish(body)
+    model = filled(reader)
+    for output, head in model.named_heads():
+        is_tied = table and table.output == output and table.tied and not authors.score
+        if is_tied and torch.equal(head.linear.weight, model.tokens.weight):
+            head.linear.weight = model.tokens.weight  # one copy in memory
     stored = [weights, *(layer.stored for layers in authors.dense.values() for layer in layers)]
     return Checkpoint(
         model=model.eval(),
@@ -117,6 +119,23 @@ def load_checkpoint(folder: Path, choices: Choices | None = None) -> Checkpoint:
         prompts=authors.prompts,
         default_prompt_name=authors.default_prompt_name,
     )
+
+
+def _filled(
+    config: Config, reader: Reader, raw: Raw, table: HeadTable | None, authors: SentenceTransformers
+) -> Transformer:
+    """The model with what the reader has."""
+    model = Transformer(config)
+    with torch.no_grad():
+        fill(model, reader, raw)
+        for output, head in model.named_heads():
+            if output in authors.dense:
+                dense.fill(head, authors.dense[output])
+            elif table and authors.score:
+                authors.score.fill(head, table, reader, config)
+            elif table:
+                fill_head(head, table, reader)
+    return model
 
 
 def _problem(folder: Path) -> str | None:
@@ -170,6 +189,7 @@ def read_config(family: Family, raw: Raw) -> Config:
             raise CheckpointError(f"config.json: {name} is {value!r}, supported is {shown}")
     try:
         fields = {ours: raw[theirs] for ours, theirs in family.config.items()}
+        refuse_large(family.config["n_layers"], fields["n_layers"], MAX_LAYERS)  # before lists
         fields |= {**family.fixed, **family.derived(raw)}
         fields |= _seeing(raw, is_causal=bool(fields.get("causal")))
     except KeyError as error:

@@ -6,15 +6,26 @@ from typing import Any
 
 from addnorm.model.checkpoints.reader import CheckpointError
 
+MOST_BYTES = 4 * 2**20  # 60,000 labels; most files have a few thousand bytes
+
 
 def read(path: Path) -> Any:
-    """CheckpointError if it is missing or broken."""
+    """CheckpointError if it is missing, broken or too large."""
     try:
-        return json.loads(path.read_bytes())
+        with path.open("rb") as file:
+            content = file.read(MOST_BYTES + 1)
     except FileNotFoundError:
         raise CheckpointError(f"there is no {path.name} in {path.parent}") from None
-    except (OSError, ValueError) as error:
+    except OSError as error:
         raise CheckpointError(f"{path} is broken: {error}") from None
+    if len(content) > MOST_BYTES:
+        raise CheckpointError(f"{path} has more than {MOST_BYTES} bytes, which is the limit")
+    try:
+        return json.loads(content)
+    except ValueError as error:
+        raise CheckpointError(f"{path} is broken: {error}") from None
+    except RecursionError:
+        raise CheckpointError(f"{path} is broken: it is nested too deep") from None
 
 
 def settings(path: Path) -> dict[str, Any]:

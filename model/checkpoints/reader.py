@@ -1,8 +1,8 @@
 """A checkpoint's tensors, by the table of its family, into a Transformer. Nothing is left over."""
 
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import torch
@@ -16,7 +16,7 @@ QKV = "attention.qkv"  # of a block; heads of queries may be more than those of 
 THEIRS = {"gamma": "weight", "beta": "bias"}  # of our norms
 # copied to float32; fewer bits are quantized, and mean nothing without their scales
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
-NUM_SHOWN = 8  # of keys that do not fit
+NUM_NAMED = 12  # keys of one kind, in a message
 FIRST_RELEASE = {"LayerNorm.gamma": "LayerNorm.weight", "LayerNorm.beta": "LayerNorm.bias"}
 
 
@@ -54,6 +54,11 @@ class Reader:
                 name = name.replace(old, new)
             weights[name] = tensor
         return cls(family, weights, sorted(unused))
+
+    def of_shapes(self) -> "Reader":
+        """One that reads shapes alone, on the device "meta", which holds no numbers."""
+        shapes = {key: tensor.to("meta") for key, tensor in self.weights.items()}
+        return replace(self, weights=shapes, used=set(), missing=[], misshaped=[])
 
     def __contains__(self, key: str) -> bool:
         return key in self.weights
@@ -102,7 +107,7 @@ class Reader:
                 " wrapper with save_pretrained"
             )
         if any(found.values()):
-            listed = "; ".join(f"{what}: {_few(keys)}" for what, keys in found.items() if keys)
+            listed = "; ".join(f"{what}: {_named(keys)}" for what, keys in found.items() if keys)
             how = "; --ignore PREFIX leaves out what begins so" if found["unexpected"] else ""
             raise CheckpointError(f"{folder}: weights do not fit: {listed}{how}")
         return sorted([*self.unused, *left])
@@ -116,9 +121,9 @@ class Reader:
         return before
 
 
-def _few(keys: list[str]) -> str:
-    more = f" and {len(keys) - NUM_SHOWN:,} more" if len(keys) > NUM_SHOWN else ""
-    return ", ".join(keys[:NUM_SHOWN]) + more
+def _named(keys: Sequence[str]) -> str:
+    more = len(keys) - NUM_NAMED
+    return ", ".join(keys[:NUM_NAMED]) + (f" and {more} more" if more > 0 else "")
 
 
 def fill(model: Transformer, reader: Reader, raw: Raw) -> None:

@@ -117,7 +117,10 @@ def read(folder: Path) -> SentenceTransformers:
 def _listed(folder: Path) -> list[tuple[str, Path]]:
     """The class and the folder of each module, in order."""
     file, listed = folder / MODULES, list[tuple[str, Path]]()
-    for entry in json_files.read(file) if file.exists() else ():
+    entries = json_files.read(file) if file.exists() else []
+    if not isinstance(entries, list):
+        raise CheckpointError(f"{file} is broken: it holds no list of modules")
+    for entry in entries:
         try:
             package, *_, kind = entry["type"].split(".")
             path = Path(entry["path"])

@@ -14,6 +14,7 @@ from pickle import UnpicklingError
 from typing import Any
 
 import torch
+from safetensors import safe_open
 from safetensors.torch import load_file
 from torch import Tensor
 
@@ -21,6 +22,8 @@ from addnorm.model.checkpoints.reader import CheckpointError
 from addnorm.model.weight_files import FILES, INDEX, PICKLED, SAFE
 
 GLOBAL = re.compile(r"GLOBAL (\S+)")  # in PyTorch's message, the class or function wanted
+MOST_TENSORS = 20_000  # in a file; each takes 0.1 ms, and 48 large layers have 800
+MOST_SHARING = 4  # bytes of all tensors for each byte that is stored; ties make it 2
 LFS = b"version https://git-lfs.github.com/spec/"
 
 
@@ -77,7 +80,7 @@ def _places(index: Path) -> dict[str, str]:
         is_right = places and all(
             isinstance(name, str) and name == Path(name).name for name in places.values()
         )
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
         is_right = False
     if not is_right:
         raise CheckpointError(f'{index} has no "weight_map" of keys to files of its folder')
@@ -97,7 +100,12 @@ def load(file: Path, nested: Sequence[str] = ()) -> Mapping[str, Tensor]:
 
 def _safetensors(file: Path) -> Mapping[str, Tensor]:
     try:
+        with safe_open(file, "pt") as stored:
+            if (count := len(stored.keys())) > MOST_TENSORS:
+                raise CheckpointError(f"{file} has {count} tensors, the limit is {MOST_TENSORS}")
         return load_file(file)
+    except CheckpointError:
+        raise
     except (OSError, ValueError, RuntimeError) as error:
         raise CheckpointError(f"{file}: {error}") from None
     except Exception as error:  # safetensors' own class derives from Exception alone
@@ -133,8 +141,14 @@ def _unlike_weights(found: Any) -> str | None:
     if not isinstance(found, Mapping):
         return f"it is a {type(found).__name__}"
     others = (key for key, tensor in found.items() if not isinstance(tensor, Tensor))
-    key = next(others, None)
-    return None if key is None else f"{key} is a {type(found[key]).__name__}"
+    if (key := next(others, None)) is not None:
+        return f"{key} is a {type(found[key]).__name__}"
+    tensors = [tensor for tensor in found.values() if tensor.layout == torch.strided]
+    storages = [tensor.untyped_storage() for tensor in tensors]
+    num_stored = sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
+    if sum(tensor.nbytes for tensor in tensors) > MOST_SHARING * num_stored:
+        return "they are larger than what is stored of them"
+    return None
 
 
 def _few(keys: list[str]) -> str:

@@ -39,6 +39,10 @@ class Call(NamedTuple):
     anew: bool = False  # whether all is computed, whatever the cache holds
     instead: Model | None = None  # that computes it, whatever model is named
 
+    def named(self, sent: str | None) -> str | None:
+        """The model's name that the route's path has, else what the body says."""
+        return self.names.get("model", sent)
+
     def model(self, models: Models, ref: str | None, task: Task | None = None) -> Model:
         """The model that is meant. The log names it from now on, even if the request fails."""
         model, prompt_name = self.model_and_prompt(models, ref, None, task)

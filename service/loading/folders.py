@@ -1,9 +1,11 @@
-"""Where bundles lie: `<root>/<name>/<version>/`. Reads none."""
+"""Where bundles lie: `<root>/<name>/<version>/`, or in folders `<name>` that are named one by one.
+Reads none."""
 
 from pathlib import Path
 from typing import NamedTuple
 
 from addnorm.service.errors import StartupError
+from addnorm.service.models.registry import Root
 from addnorm.service.runtime import bundle as bundles
 
 
@@ -14,10 +16,16 @@ class Listing(NamedTuple):
     unreadable: dict[Path, str]  # folders that cannot be looked into -> why, and what to do
 
 
-def listing(root: Path) -> Listing:
+def is_there(root: Root) -> bool:
+    """A volume may be away for a moment."""
+    return all(path.is_dir() for path in (root if isinstance(root, tuple) else (root,)))
+
+
+def listing(root: Root) -> Listing:
     """The bundles below `root`. A folder that cannot be read does not hide the others."""
     found, unreadable = list[Path](), dict[Path, str]()
-    for model in _folders(root, unreadable) if root.is_dir() else ():
+    models = root if isinstance(root, tuple) else _folders(root, unreadable)
+    for model in models:
         if bundles.NAME.fullmatch(model.name):
             found += filter(bundles.is_version, _folders(model, unreadable))
     for path in found:
@@ -31,22 +39,25 @@ def _folders(path: Path, unreadable: dict[Path, str]) -> list[Path]:
     """The folders in a folder; none if it cannot be read, which goes to `unreadable`."""
     try:
         return [entry for entry in path.iterdir() if entry.is_dir()]
-    except FileNotFoundError:  # removed in this moment
+    except (FileNotFoundError, NotADirectoryError):  # removed in this moment
         return []
     except OSError as error:
         unreadable[path] = bundles.unreadable(path, error)
         return []
 
 
-def find(root: Path) -> Listing:
+def find(root: Root) -> Listing:
     """The bundle folders below `root`. StartupError if there is none that can be read."""
     found = listing(root)
     if found.paths:
         return found
+    where = root if isinstance(root, Path) else ", ".join(map(str, root))
     if found.unreadable:
         reasons = "; ".join(found.unreadable.values())
-        raise StartupError(f"no bundle under {root} can be read: {reasons}")
-    raise StartupError(_why_none(root))
+        raise StartupError(f"no bundle under {where} can be read: {reasons}")
+    if isinstance(root, Path):
+        raise StartupError(_why_none(root))
+    raise StartupError(f"no bundle under {where}: they have gone since they were exported")
 
 
 def _why_none(root: Path) -> str:

@@ -4,14 +4,13 @@ import logging
 import math
 import time
 from collections.abc import Callable
-from pathlib import Path
 
 from addnorm.service.errors import StartupError
 from addnorm.service.loading import folders
 from addnorm.service.loading.known_answers import LENGTHS, compute, different, digests
 from addnorm.service.models.model import Model, Reproduction
 from addnorm.service.models.names import read_aliases
-from addnorm.service.models.registry import WORDS, Models
+from addnorm.service.models.registry import WORDS, Models, Root
 from addnorm.service.models.versions import read_pins
 from addnorm.service.runtime import bundle as bundles
 from addnorm.service.runtime import selfcheck
@@ -135,7 +134,7 @@ def _log_reproductions(model: Model) -> None:
             )
 
 
-def load_all(root: Path, settings: Settings) -> Models:
+def load_all(root: Root, settings: Settings) -> Models:
     """Every bundle below `root`. StartupError if one is refused. A folder that cannot be read is
     logged."""
     found = folders.find(root)

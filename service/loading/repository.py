@@ -18,7 +18,7 @@ from addnorm.service.loading import folders
 from addnorm.service.loading.loader import load
 from addnorm.service.locks import LockOrder, new_lock
 from addnorm.service.models.model import Model
-from addnorm.service.models.registry import Models
+from addnorm.service.models.registry import Models, Root
 from addnorm.service.runtime import bundle as bundles
 from addnorm.service.runtime.device import memory
 from addnorm.service.runtime.engine import Engine
@@ -37,7 +37,7 @@ class Repository:
         models: Models,
         settings: Settings,
         free_s: float = FREE_S,
-        listing: Callable[[Path], folders.Listing] = folders.listing,
+        listing: Callable[[Root], folders.Listing] = folders.listing,
     ) -> None:
         """free_s: longest wait for requests that hold an unloaded model. listing: of the folder."""
         self._models, self._settings = models, settings
@@ -108,8 +108,8 @@ class Repository:
         root = self._models.root
         with self._changing:
             listing = self._listing()
-            if not root or not root.is_dir():
-                return  # a volume may be away for a moment: no model is unloaded for that
+            if not root or not folders.is_there(root):
+                return  # no model is unloaded for that
             self._log_new(listing.unreadable)
             found = {path: self._state(path) for path in listing.paths}
             for path, state in found.items():

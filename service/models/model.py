@@ -4,6 +4,7 @@ jobs go to. Knows no requests."""
 import logging
 from typing import NamedTuple
 
+from addnorm.service.cores import usable_cores
 from addnorm.service.errors import InvalidInput
 from addnorm.service.models.usage import Statistics
 from addnorm.service.models.warm_up import WARM_UP_S, best_budget, measured_rates
@@ -11,7 +12,6 @@ from addnorm.service.runtime.bundle import Bundle
 from addnorm.service.runtime.engine import Engine, OpenEngine
 from addnorm.service.runtime.tokenizing import tokenizer as text
 from addnorm.service.scheduling.job import Target
-from addnorm.service.settings import usable_cores
 
 log = logging.getLogger("addnorm")
 

@@ -20,7 +20,8 @@ MAX_HUNG = 4  # session runs for each worker thread: only a new process frees so
 class Readiness:
     """Known-answer tests go ahead of the queue, so that load alone fails none.
 
-    An engine has at most one under way, so that a hung engine does not gather them.
+    An engine has at most one under way, so that a hung engine does not gather them. One that was
+    lost is asked again.
     """
 
     def __init__(
@@ -81,17 +82,18 @@ class Readiness:
         assert model.bundle.certificate
         known_answer = model.bundle.certificate["known_answer"][precision]
         target = model.targets[precision]
-        job = self._asked.get(target) or self._scheduler.submit_first(
-            target, selfcheck.known_answer_batch(known_answer)
-        )
-        self._asked[target] = job
+        job = self._asked.get(target)
+        if job is None or not self._scheduler.holds(job):
+            batch = selfcheck.known_answer_batch(known_answer)
+            job = self._asked[target] = self._scheduler.submit_first(target, batch)
         if not await _wait_for(job, self._timeout_s):
             return f"does not answer its known-answer test within {self._timeout_s:g} s"
         del self._asked[target]
         try:
             rows = job.future.result()
-        except ServiceError as error:
-            return f"does not answer its known-answer test: {error.message}"
+        except Exception as error:  # whatever it is, the next check asks again
+            what = error.message if isinstance(error, ServiceError) else type(error).__name__
+            return f"does not answer its known-answer test: {what}"
         known = selfcheck.gives_known_answer(known_answer, rows, precision)
         return None if known else "does not give its known answer"
 

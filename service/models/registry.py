@@ -35,6 +35,7 @@ WORDS: dict[Task, str] = {
     "complete": "score completions",
 }
 State = Literal["READY", "LOADING", "UNAVAILABLE"]  # in KServe's words
+Root = Path | tuple[Path, ...]  # the folder of all models, or the folder of each
 
 
 def _prompt(ref: str, suffix: str | None, bundle: Bundle) -> str | None:
@@ -86,12 +87,12 @@ class Models:
     def __init__(
         self,
         models: list[Model],
-        root: Path | None = None,
+        root: Root | None = None,
         defaults: Mapping[Task, str] = NO_DEFAULTS,
         aliases: Mapping[str, Alias] = NO_ALIASES,
         pins: Mapping[str, Pin] = NO_PINS,
     ) -> None:
-        """root: the folder they were loaded from. defaults: the model of requests for a task that
+        """root: where they were loaded from. defaults: the model of requests for a task that
         name none. pins: the versions that bare names mean, where it is not the latest. StartupError
         for an alias that is another name too, or of what there is not."""
         self.root = root

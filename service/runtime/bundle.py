@@ -38,9 +38,10 @@ MANIFEST, CERTIFICATE = "manifest.json", "certificate.json"
 TOKENIZER = "tokenizer.json"
 GPU_GRAPH = "model.cuda.onnx"  # fp32, with Attention and LayerNormalization
 LENS = "lens.onnx"
+GRAPH = ".onnx"  # ends of names
 # JSON takes up to twenty times its bytes in memory. Those of large models have up to 1 MiB, their
 # tokenizers 40 MiB.
-MOST_JSON_BYTES, MOST_TOKENIZER_BYTES = 16 * 2**20, 256 * 2**20
+MOST_JSON_BYTES, MOST_TOKENIZER_BYTES = 16 * 2**20, 128 * 2**20
 NEVER = "1970-01-01T00:00:00+00:00"  # while it is being certified
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 
@@ -202,13 +203,25 @@ def _check_files(path: Path, manifest: Manifest) -> None:
         what = f"{TOKENIZER} has {tokenizer.num_bytes} bytes, the limit is {MOST_TOKENIZER_BYTES}"
         raise _refused(path, what, "export")
     heads = map(head_file, manifest.heads)
-    # a graph may take its weights from a file beside it
-    weights = (file.name for file in path.glob("*.data"))
-    for name in sorted({*manifest.precisions.values(), *heads, *weights, *manifest.files}):
+    for name in sorted({*manifest.precisions.values(), *heads, *manifest.files}):
         if name not in manifest.files:
             raise _refused(path, f"{MANIFEST} has no sha256 of {name}, which is loaded", "export")
         if difference := files.difference(path / name, manifest.files[name]):
             raise _refused(path, difference, "export")
+        if name.endswith(GRAPH):
+            _check_weights(path, name, manifest)
+
+
+def _check_weights(path: Path, graph: str, manifest: Manifest) -> None:
+    """StartupError if a graph takes weights from a file that the manifest does not have. All those
+    that it has lie in the bundle's folder."""
+    try:
+        named = files.beside(path / graph)
+    except ValueError as error:
+        raise _refused(path, f"{graph} is no graph: {error}", "export") from None
+    for name in sorted(named - manifest.files.keys()):
+        what = f"{MANIFEST} has no sha256 of {name[:100]!r}, from which {graph} takes weights"
+        raise _refused(path, what, "export")
 
 
 def _first(error: ValidationError) -> str:

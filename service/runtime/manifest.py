@@ -14,6 +14,7 @@ FORMAT = 4
 Ids = NDArray[np.int64]
 Size = Annotated[int, Field(ge=1, lt=2**31)]
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$")]  # of a file, a model
+GraphFile = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,122}\.onnx$")]
 Graph = Annotated[str, Field(pattern=r"^(fp32|fp16|int8)$")]
 Made = Annotated[str, Field(pattern=r"^(logits|pooled|token_vectors)$")]  # by a head
 Pooling = Literal["mean", "first", "last", "max", "weighted_mean", "mean_sqrt"]
@@ -122,7 +123,7 @@ class Manifest(_Part):
     d_model: Size
     n_norms: Size
     limits: Limits
-    precisions: dict[Graph, Name]  # name -> graph file
+    precisions: dict[Graph, GraphFile]  # name -> graph file
     int8: Int8 = Int8()
     heads: dict[Made, Head]  # by output
     labels: tuple[str, ...] | None  # of the logits, in order; None: they have no names

@@ -5,8 +5,8 @@ import logging
 import math
 import threading
 import time
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from itertools import pairwise
 
@@ -165,6 +165,17 @@ class Scheduler:
             self._changed.notify()
         return job
 
+    def holds(self, job: Job) -> bool:
+        """Whether the job waits, or a worker runs it."""
+        with self._changed:
+            taken = (
+                own.job
+                for worker in self._workers
+                for micro in worker.todo
+                for own in micro.sequences
+            )
+            return self._queue.jobs.get(job.number) is job or job in taken
+
     @property
     def num_hung(self) -> int:
         """Replaced workers whose session runs have not returned: each still holds a thread and
@@ -209,6 +220,21 @@ class Scheduler:
         if worker.low_priority:
             worker.low_priority.close()
 
+    @contextmanager
+    def _using_queue(self, worker: Worker) -> Iterator[None]:
+        """With the lock. No error of the queue ends a thread or leaves a job waiting: what the
+        queue knows may be wrong after it, so all its jobs fail, those that run too, and an empty
+        queue takes its place."""
+        with self._changed:
+            try:
+                yield
+            except Exception as error:
+                log.exception("the queue failed, and all jobs with it")
+                worker.todo = []
+                self._queue.give_up(service_error(error))
+                self._queue = JobQueue(self.num_workers)
+                self._admission = AdmissionControl(self._queue, self.max_queue_tokens)
+
     def _step(self, worker: Worker) -> bool:
         """Runs one micro-batch. False when the worker has to end.
 
@@ -231,8 +257,8 @@ class Scheduler:
         with self._changed:
             worker.ticks = 0
             while worker in self._workers:
-                if not worker.todo and (micro := self._take()):
-                    worker.todo = [micro]
+                if not worker.todo:
+                    self._take(worker)
                 if worker.todo:
                     return worker.todo[0]
                 if self._closing:
@@ -242,13 +268,15 @@ class Scheduler:
                     self._changed.wait()
             return None
 
-    def _take(self) -> MicroBatch | None:
+    def _take(self, worker: Worker) -> None:
         now = time.monotonic()
-        micro = self._queue.take(now, self.num_workers - self.num_busy)
-        if micro is None:
-            return None
-        gives_way = micro.is_piece and now < self._others_at + ALONE_S
-        return micro._replace(on_all_cores=self._leaves_cores_idle(micro), gives_way=gives_way)
+        with self._using_queue(worker):
+            micro = self._queue.take(now, self.num_workers - self.num_busy)
+            if micro is None:
+                return
+            on_all_cores = self._leaves_cores_idle(micro)
+            gives_way = micro.is_piece and now < self._others_at + ALONE_S
+            worker.todo = [micro._replace(on_all_cores=on_all_cores, gives_way=gives_way)]
 
     def _leaves_cores_idle(self, micro: MicroBatch) -> bool:
         """Whether the other workers would be idle for most of its run on one thread: all that waits
@@ -261,8 +289,8 @@ class Scheduler:
         return others_s < (self.num_workers - 1) * micro.cost_s / 2
 
     def _settle(self, worker: Worker, micro: MicroBatch, outcome: AnyRows | Exception) -> None:
-        now = time.monotonic()
-        with self._changed:
+        now, joined = time.monotonic(), list[Joined]()
+        with self._using_queue(worker):
             if worker not in self._workers:
                 return  # it was replaced, and its jobs have failed already
             del worker.todo[0]
@@ -272,7 +300,7 @@ class Scheduler:
             joined = self._queue.end(micro)
             self._queue.settle(micro, None, now)
         if joined:
-            self._share(micro.target, joined, outcome)
+            self._share(worker, micro.target, joined, outcome)
 
     def _settle_failed(
         self, worker: Worker, micro: MicroBatch, error: Exception, now: float
@@ -284,11 +312,13 @@ class Scheduler:
         self._queue.settle(micro, error, now)
         self._changed.notify()  # for what was released
 
-    def _share(self, target: Target, joined: Sequence[Joined], rows: AnyRows) -> None:
+    def _share(
+        self, worker: Worker, target: Target, joined: Sequence[Joined], rows: AnyRows
+    ) -> None:
         """Gives the rows to those that wait for the same sequences."""
         errors = [one.receive(rows) for one in joined]  # without the lock, since it copies
         now = time.monotonic()
-        with self._changed:
+        with self._using_queue(worker):
             for one, error in zip(joined, errors, strict=True):
                 one.settle(error, now)
         self._tell(lambda observer: observer.on_merged(target, len(joined)))
@@ -309,10 +339,13 @@ class Scheduler:
         self._workers.remove(worker)
         self._hung.append(worker)
         error = RunTimedOut(f"inference did not end within {self.run_timeout_s:g} s")
-        for micro in worker.todo:
-            name, num_sequences = micro.target.name, len(micro.sequences)
-            log.error("replaced a worker that hung in %s with %d sequences", name, num_sequences)
-            self._queue.settle(micro, error, time.monotonic())
+        with self._using_queue(worker):
+            for micro in worker.todo:
+                name, num_sequences = micro.target.name, len(micro.sequences)
+                log.error(
+                    "replaced a worker that hung in %s with %d sequences", name, num_sequences
+                )
+                self._queue.settle(micro, error, time.monotonic())
         self._start_worker()
         self._tell(lambda observer: observer.on_replaced())
 

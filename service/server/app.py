@@ -3,7 +3,11 @@
 from collections.abc import Sequence
 from typing import Any
 
-from fastapi import FastAPI, Request, Response
+from fastapi import Request, Response
+
+# not `fastapi.FastAPI`: in its place OpenTelemetry's auto-instrumentation puts a class of its own,
+# whose spans would stand beside those of telemetry/tracing.py
+from fastapi.applications import FastAPI
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
@@ -14,16 +18,18 @@ from addnorm.service import VERSION
 from addnorm.service.models.readiness import Readiness
 from addnorm.service.protocols.codec import openapi
 from addnorm.service.protocols.openai.openai_errors import OPENAI_ERRORS
-from addnorm.service.protocols.operations import probes
 from addnorm.service.protocols.protocol import Envelopes, Mounted, Scopes
 from addnorm.service.protocols.routes.inference_route import InferenceRoute
+from addnorm.service.scheduling.byte_budget import ByteBudget
 from addnorm.service.server.auth import Entrance
 from addnorm.service.server.middleware import (
     AuthMiddleware,
     ErrorMiddleware,
     HeadMiddleware,
     RequestMiddleware,
+    SendingMiddleware,
 )
+from addnorm.service.server.origins import Origins, named_origins
 from addnorm.service.settings import Settings
 from addnorm.service.telemetry.report import Reporter
 
@@ -65,6 +71,7 @@ def create_app(
     entrance: Entrance,
     readiness: Readiness,
     reporter: Reporter,
+    responses: ByteBudget,
     probed: tuple[str, ...],
 ) -> RequestMiddleware:
     """Inference routes are dispatched directly, all others by FastAPI, which documents both."""
@@ -75,12 +82,15 @@ def create_app(
         for route in router.routes
         if isinstance(route, InferenceRoute)
     ]
-    app: ASGIApp = ByPath(direct, _fastapi(mounted))
+    scopes = Scopes(each.protocol for each in mounted)
+    errors = Middleware(ErrorMiddleware, Envelopes(mounted, OPENAI_ERRORS.envelope))
+    app: ASGIApp = ByPath(direct, _fastapi(mounted, errors))
     middleware = [
         *_cors(settings),
-        Middleware(ErrorMiddleware, Envelopes(mounted, OPENAI_ERRORS.envelope)),
-        Middleware(HeadMiddleware, readiness, probed),
-        Middleware(AuthMiddleware, entrance, Scopes(each.protocol for each in mounted), probed),
+        errors,
+        Middleware(HeadMiddleware, readiness, Origins(settings, entrance.keys), probed),
+        Middleware(AuthMiddleware, entrance, scopes, probed),
+        Middleware(SendingMiddleware, responses, scopes),
     ]
     for kind, arguments, named in reversed(middleware):
         app = kind(app, *arguments, **named)
@@ -91,8 +101,12 @@ def create_app(
     return RequestMiddleware(app, reporter, readiness, paths)
 
 
-def _fastapi(mounted: Sequence[Mounted]) -> FastAPI:
+def _fastapi(mounted: Sequence[Mounted], errors: Middleware) -> FastAPI:
+    """errors: answers what routes raise before FastAPI's own layers see it. Those answer 500 to
+    every exception that reaches them, and so do layers that instrumentation puts around them."""
     app = Documented(
+        middleware=[errors],
+        telemetry={"tracing": False, "metrics": False, "logs": False},  # has its own spans
         title="Addnorm",
         description="Padded token batches with masks in, normalized activations and logits out. "
         "The same sequence gives the same bits, whatever the padding, whoever shares the batch.",
@@ -105,9 +119,7 @@ def _fastapi(mounted: Sequence[Mounted]) -> FastAPI:
     for each in mounted:
         for router in each.routers:
             app.include_router(router, tags=[each.protocol.tag])
-    app.mount("/swagger", probes.swagger)
-    for error in (HTTPException, Exception):
-        app.add_exception_handler(error, _pass_on)
+    app.add_exception_handler(HTTPException, _pass_on)
     return app
 
 
@@ -122,9 +134,10 @@ def _cors(settings: Settings) -> list[Middleware]:
     return [
         Middleware(
             CORSMiddleware,
-            allow_origins=[origin.strip() for origin in settings.cors_origins.split(",")],
+            allow_origins=named_origins(settings),
             allow_methods=["GET", "POST"],
             allow_headers=["*"],  # repeats those asked for: SDKs send headers of their own
+            allow_private_network=True,  # Chrome asks before a page elsewhere calls this network
             expose_headers=[
                 "retry-after",
                 "server-timing",

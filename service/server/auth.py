@@ -100,6 +100,10 @@ class Entrance:
     def __init__(self, keys: Keys) -> None:
         self.keys, self._arrivals = keys, Arrivals()
 
+    def key_name(self, headers: Headers) -> str:
+        """The name of the key in the headers; empty if there are no keys. Unauthenticated."""
+        return self.keys.find(_authorization(headers)).name if self.keys else ""
+
     async def enter(
         self, headers: Headers, needed: str | None, context: RequestContext, is_probe: bool
     ) -> AbstractContextManager[None]:
@@ -120,13 +124,6 @@ class Entrance:
             allowed = ", ".join(sorted(key.scopes))
             raise OutOfScope(f"the API key {key.name!r} is for {allowed}; this needs {needed}")
         return self.keys.counted(key) if key.max_at_once else UNLIMITED
-
-    def allows(self, headers: Headers, needed: str) -> bool:
-        """Whether the headers have a key for it, or none is needed."""
-        try:
-            return not self.keys or needed in self.keys.find(_authorization(headers)).scopes
-        except Unauthenticated:
-            return False
 
 
 def _authorization(headers: Headers) -> bytes:

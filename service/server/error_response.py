@@ -43,7 +43,7 @@ def noted(error: Exception, method: str, path: str, context: RequestContext) -> 
     known = service_error(error, method, path, context.request_id)
     context.note(known)
     if known.status == 500 or isinstance(known, OutOfMemory):
-        where = f"{method} {path}, request {context.request_id}"
+        where = f"{method} {path[:200]}, request {context.request_id}"
         traceback = error if known.status == 500 else None
         log.error("%s: %s", where, known.message, exc_info=traceback)
     _forget_frames(error)

@@ -12,22 +12,30 @@ TIMEOUT_S = 3.0
 
 
 def main() -> None:
-    """Asks /readyz at the port, and in the scheme, that the server's own variables name."""
-    port = int(os.environ.get("ADDNORM_PORT") or os.environ.get("AIP_HTTP_PORT", "8000"))
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=TIMEOUT_S)
+    """Asks /readyz at the address, and in the scheme, that the server's own variables name. Linux
+    takes 0.0.0.0 and :: for this machine."""
+    host, port = os.environ.get("ADDNORM_HOST") or "127.0.0.1", _port()
+    connection = http.client.HTTPConnection(host, port, timeout=TIMEOUT_S)
     if "ADDNORM_TLS_CERT" in os.environ:
         connection = http.client.HTTPSConnection(
-            "127.0.0.1", port, timeout=TIMEOUT_S, context=_unverified()
+            host, port, timeout=TIMEOUT_S, context=_unverified()
         )
     try:
         connection.request("GET", "/readyz")
         sys.exit(connection.getresponse().status != 200)
     except (OSError, http.client.HTTPException) as error:
-        sys.exit(f"no answer from port {port}: {error}")
+        sys.exit(f"no answer from {host} port {port}: {error}")
+
+
+def _port() -> int:
+    """The port, as the server reads it: Kubernetes may set ADDNORM_PORT=tcp://10.0.0.1:8000, which
+    it ignores."""
+    port = os.environ.get("ADDNORM_PORT") or os.environ.get("AIP_HTTP_PORT", "")
+    return int(port) if port.strip().isdecimal() else 8000
 
 
 def _unverified() -> ssl.SSLContext:
-    """The certificate is for the name that callers use, not for 127.0.0.1."""
+    """The certificate is for the name that callers use, not for this address."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname = False
     context.verify_mode = ssl.CERT_NONE

@@ -1,31 +1,30 @@
-"""ASGI middleware in the order that requests pass it: context, errors, heads, API keys."""
+"""ASGI middleware in the order that requests pass it: context, errors, heads, API keys, large
+answers."""
 
 import asyncio
-import logging
 import random
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 
-from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT
 
-from addnorm.service.errors import (
-    Draining,
-    MethodNotAllowed,
-    TooManyConnections,
-)
+from addnorm.service.errors import Draining, TooManyConnections
 from addnorm.service.models.readiness import Readiness
+from addnorm.service.protocols.codec.negotiation import sliced
 from addnorm.service.protocols.protocol import Envelopes, Scopes
+from addnorm.service.scheduling.byte_budget import ByteBudget, Reservation
 from addnorm.service.server.auth import Entrance
 from addnorm.service.server.error_response import error_response, noted
+from addnorm.service.server.origins import Origins
 from addnorm.service.telemetry.report import Reporter
 from addnorm.service.telemetry.request_context import RequestContext, attach_context, context_of
 
-log = logging.getLogger("addnorm")
 REQUEST_ID = re.compile(rb"[\w.:-]{1,128}")
 DISCARD_S = 1.0  # longest time to read a body that is discarded
+SENT_BYTES = 256 * 1024  # of a response, handed to the socket at once
 
 
 class RequestMiddleware:
@@ -113,17 +112,19 @@ class ErrorMiddleware:
 
 
 class HeadMiddleware:
-    """Rejects by the head alone: all but probes while draining, and what the connection found."""
+    """Rejects by the head alone: all but probes while draining, what the connection found, and
+    pages of other origins."""
 
-    def __init__(self, app: ASGIApp, readiness: Readiness, probes: tuple[str, ...]) -> None:
+    def __init__(
+        self, app: ASGIApp, readiness: Readiness, origins: Origins, probes: tuple[str, ...]
+    ) -> None:
         """probes: beginnings of paths that orchestrators ask."""
-        self._app, self._readiness, self._probes = app, readiness, probes
-        self._warned = False
+        self._app, self._readiness, self._origins = app, readiness, origins
+        self._probes = probes
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
-            if scope["method"] == "OPTIONS":
-                self._reject_preflight(scope)
+            self._origins.check(scope)
             is_probe = scope["path"].startswith(self._probes)
             if self._readiness.draining and not is_probe:
                 await _discard_body(receive)
@@ -132,22 +133,6 @@ class HeadMiddleware:
             if error and not (is_probe and isinstance(error, TooManyConnections)):
                 raise error
         await self._app(scope, receive, send)
-
-    def _reject_preflight(self, scope: Scope) -> None:
-        """MethodNotAllowed if a browser asks whether a page of another origin may call. Where that
-        is set, such a request does not come as far as here."""
-        headers = Headers(scope=scope)
-        if "access-control-request-method" not in headers:
-            return
-        origin = headers.get("origin", "")[:200]
-        what = (
-            f"OPTIONS {scope['path']}: pages of {origin} may not call this server; to let them,"
-            f" set ADDNORM_CORS_ORIGINS={origin}"
-        )
-        if not self._warned:  # browsers do not show the answer, and any caller may ask
-            self._warned = True
-            log.warning(what)
-        raise MethodNotAllowed(what, headers={"allow": "GET, POST"})
 
 
 async def _discard_body(receive: Receive) -> None:
@@ -175,3 +160,55 @@ class AuthMiddleware:
         needed, is_probe = self._scopes.needed(scope["method"], path), path.startswith(self._probes)
         with await self._entrance.enter(scope["headers"], needed, context_of(scope), is_probe):
             await self._app(scope, receive, send)
+
+
+class SendingMiddleware:
+    """Sends large answers piece by piece, and counts each as a pending response until its caller
+    has taken it. What is open to all does not count: all its readers share the same bytes."""
+
+    def __init__(self, app: ASGIApp, responses: ByteBudget, scopes: Scopes) -> None:
+        self._app, self._responses, self._scopes = app, responses, scopes
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        context = context_of(scope)
+        reservation: Reservation | None = None
+
+        async def send_counted(message: Message) -> None:
+            """ResponsesFull instead of an answer that was made without a place in the budget."""
+            nonlocal reservation
+            if message["type"] == "http.response.start":
+                num_bytes = _num_bytes(message["headers"])
+                if num_bytes > HIGH_WATER_LIMIT and self._scopes.needed(
+                    scope["method"], scope["path"]
+                ):
+                    reservation = self._responses.reserve(0, context.key)
+                    count = reservation.keep if context.is_inferred else reservation.grow
+                    count(num_bytes)
+                await send(message)
+            elif reservation is None:
+                await send(message)
+            else:
+                await _send_in_pieces(message, send)
+
+        try:
+            await self._app(scope, receive, send_counted)
+        finally:
+            if reservation:
+                reservation.release()
+
+
+def _num_bytes(headers: Iterable[tuple[bytes, bytes]]) -> int:
+    return int(next((value for name, value in headers if name == b"content-length"), b"0"))
+
+
+async def _send_in_pieces(message: Message, send: Send) -> None:
+    for piece in sliced(message.get("body", b""), SENT_BYTES):
+        await send({"type": "http.response.body", "body": piece, "more_body": True})
+        # else a caller that reads quickly would keep the event loop from others
+        await asyncio.sleep(0)
+    if not message.get("more_body", False):
+        # the server accepts the last part only once the caller has taken the others
+        await send({"type": "http.response.body", "body": b""})

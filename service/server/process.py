@@ -19,7 +19,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from errno import EADDRINUSE
 from functools import partial
-from pathlib import Path
 from queue import SimpleQueue
 from types import FrameType
 from typing import Any, NoReturn, cast
@@ -28,16 +27,18 @@ import uvicorn
 
 from addnorm.service.errors import StartupError
 from addnorm.service.loading.loader import load_all
+from addnorm.service.models.registry import Root
 from addnorm.service.runtime.device import memory
 from addnorm.service.server.grpc.grpc_listener import check_installed
 from addnorm.service.server.http.connection import Connection, protocol_factory
 from addnorm.service.server.middleware import RequestMiddleware
+from addnorm.service.server.origins import is_loopback
 from addnorm.service.server.wiring import Service, build
 from addnorm.service.settings import Settings
 from addnorm.service.telemetry import logs
 from addnorm.service.telemetry.tracing import tracer_of_environment
 
-LOOPBACK = ("127.0.0.1", "::1", "localhost")
+ANY_IPV4, ANY_IPV6 = "0.0.0.0", "::"
 TICKS_PER_S = 10  # uvicorn's
 # Connections accepted in one round of the event loop. Larger: each new connection costs more system
 # calls. Smaller: new connections wait longer beside busy ones.
@@ -49,11 +50,15 @@ SPARE_FILES = 2 * MAX_ACCEPTED + 16
 # body of 81 KB takes 300 to 900 ms beside 2,000 requests a second for a page, with this 100 to
 # 180). Smaller: threads take the lock from each other more often.
 SWITCH_S = 0.0005
+# Of an answer that the system keeps for a caller who does not read. Larger: each such caller costs
+# more of the system's memory, which no budget counts (without a limit 2.5 MiB). Smaller: a large
+# answer takes more rounds of the event loop.
+UNSENT_BYTES = 128 * 1024
 CLOSING_S = 0.4  # from the end of the drain to the last lines of the log, at most
 log = logging.getLogger("addnorm")
 
 
-def serve(bundles: Path, settings: Settings) -> None:
+def serve(bundles: Root, settings: Settings) -> None:
     """Loads every bundle, then listens until told to stop.
 
     StartupError if a bundle cannot be trusted, or the port is in use.
@@ -65,7 +70,7 @@ def serve(bundles: Path, settings: Settings) -> None:
     memory.share_arenas()
     models, settings = load_all(bundles, settings), limit_connections(settings)
     service = build(models, settings, tracer_of_environment())
-    if not service.keys and settings.host not in LOOPBACK:
+    if not service.keys and not is_loopback(settings.host):
         log.warning(
             "no API keys: every caller that reaches %s is served; see ADDNORM_API_KEYS_FILE",
             settings.host,
@@ -130,6 +135,8 @@ def _check_port(settings: Settings, name: str, port: int) -> None:
         )
         for family, *_, address in found:
             _check_bind(family, address)
+            if address[0] == ANY_IPV6:
+                _check_bind(socket.AF_INET, (ANY_IPV4, port))
     except (OSError, UnicodeError) as error:  # the latter of a host that is no name
         is_used = isinstance(error, OSError) and error.errno == EADDRINUSE
         how = (
@@ -193,7 +200,7 @@ class Server(uvicorn.Server):
         self._ends_in_s = SimpleQueue[float]()
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Listens on several descriptors of each socket.
+        """Listens on several descriptors of each socket, and for `::` on IPv4's addresses too.
 
         uvloop accepts one connection a round from each descriptor. In the same round it serves all
         connections that are ready. So with one descriptor, new connections would wait for long
@@ -208,15 +215,19 @@ class Server(uvicorn.Server):
             app_state=self.lifespan.state,
         )
         loop = asyncio.get_running_loop()
+        listen = partial(
+            loop.create_server, connection, ssl=self.config.ssl, backlog=self.config.backlog
+        )
         listeners = [listener for server in self.servers for listener in server.sockets]
+        for address, port in [listener.getsockname()[:2] for listener in listeners]:
+            if address == ANY_IPV6:
+                self.servers.append(server := await listen(host=ANY_IPV4, port=port))
+                listeners += server.sockets
         for listener in listeners * (MAX_ACCEPTED - 1):
-            server = await loop.create_server(
-                connection,
-                sock=socket.socket(fileno=os.dup(listener.fileno())),
-                ssl=self.config.ssl,
-                backlog=self.config.backlog,
-            )
-            self.servers.append(server)
+            sock = socket.socket(fileno=os.dup(listener.fileno()))
+            # of the one socket that they share, and of all connections that are accepted there
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, UNSENT_BYTES)
+            self.servers.append(await listen(sock=sock))
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:

@@ -143,7 +143,10 @@ def _app(
     probes = (*health, *(path for protocol in protocols for path in protocol.other_probes))
     mounted = [Mounted.of(protocol, parts) for protocol in protocols]
     reporter = Reporter(metrics, health, probes, tracer)
-    return create_app(mounted, parts.settings, entrance, parts.readiness, reporter, probes)
+    responses = parts.request_path.pipeline.responses
+    return create_app(
+        mounted, parts.settings, entrance, parts.readiness, reporter, responses, probes
+    )
 
 
 def num_workers(models: Models, settings: Settings) -> int:

@@ -5,7 +5,7 @@ import os
 import time
 from collections.abc import Mapping
 
-from opentelemetry import propagate
+from opentelemetry import propagate, trace
 from opentelemetry.trace import (
     Span,
     SpanKind,
@@ -25,7 +25,12 @@ log = logging.getLogger("addnorm")
 
 
 def tracer_of_environment() -> Tracer | None:
-    """Exports as the standard OTEL_ variables say. None if they ask for nothing that is offered."""
+    """The tracer of this process, as where `opentelemetry-instrument` starts it; else one
+    that exports as the standard OTEL_ variables say. None if they ask for nothing that is offered.
+    """
+    provider_of_process = trace.get_tracer_provider()
+    if not isinstance(provider_of_process, trace.ProxyTracerProvider):
+        return provider_of_process.get_tracer("addnorm", VERSION)
     if not _asked():
         return None
     protocol = os.environ.get("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL") or os.environ.get(

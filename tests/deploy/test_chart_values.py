@@ -12,7 +12,11 @@ import yaml
 from jsonschema import Draft7Validator
 
 from addnorm.service import VERSION
+from addnorm.service.models.registry import Models
+from addnorm.service.server.wiring import build
 from addnorm.service.settings import Settings
+from tests.conftest import serving
+from tests.support import web
 
 ROOT = Path(__file__).parents[2]
 CHART = ROOT / "deploy" / "chart"
@@ -77,6 +81,27 @@ def test_the_settings_of_the_clusters_objects_exist() -> None:
     for path in (*IN_CLUSTERS, CHART / "values.yaml"):
         for name in re.findall(r"\bADDNORM_([A-Z_]+)", path.read_text()):
             assert name.lower() in Settings.model_fields, f"{path}: ADDNORM_{name}"
+
+
+def is_below(path: str, prefixes: list[str]) -> bool:
+    """Prefixes are of whole parts of a path, as a Gateway and an Ingress take them."""
+    return any(path == prefix or path.startswith(f"{prefix}/") for prefix in prefixes)
+
+
+def test_a_gateway_shows_what_haproxy_shows() -> None:
+    denied = re.findall(
+        r"path,url_dec (?:-m beg )?(/\S+)", (ROOT / "deploy" / "haproxy.cfg").read_text()
+    )
+    assert sorted(denied) == ["/metrics", "/v2/repository"]
+    with serving(build(Models([]), Settings(port=0))) as url:
+        routes = {*web.get(f"{url}/openapi.json").json()["paths"]} - {"/", "/v2"}
+    assert {path for path in routes if is_below(path, VALUES["paths"])} == {
+        path for path in routes if not is_below(path, denied)
+    }
+    unknown = [
+        prefix for prefix in VALUES["paths"] if not any(is_below(path, [prefix]) for path in routes)
+    ]
+    assert unknown == []
 
 
 def test_probes_ask_routes_that_exist(client: httpx.Client) -> None:

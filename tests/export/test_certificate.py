@@ -17,6 +17,7 @@ from addnorm.export.certificate import parity
 from addnorm.export.certificate.graph import exact, structure
 from addnorm.export.certificate.graph.exact import Files
 from addnorm.export.certificate.parity import CertificationError
+from addnorm.export.certificate.served import PATIENCE_S, path_of
 from addnorm.export.graphs import all_graphs, model_file
 from addnorm.export.graphs import quantize as quantizing
 from addnorm.export.graphs.graph import UnfitError
@@ -28,6 +29,7 @@ from addnorm.export.writer import Plan, check_fit
 from addnorm.model import presets
 from addnorm.model.presets import PRESETS, build
 from addnorm.model.transformer import Transformer
+from addnorm.service.models.model import Model
 from addnorm.service.runtime import bundle as bundles
 from addnorm.service.runtime.batch import Floats
 from addnorm.service.runtime.bundle import Bundle
@@ -476,6 +478,14 @@ def test_certificate_lines_have_one_form(
     lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("fp32")]
     assert len(lines) == 20
     assert all(re.search(r" of +\S+  ok, worst of \d+ measures$", line) for line in lines)
+
+
+def test_no_time_limit_of_serving_ends_a_certificate(notebook: Path) -> None:
+    """A run of a long sequence takes longer than a server lets it, on a slow machine."""
+    with path_of(Model(bundles.read(notebook))) as path:
+        settings = path.service.settings
+        limits = [settings.timeout_s, settings.bulk_timeout_s, path.service.scheduler.run_timeout_s]
+    assert limits == [PATIENCE_S] * 3
 
 
 def test_presets_fit() -> None:

@@ -7,10 +7,13 @@ from pathlib import Path
 
 import pytest
 import sentencepiece
+import tokenizers
 from tokenizers import ByteLevelBPETokenizer, Tokenizer
 
 from addnorm.export.sources import folder_tokenizer, sentencepieces
 from addnorm.export.sources.folder_tokenizer import NoTexts
+from addnorm.model.checkpoints import CheckpointError
+from addnorm.service.runtime.tokenizing.tokenizer import growth_problem
 from tests.support.sentence_transformers import write_settings
 from tests.support.texts import WORDS, ids_of
 
@@ -144,4 +147,31 @@ def test_code_of_the_folder_is_not_run(tmp_path: Path) -> None:
         tmp_path, folder_tokenizer.CONFIG, auto_map={"AutoTokenizer": ["mine.Tokenizer", None]}
     )
     with pytest.raises(NoTexts, match="contains custom code"):
+        folder_tokenizer.load(tmp_path, {})
+
+
+@pytest.mark.parametrize("where", ["normalizer", "decoder"])
+def test_a_tokenizer_that_makes_texts_very_much_longer_is_refused(
+    where: str, tmp_path: Path
+) -> None:
+    vocabulary(tmp_path)
+    made = folder_tokenizer.load(tmp_path, {}).backend_tokenizer
+    replace = getattr(tokenizers, f"{where}s").Replace("a", "a" * 10)
+    together = getattr(tokenizers, f"{where}s").Sequence
+    for number, is_refused in ((3, False), (8, True)):
+        setattr(made, where, together([together([replace] * number)]))
+        made.save(str(tmp_path / "tokenizer.json"))
+        problem = growth_problem(Tokenizer.from_file(str(tmp_path / "tokenizer.json")))
+        assert (problem is not None) == is_refused
+    write_settings(tmp_path, folder_tokenizer.CONFIG, tokenizer_class="PreTrainedTokenizerFast")
+    with pytest.raises(CheckpointError, match=r"may make 1e\+08 characters of one"):
+        folder_tokenizer.load(tmp_path, {})
+
+
+def test_a_tokenizer_of_very_many_added_tokens_is_refused(tmp_path: Path) -> None:
+    vocabulary(tmp_path)
+    made = folder_tokenizer.load(tmp_path, {}).backend_tokenizer
+    made.add_tokens([f"more {index}" for index in range(30_001)])
+    made.save(str(tmp_path / "tokenizer.json"))
+    with pytest.raises(CheckpointError, match=r"added tokens, the limit is 30000"):
         folder_tokenizer.load(tmp_path, {})

@@ -1,5 +1,6 @@
 """`addnorm serve ORG/NAME`: exported once, kept, and served from what is kept."""
 
+import json
 import os
 import subprocess
 import sys
@@ -10,8 +11,9 @@ from pathlib import Path
 import pytest
 
 from addnorm.export import kept
-from addnorm.service.command import serve
+from addnorm.service.command import serve, where_kept
 from addnorm.service.errors import StartupError
+from addnorm.service.runtime.files import sha256
 from tests.support import web
 from tests.support.hub import COMMIT, REPOSITORY, hub
 from tests.support.process import Process
@@ -19,26 +21,37 @@ from tests.support.texts import checkpoint
 
 
 class Exporter:
-    """Stands for `addnorm export`: writes a folder as it would, and counts."""
+    """Stands for `addnorm export`: writes a folder as it would, and counts. meanwhile: what happens
+    to the checkpoint before it is read."""
 
-    def __init__(self, fails: bool = False) -> None:
-        self.commands, self.fails = list[list[str]](), fails
+    def __init__(self, fails: bool = False, meanwhile: Callable[[], object] = lambda: None) -> None:
+        self.commands, self.fails, self.meanwhile = list[list[str]](), fails, meanwhile
 
     def __call__(self, words: Sequence[str]) -> None:
         self.commands.append([*words])
-        name = words[words.index("--checkpoint") + 1].rpartition("/")[2].partition("@")[0]
+        checkpoint = words[words.index("--checkpoint") + 1]
+        name = checkpoint.rpartition("/")[2].partition("@")[0]
         place = Path(words[words.index("--out") + 1]) / name
+        self.meanwhile()
         (place / ".1.partial").mkdir(parents=True, exist_ok=True)
         if self.fails:
             sys.exit("no space left")
         (place / "1").mkdir()
+        weights = {file.name: sha256(file) for file in Path(checkpoint).glob("*.safetensors")}
+        manifest = {"source": {"weights": weights}}
+        (place / "1" / "manifest.json").write_text(json.dumps(manifest))
+
+
+DECIDES = ("model.safetensors", "config.json", "tokenizer.json", "1_Pooling/config.json")
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     made = tmp_path / "tiny"
     made.mkdir()
-    (made / "model.safetensors").write_bytes(b"weights")
+    for name in DECIDES:
+        (made / name).parent.mkdir(exist_ok=True)
+        (made / name).write_text(f"{name} as it was")
     return made
 
 
@@ -55,6 +68,57 @@ def test_what_was_exported_is_found_until_something_changes(folder: Path, tmp_pa
     (folder / "model.safetensors").write_bytes(b"Weights")
     assert find() != first
     assert len(export.commands) == 3
+
+
+@pytest.mark.parametrize("back", [False, True], ids=["changed", "changed and put back"])
+@pytest.mark.parametrize("name", DECIDES)
+def test_an_export_of_what_changed_meanwhile_is_not_kept(
+    name: str, back: bool, folder: Path, tmp_path: Path
+) -> None:
+    """A training run may write its next checkpoint into the folder. What is there at the end of the
+    export need not be what was exported."""
+    file, root = folder / name, tmp_path / "kept"
+    before = file.read_text()
+
+    def write() -> None:
+        file.write_text("another")
+        if back:
+            file.write_text(before)
+
+    with pytest.raises(StartupError, match="changed while it was exported"):
+        kept.kept(str(folder), "fp32", root, Exporter(meanwhile=write))
+    file.write_text(before)
+    found = kept.kept(str(folder), "fp32", root, again := Exporter())
+    assert len(again.commands) == 1
+    assert [path.name for path in root.iterdir() if path != found.parent] == ["locks"]
+
+
+@pytest.mark.parametrize("damage", ['{"source": {"weights": {"a": "of others"}}}', "{", "[1]"])
+def test_a_kept_bundle_of_other_weights_is_exported_again(
+    damage: str, folder: Path, tmp_path: Path
+) -> None:
+    found = kept.kept(str(folder), "fp32", tmp_path / "kept", Exporter())
+    (found / "1" / "manifest.json").write_text(damage)
+    again = Exporter()
+    assert kept.kept(str(folder), "fp32", tmp_path / "kept", again) == found
+    assert len(again.commands) == 1
+
+
+def test_files_behind_links_decide_too(folder: Path, tmp_path: Path) -> None:
+    """The folder of a module may be a link, also one that leads back."""
+    (folder / "1_Pooling").rename(tmp_path / "pooling")
+    (folder / "1_Pooling").symlink_to(tmp_path / "pooling")
+    (folder / "round").symlink_to(folder)
+    found = kept.kept(str(folder), "fp32", tmp_path / "kept", Exporter())
+    (tmp_path / "pooling" / "config.json").write_text("another")
+    assert kept.kept(str(folder), "fp32", tmp_path / "kept", Exporter()) != found
+
+
+def test_bundles_may_be_kept_in_the_checkpoint(folder: Path) -> None:
+    export = Exporter()
+    first, second = (kept.kept(str(folder), "fp32", folder / "kept", export) for _ in range(2))
+    assert first == second
+    assert len(export.commands) == 1
 
 
 def test_a_half_export_is_not_served(folder: Path, tmp_path: Path) -> None:
@@ -109,16 +173,32 @@ def test_a_precision_is_of_models_that_are_named(capsys: pytest.CaptureFixture[s
     assert "--precision is of models that are named; bundles have" in capsys.readouterr().err
 
 
+def test_who_has_no_home_is_told_what_to_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Such as the random user of a container. A folder of bundles is served without a home."""
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+
+    def no_home() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    with pytest.raises(StartupError, match=r"no home folder .*--kept DIR"):
+        where_kept(no_home)
+    monkeypatch.setenv("XDG_CACHE_HOME", "/caches")
+    assert where_kept(no_home) == "/caches/addnorm"
+
+
 def test_finding_needs_no_pytorch() -> None:
     program = "import sys, addnorm.export.kept; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
 
 
 def test_a_name_is_served_and_again_without_the_hub(tmp_path: Path) -> None:
-    """Both of its names work. The second start exports nothing, and asks in vain what `main` is."""
+    """Both of its names work. The second start exports nothing, and asks in vain what `main` is.
+    Nothing that is served lies in the folder for temporary files, which others clean."""
     (tmp_path / "repository").mkdir()
+    (tmp_path / "temporary").mkdir()
     words = [REPOSITORY, "--kept", str(tmp_path / "kept")]
     own = {"HF_HOME": str(tmp_path / "hub"), "ADDNORM_CACHE_BYTES": "0"}
+    own["TMPDIR"] = str(tmp_path / "temporary")
     body, answers = {"input": ["the same text"]}, []
     with hub(checkpoint(tmp_path / "repository")) as served:
         own["HF_ENDPOINT"] = served.url
@@ -135,6 +215,7 @@ def _answers(
     server = Process(None, *words, **environment)
     try:
         with web.client(base_url=server.url, timeout=60) as client:
+            assert not [*Path(environment["TMPDIR"]).glob("addnorm-*")]
             for model in ("tiny", REPOSITORY):
                 response = client.post("/v1/embeddings", json={**body, "model": model})
                 yield response.raise_for_status().json()["data"]

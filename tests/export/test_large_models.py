@@ -104,7 +104,6 @@ def with_new_hashes(copy: Path) -> None:
 @pytest.mark.parametrize(
     ("changed", "words"),
     [
-        ({"location": "../outside.data"}, r"lies in '../outside.data', 'model.onnx.data' expected"),
         ({"location": "logits.onnx"}, r"lies in 'logits.onnx', 'model.onnx.data' expected"),
         ({"offset": "100000000"}, r"is not within model.onnx.data"),
         ({"length": "4"}, r"is not within model.onnx.data"),
@@ -121,23 +120,47 @@ def test_a_place_that_is_not_in_the_data_file_is_not_certified(
         command.verify([str(copy)])
 
 
-@pytest.mark.parametrize("where", ["../outside.data", "{parent}/outside.data", "link.data"])
-def test_a_server_reads_no_data_outside_of_the_folder(copy: Path, where: str) -> None:
+def sealed_and_loaded(copy: Path) -> None:
+    with_new_hashes(copy)
+    load(bundles.read(copy), Settings())
+
+
+@pytest.mark.parametrize(
+    ("where", "words"),
+    [
+        ("../outside.data", r"has no sha256 of '\.\./outside\.data', from which model\.onnx takes"),
+        ("{parent}/outside.data", r"has no sha256 of '/.*/outside\.data', from which model\.onnx"),
+        ("below/w.bin", r"has no sha256 of 'below/w\.bin', from which model\.onnx takes weights"),
+        ("link.data", r"onnxruntime cannot load .*/model\.onnx: .*data path"),
+    ],
+)
+def test_a_server_reads_no_data_outside_of_the_folder(copy: Path, where: str, words: str) -> None:
     """Whatever the hashes say."""
     outside = copy.parent / "outside.data"
     shutil.copy(copy / DATA, outside)
     (copy / "link.data").symlink_to(outside)
     place(copy, location=where.format(parent=copy.parent))
+    with pytest.raises(StartupError, match=words):
+        sealed_and_loaded(copy)
+
+
+def test_a_server_reads_no_data_that_the_manifest_does_not_know(copy: Path) -> None:
+    """Whatever its name is."""
+    shutil.copy(copy / DATA, copy / "w.bin")
+    place(copy, location="w.bin")
     with_new_hashes(copy)
-    with pytest.raises(StartupError, match=r"onnxruntime cannot load .*/model\.onnx: .*data path"):
-        load(bundles.read(copy), Settings())
+    manifest = json.loads((copy / bundles.MANIFEST).read_bytes())
+    del manifest["files"]["w.bin"]
+    (copy / bundles.MANIFEST).write_text(json.dumps(manifest))
+    with pytest.raises(StartupError, match=r"has no sha256 of 'w\.bin', from which model\.onnx"):
+        bundles.read(copy)
 
 
 def test_data_that_the_manifest_does_not_know_is_not_certified(copy: Path) -> None:
     manifest = json.loads((copy / bundles.MANIFEST).read_bytes())
     del manifest["files"][DATA]
     (copy / bundles.MANIFEST).write_text(json.dumps(manifest))
-    with pytest.raises(SystemExit, match=f"manifest.json has no sha256 of {DATA}"):
+    with pytest.raises(SystemExit, match=f"manifest.json has no sha256 of '{DATA}', from which"):
         command.verify([str(copy)])
 
 

@@ -1,11 +1,13 @@
 """`addnorm load`: streams as stated, wrong answers counted, latency from the intended time."""
 
+import asyncio
 from itertools import islice
 
 import numpy as np
 import orjson
 import pytest
 
+from addnorm.corpus import embeddings_client
 from addnorm.load.measure.check import NAIVE_TOLERANCE, Reference
 from addnorm.load.measure.run import Load, Result, measure
 from addnorm.load.measure.stream import PROFILES, SWEEP_LONGEST, make
@@ -153,3 +155,20 @@ def test_open_loop_latency_counts_from_the_intended_time() -> None:
     with fake_server(right, stall_s=0.6) as server:
         closed = measured(server, "tiny", Load(1, 60.0, warm_up_s=0.0, num_answers=100))
     assert closed.p95_ms < 300  # a closed loop hides it: one request of a hundred was slow
+
+
+def test_a_proxy_is_not_asked_for_servers_of_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """HTTP_PROXY is set where other machines are reached through one, which cannot reach us."""
+    for name in ("HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy"):
+        monkeypatch.setenv(name, "http://127.0.0.1:9")
+    for name in ("NO_PROXY", "no_proxy"):
+        monkeypatch.delenv(name, raising=False)
+
+    async def checked(url: str) -> int:
+        async with embeddings_client.server(url, None) as client:
+            return (await client.get("/livez")).status_code
+
+    with fake_server(lambda body: (200, b"here")) as server:
+        assert server.get("/livez") == server.ask(b"{}") == b"here"
+        for host in ("127.0.0.1", "localhost"):
+            assert asyncio.run(checked(f"http://{host}:{server.port}")) == 200

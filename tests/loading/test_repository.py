@@ -20,7 +20,7 @@ from typing import Any
 import httpx
 import pytest
 
-from addnorm.service.errors import BundleRefused, NotFound
+from addnorm.service.errors import BundleRefused, NotFound, StartupError
 from addnorm.service.loading import folders
 from addnorm.service.loading.repository import Repository
 from addnorm.service.models.model import Model
@@ -88,6 +88,21 @@ def test_a_new_version_answers_by_default_and_the_old_one_by_its_number(
     assert states(inference) == {1: "READY", 2: "READY", 10: "UNAVAILABLE"}
     load(inference, "notebook/10")
     assert states(inference)[10] == "READY"
+
+
+def test_folders_that_are_named_one_by_one_are_followed_too(root: Path) -> None:
+    """`addnorm serve NAME` names what is kept. What is loaded is served when they have gone."""
+    inference = inference_of((root / "notebook",))
+    publish(root, 2)
+    load(inference, "notebook")
+    assert states(inference) == {1: "READY", 2: "READY"}
+    shutil.rmtree(root)
+    for _ in range(2):
+        inference.repository.rescan()
+    assert states(inference) == {1: "READY", 2: "READY"}
+    with pytest.raises(StartupError, match=rf"no bundle under {root}/notebook: they have gone"):
+        folders.find((root / "notebook",))
+    inference.close()
 
 
 def test_a_broken_version_changes_nothing_and_the_index_says_why(

@@ -170,3 +170,72 @@ def test_a_folder_that_lacks_a_file_is_told_which(folder: Path) -> None:
     (folder / "config.json").unlink()
     with pytest.raises(CheckpointError, match=r"there is no config\.json in "):
         load_checkpoint(folder)
+
+
+HUGE = 10**9
+DEEP = b'{"a":' * 100_000 + b"1" + b"}" * 100_000
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"hidden_size": 10**7}, "is [50, 32], [50, 10000000] expected"),
+        ({"hidden_size": HUGE}, "its sizes are too large: vocab_size 50, d_model 1000000000, "),
+        (
+            {"hidden_size": 4 * HUGE},
+            "d_model is 4000000000, the limit is 2147483647; there d_model",
+        ),
+        ({"intermediate_size": HUGE}, "dense.weight is [64, 32], [1000000000, 32] expected"),
+        ({"vocab_size": HUGE}, "is [50, 32], [1000000000, 32] expected"),
+        ({"vocab_size": int("9" * 400)}, "vocab_size is 99999"),
+        ({"max_position_embeddings": 2**20}, "is [16, 32], [1048576, 32] expected"),
+        ({"num_hidden_layers": 10**7}, "num_hidden_layers is 10000000, the limit is 512"),
+        ({"num_hidden_layers": 500}, "missing: encoder.layer.10.attention.output.LayerNorm.bias"),
+        ({"type_vocab_size": HUGE}, "token_type_embeddings.weight is [2, 32]"),
+    ],
+    ids=lambda value: str(value)[:40],
+)
+def test_sizes_that_the_weights_do_not_have_are_refused_before_memory_is_taken(
+    changes: dict[str, int], words: str, folder: Path
+) -> None:
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, **changes}))
+    with pytest.raises(CheckpointError) as failed:
+        load_checkpoint(folder)
+    assert words in str(failed.value)
+    assert len(str(failed.value)) < 2000 + len(str(folder))
+
+
+@pytest.mark.parametrize("name", ["config.json", "modules.json", "model.safetensors.index.json"])
+@pytest.mark.parametrize("content", [DEEP, b"1", b"[" * 100_000], ids=["deep", "number", "lists"])
+def test_json_that_is_none_of_the_kind_is_refused(name: str, content: bytes, folder: Path) -> None:
+    if name.endswith(".index.json"):
+        (folder / "model.safetensors").unlink()
+    (folder / name).write_bytes(content)
+    with pytest.raises(CheckpointError, match=name.replace(".", r"\.")):
+        load_checkpoint(folder)
+
+
+def test_files_that_are_much_too_large_are_refused(folder: Path) -> None:
+    with (folder / "config.json").open("ab") as file:
+        file.write(b" " * 2**22)
+    with pytest.raises(CheckpointError, match=r"config\.json has more than 4194304 bytes"):
+        load_checkpoint(folder)
+
+
+def test_weights_of_very_many_tensors_are_refused(folder: Path) -> None:
+    """Each takes a while to read."""
+    many = {f"t{index}": torch.zeros(0) for index in range(20_001)}
+    save_file(many, folder / "model.safetensors")
+    with pytest.raises(CheckpointError, match="has 20001 tensors, the limit is 20000"):
+        load_checkpoint(folder)
+
+
+def test_weights_that_are_larger_than_their_file_are_refused(folder: Path) -> None:
+    """A pickle may say that a row is there a billion times."""
+    weights = load_file(folder / "model.safetensors")
+    (folder / "model.safetensors").unlink()
+    weights["pooler.dense.weight"] = torch.zeros(1, 32).expand(10**9, 32)
+    torch.save(weights, folder / "pytorch_model.bin")
+    with pytest.raises(CheckpointError, match="they are larger than what is stored of them"):
+        load_checkpoint(folder)

@@ -1,6 +1,7 @@
 """Readiness: known-answer tests go through queue and workers, and name the model that fails."""
 
 import asyncio
+import math
 import threading
 import time
 from collections.abc import Iterator
@@ -15,7 +16,7 @@ import pytest
 from addnorm.service.errors import Overloaded
 from addnorm.service.models.readiness import Readiness
 from addnorm.service.runtime.batch import Batch, Rows
-from addnorm.service.scheduling.job import Target
+from addnorm.service.scheduling.job import AllRows, Job, Target
 from addnorm.service.scheduling.scheduler import Scheduler
 from addnorm.service.server.wiring import Service
 from tests.conftest import inference_of, serving
@@ -94,6 +95,35 @@ def test_a_model_that_answers_otherwise_or_fails_or_hangs_is_named_until_it_is_w
         assert eventually(lambda: inference.scheduler.num_busy == 0)
         target.run = target.run_on_all_cores = right
         assert wrong(patient(inference)) == ""
+
+
+def test_a_known_answer_test_that_can_have_no_answer_is_asked_again(notebooks: Path) -> None:
+    taken, go = threading.Event(), threading.Event()
+
+    def hangs(batch: Batch) -> Rows:
+        taken.set()
+        go.wait()
+        return right(batch)
+
+    def has_no_memory(batch: Batch) -> Rows:
+        raise MemoryError
+
+    with inferring(notebooks) as inference:
+        target, readiness = target_of(inference), patient(inference)
+        right = target.run
+        target.run = target.run_on_all_cores = has_no_memory
+        assert wrong(readiness).endswith("does not answer its known-answer test: MemoryError")
+        target.run = target.run_on_all_cores = hangs
+        left = readiness_of(inference, 0.1)
+        assert "within 0.1 s" in wrong(left)
+        assert taken.wait(PATIENCE_S)
+        left._asked[target].future.cancel()
+        assert wrong(left).endswith("does not answer its known-answer test: CancelledError")
+        go.set()
+        batch = of_lengths(1)
+        lost = Job(0, target, batch, 0, math.inf, AllRows(batch))  # no worker will ever take it
+        readiness._asked[target] = lost
+        assert wrong(readiness) == wrong(patient(inference)) == ""
 
 
 def test_no_free_worker_thread_is_not_ready_and_a_new_one_is(notebooks: Path) -> None:

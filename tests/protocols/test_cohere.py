@@ -229,7 +229,7 @@ RERANK: dict[str, Any] = {"model": "reranker", "query": "a", "documents": ["b"]}
         ({"truncate": "LEFT"}, "truncate: Input should be 'NONE', 'START' or 'END'"),
         ({"truncate": "START", "input_type": "search_query"}, "would cut off the prompt"),
         ({"input_type": "image"}, "input_type: Input should be 'search_query'"),
-        ({"images": ["data:image/png;base64,AA=="]}, "images is set, but only texts"),
+        ({"images": ["data:image/png;base64,AA=="]}, "only texts are embedded here; leave images"),
         ({"inputs": []}, "texts and inputs are both set: send one of them"),
         ({"output_dimension": 999}, "output_dimension is 999: 1 to "),
         ({"max_tokens": 3}, f"embedder/1 cuts texts to {MAX_TEXT_TOKENS} tokens"),
@@ -286,7 +286,7 @@ def test_inputs_that_are_no_single_texts_are_rejected(
         ({"documents": []}, "documents is empty"),
         ({"documents": ["b"] * 2049}, "documents has 2049 texts, the limit is 2048"),
         ({"top_n": -1}, "top_n: Input should be greater than or equal to 0, got -1"),
-        ({"rank_fields": ["title"]}, "rank_fields is unknown"),
+        ({"rank_fields": ["title"]}, 'rank_fields is ["title"]: the text of a document is scored'),
         ({"model": "classifier"}, "classifier/1 cannot rerank"),
     ],
 )

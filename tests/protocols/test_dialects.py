@@ -1,5 +1,6 @@
 """Dialects over tasks that others have too: the same bits, their own fields, their own errors."""
 
+from datetime import datetime
 from typing import Any
 
 import httpx
@@ -69,10 +70,42 @@ def test_ollama_lists_and_shows_what_is_served(task_client: httpx.Client) -> Non
         assert shown["capabilities"] == ["embedding"]
         assert shown["model_info"]["addnorm.embedding_length"] == len(vectors(task_client)[0])
     assert task_client.get("/api/version").json()["version"]
+    (loaded,) = (
+        one
+        for one in task_client.get("/api/ps").json()["models"]
+        if one["model"] == f"{MODEL}:latest"
+    )
+    assert loaded["digest"] in [tag["digest"] for tag in tags]
+    assert (loaded["size_vram"], loaded["context_length"]) == (0, MAX_TEXT_TOKENS)
+    assert datetime.fromisoformat(loaded["expires_at"]).year > 2300
     missing = task_client.post("/api/generate", json={}).json()["error"]
     assert missing == "POST /api/generate: there is no such path; /docs lists all paths"
     wrong = task_client.post("/api/show", json={"model": "nobody"})
     assert (wrong.status_code, list(wrong.json())) == (404, ["error"])
+
+
+@pytest.mark.parametrize("field", ["model", "name"])
+def test_ollamas_clients_fetch_what_is_served_and_nothing_else(
+    task_client: httpx.Client, field: str
+) -> None:
+    lines = task_client.post("/api/pull", json={field: f"{MODEL}:latest"})
+    assert lines.headers["content-type"].startswith("application/x-ndjson")
+    states = [orjson.loads(line)["status"] for line in lines.text.splitlines()]
+    assert states == ["pulling manifest", "success"]
+    whole = task_client.post("/api/pull", json={field: MODEL, "stream": False, "insecure": True})
+    assert whole.json() == {"status": "success"}
+    for stream in (True, False):
+        other = task_client.post("/api/pull", json={field: "nobody", "stream": stream})
+        assert other.status_code == 404
+        assert other.json()["error"].startswith("pull model manifest: file does not exist: model")
+
+
+def test_a_nims_health_needs_no_key_and_has_its_words(task_bundles: Any) -> None:
+    with serving(inference_of(task_bundles, api_keys="a infer 0123456789abcdef")) as url:
+        for state in ("live", "ready"):
+            answer = web.get(f"{url}/v1/health/{state}")
+            assert answer.json() == {"object": "health.response", "message": state, state: True}
+        assert web.get(f"{url}/version").status_code == 401
 
 
 @pytest.mark.parametrize("path", ["/v1/ranking", "/v1/retrieval/reranker/reranking"])
@@ -115,6 +148,14 @@ def test_fields_of_others_mean_what_openais_do(task_client: httpx.Client) -> Non
         ({"output_dimension": 5}, vectors(task_client, dimensions=5)),
         ({"add_special_tokens": True, "priority": 3}, vectors(task_client)),
         ({"output_dtype": "ubinary"}, vectors(task_client, dtype="ubinary")),
+        ({"embedding_type": ["binary"]}, vectors(task_client, dtype="binary")),
+        ({"drop_params": True, "provider": {"order": ["x"]}}, vectors(task_client)),
+        (
+            {"user": "", "encoding_format": "", "dimensions": 0, "precision": ""},
+            vectors(task_client),
+        ),
+        ({"return_multivector": False, "stream": False, "metadata": {}}, vectors(task_client)),
+        ({"dimensions": 5.0}, vectors(task_client, dimensions=5)),
         ({"embedding_type": "binary"}, vectors(task_client, dtype="binary")),
         ({"embedding_type": "base64"}, vectors(task_client, encoding_format="base64")),
         ({"normalized": True, "input_type": None}, posted(task_client, "/embed", inputs=TEXTS)),
@@ -140,12 +181,15 @@ def test_texts_are_cut_as_others_ask_for_it(task_client: httpx.Client) -> None:
 @pytest.mark.parametrize(
     ("fields", "words"),
     [
-        ({"late_chunking": True}, "late_chunking: Input should be False"),
+        (
+            {"late_chunking": True},
+            "late_chunking is true: spans of /v1/infer has vectors of ranges",
+        ),
         ({"truncate_prompt_tokens": 7}, "truncate_prompt_tokens is 7: embedder/1 cuts texts to 40"),
         ({"input_type": "query", "task": "retrieval.query"}, "task and input_type are both set"),
         ({"input_type": "query", "truncate": "START"}, "which would cut off the prompt"),
         ({"input_type": "query", "model": "embedder:passage"}, "already names the prompt"),
-        ({"input": [{"text": "a", "image": "b"}]}, "image is unknown"),
+        ({"input": [{"text": "a", "image": "b"}]}, 'image is "b": only texts are embedded here'),
         ({"unknown": 1}, "unknown is unknown; known are"),
         ({"dtype": "int8", "output_dtype": "binary"}, "output_dtype and dtype mean the same"),
         ({"dtype": "float32", "embedding_type": "binary"}, "mean the same"),
@@ -154,7 +198,11 @@ def test_texts_are_cut_as_others_ask_for_it(task_client: httpx.Client) -> None:
         ({"truncate": False, "truncate_prompt_tokens": -1}, "mean the same"),
         ({"input": [[2, 3]], "input_type": "query"}, "puts the model's prompt 'query' before"),
         ({"input": [[2, 3]], "task": "retrieval.passage"}, "task is 'retrieval.passage', which"),
-        ({"add_special_tokens": False}, "add_special_tokens: Input should be True"),
+        ({"add_special_tokens": False}, "add_special_tokens is false: texts always have them"),
+        ({"stream": True}, "stream is true"),
+        ({"instruction": "Find"}, 'instruction is "Find": this is not offered here'),
+        ({"truncat": True}, "truncat is unknown; known are"),
+        ({"dimension": 3}, "dimension is unknown; known are"),
     ],
 )
 def test_what_cannot_be_honoured_is_rejected(
@@ -230,3 +278,74 @@ def test_hugging_faces_javascript_examples_run_as_they_are_printed(
         for inputs in (QUERY, [QUERY])
     ]
     assert zero_shot[0] == zero_shot[1]
+
+
+def test_rerank_takes_what_applications_send_along(task_client: httpx.Client) -> None:
+    body = {"model": "reranker", "query": QUERY, "documents": TEXTS}
+    plain = posted(task_client, "/v1/rerank", **body)["results"]
+    sent: tuple[dict[str, Any], ...] = (
+        {"max_chunks_per_doc": 10},
+        {"max_chunks_per_doc": 1024, "overlap_tokens": 80, "top_n": 2.0},
+        {"return_len": "true", "return_documents": "false"},
+        {"return_embeddings": False, "max_tokens_per_doc": 0, "rank_fields": ["text"]},
+    )
+    for more in sent:
+        assert posted(task_client, "/v1/rerank", **body, **more)["results"] == plain, more
+
+
+def test_texts_of_tei_name_a_model_and_have_parameters(task_client: httpx.Client) -> None:
+    unit, plain = (
+        posted(task_client, "/embed", inputs=TEXTS, normalize=normalize)
+        for normalize in (True, False)
+    )
+    assert unit != plain
+    for path in ("/embed", "/invocations", "/"):
+        body = {"inputs": TEXTS, "parameters": {"normalize": False, "truncate": "true"}}
+        assert posted(task_client, path, **body) == plain, path
+        named = {"inputs": TEXTS, "model": MODEL, "options": {}}
+        assert posted(task_client, path, **named) == unit
+        wrong = {"inputs": TEXTS, "parameters": {"normalise": False}}
+        assert "normalise" in task_client.post(path, json=wrong).json()["error"]
+    asked = posted(task_client, "/embed", inputs=TEXTS, model=f"{MODEL}:query")
+    assert asked == posted(task_client, "/embed", inputs=TEXTS, prompt_name="query")
+    both = {"inputs": TEXTS, "truncate": True, "parameters": {"truncate": False}}
+    assert "mean the same" in task_client.post("/embed", json=both).json()["error"]
+    pairs = {"query": QUERY, "texts": TEXTS}
+    ranks = posted(task_client, "/rerank", **pairs)
+    for path in ("/rerank", "/"):
+        assert posted(task_client, path, **pairs, model="reranker", parameters={}) == ranks
+    other = task_client.post("/embed", json={"inputs": TEXTS, "model": "nobody"})
+    assert (other.status_code, "not served here" in other.text) == (404, True)
+
+
+def test_a_model_is_named_in_all_bodies_of_tei(task_client: httpx.Client) -> None:
+    instances = [{"inputs": text, "model": MODEL, "user": "me"} for text in TEXTS]
+    predicted = posted(task_client, "/vertex", instances=instances)["predictions"]
+    unit = posted(task_client, "/embed", inputs=TEXTS)
+    assert [vector for (vector,) in predicted] == unit
+    tokens = posted(task_client, "/tokenize", inputs=TEXTS, model="reranker")
+    assert posted(task_client, "/hf/reranker/tokenize", inputs=TEXTS) == tokens
+    ids = [[token["id"] for token in text] for text in tokens]
+    assert posted(task_client, "/decode", ids=ids, model="reranker")
+    sentences = {"source_sentence": QUERY, "sentences": TEXTS}
+    alike = posted(task_client, "/similarity", inputs=sentences)
+    assert posted(task_client, "/similarity", inputs=sentences, model=MODEL) == alike
+
+
+def test_a_model_below_hf_is_as_a_server_of_it_alone(task_client: httpx.Client) -> None:
+    """Dify adds these paths to the URL that it has, and reads from `/info` what the server is."""
+    kinds = {}
+    for name in ("embedder", "reranker", "classifier"):
+        info = task_client.get(f"/hf/{name}/info").json()
+        assert task_client.get("/info", params={"model": name}).json() == info
+        kinds[name] = next(iter(info["model_type"]))
+    assert kinds == {"embedder": "embedding", "reranker": "reranker", "classifier": "classifier"}
+    assert task_client.get("/hf/nobody/info").status_code == 404
+    pairs = {"query": QUERY, "texts": TEXTS, "return_text": True}
+    assert posted(task_client, "/hf/reranker/rerank", **pairs) == posted(
+        task_client, "/rerank", **pairs
+    )
+    found = posted(task_client, "/hf/embedder/v1/embeddings", input=TEXTS)["data"]
+    assert [entry["embedding"] for entry in found] == vectors(task_client)
+    cannot = task_client.post("/hf/embedder/rerank", json=pairs)
+    assert (cannot.status_code, "cannot rerank" in cannot.text) == (400, True)

@@ -10,6 +10,7 @@ import pytest
 
 from addnorm.service.errors import Overloaded
 from addnorm.service.protocols.codec.negotiation import JSON
+from addnorm.service.protocols.codec.safetensors_body import SAFETENSORS
 from addnorm.service.scheduling.deadline import Deadline
 from addnorm.service.scheduling.job import Target
 from addnorm.service.server.wiring import Service
@@ -45,7 +46,7 @@ def sent(client: httpx.Client, service: Service) -> dict[str, set[str]]:
     asked = [
         {"content": b"{", "headers": {"content-type": JSON}},
         {"json": {**GOOD, "model": "other"}},
-        {"json": GOOD, "headers": {"accept": "text/html"}},
+        {"json": GOOD, "headers": {"accept": SAFETENSORS}},
         {"content": bytes(MAX_BODY_BYTES + 1), "headers": {"content-type": JSON}},
         {"content": b"text", "headers": {"content-type": "text/plain"}},
     ]

@@ -128,7 +128,8 @@ def with_nulls(document: dict[str, Any]) -> Iterator[tuple[Example, Any, Any]]:
 
 def answered(client: httpx.Client, path: str, body: Any) -> tuple[int, Any]:
     answer = client.post(path, json=body)
-    found = answer.json() if answer.content else None
+    is_whole = answer.headers.get("content-type") == JSON  # else lines of it
+    found = answer.json() if is_whole else answer.content
     if isinstance(found, dict):
         found = {name: value for name, value in found.items() if name not in EACH_TIME}
     return answer.status_code, found

@@ -178,7 +178,8 @@ BAD: dict[str, tuple[dict[str, Any], type[openai.APIStatusError], str, str]] = {
         "input: Input should be a text, a list of texts",
     ),
     "no dimensions": (
-        {"dimensions": 0}, openai.BadRequestError, "invalid_input", "dimensions is 0: 1 to 32",
+        {"dimensions": -1}, openai.BadRequestError, "invalid_input",
+        "dimensions: Input should be greater than or equal to 1, got -1",
     ),
     "too many dimensions": (
         {"dimensions": 33}, openai.BadRequestError, "invalid_input", "dimensions is 33: 1 to 32",

@@ -98,9 +98,12 @@ def test_bad_pairs_are_rejected_by_field_and_index(
 @pytest.mark.parametrize(
     ("pair", "words"),
     [
-        ([LONG * 4, LONG * 4], "texts[1] is a pair of texts of more than 256 characters each"),
-        (["a", "x" * 600], "texts[1][1] has 600 characters, and its first 256 do not hold"),
-        (["x" * 600, "a"], "texts[1][0] has 600 characters, and its first 256 do not hold"),
+        (
+            [LONG * 500, LONG * 500],
+            "texts[1] is a pair of texts of more than 32768 characters each",
+        ),
+        (["a", "x" * 150_000], "texts[1][1] has 150000 characters, and its first 131072 do"),
+        (["x" * 150_000, "a"], "texts[1][0] has 150000 characters, and its first 131072 do"),
     ],
 )
 def test_what_cannot_be_cut_like_the_library_is_rejected(
@@ -168,7 +171,7 @@ def test_the_default_prompt_is_put_before_texts_but_not_before_pairs(
          "prompt_name is set, but prompts are for texts"),
         ("/v1/embeddings", {"input": [[2, 3]], "prompt_name": "query"},
          "prompt_name is set, but prompts are for texts"),
-        ("/v1/embeddings", {"input": "a", "prompt_name": ""}, "prompt_name is ''"),
+        ("/v1/embeddings", {"input": "a", "prompt_name": " "}, "prompt_name is ' '"),
         ("/v1/tokenize", {"texts": ["a"], "prompt_name": "x" * 99}, "has no such prompt"),
     ],
 )  # fmt: skip

@@ -171,23 +171,28 @@ def test_texts_give_pooled_vectors_unless_other_outputs_are_asked_for(
     assert "activations" in post(text_client, input_ids=ids_of(["a"])).json()
 
 
-UNCUTTABLE = [
+FEW_TOKENS = [
     " " * 600 + "the same text",
     "\u200b" * 600 + "a b",
     "x" * 600,
     f"{'x' * 600} the same text",
+    " " * 20_000 + "a " * 20,
 ]
 
 
-@pytest.mark.parametrize("text", UNCUTTABLE)
+@pytest.mark.parametrize("text", FEW_TOKENS)
+@pytest.mark.parametrize("more", ["", " " * 2**17])
 def test_a_text_is_cut_where_the_library_cuts_it_or_rejected(
-    text_client: httpx.Client, text: str
+    text_client: httpx.Client, text: str, more: str
 ) -> None:
-    """Its first 256 characters do not hold the tokens that it would be cut to."""
-    answer = post(text_client, "/v1/tokenize", texts=["a", text], truncate=True)
+    """Characters of few tokens: as many are read as are needed, up to a limit."""
+    answer = post(text_client, "/v1/tokenize", texts=["a", more + text], truncate=True)
+    if not more:
+        assert answer.json()["input_ids"] == ids_of(["a", text], MAX_TEXT_TOKENS)
+        return
     assert answer.status_code == 400
     assert "texts[1] has" in answer.json()["error"]["message"]
-    words = "its first 256 do not hold the tokens needed to cut it to 12: shorten it"
+    words = "its first 131072 do not hold the tokens needed to cut it to 12: shorten it"
     assert words in answer.json()["error"]["message"]
 
 
@@ -208,6 +213,7 @@ def test_a_cut_is_the_librarys_of_the_whole_text_or_there_is_none(text_bundles: 
         Tokenizer(bundles.read(text_bundles / TEXT_MODEL / "1")),
         library(MAX_TEXT_TOKENS),
     )
+    mine.max_cut_characters = mine.max_characters
     draws = random.Random(0)
     parts = [
         "a",

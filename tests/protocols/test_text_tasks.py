@@ -15,7 +15,7 @@ TEXT, OTHER = "the padding costs nothing", "pads are dropped, the same text"
 MASKED = "the [MASK] costs [MASK]."
 
 
-ENDLESS = "a" * 100_000  # one word, whose tokens cannot be known from a part
+ENDLESS = "a" * 200_000  # one word, whose tokens cannot be known from a part
 
 
 def native(client: httpx.Client, path: str, **body: Any) -> Any:
@@ -151,7 +151,12 @@ def test_health_is_asked_of_a_model(task_url: str) -> None:
     ("path", "body", "status", "message"),
     [
         ("/v1/classify", {"texts": []}, 400, "texts is empty"),
-        ("/v1/classify", {"texts": ["a"], "top_k": 0}, 400, "top_k: .* greater than or equal to 1"),
+        (
+            "/v1/classify",
+            {"texts": ["a"], "top_k": -1},
+            400,
+            "top_k: .* greater than or equal to 1",
+        ),
         ("/v1/classify", {"texts": ["a"], "model": "embedder"}, 400, "embedder/1 cannot classify"),
         ("/v1/classify", {"texts": ["a"], "kind": 1}, 400, "kind is unknown; known are"),
         ("/v1/classify", {"texts": ["a " * 60]}, 400, r"texts\[0\] has 62 tokens, 22 more than"),

@@ -17,6 +17,7 @@ from addnorm.service.protocols.codec.decoding import Tools
 from addnorm.service.protocols.codec.negotiation import written
 from addnorm.service.protocols.codec.openapi import errors
 from addnorm.service.protocols.codec.payload import Payload
+from addnorm.service.protocols.codec.safetensors_body import SAFETENSORS
 from addnorm.service.protocols.codec.validation import Strict
 from addnorm.service.protocols.endpoint import Decoded, ErrorFormat, JsonEndpoint
 from addnorm.service.protocols.protocol import Protocol
@@ -125,7 +126,7 @@ def test_its_routes_answer_with_the_bits_of_others(client: httpx.Client) -> None
         ("GET", "/toy/nothing", {}, 404),
         ("GET", "/toy/notebook/vectors", {}, 405),
         ("GET", "/toy/count", {}, 405),
-        ("POST", "/toy/count", {"json": {"ids": IDS}, "headers": {"accept": "text/html"}}, 406),
+        ("POST", "/toy/count", {"json": {"ids": IDS}, "headers": {"accept": SAFETENSORS}}, 406),
         ("POST", "/toy/notebook/vectors", {"json": {"ids": [[1] * 999]}}, 413),
         (
             "POST",

@@ -1,4 +1,4 @@
-"""Pairs are cut where the library cuts the whole pair, or are refused."""
+"""Texts and pairs are cut where the library cuts the whole text or pair, or are refused."""
 
 import json
 import random
@@ -6,10 +6,18 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import tokenizers
+from tokenizers.models import BPE, Unigram
+from tokenizers.pre_tokenizers import ByteLevel, Metaspace
 
 from addnorm.service.runtime import bundle as bundles
 from addnorm.service.runtime.bundle import Bundle
-from addnorm.service.runtime.tokenizing.tokenizer import CannotCut, Tokenizer, num_characters
+from addnorm.service.runtime.tokenizing.tokenizer import (
+    MAX_CUT_CHARACTERS,
+    CannotCut,
+    Tokenizer,
+    num_characters,
+)
 from tests.support.texts import MAX_TEXT_TOKENS, TEXT_MODEL, library
 
 STRATEGIES = ["longest_first", "only_first", "only_second"]
@@ -46,6 +54,7 @@ def test_a_pair_is_cut_like_the_librarys_whole_pair_or_not_at_all(
     bundle: Bundle, tmp_path: Path, strategy: str, limit: int
 ) -> None:
     mine = Tokenizer(with_limit(of_strategy(bundle, strategy, tmp_path), limit))
+    mine.max_cut_characters = mine.max_whole_characters = mine.max_characters
     theirs, draws = library(), random.Random(0)
     theirs.enable_truncation(limit, strategy=strategy)
     num_long = num_refused = 0
@@ -103,3 +112,74 @@ def test_a_limit_below_a_pairs_special_tokens_refuses_pairs_to_be_cut(bundle: Bu
 
 def test_characters_of_a_pair_are_those_of_both() -> None:
     assert (num_characters("abc"), num_characters(("ab", "c"))) == (3, 3)
+
+
+def bpe() -> tokenizers.Tokenizer:
+    """Of bytes, as GPT-2's and ModernBERT's, with tokens of many blanks and of many letters."""
+    vocab = {letter: index for index, letter in enumerate(sorted(ByteLevel.alphabet()))}
+    merges = list[tuple[str, str]]()
+    for letter in ("Ġ", "x"):
+        for size in (1, 2, 4, 8):
+            merges.append((letter * size, letter * size))
+            vocab[letter * 2 * size] = len(vocab)
+    made = tokenizers.Tokenizer(BPE(vocab, merges))
+    made.pre_tokenizer = ByteLevel(add_prefix_space=False)
+    return made
+
+
+def unigram() -> tokenizers.Tokenizer:
+    pieces = ["<unk>", "▁", "▁" * 8, "x" * 16, "x", *"abcdefghijklmnopqrstuvwyz", "▁the"]
+    made = tokenizers.Tokenizer(
+        Unigram([(piece, -float(at)) for at, piece in enumerate(pieces)], 0)
+    )
+    made.pre_tokenizer = Metaspace()
+    return made
+
+
+LONG_TEXTS = {
+    "blanks": "Page 1\n" + " " * 20_000 + "the end" + " the same text" * 10,
+    "one word": "x" * 9_000,
+    "a word, and more": "the same " + "x" * 40_000 + " text",
+    "base 64": "a: " + "iVBORw0KGgo+/A" * 2_860,
+    "dots": "Contents " + "." * 20_000 + " 12",
+    "what is dropped": "a" + "\u200b" * 30_000 + "b",
+    "lines": "a" + "\n \t" * 10_000 + "b",
+    "a long word first, then texts": "y" * 20_000 + " the same text" * 2_000,
+}
+
+
+@pytest.mark.parametrize("left", [False, True])
+@pytest.mark.parametrize("kind", ["wordpiece", "bpe", "unigram"])
+@pytest.mark.parametrize("name", LONG_TEXTS)
+def test_texts_of_few_tokens_are_cut_as_the_library_cuts_the_whole(
+    bundle: Bundle, tmp_path: Path, name: str, kind: str, left: bool
+) -> None:
+    """Runs of blanks and words of thousands of letters, as crawlers and extractors make them."""
+    made = {"wordpiece": library, "bpe": bpe, "unigram": unigram}[kind]()
+    made.save(str(tmp_path / "tokenizer.json"))
+    limits = bundle.manifest.limits.model_copy(update={"vocab_size": 400})
+    manifest = bundle.manifest.model_copy(update={"limits": limits})
+    mine = Tokenizer(replace(bundle, path=tmp_path, manifest=manifest))
+    made.enable_truncation(MAX_TEXT_TOKENS, direction="left" if left else "right")
+    text = LONG_TEXTS[name]
+    if left and len(text) > mine.max_whole_characters:
+        with pytest.raises(CannotCut, match="characters: only 32768 are read to cut on the left"):
+            mine.tokens([text], truncate=True, left=True)
+        return
+    (cut,) = mine.tokens([text], truncate=True, left=left)
+    assert cut.ids == made.encode(text).ids
+
+
+def test_a_text_of_few_tokens_is_read_no_further_than_its_limit(bundle: Bundle) -> None:
+    mine, blanks = Tokenizer(bundle), " " * MAX_CUT_CHARACTERS
+    assert len(mine.tokens([blanks], truncate=True)[0]) == 2
+    with pytest.raises(CannotCut, match="its first 131072 do not hold the tokens needed"):
+        mine.tokens([blanks + " "], truncate=True)
+
+
+def test_a_pair_is_cut_where_both_of_its_texts_have_few_tokens(bundle: Bundle) -> None:
+    theirs = library()
+    theirs.enable_truncation(MAX_TEXT_TOKENS)
+    for pair in (("a" + " " * 20_000 + "b", "x" * 9_000), ("a b", "c" + " " * 90_000 + "a")):
+        (cut,) = Tokenizer(bundle).tokens([pair], truncate=True)
+        assert cut.ids == theirs.encode(*pair).ids

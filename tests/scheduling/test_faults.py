@@ -4,8 +4,8 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
-from itertools import pairwise
+from contextlib import contextmanager, suppress
+from itertools import count, pairwise
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +16,7 @@ from addnorm.service.inference import heads
 from addnorm.service.models.registry import Meant, Models
 from addnorm.service.runtime.batch import Batch, Rows
 from addnorm.service.runtime.manifest import Task
-from addnorm.service.scheduling.job import MicroBatch, Target
+from addnorm.service.scheduling.job import AllRows, Identity, MicroBatch, Target
 from addnorm.service.scheduling.scheduler import Observer, Scheduler
 from addnorm.service.server.wiring import build
 from addnorm.service.settings import Settings
@@ -208,6 +208,55 @@ def test_rows_that_do_not_fit_their_sequences_fail_the_job_and_not_the_worker_th
                     PATIENCE_S
                 )
         assert values(scheduler.submit(Target(echo, 100), batch([8]), 30)) == [[8]]
+
+
+class Breaking(AllRows):
+    """Breaks the queue when it looks at the identities for the last time that it may."""
+
+    def __init__(self, batch: Batch, num_looks: int) -> None:
+        self.num_looks = num_looks
+        super().__init__(batch, list(range(len(batch))))
+
+    @property  # type: ignore[override]
+    def identities(self) -> list[Identity]:
+        self.num_looks -= 1
+        if self.num_looks == 0:
+            raise KeyError("of the queue")
+        return self._identities
+
+    @identities.setter
+    def identities(self, identities: list[Identity]) -> None:
+        self._identities = identities
+
+
+@pytest.mark.parametrize("what", ["ends", "fails", "hangs"])
+def test_an_error_of_the_queue_ends_no_thread_and_leaves_no_job_waiting(
+    what: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Wherever it is raised: in each round the queue looks once more before it breaks."""
+    num_broken, engine = 0, Hanging()
+    run = {"ends": echo, "fails": poisoned, "hangs": engine}[what]
+    with scheduling(run_timeout_s=2.0) as scheduler:
+        for num_looks in count(1):
+            target, scheduler.run_timeout_s = Target(run, 100), 2.0
+            results = Breaking(batch([POISON], [2, 2]), num_looks)
+            with reserve(scheduler):
+                jobs = [scheduler.submit(target, batch([3, 3]), 30)]
+                with suppress(KeyError):
+                    jobs.append(scheduler.submit(target, results.batch, 30, results=results))
+                jobs.append(scheduler.submit_first(target, batch([4])))
+            if what == "hangs":
+                scheduler.run_timeout_s = 0.1
+            errors = [job.future.exception(PATIENCE_S) for job in jobs]
+            num_broken += any("KeyError" in str(error) for error in errors)
+            assert eventually(lambda: scheduler.num_busy == 0)
+            assert scheduler.num_queued_tokens() == target.num_tokens == 0
+            assert values(scheduler.submit(Target(echo, 100), batch([8]), 30)) == [[8]]
+            if results.num_looks > 0:
+                break
+        engine.go.set()
+    assert num_broken > 1
+    assert "the queue failed" in caplog.text
 
 
 def test_an_observer_that_raises_costs_nobody_an_answer(caplog: pytest.LogCaptureFixture) -> None:

@@ -4,16 +4,11 @@ from collections.abc import Sequence
 
 import numpy as np
 import pytest
-from hypothesis import settings
-from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from addnorm.service.errors import ServiceError
 from addnorm.service.runtime.batch import AnyRows, Batch, Rows
 from addnorm.service.scheduling.job import AllRows, Job, MicroBatch, Target
 from tests.support.scheduling import Queue, echo, values
-
-KEYS = ("a", "b")
 
 
 def batch_of(identities: list[int]) -> Batch:
@@ -150,99 +145,3 @@ def test_what_is_computed_already_is_admitted_to_a_full_queue() -> None:
     assert submit(queue, target, [3])
     with pytest.raises(ServiceError, match="too many to add 3"):
         submit(queue, target, [2])
-
-
-class QueueWithMerging(RuleBasedStateMachine):
-    """Any order of arrivals, runs, failures, departures and deadlines."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.queue, self.target = Queue(10**6), Target(echo, 6)
-        self.now = 0.0
-        self.jobs: dict[Job, str] = {}  # and their keys
-        self.running: list[MicroBatch] = []
-
-    @rule(
-        identities=st.lists(st.integers(0, 5), min_size=1, max_size=4, unique=True),
-        key=st.sampled_from(KEYS),
-        time=st.integers(1, 30),
-    )
-    def arrive(self, identities: list[int], key: str, time: int) -> None:
-        batch, backlog = batch_of(identities), self.queue.backlog(key, self.target)
-        job = self.queue.add(
-            self.target, batch, self.now, self.now + time, backlog, AllRows(batch, identities)
-        )
-        self.jobs[job] = key
-
-    @precondition(lambda self: self.queue.jobs and len(self.running) < 3)
-    @rule()
-    def take(self) -> None:
-        if micro := self.queue.take(self.now):
-            self.running.append(micro)
-
-    @precondition(lambda self: self.running)
-    @rule(at=st.integers(0, 2))
-    def succeed(self, at: int) -> None:
-        end(self.queue, self.running.pop(at % len(self.running)), self.now)
-
-    @precondition(lambda self: self.running)
-    @rule(at=st.integers(0, 2))
-    def fail(self, at: int) -> None:
-        """Then its jobs run one by one, as a worker has them run. The first fails again."""
-        micro = self.running.pop(at % len(self.running))
-        first, *others = [micro._replace(sequences=own) for _, own in micro.by_job()]
-        self.queue.release(first)
-        self.queue.settle(first, ServiceError("broken"), self.now)
-        self.running += others
-
-    @precondition(lambda self: self.jobs)
-    @rule(at=st.integers(0, 100))
-    def leave(self, at: int) -> None:
-        list(self.jobs)[at % len(self.jobs)].future.cancel()
-        self.queue.sweep(self.now)
-
-    @rule(seconds=st.integers(1, 10))
-    def wait(self, seconds: int) -> None:
-        self.now += seconds
-        self.queue.sweep(self.now)
-
-    @invariant()
-    def counts_each_sequence_once(self) -> None:
-        waiting = {
-            (self.jobs[job], own.identity): own.length
-            for job in self.queue.jobs.values()
-            for own in job.waiting
-        }
-        assert self.queue.num_tokens == self.target.num_tokens == sum(waiting.values())
-        for key in KEYS:
-            backlog = self.queue.backlog(key, self.target)
-            own = [length for (of, _), length in waiting.items() if of == key]
-            assert backlog.num_tokens == sum(own)
-
-    @invariant()
-    def runs_each_sequence_once_at_a_time(self) -> None:
-        running = [
-            (self.jobs[own.job], own.identity) for micro in self.running for own in micro.sequences
-        ]
-        assert len(running) == len(set(running))
-
-    def teardown(self) -> None:
-        while self.running or self.queue.jobs:
-            if self.running:
-                end(self.queue, self.running.pop(), self.now)
-            if micro := self.queue.take(self.now):
-                self.running.append(micro)
-        for job in self.jobs:
-            assert job.future.done(), "a job was lost"
-            if not job.future.cancelled() and not job.future.exception():
-                assert values(job) == expected(job)
-        assert not self.queue.num_tokens
-        assert not self.queue.active
-        for key in KEYS:
-            in_flight = self.queue.backlog(key, self.target).in_flight
-            assert not in_flight._waiting
-            assert not in_flight._running
-
-
-TestAnyOrder = QueueWithMerging.TestCase
-TestAnyOrder.settings = settings(max_examples=80, stateful_step_count=30, deadline=None)

@@ -649,7 +649,11 @@ def probes_are_answered(url: str) -> bool:
 def test_more_connections_than_the_limit_get_503_and_probes_are_answered_beside_any_number(
     serve: Serve,
 ) -> None:
-    with serve(max_connections=20, body_timeout_s=PATIENCE_S) as url:
+    class Busy(Connection):
+        def waits_for_caller(self, now: float) -> float:
+            return 0.0  # else it would make room after a second
+
+    with serve(Busy, max_connections=20, body_timeout_s=PATIENCE_S) as url:
         open_ones = [call(url) for _ in range(20)]  # are accepted in this order
         for caller in open_ones:
             caller.sendall(head(len(GOOD)) + GOOD[:-1])  # idle ones would make room

@@ -28,6 +28,18 @@ def test_an_allowed_origin_may_send_the_headers_it_asks_for(serve: Serve, origin
     assert "access-control-allow-credentials" not in answer.headers
 
 
+@pytest.mark.parametrize(("origins", "status"), [(PAGE, 200), ("*", 200), ("https://b.c", 400)])
+def test_chrome_may_call_from_a_public_page_into_this_network(
+    serve: Serve, origins: str, status: int
+) -> None:
+    with serve(cors_origins=origins) as url:
+        asked = {**PREFLIGHT, "access-control-request-private-network": "true"}
+        answer = web.options(f"{url}/v1/embeddings", headers=asked)
+    assert answer.status_code == status
+    if status == 200:
+        assert answer.headers["access-control-allow-private-network"] == "true"
+
+
 def test_another_origin_is_told_nothing(serve: Serve) -> None:
     with serve(cors_origins="https://two.example") as url:
         answer = web.options(f"{url}/v1/embeddings", headers=PREFLIGHT)

@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 import threading
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -22,6 +23,7 @@ from addnorm.service.protocols.kserve.over_grpc.grpc_methods import (
     grpc_methods,
 )
 from addnorm.service.protocols.kserve.over_grpc.messages import message_types
+from addnorm.service.server.grpc.grpc_calls import GrpcCalls
 from addnorm.service.server.process import Server, check_address
 from addnorm.service.server.wiring import Service, build
 from addnorm.service.settings import Settings
@@ -33,7 +35,7 @@ from tests.support.waiting import PATIENCE_S, eventually, runs_held_up
 
 grpc = pytest.importorskip("grpc")
 
-KEY = "ask-0123456789abcdef"
+KEY, OTHER = "ask-0123456789abcdef", "other-0123456789abcdef"
 INFER = "/inference.GRPCInferenceService/ModelInfer"
 
 
@@ -52,6 +54,13 @@ def test_a_key_is_needed_for_all_but_probes(few: Models) -> None:
         )
         for own in (("authorization", f"Bearer {KEY}"), ("api-key", KEY)):
             assert call("ModelInfer", own, model_name="gpt", **ALONE).outputs
+
+
+@pytest.mark.parametrize("path", [f"{INFER[:-5]}StreamInfer", "/grpc.health.v1.Health/Watch"])
+def test_streams_are_not_offered(few: Models, path: str) -> None:
+    with calling(few) as (call, _, _), pytest.raises(grpc.RpcError) as caught:
+        list(call.channel.stream_stream(path)(iter([b""]), timeout=PATIENCE_S))
+    assert caught.value.code() is grpc.StatusCode.UNIMPLEMENTED
 
 
 def test_a_key_has_its_limit_over_both_transports(few: Models) -> None:
@@ -173,7 +182,8 @@ def test_more_calls_than_connections_are_allowed_are_rejected(few: Models) -> No
         refused = call.refused("ModelMetadata", name="notebook")
         assert refused[:2] == (
             "UNAVAILABLE",
-            "1 calls over gRPC are under way, the limit; retry in 1 s",
+            "1 calls over gRPC are under way, the limit is 1, of which each API key leaves some to"
+            " others; retry in 1 s",
         )
         assert call("ServerLive").live
         under_way.cancel()
@@ -182,11 +192,11 @@ def test_more_calls_than_connections_are_allowed_are_rejected(few: Models) -> No
 class Slow:
     """A caller that never sends its message, or never takes the answer."""
 
-    def __init__(self, sends: bool) -> None:
-        self._sends, self.told = sends, ("", "")
+    def __init__(self, sends: bool, key: str = "") -> None:
+        self._sends, self._key, self.told = sends, key, ("", "")
 
     def invocation_metadata(self) -> list[tuple[str, str | bytes]]:
-        return [("x-request-id", "abc")]
+        return [("x-request-id", "abc"), ("authorization", f"Bearer {self._key}")]
 
     def time_remaining(self) -> None:
         return None
@@ -217,9 +227,6 @@ def told_to(caller: Slow, service: Service, answer: Any) -> tuple[str, str]:
 
 
 def test_slow_callers_and_faults_end_in_words(few: Models) -> None:
-    async def echo(receive: Any, call: Any) -> Answer:
-        return Answer(await receive())
-
     async def fails(receive: Any, call: Any) -> Answer:
         raise ZeroDivisionError
 
@@ -240,9 +247,145 @@ def test_slow_callers_and_faults_end_in_words(few: Models) -> None:
     service.close()
 
 
+class Taking(Slow):
+    """Takes the answer."""
+
+    async def write(self, message: bytes) -> None:
+        self.told = "OK", ""
+
+
+async def echo(receive: Any, call: Any) -> Answer:
+    return Answer(await receive())
+
+
+def method_of(service: Service, name: str) -> GrpcMethod:
+    methods = grpc_methods(service.grpc.calls.parts)
+    (method,) = (each for each in methods if each.path.endswith(f"/{name}"))
+    return method
+
+
+def ended(task: "asyncio.Task[None]") -> bool:
+    """Whether the call of the task was ended by the server."""
+    return task.done() and isinstance(task.exception(), grpc.aio.AbortError)
+
+
+async def asked(calls: GrpcCalls, method: GrpcMethod, *callers: Slow) -> list[Any]:
+    """Tasks that answer the callers, of which all that can be done at once is done."""
+    tasks = [asyncio.create_task(calls.answer(method, caller)) for caller in callers]
+    for _ in range(50):
+        await asyncio.sleep(0)
+    return tasks
+
+
+def test_messages_are_small_but_for_inferences(few: Models) -> None:
+    with calling(few) as (call, service, _):
+        for method, field in (("Check", "service"), ("ModelMetadata", "name")):
+            refused = call.refused(method, **{field: "x" * 4100})
+            assert refused[:2] == (
+                "RESOURCE_EXHAUSTED",
+                "the message has 4103 bytes, the limit is 4096",
+            )
+        assert eventually(lambda: service.grpc.calls.in_flight == 0)
+
+
+def test_probes_without_a_message_keep_nobody_out(few: Models) -> None:
+    """One message is received at a time: the others are asked nothing, and told of the server."""
+    service = build(few, Settings(**OWN, api_keys=SecretStr(f"asker infer {KEY}")))
+    calls = replace(service.grpc.calls, probe_s=0.1)
+
+    async def run() -> None:
+        live, silent, others = method_of(service, "ServerLive"), Slow(sends=False), Taking(False)
+        first, second = await asked(calls, live, silent, others)
+        assert others.told == ("OK", "")
+        assert second.done()
+        with pytest.raises(grpc.aio.AbortError):
+            await first
+        assert silent.told == ("DEADLINE_EXCEEDED", "the message did not arrive within 0.1 s")
+
+    asyncio.run(run())
+    assert calls.in_flight == 0
+    service.close()
+
+
+def test_a_message_that_is_slow_counts_as_the_largest_until_it_comes(few: Models) -> None:
+    keys = SecretStr(f"asker infer {KEY};other infer {OTHER}")
+    limits = {"max_body_bytes": 1000, "max_pending_body_bytes": 10_000}
+    service = build(few, Settings(**{**OWN, **limits, "api_keys": keys}))
+    calls, bodies = replace(service.grpc.calls, quick_s=0.0), service.request_path.bodies
+
+    async def run() -> None:
+        method = GrpcMethod(INFER, echo, 1000)
+        silent = [Slow(False, KEY) for _ in range(20)]
+        tasks = await asked(calls, method, *silent)
+        told = {caller.told[1].partition(":")[0] for caller in silent if caller.told[1]}
+        assert told == {"overloaded"}
+        assert sum(map(ended, tasks)) == 12
+        assert bodies.num_bytes == 8000
+        quick, slow = Taking(True, OTHER), Slow(False, OTHER)
+        (first, _) = more = await asked(calls, method, quick, slow)
+        assert first.done()
+        assert (quick.told, slow.told) == (("OK", ""), ("", ""))
+        assert bodies.num_bytes == 9000
+        for task in (*tasks, *more):
+            task.cancel()
+        await asyncio.gather(*tasks, *more, return_exceptions=True)
+
+    asyncio.run(run())
+    assert calls.in_flight == bodies.num_bytes == 0
+    service.close()
+
+
+def test_a_key_leaves_calls_to_others(few: Models) -> None:
+    keys = SecretStr(f"asker infer {KEY};other infer {OTHER}")
+    service = build(few, Settings(**OWN, api_keys=keys, max_connections=20))
+    calls = service.grpc.calls
+
+    async def run() -> None:
+        method, silent = GrpcMethod(INFER, echo, 1000), [Slow(False, KEY) for _ in range(30)]
+        # these count for none
+        unknown = await asked(calls, method, *(Slow(False, "unknown") for _ in range(30)))
+        assert all(map(ended, unknown))
+        tasks = await asked(calls, method, *silent)
+        assert sum(map(ended, tasks)) == 13
+        other = Taking(True, OTHER)
+        await asked(calls, method, other)
+        assert other.told == ("OK", "")
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        again = Taking(True, KEY)
+        await asked(calls, method, again)
+        assert again.told == ("OK", "")
+
+    asyncio.run(run())
+    service.close()
+
+
+class Gone(Slow):
+    """Has left when it is told."""
+
+    async def write(self, message: bytes) -> None:
+        raise grpc.aio.InternalError
+
+    async def abort(self, code: Any, details: str, metadata: Any) -> NoReturn:
+        self.told = code.name, details
+        raise grpc.aio.InternalError
+
+
+def test_a_caller_that_has_left_leaves_no_traceback(
+    few: Models, caplog: pytest.LogCaptureFixture
+) -> None:
+    service = build(few, Settings(**OWN))
+    caller = Gone(sends=True)
+    asyncio.run(service.grpc.calls.answer(GrpcMethod(INFER, echo), caller))
+    assert caller.told == ("CANCELLED", "the call ended before the answer")
+    assert not caplog.records
+    service.close()
+
+
 def test_who_is_not_let_in_is_told_before_the_message_is_read(few: Models) -> None:
     service = build(few, Settings(**OWN, api_keys=SecretStr(f"asker infer {KEY}")))
-    (method,) = (each for each in grpc_methods(service.grpc.calls.parts) if each.path == INFER)
+    method = method_of(service, "ModelInfer")
     assert told_to(Slow(sends=False), service, method.answer)[0] == "UNAUTHENTICATED"
     service.readiness.draining = True
     assert told_to(Slow(sends=False), service, method.answer)[0] == "UNAVAILABLE"

@@ -7,10 +7,13 @@ from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import urlsplit
 
+from pydantic import SecretStr
+
 from addnorm.service.errors import ServiceError
 from addnorm.service.server.http.connection import Connection
 from addnorm.service.server.http.room import SILENT_S, Room
 from tests.conftest import Serve
+from tests.support import web
 from tests.support.waiting import PATIENCE_S, eventually, until
 
 LATER = 10 * SILENT_S
@@ -55,11 +58,21 @@ def test_the_oldest_that_waits_of_the_key_that_has_most_makes_room() -> None:
 
 
 def test_nobody_makes_room_who_does_not_keep_the_server_waiting() -> None:
-    busy, shortly, without_key = Fake("one"), Fake("one", waiting_s=SILENT_S / 2), Fake(waiting_s=9)
+    busy, shortly, without_key = Fake("one"), Fake("one", waiting_s=SILENT_S / 2), Fake()
     room = full_of(busy, shortly, without_key)
     room.enter(new := Fake(idle_since=LATER))
     assert new in room.surplus
     assert not [each for each in (busy, shortly, without_key) if each.ended]
+
+
+def test_who_has_no_key_and_does_not_read_makes_room_before_any_key() -> None:
+    keyed = [Fake("one", waiting_s=LATER), Fake("one", waiting_s=LATER)]
+    oldest, other = Fake(waiting_s=SILENT_S), Fake(waiting_s=LATER)
+    room = full_of(*keyed, oldest, other)
+    room.enter(new := Fake(idle_since=LATER))
+    assert new not in room.surplus
+    assert oldest.ended == ["too_many_connections"]
+    assert not [each for each in (*keyed, other) if each.ended]
 
 
 def test_what_has_asked_for_nothing_goes_first() -> None:
@@ -98,6 +111,59 @@ def test_who_was_answered_makes_room_once_idle(serve: Serve) -> None:
         with suppress(ConnectionError):
             while callers[0].recv(1000):  # the rest of its answer, then the end
                 pass
+
+
+def test_unread_answers_to_callers_without_a_key_keep_nobody_with_one_out(serve: Serve) -> None:
+    key, made = "one-0123456789abcdef", list[Connection]()
+
+    class Noted(Connection):
+        def connection_made(self, transport: Any) -> None:
+            super().connection_made(transport)
+            made.append(self)
+
+        def waits_for_caller(self, now: float) -> float:
+            return super().waits_for_caller(now + LATER)
+
+    settings = {"max_connections": 4, "api_keys": SecretStr(f"one infer {key}")}
+    with serve(Noted, **settings) as url, ExitStack() as at_end:
+        for _ in range(4):
+            caller = at_end.enter_context(closing(socket.socket()))
+            caller.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            caller.connect((urlsplit(url).hostname, urlsplit(url).port))
+            caller.sendall(b"GET /openapi.json HTTP/1.1\r\nhost: x\r\n\r\n" * 30)
+        assert eventually(lambda: len([each for each in made if each.flow.write_paused]) == 4)
+        for _ in range(3):
+            answer = web.get(f"{url}/v1/models", headers={"authorization": f"Bearer {key}"})
+            assert answer.status_code == 200
+
+
+def test_requests_without_a_key_that_are_sent_ahead_keep_nobody_with_one_out(
+    serve: Serve,
+) -> None:
+    key, begun, go = "one-0123456789abcdef", threading.Event(), threading.Event()
+
+    async def answers_late(scope: Any, receive: Any, send: Any) -> None:
+        begun.set()
+        await until(go.is_set)
+
+    class Late(Connection):
+        def connection_made(self, transport: Any) -> None:
+            super().connection_made(transport)
+            if not begun.is_set():
+                self.app = answers_late
+
+        def waits_for_caller(self, now: float) -> float:
+            return super().waits_for_caller(now + LATER)
+
+    settings = {"max_connections": 1, "api_keys": SecretStr(f"one infer {key}")}
+    with serve(Late, **settings) as url, ExitStack() as at_end:
+        at_end.callback(go.set)
+        caller = at_end.enter_context(closing(socket.socket()))
+        caller.connect((urlsplit(url).hostname, urlsplit(url).port))
+        caller.sendall(b"GET /openapi.json HTTP/1.1\r\nhost: x\r\n\r\n" * 30)
+        assert begun.wait(PATIENCE_S)
+        answer = web.get(f"{url}/v1/models", headers={"authorization": f"Bearer {key}"})
+        assert answer.status_code == 200
 
 
 def test_a_body_that_the_server_does_not_read_is_not_awaited_from_its_caller(serve: Serve) -> None:

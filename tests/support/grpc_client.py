@@ -38,37 +38,26 @@ class GrpcClient:
 
         options = [("grpc.max_send_message_length", -1), ("grpc.max_receive_message_length", -1)]
         address = f"localhost:{port}"
-        self._channel = (
+        self.channel = (
             grpc.secure_channel(address, grpc.ssl_channel_credentials(certificate), options)
             if certificate
             else grpc.insecure_channel(address, options)
         )
 
-    def method(self, name: str, kind: str = "unary_unary") -> Any:
-        """To be called with bytes; kind: unary_unary, unary_stream or stream_stream."""
+    def method(self, name: str) -> Any:
+        """To be called with bytes."""
         service, answered = (
             (HEALTH, "grpc.health.v1.HealthCheck")
-            if name in ("Check", "Watch")
+            if name == "Check"
             else (INFERENCE, f"inference.{name}")
         )
         reads = message_types()[f"{answered}Response"].FromString
-        call = getattr(self._channel, kind)
-        return call(f"/{service}/{name}", response_deserializer=reads)
+        return self.channel.unary_unary(f"/{service}/{name}", response_deserializer=reads)
 
     def __call__(self, method: str, /, *headers: tuple[str, str], **fields: Any) -> Any:
         kind = "grpc.health.v1.HealthCheck" if method == "Check" else f"inference.{method}"
         body = message_types()[f"{kind}Request"](**fields).SerializeToString()
         return self.method(method)(body, metadata=headers, timeout=PATIENCE_S)
-
-    def stream(self, requests: Iterator[bytes], *headers: tuple[str, str], **options: Any) -> Any:
-        """The answers to ModelInferRequests, as they come."""
-        method = self.method("ModelStreamInfer", "stream_stream")
-        return method(requests, metadata=headers, **{"timeout": PATIENCE_S, **options})
-
-    def watch(self, service: str = "") -> Any:
-        """What the health service tells of this one, as it changes."""
-        asked = message_types()["grpc.health.v1.HealthCheckRequest"](service=service)
-        return self.method("Watch", "unary_stream")(asked.SerializeToString(), timeout=PATIENCE_S)
 
     def refused(self, method: str, /, *headers: tuple[str, str], **fields: Any) -> Refused:
         import grpc
@@ -80,7 +69,7 @@ class GrpcClient:
         raise AssertionError(f"it was answered: {answer}")
 
     def close(self) -> None:
-        self._channel.close()
+        self.channel.close()
 
 
 def refusal(error: Any) -> Refused:

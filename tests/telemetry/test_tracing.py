@@ -1,6 +1,9 @@
 """Traces: a span per request, its stages below it, under the caller's trace, without content."""
 
+import json
 import logging
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -129,3 +132,22 @@ def test_the_standard_variables_turn_traces_on(
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
     assert (tracer_of_environment() is not None) == on
+
+
+def test_beside_auto_instrumentation_errors_stay_as_they_are_and_each_request_has_a_span(
+    notebook: Path,
+) -> None:
+    command = [sys.executable, "-m", "tests.support.instrumented", notebook.parent.parent]
+    ended = subprocess.run(command, capture_output=True, check=True, timeout=PATIENCE_S)
+    answers = json.loads(ended.stdout)
+    assert [status for status, *_ in answers] == [404, 405, 404, 400, 200, 404]
+    assert {kind for _, kind, _ in answers} == {"application/json"}
+    stages = ["decode", "queue", "infer", "encode"]
+    assert [spans for *_, spans in answers] == [
+        ["GET unknown"],
+        ["GET /v1/embeddings"],
+        ["GET /v1/models/{name}"],
+        ["POST /v1/tokenize"],
+        [*stages, "POST /v1/embeddings"],
+        ["POST /v1/embeddings"],
+    ]

@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 from addnorm.load.measure.check import Reference, alone
 from addnorm.load.measure.run import Load, Result, measure
 from addnorm.load.measure.stream import PROFILES, Stream, make
+from addnorm.service.cores import usable_cores
 from addnorm.service.runtime.bundle import Bundle
-from addnorm.service.settings import usable_cores
 from benchmarks import processes
 from benchmarks.findings import Findings, Options, figures_table
 

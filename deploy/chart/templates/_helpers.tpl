@@ -68,7 +68,6 @@ scaleDown: {stabilizationWindowSeconds: {{ .Values.autoscaling.scaleDownS }}}
 
 {{/* Settings of the chart -> what decides them. */}}
 {{- define "addnorm.ownSettings" -}}
-ADDNORM_HOST: nothing, the image listens on all addresses
 ADDNORM_PORT: service.port
 ADDNORM_GRPC_PORT: service.grpcPort
 {{- if not .Values.gpu.count }}

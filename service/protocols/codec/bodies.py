@@ -6,7 +6,8 @@ from typing import Any
 import numpy as np
 
 from addnorm.service.inference.pipeline import QUICK_BYTES
-from addnorm.service.protocols.codec.negotiation import OCTETS, Headers, sent_type
+from addnorm.service.protocols.codec.foreign_fields import IgnoredFields
+from addnorm.service.protocols.codec.negotiation import Headers, sent_type
 from addnorm.service.protocols.codec.safetensors_body import SAFETENSORS
 from addnorm.service.protocols.codec.validation import Body, fit, parse, validated
 from addnorm.service.scheduling.cooperative import CooperativePool, Done, Steps, one_step, run_now
@@ -18,6 +19,7 @@ MEDIUM_BYTES = 256 * 1024  # take about 10 ms, in steps that hold up nobody; 8 M
 # What Python holds of JSON, about: for each value its object, and a place in a list and an array.
 # Values of few digits are objects that all share.
 VALUE_BYTES, VALUE_BYTES_PER_BYTE = 48, 9
+SAFETENSORS_COPIES = 4  # the body, the library's, and of 32-bit ids one that is twice as large
 
 
 class BodyReader:
@@ -32,6 +34,7 @@ class BodyReader:
         """readers: where bodies are read; large_readers: those above MEDIUM_BYTES, so that others
         need not wait until a step of theirs ends."""
         self._settings, self._readers, self._large_readers = settings, readers, large_readers
+        self._ignored = IgnoredFields()
 
     async def read(self, num_bytes: int, work: Steps[Done], deadline: Deadline) -> Done:
         """What `work` makes of so many bytes."""
@@ -42,7 +45,7 @@ class BodyReader:
 
     async def read_json(self, model: type[Body], body: bytes, deadline: Deadline) -> Body:
         """The body as the model. InvalidInput names the field that does not fit."""
-        work = validated(model, body, self._settings)
+        work = validated(model, body, self._settings, self._ignored.add)
         return await self.read(len(body), work, deadline)
 
     async def read_object(self, body: bytes, deadline: Deadline) -> dict[str, Any]:
@@ -53,15 +56,18 @@ class BodyReader:
         self, model: type[Body], value: dict[str, Any], num_bytes: int, deadline: Deadline
     ) -> Body:
         """The body of so many bytes as the model, as `read_json` would."""
-        return await self.read(num_bytes, one_step(partial(fit, model, value)), deadline)
+        return await self.read(
+            num_bytes, one_step(partial(fit, model, value, self._ignored.add)), deadline
+        )
 
 
 def held_bytes(body: bytes, headers: Headers) -> int:
     """What a whole body and what is read of it count as. Small ones do not count."""
-    num_bytes = len(body) if len(body) > QUICK_BYTES else 0
-    if num_bytes and sent_type(headers) not in (OCTETS, SAFETENSORS):  # JSON, whatever its name
-        num_bytes += parsed_bytes(body)
-    return num_bytes
+    if len(body) <= QUICK_BYTES:
+        return 0
+    if sent_type(headers) == SAFETENSORS:
+        return SAFETENSORS_COPIES * len(body)
+    return len(body) + parsed_bytes(body)  # whatever its name, it may be JSON
 
 
 def parsed_bytes(body: bytes) -> int:

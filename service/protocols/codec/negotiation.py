@@ -8,6 +8,7 @@ import numpy as np
 import orjson
 
 from addnorm.service.errors import BodyTooLarge, InvalidInput, NotAcceptable, UnsupportedMediaType
+from addnorm.service.protocols.codec.safetensors_body import SAFETENSORS
 from addnorm.service.scheduling.cooperative import Steps
 
 JSON = "application/json"
@@ -35,7 +36,10 @@ def require_json(headers: Headers) -> None:
 
 
 def negotiate(headers: Headers, offered: Sequence[str]) -> str:
-    """The offered media type that Accept prefers (RFC 9110, 12.5.1); the first without Accept.
+    """The offered media type that Accept prefers; the first without Accept, and where Accept has
+    none of them: a server may disregard it (RFC 9110, 12.5.1), and many clients send one that they
+    do not mean, as `text/event-stream`. NotAcceptable for safetensors where there are none: who
+    asks for these bytes cannot read JSON.
 
     Among types of equal quality one that is named goes before one that a range covers, and then
     the one that is offered first.
@@ -45,10 +49,12 @@ def negotiate(headers: Headers, offered: Sequence[str]) -> str:
         return offered[0]
     ranges = dict(_weighted(accept))
     best = max(offered, key=lambda media_type: _preference(ranges, media_type))
-    if not _preference(ranges, best)[0]:
+    if _preference(ranges, best)[0]:
+        return best
+    if ranges.get(SAFETENSORS) and SAFETENSORS not in offered:
         message = f"Accept is {accept[:200]!r}: offered are {' and '.join(offered)}"
         raise NotAcceptable(message, param="accept")
-    return best
+    return offered[0]
 
 
 def _preference(ranges: dict[str, float], media_type: str) -> tuple[float, int]:
@@ -61,7 +67,7 @@ def _preference(ranges: dict[str, float], media_type: str) -> tuple[float, int]:
 
 
 def _weighted(header: str) -> list[tuple[str, float]]:
-    """`a;q=0.5, b` -> [("a", 0.5), ("b", 1.0)]. InvalidInput for a q that is no number."""
+    """`a;q=0.5, b` -> [("a", 0.5), ("b", 1.0)]. A q that is no number counts as none."""
     weighted = []
     for element in header.lower().split(","):
         name, *parameters = (part.strip() for part in element.split(";"))
@@ -69,8 +75,7 @@ def _weighted(header: str) -> list[tuple[str, float]]:
         try:
             weighted.append((name, min(1.0, max(0.0, float(quality)))))
         except ValueError:
-            message = f"q is {quality[:60]!r}: a number from 0 to 1"
-            raise InvalidInput(message, param="accept") from None
+            weighted.append((name, 1.0))
     return weighted
 
 

@@ -51,8 +51,10 @@ SENT: dict[int, tuple[str, ServiceError]] = {  # status -> what it means, and on
         ModelNotFound("model 'other' is not served here; served are: notebook", param="model"),
     ),
     406: (
-        "Accept names no media type that is offered.",
-        NotAcceptable("Accept is 'text/html': offered are application/json", param="accept"),
+        "Accept asks for safetensors, which this route does not write.",
+        NotAcceptable(
+            "Accept is 'application/vnd.safetensors': offered are application/json", param="accept"
+        ),
     ),
     413: (
         "The body is over its limit.",

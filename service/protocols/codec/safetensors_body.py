@@ -17,9 +17,11 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError, deserialize
 
 from addnorm.service.errors import InvalidInput, UnknownField
+from addnorm.service.protocols.codec.validation import outside_strings
 
 SAFETENSORS = "application/vnd.safetensors"
 HEADER_BYTES = 64 * 1024
+MAX_VALUES = 100  # of the header; the known tensors have 35, with their names
 KINDS = {"I64": np.int64, "I32": np.int32, "U8": np.uint8, "BOOL": np.bool_, "F32": np.float32}
 NAMES = {"int64": "I64", "float32": "F32", "float16": "F16", "int8": "I8", "uint8": "U8"}
 INTEGERS = ("I64", "I32")
@@ -45,6 +47,7 @@ def read(body: bytes) -> Found:
             f"the body is not safetensors as known here: its header has {num_bytes} bytes, the"
             f" limit is {HEADER_BYTES}"
         )
+    _check_parts(body[8 : 8 + num_bytes])
     try:
         tensors = deserialize(body)  # type: ignore[no-untyped-call]
     except SafetensorError as error:
@@ -55,6 +58,21 @@ def read(body: bytes) -> Found:
         raise InvalidInput("the body lacks the tensor input_ids", param="input_ids")
     metadata: dict[str, str] = header.get("__metadata__") or {}
     return Found(metadata.get("request", "{}").encode(), arrays)
+
+
+def _check_parts(header: bytes) -> None:
+    """InvalidInput if it has more than any request needs: the library makes several objects of each
+    tensor, and one of each axis."""
+    most = {b"{": ("objects", len(KNOWN) + 2), b",": ("values", MAX_VALUES)}
+    num = dict.fromkeys(most, 0)
+    for outside in outside_strings(header, MAX_VALUES):
+        for character, (what, limit) in most.items():
+            num[character] += outside.count(character)
+            if num[character] > limit:
+                raise InvalidInput(
+                    f"the body is not safetensors as known here: its header has more than {limit}"
+                    f" {what}, the limit; known tensors are {', '.join(KNOWN)}"
+                )
 
 
 def _each_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -1,8 +1,11 @@
-"""JSON bodies into models, in bounded time, and what does not fit in our words. Knows no HTTP."""
+"""JSON bodies into models, in bounded time, and what does not fit in our words. Knows no HTTP.
+
+What clients in other languages write for a whole number, a boolean or nothing is taken as that
+where the model rejects it as it is, so bodies that fit pay nothing.
+"""
 
 import re
-from collections.abc import Iterable, Iterator
-from itertools import islice
+from collections.abc import Callable, Container, Iterable, Iterator
 from typing import Any, TypeVar, get_args
 
 import orjson
@@ -10,6 +13,9 @@ from pydantic import BaseModel, ValidationError
 
 from addnorm.service.errors import BodyTooLarge, InvalidInput, UnknownField
 from addnorm.service.inference.outputs.output import Strict as Strict  # the base of bodies
+from addnorm.service.protocols.codec import foreign_fields
+from addnorm.service.protocols.codec.foreign_fields import BOOLEANS
+from addnorm.service.protocols.codec.shown import shown
 from addnorm.service.scheduling.cooperative import Steps
 from addnorm.service.settings import Settings
 
@@ -30,6 +36,10 @@ WORDS = {
     "too_long": "Input should have {max_length} items or fewer",
     "string_too_long": "Input should have {max_length} characters or fewer",
 }
+# kinds of values that are mended, one after another where pydantic tells of one at a time
+MAX_ROUNDS = 50
+EXACT = 2.0**53  # whole numbers below it are exact as floats
+NUMBER = re.compile(r"-?\d{1,15}(?:\.\d{1,15})?")
 BLOCK_BYTES = 1024 * 1024
 # Whatever so few bytes hold is parsed in 0.1 ms. Larger: small bodies of many keys hold up others.
 # Smaller: requests of a few sequences are counted, which takes three times their parsing.
@@ -37,12 +47,19 @@ UNCOUNTED_BYTES = 8 * 1024
 
 Body = TypeVar("Body", bound=BaseModel)
 Value = TypeVar("Value")
+Ignored = Callable[[str], None]
 
 
-def validated(model: type[Body], body: bytes, settings: Settings) -> Steps[Body]:
-    """JSON -> the model. InvalidInput says in our words what does not fit."""
+def _nobody(name: str) -> None:
+    """Where no log is to tell of it."""
+
+
+def validated(
+    model: type[Body], body: bytes, settings: Settings, ignored: Ignored = _nobody
+) -> Steps[Body]:
+    """JSON -> the model. InvalidInput says in our words what does not fit. ignored: as of `fit`."""
     value = yield from parse(body, settings)
-    return fit(model, value)
+    return fit(model, value, ignored)
 
 
 def parse(body: bytes, settings: Settings) -> Steps[dict[str, Any]]:
@@ -74,12 +91,140 @@ def parse(body: bytes, settings: Settings) -> Steps[dict[str, Any]]:
     return value
 
 
-def fit(model: type[Body], value: dict[str, Any]) -> Body:
-    """InvalidInput names the field that does not fit."""
-    try:
-        return model.model_validate(value)
-    except ValidationError as error:
-        raise _validation_error(error, model) from None
+def fit(model: type[Body], value: dict[str, Any], ignored: Ignored = _nobody) -> Body:
+    """InvalidInput names the field that does not fit. value: is changed to what is meant. ignored:
+    is told the fields that have no effect here."""
+    _leave_out(model, value, ignored)
+    for _ in range(MAX_ROUNDS):
+        try:
+            return model.model_validate(value)
+        except ValidationError as error:
+            if not _mend_all(value, error, ignored):
+                raise _validation_error(error, model) from None
+    raise InvalidInput("the body has too many kinds of values that do not fit")
+
+
+def _leave_out(model: type[BaseModel], value: dict[str, Any], ignored: Ignored) -> None:
+    """Removes fields of others, and texts that are empty where a field may be left out: clients
+    send these for what was not set."""
+    foreign = [name for name in value if foreign_fields.listed(name)]
+    empty = [name for name, sent in value.items() if sent == ""]
+    if not foreign and not empty:
+        return  # as nearly always
+    own = model.model_fields
+    for name in foreign:
+        if name not in own:
+            _ignore(value, name, name, ignored)
+    for name in empty:
+        if name in own and not own[name].is_required() and own[name].default is None:
+            del value[name]
+
+
+def _ignore(holder: dict[str, Any], name: str, place: str, ignored: Ignored) -> None:
+    listed = foreign_fields.listed(name)
+    assert listed
+    foreign_fields.check(listed, holder[name], place)
+    del holder[name]
+    ignored(listed)
+
+
+def _mend_all(value: dict[str, Any], error: ValidationError, ignored: Ignored) -> bool:
+    """Returns whether anything was mended. Complaints of one kind about items of one list are
+    looked at once."""
+    kinds = {
+        (
+            complaint["type"],
+            *(part for part in complaint["loc"] if isinstance(part, str)),
+        ): complaint
+        for complaint in reversed(error.errors(include_url=False))
+    }
+    mended = [_mend(value, complaint, ignored) for complaint in kinds.values()]
+    return any(mended)
+
+
+def _mend(value: dict[str, Any], complaint: Any, ignored: Ignored) -> bool:
+    """Changes the value that a complaint of pydantic's is about, and those like it in the same
+    lists, if it is clear what is meant. Returns whether it did."""
+    path, what = _path(value, complaint["loc"]), complaint["type"]
+    if not path or (what == "greater_than_equal" and complaint["ctx"]["ge"] != 1):
+        return False
+    *before, last = path
+    if what == "extra_forbidden" and not foreign_fields.listed(str(last)):
+        return False
+    is_mended = False
+    for holder in _alike(value, before):
+        if isinstance(holder, list):
+            is_mended |= what == "int_type" and _mend_ids(holder)
+        elif what == "extra_forbidden" and last in holder:
+            _ignore(holder, str(last), _place(path), ignored)
+            is_mended = True
+        elif last in holder and (meant := _meant(what, holder[last])) is not holder[last]:
+            holder[last] = meant
+            if meant is None:
+                del holder[last]
+            is_mended = True
+    return is_mended
+
+
+def with_whole_floats(ids: list[Any]) -> list[Any]:
+    """The same with whole numbers that are written as floats as integers. A text is a mistake."""
+    return [int(sent) if type(sent) is float and _is_whole(sent) else sent for sent in ids]
+
+
+def _mend_ids(ids: list[Any]) -> bool:
+    found = with_whole_floats(ids)
+    is_mended = list(map(type, found)) != list(map(type, ids))
+    ids[:] = found
+    return is_mended
+
+
+def _is_whole(sent: float) -> bool:
+    return sent.is_integer() and abs(sent) < EXACT
+
+
+def _meant(what: str, sent: Any) -> Any:
+    """What a value stands for; None: nothing. The value itself if that is not clear."""
+    if what in ("int_type", "float_type") and isinstance(sent, str) and NUMBER.fullmatch(sent):
+        number = float(sent)
+    else:
+        number = sent
+    if what == "int_type" and type(number) is float and _is_whole(number):
+        return int(number)
+    if what == "float_type":
+        return number
+    if what == "bool_type" and isinstance(sent, str):
+        return BOOLEANS.get(sent.lower(), sent)
+    if what == "greater_than_equal" and sent == 0:
+        return None  # of what begins at 1
+    return sent
+
+
+def _path(value: Any, loc: tuple[int | str, ...]) -> list[int | str]:
+    """Keys and indices of a complaint's place, without the kinds that pydantic puts between."""
+    path: list[int | str] = []
+    for part in loc:
+        if isinstance(value, dict):
+            is_key = part in value
+        else:
+            is_key = isinstance(value, list) and isinstance(part, int) and part < len(value)
+        if is_key:
+            value = value[part]
+            path.append(part)
+    return path
+
+
+def _alike(value: Any, path: list[int | str]) -> list[Any]:
+    """Objects and lists to which the path leads, also by other indices of the same lists."""
+    found = [value]
+    for part in path:
+        if isinstance(part, int):
+            inside = (inner for holder in found if isinstance(holder, list) for inner in holder)
+        else:
+            inside = (
+                holder[part] for holder in found if isinstance(holder, dict) and part in holder
+            )
+        found = [inner for inner in inside if isinstance(inner, CONTAINERS)]
+    return found
 
 
 def agreed(**sent: Value | None) -> Value | None:
@@ -95,18 +240,31 @@ def agreed(**sent: Value | None) -> Value | None:
     return value
 
 
+def into_body(value: Any, names: Container[str] | None = None) -> Any:
+    """Moves what stands in the body's `parameters` beside it, as it means the same there. names: of
+    what is moved; None: all. InvalidInput if both places have it and differ."""
+    parameters = value.get("parameters") if isinstance(value, dict) else None
+    if not isinstance(parameters, dict):
+        return value
+    moved = [name for name in parameters if names is None or name in names]
+    for name in moved:
+        sent = parameters.pop(name)
+        value[name] = agreed(**{f"parameters.{name}": sent, name: value.get(name)})
+    if not parameters and (moved or names is None):
+        del value["parameters"]
+    return value
+
+
 def _check_each_key_once(body: bytes, value: Any, settings: Settings) -> None:
     """Where a key is sent twice this parser takes the last value, and others the first.
 
     Then what a proxy has checked would not be what is computed.
     """
-    is_flat = isinstance(value, dict) and body.count(b"{") == 1 and body.count(b"[") < MAX_DEPTH
+    is_flat = body.count(b"{") == 1 and body.count(b"[") < MAX_DEPTH
     num_keys = len(value) if is_flat else _num_keys(value)
     if body.count(b":") == num_keys:
         return  # as nearly always
-    num_sent = sum(
-        outside.count(b":") for outside in _outside_strings(body, _max_strings(settings))
-    )
+    num_sent = sum(outside.count(b":") for outside in outside_strings(body, _max_strings(settings)))
     if num_sent > num_keys:
         raise InvalidInput(
             f"the body has {num_sent} keys, of which {num_keys} differ: send each key once"
@@ -131,15 +289,14 @@ def _drop_nulls(value: dict[str, Any] | list[Any]) -> None:
 
 
 def _num_keys(value: Any, depth: int = 1) -> int:
-    """The number of keys of all objects, except in lists of numbers. InvalidInput if nested too
-    deep."""
+    """The number of keys of all objects. InvalidInput if nested too deep."""
     if depth > MAX_DEPTH:
         raise InvalidInput(f"the body is nested more than {MAX_DEPTH} deep, the limit")
     if type(value) is dict:
         return len(value) + sum(
             _num_keys(inner, depth + 1) for inner in value.values() if type(inner) in CONTAINERS
         )
-    if type(value) is list and value and type(value[0]) in (str, *CONTAINERS):
+    if not set(map(type, value)).isdisjoint(CONTAINERS):  # quick where all are numbers
         inside = (inner for inner in value if type(inner) in CONTAINERS)
         return sum(_num_keys(inner, depth + 1) for inner in inside)
     return 0
@@ -147,6 +304,11 @@ def _num_keys(value: Any, depth: int = 1) -> int:
 
 def _max_lists(settings: Settings) -> int:
     return 3 * settings.max_sequences + 100  # of ids, masks and types
+
+
+def max_values(settings: Settings) -> int:
+    """Of a request: ids, masks and types of its tokens, and what is beside them."""
+    return 3 * settings.max_padded_tokens + _max_lists(settings) + MAX_KEYS
 
 
 def _max_strings(settings: Settings) -> int:
@@ -165,7 +327,7 @@ def _check_counts(body: bytes, settings: Settings) -> Steps[None]:
         b":": ("keys", num_keys),
         b"{": ("objects", num_keys),
         b"[": ("lists", num_lists),
-        b",": ("values", 3 * settings.max_padded_tokens + num_lists + MAX_KEYS),
+        b",": ("values", max_values(settings)),
     }
     max_strings = _max_strings(settings)
     for character, limit in (
@@ -178,7 +340,7 @@ def _check_counts(body: bytes, settings: Settings) -> Steps[None]:
     else:
         return
     numbers = dict.fromkeys(most, 0)
-    for outside in _outside_strings(body, max_strings):
+    for outside in outside_strings(body, max_strings):
         for character, (what, limit) in most.items():
             numbers[character] += outside.count(character)
             if numbers[character] > limit:
@@ -186,7 +348,7 @@ def _check_counts(body: bytes, settings: Settings) -> Steps[None]:
         yield
 
 
-def _outside_strings(body: bytes, max_strings: int) -> Iterator[bytes]:
+def outside_strings(body: bytes, max_strings: int) -> Iterator[bytes]:
     """What is not in strings, which may hold any character, block by block."""
     start = num_quotes = 0
     while start < len(body):
@@ -207,9 +369,7 @@ def _validation_error(error: ValidationError, model: type[BaseModel]) -> Invalid
     first = error.errors(include_url=False)[0]
     loc = [part if isinstance(part, int) else part[:200] for part in first["loc"]]
     loc = [part for part in loc if isinstance(part, int) or not KIND.search(part)]
-    field = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in loc).lstrip(
-        "."
-    )[:200]
+    field = _place(loc)[:200]
     if not field:
         return InvalidInput(f"the body is not a JSON object: {first['msg']}")
     param = field.split("[")[0]
@@ -225,6 +385,12 @@ def _validation_error(error: ValidationError, model: type[BaseModel]) -> Invalid
     return InvalidInput(f"{field}: {what}, got {got}", param=param)
 
 
+def _place(path: Iterable[int | str]) -> str:
+    """A path as messages have it: `documents[0].text`."""
+    parts = (f"[{part}]" if isinstance(part, int) else f".{part}" for part in path)
+    return "".join(parts).lstrip(".")
+
+
 def _known(model: type[BaseModel], loc: tuple[int | str, ...]) -> Iterable[str]:
     """The keys that stand where `loc` ends."""
     for part in loc[:-1]:
@@ -236,24 +402,3 @@ def _known(model: type[BaseModel], loc: tuple[int | str, ...]) -> Iterable[str]:
         ]
         model = nested[0] if nested else model
     return model.model_fields
-
-
-def shown(value: Any) -> str:
-    """A value as its sender wrote it, cut short."""
-    text = orjson.dumps(_cut(value)).decode()
-    if isinstance(value, float) and abs(value) >= 2**63:
-        return f"{text}: more than 64 bits hold"
-    return text if len(text) <= 60 else f"{text[:60]}..."
-
-
-def _cut(value: Any, depth: int = 3) -> Any:
-    """No more of the value than is shown."""
-    if isinstance(value, str):
-        return value[:61]
-    if isinstance(value, list | dict) and not depth:
-        return "..."
-    if isinstance(value, list):
-        return [_cut(item, depth - 1) for item in value[:30]]
-    if isinstance(value, dict):
-        return {name[:61]: _cut(item, depth - 1) for name, item in islice(value.items(), 10)}
-    return value

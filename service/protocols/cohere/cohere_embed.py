@@ -67,6 +67,7 @@ class EmbedRequest(Strict):
     )
     output_dimension: int | None = Field(
         None,
+        ge=1,
         description="Only the first so many, scaled to length 1 where the model's vectors are."
         " Means something only of models trained for it. Not for int8 and uint8.",
     )
@@ -76,13 +77,13 @@ class EmbedRequest(Strict):
         " rejected.",
     )
     max_tokens: int | None = Field(
-        None, description="Has no effect; rejected if it is below what the model cuts texts to."
+        None,
+        ge=1,
+        description="Has no effect; rejected if it is below what the model cuts texts to.",
     )
-    priority: int | None = Field(None, description="Has no effect.")
     precision: Precision | None = Field(
         None, description="One the model has; by default as it says."
     )
-    images: Any = Field(None, description="Rejected: this server embeds texts.")
     inputs: Annotated[list[EmbedInput], Field(fail_fast=True)] | None = Field(
         None, description="In place of texts: each is of one text."
     )
@@ -144,10 +145,6 @@ async def embed(is_v1: bool, asked: EmbedRequest, call: Call, tools: Tools) -> D
 
 def _checked_texts(asked: EmbedRequest) -> tuple[str, list[str]]:
     """The field that has the texts, and these."""
-    if asked.images is not None:
-        raise InvalidInput(
-            "images is set, but only texts are embedded here: send texts", param="images"
-        )
     if asked.inputs is not None and asked.texts is not None:
         raise InvalidInput("texts and inputs are both set: send one of them", param="inputs")
     if asked.inputs is not None:

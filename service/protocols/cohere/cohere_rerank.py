@@ -54,14 +54,12 @@ class RerankRequest(Strict):
     precision: Precision | None = Field(
         None, description="One the model has; by default as it says."
     )
-    max_chunks_per_doc: Literal[1] | None = Field(None, description="Documents are not split.")
     max_tokens_per_doc: int | None = Field(
         None,
         ge=1,
         description="Documents are cut to the model's limit only: with the query they may have at"
         " most so many tokens.",
     )
-    priority: int | None = Field(None, description="Has no effect.")
     top_k: int | None = Field(None, ge=0, description="`top_n`, as Voyage calls it.")
     truncation: bool = Field(
         True, description="Voyage's: whether what is too long is cut, instead of rejected."
@@ -110,7 +108,7 @@ EXAMPLES: dict[str, Any] = {
 
 async def rerank(asked: RerankRequest, call: Call, tools: Tools) -> Decoded:
     """InvalidInput names the field."""
-    model = call.model(tools.models, asked.model, "rerank")
+    model = call.model(tools.models, call.named(asked.model), "rerank")
     check_limit("truncate_prompt_tokens", asked.truncate_prompt_tokens, model, whole=-1)
     num_best = agreed(top_n=asked.top_n, top_k=asked.top_k) or None
     documents = [text if isinstance(text, str) else text.text for text in asked.documents]

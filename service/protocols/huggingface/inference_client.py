@@ -11,7 +11,14 @@ from itertools import chain, islice
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter
-from pydantic import BaseModel, Field, PlainValidator, TypeAdapter, ValidationError
+from pydantic import (
+    BaseModel,
+    Field,
+    PlainValidator,
+    TypeAdapter,
+    ValidationError,
+    model_validator,
+)
 from pydantic_core import PydanticCustomError
 
 from addnorm.service.errors import InvalidInput, ServiceError
@@ -20,10 +27,11 @@ from addnorm.service.inference.request import InferenceRequest, InferenceRespons
 from addnorm.service.inference.request_path import Call
 from addnorm.service.models.model import Model
 from addnorm.service.protocols.codec.decoding import Tools
+from addnorm.service.protocols.codec.foreign_fields import FOREIGN
 from addnorm.service.protocols.codec.negotiation import written
 from addnorm.service.protocols.codec.openapi import by_name, errors
 from addnorm.service.protocols.codec.payload import Payload, base64_of
-from addnorm.service.protocols.codec.validation import Strict
+from addnorm.service.protocols.codec.validation import Strict, into_body
 from addnorm.service.protocols.endpoint import Decoded, ErrorFormat, JsonEndpoint
 from addnorm.service.protocols.protocol import Parts
 from addnorm.service.protocols.texts import text_tasks
@@ -74,25 +82,32 @@ class TaskParameters(ClassifyOptions, TagOptions, FillMaskOptions, ZeroShotOptio
         description="As in /v1/tag, but `simple` by default, as Hugging Face's API has it.",
     )
     candidate_labels: Labels = Field([], description="Makes it a zero-shot classification.")
-    stride: None = Field(None, description="Texts are not split.")
+
+
+OF_FEATURES = ("normalize", "dimensions", "encoding_format")
+BESIDE_PARAMETERS = frozenset((*OF_FEATURES, "truncate", "prompt_name", *FOREIGN))
 
 
 class HuggingFaceRequest(Strict):
+    """What is beside `parameters` may stand in there too, as in the hub's own API."""
+
+    model: str | None = Field(None, description="The path's name wins.")
     inputs: Annotated[Inputs, PlainValidator(_inputs, Inputs)]
     parameters: TaskParameters | None = None
-    options: dict[str, Any] | None = Field(None, description="Has no effect.")
     prompt_name: str | None = PROMPT_NAME
     truncate: bool | None = Field(
         None, description="Whether texts that are too long are cut, instead of rejected."
     )
-    truncation_direction: Literal["right", "Right"] | None = Field(
-        None, description="Texts are cut at their end."
-    )
     normalize: bool | None = Field(
         None, description="This and the next two ask for vectors, whatever the model is made for."
     )
-    dimensions: int | None = None
+    dimensions: int | None = Field(None, ge=1)
     encoding_format: Literal["float", "base64"] | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _flat(cls, value: Any) -> Any:
+        return into_body(value, BESIDE_PARAMETERS)
 
 
 class HuggingFaceError(BaseModel):
@@ -106,7 +121,6 @@ EXAMPLES: dict[str, Any] = {
         "parameters": {"aggregation_strategy": "simple"},
     },
 }
-OF_FEATURES = ("normalize", "dimensions", "encoding_format")
 # what a model does with plain texts -> the options that this knows, and how it is done
 BY_TASK: dict[str, tuple[type[Strict], Any]] = {
     "classify": (ClassifyOptions, text_tasks.classify),

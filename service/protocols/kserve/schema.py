@@ -97,10 +97,6 @@ class Parameters(_Open):
     precision: str | None = Field(
         None, description="fp32, fp16 or int8, as the model has; by default as the bundle says."
     )
-    triton_enable_empty_final_response: bool | None = Field(
-        None,
-        description="Over gRPC the response says that it is the request's last, as each is.",
-    )
 
 
 class V2InferRequest(Strict):
@@ -116,7 +112,6 @@ class V2InferRequest(Strict):
         truncate=None,
         prompt_name=None,
         precision=None,
-        triton_enable_empty_final_response=None,
     )
     inputs: Annotated[list[InputTensor], Field(fail_fast=True)]
     outputs: Annotated[list[OutputTensor], Field(fail_fast=True)] | None = Field(

@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 from addnorm.service.errors import InvalidInput
 from addnorm.service.inference.outputs import OUTPUTS, OutputKind, OutputKinds
 from addnorm.service.protocols.codec.decoding import RawRequest
-from addnorm.service.protocols.codec.validation import shown
+from addnorm.service.protocols.codec.shown import shown
+from addnorm.service.protocols.codec.validation import with_whole_floats
 from addnorm.service.protocols.kserve.schema import InputTensor
 from addnorm.service.runtime.bundle import Bundle
 
@@ -189,6 +190,8 @@ def _from_bytes(tensor: InputTensor, raw: memoryview) -> NDArray[Any]:
 
 def _from_json(tensor: InputTensor) -> NDArray[Any]:
     values, kinds = _flat(tensor), KINDS[tensor.datatype].json
+    if kinds == (int,) and float in set(map(type, values)):
+        values = with_whole_floats(values)
     if not set(map(type, values)) <= set(kinds):
         place = next(i for i, value in enumerate(values) if type(value) not in kinds)
         raise InvalidInput(

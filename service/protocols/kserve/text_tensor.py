@@ -15,7 +15,7 @@ from addnorm.service.errors import InvalidInput
 from addnorm.service.inference.request_path import Call
 from addnorm.service.models.model import Model
 from addnorm.service.protocols.codec.decoding import Tools
-from addnorm.service.protocols.codec.validation import shown
+from addnorm.service.protocols.codec.shown import shown
 from addnorm.service.protocols.kserve import tensors
 from addnorm.service.protocols.kserve.schema import InputTensor, Parameters
 from addnorm.service.protocols.texts.sizes import check_size

@@ -1,9 +1,16 @@
-"""NVIDIA's ranking. Its embeddings are OpenAI's path, with fields of their own."""
+"""NVIDIA's ranking, and a NIM's health. Its embeddings are OpenAI's path, with fields of their
+own."""
 
 from addnorm.service.protocols.nvidia import ranking
-from addnorm.service.protocols.protocol import Protocol
+from addnorm.service.protocols.nvidia.nim_health import NimHealthRoutes
+from addnorm.service.protocols.protocol import OtherRoutes, Protocol
 from addnorm.service.protocols.routes.inference_route import Inferring
 
+HEALTH = "/v1/health/"
 PROTOCOL = Protocol(
-    tag="NVIDIA NIM", routes=(Inferring(*ranking.ENDPOINTS),), errors=ranking.NVIDIA_ERRORS
+    tag="NVIDIA NIM",
+    routes=(Inferring(*ranking.ENDPOINTS), OtherRoutes(NimHealthRoutes)),
+    errors=ranking.NVIDIA_ERRORS,
+    scopes={f"{HEALTH}*": None},
+    health=(HEALTH,),
 )

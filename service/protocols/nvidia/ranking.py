@@ -73,7 +73,7 @@ NVIDIA_ERRORS = ErrorFormat(error_body, errors(NvidiaError, error_body))
 
 async def rank(asked: RankingRequest, call: Call, tools: Tools) -> Decoded:
     """InvalidInput names the field."""
-    model = call.model(tools.models, call.names.get("model", asked.model), "rerank")
+    model = call.model(tools.models, call.named(asked.model), "rerank")
     pairs = [(asked.query.text, passage.text) for passage in asked.passages]
     texts = TextsToTokenize(
         "passages",

@@ -1,7 +1,11 @@
 """Ollama's embeddings, and what it says of its models."""
 
 from addnorm.service.protocols.ollama import ollama_embed
-from addnorm.service.protocols.ollama.ollama_models import SHOW_ENDPOINT, OllamaRoutes
+from addnorm.service.protocols.ollama.ollama_models import (
+    PULL_ENDPOINT,
+    SHOW_ENDPOINT,
+    OllamaRoutes,
+)
 from addnorm.service.protocols.protocol import OtherRoutes, Protocol
 from addnorm.service.protocols.routes.body_route import Answering
 from addnorm.service.protocols.routes.inference_route import Inferring
@@ -10,7 +14,7 @@ PROTOCOL = Protocol(
     tag="Ollama",
     routes=(
         Inferring(*ollama_embed.ENDPOINTS),
-        Answering(SHOW_ENDPOINT),
+        Answering(SHOW_ENDPOINT, PULL_ENDPOINT),
         OtherRoutes(OllamaRoutes),
     ),
     errors=ollama_embed.OLLAMA_ERRORS,

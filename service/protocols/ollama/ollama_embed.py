@@ -20,13 +20,9 @@ from addnorm.service.protocols.texts.texts import TextsToTokenize
 from addnorm.service.protocols.texts.truncation import cuts
 from addnorm.service.scheduling.cooperative import Steps
 
-NO_EFFECT = Field(None, description="Has no effect.")
-
 
 class OllamaOptions(Strict):
     model: str | None = Field(None, description="By default the one model made for this.")
-    options: dict[str, Any] | None = NO_EFFECT
-    keep_alive: str | float | int | None = NO_EFFECT
 
 
 class OllamaEmbedRequest(OllamaOptions):
@@ -34,7 +30,7 @@ class OllamaEmbedRequest(OllamaOptions):
     truncate: bool | None = Field(
         None, description="Whether texts that are too long are cut, as by default."
     )
-    dimensions: int | None = Field(None, description="Only the first so many.")
+    dimensions: int | None = Field(None, ge=1, description="Only the first so many.")
 
 
 class OllamaEmbeddingsRequest(OllamaOptions):

@@ -1,5 +1,9 @@
-"""What Ollama's clients ask about models: which there are, and what each can do."""
+"""What Ollama's clients ask about models: which there are, what each can do, and to fetch one.
 
+Sources: its API reference, its Python client, and its server's words for a model that there is not.
+"""
+
+from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
@@ -9,21 +13,37 @@ from fastapi import APIRouter
 from pydantic import BaseModel, Field
 
 from addnorm.service import VERSION
+from addnorm.service.errors import ModelNotFound
 from addnorm.service.inference.request_path import Call
 from addnorm.service.models.model import Model
 from addnorm.service.models.names import TAG
 from addnorm.service.protocols.codec.decoding import Tools
+from addnorm.service.protocols.codec.negotiation import JSON
 from addnorm.service.protocols.codec.openapi import by_name
+from addnorm.service.protocols.codec.payload import Payload
 from addnorm.service.protocols.codec.validation import Strict
 from addnorm.service.protocols.endpoint import JsonEndpoint
 from addnorm.service.protocols.ollama.ollama_embed import OLLAMA_ERRORS
 from addnorm.service.protocols.protocol import Parts
 
+LINES = "application/x-ndjson"
+NEVER = "2318-01-01T00:00:00Z"  # as Ollama has it where a model stays loaded
+
 
 class ShowRequest(Strict):
     model: str | None = None
     name: str | None = Field(None, description="`model`, as older clients call it.")
-    verbose: bool | None = Field(None, description="Has no effect.")
+
+
+class PullRequest(Strict):
+    model: str | None = None
+    name: str | None = Field(None, description="`model`, as older clients call it.")
+    stream: bool = Field(True, description="Whether the answer is lines of JSON, one for a step.")
+    insecure: bool | None = Field(None, description="Has no effect: nothing is fetched.")
+
+
+class PullResponse(BaseModel):
+    status: str
 
 
 class ShowResponse(BaseModel):
@@ -44,6 +64,18 @@ class Tag(BaseModel):
 
 class Tags(BaseModel):
     models: list[Tag]
+
+
+class Loaded(Tag):
+    expires_at: str = Field(
+        description="When it is unloaded: far away, as with a `keep_alive` of -1."
+    )
+    size_vram: int = Field(description="Bytes on a GPU.")
+    context_length: int
+
+
+class AllLoaded(BaseModel):
+    models: list[Loaded]
 
 
 async def show(asked: ShowRequest, call: Call, tools: Tools) -> bytes:
@@ -78,6 +110,19 @@ def _details(model: Model) -> dict[str, Any]:
     }
 
 
+async def pull(asked: PullRequest, call: Call, tools: Tools) -> Payload:
+    """Of what is served there is nothing to fetch. ModelNotFound in Ollama's words of another."""
+    try:
+        call.model_and_prompt(tools.models, asked.model or asked.name, None)
+    except ModelNotFound as error:
+        raise ModelNotFound(
+            f"pull model manifest: file does not exist: {error.message}", param="model"
+        ) from None
+    states = ("pulling manifest", "success") if asked.stream else ("success",)
+    lines = [orjson.dumps({"status": state}) for state in states]
+    return Payload([b"\n".join(lines) + b"\n"], LINES if asked.stream else JSON)
+
+
 SHOW_ENDPOINT = JsonEndpoint(
     path="/api/show",
     name="ollama_show",
@@ -87,6 +132,18 @@ SHOW_ENDPOINT = JsonEndpoint(
     any_type=True,
     response=ShowResponse,
     examples={"a model": {"model": f"all-minilm-l6-v2:{TAG}"}},
+)
+
+PULL_ENDPOINT = JsonEndpoint(
+    path="/api/pull",
+    name="ollama_pull",
+    summary="Success for a model that is served here, as Ollama's clients fetch models before they"
+    " ask them",
+    body=PullRequest,
+    make=pull,
+    any_type=True,
+    response=PullResponse,
+    examples={"a model": {"model": f"all-minilm-l6-v2:{TAG}", "stream": False}},
 )
 
 
@@ -104,6 +161,12 @@ class OllamaRoutes:
             responses=failing,
         )(self.tags)
         router.get(
+            "/ps",
+            name="ollama_ps",
+            summary="The same models as loaded, as Ollama lists them",
+            responses=failing,
+        )(self.loaded)
+        router.get(
             "/version",
             name="ollama_version",
             summary="The server's version, where Ollama has its own",
@@ -112,13 +175,30 @@ class OllamaRoutes:
         return router
 
     async def tags(self) -> Tags:
+        return Tags(models=[_tag(name, model) for name, model in self._named()])
+
+    async def loaded(self) -> AllLoaded:
+        """All that is served is loaded."""
+        return AllLoaded(models=[_loaded(name, model) for name, model in self._named()])
+
+    def _named(self) -> Iterator[tuple[str, Model]]:
         models = self.parts.models
-        names = [name for name, _ in models] + list(models.aliases)
-        found = ((name, models.get(name)) for name in names)
-        return Tags(models=[_tag(name, model) for name, model in found if model])
+        for name in [*(name for name, _ in models), *models.aliases]:
+            if model := models.get(name):
+                yield name, model
 
     async def version(self) -> dict[str, str]:
         return {"version": VERSION}
+
+
+def _loaded(name: str, model: Model) -> Loaded:
+    tag = _tag(name, model)
+    return Loaded(
+        **tag.model_dump(),
+        expires_at=NEVER,
+        size_vram=tag.size if model.engine(None).provider.startswith("cuda") else 0,
+        context_length=model.bundle.manifest.limits.max_text_tokens,
+    )
 
 
 def _tag(name: str, model: Model) -> Tag:
@@ -128,7 +208,7 @@ def _tag(name: str, model: Model) -> Tag:
         name=tagged,
         model=tagged,
         modified_at=_modified(model),
-        size=sum((bundle.path / file).stat().st_size for file in bundle.manifest.files),
+        size=sum(file.num_bytes for file in bundle.manifest.files.values()),
         digest=bundle.manifest_sha256,
         details=_details(model),
     )

@@ -17,12 +17,10 @@ from addnorm.service.inference.request_path import Call
 from addnorm.service.protocols.codec.decoding import Tools
 from addnorm.service.protocols.codec.negotiation import written
 from addnorm.service.protocols.codec.payload import Payload
-from addnorm.service.protocols.codec.validation import shown
 from addnorm.service.protocols.endpoint import Decoded, JsonEndpoint
 from addnorm.service.protocols.openai.completions_schema import (
     ANSWERS,
     EXAMPLES,
-    NEUTRAL,
     CompletionRequest,
     CompletionResponse,
 )
@@ -77,14 +75,6 @@ def _check(asked: CompletionRequest) -> None:
             param="max_tokens",
         )
     _check_temperature(asked)
-    for name, neutral in NEUTRAL.items():
-        value = getattr(asked, name)
-        if value is not None and value not in neutral:
-            raise InvalidInput(
-                f"{name} is {shown(value)}: this server scores, it does not generate; leave"
-                f" {name} out",
-                param=name,
-            )
 
 
 def _check_temperature(asked: CompletionRequest) -> None:

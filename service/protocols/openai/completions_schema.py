@@ -5,24 +5,10 @@ from typing import Any, Literal
 from pydantic import BaseModel, Field
 
 from addnorm.service.protocols.codec.validation import Strict
-from addnorm.service.protocols.texts.sequences import Sequences, Strings
+from addnorm.service.protocols.texts.sequences import Sequences
 from addnorm.service.runtime.manifest import Precision
 
 MAX_LOGPROBS = 20  # OpenAI takes 5, others 20
-# what has a meaning only where tokens are generated -> the values that change nothing
-NEUTRAL: dict[str, tuple[Any, ...]] = {
-    "n": (1,),
-    "best_of": (1,),
-    "top_p": (1,),
-    "presence_penalty": (0,),
-    "frequency_penalty": (0,),
-    "logit_bias": ({},),
-    "stop": ([],),
-    "suffix": ("",),
-    "stream": (False,),
-    "stream_options": (),
-}
-ONLY_NEUTRAL = "Of generation: only a value without effect."
 
 
 class CompletionRequest(Strict):
@@ -49,21 +35,9 @@ class CompletionRequest(Strict):
     temperature: float | None = Field(
         None, description="0: the new token is the likeliest. Without a new token also 1."
     )
-    seed: int | None = Field(None, description="Has no effect: nothing is drawn by chance.")
-    user: str | None = Field(None, description="Has no effect.")
     precision: Precision | None = Field(
         None, description="One the model has; by default as it says."
     )
-    n: int | None = Field(None, description=ONLY_NEUTRAL)
-    best_of: int | None = Field(None, description=ONLY_NEUTRAL)
-    top_p: float | None = Field(None, description=ONLY_NEUTRAL)
-    presence_penalty: float | None = Field(None, description=ONLY_NEUTRAL)
-    frequency_penalty: float | None = Field(None, description=ONLY_NEUTRAL)
-    logit_bias: dict[str, float] | None = Field(None, description=ONLY_NEUTRAL)
-    stop: str | Strings | None = Field(None, description=ONLY_NEUTRAL)
-    suffix: str | None = Field(None, description=ONLY_NEUTRAL)
-    stream: bool | None = Field(None, description=ONLY_NEUTRAL)
-    stream_options: dict[str, Any] | None = Field(None, description=ONLY_NEUTRAL)
 
 
 class CompletionLogprobs(BaseModel):

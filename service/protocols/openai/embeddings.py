@@ -108,9 +108,9 @@ ANSWERS = {
 async def embed(asked: EmbeddingsRequest, call: Call, tools: Tools) -> Decoded:
     """InvalidInput names the field."""
     model, prompt_name = call.model_and_prompt(
-        tools.models, asked.model, asked.prompt_name, "embed"
+        tools.models, call.named(asked.model), asked.prompt_name, "embed"
     )
-    as_base64 = (asked.encoding_format or asked.embedding_type) == "base64"
+    as_base64 = (asked.encoding_format or asked.only_type()) == "base64"
     normalize = model.bundle.manifest.normalize
     output = Pooled(
         normalize=normalize if asked.normalized is None else asked.normalized,

@@ -1,7 +1,7 @@
 """Fields of embeddings that others than OpenAI have, on OpenAI's path: vLLM's, Jina's, Voyage's and
 NVIDIA's. They mean what OpenAI's and ours do."""
 
-from typing import Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
@@ -17,6 +17,8 @@ JinaTask = Literal[
 ]
 
 
+JinaType = Literal["float", "base64", "binary", "ubinary"]
+OneJinaType = Annotated[list[JinaType], Field(min_length=1, max_length=1)]
 # what other words for a number's type mean; base64 says how the numbers are written
 DTYPES: dict[str, VectorDType | None] = {"float": "float32", "base64": None}
 
@@ -29,6 +31,7 @@ class EmbeddingsFields(Strict):
     )
     dimensions: int | None = Field(
         None,
+        ge=1,
         description="Only the first so many, scaled to length 1 where the model's vectors are."
         " Means something only of models trained for it.",
     )
@@ -50,36 +53,33 @@ class EmbeddingsFields(Strict):
     output_dtype: Literal["float", "int8", "uint8", "binary", "ubinary"] | None = Field(
         None, description="`dtype`, as Voyage calls it."
     )
-    output_dimension: int | None = Field(None, description="`dimensions`, as Voyage calls it.")
-    embedding_type: Literal["float", "base64", "binary", "ubinary"] | None = Field(
-        None, description="Jina's: `encoding_format` and `dtype` in one."
+    output_dimension: int | None = Field(
+        None, ge=1, description="`dimensions`, as Voyage calls it."
+    )
+    embedding_type: JinaType | OneJinaType | None = Field(
+        None, description="Jina's: `encoding_format` and `dtype` in one. Also a list of one."
     )
     normalized: bool | None = Field(
         None, description="Jina's: whether vectors have length 1; by default as the bundle says."
     )
-    late_chunking: Literal[False] | None = Field(
-        None, description="Ranges of texts have vectors by `spans` of /v1/infer."
-    )
-    modality: Literal["text"] | None = Field(None, description="Has no effect.")
-    add_special_tokens: Literal[True] | None = Field(
-        None, description="vLLM's. Texts always have them; what has none are token ids."
-    )
-    priority: int | None = Field(None, description="vLLM's. Has no effect.")
-    user: str | None = Field(None, description="Has no effect.")
 
     def vector_dtype(self) -> VectorDType:
-        named = {
-            field: DTYPES.get(kind, kind)
-            for field in ("dtype", "output_dtype", "embedding_type")
-            if (kind := getattr(self, field)) is not None
+        sent = {
+            "dtype": self.dtype,
+            "output_dtype": self.output_dtype,
+            "embedding_type": self.only_type(),
+        }
+        named: dict[str, Any] = {
+            field: DTYPES.get(kind, kind) for field, kind in sent.items() if kind is not None
         }
         return agreed(**named) or "float32"
 
+    def only_type(self) -> JinaType | None:
+        kind = self.embedding_type
+        return kind[0] if isinstance(kind, list) else kind
+
     def vector_dimensions(self) -> int | None:
-        """Infinity's client always sends its `modality`, and 0 for all dimensions."""
-        is_all = self.modality is not None and self.dimensions == 0
-        dimensions = None if is_all else self.dimensions
-        return agreed(dimensions=dimensions, output_dimension=self.output_dimension)
+        return agreed(dimensions=self.dimensions, output_dimension=self.output_dimension)
 
     def typed(self) -> tuple[str, str] | None:
         """The field that says what the texts are for, and what it says."""

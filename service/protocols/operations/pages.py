@@ -1,11 +1,15 @@
-"""The pages for people: the playground, a model's certificate, and the files that both load.
+"""The pages for people: the playground, a model's certificate, and the files that they and /docs
+load.
 
-The files lie in service/page/. They are served as they are, and ask the same routes as any client.
+The files lie in service/page/, and those of /docs in a package. They are served as they are, and
+ask the same routes as any client.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from hashlib import sha256
+from importlib import resources
 from pathlib import Path
 
 from fastapi import APIRouter, Request, Response
@@ -14,11 +18,13 @@ from addnorm.service.errors import NotFound
 from addnorm.service.protocols.protocol import Parts
 
 FILES = Path(__file__).parents[2] / "page"
+SWAGGER = "fastapi_swagger.resources"  # the package that has Swagger UI's files
 TYPES = {
     ".html": "text/html; charset=utf-8",
     ".css": "text/css; charset=utf-8",
     ".js": "text/javascript; charset=utf-8",
     ".svg": "image/svg+xml",
+    ".png": "image/png",
 }
 POLICY = {
     "default-src": "'none'",
@@ -44,10 +50,13 @@ class Page:
     content: bytes
     media_type: str
 
+    @cached_property
+    def etag(self) -> str:
+        return f'"{sha256(self.content).hexdigest()[:32]}"'
+
     def answer(self, request: Request, status: int = 200) -> Response:
-        etag = f'"{sha256(self.content).hexdigest()[:32]}"'
-        headers = {**HEADERS, "etag": etag}
-        if status == 200 and request.headers.get("if-none-match") == etag:
+        headers = {**HEADERS, "etag": self.etag}
+        if status == 200 and request.headers.get("if-none-match") == self.etag:
             return Response(status_code=304, headers=headers)
         return Response(self.content, status, headers, self.media_type)
 
@@ -56,16 +65,16 @@ class PageRoutes:
     """Reads the files once, when it is built."""
 
     def __init__(self, parts: Parts) -> None:
-        settings = parts.settings
-        needs_key = bool(settings.api_keys or settings.api_keys_file)
         self._pages = _read(FILES)
+        self._swagger = _read(Path(str(resources.files(SWAGGER))))
         # the pages are open, but whoever has no key must not learn which models are served
-        self._models = None if needs_key else parts.models
+        self._models = None if parts.settings.needs_keys else parts.models
 
     def router(self) -> APIRouter:
         router = APIRouter(include_in_schema=False)
         router.get("/")(self.playground)
         router.get("/page/{file:path}")(self.file)
+        router.get("/swagger/{file:path}")(self.swagger)
         router.get("/models/{name}/certificate")(self.certificate)
         router.get("/models/{name}/{version}/certificate")(self.version_certificate)
         return router
@@ -74,10 +83,12 @@ class PageRoutes:
         return self._pages["playground.html"].answer(request)
 
     async def file(self, request: Request, file: str) -> Response:
-        """Scripts and styles. A name is looked up among the files that were read."""
-        if file not in self._pages or file.endswith(".html"):
-            raise NotFound(f"GET /page/{file[:60]}: there is no such file; /docs lists all paths")
-        return self._pages[file].answer(request)
+        """Scripts and styles."""
+        return _found(self._pages, request, file)
+
+    async def swagger(self, request: Request, file: str) -> Response:
+        """The same of /docs."""
+        return _found(self._swagger, request, file)
 
     async def certificate(self, request: Request, name: str) -> Response:
         """The script reads from its own address which model is meant, and asks for it."""
@@ -102,6 +113,14 @@ class PageRoutes:
         page = self._pages["certificate.html"]
         content = page.content.replace(b'="./', f'="{root}'.encode())
         return Page(content, page.media_type).answer(request, status)
+
+
+def _found(pages: Mapping[str, Page], request: Request, file: str) -> Response:
+    """A name is looked up among the files that were read."""
+    if file not in pages or file.endswith(".html"):
+        where = request.url.path[:80]
+        raise NotFound(f"GET {where}: there is no such file; /docs lists all paths")
+    return pages[file].answer(request)
 
 
 def _read(folder: Path) -> Mapping[str, Page]:

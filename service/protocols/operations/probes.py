@@ -9,14 +9,11 @@ import orjson
 from fastapi import APIRouter, Request, Response
 from fastapi.openapi.docs import get_swagger_ui_html
 from fastapi.responses import HTMLResponse, PlainTextResponse
-from fastapi.staticfiles import StaticFiles
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 
 from addnorm.service.protocols.codec.negotiation import JSON
 from addnorm.service.protocols.openai.openai_errors import OPENAI_ERRORS
 from addnorm.service.protocols.protocol import Parts
-
-swagger = StaticFiles(packages=[("fastapi_swagger", "resources")])
 
 
 @dataclass(frozen=True)

@@ -1,23 +1,31 @@
 """Routes of endpoints that answer without an inference."""
 
 from dataclasses import dataclass
+from typing import Any
 
 from fastapi import Request, Response
 
+from addnorm.service.errors import InvalidInput
 from addnorm.service.inference.request_path import Call
 from addnorm.service.protocols.codec.bodies import held_bytes
 from addnorm.service.protocols.codec.decoding import RawRequest
 from addnorm.service.protocols.codec.negotiation import JSON
+from addnorm.service.protocols.codec.payload import Payload
 from addnorm.service.protocols.endpoint import Endpoint
 from addnorm.service.protocols.protocol import EndpointRoutes, Handler, Parts
+from addnorm.service.protocols.routes.inference_route import InferenceRoute
 from addnorm.service.protocols.routes.request_deadline import begin_deadline
 from addnorm.service.telemetry.request_context import context_of
 
+ANSWER_BYTES = 64  # for each byte of a body, of which each may be a token
 
-class Answering(EndpointRoutes[bytes]):
-    """Endpoints that make their answer themselves: JSON."""
 
-    def handler(self, parts: Parts, endpoint: Endpoint[bytes]) -> Handler:
+class Answering(EndpointRoutes[Any]):
+    """Endpoints that make their answer themselves: JSON as bytes, or a Payload."""
+
+    route_class = InferenceRoute
+
+    def handler(self, parts: Parts, endpoint: Endpoint[Any]) -> Handler:
         return BodyHandler(parts, endpoint).handle
 
 
@@ -26,7 +34,7 @@ class BodyHandler:
     """Answers the requests of one endpoint."""
 
     parts: Parts
-    endpoint: Endpoint[bytes]
+    endpoint: Endpoint[Any]
 
     async def handle(self, request: Request) -> Response:
         context, parts = context_of(request.scope), self.parts
@@ -35,6 +43,21 @@ class BodyHandler:
         deadline.check()
         call = Call(deadline, context, names=request.path_params, num_bytes=len(body))
         num_held = held_bytes(body, request.headers)
-        with parts.request_path.bodies.reserve(num_held, deadline.key):
+        # the answer is counted as it is once it is sent
+        num_made = ANSWER_BYTES * min(len(body), parts.settings.max_tokens)
+        responses = parts.request_path.pipeline.responses
+        with (
+            parts.request_path.bodies.reserve(num_held, deadline.key),
+            responses.reserve(num_made, deadline.key),
+        ):
             raw = RawRequest(body, request.headers, call)
-            return Response(await self.endpoint.decode(raw, parts.tools), media_type=JSON)
+            answer = await self.endpoint.decode(raw, parts.tools)
+        media_type = JSON
+        if isinstance(answer, Payload):
+            answer, media_type = b"".join(answer.parts), answer.media_type
+        if len(answer) > (limit := parts.settings.max_response_bytes):
+            raise InvalidInput(
+                f"the answer has {len(answer)} bytes, the limit is {limit}"
+                " (ADDNORM_MAX_RESPONSE_BYTES): send less at once"
+            )
+        return Response(answer, media_type=media_type)

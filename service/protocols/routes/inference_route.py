@@ -99,13 +99,7 @@ class InferenceHandler:
         payload, inference = await parts.request_path.answer(
             *self._call(request, deadline, await parts.receiver.receive(request))
         )
-        return PayloadResponse(
-            payload,
-            inference.fingerprint,
-            context.stages_s,
-            parts.request_path.pipeline.responses,
-            context.key,
-        )
+        return PayloadResponse(payload, inference.fingerprint, context.stages_s)
 
     def _call(
         self, request: Request, deadline: Deadline, body: bytes

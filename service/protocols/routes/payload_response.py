@@ -1,19 +1,13 @@
-"""Sends an encoded answer, with the headers that tell of it."""
+"""An encoded answer as a response, with the headers that tell of it."""
 
-import asyncio
 from collections.abc import Mapping
-from itertools import chain
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
-from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT
 
-from addnorm.service.protocols.codec.negotiation import sliced
 from addnorm.service.protocols.codec.payload import NO_HEADERS, Payload
-from addnorm.service.scheduling.byte_budget import ByteBudget
 
 FINGERPRINT_HEADER = "x-addnorm-fingerprint"
-SENT_BYTES = 256 * 1024  # of a response, handed to the socket at once
 
 
 def server_timing(stages_s: Mapping[str, float]) -> dict[str, str]:
@@ -22,25 +16,15 @@ def server_timing(stages_s: Mapping[str, float]) -> dict[str, str]:
 
 
 class PayloadResponse(Response):
-    """Sends a payload part by part. A large one counts as a pending response until it is sent."""
+    """Sends a payload part by part."""
 
-    def __init__(
-        self,
-        payload: Payload,
-        fingerprint: str,
-        stages_s: Mapping[str, float],
-        responses: ByteBudget,
-        key: str = "",
-    ) -> None:
-        """fingerprint: of what computed the response. stages_s: for the headers that tell them.
-        responses, key: what it counts for while it is sent."""
-        self.payload, self.responses, self.key = payload, responses, key
-        self.background, self.status_code = None, 200
-        self.num_bytes = sum(map(len, payload.parts))
+    def __init__(self, payload: Payload, fingerprint: str, stages_s: Mapping[str, float]) -> None:
+        """fingerprint: of what computed the response. stages_s: for the headers that tell them."""
+        self.payload, self.background, self.status_code = payload, None, 200
         headers = {
             **payload.headers,
             "content-type": payload.media_type,
-            "content-length": str(self.num_bytes),
+            "content-length": str(sum(map(len, payload.parts))),
             FINGERPRINT_HEADER: fingerprint,
             **server_timing(stages_s),
             **(payload.times(stages_s) if payload.times else NO_HEADERS),
@@ -51,19 +35,7 @@ class PayloadResponse(Response):
         await send(
             {"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers}
         )
-        if self.num_bytes <= HIGH_WATER_LIMIT:
-            await _send(send, *self.payload.parts)
-            return
-        with self.responses.reserve(0, self.key) as reservation:
-            reservation.keep(self.num_bytes)
-            # the server accepts the last part only once the caller has taken the others
-            await _send(send, *self.payload.parts, b"")
-
-
-async def _send(send: Send, *parts: bytes | memoryview) -> None:
-    *others, last = chain.from_iterable(sliced(part, SENT_BYTES) for part in parts)
-    for part in others:
-        await send({"type": "http.response.body", "body": part, "more_body": True})
-        # else a caller that reads quickly would keep the event loop from others
-        await asyncio.sleep(0)
-    await send({"type": "http.response.body", "body": last})
+        *others, last = self.payload.parts
+        for part in others:
+            await send({"type": "http.response.body", "body": part, "more_body": True})
+        await send({"type": "http.response.body", "body": last})

@@ -15,8 +15,11 @@ PROTOCOL = Protocol(
             shared_paths.RERANK_ENDPOINT,
             *short_paths.ENDPOINTS,
             vertex.ENDPOINT,
+            *shared_paths.OF_MODEL_ENDPOINTS,
         ),
-        Answering(shared_paths.TOKENIZE_ENDPOINT, tei_tokens.ENDPOINT),
+        Answering(
+            shared_paths.TOKENIZE_ENDPOINT, tei_tokens.ENDPOINT, shared_paths.TOKENIZE_OF_MODEL
+        ),
         OtherRoutes(TeiAboutRoutes),
     ),
     errors=TEI_ERRORS,

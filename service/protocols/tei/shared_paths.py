@@ -1,5 +1,9 @@
-"""Paths that two dialects have: /rerank and /tokenize. A field of the body tells which is meant."""
+"""Paths that two dialects have: /rerank and /tokenize. A field of the body tells which is meant.
 
+Below /hf/NAME both are of one model.
+"""
+
+from dataclasses import replace
 from typing import Any
 
 from pydantic import BaseModel, RootModel
@@ -8,8 +12,10 @@ from addnorm.service.errors import ServiceError
 from addnorm.service.protocols.codec.openapi import ErrorBody, errors
 from addnorm.service.protocols.cohere import cohere_rerank as cohere
 from addnorm.service.protocols.endpoint import ErrorFormat, SharedEndpoint, Variant
+from addnorm.service.protocols.openai import embeddings
 from addnorm.service.protocols.openai.openai_errors import OPENAI_ERRORS
 from addnorm.service.protocols.tei import tei_schema, tei_tasks, tei_tokens
+from addnorm.service.protocols.tei.tei_about import OF_MODEL
 from addnorm.service.protocols.tei.tei_schema import (
     TeiError,
     TeiRank,
@@ -87,4 +93,24 @@ TOKENIZE_ENDPOINT = SharedEndpoint(
     response=list[list[TeiToken]] | vllm_tokens.PromptTokenizeResponse,
     examples={"text-embeddings-inference": {"inputs": ["Pads are dropped."]}},
     errors=_errors(TokenizeError),
+)
+# what Dify asks of the URL of one model
+OF_MODEL_ENDPOINTS = (
+    replace(
+        RERANK_ENDPOINT,
+        path=f"{OF_MODEL}/rerank",
+        name="rerank_of_model",
+        examples={"texts": RERANK_ENDPOINT.examples["text-embeddings-inference"]},
+    ),
+    replace(
+        embeddings.ENDPOINTS[0],
+        path=f"{OF_MODEL}/v1/embeddings",
+        name="embeddings_of_model",
+        examples={"a text": {"input": "Pads are dropped."}},
+        answers={},
+        errors=OPENAI_ERRORS,
+    ),
+)
+TOKENIZE_OF_MODEL = replace(
+    TOKENIZE_ENDPOINT, path=f"{OF_MODEL}/tokenize", name="tokenize_of_model"
 )

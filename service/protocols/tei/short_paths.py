@@ -6,17 +6,18 @@ root whatever its user asks for.
 
 from typing import Any
 
-from pydantic import Field, RootModel
+from pydantic import BaseModel, Field, RootModel
 
 from addnorm.service.inference.request_path import Call
 from addnorm.service.protocols.codec.decoding import Tools
 from addnorm.service.protocols.codec.openapi import errors
-from addnorm.service.protocols.codec.validation import Strict, fit
-from addnorm.service.protocols.endpoint import Decoded, ErrorFormat, SharedEndpoint, Variant
+from addnorm.service.protocols.codec.validation import Strict
+from addnorm.service.protocols.endpoint import Decoded, ErrorFormat, Make, SharedEndpoint, Variant
 from addnorm.service.protocols.huggingface import inference_client
 from addnorm.service.protocols.tei import tei_schema, tei_tasks
 from addnorm.service.protocols.tei.tei_about import described
 from addnorm.service.protocols.tei.tei_schema import (
+    MODEL,
     TeiEmbedRequest,
     TeiError,
     TeiPrediction,
@@ -30,6 +31,7 @@ class TeiInputsRequest(Strict, extra="allow"):
     """A body of /embed, or of /predict if the model classifies."""
 
     inputs: Any = Field(description="As the route of the model's task takes them.")
+    model: str | None = MODEL
 
 
 class RootBody(
@@ -37,7 +39,7 @@ class RootBody(
         TeiEmbedRequest | TeiPredictRequest | TeiRerankRequest | inference_client.HuggingFaceRequest
     ]
 ):
-    """huggingface_hub's if it has `parameters`, that of /rerank if it has `query`, else that of
+    """That of /rerank if it has `query`, huggingface_hub's if it has `parameters`, else that of
     /embed, or of /predict where the server's model classifies."""
 
 
@@ -48,22 +50,27 @@ class RootError(RootModel[TeiError | inference_client.HuggingFaceError]):
 async def by_model(asked: TeiInputsRequest, call: Call, tools: Tools) -> Decoded:
     """What the model is made for. text-embeddings-inference has two tasks of texts alone, all
     others are the hub client's."""
-    tasks, sent = described(tools.models).bundle.tasks, asked.model_dump()
+    tasks = described(tools.models, asked.model).bundle.tasks
+    body: type[BaseModel] = inference_client.HuggingFaceRequest
+    make: Make[Decoded] = of_hub
     if "embed" in tasks and not isinstance(asked.inputs, dict):
-        return await tei_tasks.embed(fit(TeiEmbedRequest, sent), call, tools)
-    if "classify" in tasks:
-        return await tei_tasks.predict(fit(TeiPredictRequest, sent), call, tools)
-    return await of_hub(fit(inference_client.HuggingFaceRequest, sent), call, tools)
+        body, make = TeiEmbedRequest, tei_tasks.embed
+    elif "classify" in tasks:
+        body, make = TeiPredictRequest, tei_tasks.predict
+    sent = {name: value for name, value in asked if value is not None}
+    return await make(
+        await tools.bodies.fit(body, sent, call.num_bytes, call.deadline), call, tools
+    )
 
 
 async def of_hub(asked: inference_client.HuggingFaceRequest, call: Call, tools: Tools) -> Decoded:
-    call = call._replace(names={"model": described(tools.models).bundle.ref})
+    call = call._replace(names={"model": asked.model or described(tools.models).bundle.ref})
     return await inference_client.infer(asked, call, tools)
 
 
 VARIANTS = {
-    "parameters": Variant(inference_client.HuggingFaceRequest, inference_client.error_body, of_hub),
     "query": Variant(TeiRerankRequest, tei_schema.error_body, tei_tasks.rerank),
+    "parameters": Variant(inference_client.HuggingFaceRequest, inference_client.error_body, of_hub),
     "inputs": Variant(TeiInputsRequest, tei_schema.error_body, by_model),
 }
 ENDPOINTS = tuple(

@@ -2,9 +2,9 @@
 well."""
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
-from fastapi import APIRouter, Response
+from fastapi import APIRouter, Query, Response
 
 from addnorm.service import VERSION
 from addnorm.service.models.model import Model
@@ -20,13 +20,17 @@ from addnorm.service.tasks.classification import label_names
 TASKS: tuple[Task, ...] = (
     "embed", "rerank", "classify", "sparse", "multi_vector", "tag", "fill_mask", "complete",
 )  # fmt: skip
+# below it are paths of one model, for clients that add theirs to a URL and name none: Dify's
+OF_MODEL = "/hf/{model:path}"
 POOLINGS = {"first": "cls", "last": "last_token"}  # others have our names
 DTYPES = {"fp32": "float32", "fp16": "float16"}  # int8 is called so
 
 
-def described(models: Models) -> Model:
-    """The model that embeds by default, else the one of another task. InvalidInput where several
-    can and none is the default."""
+def described(models: Models, ref: str | None = None) -> Model:
+    """The model of this name; without one that which embeds by default, else the one of another
+    task. InvalidInput where several can and none is the default."""
+    if ref is not None:
+        return models.find(ref)
     defaults = models.defaults()
     served = (task for task in TASKS if any(task in model.bundle.tasks for model in defaults))
     return models.find(None, next(served, None))
@@ -44,8 +48,14 @@ class TeiAboutRoutes:
             name="tei_info",
             summary="The model that embeds, or the one of another task, described as"
             " text-embeddings-inference does",
-            responses={status: documented[status] for status in (400, 503)},
+            responses={status: documented[status] for status in (400, 404, 503)},
         )(self.info)
+        router.get(
+            f"{OF_MODEL}/info",
+            name="tei_info_of_model",
+            summary="One model, described as text-embeddings-inference does",
+            responses={status: documented[status] for status in (404, 503)},
+        )(self.info_of_model)
         for path, name in (("/health", "tei_health"), ("/ping", "sagemaker_ping")):
             router.get(
                 path,
@@ -56,8 +66,16 @@ class TeiAboutRoutes:
             )(self.health)
         return router
 
-    async def info(self) -> TeiInfo:
-        model, settings = described(self.parts.models), self.parts.settings
+    async def info_of_model(self, model: str) -> TeiInfo:
+        return await self.info(model)
+
+    async def info(
+        self, model: Annotated[str | None, Query(description="Its name.")] = None
+    ) -> TeiInfo:
+        return self._info(described(self.parts.models, model or None))
+
+    def _info(self, model: Model) -> TeiInfo:
+        settings = self.parts.settings
         bundle, manifest = model.bundle, model.bundle.manifest
         precision = model.default_precision
         return TeiInfo(

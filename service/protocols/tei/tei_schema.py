@@ -2,12 +2,12 @@
 
 from typing import Annotated, Any, Literal, NamedTuple
 
-from pydantic import BaseModel, Field, PlainValidator, TypeAdapter
+from pydantic import BaseModel, Field, PlainValidator, TypeAdapter, model_validator
 from pydantic_core import PydanticCustomError
 
 from addnorm.service.errors import EmptyInput, ServiceError
 from addnorm.service.protocols.codec.openapi import errors
-from addnorm.service.protocols.codec.validation import Strict
+from addnorm.service.protocols.codec.validation import Strict, into_body
 from addnorm.service.protocols.endpoint import ErrorFormat
 from addnorm.service.protocols.texts.sequences import Integers, Row, Sequences, Strings
 from addnorm.service.protocols.texts.texts import PROMPT_NAME
@@ -66,6 +66,9 @@ Texts = Annotated[list[str], PlainValidator(_texts, str | list[str])]
 Rows = Annotated[list[list[int]], PlainValidator(_rows, list[int] | list[list[int]])]
 
 
+MODEL = Field(None, description="By default the one model made for this.")
+
+
 class Cutting(Strict):
     truncate: bool | None = Field(
         None,
@@ -75,14 +78,25 @@ class Cutting(Strict):
     truncation_direction: Literal["Left", "Right", "left", "right"] = Field(
         "right", description="At which end they are cut."
     )
-    options: dict[str, Any] | None = Field(None, description="Has no effect.")
 
     @property
     def left(self) -> bool:
         return self.truncation_direction.lower() == "left"
 
 
-class TeiEmbedAllRequest(Cutting):
+class TeiRequest(Cutting):
+    model: str | None = MODEL
+    parameters: dict[str, Any] | None = Field(
+        None, description="The other fields may stand in here, as Hugging Face's clients have it."
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _flat(cls, value: Any) -> Any:
+        return into_body(value)
+
+
+class TeiEmbedAllRequest(TeiRequest):
     """Token ids instead of texts are taken as they are."""
 
     inputs: Sequences = INPUTS
@@ -91,10 +105,10 @@ class TeiEmbedAllRequest(Cutting):
 
 class TeiEmbedRequest(TeiEmbedAllRequest):
     normalize: bool = Field(True, description="Whether vectors are scaled to length 1.")
-    dimensions: int | None = Field(None, description="Only the first so many.")
+    dimensions: int | None = Field(None, ge=1, description="Only the first so many.")
 
 
-class TeiRerankRequest(Cutting):
+class TeiRerankRequest(TeiRequest):
     query: str
     texts: Strings = Field(description="Each is scored with the query, as a pair.")
     raw_scores: bool = Field(
@@ -104,7 +118,7 @@ class TeiRerankRequest(Cutting):
     top_n: int | None = Field(None, ge=0, description="Only the best so many; all for 0.")
 
 
-class TeiPredictRequest(Cutting):
+class TeiPredictRequest(TeiRequest):
     inputs: Annotated[
         PredictInputs, PlainValidator(_predict_inputs, str | OneOrTwo | list[OneOrTwo])
     ] = Field(description="A text, one pair of texts, or a batch of lists of one or two texts.")
@@ -121,17 +135,20 @@ class TeiSimilarityParameters(Cutting):
 
 
 class TeiSimilarityRequest(Strict):
+    model: str | None = MODEL
     inputs: TeiSentences
     parameters: TeiSimilarityParameters | None = None
 
 
 class TeiTokenizeRequest(Strict):
+    model: str | None = MODEL
     inputs: Texts = Field(description="A text, or a list of texts.")
     add_special_tokens: bool = True
     prompt_name: str | None = PROMPT_NAME
 
 
 class TeiDecodeRequest(Strict):
+    model: str | None = MODEL
     ids: Rows = Field(description="Token ids, or a list of such.")
     skip_special_tokens: bool = True
 

@@ -1,4 +1,5 @@
-"""text-embeddings-inference's inference routes, which name no model: the task's default answers.
+"""text-embeddings-inference's inference routes. Its clients name no model: the task's default
+answers.
 
 Source: its router/src/http/server.rs. Its statuses are not taken over: ours say more.
 """
@@ -81,13 +82,15 @@ async def similarity(asked: TeiSimilarityRequest, call: Call, tools: Tools) -> D
     sentences = asked.inputs.sentences
     if not sentences:
         raise EmptyInput("inputs.sentences is empty: send at least one text", param=FIELD)
-    model = call.model(tools.models, None, "embed")
+    model, prompt_name = call.model_and_prompt(
+        tools.models, asked.model, options.prompt_name, "embed"
+    )
     texts = TextsToTokenize.prompted(
         FIELD,
         [asked.inputs.source_sentence, *sentences],
         cuts(call, tools, options.truncate, by_default=True),
         model,
-        options.prompt_name,
+        prompt_name,
     )._replace(left=options.left, named=source_or_sentence)
     batch, padding = await tools.texts.tokenize(texts, call.deadline)
     request = InferenceRequest(model, batch, padding, (Pooled(normalize=True),), field=FIELD)
@@ -100,7 +103,7 @@ async def similarity(asked: TeiSimilarityRequest, call: Call, tools: Tools) -> D
 
 
 async def predict(asked: TeiPredictRequest, call: Call, tools: Tools) -> Shaped:
-    model = call.model(tools.models, None, "classify")
+    model = call.model(tools.models, asked.model, "classify")
     truncate = cuts(call, tools, asked.truncate, by_default=True)
     texts = TextsToTokenize(FIELD, asked.inputs.texts, truncate, model, left=asked.left)
     options = ClassifyOptions(function_to_apply="none" if asked.raw_scores else None)
@@ -120,7 +123,7 @@ async def rerank(asked: TeiRerankRequest, call: Call, tools: Tools) -> Decoded:
 
 async def rerank_each(asked: Sequence[TeiRerankRequest], call: Call, tools: Tools) -> Shaped:
     """A ranking for each of them. All have the options of the first, save top_n and return_text."""
-    model = call.model(tools.models, None, "rerank")
+    model = call.model(tools.models, call.named(asked[0].model), "rerank")
     pairs = [(one.query, text) for one in asked for text in one.texts]
     truncate = cuts(call, tools, asked[0].truncate, by_default=True)
     texts = TextsToTokenize(
@@ -160,9 +163,9 @@ async def _of_sequences(
     shape: Shape | None = None,
 ) -> Shaped:
     """One output of texts or ids. shape: by default it is the response as it is."""
-    model = call.model(tools.models, None, task)
+    model, prompt_name = call.model_and_prompt(tools.models, asked.model, asked.prompt_name, task)
     truncate = cuts_sequences(call, tools, asked.inputs, asked.truncate, by_default=True)
-    sent = SequencesToRead(FIELD, asked.inputs, truncate, model, asked.prompt_name, asked.left)
+    sent = SequencesToRead(FIELD, asked.inputs, truncate, model, prompt_name, asked.left)
     batch, padding = await sent.read(call, tools)
     request = InferenceRequest(model, batch, padding, (output,), field=FIELD, hint=OTHER_VOCABULARY)
     shape = shape or partial(_as_it_is, type(output))

@@ -26,7 +26,7 @@ from addnorm.service.runtime.tokenizing.tokenizer import Text, Tokenizer
 
 async def tokenize(asked: TeiTokenizeRequest, call: Call, tools: Tools) -> bytes:
     """Texts may have any number of tokens."""
-    model = _model(call, tools)
+    model = _model(asked.model, call, tools)
     texts = TextsToTokenize.prompted("inputs", asked.inputs, False, model, asked.prompt_name)
     texts = texts._replace(can_cut=False)
     work = partial(_shown, tools.texts.tokenizer(texts), asked.add_special_tokens)
@@ -34,8 +34,9 @@ async def tokenize(asked: TeiTokenizeRequest, call: Call, tools: Tools) -> bytes
     return orjson.dumps([text.fields["tokens"] for text in shown])
 
 
-def _model(call: Call, tools: Tools) -> Model:
-    return call.model(tools.models, described(tools.models).bundle.ref)
+def _model(sent: str | None, call: Call, tools: Tools) -> Model:
+    named = call.named(sent)
+    return call.model(tools.models, named or described(tools.models).bundle.ref)
 
 
 def _shown(tokenizer: Tokenizer, add_special_tokens: bool, piece: Sequence[Text]) -> list[Shown]:
@@ -77,7 +78,7 @@ async def decode(asked: TeiDecodeRequest, call: Call, tools: Tools) -> bytes:
     if not asked.ids:
         raise EmptyInput("ids is empty: send at least one token id", param="ids")
     texts = await tools.texts.decode(
-        "ids", asked.ids, asked.skip_special_tokens, _model(call, tools), call.deadline
+        "ids", asked.ids, asked.skip_special_tokens, _model(asked.model, call, tools), call.deadline
     )
     return orjson.dumps(texts)
 

@@ -16,19 +16,20 @@ from addnorm.service.errors import EmptyInput, InvalidInput
 from addnorm.service.inference.request import InferenceResponse
 from addnorm.service.inference.request_path import Call
 from addnorm.service.protocols.codec.decoding import Tools
-from addnorm.service.protocols.codec.validation import Strict
+from addnorm.service.protocols.codec.validation import Strict, shown
 from addnorm.service.protocols.endpoint import Decoded, JsonEndpoint
 from addnorm.service.protocols.tei import tei_tasks
 from addnorm.service.protocols.tei.tei_about import described
 from addnorm.service.protocols.tei.tei_schema import (
-    Cutting,
     PredictInputs,
     TeiEmbedRequest,
     TeiPredictRequest,
+    TeiRequest,
     TeiRerankRequest,
 )
+from addnorm.service.protocols.texts.sizes import check_size
 
-Instance = TypeVar("Instance", bound=Cutting)
+Instance = TypeVar("Instance", bound=TeiRequest)
 OWN = {"inputs", "query", "texts", "top_n", "return_text"}  # fields that may differ
 
 
@@ -53,7 +54,7 @@ class VertexResponse(BaseModel):
 async def predict(asked: VertexRequest, call: Call, tools: Tools) -> Decoded:
     if not asked.instances:
         raise EmptyInput("instances is empty: send at least one", param="instances")
-    tasks = described(tools.models).bundle.tasks
+    tasks = described(tools.models, _named(asked.instances[0])).bundle.tasks
     if "query" in asked.instances[0]:
         rerankings = await _instances(TeiRerankRequest, asked, call, tools)
         request, encoding = await tei_tasks.rerank_each(rerankings, call, tools)
@@ -67,32 +68,38 @@ async def predict(asked: VertexRequest, call: Call, tools: Tools) -> Decoded:
         request, encoding = await embed(whole, call, tools)
         share = partial(_shared, [len(one.inputs) for one in embeddings])
     else:
-        texts = [one.inputs for one in await _instances(TeiPredictRequest, asked, call, tools)]
+        predictions = await _instances(TeiPredictRequest, asked, call, tools)
+        texts = [one.inputs for one in predictions]
         joined = PredictInputs([text for one in texts for text in one.texts], is_batch=True)
-        first = TeiPredictRequest.model_validate(asked.instances[0])
-        whole_batch = first.model_copy(update={"inputs": joined})
+        whole_batch = predictions[0].model_copy(update={"inputs": joined})
         request, encoding = await tei_tasks.predict(whole_batch, call, tools)
         share = partial(_shared, [len(one.texts) if one.is_batch else None for one in texts])
     return request, replace(encoding, shape=partial(_predictions, encoding.shape, share))
+
+
+def _named(instance: dict[str, Any]) -> str | None:
+    """The model that its body names; a name of another type is rejected with the body."""
+    name = instance.get("model")
+    return name if isinstance(name, str) and name else None
 
 
 async def _instances(
     instance: type[Instance], asked: VertexRequest, call: Call, tools: Tools
 ) -> list[Instance]:
     """All as one type, and with the same options. InvalidInput names what differs."""
+    check_size("instances", len(asked.instances), "instances", tools.texts.settings.max_sequences)
     value = {"instances": asked.instances}
     fitted = await tools.bodies.fit(Instances[instance], value, call.num_bytes, call.deadline)  # type: ignore[valid-type]
     instances: list[Instance] = fitted.instances
-    options = instances[0].model_dump(exclude=OWN)
-    for index, one in enumerate(instances):
-        own = one.model_dump(exclude=OWN)
-        if own != options:
-            field = next(name for name in options if own[name] != options[name])
-            raise InvalidInput(
-                f"instances[{index}] has {field} {own[field]!r}, instances[0] has"
-                f" {options[field]!r}: send instances with other options in a request of their own",
-                param="instances",
-            )
+    for field in (name for name in instance.model_fields if name not in OWN):
+        first, *others = (getattr(one, field) for one in instances)
+        for index, other in enumerate(others, 1):
+            if other != first:
+                raise InvalidInput(
+                    f"instances[{index}] has {field} {shown(other)}, instances[0] has"
+                    f" {shown(first)}: send instances with other options in a request of their own",
+                    param="instances",
+                )
     return instances
 
 

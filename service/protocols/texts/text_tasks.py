@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
+from tokenizers import Encoding
 
 from addnorm.service.inference.outputs import Logits, LogitsAt, Output
 from addnorm.service.inference.request import InferenceRequest, InferenceResponse
@@ -22,7 +23,6 @@ from addnorm.service.protocols.texts.task_options import (
 )
 from addnorm.service.protocols.texts.texts import TextsToTokenize, check_single
 from addnorm.service.runtime.batch import Batch, Ints, Padding
-from addnorm.service.runtime.tokenizing.tokenizer import CHARACTERS_PER_TOKEN
 from addnorm.service.scheduling.cooperative import Steps
 from addnorm.service.tasks import classification, fill_mask, tagging
 from addnorm.service.tasks.classification import Function
@@ -139,7 +139,7 @@ async def tag(
                 ignored,
             )
 
-    answer_bytes = ENTITY_BYTES * batch.num_tokens + 2 * _kept_bytes(texts, batch)
+    answer_bytes = ENTITY_BYTES * batch.num_tokens + 2 * _kept_bytes(texts, encodings)
     return TextTask(_request(texts, batch, padding, Logits(), precision, answer_bytes), finish)
 
 
@@ -210,10 +210,11 @@ def _label_bytes(labels: Sequence[str]) -> int:
     return LABEL_BYTES * len(labels) + json_bytes(labels)
 
 
-def _kept_bytes(texts: TextsToTokenize, batch: Batch) -> int:
+def _kept_bytes(texts: TextsToTokenize, encodings: Sequence[Encoding]) -> int:
     """Bytes of the texts as JSON, without what is cut off."""
-    whole = zip(texts.whole(texts.texts), batch.lengths.tolist(), strict=True)
-    return json_bytes(str(text[: CHARACTERS_PER_TOKEN * length]) for text, length in whole)
+    whole = zip(texts.whole(texts.texts), encodings, strict=True)
+    ends = ((text, max((end for _, end in one.offsets), default=0)) for text, one in whole)
+    return json_bytes(str(text[:end]) for text, end in ends)
 
 
 def _labels(texts: TextsToTokenize) -> Sequence[str]:

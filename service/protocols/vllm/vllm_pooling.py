@@ -28,7 +28,6 @@ from addnorm.service.tasks.classification import Function
 
 class _Asked(Strict):
     model: str | None = Field(None, description="By default the one model made for this.")
-    user: str | None = Field(None, description="Has no effect.")
     truncate_prompt_tokens: int | None = Field(
         None, ge=-1, description="Cuts. At least the model's limit, which -1 stands for."
     )

@@ -13,6 +13,7 @@ import orjson
 from fastapi import APIRouter
 from pydantic import BaseModel, Field
 
+from addnorm.service import VERSION
 from addnorm.service.errors import EmptyInput
 from addnorm.service.inference.request_path import Call
 from addnorm.service.protocols.codec.decoding import Tools
@@ -62,7 +63,7 @@ class TokenizerInfo(BaseModel):
 
 async def tokenize(asked: PromptTokenizeRequest, call: Call, tools: Tools) -> bytes:
     """The text may have any number of tokens."""
-    model = call.model(tools.models, asked.model, "complete")
+    model = call.model(tools.models, call.named(asked.model), "complete")
     texts = TextsToTokenize("prompt", [asked.prompt], False, model, can_cut=False)
     tokenizer = tools.texts.tokenizer(texts)
     work = partial(_shown, tokenizer, asked.add_special_tokens)
@@ -107,7 +108,16 @@ class TokenizerInfoRoutes:
             summary="The special tokens of the model that scores completions, as vLLM answers",
             responses=OPENAI_ERRORS.only(400, 404, 503),
         )(self.tokenizer_info)
+        router.get(
+            "/version",
+            name="vllm_version",
+            summary="The server's version, where vLLM has its own",
+            responses=OPENAI_ERRORS.only(503),
+        )(self.version)
         return router
+
+    async def version(self) -> dict[str, str]:
+        return {"version": VERSION}
 
     async def tokenizer_info(self) -> TokenizerInfo:
         tokens = self.parts.models.find(None, "complete").bundle.manifest.special_tokens

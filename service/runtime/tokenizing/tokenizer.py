@@ -1,10 +1,13 @@
 """Texts -> token ids, by a bundle's own tokenizer.json. Knows models' limits, no requests."""
 
+import json
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import groupby
+from math import prod
+from typing import Any
 
 import tokenizers
 from tokenizers import Encoding
@@ -21,8 +24,18 @@ FEWEST_CHARACTERS = 256  # that any text may have: of few tokens, all may be lon
 # Characters of a text for each token that it may have. Languages have 2 to 5.
 CHARACTERS_PER_TOKEN = 16  # more are refused before any work, unless the text may be cut
 LIKELY_CHARACTERS = 8  # mostly enough to cut the text
+# Of a text that is cut so many are read for its first tokens, where it has few: runs of blanks,
+# words of thousands of letters. They take 0.1 to 1 s, in one step.
+MAX_CUT_CHARACTERS = 2**17
+# So many of a text that is read to its end, though it is cut: at its left, or beside another. The
+# most costly ones (ligatures that stand for 18 letters) take 0.6 s.
+MAX_WHOLE_CHARACTERS = 2**15
+GROWTH = 4  # of the beginning that is read, where it did not hold the tokens needed
 EDGE_CHARACTERS = 64  # at the end of a beginning: what follows may still change their tokens
 LONGEST_FIRST = "longest_first"
+# Characters that the replacements of a tokenizer may make of one, each after the other. Ten of
+# "a" by ten "a" would make 10 GB of a single one.
+MOST_GROWTH = 1000
 
 Pair = tuple[str, str]
 Text = str | Pair
@@ -68,6 +81,8 @@ class Tokenizer:
         limits = bundle.manifest.limits
         self.max_text_tokens = max_text_tokens or limits.max_text_tokens
         self.max_characters = max(CHARACTERS_PER_TOKEN * limits.max_positions, FEWEST_CHARACTERS)
+        self.max_cut_characters = max(MAX_CUT_CHARACTERS, self.max_characters)
+        self.max_whole_characters = max(MAX_WHOLE_CHARACTERS, self.max_characters)
         self.has_types = limits.type_vocab_size > 1 and bundle.manifest.texts_have_types
         self._template = bundle.manifest.pair_template
         self._whole, self._cut, self._cut_pairs = (_read(bundle) for _ in range(3))
@@ -159,7 +174,7 @@ class Tokenizer:
         first, second = text
         if truncate and len(second) > self.max_characters:
             second = self._beginning(index, second, self.max_text_tokens, 1)
-        is_readable = not truncate or len(first) <= self.max_characters
+        is_readable = not truncate or len(first) <= self.max_whole_characters
         limit = self.max_text_tokens if truncate else None
         told = (
             pair_text(self._template, (first, second), self._whole, limit) if is_readable else None
@@ -184,9 +199,9 @@ class Tokenizer:
     def _whole_ends(self, index: int, text: Text) -> Text:
         """The text as it is. CannotCut if it is long: where it is cut on the left depends on its
         tokens from the first on."""
-        if (num := num_characters(text)) > self.max_characters:
-            reason = f"has {num} characters: only {self.max_characters} are read to cut on the left"
-            raise CannotCut(index, reason)
+        if (num := num_characters(text)) > self.max_whole_characters:
+            reason = f"has {num} characters: only {self.max_whole_characters} are read to cut on"
+            raise CannotCut(index, f"{reason} the left")
         if not isinstance(text, str) and self.num_special_of_pair > self.max_text_tokens:
             raise self._no_room_for_pairs(index)
         return text
@@ -225,9 +240,9 @@ class Tokenizer:
         first, second = map(len, text)
         if max(first, second) <= self.max_characters:
             return text
-        if min(first, second) > self.max_characters:
+        if min(first, second) > self.max_whole_characters:
             # both would have to be read to the end, to know which has more tokens
-            reason = f"is a pair of texts of more than {self.max_characters} characters each"
+            reason = f"is a pair of texts of more than {self.max_whole_characters} characters each"
             raise CannotCut(index, reason)
         return self._readable_pair(index, text, int(second > first))
 
@@ -236,7 +251,7 @@ class Tokenizer:
         return CannotCut(index, f"{reason} {self.max_text_tokens}")
 
     def _readable_pair(self, index: int, pair: Pair, longer: int) -> Pair:
-        """longer: which of its texts has more than max_characters, 0 or 1."""
+        """longer: which of its texts has more characters, 0 or 1."""
         other = self._whole.encode_batch([pair[1 - longer]], add_special_tokens=False)[0]
         # as many as are ever kept, and more than the other has: where both are cut depends on that
         num_needed = max(self.max_text_tokens, len(other) + 1)
@@ -248,14 +263,18 @@ class Tokenizer:
 
         part: which text of a pair it is.
         """
-        for size in (LIKELY_CHARACTERS * self.max_text_tokens, self.max_characters):
-            if len(text) <= size:
-                return text
+        size = min(LIKELY_CHARACTERS * self.max_text_tokens, self.max_cut_characters)
+        while len(text) > size:
             if self._num_settled(text[:size]) >= num_needed:
                 return text[:size]
+            if size == self.max_cut_characters:
+                break
+            size = min(GROWTH * size, self.max_cut_characters)
+        else:
+            return text
         raise CannotCut(
             index,
-            f"has {len(text)} characters, and its first {self.max_characters} do not hold"
+            f"has {len(text)} characters, and its first {self.max_cut_characters} do not hold"
             f" the tokens needed to cut it to {self.max_text_tokens}",
             part,
         )
@@ -295,5 +314,32 @@ def _read(bundle: Bundle) -> tokenizers.Tokenizer:
         raise StartupError(
             f"bundle {bundle.path}: {TOKENIZER} is broken: {error}; export it again"
         ) from error
+    if problem := growth_problem(tokenizer):
+        raise StartupError(f"bundle {bundle.path}: {TOKENIZER}: {problem}")
     tokenizer.no_padding()
     return tokenizer
+
+
+def growth_problem(tokenizer: tokenizers.Tokenizer) -> str | None:
+    """Whether its replacements make texts, or what ids are decoded to, very much longer. None if
+    they do not."""
+    for part in (tokenizer.normalizer, tokenizer.decoder):
+        growth = 1.0 if part is None else _growth(json.loads(part.__getstate__()))
+        if growth > MOST_GROWTH:
+            return (
+                f"its replacements may make {growth:.3g} characters of one, the limit is"
+                f" {MOST_GROWTH}"
+            )
+    return None
+
+
+def _growth(part: dict[str, Any]) -> float:
+    """How many characters a normalizer, or a decoder, may make of one."""
+    if part["type"] == "Sequence":
+        return prod(map(_growth, part.get("normalizers") or part.get("decoders") or ()))
+    if part["type"] != "Replace":
+        return 1.0
+    # a regular expression may match one character, or the place between two
+    replaced = part["pattern"].get("String", "")
+    content = len(part["content"])
+    return max(1.0, content / len(replaced)) if replaced else 1.0 + content

@@ -17,6 +17,7 @@ from bisect import bisect_left
 from collections import defaultdict, deque
 from collections.abc import Iterator, Mapping
 from itertools import chain, count
+from weakref import WeakSet
 
 from addnorm.service.errors import Expired
 from addnorm.service.runtime.batch import Batch
@@ -53,13 +54,15 @@ class JobQueue:
         self.jobs: dict[int, Job] = {}  # by number
         # targets with jobs that wait, and the backlogs that these are in
         self.active: dict[Target, dict[Backlog, None]] = {}
-        self._urgent: dict[int, Job] = {}  # go before all others, and are in no backlog
+        # by number: go before all others, each alone, and are in no backlog
+        self._first: dict[int, Job] = {}
         self._keys: dict[str, KeyBacklogs] = {}
         self._fairness: StartTimeFairQueue[KeyBacklogs] = StartTimeFairQueue()
         self._last = self._keys[LAST] = KeyBacklogs()
         self._deadlines = SortedJobs(lambda job: job.deadline)
         self._done: deque[int] = deque()  # jobs whose future is done; some may still wait
         self._numbers = count()
+        self._known: WeakSet[Job] = WeakSet()  # all that are referred to, also those that run
 
     def worker_s(self) -> float:
         """Predicted time that one worker thread would need for everything that waits now."""
@@ -114,8 +117,7 @@ class JobQueue:
         """Queues the batch before all others. For the server's own known-answer tests, which are
         small and few."""
         job = self._make_job(target, batch, now, math.inf, results)
-        self._urgent[job.number] = job
-        self.active.setdefault(target, {})
+        self._first[job.number] = job
         self._insert(job)
         self._count(job, job.size)
         return job
@@ -124,6 +126,7 @@ class JobQueue:
         self, target: Target, batch: Batch, now: float, deadline: float, results: Results
     ) -> Job:
         job = Job(next(self._numbers), target, batch, now, deadline, results)
+        self._known.add(job)
         number = job.number  # the future must not refer to its job: such a cycle would outlive both
         job.future.add_done_callback(lambda _: self._done.append(number))
         return job
@@ -136,7 +139,7 @@ class JobQueue:
         """All its sequences were taken, or nobody waits for it."""
         del self.jobs[job.number]
         self._deadlines.remove(job)
-        self._urgent.pop(job.number, None)
+        self._first.pop(job.number, None)
         self._count(job, -job.num_tokens)
         if backlog := job.backlog:
             for sequence in job.waiting:
@@ -144,10 +147,10 @@ class JobQueue:
                     self._count(heir.job, heir.length)
             backlog.remove(job)
             if not backlog.num_jobs:
-                self.active[job.target].pop(backlog)
+                del self.active[job.target][backlog]
+                if not self.active[job.target]:
+                    del self.active[job.target]
         job.waiting = []
-        if not self.active[job.target] and not job.target.num_tokens:
-            del self.active[job.target]
 
     def _count(self, job: Job, num_tokens: int) -> None:
         """So many tokens more wait, or fewer."""
@@ -165,6 +168,8 @@ class JobQueue:
         be shared out.
         """
         self.sweep(now)
+        if self._first:
+            return self._take_first(now)
         if not self.jobs:
             return None
         job = self._next()
@@ -174,15 +179,18 @@ class JobQueue:
             share = max(MIN_TOKENS_PER_WORKER, math.ceil(target.num_tokens / num_idle))
         candidates = self._candidates(job, CANDIDATE_BATCHES * target.token_budget)
         taken = _nearest(candidates, job.waiting[-1], min(target.token_budget, share))
-        if job.backlog:
-            self._charge(job.backlog, target, taken)
+        self._charge(job.backlog, target, taken)
         self._take_out(taken, now)
         return MicroBatch.of(target, taken, now)
 
+    def _take_first(self, now: float) -> MicroBatch:
+        job = next(iter(self._first.values()))
+        taken = job.waiting
+        self._take_out(taken, now)
+        return MicroBatch.of(job.target, taken, now)
+
     def _next(self) -> Job:
-        """The job whose turn it is."""
-        if self._urgent:
-            return next(iter(self._urgent.values()))
+        """The job whose turn it is, where none goes first."""
         is_last = len(self.jobs) == self._last.num_jobs
         owner = self._last if is_last else self._fairness.next()
         return owner.fairness.next().order().first()
@@ -239,9 +247,9 @@ class JobQueue:
         first. Pieces of bulk requests keep no other job waiting, so they run apart."""
         yield job
         own = job.backlog
-        smallest_first = own is not None and own.is_for_smallest()
+        smallest_first = own.is_for_smallest()
         others = (backlog for backlog in self.active[job.target] if backlog is not own)
-        for backlog in chain([own] if own else [], others):
+        for backlog in chain([own], others):
             jobs = backlog.by_size if smallest_first else backlog.by_age
             yield from (
                 other for other in jobs if other is not job and other.is_piece is job.is_piece
@@ -282,6 +290,16 @@ class JobQueue:
         """The sequences that joined this one. No other joins it from now on."""
         backlog = sequence.job.backlog
         return backlog.in_flight.end(sequence) if backlog else []
+
+    def give_up(self, error: Exception) -> None:
+        """Fails every job, also those that run. Of no use after that: another queue must take its
+        place."""
+        for job in list(self._known):
+            job.fail(error)
+            job.target.num_tokens = 0
+        for owner in self._keys.values():
+            for target in owner.by_target:
+                target.num_tokens = 0
 
     def sweep(self, now: float) -> None:
         """Removes the jobs whose caller has left, that failed in part, or whose deadline has

@@ -4,14 +4,16 @@ keys, deadline. Knows no protobuf.
 
 import asyncio
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import partial
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from addnorm.service.errors import (
+    BodyTooLarge,
     ClientGone,
     Draining,
+    Overloaded,
     RequestTimeout,
     ServiceError,
     TooManyConnections,
@@ -19,6 +21,7 @@ from addnorm.service.errors import (
 from addnorm.service.inference.request_path import Call
 from addnorm.service.protocols.kserve.over_grpc.grpc_methods import Answer, GrpcMethod
 from addnorm.service.protocols.protocol import Parts
+from addnorm.service.scheduling.byte_budget import ByteBudget, Reservation
 from addnorm.service.scheduling.deadline import Deadline
 from addnorm.service.server.auth import Entrance, Headers
 from addnorm.service.server.error_response import noted, retry_after
@@ -40,8 +43,11 @@ CODES = {
     504: "DEADLINE_EXCEEDED",
 }
 MAX_TIMEOUT_S = 1e6  # as over HTTP
-MAX_CHARACTERS = 2000  # of an error's words: they travel in a head, which clients limit
 TIMER_S = 0.05  # a caller's deadline may pass so much earlier by the caller's own clock
+# A message that takes longer to arrive counts as the largest meanwhile: gRPC does not tell how much
+# of it has come. Larger: more bytes come uncounted. Smaller: callers far away are counted for more.
+QUICK_S = 0.05
+PROBE_S = 1.0  # who needs no key has so long to send its message, and to take the answer
 
 
 class Caller(Protocol):
@@ -63,7 +69,13 @@ class GrpcCalls:
     parts: Parts
     entrance: Entrance
     reporter: Reporter
-    in_flight: int = 0
+    quick_s: float = QUICK_S
+    probe_s: float = PROBE_S
+    in_flight: int = field(default=0, init=False)  # probes too
+
+    def __post_init__(self) -> None:
+        self._under_way = ByteBudget("calls", self.parts.settings.max_connections)  # a byte each
+        self._is_reading_probe = False
 
     async def answer(self, method: GrpcMethod, caller: Caller) -> None:
         headers = _headers(caller)
@@ -78,35 +90,58 @@ class GrpcCalls:
         except Exception as error:  # whatever it is, the caller gets a status
             known = noted(_of_lost(error, caller), "POST", method.path, context)
             context.status = known.status
-            await abort(caller, known, context)
+            await _abort(caller, known, context)
         finally:
             self.in_flight -= 1
             self.reporter.report(_scope(method, headers), context)
 
-    def allows(self, caller: Caller) -> bool:
-        """Whether the caller's key may ask for inferences."""
-        return self.entrance.allows(_headers(caller), "infer")
-
     async def _answer(
         self, method: GrpcMethod, caller: Caller, headers: Headers, context: RequestContext
     ) -> None:
-        if not method.is_probe:
-            self._check_head()
-        needed = None if method.is_probe else "infer"
-        with await self.entrance.enter(headers, needed, context, method.is_probe):
-            context.deadline = self._deadline(caller, context)
-            anew = b"no-cache" in dict(headers).get(b"cache-control", b"").lower()
-            call = Call(context.deadline, context, route=method.path, anew=anew)
-            answer = await method.answer(partial(self._receive, caller), call)
-            await self._send(caller, answer, context)
-
-    def _check_head(self) -> None:
+        if method.is_probe:
+            await self._respond(method, self._receive_probe, caller, headers, context)
+            return
         self.parts.readiness.check_open()
-        limit = self.parts.settings.max_connections
-        if self.in_flight > limit:
+        with (
+            self._counted(self.entrance.key_name(headers)),
+            await self.entrance.enter(headers, "infer", context, is_probe=False),
+        ):
+            await self._respond(method, self._receive, caller, headers, context)
+
+    def _counted(self, key: str) -> Reservation:
+        """A call under way. TooManyConnections if nothing is left of the key's share."""
+        calls = self._under_way
+        if not calls.has_space(0, 1, key):
             raise TooManyConnections(
-                f"{limit} calls over gRPC are under way, the limit; retry in 1 s", retry_after_s=1
+                f"{calls.num_bytes} calls over gRPC are under way, the limit is {calls.max_bytes},"
+                " of which each API key leaves some to others; retry in 1 s",
+                retry_after_s=1,
             )
+        return calls.reserve(1, key)
+
+    async def _respond(
+        self,
+        method: GrpcMethod,
+        receive: Callable[[Caller, RequestContext], Awaitable[bytes]],
+        caller: Caller,
+        headers: Headers,
+        context: RequestContext,
+    ) -> None:
+        async def received() -> bytes:
+            body = await receive(caller, context)
+            if not isinstance(body, bytes):  # gRPC has ended the call, or the caller has
+                raise ClientGone("the call ended before its message, or its message is too large")
+            if len(body) > method.max_bytes:
+                raise BodyTooLarge(
+                    f"the message has {len(body)} bytes, the limit is {method.max_bytes}"
+                )
+            return body
+
+        context.deadline = self._deadline(caller, context)
+        anew = b"no-cache" in dict(headers).get(b"cache-control", b"").lower()
+        call = Call(context.deadline, context, route=method.path, anew=anew)
+        answer = await method.answer(received, call)
+        await self._send(caller, answer, context, method.is_probe)
 
     def _deadline(self, caller: Caller, context: RequestContext) -> Deadline:
         left_s = caller.time_remaining()
@@ -115,24 +150,55 @@ class GrpcCalls:
         deadline.is_callers = left_s is not None
         return deadline
 
-    async def _receive(self, caller: Caller) -> bytes:
-        """The call's message."""
-        limit_s = self.parts.settings.body_timeout_s
-        try:
-            async with asyncio.timeout(limit_s):
-                body = await caller.read()
-        except TimeoutError:
-            raise RequestTimeout(f"the message did not arrive within {limit_s:g} s") from None
-        if not isinstance(body, bytes):  # gRPC has ended the call, or the caller has
-            raise ClientGone("the call ended before its message, or its message is too large")
-        return body
+    async def _receive(self, caller: Caller, context: RequestContext) -> Any:
+        """What comes. Overloaded if it is slow and its key has no space for it."""
+        settings, loop = self.parts.settings, asyncio.get_running_loop()
+        full: list[Overloaded] = []
 
-    async def _send(self, caller: Caller, answer: Answer, context: RequestContext) -> None:
+        def count() -> None:
+            try:
+                reservation.grow(settings.max_body_bytes)
+            except Overloaded as error:
+                full.append(error)
+                timeout.reschedule(loop.time())
+
+        with self.parts.request_path.bodies.reserve(0, context.key) as reservation:
+            counting = loop.call_later(self.quick_s, count)
+            try:
+                async with asyncio.timeout(settings.body_timeout_s) as timeout:
+                    return await caller.read()
+            except TimeoutError:
+                raise full.pop() if full else _late(settings.body_timeout_s) from None
+            finally:
+                counting.cancel()
+
+    async def _receive_probe(self, caller: Caller, context: RequestContext) -> Any:
+        """What comes. It may be as large as any, so one is received at a time: others meanwhile
+        count as empty, and so ask for the whole server."""
+        if self._is_reading_probe:
+            return b""
+        self._is_reading_probe = True
+        try:
+            async with asyncio.timeout(self.probe_s):
+                return await caller.read()
+        except TimeoutError:
+            raise _late(self.probe_s) from None
+        finally:
+            self._is_reading_probe = False
+
+    async def _send(
+        self, caller: Caller, answer: Answer, context: RequestContext, is_probe: bool
+    ) -> None:
         """Counts as a pending response until it is sent."""
         caller.set_trailing_metadata(_metadata(context, **answer.metadata))
         with self.parts.request_path.pipeline.responses.reserve(0, context.key) as reservation:
             reservation.keep(len(answer.message))
-            await sent_in_time(caller, answer.message, self.parts.settings.send_timeout_s)
+            limit_s = self.probe_s if is_probe else self.parts.settings.send_timeout_s
+            try:
+                async with asyncio.timeout(limit_s):
+                    await caller.write(answer.message)
+            except TimeoutError:
+                raise ClientGone(f"the answer was not taken within {limit_s:g} s") from None
 
     def _note_end(self, context: RequestContext) -> None:
         """gRPC has ended the call: its caller left, its time is up, or the server ends."""
@@ -147,12 +213,8 @@ class GrpcCalls:
         context.status = error.status
 
 
-async def sent_in_time(caller: Caller, message: bytes, limit_s: float) -> None:
-    try:
-        async with asyncio.timeout(limit_s):
-            await caller.write(message)
-    except TimeoutError:
-        raise ClientGone(f"the answer was not taken within {limit_s:g} s") from None
+def _late(limit_s: float) -> RequestTimeout:
+    return RequestTimeout(f"the message did not arrive within {limit_s:g} s")
 
 
 def _headers(caller: Caller) -> Headers:
@@ -164,11 +226,14 @@ def _headers(caller: Caller) -> Headers:
 
 def _of_lost(error: Exception, caller: Caller) -> Exception:
     """What gRPC raises for a call that has ended is no fault of the server."""
-    is_lost = caller.done() and not isinstance(error, ServiceError)
+    import grpc
+
+    has_ended = caller.done() or isinstance(error, grpc.aio.BaseError)
+    is_lost = has_ended and not isinstance(error, ServiceError)
     return ClientGone("the call ended before the answer") if is_lost else error
 
 
-async def abort(caller: Caller, error: ServiceError, context: RequestContext) -> None:
+async def _abort(caller: Caller, error: ServiceError, context: RequestContext) -> None:
     import grpc
 
     metadata = _metadata(context)
@@ -177,7 +242,8 @@ async def abort(caller: Caller, error: ServiceError, context: RequestContext) ->
         pushback = ("grpc-retry-pushback-ms", str(math.ceil(seconds * 1000)))
         metadata = (*metadata, ("retry-after", str(seconds)), pushback)
     code = getattr(grpc.StatusCode, CODES.get(error.status, "INTERNAL"))
-    await caller.abort(code, error.message[:MAX_CHARACTERS], metadata)
+    with suppress(grpc.aio.InternalError):  # the call has ended, so nobody can be told
+        await caller.abort(code, error.message, metadata)
 
 
 def _metadata(context: RequestContext, **more: str) -> tuple[tuple[str, str], ...]:

@@ -13,7 +13,6 @@ from addnorm.service import to_install
 from addnorm.service.errors import StartupError
 from addnorm.service.protocols.kserve.over_grpc.grpc_methods import grpc_methods
 from addnorm.service.server.grpc.grpc_calls import Caller, GrpcCalls
-from addnorm.service.server.grpc.grpc_streams import GrpcStreams
 from addnorm.service.settings import Settings
 
 
@@ -40,7 +39,6 @@ class GrpcListener:
     def __init__(self, calls: GrpcCalls) -> None:
         self.port: int | None = None  # once it listens
         self.calls, self._settings = calls, calls.parts.settings
-        self.streams: GrpcStreams | None = None
         self._server: Any = None
 
     async def start(self) -> None:
@@ -48,16 +46,14 @@ class GrpcListener:
             return
         import grpc
 
-        self.streams = GrpcStreams(self.calls)
         self._server = grpc.aio.server(options=_options(self._settings))
-        self._server.add_generic_rpc_handlers(self._handlers(self.streams))
+        self._server.add_generic_rpc_handlers(self._handlers())
         self.port = self._bind(self._settings.grpc_port)
         await self._server.start()
 
     async def stop(self, grace_s: float) -> None:
         """Calls under way have so long to end."""
-        if self._server and self.streams:
-            self.streams.end()
+        if self._server:
             await self._server.stop(grace_s)
 
     def _bind(self, port: int) -> int:
@@ -73,19 +69,18 @@ class GrpcListener:
         taken = self._server.add_secure_port(address, grpc.ssl_server_credentials([pair]))
         return taken
 
-    def _handlers(self, streams: GrpcStreams) -> list[Any]:
+    def _handlers(self) -> list[Any]:
         import grpc
 
-        answers = {"unary": self.calls.answer, "stream": streams.answer, "watch": streams.watch}
         services: defaultdict[str, dict[str, Any]] = defaultdict(dict)
         for method in grpc_methods(self.calls.parts):
             _, service, name = method.path.split("/")
-            services[service][name] = _handler(partial(answers[method.kind], method))
+            services[service][name] = _handler(partial(self.calls.answer, method))
         return [grpc.method_handlers_generic_handler(*pair) for pair in services.items()]
 
 
 def _handler(answer: Callable[[Caller], Awaitable[None]]) -> Any:
-    """A handler of streams, which are the same on the wire: it is called before the message is
+    """A handler of streams, which a call is too on the wire: it is called before the message is
     received, and sees the answer sent."""
     import grpc
 
@@ -100,6 +95,8 @@ def _options(settings: Settings) -> list[tuple[str, int]]:
         ("grpc.max_receive_message_length", settings.max_body_bytes),
         ("grpc.max_send_message_length", -1),  # max_response_bytes is checked before any work
         ("grpc.max_metadata_size", settings.max_header_bytes),
+        # of what is not asked for, at most 64 KiB come: else more, the quicker the network is
+        ("grpc.http2.bdp_probe", 0),
         ("grpc.so_reuseport", 0),  # else a second server on the port would get half of the calls
     ]
     if settings.connection_max_age_s:

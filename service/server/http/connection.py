@@ -65,6 +65,7 @@ class Connection(HttpToolsProtocol):
         self.flow = Flow(self)
         self._since = self.idle_since = self.loop.time()
         self._all_sent = self._since  # when there was last nothing to send
+        self._busy_since = self._since  # when it last was idle
         if self.settings.connection_max_age_s:
             self.aged_at = self._since + drawn_age(self.settings.connection_max_age_s)
         self.room.enter(self)
@@ -75,9 +76,12 @@ class Connection(HttpToolsProtocol):
         return attach_context(self.cycle.scope["state"]).key if self._is_answering() else ""
 
     def waits_for_caller(self, now: float) -> float:
-        """Seconds that the rest of a body is awaited, or that a response is read."""
+        """Seconds that the rest of a body is awaited, or that a response is read. Where there are
+        keys, all that a caller without one keeps it busy: each of its answers takes no time."""
         if self._in_body and self._since is not None and not self.flow.read_paused:
             return now - self._since
+        if self.settings.needs_keys and self._is_answering() and not self.key:
+            return now - self._busy_since
         return now - self._all_sent if self.transport.get_write_buffer_size() else 0.0
 
     def abort(self) -> None:
@@ -132,7 +136,9 @@ class Connection(HttpToolsProtocol):
         if self.parser.should_upgrade():
             return  # the head is parsed again, see Parser
         self._in_head, self._in_body, self._num_loose = False, True, 0
-        self.room.idle.pop(self, None)
+        if self in self.room.idle:
+            del self.room.idle[self]
+            self._busy_since = self.loop.time()
         context = attach_context(self.scope["state"])
         context.head_error, context.is_closing = self._wrong(), self.transport.is_closing
         if self.aged_at is not None:

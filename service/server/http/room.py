@@ -6,8 +6,8 @@ from typing import Generic, Protocol, TypeVar
 from addnorm.service.errors import ServiceError, TooManyConnections
 
 # From then on a connection that keeps the server waiting makes room for a new one: of those without
-# a request, else of the API key that has most. Larger: such connections keep others out for longer.
-# Smaller: callers far away lose connections that they just made.
+# a request, else without an API key, else of the key that has most. Larger: such connections keep
+# others out for longer. Smaller: callers far away lose connections that they just made.
 SILENT_S = 1.0
 
 
@@ -21,7 +21,8 @@ class Held(Protocol):
         """The API key of the request under way; empty without one."""
 
     def waits_for_caller(self, now: float) -> float:
-        """Seconds that the rest of a body is awaited, or that a response is read."""
+        """Seconds that the rest of a body is awaited, or that a response is read; without a key,
+        where others have one, that it is busy."""
 
     def abort(self) -> None: ...
 
@@ -72,22 +73,26 @@ class Room(Generic[SomeHeld]):
         return True
 
     def _end_slow(self, now: float) -> bool:
-        """Ends the oldest connection that waits for its caller, of the API key that has most of
-        these. So no key keeps others out by requests that it does not end."""
+        """Ends the oldest connection that waits for its caller: of those without an API key, else
+        of the key that has most of these. So nobody keeps others out by requests that it does not
+        end, or by answers that it does not read."""
         slow = [
             each
             for each in self.open
-            if each.waits_for_caller(now) >= SILENT_S and each.key and each not in self._ending
+            if each.waits_for_caller(now) >= SILENT_S and each not in self._ending
         ]
         if not slow:
             return False
-        ((greediest, _),) = Counter(each.key for each in slow).most_common(1)
-        oldest = next(each for each in slow if each.key == greediest)
+        num_by_key = Counter(each.key for each in slow)
+        key = "" if "" in num_by_key else max(num_by_key, key=num_by_key.__getitem__)
+        oldest = next(each for each in slow if each.key == key)
         self._ending.add(oldest)
+        why = "this one, which has no API key, waits for its caller"
+        if key:
+            why = f"the API key {key!r} has most of those that wait for their callers"
         oldest.end(
             TooManyConnections(
-                f"{self.max_connections} connections are open, the limit, and the API key"
-                f" {greediest!r} has most of those that wait for their callers, so this one is"
+                f"{self.max_connections} connections are open, the limit, and {why}, so this one is"
                 " closed: send each body at once; retry in 1 s",
                 retry_after_s=1,
             )

@@ -199,7 +199,6 @@ def test_a_wrong_value_is_refused_with_words(values: Values, words: str) -> None
 
 OTHERS = (
     "PROVIDER",
-    "HOST",
     "GRPC_PORT",
     "API_KEYS",
     "TLS_CERT",

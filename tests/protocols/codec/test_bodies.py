@@ -7,10 +7,14 @@ import tracemalloc
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import orjson
 import pytest
+from safetensors.numpy import save
+from starlette.datastructures import Headers
 
-from addnorm.service.protocols.codec.bodies import parsed_bytes
+from addnorm.service.protocols.codec import safetensors_body
+from addnorm.service.protocols.codec.bodies import held_bytes, parsed_bytes
 from addnorm.service.protocols.codec.validation import validated
 from addnorm.service.protocols.native.native_schema import INFER
 from addnorm.service.protocols.texts.texts import num_bytes
@@ -53,6 +57,18 @@ def test_a_parsed_body_counts_as_what_python_holds_of_it(name: str) -> None:
     tracemalloc.stop()
     assert asked.texts or batch
     assert 0.75 < (len(body) + held) / (len(body) + parsed_bytes(body)) < 1.3
+
+
+def test_a_safetensors_body_counts_as_what_is_held_of_it() -> None:
+    body = save({"input_ids": np.ones((100, 1000), np.int32)})
+    gc.collect()
+    tracemalloc.start()
+    found = safetensors_body.read(body)
+    _, held = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert found.arrays["input_ids"].dtype == np.int64
+    counted = held_bytes(body, Headers({"content-type": safetensors_body.SAFETENSORS}))
+    assert 0.95 < (len(body) + held) / counted < 1.05
 
 
 def test_a_text_that_pairs_share_counts_once() -> None:

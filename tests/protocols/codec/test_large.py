@@ -31,7 +31,8 @@ from addnorm.service.protocols.codec.negotiation import (
     sliced,
     written,
 )
-from addnorm.service.protocols.codec.validation import BLOCK_BYTES, parse, shown, validated
+from addnorm.service.protocols.codec.shown import shown
+from addnorm.service.protocols.codec.validation import BLOCK_BYTES, parse, validated
 from addnorm.service.protocols.native.native_schema import INFER
 from addnorm.service.scheduling.cooperative import Steps, run_now
 from addnorm.service.server.wiring import build

@@ -368,17 +368,23 @@ def test_an_axis_beside_one_of_none_may_not_be_endless(
         (f"{JSON};q=0.5, {SAFETENSORS}", SAFETENSORS),
         (f"{JSON};q=0, */*;q=0.1", SAFETENSORS),
         (f"text/html, {SAFETENSORS.upper()};Q=0.9", SAFETENSORS),
+        (f"{SAFETENSORS};q=high", SAFETENSORS),
+        # a server may disregard what it cannot fulfil
+        ("text/event-stream", JSON),
+        ("application/vnd.elasticsearch+json;compatible-with=8", JSON),
+        ("*", JSON),
+        (f"{JSON};q=high", JSON),
+        (f"text/html, {JSON};q=0, {SAFETENSORS};q=0", JSON),
     ],
 )
 def test_accept_is_weighed(accept: str, chosen: str) -> None:
     assert negotiate(Headers({"accept": accept} if accept else {}), (JSON, SAFETENSORS)) == chosen
 
 
-def test_what_nobody_offers_is_not_acceptable() -> None:
-    with pytest.raises(NotAcceptable, match="offered are application/json"):
-        negotiate(
-            Headers({"accept": f"text/html, {JSON};q=0, {SAFETENSORS};q=0"}), (JSON, SAFETENSORS)
-        )
+def test_who_asks_for_safetensors_gets_no_json() -> None:
+    with pytest.raises(NotAcceptable, match=r"offered are application/json$"):
+        negotiate(Headers({"accept": f"text/html, {SAFETENSORS}"}), (JSON,))
+    assert negotiate(Headers({"accept": f"{SAFETENSORS};q=0"}), (JSON,)) == JSON
 
 
 @pytest.mark.parametrize(
@@ -407,3 +413,32 @@ def test_a_header_of_very_many_tensors_is_rejected_unread(client: httpx.Client) 
         f"its header has {len(header)} bytes, the limit is 65536"
         in answer.json()["error"]["message"]
     )
+
+
+OF_IDS = '"input_ids":{"dtype":"I64","shape":[1,1],"data_offsets":[0,8]}'
+EMPTY = '{"dtype":"U8","shape":[0],"data_offsets":[0,0]}'
+PARTS = {
+    "tensors": (",".join(f'"{number}":{EMPTY}' for number in range(8)), "6 objects"),
+    "axes": (OF_IDS.replace("1,1", "1," * 100 + "1"), "100 values"),
+    "strings": (
+        f'{OF_IDS},"__metadata__":{{"request":"{{}}"' + ',"a":""' * 50 + "}",
+        "100 strings",
+    ),
+}
+
+
+@pytest.mark.parametrize("what", PARTS)
+def test_parts_of_a_header_are_counted_before_they_are_objects(
+    client: httpx.Client, what: str
+) -> None:
+    parts, limit = PARTS[what]
+    header = f"{{{parts}}}".encode()
+    body = len(header).to_bytes(8, "little") + header + bytes(8)
+    answer = client.post("/v1/infer", content=body, headers={"content-type": SAFETENSORS})
+    assert answer.status_code == 400
+    assert f"has more than {limit}, the limit" in answer.json()["error"]["message"]
+
+
+def test_a_request_beside_tensors_may_have_any_characters(client: httpx.Client) -> None:
+    answer = post(client, {"input_ids": IDS}, {"model": '{"[,' * 200})
+    assert answer.json()["error"]["code"] == "model_not_found"

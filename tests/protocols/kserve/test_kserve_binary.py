@@ -202,7 +202,7 @@ BAD: dict[str, tuple[tuple[bytes, bytes], dict[str, Any], str]] = {
         ids(**sized(-8)), {}, "inputs[0].parameters.binary_data_size: Input should be greater",
     ),
     "size a word": (
-        ids(**sized("16")), {},
+        ids(**sized("all")), {},
         "inputs[0].parameters.binary_data_size: Input should be a valid integer",
     ),
     "size of another shape": (ids(shape=[1, 3]), {}, "input_ids has 2 values, its shape [1, 3] 3"),

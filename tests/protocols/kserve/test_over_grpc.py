@@ -1,5 +1,7 @@
 """The messages of the Open Inference Protocol over gRPC: the bits and the words of HTTP."""
 
+import gc
+import tracemalloc
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -8,13 +10,16 @@ import numpy as np
 import pytest
 
 from addnorm.service.models.registry import Models
+from addnorm.service.protocols.kserve.over_grpc import infer_message
 from addnorm.service.protocols.kserve.over_grpc.messages import DESCRIPTORS, message_types
 from addnorm.service.server.wiring import Service
+from addnorm.service.settings import Settings
 from tests.support import web
 from tests.support.grpc_client import (
     ALONE,
     GrpcClient,
     calling,
+    infer_request,
     inputs,
     outputs,
     refusal,
@@ -38,6 +43,16 @@ def called(few: Models) -> Iterator[tuple[GrpcClient, Service, str]]:
 @pytest.fixture(scope="module")
 def call(called: tuple[GrpcClient, Service, str]) -> GrpcClient:
     return called[0]
+
+
+def field(number: int, value: bytes) -> bytes:
+    """A field of a message, on the wire."""
+    return varint(number << 3 | 2) + varint(len(value)) + value
+
+
+def varint(value: int) -> bytes:
+    low, rest = value & 0x7F, value >> 7
+    return bytes([low | 0x80]) + varint(rest) if rest else bytes([low])
 
 
 def posted(url: str, **body: Any) -> Any:
@@ -73,15 +88,6 @@ def test_every_output_has_the_bits_that_it_has_over_http(
     for output in plain["outputs"]:
         expected = np.array(output["data"], np.float32).reshape(output["shape"])
         assert found[output["name"]].tobytes() == expected.tobytes()
-
-
-@pytest.mark.parametrize("asked", [True, False])
-def test_an_answer_says_that_it_is_the_last_where_triton_is_asked_to(
-    call: GrpcClient, asked: bool
-) -> None:
-    parameters = {"triton_enable_empty_final_response": {"bool_param": asked}}
-    answer = call("ModelInfer", model_name="notebook", parameters=parameters, **ALONE)
-    assert [each.bool_param for each in answer.parameters.values()] == [True] * asked
 
 
 def test_outputs_come_in_the_order_asked_for_with_the_fingerprint(call: GrpcClient) -> None:
@@ -247,12 +253,79 @@ def test_what_only_messages_get_wrong_is_said_in_words(
     assert call.refused("ModelInfer", model_name="gpt", **sent)[:2] == ("INVALID_ARGUMENT", words)
 
 
-def test_a_body_that_is_no_message_is_rejected(call: GrpcClient) -> None:
+ONE, FIELDS = b"\x0a\x04text\x12\x05BYTES", "1000 fields"
+MANY = {
+    "inputs": (field(5, b"") * 1001, FIELDS),
+    "raw contents": (field(7, b"") * 1001, FIELDS),
+    "outputs": (field(6, b"") * 1001, FIELDS),
+    "parameters": (field(4, b"") * 1001, FIELDS),
+    "parameters of an input": (field(5, field(4, b"") * 1001), FIELDS),
+    "parameters of an output": (field(6, field(2, b"") * 1001), FIELDS),
+    "values that are not packed": (field(5, field(5, b"\x18\1" * 1001)), FIELDS),
+    "packs of no value": (field(5, field(5, field(3, b"")) * 1001), FIELDS),
+    "unknown fields": (field(1000, b"") * 1001, FIELDS),
+    "unknown numbers": (b"\x78\1\x79" + bytes(8) + b"\x7d" + bytes(4) + b"\x78\1" * 1001, FIELDS),
+    "texts": (field(5, ONE + field(5, field(8, b"") * 4097)), "4096 texts"),
+    "packed values": (field(5, field(5, field(3, b"\x81\1" * 1_000_000))), "907244 values"),
+    "axes": (field(5, field(3, b"\1" * 1_000_000)), "907244 values"),
+    "packed numbers of 4 bytes": (field(5, field(5, field(6, bytes(4_000_000)))), "907244 values"),
+    "packed numbers of 8 bytes": (field(5, field(5, field(7, bytes(8_000_000)))), "907244 values"),
+}
+
+
+@pytest.mark.parametrize("what", MANY)
+def test_parts_are_counted_before_they_are_objects(
+    called: tuple[GrpcClient, Service, str], what: str
+) -> None:
+    call, _, _ = called
+    body, limit = MANY[what]
     with pytest.raises(grpc.RpcError) as caught:
-        call.method("ModelInfer")(b"\xff\xff", timeout=PATIENCE_S)
+        call.method("ModelInfer")(field(1, b"gpt") + body, timeout=PATIENCE_S)
+    assert refusal(caught.value)[:2] == (
+        "INVALID_ARGUMENT",
+        f"the message has more than {limit}, the limit: send less at once, and numbers as"
+        " raw_input_contents",
+    )
+
+
+@pytest.mark.parametrize(
+    "body",
+    [b"\xff\xff", b"\x0b\x0c", field(5, b"\x2b\x2c"), b"\x0a", b"\x0d\1", b"\x08", b"\x0a\5a",
+     b"\x0a" + b"\xff" * 11, field(5, field(5, b"\x1a"))],
+)  # fmt: skip
+def test_a_body_that_is_no_message_is_rejected(call: GrpcClient, body: bytes) -> None:
+    with pytest.raises(grpc.RpcError) as caught:
+        call.method("ModelInfer")(body, timeout=PATIENCE_S)
     code, words, _ = refusal(caught.value)
     assert code == "INVALID_ARGUMENT"
     assert words.startswith("the message is no inference.ModelInferRequest: ")
+
+
+HELD = {
+    "raw ids": inputs(input_ids=(np.ones((100, 1000)), "INT64")),
+    "packed ids": inputs(False, input_ids=(np.ones((100, 1000)), "INT64")),
+    "a raw text": {
+        "inputs": [{"name": "text", "datatype": "BYTES", "shape": [1]}],
+        "raw_input_contents": [(10**6).to_bytes(4, "little") + b"a" * 10**6],
+    },
+}
+
+
+@pytest.mark.parametrize("what", HELD)
+def test_a_message_counts_as_what_is_held_of_it(what: str) -> None:
+    """protobuf's own memory is not traced: it is that of the body's bytes, and 16 a value."""
+    body = infer_request(model_name="gpt", **HELD[what])
+    gc.collect()
+    tracemalloc.start()
+    message, asked = infer_message.read(body)
+    (raw,) = infer_message.contents(message)
+    text = str(raw, "utf-8") if asked.inputs[0].datatype == "BYTES" else ""
+    _, held = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert raw.nbytes >= len(text)
+    num_values = 100_000 if what == "packed ids" else 0
+    held += 2 * len(body) + 16 * num_values
+    assert 0.7 < held / infer_message.held_bytes(body, Settings()) < 1.1
 
 
 def test_the_descriptors_are_those_of_the_proto_files(tmp_path: Path) -> None:

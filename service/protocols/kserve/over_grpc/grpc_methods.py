@@ -3,10 +3,9 @@
 import math
 from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 from addnorm.service.errors import InvalidInput, NotFound, NotReady
-from addnorm.service.inference.pipeline import QUICK_BYTES
 from addnorm.service.inference.request_path import Call, Prepared
 from addnorm.service.protocols.codec.payload import NO_HEADERS
 from addnorm.service.protocols.kserve import infer
@@ -34,15 +33,11 @@ class Answer(NamedTuple):
 
 
 class GrpcMethod(NamedTuple):
-    """receive, which is called once, gives the message that is answered.
-
-    kind: whether a call has one message and one answer; or many, one answer each; or one message,
-    and each answer that differs from the one before.
-    """
+    """receive, which is called once, gives the message that is answered."""
 
     path: str
     answer: Callable[[Receive, Call], Awaitable[Answer]]
-    kind: Literal["unary", "stream", "watch"] = "unary"
+    max_bytes: int = 4096  # of the message, which has at most names
 
     @property
     def path_format(self) -> str:  # what a route is called in the report
@@ -56,10 +51,10 @@ class GrpcMethod(NamedTuple):
 def grpc_methods(parts: Parts) -> list[GrpcMethod]:
     about, inference, check = About(parts), f"/{INFERENCE}/", "grpc.health.v1.HealthCheck"
     return [
-        GrpcMethod(inference + "ModelInfer", partial(model_infer, parts)),
-        GrpcMethod(inference + "ModelStreamInfer", partial(model_stream_infer, parts), "stream"),
+        GrpcMethod(
+            inference + "ModelInfer", partial(model_infer, parts), parts.settings.max_body_bytes
+        ),
         GrpcMethod(f"/{HEALTH}/Check", answering(check, about.health)),
-        GrpcMethod(f"/{HEALTH}/Watch", answering(check, about.watched_health), "watch"),
         *(
             GrpcMethod(inference + name, answering(f"inference.{name}", make))
             for name, make in (
@@ -97,22 +92,11 @@ async def model_infer(parts: Parts, receive: Receive, call: Call) -> Answer:
     return Answer(message, fingerprint | server_timing(context.stages_s))
 
 
-async def model_stream_infer(parts: Parts, receive: Receive, call: Call) -> Answer:
-    answer = await model_infer(parts, receive, call)
-    return answer._replace(message=stream_response(infer_response=answer.message))
-
-
-def stream_response(**fields: str | bytes) -> bytes:
-    made = message_types()["inference.ModelStreamInferResponse"](**fields)
-    encoded: bytes = made.SerializeToString()
-    return encoded
-
-
 def _prepared(
     parts: Parts, body: bytes, call: Call
 ) -> tuple[Call, Callable[[Call], Awaitable[Prepared[bytes]]]]:
     call.deadline.check()
-    num_held = infer_message.HELD_PER_BYTE * len(body) if len(body) > QUICK_BYTES else 0
+    num_held = infer_message.held_bytes(body, parts.settings)
     call = call._replace(num_bytes=len(body), held_bytes=num_held)
     return call, partial(_decode, parts, body)
 
@@ -124,8 +108,7 @@ async def _decode(parts: Parts, body: bytes, call: Call) -> Prepared[bytes]:
     version = {"version": message.model_version} if message.model_version else {}
     call = call._replace(names={"model": message.model_name, **version})
     contents = infer_message.contents(message)
-    write = partial(infer_message.write, bool(asked.parameters.triton_enable_empty_final_response))
-    request, encode = await infer.infer(asked, contents, call, tools, write)
+    request, encode = await infer.infer(asked, contents, call, tools, infer_message.write)
     return request._replace(binary=True), encode
 
 
@@ -151,11 +134,6 @@ class About:
         if asked.service not in SERVICES:
             raise NotFound(f"there is no service {asked.service[:200]!r}: known is {INFERENCE}")
         return {"status": "SERVING" if await self._is_ready() else "NOT_SERVING"}
-
-    async def watched_health(self, asked: Any) -> dict[str, Any]:
-        """A service that is unknown may become known, as gRPC has it."""
-        is_known = asked.service in SERVICES
-        return await self.health(asked) if is_known else {"status": "SERVICE_UNKNOWN"}
 
     async def server_metadata(self, asked: Any) -> dict[str, Any]:
         about = await self._metadata.server_metadata()

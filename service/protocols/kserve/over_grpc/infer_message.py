@@ -6,19 +6,23 @@ from typing import Any
 import numpy as np
 
 from addnorm.service.errors import InvalidInput
+from addnorm.service.inference.pipeline import QUICK_BYTES
 from addnorm.service.inference.request import InferenceResponse
 from addnorm.service.protocols.codec.safetensors_body import raw_bytes
 from addnorm.service.protocols.codec.validation import fit
 from addnorm.service.protocols.kserve.infer import Wanted, tensors_of
+from addnorm.service.protocols.kserve.over_grpc.message_parts import check_parts
 from addnorm.service.protocols.kserve.over_grpc.messages import message_types, parse
 from addnorm.service.protocols.kserve.schema import V2InferRequest
 from addnorm.service.protocols.kserve.tensors import KINDS
 from addnorm.service.protocols.kserve.text_tensor import PREFIX
 from addnorm.service.scheduling.cooperative import Steps
+from addnorm.service.settings import Settings
 
-# Bytes held for each byte of a message: itself, and of an id, which takes two or more of them, 8 in
-# the parsed message and 8 in an array. Raw contents take less.
-HELD_PER_BYTE = 9
+# Bytes held for each byte of a message: itself, what protobuf and Python have of it, a text; and
+# for each of its packed values, in the parsed message and in an array.
+HELD_PER_BYTE, HELD_PER_VALUE = 4, 24
+REQUEST = "inference.ModelInferRequest"
 CONTENTS = {
     "BOOL": "bool_contents",
     "INT32": "int_contents",
@@ -28,9 +32,17 @@ CONTENTS = {
 }
 
 
+def held_bytes(body: bytes, settings: Settings) -> int:
+    """What the message and what is read of it count as. Small ones do not count. InvalidInput if it
+    has too many parts."""
+    num_values = check_parts(REQUEST, body, settings)
+    is_small = len(body) <= QUICK_BYTES
+    return 0 if is_small else HELD_PER_BYTE * len(body) + HELD_PER_VALUE * num_values
+
+
 def read(body: bytes) -> tuple[Any, V2InferRequest]:
     """The message, and what it asks for. InvalidInput names the field that does not fit."""
-    message = parse("inference.ModelInferRequest", body)
+    message = parse(REQUEST, body)
     asked = {
         "parameters": _values(message.parameters),
         "inputs": [
@@ -104,15 +116,13 @@ def _typed(tensor: Any) -> memoryview:
 
 
 def write(
-    says_final: bool, wanted: list[Wanted], request_id: str | None, response: InferenceResponse
+    wanted: list[Wanted], request_id: str | None, response: InferenceResponse
 ) -> Steps[bytes]:
     """InferenceResponse -> ModelInferResponse, every output in raw_output_contents."""
     manifest, made = response.request.model.bundle.manifest, tensors_of(response)
     message = message_types()["inference.ModelInferResponse"](
         model_name=manifest.name, model_version=str(manifest.version), id=request_id or ""
     )
-    if says_final:
-        message.parameters["triton_final_response"].bool_param = True
     for name, native, _ in wanted:
         tensor = made[native.name]
         message.outputs.add(name=name, datatype="FP32", shape=tensor.shape)

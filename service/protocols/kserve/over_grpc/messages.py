@@ -37,4 +37,8 @@ def parse(name: str, body: bytes) -> Any:
     try:
         return message_types()[name].FromString(body)
     except DecodeError as error:
-        raise InvalidInput(f"the message is no {name}: {error}"[:200]) from None
+        raise no_message(name, str(error)) from None
+
+
+def no_message(name: str, why: str) -> InvalidInput:
+    return InvalidInput(f"the message is no {name}: {why}"[:200])
