@@ -1,5 +1,7 @@
 """`addnorm COMMAND`: picks the command, and imports only what that command needs."""
 
+import os
+import signal
 import sys
 from collections.abc import Sequence
 from difflib import get_close_matches
@@ -65,6 +67,8 @@ def main(words: Sequence[str] | None = None) -> None:
         hint = f"did you mean {close[0]}?" if close else "`addnorm --help` lists all"
         sys.exit(f"addnorm: there is no command {name!r}: {hint}")
     else:
+        if os.getpid() == 1:  # for which the kernel drops SIGTERM while there is no handler
+            signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
         _run(name, arguments)
 
 

@@ -32,6 +32,7 @@ SETTINGS = (  # in the repository's root and in modules
     "vocab.json",
     "merges.txt",
     "*.model",
+    "chat_template.jinja",
 )
 
 

@@ -241,8 +241,6 @@ def _head(family: Family, raw: Raw, reader: Reader, ignore: tuple[str, ...]) -> 
             is_there = _is_stored(head, reader) or not head.may_be_absent
             return head if head in kept and is_there else None
     found = [head for head in kept if _is_stored(head, reader)]
-    # one whose dense layer is stored too says more than one that is a linear layer alone
-    found = [head for head in found if head.dense and not head.dense_is_optional] or found
     if len(found) > 1:
         key, classes = f"{found[0].linear}.weight", [head.classes[0] for head in found]
         raise CheckpointError(

@@ -92,8 +92,10 @@ class Reader:
     def finish(self, folder: Path) -> list[str]:
         """The keys without effect. CheckpointError if anything did not fit."""
         left = sorted(set(self.weights) - self.used)
-        heads = [key for head in self.family.heads for key in (head.linear, head.dense, head.norm)]
-        of_heads = [rf"{re.escape(key)}\..*" for key in heads if key and self.without_head]
+        heads = self.family.heads if self.without_head else ()
+        keys = [key for head in heads for key in (head.linear, head.dense, head.norm) if key]
+        of_heads = [rf"{re.escape(key)}\..*" for key in keys]
+        of_heads += [re.escape(head.bias) for head in heads if isinstance(head.bias, str)]
         known = re.compile("|".join([*self.family.unused, *of_heads]) or "(?!)")
         found = {
             "missing": sorted(self.missing),

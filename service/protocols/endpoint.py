@@ -47,7 +47,7 @@ class ErrorFormat(NamedTuple):
 @dataclass(frozen=True, kw_only=True)
 class Endpoint(ABC, Generic[Made]):
     """examples, answers: bodies and answers by title. media_types: of bodies and answers, beside
-    JSON. errors: None: the dialect's."""
+    JSON; answer_types: of answers alone. errors: None: the dialect's."""
 
     path: str
     name: str  # what generated clients call it
@@ -57,6 +57,7 @@ class Endpoint(ABC, Generic[Made]):
     examples: Mapping[str, Any] = field(default_factory=dict)
     answers: Mapping[str, Any] = field(default_factory=dict)
     media_types: Mapping[str, Any] = field(default_factory=dict)
+    answer_types: Mapping[str, Any] = field(default_factory=dict)
     errors: ErrorFormat | None = None
 
     @abstractmethod
@@ -65,8 +66,9 @@ class Endpoint(ABC, Generic[Made]):
 
     def documentation(self, errors: Responses) -> dict[str, Any]:
         """Arguments for FastAPI's `add_api_route`."""
-        if self.answers:
-            content = {JSON: {"examples": examples(self.answers)}, **self.media_types}
+        if self.answers or self.answer_types:
+            shown = {JSON: {"examples": examples(self.answers)}} if self.answers else {}
+            content = {**shown, **self.media_types, **self.answer_types}
             errors = {200: {"content": content}, **errors}
         return {
             "name": self.name,

@@ -222,7 +222,7 @@ class Scheduler:
 
     @contextmanager
     def _using_queue(self, worker: Worker) -> Iterator[None]:
-        """With the lock. No error of the queue ends a thread or leaves a job waiting: what the
+        """Takes the lock. No error of the queue ends a thread or leaves a job waiting: what the
         queue knows may be wrong after it, so all its jobs fail, those that run too, and an empty
         queue takes its place."""
         with self._changed:

@@ -1,22 +1,25 @@
 """The server's process: loads the bundles, listens, and drains.
 
-On SIGTERM or SIGHUP the server is no longer ready at once. It answers what it has accepted, rejects
-new requests, and closes the listener last. The process ends within ADDNORM_GRACE_S and a second,
-whatever callers and threads do, with exit code 0.
+On SIGTERM or SIGHUP the server is no longer ready at once. It answers what it has accepted, and
+rejects new requests. Then it closes the listeners, answers who had connected by then, and closes
+idle connections last. The process ends within ADDNORM_GRACE_S and a second, whatever callers and
+threads do, with exit code 0.
 """
 
 import asyncio
+import ctypes
 import gc
 import logging
 import os
 import resource
 import signal
 import socket
+import struct
 import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from errno import EADDRINUSE
 from functools import partial
 from queue import SimpleQueue
@@ -54,6 +57,23 @@ SWITCH_S = 0.0005
 # more of the system's memory, which no budget counts (without a limit 2.5 MiB). Smaller: a large
 # answer takes more rounds of the event loop.
 UNSENT_BYTES = 128 * 1024
+# Listeners close so long after the kernel was told to begin no more connections. Larger: the drain
+# takes longer. Smaller: callers far away lose connections that are being made.
+HANDSHAKE_S = 0.1
+# Idle connections are closed after so long without a request. Larger: the drain takes longer.
+# Smaller: callers far away lose requests that are on their way.
+QUIET_S = 0.5
+# A socket's filter (Linux's socket(7)) that drops what would begin a connection, as code, jump if
+# true, jump if false, operand: load the byte of TCP's flags; keep SYN and ACK; if only SYN is set,
+# drop, else accept.
+SO_ATTACH_FILTER = 26
+NO_NEW_CONNECTIONS = (
+    (0x30, 0, 0, 13),
+    (0x54, 0, 0, 0x12),
+    (0x15, 0, 1, 0x02),
+    (0x06, 0, 0, 0),
+    (0x06, 0, 0, 0xFFFFFFFF),
+)
 CLOSING_S = 0.4  # from the end of the drain to the last lines of the log, at most
 log = logging.getLogger("addnorm")
 
@@ -69,7 +89,8 @@ def serve(bundles: Root, settings: Settings) -> None:
     sys.setswitchinterval(SWITCH_S)
     memory.share_arenas()
     models, settings = load_all(bundles, settings), limit_connections(settings)
-    service = build(models, settings, tracer_of_environment())
+    with enough_threads():
+        service = build(models, settings, tracer_of_environment())
     if not service.keys and not is_loopback(settings.host):
         log.warning(
             "no API keys: every caller that reaches %s is served; see ADDNORM_API_KEYS_FILE",
@@ -77,10 +98,28 @@ def serve(bundles: Root, settings: Settings) -> None:
         )
     server = Server(service)
     gc.freeze()  # what is loaded stays: the collector need not walk it again
-    server.run()
+    try:
+        server.run()
+    except SystemExit:  # uvicorn's, if another process took the address while models were loaded
+        check_address(settings)
+        raise
     service.close()
     if service.scheduler.num_hung:
         _end()  # the interpreter would take down onnxruntime below a run that goes on
+
+
+@contextmanager
+def enough_threads() -> Iterator[None]:
+    """StartupError if the system allows no more."""
+    try:
+        yield
+    except RuntimeError as error:
+        if "start new thread" not in str(error):
+            raise
+        raise StartupError(
+            "the system allows this process no more threads: raise the container's limit of pids,"
+            " or `ulimit -u`"
+        ) from None
 
 
 def ending_signals() -> list[signal.Signals]:
@@ -159,6 +198,25 @@ def _check_bind(family: int, address: Any) -> None:
         sock.bind(address)
 
 
+def begin_no_more(listener: socket.socket) -> None:
+    """The kernel drops what would begin a connection, where it can be told to. Callers send it
+    again a second later, and find nobody listening."""
+    program = b"".join(struct.pack("HBBI", *each) for each in NO_NEW_CONNECTIONS)
+    held = ctypes.create_string_buffer(program)
+    told = struct.pack("HP", len(NO_NEW_CONNECTIONS), ctypes.addressof(held))
+    with suppress(OSError):
+        listener.setsockopt(socket.SOL_SOCKET, SO_ATTACH_FILTER, told)
+
+
+def close_empty(listener: socket.socket) -> list[socket.socket]:
+    """Closes it. -> the connections that nobody had accepted: with it, they would be reset."""
+    accepted = []
+    with listener, suppress(OSError):  # BlockingIOError: there are no more
+        while True:
+            accepted.append(listener.accept()[0])
+    return accepted
+
+
 def configure(
     app: RequestMiddleware, settings: Settings, connection: type[Connection] = Connection
 ) -> uvicorn.Config:
@@ -195,6 +253,7 @@ class Server(uvicorn.Server):
     def __init__(self, service: Service, connection: type[Connection] = Connection) -> None:
         super().__init__(configure(service.app, service.settings, connection))
         self._service = service
+        self._listeners: list[Any] = []  # a socket of each address, once it listens
         self._drain_until = float("inf")
         # told from a signal handler, which must take no lock
         self._ends_in_s = SimpleQueue[float]()
@@ -208,26 +267,29 @@ class Server(uvicorn.Server):
         """
         await self._service.grpc.start()  # first: what answers over HTTP has both
         await super().startup(sockets)
-        connection = partial(
-            cast(Any, self.config.http_protocol_class),
-            config=self.config,
-            server_state=self.server_state,
-            app_state=self.lifespan.state,
-        )
         loop = asyncio.get_running_loop()
         listen = partial(
-            loop.create_server, connection, ssl=self.config.ssl, backlog=self.config.backlog
+            loop.create_server,
+            self._new_connection,
+            ssl=self.config.ssl,
+            backlog=self.config.backlog,
         )
-        listeners = [listener for server in self.servers for listener in server.sockets]
-        for address, port in [listener.getsockname()[:2] for listener in listeners]:
+        self._listeners = [each for server in self.servers for each in server.sockets]
+        for address, port in [listener.getsockname()[:2] for listener in self._listeners]:
             if address == ANY_IPV6:
                 self.servers.append(server := await listen(host=ANY_IPV4, port=port))
-                listeners += server.sockets
-        for listener in listeners * (MAX_ACCEPTED - 1):
+                self._listeners += server.sockets
+        for listener in self._listeners * (MAX_ACCEPTED - 1):
             sock = socket.socket(fileno=os.dup(listener.fileno()))
             # of the one socket that they share, and of all connections that are accepted there
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, UNSENT_BYTES)
             self.servers.append(await listen(sock=sock))
+
+    def _new_connection(self) -> asyncio.BaseProtocol:
+        made = cast(Any, self.config.http_protocol_class)(
+            config=self.config, server_state=self.server_state, app_state=self.lifespan.state
+        )
+        return cast(asyncio.BaseProtocol, made)
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -275,9 +337,42 @@ class Server(uvicorn.Server):
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Callers that still take their answers have until the end of the drain."""
         cutting_off = asyncio.create_task(self._cut_off())
+        if self._service.readiness.draining and not self.force_exit:
+            await self._stop_listening()
+            await self._answer_the_last()
+        # HTTP comes first: gRPC loses calls where the event loop is busy when it stops
         await self._service.grpc.stop(0.0 if self.force_exit else self._left_s())
         await super().shutdown(sockets)
         cutting_off.cancel()
+
+    async def _stop_listening(self) -> None:
+        """No connection that a caller has made is lost."""
+        listeners = [socket.socket(fileno=os.dup(each.fileno())) for each in self._listeners]
+        for listener in listeners:
+            begin_no_more(listener)
+        await asyncio.sleep(HANDSHAKE_S)
+        for server in self.servers:
+            server.close()
+        loop, ssl = asyncio.get_running_loop(), self.config.ssl
+        entering = [
+            asyncio.create_task(loop.connect_accepted_socket(self._new_connection, each, ssl=ssl))
+            for listener in listeners
+            for each in close_empty(listener)
+        ]
+        if entering:
+            await asyncio.wait(entering, timeout=QUIET_S)  # of TLS, a silent one would take longer
+
+    async def _answer_the_last(self) -> None:
+        """Until no request has come for a while on the connections that are open. Each answer ends
+        its connection."""
+        num_requests, quiet_since = -1, 0.0
+        while self.server_state.connections and self._left_s() and not self.force_exit:
+            now = time.monotonic()
+            if self._service.app.in_flight or self.server_state.total_requests != num_requests:
+                num_requests, quiet_since = self.server_state.total_requests, now
+            elif now > quiet_since + QUIET_S:
+                return
+            await asyncio.sleep(0.1 * QUIET_S)
 
     async def _cut_off(self) -> None:
         """Ends what is left when the drain ends, and until then what takes too long."""

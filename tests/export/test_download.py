@@ -17,18 +17,19 @@ from tests.support.texts import checkpoint
 
 UNREAD = (
     "pytorch_model.bin", "model.fp16.safetensors", "tf_model.h5", "flax_model.msgpack", "README.md",
-    "onnx/model.onnx", "onnx/config.json", "openvino/openvino_model.bin", "chat_template.jinja",
-    "custom.py", ".gitattributes",
+    "onnx/model.onnx", "onnx/config.json", "openvino/openvino_model.bin", "custom.py",
+    ".gitattributes",
 )  # fmt: skip
 READ = [
-    "1_Pooling/config.json", "config.json", "model.safetensors", "modules.json",
-    "sentence_bert_config.json", "tokenizer.json",
+    "1_Pooling/config.json", "chat_template.jinja", "config.json", "model.safetensors",
+    "modules.json", "sentence_bert_config.json", "tokenizer.json",
 ]  # fmt: skip
 
 
 @pytest.fixture(scope="module")
 def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = checkpoint(tmp_path_factory.mktemp("repository"))
+    (folder / "chat_template.jinja").write_text("{{ messages }}")
     for name in UNREAD:
         (folder / name).parent.mkdir(exist_ok=True)
         (folder / name).write_text("not to be read")

@@ -12,6 +12,8 @@ from transformers.utils.logging import disable_progress_bar
 from addnorm.export.command import export
 from addnorm.export.sources import sources
 from addnorm.model.checkpoints import CheckpointError, Choices
+from addnorm.service.runtime.manifest import Manifest
+from tests.support.families import made, save
 
 SHOWN = """\
 reading {folder}
@@ -112,3 +114,13 @@ def test_other_weights_are_noticed(folder: Path, tmp_path: Path) -> None:
     (other / "model.safetensors").unlink()
     with pytest.raises(CheckpointError, match="there is no model"):
         sources.recorded(origin, str(other))
+
+
+def test_a_regression_is_answered_with_its_own_numbers(tmp_path: Path) -> None:
+    model = made("BertForSequenceClassification", num_labels=1, problem_type="regression")
+    facts = sources.checkpoint(save(model, tmp_path)).facts
+    assert facts["regression"]
+    told = Manifest.model_construct(regression=facts["regression"], multi_label=False)
+    assert told.score_function == "none"
+    assert Manifest.model_construct(regression=False, multi_label=True).score_function == "sigmoid"
+    assert Manifest.model_construct(regression=False, multi_label=False).score_function is None

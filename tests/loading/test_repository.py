@@ -367,7 +367,7 @@ def test_what_cannot_be_read_for_a_while_is_served_on(
 
 # what is imported late must be there before: that user may not read this Python either
 AS_NOBODY = """
-import encodings.idna, os, sys
+import encodings.idna, importlib.readers, os, sys
 from addnorm.service.command import serve
 os.setegid(65534)
 os.seteuid(65534)

@@ -1,11 +1,13 @@
 """Every family and head against transformers itself, in PyTorch, on unusual small shapes."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import transformers
 from safetensors.torch import load_file, save_file
 from transformers import PreTrainedModel
 
@@ -22,6 +24,7 @@ from tests.support.families import (
     save,
     sequences,
 )
+from tests.support.sentence_transformers import write_modules, write_settings
 
 FOUR = {"num_hidden_layers": 4}
 THETAS = {
@@ -32,7 +35,11 @@ LINEAR = {"rope_type": "linear", "rope_theta": 50.0, "factor": 1.7}
 
 
 def check(theirs: PreTrainedModel, folder: Path) -> None:
-    ours = load_checkpoint(save(theirs, folder)).model
+    compare(theirs, save(theirs, folder))
+
+
+def compare(theirs: PreTrainedModel, folder: Path) -> None:
+    ours = load_checkpoint(folder).model
     for ids, types in sequences(theirs):
         hidden, logits = answers(theirs, ids, types)
         grid = torch.tensor([ids])
@@ -122,6 +129,104 @@ def test_a_tensor_of_every_family_that_is_missing_surplus_or_misshaped_is_named(
             assert words in str(failed.value), class_name
     # opt's body stands behind a projection here; the others are not what transformers writes
     assert found == FAMILIES.keys() - {"opt", "new", "jina_bert"}
+
+
+@pytest.mark.parametrize(
+    ("class_name", "one", "other"),
+    [
+        ("BertForMaskedLM", "cls.predictions.bias", "cls.predictions.decoder.bias"),
+        (
+            "BertForMaskedLM",
+            "bert.embeddings.word_embeddings.weight",
+            "cls.predictions.decoder.weight",
+        ),
+        ("RobertaForMaskedLM", "lm_head.bias", "lm_head.decoder.bias"),
+        ("GPT2LMHeadModel", "transformer.wte.weight", "lm_head.weight"),
+    ],
+)
+def test_tied_tensors_are_read_under_either_name(
+    tmp_path: Path, class_name: str, one: str, other: str
+) -> None:
+    theirs = made(class_name)
+    folder = save(theirs, tmp_path)
+    stored = load_file(folder / "model.safetensors")
+    value = stored.get(one, stored.get(other))
+    assert value is not None
+    for stays in (one, other):
+        kept = {key: tensor for key, tensor in stored.items() if key not in (one, other)}
+        save_file({**kept, stays: value}, folder / "model.safetensors", {"format": "pt"})
+        compare(theirs, folder)
+
+
+def test_of_two_biases_that_differ_the_layers_own_is_used(tmp_path: Path) -> None:
+    folder = save(made("BertForMaskedLM"), tmp_path)
+    stored = load_file(folder / "model.safetensors")
+    stored["cls.predictions.decoder.bias"] = stored["cls.predictions.bias"] + 1
+    save_file(stored, folder / "model.safetensors", {"format": "pt"})
+    compare(transformers.BertForMaskedLM.from_pretrained(folder).eval(), folder)
+
+
+@pytest.mark.parametrize("class_name", ["GPT2Model", "OPTForCausalLM", "Qwen3Model"])
+def test_a_decoder_may_see_both_sides(tmp_path: Path, class_name: str) -> None:
+    check(made(class_name, is_causal=False), tmp_path)
+    assert not load_checkpoint(tmp_path).model.config.causal
+
+
+def test_an_encoder_that_sees_one_side_is_refused(tmp_path: Path) -> None:
+    folder = save(made("BertModel", is_causal=True), tmp_path)
+    with pytest.raises(CheckpointError, match="is_causal is true, and this family's tokens"):
+        load_checkpoint(folder)
+
+
+@pytest.mark.parametrize("class_name", ["BertForMaskedLM", "BertForSequenceClassification"])
+def test_of_an_embedder_the_body_alone_is_read(tmp_path: Path, class_name: str) -> None:
+    """sentence-transformers loads no head where modules.json has a pooling."""
+    folder = save(made(class_name), tmp_path)
+    write_modules(folder, Transformer="", Pooling="1_Pooling")
+    write_settings(folder / "1_Pooling", pooling_mode="cls", embedding_dimension=36)
+    found = load_checkpoint(folder)
+    assert (found.head, len(found.model.heads), found.pooling) == (None, 0, "first")
+    assert any(key.startswith(("cls.predictions", "classifier")) for key in found.unused)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"problem_type": 7}, "problem_type is 7, known are regression, single_label"),
+        ({"architectures": [3]}, "architectures is [3]: a list of names is needed"),
+        ({"model_type": ["bert"]}, "model_type is ['bert']: a text is needed"),
+        ({"hidden_act": ["gelu"]}, "hidden_act is ['gelu'], supported are gelu"),
+    ],
+)
+def test_values_of_another_kind_are_refused_by_name(
+    tmp_path: Path, fields: dict[str, Any], message: str
+) -> None:
+    folder = save(made("BertForSequenceClassification"), tmp_path)
+    config = folder / "config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | fields))
+    with pytest.raises(CheckpointError, match=re.escape(message)):
+        load_checkpoint(folder)
+
+
+def test_a_class_may_be_named_by_a_text(tmp_path: Path) -> None:
+    theirs = made("BertForSequenceClassification")
+    folder = save(theirs, tmp_path)
+    config = folder / "config.json"
+    named = {"architectures": "BertForSequenceClassification", "problem_type": "regression"}
+    config.write_text(json.dumps(json.loads(config.read_text()) | named))
+    compare(theirs, folder)
+    assert load_checkpoint(folder).problem_type == "regression"
+
+
+@pytest.mark.parametrize("word", ["module.", "_orig_mod.", "0.auto_model."])
+def test_a_word_before_the_names_of_weights_is_told_in_one_line(tmp_path: Path, word: str) -> None:
+    folder = save(made("BertModel"), tmp_path)
+    stored = load_file(folder / "model.safetensors")
+    save_file({f"{word}{key}": tensor for key, tensor in stored.items()},
+              folder / "model.safetensors", {"format": "pt"})  # fmt: skip
+    with pytest.raises(CheckpointError, match=f"begin with '{word}'") as error:
+        load_checkpoint(folder)
+    assert len(str(error.value)) < 1000
 
 
 def test_the_name_of_the_class_says_which_head_it_is(tmp_path: Path) -> None:

@@ -169,7 +169,7 @@ BAD: dict[str, tuple[Any, int, str]] = {
     "path as model": (changed(model="../../etc/passwd"), 404, "is not served here"),
     "version with a zero before it": (changed(model="notebook/01"), 404, "no version '01'"),
     "path as version": (changed(model="notebook/../1"), 404, "no version '../1'"),
-    "empty model": (changed(model=""), 404, "is not served here"),
+    "empty model": (changed(model=""), 400, "model is missing"),
     "model of bytes": (changed(model="notebook\x00"), 404, "is not served here"),
     "no ids": ({"model": "notebook"}, 400, "input_ids is missing"),
     "ids null": (changed(input_ids=None), 400, "input_ids is missing: send token ids, or texts"),
@@ -194,8 +194,8 @@ BAD: dict[str, tuple[Any, int, str]] = {
         'input_ids[0][0]: Input should be a valid integer, got "1"',
     ),
     "float": (
-        changed(input_ids=[[1.0]]), 400,
-        "input_ids[0][0]: Input should be a valid integer, got 1.0",
+        changed(input_ids=[[1.5]]), 400,
+        "input_ids[0][0]: Input should be a valid integer, got 1.5",
     ),
     "NaN": (
         b'{"model": "notebook", "input_ids": [[NaN]]}', 400,

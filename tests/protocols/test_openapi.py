@@ -31,6 +31,8 @@ OF_EXAMPLE = {
     "a tensor of texts": "embedder",
     "entities": "tagger",
     "passages": "reranker",
+    "a query and texts": "reranker",
+    "tokens": "embedder",
 }
 TASKS = {
     *("/v1/classify", "/v1/tag", "/v1/fill-mask", "/v1/zero-shot", "/v1/completions"),

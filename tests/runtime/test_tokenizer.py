@@ -115,7 +115,7 @@ def test_characters_of_a_pair_are_those_of_both() -> None:
 
 
 def bpe() -> tokenizers.Tokenizer:
-    """Of bytes, as GPT-2's and ModernBERT's, with tokens of many blanks and of many letters."""
+    """A tokenizer of bytes, as GPT-2's, with tokens of many blanks and of many letters."""
     vocab = {letter: index for index, letter in enumerate(sorted(ByteLevel.alphabet()))}
     merges = list[tuple[str, str]]()
     for letter in ("Ġ", "x"):

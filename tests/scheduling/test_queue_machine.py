@@ -122,7 +122,7 @@ class AnyOrder(RuleBasedStateMachine):
     @precondition(lambda self: self.running)
     @rule(at=st.integers(0, 3))
     def end(self, at: int) -> None:
-        """As a worker does."""
+        """Does what a worker does."""
         micro = self.running.pop(at % len(self.running))
         rows = micro.target.run(micro.batch())
         try:

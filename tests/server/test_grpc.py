@@ -176,6 +176,31 @@ def test_a_message_over_the_limit_is_refused_in_words(few: Models, compression: 
         assert eventually(lambda: service.grpc.calls.in_flight == 0)
 
 
+def frame(kind: int, flags: int, stream: int, payload: bytes) -> bytes:
+    """A frame of HTTP/2: RFC 9113, 4.1."""
+    head = len(payload).to_bytes(3, "big") + bytes([kind, flags]) + stream.to_bytes(4, "big")
+    return head + payload
+
+
+def test_a_call_ends_once_its_message_is_known_to_be_too_large(few: Models) -> None:
+    """Not only once all of it has come, which would be held until then."""
+    path = b"/grpc.health.v1.Health/Check"
+    head = {b":method": b"POST", b":scheme": b"http", b":path": path, b"te": b"trailers",
+            b":authority": b"x", b"content-type": b"application/grpc"}  # fmt: skip
+    literals = [b"\0%c%b%c%b" % (len(name), name, len(text), text) for name, text in head.items()]
+    with (
+        calling(few) as (call, _, _),
+        socket.create_connection(("localhost", call.port), PATIENCE_S) as sock,
+    ):
+        sock.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + frame(4, 0, 0, b""))
+        sock.sendall(frame(1, 4, 1, b"".join(literals)))
+        sock.sendall(frame(0, 0, 1, b"\0" + (1 << 30).to_bytes(4, "big") + b"the first of it"))
+        answer = b""
+        while b"larger than max" not in answer:
+            answer += (piece := sock.recv(4096))
+            assert piece
+
+
 def test_more_calls_than_connections_are_allowed_are_rejected(few: Models) -> None:
     with calling(few, max_connections=1) as (call, service, _), runs_held_up(few):
         under_way = begun(call, service)
@@ -347,6 +372,14 @@ def test_a_key_leaves_calls_to_others(few: Models) -> None:
         assert all(map(ended, unknown))
         tasks = await asked(calls, method, *silent)
         assert sum(map(ended, tasks)) == 13
+        told = {caller.told for caller in silent if caller.told[0]}
+        assert told == {
+            (
+                "UNAVAILABLE",
+                "17 calls over gRPC are under way, the limit is 20, of which each API key leaves"
+                " some to others; retry in 1 s",
+            )
+        }
         other = Taking(True, OTHER)
         await asked(calls, method, other)
         assert other.told == ("OK", "")

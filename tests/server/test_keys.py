@@ -117,7 +117,10 @@ def test_a_path_that_looks_like_another_leads_nowhere(
         assert caller.recv(100).startswith(b"HTTP/1.1 404")
 
 
-OPEN = ("/livez", "/readyz", "/health", "/ping", "/v2/health/live", "/v2/health/ready")
+OPEN = (
+    *("/livez", "/readyz", "/health", "/ping", "/v2/health/live", "/v2/health/ready"),
+    *("/v1/health/live", "/v1/health/ready"),
+)
 
 
 def test_every_documented_route_but_health_needs_a_key(closed: httpx.Client) -> None:

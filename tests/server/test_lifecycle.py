@@ -18,7 +18,9 @@ from typing import Any
 import httpx
 import pytest
 
+from addnorm.service.errors import StartupError
 from addnorm.service.runtime.batch import Batch, Rows
+from addnorm.service.server.process import enough_threads
 from tests.conftest import inference_of, serving
 from tests.support import web
 from tests.support.metrics import samples
@@ -369,3 +371,10 @@ def test_while_one_was_just_rejected_nobody_with_as_little_time_is_read(small: P
         assert all(len(job.future.result(PATIENCE_S).activations) == 2 for job in jobs)
         answer = client.post("/v1/infer", json={"model": "notebook", "input_ids": [[1]]})
         assert answer.status_code == 200
+
+
+def test_a_start_without_enough_threads_says_what_limits_them() -> None:
+    with pytest.raises(StartupError, match="limit of pids"), enough_threads():
+        raise RuntimeError("can't start new thread")  # as Python words it
+    with pytest.raises(RuntimeError, match="other"), enough_threads():
+        raise RuntimeError("other")

@@ -37,7 +37,7 @@ class GrpcClient:
         import grpc
 
         options = [("grpc.max_send_message_length", -1), ("grpc.max_receive_message_length", -1)]
-        address = f"localhost:{port}"
+        self.port, address = port, f"localhost:{port}"
         self.channel = (
             grpc.secure_channel(address, grpc.ssl_channel_credentials(certificate), options)
             if certificate

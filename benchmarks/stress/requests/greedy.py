@@ -6,6 +6,8 @@ Each is within the limits of the default settings, or was before such limits wer
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+import orjson
+
 from addnorm.service.protocols.codec.safetensors_body import SAFETENSORS
 from addnorm.service.runtime.manifest import Manifest
 from benchmarks.stress.caller import JSON, Request
@@ -50,6 +52,7 @@ class Greed:
     is_whole: bool = True  # whether the body is sent to its end
     slow_answer: bool = False  # what the other asks for is a large answer with little time
     log_is_read: bool = True
+    has_key: bool = True  # whether a key is sent; without, what needs none is asked for
 
 
 def _long_template(_: Manifest) -> list[Request]:
@@ -133,6 +136,30 @@ def _openapi(_: Manifest) -> list[Request]:
     return [Request("/openapi.json")]
 
 
+def _many_tokens(manifest: Manifest) -> list[Request]:
+    """Answers of 18 MB that no engine computes."""
+    body = {"model": manifest.name, "inputs": ["a " * 140] * LIMITS.max_sequences}
+    return [Request.json("/tokenize", body)]
+
+
+def _many_instances(_: Manifest) -> list[Request]:
+    return [Request.json("/vertex", {"instances": [{"inputs": "a"}] * 8000})]
+
+
+def _many_tensors(_: Manifest) -> list[Request]:
+    """A header of safetensors that names many tensors of no bytes."""
+    tensor = {"dtype": "I64", "shape": [0], "data_offsets": [0, 0]}
+    header = orjson.dumps({f"t{number}": tensor for number in range(100_000)})
+    body = len(header).to_bytes(8, "little") + header
+    return [Request("/v1/infer", body, {"content-type": SAFETENSORS})]
+
+
+def _deep_lists(manifest: Manifest) -> list[Request]:
+    deep = b"[1," + b"[" * 250 + b"]" * 250 + b"]"
+    body = b'{"model":"%b","inputs":[%b]}' % (manifest.name.encode(), b",".join([deep] * 2000))
+    return [Request("/embed", body, JSON)]
+
+
 def _small(manifest: Manifest) -> list[Request]:
     return [Request.json("/v1/embeddings", {"model": manifest.name, "input": "a text"})]
 
@@ -184,5 +211,10 @@ GREEDS = (
     Greed("1,024 empty texts", _empty_texts, 4),
     Greed("2,048 texts of 140 tokens", _bulk, 1),
     Greed("the OpenAPI document", _openapi, 4),
+    Greed("unread OpenAPI documents without a key", _openapi, 1000, is_read=False, has_key=False),
+    Greed("12 answers of 18 MB of tokens that are not read", _many_tokens, 12, is_read=False),
+    Greed("8,000 instances for Vertex AI", _many_instances, 4),
+    Greed("a safetensors header of 100,000 tensors", _many_tensors, 4),
+    Greed("2,000 lists nested 250 deep", _deep_lists, 4),
     Greed("a log that nobody reads", _small, 4, log_is_read=False),
 )

@@ -196,9 +196,8 @@ def _greedy(
     server: Server, greed: Greed, manifest: Manifest, seconds: float
 ) -> Iterator[Counter[int]]:
     """Answers by status, complete once the block has ended."""
-    requests = [
-        request.having(authorization=f"Bearer {KEYS['greedy']}") for request in greed.make(manifest)
-    ]
+    key = {"authorization": f"Bearer {KEYS['greedy']}"} if greed.has_key else {}
+    requests = [request.having(**key) for request in greed.make(manifest)]
     end, answers = time.monotonic() + seconds, Counter[int]()
     if not (greed.is_read and greed.is_whole):
         with ExitStack() as open_ones:

@@ -307,7 +307,7 @@ def _max_lists(settings: Settings) -> int:
 
 
 def max_values(settings: Settings) -> int:
-    """Of a request: ids, masks and types of its tokens, and what is beside them."""
+    """A request's: ids, masks and types of its tokens, and what is beside them."""
     return 3 * settings.max_padded_tokens + _max_lists(settings) + MAX_KEYS
 
 

@@ -111,7 +111,7 @@ def _details(model: Model) -> dict[str, Any]:
 
 
 async def pull(asked: PullRequest, call: Call, tools: Tools) -> Payload:
-    """Of what is served there is nothing to fetch. ModelNotFound in Ollama's words of another."""
+    """Nothing is to be fetched of what is served. ModelNotFound in Ollama's words of another."""
     try:
         call.model_and_prompt(tools.models, asked.model or asked.name, None)
     except ModelNotFound as error:
@@ -143,6 +143,7 @@ PULL_ENDPOINT = JsonEndpoint(
     make=pull,
     any_type=True,
     response=PullResponse,
+    answer_types={LINES: {"schema": {"type": "string", "description": "A line a step."}}},
     examples={"a model": {"model": f"all-minilm-l6-v2:{TAG}", "stream": False}},
 )
 

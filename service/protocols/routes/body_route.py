@@ -54,7 +54,8 @@ class BodyHandler:
             answer = await self.endpoint.decode(raw, parts.tools)
         media_type = JSON
         if isinstance(answer, Payload):
-            answer, media_type = b"".join(answer.parts), answer.media_type
+            media_type = answer.media_type
+            answer = b"".join(answer.parts)
         if len(answer) > (limit := parts.settings.max_response_bytes):
             raise InvalidInput(
                 f"the answer has {len(answer)} bytes, the limit is {limit}"

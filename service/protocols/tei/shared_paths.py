@@ -12,6 +12,7 @@ from addnorm.service.errors import ServiceError
 from addnorm.service.protocols.codec.openapi import ErrorBody, errors
 from addnorm.service.protocols.cohere import cohere_rerank as cohere
 from addnorm.service.protocols.endpoint import ErrorFormat, SharedEndpoint, Variant
+from addnorm.service.protocols.huggingface import inference_client
 from addnorm.service.protocols.openai import embeddings
 from addnorm.service.protocols.openai.openai_errors import OPENAI_ERRORS
 from addnorm.service.protocols.tei import tei_schema, tei_tasks, tei_tokens
@@ -56,6 +57,12 @@ class TokenizeError(RootModel[SharedError | TeiError | ErrorBody]):
     """Once the body is read, the dialect's own."""
 
 
+class OfModelError(
+    RootModel[TeiError | cohere.CohereError | ErrorBody | inference_client.HuggingFaceError]
+):
+    """Once the body is read, the dialect's own."""
+
+
 class RerankBody(RootModel[TeiRerankRequest | cohere.RerankRequest]):
     """A body of text-embeddings-inference (it has `texts`) or of Cohere (it has `documents`)."""
 
@@ -94,23 +101,32 @@ TOKENIZE_ENDPOINT = SharedEndpoint(
     examples={"text-embeddings-inference": {"inputs": ["Pads are dropped."]}},
     errors=_errors(TokenizeError),
 )
+# until the body is read, paths below /hf have the errors of the hub's client
+OF_MODEL_ERRORS = ErrorFormat(
+    inference_client.error_body, errors(OfModelError, inference_client.error_body)
+)
 # what Dify asks of the URL of one model
 OF_MODEL_ENDPOINTS = (
     replace(
         RERANK_ENDPOINT,
         path=f"{OF_MODEL}/rerank",
         name="rerank_of_model",
-        examples={"texts": RERANK_ENDPOINT.examples["text-embeddings-inference"]},
+        examples={"a query and texts": RERANK_ENDPOINT.examples["text-embeddings-inference"]},
+        errors=OF_MODEL_ERRORS,
     ),
     replace(
         embeddings.ENDPOINTS[0],
         path=f"{OF_MODEL}/v1/embeddings",
         name="embeddings_of_model",
-        examples={"a text": {"input": "Pads are dropped."}},
+        examples={"a vector": {"input": "Pads are dropped."}},
         answers={},
-        errors=OPENAI_ERRORS,
+        errors=OF_MODEL_ERRORS,
     ),
 )
 TOKENIZE_OF_MODEL = replace(
-    TOKENIZE_ENDPOINT, path=f"{OF_MODEL}/tokenize", name="tokenize_of_model"
+    TOKENIZE_ENDPOINT,
+    path=f"{OF_MODEL}/tokenize",
+    name="tokenize_of_model",
+    examples={"tokens": TOKENIZE_ENDPOINT.examples["text-embeddings-inference"]},
+    errors=OF_MODEL_ERRORS,
 )

@@ -10,6 +10,7 @@ from addnorm.service import VERSION
 from addnorm.service.models.model import Model
 from addnorm.service.models.registry import Models
 from addnorm.service.protocols.codec.openapi import by_name
+from addnorm.service.protocols.huggingface.inference_client import HUGGING_FACE_ERRORS
 from addnorm.service.protocols.protocol import Parts
 from addnorm.service.protocols.tei.tei_schema import TEI_ERRORS, TeiInfo
 from addnorm.service.runtime.bundle import Bundle
@@ -54,7 +55,7 @@ class TeiAboutRoutes:
             f"{OF_MODEL}/info",
             name="tei_info_of_model",
             summary="One model, described as text-embeddings-inference does",
-            responses={status: documented[status] for status in (404, 503)},
+            responses={status: HUGGING_FACE_ERRORS.documented[status] for status in (404, 503)},
         )(self.info_of_model)
         for path, name in (("/health", "tei_health"), ("/ping", "sagemaker_ping")):
             router.get(

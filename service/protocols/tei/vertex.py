@@ -16,7 +16,8 @@ from addnorm.service.errors import EmptyInput, InvalidInput
 from addnorm.service.inference.request import InferenceResponse
 from addnorm.service.inference.request_path import Call
 from addnorm.service.protocols.codec.decoding import Tools
-from addnorm.service.protocols.codec.validation import Strict, shown
+from addnorm.service.protocols.codec.shown import shown
+from addnorm.service.protocols.codec.validation import Strict
 from addnorm.service.protocols.endpoint import Decoded, JsonEndpoint
 from addnorm.service.protocols.tei import tei_tasks
 from addnorm.service.protocols.tei.tei_about import described

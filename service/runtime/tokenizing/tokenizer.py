@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import groupby
-from math import prod
 from typing import Any
 
 import tokenizers
@@ -336,7 +335,10 @@ def growth_problem(tokenizer: tokenizers.Tokenizer) -> str | None:
 def _growth(part: dict[str, Any]) -> float:
     """How many characters a normalizer, or a decoder, may make of one."""
     if part["type"] == "Sequence":
-        return prod(map(_growth, part.get("normalizers") or part.get("decoders") or ()))
+        made = 1.0
+        for inner in part.get("normalizers") or part.get("decoders") or ():
+            made *= _growth(inner)
+        return made
     if part["type"] != "Replace":
         return 1.0
     # a regular expression may match one character, or the place between two

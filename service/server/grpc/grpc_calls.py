@@ -72,6 +72,9 @@ class GrpcCalls:
     quick_s: float = QUICK_S
     probe_s: float = PROBE_S
     in_flight: int = field(default=0, init=False)  # probes too
+    num_begun: int = field(default=0, init=False)
+    # while callers are told to leave their connections, calls wait for it, so that few more come
+    told: asyncio.Event | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
         self._under_way = ByteBudget("calls", self.parts.settings.max_connections)  # a byte each
@@ -81,7 +84,10 @@ class GrpcCalls:
         headers = _headers(caller)
         context = RequestContext(request_id(dict(headers).get(b"x-request-id", b"")))
         self.in_flight += 1
+        self.num_begun += 1
         try:
+            if self.told:
+                await self.told.wait()
             await self._answer(method, caller, headers, context)
             context.status = 200
         except asyncio.CancelledError:

@@ -194,6 +194,12 @@ class Connection(HttpToolsProtocol):
         self._is_rejected, self._since = True, None
         self.pipeline.clear()
 
+    def shutdown(self) -> None:
+        """Closes the connection, unless a request arrives or has arrived. Its answer ends it."""
+        is_lost = self._is_rejected or self.transport.is_closing()
+        if is_lost or not (self._in_head or has_unread(self.transport)):
+            super().shutdown()
+
     def timeout_keep_alive_handler(self) -> None:
         """Closes an idle connection, unless a request has arrived that waits to be read."""
         is_closing = self._is_rejected or self.transport.is_closing()

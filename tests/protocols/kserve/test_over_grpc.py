@@ -262,7 +262,7 @@ MANY = {
     "parameters of an input": (field(5, field(4, b"") * 1001), FIELDS),
     "parameters of an output": (field(6, field(2, b"") * 1001), FIELDS),
     "values that are not packed": (field(5, field(5, b"\x18\1" * 1001)), FIELDS),
-    "packs of no value": (field(5, field(5, field(3, b"")) * 1001), FIELDS),
+    "packs of no value": (field(5, field(5, field(3, b"") * 1001)), FIELDS),
     "unknown fields": (field(1000, b"") * 1001, FIELDS),
     "unknown numbers": (b"\x78\1\x79" + bytes(8) + b"\x7d" + bytes(4) + b"\x78\1" * 1001, FIELDS),
     "texts": (field(5, ONE + field(5, field(8, b"") * 4097)), "4096 texts"),

@@ -89,7 +89,7 @@ def _varint(body: bytes, at: int) -> tuple[int, int]:
 
 @cache
 def _layout(message: Any) -> Layout:
-    """Of a type of message, by its descriptor."""
+    """The parts of a type of message, by its descriptor."""
     layout: Layout = {}
     for field in message.fields:
         if field.message_type is not None:
