@@ -96,8 +96,8 @@ def tag(service: Service, bundle: Bundle, texts: Sequence[Text], precision: str)
 
 
 def read(service: Service, bundle: Bundle, texts: Sequence[Text], precision: str) -> list[Answer]:
-    """Token ids alone."""
-    return [Answer(ids, np.zeros(0)) for ids, _ in embed(service, bundle, texts, precision)]
+    """Hidden states."""
+    return _inferred(service, texts, precision, "activations")
 
 
 # by the name that the program's task has

@@ -1,6 +1,8 @@
 """What a bundle is made from: a preset and its seed, a checkpoint folder, or a model in memory."""
 
 import copy
+import hashlib
+import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -11,7 +13,7 @@ from addnorm.export.sources import program as programs
 from addnorm.export.sources.folder_tokenizer import NoTexts
 from addnorm.export.sources.module import problems
 from addnorm.export.sources.original import Original, OriginalError, digest
-from addnorm.export.sources.program import Program, ProgramError
+from addnorm.export.sources.program import Program, ProgramError, Sample, Text, ids_of, texts_of
 from addnorm.export.sources.texts import Texts
 from addnorm.model import presets
 from addnorm.model.checkpoints import Checkpoint, Choices, json_files, load_checkpoint
@@ -22,11 +24,27 @@ from addnorm.model.transformer import Transformer, shorten
 from addnorm.service.runtime.files import sha256
 
 SEED = 42
-Reference = Literal["author", "none"]
+OWN_READING = {"kind": "own reading", "name": "Addnorm's own reading"}
 
 
 class UsageError(Exception):
     """The arguments do not fit together, or with what is on disk."""
+
+
+@dataclass(frozen=True)
+class Reference:
+    """What a checkpoint's answers must equal.
+
+    kind: the program of its authors, or our reading of the folder alone. runs_code: whether the
+    folder's own code may be run for it. samples: texts, pairs and token ids to compare beside ours.
+    """
+
+    kind: Literal["author", "none"] = "author"
+    runs_code: bool = False
+    samples: tuple[Sample, ...] = ()
+
+
+AUTHOR = Reference()
 
 
 @dataclass(frozen=True)
@@ -37,7 +55,7 @@ class Source:
     it takes texts, or why it takes none. folder: where transformers finds its tokenizer. loaded:
     what was found in that folder. originals: the forward of whoever wrote the model, for each of
     its outputs. program: that they are of, where it takes texts too. pad_id: an id that this
-    forward takes for a pad wherever it stands.
+    forward takes for a pad wherever it stands. samples: compared beside the certificate's own.
     """
 
     name: str
@@ -50,14 +68,35 @@ class Source:
     originals: tuple[Original, ...] = ()
     program: Program | None = None
     pad_id: int | None = None
+    samples: tuple[Sample, ...] = ()
 
     def compared_with(self) -> dict[str, Any]:
         """What the bundle is proved to equal, for its certificate."""
+        return {**self._reference(), **self.sampled()}
+
+    def _reference(self) -> dict[str, Any]:
         if self.program is not None:
             return self.program.record([original.compared.output for original in self.originals])
         for original in self.originals:
             return original.record()
+        if self.loaded:
+            return OWN_READING
         return {"kind": "itself" if "module" in self.origin else next(iter(self.origin))}
+
+    def sampled(self) -> dict[str, Any]:
+        """How many samples there are, and their sha256."""
+        if not self.samples:
+            return {}
+        written = json.dumps([self.sampled_texts, self.sampled_ids]).encode()
+        return {"samples": len(self.samples), "samples_sha256": hashlib.sha256(written).hexdigest()}
+
+    @property
+    def sampled_texts(self) -> list[Text]:
+        return texts_of(self.samples)
+
+    @property
+    def sampled_ids(self) -> list[list[int]]:
+        return ids_of(self.samples)
 
     def in_layout(self, layout: str) -> Transformer:
         """The model with the same weights, not copied."""
@@ -78,7 +117,7 @@ def named(
     name: str,
     choices: Choices | None = None,
     max_length: int | None = None,
-    reference: Reference = "author",
+    reference: Reference = AUTHOR,
 ) -> Source:
     """The source with this name: a folder, or `ORG/NAME[@REVISION]` of the Hugging Face hub, which
     is downloaded.
@@ -88,7 +127,7 @@ def named(
     address = download.address(name)
     if address is None:
         return checkpoint(Path(name), choices, max_length, reference)
-    found = download.fetch(*address)
+    found = download.fetch(*address, with_code=reference.runs_code)
     source = checkpoint(found.folder, choices, max_length, reference)
     short = found.repository.rpartition("/")[2]
     where = {"checkpoint": short, "repository": found.repository, "revision": found.revision}
@@ -99,10 +138,9 @@ def checkpoint(
     folder: Path,
     choices: Choices | None = None,
     max_length: int | None = None,
-    reference: Reference = "author",
+    reference: Reference = AUTHOR,
 ) -> Source:
-    """max_length: tokens of a sequence, and of a text in place of the authors' limit. reference:
-    what it must equal: the program of its authors, or our reading of the folder alone.
+    """max_length: tokens of a sequence, and of a text in place of the authors' limit.
 
     CheckpointError if the folder does not fit, UsageError if max_length does not, or if its
     authors' program cannot be run.
@@ -137,14 +175,18 @@ def checkpoint(
         shorten(loaded.model, max_length)
     facts |= _facts(found)
     facts["input_types"] = {} if isinstance(found, NoTexts) else dict(found.input_types)
-    source = Source(folder.name, loaded.model, origin, facts, found, folder, loaded)
-    if reference == "none":
+    source = Source(
+        folder.name, loaded.model, origin, facts, found, folder, loaded, samples=reference.samples
+    )
+    if reference.kind == "none":
         return source
     limit = None if isinstance(found, NoTexts) else found.max_text_tokens
     logits = loaded.model.config.heads.get("logits")
     num_labels = logits.width if logits and loaded.labels else None
     try:
-        program = programs.of_folder(folder, limit, loaded.head, num_labels, max_length is not None)
+        program = programs.of_folder(
+            folder, limit, loaded.head, num_labels, max_length is not None, reference.runs_code
+        )
     except ProgramError as error:
         raise UsageError(
             f"{folder.name} cannot be compared with the program of its authors: {error}. Go without"
@@ -163,6 +205,7 @@ def module(
     max_length: int | None,
     reference: Callable[..., Any] | None = None,
     pad: int | None = None,
+    samples: tuple[Sample, ...] = (),
 ) -> Source:
     """A copy of a model in memory, on the CPU and in evaluation mode.
 
@@ -188,7 +231,10 @@ def module(
     if tokenizer is not None and isinstance(with_texts, NoTexts):
         raise UsageError(f"the tokenizer cannot be used: {with_texts}")
     originals = () if reference is None else (_original(reference, twin.config, pooling, pad),)
-    return Source(name, twin, origin, facts, with_texts, tokenizer, originals=originals, pad_id=pad)
+    found = Source(
+        name, twin, origin, facts, with_texts, tokenizer, originals=originals, pad_id=pad
+    )
+    return replace(found, samples=samples)
 
 
 def _original(reference: Any, config: Config, pooling: str, pad: int | None) -> Original:
@@ -238,7 +284,7 @@ def _facts(found: Texts | NoTexts) -> dict[str, Any]:
     }
 
 
-def recorded(origin: Mapping[str, Any], name: str | None) -> Source:
+def recorded(origin: Mapping[str, Any], name: str | None, reference: Reference = AUTHOR) -> Source:
     """The source that a manifest names. name: of the checkpoint, where it is one.
 
     A repository without a revision is that of the manifest. A folder is compared by its weights,
@@ -259,7 +305,7 @@ def recorded(origin: Mapping[str, Any], name: str | None) -> Source:
     labels = origin.get("labels")
     choices = Choices(tuple(origin.get("ignore", ())), labels if labels is None else tuple(labels))
     again = address if where and name == where["repository"] else name
-    source = named(again, choices, origin.get("max_length"))
+    source = named(again, choices, origin.get("max_length"), reference)
     return replace(source, origin={**where, **source.origin})
 
 
