@@ -1,10 +1,9 @@
-"""The certificate's cases from text to vector: the server against the folder's authors.
+"""The certificate's cases from text to answer: the server against the author's own program.
 
-The reference is what sentence-transformers does: prompts, transformers' own tokenizer of the
-folder, the model in PyTorch, pooling and scaling. It shares no code with the server's path.
+Where there is no such program, as for a module of one's own, token ids are compared with
+transformers' tokenizer of the folder, and vectors with the model in PyTorch.
 """
 
-import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
@@ -13,45 +12,154 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from addnorm.export import vector_ranges
-from addnorm.export.certificate import tolerances
-from addnorm.export.certificate.embedded import Array, Ids, by_torch, served
+from addnorm.export.certificate import answered, tolerances
+from addnorm.export.certificate.embedded import Array, by_torch, served
 from addnorm.export.sources import pair_template, texts
+from addnorm.export.sources.program import PROMPTED, Answer, Ids, Program, Text
+from addnorm.export.sources.texts import Texts
 from addnorm.model.checkpoints import sentence_transformers
 from addnorm.model.transformer import Transformer
 from addnorm.service.errors import ServiceError
 from addnorm.service.runtime.bundle import TOKENIZER, Bundle
-from addnorm.service.runtime.tokenizing.tokenizer import Text
 from addnorm.service.server.wiring import Service
 
 Compare = Callable[[str], Iterable[tolerances.Result]]
-STRATEGIES = {"OnlyFirst": "only_first", "OnlySecond": "only_second"}  # of the file, for pairs
+SAMPLES = "samples"
+MARKS = ("\x07", "\u0301", "\u200b")  # a control character, an accent, no width
+VECTORS = ("embed", "sparse")  # tasks whose answers every precision is near to
 SENTENCES = (
     "LayerNorm normalizes each token across its features.",
     "Ünïcode, 中文 and [MASK]: 3.14 \u200bwords\tin  ODD places!",
 )
+SCRIPTS = (  # what tokenizers treat in ways of their own
+    "The train to Berlin leaves at nine.",
+    " white space  around\n\tand within ",
+    "e\u0301te\u0301, ÉTÉ, naïve café — “quotes” … ½ ﬁnd ① İSTANBUL ı",
+    "東京は晴れ。 北京今天下雨 서울은 흐리다",
+    "שלום עולם \u202eمرحبا بالعالم\u202c",
+    "สวัสดีชาวโลก नमस्ते दुनिया",
+    "a.b@c.de https://example.org/?q=1&r=2 x = y_1 + 2023-11-05 #tag $5",
+    "👩\u200d👩\u200d👧 🇫🇷 \ufeffBOM soft\u00adhyphen a\u2028b",
+    "[CLS] a [SEP] <s> b </s> <mask> <|endoftext|> [PAD]",
+    "donaudampfschifffahrtsgesellschaftskapitän" * 3,
+)
 
 
 def checks(
-    service: Service, bundle: Bundle, reference: Transformer, folder: Path
+    service: Service,
+    bundle: Bundle,
+    reference: Transformer,
+    folder: Path,
+    program: Program | None,
+    samples: Sequence[Text] = (),
 ) -> list[tuple[str, Compare]]:
-    """The certificate's cases from text to vector, each to be called with a precision."""
+    """The certificate's cases from text to answer, each to be called with a precision. samples:
+    texts and pairs beside our own."""
     limits, authors = bundle.manifest.limits, _Authors(bundle, reference, folder)
     ours = Tokenizer.from_file(str(bundle.path / TOKENIZER)).to_str()
+    found = texts.read(folder, limits.max_positions)
     # read once more, as the bundle's was: the library reads some scores of pieces one step off
-    theirs = Tokenizer.from_str(texts.read(folder, limits.max_positions).tokenizer.decode())
+    theirs = Tokenizer.from_str(found.tokenizer.decode())
     num_other = int(ours != theirs.to_str())
     has_ranges = bundle.manifest.vector_ranges is not None  # older bundles have none
     compare = partial(_against_authors, service, bundle, authors)
+    by_program = asked(found, limits.max_text_tokens, program, samples) if program else {}
+    others = {**_cases(bundle, authors), **({SAMPLES: _of_kind(samples, None)} if samples else {})}
     return [
         (TOKENIZER, lambda _: [("unlike the folder's", num_other, 0)]),
-        *((name, partial(compare, asked)) for name, asked in _cases(bundle, authors).items()),
+        *(
+            (
+                f"{program.name}: {task}, {name}",
+                partial(_against_program, service, bundle, program, task, own),
+            )
+            for (task, name), own in by_program.items()
+            if program
+        ),
+        *(
+            (name, partial(compare, own))
+            for name, own in others.items()
+            if not any(name == other for _, other in by_program)
+        ),
         *([("vector ranges", partial(_ranges, service, bundle, authors))] * has_ranges),
     ]
 
 
+def asked(
+    found: Texts, limit: int, program: Program, samples: Sequence[Text] = ()
+) -> dict[tuple[str, str], Sequence[Text]]:
+    """What the program is asked for: the texts or pairs of each task, by the task and the case."""
+    words = _words(Tokenizer.from_str(found.tokenizer.decode()), limit)
+    single: dict[str, Sequence[Text]] = {
+        "texts": [*SENTENCES, *SCRIPTS, *words],
+        f"texts cut to {limit}": [" ".join(words) * 3, (" ".join(SENTENCES) + " ") * limit],
+    }
+    pairs: dict[str, Sequence[Text]] = {
+        "pairs": [("a", "b"), SENTENCES, ("water", SCRIPTS[3]), (SCRIPTS[1], "b")],
+    }
+    if not found.pair_template:
+        pairs[f"pairs cut to {limit}"] = _cut_pairs(" ".join(words), limit)
+    few: dict[str, Sequence[Text]] = {"texts": SENTENCES}
+    cases = {
+        task: pairs if task in answered.PAIRS else few if PROMPTED in task else single
+        for task in program.tasks
+    }
+    if samples:
+        cases = {task: {**own, SAMPLES: _of_kind(samples, task)} for task, own in cases.items()}
+    return {(task, name): own for task, named in cases.items() for name, own in named.items()}
+
+
+def _of_kind(samples: Sequence[Text], task: str | None) -> list[Text]:
+    """Samples as a task takes them: where it takes pairs alone, a text goes with the next one, and
+    where it takes none, the two texts of a pair are two."""
+    if task in answered.BOTH or task is None:
+        return [*samples]
+    single = [part for one in samples for part in ([one] if isinstance(one, str) else one)]
+    if task not in answered.PAIRS:
+        return [*single]
+    if any(isinstance(one, tuple) for one in samples):
+        return [one for one in samples if isinstance(one, tuple)]
+    return [*zip(single, [*single[1:], single[0]], strict=True)]
+
+
+def _against_program(
+    service: Service,
+    bundle: Bundle,
+    program: Program,
+    task: str,
+    texts: Sequence[Text],
+    precision: str,
+) -> Iterator[tolerances.Result]:
+    """Compares the server's token ids, their types, and what it answers."""
+    try:
+        found = answered.by(task)(service, bundle, texts, precision)
+    except ServiceError as error:
+        yield f"refused: {error.message}", 1, 0
+        return
+    expected = [program.answer(task, text) for text in texts]
+    yield from _ids(found, expected)
+    both = [*zip(found, expected, strict=True)]
+    if any(served.ids.tokens != meant.ids.tokens for served, meant in both):
+        return  # the author's ids may be ones that the model lacks
+    shapes = [(served.value.shape, meant.value.shape) for served, meant in both]
+    if other := [f"{served} for {meant}" for served, meant in shapes if served != meant]:
+        yield f"numbers: {other[0]}", len(other), 0
+        return
+    if precision == "fp32" or task.partition(PROMPTED)[0] in VECTORS:
+        got = np.concatenate([np.atleast_2d(answer.value) for answer in found])
+        own = np.concatenate([np.atleast_2d(answer.value) for answer in expected])
+        if got.size:
+            yield from tolerances.vectors(task, got, own, precision)
+
+
+def _ids(found: Sequence[Answer], expected: Sequence[Answer]) -> Iterator[tolerances.Result]:
+    both = [*zip(found, expected, strict=True)]
+    yield "texts with other token ids", sum(a.ids.tokens != b.ids.tokens for a, b in both), 0
+    yield "texts with other token types", sum(a.ids.types != b.ids.types for a, b in both), 0
+
+
 def _cases(bundle: Bundle, authors: "_Authors") -> dict[str, Sequence[Text]]:
     limit = bundle.manifest.limits.max_text_tokens
-    words = _words(bundle.path / TOKENIZER, limit)
+    words = _words(Tokenizer.from_file(str(bundle.path / TOKENIZER)), limit)
     cases: dict[str, Sequence[Text]] = {
         "texts": [*SENTENCES, *words],
         f"texts cut to {limit}": [" ".join(words) * 3, (" ".join(SENTENCES) + " ") * limit],
@@ -62,7 +170,7 @@ def _cases(bundle: Bundle, authors: "_Authors") -> dict[str, Sequence[Text]]:
         cases["pairs in their template"] = _whole_pairs(authors, limit)
     elif authors.num_special_of_pair < limit:
         cases["pairs"] = [("a", "b"), ("a", ""), ("", "a")]
-        cases[f"pairs cut to {limit}"] = _cut_pairs(" ".join(words), limit)[authors.strategy]
+        cases[f"pairs cut to {limit}"] = _cut_pairs(" ".join(words), limit)
     return cases
 
 
@@ -72,21 +180,22 @@ def _whole_pairs(authors: "_Authors", limit: int) -> list[Text]:
     return [first, *(pair for pair in others if len(authors.ids(pair).tokens) <= limit)]
 
 
-def _cut_pairs(words: str, limit: int) -> dict[str, list[Text]]:
-    """Pairs that are over the limit, by which of their texts may be cut."""
+def _cut_pairs(words: str, limit: int) -> list[Text]:
+    """Pairs that are over the limit. The longest of their texts is cut first."""
     endless, long = (" ".join(SENTENCES) + " ") * limit, words[: 8 * limit]
-    first, second = (endless, "a"), ("a", endless)
-    every: list[Text] = [first, second, (long, SENTENCES[1]), (long, long)]
-    return {"only_first": [first], "only_second": [second], "longest_first": every}
+    return [(endless, "a"), ("a", endless), (long, SENTENCES[1]), (long, long)]
 
 
-def _words(tokenizer: Path, limit: int) -> list[str]:
-    """Seeded texts of the vocabulary's own words, every second one in capitals."""
-    vocabulary = sorted(Tokenizer.from_file(str(tokenizer)).get_vocab())
+def _words(tokenizer: Tokenizer, limit: int) -> list[str]:
+    """Seeded texts of the vocabulary's own words, every second one in capitals, some with
+    characters in them that tokenizers take out."""
+    vocabulary = sorted(tokenizer.get_vocab())
     drawn = np.random.default_rng(0).choice(vocabulary, (8, max(1, limit // 4)))
     texts = [[word.removeprefix("##") for word in text] for text in drawn]
     for text in texts:
         text[1::2] = map(str.upper, text[1::2])
+    for text, mark in zip(texts, MARKS, strict=False):
+        text[::3] = [word[:1] + mark + word[1:] for word in text[::3]]
     return [" ".join(text) for text in texts]
 
 
@@ -98,8 +207,6 @@ class _Authors:
         found = sentence_transformers.read(folder)
         self.tokenizer, self.told = texts.load_tokenizer(found), texts.told_pairs(found)
         self.num_special_of_pair = self.tokenizer.num_special_tokens_to_add(pair=True)
-        truncation = json.loads((bundle.path / TOKENIZER).read_bytes()).get("truncation") or {}
-        self.strategy = STRATEGIES.get(truncation.get("strategy", ""), "longest_first")
         self._made: dict[str, Array] = {}
 
     def vectors(self, texts: Sequence[Ids]) -> Array:
@@ -116,14 +223,14 @@ class _Authors:
             told = pair_template.rendered(self.tokenizer, instruction, *text, settings)
             tokens = self.tokenizer(told, add_special_tokens=False)["input_ids"]
             return Ids([*tokens], [0] * len(tokens))
-        strategy, parts = self.strategy, tuple[str, ...](text)
+        parts = tuple[str, ...](text)
         if isinstance(text, str):
             prompts, name = self.manifest.prompts, self.manifest.default_prompt_name
-            strategy, parts = "longest_first", (prompts.get(name or "", "") + text,)
+            parts = (prompts.get(name or "", "") + text,)
         # in lists: outside of them transformers takes an empty second text for none
         cut = self.tokenizer(
             *([part] for part in parts),
-            truncation=strategy,
+            truncation=True,
             max_length=self.manifest.limits.max_text_tokens,
         )
         (tokens,) = cut["input_ids"]
@@ -144,11 +251,9 @@ def _against_authors(
         yield f"refused: {error.message}", 1, 0
         return
     expected = [authors.ids(text) for text in asked]
-    num_other = sum(got.tokens != own.tokens for got, own in zip(ids, expected, strict=True))
-    yield "texts with other token ids", num_other, 0
-    num_other_types = sum(got.types != own.types for got, own in zip(ids, expected, strict=True))
-    yield "texts with other token types", num_other_types, 0
-    if not num_other:  # the authors' ids may be ones that the model lacks
+    found = [Answer(own, np.zeros(0)) for own in ids]
+    yield from _ids(found, [Answer(own, np.zeros(0)) for own in expected])
+    if all(got.tokens == own.tokens for got, own in zip(ids, expected, strict=True)):
         yield from tolerances.vectors("pooled", vectors, authors.vectors(expected), precision)
 
 

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from addnorm.service.runtime import selfcheck
 from addnorm.service.runtime.batch import Batch, Grid
-from addnorm.service.runtime.bundle import Bundle
+from addnorm.service.runtime.manifest import Limits
 
 Array = NDArray[Any]
 PLACES = ("right", "left", "holes")  # of pads
@@ -51,9 +51,8 @@ def _padded_right(rows: list[list[int]]) -> Array:
     return np.array([row + [0] * (width - len(row)) for row in rows], np.int64)
 
 
-def cases(bundle: Bundle) -> list[Case]:
+def cases(limits: Limits) -> list[Case]:
     """The seeded requests of the certificate."""
-    limits = bundle.manifest.limits
     longest, ends = limits.max_positions, np.array([0, limits.vocab_size - 1])
     drawn = selfcheck.sequences(limits, [1, longest, 3, 29, 7, 60, 2])
     ragged = Batch.joined([(drawn, index) for index in range(2, len(drawn))])

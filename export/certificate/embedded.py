@@ -9,6 +9,7 @@ import torch
 from numpy.typing import NDArray
 
 from addnorm.export.certificate.served import infer_body, run
+from addnorm.export.sources.program import Ids
 from addnorm.model.pooling import picked
 from addnorm.model.transformer import Transformer
 from addnorm.service.runtime.manifest import Manifest
@@ -16,13 +17,6 @@ from addnorm.service.server.wiring import Service
 
 Array = NDArray[Any]
 BATCH = 64  # texts that PyTorch is given at once
-
-
-class Ids(NamedTuple):
-    """Token ids of a text or a pair, with the types of its tokens."""
-
-    tokens: list[int]
-    types: list[int]
 
 
 class Embedded(NamedTuple):

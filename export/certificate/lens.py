@@ -27,7 +27,7 @@ def named(path: Served, reference: Transformer) -> list[NamedCompare]:
         return []
     n_layers, last = reference.config.n_layers, reference.config.n_layers - 1
     compared = list[NamedCompare]()
-    for case in cases(path.model.bundle):
+    for case in cases(path.model.bundle.manifest.limits):
         name = f"lens, {case.name}"
         if case.name in WHOLE:
             every = [*range(n_layers + 1)]
@@ -120,7 +120,9 @@ def _bits(path: Served, reference: Transformer, precision: str) -> Mapping[str, 
 
 
 def _beside_the_body(path: Served, reference: Transformer, precision: str) -> Iterator[Pair]:
-    ragged = next(case for case in cases(path.model.bundle) if case.name == "ragged")
+    ragged = next(
+        case for case in cases(path.model.bundle.manifest.limits) if case.name == "ragged"
+    )
     got = path.ask(
         ragged, precision, outputs=["activations", "hidden_states"],
         hidden_states={"layers": [reference.config.n_layers]},
@@ -131,7 +133,7 @@ def _beside_the_body(path: Served, reference: Transformer, precision: str) -> It
 
 
 def _beside_alone(path: Served, reference: Transformer, precision: str) -> Iterator[Pair]:
-    chosen = {case.name: case for case in cases(path.model.bundle)}
+    chosen = {case.name: case for case in cases(path.model.bundle.manifest.limits)}
     engine, n_layers = path.model.engine(precision), reference.config.n_layers
     layers = [*range(n_layers + 1)], [*range(n_layers)], [*range(reference.config.n_heads)]
     grid = chosen["pads holes"].grid()

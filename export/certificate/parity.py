@@ -5,7 +5,7 @@ printed as it comes.
 """
 
 import gc
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ from addnorm.export.certificate.graph import exact
 from addnorm.export.certificate.served import CertificationError, NamedCompare, Served
 from addnorm.export.certificate.tolerances import Result
 from addnorm.export.sources.original import Original
+from addnorm.export.sources.program import Program, Sample, Text, ids_of, texts_of
 from addnorm.model.transformer import Transformer
 from addnorm.service.errors import NotFinite
 from addnorm.service.loading import known_answers
@@ -53,14 +54,18 @@ def certify(
     bundle: Bundle,
     reference: Transformer,
     checkpoint: Path | None = None,
-    original: Original | None = None,
+    originals: Sequence[Original] = (),
+    program: Program | None = None,
     expected: exact.Expected | None = None,
+    samples: Sequence[Sample] = (),
 ) -> dict[str, Any]:
     """The certificate of `bundle` against `reference` (layout padded).
 
-    checkpoint: the folder it was made of; a bundle with a tokenizer must have one. original: the
-    forward of whoever wrote the model; what is served must equal it too. expected: what the files
-    must hold; None: it is exported from the reference. CertificationError names what failed.
+    checkpoint: the folder it was made of; a bundle with a tokenizer must have one. originals: the
+    forward of whoever wrote the model; what is served must equal it too. program: that answers
+    texts as well. samples: texts and ids beside our own. expected: what the files must hold; None:
+    it is exported from the reference.
+    CertificationError names what failed.
     """
     if not expected:
         tqdm.write("exporting the reference again")
@@ -71,7 +76,9 @@ def certify(
     memory.give_back()
     tqdm.write("loading the graphs into onnxruntime")
     model = Model(bundle)
-    checks += near(model, reference, checkpoint, original=original)
+    checks += near(
+        model, reference, checkpoint, originals=originals, program=program, samples=samples
+    )
     known = {name: known_digests(model, name) for name in model.engines}
     fingerprints = {
         name: engine.fingerprint.proved(known[name]) for name, engine in model.engines.items()
@@ -156,16 +163,18 @@ def near(
     reference: Transformer,
     checkpoint: Path | None = None,
     equal: bool = True,
-    original: Original | None = None,
+    originals: Sequence[Original] = (),
+    program: Program | None = None,
+    samples: Sequence[Sample] = (),
 ) -> list[Check]:
     """What is served against PyTorch, case by case.
 
-    checkpoint, original: as in `certify`. equal: whether its bits must be equal alone, co-batched
-    and padded.
+    checkpoint, originals, program, samples: as in `certify`. equal: whether its bits must be equal
+    alone, co-batched and padded.
     """
     bundle, checks = model.bundle, list[Check]()
     with served.path_of(model) as path:
-        work = _cases(path, reference, checkpoint, equal, original)
+        work = _cases(path, reference, checkpoint, equal, originals, program, samples)
         num = sum(len(precisions) for precisions, _ in work)
         tqdm.write(f"comparing what is served with PyTorch: {num} cases")
         with tqdm(total=num, desc=f"certify {bundle.ref}", unit="case", disable=None) as bar:
@@ -179,6 +188,20 @@ def near(
                     bar.update()
     known = [*bundle.manifest.precisions]
     checks.sort(key=lambda check: known.index(check.precision))
+    _refuse_failures(checks)
+    return checks
+
+
+def texts_alike(
+    path: Served,
+    reference: Transformer,
+    checkpoint: Path | None,
+    program: Program | None,
+    samples: Sequence[Sample],
+) -> list[Check]:
+    """The cases from text to answer alone, in fp32."""
+    work = _text_cases(path, reference, checkpoint, program, texts_of(samples))
+    checks = [check for case in work for check in _checks("fp32", *case)]
     _refuse_failures(checks)
     return checks
 
@@ -208,7 +231,9 @@ def _cases(
     reference: Transformer,
     checkpoint: Path | None,
     equal: bool,
-    original: Original | None,
+    originals: Sequence[Original],
+    program: Program | None,
+    samples: Sequence[Sample],
 ) -> list[tuple[list[str], NamedCompare]]:
     """Every case with its precisions, which follow each other: PyTorch computes it once."""
     every = [*path.model.bundle.manifest.precisions]
@@ -216,10 +241,13 @@ def _cases(
     bits = [(every, served.bits(path)), (fp32, lens.bits(path, reference))] if equal else []
     groups = [
         (every, served.named(path, reference)),
-        (every, forward.named(path, reference, original) if original else []),
+        *(
+            (every, forward.named(path, reference, original, ids_of(samples)))
+            for original in originals
+        ),
         (fp32, lens.named(path, reference)),
         *((precisions, map(_equal, cases)) for precisions, cases in bits),
-        (every, _text_cases(path, reference, checkpoint)),
+        (every, _text_cases(path, reference, checkpoint, program, texts_of(samples))),
     ]
     return [(precisions, case) for precisions, cases in groups for case in cases]
 
@@ -244,7 +272,11 @@ def _table_row(checks: list[Check]) -> str:
 
 
 def _text_cases(
-    path: Served, reference: Transformer, checkpoint: Path | None
+    path: Served,
+    reference: Transformer,
+    checkpoint: Path | None,
+    program: Program | None,
+    samples: Sequence[Text],
 ) -> list[NamedCompare]:
     bundle = path.model.bundle
     if TOKENIZER not in bundle.manifest.files:
@@ -252,4 +284,4 @@ def _text_cases(
     if checkpoint is None:
         needed = "the folder it came from is needed to certify it"
         raise CertificationError(f"{bundle.ref} has a tokenizer: {needed}")
-    return authors.checks(path.service, bundle, reference, checkpoint)
+    return authors.checks(path.service, bundle, reference, checkpoint, program, samples)

@@ -116,7 +116,7 @@ def path_of(model: Model, bodies: Bodies = INFER) -> Iterator[Served]:
 
 def named(path: Served, reference: Transformer) -> list[NamedCompare]:
     """Every case by name, as a function to be called with the precision."""
-    requests = cases(path.model.bundle)
+    requests = cases(path.model.bundle.manifest.limits)
     return [
         *((case.name, partial(_against_torch, path, reference, Asked(case))) for case in requests),
         ("bare graph, pads holes", partial(_bare_graph, path, reference)),
@@ -232,7 +232,9 @@ def _bare_graph(
     path: Served, reference: Transformer, precision: str
 ) -> Iterator[tolerances.Result]:
     """The graph as any other ONNX server would call it: on the padded grid."""
-    case = next(case for case in cases(path.model.bundle) if case.name == "pads holes")
+    case = next(
+        case for case in cases(path.model.bundle.manifest.limits) if case.name == "pads holes"
+    )
     expected, *_ = by_torch(reference, case.grid())
     got = path.model.engine(precision).run_grid(case.grid())[0]
     flat = (-1, expected.shape[-1])
@@ -256,7 +258,7 @@ def _bare_bits(path: Served, precision: str) -> Mapping[str, Iterable[Pair]]:
 
 def _padded(path: Served, precision: str) -> Mapping[str, Iterable[Pair]]:
     """Padded rows, and the same rows sent ragged."""
-    chosen = {case.name: case for case in cases(path.model.bundle)}
+    chosen = {case.name: case for case in cases(path.model.bundle.manifest.limits)}
     plain = _rows(path, chosen["ragged"], precision)
     padded = (_rows(path, chosen[f"pads {where}"], precision) for where in PLACES)
     return {"unequal rows": chain.from_iterable(zip(rows, plain, strict=True) for rows in padded)}
@@ -264,7 +266,9 @@ def _padded(path: Served, precision: str) -> Mapping[str, Iterable[Pair]]:
 
 def _co_batched(path: Served, precision: str) -> Mapping[str, Iterable[Pair]]:
     """Rows sent alone, and the same rows in one batch."""
-    ragged = next(case for case in cases(path.model.bundle) if case.name == "ragged")
+    ragged = next(
+        case for case in cases(path.model.bundle.manifest.limits) if case.name == "ragged"
+    )
     together = _rows(path, ragged, precision)
     return {
         "unequal rows": (

@@ -10,14 +10,15 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-import torch
-from torch import Tensor, nn
+from torch import nn
 
 from addnorm.export.sources import sources
-from addnorm.export.sources.original import Original, OriginalError, digest
-from addnorm.export.sources.sources import Source, UsageError
-from addnorm.model.checkpoints import Checkpoint, Choices, json_files
-from addnorm.model.checkpoints.families import FAMILIES
+from addnorm.export.sources.folder_tokenizer import NoTexts
+from addnorm.export.sources.original import digest
+from addnorm.export.sources.program import Program, Sample, quiet
+from addnorm.export.sources.sources import Reference, Source, UsageError
+from addnorm.export.sources.texts import load_tokenizer
+from addnorm.model.checkpoints import Choices, sentence_transformers
 from addnorm.model.transformer import Transformer
 from addnorm.service.runtime.bundle import TOKENIZER
 
@@ -33,6 +34,7 @@ def saved(
     tokenizer: Path | None,
     labels: tuple[str, ...] | None,
     max_length: int | None,
+    samples: tuple[Sample, ...] = (),
     **facts: Any,
 ) -> Iterator[Source]:
     """The source, whose folder is there until the block ends. UsageError and CheckpointError if the
@@ -48,17 +50,19 @@ def saved(
         )
     with TemporaryDirectory() as root:
         folder = Path(root, name)
-        model.save_pretrained(folder)  # type: ignore[operator]
+        with quiet():
+            model.save_pretrained(folder)  # type: ignore[operator]
         _forget_last_call(folder / TOKENIZER)
         for file in tokenizer.iterdir() if tokenizer and tokenizer.is_dir() else ():
             if file.is_file() and not (folder / file.name).exists():
                 shutil.copyfile(file, folder / file.name)
-        found = sources.checkpoint(folder, Choices(labels=labels), max_length)
+        own = Reference("none", samples=samples)
+        found = sources.checkpoint(folder, Choices(labels=labels), max_length, own)
         chosen = {fact: value for fact, value in facts.items() if value is not None}
         found = replace(found, facts={**found.facts, **chosen})
-        yield replace(
-            found, name=name, origin=_origin(name, model, found), original=_original(found, model)
-        )
+        with _program(model, folder, found) as program:
+            named = replace(found, name=name, origin=_origin(name, model, found))
+            yield sources.compared_with(named, program)
 
 
 def _forget_last_call(file: Path) -> None:
@@ -73,63 +77,21 @@ def _origin(name: str, model: nn.Module, found: Source) -> dict[str, Any]:
     return {"module": name, "sha256": digest(model), **kept}
 
 
-def _original(found: Source, model: nn.Module) -> Original:
-    assert found.loaded
-    shape = found.model.config
+@contextmanager
+def _program(model: nn.Module, folder: Path, found: Source) -> Iterator[Program]:
+    tokenizer, limit = None, None
+    if not isinstance(found.texts, NoTexts):
+        limit = found.texts.max_text_tokens
+        if getattr(model, "tokenizer", None) is None:
+            tokenizer = load_tokenizer(sentence_transformers.read(folder))
+    program = Program(model, tokenizer, limit)
     try:
-        return Original(_asked(model), shape, found.facts["pooling"], _pad(found.loaded))
-    except OriginalError as error:
-        raise UsageError(str(error)) from error
+        yield program
+    finally:
+        program.close()
 
 
 def _is_pipeline(model: nn.Module) -> bool:
     """Whether it is a SentenceTransformer: modules one after the other, the first with a
     tokenizer."""
     return isinstance(model, nn.Sequential) and hasattr(model, "encode")
-
-
-def _asked(model: nn.Module) -> "Forward":
-    if _is_pipeline(model):
-        return Vectors(model)
-    inner = getattr(model, "model", None)
-    is_cross_encoder = hasattr(model, "predict") and isinstance(inner, nn.Module)
-    return Forward(inner if is_cross_encoder and inner else model, type(model).__qualname__)
-
-
-def _pad(loaded: Checkpoint) -> int | None:
-    """The id that the family takes for a pad wherever it stands, whatever the mask says: it counts
-    positions by it."""
-    family = FAMILIES[loaded.model_type]
-    raw = family.raw(json_files.settings(loaded.folder / "config.json"))
-    return raw.get("pad_token_id") if family.position_offset(raw) else None
-
-
-class Forward(nn.Module):
-    """transformers' model as a reference: ids, and types if there are any."""
-
-    def __init__(self, model: nn.Module, name: str) -> None:
-        super().__init__()
-        self.model, self.name = model, name
-
-    def forward(self, ids: Tensor, types: Tensor | None = None) -> Any:
-        more = {} if types is None else {"token_type_ids": types}
-        answer = self.model(input_ids=ids, attention_mask=torch.ones_like(ids), **more)
-        if "start_logits" in answer:
-            return torch.stack([answer["start_logits"], answer["end_logits"]], -1)
-        return answer
-
-
-class Vectors(Forward):
-    """A SentenceTransformer as a reference: its pooled vectors, before they are normalized."""
-
-    def __init__(self, model: nn.Module) -> None:
-        super().__init__(model, type(model).__qualname__)
-
-    def forward(self, ids: Tensor, types: Tensor | None = None) -> Any:
-        features = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
-        if types is not None:
-            features["token_type_ids"] = types
-        for module in self.model.children():
-            if type(module).__qualname__ != "Normalize":
-                features = module(features)
-        return features["sentence_embedding"]

@@ -55,13 +55,17 @@ class Original:
         self._known: dict[tuple[Any, ...], Array] = {}
         self.compared = self._kind()
 
+    @property
+    def name(self) -> str:
+        found = self._reference
+        name = getattr(found, "name", None) or getattr(found, "__qualname__", None)
+        return name or type(found).__qualname__
+
     def record(self) -> dict[str, Any]:
         """For the certificate: what was compared, with the sha256 of its weights if it has any."""
         found = self._reference
-        name = getattr(found, "name", None) or getattr(found, "__qualname__", None)
-        name = name or type(found).__qualname__
         weights = {"sha256": digest(found)} if isinstance(found, nn.Module) else {}
-        return {"kind": "reference", "name": name, "output": self.compared.output, **weights}
+        return {"kind": "reference", "name": self.name, "output": self.compared.output, **weights}
 
     def can_say(self, ids: Sequence[int]) -> bool:
         """Whether its answer to this sequence is one: there is none of a pad alone."""
@@ -110,7 +114,7 @@ class Original:
     def _twice(self, ids: tuple[int, ...], types: tuple[int, ...] | None) -> Array:
         with as_found(self._reference):
             first, second = self._asked(ids, types), self._asked(ids, types)
-        if not np.array_equal(first, second):
+        if not np.array_equal(first, second, equal_nan=True):
             raise OriginalError(
                 "the reference gives two answers to one sequence: something in it is random, such"
                 " as dropout that evaluation mode does not end"

@@ -1,28 +1,50 @@
 """What a bundle is made from: a preset and its seed, a checkpoint folder, or a model in memory."""
 
 import copy
+import hashlib
+import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 from addnorm.export.sources import download, texts
+from addnorm.export.sources import program as programs
 from addnorm.export.sources.folder_tokenizer import NoTexts
 from addnorm.export.sources.module import problems
 from addnorm.export.sources.original import Original, OriginalError, digest
+from addnorm.export.sources.program import Program, ProgramError, Sample, Text, ids_of, texts_of
 from addnorm.export.sources.texts import Texts
 from addnorm.model import presets
-from addnorm.model.checkpoints import Checkpoint, Choices, load_checkpoint
-from addnorm.model.config import Pick
+from addnorm.model.checkpoints import Checkpoint, Choices, json_files, load_checkpoint
+from addnorm.model.checkpoints.families import FAMILIES
+from addnorm.model.config import Config, Pick
 from addnorm.model.layout import LAYOUTS
 from addnorm.model.transformer import Transformer, shorten
 from addnorm.service.runtime.files import sha256
 
 SEED = 42
+OWN_READING = {"kind": "own reading", "name": "Addnorm's own reading"}
 
 
 class UsageError(Exception):
     """The arguments do not fit together, or with what is on disk."""
+
+
+@dataclass(frozen=True)
+class Reference:
+    """What a checkpoint's answers must equal.
+
+    kind: the program of its authors, or our reading of the folder alone. runs_code: whether the
+    folder's own code may be run for it. samples: texts, pairs and token ids to compare beside ours.
+    """
+
+    kind: Literal["author", "none"] = "author"
+    runs_code: bool = False
+    samples: tuple[Sample, ...] = ()
+
+
+AUTHOR = Reference()
 
 
 @dataclass(frozen=True)
@@ -31,8 +53,9 @@ class Source:
 
     origin: the manifest's `source`. facts: its pooling, normalize, labels and prompts. texts: how
     it takes texts, or why it takes none. folder: where transformers finds its tokenizer. loaded:
-    what was found in that folder. original: the forward of whoever wrote the model, if it is given.
-    pad_id: an id that this forward takes for a pad wherever it stands.
+    what was found in that folder. originals: the forward of whoever wrote the model, for each of
+    its outputs. program: that they are of, where it takes texts too. pad_id: an id that this
+    forward takes for a pad wherever it stands. samples: compared beside the certificate's own.
     """
 
     name: str
@@ -42,14 +65,38 @@ class Source:
     texts: Texts | NoTexts
     folder: Path | None = None
     loaded: Checkpoint | None = None
-    original: Original | None = None
+    originals: tuple[Original, ...] = ()
+    program: Program | None = None
     pad_id: int | None = None
+    samples: tuple[Sample, ...] = ()
 
     def compared_with(self) -> dict[str, Any]:
         """What the bundle is proved to equal, for its certificate."""
-        if self.original is not None:
-            return self.original.record()
+        return {**self._reference(), **self.sampled()}
+
+    def _reference(self) -> dict[str, Any]:
+        if self.program is not None:
+            return self.program.record([original.compared.output for original in self.originals])
+        for original in self.originals:
+            return original.record()
+        if self.loaded:
+            return OWN_READING
         return {"kind": "itself" if "module" in self.origin else next(iter(self.origin))}
+
+    def sampled(self) -> dict[str, Any]:
+        """How many samples there are, and their sha256."""
+        if not self.samples:
+            return {}
+        written = json.dumps([self.sampled_texts, self.sampled_ids]).encode()
+        return {"samples": len(self.samples), "samples_sha256": hashlib.sha256(written).hexdigest()}
+
+    @property
+    def sampled_texts(self) -> list[Text]:
+        return texts_of(self.samples)
+
+    @property
+    def sampled_ids(self) -> list[list[int]]:
+        return ids_of(self.samples)
 
     def in_layout(self, layout: str) -> Transformer:
         """The model with the same weights, not copied."""
@@ -66,7 +113,12 @@ def preset(name: str, seed: int = SEED) -> Source:
     return Source(name, model, {"preset": name, "seed": seed}, facts, no_texts)
 
 
-def named(name: str, choices: Choices | None = None, max_length: int | None = None) -> Source:
+def named(
+    name: str,
+    choices: Choices | None = None,
+    max_length: int | None = None,
+    reference: Reference = AUTHOR,
+) -> Source:
     """The source with this name: a folder, or `ORG/NAME[@REVISION]` of the Hugging Face hub, which
     is downloaded.
 
@@ -74,20 +126,24 @@ def named(name: str, choices: Choices | None = None, max_length: int | None = No
     """
     address = download.address(name)
     if address is None:
-        return checkpoint(Path(name), choices, max_length)
-    found = download.fetch(*address)
-    source = checkpoint(found.folder, choices, max_length)
+        return checkpoint(Path(name), choices, max_length, reference)
+    found = download.fetch(*address, with_code=reference.runs_code)
+    source = checkpoint(found.folder, choices, max_length, reference)
     short = found.repository.rpartition("/")[2]
     where = {"checkpoint": short, "repository": found.repository, "revision": found.revision}
     return replace(source, name=short, origin={**source.origin, **where})
 
 
 def checkpoint(
-    folder: Path, choices: Choices | None = None, max_length: int | None = None
+    folder: Path,
+    choices: Choices | None = None,
+    max_length: int | None = None,
+    reference: Reference = AUTHOR,
 ) -> Source:
     """max_length: tokens of a sequence, and of a text in place of the authors' limit.
 
-    CheckpointError if the folder does not fit, UsageError if max_length does not.
+    CheckpointError if the folder does not fit, UsageError if max_length does not, or if its
+    authors' program cannot be run.
     """
     choices = choices or Choices()
     loaded = load_checkpoint(folder, choices)
@@ -119,7 +175,24 @@ def checkpoint(
         shorten(loaded.model, max_length)
     facts |= _facts(found)
     facts["input_types"] = {} if isinstance(found, NoTexts) else dict(found.input_types)
-    return Source(folder.name, loaded.model, origin, facts, found, folder, loaded)
+    source = Source(
+        folder.name, loaded.model, origin, facts, found, folder, loaded, samples=reference.samples
+    )
+    if reference.kind == "none":
+        return source
+    limit = None if isinstance(found, NoTexts) else found.max_text_tokens
+    logits = loaded.model.config.heads.get("logits")
+    num_labels = logits.width if logits and loaded.labels else None
+    try:
+        program = programs.of_folder(
+            folder, limit, loaded.head, num_labels, max_length is not None, reference.runs_code
+        )
+    except ProgramError as error:
+        raise UsageError(
+            f"{folder.name} cannot be compared with the program of its authors: {error}. Go without"
+            " with --reference none, and the certificate says so"
+        ) from error
+    return compared_with(source, program)
 
 
 def module(
@@ -132,6 +205,7 @@ def module(
     max_length: int | None,
     reference: Callable[..., Any] | None = None,
     pad: int | None = None,
+    samples: tuple[Sample, ...] = (),
 ) -> Source:
     """A copy of a model in memory, on the CPU and in evaluation mode.
 
@@ -156,15 +230,42 @@ def module(
     facts |= _facts(with_texts)
     if tokenizer is not None and isinstance(with_texts, NoTexts):
         raise UsageError(f"the tokenizer cannot be used: {with_texts}")
+    originals = () if reference is None else (_original(reference, twin.config, pooling, pad),)
+    found = Source(
+        name, twin, origin, facts, with_texts, tokenizer, originals=originals, pad_id=pad
+    )
+    return replace(found, samples=samples)
+
+
+def _original(reference: Any, config: Config, pooling: str, pad: int | None) -> Original:
     try:
-        original = (
-            None
-            if reference is None
-            else Original(reference, twin.config, cast(Pick, pooling), pad)
-        )
+        return Original(reference, config, cast(Pick, pooling), pad)
     except OriginalError as error:
         raise UsageError(str(error)) from error
-    return Source(name, twin, origin, facts, with_texts, tokenizer, original=original, pad_id=pad)
+
+
+def compared_with(source: Source, program: Program) -> Source:
+    """A checkpoint whose answers must be the program's: what it makes of ids and of texts.
+    UsageError if it makes something else than such a model."""
+    assert source.loaded
+    pad = _pad(source.loaded)
+    ids = [int(pad == 0)] * min(3, source.model.config.max_positions)
+    types = [0] * len(ids) if source.model.config.type_vocab_size > 1 else None
+    parts = program.parts(ids, types)
+    originals = tuple(
+        _original(part, source.model.config, source.facts["pooling"], pad) for part in parts
+    )
+    return replace(source, originals=originals, program=program)
+
+
+def _pad(loaded: Checkpoint) -> int | None:
+    """The id that the family takes for a pad wherever it stands, whatever the mask says: it counts
+    positions by it, or picks the last token before it."""
+    family = FAMILIES[loaded.model_type]
+    raw = family.raw(json_files.settings(loaded.folder / "config.json"))
+    picks_last = any(head.pick == "last" for head in loaded.model.config.heads.values())
+    is_asked = family.position_offset(raw) or (picks_last and loaded.head)
+    return raw.get("pad_token_id") if is_asked else None
 
 
 def with_origin(source: Source, more: Mapping[str, Any]) -> Source:
@@ -183,7 +284,7 @@ def _facts(found: Texts | NoTexts) -> dict[str, Any]:
     }
 
 
-def recorded(origin: Mapping[str, Any], name: str | None) -> Source:
+def recorded(origin: Mapping[str, Any], name: str | None, reference: Reference = AUTHOR) -> Source:
     """The source that a manifest names. name: of the checkpoint, where it is one.
 
     A repository without a revision is that of the manifest. A folder is compared by its weights,
@@ -204,7 +305,7 @@ def recorded(origin: Mapping[str, Any], name: str | None) -> Source:
     labels = origin.get("labels")
     choices = Choices(tuple(origin.get("ignore", ())), labels if labels is None else tuple(labels))
     again = address if where and name == where["repository"] else name
-    source = named(again, choices, origin.get("max_length"))
+    source = named(again, choices, origin.get("max_length"), reference)
     return replace(source, origin={**where, **source.origin})
 
 

@@ -66,6 +66,8 @@ def read(folder: Path, max_positions: int) -> Texts:
     if limit <= num_special:
         cut = f"{limited_by} cuts them to {limit} tokens"
         raise NoTexts(f"{cut}, and {num_special} are special tokens")
+    # whatever cut the file names: transformers and CrossEncoder cut the longest of a pair first
+    tokenizer.backend_tokenizer.no_truncation()
     content = tokenizer.backend_tokenizer.to_str().encode()
     has_types = "token_type_ids" in tokenizer.model_input_names
     named = {name: getattr(tokenizer, name) for name in SPECIAL_TOKENS}

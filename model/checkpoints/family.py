@@ -76,10 +76,16 @@ class Family:
     also: "Family | None" = None
     unused: tuple[str, ...] = field(default=())  # regular expressions of keys that have no effect
 
+    def spelled(self, fields: Raw) -> Raw:
+        """The fields of config.json, by the names that transformers' own class reads."""
+        return {
+            **{new: fields[old] for old, new in self.renamed.items() if old in fields},
+            **fields,
+        }
+
     def raw(self, fields: Raw) -> Raw:
         """The fields of config.json, by the names that the table has, and the defaults."""
-        named = {new: fields[old] for old, new in self.renamed.items() if old in fields}
-        return {**self.defaults, **named, **fields}
+        return {**self.defaults, **self.spelled(fields)}
 
     def spelled_as(self, keys: Iterable[str]) -> "Family":
         """The table whose keys these are."""

@@ -153,7 +153,7 @@ def test_what_is_served_in_each_precision_is_compared_with_the_module(tmp_path: 
     assert found == {"fp32", "fp16"}
     other = Original(lambda ids: head(theirs(ids)) + 0.01, own.config)
     with pytest.raises(CertificationError, match=r"checks failed; reference, length 1: logits"):
-        near(Model(bundle), own, original=other)
+        near(Model(bundle), own, originals=[other])
 
 
 def _head(head: nn.Linear) -> dict[str, Tensor]:
@@ -206,7 +206,8 @@ def test_a_model_of_transformers_is_its_own_reference(
     assert model.training
     assert bundle.certificate
     record = bundle.certificate["compared_with"]
-    assert (record["name"], record["output"]) == (class_name, output)
+    assert record["name"].split()[0] == f"transformers.{class_name}"
+    assert output in record["outputs"]
     assert bundle.manifest.source["module"] == class_name
 
 
@@ -250,6 +251,8 @@ def test_a_model_of_sentence_transformers_brings_its_tokenizer(tmp_path: Path, k
     bundle = export_bundle(model, tmp_path / "bundles", "own")
     assert bundle.certificate
     record = bundle.certificate["compared_with"]
-    assert (record["name"], record["output"]) == (kind, "pooled" if is_pipeline else "logits")
+    assert record["name"].split()[0] == f"sentence_transformers.{kind}"
+    assert record["outputs"] == ["pooled" if is_pipeline else "logits", "activations"]
+    assert record["texts"] == (["embed"] if is_pipeline else ["rerank", "classify"])
     assert bundle.manifest.normalize is is_pipeline
     assert verify_bundle(bundle.path, model).certificate == bundle.certificate

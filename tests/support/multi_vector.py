@@ -34,11 +34,12 @@ def checkpoint(folder: Path) -> Path:
     for place, name in (("2", "tokens"), ("3", "pooled")):
         settings = {"activation_function": IDENTITY, "module_input_name": inputs[name]}
         write_dense(folder / place, own[name], **settings)
-    write_settings(folder / "1", pooling_mode="mean")
+    write_settings(folder / "1", pooling_mode="mean", embedding_dimension=D_MODEL)
     write_settings(folder / "4", skiplist_words=list(string.punctuation))
     write_settings(folder / "5", module_input_name="token_embeddings")
     lengths = {"query_length": QUERY_LENGTH, "document_length": DOCUMENT_LENGTH}
     write_settings(folder, "sentence_bert_config.json", **lengths)
     prompts = {input_type: prompt for input_type, (prompt, _) in TYPES.items()}
-    write_settings(folder, "config_sentence_transformers.json", prompts=prompts)
+    file = "config_sentence_transformers.json"
+    write_settings(folder, file, prompts=prompts, model_type="MultiVectorEncoder")
     return folder

@@ -32,7 +32,7 @@ def _save(class_name: str, folder: Path, **changed: Any) -> Path:
 def _embedder(folder: Path) -> Path:
     _save("BertModel", folder)
     write_modules(folder, Transformer="", Pooling="1_Pooling")
-    write_settings(folder / "1_Pooling", pooling_mode_mean_tokens=True)
+    write_settings(folder / "1_Pooling", pooling_mode="mean", embedding_dimension=36)
     write_settings(folder, "config_sentence_transformers.json", prompts=PROMPTS)
     return folder
 

@@ -92,5 +92,7 @@ def checkpoint(folder: Path) -> Path:
         json.dumps({"max_seq_length": MAX_TEXT_TOKENS})
     )
     write_modules(folder, Transformer="", Pooling="1_Pooling", Normalize="2_Normalize")
-    write_settings(folder / "1_Pooling", pooling_mode_mean_tokens=True)
+    write_settings(
+        folder / "1_Pooling", pooling_mode_mean_tokens=True, word_embedding_dimension=D_MODEL
+    )
     return folder

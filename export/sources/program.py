@@ -1,0 +1,444 @@
+"""The program that a person would run without Addnorm: on the files of a folder, a class of
+sentence-transformers or the class of transformers that config.json names; of a model in memory,
+that model. It knows nothing of how Addnorm reads these files.
+
+It computes in float32, whatever the weights are stored in, and gets one text or one sequence at a
+time: in batches, left padding and `is_causal` in encoders change its own answers.
+"""
+
+import json
+import logging
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial, wraps
+from importlib import metadata
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from addnorm.export.sources.original import as_found
+from addnorm.model.checkpoints import architectures, json_files
+from addnorm.model.checkpoints.families import FAMILIES, name_of
+
+Array = NDArray[Any]
+Text = str | tuple[str, str]
+Sample = Text | Sequence[int]  # a case of a person's own: texts or token ids
+MODULES, SETTINGS = "modules.json", "config_sentence_transformers.json"
+INPUTS = ("input_ids", "attention_mask", "token_type_ids")
+PROMPTED = " with the prompt "  # in names of tasks, before that of the prompt
+CANDIDATES = ("water", "people", "time")  # labels that a zero-shot classifier is asked for
+# what transformers calls a head -> the Auto class that finds it, where config.json names no class
+AUTO = {
+    "ForMaskedLM": "AutoModelForMaskedLM",
+    "ForCausalLM": "AutoModelForCausalLM",
+    "LMHeadModel": "AutoModelForCausalLM",
+    "ForSequenceClassification": "AutoModelForSequenceClassification",
+    "ForTokenClassification": "AutoModelForTokenClassification",
+    "ForQuestionAnswering": "AutoModelForQuestionAnswering",
+}
+
+
+class ProgramError(Exception):
+    """The program cannot be run. The message says why, and what to do."""
+
+
+class Ids(NamedTuple):
+    """Token ids of a text or a pair, with the types of its tokens."""
+
+    tokens: list[int]
+    types: list[int]
+
+
+class Answer(NamedTuple):
+    """To one text: the ids that the program made of it, and what it answers."""
+
+    ids: Ids
+    value: Array
+
+
+class Program:
+    """A model of transformers, alone or within a class of sentence-transformers. What it was asked
+    once it knows, also when it was closed."""
+
+    def __init__(self, runs: nn.Module, tokenizer: Any = None, limit: int | None = None) -> None:
+        """runs: the object that a person would call. tokenizer: of the texts that it gets; None:
+        it brings its own, or takes none. limit: tokens that they are cut to where it says none."""
+        self.name = _name(runs)
+        self._runs: Any = runs
+        self._model: Any = _transformer(runs)
+        self._limit = limit
+        if tokenizer is not None and limit:  # which some pipelines cut to, and to nothing else
+            tokenizer.model_max_length = min(tokenizer.model_max_length, limit)
+        self._tokenizer = tokenizer or getattr(runs, "tokenizer", None)
+        self._heard: dict[str, Any] = {}
+        self._rows: dict[tuple[Any, ...], dict[str, Array]] = {}
+        self._answers: dict[tuple[str, Text], Answer] = {}
+        self.tasks = self._tasks() if self._tokenizer else {}
+        self.asked = [*self.tasks]
+        self._listen()
+
+    def answer(self, task: str, text: Text) -> Answer:
+        """What it makes of a text or a pair, cut to its limit. task: one of `tasks`."""
+        if (task, text) not in self._answers:
+            with as_found(self._runs), quiet():
+                value = self.tasks[task](text)
+            self._answers[task, text] = Answer(self._ids(), np.asarray(value, np.float32))
+        return self._answers[task, text]
+
+    def rows(self, ids: Sequence[int], types: Sequence[int] | None) -> Mapping[str, Array]:
+        """What it computes of one sequence without pads, by our names of outputs: "activations"
+        `[S, d]`, and where it makes them "logits" or "pooled", which is not normalized."""
+        key = tuple(ids), None if types is None else tuple(types)
+        if key not in self._rows:
+            inputs = {"input_ids": torch.tensor([key[0]])}
+            inputs["attention_mask"] = torch.ones_like(inputs["input_ids"])
+            if key[1] is not None:
+                inputs["token_type_ids"] = torch.tensor([key[1]])
+            device = next(self._runs.parameters()).device
+            with as_found(self._runs):
+                made = self._forward({name: row.to(device) for name, row in inputs.items()})
+            made["activations"] = self._heard["activations"]
+            self._rows[key] = {
+                name: rows.detach().float().cpu().numpy().reshape(-1, rows.shape[-1])
+                for name, rows in made.items()
+            }
+        return self._rows[key]
+
+    def parts(self, ids: Sequence[int], types: Sequence[int] | None) -> list["Part"]:
+        """Its outputs, each as a reference by itself. ids, types: of any sequence."""
+        return [Part(self, output) for output in self.rows(ids, types)]
+
+    def record(self, outputs: Sequence[str]) -> dict[str, Any]:
+        """For the certificate: what was compared. outputs: of token ids."""
+        return {"kind": "program", "name": self.name, "outputs": [*outputs], "texts": self.asked}
+
+    def close(self) -> None:
+        """Lets go of the model, which is as it was before."""
+        for module in (self._model, self._model.base_model) if self._model else ():
+            module.__dict__.pop("forward", None)
+        self._runs = self._model = self._tokenizer = None
+
+    def _forward(self, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
+        if self._model is self._runs:
+            answer = self._model(**inputs)
+            if "start_logits" in answer:
+                return {"logits": torch.stack([answer["start_logits"], answer["end_logits"]], -1)}
+            return {"logits": answer["logits"]} if "logits" in answer else {}
+        features: dict[str, Any] = inputs
+        for module in self._runs.children():
+            if type(module).__qualname__ != "Normalize":
+                features = module(features)
+        known = {"scores": "logits", "sentence_embedding": "pooled"}
+        return {ours: features[name] for name, ours in known.items() if name in features}
+
+    def _listen(self) -> None:
+        """Notes what the transformer gets and what its body gives. sentence-transformers calls
+        `forward` itself, so that PyTorch's hooks hear nothing."""
+        heard, model, body = self._heard, self._model, self._model.base_model
+
+        def listening(module: nn.Module) -> Callable[..., Any]:
+            forward = module.forward
+
+            @wraps(forward)
+            def call(*given: Any, **named: Any) -> Any:
+                if module is model:
+                    heard.clear()
+                    heard.update(named)
+                answer = forward(*given, **named)
+                if module is body:
+                    heard["activations"] = answer[0]
+                return answer
+
+            return call
+
+        for module in {id(model): model, id(body): body}.values():
+            module.forward = listening(module)  # type: ignore[method-assign]
+
+    def _ids(self) -> Ids:
+        tokens = self._heard["input_ids"][0]
+        mask = self._heard.get("attention_mask")
+        types = self._heard.get("token_type_ids")
+        real = torch.ones_like(tokens) if mask is None else mask[0]
+        types = torch.zeros_like(tokens) if types is None else types[0]
+        return Ids(tokens[real != 0].tolist(), types[real != 0].tolist())
+
+    def _tasks(self) -> dict[str, Callable[[Text], Any]]:
+        runs: Any = self._runs
+        if hasattr(runs, "predict"):
+            scores = {
+                "rerank": lambda pair: runs.predict([pair], activation_fn=nn.Identity()),
+                "relevance": lambda pair: runs.predict([pair]),
+            }
+            return (scores if runs.num_labels == 1 else {}) | self._pipelines()
+        if hasattr(runs, "encode_document") and hasattr(runs, "splade_pooling_chunk_size"):
+            return {"sparse": lambda text: runs.encode([text])[0].to_dense()}
+        if type(runs).__qualname__ == "MultiVectorEncoder":
+            return {
+                "query": lambda text: runs.encode_query([text])[0],
+                "document": lambda text: runs.encode_document([text])[0],
+            }
+        if hasattr(runs, "encode"):
+            return {
+                "embed": lambda text: runs.encode([text])[0],
+                **{
+                    f"embed{PROMPTED}{name}": partial(self._prompted, name)
+                    for name, prompt in runs.prompts.items()
+                    if prompt
+                },
+            }
+        return self._pipelines() or {"read": self._read}
+
+    def _prompted(self, name: str, text: Text) -> Any:
+        return self._runs.encode([text], prompt_name=name)[0]
+
+    def _pipelines(self) -> dict[str, Callable[[Text], Any]]:
+        """Pipelines of transformers, with their own last steps."""
+        import transformers
+
+        model: Any = self._model
+        pipeline: Any = transformers.pipeline
+        cut = {"truncation": True, "max_length": self._limit}
+
+        def made(kind: str, **options: Any) -> Any:
+            return pipeline(kind, model=model, tokenizer=self._tokenizer, device="cpu", **options)
+
+        def classify(text: Text) -> Any:
+            pair = (
+                text
+                if isinstance(text, str)
+                else dict(zip(("text", "text_pair"), text, strict=True))
+            )
+            (found,) = made("text-classification", top_k=None)([pair], **cut)
+            scores = {one["label"]: one["score"] for one in found}
+            return [scores[name] for _, name in sorted(model.config.id2label.items())]
+
+        def zero_shot(text: Text) -> Any:
+            found = made("zero-shot-classification")(text, list(CANDIDATES))
+            return [found["scores"][found["labels"].index(name)] for name in CANDIDATES]
+
+        def tag(text: Text) -> Any:
+            labels = {name: index for index, name in model.config.id2label.items()}
+            found = made("token-classification", ignore_labels=[])(text)
+            return [[labels[e["entity"]], e["start"], e["end"], e["score"]] for e in found]
+
+        if type(model).__qualname__.endswith("ForSequenceClassification"):
+            names = [name.lower() for name in model.config.label2id]
+            is_nli = len(names) > 1 and any(name.startswith("entail") for name in names)
+            return {"classify": classify} | ({"zero_shot": zero_shot} if is_nli else {})
+        if type(model).__qualname__.endswith("ForTokenClassification"):
+            return {"tag": tag}
+        return {}
+
+    def _read(self, text: Text) -> Any:
+        """Hidden states `[S, d]`; what a head makes of them is compared by `rows`."""
+        texts = [[text]] if isinstance(text, str) else [[part] for part in text]
+        cut = self._tokenizer(*texts, truncation=True, max_length=self._limit, return_tensors="pt")
+        has_types = getattr(self._model.config, "type_vocab_size", 0) > 1
+        inputs = INPUTS if has_types else INPUTS[:-1]
+        self._model(**{name: cut[name] for name in inputs if name in cut})
+        return self._heard["activations"][0]
+
+
+class Part:
+    """One output of a program, of token ids `[1, S]` and their types."""
+
+    def __init__(self, program: Program, output: str) -> None:
+        self.name, self._program, self._output = program.name, program, output
+
+    def __call__(self, ids: Tensor, types: Tensor | None = None) -> Tensor:
+        rows = self._program.rows(ids[0].tolist(), None if types is None else types[0].tolist())
+        return torch.from_numpy(rows[self._output])
+
+
+def texts_of(samples: Sequence[Sample]) -> list[Text]:
+    """Samples that are texts, or pairs of texts."""
+    return [one if isinstance(one, str) else tuple(one) for one in samples if _is_text(one)]  # type: ignore[misc]
+
+
+def ids_of(samples: Sequence[Sample]) -> list[list[int]]:
+    """Samples that are token ids."""
+    return [[*map(int, one)] for one in samples if not _is_text(one)]
+
+
+def _is_text(sample: Sample) -> bool:
+    return isinstance(sample, str) or any(isinstance(part, str) for part in sample)
+
+
+def _transformer(runs: nn.Module) -> nn.Module:
+    from transformers import PreTrainedModel
+
+    found = next((part for part in runs.modules() if isinstance(part, PreTrainedModel)), None)
+    if found is None:
+        raise ProgramError(f"{type(runs).__qualname__} has no model of transformers in it")
+    return found
+
+
+def _name(runs: nn.Module) -> str:
+    package = type(runs).__module__.partition(".")[0]
+    if package not in ("transformers", "sentence_transformers"):
+        return type(runs).__qualname__
+    return f"{package}.{type(runs).__qualname__} {metadata.version(package.replace('_', '-'))}"
+
+
+def of_folder(
+    folder: Path,
+    limit: int | None,
+    head: str | None,
+    num_labels: int | None = None,
+    is_cut: bool = False,
+    runs_code: bool = False,
+) -> Program:
+    """The program of a folder, in float32.
+
+    limit: of its texts, in tokens; None: it takes none. head: what its class of transformers ends
+    in, where config.json names none; None: it has no head. num_labels: of the head, where
+    config.json names none. is_cut: whether a person set the limit, whatever the files say.
+    runs_code: whether classes of the folder's own code may be run; else none is.
+    ProgramError if there is no such program.
+    """
+    if not runs_code:
+        _refuse_code(folder)
+    with TemporaryDirectory() as place, quiet():
+        spelled = _spelled(folder, Path(place), num_labels)
+        runs, tokenizer = _Loading(spelled, runs_code).loaded(head, limit is not None)
+    if is_cut and limit and hasattr(runs, "max_seq_length"):
+        runs.max_seq_length = limit  # type: ignore[assignment]
+    return Program(runs, tokenizer, limit)
+
+
+def _refuse_code(folder: Path) -> None:
+    """ProgramError if a person would run classes of the folder's own code, which transformers does
+    not have."""
+    for file in folder.rglob("config.json"):
+        fields = json_files.read(file)
+        named = fields.get("auto_map") if isinstance(fields, dict) else None
+        for name in (named or {}).values():
+            if isinstance(name, str):
+                _class_of_transformers(name.rpartition(".")[2], "auto_map")
+
+
+def _spelled(folder: Path, place: Path, num_labels: int | None) -> Path:
+    """The folder; or if a config.json in it has fields that only code of the hub knows, or does not
+    say how many labels there are, a folder of links in which they are spelled as transformers reads
+    them. It would take its own defaults."""
+    changed = {}
+    for file in folder.rglob("config.json"):
+        fields = json_files.read(file)
+        family = FAMILIES.get(name_of(fields) or "") if isinstance(fields, dict) else None
+        spelled = {**family.spelled(fields)} if family else fields
+        if num_labels and family and not (fields.get("id2label") or fields.get("num_labels")):
+            spelled["num_labels"] = num_labels
+        if spelled != fields:
+            changed[file] = spelled
+    if not changed:
+        return folder
+    for file in folder.rglob("*"):
+        link = place / file.relative_to(folder)
+        link.parent.mkdir(parents=True, exist_ok=True)
+        if file in changed:
+            link.write_text(json.dumps(changed[file]))
+        elif file.is_file():
+            link.symlink_to(file.resolve())
+    return place
+
+
+class _Loading(NamedTuple):
+    """How the objects of a folder are made."""
+
+    folder: Path
+    runs_code: bool
+
+    def loaded(self, head: str | None, has_texts: bool) -> tuple[nn.Module, Any]:
+        """The object to be called, and the tokenizer that it does not bring itself."""
+        settings = json_files.settings(self.folder / SETTINGS)
+        if (self.folder / MODULES).exists():
+            return self._of_sentence_transformers(settings.get("model_type")), None
+        import transformers
+
+        config = json_files.settings(self.folder / "config.json")
+        named = architectures(config)
+        auto = AUTO.get(head or "", "AutoModel")
+        name = named[0] if named else auto
+        if self.runs_code and auto in (config.get("auto_map") or {}):
+            kind = getattr(transformers, auto)
+        else:
+            kind = _class_of_transformers(name, "architectures")
+        if has_texts and name.endswith("ForSequenceClassification") and _num_labels(config) == 1:
+            return self._of_sentence_transformers("CrossEncoder"), None
+        if has_texts and name.endswith("Model") and not name.endswith("LMHeadModel"):
+            return self._of_sentence_transformers("SentenceTransformer"), None
+        model = self._from_files(kind, self.folder, dtype=torch.float32).eval()
+        tokenizer = self._from_files(transformers.AutoTokenizer, self.folder) if has_texts else None
+        return model, tokenizer
+
+    def _of_sentence_transformers(self, kind: str | None) -> nn.Module:
+        kind = kind or "SentenceTransformer"
+        try:
+            import sentence_transformers
+        except ImportError:
+            raise ProgramError(
+                f"the folder is run by {kind} of sentence-transformers, which is not installed: pip"
+                " install sentence-transformers"
+            ) from None
+        made = getattr(sentence_transformers, kind, None)
+        if made is None:
+            raise ProgramError(
+                f"{SETTINGS}: model_type is {kind!r}, which sentence-transformers"
+                f" {sentence_transformers.__version__} does not have"
+            )
+        in_float32 = {"model_kwargs": {"dtype": torch.float32}}
+        return self._from_files(made, str(self.folder), device="cpu", **in_float32)  # type: ignore[no-any-return]
+
+    def _from_files(self, kind: Any, *given: Any, **named: Any) -> Any:
+        make = getattr(kind, "from_pretrained", kind)
+        # code may lie in another repository, which auto_map names
+        where = {"local_files_only": not self.runs_code, "trust_remote_code": self.runs_code}
+        try:
+            return make(*given, **where, **named)
+        except Exception as error:  # of any class, for any file that is not as it expects
+            first = str(error).strip().partition("\n")[0]
+            raise ProgramError(f"{kind.__name__} cannot load it: {first}") from error
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Without the progress bars and warnings of transformers and sentence-transformers."""
+    from transformers.utils import logging as library
+
+    level, has_bars = library.get_verbosity(), library.is_progress_bar_enabled()
+    theirs = logging.getLogger("sentence_transformers")
+    own_level = theirs.level
+    library.set_verbosity_error()
+    library.disable_progress_bar()
+    theirs.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        theirs.setLevel(own_level)
+        library.set_verbosity(level)
+        if has_bars:
+            library.enable_progress_bar()
+
+
+def _class_of_transformers(name: str, field: str) -> Any:
+    import transformers
+
+    if (found := getattr(transformers, name, None)) is None:
+        raise ProgramError(
+            f"config.json: {field} names {name}, which transformers {transformers.__version__} does"
+            " not have. If it is code of the folder that you trust, --trust-remote-code runs it for"
+            " this comparison alone"
+        )
+    return found
+
+
+def _num_labels(config: Mapping[str, Any]) -> int:
+    return int(config.get("num_labels") or len(config.get("id2label") or (0, 1)))
