@@ -15,7 +15,7 @@ from addnorm.export import vector_ranges
 from addnorm.export.certificate import answered, tolerances
 from addnorm.export.certificate.embedded import Array, by_torch, served
 from addnorm.export.sources import pair_template, texts
-from addnorm.export.sources.program import Answer, Ids, Program, Text
+from addnorm.export.sources.program import PROMPTED, Answer, Ids, Program, Text
 from addnorm.export.sources.texts import Texts
 from addnorm.model.checkpoints import sentence_transformers
 from addnorm.model.transformer import Transformer
@@ -97,7 +97,11 @@ def asked(
     }
     if not found.pair_template:
         pairs[f"pairs cut to {limit}"] = _cut_pairs(" ".join(words), limit)["longest_first"]
-    cases = {task: pairs if task in answered.PAIRS else single for task in program.tasks}
+    few: dict[str, Sequence[Text]] = {"texts": SENTENCES}
+    cases = {
+        task: pairs if task in answered.PAIRS else few if PROMPTED in task else single
+        for task in program.tasks
+    }
     if samples:
         cases = {task: {**own, SAMPLES: _of_kind(samples, task)} for task, own in cases.items()}
     return {(task, name): own for task, named in cases.items() for name, own in named.items()}
@@ -126,7 +130,7 @@ def _against_program(
 ) -> Iterator[tolerances.Result]:
     """Compares the server's token ids, their types, and what it answers."""
     try:
-        found = answered.TASKS[task](service, bundle, texts, precision)
+        found = answered.by(task)(service, bundle, texts, precision)
     except ServiceError as error:
         yield f"refused: {error.message}", 1, 0
         return
@@ -139,7 +143,7 @@ def _against_program(
     if other := [f"{served} for {meant}" for served, meant in shapes if served != meant]:
         yield f"numbers: {other[0]}", len(other), 0
         return
-    if precision == "fp32" or task in VECTORS:
+    if precision == "fp32" or task.partition(PROMPTED)[0] in VECTORS:
         got = np.concatenate([np.atleast_2d(answer.value) for answer in found])
         own = np.concatenate([np.atleast_2d(answer.value) for answer in expected])
         if got.size:

@@ -11,7 +11,7 @@ import logging
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import wraps
+from functools import partial, wraps
 from importlib import metadata
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -31,6 +31,7 @@ Text = str | tuple[str, str]
 Sample = Text | Sequence[int]  # a case of a person's own: texts or token ids
 MODULES, SETTINGS = "modules.json", "config_sentence_transformers.json"
 INPUTS = ("input_ids", "attention_mask", "token_type_ids")
+PROMPTED = " with the prompt "  # in names of tasks, before that of the prompt
 CANDIDATES = ("water", "people", "time")  # labels that a zero-shot classifier is asked for
 # what transformers calls a head -> the Auto class that finds it, where config.json names no class
 AUTO = {
@@ -168,8 +169,11 @@ class Program:
     def _tasks(self) -> dict[str, Callable[[Text], Any]]:
         runs: Any = self._runs
         if hasattr(runs, "predict"):
-            scores = {"rerank": lambda pair: runs.predict([pair], activation_fn=nn.Identity())}
-            return scores | self._pipelines()
+            scores = {
+                "rerank": lambda pair: runs.predict([pair], activation_fn=nn.Identity()),
+                "relevance": lambda pair: runs.predict([pair]),
+            }
+            return (scores if runs.num_labels == 1 else {}) | self._pipelines()
         if hasattr(runs, "encode_document") and hasattr(runs, "splade_pooling_chunk_size"):
             return {"sparse": lambda text: runs.encode([text])[0].to_dense()}
         if type(runs).__qualname__ == "MultiVectorEncoder":
@@ -178,8 +182,18 @@ class Program:
                 "document": lambda text: runs.encode_document([text])[0],
             }
         if hasattr(runs, "encode"):
-            return {"embed": lambda text: runs.encode([text])[0]}
+            return {
+                "embed": lambda text: runs.encode([text])[0],
+                **{
+                    f"embed{PROMPTED}{name}": partial(self._prompted, name)
+                    for name, prompt in runs.prompts.items()
+                    if prompt
+                },
+            }
         return self._pipelines() or {"read": self._read}
+
+    def _prompted(self, name: str, text: Text) -> Any:
+        return self._runs.encode([text], prompt_name=name)[0]
 
     def _pipelines(self) -> dict[str, Callable[[Text], Any]]:
         """Those of transformers, with their own last steps."""
