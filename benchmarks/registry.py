@@ -190,7 +190,7 @@ PROOFS = {
         "vectors of many folders equal SentenceTransformer.encode", 5, (BERT, PEER)
     ),
     "saved_folders": Proof(
-        "37 folders that sentence-transformers and transformers save: the author's answers over"
+        "38 folders that sentence-transformers and transformers save: the author's answers over"
         " HTTP",
         12,
     ),

@@ -25,8 +25,8 @@ from tests.support.families import family_of, made
 
 pytestmark = pytest.mark.saved_folders
 LIMIT = 1e-4  # of an answer, by the largest number in it or 1
-WORDS = [  # the first two are pads of one family or another
-    "[PAD]", "<pad>", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "the", "water", "is", "long", "who",
+WORDS = [  # no text has the first two: MPNet takes 1 for a pad whatever is said
+    "[unused]", "<pad>", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "the", "water", "is", "long", "who",
     "could", "##s", "people", ".", ",", "a", "b", "##b", "find", ":", "yes", "no",
 ]  # fmt: skip
 TEXTS = ["the water is long.", "who could", "Peoples, find A ab ☃ the water"]
@@ -56,10 +56,14 @@ def tokenizer(family: str, template: str | None = None) -> PreTrainedTokenizerFa
         words.post_processor = TemplateProcessing(
             single="[CLS] $A [SEP]", pair="[CLS] $A [SEP] $B:1 [SEP]:1", special_tokens=around
         )
-    named = {f"{name}_token": f"[{name.upper()}]" for name in ("pad", "unk", "cls", "sep", "mask")}
+    named = {f"{name}_token": f"[{name.upper()}]" for name in ("unk", "cls", "sep", "mask")}
     inputs = ["input_ids", *["token_type_ids"] * (family in TYPED), "attention_mask"]
     found = PreTrainedTokenizerFast(
-        tokenizer_object=words, model_max_length=24, model_input_names=inputs, **named
+        tokenizer_object=words,
+        model_max_length=24,
+        model_input_names=inputs,
+        pad_token="<pad>",
+        **named,
     )
     found.chat_template = template
     return found
@@ -71,7 +75,7 @@ def plain(
     """As transformers saves a model with its tokenizer."""
 
     def save(folder: Path) -> None:
-        model = made(name, **{"pad_token_id": 0, **changed})
+        model = made(name, **{"pad_token_id": 1, **changed})
         model = model.to(torch.bfloat16) if as_bf16 else model
         model.save_pretrained(folder, max_shard_size=shard)
         tokenizer(family_of(name)).save_pretrained(folder)
@@ -205,13 +209,22 @@ def of_logits(name: str, as_bf16: bool = False, **changed: Any) -> Case:
     return Case(plain(name, changed, as_bf16), ask, expected)
 
 
-def reranker(name: str, activation: nn.Module | None = None, **changed: Any) -> Case:
+def reranker(
+    name: str,
+    activation: nn.Module | None = None,
+    prompts: dict[str, str] | None = None,
+    **changed: Any,
+) -> Case:
     def save(folder: Path) -> None:
         from sentence_transformers import CrossEncoder
 
         base = folder.parent / "base"
         plain(name, {"num_labels": 1, **changed})(base)
-        model = CrossEncoder(str(base), device="cpu", activation_fn=activation)
+        first = next(iter(prompts or ()), None)
+        model = CrossEncoder(
+            str(base), device="cpu", activation_fn=activation, prompts=prompts,
+            default_prompt_name=first,
+        )  # fmt: skip
         model.save_pretrained(str(folder))
 
     return Case(save, scores(raw=activation is not None), predicted)
@@ -374,6 +387,9 @@ CASES = {
     "qwen3 words": of_logits("Qwen3ForCausalLM"),
     "bert pairs": reranker("BertForSequenceClassification"),
     "modernbert pairs, raw": reranker("ModernBertForSequenceClassification", nn.Identity()),
+    "electra pairs, prompt": reranker(
+        "ElectraForSequenceClassification", prompts={"question": "find: "}
+    ),
     "qwen3 yes or no": by_words(),
     "distilbert splade": sparse("DistilBertForMaskedLM"),
     "bert colbert": multi_vector("BertModel"),
