@@ -189,6 +189,11 @@ PROOFS = {
     "sentence_transformers": Proof(
         "vectors of many folders equal SentenceTransformer.encode", 5, (BERT, PEER)
     ),
+    "saved_folders": Proof(
+        "38 folders that sentence-transformers and transformers save: the author's answers over"
+        " HTTP",
+        12,
+    ),
     "token_vectors": Proof(
         "vectors equal those of SparseEncoder and MultiVectorEncoder", 4, (BERT, REAL, PEER)
     ),

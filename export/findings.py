@@ -45,6 +45,20 @@ def lines(source: Source) -> Iterator[str]:
         yield f"weights: {_weights(loaded, source.origin['weights'])}"
         ignored = [key for key in loaded.unused if not key.endswith(".")]  # others are prefixes
         yield f"ignored weights: {_few(ignored) or 'none'}"
+        if loaded.unread:
+            yield f"fields that are not read: {_few(loaded.unread)}"
+        yield from not_served(source)
+
+
+def not_served(source: Source) -> Iterator[str]:
+    """What its authors have beside, and what they do otherwise than the server by default."""
+    loaded = source.loaded
+    if loaded and loaded.beside:
+        yield f"beside it, not served: {', '.join(loaded.beside)}"
+    if loaded and loaded.activation == "Identity":
+        yield "scores of pairs: their authors' are the logits (Identity): ask with raw_scores"
+    if loaded and loaded.similarity != "cosine":
+        yield f"similarity: {loaded.similarity}"
 
 
 def _tasks(source: Source, config: Config) -> tuple[Task, ...]:

@@ -1,26 +1,29 @@
 """Downloads a model of the Hugging Face hub: only the files that an export reads, at one commit."""
 
 import glob
+import json
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from addnorm.model.weight_files import FILES, INDEX
+from addnorm.model.weight_files import BESIDE, FILES, INDEX
 
 if TYPE_CHECKING:
     from huggingface_hub.hf_api import ModelInfo
 
 TIMEOUT_S = 20.0  # of the first word of the hub
 ADDRESS = re.compile(r"([A-Za-z0-9_][\w.-]*/[\w.-]+)(?:@([\w./-]+))?", re.ASCII)
-MODULE = re.compile(
-    r"[0-9]+_[^/]+"
-)  # a folder of sentence-transformers, such as 1_Pooling or 2_Dense
+# folders of sentence-transformers' modules, such as 1_Pooling, and of a tokenizer's templates
+MODULE = re.compile(r"[0-9]+_[^/]+|additional_chat_templates")
 SETTINGS = (  # in the repository's root and in modules
     "config.json",
+    "artifact.metadata",
+    *BESIDE,
     "modules.json",
     "sentence_*_config.json",
     "config_sentence_transformers.json",
@@ -32,7 +35,7 @@ SETTINGS = (  # in the repository's root and in modules
     "vocab.json",
     "merges.txt",
     "*.model",
-    "chat_template.jinja",
+    "*.jinja",
 )
 
 
@@ -61,11 +64,13 @@ def fetch(
     endpoint: str | None = None,
     cache: Path | None = None,
     with_code: bool = False,
+    look: Callable[[Path, Sequence[str]], None] = lambda folder, listed: None,
 ) -> Download:
     """endpoint, cache: in place of what the environment sets for huggingface_hub. with_code: also
-    the modules of Python in the root, which nothing here runs.
+    the modules of Python in the root, which nothing here runs. look: is called with the folder
+    and all files of the repository when the settings are there, and the weights are not.
 
-    DownloadError if it fails.
+    DownloadError if it fails, and what `look` raises.
     """
     # takes seconds to import, and few exports download
     from huggingface_hub import snapshot_download
@@ -77,15 +82,20 @@ def fetch(
         code = [
             name for name in listed if with_code and fnmatchcase(name, "*.py") and "/" not in name
         ]
-        files = [*wanted(listed), *code]
-        folder = snapshot_download(
+        download = partial(
+            snapshot_download,
             repository,
             revision=found.sha,
-            allow_patterns=[glob.escape(file) for file in files],
             endpoint=endpoint,
             cache_dir=cache,
         )
-    return Download(Path(folder), repository, str(found.sha))
+        folder = Path(download(allow_patterns=_patterns([*wanted(listed, (), False), *code])))
+        if modules := _modules(folder / "modules.json"):
+            download(allow_patterns=_patterns(wanted(listed, modules, False)))
+    look(folder, listed)  # before what takes long
+    with _in_words(repository, revision, endpoint):
+        download(allow_patterns=_patterns([*wanted(listed, modules), *code]))
+    return Download(folder, repository, str(found.sha))
 
 
 def commit(repository: str, revision: str, endpoint: str | None = None) -> str:
@@ -113,8 +123,24 @@ def _in_words(repository: str, revision: str, endpoint: str | None) -> Iterator[
         ) from None
 
 
-def wanted(listed: Iterable[str]) -> list[str]:
-    """Which of a repository's files are read."""
+def _patterns(files: Iterable[str]) -> list[str]:
+    return [glob.escape(file) for file in files]
+
+
+def _modules(file: Path) -> list[str]:
+    """Folders that modules.json names otherwise than sentence-transformers does; what is wrong in
+    it is said when it is read."""
+    try:
+        paths = [entry["path"] for entry in json.loads(file.read_bytes())]
+    except (OSError, ValueError, TypeError, LookupError, RecursionError):
+        return []
+    return [path for path in paths if isinstance(path, str) and path and not MODULE.fullmatch(path)]
+
+
+def wanted(
+    listed: Iterable[str], modules: Sequence[str] = (), with_weights: bool = True
+) -> list[str]:
+    """Which of a repository's files are read. modules: folders that are, whatever their names."""
     folders: dict[str, list[str]] = {}
     for file in sorted(listed):
         folder, _, name = file.rpartition("/")
@@ -122,8 +148,8 @@ def wanted(listed: Iterable[str]) -> list[str]:
     return [
         f"{folder}/{name}" if folder else name
         for folder, names in folders.items()
-        if not folder or MODULE.fullmatch(folder)
-        for name in [*_settings(names), *_weights(names)]
+        if not folder or MODULE.fullmatch(folder) or folder in modules
+        for name in [*_settings(names), *(_weights(names) if with_weights else ())]
     ]
 
 

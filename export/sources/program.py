@@ -315,7 +315,7 @@ def of_folder(
 def _refuse_code(folder: Path) -> None:
     """ProgramError if a person would run classes of the folder's own code, which transformers does
     not have."""
-    for file in folder.rglob("config.json"):
+    for file in _configs(folder):
         fields = json_files.read(file)
         named = fields.get("auto_map") if isinstance(fields, dict) else None
         for name in (named or {}).values():
@@ -323,12 +323,20 @@ def _refuse_code(folder: Path) -> None:
                 _class_of_transformers(name.rpartition(".")[2], "auto_map")
 
 
+def _configs(folder: Path) -> list[Path]:
+    """The files config.json that are read: in the root, and in the modules'. Others are of other
+    formats, such as onnx/config.json."""
+    listed = json_files.read(folder / MODULES) if (folder / MODULES).exists() else []
+    paths = {entry.get("path") or "" for entry in listed if isinstance(entry, dict)} | {""}
+    return [file for path in sorted(paths) if (file := folder / path / "config.json").is_file()]
+
+
 def _spelled(folder: Path, place: Path, num_labels: int | None) -> Path:
     """The folder; or if a config.json in it has fields that only code of the hub knows, or does not
     say how many labels there are, a folder of links in which they are spelled as transformers reads
     them. It would take its own defaults."""
     changed = {}
-    for file in folder.rglob("config.json"):
+    for file in _configs(folder):
         fields = json_files.read(file)
         family = FAMILIES.get(name_of(fields) or "") if isinstance(fields, dict) else None
         spelled = {**family.spelled(fields)} if family else fields

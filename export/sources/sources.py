@@ -16,7 +16,7 @@ from addnorm.export.sources.original import Original, OriginalError, digest
 from addnorm.export.sources.program import Program, ProgramError, Sample, Text, ids_of, texts_of
 from addnorm.export.sources.texts import Texts
 from addnorm.model import presets
-from addnorm.model.checkpoints import Checkpoint, Choices, json_files, load_checkpoint
+from addnorm.model.checkpoints import Checkpoint, Choices, load_checkpoint, look
 from addnorm.model.checkpoints.families import FAMILIES
 from addnorm.model.config import Config, Pick
 from addnorm.model.layout import LAYOUTS
@@ -127,7 +127,7 @@ def named(
     address = download.address(name)
     if address is None:
         return checkpoint(Path(name), choices, max_length, reference)
-    found = download.fetch(*address, with_code=reference.runs_code)
+    found = download.fetch(*address, with_code=reference.runs_code, look=look)
     source = checkpoint(found.folder, choices, max_length, reference)
     short = found.repository.rpartition("/")[2]
     where = {"checkpoint": short, "repository": found.repository, "revision": found.revision}
@@ -170,6 +170,8 @@ def checkpoint(
     }
     if loaded.problem_type == "regression":
         facts["regression"] = True
+    if loaded.similarity != "cosine":
+        facts["similarity"] = loaded.similarity
     found = _texts(folder, loaded.model.config.max_positions, max_length, "--max-length")
     if max_length is not None:
         shorten(loaded.model, max_length)
@@ -262,7 +264,7 @@ def _pad(loaded: Checkpoint) -> int | None:
     """The id that the family takes for a pad wherever it stands, whatever the mask says: it counts
     positions by it, or picks the last token before it."""
     family = FAMILIES[loaded.model_type]
-    raw = family.raw(json_files.settings(loaded.folder / "config.json"))
+    raw = family.raw(loaded.fields)
     picks_last = any(head.pick == "last" for head in loaded.model.config.heads.values())
     is_asked = family.position_offset(raw) or (picks_last and loaded.head)
     return raw.get("pad_token_id") if is_asked else None

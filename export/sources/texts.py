@@ -75,7 +75,9 @@ def read(folder: Path, max_positions: int) -> Texts:
     limit = min(limit, max_positions)
     num_ids = 1 + max(tokenizer.get_vocab().values(), default=-1)
     rules = _input_types(authors, tokenizer, max_positions)
-    template = pair_template.read(tokenizer, *told_pairs(authors))
+    template = None
+    if authors.fills_template:
+        template = pair_template.read(tokenizer, *told_pairs(authors))
     return Texts(
         content, limit, limited_by, num_special, num_ids, has_types, special, rules, template
     )
@@ -96,8 +98,7 @@ def told_pairs(authors: SentenceTransformers) -> tuple[str, Mapping[str, Any]]:
 
 def _arguments(authors: SentenceTransformers) -> Mapping[str, Any]:
     """What sentence-transformers calls transformers' tokenizer with."""
-    settings = authors.settings
-    return settings.get("processor_kwargs") or settings.get("tokenizer_args") or {}
+    return authors.arguments("processor_kwargs")
 
 
 def _refuse_what_is_not_done(
@@ -114,6 +115,11 @@ def _refuse_what_is_not_done(
         if authors.settings.get(name) and authors.mask is None:
             where = f"{authors.settings_file} has {name}"
             raise NoTexts(f"{where}, which is supported with a MultiVectorMask only")
+    if authors.is_embedder and authors.fills_template and tokenizer.chat_template:
+        raise NoTexts(
+            f"{authors.settings_file} has modality_config.message, by which every text goes through"
+            " the chat template, and only pairs do here; remove it there to serve texts as they are"
+        )
     normalizer = tokenizer.backend_tokenizer.normalizer
     keeps_capitals = normalizer is None or "A" in normalizer.normalize_str("A")
     if authors.settings.get("do_lower_case") and keeps_capitals:
@@ -170,7 +176,7 @@ def _authors_limit(folder: Path, authors: SentenceTransformers) -> tuple[int, st
     for limit, where in (
         (_arguments(authors).get("model_max_length"), name),
         (authors.settings.get("max_seq_length"), name),
-        (config.get("model_max_length"), folder_tokenizer.CONFIG),
+        (config.get("model_max_length", config.get("max_len")), folder_tokenizer.CONFIG),
     ):
         if limit is not None:
             return _whole(limit, where), where

@@ -4,7 +4,7 @@ Each family of models is a table in `families/`. What does not fit is refused.
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from addnorm.model.checkpoints import dense, json_files, logit_score, sentence_transformers
+from addnorm.model.checkpoints import fields as lists
 from addnorm.model.checkpoints.families import FAMILIES, name_of
 from addnorm.model.checkpoints.family import ACTIVATIONS, Family, HeadTable, Raw
 from addnorm.model.checkpoints.reader import (
@@ -25,13 +26,18 @@ from addnorm.model.checkpoints.reader import (
 )
 from addnorm.model.checkpoints.sentence_transformers import SentenceTransformers
 from addnorm.model.checkpoints.unsupported import reason
+from addnorm.model.checkpoints.weights import other_formats
 from addnorm.model.checkpoints.weights import read as read_weights
 from addnorm.model.config import MAX_LAYERS, SIZES, Config, HeadConfig, refuse_large
 from addnorm.model.transformer import Transformer
+from addnorm.model.weight_files import BESIDE, FILES
 
-__all__ = ["Checkpoint", "CheckpointError", "Choices", "load_checkpoint"]
-ADAPTER = "adapter_config.json"
+__all__ = ["Checkpoint", "CheckpointError", "Choices", "load_checkpoint", "look"]
+ADAPTER, STANFORDS = "adapter_config.json", "artifact.metadata"
+TOKENIZER_CONFIG = "tokenizer_config.json"
+SCORED = ("Sigmoid", "Identity")  # what the server makes scores of pairs with
 PROBLEMS = ("regression", "single_label_classification", "multi_label_classification")
+DEFAULT_ACTIVATION = "sbert_ce_default_activation_function"
 UNSUPPORTED_HEADS = ("ForMultipleChoice", "ForNextSentencePrediction")  # ends of classes
 
 
@@ -50,8 +56,13 @@ class Checkpoint:
     files: tuple[Path, ...]  # of weights, that were read
     dtypes: tuple[str, ...]  # of the stored weights
     folder: Path  # of config.json and the weights: that given, or one in it
+    fields: Raw  # of config.json, and what sentence-transformers sets in them
     prompts: Mapping[str, str] = field(default_factory=dict)  # put before texts, by name
     default_prompt_name: str | None = None
+    similarity: str = "cosine"  # what its authors compare two vectors by
+    activation: str = SCORED[0]  # of SCORED: what its authors make the scores of pairs with
+    unread: tuple[str, ...] = ()  # fields of its files that are not known, as FILE: NAME
+    beside: tuple[str, ...] = ()  # files that are not served, with what they are
 
 
 @dataclass(frozen=True)
@@ -76,7 +87,8 @@ def load_checkpoint(folder: Path, choices: Choices | None = None) -> Checkpoint:
     body = authors.transformer
     if problem := _problem(body):
         raise CheckpointError(problem)
-    fields = json_files.settings(body / "config.json")
+    fields = config_fields(authors)
+    _family(fields)  # before any weights are read
     weights = read_weights(body)
     family = _family(fields).spelled_as(weights.tensors)
     raw = family.raw(fields)
@@ -116,9 +128,81 @@ def load_checkpoint(folder: Path, choices: Choices | None = None) -> Checkpoint:
         files=tuple(file for part in stored for file in part.files),
         dtypes=tuple(sorted({dtype for part in stored for dtype in part.dtypes})),
         folder=body,
+        fields=fields,
         prompts=authors.prompts,
         default_prompt_name=authors.default_prompt_name,
+        similarity=authors.similarity,
+        activation=_activation(authors, fields, config),
+        unread=(*_unread(family, fields), *authors.unread),
+        beside=tuple(beside(folder)),
     )
+
+
+def look(folder: Path, files: Iterable[str]) -> None:
+    """CheckpointError if the settings of a folder are not of a model that can be exported, or if
+    there are no weights among its files. They need not be there yet."""
+    body = sentence_transformers.transformer_of(folder)
+    if problem := _problem(body, files := [*files]):
+        raise CheckpointError(problem)
+    fields = json_files.settings(body / "config.json")
+    family = _family(fields)
+    read_config(family, family.raw(fields))
+    place = body.relative_to(folder).as_posix()
+    here = [name for name in files if place == "." or name.startswith(f"{place}/")]
+    if not any(name.rpartition("/")[2] in FILES for name in here) and (
+        found := other_formats(here)
+    ):
+        raise CheckpointError(f"there is no {FILES[0]} in {folder.name}: {found}")
+
+
+def config_fields(authors: SentenceTransformers) -> Raw:
+    """The fields of config.json. Where the author had sentence-transformers set some that its class
+    of transformers has, these win. CheckpointError for one that is not supported."""
+    found = json_files.settings(authors.transformer / "config.json")
+    family = FAMILIES.get(name_of(found) or "")
+    known = {*found, *lists.CONFIG.read, *(family.fields if family else ())}
+    if "is_causal" not in found:
+        known.discard("is_causal")  # no class has it by itself
+    told = authors.arguments("config_kwargs")
+    fields = {**found, **{name: value for name, value in told.items() if name in known}}
+    lists.CONFIG.refuse("config.json", fields)
+    lists.TOKENIZER.refuse(
+        TOKENIZER_CONFIG, json_files.settings(authors.transformer / TOKENIZER_CONFIG)
+    )
+    return fields
+
+
+def _unread(family: Family, fields: Raw) -> list[str]:
+    own = lists.Fields(family.fields, family.no_effect)
+    return [f"config.json: {name}" for name in lists.CONFIG.unread(own.unread(fields))]
+
+
+def beside(folder: Path) -> list[str]:
+    """Files of heads and settings that other programs read, each with what it is."""
+    return [f"{name} ({what})" for name, what in BESIDE.items() if (folder / name).is_file()]
+
+
+def _activation(authors: SentenceTransformers, fields: Raw, config: Config) -> str:
+    """What CrossEncoder makes a score of one logit with. CheckpointError if the server does not."""
+    logits = config.heads.get("logits")
+    if logits is None or logits.width > 1 or logits.pick == "every":
+        return SCORED[0]
+    nested = fields.get("sentence_transformers")
+    named = {
+        "config_sentence_transformers.json: activation_fn": authors.activation,
+        "config.json: sentence_transformers.activation_fn": nested.get("activation_fn")
+        if isinstance(nested, dict)
+        else None,
+        f"config.json: {DEFAULT_ACTIVATION}": fields.get(DEFAULT_ACTIVATION),
+    }
+    where, name = next(((w, n) for w, n in named.items() if n is not None), ("", "torch.Sigmoid"))
+    package, _, kind = str(name).rpartition(".")
+    if package.partition(".")[0] != "torch" or kind not in SCORED:
+        raise CheckpointError(
+            f"{where} is {name!r}, served are {' and '.join(SCORED)} of torch.nn: name one of them"
+            " there, and make of raw scores what you need"
+        )
+    return kind
 
 
 def _filled(
@@ -138,20 +222,30 @@ def _filled(
     return model
 
 
-def _problem(folder: Path) -> str | None:
-    """Why the folder cannot be read at all. None if it is one that has a config.json."""
+def _problem(folder: Path, files: Iterable[str] | None = None) -> str | None:
+    """Why the folder cannot be read at all. None if it is one that has a config.json. files: that
+    it will have."""
     if folder.is_file():
         return f"{folder} is a file: name the folder that it lies in"
     if not folder.is_dir():
         return f"there is no folder {folder}; a model of the Hugging Face hub is named ORG/NAME"
-    if not (folder / "config.json").is_file():
-        where = "name the folder that holds it beside the weights"
-        return f"there is no config.json in {folder}: {where}"
     if (folder / ADAPTER).is_file():
         return (
-            f"{folder / ADAPTER} is of an adapter, which transformers adds to the weights: merge it"
-            " with peft's merge_and_unload(), and export the folder of its save_pretrained()"
+            f"{folder / ADAPTER} is of an adapter, which transformers adds to the weights of its"
+            " base model: merge it with peft's merge_and_unload(), and export the folder of its"
+            " save_pretrained()"
         )
+    if (folder / STANFORDS).is_file():
+        return (
+            f"{folder / STANFORDS} is of Stanford's ColBERT: load the folder with"
+            " sentence_transformers.MultiVectorEncoder, and export the folder of its"
+            " save_pretrained()"
+        )
+    if not (folder / "config.json").is_file():
+        if files is None:
+            files = [path.relative_to(folder).as_posix() for path in folder.glob("**/*")]
+        where = other_formats(files) or "name the folder that holds it beside the weights"
+        return f"there is no config.json in {folder}: {where}"
     return None
 
 
@@ -295,7 +389,10 @@ def _labels(
         what = "--labels names"
     elif table.labels is True:
         named = fields.get("id2label")
+        if named and fields.get("num_labels") not in (None, len(named)):
+            named = None  # as many labels as num_labels says, without names
         names = _in_order(named) if named else [f"LABEL_{i}" for i in range(width)]
+        _check_entailment(names, fields.get("label2id"))
         what = "config.json: id2label names"
     else:
         return table.labels or None
@@ -307,6 +404,18 @@ def _labels(
             " lines with --labels FILE, or go without with --labels none"
         )
     return tuple(names)
+
+
+def _check_entailment(names: Sequence[str], numbers: Any) -> None:
+    """CheckpointError if zero-shot classification would take another label's logit by the two:
+    transformers takes label2id's number, and the server the place among the names."""
+    for name, number in numbers.items() if isinstance(numbers, dict) else ():
+        is_asked = isinstance(name, str) and name.lower().startswith("entail")
+        if is_asked and [own for index, own in enumerate(names) if index == number] != [name]:
+            raise CheckpointError(
+                f"config.json: label2id has {name!r}: {number!r}, and id2label has another name"
+                " there: make the two agree"
+            )
 
 
 def _in_order(named: Any) -> list[str]:

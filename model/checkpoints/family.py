@@ -15,6 +15,8 @@ ACTIVATIONS: dict[str, Activation] = {
     "gelu_new": "gelu_tanh",
     "gelu_fast": "gelu_tanh",
     "gelu_pytorch_tanh": "gelu_tanh",
+    "gelu_python_tanh": "gelu_tanh",
+    "gelu_accurate": "gelu_tanh",
     "silu": "silu",
     "swish": "silu",
     "tanh": "tanh",
@@ -73,6 +75,10 @@ class Family:
     transposed: bool = False  # whether weights of the blocks are stored [in, out]
     swapped: tuple[str, ...] = ()  # our modules whose halves are stored in the other order
     renamed: Mapping[str, str] = field(default_factory=dict)  # fields of other code -> config's
+    # other names of transformers' own class -> config's. They win where both are there
+    aliases: Mapping[str, str] = field(default_factory=dict)
+    also_read: tuple[str, ...] = ()  # fields of config.json, beside those that the table names
+    no_effect: tuple[str, ...] = ()  # fields, or patterns of such, that change no answer
     also: "Family | None" = None
     unused: tuple[str, ...] = field(default=())  # regular expressions of keys that have no effect
 
@@ -83,9 +89,16 @@ class Family:
             **fields,
         }
 
+    @property
+    def fields(self) -> tuple[str, ...]:
+        """Those of config.json that it reads, by every name."""
+        tables = (self.defaults, self.only, self.renamed, self.aliases)
+        return (*self.config.values(), *self.also_read, *(name for t in tables for name in t))
+
     def raw(self, fields: Raw) -> Raw:
         """The fields of config.json, by the names that the table has, and the defaults."""
-        return {**self.defaults, **self.spelled(fields)}
+        aliased = {ours: fields[other] for other, ours in self.aliases.items() if other in fields}
+        return {**self.defaults, **self.spelled(fields), **aliased}
 
     def spelled_as(self, keys: Iterable[str]) -> "Family":
         """The table whose keys these are."""

@@ -146,7 +146,8 @@ def fill(model: Transformer, reader: Reader, raw: Raw) -> None:
         elif ours == "positions" and model.config.positions.added != "none":
             _copy_positions(model.positions, keys[0], offset, reader)
         elif ours == "types" and model.config.type_vocab_size == 1:
-            _fold_types(model, keys[0], reader)
+            if raw.get("type_vocab_size"):  # else nothing is added, whatever is stored
+                _fold_types(model, keys[0], reader)
         elif ours in family.projections and f"{family.projections[ours]}.weight" in reader:
             _project(model.get_submodule(ours), keys[0], family.projections[ours], reader)
         elif module := _part(model, ours):

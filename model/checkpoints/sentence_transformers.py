@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from addnorm.model.checkpoints import dense, json_files, logit_score, multi_vector
+from addnorm.model.checkpoints import dense, fields, json_files, logit_score, multi_vector
 from addnorm.model.checkpoints.dense import Dense
 from addnorm.model.checkpoints.logit_score import LogitScore
 from addnorm.model.checkpoints.multi_vector import Mask
@@ -17,6 +17,20 @@ from addnorm.model.checkpoints.reader import CheckpointError
 from addnorm.model.config import Pick
 
 MODULES, PROMPTS = "modules.json", "config_sentence_transformers.json"
+# settings of the transformer: the first that is not empty
+SETTINGS = tuple(
+    f"sentence_{family}_config.json"
+    for family in ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
+)
+# its arguments of classes of transformers -> their former names, which win
+FORMER = {
+    "processor_kwargs": "tokenizer_args",
+    "model_kwargs": "model_args",
+    "config_kwargs": "config_args",
+}
+HUB = ("cache_dir", "local_files_only", "revision", "subfolder", "token", "trust_remote_code")
+OUTPUTS = ("last_hidden_state", "logits")  # of the transformer's forward, that the server has
+SIMILARITIES = ("cosine", "dot", "euclidean", "manhattan")  # of two vectors
 PACKAGES = ("sentence_transformers", "pylate")  # whose modules are known by the names below
 POOLINGS: dict[str, Pick] = {
     "mean": "mean",
@@ -45,6 +59,8 @@ KINDS = (
     "SpladePooling",
     "LogitScore",
 )
+MODALITIES = "modality_config"
+PYLATES = "ColBERT"  # the model_type of PyLate's releases before 4
 TRANSFORMERS = ("Transformer", "MLMTransformer")
 SPLADE = {"pooling_strategy": "max", "activation_function": "relu"}  # that sparse vectors are of
 NO_DENSE = "there is no Dense before it that makes vectors of tokens"
@@ -70,6 +86,9 @@ class SentenceTransformers:
     transformer: the folder of config.json, weights and tokenizer. dense: by the output that they
     make. mask: of a MultiVectorEncoder. settings: of the transformer module, from `settings_file`.
     is_embedder: whether modules.json lists a pooling. score: of a language model that reranks.
+    fills_template: whether texts go through the tokenizer's chat template. similarity: of two
+    vectors. activation: what scores of pairs are made with, where it is named here. unread: fields,
+    with their files.
     """
 
     transformer: Path
@@ -80,9 +99,21 @@ class SentenceTransformers:
     default_prompt_name: str | None = None
     mask: Mask | None = None
     settings: Mapping[str, Any] = field(default_factory=dict)
-    settings_file: str = "sentence_bert_config.json"
+    settings_file: str = SETTINGS[0]
     is_embedder: bool = False
     score: LogitScore | None = None
+    fills_template: bool = True
+    similarity: str = SIMILARITIES[0]
+    activation: str | None = None
+    unread: tuple[str, ...] = ()
+
+    def arguments(self, name: str) -> Mapping[str, Any]:
+        """Of a class of transformers. name: of FORMER. CheckpointError if they are no object."""
+        former = FORMER[name]
+        found = self.settings.get(former if former in self.settings else name) or {}
+        if not isinstance(found, dict):
+            raise CheckpointError(f"{self.settings_file}: {name} is {found!r}: an object is needed")
+        return {key: value for key, value in found.items() if key not in HUB}
 
 
 def read(folder: Path) -> SentenceTransformers:
@@ -92,14 +123,22 @@ def read(folder: Path) -> SentenceTransformers:
         found.add(kind, path)
     prompts, default = _prompts(folder / PROMPTS)
     transformer = found.transformer or folder
-    # named after a family, whose name does not matter
-    file = next(iter(sorted(transformer.glob("sentence_*_config.json"))), None)
-    settings = json_files.settings(file) if file else {}
-    known = (logit_score.MADE,) if found.score else (None, "token_embeddings", "scores")
-    if (made := settings.get("module_output_name")) not in known:
-        assert file
-        raise CheckpointError(f"{file}: module_output_name is {made!r}, supported is {known[-1]!r}")
-    return SentenceTransformers(
+    file, settings = _settings(transformer)
+    _check_outputs(file, settings, found)
+    program = json_files.settings(folder / PROMPTS)
+    fields.PROGRAM.refuse(PROMPTS, program)
+    if program.get("model_type") == PYLATES:
+        raise CheckpointError(f"{PROMPTS}: model_type is {PYLATES!r}: {fields.PYLATES}")
+    unread = [
+        f"{where}: {name}"
+        for where, names in {
+            **found.unread,
+            file.name: fields.SETTINGS.unread(settings),
+            PROMPTS: fields.PROGRAM.unread(program),
+        }.items()
+        for name in names
+    ]
+    authors = SentenceTransformers(
         transformer=transformer,
         pooling=found.pooling or "mean",
         normalize=found.normalize,
@@ -108,10 +147,66 @@ def read(folder: Path) -> SentenceTransformers:
         default_prompt_name=default,
         mask=found.mask,
         settings=settings,
-        settings_file=file.name if file else SentenceTransformers.settings_file,
+        settings_file=file.name,
         is_embedder=found.pooling is not None,
         score=found.score,
+        # without modules.json, sentence-transformers fills whatever template there is
+        fills_template=not found.transformer or "message" in (settings.get(MODALITIES) or ()),
+        similarity=_similarity(program),
+        activation=program.get("activation_fn"),
+        unread=tuple(unread),
     )
+    for name in authors.arguments("model_kwargs"):
+        if fields.MODEL_ARGUMENTS.unread([name]):
+            raise CheckpointError(
+                f"{file}: model_kwargs has {name}, which is not supported: {fields.SAVE_AGAIN}"
+            )
+    return authors
+
+
+def transformer_of(folder: Path) -> Path:
+    """The folder of config.json. CheckpointError if a module is not supported."""
+    listed = _listed(folder)
+    for kind, _ in listed:
+        if kind not in KINDS:
+            raise refused(kind, REFUSED.get(kind, f"known are {', '.join(KINDS)}"))
+    return listed[0][1] if listed else folder
+
+
+def _settings(transformer: Path) -> tuple[Path, dict[str, Any]]:
+    """Those of the transformer's module, and their file."""
+    for name in SETTINGS:
+        if settings := json_files.settings(transformer / name):
+            fields.SETTINGS.refuse(name, settings)
+            return transformer / name, settings
+    return transformer / SETTINGS[0], {}
+
+
+def _check_outputs(file: Path, settings: Mapping[str, Any], found: "_Modules") -> None:
+    """CheckpointError if the modules get another output of the transformer than the server has."""
+    modalities = settings.get(MODALITIES)
+    if modalities is None:
+        return  # sentence-transformers takes its defaults, whatever module_output_name says
+    if not isinstance(modalities, dict) or not all(
+        isinstance(told, dict) for told in modalities.values()
+    ):
+        raise CheckpointError(f"{file}: {MODALITIES} is {modalities!r}: an object is needed")
+    for kind, told in modalities.items():
+        made = told.get("method_output_name", OUTPUTS[0])
+        if kind in ("text", "message") and made not in OUTPUTS:
+            raise CheckpointError(
+                f"{file}: {MODALITIES} has method_output_name {made!r} for {kind}, supported are"
+                f" {' and '.join(map(repr, OUTPUTS))}"
+            )
+    known = (logit_score.MADE,) if found.score else (None, "token_embeddings", "scores")
+    if (made := settings.get("module_output_name")) not in known:
+        raise CheckpointError(f"{file}: module_output_name is {made!r}, supported is {known[-1]!r}")
+
+
+def _similarity(program: Mapping[str, Any]) -> str:
+    """Of two vectors. That of many vectors is the caller's to compute."""
+    named = program.get("similarity_fn_name") or SIMILARITIES[0]
+    return named if named in SIMILARITIES else SIMILARITIES[0]
 
 
 def _listed(folder: Path) -> list[tuple[str, Path]]:
@@ -146,18 +241,23 @@ class _Modules:
         self.normalize = False
         self.mask: Mask | None = None
         self.score: LogitScore | None = None
+        self.unread: dict[str, list[str]] = {}  # fields, by the file
 
     def add(self, kind: str, folder: Path) -> None:
+        file = folder / "config.json"
+        if kind in fields.MODULES:
+            unread = fields.MODULES[kind].unread(json_files.settings(file))
+            self.unread[f"{folder.name}/{file.name}"] = unread
         if kind in TRANSFORMERS and self.transformer is None:
             self.transformer = folder
         elif kind == "Pooling" and self.pooling is None:
             if "token_vectors" in self.dense:
                 raise refused(kind, "it pools what a Dense makes of every token")
-            self.pooling = _pooling(folder / "config.json")
+            self.pooling = _pooling(file)
         elif kind == "Dense":
             self._add_dense(dense.read(folder))
-        elif kind == "Normalize" and not self.normalize:
-            self._add_normalize(folder / "config.json")
+        elif kind == "Normalize":
+            self._add_normalize(file)
         elif kind == "MultiVectorMask" and not self.mask:
             if "token_vectors" not in self.dense:
                 raise refused(kind, NO_DENSE)
@@ -165,14 +265,24 @@ class _Modules:
         elif kind == "LogitScore" and not (self.score or self.pooling or self.dense):
             self.score = logit_score.read(folder)
         elif kind == "SpladePooling":
-            _check_splade(folder / "config.json")
+            _check_splade(file)
         elif kind != "Dropout":  # which does nothing outside training
             twice = "it stands there twice" if kind in KINDS else f"known are {', '.join(KINDS)}"
             raise refused(kind, REFUSED.get(kind, twice))
 
     def _add_normalize(self, file: Path) -> None:
-        of_tokens = json_files.settings(file).get("module_input_name") == "token_embeddings"
-        if of_tokens and "token_vectors" not in self.dense:
+        """Nothing is done to vectors that are not there."""
+        config = json_files.settings(file)
+        read = config.get("module_input_name") or "sentence_embedding"
+        written = config.get("module_output_name") or read
+        there = ["token_embeddings"] + ["sentence_embedding"] * (self.pooling is not None)
+        if read not in there or written not in ("token_embeddings", "sentence_embedding"):
+            return
+        if read != written:
+            raise CheckpointError(
+                f"{file}: module_output_name is {written!r}, supported is {read!r}"
+            )
+        if read == "token_embeddings" and "token_vectors" not in self.dense:
             raise refused("Normalize", NO_DENSE)
         self.normalize = True
 

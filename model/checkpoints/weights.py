@@ -7,8 +7,9 @@ import json
 import re
 import warnings
 import zipfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from pathlib import Path
 from pickle import UnpicklingError
 from typing import Any
@@ -27,6 +28,24 @@ MOST_SHARING = 4  # bytes of all tensors for each byte that is stored; ties make
 LFS = b"version https://git-lfs.github.com/spec/"
 
 
+FIRST = "shard-*-model-*.safetensors"
+FORMATS = {  # patterns of files -> what they are
+    "*.gguf": "GGUF, llama.cpp's weights",
+    "*.onnx": "a graph of ONNX",
+    "openvino/*": "a graph of OpenVINO",
+    "*.h5": "weights of TensorFlow",
+    "*.msgpack": "weights of Flax",
+    "*.ot": "weights of rust-bert",
+    "*.ckpt*": "a checkpoint of a training",
+    "consolidated*": "weights in Mistral's or Meta's own format",
+    "model.*.safetensors": "a variant, which transformers loads where it is named",
+    "pytorch_model.*.bin": "a variant, which transformers loads where it is named",
+    "adapter_model.*": "an adapter",
+    "*.safetensors": "weights under another name",
+    "*.bin": "weights under another name",
+}
+
+
 @dataclass(frozen=True)
 class Weights:
     """Tensors by key, as stored. files: all that were read, the index of shards too."""
@@ -43,12 +62,29 @@ class Weights:
 
 def read(folder: Path) -> Weights:
     """CheckpointError if there are none, if a file is broken, or if shards do not fit the index."""
+    if shard := next(iter(sorted(folder.glob(FIRST))), None):
+        raise CheckpointError(
+            f"{shard} is of a distributed training, and transformers reads it first: load the model"
+            " with it, and export the folder of its save_pretrained()"
+        )
     for name in FILES:
         if (folder / name).is_file():
             return _shards(folder / name) if name.endswith(INDEX) else _one(folder / name)
+    found = other_formats(path.relative_to(folder).as_posix() for path in folder.glob("**/*"))
     raise CheckpointError(
         f"there is no {SAFE} in {folder}, no {PICKLED}, and no shards of one with its {INDEX}"
+        + (f": {found}" if found else "")
     )
+
+
+def other_formats(files: Iterable[str]) -> str:
+    """What is there in place of weights that are read, and what to do. "": nothing. files: their
+    paths in the folder."""
+    listed = sorted(files)
+    for pattern, what in FORMATS.items():
+        if file := next((name for name in listed if fnmatchcase(name, pattern)), None):
+            return f"{file} is {what}: save the model with save_pretrained of transformers"
+    return ""
 
 
 def _one(file: Path) -> Weights:

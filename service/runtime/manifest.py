@@ -22,6 +22,7 @@ Pick = Literal["every"] | Pooling
 Precision = Literal["fp32", "fp16", "int8"]
 InputType = Literal["query", "document"]
 SPANS = ("start", "end")  # labels of question answering: of the logits of each token
+Similarity = Literal["cosine", "dot", "euclidean", "manhattan"]
 Task = Literal[
     "embed", "rerank", "classify", "tag", "fill_mask", "sparse", "multi_vector", "complete"
 ]
@@ -134,6 +135,7 @@ class Manifest(_Part):
     default_precision: str
     pooling: Pooling
     normalize: bool  # whether the authors normalize their vectors; responses do when asked to
+    similarity: Similarity = "cosine"  # of two vectors, as the authors compare them
     input_types: dict[InputType, InputRules] = {}  # of models that tell queries from documents
     prompts: dict[str, str] = {}  # name -> what is put before each text, if asked for
     default_prompt_name: str | None = None  # of the prompt where none is asked for

@@ -1,10 +1,21 @@
 """How alike vectors are. Knows no requests."""
 
-from addnorm.service.arithmetic import dots
+import numpy as np
+
+from addnorm.service.arithmetic import dots, row_sums
 from addnorm.service.runtime.batch import Floats
+from addnorm.service.runtime.manifest import Similarity
 
 
-def cosines(vector: Floats, others: Floats) -> Floats:
-    """vector `[w]` and others `[n, w]`, all of length 1 -> cosines `[n]`. Each one's bits depend on
-    its two vectors only. None is beyond 1."""
-    return dots(others, vector)[:, 0].clip(-1, 1)
+def similarities(function: Similarity, vector: Floats, others: Floats) -> Floats:
+    """vector `[w]` and others `[n, w]` -> `[n]`, the higher the more alike, as
+    sentence-transformers has them: distances are negative. For cosines, all vectors are of length
+    1, and none is beyond 1. Each one's bits depend on its two vectors only."""
+    if function == "cosine":
+        return dots(others, vector)[:, 0].clip(-1, 1)
+    if function == "dot":
+        return dots(others, vector)[:, 0]
+    differences = np.abs(others - vector)
+    if function == "manhattan":
+        return -row_sums(differences)[:, 0]
+    return -np.sqrt(row_sums(differences * differences)[:, 0])

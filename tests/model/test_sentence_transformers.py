@@ -132,7 +132,10 @@ REFUSED: dict[str, tuple[dict[str, str], Callable[[Path], None], str]] = {
     ),
     "Dense of scaled tokens": (
         {"Transformer": "", "Dense": "2_Dense", "Normalize": "3", "Dense_2": "2_Dense"},
-        dense(),
+        lambda folder: (
+            dense()(folder),
+            write_settings(folder / "3", module_input_name="token_embeddings"),
+        )[0],
         "2_Dense is not supported: a Dense of vectors of tokens stands after Normalize",
     ),
     "sums of log1p": (

@@ -21,7 +21,7 @@ SLASHED = "BAAI/bge-small-en-v1.5"
 ALIASES = {
     "text-embedding-3-small": "embedder",
     SLASHED: "embedder/1",
-    "nomic-embed-text:v1.5": "embedder?prompt=passage",
+    "nomic-embed-text:v1.5": "embedder?prompt=document",
     "narrow": "embedder?prompt=query&precision=fp32&dimensions=5",
     "judge": "reranker",
 }
@@ -61,7 +61,7 @@ def test_every_name_of_a_model_gives_its_bits(client: httpx.Client) -> None:
     prompted = vector(client, "embedder", PROMPTS["query"] + TEXT)
     assert prompted != expected
     assert all(vector(client, name) == prompted for name in QUERY)
-    passage = vector(client, "embedder", PROMPTS["passage"] + TEXT)
+    passage = vector(client, "embedder", PROMPTS["document"] + TEXT)
     assert vector(client, "nomic-embed-text:v1.5") == passage
     assert vector(client, "nomic-embed-text:v1.5:latest") == passage
 
@@ -139,7 +139,7 @@ def test_a_prompt_has_no_meaning_where_pairs_are_scored(client: httpx.Client) ->
         ({"reranker:latest": "embedder"}, "is a name of the bundle"),
         ({"a": "nobody"}, "a: model 'nobody' is not served here"),
         ({"a": "embedder/2"}, "a: model 'embedder' has no version '2'"),
-        ({"a": "embedder?prompt=none"}, "prompt=none, embedder/1 has query, passage"),
+        ({"a": "embedder?prompt=none"}, "prompt=none, embedder/1 has query, document"),
         ({"a": "embedder?precision=int8"}, "precision=int8, embedder/1 has fp32"),
         ({"a": "embedder?dimensions=999"}, "dimensions=999, embedder/1 has 1 to 36"),
         ({"a": "embedder?dimensions=x"}, "write NAME=MODEL"),

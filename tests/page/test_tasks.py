@@ -79,8 +79,8 @@ def near(expected: list[float]) -> Any:
 
 
 def test_similarity(opened: Any, url: str) -> None:
-    page = opened("embedder", "embed", query="the text", prompt="passage", **{"query-prompt": ""})
-    texts = asked(url, "/v1/embeddings", model="embedder", input=TEXTS, prompt_name="passage")
+    page = opened("embedder", "embed", query="the text", prompt="document", **{"query-prompt": ""})
+    texts = asked(url, "/v1/embeddings", model="embedder", input=TEXTS, prompt_name="document")
     query = asked(url, "/v1/embeddings", model="embedder", input=["the text"])
     vectors = [entry["embedding"] for entry in texts["data"]]
     rows = [[cosine(one, other) for other in vectors] for one in vectors]

@@ -169,7 +169,7 @@ def test_types_that_are_not_asked_for_are_not_answered(v2: cohere.ClientV2) -> N
 
 @pytest.mark.parametrize(
     ("input_type", "prompt"),
-    [("search_query", "query"), ("search_document", "passage"), ("classification", None)],
+    [("search_query", "query"), ("search_document", "document"), ("classification", None)],
 )
 def test_an_input_type_chooses_the_prompt(
     v2: cohere.ClientV2, task_client: httpx.Client, input_type: str, prompt: str | None
@@ -237,8 +237,8 @@ RERANK: dict[str, Any] = {"model": "reranker", "query": "a", "documents": ["b"]}
         ({"embedding_types": []}, "embedding_types: Input should have 1 items or more"),
         ({"embedding_types": ["float", "int8"], "output_dimension": 8},
          "embedding_types is 'int8': its ranges are of embedder/1's own vectors"),
-        ({"model": "embedder:passage", "input_type": "search_query"},
-         "input_type is 'search_query', but model already names the prompt 'passage'"),
+        ({"model": "embedder:document", "input_type": "search_query"},
+         "input_type is 'search_query', but model already names the prompt 'document'"),
         ({"model": "embedder:query", "input_type": "clustering"}, "already names the prompt"),
     ],
 )  # fmt: skip

@@ -136,7 +136,7 @@ def test_azures_paths_are_openais(task_bundles: Any, task_client: httpx.Client, 
 
 def test_fields_of_others_mean_what_openais_do(task_client: httpx.Client) -> None:
     query = vectors(task_client, [PROMPTS["query"] + text for text in TEXTS])
-    passage = vectors(task_client, [PROMPTS["passage"] + text for text in TEXTS])
+    passage = vectors(task_client, [PROMPTS["document"] + text for text in TEXTS])
     for fields, expected in (
         ({"input_type": "query", "truncate": "NONE"}, query),
         ({"input_type": "passage", "truncate": "END"}, passage),
@@ -188,7 +188,7 @@ def test_texts_are_cut_as_others_ask_for_it(task_client: httpx.Client) -> None:
         ({"truncate_prompt_tokens": 7}, "truncate_prompt_tokens is 7: embedder/1 cuts texts to 40"),
         ({"input_type": "query", "task": "retrieval.query"}, "task and input_type are both set"),
         ({"input_type": "query", "truncate": "START"}, "which would cut off the prompt"),
-        ({"input_type": "query", "model": "embedder:passage"}, "already names the prompt"),
+        ({"input_type": "query", "model": "embedder:document"}, "already names the prompt"),
         ({"input": [{"text": "a", "image": "b"}]}, 'image is "b": only texts are embedded here'),
         ({"unknown": 1}, "unknown is unknown; known are"),
         ({"dtype": "int8", "output_dtype": "binary"}, "output_dtype and dtype mean the same"),

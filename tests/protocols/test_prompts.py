@@ -35,11 +35,11 @@ def test_an_unknown_prompt_or_a_second_one_is_rejected(
 ) -> None:
     body = {FIELDS[path]: TEXTS}
     unknown = post(task_client, path, "embedder:nobody", **body)
-    twice = post(task_client, path, "embedder:query", **body, prompt_name="passage")
+    twice = post(task_client, path, "embedder:query", **body, prompt_name="document")
     prompt_name = post(task_client, path, "embedder", **body, prompt_name="nobody")
     for answer, status, words in (
         (unknown, 404, "'embedder:nobody' is not served here: the prompts of embedder/1 are query"),
-        (twice, 400, "prompt_name is 'passage', but model already names the prompt 'query'"),
+        (twice, 400, "prompt_name is 'document', but model already names the prompt 'query'"),
         (prompt_name, 400, "prompt_name is 'nobody': embedder/1 has no such prompt"),
     ):
         assert answer.status_code == status
@@ -60,15 +60,15 @@ def test_token_ids_have_no_prompt(
 
 def test_aliases_are_listed_and_shown(task_client: httpx.Client) -> None:
     entry = task_client.get("/v1/models/embedder").json()
-    assert entry["aliases"] == ["embedder:query", "embedder:passage"]
+    assert entry["aliases"] == ["embedder:query", "embedder:document"]
     assert task_client.get("/v1/models/embedder:query").json() == entry | {"id": "embedder:query"}
     of_version = task_client.get("/v1/models/embedder/1").json()
-    names = {"id": "embedder/1", "aliases": ["embedder/1:query", "embedder/1:passage"]}
+    names = {"id": "embedder/1", "aliases": ["embedder/1:query", "embedder/1:document"]}
     assert of_version == entry | names
     assert task_client.get("/v1/models/embedder/1:query").json()["id"] == "embedder/1:query"
     missing = task_client.get("/v1/models/embedder:nobody")
     assert missing.status_code == 404
-    assert "the prompts of embedder/1 are query, passage" in missing.json()["error"]["message"]
+    assert "the prompts of embedder/1 are query, document" in missing.json()["error"]["message"]
 
 
 def test_openais_sdk_names_an_alias(task_client: httpx.Client, task_url: str) -> None:
@@ -80,7 +80,7 @@ def test_openais_sdk_names_an_alias(task_client: httpx.Client, task_url: str) ->
             entry["embedding"] for entry in expected
         ]
         assert sdk.models.retrieve("embedder:query").id == "embedder:query"
-        with pytest.raises(NotFoundError, match="the prompts of embedder/1 are query, passage"):
+        with pytest.raises(NotFoundError, match="the prompts of embedder/1 are query, document"):
             sdk.embeddings.create(model="embedder:nobody", input="a")
         with pytest.raises(NotFoundError, match="'nobody:query' is not served here"):
             sdk.embeddings.create(model="nobody:query", input="a")

@@ -169,7 +169,7 @@ def test_tokens_are_the_librarys_with_bytes_as_places(ask: Ask) -> None:
     assert ask("/decode", ids=ids) == ["pads dropped", "pads", ""]
     assert ask("/decode", ids=ids[0], skip_special_tokens=False)[0].startswith("[CLS] pads")
     assert ask("/tokenize", inputs="pads") == ask("/tokenize", inputs=["pads"])
-    (prompted,) = ask("/tokenize", inputs="pads", prompt_name="passage")
+    (prompted,) = ask("/tokenize", inputs="pads", prompt_name="document")
     assert [token["text"] for token in prompted] == ["[CLS]", "a", "pads", "[SEP]"]
 
 

@@ -18,7 +18,7 @@ MAX_TEXT_TOKENS = 40  # all positions
 NLI = ("contradiction", "neutral", "entailment")
 TAGS = ("O", "B-PER", "I-PER", "B-LOC", "I-LOC")
 PROSE = ("the same text, again and again", "Pads are dropped. Padding costs nothing!")
-PROMPTS = {"query": "the text ", "passage": "a "}
+PROMPTS = {"query": "the text ", "document": "a "}
 
 
 def _save(class_name: str, folder: Path, **changed: Any) -> Path:

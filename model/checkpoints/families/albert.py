@@ -60,6 +60,7 @@ ALBERT = Family(
     },
     fixed=bert.FIXED,
     derived=_derived,
+    no_effect=("down_scale_factor", "gap_size", "net_structure_type", "num_memory_blocks"),
     only={"inner_group_num": (1,), "position_embedding_type": ("absolute", None)},
     unused=(r"pooler\..*", bert.POSITION_IDS, r"sop_classifier\..*"),
 )

@@ -70,6 +70,9 @@ DEBERTA_V2 = Family(
     defaults=DEFAULTS,
     fixed=bert.FIXED,
     derived=_derived,
+    also_read=("embedding_size", "pooler_hidden_size"),
+    # the first and the last: as the weights are
+    no_effect=("attention_head_size", "conv_act", "conv_groups", "z_steps", "legacy"),
     only={
         "relative_attention": (True,), "conv_kernel_size": (None, 0),
         "pooler_hidden_act": tuple(ACTIVATIONS),

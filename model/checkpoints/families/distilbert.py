@@ -47,6 +47,12 @@ DISTILBERT = Family(
         bert.SPANS,
     ),
     defaults={"activation": "gelu"},
+    aliases={
+        "hidden_size": "dim",
+        "num_attention_heads": "n_heads",
+        "num_hidden_layers": "n_layers",
+    },
     fixed={**bert.FIXED, "eps": 1e-12},
     unused=(bert.POSITION_IDS,),
+    no_effect=("layer_norm_eps", "sinusoidal_pos_embds", "tie_weights_"),
 )

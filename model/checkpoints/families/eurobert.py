@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from addnorm.model.checkpoints.families import qwen3
+from addnorm.model.checkpoints.families import qwen3, rotary
 from addnorm.model.checkpoints.family import Family, HeadTable, Raw
 from addnorm.model.config import Pick
 
@@ -54,5 +54,7 @@ EUROBERT = Family(
         **qwen3.positions(raw),
         "ffn_bias": "both" if raw["mlp_bias"] else "none",
     },
+    also_read=(*rotary.READ, "layer_types"),
+    no_effect=("pretraining_tp",),
     only=dict.fromkeys(("attention_bias", "mlp_bias"), qwen3.BOTH),
 )

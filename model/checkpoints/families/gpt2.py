@@ -47,11 +47,18 @@ GPT2 = Family(
     },
     fixed={"causal": True, "block": "pre", "final_norm": True},
     derived=_derived,
+    aliases={
+        "hidden_size": "n_embd",
+        "max_position_embeddings": "n_positions",
+        "num_attention_heads": "n_head",
+        "num_hidden_layers": "n_layer",
+    },
     only={
         "scale_attn_weights": (True,),
         "scale_attn_by_inverse_layer_idx": (False, None),
         "add_cross_attention": (False, None),
     },
     transposed=True,
+    no_effect=("n_ctx", "reorder_and_upcast_attn"),
     unused=(r"h\.\d+\.attn\.(bias|masked_bias)", r"multiple_choice_head\..*"),
 )

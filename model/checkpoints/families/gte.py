@@ -36,6 +36,8 @@ _GTE = Family(
     defaults={**bert.DEFAULTS, "type_vocab_size": 1, "rope_theta": 160_000.0},
     fixed={**bert.FIXED, "gated": True, "ffn_bias": "down"},
     derived=_derived,
+    also_read=rotary.READ,
+    no_effect=("unpad_inputs", "use_memory_efficient_attention", "logn_attention_clip1"),
     only={
         "position_embedding_type": ("rope", None),
         "layer_norm_type": ("layer_norm", None),

@@ -31,6 +31,7 @@ JINA_BERT = Family(
     defaults=bert.DEFAULTS,
     fixed={**bert.FIXED, "gated": True, "ffn_bias": "down"},
     derived=_derived,
+    no_effect=("emb_pooler",),
     only={
         "is_decoder": (False, None),
         "add_cross_attention": (False, None),

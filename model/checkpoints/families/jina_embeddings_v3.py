@@ -40,6 +40,16 @@ _JINA = Family(
     },
     fixed=bert.FIXED,
     derived=_derived,
+    also_read=rotary.READ,
+    no_effect=(
+        "lora_*",
+        "task_instructions",
+        "matryoshka_dimensions",
+        "truncate_dim",
+        "load_trained_adapters",
+        "emb_pooler",
+        "use_reentrant",
+    ),
     unused=(r"pooler\..*",),
 )
 _UNGATED = {"blocks.{}.ffn.up": f"layers.{{}}.{UP}", "blocks.{}.ffn.down": f"layers.{{}}.{DOWN}"}

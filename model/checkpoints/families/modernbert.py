@@ -67,6 +67,17 @@ MODERNBERT = Family(
         ),
     ),
     defaults=DEFAULTS,
+    also_read=("rope_scaling", "sliding_window"),
+    no_effect=(
+        "hidden_act",
+        "layer_norm_eps",
+        "rope_theta",
+        "reference_compile",
+        "deterministic_flash_attn",
+        "sparse_pred*",
+        "partial_rotary_factor",
+        "repad_logits_with_grad",
+    ),
     fixed=FIXED,
     only={
         **{"classifier_pooling": tuple(PICKS), "classifier_activation": tuple(ACTIVATIONS)},

@@ -70,6 +70,7 @@ OPT = Family(
     fixed={"causal": True, "eps": 1e-5},
     projections={"tokens": "decoder.project_in"},
     derived=_derived,
+    no_effect=("word_embed_proj_dim",),  # as the weights are
     only={"enable_bias": (True,), "layer_norm_elementwise_affine": (True,)},
     position_offset=lambda raw: 2,
 )

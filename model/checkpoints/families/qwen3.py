@@ -42,7 +42,7 @@ BOTH = (True, False)
 
 def positions(raw: Raw) -> dict[str, Any]:
     """All layers have the paper's own angles, of heads as wide as config.json says."""
-    kinds = set(raw.get("layer_types") or ())
+    kinds = {rotary.FORMER.get(kind, kind) for kind in raw.get("layer_types") or ()}
     if not kinds <= {rotary.FULL}:
         raise ValueError(f"layer_types has {sorted(kinds)}, supported is {rotary.FULL!r}")
     return {"positions": rotary.of_all_layers({**raw, "head_dim": None})}
@@ -60,11 +60,34 @@ QWEN3 = Family(
     heads=(
         HeadTable(("ForCausalLM",), "every", "lm_head", bias=False, tied=True),
         HeadTable(("ForSequenceClassification",), "last", "score", bias=False, labels=True),
-        HeadTable(("ForTokenClassification",), "every", "score", labels=True),
+        HeadTable(
+            ("ForTokenClassification",),
+            "every",
+            "score",
+            labels=True,
+            derived=lambda raw: {"bias": raw["token_classification_bias"]},
+        ),
         bert.SPANS,
     ),
-    defaults={**DEFAULTS, "rms_norm_eps": 1e-6, "num_key_value_heads": 32, "head_dim": 128},
+    defaults={
+        **DEFAULTS,
+        "rms_norm_eps": 1e-6,
+        "num_key_value_heads": 32,
+        "head_dim": 128,
+        "token_classification_bias": True,
+    },
     fixed={**FIXED, "causal": True, "qk_norm": True, "ffn_bias": "none"},
     derived=positions,
-    only={"use_sliding_window": (False, None), "attention_bias": BOTH},
+    also_read=(*rotary.READ, "layer_types"),
+    no_effect=(
+        "sliding_window",
+        "max_window_layers",  # of layers with windows, which are refused
+        "use_bidirectional_attention",
+        "attention_chunk_size",
+        "num_experts",
+    ),
+    only={
+        "use_sliding_window": (False, None),
+        **dict.fromkeys(("attention_bias", "token_classification_bias"), BOTH),
+    },
 )

@@ -19,7 +19,11 @@ IN_MEMORY: Modules = {
     "blocks.{}.ffn.down": "layers.{}.mlp.down_proj",
     "blocks.{}.norm2": "layers.{}.post_mlp_layernorm",
 }
+READ = (  # fields of config.json
+    "rope_parameters", "rope_scaling", "rope_theta", "head_dim", "partial_rotary_factor", "mixed_b",
+)  # fmt: skip
 FULL, LOCAL = "full_attention", "sliding_attention"  # kinds of layers
+FORMER = {"attention": FULL}  # their names of before
 
 
 def with_windows(raw: Raw) -> dict[str, Any]:
@@ -27,13 +31,18 @@ def with_windows(raw: Raw) -> dict[str, Any]:
     local_layers = tuple(index for index, kind in enumerate(_kinds(raw)) if kind == LOCAL)
     return {
         "positions": Positions("none", _of_both_kinds(raw, bool(local_layers))),
-        "window": _window(raw["local_attention"]) if local_layers else 0,
+        "window": _window(raw) if local_layers else 0,
         "local_layers": local_layers,
     }
 
 
-def _window(local_attention: Any) -> int:
-    """The largest distance of a key that is seen."""
+def _window(raw: Raw) -> int:
+    """The largest distance of a key that is seen. `sliding_window` wins where both are there."""
+    local_attention, half = raw["local_attention"], raw.get("sliding_window")
+    if half is not None:
+        if type(half) is not int or half < 1:
+            raise ValueError(f"sliding_window is {half!r}: a whole number of 1 or more")
+        return half
     if type(local_attention) is not int or local_attention < 2:
         raise ValueError(f"local_attention is {local_attention!r}: a whole number of 2 or more")
     return local_attention // 2
@@ -49,22 +58,25 @@ def _kinds(raw: Raw) -> Sequence[str]:
                 f"global_attn_every_n_layers is {every!r}: a whole number of 1 or more"
             )
         return [LOCAL if layer % every else FULL for layer in range(num_layers)]
+    kinds = [FORMER.get(kind, kind) for kind in kinds]
     if len(kinds) != num_layers or not {*kinds} <= {FULL, LOCAL}:
         raise ValueError(
-            f"layer_types is {kinds!r}: {FULL!r} or {LOCAL!r} for each of num_hidden_layers"
-            f" {num_layers}"
+            f"layer_types is {raw['layer_types']!r}: {FULL!r} or {LOCAL!r} for each of"
+            f" num_hidden_layers {num_layers}"
         )
     return kinds
 
 
 def _of_both_kinds(raw: Raw, has_windows: bool) -> Rotary:
-    theta_of("rope_scaling", raw.get("rope_scaling"), 0.0)
+    scaling = _object("rope_scaling", raw.get("rope_scaling"))  # goes into both kinds
+    theta_of("rope_scaling", scaling, 0.0)
     nested = _object("rope_parameters", raw["rope_parameters"])
     if unknown := [name for name in nested if name not in (FULL, LOCAL)]:
         raise ValueError(f"rope_parameters has {unknown[0]!r}, supported are {FULL!r}, {LOCAL!r}")
     full, local = (
-        theta_of(f"rope_parameters.{kind}", nested.get(kind), otherwise)
+        theta_of(where, {**_object(where, nested.get(kind)), **scaling}, otherwise)
         for kind, otherwise in ((FULL, raw["global_rope_theta"]), (LOCAL, raw["local_rope_theta"]))
+        for where in [f"rope_parameters.{kind}"]
     )
     return Rotary(full, None if local == full or not has_windows else local)
 

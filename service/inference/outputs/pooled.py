@@ -116,6 +116,12 @@ class Pooled(VectorsOutput[Dense]):
             return Pooled(asked.pooling, asked.normalize, dtype=asked.dtype)
         return PooledSpans(asked.pooling, asked.normalize, dtype=asked.dtype, spans=asked.spans)
 
+    @classmethod
+    def compared(cls, bundle: Bundle) -> "Pooled":
+        """Vectors as `tasks.similarity` compares them."""
+        manifest = bundle.manifest
+        return Pooled(normalize=manifest.normalize or manifest.similarity == "cosine")
+
     def make(self, of: Computed) -> Steps[Dense]:
         vectors = yield from self._of_sequences(of)
         return by_sequence(of.padding, self._as_dtype(vectors, self.dtype, of))

@@ -46,9 +46,10 @@ from addnorm.service.protocols.texts.task_options import (
 from addnorm.service.protocols.texts.text_tasks import TextTask
 from addnorm.service.protocols.texts.texts import PROMPT_NAME, TextsToTokenize
 from addnorm.service.protocols.texts.truncation import cuts
+from addnorm.service.runtime.manifest import Similarity
 from addnorm.service.scheduling.cooperative import Steps
 from addnorm.service.tasks.pieces import Pieces
-from addnorm.service.tasks.similarity import cosines
+from addnorm.service.tasks.similarity import similarities
 from addnorm.service.tasks.tagging import Aggregation
 
 Strings = Annotated[list[str], Field(fail_fast=True)]
@@ -228,13 +229,15 @@ async def _similarity(
     texts = TextsToTokenize.prompted("inputs", sentences, truncate, model, prompt_name)
     texts = texts._replace(named=source_or_sentence)
     batch, padding = await tools.texts.tokenize(texts, call.deadline)
-    request = InferenceRequest(model, batch, padding, (Pooled(normalize=True),), field="inputs")
-    return request, _encode_similarity
+    output = Pooled.compared(model.bundle)
+    request = InferenceRequest(model, batch, padding, (output,), field="inputs")
+    return request, partial(_encode_similarity, model.bundle.manifest.similarity)
 
 
-def _encode_similarity(response: InferenceResponse) -> Steps[Payload]:
+def _encode_similarity(function: Similarity, response: InferenceResponse) -> Steps[Payload]:
     vectors = response.value(Pooled).joined
-    return Payload((yield from written(cosines(vectors[0], vectors[1:]), response.num_bytes)))
+    found = similarities(function, vectors[0], vectors[1:])
+    return Payload((yield from written(found, response.num_bytes)))
 
 
 def _encode(

@@ -40,7 +40,7 @@ from addnorm.service.runtime.batch import Floats, Ints
 from addnorm.service.runtime.manifest import Task
 from addnorm.service.scheduling.cooperative import Steps
 from addnorm.service.tasks.classification import Function, best
-from addnorm.service.tasks.similarity import cosines
+from addnorm.service.tasks.similarity import similarities
 
 Shape = Callable[[InferenceResponse], Any]  # outputs -> the response as JSON has it
 Shaped = tuple[InferenceRequest, "Encoding"]
@@ -93,11 +93,12 @@ async def similarity(asked: TeiSimilarityRequest, call: Call, tools: Tools) -> D
         prompt_name,
     )._replace(left=options.left, named=source_or_sentence)
     batch, padding = await tools.texts.tokenize(texts, call.deadline)
-    request = InferenceRequest(model, batch, padding, (Pooled(normalize=True),), field=FIELD)
+    output = Pooled.compared(model.bundle)
+    request = InferenceRequest(model, batch, padding, (output,), field=FIELD)
 
     def shape(response: InferenceResponse) -> Any:
         vectors = response.value(Pooled).joined
-        return cosines(vectors[0], vectors[1:])
+        return similarities(model.bundle.manifest.similarity, vectors[0], vectors[1:])
 
     return request, Encoding(shape, _num_characters(texts))
 

@@ -1,15 +1,17 @@
-"""What texts are for, in the words of several dialects -> one of the model's prompts."""
+"""What texts are for, in the words of several dialects -> one of the model's prompts, as
+sentence-transformers' encode_query and encode_document choose it: "query" or "document", and none
+where the model has no prompt of that very name."""
 
 from addnorm.service.errors import InvalidInput
 from addnorm.service.models.model import Model
 from addnorm.service.protocols.texts.texts import TextsToTokenize
 
-QUERY = ("query", "search_query", "retrieval.query")
-DOCUMENT = ("document", "passage", "corpus", "search_document", "retrieval.passage")
-# the first of these prompts that the model has, in any case
+# the first of these prompts that the model has
 PROMPTS: dict[str, tuple[str, ...]] = {
-    **dict.fromkeys(QUERY, QUERY),
-    **dict.fromkeys(DOCUMENT, DOCUMENT),
+    **dict.fromkeys(("query", "search_query"), ("query",)),
+    **dict.fromkeys(("document", "passage", "corpus", "search_document"), ("document",)),
+    "retrieval.query": ("retrieval.query", "query"),
+    "retrieval.passage": ("retrieval.passage", "document"),
     "classification": ("classification",),
     "clustering": ("clustering",),
     "separation": ("clustering", "separation"),
@@ -21,10 +23,8 @@ PROMPTS: dict[str, tuple[str, ...]] = {
 def prompt_of(model: Model, field: str, input_type: str, named: str | None) -> str | None:
     """The name of the model's prompt for texts of this type. field: the caller's name for the type.
     named: the prompt that the model's name has. InvalidInput if that is another one."""
-    manifest = model.bundle.manifest
-    by_lower = {name.lower(): name for name in manifest.prompts}
-    found = (by_lower[name] for name in PROMPTS[input_type] if name in by_lower)
-    name = next(found, None)
+    prompts = model.bundle.manifest.prompts
+    name = next((name for name in PROMPTS[input_type] if name in prompts), None)
     if named is not None and named != name:
         raise InvalidInput(
             f"{field} is {input_type!r}, but model already names the prompt {named[:60]!r}: send a"
