@@ -73,16 +73,23 @@ def _source(options: argparse.Namespace) -> Source:
     if not options.preset:
         choices = Choices(tuple(options.ignore), _labels(options.labels))
         writer.say(f"reading {options.checkpoint}")
-        return sources.named(options.checkpoint, choices, options.max_length, options.reference)
-    for name in ("max_length", "ignore", "labels", "check"):
+        return sources.named(
+            options.checkpoint,
+            choices,
+            options.max_length,
+            options.reference,
+            options.tokenizer_as_written,
+        )
+    for name in ("max_length", "ignore", "labels", "check", "tokenizer_as_written"):
         if getattr(options, name):
             raise UsageError(f"--{name.replace('_', '-')} is of a checkpoint, not of a preset")
     return sources.preset(options.preset)
 
 
 def _of_code(options: argparse.Namespace) -> Source:
-    if options.ignore:
-        raise UsageError("--ignore is of a checkpoint, not of a module")
+    for name in ("ignore", "tokenizer_as_written"):
+        if getattr(options, name):
+            raise UsageError(f"--{name.replace('_', '-')} is of a checkpoint, not of a module")
     return from_code.of_code(
         options.module,
         options.weights,
@@ -158,6 +165,11 @@ def _add_reading(parser: argparse.ArgumentParser) -> None:
         default="author",
         help="what its answers must equal: the program of its authors, which is a class of"
         " transformers or sentence-transformers; or none, where that cannot be run",
+    )
+    group.add_argument(
+        "--tokenizer-as-written",
+        action="store_true",
+        help="texts are read by tokenizer.json alone, where the class of transformers changes it",
     )
     group.add_argument(
         "--max-length",
