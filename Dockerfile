@@ -39,7 +39,7 @@ COPY --from=requirements /serve.txt /
 RUN pip install --no-compile -r /serve.txt
 WORKDIR /app
 
-# ---- export: the same environment and PyTorch ----
+# ---- export: the same environment, PyTorch and sentence-transformers ----
 # So the certificate is of the very onnxruntime that will serve.
 FROM packages AS export
 ARG PIP_INDEX_URL PIP_EXTRA_INDEX_URL PIP_FIND_LINKS TORCH_INDEX_URL

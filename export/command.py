@@ -4,14 +4,16 @@ import argparse
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from errno import ENOSPC
 from pathlib import Path
+from typing import Any
 
-from addnorm.export import findings, verifying, writer
-from addnorm.export.graphs.graph import check_fit
+from addnorm.export import checking, findings, verifying, writer
 from addnorm.export.modules import from_code
 from addnorm.export.sources import sources
-from addnorm.export.sources.sources import Source, UsageError
+from addnorm.export.sources.program import Text
+from addnorm.export.sources.sources import Reference, Source, UsageError
 from addnorm.export.writer import GRAPHS, REFUSALS, Plan
 from addnorm.model.checkpoints import Choices
 from addnorm.model.presets import PRESETS
@@ -37,7 +39,8 @@ def export(arguments: Sequence[str]) -> None:
         for line in findings.lines(source):
             writer.say(line)
         if options.check:
-            check_fit(source.model)
+            for line in checking.check(source):
+                writer.say(line)
             return
         writer.export(source, options.out, options.name or source.name, options.version, plan)
 
@@ -47,7 +50,10 @@ def verify(arguments: Sequence[str]) -> None:
     options = _verify_parser().parse_args(arguments)
     memory.share_arenas()
     with _one_line("verify"):
-        verifying.verify(options.bundle, options.checkpoint, options.provider, options.weights)
+        reference = _reference(options)
+        verifying.verify(
+            options.bundle, options.checkpoint, options.provider, options.weights, reference
+        )
 
 
 @contextmanager
@@ -71,16 +77,13 @@ def _source(options: argparse.Namespace) -> Source:
         if getattr(options, name):
             raise UsageError(f"--{name} is of a module of your own: name that with --module")
     if not options.preset:
-        choices = Choices(tuple(options.ignore), _labels(options.labels))
-        writer.say(f"reading {options.checkpoint}")
-        return sources.named(
-            options.checkpoint,
-            choices,
-            options.max_length,
-            options.reference,
-            options.tokenizer_as_written,
+        choices = Choices(
+            tuple(options.ignore), _labels(options.labels), options.tokenizer_as_written
         )
-    for name in ("max_length", "ignore", "labels", "check", "tokenizer_as_written"):
+        writer.say(f"reading {options.checkpoint}")
+        reference = _reference(options)
+        return sources.named(options.checkpoint, choices, options.max_length, reference)
+    for name in ("max_length", "ignore", "labels", "check", "texts", "tokenizer_as_written"):
         if getattr(options, name):
             raise UsageError(f"--{name.replace('_', '-')} is of a checkpoint, not of a preset")
     return sources.preset(options.preset)
@@ -90,13 +93,33 @@ def _of_code(options: argparse.Namespace) -> Source:
     for name in ("ignore", "tokenizer_as_written"):
         if getattr(options, name):
             raise UsageError(f"--{name.replace('_', '-')} is of a checkpoint, not of a module")
-    return from_code.of_code(
+    source = from_code.of_code(
         options.module,
         options.weights,
         labels=_labels(options.labels) or None,
         tokenizer=options.tokenizer,
         max_length=options.max_length,
     )
+    return replace(source, samples=_texts(options.texts))
+
+
+def _reference(options: argparse.Namespace) -> Reference:
+    kind = getattr(options, "reference", "author")
+    return Reference(kind, options.trust_remote_code, _texts(options.texts))
+
+
+def _texts(file: str | None) -> tuple[Text, ...]:
+    """A text a line; a line with a tab is a pair."""
+    if file is None:
+        return ()
+    try:
+        lines = Path(file).read_text("utf-8-sig").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"--texts {file}: {error}; it is a text file in UTF-8") from None
+    found = [line.partition("\t") for line in lines if line]
+    if not found:
+        raise UsageError(f"--texts {file}: it is empty; a text a line is needed")
+    return tuple((first, second) if tab else first for first, tab, second in found)
 
 
 def _labels(file: str | None) -> tuple[str, ...] | None:
@@ -166,6 +189,7 @@ def _add_reading(parser: argparse.ArgumentParser) -> None:
         help="what its answers must equal: the program of its authors, which is a class of"
         " transformers or sentence-transformers; or none, where that cannot be run",
     )
+    _add_comparing(group)
     group.add_argument(
         "--tokenizer-as-written",
         action="store_true",
@@ -177,6 +201,20 @@ def _add_reading(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="tokens that a sequence may have, and that texts are cut to; what its authors"
         " cut texts to by default",
+    )
+
+
+def _add_comparing(group: Any) -> None:
+    group.add_argument(
+        "--trust-remote-code",
+        action="store_true",
+        help="run the code in the folder, for the comparison with its authors' program alone",
+    )
+    group.add_argument(
+        "--texts",
+        metavar="FILE",
+        help="texts of your own, one a line, on which the answers are compared too; a tab is"
+        " between the two of a pair",
     )
 
 
@@ -229,6 +267,7 @@ def _verify_parser() -> argparse.ArgumentParser:
         metavar="FILE",
         help="of a module of your own, where they lie elsewhere than at the export",
     )
+    _add_comparing(parser)
     parser.add_argument(
         "--provider",
         choices=["cpu", "cuda"],

@@ -43,6 +43,7 @@ def lines(source: Source) -> Iterator[str]:
     yield f"texts: {f'no, because {texts}' if isinstance(texts, NoTexts) else texts}"
     if loaded and not isinstance(texts, NoTexts):
         yield f"tokenizer: {_tokenizer(source, texts)}"
+    yield f"compared with: {_compared(source)}"
     if loaded:
         yield f"weights: {_weights(loaded, source.origin['weights'])}"
         ignored = [key for key in loaded.unused if not key.endswith(".")]  # others are prefixes
@@ -101,6 +102,16 @@ def _prompts(loaded: Checkpoint) -> str:
 def _weights(loaded: Checkpoint, names: Iterable[str]) -> str:
     num_bytes = sum(file.stat().st_size for file in loaded.files)
     return f"{num_bytes / 1e6:,.1f} MB of {' and '.join(loaded.dtypes)} in {_few([*names])}"
+
+
+def _compared(source: Source) -> str:
+    found = source.compared_with()
+    name = found.get("name") or ("a preset" if found["kind"] == "preset" else "itself alone")
+    outputs = found.get("outputs", [])
+    parts = [*([f"{', '.join(outputs)} of token ids"] if outputs else []), *found.get("texts", [])]
+    if "samples" in found:
+        parts.append(f"{found['samples']:,} samples of your own")
+    return f"{name}: {'; '.join(parts)}" if parts else name
 
 
 def _few(names: Sequence[str]) -> str:

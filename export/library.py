@@ -12,6 +12,7 @@ from torch import nn
 from addnorm.export import verifying, writer
 from addnorm.export.modules.source import of_module
 from addnorm.export.sources import in_memory, sources
+from addnorm.export.sources.program import Sample
 from addnorm.export.sources.sources import Source, UsageError
 from addnorm.export.sources.vocabulary import write as write_vocabulary
 from addnorm.export.writer import REFUSALS, Plan
@@ -40,6 +41,7 @@ class Stated(NamedTuple):
     reference: Callable[..., Any] | None
     config: Config | Mapping[str, Any] | None
     weights: Mapping[str, str | Sequence[str]] | None
+    samples: tuple[Sample, ...]
 
 
 def export_bundle(
@@ -59,6 +61,7 @@ def export_bundle(
     reference: Callable[..., Any] | None = None,
     config: Config | Mapping[str, Any] | None = None,
     weights: Mapping[str, str | Sequence[str]] | None = None,
+    samples: Sequence[Sample] = (),
 ) -> Bundle:
     """Writes a model to `out/name/version/`, certified, for `addnorm serve --bundles out`.
 
@@ -90,6 +93,8 @@ def export_bundle(
         one: `reference=lambda ids: module(ids, mask)[1]`.
     config, weights: of a module, fields that must be as found, and its parts by hand; see
         docs/own-models.md.
+    samples: texts, pairs of texts and lists of token ids of your own, on which the answers are
+        compared too.
 
     >>> bundle = export_bundle(model, "bundles", "my-model", labels=["no", "yes"])
     >>> bundle.path
@@ -98,7 +103,8 @@ def export_bundle(
     with _one_error(), _folder(tokenizer, vocabulary) as folder:
         default = precisions[0] if precisions else "fp32"
         plan = Plan("packed", tuple(precisions), default, lens)
-        stated = Stated(labels, pooling, normalize, folder, max_length, reference, config, weights)
+        own = reference, config, weights, tuple(samples)
+        stated = Stated(labels, pooling, normalize, folder, max_length, *own)
         with _source(model, stated) as source:
             return writer.export(source, Path(out), name, version, plan)
 
@@ -113,11 +119,12 @@ def verify_bundle(
     reference: Callable[..., Any] | None = None,
     config: Config | Mapping[str, Any] | None = None,
     weights: Mapping[str, str | Sequence[str]] | None = None,
+    samples: Sequence[Sample] = (),
 ) -> Bundle:
     """Makes the certificate of a bundle again, on this machine, from the model that it was made of.
 
-    path: a folder `name/version`. tokenizer, vocabulary, reference, config, weights: as in
-    `export_bundle`, if they were given there.
+    path: a folder `name/version`. tokenizer, vocabulary, reference, config, weights, samples: as
+    in `export_bundle`, if they were given there.
     provider: "cuda" adds to the certificate what holds on this GPU.
 
     ExportError if the bundle was made of another model, or if any check fails.
@@ -138,6 +145,7 @@ def verify_bundle(
             reference,
             config,
             weights,
+            tuple(samples),
         )
         with _source(model, stated) as source:
             verifying.certify_again(bundle, source, provider)
@@ -178,6 +186,7 @@ def _source(model: nn.Module, stated: Stated) -> AbstractContextManager[Source]:
         "tokenizer": stated.tokenizer,
         "max_length": stated.max_length,
         "reference": stated.reference,
+        "samples": stated.samples,
     }
     if isinstance(model, nn.Module) and not isinstance(model, Transformer):
         options |= {"config": stated.config, "weights": stated.weights}
@@ -192,7 +201,8 @@ def _of_family(model: nn.Module, stated: Stated) -> AbstractContextManager[Sourc
     _refuse_parts(model, stated)
     names = None if stated.labels is None else tuple(stated.labels)
     facts = {"pooling": stated.pooling, "normalize": stated.normalize}
-    return in_memory.saved(model, stated.tokenizer, names, stated.max_length, **facts)
+    found = stated.tokenizer, names, stated.max_length, stated.samples
+    return in_memory.saved(model, *found, **facts)
 
 
 def _refuse_parts(model: nn.Module, stated: Stated) -> None:

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ from addnorm.export.graphs.graph import check_fit
 from addnorm.export.modules import from_code
 from addnorm.export.sources import sources
 from addnorm.export.sources.folder_tokenizer import NoTexts
-from addnorm.export.sources.sources import Source, UsageError
+from addnorm.export.sources.sources import AUTHOR, OWN_READING, Reference, Source, UsageError
 from addnorm.export.writer import certificate_of, say
 from addnorm.service.errors import StartupError
 from addnorm.service.loading.known_answers import different
@@ -22,19 +23,28 @@ from addnorm.service.runtime.signature import SIGNATURE
 
 
 def verify(
-    path: Path, checkpoint: str | None, provider: str = "cpu", weights: Path | None = None
+    path: Path,
+    checkpoint: str | None,
+    provider: str = "cpu",
+    weights: Path | None = None,
+    reference: Reference = AUTHOR,
 ) -> None:
     """Makes the certificate of a bundle again, here, from its preset, its checkpoint or the code
     that makes its module.
 
     provider: as in `certify_again`. weights: of such a module, where they lie elsewhere now.
+    reference: of a checkpoint; one that was compared with our own reading is again.
     """
     bundle = read_again(path, provider)
+    before = _certificate_before(bundle).get("compared_with", {})
+    if before.get("kind") == OWN_READING["kind"]:
+        reference = replace(reference, kind="none")
     try:
         if "path" in bundle.manifest.source:
             source = from_code.recorded(bundle.manifest, weights)
+            source = replace(source, samples=reference.samples)
         else:
-            source = sources.recorded(bundle.manifest.source, checkpoint)
+            source = sources.recorded(bundle.manifest.source, checkpoint, reference)
     except UsageError as error:
         raise UsageError(f"{bundle.ref}: {error}") from None
     certify_again(bundle, source, provider)
@@ -112,6 +122,11 @@ def _check_source(bundle: Bundle, source: Source) -> None:
         raise UsageError(
             f"{bundle.ref} was compared with the reference {before['name']}: name it again, with"
             " `reference=`"
+        )
+    if before.get("samples_sha256") != (sampled := source.sampled()).get("samples_sha256"):
+        raise UsageError(
+            f"{bundle.ref} was compared on {before.get('samples', 0)} samples, and now on"
+            f" {sampled.get('samples', 0)}, or on others: name those with --texts or `samples=`"
         )
 
 

@@ -23,7 +23,6 @@ from addnorm.export.sources.download import DownloadError
 from addnorm.export.sources.folder_tokenizer import NoTexts
 from addnorm.export.sources.sources import Source, UsageError
 from addnorm.model.checkpoints import CheckpointError
-from addnorm.model.config import Config
 from addnorm.model.grid import OPSET
 from addnorm.model.transformer import Transformer
 from addnorm.service.errors import StartupError
@@ -106,7 +105,15 @@ def certificate_of(
     """expected: what the files were written from; None: it is exported again.
     CertificationError names what failed."""
     reference = source.in_layout("padded")
-    found = certify(bundle, reference, source.folder, source.originals, source.program, expected)
+    found = certify(
+        bundle,
+        reference,
+        source.folder,
+        source.originals,
+        source.program,
+        expected,
+        source.samples,
+    )
     return {**found, "compared_with": source.compared_with()}
 
 
@@ -127,7 +134,7 @@ def write_uncertified(
     model, config = source.in_layout(plan.layout), source.model.config
     say(f"exporting {name}/{version}: {config.n_layers} layers, d_model {config.d_model}")
     check_fit(model)
-    limits = _limits(source, config, folder)
+    limits = limits_of(source, folder)
     for original in source.originals:
         say(f"comparing the model with {original.name}: {original.compared.output}")
         refuse_unlike(source.in_layout("padded"), original, limits)
@@ -136,7 +143,24 @@ def write_uncertified(
         ask_all(source, limits)
         source.program.close()  # its weights are not needed beside the graph's
     expected = _write_graphs(model, folder, plan, limits)
-    manifest = {
+    manifest = manifest_of(source, name, version, plan, limits)
+    say("hashing the files")
+    bundle = bundles.write_manifest(folder, manifest)
+    text.load(bundle)  # raises StartupError now, not only when it is served
+    if not _has_ranges(source):
+        return bundle, expected
+    say("measuring the ranges of its vectors")
+    ranges = vector_ranges.measured(bundle)
+    bundle = bundles.write_manifest(folder, {**manifest, "vector_ranges": ranges})
+    return bundle, expected
+
+
+def manifest_of(
+    source: Source, name: str, version: int, plan: Plan, limits: Limits
+) -> dict[str, Any]:
+    """All that the manifest says but its files and the ranges of vectors."""
+    config = source.model.config
+    return {
         "name": name,
         "version": version,
         "layout": plan.layout,
@@ -153,31 +177,24 @@ def write_uncertified(
         "source": source.origin,
         **source.facts,
     }
-    say("hashing the files")
-    bundle = bundles.write_manifest(folder, manifest)
-    text.load(bundle)  # raises StartupError now, not only when it is served
-    if not _has_ranges(source):
-        return bundle, expected
-    say("measuring the ranges of its vectors")
-    ranges = vector_ranges.measured(bundle)
-    bundle = bundles.write_manifest(folder, {**manifest, "vector_ranges": ranges})
-    return bundle, expected
 
 
 def ask_all(source: Source, limits: Limits) -> None:
     """All that the certificate will ask the program for."""
     assert source.program
     for original in source.originals:
-        forward.ask_all(original, limits)
+        forward.ask_all(original, limits, source.sampled_ids)
     if not isinstance(source.texts, NoTexts):
-        asked = authors.asked(source.texts, limits.max_text_tokens, source.program)
+        limit, samples = limits.max_text_tokens, source.sampled_texts
+        asked = authors.asked(source.texts, limit, source.program, samples)
         for (task, _), texts in asked.items():
             for text in texts:
                 source.program.answer(task, text)
 
 
-def _limits(source: Source, config: Config, folder: Path) -> Limits:
+def limits_of(source: Source, folder: Path) -> Limits:
     """The model's own limits and that of its texts. Writes the tokenizer to `folder`, if any."""
+    config = source.model.config
     limits: dict[str, Any] = {
         "max_positions": config.max_positions,
         "vocab_size": config.vocab_size,

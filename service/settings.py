@@ -297,8 +297,8 @@ class Settings(BaseModel):
     require_reference: bool = Field(
         False,
         description=(
-            "Whether bundles of models in memory are refused unless they were compared with the "
-            "module that their weights come from. Set it where others hand you bundles."
+            "Whether bundles are refused unless they were compared with their authors' program, or "
+            "with the module that their weights come from. Set it where others hand you bundles."
         ),
     )
 

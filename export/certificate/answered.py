@@ -2,13 +2,14 @@
 token ids, and an array. Through the endpoints that callers use."""
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
 import orjson
 
 from addnorm.export.certificate.served import PATIENCE_S, infer_body, run
-from addnorm.export.sources.program import CANDIDATES, Answer, Ids, Text
+from addnorm.export.sources.program import CANDIDATES, PROMPTED, Answer, Ids, Text
 from addnorm.service.inference.request import InferenceRequest
 from addnorm.service.inference.request_path import Call
 from addnorm.service.protocols.codec.validation import fit
@@ -26,9 +27,16 @@ ROUTES: dict[str, JsonEndpoint[Any, Decoded]] = {
 }
 
 
-def embed(service: Service, bundle: Bundle, texts: Sequence[Text], precision: str) -> list[Answer]:
-    """Vectors, normalized if the authors do it, behind the default prompt."""
-    return _inferred(service, texts, precision, "pooled", normalize=bundle.manifest.normalize)
+def embed(
+    service: Service,
+    bundle: Bundle,
+    texts: Sequence[Text],
+    precision: str,
+    prompt_name: str | None = None,
+) -> list[Answer]:
+    """Vectors, normalized if the authors do it, behind this prompt, or the default one."""
+    own = {"normalize": bundle.manifest.normalize, "prompt_name": prompt_name}
+    return _inferred(service, texts, precision, "pooled", **own)
 
 
 def sparse(service: Service, bundle: Bundle, texts: Sequence[Text], precision: str) -> list[Answer]:
@@ -48,15 +56,29 @@ def document(
     return _of_tokens(service, bundle, texts, precision, "document")
 
 
-def rerank(service: Service, bundle: Bundle, texts: Sequence[Text], precision: str) -> list[Answer]:
+def rerank(
+    service: Service,
+    bundle: Bundle,
+    texts: Sequence[Text],
+    precision: str,
+    raw_scores: bool = True,
+) -> list[Answer]:
     """Scores of pairs, before anything is made of them."""
     found = []
     for text in texts:
         asked, told = tuple(text)
-        body = {"query": asked, "documents": [told], "raw_scores": True, "precision": precision}
+        body = {"query": asked, "documents": [told], "raw_scores": raw_scores}
+        body["precision"] = precision
         answer, request = _asked(service, "/v1/rerank", body)
         found += _answers(request, [[answer["results"][0]["relevance_score"]]])
     return found
+
+
+def relevance(
+    service: Service, bundle: Bundle, texts: Sequence[Text], precision: str
+) -> list[Answer]:
+    """Scores of pairs, from 0 to 1."""
+    return rerank(service, bundle, texts, precision, raw_scores=False)
 
 
 def classify(
@@ -96,17 +118,23 @@ def tag(service: Service, bundle: Bundle, texts: Sequence[Text], precision: str)
 
 
 def read(service: Service, bundle: Bundle, texts: Sequence[Text], precision: str) -> list[Answer]:
-    """Token ids alone."""
-    return [Answer(ids, np.zeros(0)) for ids, _ in embed(service, bundle, texts, precision)]
+    """Hidden states."""
+    return _inferred(service, texts, precision, "activations")
 
 
 # by the name that the program's task has
 TASKS: Mapping[str, Served] = {
     made.__name__: made
-    for made in (embed, sparse, query, document, rerank, classify, zero_shot, tag, read)
+    for made in (embed, sparse, query, document, rerank, relevance, classify, zero_shot, tag, read)
 }
-PAIRS = ("rerank",)  # tasks that take pairs alone
+PAIRS = ("rerank", "relevance")  # tasks that take pairs alone
 BOTH = ("classify", "read")  # that take texts and pairs
+
+
+def by(task: str) -> Served:
+    """What answers a task of the program."""
+    name, _, prompt = task.partition(PROMPTED)
+    return partial(TASKS[name], prompt_name=prompt) if prompt else TASKS[name]
 
 
 def _inferred(

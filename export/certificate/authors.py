@@ -15,7 +15,7 @@ from addnorm.export import vector_ranges
 from addnorm.export.certificate import answered, tolerances
 from addnorm.export.certificate.embedded import Array, by_torch, served
 from addnorm.export.sources import pair_template, sample_texts, texts
-from addnorm.export.sources.program import Answer, Ids, Program, Text
+from addnorm.export.sources.program import PROMPTED, Answer, Ids, Program, Text
 from addnorm.export.sources.texts import Texts
 from addnorm.model.checkpoints import sentence_transformers
 from addnorm.model.transformer import Transformer
@@ -25,6 +25,7 @@ from addnorm.service.runtime.tokenizing.tokenizer import Tokenizer as Served
 from addnorm.service.server.wiring import Service
 
 Compare = Callable[[str], Iterable[tolerances.Result]]
+SAMPLES = "samples"
 VECTORS = ("embed", "sparse")  # tasks whose answers every precision is near to
 SENTENCES = (
     "LayerNorm normalizes each token across its features.",
@@ -45,9 +46,15 @@ SCRIPTS = (  # what tokenizers treat in ways of their own
 
 
 def checks(
-    service: Service, bundle: Bundle, reference: Transformer, folder: Path, program: Program | None
+    service: Service,
+    bundle: Bundle,
+    reference: Transformer,
+    folder: Path,
+    program: Program | None,
+    samples: Sequence[Text] = (),
 ) -> list[tuple[str, Compare]]:
-    """The certificate's cases from text to answer, each to be called with a precision."""
+    """The certificate's cases from text to answer, each to be called with a precision. samples:
+    texts and pairs beside our own."""
     limits, authors = bundle.manifest.limits, _Authors(bundle, reference, folder)
     as_written = texts.is_as_written(bundle.manifest.source)
     found = texts.read(folder, limits.max_positions, as_written)
@@ -59,7 +66,8 @@ def checks(
     num_other = int(ours != theirs)
     has_ranges = bundle.manifest.vector_ranges is not None  # older bundles have none
     compare = partial(_against_authors, service, bundle, authors)
-    by_program = asked(found, limits.max_text_tokens, program) if program else {}
+    by_program = asked(found, limits.max_text_tokens, program, samples) if program else {}
+    others = {**_cases(bundle, authors), **({SAMPLES: _of_kind(samples, None)} if samples else {})}
     return [
         (TOKENIZER, lambda _: [("unlike the folder's", num_other, 0)]),
         *([(f"{program.name}: token ids", partial(_sampled, bundle, program))] if program else []),
@@ -73,7 +81,7 @@ def checks(
         ),
         *(
             (name, partial(compare, own))
-            for name, own in _cases(bundle, authors).items()
+            for name, own in others.items()
             if not any(name == other for _, other in by_program)
         ),
         *([("vector ranges", partial(_ranges, service, bundle, authors))] * has_ranges),
@@ -87,7 +95,9 @@ def _sampled(bundle: Bundle, program: Program, precision: str) -> Iterator[toler
     yield f"texts with other token ids: {found}", found.count, 0
 
 
-def asked(found: Texts, limit: int, program: Program) -> dict[tuple[str, str], Sequence[Text]]:
+def asked(
+    found: Texts, limit: int, program: Program, samples: Sequence[Text] = ()
+) -> dict[tuple[str, str], Sequence[Text]]:
     """What the program is asked for: the texts or pairs of each task, by the task and the case."""
     words = _words(Tokenizer.from_str(found.tokenizer.decode()), limit)
     single: dict[str, Sequence[Text]] = {
@@ -99,8 +109,27 @@ def asked(found: Texts, limit: int, program: Program) -> dict[tuple[str, str], S
     }
     if not found.pair_template:
         pairs[f"pairs cut to {limit}"] = _cut_pairs(" ".join(words), limit)["longest_first"]
-    cases = {task: pairs if task in answered.PAIRS else single for task in program.tasks}
+    few: dict[str, Sequence[Text]] = {"texts": SENTENCES}
+    cases = {
+        task: pairs if task in answered.PAIRS else few if PROMPTED in task else single
+        for task in program.tasks
+    }
+    if samples:
+        cases = {task: {**own, SAMPLES: _of_kind(samples, task)} for task, own in cases.items()}
     return {(task, name): own for task, named in cases.items() for name, own in named.items()}
+
+
+def _of_kind(samples: Sequence[Text], task: str | None) -> list[Text]:
+    """Samples as a task takes them: where it takes pairs alone, a text goes with the next one, and
+    where it takes none, the two texts of a pair are two."""
+    if task in answered.BOTH or task is None:
+        return [*samples]
+    single = [part for one in samples for part in ([one] if isinstance(one, str) else one)]
+    if task not in answered.PAIRS:
+        return [*single]
+    if any(isinstance(one, tuple) for one in samples):
+        return [one for one in samples if isinstance(one, tuple)]
+    return [*zip(single, [*single[1:], single[0]], strict=True)]
 
 
 def _against_program(
@@ -113,7 +142,7 @@ def _against_program(
 ) -> Iterator[tolerances.Result]:
     """Compares the server's token ids, their types, and what it answers."""
     try:
-        found = answered.TASKS[task](service, bundle, texts, precision)
+        found = answered.by(task)(service, bundle, texts, precision)
     except ServiceError as error:
         yield f"refused: {error.message}", 1, 0
         return
@@ -126,7 +155,7 @@ def _against_program(
     if other := [f"{served} for {meant}" for served, meant in shapes if served != meant]:
         yield f"numbers: {other[0]}", len(other), 0
         return
-    if precision == "fp32" or task in VECTORS:
+    if precision == "fp32" or task.partition(PROMPTED)[0] in VECTORS:
         got = np.concatenate([np.atleast_2d(answer.value) for answer in found])
         own = np.concatenate([np.atleast_2d(answer.value) for answer in expected])
         if got.size:

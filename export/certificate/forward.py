@@ -3,7 +3,7 @@
 What is served must equal what their own module answers.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
 from itertools import compress
 
@@ -55,17 +55,29 @@ def refuse_unlike(reference: Transformer, original: Original, limits: Limits) ->
                 )
 
 
-def ask_all(original: Original, limits: Limits) -> None:
+def ask_all(original: Original, limits: Limits, samples: Sequence[Sequence[int]] = ()) -> None:
     """Asks it for all that `named` compares."""
-    for case in (_answerable(case, original) for case in cases(limits)):
+    for case in (_answerable(case, original) for case in [*cases(limits), *sampled(samples)]):
         for ids, types in _sequences(case.grid()) if case.input_ids else ():
             original.rows(ids, types)
 
 
-def named(path: Served, reference: Transformer, original: Original) -> list[NamedCompare]:
-    """The same cases as beside PyTorch's `Transformer`, without rows that the original has no
-    answer to."""
-    found = (_answerable(case, original) for case in cases(path.model.bundle.manifest.limits))
+def sampled(samples: Sequence[Sequence[int]]) -> list[Case]:
+    """Token ids beside our own, each a sequence."""
+    rows = [[*map(int, ids)] for ids in samples]
+    return [Case("samples", rows)] if rows else []
+
+
+def named(
+    path: Served,
+    reference: Transformer,
+    original: Original,
+    samples: Sequence[Sequence[int]] = (),
+) -> list[NamedCompare]:
+    """The same cases as beside PyTorch's `Transformer`, and samples, without rows that the original
+    has no answer to."""
+    every = [*cases(path.model.bundle.manifest.limits), *sampled(samples)]
+    found = (_answerable(case, original) for case in every)
     return [
         (f"reference, {case.name}", partial(_compared, path, case, reference, original))
         for case in found

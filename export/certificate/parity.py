@@ -19,7 +19,7 @@ from addnorm.export.certificate.graph import exact
 from addnorm.export.certificate.served import CertificationError, NamedCompare, Served
 from addnorm.export.certificate.tolerances import Result
 from addnorm.export.sources.original import Original
-from addnorm.export.sources.program import Program
+from addnorm.export.sources.program import Program, Sample, Text, ids_of, texts_of
 from addnorm.model.transformer import Transformer
 from addnorm.service.errors import NotFinite
 from addnorm.service.loading import known_answers
@@ -57,12 +57,14 @@ def certify(
     originals: Sequence[Original] = (),
     program: Program | None = None,
     expected: exact.Expected | None = None,
+    samples: Sequence[Sample] = (),
 ) -> dict[str, Any]:
     """The certificate of `bundle` against `reference` (layout padded).
 
     checkpoint: the folder it was made of; a bundle with a tokenizer must have one. originals: the
     forward of whoever wrote the model; what is served must equal it too. program: that answers
-    texts as well. expected: what the files must hold; None: it is exported from the reference.
+    texts as well. samples: texts and ids beside our own. expected: what the files must hold; None:
+    it is exported from the reference.
     CertificationError names what failed.
     """
     if not expected:
@@ -74,7 +76,9 @@ def certify(
     memory.give_back()
     tqdm.write("loading the graphs into onnxruntime")
     model = Model(bundle)
-    checks += near(model, reference, checkpoint, originals=originals, program=program)
+    checks += near(
+        model, reference, checkpoint, originals=originals, program=program, samples=samples
+    )
     known = {name: known_digests(model, name) for name in model.engines}
     fingerprints = {
         name: engine.fingerprint.proved(known[name]) for name, engine in model.engines.items()
@@ -161,15 +165,16 @@ def near(
     equal: bool = True,
     originals: Sequence[Original] = (),
     program: Program | None = None,
+    samples: Sequence[Sample] = (),
 ) -> list[Check]:
     """What is served against PyTorch, case by case.
 
-    checkpoint, originals, program: as in `certify`. equal: whether its bits must be equal alone,
-    co-batched and padded.
+    checkpoint, originals, program, samples: as in `certify`. equal: whether its bits must be equal
+    alone, co-batched and padded.
     """
     bundle, checks = model.bundle, list[Check]()
     with served.path_of(model) as path:
-        work = _cases(path, reference, checkpoint, equal, originals, program)
+        work = _cases(path, reference, checkpoint, equal, originals, program, samples)
         num = sum(len(precisions) for precisions, _ in work)
         tqdm.write(f"comparing what is served with PyTorch: {num} cases")
         with tqdm(total=num, desc=f"certify {bundle.ref}", unit="case", disable=None) as bar:
@@ -183,6 +188,21 @@ def near(
                     bar.update()
     known = [*bundle.manifest.precisions]
     checks.sort(key=lambda check: known.index(check.precision))
+    _refuse_failures(checks)
+    return checks
+
+
+def texts_alike(
+    model: Model,
+    reference: Transformer,
+    checkpoint: Path | None,
+    program: Program | None,
+    samples: Sequence[Sample],
+) -> list[Check]:
+    """The cases from text to answer alone, in fp32."""
+    with served.path_of(model) as path:
+        work = _text_cases(path, reference, checkpoint, program, texts_of(samples))
+        checks = [check for case in work for check in _checks("fp32", *case)]
     _refuse_failures(checks)
     return checks
 
@@ -214,6 +234,7 @@ def _cases(
     equal: bool,
     originals: Sequence[Original],
     program: Program | None,
+    samples: Sequence[Sample],
 ) -> list[tuple[list[str], NamedCompare]]:
     """Every case with its precisions, which follow each other: PyTorch computes it once."""
     every = [*path.model.bundle.manifest.precisions]
@@ -221,10 +242,13 @@ def _cases(
     bits = [(every, served.bits(path)), (fp32, lens.bits(path, reference))] if equal else []
     groups = [
         (every, served.named(path, reference)),
-        *((every, forward.named(path, reference, original)) for original in originals),
+        *(
+            (every, forward.named(path, reference, original, ids_of(samples)))
+            for original in originals
+        ),
         (fp32, lens.named(path, reference)),
         *((precisions, map(_equal, cases)) for precisions, cases in bits),
-        (every, _text_cases(path, reference, checkpoint, program)),
+        (every, _text_cases(path, reference, checkpoint, program, texts_of(samples))),
     ]
     return [(precisions, case) for precisions, cases in groups for case in cases]
 
@@ -249,7 +273,11 @@ def _table_row(checks: list[Check]) -> str:
 
 
 def _text_cases(
-    path: Served, reference: Transformer, checkpoint: Path | None, program: Program | None
+    path: Served,
+    reference: Transformer,
+    checkpoint: Path | None,
+    program: Program | None,
+    samples: Sequence[Text],
 ) -> list[NamedCompare]:
     bundle = path.model.bundle
     if TOKENIZER not in bundle.manifest.files:
@@ -257,4 +285,4 @@ def _text_cases(
     if checkpoint is None:
         needed = "the folder it came from is needed to certify it"
         raise CertificationError(f"{bundle.ref} has a tokenizer: {needed}")
-    return authors.checks(path.service, bundle, reference, checkpoint, program)
+    return authors.checks(path.service, bundle, reference, checkpoint, program, samples)

@@ -56,9 +56,14 @@ def address(name: str) -> tuple[str, str] | None:
 
 
 def fetch(
-    repository: str, revision: str, endpoint: str | None = None, cache: Path | None = None
+    repository: str,
+    revision: str,
+    endpoint: str | None = None,
+    cache: Path | None = None,
+    with_code: bool = False,
 ) -> Download:
-    """endpoint, cache: in place of what the environment sets for huggingface_hub.
+    """endpoint, cache: in place of what the environment sets for huggingface_hub. with_code: also
+    the modules of Python in the root, which nothing here runs.
 
     DownloadError if it fails.
     """
@@ -68,7 +73,11 @@ def fetch(
     print(f"downloading {repository}@{revision}", flush=True)
     with _in_words(repository, revision, endpoint):
         found = _info(repository, revision, endpoint)
-        files = wanted(sibling.rfilename for sibling in found.siblings or ())
+        listed = [sibling.rfilename for sibling in found.siblings or ()]
+        code = [
+            name for name in listed if with_code and fnmatchcase(name, "*.py") and "/" not in name
+        ]
+        files = [*wanted(listed), *code]
         folder = snapshot_download(
             repository,
             revision=found.sha,

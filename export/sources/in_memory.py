@@ -15,8 +15,8 @@ from torch import nn
 from addnorm.export.sources import sources
 from addnorm.export.sources.folder_tokenizer import NoTexts
 from addnorm.export.sources.original import digest
-from addnorm.export.sources.program import Program
-from addnorm.export.sources.sources import Source, UsageError
+from addnorm.export.sources.program import Program, Sample, quiet
+from addnorm.export.sources.sources import Reference, Source, UsageError
 from addnorm.export.sources.texts import load_tokenizer
 from addnorm.model.checkpoints import Choices, sentence_transformers
 from addnorm.model.transformer import Transformer
@@ -34,6 +34,7 @@ def saved(
     tokenizer: Path | None,
     labels: tuple[str, ...] | None,
     max_length: int | None,
+    samples: tuple[Sample, ...] = (),
     **facts: Any,
 ) -> Iterator[Source]:
     """The source, whose folder is there until the block ends. UsageError and CheckpointError if the
@@ -49,12 +50,14 @@ def saved(
         )
     with TemporaryDirectory() as root:
         folder = Path(root, name)
-        model.save_pretrained(folder)  # type: ignore[operator]
+        with quiet():
+            model.save_pretrained(folder)  # type: ignore[operator]
         _forget_last_call(folder / TOKENIZER)
         for file in tokenizer.iterdir() if tokenizer and tokenizer.is_dir() else ():
             if file.is_file() and not (folder / file.name).exists():
                 shutil.copyfile(file, folder / file.name)
-        found = sources.checkpoint(folder, Choices(labels=labels), max_length, "none")
+        own = Reference("none", samples=samples)
+        found = sources.checkpoint(folder, Choices(labels=labels), max_length, own)
         chosen = {fact: value for fact, value in facts.items() if value is not None}
         found = replace(found, facts={**found.facts, **chosen})
         with _program(model, folder, found) as program:

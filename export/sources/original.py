@@ -114,7 +114,7 @@ class Original:
     def _twice(self, ids: tuple[int, ...], types: tuple[int, ...] | None) -> Array:
         with as_found(self._reference):
             first, second = self._asked(ids, types), self._asked(ids, types)
-        if not np.array_equal(first, second):
+        if not np.array_equal(first, second, equal_nan=True):
             raise OriginalError(
                 "the reference gives two answers to one sequence: something in it is random, such"
                 " as dropout that evaluation mode does not end"

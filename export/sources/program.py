@@ -7,8 +7,11 @@ time: in batches, left padding and `is_causal` in encoders change its own answer
 """
 
 import json
-from collections.abc import Callable, Mapping, Sequence
-from functools import wraps
+import logging
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial, wraps
 from importlib import metadata
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -26,7 +29,10 @@ from addnorm.model.checkpoints.families import FAMILIES, name_of
 
 Array = NDArray[Any]
 Text = str | tuple[str, str]
+Sample = Text | Sequence[int]  # a case of a person's own: texts or token ids
 MODULES, SETTINGS = "modules.json", "config_sentence_transformers.json"
+INPUTS = ("input_ids", "attention_mask", "token_type_ids")
+PROMPTED = " with the prompt "  # in names of tasks, before that of the prompt
 CANDIDATES = ("water", "people", "time")  # labels that a zero-shot classifier is asked for
 # what transformers calls a head -> the Auto class that finds it, where config.json names no class
 AUTO = {
@@ -80,7 +86,7 @@ class Program:
     def answer(self, task: str, text: Text) -> Answer:
         """What it makes of a text or a pair, cut to its limit. task: one of `tasks`."""
         if (task, text) not in self._answers:
-            with as_found(self._runs):
+            with as_found(self._runs), quiet():
                 value = self.tasks[task](text)
             self._answers[task, text] = Answer(self._ids(), np.asarray(value, np.float32))
         return self._answers[task, text]
@@ -172,8 +178,11 @@ class Program:
     def _tasks(self) -> dict[str, Callable[[Text], Any]]:
         runs: Any = self._runs
         if hasattr(runs, "predict"):
-            scores = {"rerank": lambda pair: runs.predict([pair], activation_fn=nn.Identity())}
-            return scores | self._pipelines()
+            scores = {
+                "rerank": lambda pair: runs.predict([pair], activation_fn=nn.Identity()),
+                "relevance": lambda pair: runs.predict([pair]),
+            }
+            return (scores if runs.num_labels == 1 else {}) | self._pipelines()
         if hasattr(runs, "encode_document") and hasattr(runs, "splade_pooling_chunk_size"):
             return {"sparse": lambda text: runs.encode([text])[0].to_dense()}
         if type(runs).__qualname__ == "MultiVectorEncoder":
@@ -182,8 +191,18 @@ class Program:
                 "document": lambda text: runs.encode_document([text])[0],
             }
         if hasattr(runs, "encode"):
-            return {"embed": lambda text: runs.encode([text])[0]}
+            return {
+                "embed": lambda text: runs.encode([text])[0],
+                **{
+                    f"embed{PROMPTED}{name}": partial(self._prompted, name)
+                    for name, prompt in runs.prompts.items()
+                    if prompt
+                },
+            }
         return self._pipelines() or {"read": self._read}
+
+    def _prompted(self, name: str, text: Text) -> Any:
+        return self._runs.encode([text], prompt_name=name)[0]
 
     def _pipelines(self) -> dict[str, Callable[[Text], Any]]:
         """Those of transformers, with their own last steps."""
@@ -224,12 +243,13 @@ class Program:
         return {}
 
     def _read(self, text: Text) -> Any:
-        """Token ids alone; what the model makes of ids is compared by `rows`."""
+        """Hidden states `[S, d]`; what a head makes of them is compared by `rows`."""
         texts = [[text]] if isinstance(text, str) else [[part] for part in text]
-        cut = self._tokenizer(*texts, truncation=True, max_length=self._limit)
-        self._heard.clear()
-        self._heard.update({name: torch.tensor(cut[name]) for name in cut})
-        return []
+        cut = self._tokenizer(*texts, truncation=True, max_length=self._limit, return_tensors="pt")
+        has_types = getattr(self._model.config, "type_vocab_size", 0) > 1
+        inputs = INPUTS if has_types else INPUTS[:-1]
+        self._model(**{name: cut[name] for name in inputs if name in cut})
+        return self._heard["activations"][0]
 
 
 class Part:
@@ -241,6 +261,20 @@ class Part:
     def __call__(self, ids: Tensor, types: Tensor | None = None) -> Tensor:
         rows = self._program.rows(ids[0].tolist(), None if types is None else types[0].tolist())
         return torch.from_numpy(rows[self._output])
+
+
+def texts_of(samples: Sequence[Sample]) -> list[Text]:
+    """Those that are texts, or pairs of texts."""
+    return [one if isinstance(one, str) else tuple(one) for one in samples if _is_text(one)]  # type: ignore[misc]
+
+
+def ids_of(samples: Sequence[Sample]) -> list[list[int]]:
+    """Those that are token ids."""
+    return [[*map(int, one)] for one in samples if not _is_text(one)]
+
+
+def _is_text(sample: Sample) -> bool:
+    return isinstance(sample, str) or any(isinstance(part, str) for part in sample)
 
 
 def _transformer(runs: nn.Module) -> nn.Module:
@@ -265,21 +299,23 @@ def of_folder(
     head: str | None,
     num_labels: int | None = None,
     is_cut: bool = False,
+    runs_code: bool = False,
     as_written: bool = False,
 ) -> Program:
-    """The program of a folder, in float32. No code of the folder is run.
+    """The program of a folder, in float32.
 
     limit: of its texts, in tokens; None: it takes none. head: what its class of transformers ends
     in, where config.json names none; None: it has no head. num_labels: of the head, where
     config.json names none. is_cut: whether a person set the limit, whatever the files say.
-    as_written: whether its tokenizer is the folder's file alone.
+    runs_code: whether classes of the folder's own code may be run; else none is. as_written:
+    whether its tokenizer is the folder's file alone.
     ProgramError if there is no such program.
     """
-    _refuse_code(folder)
-    with TemporaryDirectory() as place:
-        runs, tokenizer = _loaded(
-            _spelled(folder, Path(place), num_labels, as_written), head, limit is not None
-        )
+    if not runs_code:
+        _refuse_code(folder)
+    with TemporaryDirectory() as place, quiet():
+        spelled = _spelled(folder, Path(place), num_labels, as_written)
+        runs, tokenizer = _Loading(spelled, runs_code).loaded(head, limit is not None)
     if is_cut and limit and hasattr(runs, "max_seq_length"):
         runs.max_seq_length = limit  # type: ignore[assignment]
     return Program(runs, tokenizer, limit)
@@ -325,25 +361,84 @@ def _spelled(folder: Path, place: Path, num_labels: int | None, as_written: bool
     return place
 
 
-def _loaded(folder: Path, head: str | None, has_texts: bool) -> tuple[nn.Module, Any]:
-    """The object to be called, and the tokenizer that it does not bring itself."""
-    if (folder / MODULES).exists():
-        kind = json_files.settings(folder / SETTINGS).get("model_type") or "SentenceTransformer"
-        return _of_sentence_transformers(folder, kind), None
-    import transformers
+class _Loading(NamedTuple):
+    """How the objects of a folder are made."""
 
-    config = json_files.settings(folder / "config.json")
-    named = architectures(config)
-    name = named[0] if named else AUTO.get(head or "", "AutoModel")
-    kind = _class_of_transformers(name, "architectures")
-    if not has_texts:
-        return _from_files(kind, folder, dtype=torch.float32).eval(), None
-    if name.endswith("ForSequenceClassification") and _num_labels(config) == 1:
-        return _of_sentence_transformers(folder, "CrossEncoder"), None
-    if name.endswith("Model") and not name.endswith("LMHeadModel"):
-        return _of_sentence_transformers(folder, "SentenceTransformer"), None
-    tokenizer = _from_files(transformers.AutoTokenizer, folder)
-    return _from_files(kind, folder, dtype=torch.float32).eval(), tokenizer
+    folder: Path
+    runs_code: bool
+
+    def loaded(self, head: str | None, has_texts: bool) -> tuple[nn.Module, Any]:
+        """The object to be called, and the tokenizer that it does not bring itself."""
+        settings = json_files.settings(self.folder / SETTINGS)
+        if (self.folder / MODULES).exists():
+            return self._of_sentence_transformers(settings.get("model_type")), None
+        import transformers
+
+        config = json_files.settings(self.folder / "config.json")
+        named = architectures(config)
+        auto = AUTO.get(head or "", "AutoModel")
+        name = named[0] if named else auto
+        if self.runs_code and auto in (config.get("auto_map") or {}):
+            kind = getattr(transformers, auto)
+        else:
+            kind = _class_of_transformers(name, "architectures")
+        if has_texts and name.endswith("ForSequenceClassification") and _num_labels(config) == 1:
+            return self._of_sentence_transformers("CrossEncoder"), None
+        if has_texts and name.endswith("Model") and not name.endswith("LMHeadModel"):
+            return self._of_sentence_transformers("SentenceTransformer"), None
+        model = self._from_files(kind, self.folder, dtype=torch.float32).eval()
+        tokenizer = self._from_files(transformers.AutoTokenizer, self.folder) if has_texts else None
+        return model, tokenizer
+
+    def _of_sentence_transformers(self, kind: str | None) -> nn.Module:
+        kind = kind or "SentenceTransformer"
+        try:
+            import sentence_transformers
+        except ImportError:
+            raise ProgramError(
+                f"the folder is run by {kind} of sentence-transformers, which is not installed: pip"
+                " install sentence-transformers"
+            ) from None
+        made = getattr(sentence_transformers, kind, None)
+        if made is None:
+            raise ProgramError(
+                f"{SETTINGS}: model_type is {kind!r}, which sentence-transformers"
+                f" {sentence_transformers.__version__} does not have"
+            )
+        in_float32 = {"model_kwargs": {"dtype": torch.float32}}
+        return self._from_files(made, str(self.folder), device="cpu", **in_float32)  # type: ignore[no-any-return]
+
+    def _from_files(self, kind: Any, *given: Any, **named: Any) -> Any:
+        make = getattr(kind, "from_pretrained", kind)
+        # code may lie in another repository, which auto_map names
+        where = {"local_files_only": not self.runs_code, "trust_remote_code": self.runs_code}
+        try:
+            return make(*given, **where, **named)
+        except Exception as error:  # of any class, for any file that is not as it expects
+            first = str(error).strip().partition("\n")[0]
+            raise ProgramError(f"{kind.__name__} cannot load it: {first}") from error
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Without the progress bars and warnings of transformers and sentence-transformers."""
+    from transformers.utils import logging as library
+
+    level, has_bars = library.get_verbosity(), library.is_progress_bar_enabled()
+    theirs = logging.getLogger("sentence_transformers")
+    own_level = theirs.level
+    library.set_verbosity_error()
+    library.disable_progress_bar()
+    theirs.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        theirs.setLevel(own_level)
+        library.set_verbosity(level)
+        if has_bars:
+            library.enable_progress_bar()
 
 
 def _class_of_transformers(name: str, field: str) -> Any:
@@ -352,37 +447,11 @@ def _class_of_transformers(name: str, field: str) -> Any:
     if (found := getattr(transformers, name, None)) is None:
         raise ProgramError(
             f"config.json: {field} names {name}, which transformers {transformers.__version__} does"
-            " not have, and code of a folder is not run"
+            " not have. If it is code of the folder that you trust, --trust-remote-code runs it for"
+            " this comparison alone"
         )
     return found
 
 
 def _num_labels(config: Mapping[str, Any]) -> int:
     return int(config.get("num_labels") or len(config.get("id2label") or (0, 1)))
-
-
-def _of_sentence_transformers(folder: Path, kind: str) -> nn.Module:
-    try:
-        import sentence_transformers
-    except ImportError:
-        raise ProgramError(
-            f"the folder is run by {kind} of sentence-transformers, which is not installed: pip"
-            " install sentence-transformers"
-        ) from None
-    made = getattr(sentence_transformers, kind, None)
-    if made is None:
-        raise ProgramError(
-            f"{SETTINGS}: model_type is {kind!r}, which sentence-transformers"
-            f" {sentence_transformers.__version__} does not have"
-        )
-    in_float32 = {"model_kwargs": {"dtype": torch.float32}}
-    return _from_files(made, str(folder), device="cpu", **in_float32)  # type: ignore[no-any-return]
-
-
-def _from_files(kind: Any, *given: Any, **named: Any) -> Any:
-    make = getattr(kind, "from_pretrained", kind)
-    try:
-        return make(*given, local_files_only=True, trust_remote_code=False, **named)
-    except Exception as error:  # of any class, for any file that is not as it expects
-        first = str(error).strip().partition("\n")[0]
-        raise ProgramError(f"{kind.__name__} cannot load it: {first}") from error

@@ -1,6 +1,8 @@
 """What a bundle is made from: a preset and its seed, a checkpoint folder, or a model in memory."""
 
 import copy
+import hashlib
+import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -13,7 +15,7 @@ from addnorm.export.sources import program as programs
 from addnorm.export.sources.folder_tokenizer import NoTexts
 from addnorm.export.sources.module import problems
 from addnorm.export.sources.original import Original, OriginalError, digest
-from addnorm.export.sources.program import Program, ProgramError
+from addnorm.export.sources.program import Program, ProgramError, Sample, Text, ids_of, texts_of
 from addnorm.export.sources.texts import AS_WRITTEN, Texts
 from addnorm.model import presets
 from addnorm.model.checkpoints import (
@@ -30,11 +32,27 @@ from addnorm.model.transformer import Transformer, shorten
 from addnorm.service.runtime.files import sha256
 
 SEED = 42
-Reference = Literal["author", "none"]
+OWN_READING = {"kind": "own reading", "name": "Addnorm's own reading"}
 
 
 class UsageError(Exception):
     """The arguments do not fit together, or with what is on disk."""
+
+
+@dataclass(frozen=True)
+class Reference:
+    """What a checkpoint's answers must equal.
+
+    kind: the program of its authors, or our reading of the folder alone. runs_code: whether the
+    folder's own code may be run for it. samples: texts, pairs and token ids to compare beside ours.
+    """
+
+    kind: Literal["author", "none"] = "author"
+    runs_code: bool = False
+    samples: tuple[Sample, ...] = ()
+
+
+AUTHOR = Reference()
 
 
 @dataclass(frozen=True)
@@ -45,7 +63,7 @@ class Source:
     it takes texts, or why it takes none. folder: where transformers finds its tokenizer. loaded:
     what was found in that folder. originals: the forward of whoever wrote the model, for each of
     its outputs. program: that they are of, where it takes texts too. pad_id: an id that this
-    forward takes for a pad wherever it stands.
+    forward takes for a pad wherever it stands. samples: compared beside the certificate's own.
     """
 
     name: str
@@ -58,14 +76,35 @@ class Source:
     originals: tuple[Original, ...] = ()
     program: Program | None = None
     pad_id: int | None = None
+    samples: tuple[Sample, ...] = ()
 
     def compared_with(self) -> dict[str, Any]:
         """What the bundle is proved to equal, for its certificate."""
+        return {**self._reference(), **self.sampled()}
+
+    def _reference(self) -> dict[str, Any]:
         if self.program is not None:
             return self.program.record([original.compared.output for original in self.originals])
         for original in self.originals:
             return original.record()
+        if self.loaded:
+            return OWN_READING
         return {"kind": "itself" if "module" in self.origin else next(iter(self.origin))}
+
+    def sampled(self) -> dict[str, Any]:
+        """How many samples there are, and their sha256."""
+        if not self.samples:
+            return {}
+        written = json.dumps([self.sampled_texts, self.sampled_ids]).encode()
+        return {"samples": len(self.samples), "samples_sha256": hashlib.sha256(written).hexdigest()}
+
+    @property
+    def sampled_texts(self) -> list[Text]:
+        return texts_of(self.samples)
+
+    @property
+    def sampled_ids(self) -> list[list[int]]:
+        return ids_of(self.samples)
 
     def in_layout(self, layout: str) -> Transformer:
         """The model with the same weights, not copied."""
@@ -86,8 +125,7 @@ def named(
     name: str,
     choices: Choices | None = None,
     max_length: int | None = None,
-    reference: Reference = "author",
-    as_written: bool = False,
+    reference: Reference = AUTHOR,
 ) -> Source:
     """The source with this name: a folder, or `ORG/NAME[@REVISION]` of the Hugging Face hub, which
     is downloaded.
@@ -96,9 +134,9 @@ def named(
     """
     address = download.address(name)
     if address is None:
-        return checkpoint(Path(name), choices, max_length, reference, as_written)
-    found = download.fetch(*address)
-    source = checkpoint(found.folder, choices, max_length, reference, as_written)
+        return checkpoint(Path(name), choices, max_length, reference)
+    found = download.fetch(*address, with_code=reference.runs_code)
+    source = checkpoint(found.folder, choices, max_length, reference)
     short = found.repository.rpartition("/")[2]
     where = {"checkpoint": short, "repository": found.repository, "revision": found.revision}
     return replace(source, name=short, origin={**source.origin, **where})
@@ -108,12 +146,9 @@ def checkpoint(
     folder: Path,
     choices: Choices | None = None,
     max_length: int | None = None,
-    reference: Reference = "author",
-    as_written: bool = False,
+    reference: Reference = AUTHOR,
 ) -> Source:
-    """max_length: tokens of a sequence, and of a text in place of the authors' limit. reference:
-    what it must equal: the program of its authors, or our reading of the folder alone. as_written:
-    whether texts are read by tokenizer.json alone, in that program too.
+    """max_length: tokens of a sequence, and of a text in place of the authors' limit.
 
     CheckpointError if the folder does not fit, UsageError if max_length does not, or if its
     authors' program cannot be run.
@@ -131,7 +166,7 @@ def checkpoint(
         "ignore": list(choices.ignore) or None,
         "labels": None if choices.labels is None else list(choices.labels),
         "max_length": max_length,
-        **(AS_WRITTEN if as_written else {}),
+        **(AS_WRITTEN if choices.tokenizer_as_written else {}),
     }
     origin |= {name: value for name, value in chosen.items() if value is not None}
     facts = {
@@ -144,13 +179,16 @@ def checkpoint(
     }
     if loaded.problem_type == "regression":
         facts["regression"] = True
+    as_written = choices.tokenizer_as_written
     found = _texts(folder, loaded.model.config, max_length, "--max-length", as_written)
     if max_length is not None:
         shorten(loaded.model, max_length)
     facts |= _facts(found)
     facts["input_types"] = {} if isinstance(found, NoTexts) else dict(found.input_types)
-    source = Source(folder.name, loaded.model, origin, facts, found, folder, loaded)
-    if reference == "none":
+    source = Source(
+        folder.name, loaded.model, origin, facts, found, folder, loaded, samples=reference.samples
+    )
+    if reference.kind == "none":
         return source
     limit = None if isinstance(found, NoTexts) else found.max_text_tokens
     logits = loaded.model.config.heads.get("logits")
@@ -158,7 +196,15 @@ def checkpoint(
     # sentence-transformers lets texts have more tokens than RoBERTa's kind has positions
     is_cut = max_length is not None or limit == loaded.model.config.max_positions
     try:
-        program = programs.of_folder(folder, limit, loaded.head, num_labels, is_cut, as_written)
+        program = programs.of_folder(
+            folder,
+            limit,
+            loaded.head,
+            num_labels,
+            is_cut,
+            reference.runs_code,
+            as_written,
+        )
     except ProgramError as error:
         raise UsageError(
             f"{folder.name} cannot be compared with the program of its authors: {error}. Go without"
@@ -177,6 +223,7 @@ def module(
     max_length: int | None,
     reference: Callable[..., Any] | None = None,
     pad: int | None = None,
+    samples: tuple[Sample, ...] = (),
 ) -> Source:
     """A copy of a model in memory, on the CPU and in evaluation mode.
 
@@ -202,7 +249,10 @@ def module(
     if tokenizer is not None and isinstance(with_texts, NoTexts):
         raise UsageError(f"the tokenizer cannot be used: {with_texts}")
     originals = () if reference is None else (_original(reference, twin.config, pooling, pad),)
-    return Source(name, twin, origin, facts, with_texts, tokenizer, originals=originals, pad_id=pad)
+    found = Source(
+        name, twin, origin, facts, with_texts, tokenizer, originals=originals, pad_id=pad
+    )
+    return replace(found, samples=samples)
 
 
 def _original(reference: Any, config: Config, pooling: str, pad: int | None) -> Original:
@@ -267,7 +317,7 @@ def _facts(found: Texts | NoTexts) -> dict[str, Any]:
     }
 
 
-def recorded(origin: Mapping[str, Any], name: str | None) -> Source:
+def recorded(origin: Mapping[str, Any], name: str | None, reference: Reference = AUTHOR) -> Source:
     """The source that a manifest names. name: of the checkpoint, where it is one.
 
     A repository without a revision is that of the manifest. A folder is compared by its weights,
@@ -286,10 +336,13 @@ def recorded(origin: Mapping[str, Any], name: str | None) -> Source:
         known = f"--checkpoint {address or 'DIR'}"
         raise UsageError(f"it was made from {origin['checkpoint']}: name it with {known}")
     labels = origin.get("labels")
-    choices = Choices(tuple(origin.get("ignore", ())), labels if labels is None else tuple(labels))
+    choices = Choices(
+        tuple(origin.get("ignore", ())),
+        labels if labels is None else tuple(labels),
+        texts.is_as_written(origin),
+    )
     again = address if where and name == where["repository"] else name
-    as_written = texts.is_as_written(origin)
-    source = named(again, choices, origin.get("max_length"), as_written=as_written)
+    source = named(again, choices, origin.get("max_length"), reference)
     return replace(source, origin={**where, **source.origin})
 
 

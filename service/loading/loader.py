@@ -45,8 +45,10 @@ def load(
     _check_folder(bundle)
     if settings.require_reference and not bundle.is_compared:
         raise StartupError(
-            f"{bundle.ref} was compared with itself alone, and ADDNORM_REQUIRE_REFERENCE is set:"
-            " export it again with `reference=`, the module that its weights come from"
+            f"{bundle.ref} was compared with"
+            f" {bundle.compared_with.get('name') or 'itself alone'}, and ADDNORM_REQUIRE_REFERENCE"
+            " is set: export it again without --reference none; or a model in memory with"
+            " `reference=`, the module that its weights come from"
         )
     model = Model(
         bundle,

@@ -43,6 +43,9 @@ GRAPH = ".onnx"  # ends of names
 # tokenizers 40 MiB.
 MOST_JSON_BYTES, MOST_TOKENIZER_BYTES = 16 * 2**20, 128 * 2**20
 NEVER = "1970-01-01T00:00:00+00:00"  # while it is being certified
+# kinds of what a certificate compares with that a server may ask for: a program of transformers or
+# sentence-transformers, a module of one's own, and presets
+COMPARED = ("program", "reference", "preset")
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 
 
@@ -86,13 +89,16 @@ class Bundle:
         return tasks_of(manifest.heads, manifest.labels, limits.vocab_size, is_causal)
 
     @property
-    def is_compared(self) -> bool:
-        """Whether the certificate compares it with the code or the files that its weights come
-        from, and not only with the model in memory that it was exported from."""
+    def compared_with(self) -> dict[str, Any]:
+        """What the certificate says that its answers equal, and by which class."""
         recorded = (self.certificate or {}).get("compared_with")
-        if recorded is None:  # of exporters that compared models in memory with themselves alone
-            return "module" not in self.manifest.source
-        return bool(recorded["kind"] != "itself")
+        # older exporters compared models in memory with themselves, folders with their own reading
+        return recorded or {"kind": next(iter(self.manifest.source), "itself")}
+
+    @property
+    def is_compared(self) -> bool:
+        """Whether it was compared with the code of whoever wrote the model. A preset is our own."""
+        return self.compared_with.get("kind") in COMPARED
 
     def width(self, output: str) -> int:
         """Numbers that the output's head makes of a row; those of the row if it has none."""

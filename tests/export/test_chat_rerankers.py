@@ -63,6 +63,7 @@ def checkpoint(class_name: str, folder: Path, **changed: Any) -> PreTrainedModel
         write_modules(folder, Transformer="", LogitScore="1_LogitScore")
         write_settings(folder / "1_LogitScore", true_token_id=YES, false_token_id=NO)
         settings["module_output_name"] = "causal_logits"
+        write_settings(folder, "config_sentence_transformers.json", model_type="CrossEncoder")
     write_settings(folder, "sentence_bert_config.json", **settings)
     return model
 

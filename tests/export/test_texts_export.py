@@ -78,7 +78,8 @@ def test_an_export_says_why_a_model_takes_no_texts(
 ) -> None:
     break_it, words = WITHOUT[case]
     break_it(folder)
-    command.export(["--checkpoint", str(folder), "--out", str(tmp_path / "out")])
+    own = ["--reference", "none"] if case == "no tokenizer" else []
+    command.export(["--checkpoint", str(folder), "--out", str(tmp_path / "out"), *own])
     assert f"texts: no, because {words}" in capsys.readouterr().out
     bundle = bundles.read(tmp_path / "out" / "mine" / "1")
     assert bundles.TOKENIZER not in bundle.manifest.files
@@ -86,9 +87,8 @@ def test_an_export_says_why_a_model_takes_no_texts(
 
 def test_max_length_bounds_ids_where_a_model_takes_no_texts(folder: Path, tmp_path: Path) -> None:
     (folder / "tokenizer.json").unlink()
-    command.export(
-        ["--checkpoint", str(folder), "--out", str(tmp_path / "out"), "--max-length", "9"]
-    )
+    own = ["--max-length", "9", "--reference", "none"]
+    command.export(["--checkpoint", str(folder), "--out", str(tmp_path / "out"), *own])
     bundle = bundles.read(tmp_path / "out" / "mine" / "1")
     assert bundle.manifest.limits.max_positions == 9
 

@@ -80,6 +80,10 @@ class ModelEntry(BaseModel):
     different_from_certificate: dict[str, list[str]] = Field(
         description="By precision: the known answers that have other bits here."
     )
+    compared_with: dict[str, Any] = Field(
+        description="What the certificate compares its answers with: `kind`, and of a program its"
+        " `name` with the version, the outputs and the tasks."
+    )
     layout: Literal["packed", "padded"]
     source: dict[str, Any]
     files: dict[str, str] = Field(description="sha256 of each file of the bundle.")
@@ -223,6 +227,7 @@ def _entry(models: Models, ref: str, versions: Mapping[int, Model], model: Model
         different_from_certificate={
             name: list(found.different) for name, found in model.reproductions.items()
         },
+        compared_with=model.bundle.compared_with,
         layout=manifest.layout,
         source=manifest.source,
         files={name: file.sha256 for name, file in manifest.files.items()},
