@@ -207,6 +207,10 @@ PROOFS = {
         (SERVED, "build/search/ready"),
     ),
     "mutants": Proof("a thousand mutations of graphs and weights, all refused", 6),
+    "misread": Proof(
+        "checkpoints read wrongly on purpose, one thing at a time: all refused",
+        10,
+    ),
     "large_model": Proof("a model of more than 2 GB: memory and answers; needs 8 GB", 8),
     "mixed_fleet": Proof(
         "this machine and an emulated ARM behind haproxy: the same bits and one fingerprint",

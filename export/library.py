@@ -93,16 +93,13 @@ def export_bundle(
         one: `reference=lambda ids: module(ids, mask)[1]`.
     config, weights: of a module, fields that must be as found, and its parts by hand; see
         docs/own-models.md.
-    samples: texts, pairs of texts and lists of token ids of your own, on which the answers are
-        compared too.
+    samples: texts, pairs of texts and token ids of your own, on which answers are compared too.
 
-    >>> bundle = export_bundle(model, "bundles", "my-model", labels=["no", "yes"])
-    >>> bundle.path
+    >>> export_bundle(model, "bundles", "my-model", labels=["no", "yes"]).path
     PosixPath('bundles/my-model/1')
     """
     with _one_error(), _folder(tokenizer, vocabulary) as folder:
-        default = precisions[0] if precisions else "fp32"
-        plan = Plan("packed", tuple(precisions), default, lens)
+        plan = Plan("packed", tuple(precisions), (*precisions, "fp32")[0], lens)
         own = reference, config, weights, tuple(samples)
         stated = Stated(labels, pooling, normalize, folder, max_length, *own)
         with _source(model, stated) as source:

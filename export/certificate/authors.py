@@ -26,6 +26,7 @@ from addnorm.service.server.wiring import Service
 
 Compare = Callable[[str], Iterable[tolerances.Result]]
 SAMPLES = "samples"
+MARKS = ("\x07", "\u0301", "\u200b")  # a control character, an accent, no width
 VECTORS = ("embed", "sparse")  # tasks whose answers every precision is near to
 SENTENCES = (
     "LayerNorm normalizes each token across its features.",
@@ -108,7 +109,7 @@ def asked(
         "pairs": [("a", "b"), SENTENCES, ("water", SCRIPTS[3]), (SCRIPTS[1], "b")],
     }
     if not found.pair_template:
-        pairs[f"pairs cut to {limit}"] = _cut_pairs(" ".join(words), limit)["longest_first"]
+        pairs[f"pairs cut to {limit}"] = _cut_pairs(" ".join(words), limit)
     few: dict[str, Sequence[Text]] = {"texts": SENTENCES}
     cases = {
         task: pairs if task in answered.PAIRS else few if PROMPTED in task else single
@@ -181,7 +182,7 @@ def _cases(bundle: Bundle, authors: "_Authors") -> dict[str, Sequence[Text]]:
         cases["pairs in their template"] = _whole_pairs(authors, limit)
     elif authors.num_special_of_pair < limit:
         cases["pairs"] = [("a", "b"), ("a", ""), ("", "a")]
-        cases[f"pairs cut to {limit}"] = _cut_pairs(" ".join(words), limit)["longest_first"]
+        cases[f"pairs cut to {limit}"] = _cut_pairs(" ".join(words), limit)
     return cases
 
 
@@ -191,21 +192,22 @@ def _whole_pairs(authors: "_Authors", limit: int) -> list[Text]:
     return [first, *(pair for pair in others if len(authors.ids(pair).tokens) <= limit)]
 
 
-def _cut_pairs(words: str, limit: int) -> dict[str, list[Text]]:
-    """Pairs that are over the limit, by which of their texts may be cut."""
+def _cut_pairs(words: str, limit: int) -> list[Text]:
+    """Pairs that are over the limit. The longest of their texts is cut first."""
     endless, long = (" ".join(SENTENCES) + " ") * limit, words[: 8 * limit]
-    first, second = (endless, "a"), ("a", endless)
-    every: list[Text] = [first, second, (long, SENTENCES[1]), (long, long)]
-    return {"only_first": [first], "only_second": [second], "longest_first": every}
+    return [(endless, "a"), ("a", endless), (long, SENTENCES[1]), (long, long)]
 
 
 def _words(tokenizer: Tokenizer, limit: int) -> list[str]:
-    """Seeded texts of the vocabulary's own words, every second one in capitals."""
+    """Seeded texts of the vocabulary's own words, every second one in capitals, some with
+    characters in them that tokenizers take out."""
     vocabulary = sorted(tokenizer.get_vocab())
     drawn = np.random.default_rng(0).choice(vocabulary, (8, max(1, limit // 4)))
     texts = [[word.removeprefix("##") for word in text] for text in drawn]
     for text in texts:
         text[1::2] = map(str.upper, text[1::2])
+    for text, mark in zip(texts, MARKS, strict=False):
+        text[::3] = [word[:1] + mark + word[1:] for word in text[::3]]
     return [" ".join(text) for text in texts]
 
 

@@ -74,6 +74,8 @@ class Program:
         self._runs: Any = runs
         self._model: Any = _transformer(runs)
         self._limit = limit
+        if tokenizer is not None and limit:  # which some pipelines cut to, and to nothing else
+            tokenizer.model_max_length = min(tokenizer.model_max_length, limit)
         self._tokenizer = tokenizer or getattr(runs, "tokenizer", None)
         self._heard: dict[str, Any] = {}
         self._rows: dict[tuple[Any, ...], dict[str, Array]] = {}
@@ -205,7 +207,7 @@ class Program:
         return self._runs.encode([text], prompt_name=name)[0]
 
     def _pipelines(self) -> dict[str, Callable[[Text], Any]]:
-        """Those of transformers, with their own last steps."""
+        """Pipelines of transformers, with their own last steps."""
         import transformers
 
         model: Any = self._model
@@ -264,12 +266,12 @@ class Part:
 
 
 def texts_of(samples: Sequence[Sample]) -> list[Text]:
-    """Those that are texts, or pairs of texts."""
+    """Samples that are texts, or pairs of texts."""
     return [one if isinstance(one, str) else tuple(one) for one in samples if _is_text(one)]  # type: ignore[misc]
 
 
 def ids_of(samples: Sequence[Sample]) -> list[list[int]]:
-    """Those that are token ids."""
+    """Samples that are token ids."""
     return [[*map(int, one)] for one in samples if not _is_text(one)]
 
 
