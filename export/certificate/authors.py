@@ -14,13 +14,14 @@ from tokenizers import Tokenizer
 from addnorm.export import vector_ranges
 from addnorm.export.certificate import answered, tolerances
 from addnorm.export.certificate.embedded import Array, by_torch, served
-from addnorm.export.sources import pair_template, texts
+from addnorm.export.sources import pair_template, sample_texts, texts
 from addnorm.export.sources.program import PROMPTED, Answer, Ids, Program, Text
 from addnorm.export.sources.texts import Texts
 from addnorm.model.checkpoints import sentence_transformers
 from addnorm.model.transformer import Transformer
 from addnorm.service.errors import ServiceError
 from addnorm.service.runtime.bundle import TOKENIZER, Bundle
+from addnorm.service.runtime.tokenizing.tokenizer import Tokenizer as Served
 from addnorm.service.server.wiring import Service
 
 Compare = Callable[[str], Iterable[tolerances.Result]]
@@ -56,17 +57,21 @@ def checks(
     """The certificate's cases from text to answer, each to be called with a precision. samples:
     texts and pairs beside our own."""
     limits, authors = bundle.manifest.limits, _Authors(bundle, reference, folder)
-    ours = Tokenizer.from_file(str(bundle.path / TOKENIZER)).to_str()
-    found = texts.read(folder, limits.max_positions)
-    # read once more, as the bundle's was: the library reads some scores of pieces one step off
-    theirs = Tokenizer.from_str(found.tokenizer.decode())
-    num_other = int(ours != theirs.to_str())
+    as_written = texts.is_as_written(bundle.manifest.source)
+    found = texts.read(folder, limits.max_positions, as_written)
+    # both read by the library, which reads some scores of pieces one step off
+    ours, theirs = (
+        Tokenizer.from_str(content.decode()).to_str()
+        for content in ((bundle.path / TOKENIZER).read_bytes(), found.tokenizer)
+    )
+    num_other = int(ours != theirs)
     has_ranges = bundle.manifest.vector_ranges is not None  # older bundles have none
     compare = partial(_against_authors, service, bundle, authors)
     by_program = asked(found, limits.max_text_tokens, program, samples) if program else {}
     others = {**_cases(bundle, authors), **({SAMPLES: _of_kind(samples, None)} if samples else {})}
     return [
         (TOKENIZER, lambda _: [("unlike the folder's", num_other, 0)]),
+        *([(f"{program.name}: token ids", partial(_sampled, bundle, program))] if program else []),
         *(
             (
                 f"{program.name}: {task}, {name}",
@@ -82,6 +87,13 @@ def checks(
         ),
         *([("vector ranges", partial(_ranges, service, bundle, authors))] * has_ranges),
     ]
+
+
+def _sampled(bundle: Bundle, program: Program, precision: str) -> Iterator[tolerances.Result]:
+    texts = sample_texts.texts(Tokenizer.from_file(str(bundle.path / TOKENIZER)))
+    ours = [own.ids for own in Served(bundle).tokens(texts, truncate=False)]
+    found = sample_texts.of(texts, ours, program.token_ids(texts))
+    yield f"texts with other token ids: {found}", found.count, 0
 
 
 def asked(
@@ -205,7 +217,9 @@ class _Authors:
     def __init__(self, bundle: Bundle, reference: Transformer, folder: Path) -> None:
         self.manifest, self.reference = bundle.manifest, reference
         found = sentence_transformers.read(folder)
-        self.tokenizer, self.told = texts.load_tokenizer(found), texts.told_pairs(found)
+        as_written = texts.is_as_written(self.manifest.source)
+        self.tokenizer = texts.load_tokenizer(found, as_written)
+        self.told = texts.told_pairs(found)
         self.num_special_of_pair = self.tokenizer.num_special_tokens_to_add(pair=True)
         self._made: dict[str, Array] = {}
 

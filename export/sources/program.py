@@ -22,6 +22,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from addnorm.export.sources import folder_tokenizer
 from addnorm.export.sources.original import as_found
 from addnorm.model.checkpoints import architectures, json_files
 from addnorm.model.checkpoints.families import FAMILIES, name_of
@@ -79,6 +80,7 @@ class Program:
         self._heard: dict[str, Any] = {}
         self._rows: dict[tuple[Any, ...], dict[str, Array]] = {}
         self._answers: dict[tuple[str, Text], Answer] = {}
+        self._token_ids: dict[str, list[int]] = {}
         self.tasks = self._tasks() if self._tokenizer else {}
         self.asked = [*self.tasks]
         self._listen()
@@ -109,6 +111,13 @@ class Program:
                 for name, rows in made.items()
             }
         return self._rows[key]
+
+    def token_ids(self, texts: Sequence[str]) -> list[list[int]]:
+        """Of each text, whole and behind no prompt, by the tokenizer that it uses."""
+        if unknown := [text for text in texts if text not in self._token_ids]:
+            found = self._tokenizer(unknown, truncation=False, padding=False, verbose=False)
+            self._token_ids.update(zip(unknown, found["input_ids"], strict=True))
+        return [self._token_ids[text] for text in texts]
 
     def parts(self, ids: Sequence[int], types: Sequence[int] | None) -> list["Part"]:
         """Its outputs, each as a reference by itself. ids, types: of any sequence."""
@@ -293,19 +302,21 @@ def of_folder(
     num_labels: int | None = None,
     is_cut: bool = False,
     runs_code: bool = False,
+    as_written: bool = False,
 ) -> Program:
     """The program of a folder, in float32.
 
     limit: of its texts, in tokens; None: it takes none. head: what its class of transformers ends
     in, where config.json names none; None: it has no head. num_labels: of the head, where
     config.json names none. is_cut: whether a person set the limit, whatever the files say.
-    runs_code: whether classes of the folder's own code may be run; else none is.
+    runs_code: whether classes of the folder's own code may be run; else none is. as_written:
+    whether its tokenizer is the folder's file alone.
     ProgramError if there is no such program.
     """
     if not runs_code:
         _refuse_code(folder)
     with TemporaryDirectory() as place, quiet():
-        spelled = _spelled(folder, Path(place), num_labels)
+        spelled = _spelled(folder, Path(place), num_labels, as_written)
         runs, tokenizer = _Loading(spelled, runs_code).loaded(head, limit is not None)
     if is_cut and limit and hasattr(runs, "max_seq_length"):
         runs.max_seq_length = limit  # type: ignore[assignment]
@@ -331,11 +342,11 @@ def _configs(folder: Path) -> list[Path]:
     return [file for path in sorted(paths) if (file := folder / path / "config.json").is_file()]
 
 
-def _spelled(folder: Path, place: Path, num_labels: int | None) -> Path:
+def _spelled(folder: Path, place: Path, num_labels: int | None, as_written: bool) -> Path:
     """The folder; or if a config.json in it has fields that only code of the hub knows, or does not
     say how many labels there are, a folder of links in which they are spelled as transformers reads
-    them. It would take its own defaults."""
-    changed = {}
+    them. It would take its own defaults. as_written: there, no class changes the tokenizer."""
+    changed: dict[Path, Any] = {}
     for file in _configs(folder):
         fields = json_files.read(file)
         family = FAMILIES.get(name_of(fields) or "") if isinstance(fields, dict) else None
@@ -344,15 +355,19 @@ def _spelled(folder: Path, place: Path, num_labels: int | None) -> Path:
             spelled["num_labels"] = num_labels
         if spelled != fields:
             changed[file] = spelled
-    if not changed:
+    if not changed and not as_written:
         return folder
     for file in folder.rglob("*"):
         link = place / file.relative_to(folder)
         link.parent.mkdir(parents=True, exist_ok=True)
-        if file in changed:
-            link.write_text(json.dumps(changed[file]))
-        elif file.is_file():
+        if file.is_file() and file not in changed:
             link.symlink_to(file.resolve())
+    for file, fields in changed.items():
+        (place / file.relative_to(folder)).write_text(json.dumps(fields))
+    tokenizers = [file for name in folder_tokenizer.FILES for file in folder.rglob(name)]
+    for own in {file.parent for file in tokenizers} if as_written else ():
+        made = folder_tokenizer.load(own, {})
+        folder_tokenizer.write_plain(own, made, place / own.relative_to(folder))
     return place
 
 

@@ -8,15 +8,23 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, cast
 
-from addnorm.export.sources import download, texts
+from tokenizers import Tokenizer
+
+from addnorm.export.sources import download, sample_texts, texts
 from addnorm.export.sources import program as programs
 from addnorm.export.sources.folder_tokenizer import NoTexts
 from addnorm.export.sources.module import problems
 from addnorm.export.sources.original import Original, OriginalError, digest
 from addnorm.export.sources.program import Program, ProgramError, Sample, Text, ids_of, texts_of
-from addnorm.export.sources.texts import Texts
+from addnorm.export.sources.texts import AS_WRITTEN, Texts
 from addnorm.model import presets
-from addnorm.model.checkpoints import Checkpoint, Choices, load_checkpoint, look
+from addnorm.model.checkpoints import (
+    Checkpoint,
+    CheckpointError,
+    Choices,
+    load_checkpoint,
+    look,
+)
 from addnorm.model.checkpoints.families import FAMILIES
 from addnorm.model.config import Config, Pick
 from addnorm.model.layout import LAYOUTS
@@ -158,6 +166,7 @@ def checkpoint(
         "ignore": list(choices.ignore) or None,
         "labels": None if choices.labels is None else list(choices.labels),
         "max_length": max_length,
+        **(AS_WRITTEN if choices.tokenizer_as_written else {}),
     }
     origin |= {name: value for name, value in chosen.items() if value is not None}
     facts = {
@@ -172,7 +181,8 @@ def checkpoint(
         facts["regression"] = True
     if loaded.similarity != "cosine":
         facts["similarity"] = loaded.similarity
-    found = _texts(folder, loaded.model.config.max_positions, max_length, "--max-length")
+    as_written = choices.tokenizer_as_written
+    found = _texts(folder, loaded.model.config, max_length, "--max-length", as_written)
     if max_length is not None:
         shorten(loaded.model, max_length)
     facts |= _facts(found)
@@ -185,9 +195,17 @@ def checkpoint(
     limit = None if isinstance(found, NoTexts) else found.max_text_tokens
     logits = loaded.model.config.heads.get("logits")
     num_labels = logits.width if logits and loaded.labels else None
+    # sentence-transformers lets texts have more tokens than RoBERTa's kind has positions
+    is_cut = max_length is not None or limit == loaded.model.config.max_positions
     try:
         program = programs.of_folder(
-            folder, limit, loaded.head, num_labels, max_length is not None, reference.runs_code
+            folder,
+            limit,
+            loaded.head,
+            num_labels,
+            is_cut,
+            reference.runs_code,
+            as_written,
         )
     except ProgramError as error:
         raise UsageError(
@@ -226,7 +244,7 @@ def module(
         "normalize": normalize,
         "labels": None if labels is None else tuple(labels),
     }
-    with_texts = _texts(tokenizer, model.config.max_positions, max_length, "max_length")
+    with_texts = _texts(tokenizer, model.config, max_length, "max_length")
     if max_length is not None:
         shorten(twin, max_length)
     facts |= _facts(with_texts)
@@ -257,7 +275,21 @@ def compared_with(source: Source, program: Program) -> Source:
     originals = tuple(
         _original(part, source.model.config, source.facts["pooling"], pad) for part in parts
     )
+    if not isinstance(source.texts, NoTexts):
+        _refuse_other_ids(source.texts, program)
     return replace(source, originals=originals, program=program)
+
+
+def _refuse_other_ids(found: Texts, program: Program) -> None:
+    ours = Tokenizer.from_str(found.tokenizer.decode())
+    ours.encode_special_tokens = found.splits_special
+    asked = sample_texts.texts(ours)
+    made = [encoding.ids for encoding in ours.encode_batch_fast(asked)]
+    if (unlike := sample_texts.of(asked, made, program.token_ids(asked))).count:
+        raise UsageError(
+            f"the tokenizer of {program.name} gives other token ids than was read of the folder:"
+            f" {unlike}. Go without texts: take the tokenizer's files out of the folder"
+        )
 
 
 def _pad(loaded: Checkpoint) -> int | None:
@@ -283,6 +315,7 @@ def _facts(found: Texts | NoTexts) -> dict[str, Any]:
         "texts_have_types": found.has_types,
         "special_tokens": dict(found.special_tokens),
         "pair_template": found.pair_template,
+        "split_special_tokens": found.splits_special,
     }
 
 
@@ -305,23 +338,37 @@ def recorded(origin: Mapping[str, Any], name: str | None, reference: Reference =
         known = f"--checkpoint {address or 'DIR'}"
         raise UsageError(f"it was made from {origin['checkpoint']}: name it with {known}")
     labels = origin.get("labels")
-    choices = Choices(tuple(origin.get("ignore", ())), labels if labels is None else tuple(labels))
+    choices = Choices(
+        tuple(origin.get("ignore", ())),
+        labels if labels is None else tuple(labels),
+        texts.is_as_written(origin),
+    )
     again = address if where and name == where["repository"] else name
     source = named(again, choices, origin.get("max_length"), reference)
     return replace(source, origin={**where, **source.origin})
 
 
 def _texts(
-    folder: Path | None, max_positions: int, max_length: int | None, option: str
+    folder: Path | None,
+    config: Config,
+    max_length: int | None,
+    option: str,
+    as_written: bool = False,
 ) -> Texts | NoTexts:
     """option: what the caller knows max_length as."""
-    found: Texts | NoTexts
+    max_positions, found = config.max_positions, cast(Texts | NoTexts, None)
     try:
         if folder is None:
             raise NoTexts("no tokenizer was given")
-        found = texts.read(folder, max_positions)
+        found = texts.read(folder, max_positions, as_written)
     except NoTexts as why:
         found = why
+    if not isinstance(found, NoTexts) and found.num_ids > config.vocab_size:
+        raise CheckpointError(
+            f"{folder}: the tokenizer has ids up to {found.num_ids - 1}, the model has embeddings"
+            f" of ids below {config.vocab_size} (vocab_size in config.json): take out the tokens"
+            " that were added to the tokenizer alone, or resize the model's embeddings"
+        )
     if max_length is None:
         return found
     num_special, reason = 0, ""
