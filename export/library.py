@@ -40,6 +40,7 @@ class Stated(NamedTuple):
     reference: Callable[..., Any] | None
     config: Config | Mapping[str, Any] | None
     weights: Mapping[str, str | Sequence[str]] | None
+    batch_first: bool | None
 
 
 def export_bundle(
@@ -59,6 +60,7 @@ def export_bundle(
     reference: Callable[..., Any] | None = None,
     config: Config | Mapping[str, Any] | None = None,
     weights: Mapping[str, str | Sequence[str]] | None = None,
+    batch_first: bool | None = None,
 ) -> Bundle:
     """Writes a model to `out/name/version/`, certified, for `addnorm serve --bundles out`.
 
@@ -90,6 +92,8 @@ def export_bundle(
         one: `reference=lambda ids: module(ids, mask)[1]`.
     config, weights: of a module, fields that must be as found, and its parts by hand; see
         docs/own-models.md.
+    batch_first: whether a module takes ids `[B, S]`, else `[S, B]`. Where both run and nothing
+        shows which is meant, the export asks for it.
 
     >>> bundle = export_bundle(model, "bundles", "my-model", labels=["no", "yes"])
     >>> bundle.path
@@ -98,7 +102,8 @@ def export_bundle(
     with _one_error(), _folder(tokenizer, vocabulary) as folder:
         default = precisions[0] if precisions else "fp32"
         plan = Plan("packed", tuple(precisions), default, lens)
-        stated = Stated(labels, pooling, normalize, folder, max_length, reference, config, weights)
+        own = reference, config, weights, batch_first
+        stated = Stated(labels, pooling, normalize, folder, max_length, *own)
         with _source(model, stated) as source:
             return writer.export(source, Path(out), name, version, plan)
 
@@ -113,11 +118,12 @@ def verify_bundle(
     reference: Callable[..., Any] | None = None,
     config: Config | Mapping[str, Any] | None = None,
     weights: Mapping[str, str | Sequence[str]] | None = None,
+    batch_first: bool | None = None,
 ) -> Bundle:
     """Makes the certificate of a bundle again, on this machine, from the model that it was made of.
 
-    path: a folder `name/version`. tokenizer, vocabulary, reference, config, weights: as in
-    `export_bundle`, if they were given there.
+    path: a folder `name/version`. tokenizer, vocabulary, reference, config, weights, batch_first: as
+    in `export_bundle`, if they were given there.
     provider: "cuda" adds to the certificate what holds on this GPU.
 
     ExportError if the bundle was made of another model, or if any check fails.
@@ -138,6 +144,7 @@ def verify_bundle(
             reference,
             config,
             weights,
+            batch_first,
         )
         with _source(model, stated) as source:
             verifying.certify_again(bundle, source, provider)
@@ -181,6 +188,7 @@ def _source(model: nn.Module, stated: Stated) -> AbstractContextManager[Source]:
     }
     if isinstance(model, nn.Module) and not isinstance(model, Transformer):
         options |= {"config": stated.config, "weights": stated.weights}
+        options["batch_first"] = stated.batch_first
         return nullcontext(of_module(model, pooling=stated.pooling, **options))
     _refuse_parts(model, stated)
     return nullcontext(sources.module(model, pooling=stated.pooling or "mean", **options))

@@ -77,9 +77,9 @@ def traced(
     return trace
 
 
-def called(ask: Asking, ids: Tensor, types: Tensor | None) -> list[Call]:
+def called(ask: Asking, ids: Tensor, types: Tensor | None, with_lines: bool = False) -> list[Call]:
     """What the module calls, without numbers. OriginalError if it fails."""
-    run = Run(ask.module)
+    run = Run(ask.module, with_lines)
     with run:
         _asked(ask, ids, types)
     return run.calls

@@ -88,8 +88,11 @@ def refuse_unlike(drawn: Transformer, ask: Asking, pooling: Pick, pad: int | Non
         near = max(near, difference) if is_usual else near
         if not difference <= (AGREES if is_usual else max(NEAR, 10 * near)):
             other = max(unlike, default=1) if length == longest else length
-            parting = f"; {other} and {longest} tokens part at {unlike[other]}"
-            parting = parting if other > 1 and other in unlike else ""
+            parting = ""
+            if other > 1 and other in unlike:
+                call = called(ask, *as_inputs(usual[:other], ask), with_lines=True)[unlike[other]]
+                at = f" at {call.line}" if call.line else ""
+                parting = f"; {other} and {longest} tokens part at {call.op}{at}"
             raise Unrecognized(
                 f"of {length} tokens, {original.compared.output} differ by {difference:.2g} of the"
                 f" largest number{parting}"

@@ -5,7 +5,6 @@ rows are not computed: an operator on them makes a tensor of the right shape.
 """
 
 from collections.abc import Callable, Iterator
-from itertools import zip_longest
 from typing import Any, NamedTuple
 
 import torch
@@ -21,50 +20,53 @@ OF_NUMBERS = (*LOOKUPS, "_local_scalar_dense", "equal")  # what they make is not
 
 
 class Call(NamedTuple):
-    """An operator on rows or weights. numbers: what it is called with beside tensors. given:
-    tensors of the length alone."""
+    """An operator on rows or weights. numbers: what it is called with beside tensors. tensors:
+    which weights, and what earlier calls made. given: tensors of the length alone."""
 
     op: str
-    line: str
     numbers: tuple[Any, ...]
+    tensors: tuple[int, ...]
     given: tuple[Tensor, ...]
-
-    def __str__(self) -> str:
-        return f"{self.op}{f' at {self.line}' if self.line else ''}"
+    line: str
 
 
 class Run(TorchDispatchMode):
     """One forward without numbers. calls: in order."""
 
-    def __init__(self, module: nn.Module) -> None:
+    def __init__(self, module: nn.Module, with_lines: bool = False) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.calls: list[Call] = []
-        # by id() of a tensor, which is kept alive
-        self._unknown: dict[int, Tensor] = {id(x): x for x in module.parameters()}
+        self._with_lines = with_lines
+        # what is not of the length alone, by id(); kept alive, so that no other tensor gets the id
+        self._alive: list[Any] = [*module.parameters()]
+        self._unknown = {id(x): number for number, x in enumerate(self._alive)}
         self._made: dict[Any, Any] = {}  # layers are alike
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         kwargs = kwargs or {}
-        flat = [*_flat((args, [*kwargs.values()]))]
-        tensors = [x for x in flat if isinstance(x, Tensor)]
-        if not any(id(x) in self._unknown for x in tensors):
+        numbers: list[Any] = []
+        found: list[Tensor] = []
+        for x in _flat((*args, *kwargs.values())):
+            found.append(x) if isinstance(x, Tensor) else numbers.append(x)
+        tensors = tuple(self._unknown[id(x)] for x in found if id(x) in self._unknown)
+        if not tensors:
             return func(*args, **kwargs)
-        numbers = tuple(x for x in flat if not isinstance(x, Tensor))
-        given = tuple(x.clone() for x in tensors if id(x) not in self._unknown)
-        op = func.overloadpacket.__name__
-        self.calls.append(Call(op, authors_line(), numbers, given))
-        if sum(x.numel() for x in tensors) < SMALL or op in OF_NUMBERS:
+        given = tuple(x.clone() for x in found if id(x) not in self._unknown)
+        op, line = func.overloadpacket.__name__, authors_line() if self._with_lines else ""
+        self.calls.append(Call(op, tuple(numbers), tensors, given, line))
+        if op in OF_NUMBERS or sum(x.numel() for x in found) < SMALL:
             result = func(*args, **kwargs)
         else:
-            key = func, numbers, tuple((x.shape, x.stride(), x.dtype) for x in tensors)
+            key = func, tuple(numbers), tuple((x.shape, x.stride(), x.dtype) for x in found)
             if key not in self._made:
                 self._made[key] = func(*tree_map(_meta, args), **tree_map(_meta, kwargs))
-            result = tree_map(_zeros, self._made[key])
-            if func._schema.is_mutable:
-                result = args[0]
-        self._unknown |= {id(x): x for x in _flat([result]) if isinstance(x, Tensor)}
+            result = args[0] if func._schema.is_mutable else _real(self._made[key])
+        for x in _flat((result,)):
+            if isinstance(x, Tensor):
+                self._unknown[id(x)] = len(self._alive)
+                self._alive.append(x)
         return result
 
 
@@ -82,48 +84,46 @@ def _meta(found: Any) -> Any:
     return torch.empty_strided(found.shape, found.stride(), dtype=found.dtype, device="meta")
 
 
-def _zeros(found: Any) -> Any:
-    if not isinstance(found, Tensor):
-        return found
-    size = 1 + sum((n - 1) * step for n, step in zip(found.shape, found.stride(), strict=True))
-    return torch.zeros(size, dtype=found.dtype).as_strided(found.shape, found.stride())
+def _real(found: Any) -> Any:
+    """Tensors of these shapes, with any numbers."""
+    if isinstance(found, Tensor):
+        return torch.empty_strided(found.shape, found.stride(), dtype=found.dtype)
+    return type(found)(map(_real, found)) if type(found) in (list, tuple) else found
 
 
-def unlike(run: Callable[[int], list[Call]], longest: int) -> Iterator[tuple[int, str]]:
-    """Lengths whose forward is another than that of the longest, and where they part. run: what a
-    forward of so many tokens calls."""
+def unlike(run: Callable[[int], list[Call]], longest: int) -> Iterator[tuple[int, int]]:
+    """Lengths whose forward is another than that of the longest, and at which call they part. run:
+    what a forward of so many tokens calls."""
     reference = run(longest)
     second = run(longest - 1) if longest > 1 else reference
     for length in range(1, longest):
         calls = run(length)
-        if where := _parting(calls, reference, second, longest - length):
+        if (where := _parting(calls, reference, second, longest - length)) is not None:
             yield length, where
 
 
-def _parting(calls: list[Call], longest: list[Call], second: list[Call], less: int) -> str:
-    """ "" where they are the same, but for what changes evenly with the length."""
-    for ours, theirs, near in zip_longest(calls, longest, second):
-        if not ours or not theirs or (ours.op, ours.line) != (theirs.op, theirs.line):
-            return str(ours or theirs)
-        steps = (
-            near.numbers if near and len(near.numbers) == len(theirs.numbers) else theirs.numbers
-        )
-        if not _are_even(ours.numbers, theirs.numbers, steps, less):
-            return str(ours)
-        if len(ours.given) != len(theirs.given):
-            return str(ours)
-        if not all(_begins(x, y) for x, y in zip(ours.given, theirs.given, strict=True)):
-            return str(ours)
-    return ""
+def _parting(calls: list[Call], longest: list[Call], second: list[Call], less: int) -> int | None:
+    """None where they are the same, but for what changes evenly with the length."""
+    for number, (ours, theirs) in enumerate(zip(calls, longest, strict=False)):
+        near = second[number] if number < len(second) else theirs
+        if ours[:3] != theirs[:3] and (
+            (ours.op, ours.tensors) != (theirs.op, theirs.tensors)
+            or not _are_even(ours.numbers, theirs.numbers, near.numbers, less)
+        ):
+            return number
+        if len(ours.given) != len(theirs.given) or not all(map(_begins, ours.given, theirs.given)):
+            return number
+    return None if len(calls) == len(longest) else min(len(calls), len(longest)) - 1
 
 
 def _are_even(ours: Any, theirs: Any, near: Any, less: int) -> bool:
     """Whether numbers are those of the longest, or change by as much for each token."""
-    if len(ours) != len(theirs):
+    if len(ours) != len(theirs) or len(near) != len(theirs):
         return False
     for x, y, z in zip(ours, theirs, near, strict=True):
-        is_number = all(isinstance(n, int | float) for n in (x, y, z))
-        if x != (y - less * (y - z) if is_number and y != z else y):
+        if x != y and (
+            not all(isinstance(n, int | float) for n in (x, y, z)) or x != y - less * (y - z)
+        ):
             return False
     return True
 
