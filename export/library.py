@@ -42,6 +42,7 @@ class Stated(NamedTuple):
     config: Config | Mapping[str, Any] | None
     weights: Mapping[str, str | Sequence[str]] | None
     samples: tuple[Sample, ...]
+    batch_first: bool | None
 
 
 def export_bundle(
@@ -62,6 +63,7 @@ def export_bundle(
     config: Config | Mapping[str, Any] | None = None,
     weights: Mapping[str, str | Sequence[str]] | None = None,
     samples: Sequence[Sample] = (),
+    batch_first: bool | None = None,
 ) -> Bundle:
     """Writes a model to `out/name/version/`, certified, for `addnorm serve --bundles out`.
 
@@ -94,13 +96,15 @@ def export_bundle(
     config, weights: of a module, fields that must be as found, and its parts by hand; see
         docs/own-models.md.
     samples: texts, pairs of texts and token ids of your own, on which answers are compared too.
+    batch_first: whether a module takes ids `[B, S]`, else `[S, B]`. Where both run and nothing
+        shows which is meant, the export asks for it.
 
     >>> export_bundle(model, "bundles", "my-model", labels=["no", "yes"]).path
     PosixPath('bundles/my-model/1')
     """
     with _one_error(), _folder(tokenizer, vocabulary) as folder:
         plan = Plan("packed", tuple(precisions), (*precisions, "fp32")[0], lens)
-        own = reference, config, weights, tuple(samples)
+        own = reference, config, weights, tuple(samples), batch_first
         stated = Stated(labels, pooling, normalize, folder, max_length, *own)
         with _source(model, stated) as source:
             return writer.export(source, Path(out), name, version, plan)
@@ -117,10 +121,11 @@ def verify_bundle(
     config: Config | Mapping[str, Any] | None = None,
     weights: Mapping[str, str | Sequence[str]] | None = None,
     samples: Sequence[Sample] = (),
+    batch_first: bool | None = None,
 ) -> Bundle:
     """Makes the certificate of a bundle again, on this machine, from the model that it was made of.
 
-    path: a folder `name/version`. tokenizer, vocabulary, reference, config, weights, samples: as
+    path: a folder `name/version`. tokenizer, vocabulary and all from reference to batch_first: as
     in `export_bundle`, if they were given there.
     provider: "cuda" adds to the certificate what holds on this GPU.
 
@@ -143,6 +148,7 @@ def verify_bundle(
             config,
             weights,
             tuple(samples),
+            batch_first,
         )
         with _source(model, stated) as source:
             verifying.certify_again(bundle, source, provider)
@@ -187,6 +193,7 @@ def _source(model: nn.Module, stated: Stated) -> AbstractContextManager[Source]:
     }
     if isinstance(model, nn.Module) and not isinstance(model, Transformer):
         options |= {"config": stated.config, "weights": stated.weights}
+        options["batch_first"] = stated.batch_first
         return nullcontext(of_module(model, pooling=stated.pooling, **options))
     _refuse_parts(model, stated)
     return nullcontext(sources.module(model, pooling=stated.pooling or "mean", **options))

@@ -50,7 +50,7 @@ class Original:
         """pooling: of pooled vectors that no head makes. pad: an id that the reference takes for a
         pad wherever it stands. dtype: of its answers. OriginalError if its answer to a sequence is
         no output of such a model."""
-        self._reference, self._config, self._pooling = reference, config, pooling
+        self._reference, self._config, self.pooling = reference, config, pooling
         self._pad, self._dtype = pad, dtype
         self._known: dict[tuple[Any, ...], Array] = {}
         self.compared = self._kind()
@@ -90,7 +90,7 @@ class Original:
             if output in model.heads:
                 found = model.head(output, found, mask)
             elif not of_every_token:
-                found = picked(self._pooling, found, mask)
+                found = picked(self.pooling, found, mask)
         rows = _squeezed(found, len(ids)) if found.dim() > 2 else found[0].numpy()
         return rows if of_every_token or rows.ndim == 1 else rows[-1]
 
