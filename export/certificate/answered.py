@@ -21,10 +21,12 @@ from addnorm.service.scheduling.deadline import Deadline
 from addnorm.service.server.wiring import Service
 from addnorm.service.telemetry.request_context import RequestContext
 
-Served = Callable[[Service, Bundle, Sequence[Text], str], list[Answer]]
-ROUTES: dict[str, JsonEndpoint[Any, Decoded]] = {
-    endpoint.path: endpoint for endpoint in (*text_routes.ENDPOINTS, *cohere_rerank.ENDPOINTS)
-}
+Served = Callable[..., list[Answer]]  # service, bundle, texts, precision
+ENDPOINTS: tuple[JsonEndpoint[Any, Decoded], ...] = (
+    *text_routes.ENDPOINTS,
+    *cohere_rerank.ENDPOINTS,
+)
+ROUTES = {endpoint.path: endpoint for endpoint in ENDPOINTS}
 
 
 def embed(
@@ -35,7 +37,7 @@ def embed(
     prompt_name: str | None = None,
 ) -> list[Answer]:
     """Vectors, normalized if the authors do it, behind this prompt, or the default one."""
-    own = {"normalize": bundle.manifest.normalize, "prompt_name": prompt_name}
+    own: dict[str, Any] = {"normalize": bundle.manifest.normalize, "prompt_name": prompt_name}
     return _inferred(service, texts, precision, "pooled", **own)
 
 

@@ -158,7 +158,7 @@ class Program:
             return call
 
         for module in {id(model): model, id(body): body}.values():
-            module.forward = listening(module)  # type: ignore[method-assign]
+            module.forward = listening(module)
 
     def _ids(self) -> Ids:
         tokens = self._heard["input_ids"][0]
@@ -238,7 +238,8 @@ class Program:
     def _read(self, text: Text) -> Any:
         """Hidden states `[S, d]`; what a head makes of them is compared by `rows`."""
         texts = [[text]] if isinstance(text, str) else [[part] for part in text]
-        cut = self._tokenizer(*texts, truncation=True, max_length=self._limit, return_tensors="pt")
+        tokenizer: Any = self._tokenizer
+        cut = tokenizer(*texts, truncation=True, max_length=self._limit, return_tensors="pt")
         has_types = getattr(self._model.config, "type_vocab_size", 0) > 1
         inputs = INPUTS if has_types else INPUTS[:-1]
         self._model(**{name: cut[name] for name in inputs if name in cut})
