@@ -100,7 +100,8 @@ def zero_shot(
     """Scores of some labels; the ids are those of the last label's hypothesis."""
     found = []
     for text in texts:
-        body = {"texts": [text], "candidate_labels": CANDIDATES, "precision": precision}
+        body: dict[str, Any] = {"texts": [text], "candidate_labels": [*CANDIDATES]}
+        body |= {"truncate": True, "precision": precision}
         answer, request = _asked(service, "/v1/zero-shot", body)
         scores = _in_order(answer["results"][0], CANDIDATES)
         found.append(Answer(_ids(request)[-1], np.array(scores, np.float32)))

@@ -86,8 +86,15 @@ class Program:
     def answer(self, task: str, text: Text) -> Answer:
         """What it makes of a text or a pair, cut to its limit. task: one of `tasks`."""
         if (task, text) not in self._answers:
-            with as_found(self._runs), quiet():
-                value = self.tasks[task](text)
+            try:
+                with as_found(self._runs), quiet():
+                    value = self.tasks[task](text)
+            except Exception as error:  # of any class, as it is not our code
+                first = str(error).strip().partition("\n")[0]
+                raise ProgramError(
+                    f"{self.name} fails on {text!r:.60} ({task}):"
+                    f" {type(error).__name__}: {first}. Go without with --reference none"
+                ) from error
             self._answers[task, text] = Answer(self._ids(), np.asarray(value, np.float32))
         return self._answers[task, text]
 
@@ -228,7 +235,8 @@ class Program:
             return [[labels[e["entity"]], e["start"], e["end"], e["score"]] for e in found]
 
         if type(model).__qualname__.endswith("ForSequenceClassification"):
-            names = [name.lower() for name in model.config.label2id]
+            # the zero-shot pipeline reads label2id, and fails where there is none
+            names = [name.lower() for name in model.config.label2id or ()]
             is_nli = len(names) > 1 and any(name.startswith("entail") for name in names)
             return {"classify": classify} | ({"zero_shot": zero_shot} if is_nli else {})
         if type(model).__qualname__.endswith("ForTokenClassification"):
