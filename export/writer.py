@@ -21,6 +21,7 @@ from addnorm.export.graphs.half_precision import HalfPrecisionError, to_half
 from addnorm.export.graphs.quantize import QuantizationError, measure, needs, quantize
 from addnorm.export.sources.download import DownloadError
 from addnorm.export.sources.folder_tokenizer import NoTexts
+from addnorm.export.sources.program import ProgramError
 from addnorm.export.sources.sources import Source, UsageError
 from addnorm.model.checkpoints import CheckpointError
 from addnorm.model.grid import OPSET
@@ -37,6 +38,7 @@ REFUSALS = (  # what `export` and `verify` raise for models, folders and argumen
     CheckpointError,
     DownloadError,
     HalfPrecisionError,
+    ProgramError,
     QuantizationError,
     StartupError,
     UnfitError,

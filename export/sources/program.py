@@ -32,6 +32,7 @@ Text = str | tuple[str, str]
 Sample = Text | Sequence[int]  # a case of a person's own: texts or token ids
 MODULES, SETTINGS = "modules.json", "config_sentence_transformers.json"
 INPUTS = ("input_ids", "attention_mask", "token_type_ids")
+LOGITS = ("logits", "prediction_logits")  # as classes of transformers name them
 PROMPTED = " with the prompt "  # in names of tasks, before that of the prompt
 CANDIDATES = ("water", "people", "time")  # labels that a zero-shot classifier is asked for
 # what transformers calls a head -> the Auto class that finds it, where config.json names no class
@@ -82,14 +83,24 @@ class Program:
         self._answers: dict[tuple[str, Text], Answer] = {}
         self._token_ids: dict[str, list[int]] = {}
         self.tasks = self._tasks() if self._tokenizer else {}
+        named = {"classify", "tag"} & self.tasks.keys()
+        labels = sorted(self._model.config.id2label.items()) if named else []
+        self.labels = [name for _, name in labels]  # of its logits, in their order
         self.asked = [*self.tasks]
         self._listen()
 
     def answer(self, task: str, text: Text) -> Answer:
         """What it makes of a text or a pair, cut to its limit. task: one of `tasks`."""
         if (task, text) not in self._answers:
-            with as_found(self._runs), quiet():
-                value = self.tasks[task](text)
+            try:
+                with as_found(self._runs), quiet():
+                    value = self.tasks[task](text)
+            except Exception as error:  # of any class, as it is not our code
+                first = str(error).strip().partition("\n")[0]
+                raise ProgramError(
+                    f"{self.name} fails on {text!r:.60} ({task}):"
+                    f" {type(error).__name__}: {first}. Go without with --reference none"
+                ) from error
             self._answers[task, text] = Answer(self._ids(), np.asarray(value, np.float32))
         return self._answers[task, text]
 
@@ -129,7 +140,7 @@ class Program:
 
     def close(self) -> None:
         """Lets go of the model, which is as it was before."""
-        for module in (self._model, self._model.base_model) if self._model else ():
+        for module in _heard_modules(self._model) if self._model else ():
             module.__dict__.pop("forward", None)
         self._runs = self._model = self._tokenizer = None
 
@@ -138,7 +149,10 @@ class Program:
             answer = self._model(**inputs)
             if "start_logits" in answer:
                 return {"logits": torch.stack([answer["start_logits"], answer["end_logits"]], -1)}
-            return {"logits": answer["logits"]} if "logits" in answer else {}
+            logits = next((answer[name] for name in LOGITS if name in answer), None)
+            if type(self._model).__qualname__ == "ElectraForPreTraining":
+                logits = answer["logits"][..., None]  # a number for each token
+            return {} if logits is None else {"logits": logits}
         features: dict[str, Any] = inputs
         for module in self._runs.children():
             if type(module).__qualname__ != "Normalize":
@@ -149,7 +163,8 @@ class Program:
     def _listen(self) -> None:
         """Notes what the transformer gets and what its body gives. sentence-transformers calls
         `forward` itself, so that PyTorch's hooks hear nothing."""
-        heard, model, body = self._heard, self._model, self._model.base_model
+        heard, model, body = self._heard, self._model, _body(self._model)
+        last = getattr(body, "project_out", None)  # OPT's, which our heads have
 
         def listening(module: nn.Module) -> Callable[..., Any]:
             forward = module.forward
@@ -160,14 +175,16 @@ class Program:
                     heard.clear()
                     heard.update(named)
                 answer = forward(*given, **named)
-                if module is body:
+                if module is last:
+                    heard["activations"] = given[0]
+                elif module is body and last is None:
                     heard["activations"] = answer[0]
                 return answer
 
             return call
 
-        for module in {id(model): model, id(body): body}.values():
-            module.forward = listening(module)  # type: ignore[method-assign]
+        for module in _heard_modules(model):
+            module.forward = listening(module)
 
     def _ids(self) -> Ids:
         tokens = self._heard["input_ids"][0]
@@ -237,7 +254,8 @@ class Program:
             return [[labels[e["entity"]], e["start"], e["end"], e["score"]] for e in found]
 
         if type(model).__qualname__.endswith("ForSequenceClassification"):
-            names = [name.lower() for name in model.config.label2id]
+            # the zero-shot pipeline reads label2id, and fails where there is none
+            names = [name.lower() for name in model.config.label2id or ()]
             is_nli = len(names) > 1 and any(name.startswith("entail") for name in names)
             return {"classify": classify} | ({"zero_shot": zero_shot} if is_nli else {})
         if type(model).__qualname__.endswith("ForTokenClassification"):
@@ -247,7 +265,8 @@ class Program:
     def _read(self, text: Text) -> Any:
         """Hidden states `[S, d]`; what a head makes of them is compared by `rows`."""
         texts = [[text]] if isinstance(text, str) else [[part] for part in text]
-        cut = self._tokenizer(*texts, truncation=True, max_length=self._limit, return_tensors="pt")
+        tokenizer: Any = self._tokenizer
+        cut = tokenizer(*texts, truncation=True, max_length=self._limit, return_tensors="pt")
         has_types = getattr(self._model.config, "type_vocab_size", 0) > 1
         inputs = INPUTS if has_types else INPUTS[:-1]
         self._model(**{name: cut[name] for name in inputs if name in cut})
@@ -277,6 +296,17 @@ def ids_of(samples: Sequence[Sample]) -> list[list[int]]:
 
 def _is_text(sample: Sample) -> bool:
     return isinstance(sample, str) or any(isinstance(part, str) for part in sample)
+
+
+def _body(model: Any) -> Any:
+    """What makes the hidden states. OPT's heads call the decoder within it."""
+    return getattr(model.base_model, "decoder", model.base_model)
+
+
+def _heard_modules(model: Any) -> list[Any]:
+    body = _body(model)
+    found = [model, body, getattr(body, "project_out", None)]
+    return [*{id(module): module for module in found if module is not None}.values()]
 
 
 def _transformer(runs: nn.Module) -> nn.Module:

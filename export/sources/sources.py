@@ -251,10 +251,8 @@ def module(
     if tokenizer is not None and isinstance(with_texts, NoTexts):
         raise UsageError(f"the tokenizer cannot be used: {with_texts}")
     originals = () if reference is None else (_original(reference, twin.config, pooling, pad),)
-    found = Source(
-        name, twin, origin, facts, with_texts, tokenizer, originals=originals, pad_id=pad
-    )
-    return replace(found, samples=samples)
+    more: dict[str, Any] = {"originals": originals, "pad_id": pad, "samples": samples}
+    return Source(name, twin, origin, facts, with_texts, tokenizer, **more)
 
 
 def _original(reference: Any, config: Config, pooling: str, pad: int | None) -> Original:
@@ -277,6 +275,12 @@ def compared_with(source: Source, program: Program) -> Source:
     )
     if not isinstance(source.texts, NoTexts):
         _refuse_other_ids(source.texts, program)
+    heads = source.model.config.heads
+    for output, of_every_token in (original.compared for original in originals):
+        if output in heads and of_every_token != (heads[output].pick == "every"):
+            kinds = "of each token", "of each sequence"
+            says, ours = kinds if of_every_token else kinds[::-1]
+            raise UsageError(f"{program.name} makes {output} {says}, and these are {ours}")
     return replace(source, originals=originals, program=program)
 
 
