@@ -226,7 +226,7 @@ class Program:
             return [[labels[e["entity"]], e["start"], e["end"], e["score"]] for e in found]
 
         if type(model).__qualname__.endswith("ForSequenceClassification"):
-            names = [name.lower() for name in model.config.label2id]
+            names = [name.lower() for name in model.config.label2id or ()]
             is_nli = len(names) > 1 and any(name.startswith("entail") for name in names)
             return {"classify": classify} | ({"zero_shot": zero_shot} if is_nli else {})
         if type(model).__qualname__.endswith("ForTokenClassification"):

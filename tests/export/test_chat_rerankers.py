@@ -46,7 +46,10 @@ DOCUMENTS = ["pads are dropped.", "padding\n costs 中 nothing", "", " the <|im_
 def words() -> PreTrainedTokenizerFast:
     trained = language_model.tokenizer(PROSE, 400)
     fast = PreTrainedTokenizerFast(
-        tokenizer_object=trained, eos_token=language_model.END, model_max_length=LIMIT
+        tokenizer_object=trained,
+        eos_token=language_model.END,
+        pad_token=language_model.END,
+        model_max_length=LIMIT,
     )
     fast.add_special_tokens({"additional_special_tokens": ["<|im_start|>", "<|im_end|>"]})
     fast.chat_template = TEMPLATE
@@ -58,11 +61,23 @@ def checkpoint(class_name: str, folder: Path, **changed: Any) -> PreTrainedModel
     model = made(class_name, **sizes, **changed)
     save(model, folder)
     words().save_pretrained(folder)
-    settings = {"processing_kwargs": {"chat_template": {"add_generation_prompt": True}}}
+    settings: dict[str, Any] = {
+        "processing_kwargs": {"chat_template": {"add_generation_prompt": True}}
+    }
     if class_name.endswith("CausalLM"):
         write_modules(folder, Transformer="", LogitScore="1_LogitScore")
         write_settings(folder / "1_LogitScore", true_token_id=YES, false_token_id=NO)
-        settings["module_output_name"] = "causal_logits"
+        listed = (folder / "modules.json").read_text()
+        package = "sentence_transformers.cross_encoder.modules"
+        (folder / "modules.json").write_text(
+            listed.replace("sentence_transformers.models.LogitScore", f"{package}.LogitScore")
+        )
+        told = {"method": "forward", "method_output_name": "logits"}
+        settings |= {
+            "module_output_name": "causal_logits",
+            "transformer_task": "text-generation",
+            "modality_config": {"text": told, "message": {**told, "format": "flat"}},
+        }
         write_settings(folder, "config_sentence_transformers.json", model_type="CrossEncoder")
     write_settings(folder, "sentence_bert_config.json", **settings)
     return model
