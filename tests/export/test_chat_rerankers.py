@@ -61,15 +61,22 @@ def checkpoint(class_name: str, folder: Path, **changed: Any) -> PreTrainedModel
     model = made(class_name, **sizes, **changed)
     save(model, folder)
     words().save_pretrained(folder)
-    settings = {"processing_kwargs": {"chat_template": {"add_generation_prompt": True}}}
+    settings: dict[str, Any] = {
+        "processing_kwargs": {"chat_template": {"add_generation_prompt": True}}
+    }
     if class_name.endswith("CausalLM"):
         write_modules(folder, Transformer="", LogitScore="1_LogitScore")
         write_settings(folder / "1_LogitScore", true_token_id=YES, false_token_id=NO)
-        plain = {"method": "forward", "method_output_name": "logits"}
+        listed = (folder / "modules.json").read_text()
+        package = "sentence_transformers.cross_encoder.modules"
+        (folder / "modules.json").write_text(
+            listed.replace("sentence_transformers.models.LogitScore", f"{package}.LogitScore")
+        )
+        told = {"method": "forward", "method_output_name": "logits"}
         settings |= {
-            "transformer_task": "text-generation",
-            "modality_config": {"text": plain, "message": {**plain, "format": "flat"}},
             "module_output_name": "causal_logits",
+            "transformer_task": "text-generation",
+            "modality_config": {"text": told, "message": {**told, "format": "flat"}},
         }
         write_settings(folder, "config_sentence_transformers.json", model_type="CrossEncoder")
     write_settings(folder, "sentence_bert_config.json", **settings)

@@ -5,12 +5,13 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
 
 from addnorm.export.sources.download import DownloadError, address, fetch, wanted
+from addnorm.model.checkpoints import CheckpointError
 from addnorm.service.runtime.files import sha256
 from tests.support.hub import COMMIT, REPOSITORY, Hub, hub
 from tests.support.texts import checkpoint
@@ -42,6 +43,29 @@ def served(repository: Path) -> Iterator[Hub]:
         yield served
 
 
+def test_settings_are_looked_at_before_weights_are_downloaded(served: Hub, tmp_path: Path) -> None:
+    def look(folder: Path, listed: Sequence[str]) -> None:
+        assert {"tf_model.h5", "model.safetensors"} <= {*listed}
+        assert json.loads((folder / "config.json").read_text())["model_type"] == "bert"
+        raise CheckpointError("not such a model")
+
+    with pytest.raises(CheckpointError, match="not such a model"):
+        fetch(REPOSITORY, "main", served.url, tmp_path, look=look)
+    assert sorted(served.sent) == [name for name in READ if name != "model.safetensors"]
+
+
+def test_folders_of_modules_are_those_of_modules_json(repository: Path, tmp_path: Path) -> None:
+    folder = shutil.copytree(repository, tmp_path / "other")
+    (folder / "pooled").mkdir()
+    (folder / "1_Pooling" / "config.json").rename(folder / "pooled" / "config.json")
+    listed = (folder / "modules.json").read_text().replace("1_Pooling", "pooled")
+    (folder / "modules.json").write_text(listed)
+    with hub(folder) as served:
+        fetch(REPOSITORY, "main", served.url, tmp_path / "cache")
+    assert "pooled/config.json" in served.sent
+    assert "onnx/config.json" not in served.sent
+
+
 def test_only_what_is_read_is_downloaded_once(
     served: Hub, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -64,6 +88,8 @@ def test_only_what_is_read_is_downloaded_once(
          ["pytorch_model.bin.index.json", "pytorch_model-1-of-1.bin"]),
         (["2_Dense/config.json", "2_Dense/model.safetensors", "2_Dense/pytorch_model.bin"],
          ["2_Dense/config.json", "2_Dense/model.safetensors"]),
+        (["model_head.pkl", "artifact.metadata", "additional_chat_templates/rag.jinja", "a.pkl"],
+         ["model_head.pkl", "artifact.metadata", "additional_chat_templates/rag.jinja"]),
         (["spiece.model", "vocab.txt", "a/spiece.model", "0_A/b/vocab.txt"],
          ["spiece.model", "vocab.txt"]),
     ],

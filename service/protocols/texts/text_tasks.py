@@ -51,7 +51,7 @@ async def score_pairs(
 ) -> TextTask:
     """The score of each pair `np.float32`, for a model that can rerank. answer_bytes: of what the
     protocol adds to the scores."""
-    batch, padding = await tools.texts.tokenize(_prompted(texts), call.deadline)
+    batch, padding = await tools.texts.tokenize(prompted_pairs(texts), call.deadline)
 
     def finish(response: InferenceResponse) -> Iterator[Any]:
         scores = classification.probabilities(response.value(Logits).joined, function)
@@ -61,7 +61,7 @@ async def score_pairs(
     return TextTask(_request(texts, batch, padding, Logits(), precision, num_bytes), finish)
 
 
-def _prompted(pairs: TextsToTokenize) -> TextsToTokenize:
+def prompted_pairs(pairs: TextsToTokenize) -> TextsToTokenize:
     """The bundle's default prompt before the first text of each pair, as CrossEncoder has it. A
     template of pairs has it already."""
     manifest = pairs.model.bundle.manifest
