@@ -82,14 +82,19 @@ class Program:
         self._answers: dict[tuple[str, Text], Answer] = {}
         self._token_ids: dict[str, list[int]] = {}
         self.tasks = self._tasks() if self._tokenizer else {}
-        self.asked = [*self.tasks]
         self._listen()
 
     def answer(self, task: str, text: Text) -> Answer:
         """What it makes of a text or a pair, cut to its limit. task: one of `tasks`."""
         if (task, text) not in self._answers:
-            with as_found(self._runs), quiet():
-                value = self.tasks[task](text)
+            try:
+                with as_found(self._runs), quiet():
+                    value = self.tasks[task](text)
+            except Exception as error:  # of any class
+                first = str(error).strip().partition("\n")[0]
+                raise ProgramError(
+                    f"{self.name} fails on the text {text!r:.60}: {first}"
+                ) from error
             self._answers[task, text] = Answer(self._ids(), np.asarray(value, np.float32))
         return self._answers[task, text]
 
@@ -125,7 +130,8 @@ class Program:
 
     def record(self, outputs: Sequence[str]) -> dict[str, Any]:
         """For the certificate: what was compared. outputs: of token ids."""
-        return {"kind": "program", "name": self.name, "outputs": [*outputs], "texts": self.asked}
+        told = {"outputs": [*outputs], "texts": [*self.tasks]}
+        return {"kind": "program", "name": self.name, **told}
 
     def close(self) -> None:
         """Lets go of the model, which is as it was before."""
@@ -320,6 +326,9 @@ def of_folder(
         runs, tokenizer = _Loading(spelled, runs_code).loaded(head, limit is not None)
     if is_cut and limit and hasattr(runs, "max_seq_length"):
         runs.max_seq_length = limit  # type: ignore[assignment]
+    made: Any = tokenizer or getattr(runs, "tokenizer", None)
+    if made is not None and made.pad_token is None:  # needed also to pad one text to its own length
+        made.pad_token = made.eos_token or made.convert_ids_to_tokens(0)
     return Program(runs, tokenizer, limit)
 
 

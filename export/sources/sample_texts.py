@@ -51,15 +51,14 @@ def texts(*tokenizers: Tokenizer) -> list[str]:
 
 
 def unlike(ours: Tokenizer, theirs: Tokenizer) -> Unlike:
-    """Compares token ids of texts, and of pairs also their types. Neither cuts or pads then."""
+    """Compares token ids of texts and of pairs. Neither cuts or pads then."""
     single = texts(ours, theirs)
     asked: list[Text] = [*single, *zip(single[::20], single[7::20], strict=False)]
     made = []
     for tokenizer in (ours, theirs):
         tokenizer.no_truncation()
         tokenizer.no_padding()
-        found = tokenizer.encode_batch_fast(asked)
-        made.append([(encoding.ids, encoding.type_ids) for encoding in found])
+        made.append([encoding.ids for encoding in tokenizer.encode_batch_fast(asked)])
     return of(asked, *made)
 
 

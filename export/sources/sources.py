@@ -10,7 +10,7 @@ from typing import Any, Literal, cast
 
 from tokenizers import Tokenizer
 
-from addnorm.export.sources import download, sample_texts, texts
+from addnorm.export.sources import download, texts
 from addnorm.export.sources import program as programs
 from addnorm.export.sources.folder_tokenizer import NoTexts
 from addnorm.export.sources.module import problems
@@ -29,6 +29,7 @@ from addnorm.model.checkpoints.families import FAMILIES
 from addnorm.model.config import Config, Pick
 from addnorm.model.layout import LAYOUTS
 from addnorm.model.transformer import Transformer, shorten
+from addnorm.service.runtime.bundle import TOKENIZER
 from addnorm.service.runtime.files import sha256
 
 SEED = 42
@@ -177,6 +178,7 @@ def checkpoint(
         "prompts": loaded.prompts,
         "default_prompt_name": loaded.default_prompt_name,
     }
+    _refuse_one_tag(loaded.labels, loaded.model.config, "--labels none")
     if loaded.problem_type == "regression":
         facts["regression"] = True
     as_written = choices.tokenizer_as_written
@@ -185,8 +187,18 @@ def checkpoint(
         shorten(loaded.model, max_length)
     facts |= _facts(found)
     facts["input_types"] = {} if isinstance(found, NoTexts) else dict(found.input_types)
+    pad = _pad(loaded) if _picks_last(loaded) else None
+    _refuse_appended_pad(folder, pad, found)
     source = Source(
-        folder.name, loaded.model, origin, facts, found, folder, loaded, samples=reference.samples
+        folder.name,
+        loaded.model,
+        origin,
+        facts,
+        found,
+        folder,
+        loaded,
+        pad_id=pad,
+        samples=reference.samples,
     )
     if reference.kind == "none":
         return source
@@ -233,6 +245,7 @@ def module(
     """
     if found := [*problems(model, labels, pooling)]:
         raise UsageError("; ".join(found))
+    _refuse_one_tag(labels, model.config, "labels=None")
     name, twin = type(model).__qualname__, copy.deepcopy(model).cpu().eval()
     origin: dict[str, Any] = {"module": name, "sha256": digest(twin)}
     if max_length is not None:
@@ -269,25 +282,13 @@ def compared_with(source: Source, program: Program) -> Source:
     pad = _pad(source.loaded)
     ids = [int(pad == 0)] * min(3, source.model.config.max_positions)
     types = [0] * len(ids) if source.model.config.type_vocab_size > 1 else None
+    if not source.facts["labels"]:
+        program.tasks.pop("tag", None)  # which is not served without labels
     parts = program.parts(ids, types)
     originals = tuple(
         _original(part, source.model.config, source.facts["pooling"], pad) for part in parts
     )
-    if not isinstance(source.texts, NoTexts):
-        _refuse_other_ids(source.texts, program)
     return replace(source, originals=originals, program=program)
-
-
-def _refuse_other_ids(found: Texts, program: Program) -> None:
-    ours = Tokenizer.from_str(found.tokenizer.decode())
-    ours.encode_special_tokens = found.splits_special
-    asked = sample_texts.texts(ours)
-    made = [encoding.ids for encoding in ours.encode_batch_fast(asked)]
-    if (unlike := sample_texts.of(asked, made, program.token_ids(asked))).count:
-        raise UsageError(
-            f"the tokenizer of {program.name} gives other token ids than was read of the folder:"
-            f" {unlike}. Go without texts: take the tokenizer's files out of the folder"
-        )
 
 
 def _pad(loaded: Checkpoint) -> int | None:
@@ -295,9 +296,36 @@ def _pad(loaded: Checkpoint) -> int | None:
     positions by it, or picks the last token before it."""
     family = FAMILIES[loaded.model_type]
     raw = family.raw(json_files.settings(loaded.folder / "config.json"))
-    picks_last = any(head.pick == "last" for head in loaded.model.config.heads.values())
-    is_asked = family.position_offset(raw) or (picks_last and loaded.head)
+    is_asked = family.position_offset(raw) or _picks_last(loaded)
     return raw.get("pad_token_id") if is_asked else None
+
+
+def _picks_last(loaded: Checkpoint) -> bool:
+    """Whether it classifies by the last token, which to transformers is the last that is no pad."""
+    picks = {head.pick for head in loaded.model.config.heads.values()}
+    return "last" in picks and (loaded.head or "").endswith("ForSequenceClassification")
+
+
+def _refuse_one_tag(labels: Sequence[str] | None, config: Config, without: str) -> None:
+    """without: what exports it without labels."""
+    head = config.heads.get("logits")
+    if labels and len(labels) == 1 and head and head.pick == "every":
+        raise UsageError(
+            f"the label {labels[0]!r} is the only one of every token: a softmax of one number is"
+            f" 1.0, as transformers answers. Export it with {without}, and ask /v1/infer for logits"
+        )
+
+
+def _refuse_appended_pad(folder: Path, pad: int | None, found: Texts | NoTexts) -> None:
+    if pad is None or isinstance(found, NoTexts):
+        return
+    made = Tokenizer.from_str(found.tokenizer.decode()).encode("a").ids
+    if made[-1:] == [pad]:
+        raise CheckpointError(
+            f"{folder}: the tokenizer puts pad_token_id {pad} of config.json behind each text, and"
+            " transformers classifies the token before it: give the model another pad_token_id, or"
+            f" take it out of {TOKENIZER}'s post_processor"
+        )
 
 
 def with_origin(source: Source, more: Mapping[str, Any]) -> Source:
