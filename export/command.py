@@ -104,7 +104,7 @@ def _of_code(options: argparse.Namespace) -> Source:
 
 
 def _reference(options: argparse.Namespace) -> Reference:
-    kind = getattr(options, "reference", "author")
+    kind: Any = getattr(options, "reference", "author")
     return Reference(kind, options.trust_remote_code, _texts(options.texts))
 
 

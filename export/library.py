@@ -198,8 +198,9 @@ def _of_family(model: nn.Module, stated: Stated) -> AbstractContextManager[Sourc
     _refuse_parts(model, stated)
     names = None if stated.labels is None else tuple(stated.labels)
     facts = {"pooling": stated.pooling, "normalize": stated.normalize}
-    found = stated.tokenizer, names, stated.max_length, stated.samples
-    return in_memory.saved(model, *found, **facts)
+    return in_memory.saved(
+        model, stated.tokenizer, names, stated.max_length, stated.samples, **facts
+    )
 
 
 def _refuse_parts(model: nn.Module, stated: Stated) -> None:

@@ -90,10 +90,11 @@ class Program:
             try:
                 with as_found(self._runs), quiet():
                     value = self.tasks[task](text)
-            except Exception as error:  # of any class
+            except Exception as error:  # of any class, as it is not our code
                 first = str(error).strip().partition("\n")[0]
                 raise ProgramError(
-                    f"{self.name} fails on the text {text!r:.60}: {first}"
+                    f"{self.name} fails on {text!r:.60} ({task}):"
+                    f" {type(error).__name__}: {first}. Go without with --reference none"
                 ) from error
             self._answers[task, text] = Answer(self._ids(), np.asarray(value, np.float32))
         return self._answers[task, text]
@@ -173,7 +174,7 @@ class Program:
             return call
 
         for module in {id(model): model, id(body): body}.values():
-            module.forward = listening(module)  # type: ignore[method-assign]
+            module.forward = listening(module)
 
     def _ids(self) -> Ids:
         tokens = self._heard["input_ids"][0]
@@ -243,7 +244,8 @@ class Program:
             return [[labels[e["entity"]], e["start"], e["end"], e["score"]] for e in found]
 
         if type(model).__qualname__.endswith("ForSequenceClassification"):
-            names = [name.lower() for name in model.config.label2id]
+            # the zero-shot pipeline reads label2id, and fails where there is none
+            names = [name.lower() for name in model.config.label2id or ()]
             is_nli = len(names) > 1 and any(name.startswith("entail") for name in names)
             return {"classify": classify} | ({"zero_shot": zero_shot} if is_nli else {})
         if type(model).__qualname__.endswith("ForTokenClassification"):
@@ -253,7 +255,8 @@ class Program:
     def _read(self, text: Text) -> Any:
         """Hidden states `[S, d]`; what a head makes of them is compared by `rows`."""
         texts = [[text]] if isinstance(text, str) else [[part] for part in text]
-        cut = self._tokenizer(*texts, truncation=True, max_length=self._limit, return_tensors="pt")
+        tokenizer: Any = self._tokenizer
+        cut = tokenizer(*texts, truncation=True, max_length=self._limit, return_tensors="pt")
         has_types = getattr(self._model.config, "type_vocab_size", 0) > 1
         inputs = INPUTS if has_types else INPUTS[:-1]
         self._model(**{name: cut[name] for name in inputs if name in cut})

@@ -262,10 +262,8 @@ def module(
     if tokenizer is not None and isinstance(with_texts, NoTexts):
         raise UsageError(f"the tokenizer cannot be used: {with_texts}")
     originals = () if reference is None else (_original(reference, twin.config, pooling, pad),)
-    found = Source(
-        name, twin, origin, facts, with_texts, tokenizer, originals=originals, pad_id=pad
-    )
-    return replace(found, samples=samples)
+    more: dict[str, Any] = {"originals": originals, "pad_id": pad, "samples": samples}
+    return Source(name, twin, origin, facts, with_texts, tokenizer, **more)
 
 
 def _original(reference: Any, config: Config, pooling: str, pad: int | None) -> Original:

@@ -46,7 +46,10 @@ DOCUMENTS = ["pads are dropped.", "padding\n costs 中 nothing", "", " the <|im_
 def words() -> PreTrainedTokenizerFast:
     trained = language_model.tokenizer(PROSE, 400)
     fast = PreTrainedTokenizerFast(
-        tokenizer_object=trained, eos_token=language_model.END, model_max_length=LIMIT
+        tokenizer_object=trained,
+        eos_token=language_model.END,
+        pad_token=language_model.END,
+        model_max_length=LIMIT,
     )
     fast.add_special_tokens({"additional_special_tokens": ["<|im_start|>", "<|im_end|>"]})
     fast.chat_template = TEMPLATE
@@ -62,7 +65,12 @@ def checkpoint(class_name: str, folder: Path, **changed: Any) -> PreTrainedModel
     if class_name.endswith("CausalLM"):
         write_modules(folder, Transformer="", LogitScore="1_LogitScore")
         write_settings(folder / "1_LogitScore", true_token_id=YES, false_token_id=NO)
-        settings["module_output_name"] = "causal_logits"
+        plain = {"method": "forward", "method_output_name": "logits"}
+        settings |= {
+            "transformer_task": "text-generation",
+            "modality_config": {"text": plain, "message": {**plain, "format": "flat"}},
+            "module_output_name": "causal_logits",
+        }
         write_settings(folder, "config_sentence_transformers.json", model_type="CrossEncoder")
     write_settings(folder, "sentence_bert_config.json", **settings)
     return model
