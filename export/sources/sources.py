@@ -187,8 +187,8 @@ def checkpoint(
         shorten(loaded.model, max_length)
     facts |= _facts(found)
     facts["input_types"] = {} if isinstance(found, NoTexts) else dict(found.input_types)
-    pad = _pad(loaded) if _picks_last(loaded) else None
-    _refuse_appended_pad(folder, pad, found)
+    if _picks_last(loaded):
+        _refuse_appended_pad(folder, _pad(loaded), found)
     source = Source(
         folder.name,
         loaded.model,
@@ -197,7 +197,6 @@ def checkpoint(
         found,
         folder,
         loaded,
-        pad_id=pad,
         samples=reference.samples,
     )
     if reference.kind == "none":
