@@ -6,6 +6,7 @@ transformers' tokenizer of the folder, and vectors with the model in PyTorch.
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
+from itertools import zip_longest
 from pathlib import Path
 
 import numpy as np
@@ -67,11 +68,19 @@ def checks(
     num_other = int(ours != theirs)
     has_ranges = bundle.manifest.vector_ranges is not None  # older bundles have none
     compare = partial(_against_authors, service, bundle, authors)
+    own_labels = "labels" not in bundle.manifest.source  # and none that a person gave
+    meant = program.labels if program and own_labels else []
+    num_labels = sum(a != b for a, b in zip_longest(meant, bundle.manifest.labels or ()))
     by_program = asked(found, limits.max_text_tokens, program, samples) if program else {}
     others = {**_cases(bundle, authors), **({SAMPLES: _of_kind(samples, None)} if samples else {})}
     return [
         (TOKENIZER, lambda _: [("unlike the folder's", num_other, 0)]),
         *([(f"{program.name}: token ids", partial(_sampled, bundle, program))] if program else []),
+        *(
+            [(f"{program.name}: labels", lambda _: [("other names", num_labels, 0)])]
+            if meant and program
+            else []
+        ),
         *(
             (
                 f"{program.name}: {task}, {name}",
@@ -118,9 +127,16 @@ def asked(
     }
     if not found.pair_template:
         pairs[f"pairs cut to {limit}"] = _cut_pairs(" ".join(words), limit)
+    both = single if found.pair_template else {**single, **pairs}
     few: dict[str, Sequence[Text]] = {"texts": SENTENCES}
     cases = {
-        task: pairs if task in answered.PAIRS else few if PROMPTED in task else single
+        task: pairs
+        if task in answered.PAIRS
+        else both
+        if task in answered.BOTH
+        else few
+        if PROMPTED in task
+        else single
         for task in program.tasks
     }
     if samples:

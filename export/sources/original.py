@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from addnorm.model.config import Config, Pick
 from addnorm.model.pooling import picked
 from addnorm.model.transformer import Transformer
+from addnorm.service.runtime.manifest import Limits
 
 Array = NDArray[np.float32]
 FIELDS = ("logits", "last_hidden_state")  # of transformers' outputs, the first that there is
@@ -66,6 +67,10 @@ class Original:
         found = self._reference
         weights = {"sha256": digest(found)} if isinstance(found, nn.Module) else {}
         return {"kind": "reference", "name": self.name, "output": self.compared.output, **weights}
+
+    def drawn(self, limits: Limits) -> Limits:
+        """What sequences for it are drawn within: without a pad, of which it says nothing."""
+        return limits if self._pad is None else limits.model_copy(update={"pad_id": self._pad})
 
     def can_say(self, ids: Sequence[int]) -> bool:
         """Whether its answer to this sequence is one: there is none of a pad alone."""

@@ -32,6 +32,7 @@ Text = str | tuple[str, str]
 Sample = Text | Sequence[int]  # a case of a person's own: texts or token ids
 MODULES, SETTINGS = "modules.json", "config_sentence_transformers.json"
 INPUTS = ("input_ids", "attention_mask", "token_type_ids")
+LOGITS = ("logits", "prediction_logits")  # as classes of transformers name them
 PROMPTED = " with the prompt "  # in names of tasks, before that of the prompt
 CANDIDATES = ("water", "people", "time")  # labels that a zero-shot classifier is asked for
 # what transformers calls a head -> the Auto class that finds it, where config.json names no class
@@ -82,6 +83,9 @@ class Program:
         self._answers: dict[tuple[str, Text], Answer] = {}
         self._token_ids: dict[str, list[int]] = {}
         self.tasks = self._tasks() if self._tokenizer else {}
+        named = {"classify", "tag"} & self.tasks.keys()
+        labels = sorted(self._model.config.id2label.items()) if named else []
+        self.labels = [name for _, name in labels]  # of its logits, in their order
         self._listen()
 
     def answer(self, task: str, text: Text) -> Answer:
@@ -136,7 +140,7 @@ class Program:
 
     def close(self) -> None:
         """Lets go of the model, which is as it was before."""
-        for module in (self._model, self._model.base_model) if self._model else ():
+        for module in _heard_modules(self._model) if self._model else ():
             module.__dict__.pop("forward", None)
         self._runs = self._model = self._tokenizer = None
 
@@ -145,7 +149,10 @@ class Program:
             answer = self._model(**inputs)
             if "start_logits" in answer:
                 return {"logits": torch.stack([answer["start_logits"], answer["end_logits"]], -1)}
-            return {"logits": answer["logits"]} if "logits" in answer else {}
+            logits = next((answer[name] for name in LOGITS if name in answer), None)
+            if type(self._model).__qualname__ == "ElectraForPreTraining":
+                logits = answer["logits"][..., None]  # a number for each token
+            return {} if logits is None else {"logits": logits}
         features: dict[str, Any] = inputs
         for module in self._runs.children():
             if type(module).__qualname__ != "Normalize":
@@ -156,7 +163,8 @@ class Program:
     def _listen(self) -> None:
         """Notes what the transformer gets and what its body gives. sentence-transformers calls
         `forward` itself, so that PyTorch's hooks hear nothing."""
-        heard, model, body = self._heard, self._model, self._model.base_model
+        heard, model, body = self._heard, self._model, _body(self._model)
+        last = getattr(body, "project_out", None)  # OPT's, which our heads have
 
         def listening(module: nn.Module) -> Callable[..., Any]:
             forward = module.forward
@@ -167,13 +175,15 @@ class Program:
                     heard.clear()
                     heard.update(named)
                 answer = forward(*given, **named)
-                if module is body:
+                if module is last:
+                    heard["activations"] = given[0]
+                elif module is body and last is None:
                     heard["activations"] = answer[0]
                 return answer
 
             return call
 
-        for module in {id(model): model, id(body): body}.values():
+        for module in _heard_modules(model):
             module.forward = listening(module)
 
     def _ids(self) -> Ids:
@@ -286,6 +296,17 @@ def ids_of(samples: Sequence[Sample]) -> list[list[int]]:
 
 def _is_text(sample: Sample) -> bool:
     return isinstance(sample, str) or any(isinstance(part, str) for part in sample)
+
+
+def _body(model: Any) -> Any:
+    """What makes the hidden states. OPT's heads call the decoder within it."""
+    return getattr(model.base_model, "decoder", model.base_model)
+
+
+def _heard_modules(model: Any) -> list[Any]:
+    body = _body(model)
+    found = [model, body, getattr(body, "project_out", None)]
+    return [*{id(module): module for module in found if module is not None}.values()]
 
 
 def _transformer(runs: nn.Module) -> nn.Module:

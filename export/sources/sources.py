@@ -285,6 +285,12 @@ def compared_with(source: Source, program: Program) -> Source:
     originals = tuple(
         _original(part, source.model.config, source.facts["pooling"], pad) for part in parts
     )
+    heads = source.model.config.heads
+    for output, of_every_token in (original.compared for original in originals):
+        if output in heads and of_every_token != (heads[output].pick == "every"):
+            kinds = "of each token", "of each sequence"
+            says, ours = kinds if of_every_token else kinds[::-1]
+            raise UsageError(f"{program.name} makes {output} {says}, and these are {ours}")
     return replace(source, originals=originals, program=program)
 
 

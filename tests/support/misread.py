@@ -22,6 +22,7 @@ from addnorm.service.errors import StartupError
 from addnorm.service.runtime.manifest import Limits
 
 LAYER = "blocks.1."  # of the blocks, one is changed: a table has one entry for all
+NO_OTHER = 5e-5  # half of the limit; a scale before a norm changes less, by its eps
 LIMITED = ("vocab_size", "max_positions")  # no answer changes with these, but which are refused
 POOLINGS = ("mean", "first", "last", "max", "weighted_mean", "mean_sqrt")
 
@@ -95,7 +96,7 @@ def _is_alike(one: Transformer, other: Transformer) -> bool:
             rows = model(ids, mask, types if config.type_vocab_size > 1 else None)[0]
             found.append([rows, *(model.head(name, rows, mask) for name in model.heads)])
     return all(
-        mine.shape == theirs.shape and torch.equal(mine, theirs)
+        mine.shape == theirs.shape and (mine - theirs).abs().max() <= NO_OTHER * theirs.abs().max()
         for mine, theirs in zip(*found, strict=True)
     )
 
@@ -210,7 +211,7 @@ def _facts(source: Source) -> Iterator[Misread]:
     for name, prompt in (facts.get("prompts") or {}).items():
         other = {**facts["prompts"], name: prompt + "b "}
         changed.append((f"prompt {name}", {"prompts": other}))
-    if facts.get("prompts"):
+    if facts.get("prompts") and "query" not in tasks:  # queries and documents have their own
         names = [None, *facts["prompts"]]
         now = facts.get("default_prompt_name")
         changed += [
@@ -225,15 +226,17 @@ def _facts(source: Source) -> Iterator[Misread]:
 # ---- texts: the tokenizer, its limit, its types, what a reranker writes around a pair ----
 def _texts(source: Source, found: Texts) -> Iterator[Misread]:
     tokenizer = json.loads(found.tokenizer)
-    others: list[tuple[str, dict[str, Any]]] = [
-        ("limit one less", {"max_text_tokens": found.max_text_tokens - 1}),
-    ]
-    if found.max_text_tokens < source.model.config.max_positions:
+    others: list[tuple[str, dict[str, Any]]] = []
+    is_limit = not found.input_types  # which have limits of their own
+    if is_limit:
+        others.append(("limit one less", {"max_text_tokens": found.max_text_tokens - 1}))
+    if is_limit and found.max_text_tokens < source.model.config.max_positions:
         others.append(("limit one more", {"max_text_tokens": found.max_text_tokens + 1}))
     if source.model.config.type_vocab_size > 1 and {"rerank", "classify"} & {*source.program.tasks}:  # type: ignore[union-attr]
         others.append(("types of pairs", {"has_types": not found.has_types}))
     for part in ("normalizer", "pre_tokenizer", "post_processor"):
-        if tokenizer.get(part):
+        # a template without special tokens changes no ids
+        if tokenizer.get(part) and tokenizer[part].get("special_tokens") != {}:
             written = json.dumps({**tokenizer, part: None}).encode()
             others.append((f"without {part}", {"tokenizer": written}))
     if (tokenizer.get("normalizer") or {}).get("type") == "BertNormalizer":
