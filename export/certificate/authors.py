@@ -107,7 +107,7 @@ def _sampled(bundle: Bundle, program: Program, precision: str) -> Iterator[toler
     texts = sampled((bundle.path / TOKENIZER).read_bytes())
     ours = [own.ids for own in Served(bundle).tokens(texts, truncate=False)]
     found = sample_texts.of(texts, ours, program.token_ids(texts))
-    yield f"texts with other token ids: {found}", found.count, 0
+    yield f"texts with other token ids: {found}", found.num, 0
 
 
 def asked(

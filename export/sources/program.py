@@ -77,7 +77,7 @@ class Program:
         self._limit = limit
         if tokenizer is not None and limit:  # which some pipelines cut to, and to nothing else
             tokenizer.model_max_length = min(tokenizer.model_max_length, limit)
-        self._tokenizer = tokenizer or getattr(runs, "tokenizer", None)
+        self._tokenizer: Any = tokenizer or getattr(runs, "tokenizer", None)
         self._heard: dict[str, Any] = {}
         self._rows: dict[tuple[Any, ...], dict[str, Array]] = {}
         self._answers: dict[tuple[str, Text], Answer] = {}
@@ -123,7 +123,7 @@ class Program:
         return self._rows[key]
 
     def token_ids(self, texts: Sequence[str]) -> list[list[int]]:
-        """Of each text, whole and behind no prompt, by the tokenizer that it uses."""
+        """What its tokenizer makes of each text, whole and behind no prompt."""
         if unknown := [text for text in texts if text not in self._token_ids]:
             found = self._tokenizer(unknown, truncation=False, padding=False, verbose=False)
             self._token_ids.update(zip(unknown, found["input_ids"], strict=True))

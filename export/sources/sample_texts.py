@@ -32,13 +32,13 @@ RANGES = ((0x20, 0x250), (0x300, 0x370), (0x2000, 0x2070), (0x2100, 0x2190), (0x
 class Unlike(NamedTuple):
     """What two tokenizers make of texts or pairs: how many differ, among how many, and some."""
 
-    count: int
-    total: int
+    num: int
+    num_asked: int
     shown: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         such = f", such as {', '.join(self.shown)}" if self.shown else ""
-        return f"{self.count:,} of {self.total:,} texts{such}"
+        return f"{self.num:,} of {self.num_asked:,} texts{such}"
 
 
 def texts(*tokenizers: Tokenizer) -> list[str]:

@@ -29,7 +29,6 @@ from addnorm.model.checkpoints.families import FAMILIES
 from addnorm.model.config import Config, Pick
 from addnorm.model.layout import LAYOUTS
 from addnorm.model.transformer import Transformer, shorten
-from addnorm.service.runtime.bundle import TOKENIZER
 from addnorm.service.runtime.files import sha256
 
 SEED = 42
@@ -158,18 +157,8 @@ def checkpoint(
     loaded = load_checkpoint(folder, choices)
     hashes = {file.relative_to(folder).as_posix(): sha256(file) for file in loaded.files}
     folder = folder.resolve()
-    origin: dict[str, Any] = {
-        "checkpoint": folder.name,
-        "weights": hashes,
-        "unused": loaded.unused,
-    }
-    chosen = {  # as they come back out of JSON
-        "ignore": list(choices.ignore) or None,
-        "labels": None if choices.labels is None else list(choices.labels),
-        "max_length": max_length,
-        **(AS_WRITTEN if choices.tokenizer_as_written else {}),
-    }
-    origin |= {name: value for name, value in chosen.items() if value is not None}
+    origin = {"checkpoint": folder.name, "weights": hashes, "unused": loaded.unused}
+    origin |= _chosen(choices, max_length)
     facts = {
         "pooling": loaded.pooling,
         "normalize": loaded.normalize,
@@ -187,34 +176,20 @@ def checkpoint(
         shorten(loaded.model, max_length)
     facts |= _facts(found)
     facts["input_types"] = {} if isinstance(found, NoTexts) else dict(found.input_types)
-    if _picks_last(loaded):
-        _refuse_appended_pad(folder, _pad(loaded), found)
+    _refuse_pads_around(loaded, found)
     source = Source(
-        folder.name,
-        loaded.model,
-        origin,
-        facts,
-        found,
-        folder,
-        loaded,
-        samples=reference.samples,
+        folder.name, loaded.model, origin, facts, found, folder, loaded, samples=reference.samples
     )
     if reference.kind == "none":
         return source
     limit = None if isinstance(found, NoTexts) else found.max_text_tokens
     logits = loaded.model.config.heads.get("logits")
     num_labels = logits.width if logits and loaded.labels else None
-    # sentence-transformers lets texts have more tokens than RoBERTa's kind has positions
+    # sentence-transformers lets texts have more tokens than a model that counts from its pad can
     is_cut = max_length is not None or limit == loaded.model.config.max_positions
     try:
         program = programs.of_folder(
-            folder,
-            limit,
-            loaded.head,
-            num_labels,
-            is_cut,
-            reference.runs_code,
-            as_written,
+            folder, limit, loaded.head, num_labels, is_cut, reference.runs_code, as_written
         )
     except ProgramError as error:
         raise UsageError(
@@ -222,6 +197,17 @@ def checkpoint(
             " with --reference none, and the certificate says so"
         ) from error
     return compared_with(source, program)
+
+
+def _chosen(choices: Choices, max_length: int | None) -> dict[str, Any]:
+    """What the manifest's `source` says of them, with lists for tuples: so JSON gives it back."""
+    chosen = {
+        "ignore": list(choices.ignore) or None,
+        "labels": None if choices.labels is None else list(choices.labels),
+        "max_length": max_length,
+        **(AS_WRITTEN if choices.tokenizer_as_written else {}),
+    }
+    return {name: value for name, value in chosen.items() if value is not None}
 
 
 def module(
@@ -319,15 +305,17 @@ def _refuse_one_tag(labels: Sequence[str] | None, config: Config, without: str) 
         )
 
 
-def _refuse_appended_pad(folder: Path, pad: int | None, found: Texts | NoTexts) -> None:
-    if pad is None or isinstance(found, NoTexts):
+def _refuse_pads_around(loaded: Checkpoint, found: Texts | NoTexts) -> None:
+    """CheckpointError if the tokenizer puts around texts what the family takes for a pad there."""
+    if isinstance(found, NoTexts) or (pad := _pad(loaded)) is None:
         return
-    made = Tokenizer.from_str(found.tokenizer.decode()).encode("a").ids
-    if made[-1:] == [pad]:
+    around = Tokenizer.from_str(found.tokenizer.decode()).encode("").ids
+    if pad in (around[-1:] if _picks_last(loaded) else around):
+        why = "classifies the token before it" if _picks_last(loaded) else "gives it no position"
         raise CheckpointError(
-            f"{folder}: the tokenizer puts pad_token_id {pad} of config.json behind each text, and"
-            " transformers classifies the token before it: give the model another pad_token_id, or"
-            f" take it out of {TOKENIZER}'s post_processor"
+            f"{loaded.folder}: the tokenizer puts pad_token_id {pad} of config.json around each"
+            f" text, and transformers {why}: name the pad of the training there, or take the"
+            " tokenizer's files out and send token ids"
         )
 
 

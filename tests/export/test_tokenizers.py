@@ -41,7 +41,7 @@ CORPUS = ["pads are dropped", "padding costs nothing", "tokens of the same text"
 
 
 def of_words() -> Tokenizer:
-    """With a normalizer and a splitter of its own."""
+    """Its normalizer and splitter are its own."""
     found = tokenizer()
     found.normalizer = normalizers.Sequence([normalizers.NFKC(), normalizers.Lowercase()])
     splits = [pre_tokenizers.WhitespaceSplit(), pre_tokenizers.Split(Regex("[,_-]"), "isolated")]
@@ -50,7 +50,7 @@ def of_words() -> Tokenizer:
 
 
 def of_bytes() -> Tokenizer:
-    """With a normalizer and digits of their own."""
+    """Its normalizer and digits are its own."""
     found = Tokenizer(models.BPE())
     found.normalizer = normalizers.NFKC()
     found.pre_tokenizer = pre_tokenizers.Sequence(
@@ -133,7 +133,7 @@ def folder_of(
 
 
 def ids_of(source: Source, texts: Sequence[str] = TEXTS) -> list[list[int]]:
-    """By what would be served."""
+    """The server's."""
     with served_by_torch(source) as path:
         found = Served(path.model.bundle)
         assert [own.ids for own in found.tokens(texts, True, left=True)] == [
@@ -229,10 +229,20 @@ def test_a_classifier_whose_tokenizer_appends_its_pad_is_refused(tmp_path: Path,
     config = json.loads((folder / "config.json").read_text())
     write_settings(folder, **{**config, "pad_token_id": pad})
     if pad == SPECIAL.index("</s>"):
-        with pytest.raises(CheckpointError, match=r"puts pad_token_id 2 of config\.json behind"):
+        with pytest.raises(CheckpointError, match=r"puts pad_token_id 2 of config\.json around"):
             sources.checkpoint(folder)
         return
     assert [*check(sources.checkpoint(folder))]
+
+
+def test_a_pad_that_begins_texts_is_refused_where_positions_are_counted_from_it(
+    tmp_path: Path,
+) -> None:
+    folder = folder_of(tmp_path, of_bytes(), "RobertaTokenizer", "RobertaModel")
+    config = json.loads((folder / "config.json").read_text())
+    write_settings(folder, **{**config, "pad_token_id": SPECIAL.index("<s>")})
+    with pytest.raises(CheckpointError, match=r"pad_token_id 0 .* gives it no position"):
+        sources.checkpoint(folder)
 
 
 class Wrong:
