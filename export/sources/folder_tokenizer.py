@@ -9,7 +9,7 @@ import json
 from collections.abc import Mapping
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from tokenizers import Tokenizer
 from tokenizers.normalizers import Lowercase, Sequence
@@ -118,8 +118,8 @@ def write_plain(folder: Path, made: "PreTrainedTokenizerBase", place: Path) -> N
 def lower(tokenizer: "PreTrainedTokenizerBase") -> None:
     """Puts a Lowercase first, where sentence-transformers does for do_lower_case."""
     backend = tokenizer.backend_tokenizer
-    normalizer: Any = backend.normalizer
-    parts = list(normalizer) if type(normalizer) is Sequence else [normalizer]
+    normalizer = backend.normalizer
+    parts = [*cast(Any, normalizer)] if isinstance(normalizer, Sequence) else [normalizer]
     if not any(isinstance(part, Lowercase) for part in parts):
         backend.normalizer = Sequence([Lowercase(), *(part for part in parts if part is not None)])
 
