@@ -212,6 +212,9 @@ PROOFS = {
         (SERVED, "build/search/ready"),
     ),
     "mutants": Proof("a thousand mutations of graphs and weights, all refused", 6),
+    "real_tokenizers": Proof(
+        "folders with tokenizers of real sizes, of every class, are exported", 5, (BERT, "npm")
+    ),
     "misread": Proof(
         "checkpoints read wrongly on purpose, one thing at a time: all refused",
         10,

@@ -94,8 +94,10 @@ def _tokenizer(source: Source, texts: Texts) -> str:
     made = f"{texts.read_by} of transformers"
     if texts.unlike_file is None:
         return made
-    if not texts.unlike_file.count:
-        return f"{made}, which reads {texts.unlike_file.total:,} texts as the folder's file does"
+    if not texts.unlike_file.num:
+        return (
+            f"{made}, which reads {texts.unlike_file.num_asked:,} texts as the folder's file does"
+        )
     return (
         f"{made}, unlike the folder's file as it is written in {texts.unlike_file}; to read texts"
         " by that file, export with --tokenizer-as-written"

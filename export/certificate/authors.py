@@ -98,11 +98,16 @@ def checks(
     ]
 
 
+def sampled(tokenizer: bytes) -> list[str]:
+    """The texts whose token ids are compared with the program's, beside those it answers."""
+    return sample_texts.texts(Tokenizer.from_str(tokenizer.decode()))
+
+
 def _sampled(bundle: Bundle, program: Program, precision: str) -> Iterator[tolerances.Result]:
-    texts = sample_texts.texts(Tokenizer.from_file(str(bundle.path / TOKENIZER)))
+    texts = sampled((bundle.path / TOKENIZER).read_bytes())
     ours = [own.ids for own in Served(bundle).tokens(texts, truncate=False)]
     found = sample_texts.of(texts, ours, program.token_ids(texts))
-    yield f"texts with other token ids: {found}", found.count, 0
+    yield f"texts with other token ids: {found}", found.num, 0
 
 
 def asked(
@@ -110,8 +115,11 @@ def asked(
 ) -> dict[tuple[str, str], Sequence[Text]]:
     """What the program is asked for: the texts or pairs of each task, by the task and the case."""
     words = _words(Tokenizer.from_str(found.tokenizer.decode()), limit)
+    if pad := found.special_tokens.get("pad_token"):  # in a text, to some programs it is none of it
+        words = [text.replace(pad, " ") for text in words]
+    scripts = [text.replace(pad, " ") if pad else text for text in SCRIPTS]
     single: dict[str, Sequence[Text]] = {
-        "texts": [*SENTENCES, *SCRIPTS, *words],
+        "texts": [*SENTENCES, *scripts, *words],
         f"texts cut to {limit}": [" ".join(words) * 3, (" ".join(SENTENCES) + " ") * limit],
     }
     pairs: dict[str, Sequence[Text]] = {

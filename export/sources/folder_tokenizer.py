@@ -9,7 +9,7 @@ import json
 from collections.abc import Mapping
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from tokenizers import Tokenizer
 from tokenizers.normalizers import Lowercase, Sequence
@@ -119,7 +119,7 @@ def lower(tokenizer: "PreTrainedTokenizerBase") -> None:
     """Puts a Lowercase first, where sentence-transformers does for do_lower_case."""
     backend = tokenizer.backend_tokenizer
     normalizer = backend.normalizer
-    parts = [*normalizer] if isinstance(normalizer, Sequence) else [normalizer]
+    parts = [*cast(Any, normalizer)] if isinstance(normalizer, Sequence) else [normalizer]
     if not any(isinstance(part, Lowercase) for part in parts):
         backend.normalizer = Sequence([Lowercase(), *(part for part in parts if part is not None)])
 

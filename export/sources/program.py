@@ -77,7 +77,7 @@ class Program:
         self._limit = limit
         if tokenizer is not None and limit:  # which some pipelines cut to, and to nothing else
             tokenizer.model_max_length = min(tokenizer.model_max_length, limit)
-        self._tokenizer = tokenizer or getattr(runs, "tokenizer", None)
+        self._tokenizer: Any = tokenizer or getattr(runs, "tokenizer", None)
         self._heard: dict[str, Any] = {}
         self._rows: dict[tuple[Any, ...], dict[str, Array]] = {}
         self._answers: dict[tuple[str, Text], Answer] = {}
@@ -86,7 +86,6 @@ class Program:
         named = {"classify", "tag"} & self.tasks.keys()
         labels = sorted(self._model.config.id2label.items()) if named else []
         self.labels = [name for _, name in labels]  # of its logits, in their order
-        self.asked = [*self.tasks]
         self._listen()
 
     def answer(self, task: str, text: Text) -> Answer:
@@ -124,7 +123,7 @@ class Program:
         return self._rows[key]
 
     def token_ids(self, texts: Sequence[str]) -> list[list[int]]:
-        """Of each text, whole and behind no prompt, by the tokenizer that it uses."""
+        """What its tokenizer makes of each text, whole and behind no prompt."""
         if unknown := [text for text in texts if text not in self._token_ids]:
             found = self._tokenizer(unknown, truncation=False, padding=False, verbose=False)
             self._token_ids.update(zip(unknown, found["input_ids"], strict=True))
@@ -136,7 +135,8 @@ class Program:
 
     def record(self, outputs: Sequence[str]) -> dict[str, Any]:
         """For the certificate: what was compared. outputs: of token ids."""
-        return {"kind": "program", "name": self.name, "outputs": [*outputs], "texts": self.asked}
+        told = {"outputs": [*outputs], "texts": [*self.tasks]}
+        return {"kind": "program", "name": self.name, **told}
 
     def close(self) -> None:
         """Lets go of the model, which is as it was before."""
@@ -350,6 +350,9 @@ def of_folder(
         runs, tokenizer = _Loading(spelled, runs_code).loaded(head, limit is not None)
     if is_cut and limit and hasattr(runs, "max_seq_length"):
         runs.max_seq_length = limit  # type: ignore[assignment]
+    made: Any = tokenizer or getattr(runs, "tokenizer", None)
+    if made is not None and made.pad_token is None:  # needed also to pad one text to its own length
+        made.pad_token = made.eos_token or made.convert_ids_to_tokens(0)
     return Program(runs, tokenizer, limit)
 
 

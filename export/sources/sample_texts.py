@@ -32,13 +32,13 @@ RANGES = ((0x20, 0x250), (0x300, 0x370), (0x2000, 0x2070), (0x2100, 0x2190), (0x
 class Unlike(NamedTuple):
     """What two tokenizers make of texts or pairs: how many differ, among how many, and some."""
 
-    count: int
-    total: int
+    num: int
+    num_asked: int
     shown: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         such = f", such as {', '.join(self.shown)}" if self.shown else ""
-        return f"{self.count:,} of {self.total:,} texts{such}"
+        return f"{self.num:,} of {self.num_asked:,} texts{such}"
 
 
 def texts(*tokenizers: Tokenizer) -> list[str]:
@@ -51,15 +51,14 @@ def texts(*tokenizers: Tokenizer) -> list[str]:
 
 
 def unlike(ours: Tokenizer, theirs: Tokenizer) -> Unlike:
-    """Compares token ids of texts, and of pairs also their types. Neither cuts or pads then."""
+    """Compares token ids of texts and of pairs. Neither cuts or pads then."""
     single = texts(ours, theirs)
     asked: list[Text] = [*single, *zip(single[::20], single[7::20], strict=False)]
     made = []
     for tokenizer in (ours, theirs):
         tokenizer.no_truncation()
         tokenizer.no_padding()
-        found = tokenizer.encode_batch_fast(asked)
-        made.append([(encoding.ids, encoding.type_ids) for encoding in found])
+        made.append([encoding.ids for encoding in tokenizer.encode_batch_fast(asked)])
     return of(asked, *made)
 
 

@@ -10,7 +10,7 @@ from typing import Any, Literal, cast
 
 from tokenizers import Tokenizer
 
-from addnorm.export.sources import download, sample_texts, texts
+from addnorm.export.sources import download, texts
 from addnorm.export.sources import program as programs
 from addnorm.export.sources.folder_tokenizer import NoTexts
 from addnorm.export.sources.module import problems
@@ -157,18 +157,8 @@ def checkpoint(
     loaded = load_checkpoint(folder, choices)
     hashes = {file.relative_to(folder).as_posix(): sha256(file) for file in loaded.files}
     folder = folder.resolve()
-    origin: dict[str, Any] = {
-        "checkpoint": folder.name,
-        "weights": hashes,
-        "unused": loaded.unused,
-    }
-    chosen = {  # as they come back out of JSON
-        "ignore": list(choices.ignore) or None,
-        "labels": None if choices.labels is None else list(choices.labels),
-        "max_length": max_length,
-        **(AS_WRITTEN if choices.tokenizer_as_written else {}),
-    }
-    origin |= {name: value for name, value in chosen.items() if value is not None}
+    origin = {"checkpoint": folder.name, "weights": hashes, "unused": loaded.unused}
+    origin |= _chosen(choices, max_length)
     facts = {
         "pooling": loaded.pooling,
         "normalize": loaded.normalize,
@@ -177,6 +167,7 @@ def checkpoint(
         "prompts": loaded.prompts,
         "default_prompt_name": loaded.default_prompt_name,
     }
+    _refuse_one_tag(loaded.labels, loaded.model.config, "--labels none")
     if loaded.problem_type == "regression":
         facts["regression"] = True
     if loaded.similarity != "cosine":
@@ -187,6 +178,7 @@ def checkpoint(
         shorten(loaded.model, max_length)
     facts |= _facts(found)
     facts["input_types"] = {} if isinstance(found, NoTexts) else dict(found.input_types)
+    _refuse_pads_around(loaded, found)
     source = Source(
         folder.name, loaded.model, origin, facts, found, folder, loaded, samples=reference.samples
     )
@@ -195,17 +187,11 @@ def checkpoint(
     limit = None if isinstance(found, NoTexts) else found.max_text_tokens
     logits = loaded.model.config.heads.get("logits")
     num_labels = logits.width if logits and loaded.labels else None
-    # sentence-transformers lets texts have more tokens than RoBERTa's kind has positions
+    # sentence-transformers lets texts have more tokens than a model that counts from its pad can
     is_cut = max_length is not None or limit == loaded.model.config.max_positions
     try:
         program = programs.of_folder(
-            folder,
-            limit,
-            loaded.head,
-            num_labels,
-            is_cut,
-            reference.runs_code,
-            as_written,
+            folder, limit, loaded.head, num_labels, is_cut, reference.runs_code, as_written
         )
     except ProgramError as error:
         raise UsageError(
@@ -213,6 +199,17 @@ def checkpoint(
             " with --reference none, and the certificate says so"
         ) from error
     return compared_with(source, program)
+
+
+def _chosen(choices: Choices, max_length: int | None) -> dict[str, Any]:
+    """What the manifest's `source` says of them, with lists for tuples: so JSON gives it back."""
+    chosen = {
+        "ignore": list(choices.ignore) or None,
+        "labels": None if choices.labels is None else list(choices.labels),
+        "max_length": max_length,
+        **(AS_WRITTEN if choices.tokenizer_as_written else {}),
+    }
+    return {name: value for name, value in chosen.items() if value is not None}
 
 
 def module(
@@ -235,6 +232,7 @@ def module(
     """
     if found := [*problems(model, labels, pooling)]:
         raise UsageError("; ".join(found))
+    _refuse_one_tag(labels, model.config, "labels=None")
     name, twin = type(model).__qualname__, copy.deepcopy(model).cpu().eval()
     origin: dict[str, Any] = {"module": name, "sha256": digest(twin)}
     if max_length is not None:
@@ -269,12 +267,12 @@ def compared_with(source: Source, program: Program) -> Source:
     pad = _pad(source.loaded)
     ids = [int(pad == 0)] * min(3, source.model.config.max_positions)
     types = [0] * len(ids) if source.model.config.type_vocab_size > 1 else None
+    if not source.facts["labels"]:
+        program.tasks.pop("tag", None)  # which is not served without labels
     parts = program.parts(ids, types)
     originals = tuple(
         _original(part, source.model.config, source.facts["pooling"], pad) for part in parts
     )
-    if not isinstance(source.texts, NoTexts):
-        _refuse_other_ids(source.texts, program)
     heads = source.model.config.heads
     for output, of_every_token in (original.compared for original in originals):
         if output in heads and of_every_token != (heads[output].pick == "every"):
@@ -284,26 +282,43 @@ def compared_with(source: Source, program: Program) -> Source:
     return replace(source, originals=originals, program=program)
 
 
-def _refuse_other_ids(found: Texts, program: Program) -> None:
-    ours = Tokenizer.from_str(found.tokenizer.decode())
-    ours.encode_special_tokens = found.splits_special
-    asked = sample_texts.texts(ours)
-    made = [encoding.ids for encoding in ours.encode_batch_fast(asked)]
-    if (unlike := sample_texts.of(asked, made, program.token_ids(asked))).count:
-        raise UsageError(
-            f"the tokenizer of {program.name} gives other token ids than was read of the folder:"
-            f" {unlike}. Go without texts: take the tokenizer's files out of the folder"
-        )
-
-
 def _pad(loaded: Checkpoint) -> int | None:
     """The id that the family takes for a pad wherever it stands, whatever the mask says: it counts
     positions by it, or picks the last token before it."""
     family = FAMILIES[loaded.model_type]
     raw = family.raw(loaded.fields)
-    picks_last = any(head.pick == "last" for head in loaded.model.config.heads.values())
-    is_asked = family.position_offset(raw) or (picks_last and loaded.head)
+    is_asked = family.position_offset(raw) or _picks_last(loaded)
     return raw.get("pad_token_id") if is_asked else None
+
+
+def _picks_last(loaded: Checkpoint) -> bool:
+    """Whether it classifies by the last token, which to transformers is the last that is no pad."""
+    picks = {head.pick for head in loaded.model.config.heads.values()}
+    return "last" in picks and (loaded.head or "").endswith("ForSequenceClassification")
+
+
+def _refuse_one_tag(labels: Sequence[str] | None, config: Config, without: str) -> None:
+    """without: what exports it without labels."""
+    head = config.heads.get("logits")
+    if labels and len(labels) == 1 and head and head.pick == "every":
+        raise UsageError(
+            f"the label {labels[0]!r} is the only one of every token: a softmax of one number is"
+            f" 1.0, as transformers answers. Export it with {without}, and ask /v1/infer for logits"
+        )
+
+
+def _refuse_pads_around(loaded: Checkpoint, found: Texts | NoTexts) -> None:
+    """CheckpointError if the tokenizer puts around texts what the family takes for a pad there."""
+    if isinstance(found, NoTexts) or (pad := _pad(loaded)) is None:
+        return
+    around = Tokenizer.from_str(found.tokenizer.decode()).encode("").ids
+    if pad in (around[-1:] if _picks_last(loaded) else around):
+        why = "classifies the token before it" if _picks_last(loaded) else "gives it no position"
+        raise CheckpointError(
+            f"{loaded.folder}: the tokenizer puts pad_token_id {pad} of config.json around each"
+            f" text, and transformers {why}: name the pad of the training there, or take the"
+            " tokenizer's files out and send token ids"
+        )
 
 
 def with_origin(source: Source, more: Mapping[str, Any]) -> Source:

@@ -100,7 +100,7 @@ def deberta(folder: Path, **fields: bool) -> sentencepiece.SentencePieceProcesso
 
 @pytest.mark.parametrize("lowers", [False, True])
 def test_debertas_file_alone_gives_sentencepieces_ids(tmp_path: Path, lowers: bool) -> None:
-    """As it is written: transformers has NFC in the place of its own normalization."""
+    """If it is read as it is written: transformers has NFC in the place of its normalization."""
     original = deberta(tmp_path, do_lower_case=lowers)
     texts = [
         "ﬁne ① Ａ５",
