@@ -122,8 +122,8 @@ def verify_bundle(
 ) -> Bundle:
     """Makes the certificate of a bundle again, on this machine, from the model that it was made of.
 
-    path: a folder `name/version`. tokenizer, vocabulary, reference, config, weights, batch_first: as
-    in `export_bundle`, if they were given there.
+    path: a folder `name/version`. tokenizer, vocabulary, reference, config, weights,
+    batch_first: as in `export_bundle`, if they were given there.
     provider: "cuda" adds to the certificate what holds on this GPU.
 
     ExportError if the bundle was made of another model, or if any check fails.
@@ -204,8 +204,10 @@ def _of_family(model: nn.Module, stated: Stated) -> AbstractContextManager[Sourc
 
 
 def _refuse_parts(model: nn.Module, stated: Stated) -> None:
-    if stated.config is not None or stated.weights is not None:
-        raise UsageError(f"config and weights are of modules, the model is a {_kind(model)}")
+    if any(x is not None for x in (stated.config, stated.weights, stated.batch_first)):
+        raise UsageError(
+            f"config, weights and batch_first are of modules, the model is a {_kind(model)}"
+        )
 
 
 def _kind(model: Any) -> str:
