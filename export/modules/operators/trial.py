@@ -205,7 +205,7 @@ def _numbers(step: Step) -> list[float]:
 
 def difference_of(expected: Tensor, found: Tensor) -> float:
     """The largest, as a share of the largest number found."""
-    if expected.numel() != found.numel():
+    if expected.numel() != found.numel() or not found.is_floating_point():
         return math.inf
     largest = found.abs().max().clamp(min=1e-30)
     return float((expected.reshape(-1) - found.reshape(-1)).abs().max() / largest)

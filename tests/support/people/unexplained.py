@@ -138,3 +138,8 @@ LENGTHS: dict[str, Change] = {
 CHANGES: dict[str, dict[str, Change]] = {
     "operators on rows": ROWS, "operators on ids": IDS, "lengths": LENGTHS,
 }  # fmt: skip
+
+
+def is_told(refusal: str) -> bool:
+    """Whether a refusal names the line; what is a constant of the length shows in the whole alone."""
+    return "unexplained.py:" in refusal or "the whole does not: of 24 tokens" in refusal
