@@ -211,8 +211,10 @@ def _of_family(model: nn.Module, stated: Stated) -> AbstractContextManager[Sourc
 
 
 def _refuse_parts(model: nn.Module, stated: Stated) -> None:
-    if stated.config is not None or stated.weights is not None:
-        raise UsageError(f"config and weights are of modules, the model is a {_kind(model)}")
+    if any(x is not None for x in (stated.config, stated.weights, stated.batch_first)):
+        raise UsageError(
+            f"config, weights and batch_first are of modules, the model is a {_kind(model)}"
+        )
 
 
 def _kind(model: Any) -> str:

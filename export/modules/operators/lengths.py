@@ -4,7 +4,7 @@ What the code makes of a length alone, such as masks, places and branches, is as
 rows are not computed: an operator on them makes a tensor of the right shape.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -12,11 +12,14 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map
 
+from addnorm.export.modules.operators.explained import VIEWS
 from addnorm.export.modules.operators.trace import LOOKUPS, authors_line
 
 SMALL = 100_000  # numbers, that are computed sooner than a shape is derived
 
-OF_NUMBERS = (*LOOKUPS, "_local_scalar_dense", "equal")  # what they make is not of shapes alone
+# computed: views, which cost nothing, and what is not of shapes alone
+OF_NUMBERS = {*VIEWS, *LOOKUPS, "_local_scalar_dense", "equal"} - {"clone", "reshape"}
+_KINDS: dict[Any, tuple[str, bool]] = {}
 
 
 class Call(NamedTuple):
@@ -50,32 +53,42 @@ class Run(TorchDispatchMode):
         found: list[Tensor] = []
         for x in _flat((*args, *kwargs.values())):
             found.append(x) if isinstance(x, Tensor) else numbers.append(x)
-        tensors = tuple(self._unknown[id(x)] for x in found if id(x) in self._unknown)
+        known = self._unknown
+        tensors = tuple([known[id(x)] for x in found if id(x) in known])
         if not tensors:
             return func(*args, **kwargs)
-        given = tuple(x.clone() for x in found if id(x) not in self._unknown)
-        op, line = func.overloadpacket.__name__, authors_line() if self._with_lines else ""
+        given = tuple([x.clone() for x in found if id(x) not in known])
+        op, is_mutable = _KINDS.get(func) or _KINDS.setdefault(func, _kind(func))
+        line = authors_line() if self._with_lines else ""
         self.calls.append(Call(op, tuple(numbers), tensors, given, line))
-        if op in OF_NUMBERS or sum(x.numel() for x in found) < SMALL:
+        if op in OF_NUMBERS or sum([x.numel() for x in found]) < SMALL:
             result = func(*args, **kwargs)
+        elif is_mutable:
+            result = args[0]
         else:
-            key = func, tuple(numbers), tuple((x.shape, x.stride(), x.dtype) for x in found)
+            key = func, tuple(numbers), tuple([(x.shape, x.stride(), x.dtype) for x in found])
             if key not in self._made:
                 self._made[key] = func(*tree_map(_meta, args), **tree_map(_meta, kwargs))
-            result = args[0] if func._schema.is_mutable else _real(self._made[key])
-        for x in _flat((result,)):
+            result = _real(self._made[key])
+        for x in (result,) if isinstance(result, Tensor) else _flat((result,)):
             if isinstance(x, Tensor):
-                self._unknown[id(x)] = len(self._alive)
+                known[id(x)] = len(self._alive)
                 self._alive.append(x)
         return result
 
 
-def _flat(found: Any) -> Iterator[Any]:
+def _kind(func: Any) -> tuple[str, bool]:
+    return str(func.overloadpacket.__name__), bool(func._schema.is_mutable)
+
+
+def _flat(found: Sequence[Any]) -> list[Any]:
+    flat = []
     for x in found:
         if isinstance(x, list | tuple):
-            yield from _flat(x)
+            flat += _flat(x)
         else:
-            yield x
+            flat.append(x)
+    return flat
 
 
 def _meta(found: Any) -> Any:

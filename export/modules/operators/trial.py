@@ -23,6 +23,7 @@ from addnorm.model.transformer import ACTIVATIONS
 AGREES = 1e-6  # of the largest number: people write constants with seven digits
 EPS = (1e-3, 1e-4, 1e-5, 1e-6, 1e-7, 1e-8, 1e-9, 1e-10, 1e-12)  # tried beside what the code says
 LOUD = (1e2, 1e4)  # activations that some trained models have
+HUGE = 1e9  # beyond which no float32 is rounded to something near
 NUM_SHOWN = 3  # of candidates, where none agrees
 PICKS: tuple[Pick, ...] = (*WEIGHTS, "max")
 Candidate = TypeVar("Candidate", bound=Hashable)
@@ -136,7 +137,7 @@ def _vectors(steps: list[Step], n: int) -> list[Value]:
 
 def activation(entry: Value, exit_: Value) -> Activation:
     tried = dict.fromkeys(ACTIVATIONS, 0.0)
-    for largest in (6, *LOUD):
+    for largest in (6, *LOUD, HUGE):
         probe = torch.linspace(-largest, largest, entry.tensor.numel(), dtype=torch.float64)
         probe = probe.view(entry.tensor.shape)
         (found,) = again([exit_], {entry: probe})
@@ -204,7 +205,7 @@ def _numbers(step: Step) -> list[float]:
 
 def difference_of(expected: Tensor, found: Tensor) -> float:
     """The largest, as a share of the largest number found."""
-    if expected.numel() != found.numel():
+    if expected.numel() != found.numel() or not found.is_floating_point():
         return math.inf
     largest = found.abs().max().clamp(min=1e-30)
     return float((expected.reshape(-1) - found.reshape(-1)).abs().max() / largest)
