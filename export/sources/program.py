@@ -192,7 +192,8 @@ class Program:
         if hasattr(runs, "predict"):
             scores = {
                 "rerank": lambda pair: runs.predict([pair], activation_fn=nn.Identity()),
-                "relevance": lambda pair: runs.predict([pair]),
+                # /v1/rerank answers so, whatever activation a folder names
+                "relevance": lambda pair: runs.predict([pair], activation_fn=nn.Sigmoid()),
             }
             return (scores if runs.num_labels == 1 else {}) | self._pipelines()
         if hasattr(runs, "encode_document") and hasattr(runs, "splade_pooling_chunk_size"):
