@@ -84,7 +84,8 @@ class Program:
         self._token_ids: dict[str, list[int]] = {}
         self.tasks = self._tasks() if self._tokenizer else {}
         named = {"classify", "tag"} & self.tasks.keys()
-        labels = sorted(self._model.config.id2label.items()) if named else []
+        model: Any = self._model
+        labels = sorted(model.config.id2label.items()) if named else []
         self.labels = [name for _, name in labels]  # of its logits, in their order
         self._listen()
 
@@ -149,9 +150,10 @@ class Program:
             answer = self._model(**inputs)
             if "start_logits" in answer:
                 return {"logits": torch.stack([answer["start_logits"], answer["end_logits"]], -1)}
-            logits = next((answer[name] for name in LOGITS if name in answer), None)
-            if type(self._model).__qualname__ == "ElectraForPreTraining":
-                logits = answer["logits"][..., None]  # a number for each token
+            name = type(self._model).__qualname__
+            logits = next((answer[key] for key in LOGITS if key in answer), None)
+            if logits is not None and logits.dim() == 2 and name.endswith("ForPreTraining"):
+                logits = logits[..., None]  # a number for each token
             return {} if logits is None else {"logits": logits}
         features: dict[str, Any] = inputs
         for module in self._runs.children():
@@ -164,7 +166,7 @@ class Program:
         """Notes what the transformer gets and what its body gives. sentence-transformers calls
         `forward` itself, so that PyTorch's hooks hear nothing."""
         heard, model, body = self._heard, self._model, _body(self._model)
-        last = getattr(body, "project_out", None)  # OPT's, which our heads have
+        last = getattr(body, "project_out", None)  # which our heads have
 
         def listening(module: nn.Module) -> Callable[..., Any]:
             forward = module.forward
@@ -199,7 +201,8 @@ class Program:
         if hasattr(runs, "predict"):
             scores = {
                 "rerank": lambda pair: runs.predict([pair], activation_fn=nn.Identity()),
-                "relevance": lambda pair: runs.predict([pair]),
+                # /v1/rerank answers so, whatever activation a folder names
+                "relevance": lambda pair: runs.predict([pair], activation_fn=nn.Sigmoid()),
             }
             return (scores if runs.num_labels == 1 else {}) | self._pipelines()
         if hasattr(runs, "encode_document") and hasattr(runs, "splade_pooling_chunk_size"):
@@ -299,7 +302,7 @@ def _is_text(sample: Sample) -> bool:
 
 
 def _body(model: Any) -> Any:
-    """What makes the hidden states. OPT's heads call the decoder within it."""
+    """What makes the hidden states. Some heads call the decoder within it, and not the body."""
     return getattr(model.base_model, "decoder", model.base_model)
 
 
