@@ -68,13 +68,14 @@ class Shape:
     def bundle(self, name: str) -> Bundle:
         """Made at the first call."""
         if not (BUILD / name / "config.json").exists():
-            self._write(BUILD / name)
+            self.write(BUILD / name)
         if not (BUNDLES / name).exists():
             source = sources.checkpoint(BUILD / name, max_length=self.max_length)
             export(source, BUNDLES, name, None, Plan(precisions=(FP32, INT8)))
         return newest(name)
 
-    def _write(self, folder: Path) -> None:
+    def write(self, folder: Path) -> None:
+        """Draws its weights by SEED, and saves it as transformers does."""
         import torch
         import transformers
 

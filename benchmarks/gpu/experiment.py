@@ -23,7 +23,6 @@ from addnorm.export import writer
 from addnorm.export.cuda.on_gpu import measured
 from addnorm.export.sources import sources
 from addnorm.export.writer import Plan
-from addnorm.model.config import Config
 from addnorm.model.transformer import Transformer
 from addnorm.service.environment import read_settings
 from addnorm.service.runtime import bundle as bundles
@@ -32,22 +31,23 @@ from addnorm.service.runtime.cuda.gpu import CUDA
 from addnorm.service.runtime.cuda.gpu_engine import engines_for
 from addnorm.service.runtime.engine import OpenEngine
 from addnorm.service.settings import Settings
+from benchmarks.families import Shape
 from benchmarks.findings import Findings, Options
-from benchmarks.gpu import over_http, speed, torch_encoder
+from benchmarks.gpu import over_http, speed
 from benchmarks.gpu.rehearsal import RehearsedEngine
 
 Figures = dict[str, Any]
 Step = Callable[[], Figures]
 TESTS = Path(__file__).resolve().parents[2] / "tests/runtime/cuda"
 PRECISIONS = ("fp32", "fp16")
-SEED = 0
 
 
-def _bert(d_model: int, n_heads: int, n_layers: int, vocab_size: int = 30522) -> Config:
-    return Config(
-        vocab_size=vocab_size, d_model=d_model, n_heads=n_heads, d_ff=4 * d_model,
-        n_layers=n_layers, max_positions=512, type_vocab_size=2, eps=1e-12, embedding_norm=True,
-    )  # fmt: skip
+def _bert(width: int, heads: int, layers: int, vocabulary: int = 30522) -> Shape:
+    sizes = {
+        "vocab_size": vocabulary, "hidden_size": width, "num_attention_heads": heads,
+        "intermediate_size": 4 * width, "num_hidden_layers": layers,
+    }  # fmt: skip
+    return Shape("Bert", 512, sizes)
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class Setup:
     settings: Settings
     engines: Callable[[Settings], OpenEngine]
     device: str  # of PyTorch
-    shapes: Mapping[str, Config]
+    shapes: Mapping[str, Shape]
     seconds: float  # of one measurement
     num_compositions: int  # drawn batches for each precision
 
@@ -72,7 +72,7 @@ class Setup:
         """A folder of transformers. It is written at first use."""
         folder = self.out / "checkpoints" / shape
         if not folder.exists():
-            torch_encoder.save(self.shapes[shape], folder, SEED)
+            self.shapes[shape].write(folder)
         return folder
 
     def model(self, shape: str, layout: str) -> Transformer:
@@ -89,7 +89,7 @@ def on_gpu(out: Path, settings: Settings) -> Setup:
 
 
 def rehearsal(out: Path, settings: Settings) -> Setup:
-    shapes = {"tiny": _bert(64, 4, 2, vocab_size=1000)}
+    shapes = {"tiny": _bert(64, 4, 2, vocabulary=1000)}
     place = out / "gpu-rehearsal"
     return Setup(place, settings, lambda _: RehearsedEngine, "cpu", shapes, 0.05, 20)
 
@@ -170,7 +170,8 @@ def agreement(setup: Setup, shape: str) -> Figures:
 def beside_pytorch(setup: Setup, shape: str) -> Figures:
     """Load and side -> useful tokens per second."""
     model = speed.loaded(setup.bundle(shape), setup.settings, setup.engines)
-    return speed.measured(model, setup.shapes[shape], setup.device, setup.seconds)
+    config = setup.model(shape, "padded").config
+    return speed.measured(model, config, setup.device, setup.seconds)
 
 
 def served(setup: Setup, shape: str) -> Figures:

@@ -5,7 +5,7 @@ from functools import cache
 from pathlib import Path
 from statistics import median
 
-from addnorm.load.measure.contender import Contender, in_precision
+from addnorm.load.measure.contender import FP32, Contender, in_precision
 from addnorm.load.measure.run import Load
 from addnorm.service.runtime.bundle import Bundle
 from benchmarks import peers, processes
@@ -27,8 +27,7 @@ def measured(bundle: Bundle, folder: Path, device: str, seconds: float) -> dict[
             precision: in_precision(ours, bundle, precision, NEAR)
             for precision in bundle.manifest.precisions
         }
-        near = next(iter(sides.values())).reference.near(NEAR)
-        sides["PyTorch"] = Contender("PyTorch", theirs, near, bundle)
+        sides["PyTorch"] = Contender("PyTorch", theirs, sides[FP32].reference, bundle)
         found: dict[str, float] = {}
         for traffic, callers in CALLERS.items():
             for side in sides.values():

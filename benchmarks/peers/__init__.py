@@ -35,7 +35,7 @@ def naive(padded: Bundle, *flags: str) -> AbstractContextManager[Server]:
 
 
 def pytorch(folder: str, device: str = "cpu") -> AbstractContextManager[Server]:
-    """folder: of transformers."""
+    """folder: of transformers. device: cpu or cuda."""
     return processes.program((*MODULE, "benchmarks.peers.torch_server", folder, device))
 
 

@@ -31,7 +31,7 @@ class Body(BaseModel):
 class OfTransformers(nn.Module):
     """A model of transformers, with scaled_dot_product_attention if it has that."""
 
-    def __init__(self, folder: str, device: str = "cpu") -> None:
+    def __init__(self, folder: str, device: str) -> None:
         super().__init__()
         dtype = torch.float16 if device == "cuda" else torch.float32
         self.model = AutoModel.from_pretrained(folder, dtype=dtype).eval().to(device)
@@ -95,7 +95,7 @@ def _num_sequences(batch: list[tuple[Body, Any]]) -> int:
     return sum(len(body.input_ids) for body, _ in batch)
 
 
-def create_app(folder: str, device: str = "cpu") -> FastAPI:
+def create_app(folder: str, device: str) -> FastAPI:
     batcher = Batcher(folder, device)
 
     @asynccontextmanager

@@ -21,7 +21,9 @@ STEPS = ("export", "agreement", "speed")  # without the tests, of which this is 
 def setup(tmp_path: Path) -> Setup:
     """Smaller still than the rehearsal."""
     found = experiment.rehearsal(tmp_path, Settings())
-    shapes = {"tiny": replace(found.shapes["tiny"], n_layers=1, max_positions=128)}
+    tiny = found.shapes["tiny"]
+    fields = {**tiny.fields, "num_hidden_layers": 1, "max_position_embeddings": 128}
+    shapes = {"tiny": replace(tiny, fields=fields)}
     return replace(found, shapes=shapes, seconds=0.001, num_compositions=3)
 
 
@@ -64,7 +66,7 @@ def test_a_step_that_fails_ends_no_other_and_keeps_what_others_found(setup: Setu
 def test_pads_do_not_reach_the_peers_vectors(setup: Setup) -> None:
     """PyTorch's side computes what it is timed for: means over real tokens alone."""
     torch.manual_seed(0)
-    peer = torch_encoder.encoder(setup.shapes["tiny"], "cpu")
+    peer = torch_encoder.encoder(setup.model("tiny", "padded").config, "cpu")
     sequences = [torch.arange(3), torch.arange(9)]
     with torch.inference_mode():
         _, together = peer(*padded(sequences))
