@@ -9,6 +9,7 @@ ROOT = Path(__file__).resolve().parents[1]
 PROGRAMS = {  # name -> what installs it
     "chromedriver": "make browser",
     "node": "apt-get install nodejs npm",
+    "npm": "apt-get install nodejs npm",
     "qemu-aarch64": "apt-get install qemu-user",
 }
 Found = Callable[[str], bool]

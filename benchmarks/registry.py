@@ -151,7 +151,7 @@ EXPERIMENTS = {
         "of a GPU, with ADDNORM_PROVIDER=cuda: differences, bits, speed beside PyTorch",
         "benchmarks.gpu.experiment:run",
         20,
-        only="beginnings of steps: tests, export, agreement, speed",
+        only="beginnings of steps: tests, export, agreement, speed, http",
     ),
 }
 GROUPS = {"stress": ("overload", "swaps", "rollback", "other-keys")}  # a name for several
@@ -212,6 +212,13 @@ PROOFS = {
         (SERVED, "build/search/ready"),
     ),
     "mutants": Proof("a thousand mutations of graphs and weights, all refused", 6),
+    "real_tokenizers": Proof(
+        "folders with tokenizers of real sizes, of every class, are exported", 5, (BERT, "npm")
+    ),
+    "misread": Proof(
+        "checkpoints read wrongly on purpose, one thing at a time: all refused",
+        10,
+    ),
     "large_model": Proof("a model of more than 2 GB: memory and answers; needs 8 GB", 8),
     "mixed_fleet": Proof(
         "this machine and an emulated ARM behind haproxy: the same bits and one fingerprint",

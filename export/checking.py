@@ -2,6 +2,7 @@
 server's own endpoints, against its authors' program."""
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -9,7 +10,7 @@ from tempfile import TemporaryDirectory
 from addnorm.export import writer
 from addnorm.export.certificate import parity
 from addnorm.export.certificate.forward import refuse_unlike
-from addnorm.export.certificate.served import by_head, by_torch
+from addnorm.export.certificate.served import Served, by_head, by_torch, path_of
 from addnorm.export.graphs.graph import check_fit
 from addnorm.export.sources.sources import Source
 from addnorm.export.writer import Plan
@@ -57,18 +58,27 @@ def check(source: Source) -> Iterator[str]:
     """A line a comparison. UnfitError, StartupError and CertificationError say why such a model is
     not exported."""
     check_fit(source.model)
-    reference = source.in_layout("padded")
+    with served_by_torch(source) as path:
+        reference, limits = source.in_layout("padded"), path.model.bundle.manifest.limits
+        for original in source.originals:
+            refuse_unlike(reference, original, limits)
+            yield f"compared: {original.compared.output} of token ids with {original.name}"
+        compared = parity.texts_alike(
+            path, reference, source.folder, source.program, source.samples
+        )
+    for case in dict.fromkeys(check.case for check in compared):
+        yield f"compared: {case}"
+
+
+@contextmanager
+def served_by_torch(source: Source) -> Iterator[Served]:
+    """The model as a server would have it, without a graph. StartupError if it would refuse it."""
+    open_engine = partial(TorchEngine, source.in_layout("padded"))
     with TemporaryDirectory() as place:
         bundle = _without_graphs(source, Path(place))
-        for original in source.originals:
-            refuse_unlike(reference, original, bundle.manifest.limits)
-            yield f"compared: {original.compared.output} of token ids with {original.name}"
-        model = Model(bundle, token_budget=BUDGET, open_engine=partial(TorchEngine, reference))
-        compared = parity.texts_alike(
-            model, reference, source.folder, source.program, source.samples
-        )
-        for case in dict.fromkeys(check.case for check in compared):
-            yield f"compared: {case}"
+        model = Model(bundle, token_budget=BUDGET, open_engine=open_engine)
+        with path_of(model) as path:
+            yield path
 
 
 def _without_graphs(source: Source, place: Path) -> Bundle:

@@ -77,19 +77,22 @@ def _source(options: argparse.Namespace) -> Source:
         if getattr(options, name):
             raise UsageError(f"--{name} is of a module of your own: name that with --module")
     if not options.preset:
-        choices = Choices(tuple(options.ignore), _labels(options.labels))
+        choices = Choices(
+            tuple(options.ignore), _labels(options.labels), options.tokenizer_as_written
+        )
         writer.say(f"reading {options.checkpoint}")
         reference = _reference(options)
         return sources.named(options.checkpoint, choices, options.max_length, reference)
-    for name in ("max_length", "ignore", "labels", "check", "texts"):
+    for name in ("max_length", "ignore", "labels", "check", "texts", "tokenizer_as_written"):
         if getattr(options, name):
             raise UsageError(f"--{name.replace('_', '-')} is of a checkpoint, not of a preset")
     return sources.preset(options.preset)
 
 
 def _of_code(options: argparse.Namespace) -> Source:
-    if options.ignore:
-        raise UsageError("--ignore is of a checkpoint, not of a module")
+    for name in ("ignore", "tokenizer_as_written"):
+        if getattr(options, name):
+            raise UsageError(f"--{name.replace('_', '-')} is of a checkpoint, not of a module")
     source = from_code.of_code(
         options.module,
         options.weights,
@@ -101,7 +104,7 @@ def _of_code(options: argparse.Namespace) -> Source:
 
 
 def _reference(options: argparse.Namespace) -> Reference:
-    kind = getattr(options, "reference", "author")
+    kind: Any = getattr(options, "reference", "author")
     return Reference(kind, options.trust_remote_code, _texts(options.texts))
 
 
@@ -187,6 +190,11 @@ def _add_reading(parser: argparse.ArgumentParser) -> None:
         " transformers or sentence-transformers; or none, where that cannot be run",
     )
     _add_comparing(group)
+    group.add_argument(
+        "--tokenizer-as-written",
+        action="store_true",
+        help="texts are read by tokenizer.json alone, where the class of transformers changes it",
+    )
     group.add_argument(
         "--max-length",
         type=int,

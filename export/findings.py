@@ -4,6 +4,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from addnorm.export.sources.folder_tokenizer import NoTexts
 from addnorm.export.sources.sources import Source
+from addnorm.export.sources.texts import Texts, is_as_written
 from addnorm.model.checkpoints import Checkpoint
 from addnorm.model.config import Config, Pick
 from addnorm.service.runtime.manifest import Pooling, Task, tasks_of
@@ -40,6 +41,8 @@ def lines(source: Source) -> Iterator[str]:
         yield f"prompts: {_prompts(loaded) or 'none'}"
     texts = source.texts
     yield f"texts: {f'no, because {texts}' if isinstance(texts, NoTexts) else texts}"
+    if loaded and not isinstance(texts, NoTexts):
+        yield f"tokenizer: {_tokenizer(source, texts)}"
     yield f"compared with: {_compared(source)}"
     if loaded:
         yield f"weights: {_weights(loaded, source.origin['weights'])}"
@@ -82,6 +85,23 @@ def _shape(config: Config) -> str:
     }
     counted = (f"{count:,} {what}{'s' * (count > 1)}" for what, count in counts.items())
     return f"{', '.join(counted)}, d_model {config.d_model}, vocabulary of {config.vocab_size:,}"
+
+
+def _tokenizer(source: Source, texts: Texts) -> str:
+    """Which it is, and where it gives other token ids than the folder's file."""
+    if is_as_written(source.origin):
+        return "the folder's file as it is written"
+    made = f"{texts.read_by} of transformers"
+    if texts.unlike_file is None:
+        return made
+    if not texts.unlike_file.num:
+        return (
+            f"{made}, which reads {texts.unlike_file.num_asked:,} texts as the folder's file does"
+        )
+    return (
+        f"{made}, unlike the folder's file as it is written in {texts.unlike_file}; to read texts"
+        " by that file, export with --tokenizer-as-written"
+    )
 
 
 def _is_labelled(source: Source, output: str) -> bool:

@@ -42,6 +42,7 @@ class Stated(NamedTuple):
     config: Config | Mapping[str, Any] | None
     weights: Mapping[str, str | Sequence[str]] | None
     samples: tuple[Sample, ...]
+    batch_first: bool | None
 
 
 def export_bundle(
@@ -62,6 +63,7 @@ def export_bundle(
     config: Config | Mapping[str, Any] | None = None,
     weights: Mapping[str, str | Sequence[str]] | None = None,
     samples: Sequence[Sample] = (),
+    batch_first: bool | None = None,
 ) -> Bundle:
     """Writes a model to `out/name/version/`, certified, for `addnorm serve --bundles out`.
 
@@ -93,17 +95,16 @@ def export_bundle(
         one: `reference=lambda ids: module(ids, mask)[1]`.
     config, weights: of a module, fields that must be as found, and its parts by hand; see
         docs/own-models.md.
-    samples: texts, pairs of texts and lists of token ids of your own, on which the answers are
-        compared too.
+    samples: texts, pairs of texts and token ids of your own, on which answers are compared too.
+    batch_first: whether a module takes ids `[B, S]`, else `[S, B]`. Where both run and nothing
+        shows which is meant, the export asks for it.
 
-    >>> bundle = export_bundle(model, "bundles", "my-model", labels=["no", "yes"])
-    >>> bundle.path
+    >>> export_bundle(model, "bundles", "my-model", labels=["no", "yes"]).path
     PosixPath('bundles/my-model/1')
     """
     with _one_error(), _folder(tokenizer, vocabulary) as folder:
-        default = precisions[0] if precisions else "fp32"
-        plan = Plan("packed", tuple(precisions), default, lens)
-        own = reference, config, weights, tuple(samples)
+        plan = Plan("packed", tuple(precisions), (*precisions, "fp32")[0], lens)
+        own = reference, config, weights, tuple(samples), batch_first
         stated = Stated(labels, pooling, normalize, folder, max_length, *own)
         with _source(model, stated) as source:
             return writer.export(source, Path(out), name, version, plan)
@@ -120,10 +121,11 @@ def verify_bundle(
     config: Config | Mapping[str, Any] | None = None,
     weights: Mapping[str, str | Sequence[str]] | None = None,
     samples: Sequence[Sample] = (),
+    batch_first: bool | None = None,
 ) -> Bundle:
     """Makes the certificate of a bundle again, on this machine, from the model that it was made of.
 
-    path: a folder `name/version`. tokenizer, vocabulary, reference, config, weights, samples: as
+    path: a folder `name/version`. tokenizer, vocabulary and all from reference to batch_first: as
     in `export_bundle`, if they were given there.
     provider: "cuda" adds to the certificate what holds on this GPU.
 
@@ -146,6 +148,7 @@ def verify_bundle(
             config,
             weights,
             tuple(samples),
+            batch_first,
         )
         with _source(model, stated) as source:
             verifying.certify_again(bundle, source, provider)
@@ -190,6 +193,7 @@ def _source(model: nn.Module, stated: Stated) -> AbstractContextManager[Source]:
     }
     if isinstance(model, nn.Module) and not isinstance(model, Transformer):
         options |= {"config": stated.config, "weights": stated.weights}
+        options["batch_first"] = stated.batch_first
         return nullcontext(of_module(model, pooling=stated.pooling, **options))
     _refuse_parts(model, stated)
     return nullcontext(sources.module(model, pooling=stated.pooling or "mean", **options))
@@ -201,13 +205,16 @@ def _of_family(model: nn.Module, stated: Stated) -> AbstractContextManager[Sourc
     _refuse_parts(model, stated)
     names = None if stated.labels is None else tuple(stated.labels)
     facts = {"pooling": stated.pooling, "normalize": stated.normalize}
-    found = stated.tokenizer, names, stated.max_length, stated.samples
-    return in_memory.saved(model, *found, **facts)
+    return in_memory.saved(
+        model, stated.tokenizer, names, stated.max_length, stated.samples, **facts
+    )
 
 
 def _refuse_parts(model: nn.Module, stated: Stated) -> None:
-    if stated.config is not None or stated.weights is not None:
-        raise UsageError(f"config and weights are of modules, the model is a {_kind(model)}")
+    if any(x is not None for x in (stated.config, stated.weights, stated.batch_first)):
+        raise UsageError(
+            f"config, weights and batch_first are of modules, the model is a {_kind(model)}"
+        )
 
 
 def _kind(model: Any) -> str:

@@ -21,6 +21,7 @@ from addnorm.export.graphs.half_precision import HalfPrecisionError, to_half
 from addnorm.export.graphs.quantize import QuantizationError, measure, needs, quantize
 from addnorm.export.sources.download import DownloadError
 from addnorm.export.sources.folder_tokenizer import NoTexts
+from addnorm.export.sources.program import ProgramError
 from addnorm.export.sources.sources import Source, UsageError
 from addnorm.model.checkpoints import CheckpointError
 from addnorm.model.grid import OPSET
@@ -37,6 +38,7 @@ REFUSALS = (  # what `export` and `verify` raise for models, folders and argumen
     CheckpointError,
     DownloadError,
     HalfPrecisionError,
+    ProgramError,
     QuantizationError,
     StartupError,
     UnfitError,
@@ -185,6 +187,7 @@ def ask_all(source: Source, limits: Limits) -> None:
     for original in source.originals:
         forward.ask_all(original, limits, source.sampled_ids)
     if not isinstance(source.texts, NoTexts):
+        source.program.token_ids(authors.sampled(source.texts.tokenizer))
         limit, samples = limits.max_text_tokens, source.sampled_texts
         asked = authors.asked(source.texts, limit, source.program, samples)
         for (task, _), texts in asked.items():

@@ -232,13 +232,6 @@ import addnorm.service.protocols.texts.text_tasks
     subprocess.run([sys.executable, "-c", program], cwd=ROOT, check=True, timeout=60)
 
 
-def test_no_folder_of_service_and_export_holds_more_than_ten_files() -> None:
-    folders = {path.parent for path in sources("service", "export")}
-    sizes = {folder: len(set(folder.glob("*.py")) - {folder / "__init__.py"}) for folder in folders}
-    assert sizes
-    assert not {folder: size for folder, size in sizes.items() if size > 10}
-
-
 def test_no_docstring_begins_in_the_middle_of_a_sentence() -> None:
     """A docstring says first what a thing is or does: the name above it is no part of it."""
     found = {

@@ -136,8 +136,8 @@ def test_the_programs_of_the_page_on_own_models_run(monkeypatch: pytest.MonkeyPa
     recognized, by_hand, own = sources
     assert own.facts["labels"] == recognized.facts["labels"] == ("no", "yes")
     for source in (recognized, by_hand):
-        assert source.original
-        refuse_unlike(source.model, source.original, Limits(max_positions=32, vocab_size=100))
+        (original,) = source.originals
+        refuse_unlike(source.model, original, Limits(max_positions=32, vocab_size=100))
 
 
 def test_the_programs_of_the_page_on_vector_indexes_run(

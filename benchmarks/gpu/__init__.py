@@ -1,1 +1,1 @@
-"""What to run once on a machine with a GPU. It has not run on one yet, and a reader may skip it."""
+"""What to run on a machine with a GPU. A reader may skip it."""

@@ -1,9 +1,10 @@
-"""What to run once on a machine with a GPU.
+"""What to run on a machine with a GPU.
 
-Steps, in this order: `tests` (pytest -m cuda), then for each shape `export` (drawn weights,
-certified on the CPU), `agreement` (what `addnorm verify --provider cuda` measures, over more drawn
-batches) and `speed` (beside PyTorch). A step's figures are in gpu/steps.json when it ends; one that
-fails does not end the run. Without ADDNORM_PROVIDER=cuda the CPU rehearses it with a tiny model.
+Steps, in this order: `tests` (pytest -m cuda), then for each shape `export` (a BERT of
+transformers, drawn weights, certified on the CPU), `agreement` (what `addnorm verify --provider
+cuda` measures, over more drawn batches), `speed` (the engine beside PyTorch) and `http` (the server
+beside PyTorch behind FastAPI). A step's figures are in gpu/steps.json when it ends; one that fails
+does not end the run. Without ADDNORM_PROVIDER=cuda the CPU rehearses it with a tiny model.
 """
 
 import json
@@ -18,10 +19,12 @@ from typing import Any
 import onnxruntime
 import torch
 
+from addnorm.export import writer
 from addnorm.export.cuda.on_gpu import measured
-from addnorm.export.library import export_bundle
+from addnorm.export.sources import sources
+from addnorm.export.writer import Plan
 from addnorm.model.config import Config
-from addnorm.model.transformer import Transformer, randomize
+from addnorm.model.transformer import Transformer
 from addnorm.service.environment import read_settings
 from addnorm.service.runtime import bundle as bundles
 from addnorm.service.runtime.bundle import Bundle
@@ -30,7 +33,7 @@ from addnorm.service.runtime.cuda.gpu_engine import engines_for
 from addnorm.service.runtime.engine import OpenEngine
 from addnorm.service.settings import Settings
 from benchmarks.findings import Findings, Options
-from benchmarks.gpu import speed
+from benchmarks.gpu import over_http, speed, torch_encoder
 from benchmarks.gpu.rehearsal import RehearsedEngine
 
 Figures = dict[str, Any]
@@ -65,8 +68,15 @@ class Setup:
         """StartupError if it was not exported."""
         return bundles.read(self.out / "bundles" / shape / "1")
 
-    def model(self, shape: str, layout: str = "packed") -> Transformer:
-        return randomize(Transformer(self.shapes[shape], layout), SEED).eval()
+    def checkpoint(self, shape: str) -> Path:
+        """A folder of transformers. It is written at first use."""
+        folder = self.out / "checkpoints" / shape
+        if not folder.exists():
+            torch_encoder.save(self.shapes[shape], folder, SEED)
+        return folder
+
+    def model(self, shape: str, layout: str) -> Transformer:
+        return sources.checkpoint(self.checkpoint(shape)).in_layout(layout)
 
 
 def on_gpu(out: Path, settings: Settings) -> Setup:
@@ -75,7 +85,7 @@ def on_gpu(out: Path, settings: Settings) -> Setup:
         "bert-base": _bert(768, 12, 12),
         "bert-large": _bert(1024, 16, 24),
     }
-    return Setup(out / "gpu", settings, engines_for, "cuda", shapes, 2.0, 2000)
+    return Setup(out / "gpu", settings, engines_for, "cuda", shapes, 0.5, 2000)
 
 
 def rehearsal(out: Path, settings: Settings) -> Setup:
@@ -118,7 +128,7 @@ def tried(options: Options, setup: Setup) -> Findings:
 
 
 def steps(setup: Setup) -> dict[str, Step]:
-    parts = {"export": export, "agreement": agreement, "speed": beside_pytorch}
+    parts = {"export": export, "agreement": agreement, "speed": beside_pytorch, "http": served}
     of_shapes = {
         f"{name} {shape}": partial(part, setup, shape)
         for shape in setup.shapes
@@ -139,8 +149,9 @@ def tests() -> Figures:
 def export(setup: Setup, shape: str) -> Figures:
     """One that is there is taken."""
     if not (setup.out / "bundles" / shape / "1").exists():
-        model, root = setup.model(shape), setup.out / "bundles"
-        export_bundle(model, root, shape, version=1, precisions=PRECISIONS)
+        source = sources.checkpoint(setup.checkpoint(shape))
+        plan = Plan("packed", PRECISIONS, PRECISIONS[0], lens=False)
+        writer.export(source, setup.out / "bundles", shape, 1, plan)
     bundle = setup.bundle(shape)
     return {"MiB": sum(file.num_bytes for file in bundle.manifest.files.values()) / 2**20}
 
@@ -160,6 +171,12 @@ def beside_pytorch(setup: Setup, shape: str) -> Figures:
     """Load and side -> useful tokens per second."""
     model = speed.loaded(setup.bundle(shape), setup.settings, setup.engines)
     return speed.measured(model, setup.shapes[shape], setup.device, setup.seconds)
+
+
+def served(setup: Setup, shape: str) -> Figures:
+    """Load and side -> useful tokens per second over HTTP, and answers that were wrong."""
+    bundle, folder = setup.bundle(shape), setup.checkpoint(shape)
+    return over_http.measured(bundle, folder, setup.device, 4 * setup.seconds)
 
 
 def _kept(file: Path) -> dict[str, Figures]:

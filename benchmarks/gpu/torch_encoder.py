@@ -3,11 +3,13 @@
 Kept as it is on purpose: do not make it slower.
 """
 
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from transformers import BertConfig, BertModel
 
 from addnorm.model.config import Config
 
@@ -58,3 +60,17 @@ def encoder(config: Config, device: str) -> Encoder:
     dtype = torch.float16 if device == "cuda" else torch.float32
     made: Any = Encoder(config).eval().to(device, dtype)
     return made  # type: ignore[no-any-return]
+
+
+def save(config: Config, folder: Path, seed: int) -> None:
+    """The same model as a folder of transformers, with weights of this seed."""
+    torch.manual_seed(seed)
+    sizes = BertConfig(
+        vocab_size=config.vocab_size,
+        hidden_size=config.d_model,
+        num_hidden_layers=config.n_layers,
+        num_attention_heads=config.n_heads,
+        intermediate_size=config.d_ff,
+        max_position_embeddings=config.max_positions,
+    )
+    BertModel(sizes, add_pooling_layer=False).save_pretrained(folder)

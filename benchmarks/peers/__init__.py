@@ -34,9 +34,9 @@ def naive(padded: Bundle, *flags: str) -> AbstractContextManager[Server]:
     return processes.program((*MODULE, "benchmarks.peers.naive", padded.path, *flags))
 
 
-def pytorch(folder: str) -> AbstractContextManager[Server]:
+def pytorch(folder: str, device: str = "cpu") -> AbstractContextManager[Server]:
     """folder: of transformers."""
-    return processes.program((*MODULE, "benchmarks.peers.torch_server", folder))
+    return processes.program((*MODULE, "benchmarks.peers.torch_server", folder, device))
 
 
 @contextmanager

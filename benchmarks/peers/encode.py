@@ -10,7 +10,7 @@ import time
 import numpy as np
 import uvicorn
 from fastapi import Body, FastAPI, Response
-from sentence_transformers import SentenceTransformer  # type: ignore[import-not-found]
+from sentence_transformers import SentenceTransformer
 
 
 def create_app(checkpoint: str) -> FastAPI:

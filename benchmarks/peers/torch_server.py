@@ -1,7 +1,8 @@
 """The comparison over HTTP: PyTorch behind FastAPI with dynamic batching, as most people write it.
 
-python -m benchmarks.peers.torch_server FOLDER PORT. Requests that wait are computed
-together, up to MAX_SEQUENCES, as soon as the model is free.
+python -m benchmarks.peers.torch_server FOLDER DEVICE PORT. Requests that wait are computed
+together, up to MAX_SEQUENCES, as soon as the model is free. DEVICE: cpu, in float32; or cuda, in
+float16.
 """
 
 import asyncio
@@ -16,6 +17,7 @@ import uvicorn
 from fastapi import FastAPI, Response
 from pydantic import BaseModel
 from torch import Tensor, nn
+from transformers import AutoModel
 
 MAX_SEQUENCES = 64
 
@@ -27,13 +29,12 @@ class Body(BaseModel):
 
 
 class OfTransformers(nn.Module):
-    """A model of transformers in float32, with scaled_dot_product_attention if it has that."""
+    """A model of transformers, with scaled_dot_product_attention if it has that."""
 
-    def __init__(self, folder: str) -> None:
-        from transformers import AutoModel  # which the machine of a GPU may lack
-
+    def __init__(self, folder: str, device: str = "cpu") -> None:
         super().__init__()
-        self.model = AutoModel.from_pretrained(folder, dtype=torch.float32).eval()
+        dtype = torch.float16 if device == "cuda" else torch.float32
+        self.model = AutoModel.from_pretrained(folder, dtype=dtype).eval().to(device)
 
     def forward(self, ids: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
         """ids `[B, S]` padded on the right, lengths `[B]` -> hidden `[B, S, d]`, means `[B, d]`."""
@@ -52,8 +53,8 @@ def padded(sequences: list[Any], device: str = "cpu") -> tuple[Tensor, Tensor]:
 class Batcher:
     """Computes what waits in one run."""
 
-    def __init__(self, folder: str) -> None:
-        self._model = OfTransformers(folder)
+    def __init__(self, folder: str, device: str) -> None:
+        self._model, self._device = OfTransformers(folder, device), device
         self._waiting: asyncio.Queue[tuple[Body, asyncio.Future[Any]]] = asyncio.Queue()
 
     async def ask(self, body: Body) -> Any:
@@ -77,7 +78,7 @@ class Batcher:
             for ids, mask in zip(body.input_ids, body.attention_mask, strict=True)
         ]
         with torch.inference_mode():
-            hidden, pooled = self._model(*padded(sequences))
+            hidden, pooled = self._model(*padded(sequences, self._device))
             wants_hidden = any("activations" in body.outputs for body in bodies)
             found = (hidden if wants_hidden else pooled).float().cpu().numpy()
         rows = iter(zip(found, sequences, strict=True))
@@ -94,8 +95,8 @@ def _num_sequences(batch: list[tuple[Body, Any]]) -> int:
     return sum(len(body.input_ids) for body, _ in batch)
 
 
-def create_app(folder: str) -> FastAPI:
-    batcher = Batcher(folder)
+def create_app(folder: str, device: str = "cpu") -> FastAPI:
+    batcher = Batcher(folder, device)
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
@@ -115,5 +116,5 @@ def create_app(folder: str) -> FastAPI:
 
 
 if __name__ == "__main__":
-    folder, port = sys.argv[1:]
-    uvicorn.run(create_app(folder), port=int(port), log_level="warning")
+    folder, device, port = sys.argv[1:]
+    uvicorn.run(create_app(folder, device), port=int(port), log_level="warning")

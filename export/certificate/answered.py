@@ -21,10 +21,12 @@ from addnorm.service.scheduling.deadline import Deadline
 from addnorm.service.server.wiring import Service
 from addnorm.service.telemetry.request_context import RequestContext
 
-Served = Callable[[Service, Bundle, Sequence[Text], str], list[Answer]]
-ROUTES: dict[str, JsonEndpoint[Any, Decoded]] = {
-    endpoint.path: endpoint for endpoint in (*text_routes.ENDPOINTS, *cohere_rerank.ENDPOINTS)
-}
+Served = Callable[..., list[Answer]]  # service, bundle, texts, precision
+ENDPOINTS: tuple[JsonEndpoint[Any, Decoded], ...] = (
+    *text_routes.ENDPOINTS,
+    *cohere_rerank.ENDPOINTS,
+)
+ROUTES = {endpoint.path: endpoint for endpoint in ENDPOINTS}
 
 
 def embed(
@@ -35,7 +37,7 @@ def embed(
     prompt_name: str | None = None,
 ) -> list[Answer]:
     """Vectors, normalized if the authors do it, behind this prompt, or the default one."""
-    own = {"normalize": bundle.manifest.normalize, "prompt_name": prompt_name}
+    own: dict[str, Any] = {"normalize": bundle.manifest.normalize, "prompt_name": prompt_name}
     return _inferred(service, texts, precision, "pooled", **own)
 
 
@@ -98,7 +100,8 @@ def zero_shot(
     """Scores of some labels; the ids are those of the last label's hypothesis."""
     found = []
     for text in texts:
-        body = {"texts": [text], "candidate_labels": CANDIDATES, "precision": precision}
+        body: dict[str, Any] = {"texts": [text], "candidate_labels": [*CANDIDATES]}
+        body |= {"truncate": True, "precision": precision}
         answer, request = _asked(service, "/v1/zero-shot", body)
         scores = _in_order(answer["results"][0], CANDIDATES)
         found.append(Answer(_ids(request)[-1], np.array(scores, np.float32)))

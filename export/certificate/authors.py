@@ -6,6 +6,7 @@ transformers' tokenizer of the folder, and vectors with the model in PyTorch.
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
+from itertools import zip_longest
 from pathlib import Path
 
 import numpy as np
@@ -14,17 +15,19 @@ from tokenizers import Tokenizer
 from addnorm.export import vector_ranges
 from addnorm.export.certificate import answered, tolerances
 from addnorm.export.certificate.embedded import Array, by_torch, served
-from addnorm.export.sources import pair_template, texts
+from addnorm.export.sources import pair_template, sample_texts, texts
 from addnorm.export.sources.program import PROMPTED, Answer, Ids, Program, Text
 from addnorm.export.sources.texts import Texts
 from addnorm.model.checkpoints import sentence_transformers
 from addnorm.model.transformer import Transformer
 from addnorm.service.errors import ServiceError
 from addnorm.service.runtime.bundle import TOKENIZER, Bundle
+from addnorm.service.runtime.tokenizing.tokenizer import Tokenizer as Served
 from addnorm.service.server.wiring import Service
 
 Compare = Callable[[str], Iterable[tolerances.Result]]
 SAMPLES = "samples"
+MARKS = ("\x07", "\u0301", "\u200b")  # a control character, an accent, no width
 VECTORS = ("embed", "sparse")  # tasks whose answers every precision is near to
 SENTENCES = (
     "LayerNorm normalizes each token across its features.",
@@ -55,17 +58,29 @@ def checks(
     """The certificate's cases from text to answer, each to be called with a precision. samples:
     texts and pairs beside our own."""
     limits, authors = bundle.manifest.limits, _Authors(bundle, reference, folder)
-    ours = Tokenizer.from_file(str(bundle.path / TOKENIZER)).to_str()
-    found = texts.read(folder, limits.max_positions)
-    # read once more, as the bundle's was: the library reads some scores of pieces one step off
-    theirs = Tokenizer.from_str(found.tokenizer.decode())
-    num_other = int(ours != theirs.to_str())
+    as_written = texts.is_as_written(bundle.manifest.source)
+    found = texts.read(folder, limits.max_positions, as_written)
+    # both read by the library, which reads some scores of pieces one step off
+    ours, theirs = (
+        Tokenizer.from_str(content.decode()).to_str()
+        for content in ((bundle.path / TOKENIZER).read_bytes(), found.tokenizer)
+    )
+    num_other = int(ours != theirs)
     has_ranges = bundle.manifest.vector_ranges is not None  # older bundles have none
     compare = partial(_against_authors, service, bundle, authors)
+    own_labels = "labels" not in bundle.manifest.source  # and none that a person gave
+    meant = program.labels if program and own_labels else []
+    num_labels = sum(a != b for a, b in zip_longest(meant, bundle.manifest.labels or ()))
     by_program = asked(found, limits.max_text_tokens, program, samples) if program else {}
     others = {**_cases(bundle, authors), **({SAMPLES: _of_kind(samples, None)} if samples else {})}
     return [
         (TOKENIZER, lambda _: [("unlike the folder's", num_other, 0)]),
+        *([(f"{program.name}: token ids", partial(_sampled, bundle, program))] if program else []),
+        *(
+            [(f"{program.name}: labels", lambda _: [("other names", num_labels, 0)])]
+            if meant and program
+            else []
+        ),
         *(
             (
                 f"{program.name}: {task}, {name}",
@@ -83,23 +98,45 @@ def checks(
     ]
 
 
+def sampled(tokenizer: bytes) -> list[str]:
+    """The texts whose token ids are compared with the program's, beside those it answers."""
+    return sample_texts.texts(Tokenizer.from_str(tokenizer.decode()))
+
+
+def _sampled(bundle: Bundle, program: Program, precision: str) -> Iterator[tolerances.Result]:
+    texts = sampled((bundle.path / TOKENIZER).read_bytes())
+    ours = [own.ids for own in Served(bundle).tokens(texts, truncate=False)]
+    found = sample_texts.of(texts, ours, program.token_ids(texts))
+    yield f"texts with other token ids: {found}", found.num, 0
+
+
 def asked(
     found: Texts, limit: int, program: Program, samples: Sequence[Text] = ()
 ) -> dict[tuple[str, str], Sequence[Text]]:
     """What the program is asked for: the texts or pairs of each task, by the task and the case."""
     words = _words(Tokenizer.from_str(found.tokenizer.decode()), limit)
+    if pad := found.special_tokens.get("pad_token"):  # in a text, to some programs it is none of it
+        words = [text.replace(pad, " ") for text in words]
+    scripts = [text.replace(pad, " ") if pad else text for text in SCRIPTS]
     single: dict[str, Sequence[Text]] = {
-        "texts": [*SENTENCES, *SCRIPTS, *words],
+        "texts": [*SENTENCES, *scripts, *words],
         f"texts cut to {limit}": [" ".join(words) * 3, (" ".join(SENTENCES) + " ") * limit],
     }
     pairs: dict[str, Sequence[Text]] = {
         "pairs": [("a", "b"), SENTENCES, ("water", SCRIPTS[3]), (SCRIPTS[1], "b")],
     }
     if not found.pair_template:
-        pairs[f"pairs cut to {limit}"] = _cut_pairs(" ".join(words), limit)["longest_first"]
+        pairs[f"pairs cut to {limit}"] = _cut_pairs(" ".join(words), limit)
+    both = single if found.pair_template else {**single, **pairs}
     few: dict[str, Sequence[Text]] = {"texts": SENTENCES}
     cases = {
-        task: pairs if task in answered.PAIRS else few if PROMPTED in task else single
+        task: pairs
+        if task in answered.PAIRS
+        else both
+        if task in answered.BOTH
+        else few
+        if PROMPTED in task
+        else single
         for task in program.tasks
     }
     if samples:
@@ -169,7 +206,7 @@ def _cases(bundle: Bundle, authors: "_Authors") -> dict[str, Sequence[Text]]:
         cases["pairs in their template"] = _whole_pairs(authors, limit)
     elif authors.num_special_of_pair < limit:
         cases["pairs"] = [("a", "b"), ("a", ""), ("", "a")]
-        cases[f"pairs cut to {limit}"] = _cut_pairs(" ".join(words), limit)["longest_first"]
+        cases[f"pairs cut to {limit}"] = _cut_pairs(" ".join(words), limit)
     return cases
 
 
@@ -179,21 +216,22 @@ def _whole_pairs(authors: "_Authors", limit: int) -> list[Text]:
     return [first, *(pair for pair in others if len(authors.ids(pair).tokens) <= limit)]
 
 
-def _cut_pairs(words: str, limit: int) -> dict[str, list[Text]]:
-    """Pairs that are over the limit, by which of their texts may be cut."""
+def _cut_pairs(words: str, limit: int) -> list[Text]:
+    """Pairs that are over the limit. The longest of their texts is cut first."""
     endless, long = (" ".join(SENTENCES) + " ") * limit, words[: 8 * limit]
-    first, second = (endless, "a"), ("a", endless)
-    every: list[Text] = [first, second, (long, SENTENCES[1]), (long, long)]
-    return {"only_first": [first], "only_second": [second], "longest_first": every}
+    return [(endless, "a"), ("a", endless), (long, SENTENCES[1]), (long, long)]
 
 
 def _words(tokenizer: Tokenizer, limit: int) -> list[str]:
-    """Seeded texts of the vocabulary's own words, every second one in capitals."""
+    """Seeded texts of the vocabulary's own words, every second one in capitals, some with
+    characters in them that tokenizers take out."""
     vocabulary = sorted(tokenizer.get_vocab())
     drawn = np.random.default_rng(0).choice(vocabulary, (8, max(1, limit // 4)))
     texts = [[word.removeprefix("##") for word in text] for text in drawn]
     for text in texts:
         text[1::2] = map(str.upper, text[1::2])
+    for text, mark in zip(texts, MARKS, strict=False):
+        text[::3] = [word[:1] + mark + word[1:] for word in text[::3]]
     return [" ".join(text) for text in texts]
 
 
@@ -203,7 +241,9 @@ class _Authors:
     def __init__(self, bundle: Bundle, reference: Transformer, folder: Path) -> None:
         self.manifest, self.reference = bundle.manifest, reference
         found = sentence_transformers.read(folder)
-        self.tokenizer, self.told = texts.load_tokenizer(found), texts.told_pairs(found)
+        as_written = texts.is_as_written(self.manifest.source)
+        self.tokenizer = texts.load_tokenizer(found, as_written)
+        self.told = texts.told_pairs(found)
         self.num_special_of_pair = self.tokenizer.num_special_tokens_to_add(pair=True)
         self._made: dict[str, Array] = {}
 

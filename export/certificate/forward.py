@@ -34,7 +34,7 @@ LENGTHS = (3, 1, 512, 29, 7)  # of sequences, cut to the model's
 def refuse_unlike(reference: Transformer, original: Original, limits: Limits) -> None:
     """CertificationError if PyTorch's `Transformer` says something else already. Comes before the
     export, which takes longer."""
-    drawn = selfcheck.sequences(limits, LENGTHS)
+    drawn = selfcheck.sequences(original.drawn(limits), LENGTHS)
     for index in range(len(drawn)):
         ids, types = next(_sequences(drawn.sequence(index).grid()))
         if not original.can_say(ids):
@@ -57,7 +57,8 @@ def refuse_unlike(reference: Transformer, original: Original, limits: Limits) ->
 
 def ask_all(original: Original, limits: Limits, samples: Sequence[Sequence[int]] = ()) -> None:
     """Asks it for all that `named` compares."""
-    for case in (_answerable(case, original) for case in [*cases(limits), *sampled(samples)]):
+    every = [*cases(original.drawn(limits)), *sampled(samples)]
+    for case in (_answerable(case, original) for case in every):
         for ids, types in _sequences(case.grid()) if case.input_ids else ():
             original.rows(ids, types)
 
@@ -76,7 +77,8 @@ def named(
 ) -> list[NamedCompare]:
     """The same cases as beside PyTorch's `Transformer`, and samples, without rows that the original
     has no answer to."""
-    every = [*cases(path.model.bundle.manifest.limits), *sampled(samples)]
+    limits = original.drawn(path.model.bundle.manifest.limits)
+    every = [*cases(limits), *sampled(samples)]
     found = (_answerable(case, original) for case in every)
     return [
         (f"reference, {case.name}", partial(_compared, path, case, reference, original))

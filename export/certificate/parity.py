@@ -193,16 +193,15 @@ def near(
 
 
 def texts_alike(
-    model: Model,
+    path: Served,
     reference: Transformer,
     checkpoint: Path | None,
     program: Program | None,
     samples: Sequence[Sample],
 ) -> list[Check]:
     """The cases from text to answer alone, in fp32."""
-    with served.path_of(model) as path:
-        work = _text_cases(path, reference, checkpoint, program, texts_of(samples))
-        checks = [check for case in work for check in _checks("fp32", *case)]
+    work = _text_cases(path, reference, checkpoint, program, texts_of(samples))
+    checks = [check for case in work for check in _checks("fp32", *case)]
     _refuse_failures(checks)
     return checks
 

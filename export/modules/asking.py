@@ -1,21 +1,21 @@
 """How a module is asked: with one sequence at a time, on its own weights or on drawn ones."""
 
+import copy
 import inspect
 from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from addnorm.export.modules.operators.lengths import Call, Run
 from addnorm.export.modules.operators.parts import Unrecognized
-from addnorm.export.modules.operators.trace import Enough, Trace
+from addnorm.export.modules.operators.trace import Calls, Enough, Trace
 from addnorm.export.sources.original import OriginalError, tensor_of
 from addnorm.model.config import Pick
 from addnorm.model.transformer import Transformer
-
-COMPARISONS = ("eq", "ne", "gt")
 
 
 @dataclass(frozen=True)
@@ -55,24 +55,53 @@ class Asking(nn.Module):
         return self._call[0](*(x.T if self.turned else x for x in inputs))
 
 
-def traced(ask: Asking, ids: Tensor, types: Tensor | None, enough: int | None = None) -> Trace:
-    """OriginalError if the module fails, or answers with no tensor."""
-    trace = Trace(ids, types, enough)
-    inputs = [ids] if types is None else [ids, types]
+def traced(
+    ask: Asking,
+    ids: Tensor,
+    types: Tensor | None,
+    enough: int | None = None,
+    constants: Collection[int] = (),
+) -> Trace:
+    """OriginalError if the module fails, or answers with no tensor.
+
+    Before, it is asked for one token, so that it keeps nothing of this length, such as a mask."""
+    with suppress(OriginalError):
+        _asked(ask, ids[:, :1], None if types is None else types[:, :1])
+    trace = Trace(ids, types, enough, constants)
     try:
-        with trace.named(ask.module), trace:
-            answer = ask(*inputs)
+        with trace.named(ask.module), trace, Calls(trace):
+            answer = _asked(ask, ids, types)
     except Enough:
         return trace
-    except Unrecognized:
+    trace.answer = trace.value_of(tensor_of(answer))
+    return trace
+
+
+def called(ask: Asking, ids: Tensor, types: Tensor | None, with_lines: bool = False) -> list[Call]:
+    """What the module calls, without numbers. OriginalError if it fails."""
+    run = Run(ask.module, with_lines)
+    with run:
+        _asked(ask, ids, types)
+    return run.calls
+
+
+def _asked(ask: Asking, ids: Tensor, types: Tensor | None) -> Any:
+    try:
+        return ask(ids) if types is None else ask(ids, types)
+    except (Enough, Unrecognized):
         raise
     except Exception as error:  # it is the caller's code
         raise OriginalError(
             f"the module fails on a sequence of {ids.shape[1]} tokens:"
             f" {type(error).__name__}: {error}"
         ) from error
-    trace.answer = trace.value_of(tensor_of(answer))
-    return trace
+
+
+def copied(module: nn.Module) -> nn.Module:
+    """A copy on the CPU. Tensors that a module keeps from a step of training lose their history."""
+    kept = (x for part in module.modules() for x in vars(part).values() if isinstance(x, Tensor))
+    memo = {id(x): x.detach().clone() for x in kept if x.grad_fn is not None}
+    return copy.deepcopy(module, memo).cpu()  # type: ignore[arg-type]
 
 
 @contextmanager
@@ -130,19 +159,6 @@ def takes_types(call: Callable[..., Any]) -> bool:
 def as_inputs(ids: Sequence[int], ask: Asking) -> tuple[Tensor, Tensor | None]:
     types = torch.arange(len(ids)) * 2 // len(ids) if ask.has_types else None
     return torch.tensor([ids]), None if types is None else types[None]
-
-
-def pads_of(trace: Trace) -> set[int]:
-    """Ids that the module compares its input with."""
-    assert trace.ids
-    parts, found = (trace.ids.tensor.flatten(), set())
-    for step in trace.steps:
-        if step.op not in COMPARISONS or not step.inputs[0].of_ids or step.rows:
-            continue
-        if torch.equal(step.inputs[0].tensor.flatten(), parts):
-            found |= {int(x) for x in step.arguments[1:] if isinstance(x, int)}
-            found |= {int(x.tensor) for x in step.inputs[1:] if x.tensor.numel() == 1}
-    return found
 
 
 def drawn_ids(length: int, vocab_size: int, pads: set[int], seed: int = 0) -> list[int]:

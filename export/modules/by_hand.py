@@ -3,7 +3,6 @@
 Weights are drawn anew and small too, so that a wrong `Config` shows, eps included.
 """
 
-import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import product
@@ -12,15 +11,18 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from addnorm.export.modules import whole
 from addnorm.export.modules.asking import (
     Asking,
     Recognized,
     as_inputs,
+    copied,
     drawn_anew,
     drawn_ids,
-    pads_of,
     traced,
 )
+from addnorm.export.modules.operators.explained import unlisted
+from addnorm.export.modules.operators.ids import Told
 from addnorm.export.modules.operators.parts import Unrecognized
 from addnorm.export.modules.operators.trace import plainly
 from addnorm.export.sources.original import Original, as_found
@@ -74,16 +76,25 @@ def filled(
     """
     if not isinstance(config, Config):
         raise UsageError("weights is set: config needs a whole Config, since nothing is recognized")
-    twin = module if reference else copy.deepcopy(module).cpu()
+    twin = module if reference else copied(module)
     ask = Asking(reference or twin, twin)
     keys = _all_keys(Transformer(config), named, twin)
     with as_found(ask), plainly():
-        pads = pads_of(traced(ask, *as_inputs([1], ask)))
-        layout, near = _layout(config, twin, keys, Asked(ask, pads))
+        trace = traced(
+            ask, *as_inputs([config.vocab_size // 2] * min(3, config.max_positions), ask)
+        )
+        if step := unlisted(trace):
+            raise Unrecognized(f"{step.op}{step.where} is an operator of no part that is known")
+        told = Told(trace, config.vocab_size)
+        layout, near = _layout(config, twin, keys, Asked(ask, {*told.ids}))
+        with drawn_anew(twin):
+            drawn = _model(config, keys, twin.state_dict(), layout)
+            pad = whole.pad_of(drawn, ask, "mean", told)
+            whole.refuse_unlike(drawn, ask, "mean", pad)
     model = _model(config, keys, twin.state_dict(), layout)
-    whole = Asking(reference or module, module)
+    asked = Asking(reference or module, module)
     lines = [f"  by hand: {len(keys)} parameters; matrices {layout} (trial: {near})"]
-    return Recognized(model, whole, lines, min(pads, default=None), "mean")
+    return Recognized(model, asked, lines, pad, "mean")
 
 
 def _all_keys(

@@ -1,50 +1,53 @@
 """A module -> the `Transformer` that it is, and how it is asked; or the reason why it is none."""
 
-import copy
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from addnorm.export.modules import words
+from addnorm.export.modules import whole, words
 from addnorm.export.modules.asking import (
     Asking,
     Recognized,
     as_inputs,
+    called,
+    copied,
     drawn_anew,
     drawn_ids,
-    pads_of,
     takes_types,
     traced,
 )
 from addnorm.export.modules.operators import weights
+from addnorm.export.modules.operators.explained import refuse_unexplained, unlisted
+from addnorm.export.modules.operators.ids import Told
 from addnorm.export.modules.operators.parts import Parts, Unrecognized
 from addnorm.export.modules.operators.shape import Shape
 from addnorm.export.modules.operators.trace import LOOKUPS, Trace, Value, plainly
-from addnorm.export.sources.original import Original, OriginalError, as_found
+from addnorm.export.sources.original import OriginalError, as_found
 from addnorm.model.transformer import Transformer
 
 LENGTHS = (7, 5, 3)  # of the sequences that are followed: the first that the module takes
-COMPARED = (1, 2, 19, 512)  # lengths of the sequences that the whole is compared on, if there
 NO_LIMIT = 512  # positions, where the module sets no limit
-AGREES = 1e-3  # of the largest number, of float32 through all layers with weights drawn anew
 
 
 def recognized(
-    module: nn.Module, reference: Callable[..., Any] | None, max_positions: int | None
+    module: nn.Module,
+    reference: Callable[..., Any] | None,
+    max_positions: int | None,
+    batch_first: bool | None = None,
 ) -> Recognized:
     """reference: how the module is called, if not `module(ids)`. max_positions: where the module
-    sets no limit.
+    sets no limit. batch_first: whether it takes `[1, S]`, else `[S, 1]`; None: it is tried.
 
     Unrecognized, in words.
     """
-    twin = module if reference else copy.deepcopy(module).cpu()
+    twin = module if reference else copied(module)
     call = reference or twin
     has_types = takes_types(reference or module.forward)
     error: Exception | None = None
-    for turned in (False, True):
+    for turned in (False, True) if batch_first is None else (not batch_first,):
         ask = Asking(call, twin, turned, has_types)
         try:
             with as_found(ask), plainly():
@@ -52,33 +55,97 @@ def recognized(
         except (Unrecognized, OriginalError) as raised:
             error = error or raised
             continue
+        if turned and batch_first is None:
+            _refuse_either(found, Asking(call, twin, False, has_types), error)
         whole = Asking(reference or module, module, turned, has_types)
         return replace(found, ask=whole)
     assert error
     raise Unrecognized(str(error)) from error
 
 
+def _refuse_either(found: Recognized, other: Asking, why: Exception | None) -> None:
+    """Unrecognized for a module that takes `[S, 1]`, answers `[1, S]` too, and shows by no mask and
+    no places along which axis it counts tokens."""
+    config = found.model.config
+    if config.causal or found.model.positions.weight.any():
+        return
+    try:
+        with as_found(other), plainly():
+            traced(other, *as_inputs([1] * LENGTHS[-1], other))
+    except OriginalError:
+        return
+    raise Unrecognized(
+        "it answers ids of the shapes [1, S] and [S, 1], each in its own way: say"
+        " batch_first=False if your code calls it with [S, B], and True if it does with [B, S],"
+        f" which is refused: {why}"
+    )
+
+
 def _of(ask: Asking, max_positions: int | None) -> Recognized:
     with drawn_anew(ask.module):
-        first = _first(ask)
-        vocab_size = _vocab_size(first)
-        _refuse_random(first, traced(ask, *as_inputs([1] * first.length, ask)))
-        pads = pads_of(first)
-        ids = drawn_ids(first.length, vocab_size, pads)
-        trace = traced(ask, *as_inputs(ids, ask))
-        shape = Shape(Parts(trace), _answer(trace))
+        vocab_size = _vocab_size(first := _first(ask))
+        ids, told = _told(ask, first.length, vocab_size)
+        constants = {value.number for value in told.constants}
+        trace = traced(ask, *as_inputs(ids, ask), constants=constants)
+        _refuse_random(trace, traced(ask, *as_inputs(ids, ask), constants=constants))
+        shape = _shape(trace)
         limits = weights.limits(shape)
         limit = min([*limits, *([max_positions] if max_positions else [])], default=NO_LIMIT)
+        limit = _longest(ask, limit, ids[0])
         config = weights.config(shape, limit)
-        drawn = weights.filled(shape, config, trace, _places(ask, shape, limit))
-        _refuse_unlike(drawn, ask, shape, pads)
-    real = traced(ask, *as_inputs(ids, ask))
+        drawn = weights.filled(shape, config, trace, _places(ask, shape, limit, ids[0], constants))
+        pooling = "mean" if config.heads else shape.head.pick or "mean"
+        pad = whole.pad_of(drawn, ask, pooling, told)
+        try:
+            whole.refuse_unlike(drawn, ask, pooling, pad)
+        except Unrecognized as error:
+            why = f"each part agrees, and the whole does not: {error}; {_departs(drawn, shape)}"
+            raise Unrecognized(why) from error
+    real = traced(ask, *as_inputs(ids, ask), constants=constants)
     if [step.op for step in real.steps] != [step.op for step in trace.steps]:
         raise Unrecognized("the forward takes another way with other weights")
-    model = weights.filled(shape, config, real, _places(ask, shape, limit))
-    found = words.lines(shape, config, limits)
-    pooling = "mean" if config.heads else shape.head.pick or "mean"
-    return Recognized(model, ask, found, min(pads, default=None), pooling)
+    model = weights.filled(shape, config, real, _places(ask, shape, limit, ids[0], constants))
+    found = words.lines(shape, config, [x for x in limits if x == limit])
+    return Recognized(model, ask, found, pad, pooling)
+
+
+def _told(ask: Asking, length: int, vocab_size: int) -> tuple[list[int], Told]:
+    """Ids that the module tells from no others, and those that it does."""
+    found: set[int] = set()
+    while True:
+        ids = drawn_ids(length, vocab_size, found)
+        told = Told(traced(ask, *as_inputs(ids, ask)), vocab_size)
+        if not {*told.ids} - found:
+            return ids, told
+        found |= {*told.ids}
+
+
+def _shape(trace: Trace) -> Shape:
+    """Unrecognized, which names operators that no part has."""
+    try:
+        shape = Shape(Parts(trace), answer := _answer(trace))
+    except Unrecognized as error:
+        step = unlisted(trace)
+        more = f"; {step.op}{step.where} is an operator of no part that is known" if step else ""
+        raise Unrecognized(f"{error}{more}") from error
+    refuse_unexplained(answer)
+    return shape
+
+
+def _longest(ask: Asking, limit: int, usual: int) -> int:
+    """The most tokens that the module takes, up to a limit."""
+    takes, fails = 0, limit + 1
+    length = limit
+    while fails - takes > 1:
+        try:
+            called(ask, *as_inputs([usual] * length, ask))
+            takes = length
+        except OriginalError as error:
+            fails, why = length, error
+        length = (takes + fails) // 2
+    if not takes:
+        raise why
+    return takes
 
 
 def _first(ask: Asking) -> Trace:
@@ -116,32 +183,16 @@ def _answer(trace: Trace) -> Value:
     return trace.answer
 
 
-def _places(ask: Asking, shape: Shape, length: int) -> Tensor:
+def _places(
+    ask: Asking, shape: Shape, length: int, usual: int, constants: Collection[int]
+) -> Tensor:
+    """usual: an id that is told from no other."""
     last = weights.last_place(shape)
     if last is None:
         assert shape.embedding.tokens
         return torch.zeros(length, shape.embedding.tokens.tensor.shape[1])
-    trace = traced(ask, *as_inputs([1] * length, ask), enough=last)
+    trace = traced(ask, *as_inputs([usual] * length, ask), last, constants)
     return weights.places(shape, trace, length)
-
-
-def _refuse_unlike(drawn: Transformer, ask: Asking, shape: Shape, pads: set[int]) -> None:
-    """Unrecognized unless the whole, with weights drawn anew, answers as the module."""
-    config = drawn.config
-    original = Original(ask, config, shape.head.pick or "mean", min(pads, default=None))
-    for seed, length in enumerate(COMPARED):
-        length = min(length, config.max_positions)
-        ids, types = as_inputs(drawn_ids(length, config.vocab_size, pads, seed), ask)
-        row = None if types is None else types[0].tolist()
-        expected = original.rows(ids[0].tolist(), row)
-        found = original.of_model(drawn, ids[0].tolist(), row)
-        difference = abs(found - expected).max() / abs(expected).max()
-        if not difference <= AGREES:
-            raise Unrecognized(
-                f"each part agrees, and the whole does not: of {length} tokens,"
-                f" {original.compared.output} differ by {difference:.2g} of the largest number;"
-                f" {_departs(drawn, shape)}"
-            )
 
 
 def _departs(drawn: Transformer, shape: Shape) -> str:
@@ -155,6 +206,6 @@ def _departs(drawn: Transformer, shape: Shape) -> str:
     ends = [shape.blocks[0].entry, *(block.exit_ for block in shape.blocks)]
     for number, (ours, end) in enumerate(zip(hidden, ends, strict=True)):
         theirs = end.tensor.reshape(ours.shape)
-        if (ours - theirs).abs().max() > AGREES * theirs.abs().max():
+        if (ours - theirs).abs().max() > whole.AGREES * theirs.abs().max():
             return f"they depart in {f'block {number - 1}' if number else 'the embeddings'}"
     return f"the {len(hidden)} hidden states of {ids.shape[1]} tokens agree"

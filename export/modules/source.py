@@ -28,10 +28,11 @@ def of_module(
     config: Config | Mapping[str, Any] | None,
     weights: Mapping[str, str | Sequence[str]] | None,
     pooling: str | None,
+    batch_first: bool | None = None,
     **options: Any,
 ) -> Source:
     """config: fields that must be as found; max_positions where the module sets no limit. weights:
-    see `by_hand`. options: of `sources.module`.
+    see `by_hand`. batch_first: see `recognized`. options: of `sources.module`.
 
     UsageError if it is not recognized, in words.
     """
@@ -42,7 +43,7 @@ def of_module(
         if weights is not None:
             found = by_hand.filled(module, weights, config, reference)
         else:
-            found = recognized(module, reference, stated.get("max_positions"))
+            found = recognized(module, reference, stated.get("max_positions"), batch_first)
             _refuse_contradictions(stated, found.model.config)
     except (Unrecognized, OriginalError) as error:
         raise UsageError(f"{name}: {error}. {WAYS_ON}") from error

@@ -1,14 +1,18 @@
 """A folder's tokenizer as transformers reads it, from whichever files it is kept in.
 
 What transformers makes of the folder is the tokenizer: its classes override what tokenizer.json
-says, by settings of other files and by defaults of their own.
+says, by settings of other files and by defaults of their own. Only who asks for it gets the file as
+it is written.
 """
 
+import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any, cast
 
 from tokenizers import Tokenizer
+from tokenizers.normalizers import Lowercase, Sequence
 
 from addnorm.export.sources import sentencepieces
 from addnorm.model.checkpoints import CheckpointError, json_files
@@ -27,8 +31,11 @@ class NoTexts(Exception):
     """The model takes token ids alone. The message says why."""
 
 
-def load(folder: Path, settings: Mapping[str, Any]) -> "PreTrainedTokenizerBase":
-    """settings: of its authors, beyond the files. No code of the folder is run.
+def load(
+    folder: Path, settings: Mapping[str, Any], as_written: bool = False
+) -> "PreTrainedTokenizerBase":
+    """settings: of its authors, beyond the files. as_written: see `written`. No code of the folder
+    is run.
 
     NoTexts if there is none, or if it cannot be converted. CheckpointError if a file is broken.
     """
@@ -37,15 +44,7 @@ def load(folder: Path, settings: Mapping[str, Any]) -> "PreTrainedTokenizerBase"
     json_files.settings(folder / CONFIG)
     if (folder / TOKENIZER).exists():
         _refuse_large(folder / TOKENIZER)
-    # takes seconds to import, and only folders with a tokenizer need it
-    from transformers import AutoTokenizer
-
-    fixed = {"local_files_only": True, "trust_remote_code": False}
-    try:
-        found = AutoTokenizer.from_pretrained(folder, **{**settings, **fixed})
-    except Exception as error:  # its classes fail in every way where files are not as expected
-        why = str(error).partition("\n")[0]
-        raise NoTexts(f"transformers cannot make {TOKENIZER} of {folder}: {why}") from None
+    found = _by_class(folder, settings)
     if found.is_fast and (problem := growth_problem(found.backend_tokenizer)):
         raise CheckpointError(f"{folder}: the tokenizer cannot be used: {problem}")
     if missing := _missing(folder, found):
@@ -53,12 +52,76 @@ def load(folder: Path, settings: Mapping[str, Any]) -> "PreTrainedTokenizerBase"
     if not found.is_fast:
         name = type(found).__name__
         raise NoTexts(f"transformers' {name} cannot be written as {TOKENIZER}")
-    if not (folder / TOKENIZER).exists() and (folder / sentencepieces.FILE).exists():
-        try:
-            sentencepieces.restore(found, folder / sentencepieces.FILE)
-        except sentencepieces.UnlikeError as error:
-            raise NoTexts(f"{folder / sentencepieces.FILE} cannot be converted: {error}") from None
-    return found
+    if not as_written:
+        return found
+    with TemporaryDirectory() as place:
+        write_plain(folder, found, Path(place))
+        return _by_class(Path(place), settings)
+
+
+def _by_class(folder: Path, settings: Mapping[str, Any]) -> "PreTrainedTokenizerBase":
+    # takes seconds to import, and only folders with a tokenizer need it
+    from transformers import AutoTokenizer
+
+    fixed = {"local_files_only": True, "trust_remote_code": False}
+    try:
+        return AutoTokenizer.from_pretrained(folder, **{**settings, **fixed})
+    except Exception as error:  # its classes fail in every way where files are not as expected
+        why = str(error).partition("\n")[0]
+        raise NoTexts(f"transformers cannot make {TOKENIZER} of {folder}: {why}") from None
+
+
+def written(folder: Path, made: "PreTrainedTokenizerBase") -> Tokenizer | None:
+    """What the folder's file says by itself: tokenizer.json, or where that is missing spm.model
+    with its own normalization. None if there is neither. made: the folder's, by its class.
+
+    UnlikeError if spm.model cannot be converted."""
+    if (folder / TOKENIZER).exists():
+        return parse(folder / TOKENIZER)
+    if (file := folder / sentencepieces.FILE).exists():
+        return sentencepieces.restored(made, file)
+    return None
+
+
+def write_plain(folder: Path, made: "PreTrainedTokenizerBase", place: Path) -> None:
+    """Writes the folder's tokenizer with settings of which no class of transformers changes it.
+    made: by its class; special tokens keep their names. NoTexts if there is no file of it."""
+    try:
+        own = written(folder, made)
+    except sentencepieces.UnlikeError as error:
+        raise NoTexts(f"{folder / sentencepieces.FILE} cannot be converted: {error}") from None
+    if own is None:
+        raise NoTexts(f"there is no {TOKENIZER} in {folder} that texts could be read by")
+    known = own.get_vocab()
+    named = {name: getattr(made, name, None) for name in made.SPECIAL_TOKENS_ATTRIBUTES}
+    special = {
+        name: str(token) if token is not None and str(token) in known else None
+        for name, token in named.items()
+    }
+    added = own.get_added_tokens_decoder().items()
+    settings = {
+        **json_files.settings(folder / CONFIG),
+        **special,
+        **dict.fromkeys(("additional_special_tokens", "extra_special_tokens")),
+        "added_tokens_decoder": {index: token.__getstate__() for index, token in added},
+        "model_input_names": [*made.model_input_names],
+        "tokenizer_class": "PreTrainedTokenizerFast",
+    }
+    for name in (CONFIG, TOKENIZER):  # which may be links
+        (place / name).unlink(missing_ok=True)
+    (place / CONFIG).write_text(json.dumps(settings))
+    own.save(str(place / TOKENIZER))
+    if (template := folder / "chat_template.jinja").exists() and template.parent != place:
+        (place / template.name).write_bytes(template.read_bytes())
+
+
+def lower(tokenizer: "PreTrainedTokenizerBase") -> None:
+    """Puts a Lowercase first, where sentence-transformers does for do_lower_case."""
+    backend = tokenizer.backend_tokenizer
+    normalizer = backend.normalizer
+    parts = [*cast(Any, normalizer)] if isinstance(normalizer, Sequence) else [normalizer]
+    if not any(isinstance(part, Lowercase) for part in parts):
+        backend.normalizer = Sequence([Lowercase(), *(part for part in parts if part is not None)])
 
 
 def _refuse_large(file: Path) -> None:

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from addnorm.model.config import Config, Pick
 from addnorm.model.pooling import picked
 from addnorm.model.transformer import Transformer
+from addnorm.service.runtime.manifest import Limits
 
 Array = NDArray[np.float32]
 FIELDS = ("logits", "last_hidden_state")  # of transformers' outputs, the first that there is
@@ -50,7 +51,7 @@ class Original:
         """pooling: of pooled vectors that no head makes. pad: an id that the reference takes for a
         pad wherever it stands. dtype: of its answers. OriginalError if its answer to a sequence is
         no output of such a model."""
-        self._reference, self._config, self._pooling = reference, config, pooling
+        self._reference, self._config, self.pooling = reference, config, pooling
         self._pad, self._dtype = pad, dtype
         self._known: dict[tuple[Any, ...], Array] = {}
         self.compared = self._kind()
@@ -66,6 +67,10 @@ class Original:
         found = self._reference
         weights = {"sha256": digest(found)} if isinstance(found, nn.Module) else {}
         return {"kind": "reference", "name": self.name, "output": self.compared.output, **weights}
+
+    def drawn(self, limits: Limits) -> Limits:
+        """What sequences for it are drawn within: without a pad, of which it says nothing."""
+        return limits if self._pad is None else limits.model_copy(update={"pad_id": self._pad})
 
     def can_say(self, ids: Sequence[int]) -> bool:
         """Whether its answer to this sequence is one: there is none of a pad alone."""
@@ -90,7 +95,7 @@ class Original:
             if output in model.heads:
                 found = model.head(output, found, mask)
             elif not of_every_token:
-                found = picked(self._pooling, found, mask)
+                found = picked(self.pooling, found, mask)
         rows = _squeezed(found, len(ids)) if found.dim() > 2 else found[0].numpy()
         return rows if of_every_token or rows.ndim == 1 else rows[-1]
 

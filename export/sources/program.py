@@ -22,6 +22,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from addnorm.export.sources import folder_tokenizer
 from addnorm.export.sources.original import as_found
 from addnorm.model.checkpoints import architectures, json_files
 from addnorm.model.checkpoints.families import FAMILIES, name_of
@@ -31,6 +32,7 @@ Text = str | tuple[str, str]
 Sample = Text | Sequence[int]  # a case of a person's own: texts or token ids
 MODULES, SETTINGS = "modules.json", "config_sentence_transformers.json"
 INPUTS = ("input_ids", "attention_mask", "token_type_ids")
+LOGITS = ("logits", "prediction_logits")  # as classes of transformers name them
 PROMPTED = " with the prompt "  # in names of tasks, before that of the prompt
 CANDIDATES = ("water", "people", "time")  # labels that a zero-shot classifier is asked for
 # what transformers calls a head -> the Auto class that finds it, where config.json names no class
@@ -73,19 +75,31 @@ class Program:
         self._runs: Any = runs
         self._model: Any = _transformer(runs)
         self._limit = limit
-        self._tokenizer = tokenizer or getattr(runs, "tokenizer", None)
+        if tokenizer is not None and limit:  # which some pipelines cut to, and to nothing else
+            tokenizer.model_max_length = min(tokenizer.model_max_length, limit)
+        self._tokenizer: Any = tokenizer or getattr(runs, "tokenizer", None)
         self._heard: dict[str, Any] = {}
         self._rows: dict[tuple[Any, ...], dict[str, Array]] = {}
         self._answers: dict[tuple[str, Text], Answer] = {}
+        self._token_ids: dict[str, list[int]] = {}
         self.tasks = self._tasks() if self._tokenizer else {}
-        self.asked = [*self.tasks]
+        named = {"classify", "tag"} & self.tasks.keys()
+        labels = sorted(self._model.config.id2label.items()) if named else []
+        self.labels = [name for _, name in labels]  # of its logits, in their order
         self._listen()
 
     def answer(self, task: str, text: Text) -> Answer:
         """What it makes of a text or a pair, cut to its limit. task: one of `tasks`."""
         if (task, text) not in self._answers:
-            with as_found(self._runs), quiet():
-                value = self.tasks[task](text)
+            try:
+                with as_found(self._runs), quiet():
+                    value = self.tasks[task](text)
+            except Exception as error:  # of any class, as it is not our code
+                first = str(error).strip().partition("\n")[0]
+                raise ProgramError(
+                    f"{self.name} fails on {text!r:.60} ({task}):"
+                    f" {type(error).__name__}: {first}. Go without with --reference none"
+                ) from error
             self._answers[task, text] = Answer(self._ids(), np.asarray(value, np.float32))
         return self._answers[task, text]
 
@@ -108,17 +122,25 @@ class Program:
             }
         return self._rows[key]
 
+    def token_ids(self, texts: Sequence[str]) -> list[list[int]]:
+        """What its tokenizer makes of each text, whole and behind no prompt."""
+        if unknown := [text for text in texts if text not in self._token_ids]:
+            found = self._tokenizer(unknown, truncation=False, padding=False, verbose=False)
+            self._token_ids.update(zip(unknown, found["input_ids"], strict=True))
+        return [self._token_ids[text] for text in texts]
+
     def parts(self, ids: Sequence[int], types: Sequence[int] | None) -> list["Part"]:
         """Its outputs, each as a reference by itself. ids, types: of any sequence."""
         return [Part(self, output) for output in self.rows(ids, types)]
 
     def record(self, outputs: Sequence[str]) -> dict[str, Any]:
         """For the certificate: what was compared. outputs: of token ids."""
-        return {"kind": "program", "name": self.name, "outputs": [*outputs], "texts": self.asked}
+        told = {"outputs": [*outputs], "texts": [*self.tasks]}
+        return {"kind": "program", "name": self.name, **told}
 
     def close(self) -> None:
         """Lets go of the model, which is as it was before."""
-        for module in (self._model, self._model.base_model) if self._model else ():
+        for module in _heard_modules(self._model) if self._model else ():
             module.__dict__.pop("forward", None)
         self._runs = self._model = self._tokenizer = None
 
@@ -127,7 +149,10 @@ class Program:
             answer = self._model(**inputs)
             if "start_logits" in answer:
                 return {"logits": torch.stack([answer["start_logits"], answer["end_logits"]], -1)}
-            return {"logits": answer["logits"]} if "logits" in answer else {}
+            logits = next((answer[name] for name in LOGITS if name in answer), None)
+            if type(self._model).__qualname__ == "ElectraForPreTraining":
+                logits = answer["logits"][..., None]  # a number for each token
+            return {} if logits is None else {"logits": logits}
         features: dict[str, Any] = inputs
         for module in self._runs.children():
             if type(module).__qualname__ != "Normalize":
@@ -138,7 +163,8 @@ class Program:
     def _listen(self) -> None:
         """Notes what the transformer gets and what its body gives. sentence-transformers calls
         `forward` itself, so that PyTorch's hooks hear nothing."""
-        heard, model, body = self._heard, self._model, self._model.base_model
+        heard, model, body = self._heard, self._model, _body(self._model)
+        last = getattr(body, "project_out", None)  # OPT's, which our heads have
 
         def listening(module: nn.Module) -> Callable[..., Any]:
             forward = module.forward
@@ -149,14 +175,16 @@ class Program:
                     heard.clear()
                     heard.update(named)
                 answer = forward(*given, **named)
-                if module is body:
+                if module is last:
+                    heard["activations"] = given[0]
+                elif module is body and last is None:
                     heard["activations"] = answer[0]
                 return answer
 
             return call
 
-        for module in {id(model): model, id(body): body}.values():
-            module.forward = listening(module)  # type: ignore[method-assign]
+        for module in _heard_modules(model):
+            module.forward = listening(module)
 
     def _ids(self) -> Ids:
         tokens = self._heard["input_ids"][0]
@@ -196,7 +224,7 @@ class Program:
         return self._runs.encode([text], prompt_name=name)[0]
 
     def _pipelines(self) -> dict[str, Callable[[Text], Any]]:
-        """Those of transformers, with their own last steps."""
+        """Pipelines of transformers, with their own last steps."""
         import transformers
 
         model: Any = self._model
@@ -226,6 +254,7 @@ class Program:
             return [[labels[e["entity"]], e["start"], e["end"], e["score"]] for e in found]
 
         if type(model).__qualname__.endswith("ForSequenceClassification"):
+            # the zero-shot pipeline reads label2id, and fails where there is none
             names = [name.lower() for name in model.config.label2id or ()]
             is_nli = len(names) > 1 and any(name.startswith("entail") for name in names)
             return {"classify": classify} | ({"zero_shot": zero_shot} if is_nli else {})
@@ -236,7 +265,8 @@ class Program:
     def _read(self, text: Text) -> Any:
         """Hidden states `[S, d]`; what a head makes of them is compared by `rows`."""
         texts = [[text]] if isinstance(text, str) else [[part] for part in text]
-        cut = self._tokenizer(*texts, truncation=True, max_length=self._limit, return_tensors="pt")
+        tokenizer: Any = self._tokenizer
+        cut = tokenizer(*texts, truncation=True, max_length=self._limit, return_tensors="pt")
         has_types = getattr(self._model.config, "type_vocab_size", 0) > 1
         inputs = INPUTS if has_types else INPUTS[:-1]
         self._model(**{name: cut[name] for name in inputs if name in cut})
@@ -255,17 +285,28 @@ class Part:
 
 
 def texts_of(samples: Sequence[Sample]) -> list[Text]:
-    """Those that are texts, or pairs of texts."""
+    """Samples that are texts, or pairs of texts."""
     return [one if isinstance(one, str) else tuple(one) for one in samples if _is_text(one)]  # type: ignore[misc]
 
 
 def ids_of(samples: Sequence[Sample]) -> list[list[int]]:
-    """Those that are token ids."""
+    """Samples that are token ids."""
     return [[*map(int, one)] for one in samples if not _is_text(one)]
 
 
 def _is_text(sample: Sample) -> bool:
     return isinstance(sample, str) or any(isinstance(part, str) for part in sample)
+
+
+def _body(model: Any) -> Any:
+    """What makes the hidden states. OPT's heads call the decoder within it."""
+    return getattr(model.base_model, "decoder", model.base_model)
+
+
+def _heard_modules(model: Any) -> list[Any]:
+    body = _body(model)
+    found = [model, body, getattr(body, "project_out", None)]
+    return [*{id(module): module for module in found if module is not None}.values()]
 
 
 def _transformer(runs: nn.Module) -> nn.Module:
@@ -291,22 +332,27 @@ def of_folder(
     num_labels: int | None = None,
     is_cut: bool = False,
     runs_code: bool = False,
+    as_written: bool = False,
 ) -> Program:
     """The program of a folder, in float32.
 
     limit: of its texts, in tokens; None: it takes none. head: what its class of transformers ends
     in, where config.json names none; None: it has no head. num_labels: of the head, where
     config.json names none. is_cut: whether a person set the limit, whatever the files say.
-    runs_code: whether classes of the folder's own code may be run; else none is.
+    runs_code: whether classes of the folder's own code may be run; else none is. as_written:
+    whether its tokenizer is the folder's file alone.
     ProgramError if there is no such program.
     """
     if not runs_code:
         _refuse_code(folder)
     with TemporaryDirectory() as place, quiet():
-        spelled = _spelled(folder, Path(place), num_labels)
+        spelled = _spelled(folder, Path(place), num_labels, as_written)
         runs, tokenizer = _Loading(spelled, runs_code).loaded(head, limit is not None)
     if is_cut and limit and hasattr(runs, "max_seq_length"):
         runs.max_seq_length = limit  # type: ignore[assignment]
+    made: Any = tokenizer or getattr(runs, "tokenizer", None)
+    if made is not None and made.pad_token is None:  # needed also to pad one text to its own length
+        made.pad_token = made.eos_token or made.convert_ids_to_tokens(0)
     return Program(runs, tokenizer, limit)
 
 
@@ -329,11 +375,11 @@ def _configs(folder: Path) -> list[Path]:
     return [file for path in sorted(paths) if (file := folder / path / "config.json").is_file()]
 
 
-def _spelled(folder: Path, place: Path, num_labels: int | None) -> Path:
+def _spelled(folder: Path, place: Path, num_labels: int | None, as_written: bool) -> Path:
     """The folder; or if a config.json in it has fields that only code of the hub knows, or does not
     say how many labels there are, a folder of links in which they are spelled as transformers reads
-    them. It would take its own defaults."""
-    changed = {}
+    them. It would take its own defaults. as_written: there, no class changes the tokenizer."""
+    changed: dict[Path, Any] = {}
     for file in _configs(folder):
         fields = json_files.read(file)
         family = FAMILIES.get(name_of(fields) or "") if isinstance(fields, dict) else None
@@ -342,15 +388,19 @@ def _spelled(folder: Path, place: Path, num_labels: int | None) -> Path:
             spelled["num_labels"] = num_labels
         if spelled != fields:
             changed[file] = spelled
-    if not changed:
+    if not changed and not as_written:
         return folder
     for file in folder.rglob("*"):
         link = place / file.relative_to(folder)
         link.parent.mkdir(parents=True, exist_ok=True)
-        if file in changed:
-            link.write_text(json.dumps(changed[file]))
-        elif file.is_file():
+        if file.is_file() and file not in changed:
             link.symlink_to(file.resolve())
+    for file, fields in changed.items():
+        (place / file.relative_to(folder)).write_text(json.dumps(fields))
+    tokenizers = [file for name in folder_tokenizer.FILES for file in folder.rglob(name)]
+    for own in {file.parent for file in tokenizers} if as_written else ():
+        made = folder_tokenizer.load(own, {})
+        folder_tokenizer.write_plain(own, made, place / own.relative_to(folder))
     return place
 
 

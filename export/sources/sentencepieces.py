@@ -25,8 +25,8 @@ class UnlikeError(ValueError):
     """What was converted gives other pieces than sentencepiece. The message names a text."""
 
 
-def restore(tokenizer: "PreTrainedTokenizerBase", file: Path) -> None:
-    """Gives a converted tokenizer the normalization of its sentencepiece file: transformers 5 has
+def restored(tokenizer: "PreTrainedTokenizerBase", file: Path) -> Tokenizer:
+    """A converted tokenizer with the normalization of its sentencepiece file: transformers 5 has
     NFC in its place, and loses such as ligatures and full-width letters.
 
     UnlikeError if the pieces of any of COUNT texts differ.
@@ -36,7 +36,8 @@ def restore(tokenizer: "PreTrainedTokenizerBase", file: Path) -> None:
 
     content = file.read_bytes()
     model = import_protobuf().ModelProto.FromString(content)
-    made, lowers = tokenizer.backend_tokenizer, bool(getattr(tokenizer, "do_lower_case", False))
+    made = Tokenizer.from_str(tokenizer.backend_tokenizer.to_str())
+    lowers = bool(getattr(tokenizer, "do_lower_case", False))
     charsmap = model.normalizer_spec.precompiled_charsmap
     made.normalizer = normalizers.Sequence(
         [
@@ -52,6 +53,7 @@ def restore(tokenizer: "PreTrainedTokenizerBase", file: Path) -> None:
         meant = [original.id_to_piece(number) for number in original.encode(_cased(text, lowers))]
         if (got := pieces(made, text)) != meant:
             raise UnlikeError(f"{text!r} becomes {got}, and {meant} by sentencepiece")
+    return made
 
 
 def pieces(tokenizer: Tokenizer, text: str) -> list[str]:

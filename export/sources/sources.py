@@ -8,15 +8,23 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, cast
 
+from tokenizers import Tokenizer
+
 from addnorm.export.sources import download, texts
 from addnorm.export.sources import program as programs
 from addnorm.export.sources.folder_tokenizer import NoTexts
 from addnorm.export.sources.module import problems
 from addnorm.export.sources.original import Original, OriginalError, digest
 from addnorm.export.sources.program import Program, ProgramError, Sample, Text, ids_of, texts_of
-from addnorm.export.sources.texts import Texts
+from addnorm.export.sources.texts import AS_WRITTEN, Texts
 from addnorm.model import presets
-from addnorm.model.checkpoints import Checkpoint, Choices, load_checkpoint, look
+from addnorm.model.checkpoints import (
+    Checkpoint,
+    CheckpointError,
+    Choices,
+    load_checkpoint,
+    look,
+)
 from addnorm.model.checkpoints.families import FAMILIES
 from addnorm.model.config import Config, Pick
 from addnorm.model.layout import LAYOUTS
@@ -149,17 +157,8 @@ def checkpoint(
     loaded = load_checkpoint(folder, choices)
     hashes = {file.relative_to(folder).as_posix(): sha256(file) for file in loaded.files}
     folder = folder.resolve()
-    origin: dict[str, Any] = {
-        "checkpoint": folder.name,
-        "weights": hashes,
-        "unused": loaded.unused,
-    }
-    chosen = {  # as they come back out of JSON
-        "ignore": list(choices.ignore) or None,
-        "labels": None if choices.labels is None else list(choices.labels),
-        "max_length": max_length,
-    }
-    origin |= {name: value for name, value in chosen.items() if value is not None}
+    origin = {"checkpoint": folder.name, "weights": hashes, "unused": loaded.unused}
+    origin |= _chosen(choices, max_length)
     facts = {
         "pooling": loaded.pooling,
         "normalize": loaded.normalize,
@@ -168,15 +167,18 @@ def checkpoint(
         "prompts": loaded.prompts,
         "default_prompt_name": loaded.default_prompt_name,
     }
+    _refuse_one_tag(loaded.labels, loaded.model.config, "--labels none")
     if loaded.problem_type == "regression":
         facts["regression"] = True
     if loaded.similarity != "cosine":
         facts["similarity"] = loaded.similarity
-    found = _texts(folder, loaded.model.config.max_positions, max_length, "--max-length")
+    as_written = choices.tokenizer_as_written
+    found = _texts(folder, loaded.model.config, max_length, "--max-length", as_written)
     if max_length is not None:
         shorten(loaded.model, max_length)
     facts |= _facts(found)
     facts["input_types"] = {} if isinstance(found, NoTexts) else dict(found.input_types)
+    _refuse_pads_around(loaded, found)
     source = Source(
         folder.name, loaded.model, origin, facts, found, folder, loaded, samples=reference.samples
     )
@@ -185,9 +187,11 @@ def checkpoint(
     limit = None if isinstance(found, NoTexts) else found.max_text_tokens
     logits = loaded.model.config.heads.get("logits")
     num_labels = logits.width if logits and loaded.labels else None
+    # sentence-transformers lets texts have more tokens than a model that counts from its pad can
+    is_cut = max_length is not None or limit == loaded.model.config.max_positions
     try:
         program = programs.of_folder(
-            folder, limit, loaded.head, num_labels, max_length is not None, reference.runs_code
+            folder, limit, loaded.head, num_labels, is_cut, reference.runs_code, as_written
         )
     except ProgramError as error:
         raise UsageError(
@@ -195,6 +199,17 @@ def checkpoint(
             " with --reference none, and the certificate says so"
         ) from error
     return compared_with(source, program)
+
+
+def _chosen(choices: Choices, max_length: int | None) -> dict[str, Any]:
+    """What the manifest's `source` says of them, with lists for tuples: so JSON gives it back."""
+    chosen = {
+        "ignore": list(choices.ignore) or None,
+        "labels": None if choices.labels is None else list(choices.labels),
+        "max_length": max_length,
+        **(AS_WRITTEN if choices.tokenizer_as_written else {}),
+    }
+    return {name: value for name, value in chosen.items() if value is not None}
 
 
 def module(
@@ -217,6 +232,7 @@ def module(
     """
     if found := [*problems(model, labels, pooling)]:
         raise UsageError("; ".join(found))
+    _refuse_one_tag(labels, model.config, "labels=None")
     name, twin = type(model).__qualname__, copy.deepcopy(model).cpu().eval()
     origin: dict[str, Any] = {"module": name, "sha256": digest(twin)}
     if max_length is not None:
@@ -226,17 +242,15 @@ def module(
         "normalize": normalize,
         "labels": None if labels is None else tuple(labels),
     }
-    with_texts = _texts(tokenizer, model.config.max_positions, max_length, "max_length")
+    with_texts = _texts(tokenizer, model.config, max_length, "max_length")
     if max_length is not None:
         shorten(twin, max_length)
     facts |= _facts(with_texts)
     if tokenizer is not None and isinstance(with_texts, NoTexts):
         raise UsageError(f"the tokenizer cannot be used: {with_texts}")
     originals = () if reference is None else (_original(reference, twin.config, pooling, pad),)
-    found = Source(
-        name, twin, origin, facts, with_texts, tokenizer, originals=originals, pad_id=pad
-    )
-    return replace(found, samples=samples)
+    more: dict[str, Any] = {"originals": originals, "pad_id": pad, "samples": samples}
+    return Source(name, twin, origin, facts, with_texts, tokenizer, **more)
 
 
 def _original(reference: Any, config: Config, pooling: str, pad: int | None) -> Original:
@@ -253,10 +267,18 @@ def compared_with(source: Source, program: Program) -> Source:
     pad = _pad(source.loaded)
     ids = [int(pad == 0)] * min(3, source.model.config.max_positions)
     types = [0] * len(ids) if source.model.config.type_vocab_size > 1 else None
+    if not source.facts["labels"]:
+        program.tasks.pop("tag", None)  # which is not served without labels
     parts = program.parts(ids, types)
     originals = tuple(
         _original(part, source.model.config, source.facts["pooling"], pad) for part in parts
     )
+    heads = source.model.config.heads
+    for output, of_every_token in (original.compared for original in originals):
+        if output in heads and of_every_token != (heads[output].pick == "every"):
+            kinds = "of each token", "of each sequence"
+            says, ours = kinds if of_every_token else kinds[::-1]
+            raise UsageError(f"{program.name} makes {output} {says}, and these are {ours}")
     return replace(source, originals=originals, program=program)
 
 
@@ -265,9 +287,38 @@ def _pad(loaded: Checkpoint) -> int | None:
     positions by it, or picks the last token before it."""
     family = FAMILIES[loaded.model_type]
     raw = family.raw(loaded.fields)
-    picks_last = any(head.pick == "last" for head in loaded.model.config.heads.values())
-    is_asked = family.position_offset(raw) or (picks_last and loaded.head)
+    is_asked = family.position_offset(raw) or _picks_last(loaded)
     return raw.get("pad_token_id") if is_asked else None
+
+
+def _picks_last(loaded: Checkpoint) -> bool:
+    """Whether it classifies by the last token, which to transformers is the last that is no pad."""
+    picks = {head.pick for head in loaded.model.config.heads.values()}
+    return "last" in picks and (loaded.head or "").endswith("ForSequenceClassification")
+
+
+def _refuse_one_tag(labels: Sequence[str] | None, config: Config, without: str) -> None:
+    """without: what exports it without labels."""
+    head = config.heads.get("logits")
+    if labels and len(labels) == 1 and head and head.pick == "every":
+        raise UsageError(
+            f"the label {labels[0]!r} is the only one of every token: a softmax of one number is"
+            f" 1.0, as transformers answers. Export it with {without}, and ask /v1/infer for logits"
+        )
+
+
+def _refuse_pads_around(loaded: Checkpoint, found: Texts | NoTexts) -> None:
+    """CheckpointError if the tokenizer puts around texts what the family takes for a pad there."""
+    if isinstance(found, NoTexts) or (pad := _pad(loaded)) is None:
+        return
+    around = Tokenizer.from_str(found.tokenizer.decode()).encode("").ids
+    if pad in (around[-1:] if _picks_last(loaded) else around):
+        why = "classifies the token before it" if _picks_last(loaded) else "gives it no position"
+        raise CheckpointError(
+            f"{loaded.folder}: the tokenizer puts pad_token_id {pad} of config.json around each"
+            f" text, and transformers {why}: name the pad of the training there, or take the"
+            " tokenizer's files out and send token ids"
+        )
 
 
 def with_origin(source: Source, more: Mapping[str, Any]) -> Source:
@@ -283,6 +334,7 @@ def _facts(found: Texts | NoTexts) -> dict[str, Any]:
         "texts_have_types": found.has_types,
         "special_tokens": dict(found.special_tokens),
         "pair_template": found.pair_template,
+        "split_special_tokens": found.splits_special,
     }
 
 
@@ -305,23 +357,37 @@ def recorded(origin: Mapping[str, Any], name: str | None, reference: Reference =
         known = f"--checkpoint {address or 'DIR'}"
         raise UsageError(f"it was made from {origin['checkpoint']}: name it with {known}")
     labels = origin.get("labels")
-    choices = Choices(tuple(origin.get("ignore", ())), labels if labels is None else tuple(labels))
+    choices = Choices(
+        tuple(origin.get("ignore", ())),
+        labels if labels is None else tuple(labels),
+        texts.is_as_written(origin),
+    )
     again = address if where and name == where["repository"] else name
     source = named(again, choices, origin.get("max_length"), reference)
     return replace(source, origin={**where, **source.origin})
 
 
 def _texts(
-    folder: Path | None, max_positions: int, max_length: int | None, option: str
+    folder: Path | None,
+    config: Config,
+    max_length: int | None,
+    option: str,
+    as_written: bool = False,
 ) -> Texts | NoTexts:
     """option: what the caller knows max_length as."""
-    found: Texts | NoTexts
+    max_positions, found = config.max_positions, cast(Texts | NoTexts, None)
     try:
         if folder is None:
             raise NoTexts("no tokenizer was given")
-        found = texts.read(folder, max_positions)
+        found = texts.read(folder, max_positions, as_written)
     except NoTexts as why:
         found = why
+    if not isinstance(found, NoTexts) and found.num_ids > config.vocab_size:
+        raise CheckpointError(
+            f"{folder}: the tokenizer has ids up to {found.num_ids - 1}, the model has embeddings"
+            f" of ids below {config.vocab_size} (vocab_size in config.json): take out the tokens"
+            " that were added to the tokenizer alone, or resize the model's embeddings"
+        )
     if max_length is None:
         return found
     num_special, reason = 0, ""

@@ -3,21 +3,26 @@
 import math
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from addnorm.export.sources import folder_tokenizer, pair_template
+from tokenizers import Tokenizer
+
+from addnorm.export.sources import folder_tokenizer, pair_template, sample_texts
 from addnorm.export.sources.folder_tokenizer import NoTexts
+from addnorm.export.sources.sample_texts import Unlike
+from addnorm.export.sources.sentencepieces import UnlikeError
 from addnorm.model.checkpoints import CheckpointError, json_files, sentence_transformers
-from addnorm.model.checkpoints.sentence_transformers import MODULES, SentenceTransformers
-from addnorm.service.runtime.bundle import TOKENIZER
+from addnorm.model.checkpoints.sentence_transformers import SentenceTransformers
 from addnorm.service.runtime.manifest import InputRules, InputType
 from addnorm.service.runtime.tokenizing.pair_text import Template
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+AS_WRITTEN = {"tokenizer": "as written"}  # in the manifest's `source`
 SPECIAL_TOKENS = ("eos_token", "bos_token", "pad_token")
 # settings of sentence-transformers' Transformer that change how texts become token ids
 NOT_DONE = {
@@ -41,6 +46,9 @@ class Texts:
     has_types: bool  # whether transformers' tokenizer gives the second text of a pair its own type
     special_tokens: Mapping[str, str]  # those of SPECIAL_TOKENS that the authors name
     input_types: Mapping[InputType, InputRules]  # of a MultiVectorEncoder
+    splits_special: bool  # whether special tokens that stand in texts are split
+    read_by: str  # the class of transformers that made the tokenizer
+    unlike_file: Unlike | None  # as it is written; None: there is none
     pair_template: Template | None = None  # of a reranker that reads a pair as one text
 
     def __str__(self) -> str:
@@ -51,22 +59,37 @@ class Texts:
         return ", ".join(limits)
 
 
-def read(folder: Path, max_positions: int) -> Texts:
-    """What the folder says of texts.
+def is_as_written(origin: Mapping[str, Any]) -> bool:
+    """Whether the manifest's `source` says that texts are read by the folder's file alone."""
+    return AS_WRITTEN.items() <= origin.items()
+
+
+def read(folder: Path, max_positions: int, as_written: bool = False) -> Texts:
+    """What the folder says of texts. as_written: token ids are those of tokenizer.json alone.
 
     NoTexts if it has no tokenizer, or if its authors do something that the server does not.
     CheckpointError if one of its files is broken.
     """
     authors = sentence_transformers.read(folder)
-    tokenizer = load_tokenizer(authors)
+    tokenizer = load_tokenizer(authors, as_written)
     _refuse_what_is_not_done(authors, tokenizer)
     fallback = max_positions, "the model's positions"
-    limit, limited_by = _authors_limit(folder, authors) or fallback
+    limit, limited_by = _authors_limit(authors) or fallback
     num_special = tokenizer.num_special_tokens_to_add(pair=False)
     if limit <= num_special:
         cut = f"{limited_by} cuts them to {limit} tokens"
         raise NoTexts(f"{cut}, and {num_special} are special tokens")
-    content = tokenizer.backend_tokenizer.to_str().encode()
+    # read once more, as whoever reads the bundle does: the library reads some scores of pieces one
+    # step off, and only at the first time
+    own = Tokenizer.from_str(tokenizer.backend_tokenizer.to_str())
+    own.no_truncation()  # the authors' programs say themselves where they cut and pad
+    own.no_padding()
+    content = own.to_str().encode()
+    own.encode_special_tokens = splits_special = bool(tokenizer.split_special_tokens)
+    unlike_file = None
+    with suppress(UnlikeError):
+        if file := folder_tokenizer.written(authors.transformer, tokenizer):
+            unlike_file = sample_texts.unlike(own, file)
     has_types = "token_type_ids" in tokenizer.model_input_names
     named = {name: getattr(tokenizer, name) for name in SPECIAL_TOKENS}
     special = {name: str(token) for name, token in named.items() if token is not None}
@@ -77,13 +100,19 @@ def read(folder: Path, max_positions: int) -> Texts:
     if authors.fills_template:
         template = pair_template.read(tokenizer, *told_pairs(authors))
     return Texts(
-        content, limit, limited_by, num_special, num_ids, has_types, special, rules, template
-    )
+        content, limit, limited_by, num_special, num_ids, has_types, special, rules, splits_special,
+        type(tokenizer).__name__, unlike_file, template,
+    )  # fmt: skip
 
 
-def load_tokenizer(authors: SentenceTransformers) -> "PreTrainedTokenizerBase":
+def load_tokenizer(
+    authors: SentenceTransformers, as_written: bool = False
+) -> "PreTrainedTokenizerBase":
     """NoTexts if there is none. CheckpointError if one of its files is broken."""
-    return folder_tokenizer.load(authors.transformer, _arguments(authors))
+    made = folder_tokenizer.load(authors.transformer, _arguments(authors), as_written)
+    if authors.settings.get("do_lower_case"):
+        folder_tokenizer.lower(made)
+    return made
 
 
 def told_pairs(authors: SentenceTransformers) -> tuple[str, Mapping[str, Any]]:
@@ -118,11 +147,6 @@ def _refuse_what_is_not_done(
             f"{authors.settings_file} has modality_config.message, by which every text goes through"
             " the chat template, and only pairs do here; remove it there to serve texts as they are"
         )
-    normalizer = tokenizer.backend_tokenizer.normalizer
-    keeps_capitals = normalizer is None or "A" in normalizer.normalize_str("A")
-    if authors.settings.get("do_lower_case") and keeps_capitals:
-        setting = f"{authors.settings_file} has do_lower_case"
-        raise NoTexts(f"{setting}, but {TOKENIZER} keeps capitals: not supported")
 
 
 def _input_types(
@@ -163,22 +187,15 @@ def _whole(limit: Any, where: str) -> int:
     return int(min(limit, sys.maxsize))
 
 
-def _authors_limit(folder: Path, authors: SentenceTransformers) -> tuple[int, str] | None:
-    """The limit that sentence-transformers finds, and the file that says so.
-
-    A folder without modules.json is not of sentence-transformers: there tokenizer.json's own
-    truncation counts too.
-    """
-    place, name = authors.transformer, authors.settings_file
-    config = json_files.settings(place / folder_tokenizer.CONFIG)
+def _authors_limit(authors: SentenceTransformers) -> tuple[int, str] | None:
+    """The limit that sentence-transformers and transformers find, and the file that says so."""
+    name, config = authors.settings_file, authors.transformer / folder_tokenizer.CONFIG
+    told = json_files.settings(config)
     for limit, where in (
         (_arguments(authors).get("model_max_length"), name),
         (authors.settings.get("max_seq_length"), name),
-        (config.get("model_max_length", config.get("max_len")), folder_tokenizer.CONFIG),
+        (told.get("model_max_length", told.get("max_len")), folder_tokenizer.CONFIG),
     ):
         if limit is not None:
             return _whole(limit, where), where
-    if not (folder / MODULES).exists() and (place / TOKENIZER).exists():
-        own = folder_tokenizer.parse(place / TOKENIZER).truncation
-        return (int(own["max_length"]), TOKENIZER) if own else None
     return None

@@ -70,11 +70,13 @@ class Choices:
     """What the person who exports decides, beyond what the folder says.
 
     ignore: what the keys of weights begin with that are left out. labels: in place of config.json's
-    names, in the order of the logits; empty for none.
+    names, in the order of the logits; empty for none. tokenizer_as_written: whether texts are read
+    by the folder's file alone, in the program of its authors too.
     """
 
     ignore: tuple[str, ...] = ()
     labels: tuple[str, ...] | None = None
+    tokenizer_as_written: bool = False
 
 
 def load_checkpoint(folder: Path, choices: Choices | None = None) -> Checkpoint:

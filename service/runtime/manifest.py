@@ -143,6 +143,7 @@ class Manifest(_Part):
     # of each dimension of its pooled vectors, the lowest and the highest: int8 vectors need them
     vector_ranges: tuple[tuple[float, ...], tuple[float, ...]] | None = None
     texts_have_types: bool = True  # false: its authors' tokenizer gives every token type 0
+    split_special_tokens: bool = False  # whether those that stand in texts are texts like others
     # of a reranker that reads a pair as one text: what stands before, between and behind the two
     pair_template: tuple[str, str, str] | None = None
     source: dict[str, Any]  # preset and seed, or checkpoint or module and its sha256

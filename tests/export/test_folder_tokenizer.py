@@ -9,6 +9,7 @@ import pytest
 import sentencepiece
 import tokenizers
 from tokenizers import ByteLevelBPETokenizer, Tokenizer
+from transformers import AutoTokenizer
 
 from addnorm.export.sources import folder_tokenizer, sentencepieces
 from addnorm.export.sources.folder_tokenizer import NoTexts
@@ -22,9 +23,9 @@ TEXTS = ["the same  text", " padding tokens.", "", "naïve pads"]
 Ids = list[list[int]]
 
 
-def served(folder: Path, texts: list[str] = TEXTS) -> Ids:
+def served(folder: Path, texts: list[str] = TEXTS, as_written: bool = False) -> Ids:
     """Token ids by the tokenizer.json that is written."""
-    content = folder_tokenizer.load(folder, {}).backend_tokenizer.to_str()
+    content = folder_tokenizer.load(folder, {}, as_written).backend_tokenizer.to_str()
     return [encoding.ids for encoding in Tokenizer.from_str(content).encode_batch(texts)]
 
 
@@ -99,7 +100,7 @@ def deberta(folder: Path, **fields: bool) -> sentencepiece.SentencePieceProcesso
 
 @pytest.mark.parametrize("lowers", [False, True])
 def test_debertas_file_alone_gives_sentencepieces_ids(tmp_path: Path, lowers: bool) -> None:
-    """Where transformers has NFC in the place of the file's own normalization."""
+    """If it is read as it is written: transformers has NFC in the place of its normalization."""
     original = deberta(tmp_path, do_lower_case=lowers)
     texts = [
         "ﬁne ① Ａ５",
@@ -110,13 +111,16 @@ def test_debertas_file_alone_gives_sentencepieces_ids(tmp_path: Path, lowers: bo
         *sentencepieces.texts(),
     ]
     meant = [[1, *original.encode(text.lower() if lowers else text), 2] for text in texts]
-    assert served(tmp_path, texts) == meant
+    assert served(tmp_path, texts, as_written=True) == meant
+    theirs = AutoTokenizer.from_pretrained(tmp_path)(texts)["input_ids"]
+    assert served(tmp_path, texts) == theirs != meant
 
 
 def test_a_file_that_cannot_be_converted_is_refused_with_a_text(tmp_path: Path) -> None:
     deberta(tmp_path, split_by_punct=True)
     with pytest.raises(NoTexts, match=r"spm\.model cannot be converted: '.*' becomes \["):
-        folder_tokenizer.load(tmp_path, {})
+        folder_tokenizer.load(tmp_path, {}, as_written=True)
+    folder_tokenizer.load(tmp_path, {})
 
 
 def test_settings_beside_tokenizer_json_win_as_in_transformers(tmp_path: Path) -> None:

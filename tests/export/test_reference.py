@@ -253,6 +253,6 @@ def test_a_model_of_sentence_transformers_brings_its_tokenizer(tmp_path: Path, k
     record = bundle.certificate["compared_with"]
     assert record["name"].split()[0] == f"sentence_transformers.{kind}"
     assert record["outputs"] == ["pooled" if is_pipeline else "logits", "activations"]
-    assert record["texts"] == (["embed"] if is_pipeline else ["rerank", "classify"])
+    assert record["texts"] == (["embed"] if is_pipeline else ["rerank", "relevance", "classify"])
     assert bundle.manifest.normalize is is_pipeline
     assert verify_bundle(bundle.path, model).certificate == bundle.certificate

@@ -29,12 +29,13 @@ from tests.support.exports import shared_exports
 from tests.support.people import TUTORIALS
 from tests.support.people.encoders import D, H, T, V
 from tests.support.people.strangers import STRANGERS
+from tests.support.people.unexplained import CHANGES, PLACES, Plain, is_told
 
 pytestmark = [pytest.mark.modules, pytest.mark.filterwarnings("ignore:enable_nested_tensor")]
 MODULES = {**TUTORIALS, **STRANGERS}
 UNTRAINED = ("charlie",)
 STEPS, LIMIT = 20, 1e-5
-MAX_SECONDS = 60.0  # of one core, for recognition alone; it takes a fifth of that
+MAX_SECONDS = 120.0  # of one core, for recognition alone; it takes a third of that
 ROWS = [[3, 4, 5, 6, 7, 8, 9, 3], [9], [2, 2, 3], [7, 5]]
 
 
@@ -209,6 +210,26 @@ def test_every_change_of_a_right_config_is_refused(
         refused += 1
     with capsys.disabled():
         print(f"mutations of Config {index}: {refused} of {len(changes)} refused")
+
+
+@pytest.mark.parametrize("kind", CHANGES)
+def test_every_operator_that_did_nothing_in_the_trial_is_refused(
+    kind: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    places = {"operators on ids": ("ids",), "lengths": ("embeddings",)}.get(kind, PLACES)
+    served, tried = [], 0
+    for name, change in CHANGES[kind].items():
+        for place in places:
+            tried += 1
+            try:
+                recognized(Plain(place, change), None, None)
+            except Unrecognized as error:
+                if is_told(str(error)):
+                    continue
+            served.append(f"{name} at {place}")
+    with capsys.disabled():
+        print(f"{kind}: {tried - len(served)} of {tried} refused, in words")
+    assert not served
 
 
 def test_twelve_layers_are_recognized_in_seconds(capsys: pytest.CaptureFixture[str]) -> None:

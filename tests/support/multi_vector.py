@@ -40,5 +40,6 @@ def checkpoint(folder: Path) -> Path:
     lengths = {"query_length": QUERY_LENGTH, "document_length": DOCUMENT_LENGTH}
     write_settings(folder, "sentence_bert_config.json", **lengths)
     prompts = {input_type: prompt for input_type, (prompt, _) in TYPES.items()}
-    write_settings(folder, "config_sentence_transformers.json", prompts=prompts)
+    file = "config_sentence_transformers.json"
+    write_settings(folder, file, prompts=prompts, model_type="MultiVectorEncoder")
     return folder

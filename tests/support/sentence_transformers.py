@@ -8,16 +8,28 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 
+# modules that are of one kind of model alone
+OWNERS = {
+    "LogitScore": "cross_encoder",
+    "MultiVectorMask": "multi_vector_encoder",
+    "SpladePooling": "sparse_encoder",
+}
+
 
 def write_modules(
     folder: Path, package: str = "sentence_transformers.models", **paths: str
 ) -> None:
     """paths: by the class of the module, with what tells two of a class apart behind "_"."""
     modules = [
-        {"idx": i, "name": str(i), "path": path, "type": f"{package}.{name.partition('_')[0]}"}
+        {"idx": i, "name": str(i), "path": path, "type": _type(package, name.partition("_")[0])}
         for i, (name, path) in enumerate(paths.items())
     ]
     (folder / "modules.json").write_text(json.dumps(modules))
+
+
+def _type(package: str, name: str) -> str:
+    kind = OWNERS.get(name)
+    return f"sentence_transformers.{kind}.modules.{name}" if kind else f"{package}.{name}"
 
 
 def write_settings(folder: Path, file: str = "config.json", **settings: Any) -> None:

@@ -44,7 +44,8 @@ def _reranker(folder: Path) -> Path:
 def _classifier(folder: Path) -> Path:
     """A classifier of the three labels of natural language inference, so that it does zero-shot
     too."""
-    return _save("BertForSequenceClassification", folder, id2label=_numbered(NLI))
+    ids = {name: index for index, name in enumerate(NLI)}
+    return _save("BertForSequenceClassification", folder, id2label=_numbered(NLI), label2id=ids)
 
 
 def _topics(folder: Path) -> Path:

@@ -12,8 +12,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from addnorm.export.modules.operators.explained import explain
 from addnorm.export.modules.operators.parts import Landmark, Parts, Unrecognized, columns, roots
-from addnorm.export.modules.operators.trace import Trace, Value, again
+from addnorm.export.modules.operators.trace import Trace, Value, again, between
 from addnorm.export.modules.operators.trial import decide, difference_of, drawn_like
 
 
@@ -223,6 +224,7 @@ def _scores(
     sources = tuple(dict.fromkeys(s for head in heads for part in head for s in part.sources))
     total = sum(source.value.tensor.numel() for source in sources)
     given = _given(sources, 1.2 * drawn_like(torch.empty(total)))
+    explain("attention", between([out.inputs[0]], given))
     (found,) = again([out.inputs[0]], given)
     drawn = [(_drawn(q, given), _drawn(k, given), v.factor * _drawn(v, given)) for q, k, v in heads]
     if len({head[0].shape[-1] for head in drawn}) > 1:

@@ -33,8 +33,7 @@ class Unrecognized(ValueError):
     """A part that no `Transformer` has, or whose like was not found. Says where it runs."""
 
     def __init__(self, why: str, value: Value | None = None) -> None:
-        place = value.step.place if value is not None and value.step else ""
-        super().__init__(f"{why}, in {place}" if place else why)
+        super().__init__(why + (value.step.where if value is not None and value.step else ""))
 
 
 @dataclass(eq=False, repr=False)  # they lead to each other

@@ -3,15 +3,19 @@
 Names, classes and control flow of the code leave no mark here. Parts of it can be run again.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import sys
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from pathlib import Path
+from types import FrameType
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_map
 
@@ -19,6 +23,14 @@ from torch.utils._pytree import tree_flatten, tree_map
 SHAPE_ONLY = ("empty_like", "full_like", "new_empty", "new_full", "new_ones", "new_zeros",
               "ones_like", "zeros_like")  # fmt: skip
 LOOKUPS = ("embedding", "index", "index_select", "gather")
+# functions of tensors that answer with no tensor: of their shapes and kinds, not of their numbers
+OF_SHAPES = ("size", "dim", "ndimension", "numel", "nelement", "stride", "storage_offset",
+             "__len__", "is_contiguous", "is_floating_point", "is_complex", "is_same_size",
+             "is_signed", "is_inference", "get_device", "element_size", "type", "result_type",
+             "can_cast", "broadcast_shapes", "__hash__", "register_hook", "requires_grad_",
+             "has_names", "is_conj", "is_neg")  # fmt: skip
+TORCH, HERE = str(Path(torch.__file__).parent), str(Path(__file__).parent)
+OURS = str(Path(HERE).parent)
 
 
 class Enough(Exception):
@@ -54,11 +66,18 @@ class Step:
     arguments: tuple[Any, ...]
     options: Mapping[str, Any]
     place: str  # the module that was running
+    line: str = ""  # of its author's source
     values: list[Value] = field(default_factory=list)  # that it made
+    parts: set[str] = field(default_factory=set)  # that a trial found it to belong to
 
     @property
     def op(self) -> str:
         return str(self.function.overloadpacket.__name__).removesuffix("_")
+
+    @property
+    def where(self) -> str:
+        part = f", in {self.place}" if self.place else ""
+        return part + (f", at {self.line}" if self.line else "")
 
     @property
     def inputs(self) -> list[Value]:
@@ -75,11 +94,26 @@ class Step:
         return [value for value in self.inputs if not value.of_rows]
 
 
+class Left(NamedTuple):
+    """Numbers of a tensor that Python got, so that what it makes of them cannot be followed."""
+
+    name: str
+    value: Value
+    line: str
+
+
 class Trace(TorchDispatchMode):
     """One forward. values and steps: in order; the same code makes the same numbers each time."""
 
-    def __init__(self, ids: Tensor, types: Tensor | None = None, enough: int | None = None) -> None:
-        """enough: the number of the value after which the forward need not go on."""
+    def __init__(
+        self,
+        ids: Tensor,
+        types: Tensor | None = None,
+        enough: int | None = None,
+        constants: Collection[int] = (),
+    ) -> None:
+        """enough: the number of the value after which the forward need not go on. constants:
+        numbers of values that are made of ids, and are the same for all that are served."""
         super().__init__()  # type: ignore[no-untyped-call]
         self.values: list[Value] = []
         self.steps: list[Step] = []
@@ -88,7 +122,8 @@ class Trace(TorchDispatchMode):
         self._written: dict[int, int] = {}  # how often, by storage
         self._tainted: set[int] = set()  # storages that rows were written into
         self._alive: list[Tensor] = []  # so that no other tensor gets the id() of one
-        self._enough, self._places = enough, [""]
+        self._enough, self._places, self._constants = enough, [""], constants
+        self.left: list[Left] = []
         self.ids, self.types = (None if x is None else self._new(x) for x in (ids, types))
         for given in (self.ids, self.types):
             if given:
@@ -105,7 +140,7 @@ class Trace(TorchDispatchMode):
     ) -> Any:
         kwargs = kwargs or {}
         taken, options = tree_map(self.value_of, (args, kwargs))
-        step = Step(func, taken, options, self._places[-1])
+        step = Step(func, taken, options, self._places[-1], authors_line())
         written = [args[0]] if func._schema.is_mutable and isinstance(args[0], Tensor) else []
         for tensor in written:
             self._keep(tensor)
@@ -116,6 +151,8 @@ class Trace(TorchDispatchMode):
                 self._tainted.add(_place(tensor))
         self._made(step, result)
         self.steps.append(step)
+        if not step.values and not step.op.startswith("sym_"):
+            self.leave(step.op, step.inputs)
         if self._enough is not None and len(self.values) > self._enough:
             raise Enough
         return result
@@ -129,7 +166,8 @@ class Trace(TorchDispatchMode):
         for tensor in tree_flatten(result)[0]:
             if isinstance(tensor, Tensor):
                 value = self._new(tensor, step)
-                value.of_ids, value.of_rows = of_ids, of_rows
+                if value.number not in self._constants:
+                    value.of_ids, value.of_rows = of_ids, of_rows
                 step.values.append(value)
 
     def _new(self, tensor: Tensor, step: Step | None = None) -> Value:
@@ -158,6 +196,11 @@ class Trace(TorchDispatchMode):
                 self._alive.append(value.tensor)
                 value.tensor = value.tensor.clone()
 
+    def leave(self, name: str, values: Sequence[Value]) -> None:
+        """Notes that Python got numbers of these."""
+        line = authors_line()
+        self.left += [Left(name, value, line) for value in values if value.of_ids or value.of_rows]
+
     @contextmanager
     def named(self, root: nn.Module | None) -> Iterator[None]:
         """Steps say in which part of the module they ran."""
@@ -174,6 +217,39 @@ class Trace(TorchDispatchMode):
             lambda *_: self._places.append(label),
             lambda *_: self._places.__delitem__(-1),
         )
+
+
+class Calls(TorchFunctionMode):
+    """Sees the functions that no operator is made of, such as `tolist` and `numpy`."""
+
+    def __init__(self, trace: Trace) -> None:
+        super().__init__()
+        self._trace = trace
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        result = func(*args, **(kwargs or {}))
+        name = getattr(func, "__name__", "")
+        if name == "__get__" or name in OF_SHAPES or result is None:
+            return result
+        if not any(isinstance(x, Tensor) for x in tree_flatten(result)[0]):
+            given, _ = tree_flatten((args, kwargs))
+            values = [self._trace.value_of(x) for x in given if isinstance(x, Tensor)]
+            self._trace.leave(name, values)
+        return result
+
+
+def authors_line() -> str:
+    """`file:line` of the code that is neither PyTorch's nor ours, the innermost; "" if there is
+    none."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        file = frame.f_code.co_filename
+        if not file.startswith((TORCH, HERE, "<")):
+            return "" if file.startswith(OURS) else f"{Path(file).name}:{frame.f_lineno}"
+        frame = frame.f_back
+    return ""
 
 
 def _place(tensor: Tensor) -> int:

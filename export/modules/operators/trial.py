@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_flatten
 
+from addnorm.export.modules.operators.explained import explain
 from addnorm.export.modules.operators.parts import Unrecognized
 from addnorm.export.modules.operators.trace import Step, Value, again, between
 from addnorm.model.config import Activation, Pick
@@ -21,6 +22,8 @@ from addnorm.model.transformer import ACTIVATIONS
 
 AGREES = 1e-6  # of the largest number: people write constants with seven digits
 EPS = (1e-3, 1e-4, 1e-5, 1e-6, 1e-7, 1e-8, 1e-9, 1e-10, 1e-12)  # tried beside what the code says
+LOUD = (1e2, 1e4)  # activations that some trained models have
+HUGE = 1e9  # beyond which no float32 is rounded to something near
 NUM_SHOWN = 3  # of candidates, where none agrees
 PICKS: tuple[Pick, ...] = (*WEIGHTS, "max")
 Candidate = TypeVar("Candidate", bound=Hashable)
@@ -97,7 +100,9 @@ def norm(entry: Value, exit_: Value) -> tuple[Norm, str]:
                 tried[name] = difference
                 eps_, factor = eps * deviation.eps(n), deviation.gamma(n)
                 norms[name] = Norm(deviation.kind, eps_, gamma, beta, factor), words
-    return norms[decide("norm", tried, exit_)]
+    decided = norms[decide("norm", tried, exit_)]
+    explain("norm", steps)
+    return decided
 
 
 def _refuse_mixing(entry: Value, exit_: Value, rows: Tensor, found: Tensor) -> None:
@@ -131,11 +136,16 @@ def _vectors(steps: list[Step], n: int) -> list[Value]:
 
 
 def activation(entry: Value, exit_: Value) -> Activation:
-    probe = torch.linspace(-6, 6, entry.tensor.numel(), dtype=torch.float64)
-    probe = probe.view(entry.tensor.shape)
-    (found,) = again([exit_], {entry: probe})
-    tried = {name: difference_of(act(probe), found) for name, act in ACTIVATIONS.items()}
-    return decide("activation", tried, exit_)
+    tried = dict.fromkeys(ACTIVATIONS, 0.0)
+    for largest in (6, *LOUD, HUGE):
+        probe = torch.linspace(-largest, largest, entry.tensor.numel(), dtype=torch.float64)
+        probe = probe.view(entry.tensor.shape)
+        (found,) = again([exit_], {entry: probe})
+        for name, act in ACTIVATIONS.items():
+            tried[name] = max(tried[name], difference_of(act(probe), found))
+    decided = decide("activation", tried, exit_)
+    explain("activation", between([exit_], {entry: probe}))
+    return decided
 
 
 def pick(entry: Value, exit_: Value, length: int) -> Pick:
@@ -144,7 +154,9 @@ def pick(entry: Value, exit_: Value, length: int) -> Pick:
     (found,) = again([exit_], {entry: rows})
     grid, mask = rows.reshape(1, length, -1), torch.ones(1, length, dtype=torch.int64)
     tried = {name: difference_of(picked(name, grid, mask), found) for name in PICKS}
-    return decide("row of the head", tried, exit_)
+    decided = decide("row of the head", tried, exit_)
+    explain("row of the head", between([exit_], {entry: rows}))
+    return decided
 
 
 def scale(entry: Value, exit_: Value) -> float:
@@ -161,8 +173,10 @@ def scale(entry: Value, exit_: Value) -> float:
 
 
 def _near_eps(like: Tensor) -> Tensor:
-    """Rows with deviations of 1, 0.1, 0.01 and so on."""
+    """Rows with deviations of 1, 0.1, 0.01 and so on, the first with loud entries."""
     rows = drawn_like(like) + 0.7
+    first = rows.view(-1)[: min(len(LOUD), rows.shape[-1] - 1)]
+    first += torch.tensor(LOUD, dtype=torch.float64)[: len(first)]
     places = torch.arange(rows.numel() // rows.shape[-1]) % 8
     return rows * (10.0 ** -places.double()).view(*rows.shape[:-1], 1)
 
@@ -191,7 +205,7 @@ def _numbers(step: Step) -> list[float]:
 
 def difference_of(expected: Tensor, found: Tensor) -> float:
     """The largest, as a share of the largest number found."""
-    if expected.numel() != found.numel():
+    if expected.numel() != found.numel() or not found.is_floating_point():
         return math.inf
     largest = found.abs().max().clamp(min=1e-30)
     return float((expected.reshape(-1) - found.reshape(-1)).abs().max() / largest)

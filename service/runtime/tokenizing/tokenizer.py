@@ -189,6 +189,8 @@ class Tokenizer:
         """Tokenizers that cut texts, and pairs, on the left. Few callers need them."""
         plain = self._whole.to_str()
         texts, pairs = (tokenizers.Tokenizer.from_str(plain) for _ in range(2))
+        for tokenizer in (texts, pairs):
+            tokenizer.encode_special_tokens = self._whole.encode_special_tokens
         texts.enable_truncation(self.max_text_tokens, direction="left")
         pairs.enable_truncation(
             self.max_text_tokens, strategy=self._pair_strategy, direction="left"
@@ -316,6 +318,7 @@ def _read(bundle: Bundle) -> tokenizers.Tokenizer:
     if problem := growth_problem(tokenizer):
         raise StartupError(f"bundle {bundle.path}: {TOKENIZER}: {problem}")
     tokenizer.no_padding()
+    tokenizer.encode_special_tokens = bundle.manifest.split_special_tokens
     return tokenizer
 
 

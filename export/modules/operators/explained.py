@@ -1,0 +1,98 @@
+"""Every operator that leads to the answer belongs to a part that was found, or cannot hide.
+
+A function that is affine in the rows and agrees on drawn ones agrees on all. What is not affine is
+explained by the trial of the part that it belongs to, and by what such a part is made of: a clamp
+that no drawn number reaches is of none.
+"""
+
+from collections.abc import Collection, Iterable
+
+import torch
+
+from addnorm.export.modules.operators.parts import Unrecognized
+from addnorm.export.modules.operators.trace import LOOKUPS, Step, Trace, Value
+
+VIEWS = ("view", "_unsafe_view", "_reshape_alias", "reshape", "transpose", "t", "permute",
+         "unsqueeze", "squeeze", "expand", "clone", "detach", "alias", "slice", "select", "split",
+         "split_with_sizes", "unbind", "chunk", "lift_fresh", "as_strided", "unfold")  # fmt: skip
+# affine in the rows, if all else that they are called with is constant
+AFFINE = (*VIEWS, "embedding", "index", "index_select", "gather", "cat", "stack", "add", "sub",
+          "rsub", "neg", "mul", "div", "sum", "mean", "mm", "addmm", "bmm", "baddbmm", "mv", "dot",
+          "repeat", "roll", "flip", "copy", "fill", "masked_fill", "where", "constant_pad_nd",
+          "addcmul", "addcdiv", "tril", "triu")  # fmt: skip
+# affine in several streams together too
+SUMS = (*VIEWS, "add", "sub", "rsub", "cat", "stack", "copy")
+RATIOS = ("mul", "div", "pow", "sqrt", "rsqrt", "reciprocal", "addcmul", "addcdiv", "square")
+PARTS = {
+    "norm": (*RATIOS, "var", "std", "var_mean", "std_mean", "native_layer_norm",
+             "linalg_vector_norm", "norm"),
+    "activation": (*RATIOS, "relu", "gelu", "silu", "tanh", "sigmoid", "erf", "exp", "clamp",
+                   "clamp_min", "threshold"),
+    "attention": (*RATIOS, "bmm", "baddbmm", "_softmax", "_safe_softmax", "exp", "amax", "max",
+                  "matmul"),
+    "row of the head": ("max", "amax"),
+}  # fmt: skip
+SMOOTH_TYPES = (torch.float32, torch.float64)
+
+
+def refuse_unexplained(answer: Value) -> None:
+    """Unrecognized for the first operator that no part explains."""
+    for step in leading_to(answer):
+        if not is_explained(step, step.parts):
+            raise Unrecognized(
+                f"{_shown(step)}{step.where} is no operator of what was recognized: it does nothing"
+                " in the trial, and where it does something, what is served would not. Leave it out"
+            )
+
+
+def unlisted(trace: Trace) -> Step | None:
+    """The first operator on rows that no part could have."""
+    return next((x for x in trace.steps if x.rows and not is_explained(x, PARTS)), None)
+
+
+def leading_to(answer: Value) -> list[Step]:
+    """Steps on rows that a value is made by, in order."""
+    todo, found = [answer], {}
+    while todo:
+        value = todo.pop()
+        step = value.step
+        if step is None or step in found:
+            continue
+        if value.of_rows:
+            found[step] = value.number
+        todo += step.inputs
+    return sorted(found, key=found.__getitem__)
+
+
+def is_explained(step: Step, parts: Iterable[str]) -> bool:
+    if step.op == "_to_copy":  # not rounded to another type
+        return step.values[0].tensor.dtype in SMOOTH_TYPES
+    if any(x.of_rows for x in step.inputs[1:]) and step.op in LOOKUPS:
+        return False
+    if step.op in (SUMS if len(step.rows) > 1 else AFFINE) and not _divides_by_rows(step):
+        return True
+    return any(step.op in PARTS[part] for part in parts) and _is_relu(step)
+
+
+def explain(part: str, steps: Collection[Step]) -> None:
+    """A trial found these to be such a part."""
+    for step in steps:
+        step.parts.add(part)
+
+
+def _divides_by_rows(step: Step) -> bool:
+    return step.op in ("div", "addcdiv") and step.arguments[-1] in step.rows
+
+
+def _is_relu(step: Step) -> bool:
+    """Whether a clamp is at 0 alone."""
+    if step.op not in ("clamp", "clamp_min", "threshold"):
+        return True
+    bounds = [*step.arguments[1:], *step.options.values()]
+    return set(bounds) <= {0, None} and bounds[0] == 0
+
+
+def _shown(step: Step) -> str:
+    made = step.values[0].tensor.dtype
+    to = f" to {str(made).removeprefix('torch.')}" if step.op == "_to_copy" else ""
+    return step.op.removeprefix("_") + to

@@ -1,0 +1,100 @@
+"""Texts that two tokenizers are compared on: seeded, of many scripts, of the characters and
+spellings that normalizers and splitters treat in ways of their own, and of the tokenizers' own
+tokens."""
+
+import random
+import string
+import unicodedata
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+from tokenizers import Tokenizer
+
+from addnorm.export.sources import sentencepieces
+
+Text = str | tuple[str, str]
+SEED = 0
+NUM_OF_TOKENS = 300  # texts of a vocabulary's own tokens
+MOST_SPECIAL = 60  # added tokens that are written into texts
+SHOWN, SHOWN_CHARACTERS = 2, 60
+SPELLINGS = (
+    "", " ", "\n", "a", "A", "2023-11", "on_it", "the water,the", "don't can't we'll I'M",
+    "3.14 1,000", "1234567", "=" * 40, "a" * 101, "a" * 250, "aAaA" * 30, "the   water", " lead",
+    "trail ", "x\r\ny", "https://a.org/b_c?d=e&f#g", "snake_case camelCase HTTPServer",
+    "a-b--c---d", "(a)[b]{c}<d>",
+    "don’t “quoted” – and — …", "İSTANBUL ı Σς ẞß ǅ", "e\u0301 é n\u0303 ñ \u1100\u1161 가",
+)  # fmt: skip
+EVERY = 61  # of Unicode's characters, beside those of RANGES, of which all are
+RANGES = ((0x20, 0x250), (0x300, 0x370), (0x2000, 0x2070), (0x2100, 0x2190), (0xFB00, 0xFB20),
+          (0xFE00, 0xFE70), (0xFF00, 0xFFF0))  # fmt: skip
+
+
+class Unlike(NamedTuple):
+    """What two tokenizers make of texts or pairs: how many differ, among how many, and some."""
+
+    num: int
+    num_asked: int
+    shown: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        such = f", such as {', '.join(self.shown)}" if self.shown else ""
+        return f"{self.num:,} of {self.num_asked:,} texts{such}"
+
+
+def texts(*tokenizers: Tokenizer) -> list[str]:
+    """Some 1,800, and for each of the tokenizers some hundred of its own tokens."""
+    draws = random.Random(SEED)
+    found = [*SPELLINGS, *sentencepieces.texts(), *_characters(draws)]
+    for tokenizer in tokenizers:
+        found += _of_tokens(tokenizer, draws)
+    return list(dict.fromkeys(found))
+
+
+def unlike(ours: Tokenizer, theirs: Tokenizer) -> Unlike:
+    """Compares token ids of texts and of pairs. Neither cuts or pads then."""
+    single = texts(ours, theirs)
+    asked: list[Text] = [*single, *zip(single[::20], single[7::20], strict=False)]
+    made = []
+    for tokenizer in (ours, theirs):
+        tokenizer.no_truncation()
+        tokenizer.no_padding()
+        made.append([encoding.ids for encoding in tokenizer.encode_batch_fast(asked)])
+    return of(asked, *made)
+
+
+def of(asked: Sequence[Text], ours: Sequence[Any], theirs: Sequence[Any]) -> Unlike:
+    """What was made of each text, compared. Plain and short texts are shown."""
+    differ = [text for text, a, b in zip(asked, ours, theirs, strict=True) if a != b]
+    differ.sort(key=lambda text: (not "".join(text).isascii(), len("".join(text))))
+    return Unlike(len(differ), len(asked), tuple(map(_short, differ[:SHOWN])))
+
+
+def _short(text: Text) -> str:
+    told = ascii(text)
+    return told if len(told) <= SHOWN_CHARACTERS else f"{told[:SHOWN_CHARACTERS]}..."
+
+
+def _characters(draws: random.Random) -> Iterator[str]:
+    """Words of eight characters, each between letters or alone."""
+    chosen = [chr(code) for start, end in RANGES for code in range(start, end)]
+    chosen += map(chr, range(0x250, 0x30000, EVERY))
+    known = [one for one in chosen if unicodedata.category(one) not in ("Cn", "Cs", "Co")]
+    draws.shuffle(known)
+    for start in range(0, len(known), 8):
+        joint = draws.choice(("", " ", "a", " a"))
+        yield joint.join(known[start : start + 8])
+
+
+def _of_tokens(tokenizer: Tokenizer, draws: random.Random) -> Iterator[str]:
+    """Texts of its own tokens, with and without spaces and signs between, and its added tokens
+    within texts."""
+    vocabulary = sorted(tokenizer.get_vocab(with_added_tokens=False))
+    marks = str.maketrans({"\u2581": " ", "\u0120": " ", "\u010a": "\n"})
+    for _ in range(NUM_OF_TOKENS if vocabulary else 0):
+        drawn = draws.choices(vocabulary, k=draws.randint(1, 12))
+        words = [word.removeprefix("##").translate(marks) for word in drawn]
+        words = [draws.choice((word, word.upper(), word.capitalize())) for word in words]
+        yield draws.choice(("", " ", " ", draws.choice(string.punctuation))).join(words)
+    added = sorted(token.content for token in tokenizer.get_added_tokens_decoder().values())
+    for token in draws.sample(added, min(len(added), MOST_SPECIAL)):
+        yield from (token, f"a{token}b", f"the {token} water", token.lower(), token.upper())

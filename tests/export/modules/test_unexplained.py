@@ -1,0 +1,139 @@
+"""What does nothing in the trial is refused by name and line; a pad is found however it is told."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from addnorm.export import ExportError, export_bundle
+from addnorm.export.modules.operators.parts import Unrecognized
+from addnorm.export.modules.recognize import recognized
+from tests.support.people.encoders import D, H, OwnLayers
+from tests.support.people.unexplained import CHANGES, PLACES, Change, Plain, T, is_told
+
+CASES = [  # the product of operators and places is run by `pytest -m modules`
+    *(
+        (PLACES[index % len(PLACES)], change, name)
+        for index, (name, change) in enumerate(CHANGES["operators on rows"].items())
+    ),
+    *(("ids", change, f"ids: {name}") for name, change in CHANGES["operators on ids"].items()),
+    *(("embeddings", change, f"length: {name}") for name, change in CHANGES["lengths"].items()),
+]
+
+
+@pytest.mark.parametrize(("place", "change", "name"), CASES, ids=[case[2] for case in CASES])
+def test_an_operator_that_does_nothing_in_the_trial_is_refused(
+    place: str, change: Change, name: str
+) -> None:
+    with pytest.raises(Unrecognized) as refused:
+        recognized(Plain(place, change), None, None)
+    assert is_told(str(refused.value))
+
+
+def test_the_refusal_names_operator_line_and_way_on() -> None:
+    with pytest.raises(
+        Unrecognized,
+        match=r"^clamp, in the module \(Plain\), at unexplained\.py:\d+ is no operator of what was"
+        r" recognized: .* Leave it out$",
+    ):
+        recognized(Plain("sum", CHANGES["operators on rows"]["clamp"]), None, None)
+
+
+REAL: dict[str, Callable[[Tensor], Tensor]] = {
+    "!=": lambda ids: ids != 0,
+    ">=": lambda ids: ids >= 1,
+    "<": lambda ids: ~(ids < 1),
+    "bool": lambda ids: ids.bool(),
+    "sign": torch.sign,
+    "clamp": lambda ids: ids.clamp(0, 1),
+    "a tensor": lambda ids: ids != torch.tensor([0]),
+    "zeros": lambda ids: ids != torch.zeros_like(ids),
+    "isin": lambda ids: ~torch.isin(ids, torch.tensor([0])),
+    "difference": lambda ids: (ids - 0).abs().clamp(max=1),
+    "logical_not": lambda ids: ~torch.logical_not(ids),
+    "a table": lambda ids: torch.arange(300).bool()[ids],
+}
+
+
+@pytest.mark.parametrize("how", REAL)
+def test_a_pad_is_found_however_it_is_told_from_tokens(how: str) -> None:
+    assert recognized(Plain(pad=REAL[how]), None, None).pad == 0
+
+
+def test_an_id_that_is_told_from_others_and_is_no_pad_is_refused() -> None:
+    cleared = lambda ids: ids != 77  # noqa: E731
+    assert recognized(Plain(pad=cleared), None, None).pad == 77
+
+    class Cleared(Plain):
+        def forward(self, ids: Tensor) -> Tensor:
+            self.change = lambda x: x.masked_fill((ids == 77)[..., None], 0.0)
+            return super().forward(ids)
+
+    with pytest.raises(Unrecognized, match=r"tells token ids from others: 77 \(eq, in .*py:\d+\)"):
+        recognized(Cleared("embeddings"), None, None)
+    with pytest.raises(Unrecognized, match=r"others: (77|0) .*, (77|0) \(.*one id can be a pad"):
+        recognized(Cleared("embeddings", pad=REAL["!="]), None, None)
+
+
+class Counted(nn.Module):
+    """Places are counted from the tokens that are no pads, from 2 on; the table has two rows
+    more."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.own, self.places = OwnLayers(), nn.Embedding(34, D, padding_idx=1)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        real = ids.ne(1)
+        x = self.own.token_emb(ids) + self.places(real.cumsum(1) * real + 1)
+        block = self.own.block
+        x = block.layernorm1(x + block.att(x, x, x, key_padding_mask=~real)[0])
+        return block.layernorm2(x + block.ffn(x))
+
+
+def test_places_that_are_counted_from_ids_are_read() -> None:
+    found = recognized(Counted(), None, None)
+    assert (found.pad, found.model.config.max_positions) == (1, 32)
+    module = Counted()
+    assert torch.equal(found.model.positions.weight, module.places.weight[2:])
+
+
+class Either(nn.Module):
+    """PyTorch's layers without batch_first, and nothing that says along which axis tokens lie."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.tokens = nn.Embedding(50, D)
+        layer = nn.TransformerEncoderLayer(D, H, 48)
+        self.encoder = nn.TransformerEncoder(layer, 1, enable_nested_tensor=False)
+        self.head = nn.Linear(D, 3)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return self.head(self.encoder(self.tokens(ids)))
+
+
+@pytest.mark.filterwarnings("ignore:enable_nested_tensor")
+def test_the_axis_of_tokens_is_asked_for_where_both_run(tmp_path: Path) -> None:
+    with pytest.raises(ExportError, match=r"\[1, S\] and \[S, 1\].*: say batch_first=False"):
+        export_bundle(Either(), tmp_path, "own")
+    with pytest.raises(ExportError, match="attention is not over the 7 tokens of a sequence"):
+        export_bundle(Either(), tmp_path, "own", batch_first=True)
+    assert not list(tmp_path.iterdir())
+    assert recognized(Either(), None, 20, batch_first=False).ask.turned
+
+
+def test_a_module_that_keeps_a_tensor_of_training_is_recognized() -> None:
+    class Keeps(Plain):
+        def at(self, place: str, x: Tensor) -> Tensor:
+            if place == "probabilities":
+                self.kept = x
+            return super().at(place, x)
+
+    module = Keeps()
+    module(torch.tensor([[3, 4]])).sum().backward()
+    assert recognized(module, None, None).model.config.max_positions == T
+    assert module.kept.grad_fn is not None

@@ -1,0 +1,159 @@
+"""A checkpoint is compared with the program of its authors, on texts of one's own too."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from addnorm.export import command
+from addnorm.export.certificate.served import CertificationError
+from addnorm.export.checking import check
+from addnorm.export.sources import program as programs
+from addnorm.export.sources import sources
+from addnorm.export.sources.program import Answer, Program, ProgramError, Text
+from addnorm.export.sources.sources import Reference, UsageError
+from addnorm.service.errors import StartupError
+from addnorm.service.loading import loader
+from addnorm.service.runtime import bundle as bundles
+from addnorm.service.settings import Settings
+from tests.support.families import made, save
+from tests.support.task_models import TASK_MODELS
+
+OWN = "b b b"
+CODE = """
+from transformers import BertModel
+
+class MineModel(BertModel):
+    def forward(self, *given, **named):
+        found = super().forward(*given, **named)
+        found.last_hidden_state = found.last_hidden_state * {factor}
+        return found
+"""
+
+
+class Wrong:
+    """A program that answers one text otherwise."""
+
+    def __init__(self, program: Program) -> None:
+        self._program = program
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._program, name)
+
+    def answer(self, task: str, text: Text) -> Answer:
+        ids, value = self._program.answer(task, text)
+        return Answer(ids, np.flip(value) if text == OWN else value)
+
+
+def test_a_text_of_ones_own_shows_what_ours_do_not(text_checkpoint: Path) -> None:
+    source = sources.checkpoint(text_checkpoint)
+    wrong = replace(source, program=Wrong(source.program))  # type: ignore[arg-type]
+    assert [*check(wrong)]
+    with pytest.raises(CertificationError, match="embed, samples: embed"):
+        [*check(replace(wrong, samples=("a text", OWN)))]
+
+
+@pytest.mark.parametrize(
+    ("name", "samples", "cases"),
+    [
+        ("reranker", [("a", "b"), "a"], {"rerank, samples", "classify, samples"}),
+        ("reranker", ["a", "b"], {"relevance, samples"}),
+        ("masked-lm", ["a the", ("a", "b")], {"read, samples"}),
+        ("tagger", [("a", "b"), [3, 4]], {"tag, samples"}),
+    ],
+)
+def test_texts_of_ones_own_are_compared_for_each_task(
+    tmp_path: Path, name: str, samples: Sequence[Any], cases: set[str]
+) -> None:
+    folder = TASK_MODELS[name](tmp_path / name)
+    source = sources.checkpoint(folder, reference=Reference(samples=tuple(samples)))
+    compared = [*check(source)]
+    assert cases <= {line.rpartition(": ")[2] for line in compared}
+    assert source.compared_with()["samples"] == len(samples)
+
+
+def test_a_file_of_texts_is_part_of_the_certificate(
+    text_checkpoint: Path, tmp_path: Path, exports_shared: None
+) -> None:
+    file, out = tmp_path / "texts.txt", tmp_path / "out"
+    file.write_text("a text\nthe same\ttext\n\n")
+    named = ["--checkpoint", str(text_checkpoint), "--texts", str(file)]
+    command.export([*named, "--out", str(out), "--name", "own"])
+    certificate = bundles.read(out / "own" / "1").certificate
+    assert certificate
+    assert certificate["compared_with"]["samples"] == 2
+    assert any("samples" in check["case"] for check in certificate["checks"])
+    path = str(out / "own" / "1")
+    with pytest.raises(SystemExit, match="was compared on 2 samples, and now on 0"):
+        command.verify([path, *named[:2]])
+    command.verify([path, *named])
+    file.write_text("\n")
+    with pytest.raises(SystemExit, match="it is empty; a text a line is needed"):
+        command.verify([path, *named])
+
+
+def test_a_server_may_refuse_what_was_compared_with_our_own_reading(
+    text_checkpoint: Path, tmp_path: Path, exports_shared: None
+) -> None:
+    named = ["--checkpoint", str(text_checkpoint)]
+    own = ["--reference", "none", "--name", "own", "--out", str(tmp_path)]
+    command.export([*named, *own])
+    bundle = bundles.read(tmp_path / "own" / "1")
+    assert bundle.compared_with == {"kind": "own reading", "name": "Addnorm's own reading"}
+    loader.load(bundle, Settings())
+    with pytest.raises(StartupError, match="own/1 was compared with Addnorm's own reading, and"):
+        loader.load(bundle, Settings(require_reference=True))
+    command.verify([str(bundle.path), *named])
+    assert bundles.read(bundle.path).compared_with == bundle.compared_with
+
+
+def test_without_its_class_an_export_says_what_to_install(
+    text_checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "sentence_transformers", None)
+    with pytest.raises(UsageError, match="pip install sentence-transformers"):
+        sources.checkpoint(text_checkpoint)
+
+
+@pytest.fixture
+def own_code(tmp_path: Path) -> Path:
+    """A folder with a class of its own."""
+    folder = save(made("BertModel"), tmp_path / "own")
+    config = json.loads((folder / "config.json").read_text())
+    config |= {"architectures": ["MineModel"], "auto_map": {"AutoModel": "mine.MineModel"}}
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder
+
+
+def test_code_of_a_folder_is_not_run_unless_it_is_trusted(own_code: Path) -> None:
+    (own_code / "mine.py").write_text("raise SystemError('it ran')")
+    with pytest.raises(UsageError, match=r"names MineModel, which .* --trust-remote-code runs it"):
+        sources.checkpoint(own_code)
+    with pytest.raises(ProgramError):
+        programs.of_folder(own_code, None, None)
+
+
+@pytest.mark.parametrize(("factor", "code"), [(1, 0), (1.1, 1)])
+def test_trusted_code_is_what_the_model_must_equal(
+    own_code: Path, tmp_path: Path, factor: float, code: int
+) -> None:
+    """transformers copies it to a folder that it reads of the environment once."""
+    (own_code / "mine.py").write_text(CODE.format(factor=factor))
+    found = subprocess.run(
+        [
+            *(sys.executable, "-m", "addnorm", "export", "--checkpoint", own_code),
+            *("--check", "--trust-remote-code"),
+        ],
+        env={**os.environ, "HF_MODULES_CACHE": str(tmp_path / "modules")},
+        capture_output=True,
+        text=True,
+    )
+    assert found.returncode == code, found.stderr
+    assert ("is not the reference: activations" in found.stderr) == bool(code)
