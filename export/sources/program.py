@@ -197,10 +197,9 @@ class Program:
     def _tasks(self) -> dict[str, Callable[[Text], Any]]:
         runs: Any = self._runs
         if hasattr(runs, "predict"):
-            scores = {
-                "rerank": lambda pair: runs.predict([pair], activation_fn=nn.Identity()),
-                "relevance": lambda pair: runs.predict([pair]),
-            }
+            scores = {"rerank": lambda pair: runs.predict([pair], activation_fn=nn.Identity())}
+            if type(runs.activation_fn) is nn.Sigmoid:  # else the raw scores are the author's
+                scores["relevance"] = lambda pair: runs.predict([pair])
             return (scores if runs.num_labels == 1 else {}) | self._pipelines()
         if hasattr(runs, "encode_document") and hasattr(runs, "splade_pooling_chunk_size"):
             return {"sparse": lambda text: runs.encode([text])[0].to_dense()}

@@ -1,4 +1,4 @@
-"""Fields of the authors' files that decide what becomes of texts, and what an export says of them."""
+"""Fields of the authors' files that decide what becomes of texts; what an export says of them."""
 
 import json
 from pathlib import Path
