@@ -89,7 +89,7 @@ def test_only_what_is_read_is_downloaded_once(
         (["2_Dense/config.json", "2_Dense/model.safetensors", "2_Dense/pytorch_model.bin"],
          ["2_Dense/config.json", "2_Dense/model.safetensors"]),
         (["model_head.pkl", "artifact.metadata", "additional_chat_templates/rag.jinja", "a.pkl"],
-         ["model_head.pkl", "artifact.metadata", "additional_chat_templates/rag.jinja"]),
+         ["artifact.metadata", "model_head.pkl", "additional_chat_templates/rag.jinja"]),
         (["spiece.model", "vocab.txt", "a/spiece.model", "0_A/b/vocab.txt"],
          ["spiece.model", "vocab.txt"]),
     ],

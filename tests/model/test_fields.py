@@ -126,7 +126,7 @@ def test_a_field_is_read_as_transformers_reads_it(tmp_path: Path, case: str) -> 
 REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
     "quantized": ("config.json", {"quantization_config": {"bits": 4}}, "quantization_config is"),
     "by layer": ("config.json", {"per_layer_config": {"1": {}}}, "per_layer_config is"),
-    "other weights": ("config.json", {"transformers_weights": "a.bin"}, "name that file model.safe"),
+    "other weights": ("config.json", {"transformers_weights": "a.bin"}, "name that file model"),
     "other configs": ("config.json", {"configuration_files": ["config.4.json"]}, "configuration_f"),
     "other tokenizers": (
         "tokenizer_config.json", {"fast_tokenizer_files": ["tokenizer.4.json"]},
@@ -315,7 +315,7 @@ def test_scores_of_pairs_are_made_as_the_first_of_three_places_says(
     if expected:
         assert load_checkpoint(tmp_path).activation == expected
     else:
-        with pytest.raises(CheckpointError, match="served are Sigmoid and Identity of torch.nn"):
+        with pytest.raises(CheckpointError, match="served are Sigmoid and Identity"):
             load_checkpoint(tmp_path)
 
 

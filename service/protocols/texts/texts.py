@@ -247,8 +247,10 @@ def num_bytes(texts: Sequence[Text]) -> int:
 
 
 def _prompt(model: Model, field: str, texts: Sequence[Text], name: str | None) -> str:
-    """ "" if none is asked for and the bundle has no default."""
+    """ "" if none is asked for and the bundle has no default. A classifier's is for pairs."""
     manifest = model.bundle.manifest
+    if name is None and "classify" in model.bundle.tasks:
+        return ""
     if name is None:
         return manifest.prompts.get(manifest.default_prompt_name or "", "")
     if name not in manifest.prompts:

@@ -1,0 +1,92 @@
+"""Fields of the authors' files that decide what becomes of texts; what an export says of them."""
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from addnorm.export import findings
+from addnorm.export.sources import sources, texts
+from addnorm.export.sources.folder_tokenizer import NoTexts
+from addnorm.export.sources.sources import Reference
+from addnorm.service.protocols.texts.text_tasks import prompted_pairs
+from addnorm.service.protocols.texts.texts import TextsToTokenize
+from tests.support.families import made, save
+from tests.support.texts import checkpoint
+
+PAIRS_TEMPLATE = (
+    "{% for m in messages if m.role == 'query' %}a {{ m.content }}{% endfor %}"
+    "{% for m in messages if m.role == 'document' %} b {{ m.content }}{% endfor %}"
+)
+TEXT, MESSAGE = {"method": "forward"}, {"method": "forward", "format": "flat"}
+SETTINGS, PROGRAM = "sentence_bert_config.json", "config_sentence_transformers.json"
+
+
+def tell(folder: Path, file: str, **told: Any) -> Path:
+    path = folder / file
+    known = json.loads(path.read_text()) if path.exists() else {}
+    path.write_text(json.dumps({**known, **told}))
+    return folder
+
+
+def with_template(folder: Path, **modalities: Any) -> Path:
+    checkpoint(folder)
+    (folder / "chat_template.jinja").write_text(PAIRS_TEMPLATE)
+    return tell(folder, SETTINGS, modality_config=modalities) if modalities else folder
+
+
+def test_every_text_through_a_template_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(NoTexts, match=r"sentence_bert_config.json has modality_config.message"):
+        texts.read(with_template(tmp_path, text=TEXT, message=MESSAGE), 16)
+
+
+@pytest.mark.parametrize("modalities", [{}, {"text": TEXT}])
+def test_texts_alone_go_through_no_template(tmp_path: Path, modalities: Any) -> None:
+    assert texts.read(with_template(tmp_path, **modalities), 16).pair_template is None
+
+
+def test_the_former_name_of_a_limit_counts(tmp_path: Path) -> None:
+    checkpoint(tmp_path)
+    (tmp_path / SETTINGS).unlink()
+    tell(tmp_path, "tokenizer_config.json", max_len=9)
+    assert texts.read(tmp_path, 16).max_text_tokens == 9
+    tell(tmp_path, "tokenizer_config.json", model_max_length=8)
+    assert texts.read(tmp_path, 16).max_text_tokens == 8
+
+
+def test_an_export_says_what_is_not_served_and_what_is_not_read(tmp_path: Path) -> None:
+    tell(checkpoint(tmp_path), PROGRAM, similarity_fn_name="dot", its_own=1)
+    (tmp_path / "colbert_linear.pt").write_bytes(b"")
+    source = sources.checkpoint(tmp_path, reference=Reference("none"))
+    assert source.facts["similarity"] == "dot"
+    assert [*findings.lines(source)][-3:] == [
+        f"fields that are not read: {PROGRAM}: its_own",
+        "beside it, not served: colbert_linear.pt (FlagEmbedding's head of vectors of tokens)",
+        "similarity: dot",
+    ]
+
+
+def test_an_export_says_that_scores_are_the_authors_with_raw_scores(tmp_path: Path) -> None:
+    save(made("BertForSequenceClassification", num_labels=1), tmp_path)
+    tell(tmp_path, PROGRAM, activation_fn="torch.nn.modules.linear.Identity")
+    source = sources.checkpoint(tmp_path, reference=Reference("none"))
+    assert "scores of pairs: their authors' are the logits" in [*findings.lines(source)][-1]
+
+
+@pytest.mark.parametrize(
+    ("template", "default", "expected"),
+    [(None, "ask", "Q: "), (None, None, ""), (("a", "b", "c"), "ask", "")],
+)
+def test_the_default_prompt_stands_before_queries(
+    template: Any, default: str | None, expected: str
+) -> None:
+    manifest = SimpleNamespace(
+        prompts={"ask": "Q: "}, default_prompt_name=default, pair_template=template
+    )
+    model: Any = SimpleNamespace(bundle=SimpleNamespace(manifest=manifest))
+    pairs = TextsToTokenize("documents", [("who", "a"), ("who", "b")], False, model)
+    found = prompted_pairs(pairs).texts
+    assert found == [(f"{expected}who", "a"), (f"{expected}who", "b")]
+    assert found[0][0] is found[1][0]
