@@ -213,7 +213,7 @@ def _of_family(model: nn.Module, stated: Stated) -> AbstractContextManager[Sourc
 def _refuse_parts(model: nn.Module, stated: Stated) -> None:
     if any(x is not None for x in (stated.config, stated.weights, stated.batch_first)):
         raise UsageError(
-            f"config, weights and batch_first are of modules, the model is a {_kind(model)}"
+            f"config and weights are of modules, and batch_first is; the model is a {_kind(model)}"
         )
 
 

@@ -23,11 +23,15 @@ AFFINE = (*VIEWS, "embedding", "index", "index_select", "gather", "cat", "stack"
 # affine in several streams together too
 SUMS = (*VIEWS, "add", "sub", "rsub", "cat", "stack", "copy")
 RATIOS = ("mul", "div", "pow", "sqrt", "rsqrt", "reciprocal", "addcmul", "addcdiv", "square")
-PARTS = {
+PARTS: dict[str, tuple[str, ...]] = {  # activations by their names
     "norm": (*RATIOS, "var", "std", "var_mean", "std_mean", "native_layer_norm",
              "linalg_vector_norm", "norm"),
-    "activation": (*RATIOS, "relu", "gelu", "silu", "tanh", "sigmoid", "erf", "exp", "clamp",
-                   "clamp_min", "threshold"),
+    "identity": (),
+    "relu": ("relu", "clamp", "clamp_min", "threshold"),
+    "gelu": (*RATIOS, "gelu", "erf"),
+    "gelu_tanh": (*RATIOS, "gelu", "tanh"),
+    "silu": (*RATIOS, "silu", "sigmoid", "exp"),
+    "tanh": (*RATIOS, "tanh", "exp"),
     "attention": (*RATIOS, "bmm", "baddbmm", "_softmax", "_safe_softmax", "exp", "amax", "max",
                   "matmul"),
     "row of the head": ("max", "amax"),

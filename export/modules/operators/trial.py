@@ -144,7 +144,7 @@ def activation(entry: Value, exit_: Value) -> Activation:
         for name, act in ACTIVATIONS.items():
             tried[name] = max(tried[name], difference_of(act(probe), found))
     decided = decide("activation", tried, exit_)
-    explain("activation", between([exit_], {entry: probe}))
+    explain(decided, between([exit_], {entry: probe}))
     return decided
 
 
