@@ -189,6 +189,16 @@ for module in {modules}:
     subprocess.run([sys.executable, "-c", program], cwd=ROOT, check=True, timeout=60)
 
 
+def test_functions_stay_short() -> None:
+    """Statements count: the public functions of a library say much before them."""
+    for path in sources(*PACKAGES, "benchmarks"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                first = node.body[1:] or node.body if ast.get_docstring(node) else node.body
+                assert node.end_lineno is not None
+                assert node.end_lineno - first[0].lineno < 60, f"{path}:{node.lineno} {node.name}"
+
+
 def test_no_familys_name_stands_outside_the_checkpoint_reader() -> None:
     """A family is a table: nothing else may depend on which one it is."""
     names = FAMILIES.keys() - {"new"}  # as one calls itself

@@ -101,7 +101,7 @@ def copied(module: nn.Module) -> nn.Module:
     """A copy on the CPU. Tensors that a module keeps from a step of training lose their history."""
     kept = (x for part in module.modules() for x in vars(part).values() if isinstance(x, Tensor))
     memo = {id(x): x.detach().clone() for x in kept if x.grad_fn is not None}
-    return copy.deepcopy(module, memo).cpu()  # type: ignore[arg-type]
+    return copy.deepcopy(module, memo).cpu()
 
 
 @contextmanager

@@ -11,10 +11,9 @@ def similarities(function: Similarity, vector: Floats, others: Floats) -> Floats
     """vector `[w]` and others `[n, w]` -> `[n]`, the higher the more alike, as
     sentence-transformers has them: distances are negative. For cosines, all vectors are of length
     1, and none is beyond 1. Each one's bits depend on its two vectors only."""
-    if function == "cosine":
-        return dots(others, vector)[:, 0].clip(-1, 1)
-    if function == "dot":
-        return dots(others, vector)[:, 0]
+    if function in ("cosine", "dot"):
+        products: Floats = dots(others, vector)[:, 0]
+        return products.clip(-1, 1) if function == "cosine" else products
     differences = np.abs(others - vector)
     if function == "manhattan":
         return -row_sums(differences)[:, 0]
