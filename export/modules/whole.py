@@ -49,7 +49,7 @@ def pad_of(drawn: Transformer, ask: Asking, pooling: Pick, told: Told) -> int | 
 def _answered(
     model: Transformer, original: Original, inputs: tuple[Tensor, Tensor, Any], real: Tensor
 ) -> Array:
-    """Of real tokens, where others may be seen."""
+    """The answer to the real tokens, where others may be seen."""
     output, of_every_token = original.compared
     with torch.no_grad():
         found, *_ = model(*inputs)

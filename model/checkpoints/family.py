@@ -91,7 +91,7 @@ class Family:
 
     @property
     def fields(self) -> tuple[str, ...]:
-        """Those of config.json that it reads, by every name."""
+        """The fields of config.json that it reads, by every name."""
         tables = (self.defaults, self.only, self.renamed, self.aliases)
         return (*self.config.values(), *self.also_read, *(name for t in tables for name in t))
 

@@ -108,7 +108,8 @@ class SentenceTransformers:
     unread: tuple[str, ...] = ()
 
     def arguments(self, name: str) -> Mapping[str, Any]:
-        """Of a class of transformers. name: of FORMER. CheckpointError if they are no object."""
+        """Settings for a class of transformers. name: of FORMER. CheckpointError if they are no
+        object."""
         former = FORMER[name]
         found = self.settings.get(former if former in self.settings else name) or {}
         if not isinstance(found, dict):
@@ -174,7 +175,7 @@ def transformer_of(folder: Path) -> Path:
 
 
 def _settings(transformer: Path) -> tuple[Path, dict[str, Any]]:
-    """Those of the transformer's module, and their file."""
+    """The settings of the transformer's module, and their file."""
     for name in SETTINGS:
         if settings := json_files.settings(transformer / name):
             fields.SETTINGS.refuse(name, settings)
@@ -204,7 +205,7 @@ def _check_outputs(file: Path, settings: Mapping[str, Any], found: "_Modules") -
 
 
 def _similarity(program: Mapping[str, Any]) -> str:
-    """Of two vectors. That of many vectors is the caller's to compute."""
+    """The similarity of two vectors. That of many vectors is the caller's to compute."""
     named = program.get("similarity_fn_name") or SIMILARITIES[0]
     return named if named in SIMILARITIES else SIMILARITIES[0]
 

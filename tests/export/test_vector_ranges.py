@@ -42,7 +42,7 @@ def test_ranges_are_those_of_the_served_vectors(
     def failed(ranges: Any) -> list[tolerances.Result]:
         manifest = bundle.manifest.model_copy(update={"vector_ranges": ranges})
         changed = replace(bundle, manifest=manifest)
-        checks = dict(authors.checks(path.service, changed, reference, text_checkpoint))
+        checks = dict(authors.checks(path.service, changed, reference, text_checkpoint, None))
         return [result for result in checks[CASE]("fp32") if not result[1] <= result[2]]
 
     right = np.array(bundle.manifest.vector_ranges)

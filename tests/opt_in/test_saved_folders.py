@@ -72,7 +72,7 @@ def tokenizer(family: str, template: str | None = None) -> PreTrainedTokenizerFa
 def plain(
     name: str, changed: dict[str, Any], as_bf16: bool = False, shard: str = "1GB"
 ) -> Callable[[Path], None]:
-    """As transformers saves a model with its tokenizer."""
+    """A folder as transformers saves a model with its tokenizer."""
 
     def save(folder: Path) -> None:
         model = made(name, **{"pad_token_id": 1, **changed})

@@ -32,7 +32,8 @@ def test_no_code_of_the_working_folder_is_run(words: list[str], tmp_path: Path) 
     for name in NAMES:
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text(f"open({str(ran)!r}, 'a').write({name!r} + ' ')\n")
-    (folder / "config.json").write_text("{}")  # so that an export reads it, and ends soon
+    # so that an export reads it, and ends soon
+    (folder / "config.json").write_text('{"model_type": "bert"}')
     done = subprocess.run(
         [ADDNORM, *words], cwd=folder, capture_output=True, text=True, check=False
     )

@@ -122,7 +122,7 @@ def places() -> dict[str, Make]:
         "sigmoid of labels": lambda: classification.probabilities(labels, "sigmoid"),
         "candidates of a mask": lambda: fill_mask.likeliest(numbers(1, 5003)[0], 9),
         "entities": entities,
-        "cosines": lambda: similarity.cosines(*_unit_pair()),
+        "cosines": lambda: similarity.similarities("cosine", *_unit_pair()),
         "sparse vectors": lambda: sparse.entries(numbers(1, 5003)[0], 200),
         "float16": lambda: Dense(numbers(30, 101, scale=60_000)).halved("pooled").joined,
         "figures of a stored index": comparison,
