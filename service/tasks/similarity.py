@@ -13,7 +13,9 @@ def similarities(function: Similarity, vector: Floats, others: Floats) -> Floats
     1, and none is beyond 1. Each one's bits depend on its two vectors only."""
     if function in ("cosine", "dot"):
         products: Floats = dots(others, vector)[:, 0]
-        return products.clip(-1, 1) if function == "cosine" else products
+        if function == "cosine":
+            products = products.clip(-1, 1)
+        return products
     differences = np.abs(others - vector)
     if function == "manhattan":
         return -row_sums(differences)[:, 0]
