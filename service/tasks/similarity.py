@@ -12,11 +12,10 @@ def similarities(function: Similarity, vector: Floats, others: Floats) -> Floats
     sentence-transformers has them: distances are negative. For cosines, all vectors are of length
     1, and none is beyond 1. Each one's bits depend on its two vectors only."""
     if function in ("cosine", "dot"):
-        products: Floats = dots(others, vector)[:, 0]
-        if function == "cosine":
-            products = products.clip(-1, 1)
-        return products
-    differences = np.abs(others - vector)
-    if function == "manhattan":
-        return -row_sums(differences)[:, 0]
-    return -np.sqrt(row_sums(differences * differences)[:, 0])
+        sums = dots(others, vector)
+    elif function == "manhattan":
+        sums = -row_sums(np.abs(others - vector))
+    else:
+        sums = -np.sqrt(row_sums((others - vector) * (others - vector)))
+    found: Floats = sums[:, 0]
+    return found.clip(-1, 1) if function == "cosine" else found
