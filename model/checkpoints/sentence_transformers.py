@@ -110,10 +110,10 @@ class SentenceTransformers:
     def arguments(self, name: str) -> Mapping[str, Any]:
         """Settings for a class of transformers. name: of FORMER. CheckpointError if they are no
         object."""
-        former = FORMER[name]
-        found = self.settings.get(former if former in self.settings else name) or {}
+        there = FORMER[name] if FORMER[name] in self.settings else name
+        found = self.settings.get(there) or {}
         if not isinstance(found, dict):
-            raise CheckpointError(f"{self.settings_file}: {name} is {found!r}: an object is needed")
+            raise CheckpointError(f"{self.settings_file}: {there} is {found!r}: an object is needed")
         return {key: value for key, value in found.items() if key not in HUB}
 
 

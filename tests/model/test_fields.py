@@ -134,7 +134,7 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
     ),
     "another tokenizer": (SETTINGS, {"tokenizer_name_or_path": "a/b"}, "tokenizer_name_or_path is"),
     "a variant": (SETTINGS, {"model_args": {"variant": "fp16"}}, "model_kwargs has variant"),
-    "no object": (SETTINGS, {"config_args": [1]}, "config_kwargs is [1]: an object is needed"),
+    "no object": (SETTINGS, {"config_args": [1]}, "config_args is [1]: an object is needed"),
     "a layer's rows": (
         SETTINGS, {"modality_config": {"text": {"method_output_name": ["hidden_states", 1]}}},
         "method_output_name ['hidden_states', 1] for text",
