@@ -25,23 +25,13 @@ from addnorm.service.protocols.codec.openapi import (
 )
 from addnorm.service.protocols.codec.payload import Payload
 from addnorm.service.protocols.codec.validation import Body
+from addnorm.service.protocols.dialect_errors import ErrorFormat
 from addnorm.service.telemetry.request_context import Envelope
 
 Made = TypeVar("Made")
 Decoded = Prepared[Payload]  # what endpoints that infer make; others make JSON, as bytes
 Make = Callable[[Any, Call, Tools], Awaitable[Made]]  # of the body as its type
 PARAMETER = re.compile(r"\{(\w+)(?::\w+)?\}")
-
-
-class ErrorFormat(NamedTuple):
-    """How a dialect tells of errors."""
-
-    envelope: Envelope
-    documented: Responses
-
-    def only(self, *statuses: int) -> Responses:
-        """What a route documents that has no others."""
-        return {status: self.documented[status] for status in statuses}
 
 
 @dataclass(frozen=True, kw_only=True)

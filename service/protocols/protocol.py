@@ -14,7 +14,8 @@ from addnorm.service.loading.repository import Repository
 from addnorm.service.models.readiness import Readiness
 from addnorm.service.models.registry import Models
 from addnorm.service.protocols.codec.decoding import Tools
-from addnorm.service.protocols.endpoint import Endpoint, ErrorFormat, Made
+from addnorm.service.protocols.dialect_errors import ErrorFormat
+from addnorm.service.protocols.endpoint import Endpoint, Made
 from addnorm.service.protocols.routes.receiving import BodyReceiver
 from addnorm.service.scheduling.cooperative import CooperativePool
 from addnorm.service.settings import Settings

@@ -17,7 +17,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from addnorm.service import VERSION
 from addnorm.service.models.readiness import Readiness
 from addnorm.service.protocols.codec import openapi
-from addnorm.service.protocols.openai.openai_errors import OPENAI_ERRORS
+from addnorm.service.protocols.dialect_errors import OPENAI_ERRORS
 from addnorm.service.protocols.protocol import Envelopes, Mounted, Scopes
 from addnorm.service.protocols.routes.inference_route import InferenceRoute
 from addnorm.service.scheduling.byte_budget import ByteBudget

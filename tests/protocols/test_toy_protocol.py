@@ -7,7 +7,6 @@ import httpx
 import orjson
 import pytest
 
-from addnorm.service.errors import ServiceError
 from addnorm.service.inference.outputs import Pooled
 from addnorm.service.inference.request import InferenceRequest, InferenceResponse
 from addnorm.service.inference.request_path import Call
@@ -15,11 +14,11 @@ from addnorm.service.models.registry import Models
 from addnorm.service.protocols.all_protocols import PROTOCOLS
 from addnorm.service.protocols.codec.decoding import Tools
 from addnorm.service.protocols.codec.negotiation import written
-from addnorm.service.protocols.codec.openapi import errors
 from addnorm.service.protocols.codec.payload import Payload
 from addnorm.service.protocols.codec.safetensors_body import SAFETENSORS
 from addnorm.service.protocols.codec.validation import Strict
-from addnorm.service.protocols.endpoint import Decoded, ErrorFormat, JsonEndpoint
+from addnorm.service.protocols.dialect_errors import MESSAGE, error_format
+from addnorm.service.protocols.endpoint import Decoded, JsonEndpoint
 from addnorm.service.protocols.protocol import Protocol
 from addnorm.service.protocols.routes.body_route import Answering
 from addnorm.service.protocols.routes.inference_route import Inferring
@@ -38,10 +37,6 @@ class ToyBody(Strict):
     ids: list[list[int]]
 
 
-class ToyError(Strict):
-    wrong: str
-
-
 async def add(asked: ToyBody, call: Call, tools: Tools) -> Decoded:
     model = call.model(tools.models, call.names["model"])
     outputs = (Pooled(normalize=False),)
@@ -54,10 +49,6 @@ def encode(response: InferenceResponse) -> Steps[Payload]:
 
 async def count(asked: ToyBody, call: Call, tools: Tools) -> bytes:
     return orjson.dumps(len(asked.ids))
-
-
-def error_body(error: ServiceError) -> dict[str, Any]:
-    return {"wrong": error.message}
 
 
 TOY = Protocol(
@@ -80,7 +71,7 @@ TOY = Protocol(
             )
         ),
     ),
-    errors=ErrorFormat(error_body, errors(ToyError, error_body)),
+    errors=error_format("ToyError", wrong=MESSAGE),
     scopes={"/toy/count": "admin"},
 )
 

@@ -15,7 +15,7 @@ from addnorm.service.errors import OutOfMemory
 from addnorm.service.inference.outputs import Activations
 from addnorm.service.inference.request import InferenceRequest, InferenceResponse
 from addnorm.service.models.registry import Models
-from addnorm.service.protocols.openai.openai_errors import OPENAI_ERRORS
+from addnorm.service.protocols.dialect_errors import OPENAI_ERRORS
 from addnorm.service.protocols.protocol import Envelopes
 from addnorm.service.runtime.batch import Batch, Rows
 from addnorm.service.runtime.engine import run_session

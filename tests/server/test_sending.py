@@ -17,8 +17,8 @@ from addnorm.service.models.registry import Models
 from addnorm.service.protocols.all_protocols import PROTOCOLS
 from addnorm.service.protocols.codec.decoding import Tools
 from addnorm.service.protocols.codec.validation import Strict
+from addnorm.service.protocols.dialect_errors import OPENAI_ERRORS
 from addnorm.service.protocols.endpoint import JsonEndpoint
-from addnorm.service.protocols.openai.openai_errors import OPENAI_ERRORS
 from addnorm.service.protocols.protocol import OtherRoutes, Parts, Protocol
 from addnorm.service.protocols.routes.body_route import ANSWER_BYTES, Answering
 from addnorm.service.server.wiring import Service, build

@@ -1,4 +1,4 @@
-"""The OpenAPI document beyond what FastAPI sees: bodies read by routes, errors, examples."""
+"""The OpenAPI document beyond what FastAPI sees: bodies read by routes, examples."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -8,90 +8,12 @@ from fastapi.openapi.utils import get_openapi
 from fastapi.routing import APIRoute
 from pydantic import BaseModel
 
-from addnorm.service.errors import (
-    BodyTooLarge,
-    Draining,
-    Expired,
-    InvalidInput,
-    ModelNotFound,
-    NotAcceptable,
-    QueueFull,
-    ServiceError,
-    UnsupportedMediaType,
-)
 from addnorm.service.protocols.codec.negotiation import JSON
-from addnorm.service.telemetry.request_context import Envelope
 
 COMPONENTS = "#/components/schemas/"
 ABOUT = ("title", "description", "default")  # what a schema says of a field beside its values
 NULL = {"type": "null"}
 Responses = dict[int | str, dict[str, Any]]
-
-
-class Error(BaseModel):
-    message: str
-    type: str
-    param: str | None = None
-    code: str
-
-
-class ErrorBody(BaseModel):
-    error: Error
-
-
-SENT: dict[int, tuple[str, ServiceError]] = {  # status -> what it means, and one that is sent
-    400: (
-        "The request can be corrected: the message names field, limit and value.",
-        InvalidInput(
-            "the body is not a JSON object: unexpected end of data: line 1 column 2 (char 1)"
-        ),
-    ),
-    404: (
-        "No such model or version.",
-        ModelNotFound("model 'other' is not served here; served are: notebook", param="model"),
-    ),
-    406: (
-        "Accept asks for safetensors, which this route does not write.",
-        NotAcceptable(
-            "Accept is 'application/vnd.safetensors': offered are application/json", param="accept"
-        ),
-    ),
-    413: (
-        "The body is over its limit.",
-        BodyTooLarge("the body has 16777217 bytes, the limit is 16777216"),
-    ),
-    415: (
-        "The body's media type or coding is unknown.",
-        UnsupportedMediaType("Content-Type is 'text/plain': send application/json"),
-    ),
-    429: (
-        "The queue is full, or the deadline cannot be met. See Retry-After.",
-        QueueFull(
-            "overloaded: 65,000 tokens are queued of at most 65,536, too many to add 900; retry in"
-            " 2 s"
-        ),
-    ),
-    503: (
-        "Not ready, or shutting down. See Retry-After.",
-        Draining("the server is shutting down: send the request to another"),
-    ),
-    504: (
-        "The deadline passed after the request was admitted.",
-        Expired("deadline: no answer within 30 s: allow more time, or ask for less"),
-    ),
-}
-
-
-def errors(body: Any, envelope: Envelope) -> Responses:
-    """What a protocol documents of SENT. body: the type of what its envelope makes."""
-    return {
-        status: {
-            "model": body,
-            "description": meaning,
-            "content": {JSON: {"example": envelope(error)}},
-        }
-        for status, (meaning, error) in SENT.items()
-    }
 
 
 DEADLINE: dict[str, Any] = {

@@ -9,15 +9,14 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Field
 
-from addnorm.service.errors import InvalidInput, ServiceError
+from addnorm.service.errors import InvalidInput
 from addnorm.service.inference.request import InferenceResponse
 from addnorm.service.inference.request_path import Call
 from addnorm.service.protocols.codec.decoding import Tools
 from addnorm.service.protocols.codec.negotiation import written
-from addnorm.service.protocols.codec.openapi import errors
 from addnorm.service.protocols.codec.payload import Payload
 from addnorm.service.protocols.codec.validation import Strict, agreed
-from addnorm.service.protocols.endpoint import Decoded, ErrorFormat, JsonEndpoint
+from addnorm.service.protocols.endpoint import Decoded, JsonEndpoint
 from addnorm.service.protocols.texts.places import query_with
 from addnorm.service.protocols.texts.text_tasks import TextTask, score_pairs
 from addnorm.service.protocols.texts.texts import TextsToTokenize
@@ -90,10 +89,6 @@ class RerankResponse(BaseModel):
     data: list[RerankResult] = Field(description="The results, where Voyage's clients read them.")
     usage: RerankUsage
     meta: dict[str, Any] = Field(description="Cohere's place for the number of tokens.")
-
-
-class CohereError(BaseModel):
-    message: str
 
 
 EXAMPLES: dict[str, Any] = {
@@ -177,12 +172,6 @@ def _for_voyage(results: list[dict[str, Any]]) -> list[dict[str, Any]]:
     ]
 
 
-def error_body(error: ServiceError) -> dict[str, Any]:
-    """Cohere's envelope. Its clients raise by the status."""
-    return {"message": error.message}
-
-
-COHERE_ERRORS = ErrorFormat(error_body, errors(CohereError, error_body))
 ENDPOINTS = tuple(
     JsonEndpoint(
         path=path,

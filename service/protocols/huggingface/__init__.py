@@ -1,5 +1,6 @@
 """What `huggingface_hub.InferenceClient` asks for."""
 
+from addnorm.service.protocols.dialect_errors import HUGGING_FACE_ERRORS
 from addnorm.service.protocols.huggingface import inference_client
 from addnorm.service.protocols.protocol import OtherRoutes, Protocol
 from addnorm.service.protocols.routes.inference_route import Inferring
@@ -10,5 +11,5 @@ PROTOCOL = Protocol(
         Inferring(*inference_client.ENDPOINTS),
         OtherRoutes(inference_client.HealthRoutes),
     ),
-    errors=inference_client.HUGGING_FACE_ERRORS,
+    errors=HUGGING_FACE_ERRORS,
 )

@@ -12,7 +12,6 @@ from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter
 from pydantic import (
-    BaseModel,
     Field,
     PlainValidator,
     TypeAdapter,
@@ -21,7 +20,7 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
-from addnorm.service.errors import InvalidInput, ServiceError
+from addnorm.service.errors import InvalidInput
 from addnorm.service.inference.outputs import Pooled
 from addnorm.service.inference.request import InferenceRequest, InferenceResponse
 from addnorm.service.inference.request_path import Call
@@ -29,10 +28,11 @@ from addnorm.service.models.model import Model
 from addnorm.service.protocols.codec.decoding import Tools
 from addnorm.service.protocols.codec.foreign_fields import FOREIGN
 from addnorm.service.protocols.codec.negotiation import written
-from addnorm.service.protocols.codec.openapi import by_name, errors
+from addnorm.service.protocols.codec.openapi import by_name
 from addnorm.service.protocols.codec.payload import Payload, base64_of
 from addnorm.service.protocols.codec.validation import Strict, into_body
-from addnorm.service.protocols.endpoint import Decoded, ErrorFormat, JsonEndpoint
+from addnorm.service.protocols.dialect_errors import HUGGING_FACE_ERRORS
+from addnorm.service.protocols.endpoint import Decoded, JsonEndpoint
 from addnorm.service.protocols.protocol import Parts
 from addnorm.service.protocols.texts import text_tasks
 from addnorm.service.protocols.texts.places import source_or_sentence
@@ -109,10 +109,6 @@ class HuggingFaceRequest(Strict):
     @classmethod
     def _flat(cls, value: Any) -> Any:
         return into_body(value, BESIDE_PARAMETERS)
-
-
-class HuggingFaceError(BaseModel):
-    error: str
 
 
 EXAMPLES: dict[str, Any] = {
@@ -257,12 +253,6 @@ def _of_masks(masks: Iterator[Any]) -> Any:
     return chain([first], second, masks) if second else first
 
 
-def error_body(error: ServiceError) -> dict[str, Any]:
-    """Its client shows `error`."""
-    return {"error": error.message}
-
-
-HUGGING_FACE_ERRORS = ErrorFormat(error_body, errors(HuggingFaceError, error_body))
 ENDPOINTS = tuple(
     JsonEndpoint(
         path=path,
@@ -291,7 +281,7 @@ class HealthRoutes:
         router.get(
             "/hf/{model:path}/health",
             summary="Whether the model is served, as huggingface_hub's client asks",
-            responses={404: {"model": HuggingFaceError, "description": "No such model."}},
+            responses={404: {"model": HUGGING_FACE_ERRORS.body, "description": "No such model."}},
         )(self.hugging_face_health)
         return router
 

@@ -3,11 +3,10 @@
 Source: the KServe Open Inference Protocol and Triton's HTTP server. `over_grpc/` has it over gRPC.
 """
 
-from addnorm.service.protocols.endpoint import ErrorFormat
+from addnorm.service.protocols.dialect_errors import V2_ERRORS
 from addnorm.service.protocols.kserve import infer
 from addnorm.service.protocols.kserve.metadata import MetadataRoutes
 from addnorm.service.protocols.kserve.repository_extension import RepositoryRoutes
-from addnorm.service.protocols.kserve.schema import V2_ERRORS, error_body
 from addnorm.service.protocols.kserve.statistics_extension import StatisticsRoutes
 from addnorm.service.protocols.protocol import OtherRoutes, Protocol
 from addnorm.service.protocols.routes.inference_route import Inferring
@@ -20,7 +19,7 @@ PROTOCOL = Protocol(
         Inferring(*infer.ENDPOINTS),
         OtherRoutes(RepositoryRoutes),
     ),
-    errors=ErrorFormat(error_body, V2_ERRORS),
+    errors=V2_ERRORS,
     scopes={
         "/v2/health/*": None,
         "/v2/repository/*": "admin",

@@ -8,10 +8,9 @@ from addnorm.service import VERSION
 from addnorm.service.errors import MethodNotAllowed
 from addnorm.service.models.model import Model
 from addnorm.service.models.registry import Models
-from addnorm.service.protocols.codec.openapi import Responses
+from addnorm.service.protocols.dialect_errors import V2_ERRORS
 from addnorm.service.protocols.kserve import tensors
 from addnorm.service.protocols.kserve.schema import (
-    V2_ERRORS,
     InputConfig,
     Live,
     ModelConfig,
@@ -70,12 +69,15 @@ class MetadataRoutes:
                 (model + suffix, model_summary, model_route),
             ):
                 router.get(
-                    path, summary=summary, responses=V2_ERRORS, include_in_schema=bool(summary)
+                    path,
+                    summary=summary,
+                    responses=V2_ERRORS.documented,
+                    include_in_schema=bool(summary),
                 )(route)
         return router
 
     def _add_health(self, router: APIRouter) -> None:
-        not_ready: Responses = {503: V2_ERRORS[503]}
+        not_ready = V2_ERRORS.only(503)
         router.get(
             "/health/live", summary="The process answers, and can go on", responses=not_ready
         )(self.live)

@@ -16,12 +16,12 @@ from addnorm.service.models.versions import read_pin
 from addnorm.service.protocols.codec.negotiation import JSON
 from addnorm.service.protocols.codec.openapi import body_schema
 from addnorm.service.protocols.codec.validation import Body
-from addnorm.service.protocols.kserve.schema import V2_ERRORS, V2Error
+from addnorm.service.protocols.dialect_errors import V2_ERRORS
 from addnorm.service.protocols.protocol import Parts
 from addnorm.service.scheduling.deadline import Deadline
 
 log = logging.getLogger("addnorm")
-ERRORS = {**V2_ERRORS, 403: {"model": V2Error, "description": "ADDNORM_ADMIN is not set."}}
+CLOSED = {"model": V2_ERRORS.body, "description": "ADDNORM_ADMIN is not set."}
 
 
 class ModelState(BaseModel):
@@ -61,7 +61,10 @@ class PinRequest(BaseModel):
 
 def _documented(body: type[BaseModel]) -> dict[str, Any]:
     content = {"required": False, "content": {JSON: {"schema": body_schema(body)}}}
-    return {"responses": ERRORS, "openapi_extra": {"requestBody": content}}
+    return {
+        "responses": {**V2_ERRORS.documented, 403: CLOSED},
+        "openapi_extra": {"requestBody": content},
+    }
 
 
 @dataclass(frozen=True)

@@ -4,8 +4,6 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from addnorm.service.errors import ServiceError
-from addnorm.service.protocols.codec.openapi import Responses, errors
 from addnorm.service.protocols.codec.validation import Strict
 from addnorm.service.protocols.texts.texts import PROMPT_NAME
 from addnorm.service.runtime.manifest import Pooling
@@ -199,19 +197,3 @@ class ModelConfig(BaseModel):
         {}, description="Present: requests are batched together."
     )
     model_transaction_policy: TransactionPolicy = TransactionPolicy()
-
-
-class V2Error(BaseModel):
-    error: str
-
-
-def error_body(error: ServiceError) -> dict[str, str]:
-    """V2's envelope: the message alone."""
-    return {"error": error.message}
-
-
-V2_ERRORS: Responses = {
-    **errors(V2Error, error_body),
-    415: {"model": V2Error, "description": "The body's coding is none that is known."},
-    "default": {"model": V2Error, "description": "Whatever else went wrong."},
-}

@@ -10,8 +10,8 @@ from pydantic import BaseModel, Field
 from addnorm.service.models.model import Model
 from addnorm.service.models.usage import Sum
 from addnorm.service.protocols.codec.negotiation import JSON
+from addnorm.service.protocols.dialect_errors import V2_ERRORS
 from addnorm.service.protocols.kserve.metadata import find
-from addnorm.service.protocols.kserve.schema import V2_ERRORS
 from addnorm.service.protocols.protocol import Parts
 
 
@@ -71,7 +71,10 @@ class StatisticsRoutes:
 
     def router(self) -> APIRouter:
         router = APIRouter(prefix="/v2")
-        documented: dict[str, Any] = {"response_model": AllStatistics, "responses": V2_ERRORS}
+        documented: dict[str, Any] = {
+            "response_model": AllStatistics,
+            "responses": V2_ERRORS.documented,
+        }
         router.get("/models/stats", summary="Counts and times of every model", **documented)(
             self.all_statistics
         )

@@ -1,7 +1,7 @@
 """What is served: models, and what was proved of them."""
 
+from addnorm.service.protocols.dialect_errors import OPENAI_ERRORS
 from addnorm.service.protocols.models.model_list import ModelListRoutes
-from addnorm.service.protocols.openai.openai_errors import OPENAI_ERRORS
 from addnorm.service.protocols.protocol import OtherRoutes, Protocol
 
 PROTOCOL = Protocol(

@@ -12,7 +12,7 @@ from addnorm.service.inference.outputs import OUTPUTS
 from addnorm.service.models.model import Model
 from addnorm.service.models.registry import Models
 from addnorm.service.protocols.codec.openapi import by_name
-from addnorm.service.protocols.openai.openai_errors import OPENAI_ERRORS
+from addnorm.service.protocols.dialect_errors import OPENAI_ERRORS
 from addnorm.service.protocols.protocol import Parts
 from addnorm.service.runtime.device.processor import processor
 from addnorm.service.runtime.manifest import Limits, Pooling, Task

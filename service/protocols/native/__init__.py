@@ -1,8 +1,8 @@
 """The native routes under /v1: every output of a model, and tasks over texts."""
 
+from addnorm.service.protocols.dialect_errors import OPENAI_ERRORS
 from addnorm.service.protocols.native import native_infer, text_routes
 from addnorm.service.protocols.native.native_schema import INFER, Bodies
-from addnorm.service.protocols.openai.openai_errors import OPENAI_ERRORS
 from addnorm.service.protocols.protocol import Protocol
 from addnorm.service.protocols.routes.inference_route import Inferring
 

@@ -1,6 +1,7 @@
 """NVIDIA's ranking, and a NIM's health. Its embeddings are OpenAI's path, with fields of their
 own."""
 
+from addnorm.service.protocols.dialect_errors import NVIDIA_ERRORS
 from addnorm.service.protocols.nvidia import ranking
 from addnorm.service.protocols.nvidia.nim_health import NimHealthRoutes
 from addnorm.service.protocols.protocol import OtherRoutes, Protocol
@@ -10,7 +11,7 @@ HEALTH = "/v1/health/"
 PROTOCOL = Protocol(
     tag="NVIDIA NIM",
     routes=(Inferring(*ranking.ENDPOINTS), OtherRoutes(NimHealthRoutes)),
-    errors=ranking.NVIDIA_ERRORS,
+    errors=NVIDIA_ERRORS,
     scopes={f"{HEALTH}*": None},
     health=(HEALTH,),
 )

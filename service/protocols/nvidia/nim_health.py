@@ -8,7 +8,7 @@ from fastapi import APIRouter
 from pydantic import BaseModel
 
 from addnorm.service.protocols.codec.openapi import by_name
-from addnorm.service.protocols.nvidia.ranking import NVIDIA_ERRORS
+from addnorm.service.protocols.dialect_errors import NVIDIA_ERRORS
 from addnorm.service.protocols.protocol import Parts
 
 

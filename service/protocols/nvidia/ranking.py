@@ -2,19 +2,17 @@
 langchain-nvidia-ai-endpoints."""
 
 from functools import partial
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import BaseModel, Field
 
-from addnorm.service.errors import ServiceError
 from addnorm.service.inference.request import InferenceResponse
 from addnorm.service.inference.request_path import Call
 from addnorm.service.protocols.codec.decoding import Tools
 from addnorm.service.protocols.codec.negotiation import written
-from addnorm.service.protocols.codec.openapi import errors
 from addnorm.service.protocols.codec.payload import Payload
 from addnorm.service.protocols.codec.validation import Strict
-from addnorm.service.protocols.endpoint import Decoded, ErrorFormat, JsonEndpoint
+from addnorm.service.protocols.endpoint import Decoded, JsonEndpoint
 from addnorm.service.protocols.texts.places import query_with
 from addnorm.service.protocols.texts.text_tasks import TextTask, score_pairs
 from addnorm.service.protocols.texts.texts import TextsToTokenize
@@ -54,21 +52,6 @@ class RankingResponse(BaseModel):
 
     rankings: list[Ranking]
     usage: RankingUsage
-
-
-class NvidiaError(BaseModel):
-    object: Literal["error"]
-    message: str
-    type: str
-    detail: str = Field(description="The message again, where LangChain looks for it.")
-
-
-def error_body(error: ServiceError) -> dict[str, Any]:
-    message = error.message
-    return {"object": "error", "message": message, "type": error.type, "detail": message}
-
-
-NVIDIA_ERRORS = ErrorFormat(error_body, errors(NvidiaError, error_body))
 
 
 async def rank(asked: RankingRequest, call: Call, tools: Tools) -> Decoded:

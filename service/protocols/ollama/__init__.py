@@ -1,5 +1,6 @@
 """Ollama's embeddings, and what it says of its models."""
 
+from addnorm.service.protocols.dialect_errors import OLLAMA_ERRORS
 from addnorm.service.protocols.ollama import ollama_embed
 from addnorm.service.protocols.ollama.ollama_models import (
     PULL_ENDPOINT,
@@ -17,6 +18,6 @@ PROTOCOL = Protocol(
         Answering(SHOW_ENDPOINT, PULL_ENDPOINT),
         OtherRoutes(OllamaRoutes),
     ),
-    errors=ollama_embed.OLLAMA_ERRORS,
+    errors=OLLAMA_ERRORS,
     beginning="/api/",
 )

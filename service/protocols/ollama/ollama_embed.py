@@ -1,20 +1,17 @@
 """Ollama's two routes of embeddings. Source: its API reference and its Python client."""
 
 from functools import partial
-from typing import Any
 
 from pydantic import BaseModel, Field
 
-from addnorm.service.errors import ServiceError
 from addnorm.service.inference.outputs import Pooled
 from addnorm.service.inference.request import InferenceRequest, InferenceResponse
 from addnorm.service.inference.request_path import Call
 from addnorm.service.protocols.codec.decoding import Tools
 from addnorm.service.protocols.codec.negotiation import written
-from addnorm.service.protocols.codec.openapi import errors
 from addnorm.service.protocols.codec.payload import Payload
 from addnorm.service.protocols.codec.validation import Strict
-from addnorm.service.protocols.endpoint import Decoded, ErrorFormat, JsonEndpoint
+from addnorm.service.protocols.endpoint import Decoded, JsonEndpoint
 from addnorm.service.protocols.tei.tei_schema import Texts
 from addnorm.service.protocols.texts.texts import TextsToTokenize
 from addnorm.service.protocols.texts.truncation import cuts
@@ -47,17 +44,6 @@ class OllamaEmbedResponse(BaseModel):
 
 class OllamaEmbeddingsResponse(BaseModel):
     embedding: list[float]
-
-
-class OllamaError(BaseModel):
-    error: str
-
-
-def error_body(error: ServiceError) -> dict[str, Any]:
-    return {"error": error.message}
-
-
-OLLAMA_ERRORS = ErrorFormat(error_body, errors(OllamaError, error_body))
 
 
 async def embed(asked: OllamaEmbedRequest, call: Call, tools: Tools) -> Decoded:

@@ -22,8 +22,8 @@ from addnorm.service.protocols.codec.negotiation import JSON
 from addnorm.service.protocols.codec.openapi import by_name
 from addnorm.service.protocols.codec.payload import Payload
 from addnorm.service.protocols.codec.validation import Strict
+from addnorm.service.protocols.dialect_errors import OLLAMA_ERRORS
 from addnorm.service.protocols.endpoint import JsonEndpoint
-from addnorm.service.protocols.ollama.ollama_embed import OLLAMA_ERRORS
 from addnorm.service.protocols.protocol import Parts
 
 LINES = "application/x-ndjson"

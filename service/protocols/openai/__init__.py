@@ -1,7 +1,7 @@
 """OpenAI's embeddings, and its completions for scoring."""
 
+from addnorm.service.protocols.dialect_errors import OPENAI_ERRORS
 from addnorm.service.protocols.openai import completions, embeddings
-from addnorm.service.protocols.openai.openai_errors import OPENAI_ERRORS
 from addnorm.service.protocols.protocol import Protocol
 from addnorm.service.protocols.routes.inference_route import Inferring
 

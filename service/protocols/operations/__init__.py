@@ -1,6 +1,6 @@
 """For operators, orchestrators and people: probes, metrics, the documentation and the pages."""
 
-from addnorm.service.protocols.openai.openai_errors import OPENAI_ERRORS
+from addnorm.service.protocols.dialect_errors import OPENAI_ERRORS
 from addnorm.service.protocols.operations.pages import PageRoutes
 from addnorm.service.protocols.operations.probes import OperationsRoutes
 from addnorm.service.protocols.protocol import OtherRoutes, Protocol

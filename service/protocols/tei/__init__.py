@@ -1,11 +1,11 @@
 """text-embeddings-inference's routes, and the paths that other dialects share with it."""
 
+from addnorm.service.protocols.dialect_errors import TEI_ERRORS
 from addnorm.service.protocols.protocol import OtherRoutes, Protocol
 from addnorm.service.protocols.routes.body_route import Answering
 from addnorm.service.protocols.routes.inference_route import Inferring
 from addnorm.service.protocols.tei import shared_paths, short_paths, tei_tasks, tei_tokens, vertex
 from addnorm.service.protocols.tei.tei_about import TeiAboutRoutes
-from addnorm.service.protocols.tei.tei_schema import TEI_ERRORS
 
 PROTOCOL = Protocol(
     tag="text-embeddings-inference",

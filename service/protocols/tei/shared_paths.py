@@ -4,21 +4,23 @@ Below /hf/NAME both are of one model.
 """
 
 from dataclasses import replace
-from typing import Any
 
-from pydantic import BaseModel, RootModel
+from pydantic import RootModel
 
-from addnorm.service.errors import ServiceError
-from addnorm.service.protocols.codec.openapi import ErrorBody, errors
 from addnorm.service.protocols.cohere import cohere_rerank as cohere
-from addnorm.service.protocols.endpoint import ErrorFormat, SharedEndpoint, Variant
-from addnorm.service.protocols.huggingface import inference_client
+from addnorm.service.protocols.dialect_errors import (
+    COHERE_ERRORS,
+    OF_MODEL_ERRORS,
+    OPENAI_ERRORS,
+    RERANK_ERRORS,
+    TEI_ERRORS,
+    TOKENIZE_ERRORS,
+)
+from addnorm.service.protocols.endpoint import SharedEndpoint, Variant
 from addnorm.service.protocols.openai import embeddings
-from addnorm.service.protocols.openai.openai_errors import OPENAI_ERRORS
-from addnorm.service.protocols.tei import tei_schema, tei_tasks, tei_tokens
+from addnorm.service.protocols.tei import tei_tasks, tei_tokens
 from addnorm.service.protocols.tei.tei_about import OF_MODEL
 from addnorm.service.protocols.tei.tei_schema import (
-    TeiError,
     TeiRank,
     TeiRerankRequest,
     TeiToken,
@@ -27,40 +29,15 @@ from addnorm.service.protocols.tei.tei_schema import (
 from addnorm.service.protocols.vllm import vllm_tokens
 
 RERANK = {
-    "texts": Variant(TeiRerankRequest, tei_schema.error_body, tei_tasks.rerank),
-    "documents": Variant(cohere.RerankRequest, cohere.error_body, cohere.rerank),
+    "texts": Variant(TeiRerankRequest, TEI_ERRORS.envelope, tei_tasks.rerank),
+    "documents": Variant(cohere.RerankRequest, COHERE_ERRORS.envelope, cohere.rerank),
 }
 TOKENIZE = {
-    "inputs": Variant(TeiTokenizeRequest, tei_schema.error_body, tei_tokens.tokenize),
+    "inputs": Variant(TeiTokenizeRequest, TEI_ERRORS.envelope, tei_tokens.tokenize),
     "prompt": Variant(
         vllm_tokens.PromptTokenizeRequest, OPENAI_ERRORS.envelope, vllm_tokens.tokenize
     ),
 }
-
-
-def error_body(error: ServiceError) -> dict[str, Any]:
-    """While the body is not read: what the clients of either dialect look for."""
-    return {**tei_schema.error_body(error), "message": error.message}
-
-
-class SharedError(TeiError):
-    """While the body is not read."""
-
-    message: str
-
-
-class RerankError(RootModel[SharedError | TeiError | cohere.CohereError]):
-    """Once the body is read, the dialect's own."""
-
-
-class TokenizeError(RootModel[SharedError | TeiError | ErrorBody]):
-    """Once the body is read, the dialect's own."""
-
-
-class OfModelError(
-    RootModel[TeiError | cohere.CohereError | ErrorBody | inference_client.HuggingFaceError]
-):
-    """Once the body is read, the dialect's own."""
 
 
 class RerankBody(RootModel[TeiRerankRequest | cohere.RerankRequest]):
@@ -69,10 +46,6 @@ class RerankBody(RootModel[TeiRerankRequest | cohere.RerankRequest]):
 
 class TokenizeBody(RootModel[TeiTokenizeRequest | vllm_tokens.PromptTokenizeRequest]):
     """A body of text-embeddings-inference (it has `inputs`) or of vLLM (it has `prompt`)."""
-
-
-def _errors(body: type[BaseModel]) -> ErrorFormat:
-    return ErrorFormat(error_body, errors(body, error_body))
 
 
 RERANK_ENDPOINT = SharedEndpoint(
@@ -89,7 +62,7 @@ RERANK_ENDPOINT = SharedEndpoint(
         },
         "Cohere": cohere.EXAMPLES["three documents"],
     },
-    errors=_errors(RerankError),
+    errors=RERANK_ERRORS,
 )
 TOKENIZE_ENDPOINT = SharedEndpoint(
     path="/tokenize",
@@ -99,11 +72,7 @@ TOKENIZE_ENDPOINT = SharedEndpoint(
     variants=TOKENIZE,
     response=list[list[TeiToken]] | vllm_tokens.PromptTokenizeResponse,
     examples={"text-embeddings-inference": {"inputs": ["Pads are dropped."]}},
-    errors=_errors(TokenizeError),
-)
-# until the body is read, paths below /hf have the errors of the hub's client
-OF_MODEL_ERRORS = ErrorFormat(
-    inference_client.error_body, errors(OfModelError, inference_client.error_body)
+    errors=TOKENIZE_ERRORS,
 )
 # what Dify asks of the URL of one model
 OF_MODEL_ENDPOINTS = (

@@ -10,16 +10,15 @@ from pydantic import BaseModel, Field, RootModel
 
 from addnorm.service.inference.request_path import Call
 from addnorm.service.protocols.codec.decoding import Tools
-from addnorm.service.protocols.codec.openapi import errors
 from addnorm.service.protocols.codec.validation import Strict
-from addnorm.service.protocols.endpoint import Decoded, ErrorFormat, Make, SharedEndpoint, Variant
+from addnorm.service.protocols.dialect_errors import HUGGING_FACE_ERRORS, ROOT_ERRORS, TEI_ERRORS
+from addnorm.service.protocols.endpoint import Decoded, Make, SharedEndpoint, Variant
 from addnorm.service.protocols.huggingface import inference_client
-from addnorm.service.protocols.tei import tei_schema, tei_tasks
+from addnorm.service.protocols.tei import tei_tasks
 from addnorm.service.protocols.tei.tei_about import described
 from addnorm.service.protocols.tei.tei_schema import (
     MODEL,
     TeiEmbedRequest,
-    TeiError,
     TeiPrediction,
     TeiPredictRequest,
     TeiRank,
@@ -41,10 +40,6 @@ class RootBody(
 ):
     """That of /rerank if it has `query`, huggingface_hub's if it has `parameters`, else that of
     /embed, or of /predict where the server's model classifies."""
-
-
-class RootError(RootModel[TeiError | inference_client.HuggingFaceError]):
-    """Once the body is read, the dialect's own."""
 
 
 async def by_model(asked: TeiInputsRequest, call: Call, tools: Tools) -> Decoded:
@@ -69,9 +64,11 @@ async def of_hub(asked: inference_client.HuggingFaceRequest, call: Call, tools: 
 
 
 VARIANTS = {
-    "query": Variant(TeiRerankRequest, tei_schema.error_body, tei_tasks.rerank),
-    "parameters": Variant(inference_client.HuggingFaceRequest, inference_client.error_body, of_hub),
-    "inputs": Variant(TeiInputsRequest, tei_schema.error_body, by_model),
+    "query": Variant(TeiRerankRequest, TEI_ERRORS.envelope, tei_tasks.rerank),
+    "parameters": Variant(
+        inference_client.HuggingFaceRequest, HUGGING_FACE_ERRORS.envelope, of_hub
+    ),
+    "inputs": Variant(TeiInputsRequest, TEI_ERRORS.envelope, by_model),
 }
 ENDPOINTS = tuple(
     SharedEndpoint(
@@ -83,7 +80,7 @@ ENDPOINTS = tuple(
         variants=VARIANTS,
         response=list[list[float]] | list[TeiRank] | list[TeiPrediction] | list[Any],
         examples={"texts": tei_tasks.TEXTS},
-        errors=ErrorFormat(tei_schema.error_body, errors(RootError, tei_schema.error_body)),
+        errors=ROOT_ERRORS,
     )
     for path, name in (("/", "tei_root"), ("/invocations", "sagemaker_invocations"))
 )

@@ -10,9 +10,9 @@ from addnorm.service import VERSION
 from addnorm.service.models.model import Model
 from addnorm.service.models.registry import Models
 from addnorm.service.protocols.codec.openapi import by_name
-from addnorm.service.protocols.huggingface.inference_client import HUGGING_FACE_ERRORS
+from addnorm.service.protocols.dialect_errors import HUGGING_FACE_ERRORS, TEI_ERRORS
 from addnorm.service.protocols.protocol import Parts
-from addnorm.service.protocols.tei.tei_schema import TEI_ERRORS, TeiInfo
+from addnorm.service.protocols.tei.tei_schema import TeiInfo
 from addnorm.service.runtime.bundle import Bundle
 from addnorm.service.runtime.manifest import Task
 from addnorm.service.tasks.classification import label_names
@@ -43,26 +43,25 @@ class TeiAboutRoutes:
 
     def router(self) -> APIRouter:
         router = APIRouter(generate_unique_id_function=by_name)
-        documented = TEI_ERRORS.documented
         router.get(
             "/info",
             name="tei_info",
             summary="The model that embeds, or the one of another task, described as"
             " text-embeddings-inference does",
-            responses={status: documented[status] for status in (400, 404, 503)},
+            responses=TEI_ERRORS.only(400, 404, 503),
         )(self.info)
         router.get(
             f"{OF_MODEL}/info",
             name="tei_info_of_model",
             summary="One model, described as text-embeddings-inference does",
-            responses={status: HUGGING_FACE_ERRORS.documented[status] for status in (404, 503)},
+            responses=HUGGING_FACE_ERRORS.only(404, 503),
         )(self.info_of_model)
         for path, name in (("/health", "tei_health"), ("/ping", "sagemaker_ping")):
             router.get(
                 path,
                 name=name,
                 summary="Whether every model gives its known answer: an empty answer",
-                responses={503: documented[503]},
+                responses=TEI_ERRORS.only(503),
                 response_class=Response,
             )(self.health)
         return router

@@ -5,15 +5,11 @@ from typing import Annotated, Any, Literal, NamedTuple
 from pydantic import BaseModel, Field, PlainValidator, TypeAdapter, model_validator
 from pydantic_core import PydanticCustomError
 
-from addnorm.service.errors import EmptyInput, ServiceError
-from addnorm.service.protocols.codec.openapi import errors
 from addnorm.service.protocols.codec.validation import Strict, into_body
-from addnorm.service.protocols.endpoint import ErrorFormat
 from addnorm.service.protocols.texts.sequences import Integers, Row, Sequences, Strings
 from addnorm.service.protocols.texts.texts import PROMPT_NAME
 from addnorm.service.runtime.tokenizing.tokenizer import Text
 
-KINDS = {429: "Overloaded", 503: "Unhealthy"}  # by status
 ROWS, ONE_ROW = TypeAdapter(Integers), TypeAdapter(Row)
 TEXTS = TypeAdapter(Strings)
 INPUTS = Field(
@@ -195,19 +191,3 @@ class TeiInfo(BaseModel):
     version: str
     sha: str | None
     docker_label: str | None
-
-
-class TeiError(BaseModel):
-    error: str
-    error_type: Literal["Unhealthy", "Backend", "Overloaded", "Validation", "Tokenizer", "Empty"]
-
-
-def error_body(error: ServiceError) -> dict[str, Any]:
-    """error_type is one of its names."""
-    kind = "Validation" if error.status < 500 else "Backend"
-    if isinstance(error, EmptyInput):
-        kind = "Empty"
-    return {"error": error.message, "error_type": KINDS.get(error.status, kind)}
-
-
-TEI_ERRORS = ErrorFormat(error_body, errors(TeiError, error_body))

@@ -1,6 +1,6 @@
 """vLLM's routes for tokens, and those of its pooling models."""
 
-from addnorm.service.protocols.openai.openai_errors import OPENAI_ERRORS
+from addnorm.service.protocols.dialect_errors import OPENAI_ERRORS
 from addnorm.service.protocols.protocol import OtherRoutes, Protocol
 from addnorm.service.protocols.routes.body_route import Answering
 from addnorm.service.protocols.routes.inference_route import Inferring

@@ -20,8 +20,8 @@ from addnorm.service.protocols.codec.decoding import Tools
 from addnorm.service.protocols.codec.negotiation import fragment
 from addnorm.service.protocols.codec.openapi import by_name
 from addnorm.service.protocols.codec.validation import Strict
+from addnorm.service.protocols.dialect_errors import OPENAI_ERRORS
 from addnorm.service.protocols.endpoint import JsonEndpoint
-from addnorm.service.protocols.openai.openai_errors import OPENAI_ERRORS
 from addnorm.service.protocols.protocol import Parts
 from addnorm.service.protocols.texts.sequences import Row
 from addnorm.service.protocols.texts.texts import TextsToTokenize

@@ -20,7 +20,7 @@ from addnorm.service.errors import (
     ServiceError,
     TooManyConnections,
 )
-from addnorm.service.protocols.openai.openai_errors import OPENAI_ERRORS
+from addnorm.service.protocols.dialect_errors import OPENAI_ERRORS
 from addnorm.service.server.error_response import error_response
 from addnorm.service.server.http.flow_control import Flow
 from addnorm.service.server.http.head import too_large, wrong_head
