@@ -94,6 +94,26 @@ def test_imports_within_service_run_downward_only() -> None:
         assert not upward, f"{path} imports {upward}, which stand above {own}"
 
 
+def test_no_dialect_imports_another() -> None:
+    """What several share stands beside them, or in a folder without a protocol. Paths that several
+    have are put together in files beside their folders."""
+    protocols = ROOT / "service" / "protocols"
+    found = {
+        path.parent.name
+        for path in protocols.glob("*/__init__.py")
+        if "Protocol(" in path.read_text()
+    }
+    assert {"cohere", "native", "ollama", "openai", "tei", "vllm"} <= found
+    for path in protocols.glob("*/**/*.py"):
+        own = path.relative_to(protocols).parts[0]
+        used = {
+            name.split(".")[3]
+            for name in imported(path)
+            if name.startswith("addnorm.service.protocols.")
+        }
+        assert not used & found - {own}, path
+
+
 def test_code_for_gpus_is_entered_at_two_places_only() -> None:
     """A reader may skip it: where engines are chosen, and where a certificate is made again."""
     found = {

@@ -1,7 +1,6 @@
 """The protocols that are served, in the documentation's order."""
 
 from addnorm.service.protocols import (
-    azure,
     cohere,
     huggingface,
     kserve,
@@ -11,6 +10,7 @@ from addnorm.service.protocols import (
     ollama,
     openai,
     operations,
+    shared_paths,
     tei,
     tokenization,
     vllm,
@@ -23,8 +23,9 @@ PROTOCOLS: tuple[Protocol, ...] = (
     tokenization.PROTOCOL,
     cohere.PROTOCOL,
     tei.PROTOCOL,
+    shared_paths.PROTOCOL,
     vllm.PROTOCOL,
-    azure.PROTOCOL,
+    openai.AZURE,
     nvidia.PROTOCOL,
     ollama.PROTOCOL,
     huggingface.PROTOCOL,

@@ -22,7 +22,7 @@ from addnorm.service.protocols.codec.payload import Payload, base64_of
 from addnorm.service.protocols.codec.validation import Strict
 from addnorm.service.protocols.endpoint import Decoded, JsonEndpoint
 from addnorm.service.protocols.texts.input_types import typed
-from addnorm.service.protocols.texts.task_options import Strings
+from addnorm.service.protocols.texts.sequences import Strings
 from addnorm.service.protocols.texts.texts import TextsToTokenize
 from addnorm.service.protocols.texts.truncation import Truncation, check_limit, cuts
 from addnorm.service.runtime.manifest import Precision

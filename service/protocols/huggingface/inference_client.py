@@ -36,6 +36,7 @@ from addnorm.service.protocols.endpoint import Decoded, JsonEndpoint
 from addnorm.service.protocols.protocol import Parts
 from addnorm.service.protocols.texts import text_tasks
 from addnorm.service.protocols.texts.places import source_or_sentence
+from addnorm.service.protocols.texts.sequences import Strings
 from addnorm.service.protocols.texts.task_options import (
     ClassifyOptions,
     FillMaskOptions,
@@ -51,8 +52,6 @@ from addnorm.service.scheduling.cooperative import Steps
 from addnorm.service.tasks.pieces import Pieces
 from addnorm.service.tasks.similarity import similarities
 from addnorm.service.tasks.tagging import Aggregation
-
-Strings = Annotated[list[str], Field(fail_fast=True)]
 
 
 class Sentences(Strict):

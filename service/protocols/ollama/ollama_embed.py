@@ -12,7 +12,7 @@ from addnorm.service.protocols.codec.negotiation import written
 from addnorm.service.protocols.codec.payload import Payload
 from addnorm.service.protocols.codec.validation import Strict
 from addnorm.service.protocols.endpoint import Decoded, JsonEndpoint
-from addnorm.service.protocols.tei.tei_schema import Texts
+from addnorm.service.protocols.texts.sequences import OneOrSeveral
 from addnorm.service.protocols.texts.texts import TextsToTokenize
 from addnorm.service.protocols.texts.truncation import cuts
 from addnorm.service.scheduling.cooperative import Steps
@@ -23,7 +23,7 @@ class OllamaOptions(Strict):
 
 
 class OllamaEmbedRequest(OllamaOptions):
-    input: Texts = Field(description="A text, or a list of texts.")
+    input: OneOrSeveral = Field(description="A text, or a list of texts.")
     truncate: bool | None = Field(
         None, description="Whether texts that are too long are cut, as by default."
     )

@@ -1,4 +1,4 @@
-"""OpenAI's embeddings, and its completions for scoring."""
+"""OpenAI's embeddings, with Azure's paths of them, and its completions for scoring."""
 
 from addnorm.service.protocols.dialect_errors import OPENAI_ERRORS
 from addnorm.service.protocols.openai import completions, embeddings
@@ -10,3 +10,5 @@ PROTOCOL = Protocol(
     routes=(Inferring(*embeddings.ENDPOINTS, completions.ENDPOINT),),
     errors=OPENAI_ERRORS,
 )
+# its clients send the key in the header `api-key`
+AZURE = Protocol(tag="Azure", routes=(Inferring(*embeddings.OF_AZURE),), errors=OPENAI_ERRORS)

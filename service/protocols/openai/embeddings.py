@@ -3,6 +3,7 @@
 Source: OpenAI's API reference and its Python SDK, which asks for base64 unless told otherwise.
 """
 
+from dataclasses import replace
 from functools import partial
 from typing import Any, Literal
 
@@ -174,4 +175,16 @@ ENDPOINTS = tuple(
         ("/v1/embeddings", "embeddings"),
         ("/embeddings", "root_embeddings"),
     )
+)
+OPENAIS = ENDPOINTS[0]
+# The path names the model as a deployment, or begins with /openai. Its name wins: Azure's clients
+# repeat it in the body, or the name of a model.
+OF_AZURE = (
+    replace(OPENAIS, path="/openai/v1/embeddings", name="azure_v1_embeddings"),
+    replace(
+        OPENAIS,
+        path="/openai/deployments/{model:path}/embeddings",
+        name="azure_embeddings",
+        examples=dict(zip(ANSWERS, EXAMPLES.values(), strict=False)),
+    ),
 )

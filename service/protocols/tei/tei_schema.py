@@ -2,16 +2,20 @@
 
 from typing import Annotated, Any, Literal, NamedTuple
 
-from pydantic import BaseModel, Field, PlainValidator, TypeAdapter, model_validator
+from pydantic import BaseModel, Field, PlainValidator, model_validator
 from pydantic_core import PydanticCustomError
 
 from addnorm.service.protocols.codec.validation import Strict, into_body
-from addnorm.service.protocols.texts.sequences import Integers, Row, Sequences, Strings
+from addnorm.service.protocols.texts.sequences import (
+    ONE_ROW,
+    ROWS,
+    OneOrSeveral,
+    Sequences,
+    Strings,
+)
 from addnorm.service.protocols.texts.texts import PROMPT_NAME
 from addnorm.service.runtime.tokenizing.tokenizer import Text
 
-ROWS, ONE_ROW = TypeAdapter(Integers), TypeAdapter(Row)
-TEXTS = TypeAdapter(Strings)
 INPUTS = Field(
     description="A text, token ids with their special tokens, or a list of either. Ids are not cut,"
     " and rejected without the special tokens at both ends, unless the model has no tokenizer."
@@ -47,10 +51,6 @@ def _one_or_two(value: Any) -> Text:
     )
 
 
-def _texts(value: Any) -> list[str]:
-    return [value] if isinstance(value, str) else TEXTS.validate_python(value, strict=True)
-
-
 def _rows(value: Any) -> list[list[int]]:
     if isinstance(value, list) and value and not isinstance(value[0], list):
         return [ONE_ROW.validate_python(value, strict=True)]
@@ -58,7 +58,6 @@ def _rows(value: Any) -> list[list[int]]:
 
 
 OneOrTwo = Annotated[list[str], Field(min_length=1, max_length=2)]
-Texts = Annotated[list[str], PlainValidator(_texts, str | list[str])]
 Rows = Annotated[list[list[int]], PlainValidator(_rows, list[int] | list[list[int]])]
 
 
@@ -138,7 +137,7 @@ class TeiSimilarityRequest(Strict):
 
 class TeiTokenizeRequest(Strict):
     model: str | None = MODEL
-    inputs: Texts = Field(description="A text, or a list of texts.")
+    inputs: OneOrSeveral = Field(description="A text, or a list of texts.")
     add_special_tokens: bool = True
     prompt_name: str | None = PROMPT_NAME
 

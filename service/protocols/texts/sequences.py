@@ -53,6 +53,11 @@ def _sequences(value: Any) -> list[str] | list[list[int]]:
     return [ONE_ROW.validate_python(value, strict=True)]
 
 
+def _one_or_several(value: Any) -> list[str]:
+    return [value] if isinstance(value, str) else TEXTS.validate_python(value, strict=True)
+
+
+OneOrSeveral = Annotated[list[str], PlainValidator(_one_or_several, str | list[str])]
 Sequences = Annotated[
     list[str] | list[list[int]],
     PlainValidator(_sequences, str | list[str] | list[int] | list[list[int]] | list[TextObject]),

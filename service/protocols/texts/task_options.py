@@ -5,6 +5,7 @@ from typing import Annotated
 from pydantic import Field
 
 from addnorm.service.protocols.codec.validation import Strict
+from addnorm.service.protocols.texts.sequences import Strings
 from addnorm.service.protocols.texts.sizes import (
     MAX_LABEL_CHARACTERS,
     MAX_TARGET_CHARACTERS,
@@ -17,7 +18,6 @@ from addnorm.service.tasks.tagging import Aggregation
 
 MAX_CANDIDATES = 100  # of a mask
 DEFAULT_CANDIDATES = 5  # as transformers has it
-Strings = Annotated[list[str], Field(fail_fast=True)]
 Label = Annotated[str, Field(max_length=MAX_LABEL_CHARACTERS)]
 Labels = Annotated[list[Label], Field(fail_fast=True)]
 Target = Annotated[str, Field(max_length=MAX_TARGET_CHARACTERS)]

@@ -2,6 +2,7 @@
 tokens, and ids back to texts."""
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import TypeVar
 
 import orjson
@@ -17,6 +18,17 @@ from addnorm.service.scheduling.cooperative import Steps, one_step
 STEP_TEXTS = 256  # tokenized in one step, however short: takes 2 ms where all tokens are shown
 STEP_IDS = 4096  # turned into texts in one step: takes about 5 ms; a longer row alone
 Item = TypeVar("Item")
+
+
+@dataclass(frozen=True)
+class Shown:
+    """One text's tokens as JSON, made off the event loop: a thousand texts take a while."""
+
+    num_tokens: int
+    fields: dict[str, orjson.Fragment]
+
+    def __len__(self) -> int:
+        return self.num_tokens
 
 
 def portions(items: Sequence[Item], sizes: list[int], most: int) -> Iterator[Sequence[Item]]:

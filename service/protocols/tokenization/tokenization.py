@@ -1,7 +1,6 @@
 """POST /v1/tokenize: the tokens of texts, as the other routes would compute them, and of ids."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import partial
 
 import orjson
@@ -16,6 +15,7 @@ from addnorm.service.protocols.codec.negotiation import fragment
 from addnorm.service.protocols.codec.validation import Strict
 from addnorm.service.protocols.endpoint import JsonEndpoint
 from addnorm.service.protocols.texts.sequences import Integers
+from addnorm.service.protocols.texts.text_steps import Shown
 from addnorm.service.protocols.texts.texts import PROMPT_NAME, Texts, TextsToTokenize
 from addnorm.service.protocols.texts.truncation import cuts
 from addnorm.service.runtime.manifest import InputType
@@ -100,17 +100,6 @@ ANSWER = {
     "num_tokens": [6, 7],
     "limit": 256,
 }
-
-
-@dataclass(frozen=True)
-class Shown:
-    """One text's tokens as JSON, made off the event loop: a thousand texts take a while."""
-
-    num_tokens: int
-    fields: dict[str, orjson.Fragment]
-
-    def __len__(self) -> int:
-        return self.num_tokens
 
 
 def _shown(tokenizer: Tokenizer, truncate: bool, piece: Sequence[Text]) -> list[Shown]:

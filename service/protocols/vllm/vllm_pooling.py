@@ -16,7 +16,7 @@ from addnorm.service.protocols.codec.negotiation import written
 from addnorm.service.protocols.codec.payload import Payload, base64_of
 from addnorm.service.protocols.codec.validation import Strict
 from addnorm.service.protocols.endpoint import Decoded, JsonEndpoint
-from addnorm.service.protocols.tei.tei_schema import Texts
+from addnorm.service.protocols.texts.sequences import OneOrSeveral
 from addnorm.service.protocols.texts.text_tasks import TextTask, score_pairs
 from addnorm.service.protocols.texts.texts import TextsToTokenize
 from addnorm.service.protocols.texts.truncation import check_limit, cuts
@@ -34,18 +34,18 @@ class _Asked(Strict):
 
 
 class ScoreRequest(_Asked):
-    text_1: Texts = Field(
+    text_1: OneOrSeveral = Field(
         validation_alias=AliasChoices("text_1", "queries", "data_1"),
         description="One text, or as many as text_2 has. `queries` and `data_1` mean the same.",
     )
-    text_2: Texts = Field(
+    text_2: OneOrSeveral = Field(
         validation_alias=AliasChoices("text_2", "documents", "data_2"),
         description="Each is scored with its text of text_1. `documents` and `data_2` mean it too.",
     )
 
 
 class InputRequest(_Asked):
-    input: Texts = Field(description="A text, or a list of texts.")
+    input: OneOrSeveral = Field(description="A text, or a list of texts.")
 
 
 class PoolingRequest(InputRequest):

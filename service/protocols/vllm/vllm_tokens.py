@@ -24,8 +24,8 @@ from addnorm.service.protocols.dialect_errors import OPENAI_ERRORS
 from addnorm.service.protocols.endpoint import JsonEndpoint
 from addnorm.service.protocols.protocol import Parts
 from addnorm.service.protocols.texts.sequences import Row
+from addnorm.service.protocols.texts.text_steps import Shown
 from addnorm.service.protocols.texts.texts import TextsToTokenize
-from addnorm.service.protocols.tokenization.tokenization import Shown
 from addnorm.service.runtime.tokenizing.tokenizer import Text, Tokenizer
 
 MODEL = Field(None, description="By default the one model that scores completions.")

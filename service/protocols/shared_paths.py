@@ -1,0 +1,185 @@
+"""Paths that several dialects have: /rerank and /tokenize, the root, and SageMaker's /invocations.
+A field of the body tells which is meant. Below /hf/NAME they are of one model.
+
+Source: text-embeddings-inference's router, and huggingface_hub's client, which posts to a server's
+root whatever its user asks for.
+"""
+
+from dataclasses import replace
+from typing import Any
+
+from pydantic import BaseModel, Field, RootModel
+
+from addnorm.service.inference.request_path import Call
+from addnorm.service.protocols.codec.decoding import Tools
+from addnorm.service.protocols.codec.validation import Strict
+from addnorm.service.protocols.cohere import cohere_rerank as cohere
+from addnorm.service.protocols.dialect_errors import (
+    COHERE_ERRORS,
+    HUGGING_FACE_ERRORS,
+    OF_MODEL_ERRORS,
+    OPENAI_ERRORS,
+    RERANK_ERRORS,
+    ROOT_ERRORS,
+    TEI_ERRORS,
+    TOKENIZE_ERRORS,
+)
+from addnorm.service.protocols.endpoint import Decoded, Make, SharedEndpoint, Variant
+from addnorm.service.protocols.huggingface import inference_client
+from addnorm.service.protocols.openai import embeddings
+from addnorm.service.protocols.protocol import Protocol
+from addnorm.service.protocols.routes.body_route import Answering
+from addnorm.service.protocols.routes.inference_route import Inferring
+from addnorm.service.protocols.tei import tei_tasks, tei_tokens
+from addnorm.service.protocols.tei.tei_about import OF_MODEL, described
+from addnorm.service.protocols.tei.tei_schema import (
+    MODEL,
+    TeiEmbedRequest,
+    TeiPrediction,
+    TeiPredictRequest,
+    TeiRank,
+    TeiRerankRequest,
+    TeiToken,
+    TeiTokenizeRequest,
+)
+from addnorm.service.protocols.vllm import vllm_tokens
+
+RERANK = {
+    "texts": Variant(TeiRerankRequest, TEI_ERRORS.envelope, tei_tasks.rerank),
+    "documents": Variant(cohere.RerankRequest, COHERE_ERRORS.envelope, cohere.rerank),
+}
+TOKENIZE = {
+    "inputs": Variant(TeiTokenizeRequest, TEI_ERRORS.envelope, tei_tokens.tokenize),
+    "prompt": Variant(
+        vllm_tokens.PromptTokenizeRequest, OPENAI_ERRORS.envelope, vllm_tokens.tokenize
+    ),
+}
+
+
+class RerankBody(RootModel[TeiRerankRequest | cohere.RerankRequest]):
+    """A body of text-embeddings-inference (it has `texts`) or of Cohere (it has `documents`)."""
+
+
+class TokenizeBody(RootModel[TeiTokenizeRequest | vllm_tokens.PromptTokenizeRequest]):
+    """A body of text-embeddings-inference (it has `inputs`) or of vLLM (it has `prompt`)."""
+
+
+RERANK_ENDPOINT = SharedEndpoint(
+    path="/rerank",
+    name="rerank_of_any_dialect",
+    summary="Texts by how well they answer a query, as text-embeddings-inference or Cohere answers",
+    body=RerankBody,
+    variants=RERANK,
+    response=list[TeiRank] | cohere.RerankResponse,
+    examples={
+        "text-embeddings-inference": {
+            "query": "What is dropped?",
+            "texts": ["Pads are dropped.", "Bread is baked."],
+        },
+        "Cohere": cohere.EXAMPLES["three documents"],
+    },
+    errors=RERANK_ERRORS,
+)
+TOKENIZE_ENDPOINT = SharedEndpoint(
+    path="/tokenize",
+    name="tokenize_of_any_dialect",
+    summary="The tokens of texts, as text-embeddings-inference or vLLM answers",
+    body=TokenizeBody,
+    variants=TOKENIZE,
+    response=list[list[TeiToken]] | vllm_tokens.PromptTokenizeResponse,
+    examples={"text-embeddings-inference": {"inputs": ["Pads are dropped."]}},
+    errors=TOKENIZE_ERRORS,
+)
+# what Dify asks of the URL of one model
+OF_MODEL_ENDPOINTS = (
+    replace(
+        RERANK_ENDPOINT,
+        path=f"{OF_MODEL}/rerank",
+        name="rerank_of_model",
+        examples={"a query and texts": RERANK_ENDPOINT.examples["text-embeddings-inference"]},
+        errors=OF_MODEL_ERRORS,
+    ),
+    replace(
+        embeddings.ENDPOINTS[0],
+        path=f"{OF_MODEL}/v1/embeddings",
+        name="embeddings_of_model",
+        examples={"a vector": {"input": "Pads are dropped."}},
+        answers={},
+        errors=OF_MODEL_ERRORS,
+    ),
+)
+TOKENIZE_OF_MODEL = replace(
+    TOKENIZE_ENDPOINT,
+    path=f"{OF_MODEL}/tokenize",
+    name="tokenize_of_model",
+    examples={"tokens": TOKENIZE_ENDPOINT.examples["text-embeddings-inference"]},
+    errors=OF_MODEL_ERRORS,
+)
+
+
+class TeiInputsRequest(Strict, extra="allow"):
+    """A body of /embed, or of /predict if the model classifies."""
+
+    inputs: Any = Field(description="As the route of the model's task takes them.")
+    model: str | None = MODEL
+
+
+class RootBody(
+    RootModel[
+        TeiEmbedRequest | TeiPredictRequest | TeiRerankRequest | inference_client.HuggingFaceRequest
+    ]
+):
+    """That of /rerank if it has `query`, huggingface_hub's if it has `parameters`, else that of
+    /embed, or of /predict where the server's model classifies."""
+
+
+async def by_model(asked: TeiInputsRequest, call: Call, tools: Tools) -> Decoded:
+    """What the model is made for. text-embeddings-inference has two tasks of texts alone, all
+    others are the hub client's."""
+    tasks = described(tools.models, asked.model).bundle.tasks
+    body: type[BaseModel] = inference_client.HuggingFaceRequest
+    make: Make[Decoded] = of_hub
+    if "embed" in tasks and not isinstance(asked.inputs, dict):
+        body, make = TeiEmbedRequest, tei_tasks.embed
+    elif "classify" in tasks:
+        body, make = TeiPredictRequest, tei_tasks.predict
+    sent = {name: value for name, value in asked if value is not None}
+    return await make(
+        await tools.bodies.fit(body, sent, call.num_bytes, call.deadline), call, tools
+    )
+
+
+async def of_hub(asked: inference_client.HuggingFaceRequest, call: Call, tools: Tools) -> Decoded:
+    call = call._replace(names={"model": asked.model or described(tools.models).bundle.ref})
+    return await inference_client.infer(asked, call, tools)
+
+
+BY_MODEL = {
+    "query": Variant(TeiRerankRequest, TEI_ERRORS.envelope, tei_tasks.rerank),
+    "parameters": Variant(
+        inference_client.HuggingFaceRequest, HUGGING_FACE_ERRORS.envelope, of_hub
+    ),
+    "inputs": Variant(TeiInputsRequest, TEI_ERRORS.envelope, by_model),
+}
+ROOT_ENDPOINTS = tuple(
+    SharedEndpoint(
+        path=path,
+        name=name,
+        summary="What the model is made for, as text-embeddings-inference and huggingface_hub's"
+        " client ask for it",
+        body=RootBody,
+        variants=BY_MODEL,
+        response=list[list[float]] | list[TeiRank] | list[TeiPrediction] | list[Any],
+        examples={"texts": tei_tasks.TEXTS},
+        errors=ROOT_ERRORS,
+    )
+    for path, name in (("/", "tei_root"), ("/invocations", "sagemaker_invocations"))
+)
+PROTOCOL = Protocol(
+    tag="text-embeddings-inference",
+    routes=(
+        Inferring(RERANK_ENDPOINT, *ROOT_ENDPOINTS, *OF_MODEL_ENDPOINTS),
+        Answering(TOKENIZE_ENDPOINT, TOKENIZE_OF_MODEL),
+    ),
+    errors=TEI_ERRORS,
+)
