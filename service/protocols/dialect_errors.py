@@ -90,7 +90,7 @@ def error_format(name: str, **fields: tuple[Any, Callable[[ServiceError], Any]])
 
 def shared(name: str, until_read: ErrorFormat, *dialects: ErrorFormat) -> ErrorFormat:
     """A path that these dialects share: until its body tells which is meant, `until_read`."""
-    either: Any = RootModel[Union[tuple(each.body for each in dialects)]]  # noqa: UP007
+    either: Any = RootModel[Union[tuple(each.body for each in dialects)]]  # type: ignore[misc]  # noqa: UP007
     doc = "Once the body is read, the dialect's own."
     return _documented(until_read.envelope, create_model(name, __base__=either, __doc__=doc))
 

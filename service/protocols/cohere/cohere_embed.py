@@ -17,16 +17,15 @@ from addnorm.service.inference.request import InferenceRequest, InferenceRespons
 from addnorm.service.inference.request_path import Call
 from addnorm.service.models.model import Model
 from addnorm.service.protocols.codec.decoding import Tools
-from addnorm.service.protocols.codec.negotiation import written
-from addnorm.service.protocols.codec.payload import Payload, base64_of
+from addnorm.service.protocols.codec.payload import base64_of
 from addnorm.service.protocols.codec.validation import Strict
 from addnorm.service.protocols.endpoint import Decoded, JsonEndpoint
 from addnorm.service.protocols.texts.input_types import typed
+from addnorm.service.protocols.texts.json_answers import embedded
 from addnorm.service.protocols.texts.sequences import Strings
 from addnorm.service.protocols.texts.texts import TextsToTokenize
 from addnorm.service.protocols.texts.truncation import Truncation, check_limit, cuts
 from addnorm.service.runtime.manifest import Precision
-from addnorm.service.scheduling.cooperative import Steps
 
 InputType = Literal["search_query", "search_document", "classification", "clustering"]
 EmbeddingType = Literal["float", "int8", "uint8", "binary", "ubinary", "base64"]
@@ -140,7 +139,8 @@ async def embed(is_v1: bool, asked: EmbedRequest, call: Call, tools: Tools) -> D
         answer_bytes=call.num_bytes + len(sent) * vector_bytes,
     )
     is_plain = is_v1 and asked.embedding_types is None
-    return request, partial(_encode, types, is_plain, sent, call.context.request_id)
+    words = partial(_words, is_plain, sent, call.context.request_id)
+    return request, embedded(words, partial(_by_type, types))
 
 
 def _checked_texts(asked: EmbedRequest) -> tuple[str, list[str]]:
@@ -177,20 +177,20 @@ def _dtype(kind: EmbeddingType) -> VectorDType:
     return "float32" if kind == "float" or kind == "base64" else kind
 
 
-def _encode(
-    types: list[EmbeddingType],
-    is_plain: bool,
-    texts: list[str],
-    request_id: str,
-    response: InferenceResponse,
-) -> Steps[Payload]:
-    """is_plain: a list of vectors, as /v1/embed answers where no type is asked for."""
+def _by_type(types: list[EmbeddingType], response: InferenceResponse) -> dict[str, Any]:
     by_dtype = response.value(PooledByDType).parts
     by_type: dict[str, Any] = {kind: by_dtype[_dtype(kind)].joined for kind in types}
     if "base64" in by_type:
         by_type["base64"] = map(base64_of, by_type["base64"])
+    return by_type
+
+
+def _words(
+    is_plain: bool, texts: list[str], request_id: str, response: InferenceResponse, by_type: Any
+) -> dict[str, Any]:
+    """is_plain: a list of vectors, as /v1/embed answers where no type is asked for."""
     num_tokens = response.request.batch.num_tokens
-    body = {
+    return {
         "response_type": "embeddings_floats" if is_plain else "embeddings_by_type",
         "id": request_id,
         "embeddings": by_type["float"] if is_plain else by_type,
@@ -201,7 +201,6 @@ def _encode(
             "tokens": {"input_tokens": num_tokens},
         },
     }
-    return Payload((yield from written(body, response.num_bytes)))
 
 
 ENDPOINTS = tuple(

@@ -13,18 +13,16 @@ from addnorm.service.errors import InvalidInput
 from addnorm.service.inference.request import InferenceResponse
 from addnorm.service.inference.request_path import Call
 from addnorm.service.protocols.codec.decoding import Tools
-from addnorm.service.protocols.codec.negotiation import written
-from addnorm.service.protocols.codec.payload import Payload
 from addnorm.service.protocols.codec.validation import Strict, agreed
 from addnorm.service.protocols.endpoint import Decoded, JsonEndpoint
+from addnorm.service.protocols.texts.json_answers import Ranking, ranked, usage
 from addnorm.service.protocols.texts.places import query_with
-from addnorm.service.protocols.texts.text_tasks import TextTask, score_pairs
+from addnorm.service.protocols.texts.text_tasks import score_pairs
 from addnorm.service.protocols.texts.texts import TextsToTokenize
 from addnorm.service.protocols.texts.truncation import check_limit
 from addnorm.service.runtime.batch import Batch
 from addnorm.service.runtime.manifest import Precision
-from addnorm.service.scheduling.cooperative import Steps
-from addnorm.service.tasks.classification import Function, best
+from addnorm.service.tasks.classification import Function
 
 
 class Document(Strict, extra="allow"):
@@ -115,8 +113,8 @@ async def rerank(asked: RerankRequest, call: Call, tools: Tools) -> Decoded:
     sent_back = 2 * call.num_bytes if asked.return_documents else 0
     task = await score_pairs(call, tools, texts, function, asked.precision, sent_back)
     _check_documents(asked.max_tokens_per_doc, task.request.batch)
-    encode = partial(_encode_rerank, asked, num_best, call.context.request_id, task)
-    return task.request, encode
+    ranking = Ranking(len(documents), partial(_entry, asked), num_best)
+    return task.request, ranked(task, partial(_words, call.context.request_id), ranking)
 
 
 def _check_documents(most: int | None, batch: Batch) -> None:
@@ -131,33 +129,23 @@ def _check_documents(most: int | None, batch: Batch) -> None:
         )
 
 
-def _encode_rerank(
-    asked: RerankRequest,
-    num_best: int | None,
-    request_id: str,
-    task: TextTask,
-    response: InferenceResponse,
-) -> Steps[Payload]:
-    scores = list(task.finish(response))
-    results = [
-        {
-            "index": index,
-            "relevance_score": scores[index],
-            **({"document": _whole(asked.documents[index])} if asked.return_documents else {}),
-        }
-        for index in best(scores, num_best)
-    ]
-    num_tokens = response.request.batch.num_tokens
-    body = {
+def _entry(asked: RerankRequest, index: int, score: Any) -> dict[str, Any]:
+    document = {"document": _whole(asked.documents[index])} if asked.return_documents else {}
+    return {"index": index, "relevance_score": score, **document}
+
+
+def _words(
+    request_id: str, response: InferenceResponse, results: list[dict[str, Any]]
+) -> dict[str, Any]:
+    return {
         "id": request_id,
         "object": "rerank",
         "model": response.request.model.answered_name,
         "results": results,
         "data": _for_voyage(results),
-        "usage": {"prompt_tokens": num_tokens, "total_tokens": num_tokens},
-        "meta": {"tokens": {"input_tokens": num_tokens}},
+        "usage": usage(response),
+        "meta": {"tokens": {"input_tokens": response.request.batch.num_tokens}},
     }
-    return Payload((yield from written(body, response.num_bytes)))
 
 
 def _whole(document: str | Document) -> dict[str, Any]:

@@ -27,14 +27,19 @@ from addnorm.service.inference.request_path import Call
 from addnorm.service.models.model import Model
 from addnorm.service.protocols.codec.decoding import Tools
 from addnorm.service.protocols.codec.foreign_fields import FOREIGN
-from addnorm.service.protocols.codec.negotiation import written
 from addnorm.service.protocols.codec.openapi import by_name
-from addnorm.service.protocols.codec.payload import Payload, base64_of
 from addnorm.service.protocols.codec.validation import Strict, into_body
 from addnorm.service.protocols.dialect_errors import HUGGING_FACE_ERRORS
 from addnorm.service.protocols.endpoint import Decoded, JsonEndpoint
 from addnorm.service.protocols.protocol import Parts
 from addnorm.service.protocols.texts import text_tasks
+from addnorm.service.protocols.texts.json_answers import (
+    JsonAnswer,
+    compared,
+    embedded,
+    in_base64,
+    pooled,
+)
 from addnorm.service.protocols.texts.places import source_or_sentence
 from addnorm.service.protocols.texts.sequences import Strings
 from addnorm.service.protocols.texts.task_options import (
@@ -47,10 +52,7 @@ from addnorm.service.protocols.texts.task_options import (
 from addnorm.service.protocols.texts.text_tasks import TextTask
 from addnorm.service.protocols.texts.texts import PROMPT_NAME, TextsToTokenize
 from addnorm.service.protocols.texts.truncation import cuts
-from addnorm.service.runtime.manifest import Similarity
-from addnorm.service.scheduling.cooperative import Steps
 from addnorm.service.tasks.pieces import Pieces
-from addnorm.service.tasks.similarity import similarities
 from addnorm.service.tasks.tagging import Aggregation
 
 
@@ -146,7 +148,7 @@ async def infer(asked: HuggingFaceRequest, call: Call, tools: Tools) -> Decoded:
     task = await run(call, tools, to_tokenize, parameters)
     # transformers answers a list of one text by one object too, in this task
     is_one = isinstance(asked.inputs, str) or (run is text_tasks.zero_shot and len(texts) == 1)
-    return task.request, partial(_encode, task, is_one, run)
+    return task.request, JsonAnswer(partial(_results, task, is_one, run))
 
 
 def _check_known(parameters: TaskParameters, known: type[Strict], what: str) -> None:
@@ -196,13 +198,8 @@ async def _features(
     batch, padding = await tools.texts.tokenize(texts, call.deadline)
     output = Pooled(normalize=normalize, dimensions=asked.dimensions)
     request = InferenceRequest(texts.model, batch, padding, (output,), field="inputs")
-    return request, partial(_encode_features, asked.encoding_format == "base64")
-
-
-def _encode_features(as_base64: bool, response: InferenceResponse) -> Steps[Payload]:
-    vectors = response.value(Pooled).joined
-    body = list(map(base64_of, vectors)) if as_base64 else vectors
-    return Payload((yield from written(body, response.num_bytes)))
+    in_text = asked.encoding_format == "base64"
+    return request, embedded(lambda response, vectors: vectors, in_base64 if in_text else pooled)
 
 
 async def _similarity(
@@ -226,24 +223,17 @@ async def _similarity(
     batch, padding = await tools.texts.tokenize(texts, call.deadline)
     output = Pooled.compared(model.bundle)
     request = InferenceRequest(model, batch, padding, (output,), field="inputs")
-    return request, partial(_encode_similarity, model.bundle.manifest.similarity)
+    return request, compared(model)
 
 
-def _encode_similarity(function: Similarity, response: InferenceResponse) -> Steps[Payload]:
-    vectors = response.value(Pooled).joined
-    found = similarities(function, vectors[0], vectors[1:])
-    return Payload((yield from written(found, response.num_bytes)))
-
-
-def _encode(
+def _results(
     task: TextTask, is_one: bool, run: Callable[..., Any], response: InferenceResponse
-) -> Steps[Payload]:
+) -> Any:
     """One text: its own result. The client takes the first of the lists of a classification."""
     results = task.finish(response)
     if run is text_tasks.fill_masks:
         results = map(_of_masks, results)
-    body = next(results) if is_one and run is not text_tasks.classify else results
-    return Payload((yield from written(body, response.num_bytes)))
+    return next(results) if is_one and run is not text_tasks.classify else results
 
 
 def _of_masks(masks: Iterator[Any]) -> Any:

@@ -9,12 +9,11 @@ from pydantic import BaseModel, Field
 from addnorm.service.inference.request import InferenceResponse
 from addnorm.service.inference.request_path import Call
 from addnorm.service.protocols.codec.decoding import Tools
-from addnorm.service.protocols.codec.negotiation import written
-from addnorm.service.protocols.codec.payload import Payload
 from addnorm.service.protocols.codec.validation import Strict
 from addnorm.service.protocols.endpoint import Decoded, JsonEndpoint
 from addnorm.service.protocols.native.native_schema import Usage
 from addnorm.service.protocols.texts import text_tasks
+from addnorm.service.protocols.texts.json_answers import JsonAnswer
 from addnorm.service.protocols.texts.task_options import (
     ClassifyOptions,
     FillMaskOptions,
@@ -25,7 +24,6 @@ from addnorm.service.protocols.texts.text_tasks import TextTask
 from addnorm.service.protocols.texts.texts import PROMPT_NAME, Texts, TextsToTokenize
 from addnorm.service.protocols.texts.truncation import cuts
 from addnorm.service.runtime.manifest import Precision, Task
-from addnorm.service.scheduling.cooperative import Steps
 
 
 class TextsRequest(Strict):
@@ -166,19 +164,17 @@ async def infer(route: Route, asked: TextsRequest, call: Call, tools: Tools) -> 
     truncate = cuts(call, tools, asked.truncate)
     texts = TextsToTokenize.prompted("texts", asked.texts, truncate, model, prompt)
     task = await route.run(call, tools, texts, asked, asked.precision)
-    return task.request, partial(encode, task)
+    return task.request, JsonAnswer(partial(_words, task))
 
 
-def encode(task: TextTask, response: InferenceResponse) -> Steps[Payload]:
-    """InferenceResponse -> JSON."""
+def _words(task: TextTask, response: InferenceResponse) -> dict[str, Any]:
     request = response.request
-    body = {
+    return {
         "model": request.model.answered_name,
         "version": str(request.model.bundle.manifest.version),
         "results": task.finish(response),
         "usage": {"real_tokens": request.batch.num_tokens, "pad_tokens": 0},
     }
-    return Payload((yield from written(body, response.num_bytes)))
 
 
 ENDPOINTS = tuple(

@@ -1,24 +1,21 @@
 """Passages by how well they answer a query. Source: NVIDIA's API reference of its reranking, and
 langchain-nvidia-ai-endpoints."""
 
-from functools import partial
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Field
 
 from addnorm.service.inference.request import InferenceResponse
 from addnorm.service.inference.request_path import Call
 from addnorm.service.protocols.codec.decoding import Tools
-from addnorm.service.protocols.codec.negotiation import written
-from addnorm.service.protocols.codec.payload import Payload
 from addnorm.service.protocols.codec.validation import Strict
 from addnorm.service.protocols.endpoint import Decoded, JsonEndpoint
+from addnorm.service.protocols.texts.json_answers import Ranking as OfQuery
+from addnorm.service.protocols.texts.json_answers import ranked, usage
 from addnorm.service.protocols.texts.places import query_with
-from addnorm.service.protocols.texts.text_tasks import TextTask, score_pairs
+from addnorm.service.protocols.texts.text_tasks import score_pairs
 from addnorm.service.protocols.texts.texts import TextsToTokenize
 from addnorm.service.protocols.texts.truncation import cuts
-from addnorm.service.scheduling.cooperative import Steps
-from addnorm.service.tasks.classification import best
 
 
 class Passage(Strict):
@@ -67,19 +64,15 @@ async def rank(asked: RankingRequest, call: Call, tools: Tools) -> Decoded:
         named=query_with("passages"),
     )
     task = await score_pairs(call, tools, texts, "none")
-    return task.request, partial(_encode, task, asked.top_k)
+    return task.request, ranked(task, _words, OfQuery(len(pairs), _entry, asked.top_k or None))
 
 
-def _encode(task: TextTask, top_k: int | None, response: InferenceResponse) -> Steps[Payload]:
-    scores = list(task.finish(response))
-    num_tokens = response.request.batch.num_tokens
-    body = {
-        "rankings": [
-            {"index": index, "logit": scores[index]} for index in best(scores, top_k or None)
-        ],
-        "usage": {"prompt_tokens": num_tokens, "total_tokens": num_tokens},
-    }
-    return Payload((yield from written(body, response.num_bytes)))
+def _entry(index: int, logit: Any) -> dict[str, Any]:
+    return {"index": index, "logit": logit}
+
+
+def _words(response: InferenceResponse, rankings: list[dict[str, Any]]) -> dict[str, Any]:
+    return {"rankings": rankings, "usage": usage(response)}
 
 
 EXAMPLE = {

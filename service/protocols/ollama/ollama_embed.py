@@ -1,6 +1,7 @@
 """Ollama's two routes of embeddings. Source: its API reference and its Python client."""
 
 from functools import partial
+from typing import Any
 
 from pydantic import BaseModel, Field
 
@@ -8,14 +9,12 @@ from addnorm.service.inference.outputs import Pooled
 from addnorm.service.inference.request import InferenceRequest, InferenceResponse
 from addnorm.service.inference.request_path import Call
 from addnorm.service.protocols.codec.decoding import Tools
-from addnorm.service.protocols.codec.negotiation import written
-from addnorm.service.protocols.codec.payload import Payload
 from addnorm.service.protocols.codec.validation import Strict
 from addnorm.service.protocols.endpoint import Decoded, JsonEndpoint
+from addnorm.service.protocols.texts.json_answers import embedded
 from addnorm.service.protocols.texts.sequences import OneOrSeveral
 from addnorm.service.protocols.texts.texts import TextsToTokenize
 from addnorm.service.protocols.texts.truncation import cuts
-from addnorm.service.scheduling.cooperative import Steps
 
 
 class OllamaOptions(Strict):
@@ -48,11 +47,13 @@ class OllamaEmbeddingsResponse(BaseModel):
 
 async def embed(asked: OllamaEmbedRequest, call: Call, tools: Tools) -> Decoded:
     of = asked.input, asked.truncate, asked.dimensions
-    return await _request(asked, "input", *of, call, tools), partial(_encode, asked.model)
+    return await _request(asked, "input", *of, call, tools), embedded(partial(_words, asked.model))
 
 
 async def embeddings(asked: OllamaEmbeddingsRequest, call: Call, tools: Tools) -> Decoded:
-    return await _request(asked, "prompt", [asked.prompt], None, None, call, tools), _encode_one
+    return await _request(asked, "prompt", [asked.prompt], None, None, call, tools), embedded(
+        _words_of_one
+    )
 
 
 async def _request(
@@ -73,18 +74,16 @@ async def _request(
     return InferenceRequest(model, batch, padding, (output,), field=field)
 
 
-def _encode(name: str | None, response: InferenceResponse) -> Steps[Payload]:
-    body = {
+def _words(name: str | None, response: InferenceResponse, vectors: Any) -> dict[str, Any]:
+    return {
         "model": name or response.request.model.name,
-        "embeddings": response.value(Pooled).joined,
+        "embeddings": vectors,
         "prompt_eval_count": response.request.batch.num_tokens,
     }
-    return Payload((yield from written(body, response.num_bytes)))
 
 
-def _encode_one(response: InferenceResponse) -> Steps[Payload]:
-    (vector,) = response.value(Pooled).joined
-    return Payload((yield from written({"embedding": vector}, response.num_bytes)))
+def _words_of_one(response: InferenceResponse, vectors: Any) -> dict[str, Any]:
+    return {"embedding": vectors[0]}
 
 
 MODEL, TEXT = "all-minilm-l6-v2:latest", "Pads are dropped."

@@ -15,8 +15,6 @@ from addnorm.service.inference.outputs import Output, ScoredPrompts, TopLogits, 
 from addnorm.service.inference.request import InferenceRequest, InferenceResponse
 from addnorm.service.inference.request_path import Call
 from addnorm.service.protocols.codec.decoding import Tools
-from addnorm.service.protocols.codec.negotiation import written
-from addnorm.service.protocols.codec.payload import Payload
 from addnorm.service.protocols.endpoint import Decoded, JsonEndpoint
 from addnorm.service.protocols.openai.completions_schema import (
     ANSWERS,
@@ -24,12 +22,12 @@ from addnorm.service.protocols.openai.completions_schema import (
     CompletionRequest,
     CompletionResponse,
 )
+from addnorm.service.protocols.texts.json_answers import JsonAnswer
 from addnorm.service.protocols.texts.sequences import (
     OTHER_VOCABULARY,
     SequencesToRead,
 )
 from addnorm.service.runtime.batch import Floats, Ints
-from addnorm.service.scheduling.cooperative import Steps
 from addnorm.service.tasks import scoring
 
 CHOICE_BYTES, TOKEN_BYTES, CANDIDATE_BYTES = 150, 45, 27  # of JSON, about
@@ -54,7 +52,7 @@ async def score(asked: CompletionRequest, call: Call, tools: Tools) -> Decoded:
         field="prompt",
         hint=OTHER_VOCABULARY,
     )
-    return request, partial(_encode, asked, call.context.request_id)
+    return request, JsonAnswer(partial(_words, asked, call.context.request_id))
 
 
 def _check(asked: CompletionRequest) -> None:
@@ -138,13 +136,13 @@ def _choice(asked: CompletionRequest, index: int, response: InferenceResponse) -
     return Choice(ids, len(ids), own, Candidates(token_ids, logprobs))
 
 
-def _encode(
+def _words(
     asked: CompletionRequest, request_id: str, response: InferenceResponse
-) -> Steps[Payload]:
+) -> dict[str, Any]:
     request = response.request
     num_tokens, num = request.batch.num_tokens, len(request.batch)
     num_new = num * (asked.max_tokens or 0)
-    body = {
+    return {
         "id": f"cmpl-{request_id}",
         "object": "text_completion",
         "created": int(time.time()),
@@ -157,7 +155,6 @@ def _encode(
             "total_tokens": num_tokens + num_new,
         },
     }
-    return Payload((yield from written(body, response.num_bytes)))
 
 
 def _written(asked: CompletionRequest, index: int, response: InferenceResponse) -> dict[str, Any]:

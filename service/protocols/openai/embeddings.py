@@ -13,10 +13,9 @@ from addnorm.service.inference.outputs import Pooled
 from addnorm.service.inference.request import InferenceRequest, InferenceResponse
 from addnorm.service.inference.request_path import Call
 from addnorm.service.protocols.codec.decoding import Tools
-from addnorm.service.protocols.codec.negotiation import written
-from addnorm.service.protocols.codec.payload import Payload, base64_of
 from addnorm.service.protocols.endpoint import Decoded, JsonEndpoint
 from addnorm.service.protocols.openai.embeddings_fields import EmbeddingsFields
+from addnorm.service.protocols.texts.json_answers import embedded, in_base64, pooled, usage
 from addnorm.service.protocols.texts.sequences import (
     OTHER_VOCABULARY,
     Sequences,
@@ -25,7 +24,6 @@ from addnorm.service.protocols.texts.sequences import (
 from addnorm.service.protocols.texts.texts import PROMPT_NAME
 from addnorm.service.protocols.texts.truncation import cuts_sequences
 from addnorm.service.runtime.manifest import Precision
-from addnorm.service.scheduling.cooperative import Steps
 
 # LangChain sends texts as ids of OpenAI's own vocabulary unless told not to
 HINT = (
@@ -138,26 +136,21 @@ async def embed(asked: EmbeddingsRequest, call: Call, tools: Tools) -> Decoded:
         field="input",
         hint=HINT,
     )
-    return request, partial(encode, as_base64, call.context.request_id)
+    words = partial(_words, call.context.request_id)
+    return request, embedded(words, in_base64 if as_base64 else pooled)
 
 
-def encode(as_base64: bool, request_id: str, response: InferenceResponse) -> Steps[Payload]:
-    """InferenceResponse -> JSON. Numbers have the fewest digits that give the same float back."""
-    request = response.request
-    vectors = response.value(Pooled).joined
-    values = [base64_of(vector) for vector in vectors] if as_base64 else vectors
-    num_tokens = request.batch.num_tokens
-    body = {
+def _words(request_id: str, response: InferenceResponse, vectors: Any) -> dict[str, Any]:
+    return {
         "id": request_id,
         "object": "list",
         "data": [
-            {"object": "embedding", "index": index, "embedding": value}
-            for index, value in enumerate(values)
+            {"object": "embedding", "index": index, "embedding": vector}
+            for index, vector in enumerate(vectors)
         ],
-        "model": request.model.answered_name,
-        "usage": {"prompt_tokens": num_tokens, "total_tokens": num_tokens},
+        "model": response.request.model.answered_name,
+        "usage": usage(response),
     }
-    return Payload((yield from written(body, response.num_bytes)))
 
 
 ENDPOINTS = tuple(

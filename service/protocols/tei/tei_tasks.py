@@ -4,21 +4,19 @@ answers.
 Source: its router/src/http/server.rs. Its statuses are not taken over: ours say more.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
-from itertools import islice
 from typing import Any
 
 from pydantic import BaseModel
 
 from addnorm.service.errors import EmptyInput
-from addnorm.service.inference.outputs import Activations, Output, OutputKind, Pooled, Sparse, Value
+from addnorm.service.inference.outputs import Activations, Output, Pooled, Sparse, Value
 from addnorm.service.inference.request import InferenceRequest, InferenceResponse
 from addnorm.service.inference.request_path import Call
 from addnorm.service.protocols.codec.decoding import Tools
-from addnorm.service.protocols.codec.negotiation import Several, written
-from addnorm.service.protocols.codec.payload import Payload
+from addnorm.service.protocols.codec.negotiation import Several
 from addnorm.service.protocols.endpoint import Decoded, JsonEndpoint, Make
 from addnorm.service.protocols.tei.tei_schema import (
     TeiEmbedAllRequest,
@@ -30,20 +28,24 @@ from addnorm.service.protocols.tei.tei_schema import (
     TeiSimilarityRequest,
     TeiSparseValue,
 )
+from addnorm.service.protocols.texts.json_answers import (
+    JsonAnswer,
+    Ranking,
+    compared,
+    embedded,
+    ranked,
+)
 from addnorm.service.protocols.texts.places import query_with, source_or_sentence
 from addnorm.service.protocols.texts.sequences import OTHER_VOCABULARY, SequencesToRead
 from addnorm.service.protocols.texts.task_options import ClassifyOptions
-from addnorm.service.protocols.texts.text_tasks import TextTask, classify, score_pairs
+from addnorm.service.protocols.texts.text_tasks import classify, score_pairs
 from addnorm.service.protocols.texts.texts import TextsToTokenize
 from addnorm.service.protocols.texts.truncation import cuts, cuts_sequences
 from addnorm.service.runtime.batch import Floats, Ints
 from addnorm.service.runtime.manifest import Task
-from addnorm.service.scheduling.cooperative import Steps
-from addnorm.service.tasks.classification import Function, best
-from addnorm.service.tasks.similarity import similarities
+from addnorm.service.tasks.classification import Function
 
-Shape = Callable[[InferenceResponse], Any]  # outputs -> the response as JSON has it
-Shaped = tuple[InferenceRequest, "Encoding"]
+Shaped = tuple[InferenceRequest, JsonAnswer]
 FIELD = "inputs"
 ENTRIES_AT_ONCE = 1024  # of a sparse vector
 ENTRY_BYTES = 48  # of one as JSON, and as numbers until it is written
@@ -51,15 +53,26 @@ ENTRY_BYTES = 48  # of one as JSON, and as numbers until it is written
 
 async def embed(asked: TeiEmbedRequest, call: Call, tools: Tools) -> Shaped:
     output = Pooled(normalize=asked.normalize, dimensions=asked.dimensions)
-    return await _of_sequences(asked, "embed", output, call, tools)
+    return await _of_sequences(
+        asked, "embed", output, call, tools, embedded(lambda response, vectors: vectors)
+    )
 
 
 async def embed_all(asked: TeiEmbedAllRequest, call: Call, tools: Tools) -> Decoded:
-    return await _of_sequences(asked, "embed", Activations(), call, tools)
+    return await _of_sequences(
+        asked,
+        "embed",
+        Activations(),
+        call,
+        tools,
+        JsonAnswer(lambda response: response.value(Activations).for_json()),
+    )
 
 
 async def embed_sparse(asked: TeiEmbedAllRequest, call: Call, tools: Tools) -> Shaped:
-    request, encode = await _of_sequences(asked, "sparse", Sparse(), call, tools, _vectors)
+    request, encode = await _of_sequences(
+        asked, "sparse", Sparse(), call, tools, JsonAnswer(_vectors)
+    )
     num_entries = Sparse().max_entries(request.model.bundle, request.batch)
     return request._replace(answer_bytes=ENTRY_BYTES * num_entries), encode
 
@@ -96,11 +109,7 @@ async def similarity(asked: TeiSimilarityRequest, call: Call, tools: Tools) -> D
     output = Pooled.compared(model.bundle)
     request = InferenceRequest(model, batch, padding, (output,), field=FIELD)
 
-    def shape(response: InferenceResponse) -> Any:
-        vectors = response.value(Pooled).joined
-        return similarities(model.bundle.manifest.similarity, vectors[0], vectors[1:])
-
-    return request, Encoding(shape, _num_characters(texts))
+    return request, replace(compared(model), times=partial(_times, sum(texts.sizes())))
 
 
 async def predict(asked: TeiPredictRequest, call: Call, tools: Tools) -> Shaped:
@@ -114,12 +123,12 @@ async def predict(asked: TeiPredictRequest, call: Call, tools: Tools) -> Shaped:
         results = task.finish(response)
         return results if asked.inputs.is_batch else next(results)
 
-    return task.request, Encoding(shape, _num_characters(texts))
+    return task.request, JsonAnswer(shape, partial(_times, sum(texts.sizes())))
 
 
 async def rerank(asked: TeiRerankRequest, call: Call, tools: Tools) -> Decoded:
     request, encoding = await rerank_each([asked], call, tools)
-    return request, replace(encoding, shape=lambda response: next(encoding.shape(response)))
+    return request, replace(encoding, shape=lambda response: encoding.shape(response)[0])
 
 
 async def rerank_each(asked: Sequence[TeiRerankRequest], call: Call, tools: Tools) -> Shaped:
@@ -133,26 +142,14 @@ async def rerank_each(asked: Sequence[TeiRerankRequest], call: Call, tools: Tool
     function: Function = "none" if asked[0].raw_scores else "sigmoid"
     sent_back = call.num_bytes if any(one.return_text for one in asked) else 0
     task = await score_pairs(call, tools, texts, function, answer_bytes=sent_back)
-    return task.request, Encoding(partial(_rankings, asked, task), _num_characters(texts))
+    rankings = (Ranking(len(one.texts), partial(_rank, one), one.top_n or None) for one in asked)
+    answer = ranked(task, lambda response, *entries: list(entries), *rankings)
+    return task.request, replace(answer, times=partial(_times, sum(texts.sizes())))
 
 
-def _rankings(
-    asked: Sequence[TeiRerankRequest], task: TextTask, response: InferenceResponse
-) -> Iterator[Any]:
-    scores = task.finish(response)
-    for one in asked:
-        yield _ranks(one, list(islice(scores, len(one.texts))))
-
-
-def _ranks(asked: TeiRerankRequest, scores: list[Any]) -> list[dict[str, Any]]:
-    return [
-        {
-            "index": index,
-            **({"text": asked.texts[index]} if asked.return_text else {}),
-            "score": scores[index],
-        }
-        for index in best(scores, asked.top_n or None)
-    ]
+def _rank(asked: TeiRerankRequest, index: int, score: Any) -> dict[str, Any]:
+    text = {"text": asked.texts[index]} if asked.return_text else {}
+    return {"index": index, **text, "score": score}
 
 
 async def _of_sequences(
@@ -161,43 +158,22 @@ async def _of_sequences(
     output: Output[Value],
     call: Call,
     tools: Tools,
-    shape: Shape | None = None,
+    answer: JsonAnswer,
 ) -> Shaped:
-    """One output of texts or ids. shape: by default it is the response as it is."""
+    """One output of texts or ids."""
     model, prompt_name = call.model_and_prompt(tools.models, asked.model, asked.prompt_name, task)
     truncate = cuts_sequences(call, tools, asked.inputs, asked.truncate, by_default=True)
     sent = SequencesToRead(FIELD, asked.inputs, truncate, model, prompt_name, asked.left)
     batch, padding = await sent.read(call, tools)
     request = InferenceRequest(model, batch, padding, (output,), field=FIELD, hint=OTHER_VOCABULARY)
-    shape = shape or partial(_as_it_is, type(output))
-    return request, Encoding(shape, sum(map(len, asked.inputs)))
-
-
-def _as_it_is(output: OutputKind, response: InferenceResponse) -> Any:
-    return response.value(output).for_json()
-
-
-def _num_characters(texts: TextsToTokenize) -> int:
-    return sum(texts.sizes())
-
-
-@dataclass(frozen=True)
-class Encoding:
-    """num_characters: of the request; ids count as one each."""
-
-    shape: Shape
-    num_characters: int
-
-    def __call__(self, response: InferenceResponse) -> Steps[Payload]:
-        yield
-        parts = yield from written(self.shape(response), response.num_bytes)
-        return Payload(parts, times=partial(_times, response.request, self.num_characters))
+    return request, replace(answer, times=partial(_times, sum(map(len, asked.inputs))))
 
 
 def _times(
-    request: InferenceRequest, num_characters: int, stages_s: Mapping[str, float]
+    num_characters: int, request: InferenceRequest, stages_s: Mapping[str, float]
 ) -> dict[str, str]:
-    """Milliseconds, as text-embeddings-inference tells them."""
+    """Milliseconds, as text-embeddings-inference tells them. num_characters: of the request; ids
+    count as one each."""
     total_s = sum(stages_s.values())
     times_s = {
         "x-compute-time": total_s,

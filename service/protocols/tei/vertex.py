@@ -28,6 +28,7 @@ from addnorm.service.protocols.tei.tei_schema import (
     TeiRequest,
     TeiRerankRequest,
 )
+from addnorm.service.protocols.texts.json_answers import Shape
 from addnorm.service.protocols.texts.sizes import check_size
 
 Instance = TypeVar("Instance", bound=TeiRequest)
@@ -125,7 +126,7 @@ def _shared(counts: Sequence[int | None], results: Any) -> Iterator[Any]:
 
 
 def _predictions(
-    shape: tei_tasks.Shape,
+    shape: Shape,
     share: Callable[[Any], Iterator[Any]] | None,
     response: InferenceResponse,
 ) -> Any:

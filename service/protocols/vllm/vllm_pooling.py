@@ -1,6 +1,5 @@
 """vLLM's /score, /classify and /pooling. Source: vLLM's pooling entrypoints."""
 
-from collections.abc import Iterable
 from dataclasses import replace
 from functools import partial
 from typing import Any, Literal
@@ -12,16 +11,22 @@ from addnorm.service.inference.outputs import Logits, Pooled
 from addnorm.service.inference.request import InferenceRequest, InferenceResponse
 from addnorm.service.inference.request_path import Call
 from addnorm.service.protocols.codec.decoding import Tools
-from addnorm.service.protocols.codec.negotiation import written
-from addnorm.service.protocols.codec.payload import Payload, base64_of
 from addnorm.service.protocols.codec.validation import Strict
 from addnorm.service.protocols.endpoint import Decoded, JsonEndpoint
+from addnorm.service.protocols.texts.json_answers import (
+    JsonAnswer,
+    Ranking,
+    embedded,
+    in_base64,
+    pooled,
+    ranked,
+    usage,
+)
 from addnorm.service.protocols.texts.sequences import OneOrSeveral
-from addnorm.service.protocols.texts.text_tasks import TextTask, score_pairs
+from addnorm.service.protocols.texts.text_tasks import score_pairs
 from addnorm.service.protocols.texts.texts import TextsToTokenize
 from addnorm.service.protocols.texts.truncation import check_limit, cuts
 from addnorm.service.runtime.manifest import Task
-from addnorm.service.scheduling.cooperative import Steps
 from addnorm.service.tasks import classification
 from addnorm.service.tasks.classification import Function
 
@@ -80,31 +85,35 @@ async def score(asked: ScoreRequest, call: Call, tools: Tools) -> Decoded:
     pairs = list(zip(first * len(second) if len(first) == 1 else first, second, strict=True))
     texts = _texts(asked, "text_2", pairs, "rerank", call, tools)
     task = await score_pairs(call, tools, texts, "sigmoid")
-    return task.request, partial(_encode_scores, task, call.context.request_id)
+    ranking = Ranking(len(pairs), _score, in_order=True)
+    return task.request, ranked(task, partial(_words, call.context.request_id), ranking)
 
 
-def _encode_scores(task: TextTask, request_id: str, response: InferenceResponse) -> Steps[Payload]:
-    scores = task.finish(response)
-    entries = ({"object": "score", "score": score} for score in scores)
-    return (yield from _encode(entries, request_id, response))
+def _score(index: int, score: Any) -> dict[str, Any]:
+    return {"index": index, "object": "score", "score": score}
 
 
 async def classify(asked: InputRequest, call: Call, tools: Tools) -> Decoded:
     texts = _texts(asked, "input", asked.input, "classify", call, tools)
     batch, padding = await tools.texts.tokenize(texts, call.deadline)
     request = InferenceRequest(texts.model, batch, padding, (Logits(),), field="input")
-    return request, partial(_encode_classes, call.context.request_id)
+    return request, JsonAnswer(partial(_classes, call.context.request_id))
 
 
-def _encode_classes(request_id: str, response: InferenceResponse) -> Steps[Payload]:
+def _classes(request_id: str, response: InferenceResponse) -> dict[str, Any]:
     manifest, logits = response.request.model.bundle.manifest, response.value(Logits).joined
     labels = classification.label_names(manifest.labels, logits.shape[1])
     function: Function | None = manifest.score_function
-    entries = (
-        {"label": labels[int(probs.argmax())], "probs": probs, "num_classes": len(labels)}
-        for probs in classification.probabilities(logits, function)
-    )
-    return (yield from _encode(entries, request_id, response))
+    entries = [
+        {
+            "index": index,
+            "label": labels[int(probs.argmax())],
+            "probs": probs,
+            "num_classes": len(labels),
+        }
+        for index, probs in enumerate(classification.probabilities(logits, function))
+    ]
+    return _words(request_id, response, entries)
 
 
 async def pool(asked: PoolingRequest, call: Call, tools: Tools) -> Decoded:
@@ -112,17 +121,16 @@ async def pool(asked: PoolingRequest, call: Call, tools: Tools) -> Decoded:
     batch, padding = await tools.texts.tokenize(texts, call.deadline)
     output = Pooled(normalize=texts.model.bundle.manifest.normalize)
     request = InferenceRequest(texts.model, batch, padding, (output,), field="input")
-    as_base64 = asked.encoding_format == "base64"
-    return request, partial(_encode_vectors, as_base64, call.context.request_id)
+    words = partial(_vectors, call.context.request_id)
+    return request, embedded(words, in_base64 if asked.encoding_format == "base64" else pooled)
 
 
-def _encode_vectors(
-    as_base64: bool, request_id: str, response: InferenceResponse
-) -> Steps[Payload]:
-    joined = response.value(Pooled).joined
-    vectors = map(base64_of, joined) if as_base64 else joined
-    entries = ({"object": "pooling", "data": vector} for vector in vectors)
-    return (yield from _encode(entries, request_id, response))
+def _vectors(request_id: str, response: InferenceResponse, vectors: Any) -> dict[str, Any]:
+    entries = [
+        {"index": index, "object": "pooling", "data": vector}
+        for index, vector in enumerate(vectors)
+    ]
+    return _words(request_id, response, entries)
 
 
 def _texts(
@@ -135,18 +143,16 @@ def _texts(
     return made._replace(can_cut=False)
 
 
-def _encode(
-    entries: Iterable[dict[str, Any]], request_id: str, response: InferenceResponse
-) -> Steps[Payload]:
-    num_tokens = response.request.batch.num_tokens
-    body = {
+def _words(
+    request_id: str, response: InferenceResponse, entries: list[dict[str, Any]]
+) -> dict[str, Any]:
+    return {
         "id": request_id,
         "object": "list",
         "model": response.request.model.answered_name,
-        "data": [{"index": index, **entry} for index, entry in enumerate(entries)],
-        "usage": {"prompt_tokens": num_tokens, "total_tokens": num_tokens},
+        "data": entries,
+        "usage": usage(response),
     }
-    return Payload((yield from written(body, response.num_bytes)))
 
 
 TEXTS = ["Pads are dropped."]
