@@ -92,6 +92,7 @@ class Protocol:
     tag: str  # of the documentation
     routes: tuple[Routes, ...]
     errors: ErrorFormat
+    reference: str = ""  # the page of who made the dialect, which describes its answers
     beginning: str = ""  # of paths that are this dialect's, also those that are not served
     # of API keys: what a path needs that is not `infer`; `/a/*` is all below /a/, `GET /a` is by
     # this method alone. None: no key

@@ -35,11 +35,8 @@ from addnorm.service.protocols.tei.tei_about import OF_MODEL, described
 from addnorm.service.protocols.tei.tei_schema import (
     MODEL,
     TeiEmbedRequest,
-    TeiPrediction,
     TeiPredictRequest,
-    TeiRank,
     TeiRerankRequest,
-    TeiToken,
     TeiTokenizeRequest,
 )
 from addnorm.service.protocols.vllm import vllm_tokens
@@ -70,7 +67,6 @@ RERANK_ENDPOINT = SharedEndpoint(
     summary="Texts by how well they answer a query, as text-embeddings-inference or Cohere answers",
     body=RerankBody,
     variants=RERANK,
-    response=list[TeiRank] | cohere.RerankResponse,
     examples={
         "text-embeddings-inference": {
             "query": "What is dropped?",
@@ -86,7 +82,6 @@ TOKENIZE_ENDPOINT = SharedEndpoint(
     summary="The tokens of texts, as text-embeddings-inference or vLLM answers",
     body=TokenizeBody,
     variants=TOKENIZE,
-    response=list[list[TeiToken]] | vllm_tokens.PromptTokenizeResponse,
     examples={"text-embeddings-inference": {"inputs": ["Pads are dropped."]}},
     errors=TOKENIZE_ERRORS,
 )
@@ -104,7 +99,6 @@ OF_MODEL_ENDPOINTS = (
         path=f"{OF_MODEL}/v1/embeddings",
         name="embeddings_of_model",
         examples={"a vector": {"input": "Pads are dropped."}},
-        answers={},
         errors=OF_MODEL_ERRORS,
     ),
 )
@@ -169,7 +163,6 @@ ROOT_ENDPOINTS = tuple(
         " client ask for it",
         body=RootBody,
         variants=BY_MODEL,
-        response=list[list[float]] | list[TeiRank] | list[TeiPrediction] | list[Any],
         examples={"texts": tei_tasks.TEXTS},
         errors=ROOT_ERRORS,
     )

@@ -111,6 +111,11 @@ def _fastapi(mounted: Sequence[Mounted], errors: Middleware) -> FastAPI:
         description="Padded token batches with masks in, normalized activations and logits out. "
         "The same sequence gives the same bits, whatever the padding, whoever shares the batch.",
         version=VERSION,
+        openapi_tags=[
+            {"name": each.protocol.tag, "externalDocs": {"url": each.protocol.reference}}
+            for each in mounted
+            if each.protocol.reference
+        ],
         openapi_url=None,  # probes.py has a route that makes the document off the event loop
         docs_url=None,
         redoc_url=None,

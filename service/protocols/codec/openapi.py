@@ -81,7 +81,11 @@ def document(app: FastAPI) -> dict[str, Any]:
     """FastAPI's document, with bodies' schemas among the components, for generated clients."""
     if app.openapi_schema is None:
         made = get_openapi(
-            title=app.title, version=app.version, description=app.description, routes=app.routes
+            title=app.title,
+            version=app.version,
+            description=app.description,
+            routes=app.routes,
+            tags=app.openapi_tags,
         )
         made = _rewritten(made)  # a copy: routes keep theirs
         schemas = made.setdefault("components", {}).setdefault("schemas", {})

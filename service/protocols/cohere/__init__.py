@@ -7,6 +7,7 @@ from addnorm.service.protocols.routes.inference_route import Inferring
 
 PROTOCOL = Protocol(
     tag="Cohere",
+    reference="https://docs.cohere.com/reference/about",
     routes=(Inferring(*cohere_rerank.ENDPOINTS, *cohere_embed.ENDPOINTS),),
     errors=COHERE_ERRORS,
 )

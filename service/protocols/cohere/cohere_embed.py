@@ -7,7 +7,7 @@ documents.
 from functools import partial
 from typing import Annotated, Any, Literal, get_args
 
-from pydantic import BaseModel, Field
+from pydantic import Field
 
 from addnorm.service.errors import InvalidInput
 from addnorm.service.inference.outputs.output import JSON_BYTES_PER_BYTE, JSON_BYTES_PER_FLOAT
@@ -86,18 +86,6 @@ class EmbedRequest(Strict):
     inputs: Annotated[list[EmbedInput], Field(fail_fast=True)] | None = Field(
         None, description="In place of texts: each is of one text."
     )
-
-
-class EmbedResponse(BaseModel):
-    """A vector for each text of each type, in the order sent."""
-
-    response_type: Literal["embeddings_by_type", "embeddings_floats"]
-    id: str
-    embeddings: (
-        dict[EmbeddingType, list[list[float]] | list[list[int]] | list[str]] | list[list[float]]
-    )
-    texts: list[str]
-    meta: dict[str, Any]
 
 
 EXAMPLES: dict[str, Any] = {
@@ -210,7 +198,6 @@ ENDPOINTS = tuple(
         summary="Embeddings of texts in several types, as Cohere's clients ask for them",
         body=EmbedRequest,
         make=partial(embed, is_v1),
-        response=EmbedResponse,
         examples=EXAMPLES,
     )
     for path, name, is_v1 in (

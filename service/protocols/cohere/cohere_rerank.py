@@ -5,9 +5,9 @@ fields of it. Sources: Cohere's Python SDK, vLLM's and Infinity's servers, Open 
 """
 
 from functools import partial
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
-from pydantic import BaseModel, Field
+from pydantic import Field
 
 from addnorm.service.errors import InvalidInput
 from addnorm.service.inference.request import InferenceResponse
@@ -64,29 +64,6 @@ class RerankRequest(Strict):
     truncate_prompt_tokens: int | None = Field(
         None, ge=-1, description="vLLM's: at least the model's limit, which -1 stands for."
     )
-
-
-class RerankResult(BaseModel):
-    index: int = Field(description="Of the document, as sent.")
-    relevance_score: float
-    document: Document | str | None = None
-
-
-class RerankUsage(BaseModel):
-    prompt_tokens: int
-    total_tokens: int
-
-
-class RerankResponse(BaseModel):
-    """The best document first; equal ones in the order sent."""
-
-    id: str
-    object: Literal["rerank"]
-    model: str
-    results: list[RerankResult]
-    data: list[RerankResult] = Field(description="The results, where Voyage's clients read them.")
-    usage: RerankUsage
-    meta: dict[str, Any] = Field(description="Cohere's place for the number of tokens.")
 
 
 EXAMPLES: dict[str, Any] = {
@@ -168,7 +145,6 @@ ENDPOINTS = tuple(
         " Infinity's clients ask for it",
         body=RerankRequest,
         make=rerank,
-        response=RerankResponse,
         examples=EXAMPLES,
     )
     for path, name in (("/v1/rerank", "rerank"), ("/v2/rerank", "rerank_v2"))

@@ -7,6 +7,7 @@ from addnorm.service.protocols.routes.inference_route import Inferring
 
 PROTOCOL = Protocol(
     tag="Hugging Face",
+    reference="https://huggingface.co/docs/huggingface_hub/package_reference/inference_client",
     routes=(
         Inferring(*inference_client.ENDPOINTS),
         OtherRoutes(inference_client.HealthRoutes),

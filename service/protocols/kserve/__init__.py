@@ -13,6 +13,7 @@ from addnorm.service.protocols.routes.inference_route import Inferring
 
 PROTOCOL = Protocol(
     tag="KServe V2",
+    reference="https://github.com/kserve/open-inference-protocol",
     routes=(
         OtherRoutes(StatisticsRoutes),  # before the metadata: in /models/stats, `stats` is no model
         OtherRoutes(MetadataRoutes),

@@ -1,6 +1,7 @@
 """What V2 says of the server and of its models: metadata, configuration, readiness."""
 
 from dataclasses import dataclass
+from typing import Any
 
 from fastapi import APIRouter, Request
 
@@ -10,17 +11,6 @@ from addnorm.service.models.model import Model
 from addnorm.service.models.registry import Models
 from addnorm.service.protocols.dialect_errors import V2_ERRORS
 from addnorm.service.protocols.kserve import tensors
-from addnorm.service.protocols.kserve.schema import (
-    InputConfig,
-    Live,
-    ModelConfig,
-    ModelMetadata,
-    ModelReady,
-    Ready,
-    ServerMetadata,
-    TensorConfig,
-    TensorMetadata,
-)
 from addnorm.service.protocols.protocol import Parts
 
 PLATFORM, BACKEND = "onnxruntime_onnx", "onnxruntime"
@@ -85,79 +75,84 @@ class MetadataRoutes:
             "/health/ready", summary="Every model gives its known answer", responses=not_ready
         )(self.ready)
 
-    async def server_metadata(self) -> ServerMetadata:
+    async def server_metadata(self) -> dict[str, Any]:
         extensions = EXTENSIONS + (ADMIN_EXTENSIONS if self.parts.settings.admin else ())
-        return ServerMetadata(name="addnorm", version=VERSION, extensions=list(extensions))
+        return {"name": "addnorm", "version": VERSION, "extensions": extensions}
 
-    async def live(self) -> Live:
+    async def live(self) -> dict[str, bool]:
         self.parts.readiness.check_alive()
-        return Live(live=True)
+        return {"live": True}
 
-    async def ready(self) -> Ready:
+    async def ready(self) -> dict[str, bool]:
         await self.parts.readiness.check()
-        return Ready(ready=True)
+        return {"ready": True}
 
     async def infer_by_get(self, request: Request) -> None:
         raise MethodNotAllowed(f"GET {request.url.path}: send POST", headers={"allow": "POST"})
 
-    async def model_metadata(self, model: str) -> ModelMetadata:
+    async def model_metadata(self, model: str) -> dict[str, Any]:
         return self.about(model)
 
-    async def version_metadata(self, model: str, version: str) -> ModelMetadata:
+    async def version_metadata(self, model: str, version: str) -> dict[str, Any]:
         return self.about(model, version)
 
-    def about(self, model: str, version: str | None = None) -> ModelMetadata:
+    def about(self, model: str, version: str | None = None) -> dict[str, Any]:
         bundle = find(self.parts.models, model, version).bundle
         versions = self.parts.models.versions(bundle.manifest.name)
-        return ModelMetadata(
-            name=model,
-            versions=[str(number) for number in sorted(versions)],
-            platform=PLATFORM,
-            inputs=[
-                TensorMetadata(name=name, datatype="INT64", shape=[-1, -1])
+        return {
+            "name": model,
+            "versions": [str(number) for number in sorted(versions)],
+            "platform": PLATFORM,
+            "inputs": [
+                {"name": name, "datatype": "INT64", "shape": [-1, -1]}
                 for name in tensors.inputs(bundle)
             ],
-            outputs=[
-                TensorMetadata(name=name, datatype="FP32", shape=shape)
+            "outputs": [
+                {"name": name, "datatype": "FP32", "shape": shape}
                 for name, shape in tensors.shapes(bundle).items()
             ],
-        )
+        }
 
-    async def model_config(self, model: str) -> ModelConfig:
+    async def model_config(self, model: str) -> dict[str, Any]:
         return self.config(model)
 
-    async def version_config(self, model: str, version: str) -> ModelConfig:
+    async def version_config(self, model: str, version: str) -> dict[str, Any]:
         return self.config(model, version)
 
-    def config(self, model: str, version: str | None = None) -> ModelConfig:
+    def config(self, model: str, version: str | None = None) -> dict[str, Any]:
         bundle = find(self.parts.models, model, version).bundle
-        return ModelConfig(
-            name=model,
-            platform=PLATFORM,
-            backend=BACKEND,
-            max_batch_size=self.parts.settings.max_sequences,
-            input=[
-                InputConfig(
-                    name=name, data_type="TYPE_INT64", dims=[-1], optional=name in tensors.OPTIONAL
-                )
+        return {
+            "name": model,
+            "platform": PLATFORM,
+            "backend": BACKEND,
+            "max_batch_size": self.parts.settings.max_sequences,
+            "input": [
+                {
+                    "name": name,
+                    "data_type": "TYPE_INT64",
+                    "dims": [-1],  # without the batch
+                    "optional": name in tensors.OPTIONAL,
+                }
                 for name in tensors.inputs(bundle)
             ],
-            output=[
-                TensorConfig(name=name, data_type="TYPE_FP32", dims=shape[1:])
+            "output": [
+                {"name": name, "data_type": "TYPE_FP32", "dims": shape[1:]}
                 for name, shape in tensors.shapes(bundle).items()
             ],
-        )
+            "dynamic_batching": {},  # present: requests are batched together
+            "model_transaction_policy": {"decoupled": False},
+        }
 
-    async def model_ready(self, model: str) -> ModelReady:
+    async def model_ready(self, model: str) -> dict[str, Any]:
         return await self._ready(model)
 
-    async def version_ready(self, model: str, version: str) -> ModelReady:
+    async def version_ready(self, model: str, version: str) -> dict[str, Any]:
         return await self._ready(model, version)
 
-    async def _ready(self, model: str, version: str | None = None) -> ModelReady:
+    async def _ready(self, model: str, version: str | None = None) -> dict[str, Any]:
         found = find(self.parts.models, model, version)
         await self.parts.readiness.check(found.name)
-        return ModelReady(name=model, ready=True)
+        return {"ready": True, "name": model}
 
 
 def find(models: Models, model: str, version: str | None = None) -> Model:

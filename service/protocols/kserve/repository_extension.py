@@ -24,15 +24,6 @@ log = logging.getLogger("addnorm")
 CLOSED = {"model": V2_ERRORS.body, "description": "ADDNORM_ADMIN is not set."}
 
 
-class ModelState(BaseModel):
-    name: str
-    version: str
-    state: str = Field(description="READY, LOADING or UNAVAILABLE.")
-    reason: str = Field(
-        description="Why it is not served, or what is wrong with what lies on disk."
-    )
-
-
 class IndexRequest(BaseModel):
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
 
@@ -103,14 +94,14 @@ class RepositoryRoutes:
         )(self.pin)
         return router
 
-    async def index(self, request: Request) -> list[ModelState]:
+    async def index(self, request: Request) -> list[dict[str, str]]:
         return self.states((await self._read(request, IndexRequest)).ready)
 
-    def states(self, ready: bool) -> list[ModelState]:
+    def states(self, ready: bool) -> list[dict[str, str]]:
         """ready: whether to name only what is. Forbidden unless ADDNORM_ADMIN is set."""
         self._check_open()
         return [
-            ModelState(name=name, version=str(version), state=state, reason=reason)
+            {"name": name, "version": str(version), "state": state, "reason": reason}
             for name, version, state, reason in self.parts.models.index()
             if state == "READY" or not ready
         ]

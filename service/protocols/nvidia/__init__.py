@@ -10,6 +10,7 @@ from addnorm.service.protocols.routes.inference_route import Inferring
 HEALTH = "/v1/health/"
 PROTOCOL = Protocol(
     tag="NVIDIA NIM",
+    reference="https://docs.nvidia.com/nim/nemo-retriever/text-reranking/latest/using-reranking.html",
     routes=(Inferring(*ranking.ENDPOINTS), OtherRoutes(NimHealthRoutes)),
     errors=NVIDIA_ERRORS,
     scopes={f"{HEALTH}*": None},

@@ -2,26 +2,13 @@
 its embedding NIM."""
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any
 
 from fastapi import APIRouter
-from pydantic import BaseModel
 
 from addnorm.service.protocols.codec.openapi import by_name
 from addnorm.service.protocols.dialect_errors import NVIDIA_ERRORS
 from addnorm.service.protocols.protocol import Parts
-
-
-class Live(BaseModel):
-    object: Literal["health.response"] = "health.response"
-    message: str = "live"
-    live: bool = True
-
-
-class Ready(BaseModel):
-    object: Literal["health.response"] = "health.response"
-    message: str = "ready"
-    ready: bool = True
 
 
 @dataclass(frozen=True)
@@ -39,10 +26,10 @@ class NimHealthRoutes:
         )(self.ready)
         return router
 
-    async def live(self) -> Live:
+    async def live(self) -> dict[str, Any]:
         self.parts.readiness.check_alive()
-        return Live()
+        return {"object": "health.response", "message": "live", "live": True}
 
-    async def ready(self) -> Ready:
+    async def ready(self) -> dict[str, Any]:
         await self.parts.readiness.check()
-        return Ready()
+        return {"object": "health.response", "message": "ready", "ready": True}

@@ -3,15 +3,14 @@ langchain-nvidia-ai-endpoints."""
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, Field
+from pydantic import Field
 
 from addnorm.service.inference.request import InferenceResponse
 from addnorm.service.inference.request_path import Call
 from addnorm.service.protocols.codec.decoding import Tools
 from addnorm.service.protocols.codec.validation import Strict
 from addnorm.service.protocols.endpoint import Decoded, JsonEndpoint
-from addnorm.service.protocols.texts.json_answers import Ranking as OfQuery
-from addnorm.service.protocols.texts.json_answers import ranked, usage
+from addnorm.service.protocols.texts.json_answers import Ranking, ranked, usage
 from addnorm.service.protocols.texts.places import query_with
 from addnorm.service.protocols.texts.text_tasks import score_pairs
 from addnorm.service.protocols.texts.texts import TextsToTokenize
@@ -34,23 +33,6 @@ class RankingRequest(Strict):
     )
 
 
-class Ranking(BaseModel):
-    index: int
-    logit: float
-
-
-class RankingUsage(BaseModel):
-    prompt_tokens: int
-    total_tokens: int
-
-
-class RankingResponse(BaseModel):
-    """The best passage first."""
-
-    rankings: list[Ranking]
-    usage: RankingUsage
-
-
 async def rank(asked: RankingRequest, call: Call, tools: Tools) -> Decoded:
     """InvalidInput names the field."""
     model = call.model(tools.models, call.named(asked.model), "rerank")
@@ -64,7 +46,7 @@ async def rank(asked: RankingRequest, call: Call, tools: Tools) -> Decoded:
         named=query_with("passages"),
     )
     task = await score_pairs(call, tools, texts, "none")
-    return task.request, ranked(task, _words, OfQuery(len(pairs), _entry, asked.top_k or None))
+    return task.request, ranked(task, _words, Ranking(len(pairs), _entry, asked.top_k or None))
 
 
 def _entry(index: int, logit: Any) -> dict[str, Any]:
@@ -86,7 +68,6 @@ ENDPOINTS = tuple(
         summary="Passages by how well they answer a query, as NVIDIA's clients ask for it",
         body=RankingRequest,
         make=rank,
-        response=RankingResponse,
         examples={title: EXAMPLE},
     )
     for path, name, title in (

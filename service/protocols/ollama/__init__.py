@@ -13,6 +13,7 @@ from addnorm.service.protocols.routes.inference_route import Inferring
 
 PROTOCOL = Protocol(
     tag="Ollama",
+    reference="https://github.com/ollama/ollama/blob/main/docs/api.md",
     routes=(
         Inferring(*ollama_embed.ENDPOINTS),
         Answering(SHOW_ENDPOINT, PULL_ENDPOINT),

@@ -3,7 +3,7 @@
 from functools import partial
 from typing import Any
 
-from pydantic import BaseModel, Field
+from pydantic import Field
 
 from addnorm.service.inference.outputs import Pooled
 from addnorm.service.inference.request import InferenceRequest, InferenceResponse
@@ -31,18 +31,6 @@ class OllamaEmbedRequest(OllamaOptions):
 
 class OllamaEmbeddingsRequest(OllamaOptions):
     prompt: str
-
-
-class OllamaEmbedResponse(BaseModel):
-    """Vectors in the order sent."""
-
-    model: str
-    embeddings: list[list[float]]
-    prompt_eval_count: int
-
-
-class OllamaEmbeddingsResponse(BaseModel):
-    embedding: list[float]
 
 
 async def embed(asked: OllamaEmbedRequest, call: Call, tools: Tools) -> Decoded:
@@ -95,7 +83,6 @@ ENDPOINTS = (
         body=OllamaEmbedRequest,
         make=embed,
         any_type=True,
-        response=OllamaEmbedResponse,
         examples={"texts": {"model": MODEL, "input": [TEXT]}},
     ),
     JsonEndpoint(
@@ -105,7 +92,6 @@ ENDPOINTS = (
         body=OllamaEmbeddingsRequest,
         make=embeddings,
         any_type=True,
-        response=OllamaEmbeddingsResponse,
         examples={"a text": {"model": MODEL, "prompt": TEXT}},
     ),
 )

@@ -10,7 +10,7 @@ from typing import Any
 
 import orjson
 from fastapi import APIRouter
-from pydantic import BaseModel, Field
+from pydantic import Field
 
 from addnorm.service import VERSION
 from addnorm.service.errors import ModelNotFound
@@ -42,57 +42,21 @@ class PullRequest(Strict):
     insecure: bool | None = Field(None, description="Has no effect: nothing is fetched.")
 
 
-class PullResponse(BaseModel):
-    status: str
-
-
-class ShowResponse(BaseModel):
-    modified_at: str
-    details: dict[str, Any]
-    model_info: dict[str, Any]
-    capabilities: list[str]
-
-
-class Tag(BaseModel):
-    name: str
-    model: str
-    modified_at: str
-    size: int = Field(description="Bytes of the bundle.")
-    digest: str = Field(description="The sha256 of the bundle's manifest.")
-    details: dict[str, Any]
-
-
-class Tags(BaseModel):
-    models: list[Tag]
-
-
-class Loaded(Tag):
-    expires_at: str = Field(
-        description="When it is unloaded: far away, as with a `keep_alive` of -1."
-    )
-    size_vram: int = Field(description="Bytes on a GPU.")
-    context_length: int
-
-
-class AllLoaded(BaseModel):
-    models: list[Loaded]
-
-
 async def show(asked: ShowRequest, call: Call, tools: Tools) -> bytes:
     """ModelNotFound names the model."""
     model, _ = call.model_and_prompt(tools.models, asked.model or asked.name, None)
     manifest = model.bundle.manifest
-    about = ShowResponse(
-        modified_at=_modified(model),
-        details=_details(model),
-        model_info={
+    about = {
+        "modified_at": _modified(model),
+        "details": _details(model),
+        "model_info": {
             "general.architecture": "addnorm",
             "addnorm.embedding_length": model.bundle.width("pooled"),
             "addnorm.context_length": manifest.limits.max_text_tokens,
         },
-        capabilities=["embedding"],
-    )
-    return orjson.dumps(about.model_dump())
+        "capabilities": ["embedding"],
+    }
+    return orjson.dumps(about)
 
 
 def _modified(model: Model) -> str:
@@ -130,7 +94,6 @@ SHOW_ENDPOINT = JsonEndpoint(
     body=ShowRequest,
     make=show,
     any_type=True,
-    response=ShowResponse,
     examples={"a model": {"model": f"all-minilm-l6-v2:{TAG}"}},
 )
 
@@ -142,7 +105,6 @@ PULL_ENDPOINT = JsonEndpoint(
     body=PullRequest,
     make=pull,
     any_type=True,
-    response=PullResponse,
     answer_types={LINES: {"schema": {"type": "string", "description": "A line a step."}}},
     examples={"a model": {"model": f"all-minilm-l6-v2:{TAG}", "stream": False}},
 )
@@ -175,12 +137,12 @@ class OllamaRoutes:
         )(self.version)
         return router
 
-    async def tags(self) -> Tags:
-        return Tags(models=[_tag(name, model) for name, model in self._named()])
+    async def tags(self) -> dict[str, Any]:
+        return {"models": [_tag(name, model) for name, model in self._named()]}
 
-    async def loaded(self) -> AllLoaded:
+    async def loaded(self) -> dict[str, Any]:
         """All that is served is loaded."""
-        return AllLoaded(models=[_loaded(name, model) for name, model in self._named()])
+        return {"models": [_loaded(name, model) for name, model in self._named()]}
 
     def _named(self) -> Iterator[tuple[str, Model]]:
         models = self.parts.models
@@ -192,24 +154,24 @@ class OllamaRoutes:
         return {"version": VERSION}
 
 
-def _loaded(name: str, model: Model) -> Loaded:
+def _loaded(name: str, model: Model) -> dict[str, Any]:
     tag = _tag(name, model)
-    return Loaded(
-        **tag.model_dump(),
-        expires_at=NEVER,
-        size_vram=tag.size if model.engine(None).provider.startswith("cuda") else 0,
-        context_length=model.bundle.manifest.limits.max_text_tokens,
-    )
+    return {
+        **tag,
+        "expires_at": NEVER,
+        "size_vram": tag["size"] if model.engine(None).provider.startswith("cuda") else 0,
+        "context_length": model.bundle.manifest.limits.max_text_tokens,
+    }
 
 
-def _tag(name: str, model: Model) -> Tag:
+def _tag(name: str, model: Model) -> dict[str, Any]:
     tagged = name if ":" in name else f"{name}:{TAG}"
     bundle = model.bundle
-    return Tag(
-        name=tagged,
-        model=tagged,
-        modified_at=_modified(model),
-        size=sum(file.num_bytes for file in bundle.manifest.files.values()),
-        digest=bundle.manifest_sha256,
-        details=_details(model),
-    )
+    return {
+        "name": tagged,
+        "model": tagged,
+        "modified_at": _modified(model),
+        "size": sum(file.num_bytes for file in bundle.manifest.files.values()),
+        "digest": bundle.manifest_sha256,
+        "details": _details(model),
+    }

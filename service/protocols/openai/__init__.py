@@ -7,8 +7,14 @@ from addnorm.service.protocols.routes.inference_route import Inferring
 
 PROTOCOL = Protocol(
     tag="inference",
+    reference="https://platform.openai.com/docs/api-reference/embeddings",
     routes=(Inferring(*embeddings.ENDPOINTS, completions.ENDPOINT),),
     errors=OPENAI_ERRORS,
 )
 # its clients send the key in the header `api-key`
-AZURE = Protocol(tag="Azure", routes=(Inferring(*embeddings.OF_AZURE),), errors=OPENAI_ERRORS)
+AZURE = Protocol(
+    tag="Azure",
+    reference="https://learn.microsoft.com/azure/ai-services/openai/reference",
+    routes=(Inferring(*embeddings.OF_AZURE),),
+    errors=OPENAI_ERRORS,
+)

@@ -17,7 +17,6 @@ from addnorm.service.inference.request_path import Call
 from addnorm.service.protocols.codec.decoding import Tools
 from addnorm.service.protocols.endpoint import Decoded, JsonEndpoint
 from addnorm.service.protocols.openai.completions_schema import (
-    ANSWERS,
     EXAMPLES,
     CompletionRequest,
     CompletionResponse,
@@ -204,5 +203,4 @@ ENDPOINT = JsonEndpoint(
     make=score,
     response=CompletionResponse,
     examples=EXAMPLES,
-    answers=ANSWERS,
 )

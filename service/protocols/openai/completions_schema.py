@@ -93,31 +93,3 @@ EXAMPLES: dict[str, Any] = {
         "logprobs": 1,
     }
 }
-ANSWERS: dict[str, Any] = {
-    "token ids": {
-        "id": "cmpl-4f1c2a",
-        "object": "text_completion",
-        "created": 1795329444,
-        "model": "notebook",
-        "system_fingerprint": "5f0c2f0f1d9a4f3e8a7b6c5d4e3f2a1b",
-        "choices": [
-            {
-                "index": 0,
-                "text": "token_id:1token_id:3token_id:4token_id:4",
-                "logprobs": {
-                    "tokens": ["token_id:1", "token_id:3", "token_id:4", "token_id:4"],
-                    "token_logprobs": [None, -1.9032604, -1.612255, -1.5515498],
-                    "top_logprobs": [
-                        None,
-                        {"token_id:0": -1.5618082, "token_id:3": -1.9032604},
-                        {"token_id:0": -1.552092, "token_id:4": -1.612255},
-                        {"token_id:4": -1.5515498},
-                    ],
-                    "text_offset": [0, 10, 20, 30],
-                },
-                "finish_reason": "length",
-            }
-        ],
-        "usage": {"prompt_tokens": 3, "completion_tokens": 1, "total_tokens": 4},
-    }
-}

@@ -7,7 +7,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, Literal
 
-from pydantic import BaseModel, Field
+from pydantic import Field
 
 from addnorm.service.inference.outputs import Pooled
 from addnorm.service.inference.request import InferenceRequest, InferenceResponse
@@ -55,27 +55,6 @@ class EmbeddingsRequest(EmbeddingsFields):
     prompt_name: str | None = PROMPT_NAME
 
 
-class Embedding(BaseModel):
-    object: Literal["embedding"]
-    index: int
-    embedding: list[float] | list[int] | str = Field(description="Numbers, or base64.")
-
-
-class EmbeddingsUsage(BaseModel):
-    prompt_tokens: int
-    total_tokens: int
-
-
-class EmbeddingsResponse(BaseModel):
-    """A vector for each sequence, in the order sent."""
-
-    id: str = Field(description="The request's.")
-    object: Literal["list"]
-    data: list[Embedding]
-    model: str
-    usage: EmbeddingsUsage
-
-
 TOKENS = {"model": "notebook", "input": [[1, 3, 4], [5]], "dimensions": 3}
 EXAMPLES: dict[str, Any] = {
     "token ids": TOKENS,
@@ -84,23 +63,6 @@ EXAMPLES: dict[str, Any] = {
         "model": "all-minilm-l6-v2",
         "input": ["Pads are dropped.", "Pads are never computed."],
     },
-}
-VECTORS: list[list[Any]] = [
-    [[-0.19203134, -1.1683925, -0.3459274], [-0.010264101, -1.3403147, -0.35457665]],
-    ["3aNEvuONlb9lHbG+", "wyoovG+Pq78Si7W+"],
-]
-ANSWERS = {
-    name: {
-        "id": "8b9001ab7034cb63c64b322b6861c03e",
-        "object": "list",
-        "data": [
-            {"object": "embedding", "index": index, "embedding": vector}
-            for index, vector in enumerate(vectors)
-        ],
-        "model": "notebook",
-        "usage": {"prompt_tokens": 4, "total_tokens": 4},
-    }
-    for name, vectors in zip(EXAMPLES, VECTORS, strict=False)
 }
 
 
@@ -160,9 +122,7 @@ ENDPOINTS = tuple(
         summary="Embeddings, as OpenAI's clients ask for them",
         body=EmbeddingsRequest,
         make=embed,
-        response=EmbeddingsResponse,
         examples=EXAMPLES,
-        answers=ANSWERS,
     )
     for path, name in (
         ("/v1/embeddings", "embeddings"),
@@ -178,6 +138,6 @@ OF_AZURE = (
         OPENAIS,
         path="/openai/deployments/{model:path}/embeddings",
         name="azure_embeddings",
-        examples=dict(zip(ANSWERS, EXAMPLES.values(), strict=False)),
+        examples={"token ids": TOKENS},
     ),
 )

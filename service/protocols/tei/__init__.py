@@ -9,6 +9,7 @@ from addnorm.service.protocols.tei.tei_about import TeiAboutRoutes
 
 PROTOCOL = Protocol(
     tag="text-embeddings-inference",
+    reference="https://huggingface.github.io/text-embeddings-inference/",
     routes=(
         Inferring(*tei_tasks.ENDPOINTS, vertex.ENDPOINT),
         Answering(tei_tokens.ENDPOINT),

@@ -12,7 +12,6 @@ from addnorm.service.models.registry import Models
 from addnorm.service.protocols.codec.openapi import by_name
 from addnorm.service.protocols.dialect_errors import HUGGING_FACE_ERRORS, TEI_ERRORS
 from addnorm.service.protocols.protocol import Parts
-from addnorm.service.protocols.tei.tei_schema import TeiInfo
 from addnorm.service.runtime.bundle import Bundle
 from addnorm.service.runtime.manifest import Task
 from addnorm.service.tasks.classification import label_names
@@ -66,35 +65,35 @@ class TeiAboutRoutes:
             )(self.health)
         return router
 
-    async def info_of_model(self, model: str) -> TeiInfo:
+    async def info_of_model(self, model: str) -> dict[str, Any]:
         return await self.info(model)
 
     async def info(
         self, model: Annotated[str | None, Query(description="Its name.")] = None
-    ) -> TeiInfo:
+    ) -> dict[str, Any]:
         return self._info(described(self.parts.models, model or None))
 
-    def _info(self, model: Model) -> TeiInfo:
+    def _info(self, model: Model) -> dict[str, Any]:
         settings = self.parts.settings
         bundle, manifest = model.bundle, model.bundle.manifest
         precision = model.default_precision
-        return TeiInfo(
-            model_id=bundle.ref,
-            model_sha=bundle.manifest_sha256 or None,
-            model_dtype=DTYPES.get(precision, precision),
-            served_model_name=manifest.name,
-            model_type=_model_type(bundle),
-            max_concurrent_requests=settings.max_connections,
-            max_input_length=manifest.limits.max_text_tokens,
-            max_batch_tokens=settings.max_tokens,
-            max_batch_requests=None,
-            max_client_batch_size=settings.max_sequences,
-            auto_truncate=settings.truncate is not False,
-            tokenization_workers=settings.num_cores,
-            version=VERSION,
-            sha=None,
-            docker_label=None,
-        )
+        return {
+            "model_id": bundle.ref,
+            "model_sha": bundle.manifest_sha256 or None,
+            "model_dtype": DTYPES.get(precision, precision),
+            "served_model_name": manifest.name,
+            "model_type": _model_type(bundle),
+            "max_concurrent_requests": settings.max_connections,
+            "max_input_length": manifest.limits.max_text_tokens,
+            "max_batch_tokens": settings.max_tokens,
+            "max_batch_requests": None,
+            "max_client_batch_size": settings.max_sequences,
+            "auto_truncate": settings.truncate is not False,
+            "tokenization_workers": settings.num_cores,
+            "version": VERSION,
+            "sha": None,
+            "docker_label": None,
+        }
 
     async def health(self) -> Response:
         await self.parts.readiness.check()

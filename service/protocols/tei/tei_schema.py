@@ -2,7 +2,7 @@
 
 from typing import Annotated, Any, Literal, NamedTuple
 
-from pydantic import BaseModel, Field, PlainValidator, model_validator
+from pydantic import Field, PlainValidator, model_validator
 from pydantic_core import PydanticCustomError
 
 from addnorm.service.protocols.codec.validation import Strict, into_body
@@ -146,47 +146,3 @@ class TeiDecodeRequest(Strict):
     model: str | None = MODEL
     ids: Rows = Field(description="Token ids, or a list of such.")
     skip_special_tokens: bool = True
-
-
-class TeiRank(BaseModel):
-    index: int = Field(description="Of the text, as sent.")
-    text: str | None = None
-    score: float
-
-
-class TeiSparseValue(BaseModel):
-    index: int
-    value: float
-
-
-class TeiPrediction(BaseModel):
-    score: float
-    label: str
-
-
-class TeiToken(BaseModel):
-    id: int
-    text: str
-    special: bool
-    start: int | None = Field(description="In bytes of the text as UTF-8; null: a special token.")
-    stop: int | None
-
-
-class TeiInfo(BaseModel):
-    """The model that answers, and the server's limits."""
-
-    model_id: str
-    model_sha: str | None = Field(description="The sha256 of the bundle's manifest.")
-    model_dtype: str = Field(description="`float32`, `float16` or `int8`.")
-    served_model_name: str
-    model_type: dict[str, Any]
-    max_concurrent_requests: int | None = Field(description="Null: the queue counts tokens.")
-    max_input_length: int = Field(description="Tokens of a text.")
-    max_batch_tokens: int = Field(description="Tokens of a request.")
-    max_batch_requests: int | None
-    max_client_batch_size: int = Field(description="Texts of a request.")
-    auto_truncate: bool
-    tokenization_workers: int
-    version: str
-    sha: str | None
-    docker_label: str | None

@@ -21,12 +21,10 @@ from addnorm.service.protocols.endpoint import Decoded, JsonEndpoint, Make
 from addnorm.service.protocols.tei.tei_schema import (
     TeiEmbedAllRequest,
     TeiEmbedRequest,
-    TeiPrediction,
     TeiPredictRequest,
     TeiRerankRequest,
     TeiSimilarityParameters,
     TeiSimilarityRequest,
-    TeiSparseValue,
 )
 from addnorm.service.protocols.texts.json_answers import (
     JsonAnswer,
@@ -195,7 +193,7 @@ SENTENCES = {"source_sentence": "Pads are dropped.", "sentences": ["Pads come ba
 
 
 def _endpoint(
-    path: str, make: Make[Decoded], summary: str, body: type[BaseModel], answer: Any, example: Any
+    path: str, make: Make[Decoded], summary: str, body: type[BaseModel], example: Any
 ) -> JsonEndpoint[Any, Decoded]:
     return JsonEndpoint(
         path=path,
@@ -203,19 +201,17 @@ def _endpoint(
         summary=f"{summary}, as text-embeddings-inference answers",
         body=body,
         make=make,
-        response=answer,
         examples={"texts": example},
     )
 
 
 ENDPOINTS = (
-    _endpoint("/embed", embed, "Vectors of texts", TeiEmbedRequest, list[list[float]], TEXTS),
+    _endpoint("/embed", embed, "Vectors of texts", TeiEmbedRequest, TEXTS),
     _endpoint(
         "/embed_all",
         embed_all,
         "A vector for each token of texts",
         TeiEmbedAllRequest,
-        list[list[list[float]]],
         TEXTS,
     ),
     _endpoint(
@@ -223,7 +219,6 @@ ENDPOINTS = (
         embed_sparse,
         "Sparse vectors of texts",
         TeiEmbedAllRequest,
-        list[list[TeiSparseValue]],
         TEXTS,
     ),
     _endpoint(
@@ -231,7 +226,6 @@ ENDPOINTS = (
         similarity,
         "How alike texts are",
         TeiSimilarityRequest,
-        list[float],
         {"inputs": SENTENCES},
     ),
     _endpoint(
@@ -239,7 +233,6 @@ ENDPOINTS = (
         predict,
         "Labels of texts, and of pairs of texts",
         TeiPredictRequest,
-        list[TeiPrediction] | list[list[TeiPrediction]],
         {"inputs": [["Pads are dropped."], ["Pads are dropped.", "They cost nothing."]]},
     ),
 )

@@ -89,6 +89,5 @@ ENDPOINT = JsonEndpoint(
     summary="The texts of token ids, as text-embeddings-inference answers",
     body=TeiDecodeRequest,
     make=decode,
-    response=list[str],
     examples={"ids": {"ids": [[2, 4, 5, 3]]}},
 )

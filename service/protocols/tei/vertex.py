@@ -49,10 +49,6 @@ class Instances(BaseModel, Generic[Instance]):
     instances: Annotated[list[Instance], Field(fail_fast=True)]
 
 
-class VertexResponse(BaseModel):
-    predictions: list[Any] = Field(description="The answer of the route to each instance.")
-
-
 async def predict(asked: VertexRequest, call: Call, tools: Tools) -> Decoded:
     if not asked.instances:
         raise EmptyInput("instances is empty: send at least one", param="instances")
@@ -140,6 +136,5 @@ ENDPOINT = JsonEndpoint(
     summary="Instances of one task, as Vertex AI asks for them",
     body=VertexRequest,
     make=predict,
-    response=VertexResponse,
     examples={"texts": {"instances": [{"inputs": "Pads are dropped."}]}},
 )

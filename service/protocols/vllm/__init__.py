@@ -8,6 +8,7 @@ from addnorm.service.protocols.vllm import vllm_pooling, vllm_tokens
 
 PROTOCOL = Protocol(
     tag="vLLM",
+    reference="https://docs.vllm.ai/",
     routes=(
         Inferring(*vllm_pooling.ENDPOINTS),
         Answering(vllm_tokens.ENDPOINT),

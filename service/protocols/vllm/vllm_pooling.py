@@ -4,7 +4,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, Literal
 
-from pydantic import AliasChoices, BaseModel, Field
+from pydantic import AliasChoices, Field
 
 from addnorm.service.errors import InvalidInput
 from addnorm.service.inference.outputs import Logits, Pooled
@@ -57,21 +57,6 @@ class PoolingRequest(InputRequest):
     encoding_format: Literal["float", "base64"] | None = Field(
         None, description="Numbers, or base64 of their bytes: little-endian float32."
     )
-
-
-class VllmUsage(BaseModel):
-    prompt_tokens: int
-    total_tokens: int
-
-
-class VllmResponse(BaseModel):
-    """An entry for each text or pair, in the order sent."""
-
-    id: str
-    object: str
-    model: str
-    data: list[dict[str, Any]]
-    usage: VllmUsage
 
 
 async def score(asked: ScoreRequest, call: Call, tools: Tools) -> Decoded:
@@ -162,7 +147,6 @@ SCORE = JsonEndpoint(
     summary="Scores of pairs of texts, as vLLM answers",
     body=ScoreRequest,
     make=score,
-    response=VllmResponse,
     examples={"a pair": {"text_1": "What is dropped?", "text_2": TEXTS}},
 )
 ENDPOINTS = (
@@ -174,7 +158,6 @@ ENDPOINTS = (
         summary="The label of each text with the probabilities of all, as vLLM answers",
         body=InputRequest,
         make=classify,
-        response=VllmResponse,
         examples={"a text": {"input": TEXTS}},
     ),
     JsonEndpoint(
@@ -183,7 +166,6 @@ ENDPOINTS = (
         summary="Vectors of texts, as vLLM answers",
         body=PoolingRequest,
         make=pool,
-        response=VllmResponse,
         examples={"a text": {"input": TEXTS}},
     ),
 )

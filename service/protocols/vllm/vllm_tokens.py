@@ -11,7 +11,7 @@ from typing import Annotated
 
 import orjson
 from fastapi import APIRouter
-from pydantic import BaseModel, Field
+from pydantic import Field
 
 from addnorm.service import VERSION
 from addnorm.service.errors import EmptyInput
@@ -37,28 +37,9 @@ class PromptTokenizeRequest(Strict):
     add_special_tokens: bool = True
 
 
-class PromptTokenizeResponse(BaseModel):
-    tokens: list[int]
-    count: int
-    max_model_len: int
-
-
 class DetokenizeRequest(Strict):
     model: str | None = MODEL
     tokens: Annotated[Row, Field(description="Special tokens are kept in the text.")]
-
-
-class DetokenizeResponse(BaseModel):
-    prompt: str
-
-
-class TokenizerInfo(BaseModel):
-    """Null: the model's authors name none."""
-
-    eos_token: str | None
-    bos_token: str | None
-    pad_token: str | None
-    chat_template: str | None = Field(description="Always null: there is no chat here.")
 
 
 async def tokenize(asked: PromptTokenizeRequest, call: Call, tools: Tools) -> bytes:
@@ -92,7 +73,6 @@ ENDPOINT = JsonEndpoint(
     summary="The text of token ids, as vLLM answers",
     body=DetokenizeRequest,
     make=detokenize,
-    response=DetokenizeResponse,
     examples={"tokens": {"tokens": [4, 5]}},
 )
 
@@ -119,11 +99,8 @@ class TokenizerInfoRoutes:
     async def version(self) -> dict[str, str]:
         return {"version": VERSION}
 
-    async def tokenizer_info(self) -> TokenizerInfo:
+    async def tokenizer_info(self) -> dict[str, str | None]:
+        """Null: the model's authors name none."""
         tokens = self.parts.models.find(None, "complete").bundle.manifest.special_tokens
-        return TokenizerInfo(
-            eos_token=tokens.get("eos_token"),
-            bos_token=tokens.get("bos_token"),
-            pad_token=tokens.get("pad_token"),
-            chat_template=None,
-        )
+        named = {name: tokens.get(name) for name in ("eos_token", "bos_token", "pad_token")}
+        return {**named, "chat_template": None}  # there is no chat here

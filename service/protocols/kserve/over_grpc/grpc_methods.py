@@ -137,7 +137,7 @@ class About:
 
     async def server_metadata(self, asked: Any) -> dict[str, Any]:
         about = await self._metadata.server_metadata()
-        return {**about.model_dump(), "extensions": EXTENSIONS}
+        return {**about, "extensions": EXTENSIONS}
 
     async def model_ready(self, asked: Any) -> dict[str, Any]:
         """A model that is not served is not ready, as Triton has it."""
@@ -148,18 +148,19 @@ class About:
         return {"ready": await self._is_ready(model.name)}
 
     async def model_metadata(self, asked: Any) -> dict[str, Any]:
-        return self._metadata.about(asked.name, asked.version or None).model_dump()
+        return self._metadata.about(asked.name, asked.version or None)
 
     async def model_config(self, asked: Any) -> dict[str, Any]:
-        return {"config": self._metadata.config(asked.name, asked.version or None).model_dump()}
+        return {"config": self._metadata.config(asked.name, asked.version or None)}
 
     async def model_statistics(self, asked: Any) -> dict[str, Any]:
         made = await self._statistics.statistics(asked.name or None, asked.version or None)
         never = {"memory_usage", "response_stats"}  # without a value here
-        return made.model_dump(exclude={"model_stats": {"__all__": never}})
+        told = made["model_stats"]
+        return {"model_stats": [{k: v for k, v in one.items() if k not in never} for one in told]}
 
     async def repository_index(self, asked: Any) -> dict[str, Any]:
-        return {"models": [each.model_dump() for each in self._repository.states(asked.ready)]}
+        return {"models": self._repository.states(asked.ready)}
 
     async def _is_ready(self, name: str | None = None) -> bool:
         try:
