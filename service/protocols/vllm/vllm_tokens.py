@@ -100,7 +100,7 @@ class TokenizerInfoRoutes:
         return {"version": VERSION}
 
     async def tokenizer_info(self) -> dict[str, str | None]:
-        """Null: the model's authors name none."""
         tokens = self.parts.models.find(None, "complete").bundle.manifest.special_tokens
         named = {name: tokens.get(name) for name in ("eos_token", "bos_token", "pad_token")}
-        return {**named, "chat_template": None}  # there is no chat here
+        # null where the model's authors name none; there is no chat here
+        return {**named, "chat_template": None}
