@@ -112,6 +112,7 @@ def test_vertex_computes_its_instances_as_one_request(task_client: httpx.Client)
     ("name", "path", "instances"),
     [
         ("classifier", "/predict", [{"inputs": "a b"}, {"inputs": [["a", "b"], ["c"]]}]),
+        ("masked-lm", "/embed_sparse", [{"inputs": "a b"}, {"inputs": ["a", "b c"]}]),
     ],
 )
 def test_vertex_does_what_the_one_model_is_made_for(

@@ -118,7 +118,7 @@ def _shared(counts: Sequence[int | None], results: Any) -> Iterator[Any]:
     """The next so many results for each instance; None: one, and no list of it."""
     left = iter(results)
     for count in counts:
-        yield next(left) if count is None else list(islice(left, count))
+        yield next(left) if count is None else islice(left, count)
 
 
 def _predictions(
