@@ -114,6 +114,14 @@ def test_no_dialect_imports_another() -> None:
         assert not used & found - {own}, path
 
 
+def test_answers_of_vectors_and_of_rankings_are_made_in_one_place_each() -> None:
+    """A header or a field for all rerank answers is one edit."""
+    protocols = ROOT / "service" / "protocols"
+    for made, word in (("ranked", r"\bbest\("), ("embedded", r"\.value\(Pooled\)")):
+        found = {path.name for path in protocols.rglob("*.py") if re.search(word, path.read_text())}
+        assert found == {"json_answers.py"}, made
+
+
 def test_code_for_gpus_is_entered_at_two_places_only() -> None:
     """A reader may skip it: where engines are chosen, and where a certificate is made again."""
     found = {
