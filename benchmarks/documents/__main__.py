@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 
 from benchmarks.clients import groups
-from benchmarks.documents import blocks, figures, file_map, headlines, reference
+from benchmarks.documents import blocks, figures, folders, headlines, reference
 from benchmarks.report import Report
 
 ROOT = Path(__file__).parents[2]
@@ -23,7 +23,6 @@ TABLES: Mapping[str, Callable[[], str]] = {
     "metrics": reference.metrics_table,
     "clients": groups.clients_table,
 }
-OF_FOLDERS = {"folders": file_map.folders_table, "files": file_map.files_table}
 
 
 def pages(root: Path = ROOT) -> list[Path]:
@@ -37,8 +36,8 @@ def text_of(name: str, kept: figures.Kept, root: Path = ROOT) -> str:
         return TABLES[name]()
     if name == "headlines":
         return headlines.headlines_table(kept)
-    if kind in OF_FOLDERS:
-        return OF_FOLDERS[kind](root, rest)
+    if kind == "folders":
+        return folders.folders_table(root, rest)
     return figures.report_of(kept, rest) if kind == "report" else figures.figure(kept, name)
 
 

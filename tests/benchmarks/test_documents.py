@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from benchmarks.documents import __main__ as documents
-from benchmarks.documents import blocks, figures, file_map
+from benchmarks.documents import blocks, figures, folders
 from benchmarks.report import Report
 
 TABLE = """\
@@ -42,16 +42,16 @@ def test_a_marker_that_markdown_or_we_would_misread_is_refused(page: str, said: 
         blocks.filled(page, str)
 
 
-def test_a_file_is_described_by_its_first_sentence(tmp_path: Path) -> None:
-    (tmp_path / "a.py").write_text('"""Reads `x.json`, e.g. this.\nKnows no y.\n\nMore."""\n')
-    (tmp_path / "b.js").write_text("// Draws a row\n// of cells.\n\nlet x;\n")
-    assert file_map.files_table(tmp_path, ".").splitlines()[2:] == [
-        "| `a.py` | Reads `x.json`, e.g. this |",
-        "| `b.js` | Draws a row of cells |",
+def test_a_folder_is_described_by_its_first_sentence(tmp_path: Path) -> None:
+    (tmp_path / "a" / "b").mkdir(parents=True)
+    init = tmp_path / "a" / "b" / "__init__.py"
+    init.write_text('"""Reads `x.json`, e.g. this.\nKnows no y.\n\nMore."""\n')
+    assert folders.folders_table(tmp_path, "a").splitlines()[2:] == [
+        "| `b/` | Reads `x.json`, e.g. this |"
     ]
-    (tmp_path / "c.py").write_text("x = 1\n")
-    with pytest.raises(ValueError, match=r"c\.py does not begin with a sentence"):
-        file_map.files_table(tmp_path, ".")
+    init.write_text("x = 1\n")
+    with pytest.raises(ValueError, match=r"does not begin with a sentence"):
+        folders.folders_table(tmp_path, "a")
 
 
 @pytest.mark.parametrize(
