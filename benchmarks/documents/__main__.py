@@ -38,7 +38,9 @@ def text_of(name: str, kept: figures.Kept, root: Path = ROOT) -> str:
         return headlines.headlines_table(kept)
     if kind == "folders":
         return folders.folders_table(root, rest)
-    return figures.report_of(kept, rest) if kind == "report" else figures.figure(kept, name)
+    if kind in figures.OF_RUNS:
+        return figures.OF_RUNS[kind](kept, rest)
+    return figures.figure(kept, name)
 
 
 def main(words: Sequence[str] | None = None, root: Path = ROOT) -> int:

@@ -47,6 +47,11 @@ def report_of(kept: Kept, name: str) -> str:
     return f"{entry['report']}\n\n{where(entry)}"
 
 
+def measured(kept: Kept, name: str) -> str:
+    """Where an experiment was measured. For pages that quote single figures of it."""
+    return where(_entry(kept, name))
+
+
 def where(entry: Mapping[str, Any]) -> str:
     """One sentence: commit and machine."""
     commit = f"commit {entry['commit']}" if "commit" in entry else _by_hand(entry)
@@ -79,6 +84,16 @@ def figure(kept: Kept, name: str) -> str:
         raise ValueError(f"`{name}`: {len(found)} cells of {experiment}'s tables are so called")
     (cell,) = found
     return _ratio(cell, name) if is_ratio else cell.partition(" (")[0]
+
+
+OF_RUNS = {"report": report_of, "measured": measured}  # the first word of a block
+
+
+def experiment_of(block: str) -> str:
+    """The experiment whose run a block quotes, by the block's name; empty where it quotes none."""
+    kind, _, rest = block.partition(" ")
+    run = rest if kind in OF_RUNS else block if " / " in block else ""
+    return run.partition(" ")[0]
 
 
 def _ratio(cell: str, name: str) -> str:

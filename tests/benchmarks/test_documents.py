@@ -8,6 +8,7 @@ import pytest
 
 from benchmarks.documents import __main__ as documents
 from benchmarks.documents import blocks, figures, folders
+from benchmarks.registry import EXPERIMENTS
 from benchmarks.report import Report
 
 TABLE = """\
@@ -78,6 +79,32 @@ def test_a_figure_is_a_cell_by_the_words_of_its_row(name: str, text: str) -> Non
 def test_a_figure_that_nobody_measured_is_refused(name: str, said: str) -> None:
     with pytest.raises(ValueError, match=said):
         figures.figure({"bench": ENTRY}, name)
+
+
+@pytest.mark.parametrize(
+    ("block", "experiment"),
+    [
+        ("report bench --only big", "bench"),
+        ("measured cache", "cache"),
+        ("soak / a / b", "soak"),
+        ("settings", ""),
+    ],
+)
+def test_a_block_names_the_experiment_that_it_quotes(block: str, experiment: str) -> None:
+    assert figures.experiment_of(block) == experiment
+
+
+def test_every_figure_is_of_an_experiment_that_can_be_run_again() -> None:
+    blocks_of = {
+        found["name"]: page.name
+        for page in documents.pages()
+        for found in blocks.BLOCK.finditer(page.read_text())
+    }
+    quoted = {name: figures.experiment_of(name) for name in blocks_of}
+    gone = [name for name, of in quoted.items() if of and of not in EXPERIMENTS]
+    assert not gone, f"no experiment of the registry: {gone}"
+    kept = {name.partition(" ")[0] for name in figures.read(documents.ROOT / figures.KEPT)}
+    assert kept <= EXPERIMENTS.keys()
 
 
 def test_a_run_is_kept_without_its_rounds(tmp_path: Path) -> None:
