@@ -31,12 +31,12 @@ def settings_table() -> str:
 
 
 def routes_table() -> str:
-    """Routes in the order of the document, with what it says of each."""
-    rows = [
-        (f"`{method.upper()} {path}`", _said(operation))
-        for path, methods in _document()["paths"].items()
-        for method, operation in methods.items()
-    ]
+    """Routes in the order of the document, those of which it says the same in one row."""
+    by_words: dict[str, list[str]] = {}
+    for path, methods in _document()["paths"].items():
+        for method, operation in methods.items():
+            by_words.setdefault(_said(operation), []).append(f"`{method.upper()} {path}`")
+    rows = [(", ".join(routes), words) for words, routes in by_words.items()]
     return table(["route", "what it gives"], rows)
 
 
