@@ -1,6 +1,6 @@
 """All groups of client packages: which environment each has, and the table of what came of them."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
 
@@ -44,21 +44,35 @@ def packages() -> list[tuple[str, str]]:
 
 def clients_table() -> str:
     """What the mark `client_packages` asserts, a line for each package."""
-    lines = dict[str, tuple[list[str], list[str], list[str]]]()
+    lines = dict[str, tuple[dict[str, list[str]], ...]]()
     for group, environment in GROUPS.items():
         versions = dict(_pinned(ENVIRONMENTS / f"{environment}.txt"))
         for row in rows_of(group):
             package = f"{row.package} {versions[row.package]}"
-            vectors, rankings, others = lines.setdefault(package, ([], [], []))
-            column = {BITS: vectors, ORDER: rankings}.get(row.outcome, others)
-            column.append(row.name if column is not others else _said(row))
-    rows = [(package, *map("; ".join, columns)) for package, columns in lines.items()]
+            vectors, rankings, others = lines.setdefault(package, ({}, {}, {}))
+            call, _, place = row.name.partition(" at ")
+            if row.outcome in (BITS, ORDER):
+                column = vectors if row.outcome == BITS else rankings
+                column.setdefault(place and f" at {place}", []).append(call)
+            else:
+                reason = f" ({row.why})" if row.outcome in (REFUSED, ABSENT) else ""
+                others.setdefault(f": {row.outcome}{reason}", []).append(row.name)
+    rows = [(package, *map(_joined, columns)) for package, columns in lines.items()]
     return table(["package", "bits as of /v1/embeddings", "order as of /v1/rerank", "others"], rows)
 
 
-def _said(row: Row) -> str:
-    reason = f" ({row.why})" if row.outcome in (REFUSED, ABSENT) else ""
-    return f"{row.name}: {row.outcome}{reason}"
+def _joined(calls: Mapping[str, Sequence[str]]) -> str:
+    """Calls, those with the same ending together."""
+    return "; ".join(f"{_together(names)}{ending}" for ending, names in calls.items())
+
+
+def _together(names: Sequence[str]) -> str:
+    """Calls of two words that begin alike have their first word once."""
+    alike: dict[str, list[str]] = {}
+    for name in names:
+        first, _, rest = name.partition(" ")
+        alike.setdefault(name if " " in rest else first, []).append("" if " " in rest else rest)
+    return ", ".join(f"{first} {', '.join(rests)}".strip() for first, rests in alike.items())
 
 
 def _pinned(path: Path) -> Iterator[tuple[str, str]]:

@@ -31,13 +31,13 @@ def settings_table() -> str:
 
 
 def routes_table() -> str:
-    """Routes in the order of the document, those of which it says the same in one row."""
-    by_words: dict[str, list[str]] = {}
+    """Routes by the dialect that the document files them under, in its order."""
+    by_tag: dict[str, list[str]] = {}
     for path, methods in _document()["paths"].items():
         for method, operation in methods.items():
-            by_words.setdefault(_said(operation), []).append(f"`{method.upper()} {path}`")
-    rows = [(", ".join(routes), words) for words, routes in by_words.items()]
-    return table(["route", "what it gives"], rows)
+            for tag in operation["tags"]:
+                by_tag.setdefault(tag, []).append(f"`{method.upper()} {path}`")
+    return table(["of", "routes"], [(tag, ", ".join(routes)) for tag, routes in by_tag.items()])
 
 
 def foreign_fields_table() -> str:
@@ -98,11 +98,6 @@ def kinds(kind: type[ServiceError]) -> Iterator[type[ServiceError]]:
 def _paragraph(kind: type) -> str:
     """The first of its docstring."""
     return " ".join((kind.__doc__ or "").partition("\n\n")[0].split())
-
-
-def _said(operation: Mapping[str, Any]) -> str:
-    """A full stop only where more than one sentence is said."""
-    return ". ".join(filter(None, (operation["summary"], operation.get("description"))))
 
 
 def _service() -> closing[Service]:
