@@ -72,7 +72,8 @@ def _together(names: Sequence[str]) -> str:
     for name in names:
         first, _, rest = name.partition(" ")
         alike.setdefault(name if " " in rest else first, []).append("" if " " in rest else rest)
-    return ", ".join(f"{first} {', '.join(rests)}".strip() for first, rests in alike.items())
+    between = "; " if any("," in name for name in names) else ", "
+    return between.join(f"{first} {', '.join(rests)}".strip() for first, rests in alike.items())
 
 
 def _pinned(path: Path) -> Iterator[tuple[str, str]]:
