@@ -43,37 +43,29 @@ def packages() -> list[tuple[str, str]]:
 
 
 def clients_table() -> str:
-    """What the mark `client_packages` asserts, a line for each package."""
-    lines = dict[str, tuple[dict[str, list[str]], ...]]()
+    """What the mark `client_packages` asserts, a line for each package: how many calls give the
+    same vectors and rankings, and what came of others."""
+    lines = dict[str, tuple[list[Row], list[Row], dict[str, list[str]]]]()
     for group, environment in GROUPS.items():
         versions = dict(_pinned(ENVIRONMENTS / f"{environment}.txt"))
         for row in rows_of(group):
             package = f"{row.package} {versions[row.package]}"
-            vectors, rankings, others = lines.setdefault(package, ({}, {}, {}))
-            call, _, place = row.name.partition(" at ")
+            vectors, rankings, others = lines.setdefault(package, ([], [], {}))
             if row.outcome in (BITS, ORDER):
-                column = vectors if row.outcome == BITS else rankings
-                column.setdefault(place and f" at {place}", []).append(call)
+                (vectors if row.outcome == BITS else rankings).append(row)
             else:
                 reason = f" ({row.why})" if row.outcome in (REFUSED, ABSENT) else ""
-                others.setdefault(f": {row.outcome}{reason}", []).append(row.name)
-    rows = [(package, *map(_joined, columns)) for package, columns in lines.items()]
-    return table(["package", "bits as of /v1/embeddings", "order as of /v1/rerank", "others"], rows)
+                others.setdefault(f"{row.outcome}{reason}", []).append(row.name)
+    rows = [
+        (package, str(len(vectors) or ""), str(len(rankings) or ""), _said(others))
+        for package, (vectors, rankings, others) in lines.items()
+    ]
+    return table(["package", "/v1/embeddings", "/v1/rerank", "others"], rows)
 
 
-def _joined(calls: Mapping[str, Sequence[str]]) -> str:
-    """Calls, those with the same ending together."""
-    return "; ".join(f"{_together(names)}{ending}" for ending, names in calls.items())
-
-
-def _together(names: Sequence[str]) -> str:
-    """Calls of two words that begin alike have their first word once."""
-    alike: dict[str, list[str]] = {}
-    for name in names:
-        first, _, rest = name.partition(" ")
-        alike.setdefault(name if " " in rest else first, []).append("" if " " in rest else rest)
-    between = "; " if any("," in name for name in names) else ", "
-    return between.join(f"{first} {', '.join(rests)}".strip() for first, rests in alike.items())
+def _said(others: Mapping[str, Sequence[str]]) -> str:
+    """What came of calls, and of which."""
+    return "; ".join(f"{', '.join(names)}: {outcome}" for outcome, names in others.items())
 
 
 def _pinned(path: Path) -> Iterator[tuple[str, str]]:
