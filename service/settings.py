@@ -338,9 +338,8 @@ class Settings(BaseModel):
     versions: dict[str, str] = Field(
         {},
         description=(
-            "What a model's bare name means, as NAME=1,OTHER=1?shadow=0.1; by default its latest"
-            " version. With shadow the newest one computes such a share of the requests too, for"
-            " metrics alone. Set it where a new folder must not answer at once."
+            "What a model's bare name means, as NAME=1,OTHER=2; by default its latest version. Set"
+            " it where a new folder must not answer at once."
         ),
     )
 

@@ -121,18 +121,6 @@ class Bulk:
             "infer": time.monotonic() - started - queue_s,
         }
 
-    async def rows_last(
-        self,
-        request: InferenceRequest,
-        runner: Runner,
-        needs: Sequence[Pick],
-        deadline: Deadline,
-    ) -> Gather:
-        """What `rows` gives, of a request that waits for all others: one piece at a time."""
-        run = _Run(self._computing, BulkTurns(1), request, runner, needs, deadline, 0.0)
-        await run.lane()
-        return run.joined.complete
-
 
 @dataclass
 class _Run:

@@ -98,16 +98,6 @@ class Pipeline:
         deadline.check()
         return encoded, {**stages_s, "encode": time.monotonic() - started}
 
-    async def run_last(self, request: InferenceRequest, deadline: Deadline) -> Values:
-        """The outputs of a request that waits for all others, and runs in small pieces."""
-        num_bytes = check(request, self.settings)
-        runner, needs = request.runner, picks(request)
-        held_bytes = num_bytes + kept_bytes(request, runner.engine, needs)
-        with self.responses.reserve(held_bytes, request.key):
-            gather = await self.bulk.rows_last(request, runner, needs, deadline)
-            made = _values(request, runner.engine, gather)
-            return await self._encoders.finish(made, deadline)
-
     @contextmanager
     def _promised(
         self, request: InferenceRequest, num_bytes: int, deadline: Deadline

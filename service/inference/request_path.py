@@ -5,14 +5,12 @@ embed`, the certificate. Knows no bytes of bodies, no headers and no server.
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
-from functools import partial
 from types import MappingProxyType
 from typing import Generic, NamedTuple, TypeVar
 
 from addnorm.service.errors import InvalidInput
 from addnorm.service.inference.pipeline import Pipeline
 from addnorm.service.inference.request import InferenceRequest, InferenceResponse
-from addnorm.service.inference.shadow.shadowing import Shadowing
 from addnorm.service.models.model import Model
 from addnorm.service.models.registry import Models
 from addnorm.service.runtime.manifest import Task
@@ -37,7 +35,6 @@ class Call(NamedTuple):
     num_bytes: int = 0  # of the body, decompressed
     held_bytes: int = 0  # what the body and its values count as while they are held
     anew: bool = False  # whether all is computed, whatever the cache holds
-    instead: Model | None = None  # that computes it, whatever model is named
 
     def named(self, sent: str | None) -> str | None:
         """The model's name that the route's path has, else what the body says."""
@@ -72,8 +69,7 @@ class Call(NamedTuple):
         context = self.context
         context.model, context.cuts_texts = meant.model.name, meant.cuts_texts
         context.precision, context.dimensions = meant.precision, meant.dimensions
-        model = self.instead or meant.model
-        return model, meant.prompt_name if prompt_name is None else prompt_name
+        return meant.model, meant.prompt_name if prompt_name is None else prompt_name
 
 
 class Answered(NamedTuple, Generic[Encoded]):
@@ -87,7 +83,6 @@ class RequestPath:
 
     pipeline: Pipeline
     bodies: ByteBudget
-    shadowing: Shadowing | None = None
 
     async def answer(
         self, call: Call, prepare: Callable[[Call], Awaitable[Prepared[Encoded]]]
@@ -99,12 +94,6 @@ class RequestPath:
             request, encode = await prepare(call)
         request = _as_named(request, context)
         request = request._replace(key=context.key, route=call.route, anew=call.anew)
-        # until then the body is kept, so it must be one that no budget has to count
-        is_small = not call.held_bytes
-        shadow = self.shadowing.begin(request) if self.shadowing and is_small else None
-        if shadow:
-            encode = shadow.noting(encode)
-            again = partial(_again, call, prepare, shadow.model)
         del prepare  # it may hold the body
         if request.timeout_s is not None and not call.deadline.is_callers:
             call.deadline.timeout_s, call.deadline.is_callers = request.timeout_s, True
@@ -114,21 +103,7 @@ class RequestPath:
         encoded, stages_s = await self.pipeline.run(request, encode, call.deadline)
         context.stages_s |= stages_s
         context.is_inferred = True
-        if shadow:
-            shadow.start(again)
         return Answered(encoded, request)
-
-
-async def _again(
-    call: Call,
-    prepare: Callable[[Call], Awaitable[Prepared[Encoded]]],
-    model: Model,
-    deadline: Deadline,
-) -> InferenceRequest:
-    """The same request for another version, read again: that may have another tokenizer."""
-    context = RequestContext()
-    request, _ = await prepare(call._replace(deadline=deadline, context=context, instead=model))
-    return _as_named(request, context)
 
 
 def _as_named(request: InferenceRequest, context: RequestContext) -> InferenceRequest:

@@ -16,14 +16,13 @@ from addnorm.service.models.names import (
     check_distinct,
     check_prompts,
 )
-from addnorm.service.models.versions import Pin
 from addnorm.service.runtime.bundle import Bundle
 from addnorm.service.runtime.manifest import Task
 
 MAX_NAME = 1000  # characters of a name that may be known: each of its colons is tried
 NO_DEFAULTS: Mapping[Task, str] = MappingProxyType({})
 NO_ALIASES: Mapping[str, Alias] = MappingProxyType({})
-NO_PINS: Mapping[str, Pin] = MappingProxyType({})
+NO_PINS: Mapping[str, int] = MappingProxyType({})
 WORDS: dict[Task, str] = {
     "embed": "embed texts",
     "rerank": "rerank",
@@ -90,7 +89,7 @@ class Models:
         root: Root | None = None,
         defaults: Mapping[Task, str] = NO_DEFAULTS,
         aliases: Mapping[str, Alias] = NO_ALIASES,
-        pins: Mapping[str, Pin] = NO_PINS,
+        pins: Mapping[str, int] = NO_PINS,
     ) -> None:
         """root: where they were loaded from. defaults: the model of requests for a task that
         name none. pins: the versions that bare names mean, where it is not the latest. StartupError
@@ -105,11 +104,11 @@ class Models:
         for model in models:
             self.check_names(model.bundle)
             self.add(model)
-        for name, pin in pins.items():
+        for name, version in pins.items():
             try:
-                self.find(f"{name}/{pin.version}")
+                self.find(f"{name}/{version}")
             except ModelNotFound as error:
-                raise StartupError(f"ADDNORM_VERSIONS: {name}={pin.version}: {error}") from None
+                raise StartupError(f"ADDNORM_VERSIONS: {name}={version}: {error}") from None
         for name, alias in aliases.items():
             self._check(name, alias)
         for task, name in defaults.items():
@@ -129,7 +128,7 @@ class Models:
         self.check_names(bundle)
         name, version = bundle.manifest.name, bundle.manifest.version
         pin, newest = self._pins.get(name), max(self._versions.get(name, {}), default=0)
-        is_meant = pin.version == version if pin else version >= newest
+        is_meant = pin == version if pin else version >= newest
         self._check_meant(bundle, {bundle.ref, name} if is_meant else {bundle.ref})
 
     def _check_meant(self, bundle: Bundle, refs: set[str]) -> None:
@@ -194,23 +193,13 @@ class Models:
         others = {known: note for known, note in self._notes.items() if known != ref}
         self._notes = {**others, ref: (state, reason)} if state else others
 
-    def pin(self, name: str, pin: Pin | None) -> None:
+    def pin(self, name: str, version: int | None) -> None:
         """The bare name means this version from now on; None: the latest. ModelNotFound if that is
         not served, StartupError if an alias or a default asks for what it does not have."""
-        version = pin.version if pin else max(self.versions(name))
-        self._check_meant(self.find(f"{name}/{version}").bundle, {name})
+        meant = version or max(self.versions(name))
+        self._check_meant(self.find(f"{name}/{meant}").bundle, {name})
         others = {known: other for known, other in self._pins.items() if known != name}
-        self._pins = {**others, name: pin} if pin else others
-
-    def shadow(self, model: Model) -> tuple[Model, float] | None:
-        """The newest version, and the share of this one's requests that it computes too, if it
-        does."""
-        pin = self._pins.get(model.name)
-        newest = self._versions.get(model.name, {})
-        if not pin or not pin.shadow_share or not newest or self.get(model.name) is not model:
-            return None
-        shadow = newest[max(newest)]
-        return None if shadow is model else (shadow, pin.shadow_share)
+        self._pins = {**others, name: version} if version else others
 
     def get(self, ref: str) -> Model | None:
         """The model of `name/version`, or what `name` means; None if there is none."""
@@ -282,8 +271,7 @@ class Models:
         if versions is None:
             raise self.not_served(ref)
         if not slash:
-            pin = self._pins.get(name)
-            version = str(pin.version if pin else max(versions))
+            version = str(self._pins.get(name) or max(versions))
         number = (
             int(version) if version.isascii() and version.isdigit() and len(version) < 18 else -1
         )

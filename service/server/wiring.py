@@ -10,7 +10,6 @@ from addnorm.service.inference.computing import Computing
 from addnorm.service.inference.pipeline import Pipeline
 from addnorm.service.inference.request_path import RequestPath
 from addnorm.service.inference.sequence_cache import SequenceCache
-from addnorm.service.inference.shadow.shadowing import Shadowing
 from addnorm.service.loading.repository import Repository
 from addnorm.service.models.readiness import Readiness
 from addnorm.service.models.registry import Models
@@ -110,7 +109,7 @@ def build(
             TextReader(settings, bodies, pools.tokenizers),
         ),
         receiver=BodyReceiver(settings, bodies, pools.large_readers),
-        request_path=RequestPath(pipeline, bodies, Shadowing(models, pipeline, metrics)),
+        request_path=RequestPath(pipeline, bodies),
         readiness=Readiness(models, scheduler, settings.known_answer_timeout_s),
         repository=Repository(models, settings),
         exposition=Exposition(

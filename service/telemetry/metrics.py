@@ -22,8 +22,6 @@ Labelled = TypeVar("Labelled", bound=MetricWrapperBase)
 SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
 TOKENS = (1, 4, 16, 64, 128, 192, 256, 384, 512, 1024)
 SEQUENCES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
-COSINES = (0, 0.5, 0.8, 0.9, 0.95, 0.98, 0.99, 0.999, 0.9999, 0.999999, 1)
-SCORES = (0, 1e-6, 1e-4, 1e-3, 0.01, 0.03, 0.1, 0.3, 1, 3, 10)
 RATIO = (0.1, 0.25, 0.5, 0.75, 0.9, 1.0)
 MODEL = ("model",)
 
@@ -44,7 +42,6 @@ class Metrics(Observer):
         self._make_worker_metrics()
         self._make_invariance_metrics()
         self._make_cache_metrics()
-        self._make_shadow_metrics()
 
     def _make_request_metrics(self) -> None:
         counter = partial(Counter, registry=self.registry)
@@ -177,39 +174,6 @@ class Metrics(Observer):
         self.cache_bytes_limit = gauge(
             "addnorm_cache_bytes_limit", "Bytes that may be held: `ADDNORM_CACHE_BYTES`."
         )
-
-    def _make_shadow_metrics(self) -> None:
-        histogram = partial(Histogram, registry=self.registry)
-        self.shadow_requests = Counter(
-            "addnorm_shadow_requests",
-            "Requests that the newest version was to compute too: `compared`, `dropped` under load,"
-            " or `failed`, which the log explains once for a version.",
-            ("model", "outcome"),
-            registry=self.registry,
-        )
-        self.shadow_differences = {
-            "cosine": histogram(
-                "addnorm_shadow_cosine",
-                "Cosine of a sequence's vectors by the pinned and the newest version.",
-                MODEL,
-                buckets=COSINES,
-            ),
-            "score": histogram(
-                "addnorm_shadow_score_difference",
-                "Largest absolute difference of a sequence's logits by these two versions.",
-                MODEL,
-                buckets=SCORES,
-            ),
-        }
-
-    def count_shadow(
-        self, model: str, outcome: str, found: dict[str, list[float]] | None = None
-    ) -> None:
-        """found: differences of sequences, by the measure."""
-        for measure, values in (found or {}).items():
-            for value in values:
-                self.of(self.shadow_differences[measure], model).observe(value)
-        self.of(self.shadow_requests, model, outcome).inc()  # last: what is counted is told
 
     def on_computed(self, micro: MicroBatch, rows: AnyRows) -> None:
         model, lengths = micro.target.name, [sequence.length for sequence in micro.sequences]

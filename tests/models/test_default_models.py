@@ -9,7 +9,6 @@ import pytest
 from addnorm.service.errors import InvalidInput, StartupError
 from addnorm.service.loading.loader import load_all
 from addnorm.service.models.registry import Models
-from addnorm.service.models.versions import Pin
 from addnorm.service.settings import Settings
 
 
@@ -82,7 +81,7 @@ def test_a_new_version_that_a_default_cannot_mean_is_refused() -> None:
     new: Any = SimpleNamespace(manifest=manifest, ref="one/3", tasks=("classify",))
     with pytest.raises(StartupError, match="rerank=one: one/3 cannot rerank"):
         served.check_new(new)
-    served.pin("one", Pin(2))
+    served.pin("one", 2)
     served.check_new(new)  # the name does not mean it
     served.pin("one", None)
     new.tasks = ("rerank",)

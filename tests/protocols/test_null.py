@@ -26,7 +26,7 @@ OF_EXAMPLE = {
     "passages": "reranker",
 }  # the path's model
 # of routes without an example: no model is loaded, unloaded or pinned by these
-OF_REPOSITORY: dict[str, Any] = {"ready": False, "parameters": {}, "shadow": 0.5}
+OF_REPOSITORY: dict[str, Any] = {"ready": False, "parameters": {}}
 NOBODY, UNKNOWN = "nobody", "not_known"
 Place = tuple[str | int, ...]  # of a field in a body
 

@@ -22,11 +22,10 @@ from addnorm.service.errors import ServiceError
 from addnorm.service.runtime.batch import AnyRows, Batch
 from addnorm.service.scheduling.job import AllRows, Job, MicroBatch, Target, Waiting
 from addnorm.service.scheduling.queue.backlog import Backlog
-from addnorm.service.scheduling.queue.fair_queue import LAST
 from tests.support.scheduling import Queue, add_first, echo, values
 
 STEPS = 50  # of one order of events, at most
-KEYS = ("a", "b", LAST)
+KEYS = ("a", "b")
 TARGETS = st.integers(0, 1)
 
 

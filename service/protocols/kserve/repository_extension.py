@@ -43,11 +43,9 @@ class UnloadRequest(LoadRequest):
 
 
 class PinRequest(BaseModel):
-    model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
+    """No field is known."""
 
-    shadow: float = Field(
-        0, ge=0, le=1, description="Share of the requests that the newest version computes too."
-    )
+    model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
 
 
 def _documented(body: type[BaseModel]) -> dict[str, Any]:
@@ -129,16 +127,16 @@ class RepositoryRoutes:
 
     async def pin(self, request: Request, model: str, version: str) -> Response:
         # a version is a number or `latest`. Also while one is loaded: a rollback must not wait
-        asked = await self._read(request, PinRequest)
+        await self._read(request, PinRequest)
         try:
             pin = read_pin(version)
         except ValueError as error:
             raise InvalidInput(f"version is {error}", param="version") from None
         try:
-            self.parts.models.pin(model, pin and pin._replace(shadow_share=asked.shadow))
+            self.parts.models.pin(model, pin)
         except StartupError as error:
             raise InvalidInput(f"version is {version}: {error}", param="version") from None
-        log.info("%s means version %s now, shadow %g", model, version, asked.shadow)
+        log.info("%s means version %s now", model, version)
         return Response()
 
     async def _read(self, request: Request, model: type[Body]) -> Body:

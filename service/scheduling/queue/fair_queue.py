@@ -1,6 +1,6 @@
 """The queue: which sequences run together, and when. Knows no tensors, HTTP, clock and threads.
 
-Order is decided at three levels. What is of `LAST` is computed while nothing else waits.
+Order is decided at three levels.
 
 1. API keys share the worker threads by start-time fair queueing (Goyal, Vin, Cheng 1996), by
    computing time.
@@ -34,8 +34,6 @@ from addnorm.service.scheduling.job import (
 from addnorm.service.scheduling.queue.backlog import Backlog, KeyBacklogs
 from addnorm.service.scheduling.queue.start_time_fairness import StartTimeFairQueue
 
-LAST = "\0last"  # in place of an API key's name: its jobs wait while others do
-
 # CANDIDATE_BATCHES: a micro-batch is chosen from this many micro-batches' worth of waiting tokens.
 #   Larger: lengths match better, but odd lengths wait longer. Smaller: more padding in the session
 #   (mixed lengths give 59 % real tokens with 1, 78 % with 3, 89 % with 10).
@@ -58,7 +56,6 @@ class JobQueue:
         self._first: dict[int, Job] = {}
         self._keys: dict[str, KeyBacklogs] = {}
         self._fairness: StartTimeFairQueue[KeyBacklogs] = StartTimeFairQueue()
-        self._last = self._keys[LAST] = KeyBacklogs()
         self._deadlines = SortedJobs(lambda job: job.deadline)
         self._done: deque[int] = deque()  # jobs whose future is done; some may still wait
         self._numbers = count()
@@ -109,8 +106,7 @@ class JobQueue:
             backlog.add(job)
             self._insert(job)
             backlog.owner.fairness.activate(backlog)
-            if backlog.owner is not self._last:
-                self._fairness.activate(backlog.owner)
+            self._fairness.activate(backlog.owner)
         self._count(job, num_tokens)
 
     def add_first(self, target: Target, batch: Batch, now: float, results: Results) -> Job:
@@ -191,9 +187,7 @@ class JobQueue:
 
     def _next(self) -> Job:
         """The job whose turn it is, where none goes first."""
-        is_last = len(self.jobs) == self._last.num_jobs
-        owner = self._last if is_last else self._fairness.next()
-        return owner.fairness.next().order().first()
+        return self._fairness.next().fairness.next().order().first()
 
     def _charge(self, backlog: Backlog, target: Target, taken: list[Waiting]) -> None:
         """Other backlogs pay nothing for their part of the micro-batch: without it the space would
@@ -202,8 +196,7 @@ class JobQueue:
         backlog.charge(sum(own))
         cost_s = max(sum(own), MIN_TOKENS_PER_WORKER) * target.s_per_token
         backlog.owner.fairness.charge(cost_s)
-        if backlog.owner is not self._last:
-            self._fairness.charge(cost_s)
+        self._fairness.charge(cost_s)
 
     def _take_out(self, taken: list[Waiting], now: float) -> None:
         """Takes sequences out of the queue, with all that wait for their rows."""

@@ -1,1 +1,0 @@
-"""What a newer version would have answered: computed while nothing else waits, and compared."""
