@@ -8,16 +8,16 @@ from collections.abc import Callable, Mapping
 
 from addnorm.load.measure import pool
 from addnorm.load.measure.check import Reference, alone
-from addnorm.load.measure.rounds import Rounds, Side
 from addnorm.load.measure.run import Figures, Load, measure
 from addnorm.load.measure.stream import PROFILES, Stream
 from addnorm.load.servers import CacheCounts, Server
-from addnorm.load.sweep.tables import CPU, Row
 from addnorm.service.runtime.bundle import Bundle
 from addnorm.service.settings import Settings
 from benchmarks import comparison, processes
 from benchmarks.comparison import Goal
 from benchmarks.findings import Findings, Options
+from benchmarks.rounds import Rounds, Side
+from benchmarks.tables import CPU, Row
 
 PROFILE = PROFILES["small"]
 EXPONENT, NUM_DISTINCT = 1.0, 50_000  # of the repeats

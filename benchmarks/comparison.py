@@ -5,9 +5,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median as middle
 
-from addnorm.load.measure.rounds import Clock, Rounds, Side, interleave, prepare
-from addnorm.load.sweep.tables import Row, contenders_table, is_rate, ratios
 from benchmarks.findings import Findings, Options
+from benchmarks.rounds import Clock, Rounds, Side, interleave, prepare
+from benchmarks.tables import Row, contenders_table, is_rate, ratios
 
 
 @dataclass(frozen=True)

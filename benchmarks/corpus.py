@@ -16,16 +16,16 @@ from addnorm.corpus.parts import Parts
 from addnorm.corpus.progress import Progress
 from addnorm.corpus.storage import Location
 from addnorm.corpus.texts_source import Source
-from addnorm.load.measure.contender import FP32, INT8
-from addnorm.load.measure.rounds import Side
 from addnorm.load.measure.run import Figures
-from addnorm.load.sweep.tables import Row
 from addnorm.service.runtime.batch import Batch
 from benchmarks import comparison
 from benchmarks.bench.ceilings import sorted_batches
 from benchmarks.comparison import Goal
+from benchmarks.contender import FP32, INT8
 from benchmarks.data import texts
 from benchmarks.findings import Findings, Options, newest
+from benchmarks.rounds import Side
+from benchmarks.tables import Row
 
 NUM_ROWS = 1000
 JOB, ALONE = "job", "alone"

@@ -10,15 +10,15 @@ from typing import Any
 
 from addnorm.export.sources import sources
 from addnorm.export.writer import Plan, export
-from addnorm.load.measure.contender import FP32, INT8, Line
-from addnorm.load.measure.rounds import Rounds, Side, served
-from addnorm.load.sweep.tables import TITLES, Row, ratios
 from addnorm.service.runtime.bundle import Bundle
 from benchmarks import comparison
 from benchmarks.bench.ceilings import Offline, fixed
 from benchmarks.bench.contenders import TRANSFORMERS, Servers
 from benchmarks.comparison import Goal
+from benchmarks.contender import FP32, INT8, Line
 from benchmarks.findings import BUILD, BUNDLES, Findings, Options, newest
+from benchmarks.rounds import Rounds, Side, served
+from benchmarks.tables import TITLES, Row, ratios
 
 SEED = 0
 WHO = (TRANSFORMERS, FP32, INT8)

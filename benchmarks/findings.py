@@ -4,9 +4,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from addnorm.load.sweep.tables import table
 from addnorm.service.runtime import bundle as bundles
 from addnorm.service.runtime.bundle import Bundle
+from benchmarks.tables import table
 
 BUNDLES = Path("bundles")
 BUILD = Path("build")

@@ -76,12 +76,6 @@ EXPERIMENTS = {
         (SERVED,),
         only="fp32 or int8",
     ),
-    "capacity": Experiment(
-        "the forecast of `addnorm load --target` beside the rate that is held: three models",
-        "benchmarks.capacity:run",
-        12,
-        (SERVED, "bundles/encoder", "bundles/gpt"),
-    ),
     "overload": Experiment(
         "five times the capacity for 60 s: in time or rejected, with Retry-After",
         f"{STRESS}.overload:run",

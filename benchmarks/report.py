@@ -3,10 +3,13 @@
 import json
 import os
 import subprocess
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from addnorm.load.measure.machine import machine
+import onnxruntime
+
+from addnorm.service.runtime.device.processor import processor
 from benchmarks.findings import Findings
 
 
@@ -44,6 +47,19 @@ class Report:
         text = "\n".join(_section(*item) for item in known.items())
         (self._folder / "report.md").write_text(text)
         return _section(name, entry)
+
+
+def machine() -> dict[str, str | int | float]:
+    """Where, when, and how busy it was before the run began: figures of two machines cannot be
+    compared."""
+    return {
+        "date": datetime.now(UTC).isoformat(timespec="minutes"),
+        "processor": processor().name,
+        "cores": len(os.sched_getaffinity(0)),
+        "load_average": os.getloadavg()[0],
+        "vnni": "yes" if processor().has_vnni else "no",  # without VNNI int8 gains little
+        "onnxruntime": onnxruntime.__version__,
+    }
 
 
 def _section(name: str, entry: dict[str, Any]) -> str:

@@ -1,1 +1,1 @@
-"""`addnorm load`: measure/ sends requests and checks the answers, sweep/ makes a page of them."""
+"""`addnorm load`: measure/ sends requests and checks the answers."""

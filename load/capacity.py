@@ -1,5 +1,5 @@
 """`addnorm load --target`: the requests a second that a server holds within a p99, and how many
-such machines a target needs. docs/capacity.md has the arithmetic."""
+such machines a target needs."""
 
 import asyncio
 import json
@@ -18,16 +18,13 @@ from addnorm.service.runtime.manifest import Limits
 
 # CALLERS: with so many the server is never idle. TAIL: longest text over the mean.
 # RUN_S: of each measurement. MIN_ARRIVALS: of an open loop; fewer have no p99.
-# TRIES, STEP: a rate that is not held is tried again with STEP of it.
-# LATE: share of requests over the p99. LEAST_VARIATION: equal sizes are no gamma distribution.
-# HALVINGS: until the forecast is as exact as a float.
+# TRIES, STEP: a rate that is not held is tried again with STEP of it, down to a quarter.
 CALLERS = 32
 CONNECTIONS = 256  # of an open loop: more are not needed unless the server falls behind
 TAIL = 4
 RUN_S = 5.0
 MIN_ARRIVALS = 100
-TRIES, STEP = 6, 0.85
-LATE, LEAST_VARIATION, HALVINGS = 0.01, 1e-3, 60
+TRIES, STEP = 10, 0.85
 COMPUTED = "Cache-Control: no-cache"  # the server neither takes nor holds results
 NAN = math.nan
 
@@ -83,13 +80,13 @@ def _why(status: int, body: bytes) -> str:
 
 @dataclass(frozen=True)
 class Capacity:
-    """most: with CALLERS. bare: the same with one token a text. rate: the last that was tried."""
+    """most: with CALLERS. bare: the same with one token a text. rate: the last that was tried, 0
+    where a request itself takes as long as the p99."""
 
     goal: Goal
     cores: float
     most: Run
     bare: Run
-    forecast_per_s: float
     rate: float
     tried: Run
 
@@ -108,7 +105,6 @@ class Capacity:
         yield f"a request: {goal.texts} texts of about {goal.tokens} tokens, computed each time"
         lost = f"; {self.most.lost}" if self.most.num_lost else ""
         yield f"at most: {self.most.per_s:,.1f} requests/s ({CALLERS} callers){lost}"
-        yield f"forecast: {self.forecast_per_s:,.1f} requests/s with a p99 of {limit}"
         if self.rate > 0:
             yield (
                 f"measured: at {self.rate:,.1f} requests/s the p99 is"
@@ -154,11 +150,6 @@ class Subject:
         seconds = max(self.seconds, MIN_ARRIVALS / rate)
         return Run.of(await open_loop(client, order, CONNECTIONS, seconds, rate, seed))
 
-    def forecast(self, most: Run) -> float:
-        """Requests a second. Their sizes vary by the square of standard deviation over mean."""
-        sizes = [request.num_tokens for request in self._stream(self.goal.tokens).requests]
-        return forecast(most.per_s, self.goal.p99_s, float(np.var(sizes) / np.mean(sizes) ** 2))
-
     def metric(self, name: str) -> float:
         """Not a number where the server has none that we may read."""
         try:
@@ -187,36 +178,18 @@ class Subject:
             client.close()
 
 
-def forecast(most_per_s: float, p99_s: float, variation: float) -> float:
-    """Requests a second with this p99, of a server that answers most_per_s at most: one queue with
-    Poisson arrivals. variation: of the requests' sizes, which are taken for gamma distributed. The
-    tail of waits is Cramer's and Lundberg's (Asmussen, Applied Probability and Queues, XIII.5)."""
-    if p99_s * most_per_s <= 1:  # a request itself takes as long
-        return 0.0
-    size_s, variation = 1 / most_per_s, max(variation, LEAST_VARIATION)
-    rate, low, high = 0.0, 0.0, 1 - 1e6**-variation  # there the rate is next to 0
-    for _ in range(HALVINGS):
-        share = (low + high) / 2  # of the largest decay that sizes of this variation allow
-        decay = share / (size_s * variation)  # of the tail, per second
-        moment = (1 - share) ** (-1 / variation)
-        rate = decay / (moment - 1)
-        slope = size_s * moment / (1 - share)
-        late = (1 - rate * size_s) / (rate * slope - 1) * math.exp(-decay * (p99_s - size_s))
-        low, high = (share, high) if late > LATE else (low, share)
-    return rate
-
-
 async def _measure(subject: Subject) -> Capacity:
     goal = subject.goal
     most, bare = await subject.most(goal.tokens), await subject.most(1)
-    expected = subject.forecast(most)
-    rate, tried = min(goal.target, expected), Run(0.0, math.inf, 0)
+    rate, tried = 0.0, Run(0.0, math.inf, 0)
+    if most.per_s * goal.p99_s > 1:
+        rate = min(goal.target, most.per_s)
     for number in range(TRIES if rate else 0):
         rate *= STEP if number else 1
         if (tried := await subject.at(rate)).holds(goal.p99_s):
             break
     cores = subject.metric("addnorm_worker_threads")
-    return Capacity(goal, cores, most, bare, expected, rate, tried)
+    return Capacity(goal, cores, most, bare, rate, tried)
 
 
 def measure(subject: Subject) -> Capacity:

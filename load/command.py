@@ -3,19 +3,18 @@
 import argparse
 import json
 import os
-import shlex
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
+from http.client import HTTPException
 from pathlib import Path
+from urllib.error import HTTPError
 from urllib.parse import urlsplit
 
 from addnorm.load import capacity, options
-from addnorm.load.first_answer import reason
 from addnorm.load.measure import pool
-from addnorm.load.measure.check import Reference, alone
-from addnorm.load.measure.rounds import TIMING, Timing
-from addnorm.load.measure.run import Load, measure
+from addnorm.load.measure.check import WRONG, Reference, alone
+from addnorm.load.measure.run import Load, Result, measure
 from addnorm.load.measure.stream import PROFILES, Stream, make
 from addnorm.load.servers import CacheCounts, Server
 from addnorm.service.errors import StartupError
@@ -23,32 +22,25 @@ from addnorm.service.runtime import bundle as bundles
 from addnorm.service.runtime.bundle import Bundle
 from addnorm.service.runtime.manifest import Limits
 
+MODEL = "--model names the model to ask, where a server has several"
 
-def load(words: Sequence[str], timing: Timing = TIMING) -> None:
-    """Loads a server. Exits with code 1 if an answer was wrong, or if it cannot begin. timing: of
-    the runs of a sweep."""
+
+def load(words: Sequence[str]) -> None:
+    """Loads a server. Exits with code 1 if an answer was wrong, or if it cannot begin."""
     parser = options.parser()
     arguments = parser.parse_args(words)
     given = options.given(parser, words)
     if arguments.target is not None:
-        others = (*options.OF_ONE_LOAD, *options.OF_A_SWEEP, "html", "json", "bundle", "accept")
+        others = (*options.OF_ONE_LOAD, "json", "bundle", "accept")
         _refuse_options(parser, given, others, "not of --target")
         _hold(arguments)
         return
     _refuse_options(parser, given, options.OF_A_TARGET, "of --target")
     if arguments.bundle is None:
         parser.error("--bundle or --target is needed")
-    if arguments.html:
-        _refuse_options(parser, given, options.OF_ONE_LOAD, "of one load; --html sweeps many")
-    else:
-        _refuse_options(parser, given, options.OF_A_SWEEP, "of --html")
     bundle = _bundle(arguments)
-    for name in ("html", "json"):
-        _must_be_writable(f"--{name}", getattr(arguments, name))
-    if arguments.html:
-        _sweep(arguments, bundle, ["addnorm", "load", *words], timing)
-    else:
-        _run_load(parser, arguments, bundle)
+    _must_be_writable("--json", arguments.json)
+    _run_load(parser, arguments, bundle)
 
 
 def _hold(arguments: argparse.Namespace) -> None:
@@ -126,51 +118,39 @@ def _run_load(
         raise SystemExit(f"{said}: {why}" if result.num_errors == result.num_answers else said)
 
 
-def _sweep(
-    arguments: argparse.Namespace, bundle: Bundle, command: Sequence[str], timing: Timing
-) -> None:
-    from addnorm.load.sweep import (
-        plan as sweep,
-    )  # needs matplotlib, which a single load does without
+def reason(
+    server: Server, stream: Stream, result: Result, bundle: Bundle, headers: Sequence[str] = ()
+) -> str:
+    """result: of this stream, with errors. A rejection's words need one more request."""
+    kinds = ", ".join(result.errors)
+    if WRONG in result.errors:
+        return f"{kinds}: the answers are not those of {bundle.ref}, which --bundle gives; {MODEL}"
+    if any(kind.isdigit() for kind in result.errors) and (said := _said(server, stream, headers)):
+        return f"{kinds}: {said}. The requests are made for {bundle.ref}; {MODEL}"
+    return kinds
 
-    asked = [arguments.precision] if arguments.precision else bundle.manifest.precisions
-    if not (precisions := [each for each in asked if each in sweep.PRECISIONS]):
-        raise SystemExit(f"--html measures {', '.join(sweep.PRECISIONS)}, not {', '.join(asked)}")
-    name, url = arguments.beside or ("", "")
-    fields = {"model": arguments.model} if arguments.model else {}
-    plan = sweep.Sweep(
-        sweep.Target("Addnorm", arguments.url, _ours(arguments)),
-        bundle,
-        precisions,
-        sweep.Target(name, url, _server(url)) if url else None,
-        arguments.tolerance,
-        _headers(arguments),
-        fields,
-    )
-    before = plan.ours.server.cache_counts()
-    findings = sweep.run(plan, arguments.minutes, timing)
-    if said := warning(_since(plan.ours.server, before), "The sweep", ""):
-        findings = replace(findings, warning=said)
-        print(said, file=sys.stderr)
-    facts = sweep.facts(plan, findings, shlex.join(command))
-    print(sweep.text(findings, facts))
-    arguments.html.write_text(sweep.page(plan, findings, facts))
-    if arguments.json:
-        arguments.json.write_text(json.dumps({**findings.facts(), "facts": facts}, indent=1) + "\n")
-    if any(counted["num_errors"] for counted in findings.bits.values()):
-        raise SystemExit("some answers were not right: see the table")
+
+def _said(server: Server, stream: Stream, headers: Sequence[str]) -> str:
+    """The server's message if it rejects the first request, else nothing."""
+    try:
+        server.ask(stream.requests[0].body, stream.path, headers)
+    except HTTPError as error:
+        text = error.read().decode(errors="replace")
+        try:
+            return str(json.loads(text)["error"]["message"])
+        except (ValueError, LookupError, TypeError):  # another server's
+            return " ".join(text.split())[:200]
+    except (OSError, HTTPException):
+        return ""
+    return ""
 
 
 def _ours(arguments: argparse.Namespace) -> Server:
-    server = _server(arguments.url)
+    address = urlsplit(arguments.url)
+    server = Server(address.hostname or "127.0.0.1", address.port or 80)
     key = _api_key(arguments.api_key_env) if arguments.api_key_env else None
     headers = (f"Authorization: Bearer {key}",) if key else ()
     return replace(server, pid=arguments.pid, headers=headers)
-
-
-def _server(url: str) -> Server:
-    address = urlsplit(url)
-    return Server(address.hostname or "127.0.0.1", address.port or 80)
 
 
 def _api_key(variable: str) -> str:
@@ -230,14 +210,12 @@ def _headers(arguments: argparse.Namespace) -> tuple[str, ...]:
     return (f"Accept: {arguments.accept}",) if arguments.accept else ()
 
 
-def warning(
-    counts: CacheCounts | None, what: str, instead: str = ", or send --unique or --zipf"
-) -> str | None:
+def warning(counts: CacheCounts | None, what: str) -> str | None:
     """That a load which repeats its few requests measures the server's cache, if it does.
 
     what: repeats them.
     """
-    advice = f"Start it with ADDNORM_CACHE_BYTES=0 to measure the model{instead}."
+    advice = "Start it with ADDNORM_CACHE_BYTES=0 to measure the model, or send --unique or --zipf."
     if counts is None:
         return (
             f"{what} repeats its sequences. If the server has a cache, these figures measure "

@@ -4,22 +4,17 @@ import argparse
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from urllib.parse import urlsplit
 
 from addnorm.load.measure.check import NAIVE_TOLERANCE
 from addnorm.load.measure.stream import PROFILES
 
-DESCRIPTION = (
-    "Loads a server, checks every answer, and prints a table, or writes a page with plots."
-)
+DESCRIPTION = "Loads a server, checks every answer, and prints a table."
 NUM_DISTINCT = 50_000
 NUM_REQUESTS = 20_000
-MINUTES = 4.0
 OF_ONE_LOAD = (
     *("profile", "zipf", "distinct", "unique", "requests", "most_alone", "concurrency", "rate"),
     *("seconds", "warm_up", "seed"),
 )
-OF_A_SWEEP = ("beside", "minutes")
 OF_A_TARGET = ("texts", "tokens", "p99_ms")
 
 
@@ -28,7 +23,7 @@ def parser() -> argparse.ArgumentParser:
         prog="addnorm load",
         description=DESCRIPTION,
         epilog="Example: addnorm load --bundle bundles/all-minilm-l6-v2/1 --model "
-        "all-minilm-l6-v2 --seconds 5. --html needs the extra `load`.",
+        "all-minilm-l6-v2 --seconds 5",
     )
     found.add_argument("--url", default="http://127.0.0.1:8000")
     found.add_argument(
@@ -67,7 +62,6 @@ def parser() -> argparse.ArgumentParser:
     )
     found.add_argument("--seed", type=int, default=0)
     found.add_argument("--json", type=Path, help="where to write the result")
-    _add_sweep(found)
     _add_target(found)
     return found
 
@@ -78,27 +72,6 @@ def given(parser: argparse.ArgumentParser, words: Sequence[str]) -> set[str]:
     blank = argparse.Namespace(**dict.fromkeys(vars(parser.parse_args(words)), absent))
     found = vars(parser.parse_args(words, blank))
     return {name for name, value in found.items() if value is not absent}
-
-
-def _add_sweep(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--html",
-        type=Path,
-        metavar="FILE",
-        help="sweep padding, and load up to capacity, and write a page with plots",
-    )
-    parser.add_argument(
-        "--beside",
-        type=_named_url,
-        metavar="[NAME=]URL",
-        help="of --html: a server with the same model and route /v1/infer, measured in turn",
-    )
-    parser.add_argument(
-        "--minutes",
-        type=_above_zero,
-        default=MINUTES,
-        help=f"of --html: about how long ({MINUTES:g})",
-    )
 
 
 def _add_target(parser: argparse.ArgumentParser) -> None:
@@ -118,14 +91,6 @@ def _add_target(parser: argparse.ArgumentParser) -> None:
         default=200.0,
         help="of --target: what 99 of 100 requests may take (200)",
     )
-
-
-def _named_url(text: str) -> tuple[str, str]:
-    name, is_named, url = text.partition("=")
-    name, url = (name, url) if is_named and "/" not in name else ("baseline", text)
-    if not urlsplit(url).hostname:
-        raise argparse.ArgumentTypeError(f"must be like naive=http://127.0.0.1:8001, not {text}")
-    return name, url
 
 
 def _add_repeats(parser: argparse.ArgumentParser) -> None:

@@ -7,14 +7,14 @@ from functools import cache
 from pathlib import Path
 
 from addnorm.load.measure.check import NAIVE_TOLERANCE
-from addnorm.load.measure.contender import FP32, INT8, NAIVE, Contender, Contenders, in_precision
 from addnorm.load.measure.stream import PROFILES, Stream, make
 from addnorm.load.servers import Server
-from addnorm.load.sweep.tables import BEFORE
 from addnorm.service.runtime.bundle import Bundle
 from benchmarks import peers, processes
 from benchmarks.bench import texts
+from benchmarks.contender import FP32, INT8, NAIVE, Contender, Contenders, in_precision
 from benchmarks.findings import MINILM, newest
+from benchmarks.tables import BEFORE
 
 ONE_THREAD, TYPED, READY, INFINITY = "naive-1", "typed", "ready", "infinity"
 TRANSFORMERS = "transformers"  # behind FastAPI, in PyTorch

@@ -5,18 +5,18 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from addnorm.load.measure.contender import FP32, INT8, Contenders
-from addnorm.load.measure.machine import machine
-from addnorm.load.measure.rounds import TIMING, Clock, Rounds, compared, open_loops
 from addnorm.load.measure.run import Figures, Load
-from addnorm.load.sweep import curves, overview
-from addnorm.load.sweep.tables import open_loop_table, table
+from addnorm.load.measure.stream import SWEEP_LONGEST
 from benchmarks import comparison, needs, peers
+from benchmarks.bench import curves
 from benchmarks.bench.contenders import Servers
 from benchmarks.bench.lines import sides
 from benchmarks.bench.rows import ROWS, TITLES, memory_table, ratios_table
+from benchmarks.contender import FP32, INT8, NAIVE, Contenders
 from benchmarks.findings import Findings, Options, newest
 from benchmarks.report import commit
+from benchmarks.rounds import RUN_S, Clock, Rounds, compared, open_loops
+from benchmarks.tables import open_loop_table, padding_share, table
 
 OPEN = ("small-1", "small-32")  # the lines that the open loop is made of
 NUM_BITS = 2000  # answers that must have been compared bit for bit in the end
@@ -62,7 +62,7 @@ def _bits(preset: Contenders, so_far: Rounds, clock: Clock) -> dict[str, Figures
         num_missing = NUM_BITS - int(counted[who]["num_answers"])
         if num_missing > 0:
             clock.show(f"{num_missing} more answers: {who}")
-            load = Load(32, max(TIMING.run_s[0], clock.left_s() / 2), num_answers=num_missing)
+            load = Load(32, max(RUN_S[0], clock.left_s() / 2), num_answers=num_missing)
             more = {f"bits/{who}": [preset[who].run("small", load)]}
             counted[who] = compared(who, so_far | more)
     return counted
@@ -81,8 +81,7 @@ def _findings(
         _bits_table(counted),
     ]
     seen = {"rounds": figures, "open_loop": points, "bits": counted}
-    shown = overview.Findings(options.bundle, machine(), figures, points, counted, [], TITLES)
-    return Findings("\n\n".join(filter(None, parts)), found.missed, seen, _plots(shown))
+    return Findings("\n\n".join(filter(None, parts)), found.missed, seen, _plots(figures, points))
 
 
 def _open(points: Rounds) -> Rounds:
@@ -90,12 +89,19 @@ def _open(points: Rounds) -> Rounds:
     return {f"open/{who}": runs for who, runs in points.items()}
 
 
-def _plots(findings: overview.Findings) -> dict[str, partial[None]]:
-    plots = {}
-    if points := findings.points:
-        plots["latency.png"] = partial(curves.draw_latency, points=findings.titled(points))
-    if shares := findings.by_padding():
-        plots["padding.png"] = partial(curves.draw_padding, shares=findings.titled(shares))
+def _plots(figures: Rounds, points: Rounds) -> dict[str, partial[None]]:
+    plots: dict[str, partial[None]] = {}
+    if points:
+        titled = {TITLES[who]: loads for who, loads in points.items()}
+        plots["latency.png"] = partial(curves.draw_latency, points=titled)
+    shares: dict[str, list[tuple[float, list[float]]]] = {}  # of pads, and the rate of each round
+    for longest in SWEEP_LONGEST:
+        for who in (NAIVE, FP32, INT8):
+            if rounds := figures.get(f"longest-{longest}/{who}"):
+                rates = [run["tokens_per_s"] for run in rounds]
+                shares.setdefault(TITLES[who], []).append((padding_share(longest), rates))
+    if shares:
+        plots["padding.png"] = partial(curves.draw_padding, shares=shares)
     return plots
 
 

@@ -3,14 +3,13 @@
 from collections.abc import Callable, Iterator
 from functools import partial
 
-from addnorm.load.measure.contender import FP32, INT8, NAIVE, Contenders, Line
-from addnorm.load.measure.rounds import Side, served
-from addnorm.load.measure.stream import PROFILES, make
-from addnorm.load.sweep.plan import PADDED
-from addnorm.load.sweep.tables import BEFORE
+from addnorm.load.measure.stream import PROFILES, SWEEP_LONGEST, make
 from addnorm.service.environment import read_settings
 from benchmarks.bench.ceilings import Offline, Sgemm, fixed
 from benchmarks.bench.contenders import INFINITY, ONE_THREAD, READY, TENSORS, TYPED
+from benchmarks.contender import FP32, INT8, NAIVE, Contenders, Line
+from benchmarks.rounds import Side, served
+from benchmarks.tables import BEFORE
 
 OURS = (FP32, INT8, f"{BEFORE}{FP32}", f"{BEFORE}{INT8}")
 ALL = (NAIVE, ONE_THREAD, *OURS)
@@ -22,7 +21,7 @@ LINES = {  # model -> its loads
         "small-32": Line("small", 32, ALL),
         "big": Line("big", 8, ALL),
         "hidden": Line("hidden", 8, (*ALL, TYPED, *TENSORS.values())),
-        **PADDED,
+        **{f"longest-{n}": Line(f"longest-{n}", 8, (NAIVE, FP32, INT8)) for n in SWEEP_LONGEST},
     },
     "real": {
         "texts": Line("texts", 8, (INFINITY, *OURS)),

@@ -3,13 +3,13 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from addnorm.load.measure.contender import FP32, INT8, NAIVE
-from addnorm.load.measure.rounds import NUM_NAIVE_SWEEP, Rounds, median
 from addnorm.load.measure.stream import SWEEP_LONGEST
-from addnorm.load.sweep import tables
-from addnorm.load.sweep.tables import BEFORE, CPU, Row, padding_share, ratios, short, spread, table
+from benchmarks import tables
 from benchmarks.bench.contenders import INFINITY, ONE_THREAD, READY, TENSORS, TYPED
 from benchmarks.bench.lines import LINES, OURS
+from benchmarks.contender import FP32, INT8, NAIVE
+from benchmarks.rounds import NUM_NAIVE_SWEEP, Rounds, median
+from benchmarks.tables import BEFORE, CPU, Row, padding_share, ratios, short, spread, table
 
 TITLES = {
     NAIVE: "naive",

@@ -4,8 +4,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
 
-from addnorm.load.sweep.tables import table
 from benchmarks.clients.rows import ABSENT, BITS, ORDER, REFUSED, Row
+from benchmarks.tables import table
 
 ENVIRONMENTS = Path("benchmarks/environments")
 GROUPS = {  # module -> environment

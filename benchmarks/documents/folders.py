@@ -4,7 +4,7 @@ import ast
 import re
 from pathlib import Path
 
-from addnorm.load.sweep.tables import table
+from benchmarks.tables import table
 
 
 def folders_table(root: Path, folder: str) -> str:

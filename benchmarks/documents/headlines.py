@@ -1,7 +1,7 @@
 """The figures that the README begins with: a table over several experiments."""
 
-from addnorm.load.sweep.tables import table
 from benchmarks.documents.figures import Kept, figure
+from benchmarks.tables import table
 
 FP32, INT8 = "Addnorm fp32", "Addnorm int8"
 BITS = "answers under load with the bits of each sequence alone"

@@ -11,7 +11,6 @@ import httpx
 from prometheus_client import Metric
 from prometheus_client.metrics import MetricWrapperBase
 
-from addnorm.load.sweep.tables import table
 from addnorm.service.environment import PREFIX
 from addnorm.service.errors import ServiceError
 from addnorm.service.models.registry import Models
@@ -20,6 +19,7 @@ from addnorm.service.server import wiring
 from addnorm.service.server.wiring import Service
 from addnorm.service.settings import Settings
 from addnorm.service.telemetry.exposition import INFO_LABELS
+from benchmarks.tables import table
 
 
 def settings_table() -> str:

@@ -5,10 +5,10 @@ from functools import cache
 from pathlib import Path
 from statistics import median
 
-from addnorm.load.measure.contender import FP32, Contender, in_precision
 from addnorm.load.measure.run import Load
 from addnorm.service.runtime.bundle import Bundle
 from benchmarks import peers, processes
+from benchmarks.contender import FP32, Contender, in_precision
 
 CALLERS = {"small": 64, "big": 8}  # of each load
 NEAR = 0.03  # of the same model on the CPU: float16 has 11 bits

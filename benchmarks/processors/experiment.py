@@ -19,12 +19,12 @@ from tempfile import TemporaryDirectory
 
 import onnxruntime
 
-from addnorm.load.sweep.tables import table
 from benchmarks.findings import Findings, Options
 from benchmarks.processors import differences, emulated, job, models, real_model
 from benchmarks.processors.differences import Compared
 from benchmarks.processors.emulated import NATIVE, PROCESSORS, Python
 from benchmarks.registry import ONNXRUNTIMES
+from benchmarks.tables import table
 
 WORKER = "benchmarks.processors.worker"
 

@@ -10,10 +10,10 @@ import httpx
 from matplotlib.figure import Figure
 from prometheus_client.parser import text_string_to_metric_families
 
-from addnorm.load.sweep.tables import table
 from benchmarks.findings import Findings
 from benchmarks.ray_serve.callers import Known, Outcomes, call
 from benchmarks.ray_serve.nodes import NUM_NODES, URL, Nodes
+from benchmarks.tables import table
 
 CALLERS = 24
 BUSY = "refused: 429"  # the queue is too long for the request's deadline

@@ -8,10 +8,10 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from addnorm.load.sweep.tables import table
 from benchmarks.findings import Findings
 from benchmarks.ray_serve.callers import Attempt, Known, Outcomes, call
 from benchmarks.ray_serve.nodes import NUM_NODES, URL, Nodes, fixed
+from benchmarks.tables import table
 
 CALLERS = 12
 STEADY_S = 6.0  # before a change

@@ -9,15 +9,14 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from addnorm.load.measure.contender import FP32, INT8
 from addnorm.load.servers import Server
-from addnorm.load.sweep import tables
-from addnorm.load.sweep.tables import Row
-from benchmarks import comparison, peers, processes
+from benchmarks import comparison, peers, processes, tables
+from benchmarks.contender import FP32, INT8
 from benchmarks.data import texts
 from benchmarks.findings import MINILM, PEER_PYTHON, Findings, Options, newest
 from benchmarks.sentences import ways
 from benchmarks.sentences.ways import ALL, MODEL, NUM_CALLERS, NUM_TEXTS, PATIENT, Way
+from benchmarks.tables import Row
 
 LEAST_COSINE = 0.9999
 ENCODE, FASTAPI = "encode", "FastAPI"

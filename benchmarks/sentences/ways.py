@@ -9,11 +9,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from addnorm.load.client import Client, closed_loop, runner
-from addnorm.load.measure.contender import FP32, INT8
-from addnorm.load.measure.rounds import Side
 from addnorm.load.measure.run import Figures
 from addnorm.load.servers import Server
-from addnorm.load.sweep.tables import table
+from benchmarks.contender import FP32, INT8
+from benchmarks.rounds import Side
+from benchmarks.tables import table
 
 NUM_TEXTS, NUM_CALLERS = 512, 8
 ALL = f"{NUM_TEXTS} texts"  # the load of one request

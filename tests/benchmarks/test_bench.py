@@ -17,21 +17,20 @@ from addnorm.export.sources import sources
 from addnorm.export.writer import Plan, export
 from addnorm.load.client import Answers
 from addnorm.load.measure.check import NAIVE_TOLERANCE, Reference, alone
-from addnorm.load.measure.contender import FP32, INT8, NAIVE
-from addnorm.load.measure.rounds import FRACTIONS, SATURATED_MS, Clock, open_loops
 from addnorm.load.measure.run import Figures, Load, measure
 from addnorm.load.measure.stream import PROFILES, Stream, make
-from addnorm.load.sweep import curves
-from addnorm.load.sweep.tables import BEFORE, Row
 from addnorm.service.runtime import bundle as bundle_format
 from addnorm.service.runtime.batch import Floats, Ints
 from addnorm.service.runtime.bundle import Bundle
 from addnorm.service.runtime.manifest import Limits
 from benchmarks import peers, processes
-from benchmarks.bench import rows, texts
+from benchmarks.bench import curves, rows, texts
 from benchmarks.bench.contenders import INFINITY, ONE_THREAD
 from benchmarks.bench.lines import LINES
 from benchmarks.bench.rows import ROWS, TITLES
+from benchmarks.contender import FP32, INT8, NAIVE
+from benchmarks.rounds import FRACTIONS, SATURATED_MS, Clock, open_loops
+from benchmarks.tables import BEFORE, Row
 from tests.support.exports import shared_exports
 from tests.support.fake_server import fake_server
 

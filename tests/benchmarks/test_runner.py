@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-from addnorm.load.measure.rounds import Clock, Side, interleave
 from benchmarks import __main__ as runner
 from benchmarks import comparison, needs, registry
 from benchmarks.comparison import Goal
 from benchmarks.findings import Findings, Options
 from benchmarks.registry import EXPERIMENTS, GROUPS, PROOFS, Experiment
 from benchmarks.report import Report
+from benchmarks.rounds import Clock, Side, interleave
 
 ROOT = Path(__file__).parents[2]
 PASSES, MISSES = Findings("| a |", (), {"a": 1.0}), Findings("| b |", ["3 were late"])

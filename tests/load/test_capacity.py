@@ -2,7 +2,6 @@
 
 import math
 
-import numpy as np
 import orjson
 import pytest
 
@@ -12,12 +11,12 @@ from addnorm.load.capacity import (
     Goal,
     Run,
     Subject,
-    forecast,
     measure,
     served_limits,
 )
 from addnorm.load.client import Answers
 from addnorm.load.servers import Server
+from addnorm.service.runtime.manifest import Limits
 from tests.conftest import Serve
 from tests.support.fake_server import fake_server
 from tests.support.metrics import samples
@@ -28,7 +27,7 @@ GOAL = Goal(texts=3, tokens=60, target=500, p99_s=0.2)
 
 def of(rate: float, tried: Run) -> str:
     most, bare = Run(100, 0.4, 0, cpu_s=0.02), Run(900, 0.1, 0, cpu_s=0.002)
-    return "\n".join(Capacity(GOAL, 2, most, bare, 77.0, rate, tried).lines())
+    return "\n".join(Capacity(GOAL, 2, most, bare, rate, tried).lines())
 
 
 def test_it_says_how_many_machines_hold_the_target() -> None:
@@ -39,22 +38,6 @@ def test_it_says_how_many_machines_hold_the_target() -> None:
     assert "no number of such machines was seen" in of(0.0, Run(0, math.inf, 0))
     assert "at most 10 % of the CPU time" in of(77.0, Run(77, 0.15, 0))
     assert "feeds 10 cores at least, this one has 2" in of(77.0, Run(77, 0.15, 0))
-
-
-@pytest.mark.parametrize(("most_per_s", "variation"), [(25, 0.12), (246, 0.12), (100, 1), (100, 0)])
-def test_one_in_a_hundred_is_late_at_the_forecast(most_per_s: float, variation: float) -> None:
-    """A simulated queue: each waits until those before it are done (Lindley 1952)."""
-    rate, num, rng = forecast(most_per_s, 0.2, variation), 400_000, np.random.default_rng(1)
-    spread = max(variation, 1e-3)
-    sizes_s = rng.gamma(1 / spread, spread / most_per_s, num)
-    left_s = np.cumsum(sizes_s - rng.exponential(1 / rate, num))
-    waits_s = left_s - np.minimum.accumulate(left_s)
-    assert np.mean(waits_s > 0.2 - 1 / most_per_s) == pytest.approx(0.01, rel=0.35)
-
-
-def test_nothing_is_forecast_where_a_request_alone_takes_too_long() -> None:
-    assert forecast(4, 0.2, 1) == forecast(0, 0.2, 1) == 0
-    assert forecast(5.001, 0.2, 0) == pytest.approx(0, abs=1e-3)
 
 
 def test_what_is_not_answered_is_lost() -> None:
@@ -111,3 +94,32 @@ def test_a_command_without_a_model_to_ask_ends_in_one_line() -> None:
         pytest.raises(SystemExit, match="--model names one of a, b"),
     ):
         command.load(["--url", f"http://127.0.0.1:{server.port}", "--target", "5"])
+
+
+class Machine(Subject):
+    """Answers `per_s` requests a second at most, and holds `held` of them."""
+
+    def __init__(self, per_s: float, held: float) -> None:
+        super().__init__(Server("", 0), Limits(max_positions=8, vocab_size=8), GOAL, {})
+        self.per_s, self.held, self.tried = per_s, held, list[float]()
+
+    async def most(self, tokens: int) -> Run:
+        return Run(self.per_s, 0.4, 0)
+
+    async def at(self, rate: float, seed: int = 0) -> Run:
+        self.tried.append(rate)
+        return Run(rate, 0.1 if rate <= self.held else 0.3, 0)
+
+    def metric(self, name: str) -> float:
+        return math.nan
+
+
+def test_rates_are_tried_until_one_is_held() -> None:
+    slow, fast, hopeless = Machine(100, 70), Machine(900, 600), Machine(4.9, 4)
+    found = measure(slow)
+    assert slow.tried == pytest.approx([100, 85, 72.25, 61.41], abs=0.01)
+    assert (found.is_held, found.rate, found.num_machines) == (True, slow.tried[-1], 9)
+    assert measure(fast).num_machines == 1
+    assert fast.tried == [GOAL.target]
+    assert measure(hopeless).num_machines is None  # a request itself takes as long
+    assert hopeless.tried == []

@@ -186,7 +186,7 @@ def test_cache_counts_are_read_from_the_metrics() -> None:
 def test_a_load_that_repeats_its_requests_says_if_it_measured_a_cache(
     counts: CacheCounts | None, warning: str | None
 ) -> None:
-    said = command.warning(counts, "The sweep")
+    said = command.warning(counts, "The profile")
     assert (said is None) == (warning is None)
     assert said is None or str(warning) in said
-    assert said is None or said.startswith("The sweep repeats")
+    assert said is None or said.startswith("The profile repeats")

@@ -25,7 +25,6 @@ from tqdm import tqdm
 
 from addnorm.load.client import NO_RESPONSE
 from addnorm.load.servers import Server
-from addnorm.load.sweep.tables import table
 from addnorm.service.runtime.manifest import Manifest
 from benchmarks import processes
 from benchmarks.findings import Findings, Options, newest
@@ -34,6 +33,7 @@ from benchmarks.stress.caller import Caller, Request
 from benchmarks.stress.copies import publish
 from benchmarks.stress.requests import texts
 from benchmarks.stress.requests.greedy import GREEDS, Greed
+from benchmarks.tables import table
 
 ALONE_S, CASE_S = 3.0, 10.0
 MAX_OVER_MS = 50.0

@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from math import isnan, nan
 from statistics import median as middle
 
-from addnorm.load.measure.contender import FP32, INT8, NAIVE
-from addnorm.load.measure.rounds import Rounds, median
 from addnorm.load.measure.run import Figures
+from benchmarks.contender import FP32, INT8, NAIVE
+from benchmarks.rounds import Rounds, median
 
 CPU = "server_cpu_s_per_1000_tokens"  # hardly moved by others on the machine
 MEASURES = {
@@ -93,7 +93,7 @@ def short(value: float) -> str:
 
 
 def padding_share(longest: int) -> float:
-    """The share of pads in the sweep's requests: 32 sequences of 30 tokens on average."""
+    """The share of pads in the requests of `longest-N`: 32 sequences of 30 tokens on average."""
     return 1 - 30 / longest
 
 

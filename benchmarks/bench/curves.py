@@ -1,9 +1,6 @@
-"""Throughput against padding, and latency against load: as a file, or as SVG for a page."""
+"""Throughput against padding, and latency against load, as pictures."""
 
-import io
-import re
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from math import isfinite
 from pathlib import Path
 from statistics import median
@@ -16,14 +13,6 @@ from matplotlib.figure import Figure  # not pyplot: no screen, no global state
 OURS = {"Addnorm fp32": "#2a6fdb", "Addnorm int8": "#12967d"}
 OTHERS = "#d9602b"  # a baseline, by whatever name
 INK, GRID = "#24272e", "#e3e5ea"
-# What each colour is on a page, which has other ones in the dark
-VARIABLES = {
-    OURS["Addnorm fp32"]: "var(--fp32)",
-    OURS["Addnorm int8"]: "var(--int8)",
-    OTHERS: "var(--other)",
-    INK: "currentColor",
-    GRID: "var(--line)",
-}
 STYLE: dict[Any, Any] = {
     "text.color": INK,
     "axes.edgecolor": INK,
@@ -44,7 +33,6 @@ STYLE: dict[Any, Any] = {
     "legend.handlelength": 1.5,
     "legend.columnspacing": 1.5,
     "lines.linewidth": 2,
-    "svg.fonttype": "none",  # text stays text, in the page's own font
 }
 ABOVE = {"loc": "lower left", "bbox_to_anchor": (0, 1), "ncols": 3, "borderaxespad": 0.2}
 MARKERS = "os^"
@@ -55,19 +43,12 @@ Points = Mapping[str, Sequence[Mapping[str, float]]]  # server -> its loads, by 
 Shares = Mapping[str, Sequence[tuple[float, Sequence[float]]]]  # server -> share of pads, rates
 
 
-@contextmanager
-def style() -> Iterator[None]:
-    """For what is drawn and saved inside."""
-    with matplotlib.rc_context(STYLE):
-        yield
-
-
 def draw_latency(path: Path, points: Points) -> None:
     """Left the median, right the 99th percentile, against the load that was offered.
 
     Rate 0 is a lone caller, who sends a request when the last one is answered.
     """
-    with style():
+    with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=(9, 4))
         panels = figure.subplots(1, 2, sharey=True)
         for axes, metric in zip(panels, PERCENTILES, strict=True):
@@ -76,13 +57,6 @@ def draw_latency(path: Path, points: Points) -> None:
         panels[1].set_ylabel("")
         panels[1].get_legend().remove()
         _write(figure, path)
-
-
-def latency_svg(points: Points, metric: str) -> str:
-    with style():
-        figure = Figure(figsize=(5, 3.6))
-        _plot_latency(figure.subplots(), points, metric)
-        return _svg(figure, metric)
 
 
 def _plot_latency(axes: Axes, points: Points, metric: str) -> None:
@@ -113,17 +87,10 @@ def _range(points: Points) -> tuple[float, float]:
 
 def draw_padding(path: Path, shares: Shares) -> None:
     """Useful tokens per second against the share of pads, one line a server."""
-    with style():
+    with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=(7, 4.2))
         _plot_padding(figure.subplots(), shares)
         _write(figure, path)
-
-
-def padding_svg(shares: Shares) -> str:
-    with style():
-        figure = Figure(figsize=(5, 3.6))
-        _plot_padding(figure.subplots(), shares)
-        return _svg(figure, "padding")
 
 
 def _plot_padding(axes: Axes, shares: Shares) -> None:
@@ -156,19 +123,3 @@ def _colour(who: str) -> str:
 def _write(figure: Figure, path: Path) -> None:
     figure.tight_layout()
     figure.savefig(path, dpi=120)
-
-
-def _svg(figure: Figure, name: str) -> str:
-    """An <svg> element to stand in a page, in the page's colours. name: unlike others' there."""
-    figure.tight_layout()
-    drawn = io.StringIO()
-    nothing = dict.fromkeys(("Creator", "Date", "Format", "Type"))
-    with matplotlib.rc_context({"svg.hashsalt": name}):  # same figures, same file
-        figure.savefig(drawn, format="svg", transparent=True, metadata=nothing)
-    text = drawn.getvalue()
-    text = text[text.index("<svg") :]
-    text = re.sub(r"<g id=\"[^\"]*\"", "<g", text)  # nothing refers to groups
-    text = re.sub(r" (width|height)=\"[\d.]+pt\"", "", text, count=2)  # the page says how wide
-    for colour, variable in VARIABLES.items():
-        text = text.replace(colour, variable)
-    return text

@@ -9,24 +9,17 @@ from statistics import median as middle
 
 from tqdm import tqdm
 
-from addnorm.load.measure.contender import FP32, INT8, NAIVE, Contender, Contenders, Line
 from addnorm.load.measure.run import Figures, Load
+from benchmarks.contender import FP32, INT8, NAIVE, Contender, Contenders, Line
 
 FRACTIONS = (0.2, 0.4, 0.6, 0.8, 0.9, 1.0)  # of a contender's own capacity: loads of the open loop
 SATURATED_MS = 1000.0  # median latency from which more load says nothing new
+RUN_S = 0.4, 5.0  # least and most of one run
+MIN_ARRIVALS = 30  # of one open-loop run: fewer have no percentiles
 MIN_ROUNDS = 5  # aimed at; the time that was granted wins
 NUM_NAIVE_SWEEP = 2  # eight callers would each wait a minute for its answer to 94 % padding
 
 Rounds = dict[str, list[Figures]]  # `line/who` -> figures of each round
-
-
-@dataclass(frozen=True)
-class Timing:
-    run_s: tuple[float, float] = (0.4, 5.0)  # least and most seconds of one run
-    min_arrivals: int = 30  # of one open-loop run: fewer have no percentiles
-
-
-TIMING = Timing()
 
 
 class Clock:
@@ -97,11 +90,10 @@ def interleave(
     budget_s: float,
     clock: Clock,
     most: int | None = None,
-    timing: Timing = TIMING,
 ) -> Rounds:
     """Measures as many rounds as fit, at least one, at most `most`. The side that is last in one
     round is first in the next."""
-    least_s, most_s = timing.run_s
+    least_s, most_s = RUN_S
     run_s = min(most_s, max(least_s, budget_s / MIN_ROUNDS / len(sides)))
     figures: Rounds = {side.key: [] for side in sides}
     end = clock.left_s() - budget_s
@@ -121,7 +113,6 @@ def open_loops(
     figures: Rounds,
     budget_s: float,
     clock: Clock,
-    timing: Timing = TIMING,
 ) -> Rounds:
     """Latency from a lone caller, at rate 0, to each contender's capacity, which is what 32 callers
     reach (closed loop). A contender whose median is past SATURATED_MS gets no more load."""
@@ -133,7 +124,7 @@ def open_loops(
     loads = [(who, share * of_all) for share in FRACTIONS for who, of_all in capacity.items()]
     if not loads:
         return {}  # nobody gave a right answer
-    num_arrivals = max(timing.min_arrivals, budget_s / sum(1 / rate for _, rate in loads))
+    num_arrivals = max(MIN_ARRIVALS, budget_s / sum(1 / rate for _, rate in loads))
     points = {who: [_lone(figures[f"small-1/{who}"])] for who in capacity}
     for who, rate in loads:
         clock.show(f"open loop, {rate:.0f} requests/s: {who}")
