@@ -48,8 +48,18 @@ def report_of(kept: Kept, name: str) -> str:
 
 
 def measured(kept: Kept, name: str) -> str:
-    """Where an experiment was measured. For pages that quote single figures of it."""
+    """Where an experiment was measured. For pages that quote a part of what it found."""
     return where(_entry(kept, name))
+
+
+def table_of(kept: Kept, name: str) -> str:
+    """One table of an experiment: `EXPERIMENT / number`, from 1. ValueError if it has fewer."""
+    experiment, _, number = name.rpartition(" / ")
+    paragraphs = _entry(kept, experiment)["report"].split("\n\n")
+    tables = [paragraph for paragraph in paragraphs if paragraph.startswith("|")]
+    if int(number) > len(tables):
+        raise ValueError(f"`{name}`: {experiment} has {len(tables)} tables")
+    return str(tables[int(number) - 1])
 
 
 def where(entry: Mapping[str, Any]) -> str:
@@ -86,7 +96,7 @@ def figure(kept: Kept, name: str) -> str:
     return _ratio(cell, name) if is_ratio else cell.partition(" (")[0]
 
 
-OF_RUNS = {"report": report_of, "measured": measured}  # the first word of a block
+OF_RUNS = {"report": report_of, "measured": measured, "table": table_of}  # the first word of a block
 
 
 def experiment_of(block: str) -> str:

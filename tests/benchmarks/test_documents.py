@@ -86,6 +86,7 @@ def test_a_figure_that_nobody_measured_is_refused(name: str, said: str) -> None:
     [
         ("report bench --only big", "bench"),
         ("measured cache", "cache"),
+        ("table bench / 1", "bench"),
         ("soak / a / b", "soak"),
         ("settings", ""),
     ],
@@ -105,6 +106,13 @@ def test_every_figure_is_of_an_experiment_that_can_be_run_again() -> None:
     assert not gone, f"no experiment of the registry: {gone}"
     kept = {name.partition(" ")[0] for name in figures.read(documents.ROOT / figures.KEPT)}
     assert kept <= EXPERIMENTS.keys()
+
+
+def test_a_page_may_quote_one_table() -> None:
+    kept = {"bench": {**ENTRY, "report": f"{TABLE}\n\n| a |\n| --- |\n| 1 |"}}
+    assert figures.table_of(kept, "bench / 2") == "| a |\n| --- |\n| 1 |"
+    with pytest.raises(ValueError, match="bench has 2 tables"):
+        figures.table_of(kept, "bench / 3")
 
 
 def test_a_run_is_kept_without_its_rounds(tmp_path: Path) -> None:
