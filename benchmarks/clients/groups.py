@@ -43,8 +43,8 @@ def packages() -> list[tuple[str, str]]:
 
 
 def clients_table() -> str:
-    """What the mark `client_packages` asserts, a line for each package: how many calls give the
-    same vectors and rankings, and what came of others."""
+    """What the mark `client_packages` asserts of each package: how many calls give the vectors and
+    rankings of the plain routes, and what came of others."""
     lines = dict[str, tuple[list[Row], list[Row], dict[str, list[str]]]]()
     for group, environment in GROUPS.items():
         versions = dict(_pinned(ENVIRONMENTS / f"{environment}.txt"))
@@ -56,11 +56,18 @@ def clients_table() -> str:
             else:
                 reason = f" ({row.why})" if row.outcome in (REFUSED, ABSENT) else ""
                 others.setdefault(f"{row.outcome}{reason}", []).append(row.name)
-    rows = [
-        (package, str(len(vectors) or ""), str(len(rankings) or ""), _said(others))
+    whole = [
+        f"{package} ({len(vectors) + len(rankings)})"
         for package, (vectors, rankings, others) in lines.items()
+        if not others
     ]
-    return table(["package", "/v1/embeddings", "/v1/rerank", "others"], rows)
+    rows = [
+        (package, str(len(vectors) + len(rankings) or ""), _said(others))
+        for package, (vectors, rankings, others) in lines.items()
+        if others
+    ]
+    equal = f"Equal in all calls: {', '.join(whole)}."
+    return f"{equal}\n\n{table(['package', 'equal calls', 'others'], rows)}"
 
 
 def _said(others: Mapping[str, Sequence[str]]) -> str:

@@ -96,7 +96,11 @@ def figure(kept: Kept, name: str) -> str:
     return _ratio(cell, name) if is_ratio else cell.partition(" (")[0]
 
 
-OF_RUNS = {"report": report_of, "measured": measured, "table": table_of}  # the first word of a block
+OF_RUNS = {
+    "report": report_of,
+    "measured": measured,
+    "table": table_of,
+}  # the first word of a block
 
 
 def experiment_of(block: str) -> str:
