@@ -72,7 +72,7 @@ def clients_table() -> str:
 
 def _said(others: Mapping[str, Sequence[str]]) -> str:
     """What came of calls, and of which."""
-    return "; ".join(f"{', '.join(names)}: {outcome}" for outcome, names in others.items())
+    return "; ".join(f"{'; '.join(names)}: {outcome}" for outcome, names in others.items())
 
 
 def _pinned(path: Path) -> Iterator[tuple[str, str]]:
