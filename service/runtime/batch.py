@@ -49,7 +49,7 @@ class Rows(NamedTuple):
 
 
 class DeviceRows(Protocol):
-    """A row per token of some sequences, where it was computed: `cuda/gpu_rows.py`."""
+    """A row per token of some sequences, where it was computed: `cuda/gpu_engine.py`."""
 
     @property
     def num_tokens(self) -> int: ...

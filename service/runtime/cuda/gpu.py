@@ -1,31 +1,35 @@
-"""An NVIDIA GPU as onnxruntime's CUDA provider sees it: what opens sessions there, and its name."""
+"""An NVIDIA GPU as onnxruntime's CUDA provider sees it: its name, and sessions that run there.
+
+onnxruntime places each node on the first provider that has a kernel for it, and says nothing. So a
+session is refused if a node that computes rows was left on the CPU.
+"""
 
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import NamedTuple
 
 import onnxruntime as ort
 
 from addnorm.service.errors import StartupError
-from addnorm.service.runtime.cuda.rows_on_cpu import refuse_rows_on_cpu
+from addnorm.service.runtime.device.placement import CPU, counted, nodes
 from addnorm.service.runtime.session import file_bytes, open_session
 
 CUDA = "CUDAExecutionProvider"
 GPUS = Path("/proc/driver/nvidia/gpus")  # a folder each, as NVIDIA's driver on Linux makes them
 # bits of onnxruntime's sdpa_kernel. Its third kernel needs no bit: it takes what these cannot
 FLASH, MEMORY_EFFICIENT = 1, 2
-
-
-class Runtime(NamedTuple):
-    """What is asked of onnxruntime."""
-
-    open: Callable[..., ort.InferenceSession] = ort.InferenceSession
-    providers: Callable[[], list[str]] = ort.get_available_providers
-
-
-ONNXRUNTIME = Runtime()
+# Older ones leave out the float16 nodes that no provider has a kernel for, which run on the CPU
+# (microsoft/onnxruntime#28268; 1.26 lists 149 of the 194 nodes that 1.27 lists).
+LISTS_ALL = (1, 27)
+# onnxruntime runs nodes on the CPU on purpose where only shapes go in: in 1.31.1 our graphs' Add,
+# Cast, Concat, Div, Mul, Squeeze and Sub. The others here make positions and masks, and no row goes
+# through them. (Rows are added, cast and multiplied too, by kernels that CUDA has for all types.)
+SHAPES_AND_INDICES = frozenset({
+    "Abs", "Add", "Cast", "Concat", "Constant", "CumSum", "Div", "Equal", "Expand", "Floor",
+    "Greater", "Less", "Mul", "NonZero", "Not", "Range", "Shape", "Sign", "Squeeze", "Sub",
+    "Unsqueeze",
+})  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -34,12 +38,13 @@ class Gpu:
 
     tf32: bool = False  # products of float32 with 10 bits of mantissa
     memory_bytes: int = 0  # of the arena of each graph; 0: no limit
-    runtime: Runtime = ONNXRUNTIME
     memory: str = "cuda"  # where rows stay, as onnxruntime calls it
+    opened: Callable[..., ort.InferenceSession] = ort.InferenceSession
+    providers: Callable[[], list[str]] = ort.get_available_providers
 
     def require(self) -> None:
         """StartupError if this onnxruntime has no CUDA."""
-        if CUDA not in self.runtime.providers():
+        if CUDA not in self.providers():
             raise StartupError(
                 "cuda is asked for, but this onnxruntime has no CUDA:"
                 " install onnxruntime-gpu, or set ADDNORM_PROVIDER=cpu"
@@ -47,14 +52,19 @@ class Gpu:
 
     def runs(self, graph: Path) -> bool:
         """Whether onnxruntime has CUDA, and opens this graph on a GPU."""
-        return CUDA in self.runtime.providers() and CUDA in self._opened(graph).get_providers()
+        return CUDA in self.providers() and CUDA in self._session(graph).get_providers()
 
     def open(self, graph: Path) -> ort.InferenceSession:
         """StartupError if the graph cannot be loaded, or would run on the CPU, all of it or what
-        computes rows."""
+        computes rows; or if its weights alone are beyond the limit: onnxruntime would then have no
+        limit (1.31.1)."""
         self.require()
-        self._check_limit(graph)
-        session = self._opened(graph)
+        if 0 < self.memory_bytes < (weights := file_bytes(graph)):
+            raise StartupError(
+                f"ADDNORM_CUDA_MEMORY_BYTES is {self.memory_bytes}, but the weights of {graph}"
+                f" alone take {weights}: set more, or 0 for no limit"
+            )
+        session = self._session(graph)
         if CUDA not in session.get_providers():
             raise StartupError(
                 "cuda is asked for, but onnxruntime fell back to the CPU:"
@@ -67,12 +77,9 @@ class Gpu:
         """What decides the bits beside the graph. gpus: the driver's folder."""
         return f"{gpu_name(gpus)}, {'TF32' if self.tf32 else 'no TF32'}"
 
-    def _opened(self, graph: Path) -> ort.InferenceSession:
-        return open_session(graph, providers=[(CUDA, self._options())], opened=self.runtime.open)
-
-    def _options(self) -> dict[str, str]:
-        """The options by onnxruntime's names. Each worker thread has CUDA streams of its own in
-        each session, so runs of several threads may overlap."""
+    def _session(self, graph: Path) -> ort.InferenceSession:
+        """Each worker thread has CUDA streams of its own in each session, so runs of several
+        threads may overlap."""
         options = {
             "use_tf32": str(int(self.tf32)),
             # the default doubles the arena up to steps of 1 GiB
@@ -83,16 +90,36 @@ class Gpu:
         }
         if self.memory_bytes:
             options["gpu_mem_limit"] = str(self.memory_bytes)
-        return options
+        return open_session(graph, providers=[(CUDA, options)], opened=self.opened)
 
-    def _check_limit(self, graph: Path) -> None:
-        """StartupError if the weights alone are more. onnxruntime would then have no limit
-        (1.31.1)."""
-        if 0 < self.memory_bytes < (weights := file_bytes(graph)):
-            raise StartupError(
-                f"ADDNORM_CUDA_MEMORY_BYTES is {self.memory_bytes}, but the weights of {graph}"
-                f" alone take {weights}: set more, or 0 for no limit"
-            )
+
+def refuse_rows_on_cpu(
+    graph: Path, session: ort.InferenceSession, version: str = ort.__version__
+) -> None:
+    """StartupError names the operators of a session on CUDA that compute rows and run on the CPU,
+    and for a version of onnxruntime that does not say it."""
+    if tuple(map(int, version.split(".")[:2])) < LISTS_ALL:
+        raise StartupError(
+            f"onnxruntime {version} does not say of all nodes whether they run on the GPU:"
+            f" install onnxruntime-gpu {'.'.join(map(str, LISTS_ALL))} or newer, or set"
+            " ADDNORM_PROVIDER=cpu"
+        )
+    placed = counted(nodes(session))
+    if not placed:
+        raise StartupError(
+            f"onnxruntime does not say where the nodes of {graph} run: set ADDNORM_PROVIDER=cpu"
+        )
+    left = [
+        f"{num} x {operator}"
+        for operator, num in placed.get(CPU, {}).items()
+        if operator not in SHAPES_AND_INDICES
+    ]
+    if left:
+        raise StartupError(
+            f"{graph}: onnxruntime has no GPU kernels for {', '.join(left)}, and would compute rows"
+            " on the CPU: export the bundle with --precision fp32,fp16 (int8 is for CPUs), or set"
+            " ADDNORM_PROVIDER=cpu"
+        )
 
 
 @cache

@@ -5,7 +5,7 @@ import pytest
 from addnorm.export.certificate.graph import structure
 from addnorm.export.cuda.pooling_graphs import export_pooling
 from addnorm.export.graphs.model_file import load
-from addnorm.service.runtime.cuda.gpu_rows import pooling_graph
+from addnorm.service.runtime.cuda.gpu_engine import pooling_graph
 from addnorm.service.runtime.manifest import Pooling
 
 

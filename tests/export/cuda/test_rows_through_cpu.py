@@ -15,7 +15,7 @@ from addnorm.export.cuda.rows_through_cpu import refuse_rows_on_cpu, without_row
 from addnorm.service.models.model import Model
 from addnorm.service.runtime import bundle as bundles
 from addnorm.service.runtime.bundle import Bundle
-from addnorm.service.runtime.cuda.rows_on_cpu import SHAPES_AND_INDICES
+from addnorm.service.runtime.cuda.gpu import SHAPES_AND_INDICES
 from addnorm.service.runtime.device.placement import CPU, Node
 
 

@@ -10,7 +10,7 @@ import onnxruntime as ort
 import pytest
 
 from addnorm.service.errors import StartupError
-from addnorm.service.runtime.cuda.gpu import CUDA, Gpu, Runtime
+from addnorm.service.runtime.cuda.gpu import CUDA, Gpu
 from addnorm.service.runtime.device.placement import CPU
 
 GRAPH = Path("any.onnx")
@@ -33,7 +33,7 @@ def opening(*providers: str, **nodes: str) -> Callable[..., Any]:
 
 def with_gpu(opened: Callable[..., Any], **options: Any) -> Gpu:
     """onnxruntime has CUDA, and opens this."""
-    return Gpu(runtime=Runtime(opened, lambda: [CUDA, CPU]), **options)
+    return Gpu(opened=opened, providers=lambda: [CUDA, CPU], **options)
 
 
 ALL_ON_GPU = opening(CUDA, CPU, **{CUDA: "Gemm"})
@@ -63,7 +63,7 @@ def test_sessions_get_the_settings(options: dict[str, Any], told: dict[str, str]
 @pytest.mark.parametrize(
     ("gpu", "words"),
     [
-        (Gpu(runtime=Runtime(ALL_ON_GPU, lambda: [CPU])), "this onnxruntime has no CUDA"),
+        (Gpu(opened=ALL_ON_GPU, providers=lambda: [CPU]), "this onnxruntime has no CUDA"),
         (with_gpu(opening(CPU, **{CPU: "Gemm"})), "fell back to the CPU"),
         (with_gpu(opening(CUDA, CPU, **{CUDA: "Gemm", CPU: "Attention"})), "1 x Attention"),
     ],
@@ -76,7 +76,7 @@ def test_what_would_run_on_the_cpu_is_refused(gpu: Gpu, words: str) -> None:
 @pytest.mark.parametrize(
     ("gpu", "runs"),
     [
-        (Gpu(runtime=Runtime(ALL_ON_GPU, lambda: [CPU])), False),
+        (Gpu(opened=ALL_ON_GPU, providers=lambda: [CPU]), False),
         (with_gpu(opening(CPU)), False),
         (with_gpu(ALL_ON_GPU), True),
     ],

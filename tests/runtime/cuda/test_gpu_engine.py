@@ -21,14 +21,12 @@ from addnorm.service.models.registry import Models
 from addnorm.service.models.warm_up import measured_rates
 from addnorm.service.runtime import bundle as bundles
 from addnorm.service.runtime import selfcheck
-from addnorm.service.runtime.batch import Batch, Floats, Ints, Rows
+from addnorm.service.runtime.batch import Batch, Floats, Rows
 from addnorm.service.runtime.bundle import Bundle
 from addnorm.service.runtime.cuda.gpu import CUDA
-from addnorm.service.runtime.cuda.gpu_engine import GpuEngine, engines_for
-from addnorm.service.runtime.cuda.gpu_rows import GpuBody, GpuRows, _Grid
+from addnorm.service.runtime.cuda.gpu_engine import GpuEngine, GpuRows, engines_for
 from addnorm.service.runtime.engine import Engine
 from addnorm.service.runtime.manifest import Limits, Pooling
-from addnorm.service.runtime.session import open_session
 from addnorm.service.server.wiring import build, num_workers
 from addnorm.service.settings import Settings
 from benchmarks.gpu.rehearsal import RehearsedEngine
@@ -85,6 +83,20 @@ def test_rows_come_to_the_host_whole(engine: Engine, on_gpu: GpuEngine) -> None:
     assert selfcheck.same_bits(span.on_host(), expected.span(start, end))
 
 
+class NotingEngine(RehearsedEngine):
+    def __init__(self, bundle: Bundle, precision: str) -> None:
+        super().__init__(bundle, precision)
+        self.widths, self.asked = list[int](), list[Pooling]()
+
+    def rows(self, batch: Batch, parts: Any) -> GpuRows:
+        self.widths.append(parts[0].shape()[1])
+        return super().rows(batch, parts)
+
+    def pooled(self, batch: Batch, parts: Any, pooling: Pooling) -> Any:
+        self.asked.append(pooling)
+        return super().pooled(batch, parts, pooling)
+
+
 @pytest.mark.parametrize(
     ("lengths", "width"), [((3, 1), 8), ((8,), 8), ((9, 2), 16), ((61,), 64), ((64,), 64)]
 )
@@ -93,10 +105,9 @@ def test_the_grid_is_as_wide_as_attention_wants(
 ) -> None:
     """And no wider than the model has positions."""
     for max_positions, wide in ((bundle.manifest.limits.max_positions, width), (max(lengths),) * 2):
-        engine = RehearsedEngine(with_positions(bundle, max_positions), "fp32")
-        rows = engine.compute(drawn(lengths))
-        assert isinstance(rows, GpuRows)
-        assert rows._grid._rows[0].shape()[1] == wide
+        engine = NotingEngine(with_positions(bundle, max_positions), "fp32")
+        engine.compute(drawn(lengths))
+        assert engine.widths == [wide]
 
 
 def with_positions(bundle: Bundle, max_positions: int) -> Bundle:
@@ -105,21 +116,13 @@ def with_positions(bundle: Bundle, max_positions: int) -> Bundle:
 
 
 def test_each_pooling_runs_once(bundle: Bundle) -> None:
-    asked = list[Pooling]()
-
-    class Noting(GpuBody):
-        def pooled(self, rows: Any, lengths: Ints, pooling: Pooling) -> Any:
-            asked.append(pooling)
-            return super().pooled(rows, lengths, pooling)
-
-    batch = drawn()
-    body = Noting(open_session(bundle.graph("fp32")), open_session, "mean", "cpu")
-    rows = body.run(batch, batch.grid().by_name())
+    engine, batch = NotingEngine(bundle, "fp32"), drawn()
+    rows, usual = engine.compute(batch), engine.usual
     assert rows.not_finite() is None
     for start, end in pairwise(batch.offsets):
-        rows.span(start, end).pooled("mean")
+        rows.span(start, end).pooled(usual)
         rows.span(start, end).pooled("max")
-    assert asked == ["mean", "max"]
+    assert engine.asked == [usual, "max"]
 
 
 @pytest.mark.parametrize("part", Rows._fields)
@@ -135,7 +138,7 @@ def test_what_is_not_finite_is_named(part: str, value: float, on_gpu: GpuEngine)
         values[batch.grid().attention_mask == 0] = 0
     grid[part][2, 16, 1] = value
     held = [ort.OrtValue.ortvalue_from_numpy(values) for values in grid.values()]
-    rows = GpuRows(_Grid(on_gpu._rows, held, batch.lengths), batch.offsets, 0, 26)
+    rows = on_gpu.rows(batch, held)
     assert rows.not_finite() == part
     found = [rows.span(start, end).not_finite() for start, end in pairwise(batch.offsets)]
     assert found == [None, None, part, None]
@@ -146,7 +149,7 @@ def test_a_vector_that_is_not_finite_names_its_sequence(on_gpu: GpuEngine) -> No
     values = np.zeros((2, 2, 4), np.float32)
     values[1] = 3e38  # their sum is beyond float32
     held = [ort.OrtValue.ortvalue_from_numpy(values)] * 3
-    rows = GpuRows(_Grid(on_gpu._rows, held, batch.lengths), batch.offsets, 0, 4)
+    rows = on_gpu.rows(batch, held)
     assert rows.not_finite() is None
     with pytest.raises(NotFinite) as raised:
         pooled(rows, batch.offsets, "mean_sqrt", [7, 9])

@@ -10,8 +10,7 @@ import pytest
 from addnorm.service.errors import StartupError
 from addnorm.service.runtime import bundle as bundles
 from addnorm.service.runtime.bundle import Bundle
-from addnorm.service.runtime.cuda.gpu import CUDA
-from addnorm.service.runtime.cuda.rows_on_cpu import LISTS_ALL, refuse_rows_on_cpu
+from addnorm.service.runtime.cuda.gpu import CUDA, LISTS_ALL, refuse_rows_on_cpu
 from addnorm.service.runtime.device.placement import CPU, counted, nodes
 from addnorm.service.runtime.session import open_session
 
