@@ -72,7 +72,7 @@ class Replica:
         self._upkeep = asyncio.get_running_loop().create_task(self._keep_up())
 
     def __serve_build_asgi_app__(self) -> ForOtherServers:
-        return ForOtherServers(self._service.app, self._service.settings)
+        return ForOtherServers(self._service.app)
 
     async def check_health(self) -> None:
         """Checks what `/livez` and `/readyz` check. Serve replaces a replica whose check raises

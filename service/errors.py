@@ -146,7 +146,7 @@ class NotAcceptable(ServiceError):
 
 
 class RequestTimeout(ServiceError):
-    """The head and body did not arrive within `ADDNORM_BODY_TIMEOUT_S`."""
+    """The head or the body did not arrive within `ADDNORM_BODY_TIMEOUT_S`."""
 
     status, type, code = 408, "invalid_request_error", "request_timeout"
     remedy = "Send faster, or raise the setting. The server closes the connection."

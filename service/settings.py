@@ -232,19 +232,11 @@ class Settings(BaseModel):
             "balancer in front (Amazon's 60, Google's 600), which else may send into a closed one."
         ),
     )
-    connection_max_age_s: float = Field(
-        0.0,
-        ge=0,
-        description=(
-            "Age, give or take a tenth, after which an answer ends its connection. Set it to 300 "
-            "where a balancer spreads connections over several servers; 0: no limit."
-        ),
-    )
     body_timeout_s: float = Field(
         30.0,
         gt=0,
         description=(
-            "Longest a request's head and body may take to arrive. Raise for slow networks."
+            "Longest a request's head may take to arrive, and its body. Raise for slow networks."
         ),
     )
     send_timeout_s: float = Field(

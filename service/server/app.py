@@ -88,7 +88,7 @@ def create_app(
     middleware = [
         *_cors(settings),
         errors,
-        Middleware(HeadMiddleware, readiness, Origins(settings, entrance.keys), probed),
+        Middleware(HeadMiddleware, readiness, Origins(settings, entrance.keys), probed, settings),
         Middleware(AuthMiddleware, entrance, scopes, probed),
         Middleware(SendingMiddleware, responses, scopes),
     ]

@@ -11,14 +11,16 @@ from contextlib import suppress
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT
 
-from addnorm.service.errors import Draining, TooManyConnections
+from addnorm.service.errors import Draining
 from addnorm.service.models.readiness import Readiness
 from addnorm.service.protocols.codec.negotiation import sliced
 from addnorm.service.protocols.protocol import Envelopes, Scopes
 from addnorm.service.scheduling.byte_budget import ByteBudget, Reservation
 from addnorm.service.server.auth import Entrance
 from addnorm.service.server.error_response import error_response, noted
+from addnorm.service.server.http.head import wrong_head
 from addnorm.service.server.origins import Origins
+from addnorm.service.settings import Settings
 from addnorm.service.telemetry.report import Reporter
 from addnorm.service.telemetry.request_context import RequestContext, attach_context, context_of
 
@@ -63,6 +65,8 @@ class RequestMiddleware:
             context.note(Draining("the server ended before the answer was taken"))
         finally:
             self.in_flight -= 1
+            if context.leaving:
+                context.leaving.cancel()
             self._reporter.report(scope, context)
 
     def _marked(self, send: Send, context: RequestContext) -> Send:
@@ -74,9 +78,6 @@ class RequestMiddleware:
                 added = [(b"x-request-id", context.request_id.encode())]
                 if self._readiness.draining:
                     added.append((b"connection", b"close"))
-                elif context.ends_connection and context.ends_connection():
-                    added.append((b"connection", b"close"))
-                    self._reporter.connection_aged()
                 message["headers"] = [*message["headers"], *added]
             try:
                 await send(message)
@@ -116,11 +117,16 @@ class HeadMiddleware:
     pages of other origins."""
 
     def __init__(
-        self, app: ASGIApp, readiness: Readiness, origins: Origins, probes: tuple[str, ...]
+        self,
+        app: ASGIApp,
+        readiness: Readiness,
+        origins: Origins,
+        probes: tuple[str, ...],
+        settings: Settings,
     ) -> None:
         """probes: beginnings of paths that orchestrators ask."""
         self._app, self._readiness, self._origins = app, readiness, origins
-        self._probes = probes
+        self._probes, self._settings = probes, settings
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
@@ -129,8 +135,8 @@ class HeadMiddleware:
             if self._readiness.draining and not is_probe:
                 await _discard_body(receive)
                 self._readiness.check_open()
-            error = context_of(scope).head_error
-            if error and not (is_probe and isinstance(error, TooManyConnections)):
+            surplus = None if is_probe else context_of(scope).surplus
+            if error := surplus or wrong_head(scope, self._settings):
                 raise error
         await self._app(scope, receive, send)
 

@@ -81,10 +81,6 @@ class Metrics(Observer):
             " error's code, or `draining` for a shutdown. Bodies with errors do not count.",
             ("reason",),
         )
-        self.connections_aged = counter(
-            "addnorm_connections_aged",
-            "Connections ended because of their age: `ADDNORM_CONNECTION_MAX_AGE_S`.",
-        )
 
     def _make_micro_batch_metrics(self) -> None:
         histogram = partial(Histogram, registry=self.registry)

@@ -44,10 +44,6 @@ class Reporter:
             line = _line(scope["method"], route, status, seconds, context)
             log.log(level, "request", extra={**line, **trace})
 
-    def connection_aged(self) -> None:
-        """The response that begins ends its connection, which has reached its age."""
-        self._metrics.connections_aged.inc()
-
     def _count_inference(self, context: RequestContext, now: float) -> None:
         if context.statistics is None or context.decoded_from is None:
             return  # none was decoded

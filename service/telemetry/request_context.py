@@ -1,6 +1,7 @@
 """What becomes known of one request on its way. Reported once, at the request's end (report.py)."""
 
 import time
+from asyncio import Task
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from itertools import accumulate, pairwise
@@ -23,10 +24,7 @@ class RequestContext:
     key: str = ""  # the name of the API key
     envelope: Envelope | None = None  # of errors, where the path does not say which
     # what the connection found
-    head_error: ServiceError | None = None  # what is wrong with the head
-    late: ServiceError | None = None  # the body took too long to arrive, or its place is needed
-    # asked when the response begins: whether it is the connection's last one
-    ends_connection: Callable[[], bool] | None = None
+    surplus: ServiceError | None = None  # more connections are open than are answered
     is_closing: Callable[[], bool] | None = None  # whether the connection is lost, or soon is
     # what decoding found
     model: str = ""
@@ -38,6 +36,7 @@ class RequestContext:
     real_tokens: int = 0
     pad_tokens: int = 0
     deadline: Deadline | None = None
+    leaving: Task[None] | None = None  # waits for the caller to leave, once the body is whole
     # how it went
     decoded_from: float | None = None  # time.monotonic(); the stages follow each other from there
     stages_s: dict[str, float] = field(default_factory=dict)

@@ -20,13 +20,18 @@ import httpx
 import pytest
 from pydantic import SecretStr
 
-from addnorm.service.server.http.connection import LONG_PIECE_S, READ_BYTES, Connection
+from addnorm.service.server.http.connection import (
+    LONG_PIECE_S,
+    READ_BYTES,
+    SILENT_S,
+    Connection,
+)
 from addnorm.service.server.wiring import Service
 from tests.conftest import Serve, inference_of, serving
 from tests.support import web
 from tests.support.metrics import samples
 from tests.support.process import rss_mib
-from tests.support.waiting import PATIENCE_S, eventually, runs_held_up
+from tests.support.waiting import PATIENCE_S, eventually, runs_held_up, until
 
 GOOD = json.dumps(
     {"model": "notebook", "input_ids": [[1, 3, 4, 5, 2]], "outputs": ["pooled"]}
@@ -65,12 +70,15 @@ def answer_of(caller: socket.socket) -> tuple[int, Any]:
     return int(first.split()[1]), json.loads(body)
 
 
-def status_of(caller: socket.socket) -> int:
-    """Takes one whole answer, however it comes in pieces; more may follow."""
+def one_answer(caller: socket.socket) -> tuple[int, bytes]:
+    """Status and body of one whole answer, however it comes in pieces; more may follow."""
     with closing(http.client.HTTPResponse(caller)) as answer:
         answer.begin()
-        answer.read()
-        return answer.status
+        return answer.status, answer.read()
+
+
+def status_of(caller: socket.socket) -> int:
+    return one_answer(caller)[0]
 
 
 def is_closed(caller: socket.socket) -> bool:
@@ -286,10 +294,9 @@ def test_what_is_no_http_is_rejected_in_json(
 ) -> None:
     with closing(call(patient)) as caller:
         caller.sendall(sent)
-        caller.shutdown(socket.SHUT_WR)
-        got, body = answer_of(caller)
+        got, body = one_answer(caller)
     assert got == status, body
-    assert words in body["error"]["message"]
+    assert words in json.loads(body)["error"]["message"]
     assert good(patient)
 
 
@@ -408,32 +415,8 @@ def held_up(
         yield url, inference, go
 
 
-@pytest.mark.parametrize("version", ["1.0", "1.1"])
-@pytest.mark.parametrize("waits_s", [0.0, 0.5, 1.5], ids=["quick", "slow", "swept"])
-def test_a_caller_that_sends_no_more_gets_its_answer(
-    small: Path, version: str, waits_s: float
-) -> None:
-    with held_up(small) as (url, _, go), closing(call(url)) as caller:
-        caller.sendall(head(len(GOOD)).replace(b"1.1", version.encode()) + GOOD)
-        caller.shutdown(socket.SHUT_WR)
-        threading.Timer(waits_s, go.set).start()
-        assert status_of(caller) == 200
-        assert is_closed(caller)
-
-
-def test_all_that_was_sent_ahead_is_answered_to_a_caller_that_sends_no_more(small: Path) -> None:
-    with held_up(small) as (url, _, go), closing(call(url)) as caller:
-        caller.sendall((head(len(GOOD)) + GOOD) * 3)
-        caller.shutdown(socket.SHUT_WR)
-        threading.Timer(0.5, go.set).start()
-        received = b"".join(iter(lambda: caller.recv(65536), b""))
-        assert received.count(b"HTTP/1.1 200 OK") == 3
-
-
-@pytest.mark.parametrize("linger", [False, True], ids=["closed", "reset"])
-def test_who_has_left_is_noticed_though_it_looks_as_if_it_sent_no_more(
-    small: Path, linger: bool
-) -> None:
+@pytest.mark.parametrize("how", ["closes", "resets", "sends no more"])
+def test_who_has_left_is_noticed_and_nothing_is_computed_for_them(small: Path, how: str) -> None:
     with held_up(small) as (url, inference, go), closing(call(url)) as first:
         first.sendall(head(len(GOOD)) + GOOD)
         assert eventually(lambda: inference.scheduler.num_busy == 1)
@@ -442,7 +425,10 @@ def test_who_has_left_is_noticed_though_it_looks_as_if_it_sent_no_more(
             caller.sendall(head(len(GOOD)) + GOOD)
         assert eventually(lambda: inference.scheduler.num_queued_tokens() == 15)
         for caller in callers:
-            if linger:
+            if how == "sends no more":
+                caller.shutdown(socket.SHUT_WR)
+                assert is_closed(caller)
+            if how == "resets":
                 caller.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
             caller.close()
         assert eventually(lambda: num_left(url) == 3)
@@ -453,30 +439,6 @@ def test_who_has_left_is_noticed_though_it_looks_as_if_it_sent_no_more(
         )
         computed = ("addnorm_micro_batch_tokens_sum", (("model", "notebook"),))
         assert samples(web.get(f"{url}/metrics").text)[computed] == 5
-
-
-class Idle(Connection):
-    """Neither swept, nor asked whether its caller has left."""
-
-    def sweep(self, now: float) -> None:
-        pass
-
-    def _ask_whether_left(self) -> None:
-        pass
-
-
-def test_a_reset_is_noticed_by_itself(small: Path) -> None:
-    """Not only once the server asks the caller, or sweeps."""
-    with held_up(small, Idle) as (url, inference, go), closing(call(url)) as first:
-        first.sendall(head(len(GOOD)) + GOOD)
-        assert eventually(lambda: inference.scheduler.num_busy == 1)
-        for _ in range(5):
-            with closing(call(url)) as caller:
-                caller.sendall(head(len(GOOD)) + GOOD)
-                assert eventually(lambda: inference.app.in_flight == 2)
-                caller.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-            assert eventually(lambda: inference.app.in_flight == 1)
-        go.set()
 
 
 class Late(Connection):
@@ -591,6 +553,25 @@ def test_what_came_whole_is_answered_before_what_follows_ends_the_connection(pat
         assert answer_of(caller)[0] == 200
 
 
+def test_a_caller_of_http_1_0_is_answered_and_its_connection_ends(patient: str) -> None:
+    with closing(call(patient)) as caller:
+        caller.sendall(head(len(GOOD)).replace(b"HTTP/1.1", b"HTTP/1.0") + GOOD)
+        assert answer_of(caller)[0] == 200
+
+
+@pytest.mark.parametrize(("length", "status"), [(len(GOOD), 200), (99_999_999, 413)])
+def test_who_expects_to_be_asked_for_its_body_is_asked_unless_it_is_rejected(
+    patient: str, length: int, status: int
+) -> None:
+    with closing(call(patient)) as caller:
+        caller.sendall(head(length, "expect: 100-continue"))
+        if status == 200:
+            told = caller.recv(25, socket.MSG_WAITALL)
+            assert told == b"HTTP/1.1 100 Continue\r\n\r\n"
+            caller.sendall(GOOD)
+        assert status_of(caller) == status
+
+
 @pytest.mark.parametrize("protocol", ["h2c", "websocket", "TLS/1.0"])
 def test_who_asks_for_another_protocol_is_answered_in_this_one(patient: str, protocol: str) -> None:
     asks = (
@@ -649,11 +630,7 @@ def probes_are_answered(url: str) -> bool:
 def test_more_connections_than_the_limit_get_503_and_probes_are_answered_beside_any_number(
     serve: Serve,
 ) -> None:
-    class Busy(Connection):
-        def waits_for_caller(self, now: float) -> float:
-            return 0.0  # else it would make room after a second
-
-    with serve(Busy, max_connections=20, body_timeout_s=PATIENCE_S) as url:
+    with serve(max_connections=20, body_timeout_s=PATIENCE_S) as url:
         open_ones = [call(url) for _ in range(20)]  # are accepted in this order
         for caller in open_ones:
             caller.sendall(head(len(GOOD)) + GOOD[:-1])  # idle ones would make room
@@ -696,25 +673,60 @@ def test_connections_that_ask_for_nothing_keep_nobody_out(serve: Serve) -> None:
             caller.close()
 
 
-def test_requests_that_one_key_does_not_end_keep_no_other_key_out(serve: Serve) -> None:
-    keys = SecretStr("greedy infer greedy-0123456789abcdef; other infer other-0123456789abcdef")
-    with serve(max_connections=20, body_timeout_s=600.0, api_keys=keys) as url:
-        half = [call(url) for _ in range(20)]
-        for caller in half:
-            caller.sendall(head(len(GOOD), "authorization: Bearer greedy-0123456789abcdef"))
+def test_who_was_answered_makes_room_once_idle(serve: Serve) -> None:
+    made = list[Connection]()
 
-        def is_served() -> bool:
-            with closing(call(url)) as caller:
-                key = "authorization: Bearer other-0123456789abcdef"
-                caller.sendall(head(len(GOOD), key) + GOOD)
-                return status_of(caller) == 200
+    class Noted(Connection):
+        def connection_made(self, transport: Any) -> None:
+            super().connection_made(transport)
+            made.append(self)
 
-        assert eventually(is_served)
-        status, body = answer_of(half[0])
-        assert (status, body["error"]["code"]) == (503, "too_many_connections")
-        assert "the API key 'greedy' has most" in body["error"]["message"]
-        for caller in half:
-            caller.close()
+    probe = b"GET /livez HTTP/1.1\r\nhost: x\r\n\r\n"
+    with serve(Noted, max_connections=1) as url, closing(call(url)) as caller:
+        caller.sendall(probe)
+        assert status_of(caller) == 200
+        (first,) = made
+        assert eventually(lambda: first in first.idle)
+        first.idle_since -= SILENT_S
+        with closing(call(url)) as other:
+            other.sendall(head(len(GOOD)) + GOOD)
+            assert status_of(other) == 200
+        assert is_closed(caller)
+
+
+def test_a_body_that_the_server_does_not_read_is_not_awaited_from_its_caller(serve: Serve) -> None:
+    made, go = list[Connection](), threading.Event()
+
+    async def reads_late(scope: Any, receive: Any, send: Any) -> None:
+        await until(go.is_set)
+        while (await receive())["type"] != "http.disconnect":
+            pass
+
+    class ReadLate(Connection):
+        def connection_made(self, transport: Any) -> None:
+            super().connection_made(transport)
+            self.app = reads_late
+            made.append(self)
+
+        def sweep(self, now: float) -> None:
+            super().sweep(now + 3600.0)
+
+    with serve(ReadLate) as url, ExitStack() as at_end:
+        at_end.callback(go.set)
+        caller = at_end.enter_context(closing(call(url)))
+        caller.sendall(head(200_000, path="/") + b" " * 100_000)
+        assert eventually(lambda: bool(made) and made[0].flow.read_paused)
+        swept = threading.Event()
+
+        def sweep() -> None:
+            made[0].sweep(made[0].loop.time())
+            swept.set()
+
+        made[0].loop.call_soon_threadsafe(sweep)
+        assert swept.wait(PATIENCE_S)
+        assert not made[0].transport.is_closing()
+        go.set()
+        assert is_closed(caller)  # it is swept
 
 
 def held(client: httpx.Client, what: str) -> float:

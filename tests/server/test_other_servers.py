@@ -64,7 +64,7 @@ class Call:
             "headers": self._headers,
             "query_string": b"",
         }
-        app = ForOtherServers(service.app, service.settings)
+        app = ForOtherServers(service.app)
         async with asyncio.timeout(PATIENCE_S):
             await app(scope, self.coming.get, self._send)
         start, *parts = self.sent

@@ -76,7 +76,6 @@ ADDNORM_WORKER_THREADS: resources.limits.cpu
 ADDNORM_PROVIDER: gpu.count
 ADDNORM_TIMEOUT_S: timeoutS
 ADDNORM_GRACE_S: timeoutS
-ADDNORM_CONNECTION_MAX_AGE_S: connectionMaxAgeS
 ADDNORM_API_KEYS: apiKeys.secret
 ADDNORM_API_KEYS_FILE: apiKeys.secret
 ADDNORM_TRUSTED_KEYS: bundle.trustedKeys

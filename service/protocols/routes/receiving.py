@@ -1,18 +1,27 @@
 """Receives request bodies within bounds: of size, of time, and of the bytes that all hold
-together."""
+together. Notices from then on that the caller leaves."""
 
+import asyncio
+import logging
 from functools import partial
 
 from starlette.requests import Request
 
-from addnorm.service.errors import BodyTooLarge, ClientGone, UnsupportedMediaType
+from addnorm.service.errors import (
+    BodyTooLarge,
+    ClientGone,
+    RequestTimeout,
+    UnsupportedMediaType,
+)
 from addnorm.service.inference.pipeline import QUICK_BYTES
 from addnorm.service.protocols.codec.negotiation import WINDOWS, decompress
 from addnorm.service.scheduling.byte_budget import ByteBudget
 from addnorm.service.scheduling.cooperative import CooperativePool, one_step
 from addnorm.service.scheduling.deadline import Deadline
 from addnorm.service.settings import Settings
-from addnorm.service.telemetry.request_context import context_of
+from addnorm.service.telemetry.request_context import RequestContext, context_of
+
+log = logging.getLogger("addnorm")
 
 
 class BodyReceiver:
@@ -33,7 +42,13 @@ class BodyReceiver:
             raise BodyTooLarge(f"the body has {declared} bytes, the limit is {max_bytes}")
         if int(declared) > QUICK_BYTES:  # reject it before it is sent, if it has no space now
             self._budget.reserve(int(declared), context_of(request.scope).key).release()
-        body = await self._receive_whole(request, max_bytes)
+        limit_s, context = self._settings.body_timeout_s, context_of(request.scope)
+        try:
+            async with asyncio.timeout(limit_s):
+                body = await self._receive_whole(request, max_bytes)
+        except TimeoutError:
+            raise RequestTimeout(f"the body did not arrive within {limit_s:g} s") from None
+        context.leaving = asyncio.create_task(_wait_until_left(request, context))
         if coding == "identity":
             return body
         plain = decompress(body, coding, max_bytes, most=QUICK_BYTES)
@@ -67,6 +82,15 @@ async def _receive_piece(request: Request, num_before: int) -> tuple[bytes, bool
     message = await request.receive()
     if message["type"] == "http.disconnect":
         raise ClientGone(f"the caller left after {num_before} bytes of the body")
-    if late := context_of(request.scope).late:
-        raise late
     return message.get("body", b""), message.get("more_body", False)
+
+
+async def _wait_until_left(request: Request, context: RequestContext) -> None:
+    """The request's end cancels it."""
+    try:
+        while (await request.receive())["type"] != "http.disconnect":
+            pass
+    except Exception:  # of any kind: the server itself has lost the caller
+        log.warning("the ASGI server cannot say whether the caller is there", exc_info=True)
+    if context.deadline:
+        context.deadline.leave()

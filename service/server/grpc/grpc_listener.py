@@ -113,7 +113,7 @@ def _handler(answer: Callable[[Caller], Awaitable[None]]) -> Any:
 
 
 def _options(settings: Settings) -> list[tuple[str, int]]:
-    options = [
+    return [
         ("grpc.max_receive_message_length", settings.max_body_bytes),
         ("grpc.max_send_message_length", -1),  # max_response_bytes is checked before any work
         ("grpc.max_metadata_size", settings.max_header_bytes),
@@ -121,6 +121,3 @@ def _options(settings: Settings) -> list[tuple[str, int]]:
         ("grpc.http2.bdp_probe", 0),
         ("grpc.so_reuseport", 0),  # else a second server on the port would get half of the calls
     ]
-    if settings.connection_max_age_s:
-        options.append(("grpc.max_connection_age_ms", round(settings.connection_max_age_s * 1000)))
-    return options

@@ -1,17 +1,19 @@
-"""uvicorn's connection, with bounds on heads and on the time that callers take.
+"""uvicorn's connection, with bounds on heads, on their number, and on the time that callers take.
 
-What is wrong with a whole head goes to the application in the request's context: the application
-answers and logs it. What never becomes a request is answered here.
+What is wrong with a whole head goes to the application, which answers and logs it. What never
+becomes a request is answered here. The application bounds the time of bodies that it reads.
 """
 
-import socket
 import time
 from asyncio import BaseTransport, BufferedProtocol
 from collections.abc import Callable
+from fcntl import ioctl
+from termios import FIONREAD
 from typing import Any, ClassVar, cast
 
-from httptools import HttpRequestParser
+from httptools import HttpParserError, HttpParserUpgrade, HttpRequestParser
 from uvicorn.config import Config
+from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from addnorm.service.errors import (
@@ -22,12 +24,7 @@ from addnorm.service.errors import (
 )
 from addnorm.service.protocols.dialect_errors import OPENAI_ERRORS
 from addnorm.service.server.error_response import error_response
-from addnorm.service.server.http.flow_control import Flow
-from addnorm.service.server.http.head import too_large, wrong_head
-from addnorm.service.server.http.http_parser import Parser
-from addnorm.service.server.http.joined_head import JoinedHead
-from addnorm.service.server.http.last_answer import LastAnswer, drawn_age, has_unread
-from addnorm.service.server.http.room import Room
+from addnorm.service.server.http.head import too_large
 from addnorm.service.settings import Settings
 from addnorm.service.telemetry.request_context import attach_context
 
@@ -38,8 +35,62 @@ INVALID_HTTP = (
 )
 READ_BYTES = 16 * 1024  # parsed at once; other connections wait meanwhile
 LONG_PIECE_S = 0.0005  # a plain body's 16 KiB take a twentieth of that
-ASK_AFTER_S = 0.05  # before a caller that sends no more is asked whether it is still there
-CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
+# From then on a connection without a request makes room for a new one. Larger: connections that ask
+# for nothing keep others out for longer. Smaller: callers far away lose those that they just made.
+SILENT_S = 1.0
+
+
+class Flow(FlowControl):
+    """uvicorn's, but nothing is read while requests sent ahead wait: all of them would be kept."""
+
+    def __init__(self, connection: HttpToolsProtocol) -> None:
+        super().__init__(connection.transport)
+        self._pipeline = connection.pipeline
+
+    def resume_reading(self) -> None:
+        if not self._pipeline:
+            super().resume_reading()
+
+
+class Parser:
+    """httptools' parser, but after a head that asks for another protocol it goes on in HTTP/1.1.
+
+    Java's client asks for HTTP/2, which a server may ignore (RFC 9110, 7.8). httptools would take
+    what follows for the other protocol's.
+    """
+
+    def __init__(self, connection: HttpToolsProtocol) -> None:
+        self._connection = connection
+        self._parser = self._new()
+
+    def _new(self) -> HttpRequestParser:
+        parser = HttpRequestParser(self._connection)
+        # as uvicorn does, so that requests sent ahead are read
+        parser.set_dangerous_leniencies(lenient_data_after_close=True)
+        return parser
+
+    def feed_data(self, data: bytes) -> None:
+        while data:
+            try:
+                self._parser.feed_data(data)
+                return
+            except HttpParserUpgrade as asked:
+                data = self._head_without_upgrade() + data[asked.args[0] :]
+                self._parser = self._new()
+
+    def _head_without_upgrade(self) -> bytes:
+        method, version = self._parser.get_method(), self._parser.get_http_version().encode()
+        if method == b"CONNECT":
+            raise HttpParserError("CONNECT is for proxies")
+        lines = [
+            b"%b: %b\r\n" % header for header in self._connection.headers if header[0] != b"upgrade"
+        ]
+        return b"".join(
+            (b"%b %b HTTP/%b\r\n" % (method, self._connection.url, version), *lines, b"\r\n")
+        )
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._parser, name)
 
 
 class Connection(HttpToolsProtocol):
@@ -47,53 +98,43 @@ class Connection(HttpToolsProtocol):
 
     # of the server; see `protocol_factory`
     settings: ClassVar[Settings]
-    room: ClassVar[Room["Connection"]]
+    # those without a request, longest idle first: no whole head has come, or all are answered
+    idle: ClassVar[dict["Connection", None]]
+    surplus: ClassVar[dict["Connection", None]]  # those over the limit, in the order they came
 
     def __init__(self, config: Config, *arguments: Any, **named: Any) -> None:
         super().__init__(config, *arguments, **named)
         self.parser = cast(HttpRequestParser, Parser(self))
-        self._since: float | None = None  # when what is being received began
+        self._since: float | None = None  # when the head or body that is being received began
         self._in_head = self._in_body = False
         # bytes that are not body: since the last head or body began or ended, or body came
         self._num_loose = 0
         self._is_rejected = False  # nothing that arrives is parsed any more
-        self.aged_at: float | None = None  # from then on a response may be the last one
-        self._has_ended = False  # the caller sends no more
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
         self.flow = Flow(self)
         self._since = self.idle_since = self.loop.time()
         self._all_sent = self._since  # when there was last nothing to send
-        self._busy_since = self._since  # when it last was idle
-        if self.settings.connection_max_age_s:
-            self.aged_at = self._since + drawn_age(self.settings.connection_max_age_s)
-        self.room.enter(self)
+        self.idle[self] = None
+        limit = self.settings.max_connections
+        if len(self.connections) > limit and not self._end_idle():
+            self.surplus[self] = None
+        if len(self.connections) > 2 * limit and self.surplus:
+            # the newest may be a probe, which is answered; this one has had time to ask
+            oldest = next(iter(self.surplus))
+            del self.surplus[oldest]
+            oldest.transport.abort()
 
-    @property
-    def key(self) -> str:
-        """The API key of the request under way; empty without one."""
-        return attach_context(self.cycle.scope["state"]).key if self._is_answering() else ""
-
-    def waits_for_caller(self, now: float) -> float:
-        """Seconds that the rest of a body is awaited, or that a response is read. Where there are
-        keys, all that a caller without one keeps it busy: each of its answers takes no time."""
-        if self._in_body and self._since is not None and not self.flow.read_paused:
-            return now - self._since
-        if self.settings.needs_keys and self._is_answering() and not self.key:
-            return now - self._busy_since
-        return now - self._all_sent if self.transport.get_write_buffer_size() else 0.0
-
-    def abort(self) -> None:
-        self.transport.abort()
-
-    def end(self, error: ServiceError) -> None:
-        """Ends the request that waits for its caller: with the error, if it can still be told."""
-        if not self._in_body or self.cycle is None:
-            self.abort()
-            return
-        attach_context(self.scope["state"]).late = error
-        self.cycle.message_event.set()  # wakes the application, which waits for the body
+    def _end_idle(self) -> bool:
+        """Ends the connection that has been idle for longest, if it has been for SILENT_S. So
+        connections without requests, which need no key, keep nobody out."""
+        oldest = next(iter(self.idle))
+        if self.idle_since - oldest.idle_since < SILENT_S:
+            return False
+        del self.idle[oldest]
+        oldest.transport.abort()
+        return True
 
     def data_received(self, data: bytes) -> None:
         if self._is_rejected:
@@ -108,11 +149,8 @@ class Connection(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
         self._unset_keepalive_if_required()  # uvicorn leaves it to what is lost by an error
-        self.room.leave(self)
-        if self._is_answering():
-            deadline = attach_context(self.cycle.scope["state"]).deadline
-            if deadline:  # else the body has not been read: who reads it is told
-                deadline.leave()
+        self.idle.pop(self, None)
+        self.surplus.pop(self, None)
 
     def yield_to_others(self) -> None:
         """Reads on in the event loop's next round. In one round it would read up to 32 pieces."""
@@ -136,16 +174,16 @@ class Connection(HttpToolsProtocol):
         if self.parser.should_upgrade():
             return  # the head is parsed again, see Parser
         self._in_head, self._in_body, self._num_loose = False, True, 0
-        if self in self.room.idle:
-            del self.room.idle[self]
-            self._busy_since = self.loop.time()
+        self._since = self.loop.time()
+        self.idle.pop(self, None)
         context = attach_context(self.scope["state"])
-        context.head_error, context.is_closing = self._wrong(), self.transport.is_closing
-        if self.aged_at is not None:
-            context.ends_connection = self._ends_by_age
+        context.is_closing = self.transport.is_closing
+        if self in self.surplus:
+            limit = self.settings.max_connections
+            context.surplus = TooManyConnections(
+                f"{limit} connections are open, the limit; retry in 1 s", retry_after_s=1
+            )
         super().on_headers_complete()
-        if self.scope["method"] != "HEAD":  # whose answer has no body
-            self.cycle.transport = cast(Any, JoinedHead(self.transport))
 
     def on_body(self, body: bytes) -> None:
         self._num_loose = 0
@@ -155,89 +193,24 @@ class Connection(HttpToolsProtocol):
         if self._in_head:
             return  # the head is parsed again
         super().on_message_complete()
-        self.flow.resume_reading()  # the end of a large body may have paused it; see eof_received
         self._since, self._in_body, self._num_loose = None, False, 0
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
         if not self.transport.is_closing() and not self._is_answering():
             self.idle_since = self.loop.time()
-            self.room.idle[self] = None
-
-    def eof_received(self) -> bool:  # type: ignore[override]  # asyncio's own returns bool | None
-        """Whether to keep the connection: a caller that sends no more may still read its response.
-
-        A caller that has left looks the same, so it is asked. In TLS asyncio closes in any case.
-        """
-        self._has_ended = self.scheme == "http" and self._is_answering() and not self._in_body
-        if self._has_ended:
-            self.cycle.keep_alive = False  # the connection is closed after the last answer
-            self.loop.call_later(ASK_AFTER_S, self._ask_whether_left)
-        return self._has_ended
-
-    def _ends_by_age(self) -> bool:
-        """Whether the response that begins now is the connection's last one.
-
-        Not while its request still arrives, nor if others were sent ahead: their answers come
-        first. An idle connection is not ended by its age, because a request may be on its way.
-        """
-        cycle = self.cycle
-        is_due = self.aged_at is not None and self.loop.time() >= self.aged_at
-        if not is_due or not cycle.keep_alive or cycle.more_body or self.pipeline:
-            return False
-        cycle.transport = cast(Any, LastAnswer(self.transport, self._drop_the_rest))
-        return True
-
-    def _drop_the_rest(self) -> None:
-        """The caller was told that nothing more is answered. `timeout_keep_alive` bounds the wait
-        for its end."""
-        self._is_rejected, self._since = True, None
-        self.pipeline.clear()
+            self.idle[self] = None
 
     def shutdown(self) -> None:
         """Closes the connection, unless a request arrives or has arrived. Its answer ends it."""
-        is_lost = self._is_rejected or self.transport.is_closing()
-        if is_lost or not (self._in_head or has_unread(self.transport)):
-            super().shutdown()
-
-    def timeout_keep_alive_handler(self) -> None:
-        """Closes an idle connection, unless a request has arrived that waits to be read."""
-        is_closing = self._is_rejected or self.transport.is_closing()
-        if is_closing or not has_unread(self.transport):
-            super().timeout_keep_alive_handler()
-            return
-        self.timeout_keep_alive_task = self.loop.call_later(
-            self.timeout_keep_alive, self.timeout_keep_alive_handler
-        )
+        if not self._is_rejected and not self.transport.is_closing():
+            unread = ioctl(self.transport.get_extra_info("socket").fileno(), FIONREAD, bytes(4))
+            if self._in_head or any(unread):
+                return
+        super().shutdown()
 
     def _is_answering(self) -> bool:
         return self.cycle is not None and not self.cycle.response_complete
-
-    def _ask_whether_left(self) -> None:
-        """Sends a 100, which every caller must accept before its response (RFC 9110, 15.2).
-
-        If the caller has left, its side resets the connection.
-        """
-        is_free = self._is_answering() and not self.cycle.response_started and not self.pipeline
-        if is_free and not self.transport.is_closing() and self.scope["http_version"] == "1.1":
-            self.transport.write(CONTINUE)
-            self.loop.call_later(ASK_AFTER_S, self._end_if_left)
-
-    def _end_if_left(self) -> None:
-        """Nothing else notices that the caller has left: nothing reads from the connection."""
-        if self.transport.is_closing():
-            return
-        if self.transport.get_extra_info("socket").getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
-            self.transport.abort()
-
-    def _wrong(self) -> ServiceError | None:
-        """What is wrong with a whole head."""
-        if self in self.room.surplus:
-            limit = self.settings.max_connections
-            return TooManyConnections(
-                f"{limit} connections are open, the limit; retry in 1 s", retry_after_s=1
-            )
-        return wrong_head(self.url, self.headers, self.parser.get_http_version(), self.settings)
 
     def send_400_response(self, msg: str) -> None:
         """uvicorn calls it when the parser does not accept the bytes."""
@@ -264,25 +237,18 @@ class Connection(HttpToolsProtocol):
 
     def sweep(self, now: float) -> None:
         """Ends what takes too long."""
-        if self._has_ended:
-            self._end_if_left()
+        limit_s = self.settings.body_timeout_s
         if self._since is not None:
-            self._sweep_received(now, now - self._since)
+            if self.flow.read_paused:
+                self._since = now  # the server is not reading
+            elif now - self._since > limit_s + BODY_GRACE_S:
+                self.transport.abort()
+            elif now - self._since > limit_s and self._in_head:
+                self._reject(RequestTimeout(f"the head did not arrive within {limit_s:g} s"))
         if not self.transport.get_write_buffer_size():
             self._all_sent = now
         elif now - self._all_sent > self.settings.send_timeout_s:
             self.transport.abort()
-
-    def _sweep_received(self, now: float, seconds: float) -> None:
-        limit_s = self.settings.body_timeout_s
-        if self.flow.read_paused:
-            self._since = now  # the server is not reading
-        elif seconds > limit_s + BODY_GRACE_S:
-            self.transport.abort()
-        elif seconds > limit_s and self._in_head:
-            self._reject(RequestTimeout(f"the head did not arrive within {limit_s:g} s"))
-        elif seconds > limit_s and self.cycle is not None:
-            self.end(RequestTimeout(f"the body did not arrive within {limit_s:g} s"))
 
 
 class PieceReader(BufferedProtocol):
@@ -310,9 +276,6 @@ class PieceReader(BufferedProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._connection.connection_lost(exc)
 
-    def eof_received(self) -> bool:
-        return self._connection.eof_received()
-
     def pause_writing(self) -> None:
         self._connection.pause_writing()
 
@@ -324,7 +287,7 @@ def protocol_factory(
     settings: Settings, connection: type[Connection] = Connection
 ) -> Callable[..., PieceReader]:
     """What uvicorn makes the connections of one server with."""
-    own = {"settings": settings, "room": Room[Connection](settings.max_connections)}
+    own: dict[str, Any] = {"settings": settings, "idle": {}, "surplus": {}}
     kind = type("Connection", (connection,), own)
     buffer = bytearray(READ_BYTES)
     return lambda **named: PieceReader(kind(**named), buffer)

@@ -3,6 +3,8 @@
 from collections.abc import Collection
 from itertools import chain
 
+from starlette.types import Scope
+
 from addnorm.service.errors import HeadTooLarge, InvalidHead, ServiceError
 from addnorm.service.settings import Settings
 
@@ -18,13 +20,12 @@ LINE_BYTES = len(": \r\n")
 Headers = Collection[tuple[bytes, bytes]]  # names in lower case
 
 
-def wrong_head(
-    target: bytes, headers: Headers, http_version: str, settings: Settings
-) -> ServiceError | None:
-    """target: path and query."""
-    if error := _wrong_coding(headers, http_version):
+def wrong_head(scope: Scope, settings: Settings) -> ServiceError | None:
+    headers: Headers = scope["headers"]
+    if error := _wrong_coding(headers, scope.get("http_version", "1.1")):
         return error
-    num_bytes = len(target) + LINE_BYTES * len(headers)
+    target = scope.get("raw_path") or scope["path"].encode()
+    num_bytes = len(target) + len(scope.get("query_string", b"")) + LINE_BYTES * len(headers)
     num_bytes += sum(map(len, chain.from_iterable(headers)))
     if num_bytes > settings.max_header_bytes:
         return too_large(num_bytes, settings)

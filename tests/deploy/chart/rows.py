@@ -84,7 +84,6 @@ ROWS = [
     Row("preStopS", 9, f"{POD} terminationGracePeriodSeconds", 44),
     Row("startupS", 60, f"{SERVER} startupProbe failureThreshold", 30),
     Row("startupS", 60, "Deployment spec progressDeadlineSeconds", 360),
-    Row("connectionMaxAgeS", 0, f"{SERVER} env ADDNORM_CONNECTION_MAX_AGE_S value", "0"),
     Row("maxSurge", "50%", "Deployment spec strategy rollingUpdate maxSurge", "50%"),
     Row("maxUnavailable", 1, "Deployment spec strategy rollingUpdate maxUnavailable", 1),
     Row("settings", {"ADDNORM_WATCH_S": "5"}, f"{SERVER} env ADDNORM_WATCH_S value", "5"),
