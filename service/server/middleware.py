@@ -67,6 +67,7 @@ class RequestMiddleware:
             self.in_flight -= 1
             if context.leaving:
                 context.leaving.cancel()
+                context.leaving = None  # it holds the context, and with it the body
             self._reporter.report(scope, context)
 
     def _marked(self, send: Send, context: RequestContext) -> Send:
