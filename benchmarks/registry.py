@@ -145,7 +145,7 @@ EXPERIMENTS = {
         "of a GPU, with ADDNORM_PROVIDER=cuda: differences, bits, speed beside PyTorch",
         "benchmarks.gpu.experiment:run",
         20,
-        only="beginnings of steps: tests, export, agreement, speed, http",
+        only="beginnings of steps: agreement, speed, http",
     ),
 }
 GROUPS = {"stress": ("overload", "swaps", "rollback", "other-keys")}  # a name for several

@@ -63,21 +63,6 @@ class Settings(BaseModel):
             "it is there."
         ),
     )
-    cuda_tf32: bool = Field(
-        False,
-        description=(
-            "Whether float32 products on a GPU keep only 10 bits of mantissa (TF32). Set it where"
-            " speed matters more than agreement with the CPU."
-        ),
-    )
-    cuda_memory_bytes: int = Field(
-        0,
-        ge=0,
-        description=(
-            "GPU memory that each graph (a precision, a head) may take for its runs and weights. 0:"
-            " no limit. Set it where other processes share the GPU."
-        ),
-    )
     worker_threads: int = Field(
         0,
         ge=0,

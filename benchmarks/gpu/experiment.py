@@ -1,19 +1,19 @@
 """What to run on a machine with a GPU.
 
-Steps, in this order: `tests` (pytest -m cuda), then for each shape `export` (a BERT of
-transformers, drawn weights, certified on the CPU), `agreement` (what `addnorm verify --provider
-cuda` measures, over more drawn batches), `speed` (the engine beside PyTorch) and `http` (the server
-beside PyTorch behind FastAPI). A step's figures are in gpu/steps.json when it ends; one that fails
-does not end the run. Without ADDNORM_PROVIDER=cuda the CPU rehearses it with a tiny model.
+For each shape of a BERT of transformers with drawn weights, exported and certified on the CPU at
+first use: `agreement` (what `addnorm verify --provider cuda` measures, over more drawn batches),
+`speed` (the engine beside PyTorch) and `http` (the server beside PyTorch behind FastAPI). A step's
+figures are in gpu/steps.json when it ends; one that fails does not end the run. Without
+ADDNORM_PROVIDER=cuda the CPU rehearses it with a tiny model.
 """
 
 import json
-import subprocess
-import sys
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import onnxruntime
@@ -23,6 +23,7 @@ from addnorm.export import writer
 from addnorm.export.cuda.on_gpu import measured
 from addnorm.export.sources import sources
 from addnorm.export.writer import Plan
+from addnorm.load.measure.run import Load
 from addnorm.model.transformer import Transformer
 from addnorm.service.environment import read_settings
 from addnorm.service.runtime import bundle as bundles
@@ -31,15 +32,17 @@ from addnorm.service.runtime.cuda.gpu import CUDA
 from addnorm.service.runtime.cuda.gpu_engine import engines_for
 from addnorm.service.runtime.engine import OpenEngine
 from addnorm.service.settings import Settings
+from benchmarks import peers, processes
+from benchmarks.contender import Contender, in_precision
 from benchmarks.families import Shape
 from benchmarks.findings import Findings, Options
-from benchmarks.gpu import over_http, speed
+from benchmarks.gpu import speed
 from benchmarks.gpu.rehearsal import RehearsedEngine
 
 Figures = dict[str, Any]
-Step = Callable[[], Figures]
-TESTS = Path(__file__).resolve().parents[2] / "tests/runtime/cuda"
 PRECISIONS = ("fp32", "fp16")
+CALLERS = {"small": 64, "big": 8}  # of each load over HTTP
+NEAR = 0.03  # of the same model on the CPU: float16 has 11 bits
 
 
 def _bert(width: int, heads: int, layers: int, vocabulary: int = 30522) -> Shape:
@@ -48,6 +51,10 @@ def _bert(width: int, heads: int, layers: int, vocabulary: int = 30522) -> Shape
         "intermediate_size": 4 * width, "num_hidden_layers": layers,
     }  # fmt: skip
     return Shape("Bert", 512, sizes)
+
+
+SHAPES = {"minilm": _bert(384, 12, 6), "bert-base": _bert(768, 12, 12)}
+TINY = {"tiny": _bert(64, 4, 2, vocabulary=1000)}
 
 
 @dataclass(frozen=True)
@@ -65,8 +72,12 @@ class Setup:
         return self.out / "steps.json"
 
     def bundle(self, shape: str) -> Bundle:
-        """StartupError if it was not exported."""
-        return bundles.read(self.out / "bundles" / shape / "1")
+        """It is exported at first use."""
+        folder = self.out / "bundles" / shape / "1"
+        if not folder.exists():
+            source, plan = self.checkpoint(shape), Plan("packed", PRECISIONS, PRECISIONS[0])
+            writer.export(sources.checkpoint(source), self.out / "bundles", shape, 1, plan)
+        return bundles.read(folder)
 
     def checkpoint(self, shape: str) -> Path:
         """A folder of transformers. It is written at first use."""
@@ -75,23 +86,53 @@ class Setup:
             self.shapes[shape].write(folder)
         return folder
 
-    def model(self, shape: str, layout: str) -> Transformer:
-        return sources.checkpoint(self.checkpoint(shape)).in_layout(layout)
+    def padded(self, shape: str) -> Transformer:
+        return sources.checkpoint(self.checkpoint(shape)).in_layout("padded")
 
+    def agreement(self, shape: str) -> Figures:
+        """The section "cuda" of its certificate. CertificationError if a difference from PyTorch is
+        beyond its limit, or rows go through the CPU."""
+        return measured(
+            self.bundle(shape),
+            self.padded(shape),
+            open_engine=self.engines(self.settings),
+            num_compositions=self.num_compositions,
+        )
 
-def on_gpu(out: Path, settings: Settings) -> Setup:
-    shapes = {
-        "minilm": _bert(384, 12, 6),
-        "bert-base": _bert(768, 12, 12),
-        "bert-large": _bert(1024, 16, 24),
-    }
-    return Setup(out / "gpu", settings, engines_for, "cuda", shapes, 0.5, 2000)
+    def speed(self, shape: str) -> Figures:
+        """Load and side -> useful tokens per second."""
+        model = speed.loaded(self.bundle(shape), self.settings, self.engines)
+        return speed.measured(model, self.padded(shape).config, self.device, self.seconds)
+
+    def http(self, shape: str) -> Figures:
+        """Load and side -> useful tokens per second over HTTP, the median of the rounds, and
+        answers that were wrong. PyTorch is in float16 behind FastAPI."""
+        bundle, folder = self.bundle(shape), str(self.checkpoint(shape))
+        with ExitStack() as stack:
+            ours = cache(lambda: stack.enter_context(processes.addnorm(bundle)))
+            theirs = cache(lambda: stack.enter_context(peers.pytorch(folder, self.device)))
+            sides = {each: in_precision(ours, bundle, each, NEAR) for each in PRECISIONS}
+            sides["PyTorch"] = Contender("PyTorch", theirs, sides["fp32"].reference, bundle)
+            found: Figures = {}
+            for traffic, callers in CALLERS.items():
+                for side in sides.values():
+                    side.prepare(traffic)
+                load = Load(callers, 4 * self.seconds)
+                rounds = [
+                    {name: side.run(traffic, load) for name, side in sides.items()}
+                    for _ in range(speed.ROUNDS)
+                ]
+                for name in sides:
+                    runs = [one[name] for one in rounds]
+                    found[f"{traffic}, {name}"] = median(run["tokens_per_s"] for run in runs)
+                    found[f"{traffic}, {name}, p50 ms"] = median(run["p50_ms"] for run in runs)
+                    found[f"{traffic}, {name}, wrong"] = sum(run["num_errors"] for run in runs)
+            return found
 
 
 def rehearsal(out: Path, settings: Settings) -> Setup:
-    shapes = {"tiny": _bert(64, 4, 2, vocabulary=1000)}
-    place = out / "gpu-rehearsal"
-    return Setup(place, settings, lambda _: RehearsedEngine, "cpu", shapes, 0.05, 20)
+    folder = out / "gpu-rehearsal"
+    return Setup(folder, settings, lambda _: RehearsedEngine, "cpu", TINY, 0.05, 20)
 
 
 def run(options: Options) -> Findings:
@@ -101,7 +142,8 @@ def run(options: Options) -> Findings:
     if missing := [*_missing()]:
         return Findings("", [f"this needs {' and '.join(missing)}"])
     onnxruntime.preload_dlls()  # of CUDA and cuDNN, where pip put them
-    return tried(options, on_gpu(options.out, settings))
+    out = options.out / "gpu"
+    return tried(options, Setup(out, settings, engines_for, "cuda", SHAPES, 0.5, 2000))
 
 
 def _missing() -> Iterator[str]:
@@ -114,79 +156,22 @@ def _missing() -> Iterator[str]:
 def tried(options: Options, setup: Setup) -> Findings:
     """Every step that is wanted, though one before it failed."""
     setup.out.mkdir(parents=True, exist_ok=True)
-    failed = list[str]()
-    for name, step in steps(setup).items():
-        if options.wants(name):
-            try:
-                figures = step()
-            except Exception as error:  # whatever it is, the next step may say something
-                figures = {"failed": f"{type(error).__name__}: {error}"}
-                failed.append(f"{name}: {figures['failed']}")
-            _keep(setup.report, name, figures)
-    where = "a GPU" if setup.device == "cuda" else "the CPU: a rehearsal, which says nothing of one"
-    return Findings(f"On {where}. All figures: {setup.report}", failed, _kept(setup.report))
-
-
-def steps(setup: Setup) -> dict[str, Step]:
-    parts = {"export": export, "agreement": agreement, "speed": beside_pytorch, "http": served}
-    of_shapes = {
-        f"{name} {shape}": partial(part, setup, shape)
+    parts = {"agreement": setup.agreement, "speed": setup.speed, "http": setup.http}
+    steps = {
+        f"{name} {shape}": partial(part, shape)
         for shape in setup.shapes
         for name, part in parts.items()
     }
-    return {"tests": tests, **of_shapes}
-
-
-def tests() -> Figures:
-    """Runs the tests marked `cuda`, which are skipped without CUDA."""
-    command = [sys.executable, "-m", "pytest", "-m", "cuda", "-q", "-p", "no:cacheprovider"]
-    done = subprocess.run([*command, str(TESTS)], capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise RuntimeError(f"pytest ended with {done.returncode}: {done.stdout[-4000:]}")
-    return {"pytest": done.stdout.strip().splitlines()[-1]}
-
-
-def export(setup: Setup, shape: str) -> Figures:
-    """One that is there is taken."""
-    if not (setup.out / "bundles" / shape / "1").exists():
-        source = sources.checkpoint(setup.checkpoint(shape))
-        plan = Plan("packed", PRECISIONS, PRECISIONS[0], lens=False)
-        writer.export(source, setup.out / "bundles", shape, 1, plan)
-    bundle = setup.bundle(shape)
-    return {"MiB": sum(file.num_bytes for file in bundle.manifest.files.values()) / 2**20}
-
-
-def agreement(setup: Setup, shape: str) -> Figures:
-    """The section "cuda" of its certificate. CertificationError if a difference from PyTorch is
-    beyond its limit, or rows go through the CPU."""
-    return measured(
-        setup.bundle(shape),
-        setup.model(shape, "padded"),
-        open_engine=setup.engines(setup.settings),
-        num_compositions=setup.num_compositions,
-    )
-
-
-def beside_pytorch(setup: Setup, shape: str) -> Figures:
-    """Load and side -> useful tokens per second."""
-    model = speed.loaded(setup.bundle(shape), setup.settings, setup.engines)
-    config = setup.model(shape, "padded").config
-    return speed.measured(model, config, setup.device, setup.seconds)
-
-
-def served(setup: Setup, shape: str) -> Figures:
-    """Load and side -> useful tokens per second over HTTP, and answers that were wrong."""
-    bundle, folder = setup.bundle(shape), setup.checkpoint(shape)
-    return over_http.measured(bundle, folder, setup.device, 4 * setup.seconds)
-
-
-def _kept(file: Path) -> dict[str, Figures]:
-    """Steps by name. Empty before the first."""
-    return json.loads(file.read_text()) if file.exists() else {}
-
-
-def _keep(file: Path, name: str, figures: Figures) -> None:
-    """Replaces what the step had."""
-    file.write_text(json.dumps({**_kept(file), name: figures}, indent=1))
-    shown = figures.get("holds", figures)
-    print(f"{name}: {json.dumps(shown)}", flush=True)
+    kept: dict[str, Figures] = json.loads(setup.report.read_text()) if setup.report.exists() else {}
+    failed = list[str]()
+    for name, step in steps.items():
+        if options.wants(name):
+            try:
+                kept[name] = step()
+            except Exception as error:  # whatever it is, the next step may say something
+                kept[name] = {"failed": f"{type(error).__name__}: {error}"}
+                failed.append(f"{name}: {kept[name]['failed']}")
+            setup.report.write_text(json.dumps(kept, indent=1))
+            print(f"{name}: {json.dumps(kept[name].get('holds', kept[name]))}", flush=True)
+    where = "a GPU" if setup.device == "cuda" else "the CPU: a rehearsal, which says nothing of one"
+    return Findings(f"On {where}. All figures: {setup.report}", failed, kept)

@@ -28,7 +28,7 @@ class Fingerprint:
 
     manifest_sha256: str  # of the bundle, and so of all its files
     precision: str
-    provider: str  # cpu; or cuda, and which GPU with or without TF32
+    provider: str  # cpu; or cuda, and which GPU
     onnxruntime: str
     numpy: str  # pools, normalizes and takes logarithms
     tokenizers: str  # makes tokens of texts

@@ -1,5 +1,6 @@
 """What is to be run once on a GPU, rehearsed on the CPU."""
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,11 +11,11 @@ import torch
 from addnorm.service.runtime.cuda.gpu import CUDA
 from addnorm.service.settings import Settings
 from benchmarks.findings import Options
-from benchmarks.gpu import experiment, torch_encoder
+from benchmarks.gpu import experiment, speed
 from benchmarks.gpu.experiment import Setup
 from benchmarks.peers.torch_server import padded
 
-STEPS = ("export", "agreement", "speed")  # without the tests, of which this is one
+STEPS = ("agreement", "speed")
 
 
 @pytest.fixture
@@ -40,33 +41,32 @@ def test_what_is_missing_is_said_in_words(tmp_path: Path, monkeypatch: pytest.Mo
 def test_a_rehearsal_runs_every_step_and_keeps_its_figures(setup: Setup) -> None:
     found = experiment.tried(Options(1, 1, STEPS), setup)
     assert not found.missed
-    kept = experiment._kept(setup.report)
+    kept = json.loads(setup.report.read_text())
     assert found.figures == kept
     assert kept.keys() == {f"{step} tiny" for step in STEPS}
     assert kept["agreement tiny"]["holds"]["fp16"]["bits"] == "equal"
-    speed = kept["speed tiny"]
-    assert {"small, fp16", "hidden, fp32", "512 tokens alone, PyTorch padded"} < speed.keys()
-    assert min(speed.values()) > 0
+    rates = kept["speed tiny"]
+    assert {"small, fp16", "hidden, fp32", "512 tokens alone, PyTorch padded"} < rates.keys()
+    assert min(rates.values()) > 0
 
 
 def test_a_step_that_fails_ends_no_other_and_keeps_what_others_found(setup: Setup) -> None:
-    """Nothing was exported."""
-    setup.out.mkdir(parents=True)
-    setup.report.write_text('{"tests": {"pytest": "1 passed"}}')
+    (setup.out / "bundles/tiny/1").mkdir(parents=True)  # no bundle
+    setup.report.write_text('{"http tiny": {"small, fp32": 1}}')
     found = experiment.tried(Options(1, 1, ("agreement", "speed")), setup)
     assert [missed.partition(": ")[0] for missed in found.missed] == [
         "agreement tiny",
         "speed tiny",
     ]
-    kept = experiment._kept(setup.report)
-    assert kept["tests"] == {"pytest": "1 passed"}
+    kept = json.loads(setup.report.read_text())
+    assert kept["http tiny"] == {"small, fp32": 1}
     assert kept["speed tiny"]["failed"].startswith("StartupError: ")
 
 
 def test_pads_do_not_reach_the_peers_vectors(setup: Setup) -> None:
     """PyTorch's side computes what it is timed for: means over real tokens alone."""
     torch.manual_seed(0)
-    peer = torch_encoder.encoder(setup.model("tiny", "padded").config, "cpu")
+    peer = speed.encoder(setup.padded("tiny").config, "cpu")
     sequences = [torch.arange(3), torch.arange(9)]
     with torch.inference_mode():
         _, together = peer(*padded(sequences))

@@ -1,2 +1,1 @@
-"""Engines on an NVIDIA GPU. None of this has run on a GPU yet, and a reader may skip it:
-docs/cuda.md."""
+"""Engines on an NVIDIA GPU; serving on CPUs needs none of it: docs/cuda.md."""

@@ -4,6 +4,7 @@ onnxruntime places each node on the first provider that has a kernel for it, and
 session is refused if a node that computes rows was left on the CPU.
 """
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
@@ -13,7 +14,7 @@ import onnxruntime as ort
 
 from addnorm.service.errors import StartupError
 from addnorm.service.runtime.device.placement import CPU, counted, nodes
-from addnorm.service.runtime.session import file_bytes, open_session
+from addnorm.service.runtime.session import open_session
 
 CUDA = "CUDAExecutionProvider"
 GPUS = Path("/proc/driver/nvidia/gpus")  # a folder each, as NVIDIA's driver on Linux makes them
@@ -36,8 +37,6 @@ SHAPES_AND_INDICES = frozenset({
 class Gpu:
     """The first GPU."""
 
-    tf32: bool = False  # products of float32 with 10 bits of mantissa
-    memory_bytes: int = 0  # of the arena of each graph; 0: no limit
     memory: str = "cuda"  # where rows stay, as onnxruntime calls it
     opened: Callable[..., ort.InferenceSession] = ort.InferenceSession
     providers: Callable[[], list[str]] = ort.get_available_providers
@@ -56,14 +55,8 @@ class Gpu:
 
     def open(self, graph: Path) -> ort.InferenceSession:
         """StartupError if the graph cannot be loaded, or would run on the CPU, all of it or what
-        computes rows; or if its weights alone are beyond the limit: onnxruntime would then have no
-        limit (1.31.1)."""
+        computes rows."""
         self.require()
-        if 0 < self.memory_bytes < (weights := file_bytes(graph)):
-            raise StartupError(
-                f"ADDNORM_CUDA_MEMORY_BYTES is {self.memory_bytes}, but the weights of {graph}"
-                f" alone take {weights}: set more, or 0 for no limit"
-            )
         session = self._session(graph)
         if CUDA not in session.get_providers():
             raise StartupError(
@@ -73,23 +66,17 @@ class Gpu:
         refuse_rows_on_cpu(graph, session)
         return session
 
-    def kind(self, gpus: Path = GPUS) -> str:
-        """What decides the bits beside the graph. gpus: the driver's folder."""
-        return f"{gpu_name(gpus)}, {'TF32' if self.tf32 else 'no TF32'}"
-
     def _session(self, graph: Path) -> ort.InferenceSession:
         """Each worker thread has CUDA streams of its own in each session, so runs of several
         threads may overlap."""
         options = {
-            "use_tf32": str(int(self.tf32)),
+            "use_tf32": "0",  # products of float32 would have 10 bits of mantissa
             # the default doubles the arena up to steps of 1 GiB
             "arena_extend_strategy": "kSameAsRequested",
             # without cuDNN's, which takes fp16 where all sequences have one token, and builds a
             # plan for each number of them
             "sdpa_kernel": str(FLASH | MEMORY_EFFICIENT),
         }
-        if self.memory_bytes:
-            options["gpu_mem_limit"] = str(self.memory_bytes)
         return open_session(graph, providers=[(CUDA, options)], opened=self.opened)
 
 
@@ -125,9 +112,6 @@ def refuse_rows_on_cpu(
 @cache
 def gpu_name(gpus: Path = GPUS) -> str:
     """The name of the first GPU, as its driver reports it."""
-    for file in sorted(gpus.glob("*/information")):
-        for line in file.read_text().splitlines():
-            field, _, value = line.partition(":")
-            if field.strip() == "Model":
-                return value.strip()
-    return "unknown GPU"
+    texts = [file.read_text() for file in sorted(gpus.glob("*/information"))]
+    found = re.search(r"^Model:\s*(.*\S)", "\n".join(texts), re.MULTILINE)
+    return found[1] if found else "unknown GPU"

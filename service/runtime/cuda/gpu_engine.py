@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import onnxruntime as ort
@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from addnorm.service.runtime.batch import Batch, Floats, Ints, Rows
 from addnorm.service.runtime.bundle import Bundle
-from addnorm.service.runtime.cuda.gpu import Gpu
+from addnorm.service.runtime.cuda.gpu import Gpu, gpu_name
 from addnorm.service.runtime.engine import HEAD_ROWS, Engine, OpenEngine
 from addnorm.service.runtime.manifest import Pooling
 from addnorm.service.runtime.session import Sessions
@@ -48,7 +48,7 @@ class GpuEngine(Engine):
         self._gpu, self._max_positions = gpu, bundle.manifest.limits.max_positions
         super().__init__(bundle, precision, num_threads)
         self.usual = bundle.manifest.pooling  # that most requests ask for
-        self._pooling = {self.usual: gpu.open(pooling_graph(self.usual))}
+        self._pooling = {kind: gpu.open(pooling_graph(kind)) for kind in get_args(Pooling)}
 
     @staticmethod
     def clock() -> float:
@@ -69,19 +69,14 @@ class GpuEngine(Engine):
 
     def rows(self, batch: Batch, parts: Sequence[ort.OrtValue]) -> "GpuRows":
         """parts: of the batch's Rows on the GPU, each `[num_sequences, seq, ...]`, 0 at pads."""
-        made, copied = (
-            cache(partial(self.pooled, batch, parts)),
-            cache(partial(_copy, batch, parts)),
-        )
+        made = cache(partial(self.pooled, batch, parts))
+        copied = cache(partial(_copy, batch, parts))
         return GpuRows(batch.offsets, self.usual, made, copied, 0, batch.num_tokens)
 
     def pooled(
         self, batch: Batch, parts: Sequence[ort.OrtValue], pooling: Pooling
     ) -> list[NDArray[Any]]:
-        """parts: of the batch's Rows, on the GPU -> POOLING_OUTPUTS, on the host. A graph is opened
-        at first use. If two threads do it at once, one of them goes unused."""
-        if pooling not in self._pooling:
-            self._pooling[pooling] = self._gpu.open(pooling_graph(pooling))
+        """parts: of the batch's Rows, on the GPU -> POOLING_OUTPUTS, on the host."""
         binding = self._pooling[pooling].io_binding()
         for name, part in zip(Rows._fields, parts, strict=True):
             binding.bind_ortvalue_input(name, part)
@@ -109,7 +104,7 @@ class GpuEngine(Engine):
         return self._gpu.open(graph)
 
     def _described(self) -> str:
-        return f"cuda: {self._gpu.kind()}"
+        return f"cuda: {gpu_name()}, no TF32"
 
 
 @dataclass(frozen=True, eq=False)
@@ -157,8 +152,5 @@ def _copy(batch: Batch, parts: Sequence[ort.OrtValue]) -> Rows:
 def engines_for(settings: Settings) -> OpenEngine:
     """What opens the engines of a server: on a GPU if ADDNORM_PROVIDER is cuda, or auto and there
     is one."""
-    gpu = Gpu(settings.cuda_tf32, settings.cuda_memory_bytes)
-    wanted = settings.provider == "cuda" or (
-        settings.provider == "auto" and gpu.runs(pooling_graph("first"))
-    )
-    return partial(GpuEngine, gpu=gpu) if wanted else Engine
+    has_gpu = settings.provider == "auto" and THE_GPU.runs(pooling_graph("first"))
+    return GpuEngine if has_gpu or settings.provider == "cuda" else Engine

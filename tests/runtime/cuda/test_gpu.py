@@ -1,7 +1,6 @@
 """What onnxruntime is told of a GPU, and what it says back. No GPU is needed."""
 
 from collections.abc import Callable
-from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -10,7 +9,7 @@ import onnxruntime as ort
 import pytest
 
 from addnorm.service.errors import StartupError
-from addnorm.service.runtime.cuda.gpu import CUDA, Gpu
+from addnorm.service.runtime.cuda.gpu import CUDA, Gpu, gpu_name
 from addnorm.service.runtime.device.placement import CPU
 
 GRAPH = Path("any.onnx")
@@ -31,33 +30,29 @@ def opening(*providers: str, **nodes: str) -> Callable[..., Any]:
     return lambda *_, **__: session
 
 
-def with_gpu(opened: Callable[..., Any], **options: Any) -> Gpu:
+def with_gpu(opened: Callable[..., Any]) -> Gpu:
     """onnxruntime has CUDA, and opens this."""
-    return Gpu(opened=opened, providers=lambda: [CUDA, CPU], **options)
+    return Gpu(opened=opened, providers=lambda: [CUDA, CPU])
 
 
 ALL_ON_GPU = opening(CUDA, CPU, **{CUDA: "Gemm"})
 
 
-@pytest.mark.parametrize(
-    ("options", "told"),
-    [
-        ({}, {"use_tf32": "0"}),
-        ({"tf32": True}, {"use_tf32": "1"}),
-        ({"memory_bytes": 2**30}, {"use_tf32": "0", "gpu_mem_limit": "1073741824"}),
-    ],
-)
-def test_sessions_get_the_settings(options: dict[str, Any], told: dict[str, str]) -> None:
+def test_sessions_get_the_options() -> None:
     asked = list[Any]()
 
     def opened(graph: Path, _: ort.SessionOptions, providers: list[Any]) -> Any:
         asked.extend(providers)
         return ALL_ON_GPU()
 
-    with_gpu(opened, **options).open(GRAPH)
+    with_gpu(opened).open(GRAPH)
     (name, given), cpu = asked
     assert (name, cpu) == ("CUDAExecutionProvider", "CPUExecutionProvider")
-    assert given == {"arena_extend_strategy": "kSameAsRequested", "sdpa_kernel": "3", **told}
+    assert given == {
+        "arena_extend_strategy": "kSameAsRequested",
+        "sdpa_kernel": "3",
+        "use_tf32": "0",
+    }
 
 
 @pytest.mark.parametrize(
@@ -85,25 +80,9 @@ def test_whether_there_is_a_gpu_is_seen_by_opening_a_graph(gpu: Gpu, runs: bool)
     assert gpu.runs(GRAPH) is runs
 
 
-@pytest.mark.parametrize(("memory_bytes", "refused"), [(0, False), (99, True), (100, False)])
-def test_a_limit_below_the_weights_is_refused(
-    memory_bytes: int, refused: bool, tmp_path: Path
-) -> None:
-    graph = tmp_path / "model.onnx"
-    graph.write_bytes(bytes(60))
-    graph.with_name("model.onnx.data").write_bytes(bytes(40))
-    expected = (
-        pytest.raises(StartupError, match=r"_BYTES is 99, but .* take 100: set more")
-        if refused
-        else nullcontext()
-    )
-    with expected:
-        with_gpu(ALL_ON_GPU, memory_bytes=memory_bytes).open(graph)
-
-
-def test_the_gpu_and_tf32_are_part_of_what_decides_bits(tmp_path: Path) -> None:
-    assert Gpu().kind(tmp_path / "none") == "unknown GPU, no TF32"
+def test_the_gpu_is_named_as_its_driver_names_it(tmp_path: Path) -> None:
+    assert gpu_name(tmp_path / "none") == "unknown GPU"
     information = tmp_path / "0000:01:00.0" / "information"
     information.parent.mkdir()
     information.write_text("Model: \t\t NVIDIA H100 80GB HBM3\nIRQ:   \t\t 42\n")
-    assert Gpu(tf32=True).kind(tmp_path) == "NVIDIA H100 80GB HBM3, TF32"
+    assert gpu_name(tmp_path) == "NVIDIA H100 80GB HBM3"
