@@ -17,7 +17,6 @@ class LockOrder(IntEnum):
     CACHE = 3  # what is held of computed sequences
     ROWS = 4  # the rows of one job, until they have their memory
     STATISTICS = 5  # the session runs of one model
-    LOG = 6  # lines that wait for the log's thread
 
 
 Factory = Callable[[LockOrder, bool], Any]  # order, whether its holder may take it again -> a lock

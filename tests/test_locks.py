@@ -49,13 +49,17 @@ def test_two_locks_in_the_wrong_order_fail(order: LockOrder) -> None:
 
 def test_a_thread_that_swallows_the_error_is_told_of_too() -> None:
     def swallow() -> None:
-        with new_lock(LockOrder.LOG), pytest.raises(AssertionError), new_lock(LockOrder.CACHE):
+        with (
+            new_lock(LockOrder.STATISTICS),
+            pytest.raises(AssertionError),
+            new_lock(LockOrder.CACHE),
+        ):
             pass
 
     thread = threading.Thread(target=swallow, name="other")
     thread.start()
     thread.join()
-    assert taken_wrongly() == ["the thread other takes CACHE while it holds LOG"]
+    assert taken_wrongly() == ["the thread other takes CACHE while it holds STATISTICS"]
 
 
 def test_the_holder_of_a_condition_takes_it_again_and_waits_for_it_alone() -> None:

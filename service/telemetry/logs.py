@@ -6,22 +6,21 @@ import select
 import sys
 import threading
 import time
-from collections import deque
-from collections.abc import Callable, Iterator
-from logging.handlers import BufferingHandler
+from collections.abc import Iterator
+from logging.handlers import MemoryHandler, QueueHandler, QueueListener
+from queue import Full, Queue
+from typing import Any
 
 from pythonjsonlogger.core import RESERVED_ATTRS, LogData
 from pythonjsonlogger.orjson import OrjsonFormatter
 
-from addnorm.service.locks import LockOrder, new_condition
-
 FIELDS = {"asctime": "time", "levelname": "level", "name": "logger", "message": "message"}
 NOT_SHOWN = [*RESERVED_ATTRS, "color_message"]  # uvicorn's messages again, with terminal colours
 MAX_BUFFERED = 100  # records; formatting them takes about 1 ms
-# Bytes of lines that wait for a reader. Larger: more memory while the reader is away. Smaller: a
-# shorter absence costs lines; a busy server writes 1 MB/s.
-MAX_WAITING_BYTES = 8 * 2**20
-PIECE_BYTES = 65_536  # of one write, a pipe's capacity
+# Lines that wait for a reader, of about 500 bytes. Larger: more memory while the reader is away.
+# Smaller: a shorter absence costs lines; a busy server writes 2,000 a second.
+MAX_WAITING = 16_384
+LOST = "%d lines of the log were lost: nobody read them, or they could not be written"
 FINISH_S = 0.5  # longest wait for a reader that takes nothing, at the end of the process
 
 
@@ -45,135 +44,90 @@ class JsonFormatter(OrjsonFormatter):
         return log_data
 
 
-class Writer:
+class Queued(QueueHandler):
+    """Puts lines before the thread that writes them, and never waits: without space they are lost.
+
+    A line is made at once, as errors let go of what an exception holds once they are logged.
+    """
+
+    num_dropped = 0
+
+    def prepare(self, record: logging.LogRecord) -> bytes:
+        return self.format(record).encode() + b"\n"
+
+    def enqueue(self, record: Any) -> None:
+        try:
+            super().enqueue(record)
+        except Full:
+            self.num_dropped += 1
+
+
+class Writer(QueueListener):
     """Writes lines on a thread of its own: only that one waits for the reader."""
 
-    def __init__(self, descriptor: int, tell_lost: Callable[[int], bytes]) -> None:
-        """tell_lost: the line that says how many lines were lost."""
-        self._descriptor, self._tell_lost = descriptor, tell_lost
-        self._changed = new_condition(LockOrder.LOG)
-        # lines; those that the log has not told of; guarded by _changed, read without it
-        self.num_lost = self._num_untold = 0
-        self._waiting = deque[list[bytes]]()  # guarded by _changed
-        self._num_bytes = 0  # not yet written; guarded by _changed
-        self._closing = False  # guarded by _changed
-        threading.Thread(target=self._run, name="log", daemon=True).start()
+    queue: Queue[bytes]
 
-    def put(self, lines: list[bytes]) -> None:
-        """Never waits. The lines are lost if too many wait."""
-        with self._changed:
-            if self._num_bytes > MAX_WAITING_BYTES:
-                self._lose(len(lines))
-            else:
-                self._waiting.append(lines)
-                self._num_bytes += sum(map(len, lines))
-                self._changed.notify_all()
+    def __init__(self, descriptor: int, queued: Queued) -> None:
+        super().__init__(queued.queue)
+        self._descriptor, self._queued = descriptor, queued
+        self._held: list[bytes] = []  # lines that are written together
+        self._num_failed = self._num_told = 0  # lines, of those that were lost
 
-    def finish(self) -> None:
-        """Waits until all is written, or the reader has taken nothing for FINISH_S."""
-        with self._changed:
-            left = self._num_bytes + 1
-            while 0 < self._num_bytes < left:
-                left = self._num_bytes
-                self._changed.wait_for(lambda: not self._num_bytes, FINISH_S)
+    @property
+    def num_lost(self) -> int:
+        return self._num_failed + self._queued.num_dropped
 
-    def close(self) -> None:
-        self.finish()
-        with self._changed:
-            self._closing = True
-            self._changed.notify_all()
-
-    def _run(self) -> None:
-        while lines := self._next():
-            if not self._write(b"".join(lines)):
-                with self._changed:
-                    self._lose(len(lines))
-            elif self._num_untold:
-                self._tell()
-
-    def _next(self) -> list[bytes] | None:
-        with self._changed:
-            self._changed.wait_for(lambda: self._waiting or self._closing)
-            return self._waiting.popleft() if self._waiting else None
-
-    def _lose(self, num_lines: int) -> None:
-        self.num_lost += num_lines
-        self._num_untold += num_lines
-
-    def _tell(self) -> None:
-        with self._changed:
-            num, self._num_untold = self._num_untold, 0
-            line = self._tell_lost(num)
-            self._num_bytes += len(line)
-        self._write(line)
-
-    def _write(self, text: bytes) -> bool:
-        """False if that cannot be: the pipe is closed, the disk full."""
-        left = memoryview(text)
+    def handle(self, record: Any) -> None:
+        self._held.append(record)
+        if len(self._held) < MAX_BUFFERED and not self.queue.empty():
+            return
+        lines, self._held = self._held, []
         try:
-            while left:
-                num_written = self._write_piece(left[:PIECE_BYTES])
-                left = left[num_written:]
-                self._count_written(num_written)
-        except OSError:
-            self._count_written(len(left))
-            return False
-        return True
+            self._write(b"".join(lines))
+            if num_untold := self.num_lost - self._num_told:
+                self._num_told += num_untold
+                told = logging.LogRecord(
+                    "addnorm", logging.WARNING, "", 0, LOST, (num_untold,), None
+                )
+                self._write(self._queued.prepare(told))
+        except OSError:  # the pipe is closed, the disk full
+            self._num_failed += len(lines)
 
-    def _write_piece(self, piece: memoryview) -> int:
-        while True:
+    def _write(self, text: bytes) -> None:
+        left = memoryview(text)
+        while left:
             try:
-                return os.write(self._descriptor, piece)
+                left = left[os.write(self._descriptor, left) :]
             except BlockingIOError:  # who started the process has made the descriptor so
                 select.select([], [self._descriptor], [])
 
-    def _count_written(self, num_bytes: int) -> None:
-        with self._changed:
-            self._num_bytes -= num_bytes
-            if not self._num_bytes:
-                self._changed.notify_all()
+    def finish(self) -> bool:
+        """Waits until all is written, or the reader has taken nothing for FINISH_S."""
+        done, left = self.queue.all_tasks_done, self.queue.unfinished_tasks + 1
+        with done:
+            while 0 < self.queue.unfinished_tasks < left:
+                left = self.queue.unfinished_tasks
+                done.wait_for(lambda: not self.queue.unfinished_tasks, FINISH_S)
+            return not self.queue.unfinished_tasks
 
 
-class LineHandler(BufferingHandler):
-    """Holds records and formats them together.
+class LineHandler(MemoryHandler):
+    """Holds records, and makes lines of them from a warning on, when MAX_BUFFERED are held, when
+    flushed, and at exit."""
 
-    It hands them to its writer from a warning on, when MAX_BUFFERED records are held, when flushed,
-    and at exit.
-    """
-
-    def __init__(self, descriptor: int) -> None:
-        super().__init__(MAX_BUFFERED)
-        self.setFormatter(JsonFormatter())
-        self.writer = Writer(descriptor, self._lost)
-
-    def shouldFlush(self, record: logging.LogRecord) -> bool:
-        return record.levelno >= logging.WARNING or super().shouldFlush(record)
-
-    def flush(self) -> None:
-        self.acquire()
-        try:
-            lines = [line for record in self.buffer if (line := self._line(record))]
-            self.buffer.clear()
-            if lines:
-                self.writer.put(lines)
-        finally:
-            self.release()
+    def __init__(self, descriptor: int, max_waiting: int = MAX_WAITING) -> None:
+        """max_waiting: lines."""
+        queued = Queued(Queue[bytes](max_waiting))
+        queued.setFormatter(JsonFormatter())
+        super().__init__(MAX_BUFFERED, logging.WARNING, queued)
+        self.writer = Writer(descriptor, queued)
+        self.writer.start()
 
     def close(self) -> None:
+        is_open = self.target is not None
         super().close()
-        self.writer.close()
-
-    def _line(self, record: logging.LogRecord) -> bytes:
-        try:
-            return self.format(record).encode() + b"\n"
-        except Exception:  # whatever the record holds, the others are written
-            self.handleError(record)
-            return b""
-
-    def _lost(self, num_lines: int) -> bytes:
-        words = "%d lines of the log were lost: nobody read them, or they could not be written"
-        record = logging.LogRecord("addnorm", logging.WARNING, "", 0, words, (num_lines,), None)
-        return self._line(record)
+        if is_open and self.writer.finish():
+            self.writer.stop()
 
 
 def configure(level: str) -> None:

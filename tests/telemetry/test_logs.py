@@ -22,6 +22,7 @@ from benchmarks.processes import free_port
 from tests.support import web
 from tests.support.waiting import PATIENCE_S, eventually
 
+MAX_WAITING = 100
 SHORT = {"model": "notebook", "input_ids": [[1, 3, 4, 5, 2]], "outputs": ["pooled"]}
 
 
@@ -31,7 +32,8 @@ class Pipe:
     def __init__(self) -> None:
         reader, self.writer = os.pipe()
         self.reader: BinaryIO = os.fdopen(reader, "rb")
-        self.logger, self.handler = logging.Logger("of the test"), logs.LineHandler(self.writer)
+        self.logger = logging.Logger("of the test")
+        self.handler = logs.LineHandler(self.writer, MAX_WAITING)
         self.logger.addHandler(self.handler)
 
     def line(self) -> dict[str, Any]:
@@ -89,12 +91,16 @@ def test_log_lines_are_written_together_once_flushed(pipe: Pipe) -> None:
 
 
 def test_a_reader_that_stops_costs_log_lines_which_are_counted_and_told(pipe: Pipe) -> None:
-    pipe.logger.warning("x" * 2 * logs.MAX_WAITING_BYTES)
-    for _ in range(3):
-        pipe.logger.warning("lost")  # nothing waits, though nobody reads
+    pipe.logger.warning("x" * 2**20)  # more than the pipe holds
+    assert eventually(pipe.handler.writer.queue.empty)
+    for number in range(MAX_WAITING + 3):
+        pipe.logger.warning("%d", number)  # nothing waits, though nobody reads
     assert pipe.handler.writer.num_lost == 3
     assert pipe.line()["message"].startswith("xxx")
     assert pipe.line()["message"].startswith("3 lines of the log were lost")
+    assert [pipe.line()["message"] for _ in range(MAX_WAITING)] == [
+        str(number) for number in range(MAX_WAITING)
+    ]
     pipe.logger.warning("after it")
     assert pipe.line()["message"] == "after it"
     assert pipe.handler.writer.num_lost == 3
