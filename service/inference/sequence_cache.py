@@ -33,7 +33,7 @@ class Entry(NamedTuple):
 
 
 class LRU:
-    """Entries of one kind and one engine, the least recently used first."""
+    """The entries of one engine, the least recently used first."""
 
     def __init__(self) -> None:
         self.entries: OrderedDict[EntryKey, Entry] = OrderedDict()
@@ -62,35 +62,21 @@ class LRU:
         return next(iter(self.entries.values())).used
 
 
-class Entries(NamedTuple):
-    """The cache entries of one engine."""
-
-    vectors: LRU  # picked rows
-    tokens: LRU  # rows of all tokens
-
-    def of(self, pick: Pick) -> LRU:
-        return self.tokens if pick == "every" else self.vectors
-
-
 class SequenceCache:
-    """Bounded in bytes. Entries go with their engine: they are held by the target itself, weakly.
-
-    Picked rows and rows of all tokens are each sure of half of the bytes, and may use what the
-    other kind leaves. So a few long activations do not drive out thousands of vectors. Within a
-    kind the least recently used goes first. Thread-safe.
-    """
+    """Bounded in bytes; the least recently used goes first. Entries go with their engine: they are
+    held by the target itself, weakly. Thread-safe."""
 
     def __init__(self, max_bytes: int) -> None:
         """max_bytes: 0 holds nothing."""
         self.max_bytes = max_bytes
         self._lock = new_lock(LockOrder.CACHE)  # its holder copies no arrays
-        self._entries: WeakKeyDictionary[Target, Entries] = WeakKeyDictionary()  # guarded by _lock
+        self._entries: WeakKeyDictionary[Target, LRU] = WeakKeyDictionary()  # guarded by _lock
         self._ticks = count()
 
     @property
     def num_bytes(self) -> int:
         with self._lock:
-            return sum(lru.num_bytes for entries in self._entries.values() for lru in entries)
+            return sum(lru.num_bytes for lru in self._entries.values())
 
     def find(
         self, target: Target, key: str, digests: Iterable[bytes] | None, picks: Sequence[Pick]
@@ -99,10 +85,10 @@ class SequenceCache:
         Sequences without either are left out. key: the name of the caller's API key, which finds
         its own only."""
         with self._lock:
-            entries = self._entries.get(target)
-            if not entries or not digests:
+            lru = self._entries.get(target)
+            if not lru or not digests:
                 return {}
-            found = ((one, _find(entries, key, one, picks, next(self._ticks))) for one in digests)
+            found = ((one, _find(lru, key, one, picks, next(self._ticks))) for one in digests)
             return {digest: kept for digest, kept in found if kept}
 
     def hold(
@@ -120,7 +106,7 @@ class SequenceCache:
         """
         given = {(key, digests[at], pick): one for at, one in zip(sequences, kept, strict=True)}
         with self._lock:
-            entries = self._entries.setdefault(target, Entries(LRU(), LRU())).of(pick).entries
+            entries = self._entries.setdefault(target, LRU()).entries
             new = [entry for entry in given if entry not in entries]
         sizes = {entry: _num_bytes(given[entry]) for entry in new}
         copies = {
@@ -129,31 +115,27 @@ class SequenceCache:
             if 2 * num_bytes <= self.max_bytes
         }
         with self._lock:
-            lru = self._entries.setdefault(target, Entries(LRU(), LRU())).of(pick)
+            lru = self._entries.setdefault(target, LRU())
             for entry, copied in copies.items():
                 if entry not in lru.entries:  # another thread may have held it in the meantime
                     lru.add(entry, copied, sizes[entry], next(self._ticks))
-            self._make_room()
-
-    def _make_room(self) -> None:
-        kinds = list(zip(*self._entries.values(), strict=True))  # vectors, tokens
-        num_bytes = [sum(lru.num_bytes for lru in kind) for kind in kinds]
-        while sum(num_bytes) > self.max_bytes:
-            kind = 1 if 2 * num_bytes[1] > self.max_bytes or not num_bytes[0] else 0
-            oldest = min((lru for lru in kinds[kind] if lru.entries), key=lambda lru: lru.oldest)
-            num_bytes[kind] -= oldest.drop_oldest()
+            lrus = list(self._entries.values())
+            num_bytes = sum(each.num_bytes for each in lrus)
+            while num_bytes > self.max_bytes:
+                oldest = min((each for each in lrus if each.entries), key=lambda each: each.oldest)
+                num_bytes -= oldest.drop_oldest()
 
 
 def _find(
-    entries: Entries, key: str, digest: bytes, picks: Sequence[Pick], now: int
+    lru: LRU, key: str, digest: bytes, picks: Sequence[Pick], now: int
 ) -> Mapping[Pick, Kept] | None:
     found: dict[Pick, Kept] = {}
     for pick in picks:
-        if (kept := entries.of(pick).find((key, digest, pick), now)) is not None:
+        if (kept := lru.find((key, digest, pick), now)) is not None:
             found[pick] = kept
     if len(found) == len(picks):
         return found
-    rows = entries.tokens.find((key, digest, "every"), now)
+    rows = lru.find((key, digest, "every"), now)
     return None if rows is None else {"every": rows}
 
 
