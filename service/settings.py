@@ -290,9 +290,9 @@ class Settings(BaseModel):
     truncate: bool | None = Field(
         None,
         description=(
-            "Whether texts that are too long are cut where the request and the model's name do not"
-            " say. By default as what a route is modelled on does. Set it to true for clients that"
-            " send long texts to /v1/embeddings and have no field for it."
+            "Whether texts that are too long are cut where the request does not say. By default as"
+            " what a route is modelled on does. Set it to true for clients that send long texts to"
+            " /v1/embeddings and have no field for it."
         ),
     )
 

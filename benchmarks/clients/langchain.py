@@ -4,7 +4,7 @@ import asyncio
 import importlib
 from typing import Any
 
-from benchmarks.clients.documents import CUTS, NUMBER, SAMPLE, made_documents, sampled
+from benchmarks.clients.documents import NUMBER, SAMPLE, made_documents, sampled
 from benchmarks.clients.rows import (
     INDEXED,
     KEY,
@@ -84,7 +84,7 @@ def chroma(site: Site) -> Any:
     from langchain_chroma import Chroma
     from langchain_openai import OpenAIEmbeddings
 
-    embeddings = OpenAIEmbeddings(**TEXTS_TO_OPENAI(site) | {"model": CUTS})
+    embeddings = OpenAIEmbeddings(**TEXTS_TO_OPENAI(site))
     names, texts = list(map(str, range(NUMBER))), made_documents()
     store = Chroma.from_texts(texts, embeddings, ids=names)
     kept = store.get(ids=[names[index] for index in SAMPLE], include=["embeddings"])
@@ -124,7 +124,7 @@ ROWS = (
     absent("langchain-huggingface", "HuggingFaceEndpointEmbeddings",
            "it takes no URL, only names that it looks up on the hub"),
     absent("langchain-community", "JinaEmbeddings, JinaRerank", "the URL is hard-coded"),
-    Row("langchain-chroma", "10,000 documents through OpenAIEmbeddings, as NAME:truncate", INDEXED,
+    Row("langchain-chroma", "10,000 documents through OpenAIEmbeddings", INDEXED,
         chroma),
     compressor("langchain-cohere", "langchain_cohere.CohereRerank",
                given("base_url", "", "cohere_api_key", model=RANKER, top_n=TOP)),

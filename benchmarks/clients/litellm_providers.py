@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
-from benchmarks.clients.documents import CUTS, NUMBER, SAMPLE, made_documents, sampled
+from benchmarks.clients.documents import NUMBER, SAMPLE, made_documents, sampled
 from benchmarks.clients.rows import (
     INDEXED,
     KEY,
@@ -78,7 +78,7 @@ def documents(site: Site) -> Any:
     texts, vectors = made_documents(), []
     for first in range(0, NUMBER, MOST_TEXTS):
         part = texts[first : first + MOST_TEXTS]
-        vectors += embedded("openai", "/v1", input=part, model=CUTS)(site)
+        vectors += embedded("openai", "/v1", input=part)(site)
     assert len(vectors) == NUMBER
     return [vectors[index] for index in SAMPLE]
 
@@ -106,7 +106,7 @@ ROWS = (
     refused("litellm", "embedding openai/, 2,049 texts at once", "the limit is 2048",
             embedded("openai", "/v1", input=["a"] * (MOST_TEXTS + 1))),
     absent("litellm", "embedding bedrock/, gemini/, vertex_ai/", "it needs a login of theirs"),
-    Row("litellm", "10,000 documents, 2,048 a call, as openai/NAME:truncate", INDEXED, documents),
+    Row("litellm", "10,000 documents, 2,048 a call, as openai/NAME", INDEXED, documents),
     *(rerank(provider, "")
       for provider in ("cohere", "hosted_vllm", "jina_ai", "azure_ai", "together_ai",
                        "litellm_proxy", "huggingface", "nvidia_nim")),

@@ -4,7 +4,7 @@ import asyncio
 from importlib import import_module
 from typing import Any
 
-from benchmarks.clients.documents import CUTS, NUMBER, SAMPLE, made_documents, sampled
+from benchmarks.clients.documents import NUMBER, SAMPLE, made_documents, sampled
 from benchmarks.clients.rows import (
     COHERE_NAME,
     INDEXED,
@@ -68,7 +68,7 @@ def index(site: Site) -> Any:
     from llama_index.core import Document, VectorStoreIndex
     from llama_index.embeddings.openai_like import OpenAILikeEmbedding
 
-    embedding = OpenAILikeEmbedding(model_name=CUTS, api_base=f"{site.url}/v1", api_key=KEY)
+    embedding = OpenAILikeEmbedding(model_name=MODEL, api_base=f"{site.url}/v1", api_key=KEY)
     documents = [Document(text=text, id_=str(n)) for n, text in enumerate(made_documents())]
     made = VectorStoreIndex.from_documents(documents, embed_model=embedding)
     assert len(made.ref_doc_info) == NUMBER
@@ -110,8 +110,8 @@ ROWS = (
     embedding("ollama", "OllamaEmbedding",
               lambda site: {"model_name": MODEL, "base_url": site.url, "client_kwargs": HEADERS}),
     absent("llama-index-embeddings-voyageai", "VoyageEmbedding", "its tokenizer is on a hub"),
-    Row("llama-index-core", "10,000 documents into VectorStoreIndex through OpenAILikeEmbedding, as"
-        " NAME:truncate", INDEXED, index),
+    Row("llama-index-core", "10,000 documents into VectorStoreIndex through OpenAILikeEmbedding",
+        INDEXED, index),
     reranker("cohere_rerank", "CohereRerank", given("base_url", model=RANKER, top_n=TOP)),
     reranker("jinaai_rerank", "JinaRerank", given("base_url", "/v1", model=RANKER, top_n=TOP)),
     reranker("nvidia_rerank", "NVIDIARerank", given("base_url", "/v1", model=RANKER, top_n=TOP)),

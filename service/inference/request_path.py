@@ -67,7 +67,7 @@ class Call(NamedTuple):
                 param="prompt_name",
             )
         context = self.context
-        context.model, context.cuts_texts = meant.model.name, meant.cuts_texts
+        context.model = meant.model.name
         context.precision, context.dimensions = meant.precision, meant.dimensions
         return meant.model, meant.prompt_name if prompt_name is None else prompt_name
 

@@ -1,8 +1,7 @@
 """What callers may call a model. One rule, for bodies and for paths:
 
 an alias of the operator's; a bundle's `name` or `name/version`; one of these, a colon, and one of
-the model's prompts; one of these and `:latest`, the tag that Ollama's clients add; one of all these
-and `:truncate`, for clients that can say by a model's name alone that long texts are cut.
+the model's prompts; one of these and `:latest`, the tag that Ollama's clients add.
 """
 
 from collections.abc import Mapping
@@ -13,7 +12,6 @@ from addnorm.service.errors import StartupError
 from addnorm.service.runtime.bundle import Bundle
 
 TAG = "latest"  # means nothing, unless a prompt is called so
-TRUNCATE_SUFFIX = ":truncate"  # no alias and no prompt ends so
 FORM = "write NAME=MODEL, or NAME=MODEL?prompt=P&precision=int8&dimensions=256"
 
 
@@ -38,11 +36,6 @@ def _read(name: str, value: str) -> Alias:
     dimensions = named.pop("dimensions", None)
     if named or not ref or not (dimensions or "1").isdecimal():
         raise StartupError(f"ADDNORM_ALIASES has {name}={value}: {FORM}")
-    if f":{name}".endswith(TRUNCATE_SUFFIX):
-        raise StartupError(
-            f"ADDNORM_ALIASES has {name}: a name with {TRUNCATE_SUFFIX} means that texts are cut:"
-            " choose another"
-        )
     return Alias(ref, prompt, precision, int(dimensions) if dimensions else None)
 
 
@@ -63,16 +56,6 @@ def check_alias(name: str, alias: Alias, bundle: Bundle) -> None:
             f"ADDNORM_ALIASES: {name} has dimensions={alias.dimensions}, {bundle.ref} has 1 to"
             f" {width}"
         )
-
-
-def check_prompts(bundle: Bundle) -> None:
-    """StartupError for a prompt that no name would mean."""
-    for prompt_name in bundle.manifest.prompts:
-        if f":{prompt_name}".endswith(TRUNCATE_SUFFIX):
-            raise StartupError(
-                f"{bundle.ref} has a prompt {prompt_name!r}, and NAME{TRUNCATE_SUFFIX} means that"
-                " texts are cut: export it again with another name for the prompt"
-            )
 
 
 def check_distinct(aliases: Mapping[str, Alias], bundle: Bundle) -> None:

@@ -10,11 +10,9 @@ from addnorm.service.errors import InvalidInput, ModelNotFound, ServiceError, St
 from addnorm.service.models.model import Model
 from addnorm.service.models.names import (
     TAG,
-    TRUNCATE_SUFFIX,
     Alias,
     check_alias,
     check_distinct,
-    check_prompts,
 )
 from addnorm.service.runtime.bundle import Bundle
 from addnorm.service.runtime.manifest import Task
@@ -73,7 +71,6 @@ class Meant:
     prompt_name: str | None
     precision: str | None
     dimensions: int | None
-    cuts_texts: bool  # that are too long
 
 
 class Models:
@@ -102,7 +99,7 @@ class Models:
         # state and reason of versions that are not served, or broken on disk
         self._notes: Mapping[str, tuple[State, str]] = {}
         for model in models:
-            self.check_names(model.bundle)
+            check_distinct(self.aliases, model.bundle)
             self.add(model)
         for name, version in pins.items():
             try:
@@ -117,15 +114,10 @@ class Models:
             except ServiceError as error:
                 raise StartupError(f"ADDNORM_DEFAULT_MODELS: {task}={name}: {error}") from None
 
-    def check_names(self, bundle: Bundle) -> None:
-        """StartupError if a name of the bundle's is an alias, or means something else."""
-        check_prompts(bundle)
-        check_distinct(self.aliases, bundle)
-
     def check_new(self, bundle: Bundle) -> None:
-        """What `check_names` does for a bundle that is loaded while others are served. StartupError
-        too if an alias or a default would mean it and ask for what it does not have."""
-        self.check_names(bundle)
+        """StartupError for a bundle that is loaded while others are served, if a name of it is an
+        alias, or an alias or a default would mean it and ask for what it does not have."""
+        check_distinct(self.aliases, bundle)
         name, version = bundle.manifest.name, bundle.manifest.version
         pin, newest = self._pins.get(name), max(self._versions.get(name, {}), default=0)
         is_meant = pin == version if pin else version >= newest
@@ -230,8 +222,7 @@ class Models:
         """The model that `find` finds, with what else its name says."""
         if ref is None:
             ref = self._default(task) if task else self._only()
-        whole = ref.removesuffix(TRUNCATE_SUFFIX)
-        name, alias, suffix = self._split(whole)
+        name, alias, suffix = self._split(ref)
         model = self._named(alias.ref)
         # every model has pooled vectors, also if it is made for something else
         if task and task not in ("embed", *model.bundle.tasks):
@@ -242,13 +233,12 @@ class Models:
         suffix = _prompt(ref, suffix, model.bundle)
         if suffix is not None and alias.prompt_name is not None:
             raise InvalidInput(
-                f"model is {whole[:200]!r}, whose name before the colon has the prompt"
+                f"model is {ref[:200]!r}, whose name before the colon has the prompt"
                 f" {alias.prompt_name!r} already: leave the colon and what follows it out",
                 param="model",
             )
         prompt_name = alias.prompt_name if suffix is None else suffix
-        cuts_texts = whole != ref
-        return Meant(model, name, prompt_name, alias.precision, alias.dimensions, cuts_texts)
+        return Meant(model, name, prompt_name, alias.precision, alias.dimensions)
 
     def _split(self, ref: str) -> tuple[str, Alias, str | None]:
         """What the name begins with, the longest that is known; what that stands for; and what

@@ -31,7 +31,6 @@ class RequestContext:
     precision: str | None = None  # that the model's name asks for, as the next
     dimensions: int | None = None
     statistics: Statistics | None = None  # of the model's version
-    cuts_texts: bool = False  # the model's name says that texts that are too long are cut
     num_sequences: int = 0
     real_tokens: int = 0
     pad_tokens: int = 0

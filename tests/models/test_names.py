@@ -78,9 +78,7 @@ def test_an_alias_brings_its_prompt_and_its_dimensions(client: httpx.Client) -> 
     assert cohere["embeddings"]["float"] == [expected["embedding"]]
 
 
-@pytest.mark.parametrize(
-    "name", [*PLAIN[:1], *PLAIN[2:5], quote(SLASHED, safe=""), "embedder:latest:truncate"]
-)
+@pytest.mark.parametrize("name", [*PLAIN[:1], *PLAIN[2:5], quote(SLASHED, safe="")])
 def test_paths_take_the_names_that_bodies_take(client: httpx.Client, name: str) -> None:
     expected = vector(client, "embedder")
     hub = client.post(f"/hf/{name}", json={"inputs": TEXT, "normalize": False})
@@ -102,7 +100,7 @@ def test_aliases_are_listed_as_models(client: httpx.Client) -> None:
     assert listed.keys() == {"embedder", "reranker", *ALIASES}
     assert set(listed["embedder"]["aliases"]) >= {"embedder:query", SLASHED, "narrow"}
     assert listed["narrow"]["default_prompt_name"] == "query"
-    for name in ("embedder:latest", "embedder:query", "embedder:query:truncate"):
+    for name in ("embedder:latest", "embedder:query"):
         shown = client.get(f"/v1/models/{name}").json()
         assert (shown["id"], shown["aliases"]) == (name, listed["embedder"]["aliases"])
     assert "judge" in listed["reranker"]["aliases"]
@@ -145,8 +143,6 @@ def test_a_prompt_has_no_meaning_where_pairs_are_scored(client: httpx.Client) ->
         ({"a": "embedder?dimensions=x"}, "write NAME=MODEL"),
         ({"a": "embedder?other=1"}, "write NAME=MODEL"),
         ({"a": "b", "b": "embedder"}, "an alias of an alias"),
-        ({"a:truncate": "embedder"}, "a name with :truncate means that texts are cut"),
-        ({"truncate": "embedder"}, "a name with :truncate means that texts are cut"),
     ],
 )
 def test_what_would_be_in_doubt_ends_the_start(root: Path, aliases: Any, words: str) -> None:

@@ -1,20 +1,15 @@
 """Who decides whether a text that is too long is cut, on every route for texts: the request, the
-model's name, the setting, or what the route is modelled on."""
+setting, or what the route is modelled on."""
 
 from collections.abc import Iterator
 from contextlib import ExitStack
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
-from addnorm.service.errors import StartupError
-from addnorm.service.loading import loader
 from addnorm.service.loading.loader import load_all
-from addnorm.service.models.registry import Models
-from addnorm.service.runtime import bundle as bundles
 from addnorm.service.server.wiring import build
 from addnorm.service.settings import Settings
 from tests.conftest import OWN, serving
@@ -58,11 +53,9 @@ def clients(task_bundles: Path) -> Iterator[dict[bool | None, httpx.Client]]:
         yield made
 
 
-def is_cut(
-    client: httpx.Client, path: str, model: str, body: dict[str, Any], suffix: str = ""
-) -> bool:
-    name = {"model": model + suffix} if model and path != "/hf/" else {}
-    answer = client.post(path + (model + suffix if path == "/hf/" else ""), json={**body, **name})
+def is_cut(client: httpx.Client, path: str, model: str, body: dict[str, Any]) -> bool:
+    name = {"model": model} if model and path != "/hf/" else {}
+    answer = client.post(path + (model if path == "/hf/" else ""), json={**body, **name})
     if answer.status_code == 200:
         return True
     assert answer.status_code == 400, answer.text
@@ -85,44 +78,19 @@ def test_the_setting_decides_where_nothing_else_is_said(
 @pytest.mark.parametrize(
     ("path", "model", "body", "by_default"), [route for route in ROUTES if route[1]]
 )
-def test_the_models_name_wins_over_the_setting_and_the_request_over_both(
+def test_the_request_wins_over_the_setting(
     clients: dict[bool | None, httpx.Client],
     path: str,
     model: str,
     body: dict[str, Any],
     by_default: bool,
 ) -> None:
-    for version in ("",) if path == "/hf/" else ("", "/1"):
-        assert is_cut(clients[False], path, model + version, body, ":truncate")
     sent = {"truncate": "NONE" if path in COHERE else False}
-    assert not is_cut(clients[True], path, model, {**body, **sent}, ":truncate")
+    assert not is_cut(clients[True], path, model, {**body, **sent})
     sent = {"truncate": "END" if path in COHERE else True}
     assert is_cut(clients[False], path, model, {**body, **sent})
 
 
-def test_a_name_that_cuts_changes_nothing_else(clients: dict[bool | None, httpx.Client]) -> None:
-    def embeddings(**changed: Any) -> Any:
-        body = {"model": "embedder", "input": [LONG, "a text"], **changed}
-        answer = clients[None].post("/v1/embeddings", json=body)
-        assert answer.status_code == 200, answer.text
-        return web.answered(answer)
-
-    assert embeddings(model="embedder:truncate") == embeddings(truncate=True)
-    with_prompt = embeddings(model="embedder:query:truncate")
-    assert with_prompt == embeddings(truncate=True, prompt_name="query")
-    ids = {"input": [[2, 5, 3]], "model": "embedder:truncate"}
-    own = clients[True].post("/v1/embeddings", json=ids)
-    assert "cuts texts only" not in own.text
-
-
 def test_the_message_names_the_way_out(clients: dict[bool | None, httpx.Client]) -> None:
     answer = clients[None].post("/v1/embeddings", json={"model": "embedder", "input": LONG})
-    assert '"truncate": true, or the model "embedder:truncate"' in answer.json()["error"]["message"]
-
-
-def test_a_prompt_of_that_name_ends_the_start(task_bundles: Path) -> None:
-    read = bundles.read(task_bundles / "embedder" / "1")
-    manifest = read.manifest.model_copy(update={"prompts": {"truncate": "cut: "}})
-    named = replace(read, manifest=manifest)
-    with pytest.raises(StartupError, match="has a prompt 'truncate'"):
-        Models([loader.load(named, Settings())])
+    assert 'or send "truncate": true' in answer.json()["error"]["message"]

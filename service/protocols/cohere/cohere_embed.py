@@ -105,7 +105,7 @@ async def embed(is_v1: bool, asked: EmbedRequest, call: Call, tools: Tools) -> D
     _check_limits(asked, model)
     types = list(dict.fromkeys(asked.embedding_types or KINDS[:1]))
     sent_cut = None if asked.truncate is None else asked.truncate != "NONE"
-    cut = cuts(call, tools, sent_cut, by_default=True)
+    cut = cuts(tools, sent_cut, by_default=True)
     texts = _prompted(asked, field, sent, model, alias, cut)
     batch, padding = await tools.texts.tokenize(texts, call.deadline)
     dtypes = dict.fromkeys(_dtype(kind) for kind in types)

@@ -139,7 +139,7 @@ async def infer(asked: HuggingFaceRequest, call: Call, tools: Tools) -> Decoded:
     texts = [asked.inputs] if isinstance(asked.inputs, str) else asked.inputs
     known, run = _task(asked, model)
     # sentence-transformers cuts texts, transformers' pipelines for the other tasks do not
-    truncate = cuts(call, tools, asked.truncate, by_default=run is None)
+    truncate = cuts(tools, asked.truncate, by_default=run is None)
     to_tokenize = TextsToTokenize.prompted("inputs", texts, truncate, model, prompt_name)
     parameters = asked.parameters or TaskParameters()
     _check_known(parameters, known, f"what is asked of {model.bundle.ref}")
@@ -217,7 +217,7 @@ async def _similarity(
     if not asked.inputs.sentences:
         raise InvalidInput("inputs.sentences is empty: send at least one text", param="inputs")
     sentences = [asked.inputs.source_sentence, *asked.inputs.sentences]
-    truncate = cuts(call, tools, asked.truncate, by_default=True)
+    truncate = cuts(tools, asked.truncate, by_default=True)
     texts = TextsToTokenize.prompted("inputs", sentences, truncate, model, prompt_name)
     texts = texts._replace(named=source_or_sentence)
     batch, padding = await tools.texts.tokenize(texts, call.deadline)

@@ -60,7 +60,7 @@ async def tokenized(
     work = one_step(partial(_texts, tensor, contents))
     texts = await tools.bodies.read(call.num_bytes, work, call.deadline)
     asked = TextsToTokenize.prompted(
-        tensor.name, texts, cuts(call, tools, own.truncate), model, prompt_name
+        tensor.name, texts, cuts(tools, own.truncate), model, prompt_name
     )
     batch, padding = await tools.texts.tokenize(asked, call.deadline)
     places = np.arange(max(padding.lengths.tolist()))

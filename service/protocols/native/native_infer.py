@@ -101,7 +101,7 @@ async def _read_texts(
             " token_type_ids",
             param="texts",
         )
-    truncate = cuts(call, tools, asked.truncate)
+    truncate = cuts(tools, asked.truncate)
     if asked.input_type is None:
         texts = TextsToTokenize.prompted("texts", given, truncate, model, prompt_name)
     elif prompt_name is None:

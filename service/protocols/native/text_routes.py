@@ -161,7 +161,7 @@ ROUTES = (
 async def infer(route: Route, asked: TextsRequest, call: Call, tools: Tools) -> Decoded:
     """InvalidInput names the field."""
     model, prompt = call.model_and_prompt(tools.models, asked.model, asked.prompt_name, route.task)
-    truncate = cuts(call, tools, asked.truncate)
+    truncate = cuts(tools, asked.truncate)
     texts = TextsToTokenize.prompted("texts", asked.texts, truncate, model, prompt)
     task = await route.run(call, tools, texts, asked, asked.precision)
     return task.request, JsonAnswer(partial(_words, task))

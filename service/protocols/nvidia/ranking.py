@@ -40,7 +40,7 @@ async def rank(asked: RankingRequest, call: Call, tools: Tools) -> Decoded:
     texts = TextsToTokenize(
         "passages",
         pairs,
-        cuts(call, tools, None if asked.truncate is None else asked.truncate == "END"),
+        cuts(tools, None if asked.truncate is None else asked.truncate == "END"),
         model,
         can_cut=False,
         named=query_with("passages"),

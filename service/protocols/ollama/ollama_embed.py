@@ -55,7 +55,7 @@ async def _request(
 ) -> InferenceRequest:
     """InvalidInput names the field."""
     model, prompt_name = call.model_and_prompt(tools.models, asked.model, None, "embed")
-    cut = cuts(call, tools, truncate, by_default=True)
+    cut = cuts(tools, truncate, by_default=True)
     texts = TextsToTokenize.prompted(field, sent, cut, model, prompt_name)
     batch, padding = await tools.texts.tokenize(texts, call.deadline)
     output = Pooled(normalize=model.bundle.manifest.normalize, dimensions=dimensions)

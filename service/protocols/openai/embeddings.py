@@ -81,7 +81,7 @@ async def embed(asked: EmbeddingsRequest, call: Call, tools: Tools) -> Decoded:
     sent = SequencesToRead(
         "input",
         asked.input,
-        cuts_sequences(call, tools, asked.input, asked.cuts(model)),
+        cuts_sequences(tools, asked.input, asked.cuts(model)),
         model,
         prompt_name,
         left=asked.truncate == "START",

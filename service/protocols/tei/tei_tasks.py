@@ -99,7 +99,7 @@ async def similarity(asked: TeiSimilarityRequest, call: Call, tools: Tools) -> D
     texts = TextsToTokenize.prompted(
         FIELD,
         [asked.inputs.source_sentence, *sentences],
-        cuts(call, tools, options.truncate, by_default=True),
+        cuts(tools, options.truncate, by_default=True),
         model,
         prompt_name,
     )._replace(left=options.left, named=source_or_sentence)
@@ -112,7 +112,7 @@ async def similarity(asked: TeiSimilarityRequest, call: Call, tools: Tools) -> D
 
 async def predict(asked: TeiPredictRequest, call: Call, tools: Tools) -> Shaped:
     model = call.model(tools.models, asked.model, "classify")
-    truncate = cuts(call, tools, asked.truncate, by_default=True)
+    truncate = cuts(tools, asked.truncate, by_default=True)
     texts = TextsToTokenize(FIELD, asked.inputs.texts, truncate, model, left=asked.left)
     options = ClassifyOptions(function_to_apply="none" if asked.raw_scores else None)
     task = await classify(call, tools, texts, options)
@@ -133,7 +133,7 @@ async def rerank_each(asked: Sequence[TeiRerankRequest], call: Call, tools: Tool
     """A ranking for each of them. All have the options of the first, save top_n and return_text."""
     model = call.model(tools.models, call.named(asked[0].model), "rerank")
     pairs = [(one.query, text) for one in asked for text in one.texts]
-    truncate = cuts(call, tools, asked[0].truncate, by_default=True)
+    truncate = cuts(tools, asked[0].truncate, by_default=True)
     texts = TextsToTokenize(
         "texts", pairs, truncate, model, left=asked[0].left, named=query_with("texts")
     )
@@ -160,7 +160,7 @@ async def _of_sequences(
 ) -> Shaped:
     """One output of texts or ids."""
     model, prompt_name = call.model_and_prompt(tools.models, asked.model, asked.prompt_name, task)
-    truncate = cuts_sequences(call, tools, asked.inputs, asked.truncate, by_default=True)
+    truncate = cuts_sequences(tools, asked.inputs, asked.truncate, by_default=True)
     sent = SequencesToRead(FIELD, asked.inputs, truncate, model, prompt_name, asked.left)
     batch, padding = await sent.read(call, tools)
     request = InferenceRequest(model, batch, padding, (output,), field=FIELD, hint=OTHER_VOCABULARY)

@@ -16,7 +16,6 @@ from tokenizers import Encoding
 
 from addnorm.service.errors import EmptyInput, InvalidInput
 from addnorm.service.models.model import Model
-from addnorm.service.models.names import TRUNCATE_SUFFIX
 from addnorm.service.protocols.texts.places import Place, in_list
 from addnorm.service.protocols.texts.sizes import check_pairs, check_size
 from addnorm.service.protocols.texts.text_steps import batched, decoded_ids, portions, with_batch
@@ -303,8 +302,7 @@ def _in_steps(
 
 
 def _too_long(asked: TextsToTokenize, index: int, size: int, unit: str, limit: int) -> InvalidInput:
-    name = f"{asked.model.name}{TRUNCATE_SUFFIX}"
-    cut = f', or send "truncate": true, or the model "{name}"' if asked.can_cut else ""
+    cut = ', or send "truncate": true' if asked.can_cut else ""
     of_type = f" of a {asked.input_type}" if asked.input_type else ""
     return InvalidInput(
         f"{asked.place(index)} has {size} {unit}, {size - limit} more than"

@@ -3,7 +3,6 @@
 from typing import Literal
 
 from addnorm.service.errors import InvalidInput
-from addnorm.service.inference.request_path import Call
 from addnorm.service.models.model import Model
 from addnorm.service.protocols.codec.decoding import Tools
 
@@ -22,19 +21,15 @@ def check_limit(field: str, sent: int | None, model: Model, whole: int | None = 
         )
 
 
-def cuts(call: Call, tools: Tools, sent: bool | None, by_default: bool = False) -> bool:
-    """The request says so, or its model's name, or the setting, or by_default: what the route is
-    modelled on does."""
+def cuts(tools: Tools, sent: bool | None, by_default: bool = False) -> bool:
+    """The request says so, or the setting, or by_default: what the route is modelled on does."""
     if sent is not None:
         return sent
-    if call.context.cuts_texts:
-        return True
     in_general = tools.texts.settings.truncate
     return by_default if in_general is None else in_general
 
 
 def cuts_sequences(
-    call: Call,
     tools: Tools,
     sequences: list[str] | list[list[int]],
     sent: bool | None,
@@ -42,5 +37,5 @@ def cuts_sequences(
 ) -> bool:
     """The same as `cuts` for texts. Token ids are never cut: what was sent for them is rejected."""
     if sequences and isinstance(sequences[0], str):
-        return cuts(call, tools, sent, by_default)
+        return cuts(tools, sent, by_default)
     return bool(sent)

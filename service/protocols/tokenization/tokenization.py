@@ -166,7 +166,7 @@ async def tokenize(asked: TokenizeRequest, call: Call, tools: Tools) -> bytes:
         return _named(asked, asked.input_ids, model, tools)
     if asked.texts is None:
         raise InvalidInput("texts is missing: send texts, or input_ids", param="texts")
-    truncate = cuts(call, tools, asked.truncate)
+    truncate = cuts(tools, asked.truncate)
     if asked.input_type is None:
         texts = TextsToTokenize.prompted("texts", asked.texts, truncate, model, prompt_name)
     elif prompt_name is None:

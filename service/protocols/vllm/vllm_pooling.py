@@ -123,7 +123,7 @@ def _texts(
 ) -> TextsToTokenize:
     model, prompt_name = call.model_and_prompt(tools.models, asked.model, None, task)
     check_limit("truncate_prompt_tokens", asked.truncate_prompt_tokens, model, whole=-1)
-    cut = cuts(call, tools, None if asked.truncate_prompt_tokens is None else True)
+    cut = cuts(tools, None if asked.truncate_prompt_tokens is None else True)
     made = TextsToTokenize.prompted(field, sent, cut, model, prompt_name)
     return made._replace(can_cut=False)
 
