@@ -1,5 +1,5 @@
 """Cases of the certificate for the lens: what it shows against PyTorch, and its bits against the
-body's and against themselves."""
+body's."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
@@ -10,12 +10,11 @@ import torch
 from numpy.typing import NDArray
 
 from addnorm.export.certificate import tolerances
-from addnorm.export.certificate.batch_invariance import Arrays, NamedPairs, Pair
+from addnorm.export.certificate.batch_invariance import NamedPairs, Pair
 from addnorm.export.certificate.cases import Case, cases
 from addnorm.export.certificate.served import NamedCompare, Served
 from addnorm.model.transformer import Transformer
-from addnorm.service.runtime.batch import Batch, Grid
-from addnorm.service.runtime.engine import Seen
+from addnorm.service.runtime.batch import Grid
 
 Array = NDArray[Any]
 WHOLE = ("length 1", "ragged", "pads left", "pads holes")  # cases of which every layer is compared
@@ -111,15 +110,8 @@ def _real_maps(answer: Any, real: Array, case: Case | None = None) -> Array:
 
 
 def _bits(path: Served, reference: Transformer, precision: str) -> Mapping[str, Iterable[Pair]]:
-    """Rows of the last layer, and those of the body, which ran in company; sequences alone, and in
-    company, padded."""
-    return {
-        "rows unlike the body's": _beside_the_body(path, reference, precision),
-        "sequences unlike alone": _beside_alone(path, reference, precision),
-    }
-
-
-def _beside_the_body(path: Served, reference: Transformer, precision: str) -> Iterator[Pair]:
+    """Rows of the last layer, and those of the body, which ran in company. Each sequence is alone
+    where the lens runs."""
     ragged = next(
         case for case in cases(path.model.bundle.manifest.limits) if case.name == "ragged"
     )
@@ -127,26 +119,6 @@ def _beside_the_body(path: Served, reference: Transformer, precision: str) -> It
         ragged, precision, outputs=["activations", "hidden_states"],
         hidden_states={"layers": [reference.config.n_layers]},
     )  # fmt: skip
-    for pair in zip(got["activations"], got["hidden_states"][0], strict=True):
-        made, shown = (np.array(rows, np.float64) for rows in pair)
-        yield [shown], [made]
-
-
-def _beside_alone(path: Served, reference: Transformer, precision: str) -> Iterator[Pair]:
-    chosen = {case.name: case for case in cases(path.model.bundle.manifest.limits)}
-    engine, n_layers = path.model.engine(precision), reference.config.n_layers
-    layers = [*range(n_layers + 1)], [*range(n_layers)], [*range(reference.config.n_heads)]
-    grid = chosen["pads holes"].grid()
-    for sequence, together in zip(_sequences(grid), engine.see_grid(grid, *layers), strict=True):
-        yield _arrays(engine.see(sequence, *layers)), _arrays(together)
-
-
-def _arrays(seen: Seen) -> Arrays:
-    return [np.stack(seen.hidden_states), *seen.attentions]
-
-
-def _sequences(grid: Grid) -> Iterator[Batch]:
-    """Each row without its pads."""
-    for row, mask in enumerate(grid.attention_mask != 0):
-        types = None if grid.token_type_ids is None else [grid.token_type_ids[row][mask]]
-        yield Batch.of([grid.input_ids[row][mask]], types)
+    pairs = zip(got["activations"], got["hidden_states"][0], strict=True)
+    rows = [[np.array(rows, np.float64) for rows in pair] for pair in pairs]
+    return {"rows unlike the body's": [([shown], [made]) for made, shown in rows]}

@@ -126,34 +126,19 @@ class Engine:
     ) -> Seen:
         """A batch of one sequence -> the hidden states of some layers, 0 to n_layers, and in
         others, 0 to n_layers - 1, the attention of some heads. On one thread."""
-        assert len(sequence) == 1
-        return self.see_grid(sequence.grid(), hidden_layers, attention_layers, heads)[0]
-
-    def see_grid(
-        self,
-        grid: Grid,
-        hidden_layers: Sequence[int],
-        attention_layers: Sequence[int],
-        heads: Sequence[int],
-    ) -> list[Seen]:
-        """`see` for each row of a grid, its pads left out."""
         assert self._lens
+        assert len(sequence) == 1
         chosen = {f"heads_{layer}": NO_HEADS for layer in range(self.n_layers)}
         chosen |= {f"heads_{layer}": np.array(heads, np.int64) for layer in attention_layers}
         names = [
             *(f"hidden_states_{layer}" for layer in hidden_layers),
             *(f"attentions_{layer}" for layer in attention_layers),
         ]
-        made = run_session(self._lens, names, {**self._inputs(grid), **chosen})
-        hidden_states, attentions = made[: len(hidden_layers)], made[len(hidden_layers) :]
-        return [
-            Seen(
-                [output[row][real] for output in hidden_states],
-                # on attention's grid, whose pads are on the right
-                [output[row][:, : real.sum(), : real.sum()] for output in attentions],
-            )
-            for row, real in enumerate(grid.attention_mask != 0)
-        ]
+        made = run_session(self._lens, names, {**self._inputs(sequence.grid()), **chosen})
+        length, num_hidden = sequence.num_tokens, len(hidden_layers)
+        # attention's grid may be wider than the sequence, with pads on the right
+        attentions = [output[0, :, :length, :length] for output in made[num_hidden:]]
+        return Seen([output[0] for output in made[:num_hidden]], attentions)
 
     def head_rows(self, output: str) -> int:
         """How many rows a run of this head may have: some ms of work."""
