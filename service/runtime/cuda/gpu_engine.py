@@ -132,8 +132,8 @@ class GpuRows:
 
     def not_finite(self) -> str | None:
         """The name of the first output that holds NaN or infinity."""
-        finite = self.made(self.usual)[1][self._sequences()].all(0)
-        return next((name for name, are in zip(Rows._fields, finite, strict=True) if not are), None)
+        parts = zip(Rows._fields, self.made(self.usual)[1][self._sequences()].T, strict=True)
+        return next((name for name, finite in parts if not finite.all()), None)
 
     def on_host(self) -> Rows:
         return self.copied().span(self.start, self.end)
