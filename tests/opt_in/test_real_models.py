@@ -43,7 +43,8 @@ MODELS = (
           "AlbertForMaskedLM", (), "fp32"),  # the certificate refuses its int8, at 512 tokens
     Found("microformer", "mgm/resources/general_model", "GPT2LMHeadModel"),
     Found("antiberty", "antiberty/trained_models/AntiBERTy_md_smooth", "BertForMaskedLM",
-          ("--ignore", "cls.species", "--ignore", "cls.chain", "--ignore", "cls.graft")),
+          ("--ignore", "cls.species", "--ignore", "cls.chain", "--ignore", "cls.graft",
+           "--reference", "none")),  # config.json names a class of that package
     Found("sre-embedding", "sre_embedding_model/model_weights", "BertModel"),
 )  # fmt: skip
 
