@@ -240,6 +240,8 @@ class _Authors:
 
     def __init__(self, bundle: Bundle, reference: Transformer, folder: Path) -> None:
         self.manifest, self.reference = bundle.manifest, reference
+        prompts, default = self.manifest.prompts, self.manifest.default_prompt_name
+        self.prompt = "" if "classify" in bundle.tasks else prompts.get(default or "", "")
         found = sentence_transformers.read(folder)
         as_written = texts.is_as_written(self.manifest.source)
         self.tokenizer = texts.load_tokenizer(found, as_written)
@@ -255,7 +257,8 @@ class _Authors:
         return self._made[key]
 
     def ids(self, text: Text) -> Ids:
-        """Cut to the limit. The default prompt stands before a single text."""
+        """Cut to the limit. The default prompt stands before a single text; a classifier's is for
+        pairs, which its program is asked for."""
         if self.manifest.pair_template and not isinstance(text, str):
             instruction, settings = self.told
             told = pair_template.rendered(self.tokenizer, instruction, *text, settings)
@@ -263,8 +266,7 @@ class _Authors:
             return Ids([*tokens], [0] * len(tokens))
         parts = tuple[str, ...](text)
         if isinstance(text, str):
-            prompts, name = self.manifest.prompts, self.manifest.default_prompt_name
-            parts = (prompts.get(name or "", "") + text,)
+            parts = (self.prompt + text,)
         # in lists: outside of them transformers takes an empty second text for none
         cut = self.tokenizer(
             *([part] for part in parts),

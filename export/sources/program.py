@@ -74,6 +74,7 @@ class Program:
         self.name = _name(runs)
         self._runs: Any = runs
         self._model: Any = _transformer(runs)
+        self._is_sparse = type(runs).__qualname__ == "SparseEncoder"
         self._limit = limit
         if tokenizer is not None and limit:  # which some pipelines cut to, and to nothing else
             tokenizer.model_max_length = min(tokenizer.model_max_length, limit)
@@ -160,6 +161,8 @@ class Program:
             if type(module).__qualname__ != "Normalize":
                 features = module(features)
         known = {"scores": "logits", "sentence_embedding": "pooled"}
+        if self._is_sparse:  # its embeddings are of words: `sparse` compares what is pooled of them
+            known = {"token_embeddings": "logits"}
         return {ours: features[name] for name, ours in known.items() if name in features}
 
     def _listen(self) -> None:
@@ -205,7 +208,7 @@ class Program:
                 "relevance": lambda pair: runs.predict([pair], activation_fn=nn.Sigmoid()),
             }
             return (scores if runs.num_labels == 1 else {}) | self._pipelines()
-        if hasattr(runs, "encode_document") and hasattr(runs, "splade_pooling_chunk_size"):
+        if self._is_sparse:
             return {"sparse": lambda text: runs.encode([text])[0].to_dense()}
         if type(runs).__qualname__ == "MultiVectorEncoder":
             return {
