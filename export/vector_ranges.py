@@ -65,7 +65,7 @@ def served(service: Service, bundle: Bundle, precision: str) -> Embedded:
     """The calibration texts, each behind its prompt."""
     texts = calibration_texts((bundle.path / TOKENIZER).read_bytes())
     found = [
-        embedded.served(service, bundle.manifest, own, precision, prompt_name=name)
+        embedded.embed_by_server(service, bundle.manifest, own, precision, prompt_name=name)
         for name, own in with_prompts(texts, bundle.manifest.prompts)
         if own
     ]

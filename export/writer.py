@@ -187,9 +187,9 @@ def ask_all(source: Source, limits: Limits) -> None:
     for original in source.originals:
         forward.ask_all(original, limits, source.sampled_ids)
     if not isinstance(source.texts, NoTexts):
-        source.program.token_ids(authors.sampled(source.texts.tokenizer))
+        source.program.token_ids(authors.texts_to_tokenize(source.texts.tokenizer))
         limit, samples = limits.max_text_tokens, source.sampled_texts
-        asked = authors.asked(source.texts, limit, source.program, samples)
+        asked = authors.texts_by_task(source.texts, limit, source.program, samples)
         for (task, _), texts in asked.items():
             for text in texts:
                 source.program.answer(task, text)

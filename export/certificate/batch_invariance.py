@@ -30,7 +30,7 @@ class Bits(NamedTuple):
     largest_value: float
 
 
-def counted(pairs: Iterable[Pair]) -> Bits:
+def count_unequal(pairs: Iterable[Pair]) -> Bits:
     compared = unequal = 0
     difference = value = 0.0
     for one, other in pairs:

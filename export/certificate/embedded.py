@@ -26,7 +26,7 @@ class Embedded(NamedTuple):
     vectors: Array
 
 
-def served(
+def embed_by_server(
     service: Service, manifest: Manifest, texts: Sequence[Any], precision: str, **options: Any
 ) -> Embedded:
     """Texts or pairs as the server embeds them, cut to the limit of texts. options: of the request.

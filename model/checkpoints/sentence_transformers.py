@@ -113,7 +113,9 @@ class SentenceTransformers:
         there = FORMER[name] if FORMER[name] in self.settings else name
         found = self.settings.get(there) or {}
         if not isinstance(found, dict):
-            raise CheckpointError(f"{self.settings_file}: {there} is {found!r}: an object is needed")
+            raise CheckpointError(
+                f"{self.settings_file}: {there} is {found!r}: an object is needed"
+            )
         return {key: value for key, value in found.items() if key not in HUB}
 
 

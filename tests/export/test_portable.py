@@ -230,7 +230,7 @@ def test_a_constant_times_one_column_is_found() -> None:
     item = next(it for it in twin.proto.graph.initializer if it.name.endswith("_x64"))
     assert item.dims == [LANES, 64]
     item.CopyFrom(numpy_helper.from_array(np.full((LANES, 1), 1 / 64, np.float32), item.name))
-    assert len([*portable_nodes.foreign(twin)]) == 2  # of the mean, of the variance
+    assert len([*portable_nodes.foreign_operators(twin)]) == 2  # of the mean, of the variance
 
 
 @pytest.mark.parametrize("kind", ["Sub", "Split"])
@@ -265,7 +265,7 @@ def graph_of(config: Config, layout: str = "packed") -> Graph:
 
 def same_alone_and_together(config: Config, lengths: list[int]) -> None:
     model, graph = model_of(config), graph_of(config)
-    assert [*portable_nodes.foreign(graph)] == []
+    assert [*portable_nodes.foreign_operators(graph)] == []
     run, given = session(graph).run, grid(lengths)
     with torch.no_grad():
         expected = model(*map(torch.from_numpy, given.values()))

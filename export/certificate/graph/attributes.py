@@ -1,6 +1,6 @@
 """Compares the attributes of a graph's operators with the reference's Config."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -20,7 +20,7 @@ PORTABLE_OPERATORS = {**OPERATORS, "Gelu": ("gelu",), "Sigmoid": ("silu", "gelu_
 
 
 def body(graph: Graph, config: Config, precision: str, portable: bool) -> Iterator[str]:
-    """What differs from the reference's Config. A lens is a body that is portable."""
+    """Differences from the reference's Config. A lens is a body that is portable."""
     yield from places.rotations(graph, config)
     yield from places.windows(graph, config)
     yield from portable_nodes.gates(graph, config)
@@ -47,7 +47,7 @@ def _widths(config: Config) -> list[int]:
 
 
 def head(graph: Graph, config: Config, made: HeadConfig, portable: bool) -> Iterator[str]:
-    """What differs from the reference's Config."""
+    """Differences from the reference's Config."""
     compare = _portable if portable else _attributes
     widths = [made.dense or config.d_model] * made.norm
     yield from compare(graph, config, widths, made.activation, int(made.dense is not None))
@@ -56,9 +56,8 @@ def head(graph: Graph, config: Config, made: HeadConfig, portable: bool) -> Iter
 def _portable(
     graph: Graph, config: Config, widths: list[int], activation: Activation, activations: int
 ) -> Iterator[str]:
-    """What operators say as attributes, read from the nodes that take their place. widths: of the
-    norms."""
-    yield from portable_nodes.foreign(graph)
+    """The attributes of operators, read from the nodes that take their place. widths: of norms."""
+    yield from portable_nodes.foreign_operators(graph)
     if config.norm == "std":
         yield from _std_norms(graph, config, len(widths))
     else:
@@ -126,12 +125,11 @@ def _rms_norms(graph: Graph, config: Config, count: int) -> Iterator[str]:
 def _eps(graph: Graph, nodes: list[NodeProto], what: str, eps: list[float]) -> Iterator[str]:
     """eps: of each norm. what: it is added to."""
     constants = {item.name: item for item in graph.proto.graph.initializer}
-    added = [_added(node, constants, graph) for node in nodes]
+    added = []
+    for node in nodes:
+        values = [graph.value(constants[name]) for name in node.input if name in constants]
+        is_one = len(values) == 1 and values[0].size == 1
+        added.append(float(values[0]) if is_one else None)
     expected = [float(np.float32(number)) for number in eps]
     if added != expected:
         yield f"the norms add {added} to the {what}, {expected} expected"
-
-
-def _added(node: NodeProto, constants: Mapping[str, TensorProto], graph: Graph) -> float | None:
-    values = [graph.value(constants[name]) for name in node.input if name in constants]
-    return float(values[0]) if len(values) == 1 and values[0].size == 1 else None
