@@ -82,7 +82,7 @@ def _source(options: argparse.Namespace) -> Source:
         )
         writer.say(f"reading {options.checkpoint}")
         reference = _reference(options)
-        return sources.named(options.checkpoint, choices, options.max_length, reference)
+        return sources.load(options.checkpoint, choices, options.max_length, reference)
     for name in ("max_length", "ignore", "labels", "check", "texts", "tokenizer_as_written"):
         if getattr(options, name):
             raise UsageError(f"--{name.replace('_', '-')} is of a checkpoint, not of a preset")

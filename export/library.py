@@ -205,7 +205,7 @@ def _of_family(model: nn.Module, stated: Stated) -> AbstractContextManager[Sourc
     _refuse_parts(model, stated)
     names = None if stated.labels is None else tuple(stated.labels)
     facts = {"pooling": stated.pooling, "normalize": stated.normalize}
-    return in_memory.saved(
+    return in_memory.saved_source(
         model, stated.tokenizer, names, stated.max_length, stated.samples, **facts
     )
 

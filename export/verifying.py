@@ -44,7 +44,7 @@ def verify(
             source = from_code.recorded(bundle.manifest, weights)
             source = replace(source, samples=reference.samples)
         else:
-            source = sources.recorded(bundle.manifest.source, checkpoint, reference)
+            source = sources.source_of_manifest(bundle.manifest.source, checkpoint, reference)
     except UsageError as error:
         raise UsageError(f"{bundle.ref}: {error}") from None
     certify_again(bundle, source, provider)
@@ -123,7 +123,7 @@ def _check_source(bundle: Bundle, source: Source) -> None:
             f"{bundle.ref} was compared with the reference {before['name']}: name it again, with"
             " `reference=`"
         )
-    if before.get("samples_sha256") != (sampled := source.sampled()).get("samples_sha256"):
+    if before.get("samples_sha256") != (sampled := source.samples_record()).get("samples_sha256"):
         raise UsageError(
             f"{bundle.ref} was compared on {before.get('samples', 0)} samples, and now on"
             f" {sampled.get('samples', 0)}, or on others: name those with --texts or `samples=`"

@@ -115,7 +115,7 @@ def _compare_token_ids(
 ) -> Iterator[tolerances.Result]:
     texts = texts_to_tokenize((bundle.path / TOKENIZER).read_bytes())
     ours = [own.ids for own in Served(bundle).tokens(texts, truncate=False)]
-    found = sample_texts.of(texts, ours, program.token_ids(texts))
+    found = sample_texts.compare(texts, ours, program.token_ids(texts))
     yield f"texts with other token ids: {found}", found.num, 0
 
 
@@ -251,7 +251,7 @@ class _Authors:
         found = sentence_transformers.read(folder)
         as_written = texts.is_as_written(self.manifest.source)
         self.tokenizer = texts.load_tokenizer(found, as_written)
-        self.told = texts.told_pairs(found)
+        self.told = texts.template_arguments(found)
         self.num_special_of_pair = self.tokenizer.num_special_tokens_to_add(pair=True)
         self._made: dict[str, Array] = {}
 
@@ -266,7 +266,7 @@ class _Authors:
         """Cut to the limit. The default prompt stands before a single text."""
         if self.manifest.pair_template and not isinstance(text, str):
             instruction, settings = self.told
-            told = pair_template.rendered(self.tokenizer, instruction, *text, settings)
+            told = pair_template.render(self.tokenizer, instruction, *text, settings)
             tokens = self.tokenizer(told, add_special_tokens=False)["input_ids"]
             return Ids([*tokens], [0] * len(tokens))
         parts = tuple[str, ...](text)

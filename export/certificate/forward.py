@@ -32,7 +32,7 @@ LENGTHS = (3, 1, 512, 29, 7)  # of sequences, cut to the model's
 def refuse_unlike(reference: Transformer, original: Original, limits: Limits) -> None:
     """CertificationError if PyTorch's `Transformer` says something else already. Comes before the
     export, which takes longer."""
-    drawn = selfcheck.sequences(original.drawn(limits), LENGTHS)
+    drawn = selfcheck.sequences(original.sequence_limits(limits), LENGTHS)
     for index in range(len(drawn)):
         ids, types = next(_sequences(drawn.sequence(index).grid()))
         if not original.can_say(ids):
@@ -41,7 +41,7 @@ def refuse_unlike(reference: Transformer, original: Original, limits: Limits) ->
             expected = original.rows(ids, types)
         except OriginalError as error:
             raise CertificationError(str(error)) from error
-        got = original.of_model(reference, ids, types)
+        got = original.rows_of_model(reference, ids, types)
         for output, difference, limit in tolerances.vectors(
             original.compared.output, np.atleast_2d(got), np.atleast_2d(expected), "fp32"
         ):
@@ -55,7 +55,7 @@ def refuse_unlike(reference: Transformer, original: Original, limits: Limits) ->
 
 def ask_all(original: Original, limits: Limits, samples: Sequence[Sequence[int]] = ()) -> None:
     """Asks it for all that `named` compares."""
-    every = [*cases(original.drawn(limits)), *sample_cases(samples)]
+    every = [*cases(original.sequence_limits(limits)), *sample_cases(samples)]
     for case in (_answerable_rows(case, original) for case in every):
         for ids, types in _sequences(case.grid()) if case.input_ids else ():
             original.rows(ids, types)
@@ -75,7 +75,7 @@ def named_cases(
 ) -> list[NamedCompare]:
     """The same cases as beside PyTorch's `Transformer`, and samples, without rows that the original
     has no answer to."""
-    limits = original.drawn(path.model.bundle.manifest.limits)
+    limits = original.sequence_limits(path.model.bundle.manifest.limits)
     every = [*cases(limits), *sample_cases(samples)]
     found = (_answerable_rows(case, original) for case in every)
     return [

@@ -198,7 +198,7 @@ def _difference(
         for length in LENGTHS:
             length = min(length, config.max_positions)
             ids = drawn_ids(length, config.vocab_size, asked.pads, seed=length)
-            expected, found = original.rows(ids, None), original.of_model(model, ids, None)
+            expected, found = original.rows(ids, None), original.rows_of_model(model, ids, None)
             difference = abs(found - expected).max() / max(abs(expected).max(), 1e-30)
             worst = max(worst, float(difference) if difference == difference else torch.inf)
     return worst

@@ -83,7 +83,7 @@ def refuse_unlike(drawn: Transformer, ask: Asking, pooling: Pick, pad: int | Non
         row = drawn_ids(length, config.vocab_size, pads, seed)
         _, types = as_inputs(row, ask)
         inputs = row, None if types is None else types[0].tolist()
-        expected, found = original.rows(*inputs), original.of_model(drawn, *inputs)
+        expected, found = original.rows(*inputs), original.rows_of_model(drawn, *inputs)
         difference, is_usual = _share(found, expected), length in known and length not in unlike
         near = max(near, difference) if is_usual else near
         if not difference <= (AGREES if is_usual else max(NEAR, 10 * near)):

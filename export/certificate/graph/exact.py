@@ -233,9 +233,8 @@ def _weights_of(graph: Graph, state: Mapping[str, Array], config: Config | None)
         if uses := [use for use in parts if quantize.weight_of(use) == name]:
             for use in uses:
                 yield from _int8(use, parts[use], tensor, state)
-            if name in constants and not _same_bits(
-                constants[name], tensor
-            ):  # of products of constants
+            # a product of constants reads the weight itself
+            if name in constants and not _same_bits(constants[name], tensor):
                 yield f"{name} differs from the reference{_where(constants[name], tensor)}"
         elif name in constants:
             if not _same_bits(constants[name], tensor):

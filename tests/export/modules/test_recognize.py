@@ -107,7 +107,7 @@ def difference(found: Recognized, module: nn.Module) -> float:
     for length in (1, 3, 19):
         ids = [1 + 7 * place % (config.vocab_size - 1) for place in range(length)]
         types = [int(place > 2) for place in range(length)] if config.type_vocab_size > 1 else None
-        rows = [original.rows(ids, types), original.of_model(found.model, ids, types)]
+        rows = [original.rows(ids, types), original.rows_of_model(found.model, ids, types)]
         worst = max(worst, float(np.abs(rows[0] - rows[1]).max() / np.abs(rows[0]).max()))
     return worst
 
