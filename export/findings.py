@@ -1,13 +1,12 @@
-"""What was found in a source, in words, before anything is written."""
+"""Findings in a source, in words, before anything is written."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 from addnorm.export.sources.folder_tokenizer import NoTexts
 from addnorm.export.sources.sources import Source
 from addnorm.export.sources.texts import Texts, is_as_written
-from addnorm.model.checkpoints import Checkpoint
-from addnorm.model.config import Config, Pick
-from addnorm.service.runtime.manifest import Pooling, Task, tasks_of
+from addnorm.model.config import Pick
+from addnorm.service.runtime.manifest import Pooling, tasks_of
 
 NUM_SHOWN = 5  # of labels, files and keys
 POOLINGS: dict[Pooling, str] = {
@@ -30,22 +29,37 @@ def lines(source: Source) -> Iterator[str]:
     if loaded:
         yield f"checkpoint: {_place(source)}"
         yield f"family: {loaded.model_type}, {loaded.head or 'without a head'}"
-    yield f"shape: {_shape(config)}"
+    counts = {
+        "layer": config.n_layers,
+        "attention head": config.n_heads,
+        "position": config.max_positions,
+        "token type": config.type_vocab_size,
+    }
+    numbers = (f"{count:,} {what}{'s' * (count > 1)}" for what, count in counts.items())
+    yield f"shape: {f'{', '.join(numbers)}, d_model {config.d_model}, vocabulary of {config.vocab_size:,}'}"
     for output, head in config.heads.items():
-        names = f": {_few(source.facts['labels'])}" if _is_labelled(source, output) else ""
+        names = (
+            f": {_few(source.facts['labels'])}"
+            if (output == "logits" and bool(source.facts["labels"]))
+            else ""
+        )
         yield f"{output}: {head.width:,} {PICKS[head.pick]}{names}"
-    yield f"tasks: {', '.join(_tasks(source, config))}"
+    labels = source.facts["labels"]
+    yield f"tasks: {', '.join(tasks_of(config.heads, labels, config.vocab_size, config.causal))}"
     normalized = "normalized" if source.facts["normalize"] else "not normalized"
     yield f"pooling: {POOLINGS[source.facts['pooling']]}, {normalized}"
     if loaded:
-        yield f"prompts: {_prompts(loaded) or 'none'}"
+        default = loaded.default_prompt_name
+        listed = [f"{name} {prompt!r}" for name, prompt in loaded.prompts.items()]
+        yield f"prompts: {(_few(listed) + (f'; {default} if a request names none' if default else '')) or 'none'}"
     texts = source.texts
     yield f"texts: {f'no, because {texts}' if isinstance(texts, NoTexts) else texts}"
     if loaded and not isinstance(texts, NoTexts):
         yield f"tokenizer: {_tokenizer(source, texts)}"
-    yield f"compared with: {_compared(source)}"
+    yield f"compared with: {_comparison(source)}"
     if loaded:
-        yield f"weights: {_weights(loaded, source.origin['weights'])}"
+        num_bytes = sum(file.stat().st_size for file in loaded.files)
+        yield f"weights: {f'{num_bytes / 1e6:,.1f} MB of {' and '.join(loaded.dtypes)} in {_few([*source.origin['weights']])}'}"
         ignored = [key for key in loaded.unused if not key.endswith(".")]  # others are prefixes
         yield f"ignored weights: {_few(ignored) or 'none'}"
         if loaded.unread:
@@ -54,7 +68,7 @@ def lines(source: Source) -> Iterator[str]:
 
 
 def not_served(source: Source) -> Iterator[str]:
-    """What its authors have beside, and what they do otherwise than the server by default."""
+    """The authors' own parts beside it, and where they differ from the server's defaults."""
     loaded = source.loaded
     if loaded and loaded.beside:
         yield f"beside it, not served: {', '.join(loaded.beside)}"
@@ -64,27 +78,10 @@ def not_served(source: Source) -> Iterator[str]:
         yield f"similarity: {loaded.similarity}"
 
 
-def _tasks(source: Source, config: Config) -> tuple[Task, ...]:
-    """All that it is served for."""
-    labels = source.facts["labels"]
-    return tasks_of(config.heads, labels, config.vocab_size, config.causal)
-
-
 def _place(source: Source) -> str:
     if "repository" in source.origin:
         return f"{source.origin['repository']}@{source.origin['revision']}"
     return str(source.folder)
-
-
-def _shape(config: Config) -> str:
-    counts = {
-        "layer": config.n_layers,
-        "attention head": config.n_heads,
-        "position": config.max_positions,
-        "token type": config.type_vocab_size,
-    }
-    counted = (f"{count:,} {what}{'s' * (count > 1)}" for what, count in counts.items())
-    return f"{', '.join(counted)}, d_model {config.d_model}, vocabulary of {config.vocab_size:,}"
 
 
 def _tokenizer(source: Source, texts: Texts) -> str:
@@ -104,23 +101,7 @@ def _tokenizer(source: Source, texts: Texts) -> str:
     )
 
 
-def _is_labelled(source: Source, output: str) -> bool:
-    return output == "logits" and bool(source.facts["labels"])
-
-
-def _prompts(loaded: Checkpoint) -> str:
-    """What is put before texts, by name."""
-    default = loaded.default_prompt_name
-    listed = [f"{name} {prompt!r}" for name, prompt in loaded.prompts.items()]
-    return _few(listed) + (f"; {default} if a request names none" if default else "")
-
-
-def _weights(loaded: Checkpoint, names: Iterable[str]) -> str:
-    num_bytes = sum(file.stat().st_size for file in loaded.files)
-    return f"{num_bytes / 1e6:,.1f} MB of {' and '.join(loaded.dtypes)} in {_few([*names])}"
-
-
-def _compared(source: Source) -> str:
+def _comparison(source: Source) -> str:
     found = source.compared_with()
     name = found.get("name") or ("a preset" if found["kind"] == "preset" else "itself alone")
     outputs = found.get("outputs", [])

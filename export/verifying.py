@@ -1,6 +1,5 @@
 """Makes the certificate of a bundle again, from what the bundle was made of."""
 
-from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -74,32 +73,24 @@ def certify_again(
         certificate = {**before, "cuda": section}
     else:
         new = certificate_of(bundle, source)
-        certificate = {**new, **_kept(bundle)}
-        _tell_other_bits(_certificate_before(bundle), certificate)
+        # files of before: their dates, and measurements on a GPU
+        old = {"created": bundle.manifest.created, **_certificate_before(bundle)}
+        certificate = {**new, **{name: old[name] for name in ("created", "cuda") if old.get(name)}}
+        # the new certificate may record other bits: it was made on another processor
+        before = _certificate_before(bundle)
+        recorded = before.get("known_digests", {})
+        for precision, known in certificate["known_digests"].items():
+            if precision in recorded and different(recorded[precision], known):
+                say(
+                    f"{precision} has other bits here than in the certificate of before, made on"
+                    f" {before.get('processor')}: servers with a copy of that one have another"
+                    " fingerprint"
+                )
     bundles.write_certificate(bundle, certificate)
     print(f"verified {bundle.path}")
     if (bundle.path / SIGNATURE).exists():
         again = f"`addnorm sign {bundle.path} --key KEY.pem`"
         print(f"{SIGNATURE} is of the certificate of before: make it again with {again}")
-
-
-def _kept(bundle: Bundle) -> dict[str, Any]:
-    """What a new certificate of the same files takes over: when they were made, and what was
-    measured on a GPU. The manifest has their sha256."""
-    before = {"created": bundle.manifest.created, **_certificate_before(bundle)}
-    return {name: before[name] for name in ("created", "cuda") if before.get(name)}
-
-
-def _tell_other_bits(before: Mapping[str, Any], after: Mapping[str, Any]) -> None:
-    """Says where the new certificate records other bits: it was made on another processor."""
-    recorded = before.get("known_digests", {})
-    for precision, known in after["known_digests"].items():
-        if precision in recorded and different(recorded[precision], known):
-            say(
-                f"{precision} has other bits here than in the certificate of before, made on"
-                f" {before.get('processor')}: servers with a copy of that one have another"
-                " fingerprint"
-            )
 
 
 def _certificate_before(bundle: Bundle) -> dict[str, Any]:

@@ -308,9 +308,9 @@ def _ranges(
 ) -> Iterator[tolerances.Result]:
     """Ranges of the served vectors against PyTorch's, and the manifest's against those served."""
     manifest = bundle.manifest
-    ids, vectors = vector_ranges.served(service, bundle, precision)
-    served = vector_ranges.widened(vectors)
-    expected = vector_ranges.widened(authors.vectors(ids))
+    ids, vectors = vector_ranges.embed_calibration_texts(service, bundle, precision)
+    served = vector_ranges.ranges_with_margins(vectors)
+    expected = vector_ranges.ranges_with_margins(authors.vectors(ids))
     yield from tolerances.ranges(served, expected, precision)
     if precision != vector_ranges.precision_of(manifest):
         return

@@ -15,7 +15,6 @@ So these are replaced (docs/design/processors.md has the measurements):
 """
 
 import math
-from collections.abc import Sequence
 
 import numpy as np
 import onnx
@@ -29,7 +28,7 @@ LANES = 16  # partial sums of a row: more of them are more exact, and up to 16 c
 GELU = 2 * math.sqrt(2 / math.pi)
 
 
-def portable(graph: Graph) -> Graph:
+def make_portable(graph: Graph) -> Graph:
     """fp32 graph of the packed layout, of its lens or of a head -> the same, portable."""
     rewriting = _Rewriting(graph)
     for node in graph.proto.graph.node:
@@ -135,7 +134,13 @@ class _Rewriting(Nodes):
     def graph(self) -> Graph:
         """The graph with all nodes that were taken, and without what nothing reads any more."""
         made = self._source.copy().proto
-        nodes = _used(self.nodes, {item.name for item in made.graph.output})
+        # the nodes that lead to the outputs
+        read, needed = set({item.name for item in made.graph.output}), []
+        for node in reversed(self.nodes):
+            if read.intersection(node.output):
+                read.update(read_by(node))
+                needed.append(node)
+        nodes = needed[::-1]
         read = {name for node in nodes for name in read_by(node)}
         new = [constant(name, array) for name, array in self.constants.items()]
         kept = [item for item in (*made.graph.initializer, *new) if item.name in read]
@@ -148,13 +153,3 @@ class _Rewriting(Nodes):
         values = {**self._source.values, **self.constants}
         outside = [item.name for item in kept if item.data_location == EXTERNAL]
         return Graph(made, {name: values[name] for name in outside})
-
-
-def _used(nodes: Sequence[NodeProto], outputs: set[str]) -> list[NodeProto]:
-    """The nodes that lead to the outputs."""
-    read, kept = set(outputs), []
-    for node in reversed(nodes):
-        if read.intersection(node.output):
-            read.update(read_by(node))
-            kept.append(node)
-    return kept[::-1]
