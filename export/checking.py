@@ -74,9 +74,9 @@ def check(source: Source) -> Iterator[str]:
 def served_by_torch(source: Source) -> Iterator[Served]:
     """The model as a server would have it, without a graph. StartupError if it would refuse it."""
     open_engine = partial(TorchEngine, source.in_layout("padded"))
-    with TemporaryDirectory() as place:
+    with TemporaryDirectory() as folder:
         # all that the server needs to make token ids of texts, and answers of rows
-        place = Path(place)
+        place = Path(folder)
         limits = writer.limits_of(source, place)
         described = {
             file.name: files.describe(file) for file in place.iterdir() if file.name == TOKENIZER

@@ -29,6 +29,7 @@ def lines(source: Source) -> Iterator[str]:
     if loaded:
         yield f"checkpoint: {_place(source)}"
         yield f"family: {loaded.model_type}, {loaded.head or 'without a head'}"
+    labels = source.facts["labels"]
     counts = {
         "layer": config.n_layers,
         "attention head": config.n_heads,
@@ -36,22 +37,19 @@ def lines(source: Source) -> Iterator[str]:
         "token type": config.type_vocab_size,
     }
     numbers = (f"{count:,} {what}{'s' * (count > 1)}" for what, count in counts.items())
-    yield f"shape: {f'{', '.join(numbers)}, d_model {config.d_model}, vocabulary of {config.vocab_size:,}'}"
+    rest = f"d_model {config.d_model}, vocabulary of {config.vocab_size:,}"
+    yield f"shape: {', '.join(numbers)}, {rest}"
     for output, head in config.heads.items():
-        names = (
-            f": {_few(source.facts['labels'])}"
-            if (output == "logits" and bool(source.facts["labels"]))
-            else ""
-        )
+        names = f": {_few(labels)}" if output == "logits" and labels else ""
         yield f"{output}: {head.width:,} {PICKS[head.pick]}{names}"
-    labels = source.facts["labels"]
     yield f"tasks: {', '.join(tasks_of(config.heads, labels, config.vocab_size, config.causal))}"
     normalized = "normalized" if source.facts["normalize"] else "not normalized"
     yield f"pooling: {POOLINGS[source.facts['pooling']]}, {normalized}"
     if loaded:
         default = loaded.default_prompt_name
-        listed = [f"{name} {prompt!r}" for name, prompt in loaded.prompts.items()]
-        yield f"prompts: {(_few(listed) + (f'; {default} if a request names none' if default else '')) or 'none'}"
+        listed = _few([f"{name} {prompt!r}" for name, prompt in loaded.prompts.items()])
+        listed += f"; {default} if a request names none" if default else ""
+        yield f"prompts: {listed or 'none'}"
     texts = source.texts
     yield f"texts: {f'no, because {texts}' if isinstance(texts, NoTexts) else texts}"
     if loaded and not isinstance(texts, NoTexts):
@@ -59,7 +57,8 @@ def lines(source: Source) -> Iterator[str]:
     yield f"compared with: {_comparison(source)}"
     if loaded:
         num_bytes = sum(file.stat().st_size for file in loaded.files)
-        yield f"weights: {f'{num_bytes / 1e6:,.1f} MB of {' and '.join(loaded.dtypes)} in {_few([*source.origin['weights']])}'}"
+        types, names = " and ".join(loaded.dtypes), _few([*source.origin["weights"]])
+        yield f"weights: {num_bytes / 1e6:,.1f} MB of {types} in {names}"
         ignored = [key for key in loaded.unused if not key.endswith(".")]  # others are prefixes
         yield f"ignored weights: {_few(ignored) or 'none'}"
         if loaded.unread:

@@ -73,11 +73,11 @@ def certify_again(
         certificate = {**before, "cuda": section}
     else:
         new = certificate_of(bundle, source)
-        # files of before: their dates, and measurements on a GPU
-        old = {"created": bundle.manifest.created, **_certificate_before(bundle)}
-        certificate = {**new, **{name: old[name] for name in ("created", "cuda") if old.get(name)}}
-        # the new certificate may record other bits: it was made on another processor
-        before = _certificate_before(bundle)
+        before = {"created": bundle.manifest.created, **_certificate_before(bundle)}
+        # the files are the same: when they were made, and what was measured on a GPU, stay
+        kept = {name: before[name] for name in ("created", "cuda") if before.get(name)}
+        certificate = {**new, **kept}
+        # on another processor bits may be others
         recorded = before.get("known_digests", {})
         for precision, known in certificate["known_digests"].items():
             if precision in recorded and different(recorded[precision], known):

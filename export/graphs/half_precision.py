@@ -175,10 +175,8 @@ class _Halving:
         for info in made.graph.value_info:
             info.type.tensor_type.elem_type = self._types[info.name]
         values = {**self._source.values, **self._tensors}
-        return Graph(
-            made,
-            {item.name: values[item.name] for item in kept if bool(item.data_location == EXTERNAL)},
-        )
+        outside = [item.name for item in kept if item.data_location == EXTERNAL]
+        return Graph(made, {name: values[name] for name in outside})
 
 
 def _cast(name: str, made: str, kind: int) -> NodeProto:

@@ -82,16 +82,16 @@ class PackedAttention:
         values = [self._values(part) for part in parts]
         block = _Block(self._scan.name, self._nodes.constants)
         given = [*queries, *(keys + values if self._in_bands else [])]
-        own = [block.given(f"queries_{part}") for part in parts]
+        own = [block.add_input(f"queries_{part}") for part in parts]
         if self._in_bands:
-            keys = [block.given(f"keys_{part}") for part in parts]
-            values = [block.given(f"values_{part}") for part in parts]
+            keys = [block.add_input(f"keys_{part}") for part in parts]
+            values = [block.add_input(f"values_{part}") for part in parts]
         products = block.products(own, keys)
         if self._terms:
             products += self._by_distance(block, own, keys, self._terms)
         scores = block.scores(products, self._scale)
         if self._bias:
-            scores = block.make("Add", scores, block.given("bias"))
+            scores = block.make("Add", scores, block.add_input("bias"))
         if self._mask:
             scores = block.make("Add", scores, self._mask)
         block.attend(scores, values, self._shown)
@@ -105,7 +105,7 @@ class PackedAttention:
         """Both terms of a block's scores, `[B, H, w, S]`, not scaled."""
         make, found = self._nodes.make, []
         width = make("Shape", self._query_cells, start=2, end=3)
-        rows, tiles = block.given("rows", rank=1), block.given("tiles", rank=2)
+        rows, tiles = block.add_input("rows", rank=1), block.add_input("tiles", rank=2)
         written = TermsOfBlock(block, self._n_heads, self._parts, width)
         if terms.keys:
             table = make("Reshape", terms.keys, [-1, self._width])

@@ -135,12 +135,11 @@ class _Rewriting(Nodes):
         """The graph with all nodes that were taken, and without what nothing reads any more."""
         made = self._source.copy().proto
         # the nodes that lead to the outputs
-        read, needed = set({item.name for item in made.graph.output}), []
+        read, nodes = {item.name for item in made.graph.output}, list[NodeProto]()
         for node in reversed(self.nodes):
             if read.intersection(node.output):
                 read.update(read_by(node))
-                needed.append(node)
-        nodes = needed[::-1]
+                nodes.insert(0, node)
         read = {name for node in nodes for name in read_by(node)}
         new = [constant(name, array) for name, array in self.constants.items()]
         kept = [item for item in (*made.graph.initializer, *new) if item.name in read]

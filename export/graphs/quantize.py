@@ -72,17 +72,13 @@ def quantize(graph: Graph, ranges: Mapping[str, Floats]) -> Graph:
     ranges: for each of these, from `measure`.
     """
     constants = {item.name: item for item in graph.proto.graph.initializer}
-    tensors, new = (
-        dict(CONSTANTS),
-        dict[str, list[NodeProto]](),
-    )  # new: a Gemm's output -> the nodes that replace it
+    tensors = dict(CONSTANTS)
+    in_place: dict[str, list[NodeProto]] = {}  # of a Gemm, by its output
     for name, gemm in large_gemms(graph.proto).items():
-        tensors |= {
-            f"{name}.{part}": getattr(split(*_operands(gemm, graph, constants), ranges[name]), part)
-            for part in Parts.__dataclass_fields__
-        }
-        new[gemm.output[0]] = _nodes(name, gemm.input[0], gemm.output[0])
-    nodes = [part for node in graph.proto.graph.node for part in new.get(node.output[0], [node])]
+        parts = split(*_operands(gemm, graph, constants), ranges[name])
+        tensors |= {f"{name}.{part}": value for part, value in vars(parts).items()}
+        in_place[gemm.output[0]] = _nodes(name, gemm.input[0], gemm.output[0])
+    nodes = [own for node in graph.proto.graph.node for own in in_place.get(node.output[0], [node])]
     # without constants that nothing reads any more
     used = {name for node in nodes for name in read_by(node)}
     new = [constant(name, value) for name, value in tensors.items()]
@@ -121,8 +117,7 @@ def large_gemms(model: ModelProto) -> dict[str, NodeProto]:
     large = [
         node
         for node in gemms
-        if node.input[0] in varying
-        and bool(math.prod(constants[node.input[1]].dims) >= MIN_ENTRIES)
+        if node.input[0] in varying and math.prod(constants[node.input[1]].dims) >= MIN_ENTRIES
     ]
     if not large:
         why = f"no weight of the body has {MIN_ENTRIES} entries or more"

@@ -161,7 +161,7 @@ def checkpoint(
     folder = folder.resolve()
     origin = {"checkpoint": folder.name, "weights": hashes, "unused": loaded.unused}
     # lists for tuples: so JSON gives it back
-    chosen = {
+    chosen: dict[str, Any] = {
         "ignore": list(choices.ignore) or None,
         "labels": None if choices.labels is None else list(choices.labels),
         "max_length": max_length,
