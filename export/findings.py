@@ -40,14 +40,14 @@ def lines(source: Source) -> Iterator[str]:
     rest = f"d_model {config.d_model}, vocabulary of {config.vocab_size:,}"
     yield f"shape: {', '.join(numbers)}, {rest}"
     for output, head in config.heads.items():
-        names = f": {_few(labels)}" if output == "logits" and labels else ""
+        names = f": {_shorten(labels)}" if output == "logits" and labels else ""
         yield f"{output}: {head.width:,} {PICKS[head.pick]}{names}"
     yield f"tasks: {', '.join(tasks_of(config.heads, labels, config.vocab_size, config.causal))}"
     normalized = "normalized" if source.facts["normalize"] else "not normalized"
     yield f"pooling: {POOLINGS[source.facts['pooling']]}, {normalized}"
     if loaded:
         default = loaded.default_prompt_name
-        listed = _few([f"{name} {prompt!r}" for name, prompt in loaded.prompts.items()])
+        listed = _shorten([f"{name} {prompt!r}" for name, prompt in loaded.prompts.items()])
         listed += f"; {default} if a request names none" if default else ""
         yield f"prompts: {listed or 'none'}"
     texts = source.texts
@@ -57,12 +57,12 @@ def lines(source: Source) -> Iterator[str]:
     yield f"compared with: {_comparison(source)}"
     if loaded:
         num_bytes = sum(file.stat().st_size for file in loaded.files)
-        types, names = " and ".join(loaded.dtypes), _few([*source.origin["weights"]])
+        types, names = " and ".join(loaded.dtypes), _shorten([*source.origin["weights"]])
         yield f"weights: {num_bytes / 1e6:,.1f} MB of {types} in {names}"
         ignored = [key for key in loaded.unused if not key.endswith(".")]  # others are prefixes
-        yield f"ignored weights: {_few(ignored) or 'none'}"
+        yield f"ignored weights: {_shorten(ignored) or 'none'}"
         if loaded.unread:
-            yield f"fields that are not read: {_few(loaded.unread)}"
+            yield f"fields that are not read: {_shorten(loaded.unread)}"
         yield from not_served(source)
 
 
@@ -110,6 +110,6 @@ def _comparison(source: Source) -> str:
     return f"{name}: {'; '.join(parts)}" if parts else name
 
 
-def _few(names: Sequence[str]) -> str:
+def _shorten(names: Sequence[str]) -> str:
     more = f" and {len(names) - NUM_SHOWN:,} more" if len(names) > NUM_SHOWN else ""
     return ", ".join(names[:NUM_SHOWN]) + more

@@ -21,7 +21,7 @@ from addnorm.export.certificate import tolerances
 from addnorm.export.certificate.batch_invariance import Arrays, NamedPairs, Pair
 from addnorm.export.certificate.cases import PLACES, Case, cases
 from addnorm.model.config import Pick
-from addnorm.model.pooling import picked
+from addnorm.model.pooling import pick_vectors
 from addnorm.model.transformer import Transformer
 from addnorm.service.inference.outputs import OutputKind
 from addnorm.service.inference.request import InferenceRequest
@@ -208,7 +208,9 @@ def _outputs_of_head(
 
 def picked_rows(pick: Pick, activations: Array, real: Array) -> Array:
     """`[B, S, d]` -> a vector for each row with a real token `[n, d]`."""
-    vectors: Array = picked(pick, torch.from_numpy(activations), torch.from_numpy(real)).numpy()
+    vectors: Array = pick_vectors(
+        pick, torch.from_numpy(activations), torch.from_numpy(real)
+    ).numpy()
     return vectors[real.any(1)]
 
 

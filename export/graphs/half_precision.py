@@ -143,13 +143,13 @@ class _Halving:
         if (name, kind) not in self._casts:
             self._casts[name, kind] = made = f"{name}{SUFFIX if kind == HALF else '.fp32'}"
             if name in self._constants:
-                self._tensors[made] = self._rounded(name)
+                self._tensors[made] = self._round(name)
             else:
                 clipped = self._clip(name) if is_masked and kind == HALF else name
                 self._nodes.append(_cast(clipped, made, kind))
         return self._casts[name, kind]
 
-    def _rounded(self, name: str) -> Array:
+    def _round(self, name: str) -> Array:
         try:
             return round_to_half(self._source.value(self._constants[name]))
         except HalfPrecisionError as error:

@@ -11,7 +11,7 @@ from addnorm.export.modules.operators.ids import Told
 from addnorm.export.modules.operators.parts import Unrecognized
 from addnorm.export.sources.original import Array, Original
 from addnorm.model.config import Pick
-from addnorm.model.pooling import picked
+from addnorm.model.pooling import pick_vectors
 from addnorm.model.transformer import Transformer
 
 COMPARED = (1, 2, 19, 512)  # lengths of the sequences, if there, and the longest
@@ -56,7 +56,7 @@ def _answered(
         if output in model.heads:
             found = model.head(output, found, real)
         elif not of_every_token:
-            found = picked(original.pooling, found, real)
+            found = pick_vectors(original.pooling, found, real)
     rows: Array = found[0].numpy()
     if rows.ndim == 1:
         return rows

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from addnorm.model.config import Config, Pick
-from addnorm.model.pooling import picked
+from addnorm.model.pooling import pick_vectors
 from addnorm.model.transformer import Transformer
 from addnorm.service.runtime.manifest import Limits
 
@@ -95,7 +95,7 @@ class Original:
             if output in model.heads:
                 found = model.head(output, found, mask)
             elif not of_every_token:
-                found = picked(self.pooling, found, mask)
+                found = pick_vectors(self.pooling, found, mask)
         rows = _squeeze(found, len(ids)) if found.dim() > 2 else found[0].numpy()
         return rows if of_every_token or rows.ndim == 1 else rows[-1]
 

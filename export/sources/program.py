@@ -386,7 +386,7 @@ def _respell(folder: Path, place: Path, num_labels: int | None, as_written: bool
     for file in _configs(folder):
         fields = json_files.read(file)
         family = FAMILIES.get(name_of(fields) or "") if isinstance(fields, dict) else None
-        spelled = {**family.spelled(fields)} if family else fields
+        spelled = {**family.spell_for_transformers(fields)} if family else fields
         if num_labels and family and not (fields.get("id2label") or fields.get("num_labels")):
             spelled["num_labels"] = num_labels
         if spelled != fields:

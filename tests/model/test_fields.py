@@ -87,7 +87,7 @@ def tables(family: Family) -> Iterator[str]:
 def test_no_field_stands_in_two_lists(family: Family) -> None:
     refused = [*fields.CONFIG.refused]
     assert not {*family.fields} & {*family.no_effect}
-    assert fields.Fields(read=tuple(tables(family))).unread(refused) == refused
+    assert fields.Fields(read=tuple(tables(family))).list_unread(refused) == refused
 
 
 SAME = {  # class, what config.json says otherwise than its weights' model

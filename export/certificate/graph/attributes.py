@@ -33,7 +33,7 @@ def body(graph: Graph, config: Config, precision: str, portable: bool) -> Iterat
     heads = {"q_num_heads": config.n_heads, "kv_num_heads": config.kv_heads}
     if config.positions.disentangled:
         own["scale"] = float(distances.scale(config))
-    yield from _each(graph.proto, "Attention", heads | own, config.n_layers)
+    yield from _compare_nodes(graph.proto, "Attention", heads | own, config.n_layers)
     yield from _attributes(graph, config, _widths(config), config.activation, config.n_layers)
 
 
@@ -64,7 +64,9 @@ def _portable(
         yield from portable_nodes.norms(graph, config, widths)
     for operator, names in PORTABLE_OPERATORS.items():
         expected = {"approximate": b"none"} if operator == "Gelu" else {}
-        yield from _each(graph.proto, operator, expected, activations * (activation in names))
+        yield from _compare_nodes(
+            graph.proto, operator, expected, activations * (activation in names)
+        )
     if activation == "gelu_tanh":
         yield from portable_nodes.tanh_gelus(graph)
     yield from _products(graph.proto)
@@ -78,16 +80,16 @@ def _attributes(
     model, norms = graph.proto, len(widths)
     norm = {"epsilon": float(np.float32(config.eps)), "axis": -1, "stash_type": 1}
     gelu = {"approximate": b"tanh" if activation == "gelu_tanh" else b"none"}
-    yield from _each(model, "LayerNormalization", norm, norms * (config.norm == "layer"))
+    yield from _compare_nodes(model, "LayerNormalization", norm, norms * (config.norm == "layer"))
     for operator, names in OPERATORS.items():
         expected = gelu if operator == "Gelu" else {}
-        yield from _each(model, operator, expected, activations * (activation in names))
+        yield from _compare_nodes(model, operator, expected, activations * (activation in names))
     yield from _std_norms(graph, config, norms * (config.norm == "std"))
     yield from _rms_norms(graph, config, norms * (config.norm == "rms"))
     yield from _products(model)
 
 
-def _each(
+def _compare_nodes(
     model: ModelProto, operator: str, attributes: dict[str, Any], count: int
 ) -> Iterator[str]:
     nodes = [node for node in structure.nodes(model.graph) if node.op_type == operator]

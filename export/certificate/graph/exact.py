@@ -251,9 +251,9 @@ def _weights_of(graph: Graph, state: Mapping[str, Array], config: Config | None)
     }
     for name, value in constants.items():
         is_weight = value.dtype.kind == "f" and value.size > ONE_ELEMENT
-        is_table = config is not None and places.is_table(value, config)
-        is_computed = is_table or portable_nodes.is_of_a_formula(value)
-        if name not in known and is_weight and not is_computed:
+        if name in known or not is_weight or portable_nodes.is_of_a_formula(value):
+            continue
+        if config is None or not places.is_table(value, config):
             yield f"{name} is not of the reference"
 
 

@@ -17,7 +17,7 @@ from addnorm.export.modules.operators.explained import explain
 from addnorm.export.modules.operators.parts import Unrecognized
 from addnorm.export.modules.operators.trace import Step, Value, again, between
 from addnorm.model.config import Activation, Pick
-from addnorm.model.pooling import WEIGHTS, picked
+from addnorm.model.pooling import WEIGHTS, pick_vectors
 from addnorm.model.transformer import ACTIVATIONS
 
 AGREES = 1e-6  # of the largest number: people write constants with seven digits
@@ -153,7 +153,7 @@ def pick(entry: Value, exit_: Value, length: int) -> Pick:
     rows = drawn_like(entry.tensor)
     (found,) = again([exit_], {entry: rows})
     grid, mask = rows.reshape(1, length, -1), torch.ones(1, length, dtype=torch.int64)
-    tried = {name: difference_of(picked(name, grid, mask), found) for name in PICKS}
+    tried = {name: difference_of(pick_vectors(name, grid, mask), found) for name in PICKS}
     decided = decide("row of the head", tried, exit_)
     explain("row of the head", between([exit_], {entry: rows}))
     return decided
