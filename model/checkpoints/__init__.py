@@ -62,7 +62,7 @@ class Checkpoint:
     similarity: str = "cosine"  # what its authors compare two vectors by
     activation: str = SCORED[0]  # of SCORED: what its authors make the scores of pairs with
     unread: tuple[str, ...] = ()  # fields of its files that are not known, as FILE: NAME
-    files_beside: tuple[str, ...] = ()  # files that are not served, with what they are
+    beside: tuple[str, ...] = ()  # files that are not served, with what they are
 
 
 @dataclass(frozen=True)

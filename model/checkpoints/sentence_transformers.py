@@ -136,8 +136,8 @@ def read(folder: Path) -> SentenceTransformers:
         f"{where}: {name}"
         for where, names in {
             **found.unread,
-            file.name: fields.SETTINGS.unread(settings),
-            PROMPTS: fields.PROGRAM.unread(program),
+            file.name: fields.SETTINGS.list_unread(settings),
+            PROMPTS: fields.PROGRAM.list_unread(program),
         }.items()
         for name in names
     ]
@@ -160,7 +160,7 @@ def read(folder: Path) -> SentenceTransformers:
         unread=tuple(unread),
     )
     for name in authors.arguments("model_kwargs"):
-        if fields.MODEL_ARGUMENTS.unread([name]):
+        if fields.MODEL_ARGUMENTS.list_unread([name]):
             raise CheckpointError(
                 f"{file}: model_kwargs has {name}, which is not supported: {fields.SAVE_AGAIN}"
             )
