@@ -40,7 +40,7 @@ def verify(
         reference = replace(reference, kind="none")
     try:
         if "path" in bundle.manifest.source:
-            source = from_code.recorded(bundle.manifest, weights)
+            source = from_code.source_of_manifest(bundle.manifest, weights)
             source = replace(source, samples=reference.samples)
         else:
             source = sources.source_of_manifest(bundle.manifest.source, checkpoint, reference)

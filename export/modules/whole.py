@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from addnorm.export.modules.asking import Asking, as_inputs, called, drawn_ids
+from addnorm.export.modules.asking import Asking, as_inputs, drawn_ids, list_calls
 from addnorm.export.modules.operators import lengths
 from addnorm.export.modules.operators.ids import Told
 from addnorm.export.modules.operators.parts import Unrecognized
@@ -36,7 +36,7 @@ def pad_of(drawn: Transformer, ask: Asking, pooling: Pick, told: Told) -> int | 
         real = torch.ones_like(ids)
         real[:, length:] = 0
         for seen in (real, torch.ones_like(ids)):
-            found = _answered(drawn, original, (ids, seen, types), real)
+            found = _answer_to_real(drawn, original, (ids, seen, types), real)
             if _share(found, expected[:length] if expected.ndim == 2 else expected) <= AGREES:
                 return pad
     raise Unrecognized(
@@ -46,7 +46,7 @@ def pad_of(drawn: Transformer, ask: Asking, pooling: Pick, told: Told) -> int | 
     )
 
 
-def _answered(
+def _answer_to_real(
     model: Transformer, original: Original, inputs: tuple[Tensor, Tensor, Any], real: Tensor
 ) -> Array:
     """The answer to the real tokens, where others may be seen."""
@@ -76,7 +76,9 @@ def refuse_unlike(drawn: Transformer, ask: Asking, pooling: Pick, pad: int | Non
     longest = config.max_positions
     original = Original(ask, config, pooling, pad)
     usual = drawn_ids(longest, config.vocab_size, pads)
-    unlike = dict(lengths.unlike(lambda n: called(ask, *as_inputs(usual[:n], ask)), longest))
+    unlike = dict(
+        lengths.unlike_lengths(lambda n: list_calls(ask, *as_inputs(usual[:n], ask)), longest)
+    )
     known = sorted({min(length, longest) for length in (*COMPARED, longest)})
     near = 0.0
     for seed, length in enumerate([*known, *(x for x in unlike if x not in known)]):
@@ -90,7 +92,9 @@ def refuse_unlike(drawn: Transformer, ask: Asking, pooling: Pick, pad: int | Non
             other = max(unlike, default=1) if length == longest else length
             parting = ""
             if other > 1 and other in unlike:
-                call = called(ask, *as_inputs(usual[:other], ask), with_lines=True)[unlike[other]]
+                call = list_calls(ask, *as_inputs(usual[:other], ask), with_lines=True)[
+                    unlike[other]
+                ]
                 at = f" at {call.line}" if call.line else ""
                 parting = f"; {other} and {longest} tokens part at {call.op}{at}"
             raise Unrecognized(
