@@ -151,7 +151,7 @@ import json, sys
 from addnorm.export import command
 from addnorm.export.sources import sources
 command.export(["--checkpoint", "org/tiny", "--check"])
-source = sources.named("org/tiny")
+source = sources.load("org/tiny")
 again = [sources.recorded(source.origin, name).origin for name in ("org/tiny", sys.argv[1])]
 print(json.dumps([source.name, source.origin, *again]))
 """

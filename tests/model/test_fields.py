@@ -46,7 +46,7 @@ def test_every_field_that_transformers_saves_has_a_place(name: str) -> None:
     config = config_of(name)
     family = FAMILIES[config["model_type"]]
     own = fields.Fields(family.fields, family.no_effect)
-    assert fields.CONFIG.unread(own.unread(config)) == []
+    assert fields.CONFIG.list_unread(own.list_unread(config)) == []
     fields.CONFIG.refuse("config.json", config)
 
 
