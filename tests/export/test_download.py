@@ -152,7 +152,8 @@ from addnorm.export import command
 from addnorm.export.sources import sources
 command.export(["--checkpoint", "org/tiny", "--check"])
 source = sources.load("org/tiny")
-again = [sources.recorded(source.origin, name).origin for name in ("org/tiny", sys.argv[1])]
+names = ("org/tiny", sys.argv[1])
+again = [sources.source_of_manifest(source.origin, name).origin for name in names]
 print(json.dumps([source.name, source.origin, *again]))
 """
 
