@@ -48,9 +48,7 @@ def check(arguments: Sequence[str]) -> None:
             code = EQUAL
         print("\n".join(found.lines()))
         if options.json:
-            _write(
-                options.json, {**found.as_json(), "exit_code": code, **_options_as_json(options)}
-            )
+            _write(options.json, {**found.as_json(), "exit_code": code, **_as_json(options)})
     except CorpusError as error:
         _give_up(f"addnorm check: {error}")
     except Exception:  # Python's own exit code would say that the vectors differ
@@ -135,7 +133,7 @@ def _stored_fingerprint(file: VectorsFile, given: str | None) -> Recorded | None
         raise CorpusError(f"{where}: {error}") from None
 
 
-def _options_as_json(options: argparse.Namespace) -> dict[str, object]:
+def _as_json(options: argparse.Namespace) -> dict[str, object]:
     paths = {name: str(value) for name, value in vars(options).items() if isinstance(value, Path)}
     return {"options": {**vars(options), **paths}}
 

@@ -177,8 +177,8 @@ def _check_same(old: Plan, new: Plan, where: Location, to_remove: Location) -> N
         str(
             Difference(
                 f"{group} {name}",
-                _value_in_words(old, group, name),
-                _value_in_words(new, group, name),
+                _in_words(old, group, name),
+                _in_words(new, group, name),
             )
         )
         for group in new
@@ -192,6 +192,6 @@ def _check_same(old: Plan, new: Plan, where: Location, to_remove: Location) -> N
         )
 
 
-def _value_in_words(plan: Plan, group: str, name: str) -> str | None:
+def _in_words(plan: Plan, group: str, name: str) -> str | None:
     value = plan.get(group, {}).get(name)
     return None if value is None else str(value)[:200]

@@ -94,7 +94,7 @@ def load_checkpoint(folder: Path, choices: Choices | None = None) -> Checkpoint:
     weights = read_weights(body)
     family = _family(fields).spelled_as(weights.tensors)
     raw = family.raw(fields)
-    reader = Reader.build(family, weights.tensors, choices.ignore)
+    reader = Reader.open(family, weights.tensors, choices.ignore)
     config, table = read_config(family, raw), _head(family, raw, reader, choices.ignore)
     if authors.is_embedder:  # of which sentence-transformers loads the body, whatever head it has
         table, reader.without_head = None, True

@@ -37,7 +37,7 @@ class Reader:
     without_head: bool = False  # whether heads that are stored have no effect
 
     @classmethod
-    def build(
+    def open(
         cls, family: Family, stored: Mapping[str, Tensor], ignore: tuple[str, ...]
     ) -> "Reader":
         """ignore: what the stored keys begin with that are left out."""
