@@ -8,6 +8,7 @@ from addnorm.export.sources.texts import Texts, is_as_written
 from addnorm.model.config import Pick
 from addnorm.service.runtime.manifest import Pooling, tasks_of
 
+HUB = ("repository", "revision")  # of a source's origin
 NUM_SHOWN = 5  # of labels, files and keys
 POOLINGS: dict[Pooling, str] = {
     "mean": "the mean of its tokens",
@@ -27,7 +28,8 @@ def lines(source: Source) -> Iterator[str]:
     """A line a finding."""
     config, loaded = source.model.config, source.loaded
     if loaded:
-        yield f"checkpoint: {_place(source)}"
+        named = "@".join(source.origin[key] for key in HUB if key in source.origin)
+        yield f"checkpoint: {named or source.folder}"
         yield f"family: {loaded.model_type}, {loaded.head or 'without a head'}"
     labels = source.facts["labels"]
     counts = {
@@ -75,12 +77,6 @@ def not_served(source: Source) -> Iterator[str]:
         yield "scores of pairs: their authors' are the logits (Identity): ask with raw_scores"
     if loaded and loaded.similarity != "cosine":
         yield f"similarity: {loaded.similarity}"
-
-
-def _place(source: Source) -> str:
-    if "repository" in source.origin:
-        return f"{source.origin['repository']}@{source.origin['revision']}"
-    return str(source.folder)
 
 
 def _tokenizer(source: Source, texts: Texts) -> str:

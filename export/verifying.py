@@ -107,7 +107,13 @@ def _check_source(bundle: Bundle, source: Source) -> None:
             what = "was made from" if name == "source" else f"says {name}"
             raise UsageError(f"{bundle.ref} {what} {found}, this is {value}")
     check_fit(source.model)
-    _check_text_limit(bundle, source)
+    if bundles.TOKENIZER in bundle.manifest.files and not isinstance(source.texts, NoTexts):
+        known, limit = bundle.manifest.limits.max_text_tokens, source.texts.max_text_tokens
+        if known != limit:
+            raise UsageError(
+                f"{bundle.ref} takes texts of {known} tokens, its authors cut them to {limit}:"
+                " export it again"
+            )
     before = _certificate_before(bundle).get("compared_with", {})
     if before.get("kind") == "reference" and not source.originals:
         raise UsageError(
@@ -118,16 +124,4 @@ def _check_source(bundle: Bundle, source: Source) -> None:
         raise UsageError(
             f"{bundle.ref} was compared on {before.get('samples', 0)} samples, and now on"
             f" {sampled.get('samples', 0)}, or on others: name those with --texts or `samples=`"
-        )
-
-
-def _check_text_limit(bundle: Bundle, source: Source) -> None:
-    """UsageError if the bundle cuts texts to another number of tokens than its source."""
-    if bundles.TOKENIZER not in bundle.manifest.files or isinstance(source.texts, NoTexts):
-        return
-    limit = source.texts.max_text_tokens
-    if bundle.manifest.limits.max_text_tokens != limit:
-        raise UsageError(
-            f"{bundle.ref} takes texts of {bundle.manifest.limits.max_text_tokens} tokens, its"
-            f" authors cut them to {limit}: export it again"
         )

@@ -155,14 +155,9 @@ def export_module(
             input_names=inputs, output_names=outputs, dynamic_shapes=dynamic_shapes,
         )  # fmt: skip
     assert program
-    values = _take_out_values(program.model)
-    return Graph(_remove_notes(_write_scans(program.model_proto)), values)
-
-
-def _take_out_values(model: onnx_ir.Model) -> dict[str, Array]:
-    """The large constants by name. In the model, only their types and shapes stay."""
+    # large constants: in the model, only their types and shapes stay
     values: dict[str, Array] = {}
-    for name, constant in model.graph.initializers.items():
+    for name, constant in program.model.graph.initializers.items():
         tensor = constant.const_value
         assert tensor is not None
         if tensor.nbytes >= MIN_BYTES:
@@ -171,7 +166,7 @@ def _take_out_values(model: onnx_ir.Model) -> dict[str, Array]:
             constant.const_value = onnx_ir.ExternalTensor(
                 "", None, None, tensor.dtype, shape=shape, name=name
             )
-    return values
+    return Graph(_remove_notes(_write_scans(program.model_proto)), values)
 
 
 @contextmanager
@@ -288,17 +283,14 @@ def _floats(name: str, rank: int) -> ValueInfoProto:
     return helper.make_tensor_value_info(name, TensorProto.FLOAT, [None] * rank)
 
 
-def _operator(node: NodeProto) -> str:
-    return f"{node.domain or 'ai.onnx'}.{node.op_type}"
-
-
 def _remove_notes(model: ModelProto) -> ModelProto:
     """Removes the notes that the exporter made.
 
     UnfitError for operators outside ai.onnx.
     """
     graph = model.graph
-    foreign = {node for node in map(_operator, graph.node) if not node.startswith("ai.onnx.")}
+    operators = {f"{node.domain or 'ai.onnx'}.{node.op_type}" for node in graph.node}
+    foreign = {name for name in operators if not name.startswith("ai.onnx.")}
     if foreign or model.functions:
         names = ", ".join(sorted(foreign)) or "local functions"
         raise UnfitError(f"the graph needs operators outside ai.onnx: {names}")

@@ -80,7 +80,14 @@ class Original:
         """Its answer to one sequence: `[S, w]`, or `[w]` if it is of the whole sequence."""
         key = tuple(ids), None if types is None else tuple(types)
         if key not in self._known:
-            self._known[key] = self._ask_twice(*key)
+            with as_found(self._reference):
+                first, second = self._ask(*key), self._ask(*key)
+            if not np.array_equal(first, second, equal_nan=True):
+                raise OriginalError(
+                    "the reference gives two answers to one sequence: something in it is random,"
+                    " such as dropout that evaluation mode does not end"
+                )
+            self._known[key] = first
         return self._known[key]
 
     def rows_of_model(
@@ -115,16 +122,6 @@ class Original:
                 f" {self._config.d_model}, heads {heads or 'are none'}"
             )
         return Compared("activations" if of_every_token else "pooled", of_every_token)
-
-    def _ask_twice(self, ids: tuple[int, ...], types: tuple[int, ...] | None) -> Array:
-        with as_found(self._reference):
-            first, second = self._ask(ids, types), self._ask(ids, types)
-        if not np.array_equal(first, second, equal_nan=True):
-            raise OriginalError(
-                "the reference gives two answers to one sequence: something in it is random, such"
-                " as dropout that evaluation mode does not end"
-            )
-        return first
 
     def _ask(self, ids: Sequence[int], types: Sequence[int] | None) -> Array:
         inputs = [

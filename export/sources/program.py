@@ -101,7 +101,15 @@ class Program:
                     f"{self.name} fails on {text!r:.60} ({task}):"
                     f" {type(error).__name__}: {first}. Go without with --reference none"
                 ) from error
-            self._answers[task, text] = Answer(self._ids(), np.asarray(value, np.float32))
+            tokens = self._heard["input_ids"][0]
+            mask = self._heard.get("attention_mask")
+            types = self._heard.get("token_type_ids")
+            real = torch.ones_like(tokens) if mask is None else mask[0]
+            types = torch.zeros_like(tokens) if types is None else types[0]
+            self._answers[task, text] = Answer(
+                Ids(tokens[real != 0].tolist(), types[real != 0].tolist()),
+                np.asarray(value, np.float32),
+            )
         return self._answers[task, text]
 
     def rows(self, ids: Sequence[int], types: Sequence[int] | None) -> Mapping[str, Array]:
@@ -187,14 +195,6 @@ class Program:
 
         for module in _heard_modules(model):
             module.forward = wrap(module)
-
-    def _ids(self) -> Ids:
-        tokens = self._heard["input_ids"][0]
-        mask = self._heard.get("attention_mask")
-        types = self._heard.get("token_type_ids")
-        real = torch.ones_like(tokens) if mask is None else mask[0]
-        types = torch.zeros_like(tokens) if types is None else types[0]
-        return Ids(tokens[real != 0].tolist(), types[real != 0].tolist())
 
     def _tasks(self) -> dict[str, Callable[[Text], Any]]:
         runs: Any = self._runs
@@ -347,7 +347,13 @@ def load(
     ProgramError if there is no such program.
     """
     if not runs_code:
-        _refuse_code(folder)
+        # no classes of the folder's own code, which transformers does not have
+        for file in _configs(folder):
+            fields = json_files.read(file)
+            named = fields.get("auto_map") if isinstance(fields, dict) else None
+            for name in (named or {}).values():
+                if isinstance(name, str):
+                    _class_of_transformers(name.rpartition(".")[2], "auto_map")
     with TemporaryDirectory() as place, silence_libraries():
         spelled = _respell(folder, Path(place), num_labels, as_written)
         runs, tokenizer = _Loading(spelled, runs_code).load(head, limit is not None)
@@ -357,17 +363,6 @@ def load(
     if made is not None and made.pad_token is None:  # needed also to pad one text to its own length
         made.pad_token = made.eos_token or made.convert_ids_to_tokens(0)
     return Program(runs, tokenizer, limit)
-
-
-def _refuse_code(folder: Path) -> None:
-    """ProgramError if a person would run classes of the folder's own code, which transformers does
-    not have."""
-    for file in _configs(folder):
-        fields = json_files.read(file)
-        named = fields.get("auto_map") if isinstance(fields, dict) else None
-        for name in (named or {}).values():
-            if isinstance(name, str):
-                _class_of_transformers(name.rpartition(".")[2], "auto_map")
 
 
 def _configs(folder: Path) -> list[Path]:

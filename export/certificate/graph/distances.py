@@ -106,11 +106,10 @@ def _source(read: Reader, product: NodeProto, outside: dict[str, str]) -> tuple[
     if read.value(mul.input[1]) < heads.size:
         raise Unlike(f"{add.output[0]} does not pick by head")
     vectors = read.node(picked.input[0], "Reshape").input[0]
-    return _projection(read.producer(vectors), vectors), outside[lifted.input[0]]
-
-
-def _projection(made: NodeProto, vectors: str) -> str:
-    """key or query: by the part of attention's own projections, or by the weight's name."""
+    made = read.producer(vectors)
+    # by the part of attention's own projections, or by the weight's name
     if made.op_type == "Split":
-        return ("query", "key", "value")[[*made.output].index(vectors)]
-    return str(made.input[1]).split(".")[-2]
+        source = ("query", "key", "value")[[*made.output].index(vectors)]
+    else:
+        source = str(made.input[1]).split(".")[-2]
+    return source, outside[lifted.input[0]]
