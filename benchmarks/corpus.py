@@ -39,7 +39,7 @@ def speed(options: Options) -> Findings:
     with TemporaryDirectory() as place, ExitStack() as stack:
         folder, runner = Path(place), stack.enter_context(asyncio.Runner())
         rows = texts.write(folder / "texts.parquet", NUM_ROWS, bundle)
-        source = Source(Location.of(rows), ["text"])
+        source = Source(Location.parse(rows), ["text"])
         sides = list[Side]()
         for precision in filter(options.wants, (FP32, INT8)):
             own = EmbedOptions(precision=precision, truncate=True)
@@ -81,9 +81,9 @@ def _job(
     def measure(_: float) -> Figures:
         out = folder / "speed.parquet"
         out.unlink(missing_ok=True)
-        parts = Parts(Location.of(out), {"input": {}, "options": {}}, {})
+        parts = Parts(Location.parse(out), {"input": {}, "options": {}}, {})
         started = time.perf_counter()
-        with parts.opened():
+        with parts.open():
             progress = Progress(NUM_ROWS, shown=False)
             runner.run(embedding_job.run(source, embedder, parts, "vector", progress))
             parts.join(parts.num_rows)

@@ -1,4 +1,4 @@
-"""What a bundle makes of texts, as Arrow columns of some kinds. Knows no files."""
+"""A bundle's answers to texts, as Arrow columns of some kinds. Knows no files."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -65,7 +65,7 @@ class Kind(NamedTuple):
 
 
 def output(options: EmbedOptions, model: Model) -> Output[Value]:
-    """What is asked of the server's pipeline. `pooled` is what `/v1/embeddings` answers."""
+    """The output to ask the server's pipeline for. `pooled` is what `/v1/embeddings` answers."""
     manifest = model.bundle.manifest
     match options.output:
         case "pooled":
@@ -81,8 +81,8 @@ def output(options: EmbedOptions, model: Model) -> Output[Value]:
     return Logits()
 
 
-def _pooled(response: InferenceResponse) -> pa.Array:
-    return _fixed(response.value(Pooled).joined)
+def _pooled_vectors(response: InferenceResponse) -> pa.Array:
+    return _lists_of_one_size(response.value(Pooled).joined)
 
 
 def _entries(response: InferenceResponse) -> pa.Array:
@@ -94,17 +94,17 @@ def _entries(response: InferenceResponse) -> pa.Array:
 def _token_vectors(response: InferenceResponse) -> pa.Array:
     kind = TokenVectors if TokenVectors in response.values else SomeTokenVectors
     made = response.value(kind)
-    return pa.ListArray.from_arrays(_offsets(made.rows), _fixed(made.joined))
+    return pa.ListArray.from_arrays(_offsets(made.rows), _lists_of_one_size(made.joined))
 
 
 def _scores(response: InferenceResponse) -> pa.Array:
     """`[n, labels]`, as `/v1/classify` and the routes for reranking give them."""
     is_multi_label = response.request.model.bundle.manifest.multi_label
     logits = response.value(Logits).joined
-    return _fixed(probabilities(logits, "sigmoid" if is_multi_label else None))
+    return _lists_of_one_size(probabilities(logits, "sigmoid" if is_multi_label else None))
 
 
-def _fixed(values: NDArray[Any]) -> pa.Array:
+def _lists_of_one_size(values: NDArray[Any]) -> pa.Array:
     """`[n, w]`"""
     return pa.FixedSizeListArray.from_arrays(pa.array(values.ravel()), values.shape[1])
 
@@ -120,7 +120,7 @@ def _offsets(rows: Iterable[NDArray[Any]]) -> pa.Array:
 
 
 KINDS = {
-    "pooled": Kind("embed", ("float32", "float16", "int8"), _pooled, ("dimensions",)),
+    "pooled": Kind("embed", ("float32", "float16", "int8"), _pooled_vectors, ("dimensions",)),
     "sparse": Kind("sparse", ("float32",), _entries, ("top_k",)),
     "multi-vector": Kind("multi_vector", ("float32", "float16"), _token_vectors, ("input_type",)),
     "scores": Kind("classify", ("float32",), _scores),

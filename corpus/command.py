@@ -48,7 +48,7 @@ def check(arguments: Sequence[str]) -> None:
             code = EQUAL
         print("\n".join(found.lines()))
         if options.json:
-            _write(options.json, {**found.as_json(), "exit_code": code, **_asked(options)})
+            _write(options.json, {**found.as_json(), "exit_code": code, **_as_json(options)})
     except CorpusError as error:
         _give_up(f"addnorm check: {error}")
     except Exception:  # Python's own exit code would say that the vectors differ
@@ -66,8 +66,8 @@ async def _check(options: argparse.Namespace) -> Report:
         _check_writable(options.json)
     _complete(options)
     key = client.api_key(options.api_key_env) if options.api_key_env else None
-    file = VectorsFile(Location.of(options.vectors), options.text_column, options.vector_column)
-    stored = _recorded(file, options.fingerprint)
+    file = VectorsFile(Location.parse(options.vectors), options.text_column, options.vector_column)
+    stored = _stored_fingerprint(file, options.fingerprint)
     sample = file.draw_sample(options.sample, options.seed)
     print(
         f"{file.path}: {len(sample.rows):,} of {file.num_rows:,} rows,"
@@ -77,7 +77,7 @@ async def _check(options: argparse.Namespace) -> Report:
 
 
 class Job(BaseModel):
-    """What a check needs to know of the job of `addnorm embed` that made the file."""
+    """The part of a job of `addnorm embed` that a check needs."""
 
     output: str = "pooled"
     precision: str | None = None
@@ -89,7 +89,7 @@ class Job(BaseModel):
 
 def _complete(options: argparse.Namespace) -> None:
     """Options that are not given are those that `addnorm embed` had, if it made the file."""
-    plan = plan_of(Location.of(options.vectors)) or {}
+    plan = plan_of(Location.parse(options.vectors)) or {}
     try:
         job = Job.model_validate({**plan.get("options", {}), **plan.get("columns", {})})
     except ValidationError as error:
@@ -121,7 +121,7 @@ async def _embed(options: argparse.Namespace, sample: Sample, key: str | None) -
         return await client.embed(asking, sample.texts, sample.rows.tolist(), asked)
 
 
-def _recorded(file: VectorsFile, given: str | None) -> Recorded | None:
+def _stored_fingerprint(file: VectorsFile, given: str | None) -> Recorded | None:
     """The fingerprint of the stored vectors: the one given, or the file's own."""
     text = given if given is not None else file.fingerprint
     if text is None:
@@ -133,7 +133,7 @@ def _recorded(file: VectorsFile, given: str | None) -> Recorded | None:
         raise CorpusError(f"{where}: {error}") from None
 
 
-def _asked(options: argparse.Namespace) -> dict[str, object]:
+def _as_json(options: argparse.Namespace) -> dict[str, object]:
     paths = {name: str(value) for name, value in vars(options).items() if isinstance(value, Path)}
     return {"options": {**vars(options), **paths}}
 

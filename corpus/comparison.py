@@ -65,7 +65,7 @@ def as_stored(new: NDArray[Any], stored: NDArray[Any]) -> NDArray[Any]:
         return new.astype(np.float16)
 
 
-def compared(stored: NDArray[Any], new: NDArray[Any]) -> Figures:
+def compare(stored: NDArray[Any], new: NDArray[Any]) -> Figures:
     """[n, width] both."""
     dtype = stored.dtype.name
     if dtype == "float64":

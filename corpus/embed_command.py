@@ -54,7 +54,7 @@ def embed(arguments: Sequence[str], means: Means = MEANS) -> None:
     options = _parser().parse_args(arguments)
     memory.share_arenas()
     try:
-        options.out, options.input = _out(options.out), Location.of(options.input)
+        options.out, options.input = _out(options.out), Location.parse(options.input)
         _embed(options, means)
     except CorpusError as error:
         print(f"addnorm embed: {error}", file=sys.stderr)
@@ -65,7 +65,7 @@ def embed(arguments: Sequence[str], means: Means = MEANS) -> None:
 
 
 def _embed(options: argparse.Namespace, means: Means) -> None:
-    source, asked = _source(options), _asked(options)
+    source, asked = _source(options), _embed_options(options)
     embedder = Embedder(
         options.bundle, asked, means.open_bundle, worker_threads=options.worker_threads
     )
@@ -80,7 +80,7 @@ def _embed(options: argparse.Namespace, means: Means) -> None:
             print(f"{options.out} is complete")
             return
         num_rows = source.count()
-        with parts.opened():
+        with parts.open():
             try:
                 done = _run(options, source, embedder, parts, num_rows, means.window_rows)
             except CorpusError:
@@ -120,7 +120,7 @@ def _run(
     num_rows: int,
     window_rows: int,
 ) -> str:
-    """What was done."""
+    """The job, and a line on what was done."""
     left = num_rows - parts.num_rows
     with closing(Progress(num_rows, parts.num_rows)) as progress:
         job = embedding_job.run(
@@ -156,13 +156,13 @@ def _out(name: str) -> Location:
     path = name.partition("?")[0] if "://" in name else name
     if not path.endswith(".parquet"):
         raise CorpusError(f"{path}: OUT is written as Parquet: name a file that ends in .parquet")
-    out = Location.of(name)
-    if out.on_disk and not (folder := Path(out.resolved().path).parent).is_dir():
+    out = Location.parse(name)
+    if out.on_disk and not (folder := Path(out.resolve().path).parent).is_dir():
         raise CorpusError(f"there is no folder {folder}")
     return out
 
 
-def _asked(options: argparse.Namespace) -> EmbedOptions:
+def _embed_options(options: argparse.Namespace) -> EmbedOptions:
     return EmbedOptions(
         **{field.name: getattr(options, field.name) for field in fields(EmbedOptions)}
     )

@@ -111,7 +111,7 @@ class Embedder:
             await self.tokenize(texts[start : start + TEXTS_AT_ONCE], start)
             for start in range(0, len(texts), TEXTS_AT_ONCE)
         ]
-        return await (await self.start(joined(batches), 0)).compute_column()
+        return await (await self.start(join_batches(batches), 0)).compute_column()
 
     async def tokenize(self, texts: Sequence[Text], first_row: int) -> Batch:
         """Tokenizes in threads that are not the engine's. CorpusError names a text that is
@@ -120,16 +120,16 @@ class Embedder:
         first_row: the number of the first text, for messages.
         """
         try:
-            asked = self._prompted(texts)
+            asked = self._with_prompt(texts)
             batch, _ = await self._service.tools.texts.tokenize(asked, Deadline(FOREVER_S))
         except ServiceError as error:
             if len(texts) > 1:
                 for row, text in enumerate(texts, first_row):
                     await self.tokenize([text], row)
-            raise _rejected(error, first_row) from None
+            raise _row_error(error, first_row) from None
         return batch
 
-    def _prompted(self, texts: Sequence[Text]) -> TextsToTokenize:
+    def _with_prompt(self, texts: Sequence[Text]) -> TextsToTokenize:
         options = self.options
         if options.input_type:
             return TextsToTokenize.typed(
@@ -193,7 +193,7 @@ def portions(lengths: Ints, num_tokens: int) -> list[Ints]:
     return np.split(order, np.flatnonzero(np.diff(portion)) + 1)
 
 
-def joined(batches: Sequence[Batch]) -> Batch:
+def join_batches(batches: Sequence[Batch]) -> Batch:
     return Batch.joined([(batch, index) for batch in batches for index in range(len(batch))])
 
 
@@ -202,7 +202,7 @@ def as_dict(options: EmbedOptions) -> dict[str, Any]:
     return {name: value for name, value in asdict(options).items() if value not in (None, False)}
 
 
-def _rejected(error: ServiceError, row: int) -> CorpusError:
+def _row_error(error: ServiceError, row: int) -> CorpusError:
     """The server's words, about one row of a file."""
     message = error.message.replace('send "truncate": true', "set truncate (--truncate)")
     if message.startswith(place := f"{FIELD}[0]"):

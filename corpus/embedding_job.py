@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import pyarrow as pa
 
-from addnorm.corpus.embedder import Computing, Embedder, joined
+from addnorm.corpus.embedder import Computing, Embedder, join_batches
 from addnorm.corpus.parts import Parts
 from addnorm.corpus.progress import Progress
 from addnorm.corpus.texts_source import Source
@@ -95,4 +95,4 @@ class _Pending:
 
     def window(self) -> Window:
         rows = pa.Table.from_batches(self.pieces)
-        return Window(self.first_row, rows, joined(self._batches))
+        return Window(self.first_row, rows, join_batches(self._batches))

@@ -60,7 +60,7 @@ class _Answer(NamedTuple):
 
 
 def api_key(variable: str) -> str:
-    """What the environment variable holds. CorpusError if it is not set."""
+    """The key in the environment variable. CorpusError if it is not set."""
     if not os.environ.get(variable):
         raise CorpusError(f"--api-key-env: the environment variable {variable} is not set")
     return os.environ[variable]
@@ -156,7 +156,7 @@ async def _send_patiently(client: httpx.AsyncClient, body: dict[str, Any]) -> ht
         try:
             response = await client.post("v1/embeddings", json=body)
         except httpx.HTTPError as error:
-            raise _silent(client, error) from None
+            raise _no_answer(client, error) from None
         wait_s = _wait_s(response)
         if response.status_code not in BUSY or time.monotonic() + wait_s > ends:
             return response
@@ -170,12 +170,12 @@ def _wait_s(response: httpx.Response) -> float:
         return 1.0
 
 
-def _silent(client: httpx.AsyncClient, error: httpx.HTTPError) -> CorpusError:
+def _no_answer(client: httpx.AsyncClient, error: httpx.HTTPError) -> CorpusError:
     return CorpusError(f"{client.base_url} does not answer: {str(error) or type(error).__name__}")
 
 
 def _rejection(response: httpx.Response) -> tuple[str, str | None]:
-    """What the server says, in one line, and the field that it names."""
+    """The server's message, in one line, and the field that it names."""
     try:
         error = response.json()["error"]
         message, param = str(error["message"]), error["param"]
@@ -221,7 +221,7 @@ async def _fetch_fingerprints(client: httpx.AsyncClient, model: str) -> dict[str
     try:
         response = await client.get(f"v1/models/{model}")
     except httpx.HTTPError as error:
-        raise _silent(client, error) from None
+        raise _no_answer(client, error) from None
     if not response.is_success:
         raise CorpusError(_rejection(response)[0])
     entry = response.json()

@@ -1,4 +1,4 @@
-"""What ends a command on a file of texts and vectors."""
+"""The error that ends a command on a file of texts and vectors."""
 
 
 class CorpusError(Exception):

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from addnorm.corpus.comparison import Figures, Verdict, compared, verdict
+from addnorm.corpus.comparison import Figures, Verdict, compare, verdict
 from addnorm.corpus.embeddings_client import Embedded
 from addnorm.corpus.errors import CorpusError
 from addnorm.corpus.vectors_file import Sample
@@ -105,7 +105,7 @@ class Report:
 
     @property
     def meaning(self) -> str:
-        """What verdict and fingerprint together mean, in words."""
+        """The meaning of verdict and fingerprint together, in words."""
         if self.figures.num_zero == self.figures.num_rows and self.verdict != "bit-equal":
             return "the stored vectors are zero, so nothing was stored"
         if self.verdict == "bit-equal" and self.fingerprints.are_equal is False:
@@ -175,7 +175,7 @@ def report(sample: Sample, new: Embedded, stored: Recorded | None) -> Report:
             f"the stored vectors have {width} numbers, those of {new.model} {served}: name another"
             " model or bundle with --model or --bundle, or --dimensions if they were cut"
         )
-    figures = compared(sample.vectors, new.vectors)
+    figures = compare(sample.vectors, new.vectors)
     found = _fingerprints(stored, new)
     return Report(figures, sample.rows.tolist(), new.model, found)
 

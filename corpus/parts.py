@@ -31,24 +31,24 @@ class Parts:
     def __init__(self, out: Location, plan: Plan, metadata: Mapping[str, str]) -> None:
         """plan: what decides the result. metadata: of OUT, besides."""
         # a link stays: what it leads to is written
-        self.out, self.plan = out.resolved(), plan
+        self.out, self.plan = out.resolve(), plan
         self.folder = replace(self.out, path=f"{self.out.path}.parts")
         self._metadata = {**metadata, PLAN_KEY: json.dumps(plan, sort_keys=True)}
         self.num_rows = 0  # that are written
 
     @contextmanager
-    def opened(self) -> Iterator[Self]:
+    def open(self) -> Iterator[Self]:
         """Goes on where another process stopped. CorpusError if that one did another job, or still
         runs, or if a part is lost."""
         with _one_line(self.folder):
             self.folder.make_folder()
-            with self._locked():
+            with self._lock():
                 self._check_bytes()
                 self.num_rows = sum(self._read_sizes())
                 yield self
 
     @contextmanager
-    def _locked(self) -> Iterator[None]:
+    def _lock(self) -> Iterator[None]:
         """The system frees it when the process ends, however that is. Stores have no such lock."""
         if not self.out.on_disk:
             yield
@@ -100,7 +100,7 @@ class Parts:
         """Writes the next rows. Once it returns, they are safe."""
         metadata = {**self._metadata, FIRST_ROW_KEY: str(self.num_rows)}
         schema = table.schema.with_metadata(metadata)
-        with self._path(self.num_rows).whole() as partial, _writer(partial, schema) as writer:
+        with self._path(self.num_rows).write_whole() as partial, _writer(partial, schema) as writer:
             writer.write_table(table, row_group_size=table.num_rows)
         self.num_rows += table.num_rows
 
@@ -114,7 +114,7 @@ class Parts:
         paths = self._paths()
         schema = paths[0].open_parquet().schema_arrow.with_metadata(self._metadata)
         with (
-            self.out.whole((self.folder / "joined.tmp").path) as partial,
+            self.out.write_whole((self.folder / "joined.tmp").path) as partial,
             _writer(partial, schema) as writer,
         ):
             for path in paths:
@@ -124,7 +124,7 @@ class Parts:
         self.folder.remove_folder()
 
     def is_done(self) -> bool:
-        """Whether OUT is there. CorpusError if it is something else than this job's result."""
+        """True if OUT is there. CorpusError if it is something else than this job's result."""
         with _one_line(self.out):
             if not self.out.exists():
                 return False
@@ -139,7 +139,7 @@ class Parts:
 
 @contextmanager
 def _one_line(where: Location) -> Iterator[None]:
-    """What pyarrow and the system say of a place they cannot read or write."""
+    """Errors of pyarrow and the system as one line."""
     try:
         yield
     except (pa.ArrowException, OSError) as error:
@@ -174,7 +174,13 @@ def _check_same(old: Plan, new: Plan, where: Location, to_remove: Location) -> N
     if new["options"].get("truncate"):
         old = {**old, "options": {**old.get("options", {}), "truncate": True}}
     changed = [
-        str(Difference(f"{group} {name}", _told(old, group, name), _told(new, group, name)))
+        str(
+            Difference(
+                f"{group} {name}",
+                _in_words(old, group, name),
+                _in_words(new, group, name),
+            )
+        )
         for group in new
         for name in {**old.get(group, {}), **new[group]}
         if old.get(group, {}).get(name) != new[group].get(name)
@@ -186,6 +192,6 @@ def _check_same(old: Plan, new: Plan, where: Location, to_remove: Location) -> N
         )
 
 
-def _told(plan: Plan, group: str, name: str) -> str | None:
+def _in_words(plan: Plan, group: str, name: str) -> str | None:
     value = plan.get(group, {}).get(name)
     return None if value is None else str(value)[:200]

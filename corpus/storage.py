@@ -33,7 +33,7 @@ class Location:
     prefix: str = ""  # of a store's paths, in messages. Without what a URI says of keys
 
     @classmethod
-    def of(cls, name: str | Path) -> Self:
+    def parse(cls, name: str | Path) -> Self:
         """A path of the disk, or a URI. CorpusError if there is no such store."""
         scheme = re.match(r"([a-z][a-z0-9+.-]*://)", str(name))
         if scheme is None:
@@ -66,13 +66,13 @@ class Location:
     def on_disk(self) -> bool:
         return self.files is _DISK
 
-    def resolved(self) -> Self:
-        """What a link leads to. Stores have no links."""
+    def resolve(self) -> Self:
+        """The place that a link leads to. Stores have no links."""
         return replace(self, path=os.path.realpath(self.path)) if self.on_disk else self
 
     def is_within(self, other: "Location") -> bool:
-        """Whether this is the other one, or lies in it at any depth."""
-        own, outer = self.resolved(), other.resolved()
+        """True if this is the other one, or lies in it at any depth."""
+        own, outer = self.resolve(), other.resolve()
         same = (own.on_disk, own.prefix) == (outer.on_disk, outer.prefix)
         return same and PurePosixPath(own.path).is_relative_to(outer.path)
 
@@ -119,7 +119,7 @@ class Location:
         self.files.delete_dir(self.path)
 
     @contextmanager
-    def whole(self, partial: str = "") -> Iterator[Path]:
+    def write_whole(self, partial: str = "") -> Iterator[Path]:
         """Yields where to write, on the disk, a file that appears here whole or not at all.
 
         partial: where that is, for a file on the disk; beside it if empty.

@@ -51,7 +51,7 @@ class Source:
             # what other programs store about the columns would not fit the result
             self.schema = pa.unify_schemas(schemas, promote_options="permissive").remove_metadata()
         except pa.ArrowException as error:
-            raise CorpusError(f"{path}: a column has two types: {_short(error)}") from None
+            raise CorpusError(f"{path}: a column has two types: {_reason(error)}") from None
         _check_storable(path, self.schema)
         names = self.schema.names
         if repeated := {name for name in names if names.count(name) > 1}:
@@ -122,7 +122,7 @@ def _check_storable(path: Location, schema: pa.Schema) -> None:
     try:
         pq.ParquetWriter(pa.BufferOutputStream(), schema).close()
     except pa.ArrowException as error:
-        raise CorpusError(f"{path}: the result cannot have its columns: {_short(error)}") from None
+        raise CorpusError(f"{path}: the result cannot have its columns: {_reason(error)}") from None
 
 
 def _files(path: Location) -> dict[str, Location]:
@@ -144,18 +144,18 @@ def _files(path: Location) -> dict[str, Location]:
 
 @contextmanager
 def _one_line(path: Location) -> Iterator[None]:
-    """What pyarrow and the system say of a file they cannot read."""
+    """Errors of pyarrow and the system as one line."""
     try:
         yield
     except (pa.ArrowException, OSError, UnicodeDecodeError, OverflowError) as error:
-        raise CorpusError(f"{path} cannot be read: {_short(error)}") from None
+        raise CorpusError(f"{path} cannot be read: {_reason(error)}") from None
 
 
-def _short(error: Exception) -> str:
+def _reason(error: Exception) -> str:
     return " ".join(str(getattr(error, "strerror", None) or error).split())[:300]
 
 
-def _fitted(piece: Any, schema: pa.Schema) -> pa.RecordBatch:
+def _fit(piece: Any, schema: pa.Schema) -> pa.RecordBatch:
     """A part of a table, with the columns and types of the schema."""
     columns = [
         piece.column(field.name).cast(field.type)
@@ -174,7 +174,7 @@ def _read_parquet(path: Location, schema: pa.Schema) -> Pieces:
     file = path.open_parquet()
     names = [name for name in schema.names if name in file.schema_arrow.names]
     for piece in file.iter_batches(PIECE_ROWS, columns=names):
-        yield _fitted(piece, schema)
+        yield _fit(piece, schema)
 
 
 def _csv_schema(path: Location) -> pa.Schema:
@@ -192,7 +192,7 @@ def _read_csv(path: Location, schema: pa.Schema) -> Pieces:
             parse_options=pa.csv.ParseOptions(newlines_in_values=True),
             convert_options=pa.csv.ConvertOptions(column_types=types, strings_can_be_null=False),
         ):
-            yield _fitted(piece, schema)
+            yield _fit(piece, schema)
 
 
 def _jsonl_schema(path: Location) -> pa.Schema:

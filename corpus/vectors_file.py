@@ -97,7 +97,7 @@ class VectorsFile:
 
 @contextmanager
 def _one_line(path: Location) -> Iterator[None]:
-    """What pyarrow and the system say of a file they cannot read."""
+    """Errors of pyarrow and the system as one line."""
     try:
         yield
     except (pa.ArrowException, OSError) as error:

@@ -1,4 +1,4 @@
-"""What the export would refuse, found before a graph is made: the model in PyTorch, behind the
+"""Finds what the export would refuse before a graph is made: the model in PyTorch, behind the
 server's own endpoints, against its authors' program."""
 
 from collections.abc import Iterator
@@ -74,18 +74,15 @@ def check(source: Source) -> Iterator[str]:
 def served_by_torch(source: Source) -> Iterator[Served]:
     """The model as a server would have it, without a graph. StartupError if it would refuse it."""
     open_engine = partial(TorchEngine, source.in_layout("padded"))
-    with TemporaryDirectory() as place:
-        bundle = _without_graphs(source, Path(place))
+    with TemporaryDirectory() as folder:
+        # all that the server needs to make token ids of texts, and answers of rows
+        place = Path(folder)
+        limits = writer.limits_of(source, place)
+        described = {
+            file.name: files.describe(file) for file in place.iterdir() if file.name == TOKENIZER
+        }
+        facts = writer.manifest_of(source, "checked", 1, Plan(), limits)
+        bundle = Bundle(place, Manifest(format=FORMAT, files=described, **facts), "")
         model = Model(bundle, token_budget=BUDGET, open_engine=open_engine)
         with path_of(model) as path:
             yield path
-
-
-def _without_graphs(source: Source, place: Path) -> Bundle:
-    """What the server needs to make token ids of texts, and answers of rows."""
-    limits = writer.limits_of(source, place)
-    described = {
-        file.name: files.describe(file) for file in place.iterdir() if file.name == TOKENIZER
-    }
-    facts = writer.manifest_of(source, "checked", 1, Plan(), limits)
-    return Bundle(place, Manifest(format=FORMAT, files=described, **facts), "")

@@ -72,7 +72,17 @@ def _one_line(command: str) -> Iterator[None]:
 
 def _source(options: argparse.Namespace) -> Source:
     if options.module:
-        return _of_code(options)
+        for name in ("ignore", "tokenizer_as_written"):
+            if getattr(options, name):
+                raise UsageError(f"--{name.replace('_', '-')} is of a checkpoint, not of a module")
+        source = from_code.of_code(
+            options.module,
+            options.weights,
+            labels=_labels(options.labels) or None,
+            tokenizer=options.tokenizer,
+            max_length=options.max_length,
+        )
+        return replace(source, samples=_texts(options.texts))
     for name in ("weights", "tokenizer"):
         if getattr(options, name):
             raise UsageError(f"--{name} is of a module of your own: name that with --module")
@@ -82,25 +92,11 @@ def _source(options: argparse.Namespace) -> Source:
         )
         writer.say(f"reading {options.checkpoint}")
         reference = _reference(options)
-        return sources.named(options.checkpoint, choices, options.max_length, reference)
+        return sources.load(options.checkpoint, choices, options.max_length, reference)
     for name in ("max_length", "ignore", "labels", "check", "texts", "tokenizer_as_written"):
         if getattr(options, name):
             raise UsageError(f"--{name.replace('_', '-')} is of a checkpoint, not of a preset")
     return sources.preset(options.preset)
-
-
-def _of_code(options: argparse.Namespace) -> Source:
-    for name in ("ignore", "tokenizer_as_written"):
-        if getattr(options, name):
-            raise UsageError(f"--{name.replace('_', '-')} is of a checkpoint, not of a module")
-    source = from_code.of_code(
-        options.module,
-        options.weights,
-        labels=_labels(options.labels) or None,
-        tokenizer=options.tokenizer,
-        max_length=options.max_length,
-    )
-    return replace(source, samples=_texts(options.texts))
 
 
 def _reference(options: argparse.Namespace) -> Reference:
@@ -149,18 +145,14 @@ def _export_parser() -> argparse.ArgumentParser:
         metavar="PACKAGE.MODULE:FUNCTION",
         help="a function of your own code that makes a torch.nn.Module; it is run",
     )
-    _add_code(parser)
-    _add_reading(parser)
-    _add_writing(parser)
-    return parser
-
-
-def _add_code(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("with --module")
     group.add_argument("--weights", type=Path, metavar="FILE", help=WEIGHTS)
     group.add_argument(
         "--tokenizer", type=Path, metavar="DIR", help="a folder with a tokenizer.json"
     )
+    _add_reading(parser)
+    _add_writing(parser)
+    return parser
 
 
 def _add_reading(parser: argparse.ArgumentParser) -> None:

@@ -1,14 +1,14 @@
-"""What was found in a source, in words, before anything is written."""
+"""Findings in a source, in words, before anything is written."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 from addnorm.export.sources.folder_tokenizer import NoTexts
 from addnorm.export.sources.sources import Source
 from addnorm.export.sources.texts import Texts, is_as_written
-from addnorm.model.checkpoints import Checkpoint
-from addnorm.model.config import Config, Pick
-from addnorm.service.runtime.manifest import Pooling, Task, tasks_of
+from addnorm.model.config import Pick
+from addnorm.service.runtime.manifest import Pooling, tasks_of
 
+HUB = ("repository", "revision")  # of a source's origin
 NUM_SHOWN = 5  # of labels, files and keys
 POOLINGS: dict[Pooling, str] = {
     "mean": "the mean of its tokens",
@@ -28,33 +28,48 @@ def lines(source: Source) -> Iterator[str]:
     """A line a finding."""
     config, loaded = source.model.config, source.loaded
     if loaded:
-        yield f"checkpoint: {_place(source)}"
+        named = "@".join(source.origin[key] for key in HUB if key in source.origin)
+        yield f"checkpoint: {named or source.folder}"
         yield f"family: {loaded.model_type}, {loaded.head or 'without a head'}"
-    yield f"shape: {_shape(config)}"
+    labels = source.facts["labels"]
+    counts = {
+        "layer": config.n_layers,
+        "attention head": config.n_heads,
+        "position": config.max_positions,
+        "token type": config.type_vocab_size,
+    }
+    numbers = (f"{count:,} {what}{'s' * (count > 1)}" for what, count in counts.items())
+    rest = f"d_model {config.d_model}, vocabulary of {config.vocab_size:,}"
+    yield f"shape: {', '.join(numbers)}, {rest}"
     for output, head in config.heads.items():
-        names = f": {_few(source.facts['labels'])}" if _is_labelled(source, output) else ""
+        names = f": {_shorten(labels)}" if output == "logits" and labels else ""
         yield f"{output}: {head.width:,} {PICKS[head.pick]}{names}"
-    yield f"tasks: {', '.join(_tasks(source, config))}"
+    yield f"tasks: {', '.join(tasks_of(config.heads, labels, config.vocab_size, config.causal))}"
     normalized = "normalized" if source.facts["normalize"] else "not normalized"
     yield f"pooling: {POOLINGS[source.facts['pooling']]}, {normalized}"
     if loaded:
-        yield f"prompts: {_prompts(loaded) or 'none'}"
+        default = loaded.default_prompt_name
+        listed = _shorten([f"{name} {prompt!r}" for name, prompt in loaded.prompts.items()])
+        listed += f"; {default} if a request names none" if default else ""
+        yield f"prompts: {listed or 'none'}"
     texts = source.texts
     yield f"texts: {f'no, because {texts}' if isinstance(texts, NoTexts) else texts}"
     if loaded and not isinstance(texts, NoTexts):
         yield f"tokenizer: {_tokenizer(source, texts)}"
-    yield f"compared with: {_compared(source)}"
+    yield f"compared with: {_comparison(source)}"
     if loaded:
-        yield f"weights: {_weights(loaded, source.origin['weights'])}"
+        num_bytes = sum(file.stat().st_size for file in loaded.files)
+        types, names = " and ".join(loaded.dtypes), _shorten([*source.origin["weights"]])
+        yield f"weights: {num_bytes / 1e6:,.1f} MB of {types} in {names}"
         ignored = [key for key in loaded.unused if not key.endswith(".")]  # others are prefixes
-        yield f"ignored weights: {_few(ignored) or 'none'}"
+        yield f"ignored weights: {_shorten(ignored) or 'none'}"
         if loaded.unread:
-            yield f"fields that are not read: {_few(loaded.unread)}"
+            yield f"fields that are not read: {_shorten(loaded.unread)}"
         yield from not_served(source)
 
 
 def not_served(source: Source) -> Iterator[str]:
-    """What its authors have beside, and what they do otherwise than the server by default."""
+    """The authors' own parts beside it, and where they differ from the server's defaults."""
     loaded = source.loaded
     if loaded and loaded.beside:
         yield f"beside it, not served: {', '.join(loaded.beside)}"
@@ -62,29 +77,6 @@ def not_served(source: Source) -> Iterator[str]:
         yield "scores of pairs: their authors' are the logits (Identity): ask with raw_scores"
     if loaded and loaded.similarity != "cosine":
         yield f"similarity: {loaded.similarity}"
-
-
-def _tasks(source: Source, config: Config) -> tuple[Task, ...]:
-    """All that it is served for."""
-    labels = source.facts["labels"]
-    return tasks_of(config.heads, labels, config.vocab_size, config.causal)
-
-
-def _place(source: Source) -> str:
-    if "repository" in source.origin:
-        return f"{source.origin['repository']}@{source.origin['revision']}"
-    return str(source.folder)
-
-
-def _shape(config: Config) -> str:
-    counts = {
-        "layer": config.n_layers,
-        "attention head": config.n_heads,
-        "position": config.max_positions,
-        "token type": config.type_vocab_size,
-    }
-    counted = (f"{count:,} {what}{'s' * (count > 1)}" for what, count in counts.items())
-    return f"{', '.join(counted)}, d_model {config.d_model}, vocabulary of {config.vocab_size:,}"
 
 
 def _tokenizer(source: Source, texts: Texts) -> str:
@@ -104,23 +96,7 @@ def _tokenizer(source: Source, texts: Texts) -> str:
     )
 
 
-def _is_labelled(source: Source, output: str) -> bool:
-    return output == "logits" and bool(source.facts["labels"])
-
-
-def _prompts(loaded: Checkpoint) -> str:
-    """What is put before texts, by name."""
-    default = loaded.default_prompt_name
-    listed = [f"{name} {prompt!r}" for name, prompt in loaded.prompts.items()]
-    return _few(listed) + (f"; {default} if a request names none" if default else "")
-
-
-def _weights(loaded: Checkpoint, names: Iterable[str]) -> str:
-    num_bytes = sum(file.stat().st_size for file in loaded.files)
-    return f"{num_bytes / 1e6:,.1f} MB of {' and '.join(loaded.dtypes)} in {_few([*names])}"
-
-
-def _compared(source: Source) -> str:
+def _comparison(source: Source) -> str:
     found = source.compared_with()
     name = found.get("name") or ("a preset" if found["kind"] == "preset" else "itself alone")
     outputs = found.get("outputs", [])
@@ -130,6 +106,6 @@ def _compared(source: Source) -> str:
     return f"{name}: {'; '.join(parts)}" if parts else name
 
 
-def _few(names: Sequence[str]) -> str:
+def _shorten(names: Sequence[str]) -> str:
     more = f" and {len(names) - NUM_SHOWN:,} more" if len(names) > NUM_SHOWN else ""
     return ", ".join(names[:NUM_SHOWN]) + more

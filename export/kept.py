@@ -37,7 +37,7 @@ def keep(arguments: Sequence[str]) -> None:
     try:
         folders = dict[str, Path]()
         for checkpoint in options.models:
-            folder = kept(checkpoint, options.precision, options.kept).resolve()
+            folder = bundle_of(checkpoint, options.precision, options.kept).resolve()
             if folder.name in folders:
                 raise StartupError(
                     f"two of the models are called {folder.name}: export one of them with"
@@ -83,7 +83,7 @@ def tell(text: str) -> None:
     print(text, flush=True)
 
 
-def kept(
+def bundle_of(
     checkpoint: str,
     precision: str,
     root: Path,
@@ -99,22 +99,22 @@ def kept(
     """
     if found := download.address(checkpoint):
         repository, revision = found
-        checkpoint = f"{repository}@{_commit(repository, revision, root, say)}"
+        checkpoint = f"{repository}@{_find_commit(repository, revision, root, say)}"
         folder, made_from = None, checkpoint
     else:
-        folder = _Folder.of(Path(checkpoint), root)
+        folder = _Folder.read(Path(checkpoint), root)
         made_from = json.dumps([*folder.hashes.items()])
     key = sha256(json.dumps([made_from, precision, VERSION]).encode()).hexdigest()[:32]
     place = root / key
     if bundle := _bundle(place, folder):  # perhaps in an image, where nothing can be written
         return bundle
-    with _alone(root / "locks" / key, checkpoint, say):
+    with _lock(root / "locks" / key, checkpoint, say):
         if bundle := _bundle(place, folder):
             return bundle
         aside = root / f"{key}.new"  # whatever one that was cut off has left there
         shutil.rmtree(aside, ignore_errors=True)
         export(["--checkpoint", checkpoint, "--precision", precision, "--out", str(aside)])
-        if folder and folder != _Folder.of(Path(checkpoint), root):
+        if folder and folder != _Folder.read(Path(checkpoint), root):
             shutil.rmtree(aside)
             raise StartupError(
                 f"{checkpoint} changed while it was exported, so the export is not kept: start"
@@ -135,7 +135,7 @@ class _Folder(NamedTuple):
     states: list[tuple[int, int]]  # of each an inode, and when it last changed
 
     @classmethod
-    def of(cls, path: Path, kept: Path) -> "_Folder":
+    def read(cls, path: Path, kept: Path) -> "_Folder":
         """kept: where bundles are kept, which is no part of it."""
         levels = ("", "*/", "*/*/")  # the folder of a version, of a name, and of all bundles
         made = (file for level in levels for file in path.glob(f"{level}{bundles.MANIFEST}"))
@@ -145,14 +145,14 @@ class _Folder(NamedTuple):
                 f"{path} holds a bundle, not a checkpoint: serve it with"
                 f" --bundles {manifest.resolve().parents[2]}"
             )
-        found = sorted(file for file in _files(path, kept) if file.is_file())
+        found = sorted(file for file in _files_below(path, kept) if file.is_file())
         stats = [file.stat() for file in found]
         states = [(stat.st_ino, stat.st_ctime_ns) for stat in stats]
         return cls({str(file.relative_to(path)): files.sha256(file) for file in found}, states)
 
 
-def _files(folder: Path, but: Path) -> Iterator[Path]:
-    """What lies in a folder and below it, also where links lead, each folder once."""
+def _files_below(folder: Path, but: Path) -> Iterator[Path]:
+    """The files in a folder and below it, also where links lead, each folder once."""
     seen = {os.path.realpath(but)}
     for where, folders, names in os.walk(folder, followlinks=True):
         if (real := os.path.realpath(where)) in seen:
@@ -177,7 +177,7 @@ def _bundle(place: Path, made_from: _Folder | None) -> Path | None:
     return path.parent if is_of_them else None
 
 
-def _commit(repository: str, revision: str, root: Path, say: Callable[[str], None]) -> str:
+def _find_commit(repository: str, revision: str, root: Path, say: Callable[[str], None]) -> str:
     """The commit of a revision: as the hub says, or said when it was asked last."""
     if COMMIT.fullmatch(revision):
         return revision
@@ -197,7 +197,7 @@ def _commit(repository: str, revision: str, root: Path, say: Callable[[str], Non
 
 
 @contextmanager
-def _alone(lock: Path, what: str, say: Callable[[str], None]) -> Iterator[None]:
+def _lock(lock: Path, what: str, say: Callable[[str], None]) -> Iterator[None]:
     """One process at a time; the others wait."""
     lock.parent.mkdir(parents=True, exist_ok=True)
     with lock.open("w") as file:

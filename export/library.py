@@ -24,14 +24,14 @@ from addnorm.service.runtime.manifest import Pooling
 
 
 class ExportError(Exception):
-    """What was asked does not fit, or a check failed; nothing was written.
+    """The arguments do not fit, or a check failed; nothing was written.
 
     The message says why in words. `__cause__` is the error that was raised first.
     """
 
 
 class Stated(NamedTuple):
-    """What a caller says of a model, as in `export_bundle`. tokenizer: the folder that has it."""
+    """A caller's words on a model, as in `export_bundle`. tokenizer: the folder that has it."""
 
     labels: Sequence[str] | None
     pooling: Pooling | None
@@ -182,7 +182,14 @@ def _folder(
 
 def _source(model: nn.Module, stated: Stated) -> AbstractContextManager[Source]:
     if in_memory.saves_itself(model):
-        return _of_family(model, stated)
+        if stated.reference is not None:
+            raise UsageError(f"reference is set: a {_kind(model)} is its own")
+        _refuse_parts(model, stated)
+        names = None if stated.labels is None else tuple(stated.labels)
+        facts = {"pooling": stated.pooling, "normalize": stated.normalize}
+        return in_memory.saved_source(
+            model, stated.tokenizer, names, stated.max_length, stated.samples, **facts
+        )
     options: dict[str, Any] = {
         "labels": stated.labels,
         "normalize": bool(stated.normalize),
@@ -197,17 +204,6 @@ def _source(model: nn.Module, stated: Stated) -> AbstractContextManager[Source]:
         return nullcontext(of_module(model, pooling=stated.pooling, **options))
     _refuse_parts(model, stated)
     return nullcontext(sources.module(model, pooling=stated.pooling or "mean", **options))
-
-
-def _of_family(model: nn.Module, stated: Stated) -> AbstractContextManager[Source]:
-    if stated.reference is not None:
-        raise UsageError(f"reference is set: a {_kind(model)} is its own")
-    _refuse_parts(model, stated)
-    names = None if stated.labels is None else tuple(stated.labels)
-    facts = {"pooling": stated.pooling, "normalize": stated.normalize}
-    return in_memory.saved(
-        model, stated.tokenizer, names, stated.max_length, stated.samples, **facts
-    )
 
 
 def _refuse_parts(model: nn.Module, stated: Stated) -> None:

@@ -29,7 +29,10 @@ MARGIN = np.float32(0.25)  # of a range, added at each end
 
 def calibration_texts(content: bytes) -> list[str]:
     """The same for the same tokenizer.json. Texts of which no token is left are left out."""
-    tokenizer = _tokenizer(content)
+    # without the padding and truncation that the file sets
+    tokenizer = Tokenizer.from_str(content.decode())
+    tokenizer.no_padding()
+    tokenizer.no_truncation()
     draws, highest = np.random.default_rng(0), max(tokenizer.get_vocab().values())
     ids = [draws.integers(0, highest + 1, n).tolist() for n in islice(cycle(LENGTHS), NUM_TEXTS)]
     texts = [tokenizer.decode(row) for row in ids]
@@ -45,15 +48,15 @@ def with_prompts(
         yield name, list(texts[index :: len(names)])
 
 
-def measured(bundle: Bundle) -> list[list[float]]:
+def measure(bundle: Bundle) -> list[list[float]]:
     """Lowest and highest value of each dimension `[2, w]`, in the fewest digits, over the vectors
     that are served. So they are the same wherever the served bits are."""
     precision = precision_of(bundle.manifest)
     only = {"precisions": {precision: bundle.manifest.precisions[precision]}}
     manifest = bundle.manifest.model_copy(update={**only, "default_precision": precision})
     with path_of(Model(replace(bundle, manifest=manifest))) as path:
-        vectors = served(path.service, bundle, precision).vectors
-    return [[float(str(value)) for value in row] for row in widened(vectors)]
+        vectors = embed_calibration_texts(path.service, bundle, precision).vectors
+    return [[float(str(value)) for value in row] for row in ranges_with_margins(vectors)]
 
 
 def precision_of(manifest: Manifest) -> str:
@@ -61,11 +64,11 @@ def precision_of(manifest: Manifest) -> str:
     return "fp32" if "fp32" in manifest.precisions else manifest.default_precision
 
 
-def served(service: Service, bundle: Bundle, precision: str) -> Embedded:
+def embed_calibration_texts(service: Service, bundle: Bundle, precision: str) -> Embedded:
     """The calibration texts, each behind its prompt."""
     texts = calibration_texts((bundle.path / TOKENIZER).read_bytes())
     found = [
-        embedded.served(service, bundle.manifest, own, precision, prompt_name=name)
+        embedded.embed_by_server(service, bundle.manifest, own, precision, prompt_name=name)
         for name, own in with_prompts(texts, bundle.manifest.prompts)
         if own
     ]
@@ -73,15 +76,7 @@ def served(service: Service, bundle: Bundle, precision: str) -> Embedded:
     return Embedded(ids, np.concatenate([part.vectors for part in found]))
 
 
-def _tokenizer(content: bytes) -> Tokenizer:
-    """Without the padding and truncation that the file sets."""
-    tokenizer = Tokenizer.from_str(content.decode())
-    tokenizer.no_padding()
-    tokenizer.no_truncation()
-    return tokenizer
-
-
-def widened(vectors: Array) -> Floats:
+def ranges_with_margins(vectors: Array) -> Floats:
     """Vectors `[n, w]` -> their ranges `[2, w]` with margins."""
     floats = vectors.astype(np.float32)
     lowest, highest = floats.min(0), floats.max(0)

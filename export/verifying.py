@@ -1,6 +1,5 @@
 """Makes the certificate of a bundle again, from what the bundle was made of."""
 
-from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -41,10 +40,10 @@ def verify(
         reference = replace(reference, kind="none")
     try:
         if "path" in bundle.manifest.source:
-            source = from_code.recorded(bundle.manifest, weights)
+            source = from_code.source_of_manifest(bundle.manifest, weights)
             source = replace(source, samples=reference.samples)
         else:
-            source = sources.recorded(bundle.manifest.source, checkpoint, reference)
+            source = sources.source_of_manifest(bundle.manifest.source, checkpoint, reference)
     except UsageError as error:
         raise UsageError(f"{bundle.ref}: {error}") from None
     certify_again(bundle, source, provider)
@@ -74,32 +73,24 @@ def certify_again(
         certificate = {**before, "cuda": section}
     else:
         new = certificate_of(bundle, source)
-        certificate = {**new, **_kept(bundle)}
-        _tell_other_bits(_certificate_before(bundle), certificate)
+        before = {"created": bundle.manifest.created, **_certificate_before(bundle)}
+        # the files are the same: when they were made, and what was measured on a GPU, stay
+        kept = {name: before[name] for name in ("created", "cuda") if before.get(name)}
+        certificate = {**new, **kept}
+        # on another processor bits may be others
+        recorded = before.get("known_digests", {})
+        for precision, known in certificate["known_digests"].items():
+            if precision in recorded and different(recorded[precision], known):
+                say(
+                    f"{precision} has other bits here than in the certificate of before, made on"
+                    f" {before.get('processor')}: servers with a copy of that one have another"
+                    " fingerprint"
+                )
     bundles.write_certificate(bundle, certificate)
     print(f"verified {bundle.path}")
     if (bundle.path / SIGNATURE).exists():
         again = f"`addnorm sign {bundle.path} --key KEY.pem`"
         print(f"{SIGNATURE} is of the certificate of before: make it again with {again}")
-
-
-def _kept(bundle: Bundle) -> dict[str, Any]:
-    """What a new certificate of the same files takes over: when they were made, and what was
-    measured on a GPU. The manifest has their sha256."""
-    before = {"created": bundle.manifest.created, **_certificate_before(bundle)}
-    return {name: before[name] for name in ("created", "cuda") if before.get(name)}
-
-
-def _tell_other_bits(before: Mapping[str, Any], after: Mapping[str, Any]) -> None:
-    """Says where the new certificate records other bits: it was made on another processor."""
-    recorded = before.get("known_digests", {})
-    for precision, known in after["known_digests"].items():
-        if precision in recorded and different(recorded[precision], known):
-            say(
-                f"{precision} has other bits here than in the certificate of before, made on"
-                f" {before.get('processor')}: servers with a copy of that one have another"
-                " fingerprint"
-            )
 
 
 def _certificate_before(bundle: Bundle) -> dict[str, Any]:
@@ -116,27 +107,21 @@ def _check_source(bundle: Bundle, source: Source) -> None:
             what = "was made from" if name == "source" else f"says {name}"
             raise UsageError(f"{bundle.ref} {what} {found}, this is {value}")
     check_fit(source.model)
-    _check_text_limit(bundle, source)
+    if bundles.TOKENIZER in bundle.manifest.files and not isinstance(source.texts, NoTexts):
+        known, limit = bundle.manifest.limits.max_text_tokens, source.texts.max_text_tokens
+        if known != limit:
+            raise UsageError(
+                f"{bundle.ref} takes texts of {known} tokens, its authors cut them to {limit}:"
+                " export it again"
+            )
     before = _certificate_before(bundle).get("compared_with", {})
     if before.get("kind") == "reference" and not source.originals:
         raise UsageError(
             f"{bundle.ref} was compared with the reference {before['name']}: name it again, with"
             " `reference=`"
         )
-    if before.get("samples_sha256") != (sampled := source.sampled()).get("samples_sha256"):
+    if before.get("samples_sha256") != (sampled := source.samples_record()).get("samples_sha256"):
         raise UsageError(
             f"{bundle.ref} was compared on {before.get('samples', 0)} samples, and now on"
             f" {sampled.get('samples', 0)}, or on others: name those with --texts or `samples=`"
-        )
-
-
-def _check_text_limit(bundle: Bundle, source: Source) -> None:
-    """UsageError if the bundle cuts texts to another number of tokens than its source."""
-    if bundles.TOKENIZER not in bundle.manifest.files or isinstance(source.texts, NoTexts):
-        return
-    limit = source.texts.max_text_tokens
-    if bundle.manifest.limits.max_text_tokens != limit:
-        raise UsageError(
-            f"{bundle.ref} takes texts of {bundle.manifest.limits.max_text_tokens} tokens, its"
-            f" authors cut them to {limit}: export it again"
         )

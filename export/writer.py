@@ -76,7 +76,7 @@ class Plan:
 
     @property
     def is_for_gpus(self) -> bool:
-        """Whether fp32 is also written as a GPU runs it: where fp16 is, which is for GPUs."""
+        """True if fp32 is also written as a GPU runs it: where fp16 is, which is for GPUs."""
         return self.layout == "packed" and {"fp32", "fp16"} <= {*self.precisions}
 
 
@@ -149,10 +149,11 @@ def write_uncertified(
     say("hashing the files")
     bundle = bundles.write_manifest(folder, manifest)
     text.load(bundle)  # raises StartupError now, not only when it is served
-    if not _has_ranges(source):
+    texts = source.texts  # ids that the model lacks are refused when the bundle is read
+    if isinstance(texts, NoTexts) or texts.num_ids > config.vocab_size:
         return bundle, expected
     say("measuring the ranges of its vectors")
-    ranges = vector_ranges.measured(bundle)
+    ranges = vector_ranges.measure(bundle)
     bundle = bundles.write_manifest(folder, {**manifest, "vector_ranges": ranges})
     return bundle, expected
 
@@ -187,9 +188,9 @@ def ask_all(source: Source, limits: Limits) -> None:
     for original in source.originals:
         forward.ask_all(original, limits, source.sampled_ids)
     if not isinstance(source.texts, NoTexts):
-        source.program.token_ids(authors.sampled(source.texts.tokenizer))
+        source.program.token_ids(authors.texts_to_tokenize(source.texts.tokenizer))
         limit, samples = limits.max_text_tokens, source.sampled_texts
-        asked = authors.asked(source.texts, limit, source.program, samples)
+        asked = authors.texts_by_task(source.texts, limit, source.program, samples)
         for (task, _), texts in asked.items():
             for text in texts:
                 source.program.answer(task, text)
@@ -211,17 +212,10 @@ def limits_of(source: Source, folder: Path) -> Limits:
     return Limits(**limits, max_text_tokens=found.max_text_tokens)
 
 
-def _has_ranges(source: Source) -> bool:
-    """Whether there are texts to measure the ranges of vectors with. Ids that the model lacks are
-    refused when the bundle is read."""
-    texts = source.texts
-    return not isinstance(texts, NoTexts) and texts.num_ids <= source.model.config.vocab_size
-
-
 def _write_graphs(model: Transformer, folder: Path, plan: Plan, limits: Limits) -> Expected:
     """The body in each precision, the lens, and the heads. fp16 and int8 are made from fp32."""
     say("exporting the graphs with PyTorch")
-    graphs = Graphs.of(model, plan.lens)
+    graphs = Graphs.export(model, plan.lens)
     ranges: dict[str, Floats] = {}
     if "fp32" in plan.precisions:
         say(f"writing {GRAPHS['fp32']}")

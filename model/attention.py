@@ -18,7 +18,7 @@ from addnorm.model.config import Config
 from addnorm.model.disentangled import DistanceProjections, Places, by_distance
 from addnorm.model.grid import OPSET, Grid, Mask
 from addnorm.model.norms import norm
-from addnorm.model.positions import Rotation, rotated
+from addnorm.model.positions import Rotation, rotate
 
 AFTER_SOFTMAX = 3  # what the operator shows of its scores
 # an export writes a Scan in the place of these, over blocks of queries; over their keys too
@@ -26,7 +26,7 @@ ATTENTION_IN_BLOCKS, ATTENTION_IN_BANDS = "addnorm::Attention", "addnorm::BandAt
 
 
 class Trace:
-    """What a forward pass leaves beside its activations.
+    """The record of a forward pass beside its activations.
 
     Of the norms their statistics, in the order in which a token passes them. If `heads` are given,
     for a lens: the rows that enter each layer, the last layer's at the end, and of each layer the
@@ -89,9 +89,9 @@ class Attention(nn.Module):
         grid, mask, rotation, places = view
         if places:
             mask = mask._replace(terms=self.distances(places, self.qkv))
-        qkv = self._normalized(self.qkv(x)) if self.has_norms else self.qkv(x)
+        qkv = self._normalize_heads(self.qkv(x)) if self.has_norms else self.qkv(x)
         if rotation:
-            qkv = rotated(qkv, rotation, self.n_heads + self.kv_heads)
+            qkv = rotate(qkv, rotation, self.n_heads + self.kv_heads)
         q, k, v = grid.to_grid(qkv, self.n_heads // self.kv_heads)
         if trace.heads is None:
             context = attend(q, k, v, mask, self.n_heads)  # like q
@@ -101,7 +101,7 @@ class Attention(nn.Module):
             trace.attentions.append(grid.attentions(probabilities))
         return self.out(grid.from_grid(context))  # type: ignore[no-any-return]
 
-    def _normalized(self, qkv: Tensor) -> Tensor:
+    def _normalize_heads(self, qkv: Tensor) -> Tensor:
         """[N, (H + 2K) * e] -> the same with queries and keys normalized, head by head."""
         (dims,) = self.q_norm.shape
         q, k, v = qkv.split(self.widths, -1)
@@ -142,7 +142,7 @@ def _scale(q: Tensor, mask: Mask, n_heads: int) -> float:
 
 
 def _bias(q: Tensor, k: Tensor, mask: Mask, n_heads: int) -> Tensor:
-    """What is added to query times key: the mask, and terms of their distance."""
+    """The sum of the mask and of terms by distance, which is added to query times key."""
     bias = mask.as_bias(k.shape[1])
     if not mask.terms:
         return bias
@@ -204,7 +204,7 @@ def _in_blocks(k: Tensor) -> str:
 def _blocks(
     q: Tensor, k: Tensor, v: Tensor, mask: Mask
 ) -> Iterator[tuple[Tensor, Tensor, Tensor, Mask]]:
-    """What each block of queries is computed of."""
+    """The inputs of each block of queries."""
     biases = [None] * len(q) if mask.bias is None else mask.bias
     keys, values = ((x if x.dim() == 4 else [x] * len(q)) for x in (k, v))
     terms = [None] * len(q) if mask.terms is None else mask.terms.blocks()

@@ -35,7 +35,7 @@ class Places(NamedTuple):
 
 
 class Terms(NamedTuple):
-    """What a layer's scores are made of beside queries and keys. None: there is no such term."""
+    """The parts of a layer's scores beside queries and keys. None: there is no such term."""
 
     keys: Tensor | None  # [R, d], of c2p
     queries: Tensor | None  # [R, d], of p2c
@@ -155,28 +155,28 @@ def by_distance(q: Tensor, k: Tensor, terms: Terms, n_heads: int) -> Tensor:
 def _c2p(q: Tensor, keys: Tensor, terms: Terms) -> Tensor:
     """q `[B, H, w, e]`, keys `[R, H, e]` -> `[B, H, w, S]`"""
     if terms.tiles is None:
-        return _gathered(q @ keys.permute(1, 2, 0), terms.rows)
-    return skewed(q @ keys[terms.rows].permute(1, 2, 0))
+        return _gather(q @ keys.permute(1, 2, 0), terms.rows)
+    return skew(q @ keys[terms.rows].permute(1, 2, 0))
 
 
 def _p2c(k: Tensor, queries: Tensor, terms: Terms) -> Tensor:
     """k `[B, H, S, e]`, queries `[R, H, e]` -> `[B, H, w, S]`"""
     if terms.tiles is None:
-        by_key = _gathered(k @ queries.permute(1, 2, 0), terms.rows.transpose(1, 2))
+        by_key = _gather(k @ queries.permute(1, 2, 0), terms.rows.transpose(1, 2))
         return by_key.transpose(2, 3)
     num_tiles = terms.tiles.shape[0]
     table = queries[terms.tiles].permute(2, 0, 3, 1)  # [H, G, e, 2 * w]
-    tiles = skewed(k.unflatten(2, (num_tiles, -1)) @ table)  # [B, H, G, w keys, w queries]
+    tiles = skew(k.unflatten(2, (num_tiles, -1)) @ table)  # [B, H, G, w keys, w queries]
     return tiles.flatten(2, 3).transpose(2, 3)
 
 
-def _gathered(products: Tensor, rows: Tensor) -> Tensor:
+def _gather(products: Tensor, rows: Tensor) -> Tensor:
     """products `[B, H, S, R]`, rows `[B, S, S]` -> `[B, H, S, S]`"""
     rows = rows[:, None].expand(*products.shape[:3], -1)
     return products.gather(3, rows)
 
 
-def skewed(products: Tensor) -> Tensor:
+def skew(products: Tensor) -> Tensor:
     """`[.., n, L]` -> `[.., n, L - n]`: row i from its column n - 1 - i on.
 
     Read with rows that are one shorter, each row begins one column earlier than the one above.

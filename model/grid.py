@@ -1,4 +1,4 @@
-"""What attention sees of rows: a grid of queries, keys and values, and a mask.
+"""Rows as attention sees them: a grid of queries, keys and values, and a mask.
 
 B is the batch, S the grid's width, N the number of rows. In the packed layout queries come in G
 blocks of w places, and keys by K places. A row has queries of d numbers, and keys and values of d /
@@ -65,7 +65,7 @@ class Grid(Protocol):
         ...
 
     def from_grid(self, context: Tensor) -> Tensor:
-        """What attention makes of the queries, in their shape -> rows `[N, d]`."""
+        """Attention's output, in the queries' shape -> rows `[N, d]`."""
         ...
 
     def attention_mask(self, causal: bool, relative: Tensor | None) -> Mask:
@@ -73,7 +73,7 @@ class Grid(Protocol):
         ...
 
     def attentions(self, probabilities: Tensor) -> Tensor:
-        """What attention's softmax gives for the queries, `[B, h, S, S]` or in blocks
+        """The softmax of attention for the queries, `[B, h, S, S]` or in blocks
         `[G, B, h, w, K]` -> `[B, h, S, S]` by place, zeros at pads."""
         ...
 

@@ -17,7 +17,7 @@ from addnorm.model.tiled_grid import TiledGrid
 
 
 class Layout(Protocol):
-    """What `Transformer.forward` needs to know of the grid."""
+    """The grid as `Transformer.forward` needs it."""
 
     position_ids: Tensor  # [N] place of each row among its sequence's real tokens, 0 for the first
 

@@ -17,7 +17,7 @@ WEIGHTS: dict[Pick, Callable[[Tensor, Tensor], Tensor]] = {
 }
 
 
-def picked(pick: Pick, activations: Tensor, attention_mask: Tensor) -> Tensor:
+def pick_vectors(pick: Pick, activations: Tensor, attention_mask: Tensor) -> Tensor:
     """activations `[B, S, d]`, attention_mask `[B, S]`, non-zero = real token -> `[B, d]`.
 
     Zeros for a row of pads alone. For "every", the activations as they are.

@@ -67,7 +67,7 @@ def rotary_tables(config: Config) -> nn.ModuleDict:
     return nn.ModuleDict({"full": full, "local": local})
 
 
-def rotated(qkv: Tensor, rotation: Rotation, num_turned: int) -> Tensor:
+def rotate(qkv: Tensor, rotation: Rotation, num_turned: int) -> Tensor:
     """Rows of queries, keys, values `[N, (H + 2K) * e]` -> the same with queries and keys rotated.
     num_turned: H + K, the heads of queries and keys."""
     cos, sin = rotation

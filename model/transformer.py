@@ -19,7 +19,7 @@ from addnorm.model.disentangled import Distances
 from addnorm.model.grid import block_of
 from addnorm.model.layout import LAYOUTS, Layout
 from addnorm.model.norms import norm
-from addnorm.model.pooling import picked
+from addnorm.model.pooling import pick_vectors
 from addnorm.model.positions import RelativeBias, rotary_tables, sinusoids
 
 
@@ -153,11 +153,11 @@ class Transformer(nn.Module):
             yield name, head
 
     def head(self, output: str, activations: Tensor, attention_mask: Tensor) -> Tensor:
-        """What a head makes of the activations that `forward` returned: `[B, width]`, or
+        """The output of a head, of the activations that `forward` returned: `[B, width]`, or
         `[B, S, width]` if it runs on every token. KeyError if there is no such head.
         """
         pick = self.config.heads[output].pick
-        rows = picked(pick, activations, attention_mask)
+        rows = pick_vectors(pick, activations, attention_mask)
         return self.heads[output](rows)  # type: ignore[no-any-return]
 
     def forward(

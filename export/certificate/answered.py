@@ -1,5 +1,5 @@
-"""What the server answers texts with, task by task, as the author's program gives it: a text's
-token ids, and an array. Through the endpoints that callers use."""
+"""The server's answers to texts, task by task, as the author's program gives them: a text's token
+ids, and an array. Through the endpoints that callers use."""
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -38,24 +38,24 @@ def embed(
 ) -> list[Answer]:
     """Vectors, normalized if the authors do it, behind this prompt, or the default one."""
     own: dict[str, Any] = {"normalize": bundle.manifest.normalize, "prompt_name": prompt_name}
-    return _inferred(service, texts, precision, "pooled", **own)
+    return _infer(service, texts, precision, "pooled", **own)
 
 
 def sparse(service: Service, bundle: Bundle, texts: Sequence[Text], precision: str) -> list[Answer]:
     """Weights of the whole vocabulary."""
-    return _inferred(service, texts, precision, "sparse", width=bundle.width("logits"))
+    return _infer(service, texts, precision, "sparse", width=bundle.width("logits"))
 
 
 def query(service: Service, bundle: Bundle, texts: Sequence[Text], precision: str) -> list[Answer]:
     """Vectors of the tokens of queries."""
-    return _of_tokens(service, bundle, texts, precision, "query")
+    return _token_vectors(service, bundle, texts, precision, "query")
 
 
 def document(
     service: Service, bundle: Bundle, texts: Sequence[Text], precision: str
 ) -> list[Answer]:
     """Vectors of the tokens of documents."""
-    return _of_tokens(service, bundle, texts, precision, "document")
+    return _token_vectors(service, bundle, texts, precision, "document")
 
 
 def rerank(
@@ -71,7 +71,7 @@ def rerank(
         asked, told = tuple(text)
         body = {"query": asked, "documents": [told], "raw_scores": raw_scores}
         body["precision"] = precision
-        answer, request = _asked(service, "/v1/rerank", body)
+        answer, request = _ask_endpoint(service, "/v1/rerank", body)
         found += _answers(request, [[answer["results"][0]["relevance_score"]]])
     return found
 
@@ -87,11 +87,11 @@ def classify(
     service: Service, bundle: Bundle, texts: Sequence[Text], precision: str
 ) -> list[Answer]:
     """Scores of all labels, in the order of the logits."""
-    body = {"texts": _sent(texts), "truncate": True, "precision": precision}
-    answer, request = _asked(service, "/v1/classify", body)
+    body = {"texts": _as_json(texts), "truncate": True, "precision": precision}
+    answer, request = _ask_endpoint(service, "/v1/classify", body)
     width = bundle.width("logits")
     names = bundle.manifest.labels or [f"LABEL_{index}" for index in range(width)]
-    return _answers(request, [_in_order(own, names) for own in answer["results"]])
+    return _answers(request, [_scores_in_order(own, names) for own in answer["results"]])
 
 
 def zero_shot(
@@ -102,8 +102,8 @@ def zero_shot(
     for text in texts:
         body: dict[str, Any] = {"texts": [text], "candidate_labels": [*CANDIDATES]}
         body |= {"truncate": True, "precision": precision}
-        answer, request = _asked(service, "/v1/zero-shot", body)
-        scores = _in_order(answer["results"][0], CANDIDATES)
+        answer, request = _ask_endpoint(service, "/v1/zero-shot", body)
+        scores = _scores_in_order(answer["results"][0], CANDIDATES)
         found.append(Answer(_ids(request)[-1], np.array(scores, np.float32)))
     return found
 
@@ -112,7 +112,9 @@ def tag(service: Service, bundle: Bundle, texts: Sequence[Text], precision: str)
     """For each token the number of its label, its first and last character, and the score."""
     labels = {name: index for index, name in enumerate(bundle.manifest.labels or ())}
     body: dict[str, Any] = {"texts": texts, "aggregation_strategy": "none", "ignore_labels": []}
-    answer, request = _asked(service, "/v1/tag", {**body, "truncate": True, "precision": precision})
+    answer, request = _ask_endpoint(
+        service, "/v1/tag", {**body, "truncate": True, "precision": precision}
+    )
     rows = [
         [[labels[e["entity"]], e["start"], e["end"], e["score"]] for e in own]
         for own in answer["results"]
@@ -122,7 +124,7 @@ def tag(service: Service, bundle: Bundle, texts: Sequence[Text], precision: str)
 
 def read(service: Service, bundle: Bundle, texts: Sequence[Text], precision: str) -> list[Answer]:
     """Hidden states."""
-    return _inferred(service, texts, precision, "activations")
+    return _infer(service, texts, precision, "activations")
 
 
 # by the name that the program's task has
@@ -134,13 +136,13 @@ PAIRS = ("rerank", "relevance")  # tasks that take pairs alone
 BOTH = ("classify", "read")  # that take texts and pairs
 
 
-def by(task: str) -> Served:
-    """What answers a task of the program."""
+def function_for(task: str) -> Served:
+    """Answers a task of the program."""
     name, _, prompt = task.partition(PROMPTED)
     return partial(TASKS[name], prompt_name=prompt) if prompt else TASKS[name]
 
 
-def _inferred(
+def _infer(
     service: Service,
     texts: Sequence[Text],
     precision: str,
@@ -148,50 +150,50 @@ def _inferred(
     width: int | None = None,
     **options: Any,
 ) -> list[Answer]:
-    body = {"texts": _sent(texts), "outputs": [output], "truncate": True, **options}
+    body = {"texts": _as_json(texts), "outputs": [output], "truncate": True, **options}
     answer, request = run(infer_body(service, {**body, "precision": precision}))
     rows = orjson.loads(answer)[output]
     if width is not None:
-        rows = [_dense(one, width) for one in rows]
+        rows = [_to_dense(one, width) for one in rows]
     return _answers(request, rows)
 
 
-def _dense(weights: Mapping[str, Any], width: int) -> np.ndarray:
+def _to_dense(weights: Mapping[str, Any], width: int) -> np.ndarray:
     made = np.zeros(width, np.float32)
     made[weights["indices"]] = weights["values"]
     return made
 
 
-def _of_tokens(
+def _token_vectors(
     service: Service, bundle: Bundle, texts: Sequence[Text], precision: str, input_type: str
 ) -> list[Answer]:
     own = {"input_type": input_type, "normalize": bundle.manifest.normalize}
-    return _inferred(service, texts, precision, "token_vectors", None, **own)
+    return _infer(service, texts, precision, "token_vectors", None, **own)
 
 
-def _sent(texts: Sequence[Text]) -> list[Any]:
+def _as_json(texts: Sequence[Text]) -> list[Any]:
     return [text if isinstance(text, str) else [*text] for text in texts]
 
 
-def _in_order(labelled: Sequence[Mapping[str, Any]], names: Sequence[str]) -> list[float]:
+def _scores_in_order(labelled: Sequence[Mapping[str, Any]], names: Sequence[str]) -> list[float]:
     scores = {one["label"]: one["score"] for one in labelled}
     return [scores[name] for name in names]
 
 
-def _asked(
+def _ask_endpoint(
     service: Service, path: str, body: dict[str, Any]
 ) -> tuple[dict[str, Any], InferenceRequest]:
     """The answer of an endpoint, parsed, and the request that the body became."""
     endpoint = ROUTES[path]
     call = Call(Deadline(PATIENCE_S), RequestContext())
 
-    async def answered() -> Any:
+    async def ask() -> Any:
         async def prepare(call: Call) -> Decoded:
             return await endpoint.make(fit(endpoint.body, body), call, service.tools)
 
         return await service.request_path.answer(call, prepare)
 
-    payload, request = run(answered())
+    payload, request = run(ask())
     return orjson.loads(b"".join(payload.parts)), request
 
 

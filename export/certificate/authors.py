@@ -14,7 +14,7 @@ from tokenizers import Tokenizer
 
 from addnorm.export import vector_ranges
 from addnorm.export.certificate import answered, tolerances
-from addnorm.export.certificate.embedded import Array, by_torch, served
+from addnorm.export.certificate.embedded import Array, by_torch, embed_by_server
 from addnorm.export.sources import pair_template, sample_texts, texts
 from addnorm.export.sources.program import PROMPTED, Answer, Ids, Program, Text
 from addnorm.export.sources.texts import Texts
@@ -71,11 +71,18 @@ def checks(
     own_labels = "labels" not in bundle.manifest.source  # and none that a person gave
     meant = program.labels if program and own_labels else []
     num_labels = sum(a != b for a, b in zip_longest(meant, bundle.manifest.labels or ()))
-    by_program = asked(found, limits.max_text_tokens, program, samples) if program else {}
-    others = {**_cases(bundle, authors), **({SAMPLES: _of_kind(samples, None)} if samples else {})}
+    by_program = texts_by_task(found, limits.max_text_tokens, program, samples) if program else {}
+    others = {
+        **_cases(bundle, authors),
+        **({SAMPLES: _samples_for(samples, None)} if samples else {}),
+    }
     return [
         (TOKENIZER, lambda _: [("unlike the folder's", num_other, 0)]),
-        *([(f"{program.name}: token ids", partial(_sampled, bundle, program))] if program else []),
+        *(
+            [(f"{program.name}: token ids", partial(_compare_token_ids, bundle, program))]
+            if program
+            else []
+        ),
         *(
             [(f"{program.name}: labels", lambda _: [("other names", num_labels, 0)])]
             if meant and program
@@ -98,22 +105,24 @@ def checks(
     ]
 
 
-def sampled(tokenizer: bytes) -> list[str]:
+def texts_to_tokenize(tokenizer: bytes) -> list[str]:
     """The texts whose token ids are compared with the program's, beside those it answers."""
     return sample_texts.texts(Tokenizer.from_str(tokenizer.decode()))
 
 
-def _sampled(bundle: Bundle, program: Program, precision: str) -> Iterator[tolerances.Result]:
-    texts = sampled((bundle.path / TOKENIZER).read_bytes())
+def _compare_token_ids(
+    bundle: Bundle, program: Program, precision: str
+) -> Iterator[tolerances.Result]:
+    texts = texts_to_tokenize((bundle.path / TOKENIZER).read_bytes())
     ours = [own.ids for own in Served(bundle).tokens(texts, truncate=False)]
-    found = sample_texts.of(texts, ours, program.token_ids(texts))
+    found = sample_texts.compare(texts, ours, program.token_ids(texts))
     yield f"texts with other token ids: {found}", found.num, 0
 
 
-def asked(
+def texts_by_task(
     found: Texts, limit: int, program: Program, samples: Sequence[Text] = ()
 ) -> dict[tuple[str, str], Sequence[Text]]:
-    """What the program is asked for: the texts or pairs of each task, by the task and the case."""
+    """The texts or pairs that the program is asked for, by the task and the case."""
     words = _words(Tokenizer.from_str(found.tokenizer.decode()), limit)
     if pad := found.special_tokens.get("pad_token"):  # in a text, to some programs it is none of it
         words = [text.replace(pad, " ") for text in words]
@@ -140,11 +149,11 @@ def asked(
         for task in program.tasks
     }
     if samples:
-        cases = {task: {**own, SAMPLES: _of_kind(samples, task)} for task, own in cases.items()}
+        cases = {task: {**own, SAMPLES: _samples_for(samples, task)} for task, own in cases.items()}
     return {(task, name): own for task, named in cases.items() for name, own in named.items()}
 
 
-def _of_kind(samples: Sequence[Text], task: str | None) -> list[Text]:
+def _samples_for(samples: Sequence[Text], task: str | None) -> list[Text]:
     """Samples as a task takes them: where it takes pairs alone, a text goes with the next one, and
     where it takes none, the two texts of a pair are two."""
     if task in answered.BOTH or task is None:
@@ -167,7 +176,7 @@ def _against_program(
 ) -> Iterator[tolerances.Result]:
     """Compares the server's token ids, their types, and what it answers."""
     try:
-        found = answered.by(task)(service, bundle, texts, precision)
+        found = answered.function_for(task)(service, bundle, texts, precision)
     except ServiceError as error:
         yield f"refused: {error.message}", 1, 0
         return
@@ -203,17 +212,16 @@ def _cases(bundle: Bundle, authors: "_Authors") -> dict[str, Sequence[Text]]:
     if authors.ids("").tokens:
         cases["an empty text"] = [""]
     if bundle.manifest.pair_template:
-        cases["pairs in their template"] = _whole_pairs(authors, limit)
+        # those that fit, and a first one: where authors cut, the end of their template is lost
+        first, *others = [("a", "b"), SENTENCES, (SENTENCES[1], "")]
+        cases["pairs in their template"] = [
+            first,
+            *(pair for pair in others if len(authors.ids(pair).tokens) <= limit),
+        ]
     elif authors.num_special_of_pair < limit:
         cases["pairs"] = [("a", "b"), ("a", ""), ("", "a")]
         cases[f"pairs cut to {limit}"] = _cut_pairs(" ".join(words), limit)
     return cases
-
-
-def _whole_pairs(authors: "_Authors", limit: int) -> list[Text]:
-    """Pairs that fit, and a first one: where authors cut, the end of their template is lost."""
-    first, *others = [("a", "b"), SENTENCES, (SENTENCES[1], "")]
-    return [first, *(pair for pair in others if len(authors.ids(pair).tokens) <= limit)]
 
 
 def _cut_pairs(words: str, limit: int) -> list[Text]:
@@ -245,7 +253,7 @@ class _Authors:
         found = sentence_transformers.read(folder)
         as_written = texts.is_as_written(self.manifest.source)
         self.tokenizer = texts.load_tokenizer(found, as_written)
-        self.told = texts.told_pairs(found)
+        self.told = texts.template_arguments(found)
         self.num_special_of_pair = self.tokenizer.num_special_tokens_to_add(pair=True)
         self._made: dict[str, Array] = {}
 
@@ -261,7 +269,7 @@ class _Authors:
         pairs, which its program is asked for."""
         if self.manifest.pair_template and not isinstance(text, str):
             instruction, settings = self.told
-            told = pair_template.rendered(self.tokenizer, instruction, *text, settings)
+            told = pair_template.render(self.tokenizer, instruction, *text, settings)
             tokens = self.tokenizer(told, add_special_tokens=False)["input_ids"]
             return Ids([*tokens], [0] * len(tokens))
         parts = tuple[str, ...](text)
@@ -286,7 +294,7 @@ def _against_authors(
     """Compares the server's token ids, their types, and the vectors of these texts."""
     sent = [text if isinstance(text, str) else [*text] for text in asked]
     try:
-        ids, vectors = served(service, bundle.manifest, sent, precision)
+        ids, vectors = embed_by_server(service, bundle.manifest, sent, precision)
     except ServiceError as error:
         yield f"refused: {error.message}", 1, 0
         return
@@ -302,9 +310,9 @@ def _ranges(
 ) -> Iterator[tolerances.Result]:
     """Ranges of the served vectors against PyTorch's, and the manifest's against those served."""
     manifest = bundle.manifest
-    ids, vectors = vector_ranges.served(service, bundle, precision)
-    served = vector_ranges.widened(vectors)
-    expected = vector_ranges.widened(authors.vectors(ids))
+    ids, vectors = vector_ranges.embed_calibration_texts(service, bundle, precision)
+    served = vector_ranges.ranges_with_margins(vectors)
+    expected = vector_ranges.ranges_with_margins(authors.vectors(ids))
     yield from tolerances.ranges(served, expected, precision)
     if precision != vector_ranges.precision_of(manifest):
         return

@@ -30,19 +30,19 @@ class Bits(NamedTuple):
     largest_value: float
 
 
-def counted(pairs: Iterable[Pair]) -> Bits:
+def count_unequal(pairs: Iterable[Pair]) -> Bits:
     compared = unequal = 0
     difference = value = 0.0
     for one, other in pairs:
         compared += 1
-        value = _larger(value, one[0])
+        value = _largest_of(value, one[0])
         if not selfcheck.same_bits(one, other):
             unequal += 1
-            difference = _larger(difference, one[0] - other[0])
+            difference = _largest_of(difference, one[0] - other[0])
     return Bits(compared, unequal, difference, value)
 
 
-def _larger(known: float, values: NDArray[Any]) -> float:
+def _largest_of(known: float, values: NDArray[Any]) -> float:
     """NaN if any is."""
     return float(np.maximum(known, np.abs(values).max(initial=0)))
 

@@ -24,7 +24,7 @@ class Case:
     token_type_ids: list[list[int]] | None = None
 
     @classmethod
-    def of(cls, name: str, batch: Batch) -> "Case":
+    def from_batch(cls, name: str, batch: Batch) -> "Case":
         """The sequences of a batch, ragged."""
         types = None if batch.types is None else _split(batch.types, batch)
         return cls(name, _split(batch.tokens, batch), None, types)
@@ -56,21 +56,21 @@ def cases(limits: Limits) -> list[Case]:
     longest, ends = limits.max_positions, np.array([0, limits.vocab_size - 1])
     drawn = selfcheck.sequences(limits, [1, longest, 3, 29, 7, 60, 2])
     ragged = Batch.joined([(drawn, index) for index in range(2, len(drawn))])
-    padded = [_padded(ragged, where) for where in PLACES]
+    padded = [_pad_batch(ragged, where) for where in PLACES]
     masks = padded[0].attention_mask
     assert masks
     pads_alone = [[0] * len(mask) if row == 1 else mask for row, mask in enumerate(masks)]
     return [
-        Case.of("length 1", drawn.sequence(0)),
+        Case.from_batch("length 1", drawn.sequence(0)),
         Case("lowest and highest id", [[int(ids)] for ids in limits.without_pads(ends)]),
-        Case.of(f"maximum length {longest}", drawn.sequence(1)),
-        Case.of("ragged", ragged),
+        Case.from_batch(f"maximum length {longest}", drawn.sequence(1)),
+        Case.from_batch("ragged", ragged),
         *padded,
         replace(padded[0], name="a row of pads alone", attention_mask=pads_alone),
     ]
 
 
-def _padded(batch: Batch, where: str) -> Case:
+def _pad_batch(batch: Batch, where: str) -> Case:
     grids = [selfcheck.place(batch.sequence(index), 64, where) for index in range(len(batch))]
     ids, masks, types = zip(*grids, strict=True)
     return Case(

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from addnorm.export.certificate.served import infer_body, run
 from addnorm.export.sources.program import Ids
-from addnorm.model.pooling import picked
+from addnorm.model.pooling import pick_vectors
 from addnorm.model.transformer import Transformer
 from addnorm.service.runtime.manifest import Manifest
 from addnorm.service.server.wiring import Service
@@ -26,7 +26,7 @@ class Embedded(NamedTuple):
     vectors: Array
 
 
-def served(
+def embed_by_server(
     service: Service, manifest: Manifest, texts: Sequence[Any], precision: str, **options: Any
 ) -> Embedded:
     """Texts or pairs as the server embeds them, cut to the limit of texts. options: of the request.
@@ -70,7 +70,7 @@ def _batch_by_torch(reference: Transformer, manifest: Manifest, texts: Sequence[
         if "pooled" in reference.heads:
             vectors = reference.head("pooled", rows, mask)
         else:
-            vectors = picked(manifest.pooling, rows, mask != 0)
+            vectors = pick_vectors(manifest.pooling, rows, mask != 0)
         if manifest.normalize:
             vectors = torch.nn.functional.normalize(vectors, dim=1)
     made: Array = vectors.numpy()

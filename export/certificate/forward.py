@@ -12,7 +12,6 @@ import numpy as np
 from addnorm.export.certificate import tolerances
 from addnorm.export.certificate.cases import Case, cases
 from addnorm.export.certificate.served import (
-    Array,
     CertificationError,
     NamedCompare,
     Served,
@@ -22,7 +21,6 @@ from addnorm.export.certificate.served import (
     real_rows,
 )
 from addnorm.export.sources.original import Original, OriginalError
-from addnorm.model.config import Pick
 from addnorm.model.transformer import Transformer
 from addnorm.service.runtime import selfcheck
 from addnorm.service.runtime.batch import Grid
@@ -34,7 +32,7 @@ LENGTHS = (3, 1, 512, 29, 7)  # of sequences, cut to the model's
 def refuse_unlike(reference: Transformer, original: Original, limits: Limits) -> None:
     """CertificationError if PyTorch's `Transformer` says something else already. Comes before the
     export, which takes longer."""
-    drawn = selfcheck.sequences(original.drawn(limits), LENGTHS)
+    drawn = selfcheck.sequences(original.sequence_limits(limits), LENGTHS)
     for index in range(len(drawn)):
         ids, types = next(_sequences(drawn.sequence(index).grid()))
         if not original.can_say(ids):
@@ -43,7 +41,7 @@ def refuse_unlike(reference: Transformer, original: Original, limits: Limits) ->
             expected = original.rows(ids, types)
         except OriginalError as error:
             raise CertificationError(str(error)) from error
-        got = original.of_model(reference, ids, types)
+        got = original.rows_of_model(reference, ids, types)
         for output, difference, limit in tolerances.vectors(
             original.compared.output, np.atleast_2d(got), np.atleast_2d(expected), "fp32"
         ):
@@ -57,19 +55,19 @@ def refuse_unlike(reference: Transformer, original: Original, limits: Limits) ->
 
 def ask_all(original: Original, limits: Limits, samples: Sequence[Sequence[int]] = ()) -> None:
     """Asks it for all that `named` compares."""
-    every = [*cases(original.drawn(limits)), *sampled(samples)]
-    for case in (_answerable(case, original) for case in every):
+    every = [*cases(original.sequence_limits(limits)), *sample_cases(samples)]
+    for case in (_answerable_rows(case, original) for case in every):
         for ids, types in _sequences(case.grid()) if case.input_ids else ():
             original.rows(ids, types)
 
 
-def sampled(samples: Sequence[Sequence[int]]) -> list[Case]:
+def sample_cases(samples: Sequence[Sequence[int]]) -> list[Case]:
     """Token ids beside our own, each a sequence."""
     rows = [[*map(int, ids)] for ids in samples]
     return [Case("samples", rows)] if rows else []
 
 
-def named(
+def named_cases(
     path: Served,
     reference: Transformer,
     original: Original,
@@ -77,17 +75,17 @@ def named(
 ) -> list[NamedCompare]:
     """The same cases as beside PyTorch's `Transformer`, and samples, without rows that the original
     has no answer to."""
-    limits = original.drawn(path.model.bundle.manifest.limits)
-    every = [*cases(limits), *sampled(samples)]
-    found = (_answerable(case, original) for case in every)
+    limits = original.sequence_limits(path.model.bundle.manifest.limits)
+    every = [*cases(limits), *sample_cases(samples)]
+    found = (_answerable_rows(case, original) for case in every)
     return [
-        (f"reference, {case.name}", partial(_compared, path, case, reference, original))
+        (f"reference, {case.name}", partial(_compare_answers, path, case, reference, original))
         for case in found
         if case.input_ids
     ]
 
 
-def _answerable(case: Case, original: Original) -> Case:
+def _answerable_rows(case: Case, original: Original) -> Case:
     kept = [original.can_say(ids) for ids, _ in _sequences(case.grid())]
     mask, types = case.attention_mask, case.token_type_ids
     return Case(
@@ -98,7 +96,7 @@ def _answerable(case: Case, original: Original) -> Case:
     )
 
 
-def _compared(
+def _compare_answers(
     path: Served, case: Case, reference: Transformer, original: Original, precision: str
 ) -> Iterator[tolerances.Result]:
     """Compares the output of a case with the original's. In fp16 and int8, PyTorch computes heads:
@@ -107,26 +105,36 @@ def _compared(
     positions = path.few_values(output, case).get("positions")
     if positions == "last":
         of_every_token = False
-    expected = _expected(original, case, of_every_token)
+    grid = case.grid()
+    real = grid.attention_mask != 0
+    try:
+        answers = [original.rows(*row) for row in _sequences(grid)]
+    except OriginalError as error:
+        raise CertificationError(f"{case.name}: {error}") from error
+    if of_every_token:
+        expected = np.concatenate(answers)
+    else:
+        expected = np.stack([answer[-1] if answer.ndim == 2 else answer for answer in answers])
     if precision != "fp32" and output in reference.heads:
-        got = _by_torch(reference, case.grid(), output, of_every_token)
         precision = "fp32"
+        activations, *_ = by_torch(reference, grid)
+        pick = reference.config.heads[output].pick
+        rows = (
+            activations[real]
+            if of_every_token
+            else picked_rows("last" if pick == "every" else pick, activations, real)
+        )
+        got = by_head(reference, output, rows)
     else:
         chosen = {"logits": {"positions": "all" if of_every_token else "last"}}
         options = chosen if positions else {}
         answer = path.ask(case, precision, outputs=[output], **options)[output]
-        got = _rows(answer, case, of_every_token)
+        if of_every_token:
+            got = real_rows(answer, real, case)
+        else:
+            got = np.array(answer, np.float32)[real.any(1)]
+            got = got.reshape(len(got), -1)
     yield from tolerances.vectors(output, got, expected, precision)
-
-
-def _expected(original: Original, case: Case, of_every_token: bool) -> Array:
-    try:
-        answers = [original.rows(*row) for row in _sequences(case.grid())]
-    except OriginalError as error:
-        raise CertificationError(f"{case.name}: {error}") from error
-    if of_every_token:
-        return np.concatenate(answers)
-    return np.stack([answer[-1] if answer.ndim == 2 else answer for answer in answers])
 
 
 def _sequences(grid: Grid) -> Iterator[tuple[list[int], list[int] | None]]:
@@ -134,20 +142,3 @@ def _sequences(grid: Grid) -> Iterator[tuple[list[int], list[int] | None]]:
     for row, real in enumerate(grid.attention_mask != 0):
         types = None if grid.token_type_ids is None else grid.token_type_ids[row][real].tolist()
         yield grid.input_ids[row][real].tolist(), types
-
-
-def _rows(answer: list[object], case: Case, of_every_token: bool) -> Array:
-    real = case.grid().attention_mask != 0
-    if of_every_token:
-        return real_rows(answer, real, case)
-    rows: Array = np.array(answer, np.float32)[real.any(1)]
-    return rows.reshape(len(rows), -1)
-
-
-def _by_torch(reference: Transformer, grid: Grid, output: str, of_every_token: bool) -> Array:
-    activations, *_ = by_torch(reference, grid)
-    real, pick = grid.attention_mask != 0, reference.config.heads[output].pick
-    if of_every_token:
-        return by_head(reference, output, activations[real])
-    rows: Pick = "last" if pick == "every" else pick
-    return by_head(reference, output, picked_rows(rows, activations, real))

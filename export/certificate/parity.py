@@ -14,7 +14,7 @@ from tqdm import tqdm
 
 from addnorm.export.certificate import authors, forward, lens, served
 from addnorm.export.certificate.authors import Compare
-from addnorm.export.certificate.batch_invariance import NamedPairs, counted
+from addnorm.export.certificate.batch_invariance import NamedPairs, count_unequal
 from addnorm.export.certificate.graph import exact
 from addnorm.export.certificate.served import CertificationError, NamedCompare, Served
 from addnorm.export.certificate.tolerances import Result
@@ -69,14 +69,14 @@ def certify(
     """
     if not expected:
         tqdm.write("exporting the reference again")
-        expected = exact.Expected.of(reference, bundle.manifest)
-    checks = same(bundle, expected)
+        expected = exact.Expected.export(reference, bundle.manifest)
+    checks = compare_files(bundle, expected)
     del expected
     gc.collect()  # PyTorch's exporter leaves cycles
     memory.give_back()
     tqdm.write("loading the graphs into onnxruntime")
     model = Model(bundle)
-    checks += near(
+    checks += compare_answers(
         model, reference, checkpoint, originals=originals, program=program, samples=samples
     )
     known = {name: known_digests(model, name) for name in model.engines}
@@ -102,7 +102,7 @@ def certify(
 
 
 def known_digests(model: Model, precision: str) -> known_answers.Digests:
-    """What a machine with the bits of this one makes, in this precision: also alone and padded.
+    """The answers of a machine with the bits of this one, in this precision: also alone and padded.
     CertificationError if those have other bits."""
     bundle, engine = model.bundle, model.engine(precision)
     answers = known_answers.compute(engine, bundle.manifest.limits)
@@ -119,8 +119,8 @@ def nodes(model: Model) -> dict[str, dict[str, Placement]]:
     }
 
 
-def same(bundle: Bundle, expected: exact.Expected) -> list[Check]:
-    """What must be exactly as in the reference. Comes first: no session may see a wrong graph."""
+def compare_files(bundle: Bundle, expected: exact.Expected) -> list[Check]:
+    """Compares what must be exact. Comes first: no session may see a wrong graph."""
     tqdm.write("comparing the files with what they must hold")
     try:
         files = exact.Files.read(bundle)
@@ -158,7 +158,7 @@ def _other_versions(bundle: Bundle) -> str:
     )
 
 
-def near(
+def compare_answers(
     model: Model,
     reference: Transformer,
     checkpoint: Path | None = None,
@@ -167,7 +167,7 @@ def near(
     program: Program | None = None,
     samples: Sequence[Sample] = (),
 ) -> list[Check]:
-    """What is served against PyTorch, case by case.
+    """Compares what is served with PyTorch, case by case.
 
     checkpoint, originals, program, samples: as in `certify`. equal: whether its bits must be equal
     alone, co-batched and padded.
@@ -206,13 +206,13 @@ def texts_alike(
     return checks
 
 
-def _equal(case: NamedPairs) -> NamedCompare:
+def _bit_comparison(case: NamedPairs) -> NamedCompare:
     """A comparison that allows no difference."""
     name, pairs = case
 
     def compare(precision: str) -> Iterator[Result]:
         for output, found in pairs(precision).items():
-            yield output, counted(found).unequal, 0
+            yield output, count_unequal(found).unequal, 0
 
     return name, compare
 
@@ -240,13 +240,13 @@ def _cases(
     fp32 = [precision for precision in every if precision == "fp32"]
     bits = [(every, served.bits(path)), (fp32, lens.bits(path, reference))] if equal else []
     groups = [
-        (every, served.named(path, reference)),
+        (every, served.named_cases(path, reference)),
         *(
-            (every, forward.named(path, reference, original, ids_of(samples)))
+            (every, forward.named_cases(path, reference, original, ids_of(samples)))
             for original in originals
         ),
         (fp32, lens.named(path, reference)),
-        *((precisions, map(_equal, cases)) for precisions, cases in bits),
+        *((precisions, map(_bit_comparison, cases)) for precisions, cases in bits),
         (every, _text_cases(path, reference, checkpoint, program, texts_of(samples))),
     ]
     return [(precisions, case) for precisions, cases in groups for case in cases]

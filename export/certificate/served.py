@@ -21,7 +21,7 @@ from addnorm.export.certificate import tolerances
 from addnorm.export.certificate.batch_invariance import Arrays, NamedPairs, Pair
 from addnorm.export.certificate.cases import PLACES, Case, cases
 from addnorm.model.config import Pick
-from addnorm.model.pooling import picked
+from addnorm.model.pooling import pick_vectors
 from addnorm.model.transformer import Transformer
 from addnorm.service.inference.outputs import OutputKind
 from addnorm.service.inference.request import InferenceRequest
@@ -114,7 +114,7 @@ def path_of(model: Model, bodies: Bodies = INFER) -> Iterator[Served]:
     path.service.close()
 
 
-def named(path: Served, reference: Transformer) -> list[NamedCompare]:
+def named_cases(path: Served, reference: Transformer) -> list[NamedCompare]:
     """Every case by name, as a function to be called with the precision."""
     requests = cases(path.model.bundle.manifest.limits)
     return [
@@ -125,11 +125,11 @@ def named(path: Served, reference: Transformer) -> list[NamedCompare]:
 
 
 def bits(path: Served) -> list[NamedPairs]:
-    """What must have equal bits on the CPU."""
+    """Pairs whose bits must be equal on the CPU."""
     return [
-        ("padded like alone", partial(_padded, path)),
-        ("co-batched like alone", partial(_co_batched, path)),
-        ("bare graph, its bits", partial(_bare_bits, path)),
+        ("padded like alone", partial(_padded_pairs, path)),
+        ("co-batched like alone", partial(_co_batched_pairs, path)),
+        ("bare graph, its bits", partial(_bare_pairs, path)),
     ]
 
 
@@ -172,7 +172,7 @@ def _against_torch(
             pooled = picked_rows(path.model.bundle.manifest.pooling, activations, real)
             rows = vectors, by_head(reference, output, pooled)
         else:
-            rows = _headed(path, case, reference, output, precision, activations, real)
+            rows = _outputs_of_head(path, case, reference, output, precision, activations, real)
         yield from tolerances.vectors(output, *rows, "fp32")
 
 
@@ -184,7 +184,7 @@ def by_torch(reference: Transformer, grid: Grid) -> tuple[Array, Array, Array]:
     return activations.numpy(), mean.numpy(), rstd.numpy()
 
 
-def _headed(
+def _outputs_of_head(
     path: Served,
     case: Case,
     reference: Transformer,
@@ -193,7 +193,7 @@ def _headed(
     activations: Array,
     real: Array,
 ) -> tuple[Array, Array]:
-    """What a head makes, served and by the reference, over real tokens or for each row with one.
+    """A head's output, served and by the reference, over real tokens or for each row with one.
 
     Where logits of every token are too many values, over the last token of each row.
     """
@@ -208,7 +208,9 @@ def _headed(
 
 def picked_rows(pick: Pick, activations: Array, real: Array) -> Array:
     """`[B, S, d]` -> a vector for each row with a real token `[n, d]`."""
-    vectors: Array = picked(pick, torch.from_numpy(activations), torch.from_numpy(real)).numpy()
+    vectors: Array = pick_vectors(
+        pick, torch.from_numpy(activations), torch.from_numpy(real)
+    ).numpy()
     return vectors[real.any(1)]
 
 
@@ -247,7 +249,7 @@ def _pads_alone(path: Served, precision: str) -> Iterator[tolerances.Result]:
     yield "not zero", 0 if is_zero else 1, 0
 
 
-def _bare_bits(path: Served, precision: str) -> Mapping[str, Iterable[Pair]]:
+def _bare_pairs(path: Served, precision: str) -> Mapping[str, Iterable[Pair]]:
     engine, manifest = path.model.engine(precision), path.model.bundle.manifest
     paddings = PADDINGS[manifest.layout]
     drawn = selfcheck.sequences(manifest.limits, BIT_LENGTHS)
@@ -256,7 +258,7 @@ def _bare_bits(path: Served, precision: str) -> Mapping[str, Iterable[Pair]]:
     return {f"unequal ({', '.join(paddings)})": ((one, other) for _, one, other in pairs)}
 
 
-def _padded(path: Served, precision: str) -> Mapping[str, Iterable[Pair]]:
+def _padded_pairs(path: Served, precision: str) -> Mapping[str, Iterable[Pair]]:
     """Padded rows, and the same rows sent ragged."""
     chosen = {case.name: case for case in cases(path.model.bundle.manifest.limits)}
     plain = _rows(path, chosen["ragged"], precision)
@@ -264,7 +266,7 @@ def _padded(path: Served, precision: str) -> Mapping[str, Iterable[Pair]]:
     return {"unequal rows": chain.from_iterable(zip(rows, plain, strict=True) for rows in padded)}
 
 
-def _co_batched(path: Served, precision: str) -> Mapping[str, Iterable[Pair]]:
+def _co_batched_pairs(path: Served, precision: str) -> Mapping[str, Iterable[Pair]]:
     """Rows sent alone, and the same rows in one batch."""
     ragged = next(
         case for case in cases(path.model.bundle.manifest.limits) if case.name == "ragged"

@@ -18,7 +18,7 @@ from addnorm.export.certificate.batch_invariance import (
     NamedPairs,
     Pair,
     compositions,
-    counted,
+    count_unequal,
 )
 from addnorm.export.certificate.served import CertificationError
 from addnorm.export.cuda.rows_through_cpu import refuse_rows_on_cpu
@@ -49,7 +49,7 @@ def measured(
     refuse_rows_on_cpu(model)
     with runs_in_words(f"{bundle.ref} on cuda"):
         check(model)
-        checks = parity.near(model, reference, checkpoint, equal=False)
+        checks = parity.compare_answers(model, reference, checkpoint, equal=False)
         bits = [*_bits(model, reference, num_compositions)]
     return {
         "gpu": gpu_name(),
@@ -79,7 +79,7 @@ def _bits(
             cases: list[NamedPairs] = [*served.bits(path), *of_lens, drawn]
             for case, pairs in cases:
                 for output, found in pairs(precision).items():
-                    bits = counted(found)
+                    bits = count_unequal(found)
                     if not np.isfinite(bits.largest_difference):
                         raise CertificationError(f"{case} ({precision}): numbers are not finite")
                     tqdm.write(_table_row(precision, case, bits))

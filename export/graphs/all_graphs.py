@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from addnorm.export.graphs.graph import export_body, export_head, export_lens
 from addnorm.export.graphs.model_file import Graph
-from addnorm.export.graphs.portable import portable
+from addnorm.export.graphs.portable import make_portable
 from addnorm.model.layout import LAYOUTS
 from addnorm.model.transformer import Transformer
 
@@ -21,7 +21,7 @@ class Graphs:
     heads: dict[str, Graph]  # by output
 
     @classmethod
-    def of(cls, model: Transformer, lens: bool) -> "Graphs":
+    def export(cls, model: Transformer, lens: bool) -> "Graphs":
         """The values of the graphs are the model's own memory."""
         plain = export_body(model)
         heads = {
@@ -30,6 +30,6 @@ class Graphs:
         }
         if model.layout is not LAYOUTS["packed"]:
             return cls(plain, plain, None, heads)
-        seen = portable(export_lens(model)) if lens else None
-        portable_heads = {name: portable(head) for name, head in heads.items()}
-        return cls(portable(plain), plain, seen, portable_heads)
+        seen = make_portable(export_lens(model)) if lens else None
+        portable_heads = {name: make_portable(head) for name, head in heads.items()}
+        return cls(make_portable(plain), plain, seen, portable_heads)

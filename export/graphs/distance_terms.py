@@ -18,7 +18,7 @@ C2P, P2C = ".c2p", ".p2c"  # ends of the names of what picks a table's rows
 
 
 class DistanceTerms(NamedTuple):
-    """What they are made of. Tables: "" where there is no such term."""
+    """The parts of such terms. Tables: "" where there is no such term."""
 
     keys: str  # [R, H * e]
     queries: str  # [R, H * e]
@@ -27,7 +27,7 @@ class DistanceTerms(NamedTuple):
 
     @classmethod
     def read(cls, body: GraphProto, outside: Mapping[str, str]) -> "DistanceTerms | None":
-        """What a Scan was written with. outside: its inputs, by their names within."""
+        """Reads them from the body of a Scan. outside: its inputs, by their names within."""
         made_by = {name: node for node in body.node for name in node.output}
         found = {node.name[-len(C2P) :]: node for node in body.node if node.op_type == "Gather"}
         keys, queries = (
@@ -53,7 +53,7 @@ class TermsOfBlock:
             for part, query in enumerate(queries)
         ]
         columns = make("Sub", make("Shape", rows), self._width)
-        return self._skewed(self._sum(made), columns, 4)
+        return self._skew(self._sum(made), columns, 4)
 
     def p2c(self, keys: Sequence[str], table: str, tiles: str) -> str:
         """keys `[B, H, G, w, e / P]`, table `[R * H * P, e / P]`, tiles `[G, 2 * w]` ->
@@ -63,7 +63,7 @@ class TermsOfBlock:
             self._product(key, table, self._by_head(tiles, part, 2), P2C)
             for part, key in enumerate(keys)
         ]
-        by_tile = self._skewed(self._sum(made), self._width, 5)  # [B, H, G, w keys, w queries]
+        by_tile = self._skew(self._sum(made), self._width, 5)  # [B, H, G, w keys, w queries]
         shape = make("Concat", [0, 0, -1], self._width, axis=0)
         return make("Transpose", make("Reshape", by_tile, shape), perm=[0, 1, 3, 2])
 
@@ -88,7 +88,7 @@ class TermsOfBlock:
             total = self._block.make("Add", total, product)
         return total
 
-    def _skewed(self, x: str, columns: str, rank: int) -> str:
+    def _skew(self, x: str, columns: str, rank: int) -> str:
         """`[.., w, L]` -> `[.., w, columns]`: row i from its column w - 1 - i on."""
         make, kept = self._block.make, [0] * (rank - 2)
         flat = make("Reshape", x, [*kept, -1])

@@ -68,7 +68,7 @@ def export_body(model: Transformer) -> Graph:
     The graph's values are the model's own memory.
     """
     inputs, shapes = _body_inputs(model)
-    with _headless(model):
+    with _without_heads(model):
         return export_module(model, tuple(inputs.values()), [*inputs], BODY_OUTPUTS, shapes)
 
 
@@ -87,7 +87,7 @@ def export_lens(model: Transformer) -> Graph:
     shapes["heads"] = [{0: Dim(f"num_heads_{layer}")} for layer in range(n_layers)]
     names = [*inputs, *([] if types is None else ["token_type_ids"])]
     lens = _Lens(model)
-    with _headless(lens):
+    with _without_heads(lens):
         return export_module(
             lens,
             (*inputs.values(), types, heads),
@@ -125,7 +125,7 @@ def _body_inputs(model: Transformer) -> tuple[dict[str, torch.Tensor], Shapes]:
 
 
 @contextmanager
-def _headless(model: Transformer) -> Iterator[None]:
+def _without_heads(model: Transformer) -> Iterator[None]:
     """A tensor that a head shares with the body would get its name from the head."""
     heads, model.heads = model.heads, nn.ModuleDict()
     try:
@@ -149,20 +149,15 @@ def export_module(
     dynamic_shapes: Shapes,
 ) -> Graph:
     """inputs, outputs: their names; dynamic_shapes: the axes of each input that vary."""
-    with _quiet(), torch.no_grad():
+    with _silence_exporter(), torch.no_grad():
         program = torch.onnx.export(
             module, arguments, dynamo=True, verbose=False, opset_version=OPSET,
             input_names=inputs, output_names=outputs, dynamic_shapes=dynamic_shapes,
         )  # fmt: skip
     assert program
-    values = _taken_out(program.model)
-    return Graph(_standard(_scanned(program.model_proto)), values)
-
-
-def _taken_out(model: onnx_ir.Model) -> dict[str, Array]:
-    """The large constants by name. In the model, only their types and shapes stay."""
+    # large constants: in the model, only their types and shapes stay
     values: dict[str, Array] = {}
-    for name, constant in model.graph.initializers.items():
+    for name, constant in program.model.graph.initializers.items():
         tensor = constant.const_value
         assert tensor is not None
         if tensor.nbytes >= MIN_BYTES:
@@ -171,11 +166,11 @@ def _taken_out(model: onnx_ir.Model) -> dict[str, Array]:
             constant.const_value = onnx_ir.ExternalTensor(
                 "", None, None, tensor.dtype, shape=shape, name=name
             )
-    return values
+    return Graph(_remove_notes(_write_scans(program.model_proto)), values)
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
+def _silence_exporter() -> Iterator[None]:
     """Silences the exporter, which deprecates parts of itself and warns that torchvision is missing
     on every call."""
     logger = logging.getLogger("torch.onnx")
@@ -189,12 +184,22 @@ def _quiet() -> Iterator[None]:
         logger.setLevel(level)
 
 
-def _scanned(model: ModelProto) -> ModelProto:
+def _write_scans(model: ModelProto) -> ModelProto:
     """Attention in blocks becomes a Scan over the blocks, which PyTorch's exporter cannot write."""
     domain = ATTENTION_IN_BLOCKS.partition("::")[0]
     if any(_in_bands(node) for node in model.graph.node):
-        _forget_sizes(model)
-    _drop_marks(model)
+        # Sizes that vary together: of a band's that is not true, see `_range` in model/grid.py
+        for info in model.graph.value_info:
+            for size in info.type.tensor_type.shape.dim:
+                if size.dim_param:
+                    size.Clear()
+    # weights that were marked are read as they are
+    marks = [node for node in model.graph.node if _name(node) == WEIGHT]
+    weights = {node.output[0]: node.input[0] for node in marks}
+    for node in marks:
+        model.graph.node.remove(node)
+    for node in model.graph.node:
+        node.input[:] = [weights.get(name, name) for name in node.input]
     for node in model.graph.node:
         if node.domain == domain:
             node.CopyFrom(_scan(node))
@@ -204,31 +209,12 @@ def _scanned(model: ModelProto) -> ModelProto:
     return model
 
 
-def _drop_marks(model: ModelProto) -> None:
-    """Weights that were marked are read as they are."""
-    marks = [node for node in model.graph.node if _name(node) == WEIGHT]
-    weights = {node.output[0]: node.input[0] for node in marks}
-    for node in marks:
-        model.graph.node.remove(node)
-    for node in model.graph.node:
-        node.input[:] = [weights.get(name, name) for name in node.input]
-
-
 def _in_bands(node: NodeProto) -> bool:
     return _name(node) == ATTENTION_IN_BANDS
 
 
 def _name(node: NodeProto) -> str:
     return f"{node.domain}::{node.op_type}"
-
-
-def _forget_sizes(model: ModelProto) -> None:
-    """Drops which sizes vary together: of a band's that is not true, see `_range` in model/grid.py,
-    and onnxruntime would reuse buffers of other sizes."""
-    for info in model.graph.value_info:
-        for size in info.type.tensor_type.shape.dim:
-            if size.dim_param:
-                size.Clear()
 
 
 def _scan(node: NodeProto) -> NodeProto:
@@ -256,7 +242,7 @@ def _scan(node: NodeProto) -> NodeProto:
     if len(node.output) > 1:
         shown = f"{node.output[1]}.block"
         attention.output.extend(["", "", f"{shown}.all"])
-        nodes += _chosen(attention, heads=read[7], made=shown)
+        nodes += _choose_heads(attention, heads=read[7], made=shown)
         made.append(_floats(shown, 4))
     arguments = [_argument(read[index], index) for index in cut]
     body = helper.make_graph(nodes, f"{node.name}.body", arguments, made)
@@ -266,7 +252,7 @@ def _scan(node: NodeProto) -> NodeProto:
     return scan
 
 
-def _chosen(attention: NodeProto, heads: str, made: str) -> list[NodeProto]:
+def _choose_heads(attention: NodeProto, heads: str, made: str) -> list[NodeProto]:
     """Nodes that take the softmax of `heads`, `[B, h, w, S]`, from the softmax of all heads.
 
     The reshaping changes nothing: where S is not known, onnxruntime takes it for 0 in the shape of
@@ -297,17 +283,14 @@ def _floats(name: str, rank: int) -> ValueInfoProto:
     return helper.make_tensor_value_info(name, TensorProto.FLOAT, [None] * rank)
 
 
-def _operator(node: NodeProto) -> str:
-    return f"{node.domain or 'ai.onnx'}.{node.op_type}"
-
-
-def _standard(model: ModelProto) -> ModelProto:
+def _remove_notes(model: ModelProto) -> ModelProto:
     """Removes the notes that the exporter made.
 
     UnfitError for operators outside ai.onnx.
     """
     graph = model.graph
-    foreign = {node for node in map(_operator, graph.node) if not node.startswith("ai.onnx.")}
+    operators = {f"{node.domain or 'ai.onnx'}.{node.op_type}" for node in graph.node}
+    foreign = {name for name in operators if not name.startswith("ai.onnx.")}
     if foreign or model.functions:
         names = ", ".join(sorted(foreign)) or "local functions"
         raise UnfitError(f"the graph needs operators outside ai.onnx: {names}")

@@ -102,12 +102,17 @@ class _Halving:
         if not self._of_weights.isdisjoint(floats):
             self._convert(node, list(dict.fromkeys(floats)))
         self._nodes.append(node)
-        self._cast_outputs(node)
+        # outputs of the graph keep their name and type
+        for index, name in enumerate(node.output):
+            if name in self._outputs and self._types[name] == HALF:
+                node.output[index] = f"{name}{SUFFIX}"
+                self._nodes.append(_cast(node.output[index], name, FLOAT))
+                self._types[name] = FLOAT
 
     def _convert(self, node: NodeProto, floats: Sequence[str]) -> None:
         kind = self._kind(node, floats)
         is_masked = node.op_type in ATTENTION
-        names = {name: self._in(name, kind, is_masked) for name in floats}
+        names = {name: self._in_type(name, kind, is_masked) for name in floats}
         for item in _nodes(node):
             for index, name in enumerate(item.input):
                 item.input[index] = names.get(name, name)
@@ -131,20 +136,20 @@ class _Halving:
         is_float = is_square or node.op_type in IN_FLOAT or FLOAT in computed
         return int(FLOAT if is_float else HALF)
 
-    def _in(self, name: str, kind: int, is_masked: bool) -> str:
+    def _in_type(self, name: str, kind: int, is_masked: bool) -> str:
         """The name of a value in that type. is_masked: it may hold a mask's numbers."""
         if self._types[name] == kind:
             return name
         if (name, kind) not in self._casts:
             self._casts[name, kind] = made = f"{name}{SUFFIX if kind == HALF else '.fp32'}"
             if name in self._constants:
-                self._tensors[made] = self._rounded(name)
+                self._tensors[made] = self._round(name)
             else:
-                clipped = self._clipped(name) if is_masked and kind == HALF else name
+                clipped = self._clip(name) if is_masked and kind == HALF else name
                 self._nodes.append(_cast(clipped, made, kind))
         return self._casts[name, kind]
 
-    def _rounded(self, name: str) -> Array:
+    def _round(self, name: str) -> Array:
         try:
             return round_to_half(self._source.value(self._constants[name]))
         except HalfPrecisionError as error:
@@ -152,19 +157,11 @@ class _Halving:
                 f"fp16 does not fit: {name}{error}; leave it out of --precision"
             ) from None
 
-    def _clipped(self, name: str) -> str:
+    def _clip(self, name: str) -> str:
         made = f"{name}.clipped"
         self._nodes.append(helper.make_node("Clip", [name, *RANGE], [made], f"Clip.{made}"))
         self._tensors |= {bound: np.array(value, np.float32) for bound, value in RANGE.items()}
         return made
-
-    def _cast_outputs(self, node: NodeProto) -> None:
-        """Outputs of the graph keep their name and type."""
-        for index, name in enumerate(node.output):
-            if name in self._outputs and self._types[name] == HALF:
-                node.output[index] = f"{name}{SUFFIX}"
-                self._nodes.append(_cast(node.output[index], name, FLOAT))
-                self._types[name] = FLOAT
 
     def graph(self) -> Graph:
         """The graph with all nodes that were added."""
@@ -178,15 +175,12 @@ class _Halving:
         for info in made.graph.value_info:
             info.type.tensor_type.elem_type = self._types[info.name]
         values = {**self._source.values, **self._tensors}
-        return Graph(made, {item.name: values[item.name] for item in kept if _is_outside(item)})
+        outside = [item.name for item in kept if item.data_location == EXTERNAL]
+        return Graph(made, {name: values[name] for name in outside})
 
 
 def _cast(name: str, made: str, kind: int) -> NodeProto:
     return helper.make_node("Cast", [name], [made], f"Cast.{made}", to=kind)
-
-
-def _is_outside(item: TensorProto) -> bool:
-    return bool(item.data_location == EXTERNAL)
 
 
 def _bodies(node: NodeProto) -> Iterator[GraphProto]:

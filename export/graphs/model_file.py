@@ -85,7 +85,19 @@ def save(graph: Graph, path: Path, shared: bool = False) -> None:
     made = graph.copy().proto
     outside = [item for item in made.graph.initializer if item.name in graph.values]
     if shared or sum(graph.values[item.name].nbytes for item in outside) > MAX_BYTES:
-        _write_data(outside, graph.values, data_file(path))
+        # each item says where its values lie
+        data = data_file(path)
+        num_bytes = sum(graph.values[item.name].nbytes for item in outside)
+        progress = tqdm(total=num_bytes, desc=data.name, unit="B", unit_scale=True, disable=None)
+        with data.open("wb") as stream, progress:
+            for item in outside:
+                array = np.ascontiguousarray(graph.values[item.name])
+                offset = math.ceil(stream.tell() / ALIGNMENT) * ALIGNMENT
+                stream.seek(offset)
+                stream.write(as_bytes(array))
+                for key, value in zip(PLACE, (data.name, offset, array.nbytes), strict=True):
+                    item.external_data.add(key=key, value=str(value))
+                progress.update(array.nbytes)
     else:
         for item in outside:
             _put_in(item, graph)
@@ -112,21 +124,6 @@ def _put_in(item: TensorProto, graph: Graph) -> None:
     item.ClearField("data_location")
     item.ClearField("external_data")  # of a graph that was read from two files
     item.raw_data = graph.values[item.name].tobytes()
-
-
-def _write_data(items: list[TensorProto], values: Mapping[str, Array], path: Path) -> None:
-    """Notes in each item where its values lie."""
-    num_bytes = sum(values[item.name].nbytes for item in items)
-    progress = tqdm(total=num_bytes, desc=path.name, unit="B", unit_scale=True, disable=None)
-    with path.open("wb") as stream, progress:
-        for item in items:
-            array = np.ascontiguousarray(values[item.name])
-            offset = math.ceil(stream.tell() / ALIGNMENT) * ALIGNMENT
-            stream.seek(offset)
-            stream.write(as_bytes(array))
-            for key, value in zip(PLACE, (path.name, offset, array.nbytes), strict=True):
-                item.external_data.add(key=key, value=str(value))
-            progress.update(array.nbytes)
 
 
 def load(path: Path, owner: Path | None = None) -> Graph:

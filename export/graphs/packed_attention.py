@@ -29,7 +29,7 @@ def num_parts(head_dims: int) -> int:
 
 
 class PackedAttention:
-    """What an exporter wrote around one Scan over blocks of Attention, and what takes its place."""
+    """One Scan over blocks of Attention as an exporter wrote it, and the nodes in its place."""
 
     def __init__(
         self,
@@ -77,21 +77,21 @@ class PackedAttention:
         """The Scan, from rows to `contexts` and the softmax that a lens shows."""
         parts = range(self._parts)
         self.contexts = [f"{PREFIX}{self._scan.output[0]}.{part}" for part in parts]
-        queries = [self._gathered(self._query_cells, self._own(part)) for part in parts]
-        keys = [self._gathered(self._key_cells, self._shared(part)) for part in parts]
+        queries = [self._gather(self._query_cells, self._offsets(part)) for part in parts]
+        keys = [self._gather(self._key_cells, self._shared_offsets(part)) for part in parts]
         values = [self._values(part) for part in parts]
         block = _Block(self._scan.name, self._nodes.constants)
         given = [*queries, *(keys + values if self._in_bands else [])]
-        own = [block.given(f"queries_{part}") for part in parts]
+        own = [block.add_input(f"queries_{part}") for part in parts]
         if self._in_bands:
-            keys = [block.given(f"keys_{part}") for part in parts]
-            values = [block.given(f"values_{part}") for part in parts]
+            keys = [block.add_input(f"keys_{part}") for part in parts]
+            values = [block.add_input(f"values_{part}") for part in parts]
         products = block.products(own, keys)
         if self._terms:
             products += self._by_distance(block, own, keys, self._terms)
         scores = block.scores(products, self._scale)
         if self._bias:
-            scores = block.make("Add", scores, block.given("bias"))
+            scores = block.make("Add", scores, block.add_input("bias"))
         if self._mask:
             scores = block.make("Add", scores, self._mask)
         block.attend(scores, values, self._shown)
@@ -105,7 +105,7 @@ class PackedAttention:
         """Both terms of a block's scores, `[B, H, w, S]`, not scaled."""
         make, found = self._nodes.make, []
         width = make("Shape", self._query_cells, start=2, end=3)
-        rows, tiles = block.given("rows", rank=1), block.given("tiles", rank=2)
+        rows, tiles = block.add_input("rows", rank=1), block.add_input("tiles", rank=2)
         written = TermsOfBlock(block, self._n_heads, self._parts, width)
         if terms.keys:
             table = make("Reshape", terms.keys, [-1, self._width])
@@ -117,16 +117,16 @@ class PackedAttention:
             found.append(written.p2c(by_tile, table, tiles))
         return found
 
-    def _own(self, part: int) -> Array:
+    def _offsets(self, part: int) -> Array:
         """`[H, 1]`: where a part of each head of queries lies behind the first."""
         return np.arange(self._n_heads)[:, None] * self._parts + part
 
-    def _shared(self, part: int) -> Array:
+    def _shared_offsets(self, part: int) -> Array:
         """`[H, 1]`: likewise of the head of keys, or of values, that each head of queries reads."""
         heads: Array = np.arange(self._n_heads)[:, None] // self._share
         return heads * self._parts + part
 
-    def _gathered(self, cells: str, firsts: Array) -> str:
+    def _gather(self, cells: str, firsts: Array) -> str:
         """cells `[..., n]` of rows of K * e -> `[..., H, n, e / P]`"""
         table = self._nodes.make("Reshape", self._qkv, [-1, self._width])
         return self._nodes.make("Gather", table, self._by_head(cells, firsts))
@@ -149,12 +149,12 @@ class PackedAttention:
             # row 0 is the filler's, which no sequence reads; pads read it, and find zeros
             zeros = self._nodes.constant("zeros", np.zeros((1, count, width + 1), np.float32))
             table = make("ScatterND", table, [[0]], zeros)
-            cells = make("Where", self._seen, cells, 0)
+            cells = make("Where", self._is_token, cells, 0)
         table = make("Reshape", table, [-1, width + 1])
-        return make("Gather", table, self._by_head(cells, self._shared(part)))
+        return make("Gather", table, self._by_head(cells, self._shared_offsets(part)))
 
     @cached_property
-    def _seen(self) -> str:
+    def _is_token(self) -> str:
         """`[B, S]`: whether a place of attention's grid holds a token."""
         make = self._nodes.make
         seq = make("Squeeze", make("Shape", self._key_cells, start=1, end=2))
@@ -167,13 +167,13 @@ class PackedAttention:
         first token."""
         if not (self._bias or self._terms) or not self._num_keys:
             return ""
-        mask = self._nodes.make("Where", self._seen, 0.0, MASKED)
+        mask = self._nodes.make("Where", self._is_token, 0.0, MASKED)
         return self._nodes.make("Unsqueeze", mask, [1, 2])
 
     def to_rows(self, cells: str, rows: str) -> None:
         """cells `[N]`, rows' places in [G, B, w] -> `rows` `[N, H * e]`."""
         make, by_head = self._nodes.make, self._context_cells(cells)
-        parts = [self._divided(context, by_head) for context in self.contexts]
+        parts = [self._divide(context, by_head) for context in self.contexts]
         joined = make("Concat", *parts, axis=2) if len(parts) > 1 else parts[0]
         make("Reshape", joined, [-1, self._n_heads * self._dims], to=rows)
 
@@ -187,7 +187,7 @@ class PackedAttention:
         starts = make("Mul", make("Add", firsts, np.arange(self._n_heads)), width)
         return make("Add", starts, make("Unsqueeze", place, [1]))
 
-    def _divided(self, context: str, cells: str) -> str:
+    def _divide(self, context: str, cells: str) -> str:
         """-> `[N, H, e / P]`"""
         make, width = self._nodes.make, self._width
         rows = make("Gather", make("Reshape", context, [-1, width + 1]), cells)
@@ -205,16 +205,20 @@ class _Block(Nodes):
         self._inputs: list[ValueInfoProto] = []
         self._outputs: list[str] = []
 
-    def given(self, name: str, rank: int = 0) -> str:
+    def add_input(self, name: str, rank: int = 0) -> str:
         """The block of one more input of the Scan: floats, or whole numbers if it has a rank."""
         whole = f"{PREFIX}{self._name}.{name}"
-        self._inputs.append(_whole_numbers(whole, rank) if rank else _floats(whole))
+        self._inputs.append(
+            helper.make_tensor_value_info(whole, TensorProto.INT64, [None] * rank)
+            if rank
+            else _floats(whole)
+        )
         return whole
 
     def products(self, queries: Sequence[str], keys: Sequence[str]) -> list[str]:
         """queries `[B, H, w, e / P]`, keys `[B, H, S, e / P]` -> of each part `[B, H, w, S]`."""
         return [
-            self.make("MatMul", query, self._transposed(key))
+            self.make("MatMul", query, self.make("Transpose", key, perm=[0, 1, 3, 2]))
             for query, key in zip(queries, keys, strict=True)
         ]
 
@@ -224,9 +228,6 @@ class _Block(Nodes):
         for product in products[1:]:
             total = self.make("Add", total, product)
         return self.make("Mul", total, scale)
-
-    def _transposed(self, key: str) -> str:
-        return self.make("Transpose", key, perm=[0, 1, 3, 2])
 
     def attend(self, scores: str, values: Sequence[str], shown: str) -> None:
         """values `[B, H, S, e / P + 1]`: the last column is 1. shown: heads, or ""."""
@@ -245,10 +246,6 @@ class _Block(Nodes):
         return helper.make_node(
             "Scan", inputs, outputs, self._name, body=body, num_scan_inputs=len(inputs)
         )
-
-
-def _whole_numbers(name: str, rank: int) -> ValueInfoProto:
-    return helper.make_tensor_value_info(name, TensorProto.INT64, [None] * rank)
 
 
 def _floats(name: str) -> ValueInfoProto:

@@ -15,7 +15,6 @@ So these are replaced (docs/design/processors.md has the measurements):
 """
 
 import math
-from collections.abc import Sequence
 
 import numpy as np
 import onnx
@@ -26,10 +25,11 @@ from addnorm.export.graphs.nodes import Array, Nodes, attribute, read_by
 from addnorm.export.graphs.packed_attention import PackedAttention
 
 LANES = 16  # partial sums of a row: more of them are more exact, and up to 16 cost nothing
+SUMS = ("ReduceMean", "ReduceSum")
 GELU = 2 * math.sqrt(2 / math.pi)
 
 
-def portable(graph: Graph) -> Graph:
+def make_portable(graph: Graph) -> Graph:
     """fp32 graph of the packed layout, of its lens or of a head -> the same, portable."""
     rewriting = _Rewriting(graph)
     for node in graph.proto.graph.node:
@@ -71,20 +71,24 @@ class _Rewriting(Nodes):
             self._attentions[first].to_rows(cells=node.input[1], rows=node.output[0])
         elif kind == "LayerNormalization":
             self._layer_norm(node)
-        elif kind in ("ReduceMean", "ReduceSum") and self._is_float(first):
-            self._reduce(node)
+        elif kind in SUMS and self._types[first].elem_type == TensorProto.FLOAT:
+            axes, width = node.input[1], self._types[first].shape.dim[-1].dim_value
+            assert self._value(axes).tolist() == [-1], f"{node.name} reduces another axis"
+            self._sum(first, width, 1 / width if kind == "ReduceMean" else 1.0, to=node.output[0])
         elif kind == "Reciprocal":
             self._reciprocals[node.output[0]] = first
             self.make("Div", 1.0, first, to=node.output[0])
         elif kind == "Mul" and (rstd := self._reciprocals.keys() & {*node.input}):
-            self._divide(node, *rstd)
+            # x (1 / y) is x / y: onnxruntime makes it so where nothing else reads 1 / y, and other
+            # bits where a lens leaves the statistics out
+            (x,) = {*node.input} - rstd
+            self.make("Div", x, self._reciprocals[rstd.pop()], to=node.output[0])
         elif kind == "Gelu" and attribute(node, "approximate", b"none") == b"tanh":
-            self._gelu(first, node.output[0])
+            cubic = self.make("Mul", self.make("Mul", first, first), GELU * 0.044715)
+            argument = self.make("Mul", self.make("Add", cubic, GELU), first)
+            self.make("Mul", first, self.make("Sigmoid", argument), to=node.output[0])
         else:
             self.nodes.append(node)
-
-    def _is_float(self, name: str) -> bool:
-        return bool(self._types[name].elem_type == TensorProto.FLOAT)
 
     def _value(self, name: str) -> Array:
         return self._source.value(self._given[name])
@@ -115,27 +119,15 @@ class _Rewriting(Nodes):
         if beta:
             self.make("Add", scaled, beta[0], to=y)
 
-    def _divide(self, node: NodeProto, rstd: str) -> None:
-        """x (1 / y) is x / y: onnxruntime makes it so where nothing else reads 1 / y, and other
-        bits where a lens leaves the statistics out."""
-        x = next(name for name in node.input if name != rstd)
-        self.make("Div", x, self._reciprocals[rstd], to=node.output[0])
-
-    def _reduce(self, node: NodeProto) -> None:
-        x, axes = node.input
-        width = self._types[x].shape.dim[-1].dim_value
-        assert self._value(axes).tolist() == [-1], f"{node.name} reduces another axis"
-        self._sum(x, width, 1 / width if node.op_type == "ReduceMean" else 1.0, to=node.output[0])
-
-    def _gelu(self, x: str, y: str) -> None:
-        cubic = self.make("Mul", self.make("Mul", x, x), GELU * 0.044715)
-        argument = self.make("Mul", self.make("Add", cubic, GELU), x)
-        self.make("Mul", x, self.make("Sigmoid", argument), to=y)
-
     def graph(self) -> Graph:
         """The graph with all nodes that were taken, and without what nothing reads any more."""
         made = self._source.copy().proto
-        nodes = _used(self.nodes, {item.name for item in made.graph.output})
+        # the nodes that lead to the outputs
+        read, nodes = {item.name for item in made.graph.output}, list[NodeProto]()
+        for node in reversed(self.nodes):
+            if read.intersection(node.output):
+                read.update(read_by(node))
+                nodes.insert(0, node)
         read = {name for node in nodes for name in read_by(node)}
         new = [constant(name, array) for name, array in self.constants.items()]
         kept = [item for item in (*made.graph.initializer, *new) if item.name in read]
@@ -148,13 +140,3 @@ class _Rewriting(Nodes):
         values = {**self._source.values, **self.constants}
         outside = [item.name for item in kept if item.data_location == EXTERNAL]
         return Graph(made, {name: values[name] for name in outside})
-
-
-def _used(nodes: Sequence[NodeProto], outputs: set[str]) -> list[NodeProto]:
-    """The nodes that lead to the outputs."""
-    read, kept = set(outputs), []
-    for node in reversed(nodes):
-        if read.intersection(node.output):
-            read.update(read_by(node))
-            kept.append(node)
-    return kept[::-1]

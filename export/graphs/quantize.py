@@ -72,21 +72,30 @@ def quantize(graph: Graph, ranges: Mapping[str, Floats]) -> Graph:
     ranges: for each of these, from `measure`.
     """
     constants = {item.name: item for item in graph.proto.graph.initializer}
-    tensors, new = (
-        dict(CONSTANTS),
-        dict[str, list[NodeProto]](),
-    )  # new: a Gemm's output -> the nodes that replace it
+    tensors = dict(CONSTANTS)
+    in_place: dict[str, list[NodeProto]] = {}  # of a Gemm, by its output
     for name, gemm in large_gemms(graph.proto).items():
         tensors |= _tensors(name, split(*_operands(gemm, graph, constants), ranges[name]))
-        new[gemm.output[0]] = _nodes(name, gemm.input[0], gemm.output[0])
-    nodes = [part for node in graph.proto.graph.node for part in new.get(node.output[0], [node])]
-    quantized = _replaced(graph, nodes, tensors)
+        in_place[gemm.output[0]] = _nodes(name, gemm.input[0], gemm.output[0])
+    nodes = [own for node in graph.proto.graph.node for own in in_place.get(node.output[0], [node])]
+    # without constants that nothing reads any more
+    used = {name for node in nodes for name in read_by(node)}
+    new = [constant(name, value) for name, value in tensors.items()]
+    kept = [item for item in (*graph.proto.graph.initializer, *new) if item.name in used]
+    made = graph.copy().proto
+    made.opset_import.append(helper.make_opsetid(CONTRIB, 1))
+    for field, items in ((made.graph.node, nodes), (made.graph.initializer, kept)):
+        del field[:]
+        field.extend(items)
+    values = {**graph.values, **tensors}
+    outside = {item.name for item in kept if item.data_location == EXTERNAL}
+    quantized = Graph(made, {name: values[name] for name in values if name in outside})
     onnx.checker.check_model(quantized.without_values())
     return quantized
 
 
 def needs(precisions: Collection[str]) -> Int8:
-    """What the manifest of a bundle with these precisions says that int8 needs."""
+    """The needs of int8, as the manifest of a bundle with these precisions has them."""
     return NEEDS if "int8" in precisions else Int8()
 
 
@@ -98,9 +107,17 @@ def large_gemms(model: ModelProto) -> dict[str, NodeProto]:
     product of constants alone is left out: it is made once, when a graph is loaded.
     """
     constants = {item.name: item for item in model.graph.initializer}
-    varying = _varying(model)
+    # values that are not made of constants alone
+    varying = {item.name for item in model.graph.input}
+    for node in model.graph.node:
+        if not varying.isdisjoint(read_by(node)):
+            varying.update(node.output)
     gemms = [node for node in model.graph.node if node.op_type == "Gemm"]
-    large = [node for node in gemms if node.input[0] in varying and _pays(constants[node.input[1]])]
+    large = [
+        node
+        for node in gemms
+        if node.input[0] in varying and math.prod(constants[node.input[1]].dims) >= MIN_ENTRIES
+    ]
     if not large:
         why = f"no weight of the body has {MIN_ENTRIES} entries or more"
         raise QuantizationError(f"int8 does not pay: {why}; leave it out of --precision")
@@ -111,22 +128,9 @@ def large_gemms(model: ModelProto) -> dict[str, NodeProto]:
     return named
 
 
-def _varying(model: ModelProto) -> set[str]:
-    """Values that are not made of constants alone."""
-    varying = {item.name for item in model.graph.input}
-    for node in model.graph.node:
-        if not varying.isdisjoint(read_by(node)):
-            varying.update(node.output)
-    return varying
-
-
 def weight_of(name: str) -> str:
     """The weight that a name of `large_gemms` means."""
     return name.partition(USE)[0]
-
-
-def _pays(weight: TensorProto) -> bool:
-    return bool(math.prod(weight.dims) >= MIN_ENTRIES)
 
 
 def _operands(
@@ -169,7 +173,7 @@ def measure(graph: Graph, limits: Limits) -> dict[str, Floats]:
 
 @dataclass(frozen=True)
 class Parts:
-    """What replaces one weight `[K, M]` and bias `[M]`, with k float columns."""
+    """The tensors in place of one weight `[K, M]` and bias `[M]`, with k float columns."""
 
     columns: Array  # [k] int64, columns of x that stay float
     shrink: Floats  # [K] 1 / f, 0 in the float columns
@@ -200,17 +204,12 @@ def split(weight: Floats, bias: Floats, ranges: Floats) -> Parts:
     shrink = _power(np.maximum(np.abs(weight).max(1), TINY) / np.maximum(seen, TINY))
     shrink[columns] = 0
     inner = np.divide(weight, shrink[:, None], out=np.zeros_like(weight), where=shrink[:, None] > 0)
-    scale = _column_scales(inner)
-    quantized = np.rint(inner / scale).astype(np.int8)
-    return Parts(columns, shrink, quantized, scale, _rest(weight, bias, columns, quantized, scale))
-
-
-def _column_scales(inner: Floats) -> Floats:
-    """`[M]` for inner `[K, M]`: the smallest with entries up to 127 and pairs up to MAX_PAIR."""
+    # the smallest with entries up to 127 and pairs up to MAX_PAIR
     # each of two entries may round up by half a step
     pairs = largest_pairs(inner) / np.float32(MAX_PAIR - 1)
     scale: Floats = np.maximum(np.maximum(np.abs(inner).max(0) / np.float32(127), pairs), TINY)
-    return scale
+    quantized = np.rint(inner / scale).astype(np.int8)
+    return Parts(columns, shrink, quantized, scale, _rest(weight, bias, columns, quantized, scale))
 
 
 def largest_pairs(weight: Array) -> Array:
@@ -244,7 +243,7 @@ def _rest(
 
 
 def _tensors(name: str, parts: Parts) -> dict[str, Array]:
-    return {f"{name}.{part}": getattr(parts, part) for part in Parts.__dataclass_fields__}
+    return {f"{name}.{part}": value for part, value in vars(parts).items()}
 
 
 def read_parts(constants: Mapping[str, Array]) -> dict[str, Parts]:
@@ -288,19 +287,3 @@ def _nodes(name: str, x: str, y: str) -> list[NodeProto]:
         node("Pad", ["~x_rest", "int8.append_one", "int8.one"], "~x_rest_one"),
         node("Gemm", ["~x_rest_one", "~rest", "~product"], y),
     ]
-
-
-def _replaced(graph: Graph, nodes: list[NodeProto], tensors: Mapping[str, Array]) -> Graph:
-    """The graph with the new nodes and constants, and without constants that nothing reads any
-    more."""
-    used = {name for node in nodes for name in read_by(node)}
-    new = [constant(name, value) for name, value in tensors.items()]
-    kept = [item for item in (*graph.proto.graph.initializer, *new) if item.name in used]
-    made = graph.copy().proto
-    made.opset_import.append(helper.make_opsetid(CONTRIB, 1))
-    for field, items in ((made.graph.node, nodes), (made.graph.initializer, kept)):
-        del field[:]
-        field.extend(items)
-    values = {**graph.values, **tensors}
-    outside = {item.name for item in kept if item.data_location == EXTERNAL}
-    return Graph(made, {name: values[name] for name in values if name in outside})

@@ -55,7 +55,7 @@ class Asking(nn.Module):
         return self._call[0](*(x.T if self.turned else x for x in inputs))
 
 
-def traced(
+def trace_forward(
     ask: Asking,
     ids: Tensor,
     types: Tensor | None,
@@ -66,26 +66,28 @@ def traced(
 
     Before, it is asked for one token, so that it keeps nothing of this length, such as a mask."""
     with suppress(OriginalError):
-        _asked(ask, ids[:, :1], None if types is None else types[:, :1])
+        _ask(ask, ids[:, :1], None if types is None else types[:, :1])
     trace = Trace(ids, types, enough, constants)
     try:
-        with trace.named(ask.module), trace, Calls(trace):
-            answer = _asked(ask, ids, types)
+        with trace.name_steps(ask.module), trace, Calls(trace):
+            answer = _ask(ask, ids, types)
     except Enough:
         return trace
     trace.answer = trace.value_of(tensor_of(answer))
     return trace
 
 
-def called(ask: Asking, ids: Tensor, types: Tensor | None, with_lines: bool = False) -> list[Call]:
-    """What the module calls, without numbers. OriginalError if it fails."""
+def list_calls(
+    ask: Asking, ids: Tensor, types: Tensor | None, with_lines: bool = False
+) -> list[Call]:
+    """The operators that the module calls, without numbers. OriginalError if it fails."""
     run = Run(ask.module, with_lines)
     with run:
-        _asked(ask, ids, types)
+        _ask(ask, ids, types)
     return run.calls
 
 
-def _asked(ask: Asking, ids: Tensor, types: Tensor | None) -> Any:
+def _ask(ask: Asking, ids: Tensor, types: Tensor | None) -> Any:
     try:
         return ask(ids) if types is None else ask(ids, types)
     except (Enough, Unrecognized):
@@ -97,7 +99,7 @@ def _asked(ask: Asking, ids: Tensor, types: Tensor | None) -> Any:
         ) from error
 
 
-def copied(module: nn.Module) -> nn.Module:
+def copy_module(module: nn.Module) -> nn.Module:
     """A copy on the CPU. Tensors that a module keeps from a step of training lose their history."""
     kept = (x for part in module.modules() for x in vars(part).values() if isinstance(x, Tensor))
     memo = {id(x): x.detach().clone() for x in kept if x.grad_fn is not None}
@@ -121,7 +123,7 @@ def drawn_anew(
     try:
         for name, parameter in module.named_parameters():
             scale = 1.0 if name in unscaled else size
-            drawn = _drawn(parameter.shape, generator).mul_(scale)
+            drawn = _draw(parameter.shape, generator).mul_(scale)
             parameter.data = drawn.to(parameter.device, dtype or parameter.dtype)
         for buffer in module.buffers():
             if dtype and buffer.is_floating_point():
@@ -132,7 +134,7 @@ def drawn_anew(
             tensor.data = data
 
 
-def _drawn(shape: torch.Size, generator: torch.Generator) -> Tensor:
+def _draw(shape: torch.Size, generator: torch.Generator) -> Tensor:
     """New numbers: a matrix's keep the size of rows, a vector's are around 0.7."""
     drawn = torch.randn(shape, generator=generator)
     if len(shape) < 2:

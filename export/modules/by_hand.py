@@ -16,15 +16,15 @@ from addnorm.export.modules.asking import (
     Asking,
     Recognized,
     as_inputs,
-    copied,
+    copy_module,
     drawn_anew,
     drawn_ids,
-    traced,
+    trace_forward,
 )
-from addnorm.export.modules.operators.explained import unlisted
+from addnorm.export.modules.operators.explained import first_unlisted
 from addnorm.export.modules.operators.ids import Told
 from addnorm.export.modules.operators.parts import Unrecognized
-from addnorm.export.modules.operators.trace import plainly
+from addnorm.export.modules.operators.trace import plain_attention
 from addnorm.export.sources.original import Original, as_found
 from addnorm.export.sources.sources import UsageError
 from addnorm.model.config import Config
@@ -63,7 +63,7 @@ class Layout(NamedTuple):
 LAYOUTS = [Layout(fused, transposed) for transposed, fused in product((False, True), ORDERS)]
 
 
-def filled(
+def fill_model(
     module: nn.Module,
     named: Mapping[str, str | Sequence[str]],
     config: Config | Mapping[str, Any] | None,
@@ -76,14 +76,14 @@ def filled(
     """
     if not isinstance(config, Config):
         raise UsageError("weights is set: config needs a whole Config, since nothing is recognized")
-    twin = module if reference else copied(module)
+    twin = module if reference else copy_module(module)
     ask = Asking(reference or twin, twin)
     keys = _all_keys(Transformer(config), named, twin)
-    with as_found(ask), plainly():
-        trace = traced(
+    with as_found(ask), plain_attention():
+        trace = trace_forward(
             ask, *as_inputs([config.vocab_size // 2] * min(3, config.max_positions), ask)
         )
-        if step := unlisted(trace):
+        if step := first_unlisted(trace):
             raise Unrecognized(f"{step.op}{step.where} is an operator of no part that is known")
         told = Told(trace, config.vocab_size)
         layout, near = _layout(config, twin, keys, Asked(ask, {*told.ids}))
@@ -133,18 +133,18 @@ def _keys(
     number = parts[1] if parts[0] == "blocks" else ""
     pattern = ".".join(["blocks", "{}", *parts[2:]]) if number else name
     if pattern in named:
-        return tuple(key.format(number) for key in _listed(named[pattern]))
+        return tuple(key.format(number) for key in _as_names(named[pattern]))
     module, _, own = pattern.rpartition(".")
     if module not in named:
         return None
-    found = [key.format(number) for key in _listed(named[module])]
+    found = [key.format(number) for key in _as_names(named[module])]
     for ending in NAMES[own]:
         if any(f"{key}.{ending}" in stored for key in found):
             return tuple(f"{key}.{ending}" for key in found)
     return None if own in ("bias", "beta") else tuple(f"{key}.{NAMES[own][0]}" for key in found)
 
 
-def _listed(names: str | Sequence[str]) -> Sequence[str]:
+def _as_names(names: str | Sequence[str]) -> Sequence[str]:
     return (names,) if isinstance(names, str) else names
 
 
@@ -198,7 +198,7 @@ def _difference(
         for length in LENGTHS:
             length = min(length, config.max_positions)
             ids = drawn_ids(length, config.vocab_size, asked.pads, seed=length)
-            expected, found = original.rows(ids, None), original.of_model(model, ids, None)
+            expected, found = original.rows(ids, None), original.rows_of_model(model, ids, None)
             difference = abs(found - expected).max() / max(abs(expected).max(), 1e-30)
             worst = max(worst, float(difference) if difference == difference else torch.inf)
     return worst
@@ -206,7 +206,7 @@ def _difference(
 
 @contextmanager
 def _in_float64() -> Iterator[None]:
-    """What a forward makes by itself, such as the share of a token in a mean, is of this type."""
+    """Numbers that a forward makes itself, such as a token's share in a mean, are of this type."""
     before = torch.get_default_dtype()
     torch.set_default_dtype(torch.float64)
     try:

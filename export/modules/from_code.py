@@ -35,7 +35,7 @@ def of_code(
 
     UsageError and CheckpointError, in words.
     """
-    module = imported(path)
+    module = make_module(path)
     if file is not None:
         _fill(module, file)
     source = of_module(
@@ -50,7 +50,7 @@ def of_code(
     return with_origin(source, origin)
 
 
-def recorded(manifest: Manifest, file: Path | None) -> Source:
+def source_of_manifest(manifest: Manifest, file: Path | None) -> Source:
     """The source that a manifest names. file: of the weights, where they lie elsewhere now."""
     made = manifest.source
     stored = next(iter(made.get("weights", {})), None)
@@ -69,8 +69,8 @@ def recorded(manifest: Manifest, file: Path | None) -> Source:
     return with_origin(source, {"weights": {stored: sha256(file)}})
 
 
-def imported(path: str) -> nn.Module:
-    """What the function returns."""
+def make_module(path: str) -> nn.Module:
+    """The module that the function returns."""
     place, colon, name = path.partition(":")
     if not colon or not place or not name:
         raise UsageError(f"--module {path}: name it as package.module:function")

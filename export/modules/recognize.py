@@ -12,19 +12,19 @@ from addnorm.export.modules.asking import (
     Asking,
     Recognized,
     as_inputs,
-    called,
-    copied,
+    copy_module,
     drawn_anew,
     drawn_ids,
+    list_calls,
     takes_types,
-    traced,
+    trace_forward,
 )
 from addnorm.export.modules.operators import weights
-from addnorm.export.modules.operators.explained import refuse_unexplained, unlisted
+from addnorm.export.modules.operators.explained import first_unlisted, refuse_unexplained
 from addnorm.export.modules.operators.ids import Told
 from addnorm.export.modules.operators.parts import Parts, Unrecognized
 from addnorm.export.modules.operators.shape import Shape
-from addnorm.export.modules.operators.trace import LOOKUPS, Trace, Value, plainly
+from addnorm.export.modules.operators.trace import LOOKUPS, Trace, Value, plain_attention
 from addnorm.export.sources.original import OriginalError, as_found
 from addnorm.model.transformer import Transformer
 
@@ -32,7 +32,7 @@ LENGTHS = (7, 5, 3)  # of the sequences that are followed: the first that the mo
 NO_LIMIT = 512  # positions, where the module sets no limit
 
 
-def recognized(
+def recognize(
     module: nn.Module,
     reference: Callable[..., Any] | None,
     max_positions: int | None,
@@ -43,15 +43,15 @@ def recognized(
 
     Unrecognized, in words.
     """
-    twin = module if reference else copied(module)
+    twin = module if reference else copy_module(module)
     call = reference or twin
     has_types = takes_types(reference or module.forward)
     error: Exception | None = None
     for turned in (False, True) if batch_first is None else (not batch_first,):
         ask = Asking(call, twin, turned, has_types)
         try:
-            with as_found(ask), plainly():
-                found = _of(ask, max_positions)
+            with as_found(ask), plain_attention():
+                found = _follow(ask, max_positions)
         except (Unrecognized, OriginalError) as raised:
             error = error or raised
             continue
@@ -70,8 +70,8 @@ def _refuse_either(found: Recognized, other: Asking, why: Exception | None) -> N
     if config.causal or found.model.positions.weight.any():
         return
     try:
-        with as_found(other), plainly():
-            traced(other, *as_inputs([1] * LENGTHS[-1], other))
+        with as_found(other), plain_attention():
+            trace_forward(other, *as_inputs([1] * LENGTHS[-1], other))
     except OriginalError:
         return
     raise Unrecognized(
@@ -81,19 +81,21 @@ def _refuse_either(found: Recognized, other: Asking, why: Exception | None) -> N
     )
 
 
-def _of(ask: Asking, max_positions: int | None) -> Recognized:
+def _follow(ask: Asking, max_positions: int | None) -> Recognized:
     with drawn_anew(ask.module):
         vocab_size = _vocab_size(first := _first(ask))
-        ids, told = _told(ask, first.length, vocab_size)
+        ids, told = _find_told_ids(ask, first.length, vocab_size)
         constants = {value.number for value in told.constants}
-        trace = traced(ask, *as_inputs(ids, ask), constants=constants)
-        _refuse_random(trace, traced(ask, *as_inputs(ids, ask), constants=constants))
+        trace = trace_forward(ask, *as_inputs(ids, ask), constants=constants)
+        _refuse_random(trace, trace_forward(ask, *as_inputs(ids, ask), constants=constants))
         shape = _shape(trace)
         limits = weights.limits(shape)
         limit = min([*limits, *([max_positions] if max_positions else [])], default=NO_LIMIT)
         limit = _longest(ask, limit, ids[0])
         config = weights.config(shape, limit)
-        drawn = weights.filled(shape, config, trace, _places(ask, shape, limit, ids[0], constants))
+        drawn = weights.fill_model(
+            shape, config, trace, _places(ask, shape, limit, ids[0], constants)
+        )
         pooling = "mean" if config.heads else shape.head.pick or "mean"
         pad = whole.pad_of(drawn, ask, pooling, told)
         try:
@@ -101,20 +103,20 @@ def _of(ask: Asking, max_positions: int | None) -> Recognized:
         except Unrecognized as error:
             why = f"each part agrees, and the whole does not: {error}; {_departs(drawn, shape)}"
             raise Unrecognized(why) from error
-    real = traced(ask, *as_inputs(ids, ask), constants=constants)
+    real = trace_forward(ask, *as_inputs(ids, ask), constants=constants)
     if [step.op for step in real.steps] != [step.op for step in trace.steps]:
         raise Unrecognized("the forward takes another way with other weights")
-    model = weights.filled(shape, config, real, _places(ask, shape, limit, ids[0], constants))
+    model = weights.fill_model(shape, config, real, _places(ask, shape, limit, ids[0], constants))
     found = words.lines(shape, config, [x for x in limits if x == limit])
     return Recognized(model, ask, found, pad, pooling)
 
 
-def _told(ask: Asking, length: int, vocab_size: int) -> tuple[list[int], Told]:
+def _find_told_ids(ask: Asking, length: int, vocab_size: int) -> tuple[list[int], Told]:
     """Ids that the module tells from no others, and those that it does."""
     found: set[int] = set()
     while True:
         ids = drawn_ids(length, vocab_size, found)
-        told = Told(traced(ask, *as_inputs(ids, ask)), vocab_size)
+        told = Told(trace_forward(ask, *as_inputs(ids, ask)), vocab_size)
         if not {*told.ids} - found:
             return ids, told
         found |= {*told.ids}
@@ -125,7 +127,7 @@ def _shape(trace: Trace) -> Shape:
     try:
         shape = Shape(Parts(trace), answer := _answer(trace))
     except Unrecognized as error:
-        step = unlisted(trace)
+        step = first_unlisted(trace)
         more = f"; {step.op}{step.where} is an operator of no part that is known" if step else ""
         raise Unrecognized(f"{error}{more}") from error
     refuse_unexplained(answer)
@@ -138,7 +140,7 @@ def _longest(ask: Asking, limit: int, usual: int) -> int:
     length = limit
     while fails - takes > 1:
         try:
-            called(ask, *as_inputs([usual] * length, ask))
+            list_calls(ask, *as_inputs([usual] * length, ask))
             takes = length
         except OriginalError as error:
             fails, why = length, error
@@ -152,7 +154,7 @@ def _first(ask: Asking) -> Trace:
     """The trace of the longest sequence of LENGTHS that the module takes."""
     for length in LENGTHS:
         try:
-            return traced(ask, *as_inputs([1] * length, ask))
+            return trace_forward(ask, *as_inputs([1] * length, ask))
         except OriginalError as error:
             why = error
     raise why
@@ -191,7 +193,7 @@ def _places(
     if last is None:
         assert shape.embedding.tokens
         return torch.zeros(length, shape.embedding.tokens.tensor.shape[1])
-    trace = traced(ask, *as_inputs([usual] * length, ask), last, constants)
+    trace = trace_forward(ask, *as_inputs([usual] * length, ask), last, constants)
     return weights.places(shape, trace, length)
 
 

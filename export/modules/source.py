@@ -8,7 +8,7 @@ from torch import nn
 
 from addnorm.export.modules import by_hand
 from addnorm.export.modules.operators.parts import Unrecognized
-from addnorm.export.modules.recognize import recognized
+from addnorm.export.modules.recognize import recognize
 from addnorm.export.sources import sources
 from addnorm.export.sources.original import OriginalError, digest
 from addnorm.export.sources.sources import Source, UsageError
@@ -32,18 +32,18 @@ def of_module(
     **options: Any,
 ) -> Source:
     """config: fields that must be as found; max_positions where the module sets no limit. weights:
-    see `by_hand`. batch_first: see `recognized`. options: of `sources.module`.
+    see `by_hand`. batch_first: see `recognize`. options: of `sources.module`.
 
     UsageError if it is not recognized, in words.
     """
     module = getattr(module, "_orig_mod", module)  # of torch.compile
     name = type(module).__qualname__
-    stated = _stated(config)
+    stated = _stated_fields(config)
     try:
         if weights is not None:
-            found = by_hand.filled(module, weights, config, reference)
+            found = by_hand.fill_model(module, weights, config, reference)
         else:
-            found = recognized(module, reference, stated.get("max_positions"), batch_first)
+            found = recognize(module, reference, stated.get("max_positions"), batch_first)
             _refuse_contradictions(stated, found.model.config)
     except (Unrecognized, OriginalError) as error:
         raise UsageError(f"{name}: {error}. {WAYS_ON}") from error
@@ -56,7 +56,7 @@ def of_module(
     return replace(source, name=name, origin=origin)
 
 
-def _stated(config: Config | Mapping[str, Any] | None) -> dict[str, Any]:
+def _stated_fields(config: Config | Mapping[str, Any] | None) -> dict[str, Any]:
     if config is None:
         return {}
     found = (

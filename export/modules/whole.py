@@ -5,13 +5,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from addnorm.export.modules.asking import Asking, as_inputs, called, drawn_ids
+from addnorm.export.modules.asking import Asking, as_inputs, drawn_ids, list_calls
 from addnorm.export.modules.operators import lengths
 from addnorm.export.modules.operators.ids import Told
 from addnorm.export.modules.operators.parts import Unrecognized
 from addnorm.export.sources.original import Array, Original
 from addnorm.model.config import Pick
-from addnorm.model.pooling import picked
+from addnorm.model.pooling import pick_vectors
 from addnorm.model.transformer import Transformer
 
 COMPARED = (1, 2, 19, 512)  # lengths of the sequences, if there, and the longest
@@ -36,7 +36,7 @@ def pad_of(drawn: Transformer, ask: Asking, pooling: Pick, told: Told) -> int | 
         real = torch.ones_like(ids)
         real[:, length:] = 0
         for seen in (real, torch.ones_like(ids)):
-            found = _answered(drawn, original, (ids, seen, types), real)
+            found = _answer_to_real(drawn, original, (ids, seen, types), real)
             if _share(found, expected[:length] if expected.ndim == 2 else expected) <= AGREES:
                 return pad
     raise Unrecognized(
@@ -46,7 +46,7 @@ def pad_of(drawn: Transformer, ask: Asking, pooling: Pick, told: Told) -> int | 
     )
 
 
-def _answered(
+def _answer_to_real(
     model: Transformer, original: Original, inputs: tuple[Tensor, Tensor, Any], real: Tensor
 ) -> Array:
     """The answer to the real tokens, where others may be seen."""
@@ -56,7 +56,7 @@ def _answered(
         if output in model.heads:
             found = model.head(output, found, real)
         elif not of_every_token:
-            found = picked(original.pooling, found, real)
+            found = pick_vectors(original.pooling, found, real)
     rows: Array = found[0].numpy()
     if rows.ndim == 1:
         return rows
@@ -76,21 +76,25 @@ def refuse_unlike(drawn: Transformer, ask: Asking, pooling: Pick, pad: int | Non
     longest = config.max_positions
     original = Original(ask, config, pooling, pad)
     usual = drawn_ids(longest, config.vocab_size, pads)
-    unlike = dict(lengths.unlike(lambda n: called(ask, *as_inputs(usual[:n], ask)), longest))
+    unlike = dict(
+        lengths.unlike_lengths(lambda n: list_calls(ask, *as_inputs(usual[:n], ask)), longest)
+    )
     known = sorted({min(length, longest) for length in (*COMPARED, longest)})
     near = 0.0
     for seed, length in enumerate([*known, *(x for x in unlike if x not in known)]):
         row = drawn_ids(length, config.vocab_size, pads, seed)
         _, types = as_inputs(row, ask)
         inputs = row, None if types is None else types[0].tolist()
-        expected, found = original.rows(*inputs), original.of_model(drawn, *inputs)
+        expected, found = original.rows(*inputs), original.rows_of_model(drawn, *inputs)
         difference, is_usual = _share(found, expected), length in known and length not in unlike
         near = max(near, difference) if is_usual else near
         if not difference <= (AGREES if is_usual else max(NEAR, 10 * near)):
             other = max(unlike, default=1) if length == longest else length
             parting = ""
             if other > 1 and other in unlike:
-                call = called(ask, *as_inputs(usual[:other], ask), with_lines=True)[unlike[other]]
+                call = list_calls(ask, *as_inputs(usual[:other], ask), with_lines=True)[
+                    unlike[other]
+                ]
                 at = f" at {call.line}" if call.line else ""
                 parting = f"; {other} and {longest} tokens part at {call.op}{at}"
             raise Unrecognized(

@@ -1,4 +1,4 @@
-"""What was recognized of a module, in words: each finding with how it was found."""
+"""Findings on a module, in words: each with how it was found."""
 
 from collections.abc import Iterator
 
@@ -9,10 +9,10 @@ WIDTH = 14  # of the names
 
 
 def lines(shape: Shape, config: Config, limits: list[int]) -> list[str]:
-    return [f"  {name:{WIDTH}}{words}" for name, words in _found(shape, config, limits)]
+    return [f"  {name:{WIDTH}}{words}" for name, words in _findings(shape, config, limits)]
 
 
-def _found(shape: Shape, config: Config, limits: list[int]) -> Iterator[tuple[str, str]]:
+def _findings(shape: Shape, config: Config, limits: list[int]) -> Iterator[tuple[str, str]]:
     block, notes = shape.blocks[0], shape.notes
     scale = f", times {config.embedding_scale:g}" if config.embedding_scale != 1 else ""
     yield "tokens", f"{config.vocab_size:,} ids, width {shape.width}{scale} (shapes)"
@@ -58,16 +58,18 @@ def _matrices(shape: Shape) -> str:
 
 def _head(shape: Shape, config: Config) -> str:
     head = shape.head
-    row = "of every token" if head.pick is None else f"of a {head.pick} row ({_tried(shape)})"
+    row = (
+        "of every token" if head.pick is None else f"of a {head.pick} row ({_trial_of_row(shape)})"
+    )
     if not config.heads:
         return f"none: it answers with activations {row}"
     (made,) = config.heads.values()
     if head.pick == "last" and made.pick == "every":
-        row = f"of the last token ({_tried(shape)}), served for every token"
+        row = f"of the last token ({_trial_of_row(shape)}), served for every token"
     dense = f", after a layer of {made.dense} and {made.activation}" if made.dense else ""
     norm = " and a norm" if made.norm else ""
     return f"logits: {made.width:,} {row}{dense}{norm}"
 
 
-def _tried(shape: Shape) -> str:
+def _trial_of_row(shape: Shape) -> str:
     return f"trial: {shape.notes['row of the head']}"

@@ -45,7 +45,7 @@ class DownloadError(Exception):
 
 @dataclass(frozen=True)
 class Download:
-    """What was downloaded, and where it lies."""
+    """A model that was downloaded, and where it lies."""
 
     folder: Path
     repository: str  # ORG/NAME
@@ -89,12 +89,14 @@ def fetch(
             endpoint=endpoint,
             cache_dir=cache,
         )
-        folder = Path(download(allow_patterns=_patterns([*wanted(listed, (), False), *code])))
+        folder = Path(
+            download(allow_patterns=_patterns([*files_to_read(listed, (), False), *code]))
+        )
         if modules := _modules(folder / "modules.json"):
-            download(allow_patterns=_patterns(wanted(listed, modules, False)))
+            download(allow_patterns=_patterns(files_to_read(listed, modules, False)))
     look(folder, listed)  # before what takes long
     with _in_words(repository, revision, endpoint):
-        download(allow_patterns=_patterns([*wanted(listed, modules), *code]))
+        download(allow_patterns=_patterns([*files_to_read(listed, modules), *code]))
     return Download(folder, repository, str(found.sha))
 
 
@@ -137,10 +139,10 @@ def _modules(file: Path) -> list[str]:
     return [path for path in paths if isinstance(path, str) and path and not MODULE.fullmatch(path)]
 
 
-def wanted(
+def files_to_read(
     listed: Iterable[str], modules: Sequence[str] = (), with_weights: bool = True
 ) -> list[str]:
-    """Which of a repository's files are read. modules: folders that are, whatever their names."""
+    """The files of a repository that are read. modules: folders that are, whatever their names."""
     folders: dict[str, list[str]] = {}
     for file in sorted(listed):
         folder, _, name = file.rpartition("/")
@@ -149,16 +151,15 @@ def wanted(
         f"{folder}/{name}" if folder else name
         for folder, names in folders.items()
         if not folder or MODULE.fullmatch(folder) or folder in modules
-        for name in [*_settings(names), *(_weights(names) if with_weights else ())]
+        for name in [
+            *(own for own in names if any(fnmatchcase(own, pattern) for pattern in SETTINGS)),
+            *(_weight_files(names) if with_weights else ()),
+        ]
     ]
 
 
-def _settings(names: list[str]) -> list[str]:
-    return [name for name in names if any(fnmatchcase(name, pattern) for pattern in SETTINGS)]
-
-
-def _weights(names: list[str]) -> list[str]:
-    """What is read first of those that are there; an index comes with its shards."""
+def _weight_files(names: list[str]) -> list[str]:
+    """The first of those that are there; an index comes with its shards."""
     for file in FILES:
         if file in names and file.endswith(INDEX):
             stem, suffix = file.removesuffix(INDEX).split(".")

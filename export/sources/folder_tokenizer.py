@@ -34,8 +34,8 @@ class NoTexts(Exception):
 def load(
     folder: Path, settings: Mapping[str, Any], as_written: bool = False
 ) -> "PreTrainedTokenizerBase":
-    """settings: of its authors, beyond the files. as_written: see `written`. No code of the folder
-    is run.
+    """settings: of its authors, beyond the files. as_written: see `read_file`. No code of the
+    folder is run.
 
     NoTexts if there is none, or if it cannot be converted. CheckpointError if a file is broken.
     """
@@ -47,7 +47,7 @@ def load(
     found = _by_class(folder, settings)
     if found.is_fast and (problem := growth_problem(found.backend_tokenizer)):
         raise CheckpointError(f"{folder}: the tokenizer cannot be used: {problem}")
-    if missing := _missing(folder, found):
+    if missing := _missing_files(folder, found):
         raise NoTexts(f"there is no {TOKENIZER} in {folder}, and no {missing}")
     if not found.is_fast:
         name = type(found).__name__
@@ -71,15 +71,15 @@ def _by_class(folder: Path, settings: Mapping[str, Any]) -> "PreTrainedTokenizer
         raise NoTexts(f"transformers cannot make {TOKENIZER} of {folder}: {why}") from None
 
 
-def written(folder: Path, made: "PreTrainedTokenizerBase") -> Tokenizer | None:
-    """What the folder's file says by itself: tokenizer.json, or where that is missing spm.model
-    with its own normalization. None if there is neither. made: the folder's, by its class.
+def read_file(folder: Path, made: "PreTrainedTokenizerBase") -> Tokenizer | None:
+    """The tokenizer of the folder's file by itself: tokenizer.json, or where that is missing
+    spm.model with its own normalization. None if there is neither. made: by the folder's class.
 
     UnlikeError if spm.model cannot be converted."""
     if (folder / TOKENIZER).exists():
         return parse(folder / TOKENIZER)
     if (file := folder / sentencepieces.FILE).exists():
-        return sentencepieces.restored(made, file)
+        return sentencepieces.convert(made, file)
     return None
 
 
@@ -87,7 +87,7 @@ def write_plain(folder: Path, made: "PreTrainedTokenizerBase", place: Path) -> N
     """Writes the folder's tokenizer with settings of which no class of transformers changes it.
     made: by its class; special tokens keep their names. NoTexts if there is no file of it."""
     try:
-        own = written(folder, made)
+        own = read_file(folder, made)
     except sentencepieces.UnlikeError as error:
         raise NoTexts(f"{folder / sentencepieces.FILE} cannot be converted: {error}") from None
     if own is None:
@@ -134,7 +134,7 @@ def _refuse_large(file: Path) -> None:
     parse(file)
 
 
-def _missing(folder: Path, tokenizer: "PreTrainedTokenizerBase") -> str:
+def _missing_files(folder: Path, tokenizer: "PreTrainedTokenizerBase") -> str:
     """Files that it is made of. Without them, transformers makes up a vocabulary of five tokens."""
     files = {**tokenizer.vocab_files_names}
     files.pop("tokenizer_file", None)

@@ -4,7 +4,7 @@ with its own forward."""
 import json
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -15,7 +15,7 @@ from torch import nn
 from addnorm.export.sources import sources
 from addnorm.export.sources.folder_tokenizer import NoTexts
 from addnorm.export.sources.original import digest
-from addnorm.export.sources.program import Program, Sample, quiet
+from addnorm.export.sources.program import Program, Sample, silence_libraries
 from addnorm.export.sources.sources import Reference, Source, UsageError
 from addnorm.export.sources.texts import load_tokenizer
 from addnorm.model.checkpoints import Choices, sentence_transformers
@@ -24,12 +24,12 @@ from addnorm.service.runtime.bundle import TOKENIZER
 
 
 def saves_itself(model: Any) -> bool:
-    """Whether it is of transformers."""
+    """True if it is of transformers."""
     return hasattr(model, "save_pretrained") and not isinstance(model, Transformer)
 
 
 @contextmanager
-def saved(
+def saved_source(
     model: Any,
     tokenizer: Path | None,
     labels: tuple[str, ...] | None,
@@ -44,15 +44,20 @@ def saved(
     normalize, where they are not None.
     """
     name = type(model).__qualname__
-    if not isinstance(model, nn.Module) or not (hasattr(model, "config") or _is_pipeline(model)):
+    # a SentenceTransformer: modules one after the other, the first with a tokenizer
+    is_pipeline = isinstance(model, nn.Sequential) and hasattr(model, "encode")
+    if not isinstance(model, nn.Module) or not (hasattr(model, "config") or is_pipeline):
         raise UsageError(
             f"the model is a {name}: save it with save_pretrained(folder), and export the folder"
         )
     with TemporaryDirectory() as root:
         folder = Path(root, name)
-        with quiet():
+        with silence_libraries():
             model.save_pretrained(folder)  # type: ignore[operator]
-        _forget_last_call(folder / TOKENIZER)
+        if (file := folder / TOKENIZER).exists():
+            # it is saved with the padding and the cut of its last call
+            fields = {**json.loads(file.read_text()), "padding": None, "truncation": None}
+            file.write_text(json.dumps(fields))
         for file in tokenizer.iterdir() if tokenizer and tokenizer.is_dir() else ():
             if file.is_file() and not (folder / file.name).exists():
                 shutil.copyfile(file, folder / file.name)
@@ -60,38 +65,12 @@ def saved(
         found = sources.checkpoint(folder, Choices(labels=labels), max_length, own)
         chosen = {fact: value for fact, value in facts.items() if value is not None}
         found = replace(found, facts={**found.facts, **chosen})
-        with _program(model, folder, found) as program:
-            named = replace(found, name=name, origin=_origin(name, model, found))
-            yield sources.compared_with(named, program)
-
-
-def _forget_last_call(file: Path) -> None:
-    """A tokenizer in memory is saved with the padding and the cut of whatever it was last asked."""
-    if file.exists():
-        found = {**json.loads(file.read_text()), "padding": None, "truncation": None}
-        file.write_text(json.dumps(found))
-
-
-def _origin(name: str, model: nn.Module, found: Source) -> dict[str, Any]:
-    kept = {key: found.origin[key] for key in ("labels", "max_length") if key in found.origin}
-    return {"module": name, "sha256": digest(model), **kept}
-
-
-@contextmanager
-def _program(model: nn.Module, folder: Path, found: Source) -> Iterator[Program]:
-    tokenizer, limit = None, None
-    if not isinstance(found.texts, NoTexts):
-        limit = found.texts.max_text_tokens
-        if getattr(model, "tokenizer", None) is None:
-            tokenizer = load_tokenizer(sentence_transformers.read(folder))
-    program = Program(model, tokenizer, limit)
-    try:
-        yield program
-    finally:
-        program.close()
-
-
-def _is_pipeline(model: nn.Module) -> bool:
-    """Whether it is a SentenceTransformer: modules one after the other, the first with a
-    tokenizer."""
-    return isinstance(model, nn.Sequential) and hasattr(model, "encode")
+        own_tokenizer, limit = None, None
+        if not isinstance(found.texts, NoTexts):
+            limit = found.texts.max_text_tokens
+            if getattr(model, "tokenizer", None) is None:
+                own_tokenizer = load_tokenizer(sentence_transformers.read(folder))
+        kept = {key: found.origin[key] for key in ("labels", "max_length") if key in found.origin}
+        origin = {"module": name, "sha256": digest(model), **kept}
+        with closing(Program(model, own_tokenizer, limit)) as program:
+            yield sources.with_program(replace(found, name=name, origin=origin), program)

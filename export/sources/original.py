@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from addnorm.model.config import Config, Pick
-from addnorm.model.pooling import picked
+from addnorm.model.pooling import pick_vectors
 from addnorm.model.transformer import Transformer
 from addnorm.service.runtime.manifest import Limits
 
@@ -28,7 +28,7 @@ class OriginalError(ValueError):
 
 
 class Compared(NamedTuple):
-    """What the answers are: an output of the bundle, of every token or of each sequence."""
+    """The kind of the answers: an output of the bundle, of every token or of each sequence."""
 
     output: str  # "activations", "pooled", or a head's
     of_every_token: bool
@@ -68,25 +68,32 @@ class Original:
         weights = {"sha256": digest(found)} if isinstance(found, nn.Module) else {}
         return {"kind": "reference", "name": self.name, "output": self.compared.output, **weights}
 
-    def drawn(self, limits: Limits) -> Limits:
-        """What sequences for it are drawn within: without a pad, of which it says nothing."""
+    def sequence_limits(self, limits: Limits) -> Limits:
+        """The limits of sequences for it: without a pad, of which it says nothing."""
         return limits if self._pad is None else limits.model_copy(update={"pad_id": self._pad})
 
     def can_say(self, ids: Sequence[int]) -> bool:
-        """Whether its answer to this sequence is one: there is none of a pad alone."""
+        """True if it answers this sequence: a pad alone has no answer."""
         return bool(ids) and self._pad not in ids
 
     def rows(self, ids: Sequence[int], types: Sequence[int] | None) -> Array:
         """Its answer to one sequence: `[S, w]`, or `[w]` if it is of the whole sequence."""
         key = tuple(ids), None if types is None else tuple(types)
         if key not in self._known:
-            self._known[key] = self._twice(*key)
+            with as_found(self._reference):
+                first, second = self._ask(*key), self._ask(*key)
+            if not np.array_equal(first, second, equal_nan=True):
+                raise OriginalError(
+                    "the reference gives two answers to one sequence: something in it is random,"
+                    " such as dropout that evaluation mode does not end"
+                )
+            self._known[key] = first
         return self._known[key]
 
-    def of_model(
+    def rows_of_model(
         self, model: Transformer, ids: Sequence[int], types: Sequence[int] | None
     ) -> Array:
-        """What the model says in PyTorch, as `rows`. model: on the CPU, in evaluation mode."""
+        """The model's answer in PyTorch, as `rows`. model: on the CPU, in evaluation mode."""
         inputs = [None if row is None else torch.tensor([row]) for row in (ids, types)]
         mask = torch.ones(1, len(ids), dtype=torch.int64)
         output, of_every_token = self.compared
@@ -95,8 +102,8 @@ class Original:
             if output in model.heads:
                 found = model.head(output, found, mask)
             elif not of_every_token:
-                found = picked(self.pooling, found, mask)
-        rows = _squeezed(found, len(ids)) if found.dim() > 2 else found[0].numpy()
+                found = pick_vectors(self.pooling, found, mask)
+        rows = _squeeze(found, len(ids)) if found.dim() > 2 else found[0].numpy()
         return rows if of_every_token or rows.ndim == 1 else rows[-1]
 
     def _kind(self) -> Compared:
@@ -116,17 +123,7 @@ class Original:
             )
         return Compared("activations" if of_every_token else "pooled", of_every_token)
 
-    def _twice(self, ids: tuple[int, ...], types: tuple[int, ...] | None) -> Array:
-        with as_found(self._reference):
-            first, second = self._asked(ids, types), self._asked(ids, types)
-        if not np.array_equal(first, second, equal_nan=True):
-            raise OriginalError(
-                "the reference gives two answers to one sequence: something in it is random, such"
-                " as dropout that evaluation mode does not end"
-            )
-        return first
-
-    def _asked(self, ids: Sequence[int], types: Sequence[int] | None) -> Array:
+    def _ask(self, ids: Sequence[int], types: Sequence[int] | None) -> Array:
         inputs = [
             torch.tensor([row], device=_device(self._reference)) for row in (ids, types) if row
         ]
@@ -139,7 +136,7 @@ class Original:
                 f"the reference fails on a sequence of {len(ids)} tokens:"
                 f" {type(error).__name__}: {error}"
             ) from error
-        return _squeezed(answer, len(ids))
+        return _squeeze(answer, len(ids))
 
 
 def tensor_of(answer: Any, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -156,7 +153,7 @@ def tensor_of(answer: Any, dtype: torch.dtype = torch.float32) -> Tensor:
     return answer
 
 
-def _squeezed(answer: Tensor, length: int) -> Array:
+def _squeeze(answer: Tensor, length: int) -> Array:
     """-> `[length, w]` or `[w]`."""
     shape = list(answer.shape)
     if shape[:-1] in ([1, length], [length, 1], [length]) and len(shape) > 1:

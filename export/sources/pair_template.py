@@ -1,5 +1,5 @@
-"""What a reranker's authors write around a query and a document, by the chat template of their
-tokenizer: roles are query and document, as sentence-transformers and vLLM ask for them."""
+"""The text that a reranker's authors write around a query and a document, by the chat template of
+their tokenizer: roles are query and document, as sentence-transformers and vLLM ask for them."""
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
@@ -24,7 +24,7 @@ def read(
     if not tokenizer.chat_template:
         return None
     try:
-        told = rendered(tokenizer, instruction, FIRST, SECOND, settings)
+        told = render(tokenizer, instruction, FIRST, SECOND, settings)
     except Exception:  # a chat's template fails by any error of its own for other roles
         return None
     before, first, rest = told.partition(FIRST)
@@ -33,14 +33,14 @@ def read(
         return None
     template = before, between, behind
     for texts in ((" a\n", "\n b "), ("", "")):
-        if rendered(tokenizer, instruction, *texts, settings) != joined(template, *texts):
+        if render(tokenizer, instruction, *texts, settings) != join(template, *texts):
             raise NoTexts("its chat template changes a query or a document, which is not supported")
     if tokenizer.num_special_tokens_to_add(pair=False):
         raise NoTexts("its tokenizer adds special tokens to its chat template: not supported")
     return template
 
 
-def rendered(
+def render(
     tokenizer: "PreTrainedTokenizerBase",
     instruction: str,
     query: str,
@@ -56,7 +56,7 @@ def rendered(
     return made
 
 
-def joined(template: Template, first: str, second: str) -> str:
+def join(template: Template, first: str, second: str) -> str:
     """The whole text, by the template that was read."""
     before, between, behind = template
     return f"{before}{first}{between}{second}{behind}"

@@ -91,10 +91,10 @@ class Program:
         self._listen()
 
     def answer(self, task: str, text: Text) -> Answer:
-        """What it makes of a text or a pair, cut to its limit. task: one of `tasks`."""
+        """Its answer to a text or a pair, cut to its limit. task: one of `tasks`."""
         if (task, text) not in self._answers:
             try:
-                with as_found(self._runs), quiet():
+                with as_found(self._runs), silence_libraries():
                     value = self.tasks[task](text)
             except Exception as error:  # of any class, as it is not our code
                 first = str(error).strip().partition("\n")[0]
@@ -102,11 +102,19 @@ class Program:
                     f"{self.name} fails on {text!r:.60} ({task}):"
                     f" {type(error).__name__}: {first}. Go without with --reference none"
                 ) from error
-            self._answers[task, text] = Answer(self._ids(), np.asarray(value, np.float32))
+            tokens = self._heard["input_ids"][0]
+            mask = self._heard.get("attention_mask")
+            types = self._heard.get("token_type_ids")
+            real = torch.ones_like(tokens) if mask is None else mask[0]
+            types = torch.zeros_like(tokens) if types is None else types[0]
+            self._answers[task, text] = Answer(
+                Ids(tokens[real != 0].tolist(), types[real != 0].tolist()),
+                np.asarray(value, np.float32),
+            )
         return self._answers[task, text]
 
     def rows(self, ids: Sequence[int], types: Sequence[int] | None) -> Mapping[str, Array]:
-        """What it computes of one sequence without pads, by our names of outputs: "activations"
+        """Its outputs for one sequence without pads, by our names of outputs: "activations"
         `[S, d]`, and where it makes them "logits" or "pooled", which is not normalized."""
         key = tuple(ids), None if types is None else tuple(types)
         if key not in self._rows:
@@ -125,7 +133,7 @@ class Program:
         return self._rows[key]
 
     def token_ids(self, texts: Sequence[str]) -> list[list[int]]:
-        """What its tokenizer makes of each text, whole and behind no prompt."""
+        """The token ids of each text, whole and behind no prompt."""
         if unknown := [text for text in texts if text not in self._token_ids]:
             found = self._tokenizer(unknown, truncation=False, padding=False, verbose=False)
             self._token_ids.update(zip(unknown, found["input_ids"], strict=True))
@@ -171,7 +179,7 @@ class Program:
         heard, model, body = self._heard, self._model, _body(self._model)
         last = getattr(body, "project_out", None)  # which our heads have
 
-        def listening(module: nn.Module) -> Callable[..., Any]:
+        def wrap(module: nn.Module) -> Callable[..., Any]:
             forward = module.forward
 
             @wraps(forward)
@@ -189,15 +197,7 @@ class Program:
             return call
 
         for module in _heard_modules(model):
-            module.forward = listening(module)
-
-    def _ids(self) -> Ids:
-        tokens = self._heard["input_ids"][0]
-        mask = self._heard.get("attention_mask")
-        types = self._heard.get("token_type_ids")
-        real = torch.ones_like(tokens) if mask is None else mask[0]
-        types = torch.zeros_like(tokens) if types is None else types[0]
-        return Ids(tokens[real != 0].tolist(), types[real != 0].tolist())
+            module.forward = wrap(module)
 
     def _tasks(self) -> dict[str, Callable[[Text], Any]]:
         runs: Any = self._runs
@@ -219,14 +219,14 @@ class Program:
             return {
                 "embed": lambda text: runs.encode([text])[0],
                 **{
-                    f"embed{PROMPTED}{name}": partial(self._prompted, name)
+                    f"embed{PROMPTED}{name}": partial(self._embed_with_prompt, name)
                     for name, prompt in runs.prompts.items()
                     if prompt
                 },
             }
         return self._pipelines() or {"read": self._read}
 
-    def _prompted(self, name: str, text: Text) -> Any:
+    def _embed_with_prompt(self, name: str, text: Text) -> Any:
         return self._runs.encode([text], prompt_name=name)[0]
 
     def _pipelines(self) -> dict[str, Callable[[Text], Any]]:
@@ -237,7 +237,7 @@ class Program:
         pipeline: Any = transformers.pipeline
         cut = {"truncation": True, "max_length": self._limit}
 
-        def made(kind: str, **options: Any) -> Any:
+        def make(kind: str, **options: Any) -> Any:
             return pipeline(kind, model=model, tokenizer=self._tokenizer, device="cpu", **options)
 
         def classify(text: Text) -> Any:
@@ -246,17 +246,17 @@ class Program:
                 if isinstance(text, str)
                 else dict(zip(("text", "text_pair"), text, strict=True))
             )
-            (found,) = made("text-classification", top_k=None)([pair], **cut)
+            (found,) = make("text-classification", top_k=None)([pair], **cut)
             scores = {one["label"]: one["score"] for one in found}
             return [scores[name] for _, name in sorted(model.config.id2label.items())]
 
         def zero_shot(text: Text) -> Any:
-            found = made("zero-shot-classification")(text, list(CANDIDATES))
+            found = make("zero-shot-classification")(text, list(CANDIDATES))
             return [found["scores"][found["labels"].index(name)] for name in CANDIDATES]
 
         def tag(text: Text) -> Any:
             labels = {name: index for index, name in model.config.id2label.items()}
-            found = made("token-classification", ignore_labels=[])(text)
+            found = make("token-classification", ignore_labels=[])(text)
             return [[labels[e["entity"]], e["start"], e["end"], e["score"]] for e in found]
 
         if type(model).__qualname__.endswith("ForSequenceClassification"):
@@ -305,7 +305,7 @@ def _is_text(sample: Sample) -> bool:
 
 
 def _body(model: Any) -> Any:
-    """What makes the hidden states. Some heads call the decoder within it, and not the body."""
+    """Makes the hidden states. Some heads call the decoder within it, and not the body."""
     return getattr(model.base_model, "decoder", model.base_model)
 
 
@@ -331,7 +331,7 @@ def _name(runs: nn.Module) -> str:
     return f"{package}.{type(runs).__qualname__} {metadata.version(package.replace('_', '-'))}"
 
 
-def of_folder(
+def load(
     folder: Path,
     limit: int | None,
     head: str | None,
@@ -350,27 +350,22 @@ def of_folder(
     ProgramError if there is no such program.
     """
     if not runs_code:
-        _refuse_code(folder)
-    with TemporaryDirectory() as place, quiet():
-        spelled = _spelled(folder, Path(place), num_labels, as_written)
-        runs, tokenizer = _Loading(spelled, runs_code).loaded(head, limit is not None)
+        # no classes of the folder's own code, which transformers does not have
+        for file in _configs(folder):
+            fields = json_files.read(file)
+            named = fields.get("auto_map") if isinstance(fields, dict) else None
+            for name in (named or {}).values():
+                if isinstance(name, str):
+                    _class_of_transformers(name.rpartition(".")[2], "auto_map")
+    with TemporaryDirectory() as place, silence_libraries():
+        spelled = _respell(folder, Path(place), num_labels, as_written)
+        runs, tokenizer = _Loading(spelled, runs_code).load(head, limit is not None)
     if is_cut and limit and hasattr(runs, "max_seq_length"):
         runs.max_seq_length = limit  # type: ignore[assignment]
     made: Any = tokenizer or getattr(runs, "tokenizer", None)
     if made is not None and made.pad_token is None:  # needed also to pad one text to its own length
         made.pad_token = made.eos_token or made.convert_ids_to_tokens(0)
     return Program(runs, tokenizer, limit)
-
-
-def _refuse_code(folder: Path) -> None:
-    """ProgramError if a person would run classes of the folder's own code, which transformers does
-    not have."""
-    for file in _configs(folder):
-        fields = json_files.read(file)
-        named = fields.get("auto_map") if isinstance(fields, dict) else None
-        for name in (named or {}).values():
-            if isinstance(name, str):
-                _class_of_transformers(name.rpartition(".")[2], "auto_map")
 
 
 def _configs(folder: Path) -> list[Path]:
@@ -381,7 +376,7 @@ def _configs(folder: Path) -> list[Path]:
     return [file for path in sorted(paths) if (file := folder / path / "config.json").is_file()]
 
 
-def _spelled(folder: Path, place: Path, num_labels: int | None, as_written: bool) -> Path:
+def _respell(folder: Path, place: Path, num_labels: int | None, as_written: bool) -> Path:
     """The folder; or if a config.json in it has fields that only code of the hub knows, or does not
     say how many labels there are, a folder of links in which they are spelled as transformers reads
     them. It would take its own defaults. as_written: there, no class changes the tokenizer."""
@@ -389,7 +384,7 @@ def _spelled(folder: Path, place: Path, num_labels: int | None, as_written: bool
     for file in _configs(folder):
         fields = json_files.read(file)
         family = FAMILIES.get(name_of(fields) or "") if isinstance(fields, dict) else None
-        spelled = {**family.spelled(fields)} if family else fields
+        spelled = {**family.spell_for_transformers(fields)} if family else fields
         if num_labels and family and not (fields.get("id2label") or fields.get("num_labels")):
             spelled["num_labels"] = num_labels
         if spelled != fields:
@@ -416,11 +411,11 @@ class _Loading(NamedTuple):
     folder: Path
     runs_code: bool
 
-    def loaded(self, head: str | None, has_texts: bool) -> tuple[nn.Module, Any]:
+    def load(self, head: str | None, has_texts: bool) -> tuple[nn.Module, Any]:
         """The object to be called, and the tokenizer that it does not bring itself."""
         settings = json_files.settings(self.folder / SETTINGS)
         if (self.folder / MODULES).exists():
-            return self._of_sentence_transformers(settings.get("model_type")), None
+            return self._load_sentence_transformers(settings.get("model_type")), None
         import transformers
 
         config = json_files.settings(self.folder / "config.json")
@@ -431,15 +426,19 @@ class _Loading(NamedTuple):
             kind = getattr(transformers, auto)
         else:
             kind = _class_of_transformers(name, "architectures")
-        if has_texts and name.endswith("ForSequenceClassification") and _num_labels(config) == 1:
-            return self._of_sentence_transformers("CrossEncoder"), None
+        if (
+            has_texts
+            and name.endswith("ForSequenceClassification")
+            and int(config.get("num_labels") or len(config.get("id2label") or (0, 1))) == 1
+        ):
+            return self._load_sentence_transformers("CrossEncoder"), None
         if has_texts and name.endswith("Model") and not name.endswith("LMHeadModel"):
-            return self._of_sentence_transformers("SentenceTransformer"), None
+            return self._load_sentence_transformers("SentenceTransformer"), None
         model = self._from_files(kind, self.folder, dtype=torch.float32).eval()
         tokenizer = self._from_files(transformers.AutoTokenizer, self.folder) if has_texts else None
         return model, tokenizer
 
-    def _of_sentence_transformers(self, kind: str | None) -> nn.Module:
+    def _load_sentence_transformers(self, kind: str | None) -> nn.Module:
         kind = kind or "SentenceTransformer"
         try:
             import sentence_transformers
@@ -469,7 +468,7 @@ class _Loading(NamedTuple):
 
 
 @contextmanager
-def quiet() -> Iterator[None]:
+def silence_libraries() -> Iterator[None]:
     """Without the progress bars and warnings of transformers and sentence-transformers."""
     from transformers.utils import logging as library
 
@@ -500,7 +499,3 @@ def _class_of_transformers(name: str, field: str) -> Any:
             " this comparison alone"
         )
     return found
-
-
-def _num_labels(config: Mapping[str, Any]) -> int:
-    return int(config.get("num_labels") or len(config.get("id2label") or (0, 1)))

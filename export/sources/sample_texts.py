@@ -30,7 +30,7 @@ RANGES = ((0x20, 0x250), (0x300, 0x370), (0x2000, 0x2070), (0x2100, 0x2190), (0x
 
 
 class Unlike(NamedTuple):
-    """What two tokenizers make of texts or pairs: how many differ, among how many, and some."""
+    """Texts or pairs that two tokenizers read otherwise: how many, among how many, and some."""
 
     num: int
     num_asked: int
@@ -46,11 +46,11 @@ def texts(*tokenizers: Tokenizer) -> list[str]:
     draws = random.Random(SEED)
     found = [*SPELLINGS, *sentencepieces.texts(), *_characters(draws)]
     for tokenizer in tokenizers:
-        found += _of_tokens(tokenizer, draws)
+        found += _texts_of_tokens(tokenizer, draws)
     return list(dict.fromkeys(found))
 
 
-def unlike(ours: Tokenizer, theirs: Tokenizer) -> Unlike:
+def compare_tokenizers(ours: Tokenizer, theirs: Tokenizer) -> Unlike:
     """Compares token ids of texts and of pairs. Neither cuts or pads then."""
     single = texts(ours, theirs)
     asked: list[Text] = [*single, *zip(single[::20], single[7::20], strict=False)]
@@ -59,17 +59,17 @@ def unlike(ours: Tokenizer, theirs: Tokenizer) -> Unlike:
         tokenizer.no_truncation()
         tokenizer.no_padding()
         made.append([encoding.ids for encoding in tokenizer.encode_batch_fast(asked)])
-    return of(asked, *made)
+    return compare(asked, *made)
 
 
-def of(asked: Sequence[Text], ours: Sequence[Any], theirs: Sequence[Any]) -> Unlike:
-    """What was made of each text, compared. Plain and short texts are shown."""
+def compare(asked: Sequence[Text], ours: Sequence[Any], theirs: Sequence[Any]) -> Unlike:
+    """Compares the token ids of each text. Plain and short texts are shown."""
     differ = [text for text, a, b in zip(asked, ours, theirs, strict=True) if a != b]
     differ.sort(key=lambda text: (not "".join(text).isascii(), len("".join(text))))
-    return Unlike(len(differ), len(asked), tuple(map(_short, differ[:SHOWN])))
+    return Unlike(len(differ), len(asked), tuple(map(_shorten, differ[:SHOWN])))
 
 
-def _short(text: Text) -> str:
+def _shorten(text: Text) -> str:
     told = ascii(text)
     return told if len(told) <= SHOWN_CHARACTERS else f"{told[:SHOWN_CHARACTERS]}..."
 
@@ -85,7 +85,7 @@ def _characters(draws: random.Random) -> Iterator[str]:
         yield joint.join(known[start : start + 8])
 
 
-def _of_tokens(tokenizer: Tokenizer, draws: random.Random) -> Iterator[str]:
+def _texts_of_tokens(tokenizer: Tokenizer, draws: random.Random) -> Iterator[str]:
     """Texts of its own tokens, with and without spaces and signs between, and its added tokens
     within texts."""
     vocabulary = sorted(tokenizer.get_vocab(with_added_tokens=False))

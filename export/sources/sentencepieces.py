@@ -22,10 +22,10 @@ PIECES = (*SPACES, *WORDS.split(" "))
 
 
 class UnlikeError(ValueError):
-    """What was converted gives other pieces than sentencepiece. The message names a text."""
+    """The converted tokenizer gives other pieces than sentencepiece. The message names a text."""
 
 
-def restored(tokenizer: "PreTrainedTokenizerBase", file: Path) -> Tokenizer:
+def convert(tokenizer: "PreTrainedTokenizerBase", file: Path) -> Tokenizer:
     """A converted tokenizer with the normalization of its sentencepiece file: transformers 5 has
     NFC in its place, and loses such as ligatures and full-width letters.
 
@@ -50,7 +50,10 @@ def restored(tokenizer: "PreTrainedTokenizerBase", file: Path) -> Tokenizer:
     )
     original = SentencePieceProcessor(model_proto=content)
     for text in texts():
-        meant = [original.id_to_piece(number) for number in original.encode(_cased(text, lowers))]
+        meant = [
+            original.id_to_piece(number)
+            for number in original.encode(text.lower() if lowers else text)
+        ]
         if (got := pieces(made, text)) != meant:
             raise UnlikeError(f"{text!r} becomes {got}, and {meant} by sentencepiece")
     return made
@@ -69,7 +72,3 @@ def texts() -> Iterator[str]:
     for _ in range(COUNT):
         parts = draws.choices(PIECES, k=draws.randint(0, 12))
         yield draws.choice(("", " ")).join(parts)
-
-
-def _cased(text: str, lowers: bool) -> str:
-    return text.lower() if lowers else text

@@ -1,19 +1,19 @@
-"""What a bundle is made from: a preset and its seed, a checkpoint folder, or a model in memory."""
+"""The sources of bundles: a preset and its seed, a checkpoint folder, or a model in memory."""
 
 import copy
 import hashlib
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, Literal, cast, get_args
 
+import torch
 from tokenizers import Tokenizer
 
 from addnorm.export.sources import download, texts
 from addnorm.export.sources import program as programs
 from addnorm.export.sources.folder_tokenizer import NoTexts
-from addnorm.export.sources.module import problems
 from addnorm.export.sources.original import Original, OriginalError, digest
 from addnorm.export.sources.program import Program, ProgramError, Sample, Text, ids_of, texts_of
 from addnorm.export.sources.texts import AS_WRITTEN, Texts
@@ -28,10 +28,12 @@ from addnorm.model.checkpoints import (
 from addnorm.model.checkpoints.families import FAMILIES
 from addnorm.model.config import Config, Pick
 from addnorm.model.layout import LAYOUTS
-from addnorm.model.transformer import Transformer, shorten
+from addnorm.model.transformer import Head, Transformer, shorten
 from addnorm.service.runtime.files import sha256
+from addnorm.service.runtime.manifest import Pooling
 
 SEED = 42
+OUTPUTS = ("logits", "pooled", "token_vectors")  # that heads can make
 OWN_READING = {"kind": "own reading", "name": "Addnorm's own reading"}
 
 
@@ -41,7 +43,7 @@ class UsageError(Exception):
 
 @dataclass(frozen=True)
 class Reference:
-    """What a checkpoint's answers must equal.
+    """The program whose answers a checkpoint's must equal.
 
     kind: the program of its authors, or our reading of the folder alone. runs_code: whether the
     folder's own code may be run for it. samples: texts, pairs and token ids to compare beside ours.
@@ -79,8 +81,8 @@ class Source:
     samples: tuple[Sample, ...] = ()
 
     def compared_with(self) -> dict[str, Any]:
-        """What the bundle is proved to equal, for its certificate."""
-        return {**self._reference(), **self.sampled()}
+        """For its certificate: the model or program that the bundle is proved to equal."""
+        return {**self._reference(), **self.samples_record()}
 
     def _reference(self) -> dict[str, Any]:
         if self.program is not None:
@@ -91,7 +93,7 @@ class Source:
             return OWN_READING
         return {"kind": "itself" if "module" in self.origin else next(iter(self.origin))}
 
-    def sampled(self) -> dict[str, Any]:
+    def samples_record(self) -> dict[str, Any]:
         """How many samples there are, and their sha256."""
         if not self.samples:
             return {}
@@ -121,7 +123,7 @@ def preset(name: str, seed: int = SEED) -> Source:
     return Source(name, model, {"preset": name, "seed": seed}, facts, no_texts)
 
 
-def named(
+def load(
     name: str,
     choices: Choices | None = None,
     max_length: int | None = None,
@@ -158,7 +160,14 @@ def checkpoint(
     hashes = {file.relative_to(folder).as_posix(): sha256(file) for file in loaded.files}
     folder = folder.resolve()
     origin = {"checkpoint": folder.name, "weights": hashes, "unused": loaded.unused}
-    origin |= _chosen(choices, max_length)
+    # lists for tuples: so JSON gives it back
+    chosen: dict[str, Any] = {
+        "ignore": list(choices.ignore) or None,
+        "labels": None if choices.labels is None else list(choices.labels),
+        "max_length": max_length,
+        **(AS_WRITTEN if choices.tokenizer_as_written else {}),
+    }
+    origin |= {name: value for name, value in chosen.items() if value is not None}
     facts = {
         "pooling": loaded.pooling,
         "normalize": loaded.normalize,
@@ -190,7 +199,7 @@ def checkpoint(
     # sentence-transformers lets texts have more tokens than a model that counts from its pad can
     is_cut = max_length is not None or limit == loaded.model.config.max_positions
     try:
-        program = programs.of_folder(
+        program = programs.load(
             folder, limit, loaded.head, num_labels, is_cut, reference.runs_code, as_written
         )
     except ProgramError as error:
@@ -198,18 +207,7 @@ def checkpoint(
             f"{folder.name} cannot be compared with the program of its authors: {error}. Go without"
             " with --reference none, and the certificate says so"
         ) from error
-    return compared_with(source, program)
-
-
-def _chosen(choices: Choices, max_length: int | None) -> dict[str, Any]:
-    """What the manifest's `source` says of them, with lists for tuples: so JSON gives it back."""
-    chosen = {
-        "ignore": list(choices.ignore) or None,
-        "labels": None if choices.labels is None else list(choices.labels),
-        "max_length": max_length,
-        **(AS_WRITTEN if choices.tokenizer_as_written else {}),
-    }
-    return {name: value for name, value in chosen.items() if value is not None}
+    return with_program(source, program)
 
 
 def module(
@@ -230,7 +228,7 @@ def module(
 
     UsageError if the arguments do not fit, CheckpointError if the tokenizer's folder is broken.
     """
-    if found := [*problems(model, labels, pooling)]:
+    if found := [*_problems(model, labels, pooling)]:
         raise UsageError("; ".join(found))
     _refuse_one_tag(labels, model.config, "labels=None")
     name, twin = type(model).__qualname__, copy.deepcopy(model).cpu().eval()
@@ -253,6 +251,43 @@ def module(
     return Source(name, twin, origin, facts, with_texts, tokenizer, **more)
 
 
+def _problems(model: Transformer, labels: Sequence[str] | None, pooling: str) -> Iterator[str]:
+    """Why a model in memory cannot become a bundle, in words."""
+    if not isinstance(model, Transformer):
+        kind = type(model).__qualname__
+        yield f"the model is a {kind}, an addnorm.model.transformer.Transformer is needed"
+        return
+    for name, tensor in model.state_dict().items():  # the first that does not fit
+        if tensor.is_meta:
+            yield f"{name} has no values: it is on the device meta"
+            break
+        if tensor.is_floating_point() and tensor.dtype != torch.float32:
+            how = "export a copy, `copy.deepcopy(model).float()`"
+            yield f"{name} is {tensor.dtype}, torch.float32 is needed: {how}"
+            break
+    heads = model.config.heads
+    for name, module in model.heads.items():
+        if name not in heads or not isinstance(module, Head):
+            yield f"heads.{name} is not of the model's Config: name it there, with a HeadConfig"
+    for name in sorted(heads):
+        if name not in OUTPUTS:
+            yield f"there is a head {name!r}: heads can make {', '.join(OUTPUTS)}"
+    if "token_vectors" in heads and (pick := heads["token_vectors"].pick) != "every":
+        yield f"the head of token_vectors picks {pick!r}: 'every' is needed"
+    if "pooled" in heads and (pick := heads["pooled"].pick) != pooling:
+        yield f"the head of pooled vectors picks {pick!r}, pooling is {pooling!r}"
+    if labels is not None:
+        head = heads.get("logits")
+        if isinstance(labels, str) or not all(isinstance(label, str) for label in labels):
+            yield f"labels {labels!r}: a list of strings is needed"
+        elif head is None:
+            yield "labels are of logits, and the model has no such head"
+        elif len(labels) != head.width:
+            yield f"there are {len(labels)} labels, the head has {head.width} logits"
+    if pooling not in (known := get_args(Pooling)):
+        yield f"pooling {pooling!r}: {', '.join(known)} are known"
+
+
 def _original(reference: Any, config: Config, pooling: str, pad: int | None) -> Original:
     try:
         return Original(reference, config, cast(Pick, pooling), pad)
@@ -260,7 +295,7 @@ def _original(reference: Any, config: Config, pooling: str, pad: int | None) -> 
         raise UsageError(str(error)) from error
 
 
-def compared_with(source: Source, program: Program) -> Source:
+def with_program(source: Source, program: Program) -> Source:
     """A checkpoint whose answers must be the program's: what it makes of ids and of texts.
     UsageError if it makes something else than such a model."""
     assert source.loaded
@@ -292,7 +327,7 @@ def _pad(loaded: Checkpoint) -> int | None:
 
 
 def _picks_last(loaded: Checkpoint) -> bool:
-    """Whether it classifies by the last token, which to transformers is the last that is no pad."""
+    """True if it classifies by the last token, to transformers the last that is no pad."""
     picks = {head.pick for head in loaded.model.config.heads.values()}
     return "last" in picks and (loaded.head or "").endswith("ForSequenceClassification")
 
@@ -327,7 +362,7 @@ def with_origin(source: Source, more: Mapping[str, Any]) -> Source:
 
 
 def _facts(found: Texts | NoTexts) -> dict[str, Any]:
-    """What the manifest says of texts."""
+    """The manifest's fields of texts."""
     if isinstance(found, NoTexts):
         return {"texts_have_types": True, "special_tokens": {}}
     return {
@@ -338,7 +373,9 @@ def _facts(found: Texts | NoTexts) -> dict[str, Any]:
     }
 
 
-def recorded(origin: Mapping[str, Any], name: str | None, reference: Reference = AUTHOR) -> Source:
+def source_of_manifest(
+    origin: Mapping[str, Any], name: str | None, reference: Reference = AUTHOR
+) -> Source:
     """The source that a manifest names. name: of the checkpoint, where it is one.
 
     A repository without a revision is that of the manifest. A folder is compared by its weights,
@@ -363,7 +400,7 @@ def recorded(origin: Mapping[str, Any], name: str | None, reference: Reference =
         texts.is_as_written(origin),
     )
     again = address if where and name == where["repository"] else name
-    source = named(again, choices, origin.get("max_length"), reference)
+    source = load(again, choices, origin.get("max_length"), reference)
     return replace(source, origin={**where, **source.origin})
 
 

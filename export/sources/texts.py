@@ -2,7 +2,7 @@
 
 import math
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -60,12 +60,12 @@ class Texts:
 
 
 def is_as_written(origin: Mapping[str, Any]) -> bool:
-    """Whether the manifest's `source` says that texts are read by the folder's file alone."""
+    """True if the manifest's `source` says that texts are read by the folder's file alone."""
     return AS_WRITTEN.items() <= origin.items()
 
 
 def read(folder: Path, max_positions: int, as_written: bool = False) -> Texts:
-    """What the folder says of texts. as_written: token ids are those of tokenizer.json alone.
+    """Reads what the folder says of texts. as_written: token ids are those of tokenizer.json alone.
 
     NoTexts if it has no tokenizer, or if its authors do something that the server does not.
     CheckpointError if one of its files is broken.
@@ -88,8 +88,8 @@ def read(folder: Path, max_positions: int, as_written: bool = False) -> Texts:
     own.encode_special_tokens = splits_special = bool(tokenizer.split_special_tokens)
     unlike_file = None
     with suppress(UnlikeError):
-        if file := folder_tokenizer.written(authors.transformer, tokenizer):
-            unlike_file = sample_texts.unlike(own, file)
+        if file := folder_tokenizer.read_file(authors.transformer, tokenizer):
+            unlike_file = sample_texts.compare_tokenizers(own, file)
     has_types = "token_type_ids" in tokenizer.model_input_names
     named = {name: getattr(tokenizer, name) for name in SPECIAL_TOKENS}
     special = {name: str(token) for name, token in named.items() if token is not None}
@@ -98,7 +98,7 @@ def read(folder: Path, max_positions: int, as_written: bool = False) -> Texts:
     rules = _input_types(authors, tokenizer, max_positions)
     template = None
     if authors.fills_template:
-        template = pair_template.read(tokenizer, *told_pairs(authors))
+        template = pair_template.read(tokenizer, *template_arguments(authors))
     return Texts(
         content, limit, limited_by, num_special, num_ids, has_types, special, rules, splits_special,
         type(tokenizer).__name__, unlike_file, template,
@@ -115,16 +115,15 @@ def load_tokenizer(
     return made
 
 
-def told_pairs(authors: SentenceTransformers) -> tuple[str, Mapping[str, Any]]:
-    """What sentence-transformers fills a chat template with beside a pair: the instruction, and the
-    template's own settings."""
+def template_arguments(authors: SentenceTransformers) -> tuple[str, Mapping[str, Any]]:
+    """The instruction and the settings with which sentence-transformers fills a chat template."""
     instruction = authors.prompts.get(authors.default_prompt_name or "", "")
     processing = authors.settings.get("processing_kwargs") or {}
     return instruction, processing.get(CHAT_TEMPLATE) or {}
 
 
 def _arguments(authors: SentenceTransformers) -> Mapping[str, Any]:
-    """What sentence-transformers calls transformers' tokenizer with."""
+    """The arguments of transformers' tokenizer, as sentence-transformers calls it."""
     return authors.arguments("processor_kwargs")
 
 
@@ -156,7 +155,11 @@ def _input_types(
     NoTexts if a limit leaves no room for a text."""
     if authors.mask is None:
         return {}
-    skipped = _token_ids(authors.mask.skipped_words, tokenizer)
+    # ids of those words that are tokens, ascending
+    vocabulary = tokenizer.get_vocab()
+    skipped = tuple(
+        sorted({vocabulary[word] for word in authors.mask.skipped_words if word in vocabulary})
+    )
     num_special, rules = tokenizer.num_special_tokens_to_add(pair=False), {}
     for input_type, setting in LENGTHS.items():
         length = authors.settings.get(setting)
@@ -170,23 +173,6 @@ def _input_types(
     return rules
 
 
-def _token_ids(words: Sequence[str], tokenizer: "PreTrainedTokenizerBase") -> tuple[int, ...]:
-    """Ids of those words that are tokens, ascending."""
-    vocabulary = tokenizer.get_vocab()
-    return tuple(sorted({vocabulary[word] for word in words if word in vocabulary}))
-
-
-def _whole(limit: Any, where: str) -> int:
-    """A number of tokens; transformers writes 1e30 where there is no limit. CheckpointError if it
-    is none."""
-    if isinstance(limit, bool) or not isinstance(limit, int | float) or math.isnan(limit):
-        raise CheckpointError(
-            f"{where}: the limit of texts (max_seq_length or model_max_length) is {limit!r}: a"
-            " number of tokens is needed"
-        )
-    return int(min(limit, sys.maxsize))
-
-
 def _authors_limit(authors: SentenceTransformers) -> tuple[int, str] | None:
     """The limit that sentence-transformers and transformers find, and the file that says so."""
     name, config = authors.settings_file, authors.transformer / folder_tokenizer.CONFIG
@@ -197,5 +183,11 @@ def _authors_limit(authors: SentenceTransformers) -> tuple[int, str] | None:
         (told.get("model_max_length", told.get("max_len")), folder_tokenizer.CONFIG),
     ):
         if limit is not None:
-            return _whole(limit, where), where
+            # transformers writes 1e30 where there is no limit
+            if isinstance(limit, bool) or not isinstance(limit, int | float) or math.isnan(limit):
+                raise CheckpointError(
+                    f"{where}: the limit of texts (max_seq_length or model_max_length) is"
+                    f" {limit!r}: a number of tokens is needed"
+                )
+            return int(min(limit, sys.maxsize)), where
     return None

@@ -22,7 +22,13 @@ def write(vocabulary: Mapping[str, int], folder: Path) -> Path:
 
     -> folder. UsageError if it is no such dict.
     """
-    _refuse_unlike(vocabulary)
+    if not isinstance(vocabulary, Mapping) or not vocabulary:
+        raise UsageError("vocabulary is a dict of characters or words to token ids")
+    for entry, index in vocabulary.items():
+        if not isinstance(entry, str) or not entry or type(index) is not int or index < 0:
+            raise UsageError(f"vocabulary has {entry!r}: {index!r}: a text and an id of 0 or more")
+    if len(set(vocabulary.values())) < len(vocabulary):
+        raise UsageError("vocabulary gives one id to several entries")
     unknown = next((entry for entry in vocabulary if UNKNOWN.fullmatch(entry)), None)
     tokenizer = Tokenizer(WordLevel(dict(vocabulary), unk_token=unknown or ""))
     plain = [entry for entry in vocabulary if not _is_special(entry)]
@@ -42,13 +48,3 @@ def write(vocabulary: Mapping[str, int], folder: Path) -> Path:
 
 def _is_special(entry: str) -> bool:
     return len(entry) > 2 and (entry[0], entry[-1]) in (("<", ">"), ("[", "]"))
-
-
-def _refuse_unlike(vocabulary: Mapping[str, int]) -> None:
-    if not isinstance(vocabulary, Mapping) or not vocabulary:
-        raise UsageError("vocabulary is a dict of characters or words to token ids")
-    for entry, index in vocabulary.items():
-        if not isinstance(entry, str) or not entry or type(index) is not int or index < 0:
-            raise UsageError(f"vocabulary has {entry!r}: {index!r}: a text and an id of 0 or more")
-    if len(set(vocabulary.values())) < len(vocabulary):
-        raise UsageError("vocabulary gives one id to several entries")

@@ -43,7 +43,7 @@ UNSUPPORTED_HEADS = ("ForMultipleChoice", "ForNextSentencePrediction")  # ends o
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """What was found in a folder, read."""
+    """A folder's model and settings, read."""
 
     model: Transformer
     model_type: str
@@ -67,7 +67,7 @@ class Checkpoint:
 
 @dataclass(frozen=True)
 class Choices:
-    """What the person who exports decides, beyond what the folder says.
+    """The choices of the person who exports, beyond what the folder says.
 
     ignore: what the keys of weights begin with that are left out. labels: in place of config.json's
     names, in the order of the logits; empty for none. tokenizer_as_written: whether texts are read
@@ -94,16 +94,16 @@ def load_checkpoint(folder: Path, choices: Choices | None = None) -> Checkpoint:
     weights = read_weights(body)
     family = _family(fields).spelled_as(weights.tensors)
     raw = family.raw(fields)
-    reader = Reader.of(family, weights.tensors, choices.ignore)
+    reader = Reader.open(family, weights.tensors, choices.ignore)
     config, table = read_config(family, raw), _head(family, raw, reader, choices.ignore)
     if authors.is_embedder:  # of which sentence-transformers loads the body, whatever head it has
         table, reader.without_head = None, True
     if table:
-        table = _decided(table, raw)
+        table = _complete_table(table, raw)
         tie(table, reader, raw)
     config = replace(config, heads=_heads(table, reader, config, authors))
     labels = _labels(table, fields, config, choices) if table else None
-    filled = partial(_filled, config, raw=raw, table=table, authors=authors)
+    filled = partial(_fill_model, config, raw=raw, table=table, authors=authors)
     shapes = reader.of_shapes()
     try:
         with torch.device("meta"):  # what does not fit is refused before any memory is taken
@@ -135,8 +135,8 @@ def load_checkpoint(folder: Path, choices: Choices | None = None) -> Checkpoint:
         default_prompt_name=authors.default_prompt_name,
         similarity=authors.similarity,
         activation=_activation(authors, fields, config),
-        unread=(*_unread(family, fields), *authors.unread),
-        beside=tuple(beside(folder)),
+        unread=(*_unread_fields(family, fields), *authors.unread),
+        beside=tuple(files_beside(folder)),
     )
 
 
@@ -174,18 +174,18 @@ def config_fields(authors: SentenceTransformers) -> Raw:
     return fields
 
 
-def _unread(family: Family, fields: Raw) -> list[str]:
+def _unread_fields(family: Family, fields: Raw) -> list[str]:
     own = lists.Fields(family.fields, family.no_effect)
-    return [f"config.json: {name}" for name in lists.CONFIG.unread(own.unread(fields))]
+    return [f"config.json: {name}" for name in lists.CONFIG.list_unread(own.list_unread(fields))]
 
 
-def beside(folder: Path) -> list[str]:
+def files_beside(folder: Path) -> list[str]:
     """Files of heads and settings that other programs read, each with what it is."""
     return [f"{name} ({what})" for name, what in BESIDE.items() if (folder / name).is_file()]
 
 
 def _activation(authors: SentenceTransformers, fields: Raw, config: Config) -> str:
-    """What CrossEncoder makes a score of one logit with. CheckpointError if the server does not."""
+    """CrossEncoder's activation of one logit. CheckpointError if the server has another."""
     logits = config.heads.get("logits")
     if logits is None or logits.width > 1 or logits.pick == "every":
         return SCORED[0]
@@ -207,7 +207,7 @@ def _activation(authors: SentenceTransformers, fields: Raw, config: Config) -> s
     return kind
 
 
-def _filled(
+def _fill_model(
     config: Config, reader: Reader, raw: Raw, table: HeadTable | None, authors: SentenceTransformers
 ) -> Transformer:
     """The model with what the reader has."""
@@ -287,7 +287,7 @@ def read_config(family: Family, raw: Raw) -> Config:
         fields = {ours: raw[theirs] for ours, theirs in family.config.items()}
         refuse_large(family.config["n_layers"], fields["n_layers"], MAX_LAYERS)  # before lists
         fields |= {**family.fixed, **family.derived(raw)}
-        fields |= _seeing(raw, is_causal=bool(fields.get("causal")))
+        fields |= _causal_fields(raw, is_causal=bool(fields.get("causal")))
     except KeyError as error:
         raise CheckpointError(f"config.json: {error.args[0]} is missing") from None
     except (TypeError, ValueError) as error:  # such as a text where a number is needed
@@ -309,9 +309,9 @@ def read_config(family: Family, raw: Raw) -> Config:
         raise CheckpointError(f"config.json: {error}{there}") from None
 
 
-def _seeing(raw: Raw, is_causal: bool) -> dict[str, Any]:
-    """What `is_causal` changes: a decoder may see both sides of a token. ValueError for an encoder
-    that sees one: transformers masks what follows only where a batch has no pads."""
+def _causal_fields(raw: Raw, is_causal: bool) -> dict[str, Any]:
+    """The fields that `is_causal` changes: a decoder may see both sides of a token. ValueError for
+    an encoder that sees one: transformers masks what follows only where a batch has no pads."""
     if raw.get("is_causal") is None or bool(raw["is_causal"]) == is_causal:
         return {}
     if is_causal:
@@ -356,7 +356,7 @@ def architectures(fields: Raw) -> Sequence[str]:
     return named
 
 
-def _decided(table: HeadTable, raw: Raw) -> HeadTable:
+def _complete_table(table: HeadTable, raw: Raw) -> HeadTable:
     """The table with what config.json decides. CheckpointError for what is not supported."""
     try:
         return replace(table, **table.derived(raw))
@@ -374,7 +374,7 @@ def _problem_type(fields: Raw) -> str | None:
 
 
 def _is_stored(head: HeadTable, reader: Reader) -> bool:
-    """Whether the weights have its dense layer, if it needs one, and its linear layer, unless that
+    """True if the weights have its dense layer, if it needs one, and its linear layer, unless that
     may be tied."""
     dense = [head.dense] if head.dense and not head.dense_is_optional else []
     linear = [] if head.may_be_absent else [head.linear]

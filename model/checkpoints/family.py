@@ -1,4 +1,4 @@
-"""What a family's table says: how transformers names a model's configuration and its weights."""
+"""The table of a family: how transformers names a model's configuration and its weights."""
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -44,7 +44,7 @@ class HeadTable:
 
     @property
     def may_be_absent(self) -> bool:
-        """Whether config.json may name the class, and the weights lack the whole head.
+        """True if config.json may name the class, and the weights lack the whole head.
 
         So it is of a language model that was trained on as an encoder. Of all other heads, what is
         missing is reported.
@@ -82,7 +82,7 @@ class Family:
     also: "Family | None" = None
     unused: tuple[str, ...] = field(default=())  # regular expressions of keys that have no effect
 
-    def spelled(self, fields: Raw) -> Raw:
+    def spell_for_transformers(self, fields: Raw) -> Raw:
         """The fields of config.json, by the names that transformers' own class reads."""
         return {
             **{new: fields[old] for old, new in self.renamed.items() if old in fields},
@@ -98,7 +98,7 @@ class Family:
     def raw(self, fields: Raw) -> Raw:
         """The fields of config.json, by the names that the table has, and the defaults."""
         aliased = {ours: fields[other] for other, ours in self.aliases.items() if other in fields}
-        return {**self.defaults, **self.spelled(fields), **aliased}
+        return {**self.defaults, **self.spell_for_transformers(fields), **aliased}
 
     def spelled_as(self, keys: Iterable[str]) -> "Family":
         """The table whose keys these are."""

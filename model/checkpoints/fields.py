@@ -31,7 +31,7 @@ class Fields:
                     f"{file}: {name} is {value!r:.200}, which is not supported: {way_on}"
                 )
 
-    def unread(self, found: Iterable[str]) -> list[str]:
+    def list_unread(self, found: Iterable[str]) -> list[str]:
         """The fields that stand in no list."""
         known = (*self.read, *self.refused, *self.no_effect)
         return [name for name in found if not any(fnmatchcase(name, pattern) for pattern in known)]

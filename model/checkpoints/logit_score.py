@@ -52,15 +52,15 @@ def read(folder: Path) -> LogitScore:
     config = json_files.settings(file)
     if (read_from := config.get("module_input_name", MADE)) != MADE:
         raise CheckpointError(f"{file}: module_input_name is {read_from!r}, supported is {MADE!r}")
-    return LogitScore(folder, _id(file, config, "true_token_id"), _id_or_none(file, config))
+    return LogitScore(folder, _token_id(file, config, "true_token_id"), _id_or_none(file, config))
 
 
 def _id_or_none(file: Path, config: dict[str, Any]) -> int | None:
     name = "false_token_id"
-    return None if config.get(name) is None else _id(file, config, name)
+    return None if config.get(name) is None else _token_id(file, config, name)
 
 
-def _id(file: Path, config: dict[str, Any], name: str) -> int:
+def _token_id(file: Path, config: dict[str, Any], name: str) -> int:
     if type(token := config.get(name)) is not int:
         raise CheckpointError(f"{file}: {name} is {token!r}: the id of a token is needed")
     return token

@@ -13,7 +13,7 @@ INPUT_TYPES: tuple[InputType, ...] = ("query", "document")
 
 @dataclass(frozen=True)
 class Mask:
-    """What a MultiVectorMask says.
+    """The settings of a MultiVectorMask.
 
     skipped_words: tokens whose vectors are left out of texts of the types in skipped_in.
     """

@@ -37,7 +37,9 @@ class Reader:
     without_head: bool = False  # whether heads that are stored have no effect
 
     @classmethod
-    def of(cls, family: Family, stored: Mapping[str, Tensor], ignore: tuple[str, ...]) -> "Reader":
+    def open(
+        cls, family: Family, stored: Mapping[str, Tensor], ignore: tuple[str, ...]
+    ) -> "Reader":
         """ignore: what the stored keys begin with that are left out."""
         weights, unused = {}, set()
         for key, tensor in stored.items():
@@ -109,13 +111,13 @@ class Reader:
                 " wrapper with save_pretrained"
             )
         if any(found.values()):
-            listed = "; ".join(f"{what}: {_named(keys)}" for what, keys in found.items() if keys)
+            listed = "; ".join(f"{what}: {_shorten(keys)}" for what, keys in found.items() if keys)
             how = "; --ignore PREFIX leaves out what begins so" if found["unexpected"] else ""
             raise CheckpointError(f"{folder}: weights do not fit: {listed}{how}")
         return sorted([*self.unused, *left])
 
     def _word_before(self, keys: list[str]) -> str:
-        """What stands before the name of the token embeddings."""
+        """The words before the name of the token embeddings."""
         tokens = f"{self.family.modules['tokens']}.weight"
         before = next((key.removesuffix(tokens) for key in keys if key.endswith(tokens)), "")
         for prefix in self.family.prefixes:
@@ -123,7 +125,7 @@ class Reader:
         return before
 
 
-def _named(keys: Sequence[str]) -> str:
+def _shorten(keys: Sequence[str]) -> str:
     more = len(keys) - NUM_NAMED
     return ", ".join(keys[:NUM_NAMED]) + (f" and {more} more" if more > 0 else "")
 

@@ -81,7 +81,7 @@ REFUSED = {  # modules -> why
 
 @dataclass(frozen=True)
 class SentenceTransformers:
-    """What the folder's files say.
+    """The settings in the folder's files.
 
     transformer: the folder of config.json, weights and tokenizer. dense: by the output that they
     make. mask: of a MultiVectorEncoder. settings: of the transformer module, from `settings_file`.
@@ -122,7 +122,7 @@ class SentenceTransformers:
 def read(folder: Path) -> SentenceTransformers:
     """CheckpointError if a file is broken, or names what is not supported."""
     found = _Modules()
-    for kind, path in _listed(folder):
+    for kind, path in _list_modules(folder):
         found.add(kind, path)
     prompts, default = _prompts(folder / PROMPTS)
     transformer = found.transformer or folder
@@ -136,8 +136,8 @@ def read(folder: Path) -> SentenceTransformers:
         f"{where}: {name}"
         for where, names in {
             **found.unread,
-            file.name: fields.SETTINGS.unread(settings),
-            PROMPTS: fields.PROGRAM.unread(program),
+            file.name: fields.SETTINGS.list_unread(settings),
+            PROMPTS: fields.PROGRAM.list_unread(program),
         }.items()
         for name in names
     ]
@@ -160,7 +160,7 @@ def read(folder: Path) -> SentenceTransformers:
         unread=tuple(unread),
     )
     for name in authors.arguments("model_kwargs"):
-        if fields.MODEL_ARGUMENTS.unread([name]):
+        if fields.MODEL_ARGUMENTS.list_unread([name]):
             raise CheckpointError(
                 f"{file}: model_kwargs has {name}, which is not supported: {fields.SAVE_AGAIN}"
             )
@@ -169,10 +169,10 @@ def read(folder: Path) -> SentenceTransformers:
 
 def transformer_of(folder: Path) -> Path:
     """The folder of config.json. CheckpointError if a module is not supported."""
-    listed = _listed(folder)
+    listed = _list_modules(folder)
     for kind, _ in listed:
         if kind not in KINDS:
-            raise refused(kind, REFUSED.get(kind, f"known are {', '.join(KINDS)}"))
+            raise refusal(kind, REFUSED.get(kind, f"known are {', '.join(KINDS)}"))
     return listed[0][1] if listed else folder
 
 
@@ -212,7 +212,7 @@ def _similarity(program: Mapping[str, Any]) -> str:
     return named if named in SIMILARITIES else SIMILARITIES[0]
 
 
-def _listed(folder: Path) -> list[tuple[str, Path]]:
+def _list_modules(folder: Path) -> list[tuple[str, Path]]:
     """The class and the folder of each module, in order."""
     file, listed = folder / MODULES, list[tuple[str, Path]]()
     entries = json_files.read(file) if file.exists() else []
@@ -230,7 +230,7 @@ def _listed(folder: Path) -> list[tuple[str, Path]]:
             raise CheckpointError(f"{file}: the path {entry['path']!r} leads out of {folder}")
         listed.append((kind, folder / path))
     if listed and listed[0][0] not in TRANSFORMERS:
-        raise refused(listed[0][0], "the first module must be Transformer")
+        raise refusal(listed[0][0], "the first module must be Transformer")
     return listed
 
 
@@ -249,13 +249,13 @@ class _Modules:
     def add(self, kind: str, folder: Path) -> None:
         file = folder / "config.json"
         if kind in fields.MODULES:
-            unread = fields.MODULES[kind].unread(json_files.settings(file))
+            unread = fields.MODULES[kind].list_unread(json_files.settings(file))
             self.unread[f"{folder.name}/{file.name}"] = unread
         if kind in TRANSFORMERS and self.transformer is None:
             self.transformer = folder
         elif kind == "Pooling" and self.pooling is None:
             if "token_vectors" in self.dense:
-                raise refused(kind, "it pools what a Dense makes of every token")
+                raise refusal(kind, "it pools what a Dense makes of every token")
             self.pooling = _pooling(file)
         elif kind == "Dense":
             self._add_dense(dense.read(folder))
@@ -263,7 +263,7 @@ class _Modules:
             self._add_normalize(file)
         elif kind == "MultiVectorMask" and not self.mask:
             if "token_vectors" not in self.dense:
-                raise refused(kind, NO_DENSE)
+                raise refusal(kind, NO_DENSE)
             self.mask = multi_vector.read(folder)
         elif kind == "LogitScore" and not (self.score or self.pooling or self.dense):
             self.score = logit_score.read(folder)
@@ -271,7 +271,7 @@ class _Modules:
             _check_splade(file)
         elif kind != "Dropout":  # which does nothing outside training
             twice = "it stands there twice" if kind in KINDS else f"known are {', '.join(KINDS)}"
-            raise refused(kind, REFUSED.get(kind, twice))
+            raise refusal(kind, REFUSED.get(kind, twice))
 
     def _add_normalize(self, file: Path) -> None:
         """Nothing is done to vectors that are not there."""
@@ -286,7 +286,7 @@ class _Modules:
                 f"{file}: module_output_name is {written!r}, supported is {read!r}"
             )
         if read == "token_embeddings" and "token_vectors" not in self.dense:
-            raise refused("Normalize", NO_DENSE)
+            raise refusal("Normalize", NO_DENSE)
         self.normalize = True
 
     def _add_dense(self, layer: Dense) -> None:
@@ -295,7 +295,7 @@ class _Modules:
         if self.normalize or (output == "pooled" and not self.pooling):
             vectors = "vectors of tokens" if output == "token_vectors" else "pooled vectors"
             place = "after Normalize" if self.normalize else "before Pooling"
-            raise refused(layer.folder.name, f"a Dense of {vectors} stands {place}")
+            raise refusal(layer.folder.name, f"a Dense of {vectors} stands {place}")
         self.dense.setdefault(output, []).append(layer)
 
 
@@ -307,7 +307,7 @@ def _check_splade(file: Path) -> None:
             raise CheckpointError(f"{file}: {name} is {value!r}, supported is {served!r}")
 
 
-def refused(module: str, why: str) -> CheckpointError:
+def refusal(module: str, why: str) -> CheckpointError:
     return CheckpointError(f"{MODULES}: {module} is not supported: {why}")
 
 

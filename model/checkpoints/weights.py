@@ -78,7 +78,7 @@ def read(folder: Path) -> Weights:
 
 
 def other_formats(files: Iterable[str]) -> str:
-    """What is there in place of weights that are read, and what to do. "": nothing. files: their
+    """Weights of formats that are not read, and what to do. "": there are none. files: their
     paths in the folder."""
     listed = sorted(files)
     for pattern, what in FORMATS.items():
@@ -92,7 +92,7 @@ def _one(file: Path) -> Weights:
 
 
 def _shards(index: Path) -> Weights:
-    """What the index names, and what else its shards hold."""
+    """The tensors that the index names, and others that its shards hold."""
     places = _places(index)
     files = sorted({index.parent / name for name in places.values()})
     if absent := [file.name for file in files if not file.is_file()]:
@@ -102,7 +102,7 @@ def _shards(index: Path) -> Weights:
         stored = load(file)
         named = {key for key, name in places.items() if name == file.name}
         if missing := sorted(named - stored.keys()):
-            raise CheckpointError(f"{index} names keys that {file.name} lacks: {_few(missing)}")
+            raise CheckpointError(f"{index} names keys that {file.name} lacks: {_shorten(missing)}")
         tensors |= {
             key: tensor for key, tensor in stored.items() if places.get(key, file.name) == file.name
         }
@@ -131,10 +131,10 @@ def load(file: Path, nested: Sequence[str] = ()) -> Mapping[str, Tensor]:
     with file.open("rb") as stream:
         if stream.read(len(LFS)) == LFS:
             raise CheckpointError(f"{file} is git-lfs' pointer to the weights: run `git lfs pull`")
-    return _safetensors(file) if file.suffix == ".safetensors" else _pickled(file, nested)
+    return _load_safetensors(file) if file.suffix == ".safetensors" else _load_pickled(file, nested)
 
 
-def _safetensors(file: Path) -> Mapping[str, Tensor]:
+def _load_safetensors(file: Path) -> Mapping[str, Tensor]:
     try:
         with safe_open(file, "pt") as stored:
             if (count := len(stored.keys())) > MOST_TENSORS:
@@ -148,7 +148,7 @@ def _safetensors(file: Path) -> Mapping[str, Tensor]:
         raise CheckpointError(f"{file} is no safetensors file: {error}") from None
 
 
-def _pickled(file: Path, nested: Sequence[str]) -> Mapping[str, Tensor]:
+def _load_pickled(file: Path, nested: Sequence[str]) -> Mapping[str, Tensor]:
     """Releases before PyTorch 1.6 wrote no zip file, which cannot be mapped."""
     broken = f"{file} is broken, or no file of weights that PyTorch wrote"
     try:
@@ -187,6 +187,6 @@ def _unlike_weights(found: Any) -> str | None:
     return None
 
 
-def _few(keys: list[str]) -> str:
+def _shorten(keys: list[str]) -> str:
     more = f" and {len(keys) - 3} more" if len(keys) > 3 else ""
     return ", ".join(keys[:3]) + more

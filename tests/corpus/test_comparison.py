@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from addnorm.corpus.comparison import compared, verdict
+from addnorm.corpus.comparison import compare, verdict
 
 DRAWS = np.random.default_rng(0)
 VECTORS = DRAWS.normal(size=(60, 32)).astype(np.float32)
@@ -43,15 +43,15 @@ CASES: dict[str, tuple[Any, Any, str]] = {
 def test_a_verdict_tells_differences_by_their_size(
     stored: NDArray[Any], new: NDArray[Any], expected: str
 ) -> None:
-    assert verdict(compared(stored, new)) == expected
+    assert verdict(compare(stored, new)) == expected
 
 
 def test_whole_numbers_may_move_by_some_steps() -> None:
     stored = DRAWS.integers(-128, 127, (20, 384)).astype(np.int8)
     moved = stored.copy()
     moved[:, 0] += np.int8(1)
-    assert verdict(compared(moved, stored)) == "rounding"
-    assert verdict(compared(stored[:, ::-1], stored)) == "other vectors"
+    assert verdict(compare(moved, stored)) == "rounding"
+    assert verdict(compare(stored[:, ::-1], stored)) == "other vectors"
 
 
 def test_neighbours_are_counted_by_hand() -> None:
@@ -59,25 +59,25 @@ def test_neighbours_are_counted_by_hand() -> None:
     doubled, four of these ten are near again: those one and two places away."""
     angles = 2 * np.pi * np.arange(25) / 25
     stored, new = (np.stack([np.cos(a), np.sin(a)], 1) for a in (angles, 2 * angles))
-    figures = compared(stored.astype(np.float32), new.astype(np.float32))
+    figures = compare(stored.astype(np.float32), new.astype(np.float32))
     assert (figures.num_neighbours, figures.neighbours_shared) == (10, 0.4)
-    single = compared(VECTORS[:1], VECTORS[:1])
+    single = compare(VECTORS[:1], VECTORS[:1])
     assert (single.num_neighbours, single.neighbours_shared) == (0, None)
 
 
 def test_a_zero_vector_is_no_error() -> None:
     stored = VECTORS.copy()
     stored[5] = 0
-    figures = compared(stored, VECTORS)
+    figures = compare(stored, VECTORS)
     assert figures.smallest_cosine == 0
     assert figures.different == [5]
-    assert compared(stored, stored).mean_cosine == 1
+    assert compare(stored, stored).mean_cosine == 1
     assert (figures.num_zero, figures.num_neighbours) == (1, 10)
     assert figures.neighbours_shared == 1  # among the others
 
 
 def test_zero_vectors_have_no_neighbours() -> None:
-    figures = compared(np.zeros_like(VECTORS), VECTORS)
+    figures = compare(np.zeros_like(VECTORS), VECTORS)
     assert verdict(figures) == "other vectors"
     assert figures.num_zero == len(VECTORS)
     assert (figures.num_neighbours, figures.neighbours_shared) == (0, None)
@@ -86,7 +86,7 @@ def test_zero_vectors_have_no_neighbours() -> None:
 def test_the_share_of_vectors_of_other_rows_is_exact() -> None:
     exchanged = VECTORS.copy()
     exchanged[:3] = VECTORS[[1, 2, 0]]
-    assert compared(exchanged, VECTORS).of_other_rows == pytest.approx(3 / 60)
-    assert compared(noisy(0.3), VECTORS).of_other_rows == 0
+    assert compare(exchanged, VECTORS).of_other_rows == pytest.approx(3 / 60)
+    assert compare(noisy(0.3), VECTORS).of_other_rows == 0
     alike = VECTORS[[0] * 60]  # a row's own text counts, where another is equal
-    assert compared(-alike, alike).of_other_rows == 0
+    assert compare(-alike, alike).of_other_rows == 0

@@ -506,9 +506,9 @@ def test_a_model_that_is_not_made_to_embed_is_told(
 def test_two_processes_do_not_write_one_file(
     stopped: Path, source: Path, refused: Callable[..., str]
 ) -> None:
-    plan = plan_of(Location.of(next(stopped.glob("part-*.parquet"))))
+    plan = plan_of(Location.parse(next(stopped.glob("part-*.parquet"))))
     assert plan
-    with Parts(Location.of(source.with_name("vectors.parquet")), plan, {}).opened():
+    with Parts(Location.parse(source.with_name("vectors.parquet")), plan, {}).open():
         assert "another process writes" in refused(source)
 
 

@@ -36,7 +36,7 @@ def test_a_folder_of_a_store_is_read_as_one_of_a_disk(
     corpus_files.write(rows.slice(600), folder / f"b/deep/a{suffix}")
     (folder / "b/.hidden").mkdir()
     corpus_files.write(rows, folder / f"b/.hidden/a{suffix}")
-    of_disk, of_store = (Source(at, ["text"]) for at in (Location.of(folder), store / "texts"))
+    of_disk, of_store = (Source(at, ["text"]) for at in (Location.parse(folder), store / "texts"))
     assert of_store.digests() == of_disk.digests()
     assert list(of_store.digests()) == [f"a{suffix}", f"b/deep/a{suffix}"]
     assert of_store.count() == 1000
@@ -48,14 +48,14 @@ def test_a_job_that_was_killed_leaves_whole_objects_and_goes_on(
     store: Location, tmp_path: Path
 ) -> None:
     rows = corpus_files.table(900)
-    with Parts(store / OUT, PLAN, {}).opened() as parts:
+    with Parts(store / OUT, PLAN, {}).open() as parts:
         parts.add(rows.slice(0, 300))
-    with suppress(KeyboardInterrupt), (store / SECOND_PART).whole() as path:
+    with suppress(KeyboardInterrupt), (store / SECOND_PART).write_whole() as path:
         path.write_bytes(b"half of a part")
         raise KeyboardInterrupt
     assert (store / f"{OUT}.parts").names_within() == ["part-000000000000.parquet"]
-    for out, start in ((Location.of(tmp_path) / OUT, 0), (store / OUT, 300)):
-        with Parts(out, PLAN, {}).opened() as parts:
+    for out, start in ((Location.parse(tmp_path) / OUT, 0), (store / OUT, 300)):
+        with Parts(out, PLAN, {}).open() as parts:
             assert parts.num_rows == start
             for first in range(start, 900, 300):
                 parts.add(rows.slice(first, 300))
@@ -69,7 +69,7 @@ def test_an_object_is_sent_in_one_call() -> None:
     """pyarrow completes an object whose writing ended early: half of one would look whole."""
     sent = _Sent()
     files: Any = sent
-    with Location("bucket/a", files, "s3://").whole() as path:
+    with Location("bucket/a", files, "s3://").write_whole() as path:
         path.write_bytes(bytes(20_000_000))
     assert sent.num_bytes == [20_000_000]
 
@@ -110,14 +110,14 @@ class _Gone:
     [("texts", True), ("texts/v.parquet", True), ("texts/more", False), ("tex", False)],
 )
 def test_what_lies_in_a_folder(store: Location, tmp_path: Path, outer: str, within: bool) -> None:
-    for root in (store, Location.of(tmp_path)):
+    for root in (store, Location.parse(tmp_path)):
         assert (root / "texts/v.parquet").is_within(root / outer) == within
         assert (root / "texts/v.parquet").is_within(root)
-    assert not (store / "texts/v.parquet").is_within(Location.of("/"))
+    assert not (store / "texts/v.parquet").is_within(Location.parse("/"))
 
 
 def test_what_a_store_says_is_one_line_without_keys() -> None:
     with pytest.raises(CorpusError) as raised:
-        Location.of("nope://key:secret@bucket/a.parquet?token=secret")
+        Location.parse("nope://key:secret@bucket/a.parquet?token=secret")
     assert str(raised.value).startswith("nope://bucket/a.parquet: ")
     assert "secret" not in str(raised.value)

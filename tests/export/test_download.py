@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from addnorm.export.sources.download import DownloadError, address, fetch, wanted
+from addnorm.export.sources.download import DownloadError, address, fetch, files_to_read
 from addnorm.model.checkpoints import CheckpointError
 from addnorm.service.runtime.files import sha256
 from tests.support.hub import COMMIT, REPOSITORY, Hub, hub
@@ -95,7 +95,7 @@ def test_only_what_is_read_is_downloaded_once(
     ],
 )  # fmt: skip
 def test_weights_are_chosen_by_folder(listed: list[str], expected: list[str]) -> None:
-    assert wanted(listed) == expected
+    assert files_to_read(listed) == expected
 
 
 @pytest.mark.parametrize(
@@ -151,8 +151,9 @@ import json, sys
 from addnorm.export import command
 from addnorm.export.sources import sources
 command.export(["--checkpoint", "org/tiny", "--check"])
-source = sources.named("org/tiny")
-again = [sources.recorded(source.origin, name).origin for name in ("org/tiny", sys.argv[1])]
+source = sources.load("org/tiny")
+names = ("org/tiny", sys.argv[1])
+again = [sources.source_of_manifest(source.origin, name).origin for name in names]
 print(json.dumps([source.name, source.origin, *again]))
 """
 

@@ -85,7 +85,7 @@ def test_a_changed_model_shows_in_its_numbers(
     change: Callable[[Transformer], object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Though the exact comparisons, left out here, would find it first."""
-    monkeypatch.setattr(parity, "same", lambda *_: [])
+    monkeypatch.setattr(parity, "compare_files", lambda *_: [])
     message = refused(Broken(**vars(small()), change=change), tmp_path)
     assert "checks failed; " in message
     assert "the limit is" in message
@@ -124,7 +124,7 @@ def test_attention_whose_order_follows_the_pads_is_not_certified(
 
     monkeypatch.setitem(transformer.LAYOUTS, "packed", TurnedByPads)
     assert "'biased': True" in refused(small(), tmp_path)  # by its attributes
-    monkeypatch.setattr(parity, "same", lambda *_: [])
+    monkeypatch.setattr(parity, "compare_files", lambda *_: [])
     message = refused(small(), tmp_path)  # by its bits
     assert "like alone: unequal rows (fp32)" in message
 

@@ -102,7 +102,7 @@ def test_what_a_manifest_records_is_found_again(
     choices = Choices(ignore=("bert.pooler.",), labels=labels)
     source = sources.checkpoint(folder, choices)
     manifest = json.loads(json.dumps(source.origin))
-    again = sources.recorded(manifest, str(folder))
+    again = sources.source_of_manifest(manifest, str(folder))
     assert again.origin == manifest
     assert again.facts == source.facts
     assert again.facts["labels"] == (tuple(LABELS) if labels is None else labels or None)
@@ -115,10 +115,10 @@ def test_other_weights_are_noticed(folder: Path, tmp_path: Path) -> None:
     (other / "config.json").write_bytes((folder / "config.json").read_bytes())
     weights = load_file(folder / "model.safetensors")
     save_file({**weights, "classifier.bias": torch.ones(7)}, other / "model.safetensors")
-    assert sources.recorded(origin, str(other)).origin != origin
+    assert sources.source_of_manifest(origin, str(other)).origin != origin
     (other / "model.safetensors").unlink()
     with pytest.raises(CheckpointError, match="there is no model"):
-        sources.recorded(origin, str(other))
+        sources.source_of_manifest(origin, str(other))
 
 
 def test_a_regression_is_answered_with_its_own_numbers(tmp_path: Path) -> None:

@@ -59,7 +59,7 @@ def test_what_was_exported_is_found_until_something_changes(folder: Path, tmp_pa
     export, root = Exporter(), tmp_path / "kept"
 
     def find(precision: str = "fp32") -> Path:
-        return kept.kept(str(folder), precision, root, export)
+        return kept.bundle_of(str(folder), precision, root, export)
 
     first = find()
     assert first.name == "tiny"
@@ -86,9 +86,9 @@ def test_an_export_of_what_changed_meanwhile_is_not_kept(
             file.write_text(before)
 
     with pytest.raises(StartupError, match="changed while it was exported"):
-        kept.kept(str(folder), "fp32", root, Exporter(meanwhile=write))
+        kept.bundle_of(str(folder), "fp32", root, Exporter(meanwhile=write))
     file.write_text(before)
-    found = kept.kept(str(folder), "fp32", root, again := Exporter())
+    found = kept.bundle_of(str(folder), "fp32", root, again := Exporter())
     assert len(again.commands) == 1
     assert [path.name for path in root.iterdir() if path != found.parent] == ["locks"]
 
@@ -97,10 +97,10 @@ def test_an_export_of_what_changed_meanwhile_is_not_kept(
 def test_a_kept_bundle_of_other_weights_is_exported_again(
     damage: str, folder: Path, tmp_path: Path
 ) -> None:
-    found = kept.kept(str(folder), "fp32", tmp_path / "kept", Exporter())
+    found = kept.bundle_of(str(folder), "fp32", tmp_path / "kept", Exporter())
     (found / "1" / "manifest.json").write_text(damage)
     again = Exporter()
-    assert kept.kept(str(folder), "fp32", tmp_path / "kept", again) == found
+    assert kept.bundle_of(str(folder), "fp32", tmp_path / "kept", again) == found
     assert len(again.commands) == 1
 
 
@@ -109,22 +109,22 @@ def test_files_behind_links_decide_too(folder: Path, tmp_path: Path) -> None:
     (folder / "1_Pooling").rename(tmp_path / "pooling")
     (folder / "1_Pooling").symlink_to(tmp_path / "pooling")
     (folder / "round").symlink_to(folder)
-    found = kept.kept(str(folder), "fp32", tmp_path / "kept", Exporter())
+    found = kept.bundle_of(str(folder), "fp32", tmp_path / "kept", Exporter())
     (tmp_path / "pooling" / "config.json").write_text("another")
-    assert kept.kept(str(folder), "fp32", tmp_path / "kept", Exporter()) != found
+    assert kept.bundle_of(str(folder), "fp32", tmp_path / "kept", Exporter()) != found
 
 
 def test_bundles_may_be_kept_in_the_checkpoint(folder: Path) -> None:
     export = Exporter()
-    first, second = (kept.kept(str(folder), "fp32", folder / "kept", export) for _ in range(2))
+    first, second = (kept.bundle_of(str(folder), "fp32", folder / "kept", export) for _ in range(2))
     assert first == second
     assert len(export.commands) == 1
 
 
 def test_a_half_export_is_not_served(folder: Path, tmp_path: Path) -> None:
     with pytest.raises(SystemExit):
-        kept.kept(str(folder), "fp32", tmp_path / "kept", Exporter(fails=True))
-    found = kept.kept(str(folder), "fp32", tmp_path / "kept", Exporter())
+        kept.bundle_of(str(folder), "fp32", tmp_path / "kept", Exporter(fails=True))
+    found = kept.bundle_of(str(folder), "fp32", tmp_path / "kept", Exporter())
     assert (found / "1").is_dir()
 
 
@@ -140,7 +140,7 @@ def test_two_starts_export_once(folder: Path, tmp_path: Path) -> None:
     found = list[Path]()
 
     def start(run: Callable[[Sequence[str]], None], say: Callable[[str], None]) -> None:
-        found.append(kept.kept(str(folder), "fp32", tmp_path / "kept", run, say))
+        found.append(kept.bundle_of(str(folder), "fp32", tmp_path / "kept", run, say))
 
     threads = [threading.Thread(target=start, args=(slowly, print))]
     threads[0].start()
@@ -161,10 +161,10 @@ def test_a_bundle_is_not_taken_for_a_checkpoint(tmp_path: Path) -> None:
     (bundle / "manifest.json").write_text("{}")
     (other := tmp_path / "checkpoint" / "assets").mkdir(parents=True)
     (other / "manifest.json").write_text("{}")
-    assert kept.kept(str(other.parent), "fp32", tmp_path / "kept", Exporter())
+    assert kept.bundle_of(str(other.parent), "fp32", tmp_path / "kept", Exporter())
     for folder in (bundle, *bundle.parents[:2]):
         with pytest.raises(StartupError, match=f"a bundle, not.*--bundles {tmp_path / 'bundles'}"):
-            kept.kept(str(folder), "fp32", tmp_path / "kept", Exporter())
+            kept.bundle_of(str(folder), "fp32", tmp_path / "kept", Exporter())
 
 
 def test_a_precision_is_of_models_that_are_named(capsys: pytest.CaptureFixture[str]) -> None:

@@ -17,7 +17,7 @@ from addnorm.export.graphs import graph as graph_module
 from addnorm.export.graphs.half_precision import to_half
 from addnorm.export.graphs.model_file import Graph
 from addnorm.export.graphs.packed_attention import num_parts
-from addnorm.export.graphs.portable import LANES, lane_sums, portable
+from addnorm.export.graphs.portable import LANES, lane_sums, make_portable
 from addnorm.model.config import Config, Disentangled, Positions, Rotary
 from addnorm.model.norms import LayerNorm
 from addnorm.model.transformer import Transformer, randomize
@@ -209,7 +209,7 @@ def test_terms_of_distances_are_read_back_from_the_graph(
 def test_a_lens_of_terms_of_distances_is_read_back_too() -> None:
     """An export that kept one width had a table of its distances alone."""
     model = model_of(replace(DISTANCES, n_layers=1))
-    lens = all_graphs.Graphs.of(model, lens=True).lens
+    lens = all_graphs.Graphs.export(model, lens=True).lens
     assert lens
     assert [*attributes.body(lens, model.config, "fp32", portable=True)] == []
 
@@ -230,7 +230,7 @@ def test_a_constant_times_one_column_is_found() -> None:
     item = next(it for it in twin.proto.graph.initializer if it.name.endswith("_x64"))
     assert item.dims == [LANES, 64]
     item.CopyFrom(numpy_helper.from_array(np.full((LANES, 1), 1 / 64, np.float32), item.name))
-    assert len([*portable_nodes.foreign(twin)]) == 2  # of the mean, of the variance
+    assert len([*portable_nodes.foreign_operators(twin)]) == 2  # of the mean, of the variance
 
 
 @pytest.mark.parametrize("kind", ["Sub", "Split"])
@@ -260,12 +260,12 @@ def model_of(config: Config, layout: str = "packed") -> Transformer:
 
 def graph_of(config: Config, layout: str = "packed") -> Graph:
     with shared_exports():
-        return all_graphs.Graphs.of(model_of(config, layout), lens=False).body
+        return all_graphs.Graphs.export(model_of(config, layout), lens=False).body
 
 
 def same_alone_and_together(config: Config, lengths: list[int]) -> None:
     model, graph = model_of(config), graph_of(config)
-    assert [*portable_nodes.foreign(graph)] == []
+    assert [*portable_nodes.foreign_operators(graph)] == []
     run, given = session(graph).run, grid(lengths)
     with torch.no_grad():
         expected = model(*map(torch.from_numpy, given.values()))
@@ -292,7 +292,9 @@ def norm(width: int, eps: float) -> InferenceSession:
 
     shapes = {"rows": {0: torch.export.Dim("n")}}
     rows, outputs = (torch.zeros(2, width),), ["y", "mean", "rstd"]
-    return session(portable(graph_module.export_module(Norm(), rows, ["rows"], outputs, shapes)))
+    return session(
+        make_portable(graph_module.export_module(Norm(), rows, ["rows"], outputs, shapes))
+    )
 
 
 @pytest.mark.parametrize(("shift", "outlier"), [(0, 0), (0, 3000), (100, 0)])

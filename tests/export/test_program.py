@@ -137,7 +137,7 @@ def test_code_of_a_folder_is_not_run_unless_it_is_trusted(own_code: Path) -> Non
     with pytest.raises(UsageError, match=r"names MineModel, which .* --trust-remote-code runs it"):
         sources.checkpoint(own_code)
     with pytest.raises(ProgramError):
-        programs.of_folder(own_code, None, None)
+        programs.load(own_code, None, None)
 
 
 @pytest.mark.parametrize(("factor", "code"), [(1, 0), (1.1, 1)])

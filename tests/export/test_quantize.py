@@ -62,7 +62,7 @@ def set_constant(graph: ModelProto, name: str, change: Callable[[np.ndarray], np
 @pytest.fixture(scope="module")
 def expected(bundle: Bundle) -> Expected:
     with shared_exports():
-        return Expected.of(build("gpt", "padded"), bundle.manifest)
+        return Expected.export(build("gpt", "padded"), bundle.manifest)
 
 
 def refused(bundle: Bundle, expected: Expected, exactly: str, in_numbers: str = "") -> None:
@@ -72,7 +72,7 @@ def refused(bundle: Bundle, expected: Expected, exactly: str, in_numbers: str = 
         parity.compare(bundle, Files.read(bundle), expected)
     if in_numbers:
         with pytest.raises(CertificationError, match=in_numbers):
-            parity.near(Model(bundle), expected.reference)
+            parity.compare_answers(Model(bundle), expected.reference)
 
 
 def test_bundle_names_both_precisions(bundle: Bundle) -> None:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from addnorm.export import ExportError, export_bundle, verify_bundle
 from addnorm.export.certificate.forward import refuse_unlike
-from addnorm.export.certificate.parity import near
+from addnorm.export.certificate.parity import compare_answers
 from addnorm.export.certificate.served import CertificationError
 from addnorm.export.sources.original import Original
 from addnorm.model.config import Config, HeadConfig, Pick
@@ -153,7 +153,7 @@ def test_what_is_served_in_each_precision_is_compared_with_the_module(tmp_path: 
     assert found == {"fp32", "fp16"}
     other = Original(lambda ids: head(theirs(ids)) + 0.01, own.config)
     with pytest.raises(CertificationError, match=r"checks failed; reference, length 1: logits"):
-        near(Model(bundle), own, originals=[other])
+        compare_answers(Model(bundle), own, originals=[other])
 
 
 def _head(head: nn.Linear) -> dict[str, Tensor]:

@@ -283,7 +283,7 @@ def test_the_file_as_it_is_written_is_what_the_manifest_says(
     written = sources.checkpoint(folder, Choices(tokenizer_as_written=True))
     assert written.origin == {**by_class.origin, "tokenizer": "as written"}
     for source in (by_class, written):
-        again = sources.recorded(json.loads(json.dumps(source.origin)), str(folder))
+        again = sources.source_of_manifest(json.loads(json.dumps(source.origin)), str(folder))
         assert ids_of(again) == ids_of(source)
 
 

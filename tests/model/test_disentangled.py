@@ -12,7 +12,7 @@ from transformers.models.deberta_v2.modeling_deberta_v2 import make_log_bucket_p
 
 from addnorm.model.checkpoints import CheckpointError, load_checkpoint
 from addnorm.model.config import Config, Disentangled, Positions
-from addnorm.model.disentangled import skewed, vectors_of
+from addnorm.model.disentangled import skew, vectors_of
 from addnorm.model.layout import LAYOUTS
 from addnorm.model.transformer import Transformer, randomize, shorten
 from tests.support.families import answers, made, save
@@ -55,7 +55,7 @@ def test_distances_have_the_vectors_of_transformers(span: int, farthest: int) ->
 @pytest.mark.parametrize(("n", "columns"), [(1, 1), (1, 3), (3, 3), (4, 7)])
 def test_rows_are_shifted_into_their_place(n: int, columns: int) -> None:
     by_distance = torch.arange(n * (columns + n)).view(n, -1)
-    shifted = skewed(by_distance[None])[0]
+    shifted = skew(by_distance[None])[0]
     rows, places = torch.arange(n)[:, None], torch.arange(columns)
     assert torch.equal(shifted, by_distance.gather(1, places - rows + n - 1))
 

@@ -46,7 +46,7 @@ def test_every_field_that_transformers_saves_has_a_place(name: str) -> None:
     config = config_of(name)
     family = FAMILIES[config["model_type"]]
     own = fields.Fields(family.fields, family.no_effect)
-    assert fields.CONFIG.unread(own.unread(config)) == []
+    assert fields.CONFIG.list_unread(own.list_unread(config)) == []
     fields.CONFIG.refuse("config.json", config)
 
 
@@ -87,7 +87,7 @@ def tables(family: Family) -> Iterator[str]:
 def test_no_field_stands_in_two_lists(family: Family) -> None:
     refused = [*fields.CONFIG.refused]
     assert not {*family.fields} & {*family.no_effect}
-    assert fields.Fields(read=tuple(tables(family))).unread(refused) == refused
+    assert fields.Fields(read=tuple(tables(family))).list_unread(refused) == refused
 
 
 SAME = {  # class, what config.json says otherwise than its weights' model

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from addnorm.model.config import Config, HeadConfig
-from addnorm.model.pooling import picked
+from addnorm.model.pooling import pick_vectors
 from addnorm.model.transformer import Transformer
 from addnorm.service.inference.heads import pooled
 from addnorm.service.runtime.batch import Batch, Rows
@@ -19,7 +19,7 @@ MASK = torch.tensor([[0, 1, 0, 1, 1], [1, 1, 1, 1, 1], [0, 0, 0, 1, 0], [0, 0, 0
 @pytest.mark.parametrize("pooling", get_args(Pooling))
 def test_picks_what_the_server_pools_wherever_the_pads_stand(pooling: Pooling) -> None:
     activations = torch.randn(4, 5, 3, generator=torch.Generator().manual_seed(0))
-    found = picked(pooling, activations, MASK)
+    found = pick_vectors(pooling, activations, MASK)
     batch = Batch.of([np.zeros(length, np.int64) for length in (3, 5, 1)])
     real = activations[MASK != 0].numpy()
     expected = pooled(Rows(real, real, real), batch.offsets, pooling)

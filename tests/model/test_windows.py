@@ -9,7 +9,7 @@ from torch import Tensor
 
 from addnorm.model.config import Config, Positions, Rotary
 from addnorm.model.layout import LAYOUTS
-from addnorm.model.positions import RotaryTable, rotated
+from addnorm.model.positions import RotaryTable, rotate
 from addnorm.model.transformer import Transformer, randomize
 
 BLOCK, WINDOW = 16, 5
@@ -70,7 +70,7 @@ def test_angles_are_the_papers_and_scores_know_the_distance_alone() -> None:
         np.testing.assert_allclose(rotation.cos[place, 0], np.cos(angles), rtol=0, atol=1e-7)
         np.testing.assert_allclose(rotation.sin[place, 0], np.sin(angles), rtol=0, atol=1e-7)
     qkv = torch.randn(36, generator=torch.Generator().manual_seed(0)).expand(50, 36)  # two heads
-    q, k, v = rotated(qkv, rotation, 4).unflatten(-1, (3, 2, 6)).unbind(1)
+    q, k, v = rotate(qkv, rotation, 4).unflatten(-1, (3, 2, 6)).unbind(1)
     assert torch.equal(v.flatten(1), qkv[:, 24:])
     scores = torch.einsum("qhe,khe->hqk", q, k)
     torch.testing.assert_close(scores[:, 3:, 3:], scores[:, :-3, :-3], atol=1e-5, rtol=1e-5)

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from addnorm.export import export_bundle
 from addnorm.export.modules import by_hand
 from addnorm.export.modules.operators.parts import Unrecognized
-from addnorm.export.modules.recognize import recognized
+from addnorm.export.modules.recognize import recognize
 from addnorm.export.sources.original import tensor_of
 from addnorm.export.sources.sources import UsageError
 from addnorm.model.config import Config, Disentangled, HeadConfig, Positions, Rotary
@@ -201,12 +201,12 @@ def test_every_change_of_a_right_config_is_refused(
     torch.manual_seed(0)
     module = Own(right)
     names = {k: v for k, v in NAMES.items() if right.final_norm or k != "final_norm"}
-    assert recognized(module, None, None).model.config == right
-    by_hand.filled(module, names, right, None)
+    assert recognize(module, None, None).model.config == right
+    by_hand.fill_model(module, names, right, None)
     changes = [*mutations(right)]
     for change in changes:
         with pytest.raises((Unrecognized, UsageError)):
-            by_hand.filled(module, names, replace(right, **change), None)
+            by_hand.fill_model(module, names, replace(right, **change), None)
         refused += 1
     with capsys.disabled():
         print(f"mutations of Config {index}: {refused} of {len(changes)} refused")
@@ -222,7 +222,7 @@ def test_every_operator_that_did_nothing_in_the_trial_is_refused(
         for place in places:
             tried += 1
             try:
-                recognized(Plain(place, change), None, None)
+                recognize(Plain(place, change), None, None)
             except Unrecognized as error:
                 if is_told(str(error)):
                     continue
@@ -240,7 +240,7 @@ def test_twelve_layers_are_recognized_in_seconds(capsys: pytest.CaptureFixture[s
     module.body, module.tokens, module.places = body, tokens, places
     module.forward = lambda ids: body(tokens(ids) + places(torch.arange(ids.shape[1])))
     started = time.process_time()
-    found = recognized(module, lambda ids: module.forward(ids), None)
+    found = recognize(module, lambda ids: module.forward(ids), None)
     seconds = time.process_time() - started
     with capsys.disabled():
         print(f"12 layers, d_model 768: recognized in {seconds:.1f} s of one core")

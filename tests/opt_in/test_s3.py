@@ -39,7 +39,7 @@ def bucket() -> Iterator[fs.FileSystem]:
 
 def run(arguments: list[str], kill_after: int | None = None) -> int:
     """Parts that were there when the process ended. Each that is seen is whole."""
-    folder = Location.of(f"{arguments[1]}.parts")
+    folder = Location.parse(f"{arguments[1]}.parts")
     process = subprocess.Popen([sys.executable, "-m", "addnorm", "embed", *arguments])
     seen = 0
     try:
@@ -76,9 +76,9 @@ def test_a_killed_job_on_s3_writes_the_bytes_of_one_on_disk(
     for after in KILLED_AFTER:
         print(f"killed after {run(job, after)} parts")
     run(job)
-    assert Location.of(on_s3).open().read() == on_disk.read_bytes()
-    assert Location.of(f"s3://{BUCKET}/made").names_within() == ["vectors.parquet"]
-    made = Location.of(on_s3).open_parquet().read().drop_columns("vector")
+    assert Location.parse(on_s3).open().read() == on_disk.read_bytes()
+    assert Location.parse(f"s3://{BUCKET}/made").names_within() == ["vectors.parquet"]
+    made = Location.parse(on_s3).open_parquet().read().drop_columns("vector")
     assert made.replace_schema_metadata(None).equals(rows)
     with pytest.raises(SystemExit) as ended:
         command.check([on_s3, *options[:2]])

@@ -16,7 +16,7 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordPiece
 from tokenizers.pre_tokenizers import Whitespace
 
-from addnorm.corpus.comparison import compared
+from addnorm.corpus.comparison import compare
 from addnorm.service import arithmetic
 from addnorm.service.inference import heads
 from addnorm.service.inference.outputs import small_vectors, sparse
@@ -107,7 +107,7 @@ def small(dtype: small_vectors.VectorDType) -> NDArray[Any]:
 
 
 def comparison() -> list[Any]:
-    figures = compared(numbers(40, 384), numbers(40, 384) + numbers(40, 384, scale=1e-3))
+    figures = compare(numbers(40, 384), numbers(40, 384) + numbers(40, 384, scale=1e-3))
     return [figures.smallest_cosine, figures.mean_cosine, figures.shortest, figures.longest]
 
 

@@ -51,10 +51,10 @@ class _Fresh(Graphs):
     """Graphs that are remembered apart from others."""
 
     @classmethod
-    def of(cls, model: Transformer, lens: bool) -> Graphs:
+    def export(cls, model: Transformer, lens: bool) -> Graphs:
         _prefix.append("fresh-")
         try:
-            return super().of(model, lens)
+            return super().export(model, lens)
         finally:
             _prefix.pop()
 

@@ -66,7 +66,7 @@ def _is_refused(source: Source) -> bool:
     )
     reference = source.in_layout("padded")
     try:
-        for original in sources.compared_with(source, source.program).originals:
+        for original in sources.with_program(source, source.program).originals:
             refuse_unlike(reference, original, limits)
         if isinstance(source.texts, NoTexts):
             return False

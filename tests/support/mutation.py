@@ -64,7 +64,7 @@ class Subject:
     def of(cls, bundle: Bundle, source: Source) -> "Subject":
         files = Files.read(bundle)
         bodies = {precision: whole(body) for precision, body in files.bodies.items()}
-        expected = Expected.of(source.in_layout("padded"), bundle.manifest)
+        expected = Expected.export(source.in_layout("padded"), bundle.manifest)
         return cls(bundle, replace(files, bodies=bodies), expected)
 
 
@@ -267,7 +267,7 @@ def verdict(mutant: Mutant) -> str:
         bundle = write(mutant, Path(folder) / "mutant")
         try:
             model = Model(bundle)
-            parity.near(model, subject.expected.reference)
+            parity.compare_answers(model, subject.expected.reference)
         except Exception:  # whatever onnxruntime or the certificate says: it is not served
             return "served"
         return "equal bits" if equal_bits(subject.bundle, bundle) else "SURVIVED"

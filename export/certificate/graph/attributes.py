@@ -1,6 +1,6 @@
 """Compares the attributes of a graph's operators with the reference's Config."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -20,7 +20,7 @@ PORTABLE_OPERATORS = {**OPERATORS, "Gelu": ("gelu",), "Sigmoid": ("silu", "gelu_
 
 
 def body(graph: Graph, config: Config, precision: str, portable: bool) -> Iterator[str]:
-    """What differs from the reference's Config. A lens is a body that is portable."""
+    """Differences from the reference's Config. A lens is a body that is portable."""
     yield from places.rotations(graph, config)
     yield from places.windows(graph, config)
     yield from portable_nodes.gates(graph, config)
@@ -33,7 +33,7 @@ def body(graph: Graph, config: Config, precision: str, portable: bool) -> Iterat
     heads = {"q_num_heads": config.n_heads, "kv_num_heads": config.kv_heads}
     if config.positions.disentangled:
         own["scale"] = float(distances.scale(config))
-    yield from _each(graph.proto, "Attention", heads | own, config.n_layers)
+    yield from _compare_nodes(graph.proto, "Attention", heads | own, config.n_layers)
     yield from _attributes(graph, config, _widths(config), config.activation, config.n_layers)
 
 
@@ -47,7 +47,7 @@ def _widths(config: Config) -> list[int]:
 
 
 def head(graph: Graph, config: Config, made: HeadConfig, portable: bool) -> Iterator[str]:
-    """What differs from the reference's Config."""
+    """Differences from the reference's Config."""
     compare = _portable if portable else _attributes
     widths = [made.dense or config.d_model] * made.norm
     yield from compare(graph, config, widths, made.activation, int(made.dense is not None))
@@ -56,16 +56,17 @@ def head(graph: Graph, config: Config, made: HeadConfig, portable: bool) -> Iter
 def _portable(
     graph: Graph, config: Config, widths: list[int], activation: Activation, activations: int
 ) -> Iterator[str]:
-    """What operators say as attributes, read from the nodes that take their place. widths: of the
-    norms."""
-    yield from portable_nodes.foreign(graph)
+    """The attributes of operators, read from the nodes that take their place. widths: of norms."""
+    yield from portable_nodes.foreign_operators(graph)
     if config.norm == "std":
         yield from _std_norms(graph, config, len(widths))
     else:
         yield from portable_nodes.norms(graph, config, widths)
     for operator, names in PORTABLE_OPERATORS.items():
         expected = {"approximate": b"none"} if operator == "Gelu" else {}
-        yield from _each(graph.proto, operator, expected, activations * (activation in names))
+        yield from _compare_nodes(
+            graph.proto, operator, expected, activations * (activation in names)
+        )
     if activation == "gelu_tanh":
         yield from portable_nodes.tanh_gelus(graph)
     yield from _products(graph.proto)
@@ -79,16 +80,16 @@ def _attributes(
     model, norms = graph.proto, len(widths)
     norm = {"epsilon": float(np.float32(config.eps)), "axis": -1, "stash_type": 1}
     gelu = {"approximate": b"tanh" if activation == "gelu_tanh" else b"none"}
-    yield from _each(model, "LayerNormalization", norm, norms * (config.norm == "layer"))
+    yield from _compare_nodes(model, "LayerNormalization", norm, norms * (config.norm == "layer"))
     for operator, names in OPERATORS.items():
         expected = gelu if operator == "Gelu" else {}
-        yield from _each(model, operator, expected, activations * (activation in names))
+        yield from _compare_nodes(model, operator, expected, activations * (activation in names))
     yield from _std_norms(graph, config, norms * (config.norm == "std"))
     yield from _rms_norms(graph, config, norms * (config.norm == "rms"))
     yield from _products(model)
 
 
-def _each(
+def _compare_nodes(
     model: ModelProto, operator: str, attributes: dict[str, Any], count: int
 ) -> Iterator[str]:
     nodes = [node for node in structure.nodes(model.graph) if node.op_type == operator]
@@ -126,12 +127,11 @@ def _rms_norms(graph: Graph, config: Config, count: int) -> Iterator[str]:
 def _eps(graph: Graph, nodes: list[NodeProto], what: str, eps: list[float]) -> Iterator[str]:
     """eps: of each norm. what: it is added to."""
     constants = {item.name: item for item in graph.proto.graph.initializer}
-    added = [_added(node, constants, graph) for node in nodes]
+    added = []
+    for node in nodes:
+        values = [graph.value(constants[name]) for name in node.input if name in constants]
+        is_one = len(values) == 1 and values[0].size == 1
+        added.append(float(values[0]) if is_one else None)
     expected = [float(np.float32(number)) for number in eps]
     if added != expected:
         yield f"the norms add {added} to the {what}, {expected} expected"
-
-
-def _added(node: NodeProto, constants: Mapping[str, TensorProto], graph: Graph) -> float | None:
-    values = [graph.value(constants[name]) for name in node.input if name in constants]
-    return float(values[0]) if len(values) == 1 and values[0].size == 1 else None

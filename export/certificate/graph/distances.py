@@ -24,13 +24,13 @@ def terms(config: Config) -> list[str]:
 
 
 def has_norm(config: Config) -> bool:
-    """Whether there is a norm that no token passes."""
+    """True if there is a norm that no token passes."""
     shape = config.positions.disentangled
     return shape is not None and shape.norm
 
 
 def scale(config: Config) -> np.float32:
-    """What scores are multiplied with."""
+    """The factor of scores."""
     dims = config.head_dims
     return np.float32(1 / math.sqrt(dims * (1 + len(terms(config)))))
 
@@ -52,7 +52,7 @@ def table(config: Config) -> Array:
 
 
 def vectors(graph: Graph, config: Config) -> Iterator[str]:
-    """What differs from each distance having the Config's vector."""
+    """Distances whose vector is not the Config's."""
     if not config.positions.disentangled:
         return
     expected, read = table(config)[:, None], Reader(graph)
@@ -63,10 +63,10 @@ def vectors(graph: Graph, config: Config) -> Iterator[str]:
         yield "distances have other vectors than those of the Config"
 
 
-def found(read: Reader, scan: NodeProto, body: GraphProto, total: str) -> Iterator[str]:
+def read_terms(read: Reader, scan: NodeProto, body: GraphProto, total: str) -> Iterator[str]:
     """The terms that are added to query times key, by what they are made of. total: their sum."""
     outside = dict(zip((item.name for item in body.input), scan.input, strict=True))
-    leaves = [*_summed(read, total)]
+    leaves = [*_summands(read, total)]
     queries = [leaf.input[0] for leaf in leaves if leaf.op_type == "MatMul"]
     for leaf in leaves:
         if leaf.op_type == "MatMul":
@@ -78,7 +78,7 @@ def found(read: Reader, scan: NodeProto, body: GraphProto, total: str) -> Iterat
         rows, cut, flat = read.chain(leaf.input[0], "Reshape", "Slice", "Reshape")
         if read.value(leaf.input[1]).tolist() != [0] or read.value(cut.input[2]).tolist() != [-1]:
             raise Unlike(f"{rows.output[0]} is not shifted by its rows")
-        products = [*_summed(read, flat.input[0])]
+        products = [*_summands(read, flat.input[0])]
         sources = {_source(read, product, outside) for product in products}
         by = [product.input[0] for product in products]
         meant = {("query", scan.input[-1]) if is_by_key else ("key", scan.input[-2])}
@@ -87,30 +87,29 @@ def found(read: Reader, scan: NodeProto, body: GraphProto, total: str) -> Iterat
         yield "p2c" if is_by_key else "c2p"
 
 
-def _summed(read: Reader, name: str) -> Iterator[NodeProto]:
-    """What a sum has, in its order."""
-    made = read.made(name)
+def _summands(read: Reader, name: str) -> Iterator[NodeProto]:
+    """The parts of a sum, in its order."""
+    made = read.producer(name)
     if made.op_type != "Add":
         yield made
         return
     for part in made.input:
-        yield from _summed(read, part)
+        yield from _summands(read, part)
 
 
 def _source(read: Reader, product: NodeProto, outside: dict[str, str]) -> tuple[str, str]:
-    """What a product's columns are picked from, distances' keys or queries, and by which input of
-    the Scan."""
+    """The source of a product's columns, distances' keys or queries, and the Scan's input by which
+    they are picked."""
     _, picked = read.chain(product.input[1], "Transpose", "Gather")
     add, mul, lifted = read.chain(picked.input[1], "Add", "Mul", "Unsqueeze")
     heads = read.value(add.input[1])
     if read.value(mul.input[1]) < heads.size:
         raise Unlike(f"{add.output[0]} does not pick by head")
     vectors = read.node(picked.input[0], "Reshape").input[0]
-    return _projection(read.made(vectors), vectors), outside[lifted.input[0]]
-
-
-def _projection(made: NodeProto, vectors: str) -> str:
-    """key or query: by the part of attention's own projections, or by the weight's name."""
+    made = read.producer(vectors)
+    # by the part of attention's own projections, or by the weight's name
     if made.op_type == "Split":
-        return ("query", "key", "value")[[*made.output].index(vectors)]
-    return str(made.input[1]).split(".")[-2]
+        source = ("query", "key", "value")[[*made.output].index(vectors)]
+    else:
+        source = str(made.input[1]).split(".")[-2]
+    return source, outside[lifted.input[0]]

@@ -1,4 +1,4 @@
-"""What must be exactly as in the reference: every weight, attribute and node. Runs no graph.
+"""Compares what must be exact: every weight, attribute and node. Runs no graph.
 
     manifest    shape and limits: as in the reference's Config
     weights     every float constant: the bits of the reference's state_dict, in fp16 rounded; int8
@@ -83,17 +83,17 @@ def _load(bundle: Bundle, path: Path, owner: Path | None = None) -> Graph:
 
 @dataclass(frozen=True)
 class Expected:
-    """What those files must hold: exported by the exporter installed here."""
+    """The graphs that those files must hold, by the exporter installed here."""
 
     reference: Transformer
     graphs: Graphs  # fp32
     ranges: dict[str, Floats]  # measured here; empty without int8
 
     @classmethod
-    def of(cls, reference: Transformer, manifest: Manifest) -> "Expected":
+    def export(cls, reference: Transformer, manifest: Manifest) -> "Expected":
         twin = copy.copy(reference)  # the same weights
         twin.layout = LAYOUTS[manifest.layout]
-        graphs = Graphs.of(twin, lens=LENS in manifest.files)
+        graphs = Graphs.export(twin, lens=LENS in manifest.files)
         has_int8 = "int8" in manifest.precisions
         ranges = quantize.measure(graphs.body, manifest.limits) if has_int8 else {}
         return cls(reference, graphs, ranges)
@@ -193,21 +193,17 @@ def _manifest(manifest: Manifest, config: Config) -> list[str]:
         for name, value in meant.items()
         if said[name] != value
     ]
-    return differing + _needs(manifest)
-
-
-def _needs(manifest: Manifest) -> list[str]:
-    """What the int8 graph needs of onnxruntime, as exporters have written it since they wrote it
-    down."""
-    expected = quantize.needs(manifest.precisions)
-    if manifest.int8 == expected:
-        return []
+    # what int8 needs of onnxruntime, as exporters have written it since they wrote it down
+    needs = quantize.needs(manifest.precisions)
+    if manifest.int8 == needs:
+        return differing
     if manifest.int8 == Int8():
         return [
+            *differing,
             "an older exporter made its int8, which is served as before, but cannot be made again"
-            " here: verify it with that version of addnorm, or export it again"
+            " here: verify it with that version of addnorm, or export it again",
         ]
-    return [f"int8 is {manifest.int8!r}, {expected!r} expected"]
+    return [*differing, f"int8 is {manifest.int8!r}, {needs!r} expected"]
 
 
 def _weights(graph: Graph, reference: nn.Module, leaving: str = " ") -> list[str]:
@@ -237,13 +233,14 @@ def _weights_of(graph: Graph, state: Mapping[str, Array], config: Config | None)
         if uses := [use for use in parts if quantize.weight_of(use) == name]:
             for use in uses:
                 yield from _int8(use, parts[use], tensor, state)
-            if name in constants and not _same(constants[name], tensor):  # of products of constants
+            # a product of constants reads the weight itself
+            if name in constants and not _same_bits(constants[name], tensor):
                 yield f"{name} differs from the reference{_where(constants[name], tensor)}"
         elif name in constants:
-            if not _same(constants[name], tensor):
+            if not _same_bits(constants[name], tensor):
                 yield f"{name} differs from the reference{_where(constants[name], tensor)}"
         elif name in halves:
-            if not _same(halves[name], expected := half_precision.round_to_half(tensor)):
+            if not _same_bits(halves[name], expected := half_precision.round_to_half(tensor)):
                 yield f"{name} differs from the reference{_where(halves[name], expected)}"
         elif not _is_left_out(name, tensor, state, constants.keys() | halves.keys(), parts):
             yield f"{name} is missing"
@@ -254,13 +251,10 @@ def _weights_of(graph: Graph, state: Mapping[str, Array], config: Config | None)
     }
     for name, value in constants.items():
         is_weight = value.dtype.kind == "f" and value.size > ONE_ELEMENT
-        if name not in known and is_weight and not _is_of_a_formula(value, config):
+        if name in known or not is_weight or portable_nodes.is_of_a_formula(value):
+            continue
+        if config is None or not places.is_table(value, config):
             yield f"{name} is not of the reference"
-
-
-def _is_of_a_formula(value: Array, config: Config | None) -> bool:
-    is_table = config is not None and places.is_table(value, config)
-    return is_table or portable_nodes.is_of_a_formula(value)
 
 
 def _is_left_out(
@@ -273,7 +267,7 @@ def _is_left_out(
     weight = name.removesuffix("bias") + "weight"
     # the parts of a quantized weight hold its bias
     no_bias = name.endswith(".bias") and (not tensor.any() or weight in parts)
-    return no_bias or any(_same(state[other], tensor) for other in state.keys() & constants)
+    return no_bias or any(_same_bits(state[other], tensor) for other in state.keys() & constants)
 
 
 def _int8(
@@ -310,7 +304,7 @@ def _ranges(stored: Mapping[str, Floats], measured: Mapping[str, Floats]) -> Ite
             yield f"the ranges of {name} are not those measured here{_where(got, expected)}"
 
 
-def _same(one: Array, other: Array) -> bool:
+def _same_bits(one: Array, other: Array) -> bool:
     """Bit for bit: as integers, because a NaN is unlike itself and -0 like 0."""
     if _kind(one) != _kind(other):
         return False

@@ -19,7 +19,7 @@ ROUNDING = {np.dtype(np.float32): 1.2e-7, np.dtype(np.float16): 5e-4}
 
 
 def rotations(graph: Graph, config: Config) -> Iterator[str]:
-    """What differs from rotating queries and keys in every layer by the Config's angles."""
+    """Layers whose queries and keys are not rotated by the Config's angles."""
     read = Reader(graph)
     turns = [node for node in graph.proto.graph.node if node.op_type == "Sub"]
     found = [angles for node in turns if (angles := _angles(read, node))]
@@ -30,7 +30,7 @@ def rotations(graph: Graph, config: Config) -> Iterator[str]:
     for layer, names in enumerate(found):
         meant = tables(config, layer in config.local_layers)
         for what, name, table in zip(("cos", "sin"), names, meant, strict=True):
-            if not _is(read.value(name), table):
+            if not _equals_table(read.value(name), table):
                 yield f"layer {layer}: {name} is not {what} of the places' angles"
 
 
@@ -46,14 +46,14 @@ def tables(config: Config, is_local: bool) -> tuple[Array, Array]:
 
 
 def is_table(array: Array, config: Config) -> bool:
-    """Whether a float constant that is no weight is one of these tables."""
+    """True if a float constant that is no weight is one of these tables."""
     if not config.positions.rotary:
         return False
     known = [table for is_local in (False, True) for table in tables(config, is_local)]
-    return any(_is(array, table) for table in known)
+    return any(_equals_table(array, table) for table in known)
 
 
-def _is(array: Array, table: Array) -> bool:
+def _equals_table(array: Array, table: Array) -> bool:
     if array.shape != table.shape or array.dtype not in ROUNDING:
         return False
     return bool(np.abs(array - table).max() <= ROUNDING[array.dtype])
@@ -70,7 +70,7 @@ def _angles(read: Reader, turn: NodeProto) -> tuple[str, str] | None:
             set(read.node(name, "Mul").input) for name in read.node(other.output[0], "Add").input
         ]
         halves = [
-            read.value(read.node(_sliced(read, x), "Slice").input[1]).tolist() for x in (a, b)
+            read.value(read.chain(x, "Squeeze", "Slice")[1].input[1]).tolist() for x in (a, b)
         ]
         cosines, sines = (
             read.chain(read.uncast(x), "Unsqueeze", "Gather")[1].input[0] for x in (cos, sin)
@@ -82,12 +82,8 @@ def _angles(read: Reader, turn: NodeProto) -> tuple[str, str] | None:
     return (cosines, sines) if is_rotation and are_constants else None
 
 
-def _sliced(read: Reader, half: str) -> str:
-    return str(read.node(half, "Squeeze").input[0])
-
-
 def windows(graph: Graph, config: Config) -> Iterator[str]:
-    """What differs from keys at the Config's distance or less being seen in its local layers."""
+    """Windows of local layers that are not the Config's."""
     read = Reader(graph)
     found = set()
     for node in graph.proto.graph.node:

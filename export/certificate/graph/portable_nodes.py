@@ -26,7 +26,7 @@ LANES = 16
 
 
 def attentions(graph: Graph, config: Config) -> Iterator[str]:
-    """What differs from the Config in heads, scale, and in whether the scores have a bias."""
+    """Attentions that differ from the Config in heads, scale, or a bias of the scores."""
     scans = [node for node in graph.proto.graph.node if node.op_type == "Scan"]
     if len(scans) != config.n_layers:
         yield f"Scan occurs {len(scans)} times, {config.n_layers} expected"
@@ -68,12 +68,20 @@ def _attention(graph: Graph, scan: NodeProto) -> dict[str, Any]:
     largest = read.node(scores.input[1], "ReduceMax")
     if largest.input[0] != scores.input[0] or read.value(largest.input[1]).tolist() != [-1]:
         raise Unlike(f"{largest.output[0]} is not the largest score of a query")
-    scale = _scaled(read, scores.input[0])
-    terms = [*distances.found(read, scan, body, scale.input[0])]
+    # the product with the scale, before a mask is added
+    total = scores.input[0]
+    while (made := read.producer(total)).op_type == "Add":
+        total = made.input[0]
+    scale = read.node(total, "Mul")
+    terms = [*distances.read_terms(read, scan, body, scale.input[0])]
     num_floats = len(scan.input) - (2 if terms else 0)
+    # neighbours read the same heads of keys
+    known = sorted({*shared})
+    if shared != [cell for cell in known for _ in range(len(shared) // len(known))]:
+        raise Unlike(f"heads of queries read the keys {shared}")
     return {
         "heads": len(firsts),
-        "kv_heads": _evenly_shared(shared),
+        "kv_heads": len(known),
         "dims": width * parts,
         "scale": read.value(scale.input[1])[()],
         "biased": num_floats > (3 * parts if is_local else parts),
@@ -82,23 +90,8 @@ def _attention(graph: Graph, scan: NodeProto) -> dict[str, Any]:
     }
 
 
-def _evenly_shared(cells: list[int]) -> int:
-    """Heads of keys, by the cell that each head of queries reads. Neighbours read the same one."""
-    known = sorted({*cells})
-    if cells != [cell for cell in known for _ in range(len(cells) // len(known))]:
-        raise Unlike(f"heads of queries read the keys {cells}")
-    return len(known)
-
-
-def _scaled(read: Reader, scores: str) -> NodeProto:
-    """The product with the scale, before a mask is added."""
-    while (made := read.made(scores)).op_type == "Add":
-        scores = made.input[0]
-    return read.node(scores, "Mul")
-
-
 def norms(graph: Graph, config: Config, widths: list[int]) -> Iterator[str]:
-    """What differs from norms of the Config's kind and eps, of rows so wide."""
+    """Norms that are not of the Config's kind and eps, of rows so wide."""
     read, kind = Reader(graph), "RMSNorm" if config.norm == "rms" else "LayerNorm"
     roots = [node for node in graph.proto.graph.node if node.op_type == "Sqrt"]
     if len(roots) != len(widths):
@@ -139,7 +132,7 @@ def _eps(read: Reader, root: NodeProto, is_rms: bool) -> tuple[float, int]:
 
 
 def _mean_of(read: Reader, name: str) -> tuple[str, int]:
-    """What a value is the mean of, along the last axis, and how wide that is."""
+    """The value that another is the mean of, along the last axis, and its width."""
     total, lanes = read.chain(name, "MatMul", "MatMul")
     width = len(read.value(lanes.input[1]))
     if not (read.value(total.input[1]) == np.float32(1 / width)).all():
@@ -148,7 +141,7 @@ def _mean_of(read: Reader, name: str) -> tuple[str, int]:
 
 
 def tanh_gelus(graph: Graph) -> Iterator[str]:
-    """What differs from x sigmoid(x (a + b x^2)) at every Sigmoid."""
+    """Sigmoids that are not of x sigmoid(x (a + b x^2))."""
     read = Reader(graph)
     a = 2 * math.sqrt(2 / math.pi)
     expected = [np.float32(a), np.float32(a * 0.044715)]
@@ -166,7 +159,7 @@ def tanh_gelus(graph: Graph) -> Iterator[str]:
 
 
 def gates(graph: Graph, config: Config) -> Iterator[str]:
-    """What differs from gated feed-forwards: of two halves, the first is activated, and only it."""
+    """Gated feed-forwards that differ: of two halves, the first is activated, and only it."""
     read = Reader(graph)
     splits = [node for node in graph.proto.graph.node if node.op_type == "Split"]
     # the layout padded splits queries, keys and values in three
@@ -184,7 +177,7 @@ def gates(graph: Graph, config: Config) -> Iterator[str]:
 
 
 def is_of_a_formula(array: Array) -> bool:
-    """Whether a float constant that is no weight is one of those that sums are made with."""
+    """True if a float constant that is no weight is one that sums are made with."""
     if array.ndim == 2 and array.shape[1] == LANES:
         lanes = [index * LANES // len(array) for index in range(len(array))]
         if (array == np.eye(LANES, dtype=array.dtype)[lanes]).all():
@@ -194,7 +187,7 @@ def is_of_a_formula(array: Array) -> bool:
     return not array.any() and len(array) == 1
 
 
-def foreign(graph: Graph) -> Iterator[str]:
+def foreign_operators(graph: Graph) -> Iterator[str]:
     """Operators that no portable graph has. Sums of whole numbers are exact in any order. A product
     of constants is computed when the session is made: with one column it has other bits on ARM."""
     widths = {item.name: item.dims[-1] for item in graph.proto.graph.initializer if item.dims}

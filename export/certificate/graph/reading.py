@@ -29,14 +29,14 @@ class Reader:
         self._constants = {item.name: item for item in graph.proto.graph.initializer}
 
     def node(self, name: str, operator: str) -> NodeProto:
-        """What makes a value. Unlike if it is another operator."""
+        """The node that makes a value. Unlike if it is another operator."""
         made = self._made_by.get(name)
         if made is None or made.op_type != operator:
             raise Unlike(f"{name} is made by {made.op_type if made else 'nothing'}, not {operator}")
         return made
 
-    def made(self, name: str) -> NodeProto:
-        """What makes a value. Unlike if nothing does."""
+    def producer(self, name: str) -> NodeProto:
+        """The node that makes a value. Unlike if there is none."""
         if name not in self._made_by:
             raise Unlike(f"{name} is made by nothing")
         return self._made_by[name]
@@ -54,7 +54,7 @@ class Reader:
         return self._graph.value(self._constants[name])
 
     def uncast(self, name: str) -> str:
-        """What a value was before it was cast to another type."""
+        """The value before it was cast to another type."""
         made = self._made_by.get(name)
         return str(made.input[0]) if made is not None and made.op_type == "Cast" else name
 

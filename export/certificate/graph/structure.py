@@ -50,7 +50,11 @@ def differences(one: Graph, other: Graph) -> Iterator[str]:
     ours, theirs = _keys(one), _keys(other)
     found, expected = one.proto, other.proto
     yield from (f"{name} is undefined, or defined twice" for name in ours.undefined)
-    yield from _header(found, expected)
+    # versions, inputs, outputs, and every other field that a model may have
+    for own, other_fields in ((found, expected), (found.graph, expected.graph)):
+        yield from (
+            f"{name} is another" for name in _unequal_names(_fields(own), _fields(other_fields))
+        )
     for key, node in ours.nodes.items():
         if key not in theirs.nodes:
             yield _words(node, ours, expected, theirs)
@@ -149,33 +153,27 @@ def nodes(graph: GraphProto) -> Iterator[NodeProto]:
             yield from nodes(item.g)
 
 
-def _header(found: ModelProto, expected: ModelProto) -> Iterator[str]:
-    """Versions, inputs, outputs, and every other field that a model may have."""
-    for ours, theirs in ((found, expected), (found.graph, expected.graph)):
-        yield from (f"{name} is another" for name in _unequal(_fields(ours), _fields(theirs)))
-
-
-def _unequal(one: dict[str, Any], other: dict[str, Any]) -> list[str]:
+def _unequal_names(one: dict[str, Any], other: dict[str, Any]) -> list[str]:
     """Names whose values differ."""
     return [name for name in sorted(one.keys() | other.keys()) if one.get(name) != other.get(name)]
 
 
 def _fields(message: Message) -> dict[str, Any]:
     return {
-        field.name: _plain(value)
+        field.name: _comparable_value(value)
         for field, value in message.ListFields()
         if field.name not in COMPARED_ELSEWHERE | MEANINGLESS
     }
 
 
-def _plain(value: Any) -> Any:
+def _comparable_value(value: Any) -> Any:
     if isinstance(value, ValueInfoProto):
         return _without(value, "metadata_props")  # the exporter's notes
     if isinstance(value, Message):
         return value.SerializeToString(deterministic=True)
     if isinstance(value, str | bytes | int | float):
         return value
-    return [_plain(item) for item in value]
+    return [_comparable_value(item) for item in value]
 
 
 def _words(node: NodeProto, ours: _Keys, model: ModelProto, theirs: _Keys) -> str:
@@ -187,7 +185,7 @@ def _words(node: NodeProto, ours: _Keys, model: ModelProto, theirs: _Keys) -> st
     if twin.op_type != node.op_type:
         return f"{what} is expected to be {twin.op_type}"
     one, other = attributes(node), attributes(twin)
-    for name in _unequal(one, other):
+    for name in _unequal_names(one, other):
         return f"{what}: {name} is {one.get(name)!r}, {other.get(name)!r} expected"
     read = [ours.values.get(name) for name in node.input]
     if read != [theirs.values[name] for name in twin.input]:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from addnorm.export.modules.operators.explained import explain
 from addnorm.export.modules.operators.parts import Landmark, Parts, Unrecognized, columns, roots
-from addnorm.export.modules.operators.trace import Trace, Value, again, between
+from addnorm.export.modules.operators.trace import Trace, Value, run_again, steps_between
 from addnorm.export.modules.operators.trial import decide, difference_of, drawn_like
 
 
@@ -102,7 +102,7 @@ def read(parts: Parts, out: Landmark) -> Attention:
     if scores.swapped:
         heads = [Head(head.keys, head.queries, head.values) for head in heads]
     projections = [_projection([head[part] for head in heads], length) for part in range(3)]
-    entries = {parts.same(s.inputs[0]) for p in projections for s in p.sources}
+    entries = {parts.original(s.inputs[0]) for p in projections for s in p.sources}
     if len(entries) != 1:
         raise Unrecognized("queries, keys and values are made of different rows", out.value)
     queries = projections[0]
@@ -113,7 +113,7 @@ def read(parts: Parts, out: Landmark) -> Attention:
         Projection(projections[1].sources, projections[1].chosen, 1.0),
         Projection(projections[2].sources, projections[2].chosen,
                    projections[2].factor * gathered.factor),
-        out, _into(heads, gathered, length), scores, entries.pop(), len(tried),
+        out, _output_columns(heads, gathered, length), scores, entries.pop(), len(tried),
     )  # fmt: skip
 
 
@@ -141,14 +141,14 @@ def _indices(value: Value, sources: tuple[Landmark, ...], what: str) -> Indices:
     """Unrecognized where something else than a view and a factor lies between."""
     sizes = [source.value.tensor.numel() for source in sources]
     total = sum(sizes)
-    ones = _given(sources, torch.ones(total, dtype=torch.float64))
-    (factors,) = again([value], ones)
+    ones = _split_by_source(sources, torch.ones(total, dtype=torch.float64))
+    (factors,) = run_again([value], ones)
     factor = float(factors.flatten()[0])
     numbers = torch.arange(1, total + 1, dtype=torch.float64)
-    (numbered,) = again([value], _given(sources, numbers))
+    (numbered,) = run_again([value], _split_by_source(sources, numbers))
     entries = (numbered / factor).round().long() - 1 if factor else torch.full((1,), -1)
     drawn = drawn_like(numbers)
-    (found,) = again([value], _given(sources, drawn))
+    (found,) = run_again([value], _split_by_source(sources, drawn))
     is_view = int(entries.min()) >= 0 and int(entries.max()) < total
     if not is_view or difference_of(factor * drawn[entries], found) > 1e-9:
         raise Unrecognized(
@@ -157,7 +157,7 @@ def _indices(value: Value, sources: tuple[Landmark, ...], what: str) -> Indices:
     return Indices(entries if entries.dim() == 3 else entries[None], sources, factor)
 
 
-def _given(sources: tuple[Landmark, ...], flat: Tensor) -> Mapping[Value, Tensor]:
+def _split_by_source(sources: tuple[Landmark, ...], flat: Tensor) -> Mapping[Value, Tensor]:
     sizes = [source.value.tensor.numel() for source in sources]
     pieces = zip(sources, flat.split(sizes), strict=True)
     return {source.value: piece.view(source.value.tensor.shape) for source, piece in pieces}
@@ -187,7 +187,7 @@ def _columns(head: Indices, first: Mapping[Landmark, int], length: int) -> Tenso
     return column[:, 0]
 
 
-def _into(heads: list[Head], gathered: Indices, length: int) -> Tensor:
+def _output_columns(heads: list[Head], gathered: Indices, length: int) -> Tensor:
     """`[H, d/H]`"""
     entries = gathered.entries.reshape(length, -1)
     shapes = [head.values.entries.shape for head in heads]
@@ -223,10 +223,13 @@ def _scores(
     """The whole attention again, on rows that are drawn, beside each candidate."""
     sources = tuple(dict.fromkeys(s for head in heads for part in head for s in part.sources))
     total = sum(source.value.tensor.numel() for source in sources)
-    given = _given(sources, 1.2 * drawn_like(torch.empty(total)))
-    explain("attention", between([out.inputs[0]], given))
-    (found,) = again([out.inputs[0]], given)
-    drawn = [(_drawn(q, given), _drawn(k, given), v.factor * _drawn(v, given)) for q, k, v in heads]
+    given = _split_by_source(sources, 1.2 * drawn_like(torch.empty(total)))
+    explain("attention", steps_between([out.inputs[0]], given))
+    (found,) = run_again([out.inputs[0]], given)
+    drawn = [
+        (_pick_entries(q, given), _pick_entries(k, given), v.factor * _pick_entries(v, given))
+        for q, k, v in heads
+    ]
     if len({head[0].shape[-1] for head in drawn}) > 1:
         raise Unrecognized("heads are of different widths", out.value)
     n_heads = sum(len(head[0]) for head in drawn)
@@ -241,7 +244,7 @@ def _scores(
     return tried
 
 
-def _drawn(part: Indices, given: Mapping[Value, Tensor]) -> Tensor:
+def _pick_entries(part: Indices, given: Mapping[Value, Tensor]) -> Tensor:
     flat = torch.cat([given[source.value].flatten() for source in part.sources])
     return flat[part.entries]
 

@@ -44,12 +44,12 @@ def refuse_unexplained(answer: Value) -> None:
     for step in leading_to(answer):
         if not is_explained(step, step.parts):
             raise Unrecognized(
-                f"{_shown(step)}{step.where} is no operator of what was recognized: it does nothing"
+                f"{_show(step)}{step.where} is no operator of what was recognized: it does nothing"
                 " in the trial, and where it does something, what is served would not. Leave it out"
             )
 
 
-def unlisted(trace: Trace) -> Step | None:
+def first_unlisted(trace: Trace) -> Step | None:
     """The first operator on rows that no part could have."""
     return next((x for x in trace.steps if x.rows and not is_explained(x, PARTS)), None)
 
@@ -89,14 +89,14 @@ def _divides_by_rows(step: Step) -> bool:
 
 
 def _is_relu(step: Step) -> bool:
-    """Whether a clamp is at 0 alone."""
+    """True unless it is a clamp elsewhere than at 0 alone."""
     if step.op not in ("clamp", "clamp_min", "threshold"):
         return True
     bounds = [*step.arguments[1:], *step.options.values()]
     return set(bounds) <= {0, None} and bounds[0] == 0
 
 
-def _shown(step: Step) -> str:
+def _show(step: Step) -> str:
     made = step.values[0].tensor.dtype
     to = f" to {str(made).removeprefix('torch.')}" if step.op == "_to_copy" else ""
     return step.op.removeprefix("_") + to

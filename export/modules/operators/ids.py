@@ -1,4 +1,4 @@
-"""What a forward makes of token ids beside reading their rows: followed for all ids at once.
+"""Follows for all ids at once what a forward makes of them beside reading their rows.
 
 Every operator on ids runs again on the whole vocabulary, so an id that is told from others shows
 however the code says it. Ids may be read in a table as they are. What is the same for all ids but a
@@ -54,13 +54,13 @@ class Told:
         given = [x for x in step.inputs if x.of_ids and not x.of_rows]
         live = [x for x in given if x in self._live]
         if any(x not in self._live and x not in self.constants for x in given):
-            raise _refused(step, "reads ids, a part of which was written in place")
+            raise _refusal(step, "reads ids, a part of which was written in place")
         if not live:
             self.constants.update(x for x in step.values if not x.of_rows)
         elif step.op in LOOKUPS and step.values[0].of_rows and step.inputs[0] not in live:
             self._refuse_others(step, live)
         elif step.rows:
-            raise _refused(step, "computes with activations and the numbers of token ids")
+            raise _refusal(step, "computes with activations and the numbers of token ids")
         elif step.op in VIEWS:
             self._view(step, live[0])
         elif step.op not in SHAPE_ONLY:
@@ -78,7 +78,7 @@ class Told:
                 )
             if other:
                 read = ", ".join(f"{x} as {table[x]:g}" for x in other[:NUM_SHOWN])
-                raise _refused(step, f"reads ids as others: {read}")
+                raise _refusal(step, f"reads ids as others: {read}")
 
     def _view(self, step: Step, value: Value) -> None:
         table, places = self._live[value]
@@ -94,7 +94,7 @@ class Told:
         alone = len(known) == len(live) and all(torch.equal(places[0], x) for x in places)
         found = self._of_each(step, known, len(places[0])) if alone else None
         if found is None:
-            raise _refused(step, "makes something of token ids that cannot be followed")
+            raise _refusal(step, "makes something of token ids that cannot be followed")
         numbers, of_each = found.unique(return_inverse=True)
         counts = of_each.bincount(minlength=len(numbers))
         # of equal shares the one of the highest id
@@ -103,7 +103,7 @@ class Told:
         (made,) = step.values
         if len(others) <= NUM_TOLD and len(others) < len(found):
             if others and len(places[0].unique()) < self._length:
-                raise _refused(step, f"tells ids from others at some places: {others[:NUM_SHOWN]}")
+                raise _refusal(step, f"tells ids from others at some places: {others[:NUM_SHOWN]}")
             self.ids |= {index: self.ids.get(index, step) for index in others}
             self.constants.add(made)
         else:
@@ -140,5 +140,5 @@ def _run(step: Step, given: dict[Value, Tensor]) -> list[Tensor]:
     return [x for x in tree_flatten(result)[0] if isinstance(x, Tensor)]
 
 
-def _refused(step: Step, why: str) -> Unrecognized:
+def _refusal(step: Step, why: str) -> Unrecognized:
     return Unrecognized(f"{step.op}{step.where} {why}. Leave it out")

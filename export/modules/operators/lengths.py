@@ -1,4 +1,4 @@
-"""Whether a forward is the same for sequences of all lengths: it runs on each of them.
+"""Finds lengths of sequences whose forward is another: it runs on each of them.
 
 What the code makes of a length alone, such as masks, places and branches, is as it is. Large
 rows are not computed: an operator on them makes a tensor of the right shape.
@@ -51,7 +51,7 @@ class Run(TorchDispatchMode):
         kwargs = kwargs or {}
         numbers: list[Any] = []
         found: list[Tensor] = []
-        for x in _flat((*args, *kwargs.values())):
+        for x in _flatten((*args, *kwargs.values())):
             found.append(x) if isinstance(x, Tensor) else numbers.append(x)
         known = self._unknown
         tensors = tuple([known[id(x)] for x in found if id(x) in known])
@@ -69,8 +69,8 @@ class Run(TorchDispatchMode):
             key = func, tuple(numbers), tuple([(x.shape, x.stride(), x.dtype) for x in found])
             if key not in self._made:
                 self._made[key] = func(*tree_map(_meta, args), **tree_map(_meta, kwargs))
-            result = _real(self._made[key])
-        for x in (result,) if isinstance(result, Tensor) else _flat((result,)):
+            result = _as_real(self._made[key])
+        for x in (result,) if isinstance(result, Tensor) else _flatten((result,)):
             if isinstance(x, Tensor):
                 known[id(x)] = len(self._alive)
                 self._alive.append(x)
@@ -81,11 +81,11 @@ def _kind(func: Any) -> tuple[str, bool]:
     return str(func.overloadpacket.__name__), bool(func._schema.is_mutable)
 
 
-def _flat(found: Sequence[Any]) -> list[Any]:
+def _flatten(found: Sequence[Any]) -> list[Any]:
     flat = []
     for x in found:
         if isinstance(x, list | tuple):
-            flat += _flat(x)
+            flat += _flatten(x)
         else:
             flat.append(x)
     return flat
@@ -97,14 +97,14 @@ def _meta(found: Any) -> Any:
     return torch.empty_strided(found.shape, found.stride(), dtype=found.dtype, device="meta")
 
 
-def _real(found: Any) -> Any:
+def _as_real(found: Any) -> Any:
     """Tensors of these shapes, with any numbers."""
     if isinstance(found, Tensor):
         return torch.empty_strided(found.shape, found.stride(), dtype=found.dtype)
-    return type(found)(map(_real, found)) if type(found) in (list, tuple) else found
+    return type(found)(map(_as_real, found)) if type(found) in (list, tuple) else found
 
 
-def unlike(run: Callable[[int], list[Call]], longest: int) -> Iterator[tuple[int, int]]:
+def unlike_lengths(run: Callable[[int], list[Call]], longest: int) -> Iterator[tuple[int, int]]:
     """Lengths whose forward is another than that of the longest, and at which call they part. run:
     what a forward of so many tokens calls."""
     reference = run(longest)
@@ -130,7 +130,7 @@ def _parting(calls: list[Call], longest: list[Call], second: list[Call], less: i
 
 
 def _are_even(ours: Any, theirs: Any, near: Any, less: int) -> bool:
-    """Whether numbers are those of the longest, or change by as much for each token."""
+    """True if numbers are those of the longest, or change by as much for each token."""
     if len(ours) != len(theirs) or len(near) != len(theirs):
         return False
     for x, y, z in zip(ours, theirs, near, strict=True):
@@ -142,7 +142,7 @@ def _are_even(ours: Any, theirs: Any, near: Any, less: int) -> bool:
 
 
 def _begins(short: Tensor, long: Tensor) -> bool:
-    """Whether a tensor is what another begins with."""
+    """True if the long tensor begins with the short one."""
     if short.dim() != long.dim() or short.dtype != long.dtype:
         return False
     part = long[tuple(slice(size) for size in short.shape)]

@@ -66,11 +66,11 @@ class Parts:
             if step.rows or self._is_lookup(step):
                 self._settle(step)
 
-    def same(self, value: Value) -> Value:
+    def original(self, value: Value) -> Value:
         """The first value with these numbers in this order: without views, dropout and the like."""
         if value not in self._same:
             found = value
-            while (before := _before(found)) is not None:
+            while (before := _source_of_view(found)) is not None:
                 found = before
             self._same[value] = found
         return self._same[value]
@@ -119,7 +119,7 @@ class Parts:
     def _with_bias(self, step: Step, origin: Landmark) -> Landmark | None:
         """A bias that an operator of its own adds to a matrix product."""
         adds = step.op == "add" and origin.kind == "linear" and origin.bias is None
-        if not adds or self.same(step.rows[0]) is not origin.value or not step.constants:
+        if not adds or self.original(step.rows[0]) is not origin.value or not step.constants:
             return None
         bias = step.constants[0]
         if bias.of_ids or bias.tensor.numel() != origin.width or origin.width == 1:
@@ -127,7 +127,7 @@ class Parts:
         return Landmark("linear", step.values[0], origin.inputs, origin.weight, bias)
 
     def _shift(self, step: Step, origin: Landmark) -> Landmark | None:
-        """What is added to each token, by its place."""
+        """A constant that is added to each token, by its place."""
         if step.op != "add" or not step.constants or origin.kind == "product":
             return None
         shift, width = step.constants[0], step.values[0].tensor.shape[-1]
@@ -145,8 +145,8 @@ class Parts:
         )
 
 
-def _before(value: Value) -> Value | None:
-    """What it is a copy, or another view, of."""
+def _source_of_view(value: Value) -> Value | None:
+    """The value that it is a copy, or another view, of."""
     rows = set(value.step.rows) if value.step else set()
     if len(rows) != 1:
         return None

@@ -1,4 +1,4 @@
-"""What the parts of a module are to a `Transformer`: blocks, embeddings, a head."""
+"""The roles of a module's parts in a `Transformer`: blocks, embeddings, a head."""
 
 from dataclasses import dataclass, field
 

@@ -11,7 +11,7 @@ import torch
 from addnorm.export.modules.operators import attention, trial
 from addnorm.export.modules.operators.parts import Landmark, Parts, Unrecognized
 from addnorm.export.modules.operators.roles import Block, Embedding, FeedForward, Head
-from addnorm.export.modules.operators.trace import Value, between
+from addnorm.export.modules.operators.trace import Value, steps_between
 from addnorm.export.modules.operators.trial import Norm
 from addnorm.model.config import Activation, Pick
 from addnorm.model.transformer import ACTIVATIONS
@@ -21,7 +21,7 @@ ENDS = ("_log_softmax", "_softmax", "sigmoid")  # of numbers that are no logits 
 
 @dataclass
 class Shape:
-    """What a forward is. notes: what was decided by trial, in words."""
+    """The blocks, embedding and head of a forward. notes: what was decided by trial, in words."""
 
     parts: Parts
     answer: Value
@@ -72,13 +72,13 @@ class Shape:
     def _within(self, value: Value) -> Iterator[Value]:
         """Values that this one is made of, from the last on, to the landmark that it is of."""
         entry = self.parts.origin(value).value
-        steps = between([value], {entry: entry.tensor})
-        inner = [self.parts.same(made) for step in reversed(steps) for made in step.values]
-        yield from dict.fromkeys(x for x in [*inner, entry] if x is not self.parts.same(value))
+        steps = steps_between([value], {entry: entry.tensor})
+        inner = [self.parts.original(made) for step in reversed(steps) for made in step.values]
+        yield from dict.fromkeys(x for x in [*inner, entry] if x is not self.parts.original(value))
 
     def _block(self, value: Value) -> Block | None:
         """None if the value is no block's end."""
-        value = self.parts.same(value)
+        value = self.parts.original(value)
         total = self.parts.origin(value)
         if total.kind != "add":
             return None
@@ -86,8 +86,8 @@ class Shape:
             ffn = self._ffn(branch)
             if ffn is None:
                 continue
-            read = self._pre if value is total.value else self._normed
-            if block := read(value, total, self.parts.same(skip), ffn):
+            read = self._pre if value is total.value else self._norm_last_block
+            if block := read(value, total, self.parts.original(skip), ffn):
                 return block
         return None
 
@@ -97,14 +97,16 @@ class Shape:
             return None
         for entry, branch in (middle.inputs, middle.inputs[::-1]):
             if out := self._attention_matrix(branch):
-                entry, attended = self.parts.same(entry), attention.read(self.parts, out)
+                entry, attended = self.parts.original(entry), attention.read(self.parts, out)
                 norms = self._norm(entry, attended.entry), self._norm(skip, ffn.up.inputs[0])
                 return Block("pre", attended, ffn, norms, entry, value)
         return None
 
-    def _normed(self, value: Value, total: Landmark, skip: Value, ffn: FeedForward) -> Block | None:
+    def _norm_last_block(
+        self, value: Value, total: Landmark, skip: Value, ffn: FeedForward
+    ) -> Block | None:
         """Orders that end in a norm: post and single."""
-        if self.parts.same(ffn.up.inputs[0]) is not skip:
+        if self.parts.original(ffn.up.inputs[0]) is not skip:
             return None
         if out := self._attention_matrix(skip):
             attended = attention.read(self.parts, out)
@@ -115,7 +117,7 @@ class Shape:
             return None
         for entry, branch in (middle.inputs, middle.inputs[::-1]):
             out = self._attention_matrix(branch)
-            if out and (attended := attention.read(self.parts, out)).entry is self.parts.same(
+            if out and (attended := attention.read(self.parts, out)).entry is self.parts.original(
                 entry
             ):
                 norms = self._norm(middle.value, skip), self._norm(total.value, value)
@@ -125,7 +127,9 @@ class Shape:
     def _linear(self, value: Value) -> Landmark | None:
         """The matrix product that this value is, as it is."""
         found = self.parts.origin(value)
-        return found if found.kind == "linear" and found.value is self.parts.same(value) else None
+        return (
+            found if found.kind == "linear" and found.value is self.parts.original(value) else None
+        )
 
     def _attention_matrix(self, value: Value) -> Landmark | None:
         """The output matrix of an attention, if the value is what it makes."""
@@ -144,23 +148,23 @@ class Shape:
         return FeedForward(up, down, self._activation(up, down.inputs[0]))
 
     def _activation(self, linear: Landmark, value: Value) -> Activation:
-        if self.parts.same(value) is linear.value:
+        if self.parts.original(value) is linear.value:
             return "identity"
         found = trial.activation(linear.value, value)
         self.notes["activation"] = f"trial: 1 of {len(ACTIVATIONS)} agrees on -6 to 6"
         return found
 
     def _norm(self, entry: Value, value: Value) -> Norm:
-        found, words = trial.norm(entry, self.parts.same(value))
+        found, words = trial.norm(entry, self.parts.original(value))
         self.notes["norm"] = f"{words} (trial on rows whose variance is near eps)"
         return found
 
     def _embedding(self, value: Value) -> Embedding:
         found = Embedding()
-        value = self.parts.same(value)
+        value = self.parts.original(value)
         linear = self._linear(value)
         if linear is not None and linear.value is value:
-            found.projection, value = linear, self.parts.same(linear.inputs[0])
+            found.projection, value = linear, self.parts.original(linear.inputs[0])
         origin = self.parts.origin(value)
         if origin.kind in ("add", "shift", "lookup") and origin.value is not value:
             with suppress(Unrecognized):  # it is a scale
@@ -172,7 +176,7 @@ class Shape:
 
     def _terms(self, value: Value, factor: float, found: Embedding) -> None:
         """Everything that is added up."""
-        value = self.parts.same(value)
+        value = self.parts.original(value)
         origin = self.parts.origin(value)
         if origin.value is not value:
             factor *= trial.scale(origin.value, value)
@@ -199,28 +203,28 @@ class Shape:
 
     def _head(self, value: Value) -> tuple[Head, Value]:
         """-> the head, and the activations that it is made of."""
-        value, outer = self._picked(value)
+        value, outer = self._source_of_row(value)
         linear, norm, dense = None, None, None
         activation: Activation = "identity"
         if self._linear(value) and not self._is_branch(value):
             linear = self._linear(value)
             assert linear
-            value = self.parts.same(linear.inputs[0])
+            value = self.parts.original(linear.inputs[0])
         before = self.parts.origin(value)
         if before.kind == "linear" and (linear or before.value is not value):
             dense, (activation, norm) = before, self._dense(before, value)
-            value = self.parts.same(before.inputs[0])
-        value, inner = self._picked(value)
+            value = self.parts.original(before.inputs[0])
+        value, inner = self._source_of_row(value)
         if outer and (inner or ((linear or dense) and not _commutes(outer, dense))):
             raise Unrecognized("a row is made of the sequence's after the head", self.answer)
         return Head(inner or outer, dense, activation, norm, linear), value
 
     def _is_branch(self, value: Value) -> bool:
-        """Whether it is the output matrix of attention, so no head."""
+        """True if it is the output matrix of attention, so no head."""
         return self._attention_matrix(value) is not None
 
     def _dense(self, dense: Landmark, value: Value) -> tuple[Activation, Norm | None]:
-        """What lies between the dense layer of a head and what reads it."""
+        """The activation and the norm between the dense layer of a head and its reader."""
         if value is dense.value:
             return "identity", None
         try:
@@ -233,16 +237,16 @@ class Shape:
                     continue
             raise
 
-    def _picked(self, value: Value) -> tuple[Value, Pick | None]:
-        """What one row of the sequence was made of, and how."""
+    def _source_of_row(self, value: Value) -> tuple[Value, Pick | None]:
+        """The rows that one row of the sequence was made of, and how."""
         width, before = value.tensor.shape[-1], self.parts.origin(value).value
         if value.tensor.numel() != width or before.tensor.numel() == before.tensor.shape[-1]:
-            return self.parts.same(value), None
+            return self.parts.original(value), None
         error = Unrecognized("the row of the head is not made of the sequence's", value)
         for inner in self._within(value):
             if inner.tensor.numel() == width * self.length:
                 try:
-                    found = trial.pick(inner, self.parts.same(value), self.length)
+                    found = trial.pick(inner, self.parts.original(value), self.length)
                 except Unrecognized as raised:
                     error = raised
                     continue
@@ -270,5 +274,5 @@ class Shape:
 
 
 def _commutes(pick: Pick, dense: Landmark | None) -> bool:
-    """Whether a row may be made before the head's layers in place of after them."""
+    """True if a row may be made before the head's layers in place of after them."""
     return pick in ("first", "last") or (pick == "mean" and dense is None)

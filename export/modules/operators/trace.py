@@ -1,4 +1,4 @@
-"""What a forward computes: PyTorch's operators in order, with the values that went through them.
+"""A forward as it computes: PyTorch's operators in order, with the values that went through them.
 
 Names, classes and control flow of the code leave no mark here. Parts of it can be run again.
 """
@@ -149,7 +149,7 @@ class Trace(TorchDispatchMode):
             self._written[_place(tensor)] = self._written.get(_place(tensor), 0) + 1
             if step.rows:
                 self._tainted.add(_place(tensor))
-        self._made(step, result)
+        self._record(step, result)
         self.steps.append(step)
         if not step.values and not step.op.startswith("sym_"):
             self.leave(step.op, step.inputs)
@@ -157,7 +157,7 @@ class Trace(TorchDispatchMode):
             raise Enough
         return result
 
-    def _made(self, step: Step, result: Any) -> None:
+    def _record(self, step: Step, result: Any) -> None:
         for value in step.inputs:
             value.readers.append(step)
         of_ids = step.op not in SHAPE_ONLY and any(value.of_ids for value in step.inputs)
@@ -202,7 +202,7 @@ class Trace(TorchDispatchMode):
         self.left += [Left(name, value, line) for value in values if value.of_ids or value.of_rows]
 
     @contextmanager
-    def named(self, root: nn.Module | None) -> Iterator[None]:
+    def name_steps(self, root: nn.Module | None) -> Iterator[None]:
         """Steps say in which part of the module they ran."""
         with ExitStack() as stack:
             for name, module in root.named_modules() if root is not None else ():
@@ -257,7 +257,7 @@ def _place(tensor: Tensor) -> int:
 
 
 @contextmanager
-def plainly() -> Iterator[None]:
+def plain_attention() -> Iterator[None]:
     """Attention as the operators that it is made of; on one thread, since sequences are short."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -268,14 +268,14 @@ def plainly() -> Iterator[None]:
         torch.set_num_threads(threads)
 
 
-def again(
+def run_again(
     targets: Sequence[Value], given: Mapping[Value, Tensor], exact: bool = True
 ) -> list[Tensor]:
     """Runs again what lies between the values that are given and the targets. All other values are
     as they were. exact: in float64."""
     known = {value: _wide(tensor) if exact else tensor for value, tensor in given.items()}
     argument = partial(_again_argument, known, exact)
-    for step in between(targets, given):
+    for step in steps_between(targets, given):
         arguments, options = tree_map(argument, (step.arguments, dict(step.options)))
         result = step.function(*arguments, **options)
         made = [x for x in tree_flatten(result)[0] if isinstance(x, Tensor)]
@@ -292,7 +292,7 @@ def _again_argument(known: Mapping[Value, Tensor], exact: bool, found: Any) -> A
     return torch.float64 if exact and found is torch.float32 else found
 
 
-def between(targets: Sequence[Value], given: Mapping[Value, Tensor]) -> list[Step]:
+def steps_between(targets: Sequence[Value], given: Mapping[Value, Tensor]) -> list[Step]:
     """Steps that a target needs and that depend on what is given, in order."""
     depends: dict[Value, bool] = dict.fromkeys(given, True)
     todo, needed = list(targets), {}

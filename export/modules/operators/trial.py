@@ -15,9 +15,9 @@ from torch.utils._pytree import tree_flatten
 
 from addnorm.export.modules.operators.explained import explain
 from addnorm.export.modules.operators.parts import Unrecognized
-from addnorm.export.modules.operators.trace import Step, Value, again, between
+from addnorm.export.modules.operators.trace import Step, Value, run_again, steps_between
 from addnorm.model.config import Activation, Pick
-from addnorm.model.pooling import WEIGHTS, picked
+from addnorm.model.pooling import WEIGHTS, pick_vectors
 from addnorm.model.transformer import ACTIVATIONS
 
 AGREES = 1e-6  # of the largest number: people write constants with seven digits
@@ -85,14 +85,14 @@ def decide(what: str, tried: Mapping[Candidate, float], value: Value) -> Candida
 def norm(entry: Value, exit_: Value) -> tuple[Norm, str]:
     """-> the norm, and its deviation in words."""
     rows = _near_eps(entry.tensor)
-    (found,) = again([exit_], {entry: rows})
+    (found,) = run_again([exit_], {entry: rows})
     if found.shape[-1] != rows.shape[-1] or found.numel() != rows.numel():
         raise Unrecognized("norm: it makes rows of another width", exit_)
     _refuse_mixing(entry, exit_, rows, found)
-    steps, n = between([exit_], {entry: rows}), rows.shape[-1]
+    steps, n = steps_between([exit_], {entry: rows}), rows.shape[-1]
     tried: dict[str, float] = {}
     norms: dict[str, tuple[Norm, str]] = {}
-    for eps, words, normalized in _normalized(rows, steps):
+    for eps, words, normalized in _normalize(rows, steps):
         deviation, name = DEVIATIONS[words], f"{words}, eps {eps:g}"
         for gamma, beta in _pairs(_vectors(steps, n)):
             difference = difference_of(_affine(normalized, gamma, beta), found)
@@ -108,14 +108,14 @@ def norm(entry: Value, exit_: Value) -> tuple[Norm, str]:
 def _refuse_mixing(entry: Value, exit_: Value, rows: Tensor, found: Tensor) -> None:
     other, width = rows.clone(), rows.shape[-1]
     other.view(-1, width)[-1] *= -3
-    (moved,) = again([exit_], {entry: other})
+    (moved,) = run_again([exit_], {entry: other})
     if not torch.equal(moved.reshape(-1, width)[0], found.reshape(-1, width)[0]):
         raise Unrecognized(
             "norm: a token's row depends on others' rows, so tokens are mixed", exit_
         )
 
 
-def _normalized(rows: Tensor, steps: list[Step]) -> Iterator[tuple[float, str, Tensor]]:
+def _normalize(rows: Tensor, steps: list[Step]) -> Iterator[tuple[float, str, Tensor]]:
     """Normalized rows for each eps and each kind of deviation."""
     stated = {x for step in steps for x in _numbers(step) if 0 < x < 0.1}
     centred = rows - rows.mean(-1, keepdim=True)
@@ -126,7 +126,7 @@ def _normalized(rows: Tensor, steps: list[Step]) -> Iterator[tuple[float, str, T
 
 
 def _vectors(steps: list[Step], n: int) -> list[Value]:
-    """What may be gamma or beta."""
+    """Constants that may be gamma or beta."""
     constants = dict.fromkeys(constant for step in steps for constant in step.constants)
     return [
         x
@@ -140,32 +140,32 @@ def activation(entry: Value, exit_: Value) -> Activation:
     for largest in (6, *LOUD, HUGE):
         probe = torch.linspace(-largest, largest, entry.tensor.numel(), dtype=torch.float64)
         probe = probe.view(entry.tensor.shape)
-        (found,) = again([exit_], {entry: probe})
+        (found,) = run_again([exit_], {entry: probe})
         for name, act in ACTIVATIONS.items():
             tried[name] = max(tried[name], difference_of(act(probe), found))
     decided = decide("activation", tried, exit_)
-    explain(decided, between([exit_], {entry: probe}))
+    explain(decided, steps_between([exit_], {entry: probe}))
     return decided
 
 
 def pick(entry: Value, exit_: Value, length: int) -> Pick:
     """How one row is made of those of `length` tokens."""
     rows = drawn_like(entry.tensor)
-    (found,) = again([exit_], {entry: rows})
+    (found,) = run_again([exit_], {entry: rows})
     grid, mask = rows.reshape(1, length, -1), torch.ones(1, length, dtype=torch.int64)
-    tried = {name: difference_of(picked(name, grid, mask), found) for name in PICKS}
+    tried = {name: difference_of(pick_vectors(name, grid, mask), found) for name in PICKS}
     decided = decide("row of the head", tried, exit_)
-    explain("row of the head", between([exit_], {entry: rows}))
+    explain("row of the head", steps_between([exit_], {entry: rows}))
     return decided
 
 
 def scale(entry: Value, exit_: Value) -> float:
     rows = drawn_like(entry.tensor)
-    (found,) = again([exit_], {entry: rows})
+    (found,) = run_again([exit_], {entry: rows})
     if found.shape != rows.shape:
         raise Unrecognized("a scale of embeddings changes their shape", exit_)
     factor = float((found * rows).sum() / rows.square().sum())
-    stated = [x for step in between([exit_], {entry: rows}) for x in _numbers(step)]
+    stated = [x for step in steps_between([exit_], {entry: rows}) for x in _numbers(step)]
     near = [x for x in (*stated, *(1 / x for x in stated if x)) if abs(x / factor - 1) < AGREES]
     factor = near[0] if near else float(f"{factor:.9g}")
     decide("scale of embeddings", {f"{factor:g}": difference_of(factor * rows, found)}, exit_)

@@ -82,7 +82,7 @@ def columns_of(landmark: Landmark) -> Tensor:
     return columns(landmark.weight.tensor)
 
 
-def filled(shape: Shape, fields: Config, trace: Trace, places: Tensor) -> Transformer:
+def fill_model(shape: Shape, fields: Config, trace: Trace, places: Tensor) -> Transformer:
     """trace: of the forward with the weights that are wanted. places: `[max_positions, width]`."""
     found = {**_embedding(shape, trace, places), **_head(shape.head, trace)}
     for index, block in enumerate(shape.blocks):
@@ -109,11 +109,11 @@ def _tie(model: Transformer) -> None:
 
 
 def places(shape: Shape, trace: Trace, length: int) -> Tensor:
-    """What is added to the tokens of a sequence, `[length, width]`. trace: of so many tokens."""
+    """The sum of tables that is added to tokens, `[length, width]`. trace: of so many tokens."""
     assert shape.embedding.tokens
     total = torch.zeros(length, shape.embedding.tokens.tensor.shape[1])
     for value, factor in shape.embedding.places:
-        total += factor * _at(trace, value).reshape(length, -1)
+        total += factor * _tensor_at(trace, value).reshape(length, -1)
     return total
 
 
@@ -126,10 +126,12 @@ def limits(shape: Shape) -> list[int]:
     """Tokens that a sequence may have, as tables of places and masks of a fixed size say."""
     width, found = shape.embedding.tokens.tensor.shape[1], []  # type: ignore[union-attr]
     for value, _ in shape.embedding.places:
-        found += [x.tensor.numel() // width for x in _stored(value) if x.tensor.shape[-1] == width]
+        found += [
+            x.tensor.numel() // width for x in _stored_tensors(value) if x.tensor.shape[-1] == width
+        ]
     for block in shape.blocks:
         for step in _scores(block):
-            for x in (x for constant in step.constants for x in _stored(constant)):
+            for x in (x for constant in step.constants for x in _stored_tensors(constant)):
                 if x.tensor.dim() >= 2 and x.tensor.shape[-1] == x.tensor.shape[-2]:
                     found.append(x.tensor.shape[-1])
     return [size for size in found if size >= shape.length]
@@ -155,7 +157,7 @@ def _is_linear(step: Step) -> bool:
     return step.op in PRODUCTS and len(set(step.rows)) < 2
 
 
-def _stored(value: Value) -> list[Value]:
+def _stored_tensors(value: Value) -> list[Value]:
     """Weights and buffers that a constant is made of."""
     todo: list[Value] = [value]
     found: dict[Value, None] = {}
@@ -168,17 +170,17 @@ def _stored(value: Value) -> list[Value]:
     return list(found)
 
 
-def _at(trace: Trace, value: Value) -> Tensor:
+def _tensor_at(trace: Trace, value: Value) -> Tensor:
     return trace.values[value.number].tensor.float()
 
 
 def _embedding(shape: Shape, trace: Trace, table: Tensor) -> dict[str, Tensor]:
     embedding = shape.embedding
     assert embedding.tokens
-    found = {"tokens.weight": _at(trace, embedding.tokens), "positions.weight": table}
+    found = {"tokens.weight": _tensor_at(trace, embedding.tokens), "positions.weight": table}
     if embedding.types:
         value, factor = embedding.types
-        found["types.weight"] = factor * _at(trace, value)
+        found["types.weight"] = factor * _tensor_at(trace, value)
     if embedding.norm:
         found |= _norm("embedding_norm", embedding.norm, trace, table.shape[1])
     if embedding.projection:
@@ -217,12 +219,14 @@ def _head(head: Head, trace: Trace) -> dict[str, Tensor]:
 
 def _linear(name: str, part: Landmark, trace: Trace) -> dict[str, Tensor]:
     assert part.weight
-    weight = columns(_at(trace, part.weight)).T
-    bias = torch.zeros(len(weight)) if part.bias is None else _at(trace, part.bias).reshape(-1)
+    weight = columns(_tensor_at(trace, part.weight)).T
+    bias = (
+        torch.zeros(len(weight)) if part.bias is None else _tensor_at(trace, part.bias).reshape(-1)
+    )
     return {f"{name}.weight": weight, f"{name}.bias": bias}
 
 
 def _norm(name: str, norm: Norm, trace: Trace, width: int) -> dict[str, Tensor]:
-    gamma = torch.ones(width) if norm.gamma is None else _at(trace, norm.gamma).reshape(-1)
-    beta = torch.zeros(width) if norm.beta is None else _at(trace, norm.beta).reshape(-1)
+    gamma = torch.ones(width) if norm.gamma is None else _tensor_at(trace, norm.gamma).reshape(-1)
+    beta = torch.zeros(width) if norm.beta is None else _tensor_at(trace, norm.beta).reshape(-1)
     return {f"{name}.gamma": norm.factor * gamma, f"{name}.beta": beta}

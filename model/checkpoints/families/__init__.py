@@ -31,7 +31,7 @@ FAMILIES = {  # by the model_type of config.json
 
 
 def name_of(fields: Raw) -> str | None:
-    """What FAMILIES calls the family of a config.json. JinaBERT calls itself bert there."""
+    """The name in FAMILIES of the family of a config.json. JinaBERT calls itself bert there."""
     name: str | None = fields.get("model_type")
     if not isinstance(name, str | None):
         raise CheckpointError(f"config.json: model_type is {name!r}: a text is needed")

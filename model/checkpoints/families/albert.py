@@ -8,7 +8,7 @@ from addnorm.model.checkpoints.family import Family, HeadTable, Raw
 LAYER = "encoder.albert_layer_groups.{}.albert_layers.0."
 
 
-def _derived(raw: Raw) -> dict[str, Any]:
+def _derive(raw: Raw) -> dict[str, Any]:
     # it has the projection even where both sizes are equal
     return {"embedding_size": raw["embedding_size"], "layer_groups": raw["num_hidden_groups"]}
 
@@ -59,7 +59,7 @@ ALBERT = Family(
         "inner_group_num": 1,
     },
     fixed=bert.FIXED,
-    derived=_derived,
+    derived=_derive,
     no_effect=("down_scale_factor", "gap_size", "net_structure_type", "num_memory_blocks"),
     only={"inner_group_num": (1,), "position_embedding_type": ("absolute", None)},
     unused=(r"pooler\..*", bert.POSITION_IDS, r"sop_classifier\..*"),

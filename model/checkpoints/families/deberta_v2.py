@@ -15,7 +15,7 @@ DEFAULTS = {
 }  # fmt: skip
 
 
-def _derived(raw: Raw) -> dict[str, Any]:
+def _derive(raw: Raw) -> dict[str, Any]:
     for name in ("embedding_size", "pooler_hidden_size"):
         if raw.get(name, raw["hidden_size"]) != raw["hidden_size"]:
             raise ValueError(f"{name} is {raw[name]!r}, supported is {raw['hidden_size']}")
@@ -69,7 +69,7 @@ DEBERTA_V2 = Family(
     ),
     defaults=DEFAULTS,
     fixed=bert.FIXED,
-    derived=_derived,
+    derived=_derive,
     also_read=("embedding_size", "pooler_hidden_size"),
     # the first and the last: as the weights are
     no_effect=("attention_head_size", "conv_act", "conv_groups", "z_steps", "legacy"),

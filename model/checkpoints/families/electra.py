@@ -6,7 +6,7 @@ from addnorm.model.checkpoints.families import bert
 from addnorm.model.checkpoints.family import Family, HeadTable, Raw
 
 
-def _derived(raw: Raw) -> dict[str, Any]:
+def _derive(raw: Raw) -> dict[str, Any]:
     size = raw["embedding_size"]
     return {} if size == raw["hidden_size"] else {"embedding_size": size}
 
@@ -47,7 +47,7 @@ ELECTRA = Family(
     ),
     defaults={**bert.DEFAULTS, "embedding_size": 128},
     fixed=bert.FIXED,
-    derived=_derived,
+    derived=_derive,
     only=bert.ONLY,
     unused=(bert.POSITION_IDS,),
 )

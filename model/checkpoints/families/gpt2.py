@@ -6,7 +6,7 @@ from addnorm.model.checkpoints.families import bert
 from addnorm.model.checkpoints.family import Family, HeadTable, Raw
 
 
-def _derived(raw: Raw) -> dict[str, Any]:
+def _derive(raw: Raw) -> dict[str, Any]:
     return {"d_ff": raw["n_inner"] or 4 * raw["n_embd"]}
 
 
@@ -46,7 +46,7 @@ GPT2 = Family(
         "scale_attn_weights": True,
     },
     fixed={"causal": True, "block": "pre", "final_norm": True},
-    derived=_derived,
+    derived=_derive,
     aliases={
         "hidden_size": "n_embd",
         "max_position_embeddings": "n_positions",

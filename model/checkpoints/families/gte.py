@@ -12,7 +12,7 @@ SWAPPED = "blocks.{}.ffn.up"  # stored as values, then their gates
 LAYER = "encoder.layer.{}."
 
 
-def _derived(raw: Raw) -> dict[str, Any]:
+def _derive(raw: Raw) -> dict[str, Any]:
     return {
         "positions": rotary.of_all_layers(raw, ["dynamic", "ntk"]),
         "type_vocab_size": raw["type_vocab_size"] or 1,  # 0: nothing is added
@@ -35,7 +35,7 @@ _GTE = Family(
     heads=(LM, bert.SEQUENCE, bert.TOKENS, bert.SPANS),
     defaults={**bert.DEFAULTS, "type_vocab_size": 1, "rope_theta": 160_000.0},
     fixed={**bert.FIXED, "gated": True, "ffn_bias": "down"},
-    derived=_derived,
+    derived=_derive,
     also_read=rotary.READ,
     no_effect=("unpad_inputs", "use_memory_efficient_attention", "logn_attention_clip1"),
     only={

@@ -9,7 +9,7 @@ from addnorm.model.config import Positions
 LAYER = bert.LAYER
 
 
-def _derived(raw: Raw) -> dict[str, Any]:
+def _derive(raw: Raw) -> dict[str, Any]:
     longest = raw["max_position_embeddings"]
     return {
         "positions": Positions("none", buckets=longest + longest % 2, alibi=True),
@@ -30,7 +30,7 @@ JINA_BERT = Family(
     heads=(bert.LM, bert.SEQUENCE, bert.TOKENS, bert.SPANS),
     defaults=bert.DEFAULTS,
     fixed={**bert.FIXED, "gated": True, "ffn_bias": "down"},
-    derived=_derived,
+    derived=_derive,
     no_effect=("emb_pooler",),
     only={
         "is_decoder": (False, None),

@@ -13,7 +13,7 @@ LAYER = "encoder.layers.{}."
 UP, DOWN = "mlp.fc1", "mlp.fc2"
 
 
-def _derived(raw: Raw) -> dict[str, Any]:
+def _derive(raw: Raw) -> dict[str, Any]:
     return {"positions": rotary.of_all_layers(raw, ["dynamic"])}
 
 
@@ -39,7 +39,7 @@ _JINA = Family(
         "rope_theta": 20_000.0,
     },
     fixed=bert.FIXED,
-    derived=_derived,
+    derived=_derive,
     also_read=rotary.READ,
     no_effect=(
         "lora_*",

@@ -11,7 +11,7 @@ BUCKETS = 32  # transformers computes with these, whatever config.json says
 LAYER = bert.LAYER
 
 
-def _derived(raw: Raw) -> dict[str, Any]:
+def _derive(raw: Raw) -> dict[str, Any]:
     return {
         "max_positions": raw["max_position_embeddings"] - OFFSET,
         "positions": Positions(buckets=BUCKETS),
@@ -32,7 +32,7 @@ MPNET = Family(
     heads=(roberta.LM, roberta.SEQUENCE, bert.TOKENS, bert.SPANS),
     defaults={**bert.DEFAULTS, "relative_attention_num_buckets": BUCKETS},
     fixed=bert.FIXED,
-    derived=_derived,
+    derived=_derive,
     only={"relative_attention_num_buckets": (BUCKETS,)},
     position_offset=lambda raw: OFFSET,
     unused=(r"pooler\..*", bert.POSITION_IDS),

@@ -11,7 +11,7 @@ GATES = {"swiglu": "silu", "geglu": "gelu"}  # what the code of before calls the
 LAYER = "encoder.layers.{}."
 
 
-def _derived(raw: Raw) -> dict[str, Any]:
+def _derive(raw: Raw) -> dict[str, Any]:
     trained = raw["max_position_embeddings"] or raw["max_trained_positions"]
     # beyond the trained length, these angles would depend on the sequence's own length
     is_dynamic = rotary.type_of(raw) == "dynamic" or raw["rotary_scaling_factor"]
@@ -60,7 +60,7 @@ _NOMIC = Family(
         "layer_norm_epsilon": "layer_norm_eps",
         "rotary_emb_base": "rope_theta",
     },
-    derived=_derived,
+    derived=_derive,
     also_read=rotary.READ,
     no_effect=(
         "moe_*",

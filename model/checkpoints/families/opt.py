@@ -8,7 +8,7 @@ from addnorm.model.config import Pick
 LAYER = "decoder.layers.{}."
 
 
-def _derived(raw: Raw) -> dict[str, Any]:
+def _derive(raw: Raw) -> dict[str, Any]:
     is_pre = raw["do_layer_norm_before"]
     return {
         "block": "pre" if is_pre else "post",
@@ -69,7 +69,7 @@ OPT = Family(
     },
     fixed={"causal": True, "eps": 1e-5},
     projections={"tokens": "decoder.project_in"},
-    derived=_derived,
+    derived=_derive,
     no_effect=("word_embed_proj_dim",),  # as the weights are
     only={"enable_bias": (True,), "layer_norm_elementwise_affine": (True,)},
     position_offset=lambda raw: 2,

@@ -32,7 +32,7 @@ def _offset(raw: Raw) -> int:
     return int(raw["pad_token_id"]) + 1
 
 
-def _derived(raw: Raw) -> dict[str, Any]:
+def _derive(raw: Raw) -> dict[str, Any]:
     return {"max_positions": raw["max_position_embeddings"] - _offset(raw)}
 
 
@@ -44,7 +44,7 @@ ROBERTA = Family(
     heads=(LM, SEQUENCE, bert.TOKENS, bert.SPANS),
     defaults={**bert.DEFAULTS, "pad_token_id": 1},
     fixed=bert.FIXED,
-    derived=_derived,
+    derived=_derive,
     only=bert.ONLY,
     position_offset=_offset,
     unused=(r"pooler\..*", bert.POSITION_IDS),

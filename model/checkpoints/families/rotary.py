@@ -1,5 +1,5 @@
-"""What families of rotated positions share: what config.json says of the angles, in
-`rope_parameters` or in fields of earlier releases, and names of weights. ValueError for what cannot
+"""Common parts of families of rotated positions: the angles, in `rope_parameters` of config.json or
+in fields of earlier releases, and names of weights. ValueError for what cannot
 be computed."""
 
 from collections.abc import Mapping, Sequence

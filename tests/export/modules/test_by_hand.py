@@ -47,7 +47,7 @@ def made() -> nn.Module:
 
 
 def test_the_order_of_a_fused_matrix_is_tried() -> None:
-    found = by_hand.filled(made(), NAMES, CONFIG, None)
+    found = by_hand.fill_model(made(), NAMES, CONFIG, None)
     assert "matrices (h, d, 3) (trial: (h, d, 3) " in found.lines[0]
     ids = torch.tensor([[3, 9, 1, 4, 4]])
     with torch.no_grad():
@@ -73,7 +73,7 @@ def test_separate_matrices_and_parameters_of_any_name_are_joined() -> None:
         "blocks.{}.norm2": "layers.{}.sublayer.1.norm",
         "blocks.{}.ffn.up": "layers.{}.w_1", "blocks.{}.ffn.down": "layers.{}.w_2",
     }  # fmt: skip
-    found = by_hand.filled(module, names, config, None)
+    found = by_hand.fill_model(module, names, config, None)
     assert found.pad == 0
     assert torch.equal(found.model.blocks[0].norm1.gamma, module.layers[0].sublayer[0].norm.a_2)
 
@@ -106,7 +106,7 @@ CHANGES: list[dict[str, Any]] = [
 @pytest.mark.parametrize("change", CHANGES, ids=str)
 def test_a_wrong_config_is_refused(change: dict[str, Any]) -> None:
     with pytest.raises(Unrecognized, match=r"0 of 3 orders agree with the module's forward"):
-        by_hand.filled(made(), NAMES, replace(CONFIG, **change), None)
+        by_hand.fill_model(made(), NAMES, replace(CONFIG, **change), None)
 
 
 @pytest.mark.parametrize(
@@ -114,4 +114,4 @@ def test_a_wrong_config_is_refused(change: dict[str, Any]) -> None:
 )
 def test_a_config_without_a_part_of_the_module_is_refused(change: dict[str, Any]) -> None:
     with pytest.raises(UsageError, match=r"unexpected: (norm|pos_emb)\.weight"):
-        by_hand.filled(made(), NAMES, replace(CONFIG, **change), None)
+        by_hand.fill_model(made(), NAMES, replace(CONFIG, **change), None)

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from addnorm.export import ExportError, export_bundle, verify_bundle
 from addnorm.export.modules.operators.parts import Unrecognized
-from addnorm.export.modules.recognize import Recognized, recognized
+from addnorm.export.modules.recognize import Recognized, recognize
 from addnorm.export.sources.original import Original
 from addnorm.model.config import Positions
 from tests.support.people import TUTORIALS
@@ -91,7 +91,7 @@ def made(name: str) -> nn.Module:
 
 @pytest.mark.parametrize("name", MODULES)
 def test_a_module_of_any_names_is_recognized(name: str) -> None:
-    found = recognized(made(name), None, None)
+    found = recognize(made(name), None, None)
     config = found.model.config
     fields, pick = EXPECTED[name]
     assert {field: getattr(config, field) for field in DEFAULTS} == {**DEFAULTS, **fields}
@@ -107,7 +107,7 @@ def difference(found: Recognized, module: nn.Module) -> float:
     for length in (1, 3, 19):
         ids = [1 + 7 * place % (config.vocab_size - 1) for place in range(length)]
         types = [int(place > 2) for place in range(length)] if config.type_vocab_size > 1 else None
-        rows = [original.rows(ids, types), original.of_model(found.model, ids, types)]
+        rows = [original.rows(ids, types), original.rows_of_model(found.model, ids, types)]
         worst = max(worst, float(np.abs(rows[0] - rows[1]).max() / np.abs(rows[0]).max()))
     return worst
 
@@ -148,17 +148,17 @@ def test_the_way_it_is_called_can_be_said() -> None:
 
     module = Masked()
     with pytest.raises(Unrecognized, match="forward needs src, mask: say how it is called"):
-        recognized(module, None, None)
+        recognize(module, None, None)
     call = lambda ids: module(ids.T, torch.zeros(ids.shape[1], ids.shape[1]))[1]  # noqa: E731
-    found = recognized(module, call, None)
+    found = recognize(module, call, None)
     assert not found.model.config.causal
     assert difference(found, module) < LIMIT
 
 
 def test_a_limit_is_said_where_the_module_sets_none() -> None:
     module = made("nn.TransformerEncoder, classifier")
-    assert recognized(module, None, 20).model.config.max_positions == 20
-    assert recognized(module, None, None).model.config.max_positions == T
+    assert recognize(module, None, 20).model.config.max_positions == 20
+    assert recognize(module, None, None).model.config.max_positions == T
 
     class Computed(nn.Module):
         def __init__(self) -> None:
@@ -170,7 +170,7 @@ def test_a_limit_is_said_where_the_module_sets_none() -> None:
             x = self.inner.embedding(ids) + angles.sin()
             return self.inner.encoder(x)
 
-    found = recognized(Computed(), None, 70)
+    found = recognize(Computed(), None, 70)
     assert found.model.config.max_positions == 70
     assert "the module sets no limit" in "".join(found.lines)
 
@@ -204,7 +204,7 @@ EMBEDDINGS: dict[str, tuple[Callable[[Any, Tensor], Tensor], dict[str, Any]]] = 
 def test_embeddings_are_made_in_many_ways(name: str) -> None:
     embed, fields = EMBEDDINGS[name]
     module = Bare(embed)
-    found = recognized(module, None, None)
+    found = recognize(module, None, None)
     config = found.model.config
     expected = {"embedding_scale": 1.0, "embedding_norm": False, **fields}
     assert {field: getattr(config, field) for field in expected} == expected
@@ -228,6 +228,6 @@ class Reversed(nn.Module):
 
 def test_gamma_and_beta_are_told_apart() -> None:
     module = Reversed()
-    found = recognized(module, None, None)
+    found = recognize(module, None, None)
     assert torch.equal(found.model.embedding_norm.gamma, module.gamma)
     assert difference(found, module) < LIMIT

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from addnorm.export import ExportError, export_bundle
 from addnorm.export.modules.operators.parts import Unrecognized
-from addnorm.export.modules.recognize import recognized
+from addnorm.export.modules.recognize import recognize
 from tests.support.people import Classifier, NanoGPT
 from tests.support.people.encoders import D, H, OwnLayers, T, V
 from tests.support.people.strangers import IMPOSSIBLE
@@ -46,10 +46,10 @@ class Windowed(nn.Module):
 
 def test_long_sequences_are_compared_too() -> None:
     torch.manual_seed(0)
-    assert recognized(Windowed(100), None, None).model.config.max_positions == 100
+    assert recognize(Windowed(100), None, None).model.config.max_positions == 100
     message = "each part agrees, and the whole does not: of 100 tokens, activations differ by"
     with pytest.raises(Unrecognized, match=message):
-        recognized(Windowed(60), None, None)
+        recognize(Windowed(60), None, None)
 
 
 class Changed(OwnLayers):
@@ -138,7 +138,7 @@ def test_what_no_transformer_has_is_refused_with_the_reason(name: str) -> None:
     change, message = CHANGES[name]
     torch.manual_seed(0)
     with pytest.raises(Unrecognized, match=message):
-        recognized(Changed(change), None, None)
+        recognize(Changed(change), None, None)
 
 
 @pytest.mark.parametrize(
@@ -158,17 +158,17 @@ def test_blocks_that_differ_are_refused() -> None:
     module = NanoGPT()
     module.transformer.h[1].ln_1 = nn.LayerNorm(D, eps=1e-6)
     with pytest.raises(Unrecognized, match="blocks and norms differ in norm"):
-        recognized(module, None, None)
+        recognize(module, None, None)
     module = NanoGPT()
     module.transformer.h[1].mlp["act"] = nn.ReLU()
     with pytest.raises(Unrecognized, match="blocks and norms differ in activation"):
-        recognized(module, None, None)
+        recognize(module, None, None)
 
 
 def test_inputs_that_are_no_ids_are_refused() -> None:
     module = Classifier()
     with pytest.raises(Unrecognized, match="no table is read at the token ids: inputs that are"):
-        recognized(
+        recognize(
             module, lambda ids: module.encoder(ids[..., None].float().expand(-1, -1, D)), None
         )
 

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from addnorm.export import ExportError, export_bundle
 from addnorm.export.modules.operators.parts import Unrecognized
-from addnorm.export.modules.recognize import recognized
+from addnorm.export.modules.recognize import recognize
 from tests.support.people.encoders import D, H, OwnLayers
 from tests.support.people.unexplained import CHANGES, PLACES, Change, Plain, T, is_told
 
@@ -28,7 +28,7 @@ def test_an_operator_that_does_nothing_in_the_trial_is_refused(
     place: str, change: Change, name: str
 ) -> None:
     with pytest.raises(Unrecognized) as refused:
-        recognized(Plain(place, change), None, None)
+        recognize(Plain(place, change), None, None)
     assert is_told(str(refused.value))
 
 
@@ -38,7 +38,7 @@ def test_the_refusal_names_operator_line_and_way_on() -> None:
         match=r"^clamp, in the module \(Plain\), at unexplained\.py:\d+ is no operator of what was"
         r" recognized: .* Leave it out$",
     ):
-        recognized(Plain("sum", CHANGES["operators on rows"]["clamp"]), None, None)
+        recognize(Plain("sum", CHANGES["operators on rows"]["clamp"]), None, None)
 
 
 REAL: dict[str, Callable[[Tensor], Tensor]] = {
@@ -59,12 +59,12 @@ REAL: dict[str, Callable[[Tensor], Tensor]] = {
 
 @pytest.mark.parametrize("how", REAL)
 def test_a_pad_is_found_however_it_is_told_from_tokens(how: str) -> None:
-    assert recognized(Plain(pad=REAL[how]), None, None).pad == 0
+    assert recognize(Plain(pad=REAL[how]), None, None).pad == 0
 
 
 def test_an_id_that_is_told_from_others_and_is_no_pad_is_refused() -> None:
     cleared = lambda ids: ids != 77  # noqa: E731
-    assert recognized(Plain(pad=cleared), None, None).pad == 77
+    assert recognize(Plain(pad=cleared), None, None).pad == 77
 
     class Cleared(Plain):
         def forward(self, ids: Tensor) -> Tensor:
@@ -72,9 +72,9 @@ def test_an_id_that_is_told_from_others_and_is_no_pad_is_refused() -> None:
             return super().forward(ids)
 
     with pytest.raises(Unrecognized, match=r"tells token ids from others: 77 \(eq, in .*py:\d+\)"):
-        recognized(Cleared("embeddings"), None, None)
+        recognize(Cleared("embeddings"), None, None)
     with pytest.raises(Unrecognized, match=r"others: (77|0) .*, (77|0) \(.*one id can be a pad"):
-        recognized(Cleared("embeddings", pad=REAL["!="]), None, None)
+        recognize(Cleared("embeddings", pad=REAL["!="]), None, None)
 
 
 class Counted(nn.Module):
@@ -95,7 +95,7 @@ class Counted(nn.Module):
 
 
 def test_places_that_are_counted_from_ids_are_read() -> None:
-    found = recognized(Counted(), None, None)
+    found = recognize(Counted(), None, None)
     assert (found.pad, found.model.config.max_positions) == (1, 32)
     module = Counted()
     assert torch.equal(found.model.positions.weight, module.places.weight[2:])
@@ -123,7 +123,7 @@ def test_the_axis_of_tokens_is_asked_for_where_both_run(tmp_path: Path) -> None:
     with pytest.raises(ExportError, match="attention is not over the 7 tokens of a sequence"):
         export_bundle(Either(), tmp_path, "own", batch_first=True)
     assert not list(tmp_path.iterdir())
-    assert recognized(Either(), None, 20, batch_first=False).ask.turned
+    assert recognize(Either(), None, 20, batch_first=False).ask.turned
 
 
 def test_a_module_that_keeps_a_tensor_of_training_is_recognized() -> None:
@@ -135,5 +135,5 @@ def test_a_module_that_keeps_a_tensor_of_training_is_recognized() -> None:
 
     module = Keeps()
     module(torch.tensor([[3, 4]])).sum().backward()
-    assert recognized(module, None, None).model.config.max_positions == T
+    assert recognize(module, None, None).model.config.max_positions == T
     assert module.kept.grad_fn is not None
