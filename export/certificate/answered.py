@@ -7,16 +7,27 @@ from typing import Any
 
 import numpy as np
 import orjson
+from tokenizers import Tokenizer
 
 from addnorm.export.certificate.served import PATIENCE_S, infer_body, run
-from addnorm.export.sources.program import CANDIDATES, PROMPTED, Answer, Ids, Text
+from addnorm.export.sources.program import (
+    CANDIDATES,
+    JOINED,
+    PROMPTED,
+    Answer,
+    Ids,
+    Text,
+    entity_groups,
+    logarithms,
+    mask_targets,
+)
 from addnorm.service.inference.request import InferenceRequest
 from addnorm.service.inference.request_path import Call
 from addnorm.service.protocols.codec.validation import fit
 from addnorm.service.protocols.cohere import cohere_rerank
 from addnorm.service.protocols.endpoint import Decoded, JsonEndpoint
 from addnorm.service.protocols.native import text_routes
-from addnorm.service.runtime.bundle import Bundle
+from addnorm.service.runtime.bundle import TOKENIZER, Bundle
 from addnorm.service.scheduling.deadline import Deadline
 from addnorm.service.server.wiring import Service
 from addnorm.service.telemetry.request_context import RequestContext
@@ -108,15 +119,41 @@ def zero_shot(
     return found
 
 
-def tag(service: Service, bundle: Bundle, texts: Sequence[Text], precision: str) -> list[Answer]:
-    """For each token the number of its label, its first and last character, and the score."""
-    labels = {name: index for index, name in enumerate(bundle.manifest.labels or ())}
-    body: dict[str, Any] = {"texts": texts, "aggregation_strategy": "none", "ignore_labels": []}
+def tag(
+    service: Service,
+    bundle: Bundle,
+    texts: Sequence[Text],
+    precision: str,
+    aggregation_strategy: str = "none",
+) -> list[Answer]:
+    """For each token or entity the number of its label, its first and last character, and the
+    score."""
+    labels = [*(bundle.manifest.labels or ())]
+    field = "entity"
+    if aggregation_strategy != "none":
+        labels, field = entity_groups(labels), "entity_group"
+    body: dict[str, Any] = {"texts": texts, "ignore_labels": []}
+    body["aggregation_strategy"] = aggregation_strategy
     answer, request = _ask_endpoint(
         service, "/v1/tag", {**body, "truncate": True, "precision": precision}
     )
     rows = [
-        [[labels[e["entity"]], e["start"], e["end"], e["score"]] for e in own]
+        [[labels.index(e[field]), e["start"], e["end"], e["score"]] for e in own]
+        for own in answer["results"]
+    ]
+    return _answers(request, rows)
+
+
+def fill_mask(
+    service: Service, bundle: Bundle, texts: Sequence[Text], precision: str
+) -> list[Answer]:
+    """For each mask the logarithms of some tokens' scores."""
+    tokenizer = Tokenizer.from_file(str(bundle.path / TOKENIZER))
+    targets = mask_targets(tokenizer.get_vocab())
+    body = {"texts": texts, "targets": targets, "top_k": len(targets), "precision": precision}
+    answer, request = _ask_endpoint(service, "/v1/fill-mask", body)
+    rows = [
+        [logarithms((one["token"], one["score"]) for one in mask) for mask in own]
         for own in answer["results"]
     ]
     return _answers(request, rows)
@@ -130,7 +167,19 @@ def read(service: Service, bundle: Bundle, texts: Sequence[Text], precision: str
 # by the name that the program's task has
 TASKS: Mapping[str, Served] = {
     made.__name__: made
-    for made in (embed, sparse, query, document, rerank, relevance, classify, zero_shot, tag, read)
+    for made in (
+        embed,
+        sparse,
+        query,
+        document,
+        rerank,
+        relevance,
+        classify,
+        zero_shot,
+        tag,
+        fill_mask,
+        read,
+    )
 }
 PAIRS = ("rerank", "relevance")  # tasks that take pairs alone
 BOTH = ("classify", "read")  # that take texts and pairs
@@ -138,8 +187,11 @@ BOTH = ("classify", "read")  # that take texts and pairs
 
 def function_for(task: str) -> Served:
     """Answers a task of the program."""
-    name, _, prompt = task.partition(PROMPTED)
-    return partial(TASKS[name], prompt_name=prompt) if prompt else TASKS[name]
+    for mark, option in ((PROMPTED, "prompt_name"), (JOINED, "aggregation_strategy")):
+        name, found, value = task.partition(mark)
+        if found:
+            return partial(TASKS[name], **{option: value})
+    return TASKS[task]
 
 
 def _infer(

@@ -8,8 +8,9 @@ time: in batches, left padding and `is_causal` in encoders change its own answer
 
 import json
 import logging
+import math
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial, wraps
 from importlib import metadata
@@ -33,7 +34,9 @@ Sample = Text | Sequence[int]  # a case of a person's own: texts or token ids
 MODULES, SETTINGS = "modules.json", "config_sentence_transformers.json"
 INPUTS = ("input_ids", "attention_mask", "token_type_ids")
 LOGITS = ("logits", "prediction_logits")  # as classes of transformers name them
-PROMPTED = " with the prompt "  # in names of tasks, before that of the prompt
+# in names of tasks, before that of the prompt, or of the pipeline's aggregation_strategy
+PROMPTED, JOINED = " with the prompt ", " joined by "
+JOINS = ("simple", "first", "average", "max")
 CANDIDATES = ("water", "people", "time")  # labels that a zero-shot classifier is asked for
 # what transformers calls a head -> the Auto class that finds it, where config.json names no class
 AUTO = {
@@ -83,6 +86,7 @@ class Program:
         self._rows: dict[tuple[Any, ...], dict[str, Array]] = {}
         self._answers: dict[tuple[str, Text], Answer] = {}
         self._token_ids: dict[str, list[int]] = {}
+        self.mask_token: str | None = getattr(self._tokenizer, "mask_token", None)
         self.tasks = self._tasks() if self._tokenizer else {}
         named = {"classify", "tag"} & self.tasks.keys()
         model: Any = self._model
@@ -259,13 +263,29 @@ class Program:
             found = make("token-classification", ignore_labels=[])(text)
             return [[labels[e["entity"]], e["start"], e["end"], e["score"]] for e in found]
 
+        def join(strategy: str, text: Text) -> Any:
+            groups = entity_groups(model.config.id2label.values())
+            options = {"aggregation_strategy": strategy, "ignore_labels": []}
+            found = make("token-classification", **options)(text)
+            return [
+                [groups.index(e["entity_group"]), e["start"], e["end"], e["score"]] for e in found
+            ]
+
+        def fill_mask(text: Text) -> Any:
+            targets = mask_targets(self._tokenizer.get_vocab())
+            found = make("fill-mask")(text, targets=targets, top_k=len(targets))
+            masks = found if isinstance(found[0], list) else [found]
+            return [logarithms((one["token"], one["score"]) for one in own) for own in masks]
+
         if type(model).__qualname__.endswith("ForSequenceClassification"):
             # the zero-shot pipeline reads label2id, and fails where there is none
             names = [name.lower() for name in model.config.label2id or ()]
             is_nli = len(names) > 1 and any(name.startswith("entail") for name in names)
             return {"classify": classify} | ({"zero_shot": zero_shot} if is_nli else {})
         if type(model).__qualname__.endswith("ForTokenClassification"):
-            return {"tag": tag}
+            return {"tag": tag, **{f"tag{JOINED}{name}": partial(join, name) for name in JOINS}}
+        if type(model).__qualname__.endswith("ForMaskedLM") and self.mask_token:
+            return {"fill_mask": fill_mask, "read": self._read}
         return {}
 
     def _read(self, text: Text) -> Any:
@@ -298,6 +318,22 @@ def texts_of(samples: Sequence[Sample]) -> list[Text]:
 def ids_of(samples: Sequence[Sample]) -> list[list[int]]:
     """Samples that are token ids."""
     return [[*map(int, one)] for one in samples if not _is_text(one)]
+
+
+def mask_targets(vocabulary: Mapping[str, int]) -> list[str]:
+    """Tokens whose scores are compared in place of a mask. The likeliest ones may be equally so."""
+    words = sorted(token for token in vocabulary if token.strip())
+    return words[:: max(1, len(words) // 8)]
+
+
+def logarithms(scores: Iterable[tuple[int, float]]) -> list[float]:
+    """Of the scores of tokens, which are small numbers, in the order of their ids."""
+    return [math.log(max(score, 1e-30)) for _, score in sorted(scores)]
+
+
+def entity_groups(labels: Iterable[str]) -> list[str]:
+    """Names of joined entities, in a fixed order."""
+    return sorted({label.split("-", 1)[-1] for label in labels})
 
 
 def _is_text(sample: Sample) -> bool:

@@ -303,7 +303,8 @@ def with_program(source: Source, program: Program) -> Source:
     ids = [int(pad == 0)] * min(3, source.model.config.max_positions)
     types = [0] * len(ids) if source.model.config.type_vocab_size > 1 else None
     if not source.facts["labels"]:
-        program.tasks.pop("tag", None)  # which is not served without labels
+        for task in [task for task in program.tasks if task.startswith("tag")]:
+            del program.tasks[task]  # which is not served without labels
     parts = program.parts(ids, types)
     originals = tuple(
         _original(part, source.model.config, source.facts["pooling"], pad) for part in parts

@@ -65,8 +65,8 @@ def test_a_text_of_ones_own_shows_what_ours_do_not(text_checkpoint: Path) -> Non
     [
         ("reranker", [("a", "b"), "a"], {"rerank, samples", "classify, samples"}),
         ("reranker", ["a", "b"], {"relevance, samples"}),
-        ("masked-lm", ["a the", ("a", "b")], {"read, samples"}),
-        ("tagger", [("a", "b"), [3, 4]], {"tag, samples"}),
+        ("masked-lm", ["a the", ("a", "b")], {"read, samples", "fill_mask, masks"}),
+        ("tagger", [("a", "b"), [3, 4]], {"tag, samples", "tag joined by max, texts"}),
     ],
 )
 def test_texts_of_ones_own_are_compared_for_each_task(
