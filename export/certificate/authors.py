@@ -258,7 +258,8 @@ class _Authors:
     def __init__(self, bundle: Bundle, reference: Transformer, folder: Path) -> None:
         self.manifest, self.reference = bundle.manifest, reference
         prompts, default = self.manifest.prompts, self.manifest.default_prompt_name
-        self.prompt = "" if "classify" in bundle.tasks else prompts.get(default or "", "")
+        prompt, is_classifier = prompts.get(default or "", ""), "classify" in bundle.tasks
+        self.prompt, self.pair_prompt = ("", prompt) if is_classifier else (prompt, "")
         found = sentence_transformers.read(folder)
         as_written = texts.is_as_written(self.manifest.source)
         self.tokenizer = texts.load_tokenizer(found, as_written)
@@ -274,16 +275,18 @@ class _Authors:
         return self._made[key]
 
     def ids(self, text: Text) -> Ids:
-        """Cut to the limit. The default prompt stands before a single text; a classifier's is for
-        pairs, which its program is asked for."""
+        """Cut to the limit. The default prompt stands before a single text; a classifier's stands
+        before a pair."""
         if self.manifest.pair_template and not isinstance(text, str):
             instruction, settings = self.told
             told = pair_template.render(self.tokenizer, instruction, *text, settings)
             tokens = self.tokenizer(told, add_special_tokens=False)["input_ids"]
             return Ids([*tokens], [0] * len(tokens))
-        parts = tuple[str, ...](text)
+        parts: tuple[str, ...]
         if isinstance(text, str):
             parts = (self.prompt + text,)
+        else:
+            parts = (self.pair_prompt + text[0], text[1])
         # in lists: outside of them transformers takes an empty second text for none
         cut = self.tokenizer(
             *([part] for part in parts),

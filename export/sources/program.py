@@ -245,12 +245,16 @@ class Program:
             return pipeline(kind, model=model, tokenizer=self._tokenizer, device="cpu", **options)
 
         def classify(text: Text) -> Any:
-            pair = (
-                text
-                if isinstance(text, str)
-                else dict(zip(("text", "text_pair"), text, strict=True))
-            )
-            (found,) = make("text-classification", top_k=None)([pair], **cut)
+            classifier = make("text-classification", top_k=None)
+            if isinstance(text, str):
+                (found,) = classifier([text], **cut)
+            elif hasattr(self._runs, "predict"):  # which puts a prompt before a pair, and a score
+                logits = self._runs.predict([text], activation_fn=nn.Identity())
+                made = {"logits": torch.tensor(logits).reshape(1, -1)}
+                found = classifier.postprocess(made, top_k=None)
+            else:
+                pair = dict(zip(("text", "text_pair"), text, strict=True))
+                (found,) = classifier([pair], **cut)
             scores = {one["label"]: one["score"] for one in found}
             return [scores[name] for _, name in sorted(model.config.id2label.items())]
 

@@ -11,7 +11,6 @@ from addnorm.export import findings
 from addnorm.export.sources import sources, texts
 from addnorm.export.sources.folder_tokenizer import NoTexts
 from addnorm.export.sources.sources import Reference
-from addnorm.service.protocols.texts.text_tasks import prompted_pairs
 from addnorm.service.protocols.texts.texts import TextsToTokenize
 from tests.support.families import made, save
 from tests.support.texts import checkpoint
@@ -79,14 +78,15 @@ def test_an_export_says_that_scores_are_the_authors_with_raw_scores(tmp_path: Pa
     ("template", "default", "expected"),
     [(None, "ask", "Q: "), (None, None, ""), (("a", "b", "c"), "ask", "")],
 )
-def test_the_default_prompt_stands_before_queries(
+def test_a_classifiers_default_prompt_stands_before_pairs(
     template: Any, default: str | None, expected: str
 ) -> None:
     manifest = SimpleNamespace(
         prompts={"ask": "Q: "}, default_prompt_name=default, pair_template=template
     )
-    model: Any = SimpleNamespace(bundle=SimpleNamespace(manifest=manifest))
-    pairs = TextsToTokenize("documents", [("who", "a"), ("who", "b")], False, model)
-    found = prompted_pairs(pairs).texts
-    assert found == [(f"{expected}who", "a"), (f"{expected}who", "b")]
+    model: Any = SimpleNamespace(bundle=SimpleNamespace(manifest=manifest, tasks=["classify"]))
+    asked = TextsToTokenize("documents", [("who", "a"), ("who", "b"), "alone"], False, model)
+    found = asked.whole(asked.texts)
+    assert found == [(f"{expected}who", "a"), (f"{expected}who", "b"), "alone"]
     assert found[0][0] is found[1][0]
+    assert asked.sizes() == [len(expected) + 4, len(expected) + 4, 5]

@@ -230,6 +230,16 @@ def reranker(
     return Case(save, scores(raw=activation is not None), predicted)
 
 
+def classes_of_pairs(name: str) -> Case:
+    """A cross-encoder of three labels, with a prompt before each pair."""
+
+    def ask(url: str, model: str) -> Any:
+        body = {"model": model, "texts": [[*pair] for pair in PAIRS], "function_to_apply": "none"}
+        return [by_label(own) for own in posted(url, "/v1/classify", **body)["results"]]
+
+    return reranker(name, prompts={"question": "find: "}, num_labels=3)._replace(ask=ask)
+
+
 def scores(raw: bool) -> Callable[[str, str], Any]:
     def ask(url: str, model: str) -> Any:
         query, documents = PAIRS[0][0], [document for _, document in PAIRS]
@@ -390,6 +400,7 @@ CASES = {
     "electra pairs, prompt": reranker(
         "ElectraForSequenceClassification", prompts={"question": "find: "}
     ),
+    "roberta classes of pairs, prompt": classes_of_pairs("RobertaForSequenceClassification"),
     "qwen3 yes or no": by_words(),
     "distilbert splade": sparse("DistilBertForMaskedLM"),
     "bert colbert": multi_vector("BertModel"),

@@ -51,7 +51,7 @@ async def score_pairs(
 ) -> TextTask:
     """The score of each pair `np.float32`, for a model that can rerank. answer_bytes: of what the
     protocol adds to the scores."""
-    batch, padding = await tools.texts.tokenize(prompted_pairs(texts), call.deadline)
+    batch, padding = await tools.texts.tokenize(texts, call.deadline)
 
     def finish(response: InferenceResponse) -> Iterator[Any]:
         scores = classification.probabilities(response.value(Logits).joined, function)
@@ -59,18 +59,6 @@ async def score_pairs(
 
     num_bytes = LABEL_BYTES * len(batch) + answer_bytes
     return TextTask(_request(texts, batch, padding, Logits(), precision, num_bytes), finish)
-
-
-def prompted_pairs(pairs: TextsToTokenize) -> TextsToTokenize:
-    """The bundle's default prompt before the first text of each pair, as CrossEncoder has it. A
-    template of pairs has it already."""
-    manifest = pairs.model.bundle.manifest
-    prompt = manifest.prompts.get(manifest.default_prompt_name or "")
-    if not prompt or manifest.pair_template:
-        return pairs
-    once: dict[str, str] = {}  # one text in memory for a query of many documents
-    both = [(once.setdefault(pair[0], prompt + pair[0]), pair[1]) for pair in pairs.texts]
-    return pairs._replace(texts=both)
 
 
 async def classify(

@@ -57,7 +57,10 @@ PROMPT_NAME = Field(
 
 
 class TextsToTokenize(NamedTuple):
-    """Some of one request, with their prompt, which is put before each where it is tokenized."""
+    """Some of one request, with their prompt, which is put before each where it is tokenized.
+
+    Pairs have that of the bundle (`pair_prompt`).
+    """
 
     field: str  # the request's field that has them
     texts: Sequence[Text]  # without the prompt
@@ -66,7 +69,7 @@ class TextsToTokenize(NamedTuple):
     can_cut: bool = True  # whether the protocol has a field `truncate`
     left: bool = False  # whether they are cut at their beginnings
     input_type: InputType | None = None
-    prompt: str = ""  # of single texts: pairs have none
+    prompt: str = ""  # of single texts
     named: Place | None = None  # where others are made of the caller's texts
 
     def place(self, index: int, part: int | None = None) -> str:
@@ -83,17 +86,36 @@ class TextsToTokenize(NamedTuple):
             )
 
     def whole(self, texts: Sequence[Text]) -> Sequence[Text]:
-        """Some of the texts, with their prompt."""
-        if not self.prompt:
+        """Some of the texts, with their prompts."""
+        before = self.pair_prompt
+        if not (self.prompt or before):
             return texts
-        return [self.prompt + text if isinstance(text, str) else text for text in texts]
+        once: dict[str, str] = {}  # one text in memory for a query of many documents
+        return [
+            self.prompt + text
+            if isinstance(text, str)
+            else (once.setdefault(text[0], before + text[0]), text[1])
+            for text in texts
+        ]
 
     def sizes(self) -> list[int]:
         """Characters of each text with its prompt."""
-        if not self.prompt:
+        single, pair = len(self.prompt), len(self.pair_prompt)
+        if not (single or pair):
             return list(map(num_characters, self.texts))
-        extra = len(self.prompt)
-        return [num_characters(text) + extra * isinstance(text, str) for text in self.texts]
+        return [
+            num_characters(text) + (single if isinstance(text, str) else pair)
+            for text in self.texts
+        ]
+
+    @property
+    def pair_prompt(self) -> str:
+        """What stands before the first text of each pair: a classifier's default prompt, as
+        CrossEncoder has it. A template of pairs has it already."""
+        bundle = self.model.bundle
+        if "classify" not in bundle.tasks or bundle.manifest.pair_template:
+            return ""
+        return bundle.manifest.prompts.get(bundle.manifest.default_prompt_name or "", "")
 
     @classmethod
     def prompted(
@@ -105,7 +127,7 @@ class TextsToTokenize(NamedTuple):
         prompt_name: str | None,
     ) -> "TextsToTokenize":
         """Texts with the prompt of this name, as sentence-transformers has it. None: the bundle's
-        default, if any; pairs have none."""
+        default, if any."""
         prompt = _prompt(model, field, texts, prompt_name)
         return cls(field, texts, truncate, model, prompt=prompt)
 
