@@ -16,12 +16,12 @@ from benchmarks.report import Report
 
 ROOT = Path(__file__).parents[2]
 TABLES: Mapping[str, Callable[[], str]] = {
-    "settings": reference.settings_table,
-    "routes": reference.routes_table,
-    "errors": reference.errors_table,
-    "foreign fields": reference.foreign_fields_table,
-    "metrics": reference.metrics_table,
-    "clients": groups.clients_table,
+    "settings": reference.settings_list,
+    "routes": reference.routes_list,
+    "errors": reference.errors_list,
+    "foreign fields": reference.foreign_fields_list,
+    "metrics": reference.metrics_list,
+    "clients": groups.clients_list,
 }
 
 
