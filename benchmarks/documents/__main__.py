@@ -37,7 +37,7 @@ def text_of(name: str, kept: figures.Kept, root: Path = ROOT) -> str:
     if name == "headlines":
         return headlines.headlines_table(kept)
     if kind == "folders":
-        return folders.folders_table(root, rest)
+        return folders.folders_list(root, rest)
     if kind in figures.OF_RUNS:
         return figures.OF_RUNS[kind](kept, rest)
     return figures.figure(kept, name)
