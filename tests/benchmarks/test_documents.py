@@ -112,6 +112,8 @@ def test_every_figure_is_of_an_experiment_that_can_be_run_again() -> None:
 def test_a_page_may_quote_one_table() -> None:
     kept = {"bench": {**ENTRY, "report": f"{TABLE}\n\n| a |\n| --- |\n| 1 |"}}
     assert figures.table_of(kept, "bench / 2") == "| a |\n| --- |\n| 1 |"
+    without = figures.table_of(kept, "bench / 1 / load / Addnorm fp32 / line")
+    assert without.splitlines()[2] == "| useful tokens/s | naive: 1,407 |"
     with pytest.raises(ValueError, match="bench has 2 tables"):
         figures.table_of(kept, "bench / 3")
 
