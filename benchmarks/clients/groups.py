@@ -43,8 +43,8 @@ def packages() -> list[tuple[str, str]]:
 
 
 def clients_list() -> str:
-    """What the mark `client_packages` asserts of each package: how many calls give the vectors and
-    rankings of the plain routes, and what came of others."""
+    """What the mark `client_packages` asserts of each package: whether all calls give the vectors
+    and rankings of the plain routes, else how many do, and what came of others."""
     lines = dict[str, tuple[list[Row], list[Row], dict[str, list[str]]]]()
     for group, environment in GROUPS.items():
         versions = dict(_pinned(ENVIRONMENTS / f"{environment}.txt"))
@@ -56,11 +56,7 @@ def clients_list() -> str:
             else:
                 reason = f" ({row.why})" if row.outcome in (REFUSED, ABSENT) else ""
                 others.setdefault(f"{row.outcome}{reason}", []).append(row.name)
-    whole = [
-        f"{package} ({len(vectors) + len(rankings)})"
-        for package, (vectors, rankings, others) in lines.items()
-        if not others
-    ]
+    whole = [package for package, (*_, others) in lines.items() if not others]
     entries = [
         (package, len(vectors) + len(rankings) or "", _said(others))
         for package, (vectors, rankings, others) in lines.items()
