@@ -24,13 +24,14 @@ from benchmarks.tables import listed
 
 def settings_list() -> str:
     return listed(
-        (
-            f"`{PREFIX}{name.upper()}`",
-            "" if field.default in (None, {}) else field.default,
-            field.description,
-        )
+        (f"`{PREFIX}{name.upper()}`", _default(field.default), str(field.description))
         for name, field in Settings.model_fields.items()
     )
+
+
+def _default(value: object) -> object:
+    """Nothing is said of settings that are not set."""
+    return "" if value in (None, {}) else value
 
 
 def routes_list() -> str:
