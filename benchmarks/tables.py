@@ -127,6 +127,14 @@ def open_loop_table(points: Rounds, titles: Mapping[str, str] = TITLES) -> str:
     return table(["server", "requests offered per second", "p50, ms", "p99, ms"], rows)
 
 
+def listed(entries: Iterable[tuple[str, object, str]]) -> str:
+    """A Markdown list of names, with what is said of each in brackets, and what each means."""
+    return "\n".join(
+        f"- {name} ({aside}): {text}" if aside != "" else f"- {name}: {text}"
+        for name, aside, text in entries
+    )
+
+
 def table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
     """Markdown."""
     lines = [columns, ["---"] * len(columns), *rows]

@@ -94,6 +94,6 @@ def test_every_setting_and_metric_that_is_named_exists(page: Path) -> None:
     for name in set(re.findall(r"ADDNORM_[A-Z0-9_]+", text)):
         assert any(setting.startswith(name) for setting in known) or name in of_deploy, name
     reference = (ROOT / "docs" / "reference.md").read_text()
-    metrics = set(re.findall(r"^\| `(addnorm_\w+)`", reference, re.M))
+    metrics = set(re.findall(r"^- `(addnorm_\w+)`", reference, re.M))
     for name in set(re.findall(r"`(addnorm_\w+)`", text)):
         assert name in metrics, name

@@ -5,7 +5,7 @@ from importlib import import_module
 from pathlib import Path
 
 from benchmarks.clients.rows import ABSENT, BITS, ORDER, REFUSED, Row
-from benchmarks.tables import table
+from benchmarks.tables import listed
 
 ENVIRONMENTS = Path("benchmarks/environments")
 GROUPS = {  # module -> environment
@@ -42,9 +42,9 @@ def packages() -> list[tuple[str, str]]:
     return list(dict.fromkeys(pairs))
 
 
-def clients_table() -> str:
-    """What the mark `client_packages` asserts of each package: how many calls give the vectors and
-    rankings of the plain routes, and what came of others."""
+def clients_list() -> str:
+    """What the mark `client_packages` asserts of each package: whether all calls give the vectors
+    and rankings of the plain routes, else how many do, and what came of others."""
     lines = dict[str, tuple[list[Row], list[Row], dict[str, list[str]]]]()
     for group, environment in GROUPS.items():
         versions = dict(_pinned(ENVIRONMENTS / f"{environment}.txt"))
@@ -56,18 +56,14 @@ def clients_table() -> str:
             else:
                 reason = f" ({row.why})" if row.outcome in (REFUSED, ABSENT) else ""
                 others.setdefault(f"{row.outcome}{reason}", []).append(row.name)
-    whole = [
-        f"{package} ({len(vectors) + len(rankings)})"
-        for package, (vectors, rankings, others) in lines.items()
-        if not others
-    ]
-    rows = [
-        (package, str(len(vectors) + len(rankings) or ""), _said(others))
+    whole = [package for package, (*_, others) in lines.items() if not others]
+    entries = [
+        (package, len(vectors) + len(rankings) or "", _said(others))
         for package, (vectors, rankings, others) in lines.items()
         if others
     ]
     equal = f"Equal in all calls: {', '.join(whole)}."
-    return f"{equal}\n\n{table(['package', 'equal calls', 'others'], rows)}"
+    return f"{equal}\n\n{listed(entries)}"
 
 
 def _said(others: Mapping[str, Sequence[str]]) -> str:

@@ -16,12 +16,12 @@ from benchmarks.report import Report
 
 ROOT = Path(__file__).parents[2]
 TABLES: Mapping[str, Callable[[], str]] = {
-    "settings": reference.settings_table,
-    "routes": reference.routes_table,
-    "errors": reference.errors_table,
-    "foreign fields": reference.foreign_fields_table,
-    "metrics": reference.metrics_table,
-    "clients": groups.clients_table,
+    "settings": reference.settings_list,
+    "routes": reference.routes_list,
+    "errors": reference.errors_list,
+    "foreign fields": reference.foreign_fields_list,
+    "metrics": reference.metrics_list,
+    "clients": groups.clients_list,
 }
 
 
@@ -37,7 +37,7 @@ def text_of(name: str, kept: figures.Kept, root: Path = ROOT) -> str:
     if name == "headlines":
         return headlines.headlines_table(kept)
     if kind == "folders":
-        return folders.folders_table(root, rest)
+        return folders.folders_list(root, rest)
     if kind in figures.OF_RUNS:
         return figures.OF_RUNS[kind](kept, rest)
     return figures.figure(kept, name)

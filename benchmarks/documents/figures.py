@@ -14,6 +14,7 @@ from typing import Any
 
 from benchmarks.registry import EXPERIMENTS, GROUPS
 from benchmarks.report import Report
+from benchmarks.tables import table
 
 KEPT = Path("benchmarks/figures.json")  # in the repository
 FACTS = ("commit", "machine", "missed", "report")
@@ -53,13 +54,16 @@ def measured(kept: Kept, name: str) -> str:
 
 
 def table_of(kept: Kept, name: str) -> str:
-    """One table of an experiment: `EXPERIMENT / number`, from 1. ValueError if it has fewer."""
-    experiment, _, number = name.rpartition(" / ")
+    """One table of an experiment: `EXPERIMENT / number`, from 1, and ` / column` for one that is
+    left out. ValueError if it has fewer tables."""
+    experiment, number, *left_out = name.split(" / ")
     paragraphs = _entry(kept, experiment)["report"].split("\n\n")
     tables = [paragraph for paragraph in paragraphs if paragraph.startswith("|")]
     if int(number) > len(tables):
         raise ValueError(f"`{name}`: {experiment} has {len(tables)} tables")
-    return str(tables[int(number) - 1])
+    (columns, _, *rows) = map(_cells, tables[int(number) - 1].splitlines())
+    places = [i for i, column in enumerate(columns) if column not in left_out]
+    return table([columns[i] for i in places], ([row[i] for i in places] for row in rows))
 
 
 def where(entry: Mapping[str, Any]) -> str:
@@ -122,6 +126,10 @@ def _entry(kept: Kept, name: str) -> Mapping[str, Any]:
     return kept[name]
 
 
+def _cells(line: str) -> list[str]:
+    return [cell.strip() for cell in line.strip("|").split("|")]
+
+
 def _rows(markdown: str) -> Iterator[dict[str, str]]:
     """The rows of all its tables, by the names of the columns, without bold and code."""
     columns = list[str]()
@@ -129,7 +137,7 @@ def _rows(markdown: str) -> Iterator[dict[str, str]]:
         if not line.startswith("|"):
             columns = []
             continue
-        cells = [re.sub(r"\*\*|`", "", cell).strip() for cell in line.strip("|").split("|")]
+        cells = [re.sub(r"\*\*|`", "", cell) for cell in _cells(line)]
         if columns and not set(line) <= set("|-: "):
             yield dict(zip(columns, cells, strict=False))
         columns = columns or cells

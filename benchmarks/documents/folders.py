@@ -4,14 +4,18 @@ import ast
 import re
 from pathlib import Path
 
-from benchmarks.tables import table
+from benchmarks.tables import listed
 
 
-def folders_table(root: Path, folder: str) -> str:
-    """The folders below one."""
+def folders_list(root: Path, folder: str) -> str:
+    """The folders in one. Those below them have a sentence too."""
     packages = sorted((root / folder).rglob("*/__init__.py"))
-    rows = [(f"`{path.parent.relative_to(root / folder)}/`", purpose(path)) for path in packages]
-    return table(["folder", "what it does"], rows)
+    purposes = {path.parent: purpose(path) for path in packages}
+    return listed(
+        (f"`{package.name}/`", "", said)
+        for package, said in purposes.items()
+        if package.parent == root / folder
+    )
 
 
 def purpose(path: Path) -> str:
@@ -20,4 +24,4 @@ def purpose(path: Path) -> str:
     if not said:
         raise ValueError(f"{path} does not begin with a sentence that says what it does")
     paragraph = " ".join(said.partition("\n\n")[0].split())
-    return re.split(r"(?<=\.) (?=[A-Z`])", paragraph)[0].rstrip(".:").replace("|", "\\|")
+    return re.split(r"(?<=\.) (?=[A-Z`])", paragraph)[0].rstrip(".:")

@@ -1,4 +1,4 @@
-"""Tables of what the service has: settings, routes, errors, metrics. Read from the code."""
+"""Lists of what the service has: settings, routes, errors, metrics. Read from the code."""
 
 import asyncio
 import json
@@ -19,52 +19,55 @@ from addnorm.service.server import wiring
 from addnorm.service.server.wiring import Service
 from addnorm.service.settings import Settings
 from addnorm.service.telemetry.exposition import INFO_LABELS
-from benchmarks.tables import table
+from benchmarks.tables import listed
 
 
-def settings_table() -> str:
-    rows = [
-        (f"`{PREFIX}{name.upper()}`", field.default, field.description)
+def settings_list() -> str:
+    return listed(
+        (f"`{PREFIX}{name.upper()}`", _default(field.default), str(field.description))
         for name, field in Settings.model_fields.items()
-    ]
-    return table(["variable", "default", "what it is, and when to change it"], rows)
+    )
 
 
-def routes_table() -> str:
-    """Routes by the dialect that the document files them under, in its order."""
+def _default(value: object) -> object:
+    """Nothing is said of settings that are not set."""
+    return "" if value in (None, {}) else value
+
+
+def routes_list() -> str:
+    """Routes by the dialect that the document files them under, in its order. POST is not said."""
     by_tag: dict[str, list[str]] = {}
     for path, methods in _document()["paths"].items():
         for method, operation in methods.items():
             for tag in operation["tags"]:
-                by_tag.setdefault(tag, []).append(f"`{method.upper()} {path}`")
-    return table(["of", "routes"], [(tag, ", ".join(routes)) for tag, routes in by_tag.items()])
+                said = path if method == "post" else f"{method.upper()} {path}"
+                by_tag.setdefault(tag, []).append(f"`{said}`")
+    return listed((f"**{tag}**", "", ", ".join(routes)) for tag, routes in by_tag.items())
 
 
-def foreign_fields_table() -> str:
-    """Fields with the same values in one row, those of which any value is ignored first."""
+def foreign_fields_list() -> str:
+    """Fields with the same values in one entry, those of which any value is ignored first."""
     by_values: dict[str, list[str]] = {}
     for name, known in sorted(FOREIGN.items(), key=lambda item: item[1].values is not None):
         values = "any" if known.values is None else ", ".join(map(_json, known.values))
         by_values.setdefault(values or "none but empty ones", []).append(f"`{name}`")
-    rows = [(", ".join(names), values) for values, names in by_values.items()]
-    return table(["fields", "values that change nothing"], rows)
+    return listed((values, "", ", ".join(names)) for values, names in by_values.items())
 
 
 def _json(value: object) -> str:
     return f"`{json.dumps(value)}`"
 
 
-def errors_table() -> str:
+def errors_list() -> str:
     """Every code by its status. A class that has none answers with that of a class above it."""
-    rows = [
-        (f"`{kind.code}`", kind.status, _paragraph(kind), kind.remedy)
+    return listed(
+        (f"`{kind.code}`", kind.status, f"{_paragraph(kind)} {kind.remedy}")
         for kind in sorted(kinds(ServiceError), key=lambda kind: kind.status)
         if vars(kind).get("remedy")
-    ]
-    return table(["code", "status", "meaning", "what to do"], rows)
+    )
 
 
-def metrics_table() -> str:
+def metrics_list() -> str:
     with _service() as service:
         metrics = service.metrics
         labels = {
@@ -74,18 +77,18 @@ def metrics_table() -> str:
             if isinstance(metric, MetricWrapperBase)
         }
         labels["addnorm_model_info"] = INFO_LABELS
-        rows = [
-            _metric_row(family, labels)
+        return listed(
+            _metric_entry(family, labels)
             for family in metrics.registry.collect()
             if family.name.startswith("addnorm_")
-        ]
-    return table(["metric", "labels", "meaning"], rows)
+        )
 
 
-def _metric_row(family: Metric, labels: Mapping[str, Any]) -> tuple[str, str, str]:
+def _metric_entry(family: Metric, labels: Mapping[str, Any]) -> tuple[str, str, str]:
+    """Its name, its labels, and what it says."""
     name = f"{family.name}_total" if family.type == "counter" else family.name
-    shown = ", ".join(labels.get(family.name, ())) or "-"
-    return f"`{name}`", shown, f"{family.documentation} ({family.type})"
+    kind = ["histogram"] if family.type == "histogram" else []
+    return f"`{name}`", ", ".join([*labels.get(family.name, ()), *kind]), family.documentation
 
 
 def kinds(kind: type[ServiceError]) -> Iterator[type[ServiceError]]:

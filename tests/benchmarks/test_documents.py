@@ -44,15 +44,16 @@ def test_a_marker_that_markdown_or_we_would_misread_is_refused(page: str, said: 
 
 
 def test_a_folder_is_described_by_its_first_sentence(tmp_path: Path) -> None:
-    (tmp_path / "a" / "b").mkdir(parents=True)
-    init = tmp_path / "a" / "b" / "__init__.py"
-    init.write_text('"""Reads `x.json`, e.g. this.\nKnows no y.\n\nMore."""\n')
-    assert folders.folders_table(tmp_path, "a").splitlines()[2:] == [
-        "| `b/` | Reads `x.json`, e.g. this |"
-    ]
-    init.write_text("x = 1\n")
+    (tmp_path / "a" / "b" / "c").mkdir(parents=True)
+    (tmp_path / "a" / "b" / "__init__.py").write_text(
+        '"""Reads `x.json`, e.g. this.\nKnows no y.\n\nMore."""\n'
+    )
+    below = tmp_path / "a" / "b" / "c" / "__init__.py"
+    below.write_text('"""Reads y."""\n')
+    assert folders.folders_list(tmp_path, "a") == "- `b/`: Reads `x.json`, e.g. this"
+    below.write_text("x = 1\n")
     with pytest.raises(ValueError, match=r"does not begin with a sentence"):
-        folders.folders_table(tmp_path, "a")
+        folders.folders_list(tmp_path, "a")
 
 
 @pytest.mark.parametrize(
@@ -111,6 +112,8 @@ def test_every_figure_is_of_an_experiment_that_can_be_run_again() -> None:
 def test_a_page_may_quote_one_table() -> None:
     kept = {"bench": {**ENTRY, "report": f"{TABLE}\n\n| a |\n| --- |\n| 1 |"}}
     assert figures.table_of(kept, "bench / 2") == "| a |\n| --- |\n| 1 |"
+    without = figures.table_of(kept, "bench / 1 / load / Addnorm fp32 / line")
+    assert without.splitlines()[2] == "| useful tokens/s | naive: 1,407 |"
     with pytest.raises(ValueError, match="bench has 2 tables"):
         figures.table_of(kept, "bench / 3")
 

@@ -92,7 +92,7 @@ def test_a_code_of_an_example_is_one_that_the_reference_has(document: dict[str, 
     reference = (Path(__file__).parents[2] / "docs" / "reference.md").read_text()
     for _, _, example in _shown(document):
         if isinstance(example.get("error"), dict):
-            assert f"| `{example['error']['code']}` | " in reference
+            assert f"- `{example['error']['code']}` (" in reference
 
 
 def _shown(document: dict[str, Any]) -> Iterator[tuple[str, str, dict[str, Any]]]:
