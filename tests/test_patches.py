@@ -13,7 +13,6 @@ from tests.support.patches import patches
 TESTS = Path(__file__).parent
 ERRS = "a step of the export errs, which no caller may choose"
 REMAINING = {  # file -> how many, why
-    "benchmarks/test_cache.py": (1, "the system's Popen: no process is started"),
     "cluster/test_ray_serve.py": (1, "logging's own state, put back afterwards"),
     "corpus/test_embed_command.py": (1, "the system's rename, and a kill within any step"),
     "export/test_certificate.py": (4, ERRS),
