@@ -180,16 +180,10 @@ PROOFS = {
         6,
         (TRAINED, REAL, PEER),
     ),
-    "sentence_transformers": Proof(
-        "vectors of many folders equal SentenceTransformer.encode", 5, (BERT, PEER)
-    ),
     "saved_folders": Proof(
-        "38 folders that sentence-transformers and transformers save: the author's answers over"
+        "41 folders that sentence-transformers and transformers save: the author's answers over"
         " HTTP",
-        12,
-    ),
-    "token_vectors": Proof(
-        "vectors equal those of SparseEncoder and MultiVectorEncoder", 4, (BERT, REAL, PEER)
+        13,
     ),
     "check_index": Proof(
         "`addnorm check` tells apart indexes made in many ways", 4, (BERT, SERVED, REAL, PEER)
