@@ -6,11 +6,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.processors import (
-    differences,
-    experiment,
-    worker,
-)
+from benchmarks.processors import differences, experiment, worker
 from benchmarks.processors.emulated import NATIVE
 
 RAGGED = {

@@ -6,14 +6,7 @@ import orjson
 import pytest
 
 from addnorm.load import command
-from addnorm.load.capacity import (
-    Capacity,
-    Goal,
-    Run,
-    Subject,
-    measure,
-    served_limits,
-)
+from addnorm.load.capacity import Capacity, Goal, Run, Subject, measure, served_limits
 from addnorm.load.client import Answers
 from addnorm.load.servers import Server
 from addnorm.service.runtime.manifest import Limits

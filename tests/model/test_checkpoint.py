@@ -15,10 +15,7 @@ from tests.support.families import made, save
     [
         ("nowhere", "there is no folder nowhere"),
         ("/no/where", "there is no folder /no/where"),
-        (
-            "BAAI/bge-small-en-v1.5",
-            "there is no folder BAAI/bge-small-en-v1.5",
-        ),
+        ("BAAI/bge-small-en-v1.5", "there is no folder BAAI/bge-small-en-v1.5"),
         (__file__, "test_checkpoint.py is a file: name the folder that it lies in"),
     ],
 )

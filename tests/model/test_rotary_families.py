@@ -12,14 +12,7 @@ from transformers import AutoConfig
 
 from addnorm.model.checkpoints import load_checkpoint, read_config
 from addnorm.model.checkpoints.families import FAMILIES
-from tests.support.families import (
-    CLASSES,
-    ENCODER,
-    ROTARY,
-    family_of,
-    made,
-    save,
-)
+from tests.support.families import CLASSES, ENCODER, ROTARY, family_of, made, save
 from tests.support.ragged_grids import gaps_of
 
 LONG = {"max_position_embeddings": 256}

@@ -121,10 +121,7 @@ def test_rerank_gives_the_scores_of_sentence_transformers(client: httpx.Client, 
 
 @pytest.mark.parametrize("precision", ["fp32", "int8"])
 def test_every_dialect_has_the_bits_of_each_document_alone(work: Path, precision: str) -> None:
-    with (
-        serving(served(work / precision)) as url,
-        web.client(base_url=url, timeout=300) as client,
-    ):
+    with serving(served(work / precision)) as url, web.client(base_url=url, timeout=300) as client:
         question, documents = documents_of_many_lengths()
         scores = logits(client, "cross-encoder", question, documents)
         alone = range(0, NUM_DOCUMENTS, NUM_DOCUMENTS // NUM_ALONE)
