@@ -41,14 +41,10 @@ CONFIGS = {  # what no preset has: those are certified
         SMALL, n_heads=4, n_kv_heads=2, d_head=160, norm="rms", norm_bias=False, qk_norm=True
     ),
     "distances": DISTANCES,
-    "distances of keys alone, heads in two parts": replace(
-        DISTANCES,
-        n_layers=1,
-        d_model=160,
-        n_heads=1,
-        positions=Positions(disentangled=Disentangled(20, c2p=False, shared=False, norm=False)),
-    ),
-}
+    "distances of keys alone, heads in two parts": replace(DISTANCES, n_layers=1, d_model=160,
+     n_heads=1,
+     positions=Positions(disentangled=Disentangled(20, c2p=False, shared=False, norm=False))),
+}  # fmt: skip
 LENGTHS = [3, 140, 1, 17, 270]
 # where windows of 64 and blocks of 128 begin and end
 EDGES = [1, 63, 64, 65, 66, 127, 128, 129, 130, 192, 193, 256, 257, 258, 17, 2, 300]

@@ -285,9 +285,3 @@ def test_the_file_as_it_is_written_is_what_the_manifest_says(
     for source in (by_class, written):
         again = sources.source_of_manifest(json.loads(json.dumps(source.origin)), str(folder))
         assert ids_of(again) == ids_of(source)
-
-
-@pytest.mark.parametrize("option", ["--preset notebook", "--module tests.none:none"])
-def test_only_a_checkpoint_has_a_file_as_written(option: str) -> None:
-    with pytest.raises(SystemExit, match="--tokenizer-as-written is of a checkpoint, not of a"):
-        command.export([*option.split(), "--tokenizer-as-written", "--out", "nowhere"])

@@ -63,23 +63,6 @@ def test_a_server_is_measured_and_computes_every_request(serve: Serve) -> None:
             served_limits(server, None)
 
 
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        ("", "--bundle or --target is needed"),
-        ("--bundle B --texts 3", "--texts is of --target"),
-        ("--target 5 --seconds 3", "--seconds is not of --target"),
-        ("--target 5 --bundle B", "--bundle is not of --target"),
-    ],
-)
-def test_options_that_do_not_fit_are_refused(
-    capsys: pytest.CaptureFixture[str], words: str, said: str
-) -> None:
-    with pytest.raises(SystemExit):
-        command.load(words.split())
-    assert said in capsys.readouterr().err
-
-
 def test_a_command_without_a_model_to_ask_ends_in_one_line() -> None:
     models = orjson.dumps({"data": [{"id": name, "limits": {}} for name in ("a", "b")]})
     with (

@@ -46,21 +46,15 @@ BEFORE = {"layer_types": None, "rope_parameters": None}  # transformers 5
     ("made_with", "written_before"),
     [
         ({}, BEFORE),
-        (
-            {"rope_parameters": {"sliding_attention": {"rope_theta": 160_000.0}}},
-            {**BEFORE, "local_rope_theta": 160_000.0},
-        ),
-        (
-            {"rope_parameters": {"full_attention": {"rope_theta": 900.0}}},
-            {**BEFORE, "global_rope_theta": 900.0, "position_embedding_type": "absolute"},
-        ),
-        (
-            {"layer_types": ["full_attention", "sliding_attention", "full_attention"]},
-            {**BEFORE, "global_attn_every_n_layers": 2},
-        ),
+        ({"rope_parameters": {"sliding_attention": {"rope_theta": 160_000.0}}},
+         {**BEFORE, "local_rope_theta": 160_000.0}),
+        ({"rope_parameters": {"full_attention": {"rope_theta": 900.0}}},
+         {**BEFORE, "global_rope_theta": 900.0, "position_embedding_type": "absolute"}),
+        ({"layer_types": ["full_attention", "sliding_attention", "full_attention"]},
+         {**BEFORE, "global_attn_every_n_layers": 2}),
         (NO_WINDOWS, {**BEFORE, "global_attn_every_n_layers": 1}),
     ],
-)
+)  # fmt: skip
 def test_earlier_fields_of_config_json_give_the_same_model(
     tmp_path: Path, made_with: dict[str, Any], written_before: dict[str, Any]
 ) -> None:
