@@ -1,6 +1,5 @@
 """A checkpoint is compared with the program of its authors, on texts of one's own too."""
 
-import json
 import os
 import subprocess
 import sys
@@ -24,6 +23,7 @@ from addnorm.service.loading import loader
 from addnorm.service.runtime import bundle as bundles
 from addnorm.service.settings import Settings
 from tests.support.families import made, save
+from tests.support.sentence_transformers import tell
 from tests.support.task_models import TASK_MODELS
 
 OWN = "b b b"
@@ -126,10 +126,7 @@ def test_without_its_class_an_export_says_what_to_install(
 def own_code(tmp_path: Path) -> Path:
     """A folder with a class of its own."""
     folder = save(made("BertModel"), tmp_path / "own")
-    config = json.loads((folder / "config.json").read_text())
-    config |= {"architectures": ["MineModel"], "auto_map": {"AutoModel": "mine.MineModel"}}
-    (folder / "config.json").write_text(json.dumps(config))
-    return folder
+    return tell(folder, architectures=["MineModel"], auto_map={"AutoModel": "mine.MineModel"})
 
 
 def test_code_of_a_folder_is_not_run_unless_it_is_trusted(own_code: Path) -> None:

@@ -1,6 +1,5 @@
 """Every family and head against transformers itself, in PyTorch, on unusual small shapes."""
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +22,7 @@ from tests.support.families import (
     save,
     sequences,
 )
-from tests.support.sentence_transformers import write_modules, write_settings
+from tests.support.sentence_transformers import tell, write_modules, write_settings
 
 FOUR = {"num_hidden_layers": 4}
 THETAS = {
@@ -186,9 +185,8 @@ def test_of_an_embedder_the_body_alone_is_read(tmp_path: Path, class_name: str) 
 def test_a_class_may_be_named_by_a_text(tmp_path: Path) -> None:
     theirs = made("BertForSequenceClassification")
     folder = save(theirs, tmp_path)
-    config = folder / "config.json"
     named = {"architectures": "BertForSequenceClassification", "problem_type": "regression"}
-    config.write_text(json.dumps(json.loads(config.read_text()) | named))
+    tell(folder, **named)
     compare(theirs, folder)
     assert load_checkpoint(folder).problem_type == "regression"
 

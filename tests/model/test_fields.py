@@ -20,19 +20,11 @@ from addnorm.model.checkpoints import (
 from addnorm.model.checkpoints.families import FAMILIES
 from addnorm.model.checkpoints.family import Family
 from tests.support.families import CONFIGS, made, save, sequences
-from tests.support.sentence_transformers import write_modules, write_settings
+from tests.support.sentence_transformers import tell, write_modules, write_settings
 from tests.support.texts import checkpoint
 
 POOLED = {"Transformer": "", "Pooling": "1_Pooling"}
 SETTINGS, PROGRAM = "sentence_bert_config.json", "config_sentence_transformers.json"
-
-
-def tell(folder: Path, file: str, **told: Any) -> Path:
-    """Adds fields to a file of the folder."""
-    path = folder / file
-    known = json.loads(path.read_text()) if path.exists() else {}
-    path.write_text(json.dumps({**known, **told}))
-    return folder
 
 
 def config_of(name: str, **changed: Any) -> dict[str, Any]:

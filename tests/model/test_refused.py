@@ -1,7 +1,6 @@
 """What the JSON files of a folder say and cannot be served, or contradicts its weights: refused
 before memory is taken, in one line that names file, field, value and what is supported."""
 
-import json
 import re
 import shutil
 from collections.abc import Callable
@@ -12,6 +11,7 @@ import pytest
 
 from addnorm.model.checkpoints import CheckpointError, load_checkpoint
 from tests.support.families import made, save
+from tests.support.sentence_transformers import tell
 from tests.support.texts import checkpoint
 
 GONE = ...  # the value of a field that is left out
@@ -174,14 +174,12 @@ def test_a_field_is_refused_in_one_line(
     told: dict[str, Any],
     words: str,
 ) -> None:
-    place = shutil.copytree(saved(name), tmp_path / "own") / file
-    known = {**(json.loads(place.read_text()) if place.exists() else {}), **told}
-    place.write_text(json.dumps({key: value for key, value in known.items() if value is not GONE}))
+    folder = tell(shutil.copytree(saved(name), tmp_path / "own"), file, **told)
     with pytest.raises(CheckpointError) as refused:
-        load_checkpoint(place.parent)
+        load_checkpoint(folder)
     said = str(refused.value)
     pattern = ".*".join(re.escape(part.strip()) for part in words.removesuffix("$").split(" ... "))
     assert re.search(pattern + "$" * words.endswith("$"), said), said
     assert "\n" not in said
-    assert len(said) < 2000 + len(str(place))
+    assert len(said) < 2000 + len(str(folder))
     assert file in said or "weights do not fit" in said

@@ -14,6 +14,7 @@ from addnorm.model.checkpoints import load_checkpoint, read_config
 from addnorm.model.checkpoints.families import FAMILIES
 from tests.support.families import CLASSES, ENCODER, ROTARY, family_of, made, save
 from tests.support.ragged_grids import gaps_of
+from tests.support.sentence_transformers import tell
 
 LONG = {"max_position_embeddings": 256}
 
@@ -28,18 +29,8 @@ def test_long_sequences_in_ragged_grids_equal_those_of_transformers(
     assert max(found) <= 1e-5
 
 
-def changed(folder: Path, **fields: Any) -> Path:
-    """Fields of config.json, removed where they are None."""
-    file = folder / "config.json"
-    config = {**json.loads(file.read_text()), **fields}
-    file.write_text(
-        json.dumps({name: value for name, value in config.items() if value is not None})
-    )
-    return folder
-
-
 NO_WINDOWS = {"layer_types": ["full_attention"] * 3}
-BEFORE = {"layer_types": None, "rope_parameters": None}  # transformers 5
+BEFORE = {"layer_types": ..., "rope_parameters": ...}  # transformers 5
 
 
 @pytest.mark.parametrize(
@@ -60,7 +51,7 @@ def test_earlier_fields_of_config_json_give_the_same_model(
 ) -> None:
     folder = save(made("ModernBertModel", **made_with), tmp_path)
     new = load_checkpoint(folder).model.config
-    assert load_checkpoint(changed(folder, **written_before)).model.config == new
+    assert load_checkpoint(tell(folder, **written_before)).model.config == new
     assert new.window == (0 if made_with == NO_WINDOWS else 4)
 
 
@@ -103,8 +94,14 @@ def test_nomics_own_config_gives_the_same_model(tmp_path: Path) -> None:
         json.loads((folder / "config.json").read_text()),
     )
     renamed = {old: fields[name] for old, name in NOMICS_OWN.items()}
-    absent = dict.fromkeys([*NOMICS_OWN.values(), "hidden_act", "rope_parameters", "head_dim"])
-    changed(folder, **absent, **renamed, activation_function="swiglu", rotary_emb_base=700)
+    absent = [*NOMICS_OWN.values(), "hidden_act", "rope_parameters", "head_dim"]
+    tell(
+        folder,
+        **dict.fromkeys(absent, ...),
+        **renamed,
+        activation_function="swiglu",
+        rotary_emb_base=700,
+    )
     assert load_checkpoint(folder).model.config == new
 
 
@@ -113,7 +110,7 @@ def test_nomics_own_config_gives_the_same_model(tmp_path: Path) -> None:
     [
         ({"max_position_embeddings": 60}, 60),
         ({"max_position_embeddings": 60, "rope_parameters": {"rope_type": "dynamic"}}, 60),
-        ({"n_positions": 80, "max_trained_positions": 50, "rotary_scaling_factor": None}, 80),
+        ({"n_positions": 80, "max_trained_positions": 50, "rotary_scaling_factor": ...}, 80),
         ({"n_positions": 80, "max_trained_positions": 50, "rotary_scaling_factor": 2}, 50),
         ({"n_positions": 80, "rope_scaling": {"type": "dynamic", "factor": 2.0}}, 2048),
     ],
@@ -122,7 +119,7 @@ def test_sequences_are_as_long_as_angles_are_fixed(
     tmp_path: Path, fields: dict[str, Any], longest: int
 ) -> None:
     folder = save(made(NOMIC), tmp_path)
-    changed(folder, **{"max_position_embeddings": None, **fields})
+    tell(folder, **{"max_position_embeddings": ..., **fields})
     assert load_checkpoint(folder).model.config.max_positions == longest
 
 
@@ -137,7 +134,7 @@ def test_gtes_own_config_and_keys_give_the_angles_of_transformers(tmp_path: Path
     save_file(renamed, folder / "model.safetensors")
     ntk = {"rope_theta": theta, "rope_scaling": {"type": "ntk", "factor": factor}}
     names = {"model_type": "new", "architectures": ["NewForSequenceClassification"]}
-    changed(folder, rope_parameters=None, position_embedding_type="rope", **names, **ntk)
+    tell(folder, rope_parameters=..., position_embedding_type="rope", **names, **ntk)
     assert max(gaps_of(load_checkpoint(folder).model, theirs)) <= 1e-5
 
 
