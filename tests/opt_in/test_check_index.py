@@ -137,7 +137,7 @@ def embedded(url: str, texts: Sequence[str], **options: str) -> tuple[np.ndarray
 
 
 def verdict(work: Path, name: str, index: Index, *where: str) -> Verdict:
-    """Writes the index, checks it, prints a row of figures. where: the options that name what to
+    """Writes the index, checks it and prints its figures. where: the options that name what to
     compare with."""
     file, report = work / "vectors.parquet", work / "report.json"
     texts = json.loads((work / "texts.json").read_text())
