@@ -181,7 +181,7 @@ PROOFS = {
         (TRAINED, PEER),
     ),
     "saved_folders": Proof(
-        "41 folders that sentence-transformers and transformers save: the author's answers over"
+        "42 folders that sentence-transformers and transformers save: the author's answers over"
         " HTTP",
         13,
     ),
