@@ -29,12 +29,7 @@ def sources(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A copy of the checkout, links included: a build leaves files behind."""
     copied = tmp_path_factory.mktemp("sources")
     for name in FOLDERS:
-        copytree(
-            ROOT / name,
-            copied / name,
-            symlinks=True,
-            ignore=ignore_patterns("__pycache__"),
-        )
+        copytree(ROOT / name, copied / name, symlinks=True, ignore=ignore_patterns("__pycache__"))
     for name in FILES:
         copy(ROOT / name, copied)
     return copied

@@ -14,26 +14,13 @@ OURS = {"Addnorm fp32": "#2a6fdb", "Addnorm int8": "#12967d"}
 OTHERS = "#d9602b"  # a baseline, by whatever name
 INK, GRID = "#24272e", "#e3e5ea"
 STYLE: dict[Any, Any] = {
-    "text.color": INK,
-    "axes.edgecolor": INK,
-    "axes.labelcolor": INK,
-    "axes.titlesize": 11,
-    "axes.titlelocation": "left",
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.spines.left": False,
-    "axes.axisbelow": True,
-    "axes.grid": True,
-    "axes.grid.axis": "y",
-    "grid.color": GRID,
-    "xtick.color": INK,
-    "ytick.color": INK,
-    "ytick.left": False,
-    "legend.frameon": False,
-    "legend.handlelength": 1.5,
-    "legend.columnspacing": 1.5,
+    **dict.fromkeys(("text.color", "axes.edgecolor", "axes.labelcolor", "xtick.color"), INK),
+    **dict.fromkeys(("axes.spines.top", "axes.spines.right", "axes.spines.left"), False),
+    "axes.titlesize": 11, "axes.titlelocation": "left", "axes.axisbelow": True, "axes.grid": True,
+    "axes.grid.axis": "y", "grid.color": GRID, "ytick.color": INK, "ytick.left": False,
+    "legend.frameon": False, "legend.handlelength": 1.5, "legend.columnspacing": 1.5,
     "lines.linewidth": 2,
-}
+}  # fmt: skip
 ABOVE = {"loc": "lower left", "bbox_to_anchor": (0, 1), "ncols": 3, "borderaxespad": 0.2}
 MARKERS = "os^"
 TICKS_MS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000)

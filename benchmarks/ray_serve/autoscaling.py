@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import httpx
-from matplotlib.figure import Figure
 from prometheus_client.parser import text_string_to_metric_families
 
 from benchmarks.findings import Findings
@@ -56,7 +55,6 @@ def scale(nodes: Nodes, known: Sequence[Known], bundles: Path) -> Findings:
         _table(samples, outcomes),
         missed,
         {"replicas": samples.replicas, "tokens": samples.tokens, "first": outcomes.first()},
-        {"ray-serve-scaling.png": lambda path: plot(path, samples)},
     )
 
 
@@ -105,21 +103,3 @@ def _table(samples: Samples, outcomes: Outcomes) -> str:
         ("attempts refused with 429", sum(one.outcome == BUSY for one in outcomes.failed())),
     ]
     return table(("", "s, or number"), rows)
-
-
-def plot(path: Path, samples: Samples) -> None:
-    """Above the tokens that wait, below the replicas, over the same seconds."""
-    figure = Figure(figsize=(8, 4.5))
-    tokens, replicas = figure.subplots(2, 1, sharex=True)
-    tokens.plot(*zip(*samples.tokens, strict=True), ".", color="tab:blue")
-    limit = float(CONFIG["policy"]["policy_kwargs"]["tokens_per_replica"])  # type: ignore[index]
-    tokens.axhline(limit, color="grey", linestyle="--", label="tokens_per_replica")
-    tokens.set(ylabel="queued tokens\nof one replica")
-    tokens.legend()
-    replicas.step(*zip(*samples.replicas, strict=True), where="post", color="tab:red")
-    replicas.set(ylabel="running replicas", xlabel="seconds", yticks=range(NUM_NODES + 1))
-    for axes in (tokens, replicas):
-        axes.axvspan(LIGHT_S, LIGHT_S + HEAVY_S, alpha=0.1, color="tab:orange")
-        axes.grid(alpha=0.3)
-    figure.tight_layout()
-    figure.savefig(path, dpi=120)

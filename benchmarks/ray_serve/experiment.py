@@ -24,7 +24,6 @@ def run(options: Options) -> Findings:
         "\n\n".join(f"{part}:\n\n{each.tables}" for part, each in found.items()),
         [goal for each in found.values() for goal in each.missed],
         {part: each.figures for part, each in found.items()},
-        {name: draw for each in found.values() for name, draw in each.plots.items()},
     )
 
 

@@ -1,4 +1,4 @@
-"""The bench: texts and ids of equal sequences, ratios the right way round, one of them measured."""
+"""The bench: embeddings compared by bit, ratios the right way round, one of them measured."""
 
 import json
 from pathlib import Path
@@ -24,12 +24,10 @@ from addnorm.service.runtime.batch import Floats, Ints
 from addnorm.service.runtime.bundle import Bundle
 from addnorm.service.runtime.manifest import Limits
 from benchmarks import peers, processes
-from benchmarks.bench import curves, rows, texts
-from benchmarks.bench.contenders import INFINITY, ONE_THREAD
-from benchmarks.bench.lines import LINES
-from benchmarks.bench.rows import ROWS, TITLES
+from benchmarks.bench import texts
+from benchmarks.bench.contenders import ONE_THREAD
+from benchmarks.bench.rows import TITLES
 from benchmarks.contender import FP32, INT8, NAIVE
-from benchmarks.rounds import FRACTIONS, SATURATED_MS, Clock, open_loops
 from benchmarks.tables import BEFORE, Row
 from tests.support.exports import shared_exports
 from tests.support.fake_server import fake_server
@@ -60,20 +58,6 @@ def streams(bundle: Any) -> dict[str, Stream]:
 def compute(output: str, sequence: Ints) -> Floats:
     assert output == "embedding"
     return np.array([len(sequence), sequence.mean()], np.float32)
-
-
-def test_texts_and_ids_are_the_same_sequences(streams: dict[str, Stream], bundle: Any) -> None:
-    tokenizer = Tokenizer.from_file(str(bundle.path / "tokenizer.json"))
-    tokenizer.no_padding()
-    lengths = set()
-    for of_texts, of_ids in zip(streams["texts"].requests, streams["ids"].requests, strict=True):
-        sent, ids = json.loads(of_texts.body), json.loads(of_ids.body)
-        assert [encoding.ids for encoding in tokenizer.encode_batch(sent["input"])] == ids["input"]
-        assert [s.tolist() for s in of_texts.sequences] == ids["input"]
-        assert sent["model"] == ids["model"] == "m"
-        lengths |= set(map(len, ids["input"]))
-    assert max(lengths) <= 40
-    assert len(lengths) > 10
 
 
 def embeddings(request: Any, *, reverse: bool = False, change: float = 0.0) -> bytes:
@@ -135,66 +119,6 @@ def test_ratios_are_over_the_baseline_and_more_is_better(metric: str) -> None:
     ratios = [cell.partition("**")[2][:4] for cell in cells[3:-1]]
     assert ratios == ["0.80", "1.50", "3.00", "1.20", "2.00", "1.25", "1.50"]
     assert cells[-1] == "`small-8`"
-
-
-def test_without_infinity_texts_have_values_and_no_ratios() -> None:
-    ours = {f"texts/{who}": [{"tokens_per_s": 2000.0}] for who in (FP32, INT8)}
-    row = Row("texts", "tokens_per_s", "texts", INFINITY)
-    assert row.cells(ours, [ONE_THREAD, FP32, INT8], TITLES) == [
-        *("texts", "useful tokens/s", "-", "-", "2,000", "2,000", "`texts`")
-    ]
-    assert row.cells({f"texts/{INFINITY}": ours["texts/fp32"]}, [FP32], TITLES) is None
-
-
-def test_memory_is_the_most_that_a_process_held() -> None:
-    fp32 = [{"server_rss_mib": mib} for mib in (300.0, 400.0, 350.0)]
-    both = {"small-8/fp32": fp32, "big/int8": [{"server_rss_mib": 380.0}]}
-    other = {"tiny/fp32": [{"server_rss_mib": 100.0}], "engine-16/fp32": [{"tokens_per_s": 1.0}]}
-    assert rows.memory({**both, **other}) == {
-        ("preset", "Addnorm"): 400.0,
-        ("tiny", "Addnorm"): 100.0,
-    }
-
-
-def test_every_row_names_a_load_and_a_baseline_of_it() -> None:
-    lines = {name: line for own in LINES.values() for name, line in own.items()}
-    for row in ROWS:
-        assert row.base in lines[row.line].who or row.line == "ids"  # which has no peer
-        assert row.base in TITLES
-    for line in lines.values():
-        assert line.traffic in PROFILES or line.traffic in ("texts", "ids")
-
-
-class Queue:
-    """A contender that answers `capacity` requests/s, and later the more it is asked."""
-
-    def __init__(self, capacity: float) -> None:
-        self.capacity, self.rates = capacity, list[float]()
-
-    def run(self, traffic: str, load: Load) -> Figures:
-        assert traffic == "small"
-        assert load.rate
-        self.rates.append(load.rate)
-        used = load.rate / self.capacity
-        return {"p50_ms": 10 / (1.05 - used), "p99_ms": 30 / (1.05 - used)}
-
-
-def test_the_open_loop_begins_with_a_lone_caller_and_ends_at_capacity(tmp_path: Path) -> None:
-    preset: Any = {NAIVE: Queue(50.0), FP32: Queue(100.0), INT8: Queue(200.0)}
-    figures: dict[str, list[Figures]] = {}
-    for who, contender in preset.items():
-        figures[f"small-1/{who}"] = [{"p50_ms": 9.0, "p99_ms": 20.0}]
-        figures[f"small-32/{who}"] = [{"requests_per_s": contender.capacity}]
-    figures[f"small-1/{NAIVE}"] = [{"p50_ms": 2 * SATURATED_MS, "p99_ms": 3 * SATURATED_MS}]
-    points = open_loops(preset, figures, 1.0, Clock(1.0))
-    for who in (FP32, INT8):
-        assert points[who][0] == {"rate": 0.0, "p50_ms": 9.0, "p99_ms": 20.0}
-        assert [point["rate"] for point in points[who][1:]] == preset[who].rates
-        assert preset[who].rates == [share * preset[who].capacity for share in FRACTIONS]
-        assert FRACTIONS[-1] == 1
-    assert preset[NAIVE].rates == []
-    curves.draw_latency(tmp_path / "latency.png", {TITLES[who]: of for who, of in points.items()})
-    assert (tmp_path / "latency.png").stat().st_size > 10_000
 
 
 @pytest.fixture(scope="module")

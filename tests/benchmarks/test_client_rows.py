@@ -5,7 +5,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from benchmarks.clients.groups import clients_list, packages
 from benchmarks.clients.rows import BITS, REFUSED, Row, Site, absent, bits, outcome, refused
 
 SITE = Site("http://localhost", "http://localhost", "localhost:1")
@@ -36,9 +35,3 @@ def test_a_refusal_must_come_and_in_its_words() -> None:
 
 def test_what_cannot_run_has_a_reason() -> None:
     assert outcome_of(absent("p", "n", "its models are on a hub")) == "not runnable here"
-
-
-def test_every_package_is_in_the_table_with_its_version() -> None:
-    table = clients_list()
-    assert all(f"{package} " in table for _, package in packages())
-    assert "10,000 documents" in table

@@ -2,14 +2,12 @@
 
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from benchmarks.documents import __main__ as documents
-from benchmarks.documents import blocks, figures, folders
+from benchmarks.documents import blocks, figures
 from benchmarks.registry import EXPERIMENTS
-from benchmarks.report import Report
 
 TABLE = """\
 | load | measure | baseline | Addnorm fp32 | line |
@@ -19,41 +17,6 @@ TABLE = """\
 
 No goal was missed."""
 ENTRY = {"commit": "abc", "machine": {"cores": 2}, "missed": [], "report": TABLE}
-
-
-def test_a_block_takes_its_text_by_its_name() -> None:
-    page = "a\n<!-- begin: one -->\nold\n<!-- end -->\nb <!-- begin: two --><!-- end --> c"
-    assert blocks.filled(page, str.upper) == (
-        "a\n<!-- begin: one -->\nONE\n<!-- end -->\nb <!-- begin: two -->TWO<!-- end --> c"
-    )
-
-
-@pytest.mark.parametrize(
-    ("page", "said"),
-    [
-        ("a <!-- begin: one --> b", "no other half"),
-        ("a <!-- end --> b", "no other half"),
-        ("a <!-- begin: one --> <!-- begin: two --> <!-- end -->", "no other half"),
-        ("a\n<!-- begin: one -->1<!-- end --> b", "begins a line"),
-        ("- a\n  <!-- begin: one -->1<!-- end --> b", "begins a line"),
-    ],
-)
-def test_a_marker_that_markdown_or_we_would_misread_is_refused(page: str, said: str) -> None:
-    with pytest.raises(ValueError, match=said):
-        blocks.filled(page, str)
-
-
-def test_a_folder_is_described_by_its_first_sentence(tmp_path: Path) -> None:
-    (tmp_path / "a" / "b" / "c").mkdir(parents=True)
-    (tmp_path / "a" / "b" / "__init__.py").write_text(
-        '"""Reads `x.json`, e.g. this.\nKnows no y.\n\nMore."""\n'
-    )
-    below = tmp_path / "a" / "b" / "c" / "__init__.py"
-    below.write_text('"""Reads y."""\n')
-    assert folders.folders_list(tmp_path, "a") == "- `b/`: Reads `x.json`, e.g. this"
-    below.write_text("x = 1\n")
-    with pytest.raises(ValueError, match=r"does not begin with a sentence"):
-        folders.folders_list(tmp_path, "a")
 
 
 @pytest.mark.parametrize(
@@ -107,25 +70,6 @@ def test_every_figure_is_of_an_experiment_that_can_be_run_again() -> None:
     assert not gone, f"no experiment of the registry: {gone}"
     kept = {name.partition(" ")[0] for name in figures.read(documents.ROOT / figures.KEPT)}
     assert kept <= EXPERIMENTS.keys()
-
-
-def test_a_page_may_quote_one_table() -> None:
-    kept = {"bench": {**ENTRY, "report": f"{TABLE}\n\n| a |\n| --- |\n| 1 |"}}
-    assert figures.table_of(kept, "bench / 2") == "| a |\n| --- |\n| 1 |"
-    without = figures.table_of(kept, "bench / 1 / load / Addnorm fp32 / line")
-    assert without.splitlines()[2] == "| useful tokens/s | naive: 1,407 |"
-    with pytest.raises(ValueError, match="bench has 2 tables"):
-        figures.table_of(kept, "bench / 3")
-
-
-def test_a_run_is_kept_without_its_rounds(tmp_path: Path) -> None:
-    runs: dict[str, Any] = {"overload": {**ENTRY, "figures": {"a": [1.0]}}}
-    (tmp_path / "figures.json").write_text(json.dumps(runs))
-    kept = tmp_path / "kept.json"
-    figures.keep(["overload"], Report(tmp_path), kept)
-    assert figures.read(kept) == {"overload": ENTRY}
-    with pytest.raises(ValueError, match="swaps was not run: `python -m benchmarks swaps`"):
-        figures.keep(["stress"], Report(tmp_path), kept)
 
 
 def test_a_figure_that_was_edited_by_hand_is_found(

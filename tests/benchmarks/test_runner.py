@@ -1,4 +1,4 @@
-"""The runner: what it lists, one report of all runs, goals that end with 1, words for absences."""
+"""The runner: one report of all runs, goals that end with 1, ratios of sides that take turns."""
 
 import ast
 import json
@@ -10,11 +10,10 @@ from typing import Any
 import pytest
 
 from benchmarks import __main__ as runner
-from benchmarks import comparison, needs, registry
+from benchmarks import needs, registry
 from benchmarks.comparison import Goal
 from benchmarks.findings import Findings, Options
-from benchmarks.registry import EXPERIMENTS, GROUPS, PROOFS, Experiment
-from benchmarks.report import Report
+from benchmarks.registry import EXPERIMENTS, PROOFS, Experiment
 from benchmarks.rounds import Clock, Side, interleave
 
 ROOT = Path(__file__).parents[2]
@@ -44,30 +43,12 @@ def test_an_entry_is_a_function_of_its_module(name: str) -> None:
     assert function in [node.name for node in found if isinstance(node, ast.FunctionDef)]
 
 
-def test_all_that_shows_a_claim_is_listed(capsys: pytest.CaptureFixture[str]) -> None:
-    assert runner.main([]) == 0
-    listed = capsys.readouterr().out
-    for name, entry in {**EXPERIMENTS, **PROOFS}.items():
-        assert f"  {name} " in listed
-        assert entry.summary in listed
-    assert all(name in EXPERIMENTS for group in GROUPS.values() for name in group)
-
-
 def test_every_need_is_a_program_or_a_file_that_make_makes() -> None:
     entries = (*EXPERIMENTS.values(), *PROOFS.values())
     files = {need for entry in entries for need in entry.needs} - set(needs.PROGRAMS)
     command = ["make", "--dry-run", "--always-make", *sorted(files)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-
-
-def test_what_is_absent_is_said_with_the_command_that_brings_it(
-    tmp_path: Path,
-) -> None:
-    (tmp_path / "there").touch()
-    said = needs.in_words(["there", "a/b", "chromedriver"], tmp_path, found=lambda _: False)
-    assert said == "run `make a/b`; chromedriver is not installed: `make browser`"
-    assert needs.in_words(["there"], tmp_path) == ""
 
 
 def lost(_: Options) -> Findings:
@@ -78,15 +59,10 @@ def killed(_: Options) -> Findings:
     raise subprocess.CalledProcessError(-9, "a peer")
 
 
-def parted(options: Options) -> Findings:
-    return Findings(", ".join(part for part in ("one", "other") if options.wants(part)))
-
-
 OWN = {
     name: Experiment("a test", f"tests.benchmarks.test_runner:{name}", 1, beside="again")
     for name in ("passing", "missing", "ending", "lost", "killed")
 }
-PARTED = {"parted": Experiment("", "tests.benchmarks.test_runner:parted", 1, only="one, other")}
 
 
 def test_a_missed_goal_ends_with_1_and_the_others_still_run(tmp_path: Path) -> None:
@@ -106,46 +82,6 @@ def test_a_missed_goal_ends_with_1_and_the_others_still_run(tmp_path: Path) -> N
     report = (tmp_path / "report.md").read_text()
     assert "## passing" in report
     assert "- missed: 3 were late" in report
-
-
-def test_another_checkout_is_measured_before_this_one(tmp_path: Path) -> None:
-    beside = ["--beside", str(tmp_path), "--out", str(tmp_path)]
-    assert runner.main(["passing", *beside], OWN) == 0
-    assert list(Report(tmp_path).read()) == ["passing, before", "passing"]
-    with pytest.raises(SystemExit, match="nothing of another checkout"):
-        runner.main(["cache", "--beside", str(tmp_path)])
-
-
-def test_a_part_that_nothing_is_called_is_no_success(tmp_path: Path) -> None:
-    """It would measure nothing, miss no goal, and take the place of an earlier run."""
-    out = ["--out", str(tmp_path)]
-    assert runner.main(["parted", "--only", "on", *out], PARTED) == 0
-    with pytest.raises(SystemExit, match="parted: --only names nothing here: two, three"):
-        runner.main(["parted", "--only", "one", "two", "three", *out], PARTED)
-    with pytest.raises(SystemExit, match="passing: --only: it has no parts"):
-        runner.main(["passing", "--only", "one", *out], OWN)
-    assert Report(tmp_path).read()["parted"]["report"].startswith("one\n")
-    assert comparison.measured([], Options(1, 1, ("two",))) == {}
-
-
-def test_an_error_is_told_before_all_parts_were_read(tmp_path: Path) -> None:
-    """Else it would read as if a part were called nothing."""
-    ends = {"ending": Experiment("", f"{__name__}:ending", 1, only="parts")}
-    assert runner.main(["ending", "--only", "one", "--out", str(tmp_path)], ends) == 1
-    assert Report(tmp_path).read()["ending"]["missed"] == ["no server"]
-
-
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [(["absent"], "no experiment is called absent"), (["bench", "--minutes", "0"], "above 0")],
-)
-def test_words_that_say_nothing_are_refused(
-    capsys: pytest.CaptureFixture[str], words: list[str], said: str
-) -> None:
-    with pytest.raises(SystemExit) as ended:
-        runner.main(words)
-    assert ended.value.code == 2
-    assert said in capsys.readouterr().err
 
 
 def test_sides_take_turns_and_each_round_goes_the_other_way() -> None:

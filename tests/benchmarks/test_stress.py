@@ -1,31 +1,14 @@
-"""Some stress scenarios, in short; `python -m benchmarks stress` runs them long."""
+"""What stress scenarios count, by a clock of one's own; `python -m benchmarks stress` runs them."""
 
-import gzip
 from collections import Counter
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
-from addnorm.service.runtime import bundle as bundle_format
-from addnorm.service.runtime.bundle import Bundle
-from addnorm.service.settings import Settings
 from benchmarks.stress import asker
-from benchmarks.stress.copies import publish
-from benchmarks.stress.requests.greedy import GREEDS, Greed
+from benchmarks.stress.requests.greedy import Greed
 from benchmarks.stress.scenarios import other_keys
-from benchmarks.stress.scenarios.overload import overload
 from tests.support.fake_server import fake_server
-
-
-def test_an_overloaded_server_answers_right_or_rejects_and_says_when(bundles: Path) -> None:
-    minilm = bundle_format.read(bundles / "minilm" / "1")
-    figures, missed = overload(minilm, seconds=1, times=8, deadline_ms=3000)
-    assert figures["refusals without Retry-After"] == 0
-    assert not [words for words in missed if words.startswith("answers")]
-    # `python -m benchmarks overload` asks for goodput, on a quiet machine
-    assert figures["CPU time for a useful token over that at capacity"] < 4
-    assert sum(value for name, value in figures.items() if name.startswith("refused")) > 0
 
 
 def test_a_late_answer_counts_for_every_ask_that_it_held_up() -> None:
@@ -75,35 +58,3 @@ def test_what_one_key_costs_another_is_named() -> None:
         "many pairs: GET /livez: p99 51 ms over alone, a run takes 0",
         "many pairs: memory grew by 131 MiB, the server counted 100",
     ]
-
-
-@pytest.mark.parametrize("greed", GREEDS, ids=lambda greed: greed.name)
-def test_what_one_key_sends_is_within_the_limit(greed: Greed, gpt: Bundle) -> None:
-    """Decompressed. What is larger is rejected unread, and shows nothing."""
-    for request in greed.make(gpt.manifest):
-        body = request.body or b""
-        if request.headers.get("content-encoding") == "gzip":
-            body = gzip.decompress(body)
-        if request.headers.get("transfer-encoding") == "chunked":
-            body = b"".join(body.split(b"\r\n")[1:-2:2])
-        assert len(body) <= Settings.model_construct().max_body_bytes
-
-
-@pytest.fixture(scope="module")
-def gpt(bundles: Path) -> Bundle:
-    return bundle_format.read(bundles / "gpt" / "1")
-
-
-def test_waits_are_measured_alone_and_beside_what_one_key_sends(
-    gpt: Bundle, tmp_path: Path
-) -> None:
-    publish(gpt, tmp_path)
-    (greed,) = (greed for greed in GREEDS if greed.name == "8 MiB of spaces, gzip")
-    with other_keys.serving(tmp_path, greed, None) as server:
-        row = other_keys.beside(server, greed, gpt.manifest, seconds=0.3, alone_s=0.3)
-    assert row.answers.keys() == {200}
-    assert len(row.kinds) == len(row.alone) == len(row.beside) == 4
-    for waits in (*row.alone, *row.beside):
-        assert waits.statuses[200] > 1
-        assert waits.num_refused == 0
-        assert 0 < waits.p50_ms <= waits.p99_ms

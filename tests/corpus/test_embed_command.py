@@ -221,10 +221,7 @@ def test_vectors_of_tokens_are_the_servers(
     made = embed(source, *options, bundle=multi_vector_bundles / "colbert" / "1")
     body = {"texts": rows.column("text").to_pylist(), "outputs": ["token_vectors"]}
     body |= {"input_type": input_type} if input_type else {}
-    with (
-        serving(inference_of(multi_vector_bundles)) as url,
-        web.client(base_url=url) as client,
-    ):
+    with serving(inference_of(multi_vector_bundles)) as url, web.client(base_url=url) as client:
         normalize = bundles.read(multi_vector_bundles / "colbert" / "1").manifest.normalize
         answer = client.post("/v1/infer", json={**body, "normalize": normalize}).json()
     for own, expected in zip(
@@ -388,10 +385,7 @@ def test_a_part_of_another_job_is_found(
 
 
 def test_a_file_that_changes_while_it_is_read_ends_the_job(
-    embed: Embed,
-    source: Path,
-    refused: Callable[..., str],
-    tmp_path: Path,
+    embed: Embed, source: Path, refused: Callable[..., str], tmp_path: Path
 ) -> None:
     other = corpus_files.table(NUM_ROWS, seed=1)
 

@@ -137,10 +137,7 @@ def test_rows_in_another_order_are_told(
 
 
 def test_vectors_of_zeros_are_told(
-    vectors: Array,
-    write: Callable[..., Path],
-    check: Check,
-    capsys: pytest.CaptureFixture[str],
+    vectors: Array, write: Callable[..., Path], check: Check, capsys: pytest.CaptureFixture[str]
 ) -> None:
     found = check(write(np.zeros_like(vectors)))
     assert found["meaning"] == "the stored vectors are zero, so nothing was stored"

@@ -1,6 +1,5 @@
 """Fields of the authors' files that decide what becomes of texts; what an export says of them."""
 
-import json
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,6 +12,7 @@ from addnorm.export.sources.folder_tokenizer import NoTexts
 from addnorm.export.sources.sources import Reference
 from addnorm.service.protocols.texts.texts import TextsToTokenize
 from tests.support.families import made, save
+from tests.support.sentence_transformers import tell
 from tests.support.texts import checkpoint
 
 PAIRS_TEMPLATE = (
@@ -21,13 +21,6 @@ PAIRS_TEMPLATE = (
 )
 TEXT, MESSAGE = {"method": "forward"}, {"method": "forward", "format": "flat"}
 SETTINGS, PROGRAM = "sentence_bert_config.json", "config_sentence_transformers.json"
-
-
-def tell(folder: Path, file: str, **told: Any) -> Path:
-    path = folder / file
-    known = json.loads(path.read_text()) if path.exists() else {}
-    path.write_text(json.dumps({**known, **told}))
-    return folder
 
 
 def with_template(folder: Path, **modalities: Any) -> Path:

@@ -27,7 +27,7 @@ from addnorm.export.graphs.quantize import quantize
 from addnorm.export.sources import sources
 from addnorm.export.writer import Plan, check_fit
 from addnorm.model import presets
-from addnorm.model.presets import PRESETS, build
+from addnorm.model.presets import PRESETS
 from addnorm.model.transformer import Transformer
 from addnorm.service.models.model import Model
 from addnorm.service.runtime import bundle as bundles
@@ -123,46 +123,26 @@ def certified(mutant: Mutant, folder: Path) -> None:
 @pytest.mark.parametrize(
     ("subject", "precision", "change", "words"),
     [
-        (
-            "postnorm",
-            "fp32",
-            lambda m: set_row(m, 0.0),
-            r"weights \(fp32\): tokens.weight differs .* at \[7, 0\]: 0.0",
-        ),
-        (
-            "postnorm",
-            "fp32",
-            lambda m: set_row(m, np.nan),
-            r"weights \(fp32\): tokens.weight differs .*: nan",
-        ),
-        ("postnorm", "int8", lambda m: set_row(m, 0.0), r"weights \(int8\): tokens.weight differs"),
-        (
-            "postnorm",
-            "int8",
-            double_the_last_norm,
-            r"weights \(int8\): blocks.1.norm2.gamma differs",
-        ),
+        ("postnorm", "fp32", lambda m: set_row(m, 0.0),
+         r"weights \(fp32\): tokens.weight differs .* at \[7, 0\]: 0.0"),
+        ("postnorm", "fp32", lambda m: set_row(m, np.nan),
+         r"weights \(fp32\): tokens.weight differs .*: nan"),
+        ("postnorm", "int8", lambda m: set_row(m, 0.0),
+         r"weights \(int8\): tokens.weight differs"),
+        ("postnorm", "int8", double_the_last_norm,
+         r"weights \(int8\): blocks.1.norm2.gamma differs"),
         ("postnorm", "fp32", eps_times_thirty, r"attributes \(fp32\): the norms add \[2.99"),
-        (
-            "notebook_subject",
-            "fp32",
-            gelu_without_cube,
-            r"attributes \(fp32\): .*\(Gelu\) has .*float32\(0.0\)\]",
-        ),
-        ("fp16_subject", "fp16", last_bit, r"weights \(fp16\): tokens.weight differs .*\[2, 3\]"),
-        (
-            "fp16_subject",
-            "fp16",
-            softmax_in_half,
-            r"attributes \(fp16\): .*Attention.* has .*'softmax_precision': 10",
-        ),
+        ("notebook_subject", "fp32", gelu_without_cube,
+         r"attributes \(fp32\): .*\(Gelu\) has .*float32\(0.0\)\]"),
+        ("fp16_subject", "fp16", last_bit,
+         r"weights \(fp16\): tokens.weight differs .*\[2, 3\]"),
+        ("fp16_subject", "fp16", softmax_in_half,
+         r"attributes \(fp16\): .*Attention.* has .*'softmax_precision': 10"),
     ],
-    ids=[
-        *("row zeroed", "row nan", "int8 row zeroed", "int8 norm doubled", "eps", "gelu"),
-        *("fp16 last bit", "fp16 softmax"),
-    ],
+    ids=["row zeroed", "row nan", "int8 row zeroed", "int8 norm doubled", "eps", "gelu",
+         "fp16 last bit", "fp16 softmax"],
     indirect=["subject"],
-)
+)  # fmt: skip
 def test_what_numbers_hardly_show_is_refused_by_name(
     subject: Subject,
     precision: str,
@@ -187,7 +167,7 @@ def test_any_single_mutation_is_refused_or_changes_no_bit(subject: Subject) -> N
 
     Whatever changes a bit is refused before anything runs.
     """
-    found = [(mutant, verdict(mutant)) for mutant in mutants([subject], 10 * len(KINDS), seed=1)]
+    found = [(mutant, verdict(mutant)) for mutant in mutants([subject], 3 * len(KINDS), seed=1)]
     assert {mutant.kind for mutant, _ in found} == set(KINDS)
     assert [mutant.words for mutant, said in found if said in ("SURVIVED", "served")] == []
     assert sum(said == "equal bits" for _, said in found) < len(found) / 10
@@ -486,8 +466,3 @@ def test_no_time_limit_of_serving_ends_a_certificate(notebook: Path) -> None:
         settings = path.service.settings
         limits = [settings.timeout_s, settings.bulk_timeout_s, path.service.scheduler.run_timeout_s]
     assert limits == [PATIENCE_S] * 3
-
-
-def test_presets_fit() -> None:
-    for preset in PRESETS:
-        check_fit(build(preset))

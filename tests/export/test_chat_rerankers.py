@@ -1,7 +1,6 @@
 """Language models as rerankers: plain queries and documents over HTTP get transformers' scores of
 their authors' template."""
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,8 +17,9 @@ from addnorm.model.checkpoints import CheckpointError, load_checkpoint
 from addnorm.service.runtime.tokenizing.pair_text import pair_text
 from tests.conftest import inference_of, serving
 from tests.support import language_model, web
+from tests.support.exports import shared_exports
 from tests.support.families import made, save
-from tests.support.sentence_transformers import write_modules, write_settings
+from tests.support.sentence_transformers import tell, write_modules, write_settings
 
 YES, NO, LIMIT = 70, 61, 200
 TEMPLATE = """\
@@ -95,7 +95,8 @@ def model(root: Path) -> PreTrainedModel:
 
 @pytest.fixture(scope="module")
 def client(root: Path, model: PreTrainedModel) -> Iterator[httpx.Client]:
-    export(sources.checkpoint(root / "chat"), root / "bundles", "chat", None, Plan())
+    with shared_exports():
+        export(sources.checkpoint(root / "chat"), root / "bundles", "chat", None, Plan())
     service = inference_of(root / "bundles", invariance_check_share=0)
     with serving(service) as url, web.client(base_url=url, timeout=60) as found:
         yield found
@@ -184,9 +185,7 @@ def test_a_score_that_cannot_be_read_is_refused(
 
 def test_a_score_needs_a_language_model(tmp_path: Path) -> None:
     checkpoint("Qwen3ForCausalLM", tmp_path)
-    fields = json.loads((tmp_path / "config.json").read_text())
-    fields["architectures"] = ["Qwen3Model"]
-    (tmp_path / "config.json").write_text(json.dumps(fields))
+    tell(tmp_path, architectures=["Qwen3Model"])
     with pytest.raises(CheckpointError, match="names no language model to score by"):
         load_checkpoint(tmp_path)
 

@@ -61,23 +61,6 @@ def test_check_says_what_a_checkpoint_is_and_writes_nothing(
     assert not (tmp_path / "bundles").exists()
 
 
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (["--checkpoint", "{folder}", "--ignore", "bert.encoder"], "weights do not fit: missing"),
-        (["--checkpoint", "no.where"], "there is no folder no.where"),
-        (["--preset", "notebook"], "--check is of a checkpoint, not of a preset"),
-    ],
-)
-def test_check_ends_with_one_line_if_there_can_be_no_export(
-    folder: Path, arguments: list[str], words: str
-) -> None:
-    with pytest.raises(SystemExit) as ended:
-        export([word.format(folder=folder) for word in arguments] + ["--check"])
-    assert words in str(ended.value)
-    assert "\n" not in str(ended.value)
-
-
 def test_check_refuses_weights_that_cannot_be_served(folder: Path, tmp_path: Path) -> None:
     weights = load_file(folder / "model.safetensors")
     weights["classifier.bias"][3] = torch.nan

@@ -1,7 +1,6 @@
 """Tokenizers of folders, from every kind of files, against the libraries that made the files."""
 
 import io
-import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -15,7 +14,7 @@ from addnorm.export.sources import folder_tokenizer, sentencepieces
 from addnorm.export.sources.folder_tokenizer import NoTexts
 from addnorm.model.checkpoints import CheckpointError
 from addnorm.service.runtime.tokenizing.tokenizer import growth_problem
-from tests.support.sentence_transformers import write_settings
+from tests.support.sentence_transformers import tell, write_settings
 from tests.support.texts import WORDS, ids_of
 
 CORPUS = ["pads are dropped", "padding costs nothing", "tokens of the same text", "naïve, a b c."]
@@ -128,8 +127,7 @@ def test_settings_beside_tokenizer_json_win_as_in_transformers(tmp_path: Path) -
     folder_tokenizer.load(tmp_path, {}).save_pretrained(tmp_path)
     alone, after_a_space = served(tmp_path, ["padding", " padding"])
     assert alone != after_a_space
-    settings = json.loads((tmp_path / folder_tokenizer.CONFIG).read_text())
-    write_settings(tmp_path, folder_tokenizer.CONFIG, **{**settings, "add_prefix_space": True})
+    tell(tmp_path, folder_tokenizer.CONFIG, add_prefix_space=True)
     assert served(tmp_path, ["padding"]) == [after_a_space]
 
 

@@ -3,9 +3,11 @@
 import asyncio
 import copy
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -15,11 +17,18 @@ from torch import Tensor, nn
 from addnorm.export import ExportError, command, export_bundle, verify_bundle
 from addnorm.model.config import Config, HeadConfig
 from addnorm.model.transformer import Transformer, randomize
+from addnorm.service.errors import StartupError
+from addnorm.service.loading import loader
 from addnorm.service.runtime import bundle as bundles
 from addnorm.service.runtime.bundle import Bundle
+from addnorm.service.settings import Settings
 from tests.conftest import inference_of, serving
 from tests.support import web
 from tests.support.exports import shared_exports
+from tests.support.families import made
+from tests.support.people import NanoGPT
+from tests.support.people.encoders import OwnLayers, T
+from tests.support.people.strangers import AcrossTokens, Convolution
 from tests.support.texts import WORDS, ids_of, tokenizer
 
 LABELS = ["who", "what", "where"]
@@ -117,49 +126,70 @@ def test_verify_knows_the_model_again(bundle: Bundle, folder: Path) -> None:
         command.verify([str(bundle.path)])
 
 
+def test_a_server_may_refuse_what_was_compared_with_itself(bundle: Bundle, tmp_path: Path) -> None:
+    assert bundle.certificate
+    assert bundle.certificate["compared_with"] == {"kind": "itself"}
+    loader.load(bundle, Settings())
+    with pytest.raises(StartupError, match="own/1 was compared with itself alone, and ADDNORM_REQ"):
+        loader.load(bundle, Settings(require_reference=True))
+    path = shutil.copytree(bundle.path, tmp_path / "own" / "1")
+    file = path / bundles.CERTIFICATE  # as older exporters wrote it
+    older = {k: v for k, v in json.loads(file.read_text()).items() if k != "compared_with"}
+    file.write_text(json.dumps(older))
+    assert not bundles.read(path).is_compared
+
+
 REFUSED: dict[str, tuple[Callable[[], Any], dict[str, Any], str]] = {
     "another kind": (lambda: nn.Linear(2, 2), {}, "Linear: the module fails on a sequence of 3"),
     "no module": (lambda: 3, {}, "the model is a int, an addnorm"),
-    "config of a Transformer": (
-        classifier,
-        {"config": {"n_heads": 1}},
-        "config and weights are of",
-    ),
+    "a Config": (classifier, {"config": {"n_heads": 1}}, "config and weights are of"),
     "float64": (lambda: classifier().double(), {}, r"tokens\.weight is torch\.float64, torch\.fl"),
     "half a model": (lambda: classifier().to("meta"), {}, "it is on the device meta"),
     "not finite": (lambda: broken(classifier()), {}, r"tokens\.weight\[0, 0\] is nan"),
-    "an unknown head": (
-        lambda: classifier(scores=HeadConfig("first", 2)),
-        {},
-        "there is a head 'scores': heads can make logits, pooled, token_vectors",
-    ),
-    "a foreign head": (
-        lambda: with_head(classifier(), nn.Linear(16, 3)),
-        {},
-        r"heads\.logits is not of the model's Config",
-    ),
-    "a pooled head of other vectors": (
-        lambda: classifier(pooled=HeadConfig("first", 8)),
-        {},
-        "picks 'first', pooling is 'mean'",
-    ),
+    "an unknown head": (lambda: classifier(scores=HeadConfig("first", 2)), {},
+                        "there is a head 'scores': heads can make logits, pooled, token_vectors"),
+    "a foreign head": (lambda: with_head(classifier(), nn.Linear(16, 3)), {},
+                       r"heads\.logits is not of the model's Config"),
+    "a pooled head of other vectors": (lambda: classifier(pooled=HeadConfig("first", 8)), {},
+                                       "picks 'first', pooling is 'mean'"),
     "too few labels": (classifier, {"labels": ["a", "b"]}, "2 labels, the head has 3 logits"),
     "a text for labels": (classifier, {"labels": "abc"}, "'abc': a list of strings is needed"),
-    "labels of nothing": (
-        lambda: classifier(token_vectors=HeadConfig("every", 4)),
-        {"labels": LABELS},
-        "labels are of logits, and the model has no such head",
-    ),
+    "labels of nothing": (lambda: classifier(token_vectors=HeadConfig("every", 4)),
+                          {"labels": LABELS}, "labels are of logits, and the model has no such"),
     "pooling": (classifier, {"pooling": "cls"}, "pooling 'cls': mean, first, last, max"),
-    "precision": (
-        classifier,
-        {"precisions": ["fp8"]},
-        "precision fp8: fp32, fp16 and int8 are known",
-    ),
+    "precision": (classifier, {"precisions": ["fp8"]}, "precision fp8: fp32, fp16 and int8 are "),
     "version": (classifier, {"version": 0}, "version 0 of own: 1 or more"),
     "name": (classifier, {"name": "a/b"}, "name 'a/b'"),
     "no such tokenizer": (classifier, {"tokenizer": "nowhere"}, r"no tokenizer\.json in nowhere"),
-}
+    "vocabulary, nothing": (OwnLayers, {"vocabulary": {}},
+                            "vocabulary is a dict of characters or words to token ids"),
+    "vocabulary, below 0": (OwnLayers, {"vocabulary": {"a": -1}},
+                            "vocabulary has 'a': -1: a text and an id of 0 or more"),
+    "vocabulary, no id": (OwnLayers, {"vocabulary": {"a": "b"}}, "vocabulary has 'a': 'b'"),
+    "vocabulary, one id": (OwnLayers, {"vocabulary": {"a": 1, "b": 1}},
+                           "vocabulary gives one id to several entries"),
+    "vocabulary, words": (OwnLayers, {"vocabulary": {"the": 1}},
+                          "vocabulary of words has no entry for the others: add one such as <unk>"),
+    "vocabulary and tokenizer": (OwnLayers, {"vocabulary": {"a": 1}, "tokenizer": "nowhere"},
+                                 "tokenizer and vocabulary are set"),
+    "a saved model with a reference": (lambda: made("BertModel"), {"reference": nn.Identity()},
+                                       "reference is set: a BertModel is its own"),
+    "what only saves itself": (lambda: Mock(spec=["save_pretrained"]), {},
+                               "save it with save_pretrained"),
+    **{
+        f"config: {field}": (NanoGPT, {"config": {field: value}},
+                             f"config is not the module's: {field} is ")
+        for field, value in {
+            "activation": "relu", "n_heads": 2, "causal": False, "block": "post", "eps": 1e-4,
+            "norm": "std", "norm_bias": True, "final_norm": False, "embedding_scale": 2.0,
+            "max_positions": T + 1, "attention_bias": True, "d_ff": 64, "n_layers": 1,
+        }.items()
+    },
+    "a convolution": (Convolution, {}, r"a convolution mixes tokens outside of attention, in filter"
+                                       r" \(Conv1d\).* Ways on: reference=lambda ids"),
+    "across tokens": (AcrossTokens, {}, "norm: a token's row depends on others' rows, so tokens are"
+                                        " mixed.* Ways on: reference=lambda ids"),
+}  # fmt: skip
 
 
 def broken(model: Transformer) -> Transformer:

@@ -30,11 +30,7 @@ DISTANCES = replace(
     eps=1e-7,
     positions=Positions("none", disentangled=Disentangled(span=16, farthest=90)),
 )
-CONFIGS = {
-    "post": SMALL,
-    "pre, causal": replace(
-        SMALL, causal=True, block="pre", final_norm=True, activation="gelu_tanh"
-    ),
+CONFIGS = {  # what no preset has: those are certified
     "relative bias, no beta": replace(
         SMALL, positions=Positions(buckets=8), norm_bias=False, activation="silu"
     ),
@@ -45,14 +41,10 @@ CONFIGS = {
         SMALL, n_heads=4, n_kv_heads=2, d_head=160, norm="rms", norm_bias=False, qk_norm=True
     ),
     "distances": DISTANCES,
-    "distances of keys alone, heads in two parts": replace(
-        DISTANCES,
-        n_layers=1,
-        d_model=160,
-        n_heads=1,
-        positions=Positions(disentangled=Disentangled(20, c2p=False, shared=False, norm=False)),
-    ),
-}
+    "distances of keys alone, heads in two parts": replace(DISTANCES, n_layers=1, d_model=160,
+     n_heads=1,
+     positions=Positions(disentangled=Disentangled(20, c2p=False, shared=False, norm=False))),
+}  # fmt: skip
 LENGTHS = [3, 140, 1, 17, 270]
 # where windows of 64 and blocks of 128 begin and end
 EDGES = [1, 63, 64, 65, 66, 127, 128, 129, 130, 192, 193, 256, 257, 258, 17, 2, 300]
@@ -105,80 +97,21 @@ def test_shared_keys_give_equal_bits_in_any_company() -> None:
     same_alone_and_together(windows, [130, 1, 64])
 
 
-UNLIKE_SHARED = {
-    "heads of keys": ({"n_kv_heads": 1}, "'kv_heads': 2, .*, 'kv_heads': 1, .* expected"),
-    "eps": ({"eps": 1e-6}, r"\(RMSNorm\) has eps 9.99.*e-06, 9.99.*e-07 expected"),
-    "kind": ({"norm": "layer"}, "is no LayerNorm: .* not Sub"),
-    "kind, std": ({"norm": "std"}, r"the norms add \[\] to the deviation"),
-    "norms of queries": ({"qk_norm": False}, "Sqrt occurs 9 times, 5 expected"),
-    "width": ({"d_head": 64, "n_kv_heads": None}, r"RMSNorms are of \[32, 32, .* expected"),
-}
-
-
-@pytest.mark.parametrize(("changed", "message"), UNLIKE_SHARED.values(), ids=UNLIKE_SHARED)
-def test_norms_and_shared_heads_are_read_back_from_the_graph(
-    shared_graph: Graph, changed: dict[str, Any], message: str
+def test_a_norm_of_another_square_and_keys_of_another_head_are_found(
+    graphs: dict[str, Graph],
 ) -> None:
-    assert [*attributes.body(shared_graph, SHARED, "fp32", portable=True)] == []
-    found = attributes.body(shared_graph, replace(SHARED, **changed), "fp32", portable=True)
-    assert re.search(message, "; ".join(found))
-
-
-def test_a_norm_of_another_square_and_keys_of_another_head_are_found(shared_graph: Graph) -> None:
-    twin = shared_graph.copy()
+    twin = graphs["shared keys"].copy()
     roots = {node.output[0] for node in twin.proto.graph.node if node.op_type == "Sqrt"}
     scaled = next(node for node in twin.proto.graph.node if {*node.input} & roots)
     scaled.input[0] = "tokens.weight"
     found = "; ".join(attributes.body(twin, SHARED, "fp32", portable=True))
     assert "is not divided by the root of its mean square" in found
-    twin = shared_graph.copy()
+    twin = graphs["shared keys"].copy()
     for item in twin.proto.graph.initializer:
         if item.name == "portable.[[0],[0],[1],[1]]":
             item.raw_data = np.array([[0], [1], [0], [1]]).tobytes()
     found = "; ".join(attributes.body(twin, SHARED, "fp32", portable=True))
     assert "heads of queries read the keys [0, 1, 0, 1]" in found
-
-
-@pytest.fixture(scope="module")
-def shared_graph() -> Graph:
-    return graph_of(SHARED)
-
-
-UNLIKE = {
-    "theta": (
-        {"positions": Positions("none", Rotary(160_000.0, 10_010.0))},
-        "layer 1: rotary.local.cos is not cos of the places' angles",
-    ),
-    "no rotation": (
-        {"positions": Positions("none")},
-        "3 layers rotate queries and keys, 0 expected",
-    ),
-    "window": ({"window": 63}, r"distances are compared with \[64\], \[63\] expected"),
-    "which layers are local": (
-        {"local_layers": (0, 1), "positions": replace(ROTARY, rotary=Rotary(10_000.0))},
-        r"'local': False\}, \{.*'local': True\} expected",
-    ),
-    "gate": ({"gated": False}, "3 rows are split in halves, 0 expected"),
-}
-
-
-@pytest.mark.parametrize(("changed", "message"), UNLIKE.values(), ids=UNLIKE)
-def test_places_and_gates_are_read_back_from_the_graph(
-    local_graph: Graph, changed: dict[str, Any], message: str
-) -> None:
-    assert [*attributes.body(local_graph, LOCAL, "fp32", portable=True)] == []
-    found = attributes.body(local_graph, replace(LOCAL, **changed), "fp32", portable=True)
-    assert re.search(message, "; ".join(found))
-
-
-@pytest.mark.parametrize("config", [LOCAL, SHARED], ids=["windows", "shared keys"])
-def test_graphs_of_the_layout_padded_are_read_back_too(config: Config) -> None:
-    graph = graph_of(config, "padded")
-    assert [*attributes.body(graph, config, "fp32", portable=False)] == []
-    half = to_half(graph)
-    assert [*attributes.body(half, config, "fp16", portable=False)] == []
-    unlike = attributes.body(graph, replace(config, eps=1e-3), "fp32", portable=False)
-    assert "1e-03" in (found := "; ".join(unlike)) or "0.001" in found
 
 
 def distances(**fields: Any) -> dict[str, Any]:
@@ -187,23 +120,56 @@ def distances(**fields: Any) -> dict[str, Any]:
     return {"positions": replace(DISTANCES.positions, disentangled=replace(shape, **fields))}
 
 
-@pytest.mark.parametrize(
-    ("changed", "message"),
-    [
-        (distances(farthest=91), "distances have other vectors than those of the Config"),
-        (distances(c2p=False), r"'terms': \['c2p', 'p2c'\].*'terms': \['p2c'\].* expected"),
-        (distances(norm=False), "Sqrt occurs 5 times, 4 expected"),
-        ({"positions": Positions("none")}, r"'terms': \['c2p', 'p2c'\].*'terms': \[\].* expected"),
-    ],
-)
-@pytest.mark.parametrize("layout", ["packed", "padded"])
-def test_terms_of_distances_are_read_back_from_the_graph(
-    layout: str, changed: dict[str, Any], message: str
+NAMED = {"windows": LOCAL, "shared keys": SHARED, "distances": DISTANCES}
+UNLIKE: list[tuple[str, dict[str, Any], str]] = [  # what is changed of its Config, what is said
+    ("shared keys", {"n_kv_heads": 1}, "'kv_heads': 2, .*, 'kv_heads': 1, .* expected"),
+    ("shared keys", {"eps": 1e-6}, r"\(RMSNorm\) has eps 9.99.*e-06, 9.99.*e-07 expected"),
+    ("shared keys", {"norm": "layer"}, "is no LayerNorm: .* not Sub"),
+    ("shared keys", {"norm": "std"}, r"the norms add \[\] to the deviation"),
+    ("shared keys", {"qk_norm": False}, "Sqrt occurs 9 times, 5 expected"),
+    ("shared keys", {"d_head": 64, "n_kv_heads": None}, r"RMSNorms are of \[32, 32, .* expected"),
+    ("windows", {"positions": Positions("none", Rotary(160_000.0, 10_010.0))},
+     "layer 1: rotary.local.cos is not cos of the places' angles"),
+    ("windows", {"positions": Positions("none")}, "3 layers rotate queries and keys, 0 expected"),
+    ("windows", {"window": 63}, r"distances are compared with \[64\], \[63\] expected"),
+    ("windows", {"local_layers": (0, 1), "positions": replace(ROTARY, rotary=Rotary(10_000.0))},
+     r"'local': False\}, \{.*'local': True\} expected"),
+    ("windows", {"gated": False}, "3 rows are split in halves, 0 expected"),
+    ("distances", distances(farthest=91), "distances have other vectors than those of the Config"),
+    ("distances", distances(c2p=False),
+     r"'terms': \['c2p', 'p2c'\].*'terms': \['p2c'\].* expected"),
+    ("distances", distances(norm=False), "Sqrt occurs 5 times, 4 expected"),
+    ("distances", {"positions": Positions("none")},
+     r"'terms': \['c2p', 'p2c'\].*'terms': \[\].* expected"),
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def graphs() -> dict[str, Graph]:
+    return {name: graph_of(config) for name, config in NAMED.items()}
+
+
+@pytest.mark.parametrize(("name", "changed", "message"), UNLIKE)
+def test_what_a_graph_computes_is_read_back(
+    graphs: dict[str, Graph], name: str, changed: dict[str, Any], message: str
 ) -> None:
-    graph, is_portable = graph_of(DISTANCES, layout), layout == "packed"
-    assert [*attributes.body(graph, DISTANCES, "fp32", is_portable)] == []
-    found = "; ".join(attributes.body(graph, replace(DISTANCES, **changed), "fp32", is_portable))
-    assert re.search(message, found) if is_portable else found
+    graph, config = graphs[name], NAMED[name]
+    assert [*attributes.body(graph, config, "fp32", portable=True)] == []
+    found = attributes.body(graph, replace(config, **changed), "fp32", portable=True)
+    assert re.search(message, "; ".join(found))
+
+
+@pytest.mark.parametrize("name", NAMED)
+def test_graphs_of_the_layout_padded_are_read_back_too(name: str) -> None:
+    config = NAMED[name]
+    graph = graph_of(config, "padded")
+    assert [*attributes.body(graph, config, "fp32", portable=False)] == []
+    for changed in [{"eps": 1e-3}, *(changed for of, changed, _ in UNLIKE if of == name)]:
+        assert [*attributes.body(graph, replace(config, **changed), "fp32", portable=False)], (
+            changed
+        )
+    if name != "distances":
+        assert [*attributes.body(to_half(graph), config, "fp16", portable=False)] == []
 
 
 def test_a_lens_of_terms_of_distances_is_read_back_too() -> None:
@@ -214,9 +180,9 @@ def test_a_lens_of_terms_of_distances_is_read_back_too() -> None:
     assert [*attributes.body(lens, model.config, "fp32", portable=True)] == []
 
 
-def test_swapped_terms_of_distances_are_found() -> None:
+def test_swapped_terms_of_distances_are_found(graphs: dict[str, Graph]) -> None:
     """Queries times what keys are multiplied with, and the other way round."""
-    twin = graph_of(DISTANCES).copy()
+    twin = graphs["distances"].copy()
     scan = next(node for node in twin.proto.graph.node if node.op_type == "Scan")
     body = next(item.g for item in scan.attribute if item.name == "body")
     first, second = (node for node in body.node if node.op_type == "Gather")
@@ -224,9 +190,9 @@ def test_swapped_terms_of_distances_are_found() -> None:
     assert [*attributes.body(twin, DISTANCES, "fp32", portable=True)]
 
 
-def test_a_constant_times_one_column_is_found() -> None:
+def test_a_constant_times_one_column_is_found(graphs: dict[str, Graph]) -> None:
     """A session computes it when it is made, and by another way on ARM."""
-    twin = graph_of(DISTANCES).copy()
+    twin = graphs["distances"].copy()
     item = next(it for it in twin.proto.graph.initializer if it.name.endswith("_x64"))
     assert item.dims == [LANES, 64]
     item.CopyFrom(numpy_helper.from_array(np.full((LANES, 1), 1 / 64, np.float32), item.name))
@@ -234,9 +200,11 @@ def test_a_constant_times_one_column_is_found() -> None:
 
 
 @pytest.mark.parametrize("kind", ["Sub", "Split"])
-def test_a_turned_rotation_and_a_swapped_gate_are_found(local_graph: Graph, kind: str) -> None:
+def test_a_turned_rotation_and_a_swapped_gate_are_found(
+    graphs: dict[str, Graph], kind: str
+) -> None:
     """b sin - a cos; act(second) * first."""
-    twin = local_graph.copy()
+    twin = graphs["windows"].copy()
     nodes = [node for node in twin.proto.graph.node if node.op_type == kind]
     if kind == "Split":
         names = nodes[0].output[:]
@@ -247,11 +215,6 @@ def test_a_turned_rotation_and_a_swapped_gate_are_found(local_graph: Graph, kind
         del node.input[:]
         node.input.extend(names[::-1])
     assert [*attributes.body(twin, LOCAL, "fp32", portable=True)] != []
-
-
-@pytest.fixture(scope="module")
-def local_graph() -> Graph:
-    return graph_of(LOCAL)
 
 
 def model_of(config: Config, layout: str = "packed") -> Transformer:

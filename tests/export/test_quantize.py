@@ -329,26 +329,6 @@ def test_a_scale_that_no_weight_has_is_far_from_every_weight(scale: float) -> No
     assert not steps <= INT8_STEPS
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (
-            ["--precision", "int4"],
-            "precision int4: fp32, fp16 and int8 are known, each at most once",
-        ),
-        (["--precision", "int8,int8"], "at most once"),
-        (["--precision", "fp32", "--default-precision", "int8"], "int8 is not among"),
-        (["--precision", "int8"], "int8 does not pay"),  # the notebook's largest weight is 16 x 64
-    ],
-)
-@pytest.mark.usefixtures("exports_shared")
-def test_unfit_precisions_are_refused(arguments: list[str], message: str, tmp_path: Path) -> None:
-    """A precision that does not exist, or is slower than fp32, is refused; nothing is written."""
-    with pytest.raises(SystemExit, match=message):
-        command.export(["--preset", "notebook", "--out", str(tmp_path), *arguments])
-    assert not list(tmp_path.rglob("*.onnx"))
-
-
 @pytest.mark.usefixtures("exports_shared")
 def test_int8_alone(tmp_path: Path) -> None:
     """`--precision int8` keeps no fp32 graph, in the padded layout as in the packed."""

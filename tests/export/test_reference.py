@@ -1,12 +1,10 @@
 """What is certified equals the forward of the person whose model it is."""
 
 import copy
-import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
-from unittest.mock import Mock
 
 import pytest
 import torch
@@ -16,16 +14,13 @@ from addnorm.export import ExportError, export_bundle, verify_bundle
 from addnorm.export.certificate.forward import refuse_unlike
 from addnorm.export.certificate.parity import compare_answers
 from addnorm.export.certificate.served import CertificationError
+from addnorm.export.checking import check
+from addnorm.export.sources.in_memory import saved_source
 from addnorm.export.sources.original import Original
 from addnorm.model.config import Config, HeadConfig, Pick
 from addnorm.model.transformer import Transformer
-from addnorm.service.errors import StartupError
-from addnorm.service.loading import loader
 from addnorm.service.models.model import Model
-from addnorm.service.runtime import bundle as bundles
-from addnorm.service.runtime.bundle import CERTIFICATE
 from addnorm.service.runtime.manifest import Limits
-from addnorm.service.settings import Settings
 from tests.support.families import made
 from tests.support.texts import WORDS, tokenizer
 
@@ -178,37 +173,22 @@ def test_a_reference_that_says_nothing_is_refused(
         export_bundle(port(Encoder(), CONFIG), tmp_path, "own", reference=reference)
 
 
-def test_a_server_may_refuse_what_was_compared_with_itself(tmp_path: Path) -> None:
-    bundle = export_bundle(port(Encoder(), CONFIG), tmp_path, "own")
-    assert bundle.certificate
-    assert bundle.certificate["compared_with"] == {"kind": "itself"}
-    loader.load(bundle, Settings())
-    with pytest.raises(StartupError, match="own/1 was compared with itself alone, and ADDNORM_REQ"):
-        loader.load(bundle, Settings(require_reference=True))
-    file = bundle.path / CERTIFICATE  # as older exporters wrote it
-    older = {k: v for k, v in json.loads(file.read_text()).items() if k != "compared_with"}
-    file.write_text(json.dumps(older))
-    assert not bundles.read(bundle.path).is_compared
-
-
 @pytest.mark.parametrize(
-    ("class_name", "output"),
+    ("class_name", "outputs"),
     [
-        ("RobertaForSequenceClassification", "logits"),
-        ("GPT2Model", "activations"),
+        ("RobertaForSequenceClassification", ["logits", "activations"]),
+        ("GPT2Model", ["activations"]),
     ],
 )
-def test_a_model_of_transformers_is_its_own_reference(
-    tmp_path: Path, class_name: str, output: str
-) -> None:
+def test_a_model_of_transformers_is_its_own_reference(class_name: str, outputs: list[str]) -> None:
     model = made(class_name).train()
-    bundle = export_bundle(model, tmp_path, "own")
+    with saved_source(model, None, None, None) as source:
+        assert [*check(source)]
+        record = source.compared_with()
+        assert record["name"].split()[0] == f"transformers.{class_name}"
+        assert record["outputs"] == outputs
+        assert source.origin["module"] == class_name
     assert model.training
-    assert bundle.certificate
-    record = bundle.certificate["compared_with"]
-    assert record["name"].split()[0] == f"transformers.{class_name}"
-    assert output in record["outputs"]
-    assert bundle.manifest.source["module"] == class_name
 
 
 def test_a_model_of_transformers_takes_texts_with_a_tokenizer(tmp_path: Path) -> None:
@@ -220,10 +200,6 @@ def test_a_model_of_transformers_takes_texts_with_a_tokenizer(tmp_path: Path) ->
     assert (bundle.manifest.pooling, "tokenizer.json" in bundle.manifest.files) == ("first", True)
     again = verify_bundle(bundle.path, model, tokenizer=folder)
     assert again.certificate == bundle.certificate
-    with pytest.raises(ExportError, match="reference is set: a BertModel is its own"):
-        export_bundle(model, tmp_path, "own", reference=model)
-    with pytest.raises(ExportError, match="save it with save_pretrained"):
-        export_bundle(Mock(spec=["save_pretrained"]), tmp_path, "own")
 
 
 @pytest.mark.filterwarnings("ignore")  # of another library's releases
@@ -248,11 +224,14 @@ def test_a_model_of_sentence_transformers_brings_its_tokenizer(tmp_path: Path, k
         model = library.SentenceTransformer(modules=modules)
     else:
         model = library.CrossEncoder(str(tmp_path / "own"))
-    bundle = export_bundle(model, tmp_path / "bundles", "own")
-    assert bundle.certificate
-    record = bundle.certificate["compared_with"]
+    with saved_source(model, None, None, None) as source:
+        assert [*check(source)]
+        record = source.compared_with()
+        assert source.facts["normalize"] is is_pipeline
     assert record["name"].split()[0] == f"sentence_transformers.{kind}"
     assert record["outputs"] == ["pooled" if is_pipeline else "logits", "activations"]
     assert record["texts"] == (["embed"] if is_pipeline else ["rerank", "relevance", "classify"])
-    assert bundle.manifest.normalize is is_pipeline
-    assert verify_bundle(bundle.path, model).certificate == bundle.certificate
+    if is_pipeline:
+        bundle = export_bundle(model, tmp_path / "bundles", "own")
+        assert bundle.manifest.normalize
+        assert verify_bundle(bundle.path, model).certificate == bundle.certificate

@@ -20,7 +20,7 @@ from addnorm.export.sources.sources import Source, UsageError
 from addnorm.model.checkpoints import CheckpointError, Choices
 from addnorm.service.runtime.tokenizing.tokenizer import Tokenizer as Served
 from tests.support.families import made, save
-from tests.support.sentence_transformers import write_settings
+from tests.support.sentence_transformers import tell, write_settings
 from tests.support.texts import WORDS, checkpoint, tokenizer
 
 TEXTS = [
@@ -226,8 +226,7 @@ def test_a_classifier_whose_tokenizer_appends_its_pad_is_refused(tmp_path: Path,
     file = of_bytes()
     file.post_processor = processors.TemplateProcessing("$A </s>", "$A $B </s>", [("</s>", 2)])
     folder = folder_of(tmp_path, file, "GPT2Tokenizer", "GPT2ForSequenceClassification")
-    config = json.loads((folder / "config.json").read_text())
-    write_settings(folder, **{**config, "pad_token_id": pad})
+    tell(folder, pad_token_id=pad)
     if pad == SPECIAL.index("</s>"):
         with pytest.raises(CheckpointError, match=r"puts pad_token_id 2 of config\.json around"):
             sources.checkpoint(folder)
@@ -239,8 +238,7 @@ def test_a_pad_that_begins_texts_is_refused_where_positions_are_counted_from_it(
     tmp_path: Path,
 ) -> None:
     folder = folder_of(tmp_path, of_bytes(), "RobertaTokenizer", "RobertaModel")
-    config = json.loads((folder / "config.json").read_text())
-    write_settings(folder, **{**config, "pad_token_id": SPECIAL.index("<s>")})
+    tell(folder, pad_token_id=SPECIAL.index("<s>"))
     with pytest.raises(CheckpointError, match=r"pad_token_id 0 .* gives it no position"):
         sources.checkpoint(folder)
 
@@ -285,9 +283,3 @@ def test_the_file_as_it_is_written_is_what_the_manifest_says(
     for source in (by_class, written):
         again = sources.source_of_manifest(json.loads(json.dumps(source.origin)), str(folder))
         assert ids_of(again) == ids_of(source)
-
-
-@pytest.mark.parametrize("option", ["--preset notebook", "--module tests.none:none"])
-def test_only_a_checkpoint_has_a_file_as_written(option: str) -> None:
-    with pytest.raises(SystemExit, match="--tokenizer-as-written is of a checkpoint, not of a"):
-        command.export([*option.split(), "--tokenizer-as-written", "--out", "nowhere"])

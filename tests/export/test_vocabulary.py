@@ -1,14 +1,13 @@
 """A dict of characters or words to ids becomes the tokenizer that a bundle has."""
 
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from tokenizers import Tokenizer
 
-from addnorm.export import ExportError, export_bundle, verify_bundle
+from addnorm.export import export_bundle, verify_bundle
 from addnorm.export.sources.vocabulary import write
 from tests.conftest import inference_of, serving
 from tests.support import web
@@ -30,25 +29,6 @@ def test_characters_words_and_what_is_unknown(tmp_path: Path) -> None:
     assert found.encode("aZ<eos>").ids == [CHARACTERS["a"], 40, 41]
     found = tokenizer({"[UNK]": 0, "the": 1, "bell": 2, ",": 3}, tmp_path)
     assert found.encode("the old  bell ,").ids == [1, 0, 2, 3]
-
-
-@pytest.mark.parametrize(
-    ("vocabulary", "message"),
-    [
-        ({}, "vocabulary is a dict of characters or words to token ids"),
-        ({"a": -1}, "vocabulary has 'a': -1: a text and an id of 0 or more"),
-        ({"a": "b"}, "vocabulary has 'a': 'b'"),
-        ({"a": 1, "b": 1}, "vocabulary gives one id to several entries"),
-        ({"the": 1}, "vocabulary of words has no entry for the others: add one such as <unk>"),
-    ],
-)
-def test_what_is_no_vocabulary_is_refused(
-    tmp_path: Path, vocabulary: dict[str, Any], message: str
-) -> None:
-    with pytest.raises(ExportError, match=message):
-        export_bundle(OwnLayers(), tmp_path, "own", vocabulary=vocabulary)
-    with pytest.raises(ExportError, match="tokenizer and vocabulary are set"):
-        export_bundle(OwnLayers(), tmp_path, "own", vocabulary={"a": 1}, tokenizer=tmp_path)
 
 
 @pytest.mark.usefixtures("exports_shared")

@@ -6,14 +6,7 @@ import orjson
 import pytest
 
 from addnorm.load import command
-from addnorm.load.capacity import (
-    Capacity,
-    Goal,
-    Run,
-    Subject,
-    measure,
-    served_limits,
-)
+from addnorm.load.capacity import Capacity, Goal, Run, Subject, measure, served_limits
 from addnorm.load.client import Answers
 from addnorm.load.servers import Server
 from addnorm.service.runtime.manifest import Limits
@@ -68,23 +61,6 @@ def test_a_server_is_measured_and_computes_every_request(serve: Serve) -> None:
         assert sum(held) == 0
         with pytest.raises(ValueError, match="--model names one of gpt, notebook"):
             served_limits(server, None)
-
-
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        ("", "--bundle or --target is needed"),
-        ("--bundle B --texts 3", "--texts is of --target"),
-        ("--target 5 --seconds 3", "--seconds is not of --target"),
-        ("--target 5 --bundle B", "--bundle is not of --target"),
-    ],
-)
-def test_options_that_do_not_fit_are_refused(
-    capsys: pytest.CaptureFixture[str], words: str, said: str
-) -> None:
-    with pytest.raises(SystemExit):
-        command.load(words.split())
-    assert said in capsys.readouterr().err
 
 
 def test_a_command_without_a_model_to_ask_ends_in_one_line() -> None:

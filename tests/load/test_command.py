@@ -10,35 +10,56 @@ import pytest
 from addnorm.load import command
 from tests.support.fake_server import fake_server
 
+FINITE, OR_0 = "must be a finite number above 0, not", "must be a finite number, 0 or more, not"
+OPTIONS = [  # beside --bundle; what is printed
+    ("--rate -1", f"--rate: {FINITE} -1"),
+    ("--seconds nan", f"--seconds: {FINITE} nan"),
+    ("--seconds inf", f"--seconds: {FINITE} inf"),
+    ("--rate x", "--rate: invalid float value: 'x'"),
+    ("--warm-up nan", f"--warm-up: {OR_0} nan"),
+    ("--warm-up -1", f"--warm-up: {OR_0} -1"),
+    ("--concurrency 0", "--concurrency: must be at least 1, not 0"),
+    ("--concurrency x", "--concurrency: invalid int value: 'x'"),
+    ("--zipf 1 --unique", "give one of them"),
+    ("--distinct 9", "--distinct is of --zipf"),
+    ("--requests 9", "--requests is of --zipf and --unique"),
+    ("--zipf -1", "0 or more and finite, not -1.0"),
+    ("--zipf nan", "0 or more and finite, not nan"),
+    ("--zipf 1 --profile big", "take another"),
+    ("--zipf 1 --distinct 10000", "10,000 are wanted"),
+    ("--unique --requests 0", "must be at least 1, not 0"),
+    ("--texts 3", "--texts is of --target"),
+    ("--target 5", "--bundle is not of --target"),
+]
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (["--rate", "-1"], "--rate: must be a finite number above 0, not -1"),
-        (["--seconds", "nan"], "--seconds: must be a finite number above 0, not nan"),
-        (["--seconds", "inf"], "--seconds: must be a finite number above 0, not inf"),
-        (["--rate", "x"], "--rate: invalid float value: 'x'"),
-        (["--warm-up", "nan"], "--warm-up: must be a finite number, 0 or more, not nan"),
-        (["--warm-up", "-1"], "--warm-up: must be a finite number, 0 or more, not -1"),
-        (["--concurrency", "0"], "--concurrency: must be at least 1, not 0"),
-        (["--concurrency", "x"], "--concurrency: invalid int value: 'x'"),
-    ],
-)
+
+@pytest.mark.parametrize(("options", "said"), OPTIONS)
 def test_options_without_effect_or_out_of_range_are_refused(
-    notebook: Path, capsys: pytest.CaptureFixture[str], options: list[str], message: str
+    notebook: Path, capsys: pytest.CaptureFixture[str], options: str, said: str
 ) -> None:
     with pytest.raises(SystemExit) as ended:
-        command.load(["--bundle", str(notebook), *options])
+        command.load(["--bundle", str(notebook), *options.split()])
     assert ended.value.code == 2
-    assert message in capsys.readouterr().err
+    assert said in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("", "--bundle or --target is needed"),
+        ("--target 5 --seconds 3", "--seconds is not of --target"),
+    ],
+)
+def test_what_is_to_be_measured_must_be_said(
+    capsys: pytest.CaptureFixture[str], words: str, said: str
+) -> None:
+    with pytest.raises(SystemExit):
+        command.load(words.split())
+    assert said in capsys.readouterr().err
 
 
 REFUSALS: tuple[tuple[int, bytes, str], ...] = (  # an answer, and what is said of it
-    (
-        400,
-        b'{"error": {"message": "model is missing; served: a, b"}}',
-        "400: model is missing; ser",
-    ),
+    (400, b'{"error": {"message": "model is missing; served: a"}}', "400: model is missing; ser"),
     (503, b"<p>of a\nproxy", "503: <p>of a proxy"),
     (404, b'{"error": 7}', '404: {"error": 7}'),
     (200, b'{"pooled": [[1.0]]}', "the answers are not those of notebook/1"),
@@ -108,10 +129,8 @@ def test_the_example_in_the_help_names_the_readmes_bundle(
 ) -> None:
     with pytest.raises(SystemExit):
         command.load(["--help"])
-    shown = " ".join(capsys.readouterr().out.split())
+    shown = " ".join(capsys.readouterr().out.split()).replace("- ", "-")
     example = shown.partition("Example: ")[2]
-    assert example.startswith("addnorm load --bundle bundles/all-minilm-l6-v2/1 --model all-")
-    assert (
-        "bundles/all-minilm-l6-v2/1 --model all-minilm-l6-v2"
-        in Path("docs/performance.md").read_text()
-    )
+    named = "bundles/all-minilm-l6-v2/1 --model all-minilm-l6-v2"
+    assert example.startswith(f"addnorm load --bundle {named}")
+    assert named in Path("docs/performance.md").read_text()

@@ -1,7 +1,6 @@
 """Traffic with repeats: drawn as stated, and checked in full."""
 
 from collections import Counter
-from pathlib import Path
 
 import numpy as np
 import orjson
@@ -77,28 +76,6 @@ def test_more_distinct_sequences_than_there_are_is_an_error() -> None:
     assert len(pool.distinct(tiny, limits, 12, np.random.default_rng(0))) == 12
     with pytest.raises(pool.TooFewSequences, match=r"found 12 distinct .* 13 are wanted"):
         pool.distinct(tiny, limits, 13, np.random.default_rng(0))
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (["--zipf", "1", "--unique"], "give one of them"),
-        (["--distinct", "9"], "--distinct is of --zipf"),
-        (["--requests", "9"], "--requests is of --zipf and --unique"),
-        (["--zipf", "-1"], "0 or more and finite, not -1.0"),
-        (["--zipf", "nan"], "0 or more and finite, not nan"),
-        (["--zipf", "1", "--profile", "big"], "take another"),
-        (["--zipf", "1", "--distinct", "10000"], "10,000 are wanted"),
-        (["--unique", "--requests", "0"], "must be at least 1, not 0"),
-    ],
-)
-def test_options_that_say_nothing_are_refused(
-    bundles: Path, capsys: pytest.CaptureFixture[str], options: list[str], message: str
-) -> None:
-    with pytest.raises(SystemExit) as ended:
-        command.load(["--bundle", str(bundles / "notebook" / "1"), *options])
-    assert ended.value.code == 2
-    assert message in capsys.readouterr().err
 
 
 def compute(_: str, sequence: Ints) -> Floats:

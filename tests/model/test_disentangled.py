@@ -1,8 +1,6 @@
 """Scores with terms of content by distance: DeBERTa v2 and v3 beside transformers, blocks beside
 the whole grid, and what is refused by name."""
 
-import json
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,13 +8,14 @@ import pytest
 import torch
 from transformers.models.deberta_v2.modeling_deberta_v2 import make_log_bucket_position
 
-from addnorm.model.checkpoints import CheckpointError, load_checkpoint
+from addnorm.model.checkpoints import load_checkpoint
 from addnorm.model.config import Config, Disentangled, Positions
 from addnorm.model.disentangled import skew, vectors_of
 from addnorm.model.layout import LAYOUTS
 from addnorm.model.transformer import Transformer, randomize, shorten
 from tests.support.families import answers, made, save
 from tests.support.ragged_grids import gaps_of
+from tests.support.sentence_transformers import tell
 
 LONG = {"max_position_embeddings": 256}
 SHAPE = Config(
@@ -91,10 +90,7 @@ def test_a_shortened_model_computes_as_before() -> None:
 def test_the_first_release_names_no_head_and_has_one(tmp_path: Path) -> None:
     theirs = made("DebertaV2ForMaskedLM", legacy=False)
     folder = save(theirs, tmp_path)
-    fields = json.loads((folder / "config.json").read_text())
-    del fields["architectures"], fields["legacy"]
-    (folder / "config.json").write_text(json.dumps(fields))
-    ours = load_checkpoint(folder).model
+    ours = load_checkpoint(tell(folder, architectures=..., legacy=...)).model
     ids = [7, 8, 9]
     logits = answers(theirs, ids, [0] * 3)[1]
     with torch.no_grad():
@@ -102,50 +98,3 @@ def test_the_first_release_names_no_head_and_has_one(tmp_path: Path) -> None:
         got = ours.head("logits", rows, torch.ones(1, 3))[0]
     assert logits is not None
     torch.testing.assert_close(got, logits, atol=1e-5, rtol=1e-5)
-
-
-@pytest.mark.parametrize(
-    ("fields", "words"),
-    [
-        ({"conv_kernel_size": 3}, "conv_kernel_size is 3, supported is None or 0"),
-        ({"relative_attention": False}, "relative_attention is False, supported is True"),
-        ({"pos_att_type": "p2p"}, "pos_att_type names p2p, supported are c2p and p2c"),
-        ({"pos_att_type": None}, "c2p and p2c are False: distances would have no effect"),
-        ({"embedding_size": 20}, "embedding_size is 20, supported is 36"),
-        ({"model_type": "deberta"}, "'deberta' is not supported: .* nearest that is: 'deberta-v2'"),
-    ],
-)
-def test_what_is_not_served_is_refused_by_name(
-    fields: dict[str, Any], words: str, tmp_path: Path
-) -> None:
-    folder = save(made("DebertaV2Model", num_hidden_layers=1), tmp_path)
-    config = {**json.loads((folder / "config.json").read_text()), **fields}
-    (folder / "config.json").write_text(json.dumps(config))
-    with pytest.raises(CheckpointError, match=words):
-        load_checkpoint(folder)
-
-
-@pytest.mark.parametrize(
-    ("changed", "words"),
-    [
-        ({"causal": True}, "positions are disentangled, and causal is True"),
-        ({"window": 3, "local_layers": (0,)}, "window 3"),
-        ({"positions": replace(SHAPE.positions, buckets=8)}, "buckets 8"),
-    ],
-)
-def test_no_shape_has_another_bias_beside_distances(changed: dict[str, Any], words: str) -> None:
-    with pytest.raises(ValueError, match=words):
-        replace(SHAPE, **changed)
-
-
-@pytest.mark.parametrize(
-    ("fields", "words"),
-    [
-        ({"span": 0}, "span is 0"),
-        ({"span": 8, "farthest": 5}, "farthest is 5: 0, or 6 or more"),
-        ({"span": 7, "farthest": 50}, "buckets are even"),
-    ],
-)
-def test_distances_that_no_transformer_has_are_refused(fields: dict[str, int], words: str) -> None:
-    with pytest.raises(ValueError, match=words):
-        Disentangled(**fields)

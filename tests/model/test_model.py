@@ -14,13 +14,7 @@ from addnorm.model.grid import BLOCK
 from addnorm.model.layout import LAYOUTS
 from addnorm.model.norms import LayerNorm
 from addnorm.model.presets import PRESETS, build
-from addnorm.model.transformer import (
-    Config,
-    FeedForward,
-    Transformer,
-    randomize,
-    sinusoids,
-)
+from addnorm.model.transformer import Config, FeedForward, Transformer, randomize, sinusoids
 
 
 def normalized(x: Any, shape: int | tuple[int, ...], eps: float, kind: Any = "layer") -> np.ndarray:

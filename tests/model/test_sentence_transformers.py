@@ -1,7 +1,6 @@
 """Folders of sentence-transformers: modules, poolings, Dense layers and prompts."""
 
 import re
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +14,7 @@ from tests.support.families import made, save
 from tests.support.sentence_transformers import write_dense, write_modules, write_settings
 
 WIDTH = 36  # of the tiny models
+PROGRAM = "config_sentence_transformers.json"
 POOLED = {"Transformer": "", "Pooling": "any"}
 GELU, IDENTITY = "torch.nn.modules.activation.GELU", "torch.nn.modules.linear.Identity"
 
@@ -52,167 +52,83 @@ def test_a_folder_without_modules_is_one_transformer(tmp_path: Path) -> None:
     assert (found.transformer, found.pooling, found.normalize) == (tmp_path, "mean", False)
 
 
-def dense(name: str = "2_Dense", **settings: Any) -> Callable[[Path], None]:
-    return lambda folder: write_dense(folder / name, nn.Linear(WIDTH, 4), **settings)
-
-
 TOKENS = {"Transformer": "", "Dense": "2_Dense", "MultiVectorMask": "3_Mask"}
+DENSE = {**POOLED, "Dense": "2_Dense"}
+OF_TOKENS = {"module_input_name": "token_embeddings"}
+LAYERS = {"2_Dense": nn.Linear(WIDTH, 4), "unbiased": nn.Linear(WIDTH, 4, bias=False)}
 
 
-def mask(**settings: Any) -> Callable[[Path], None]:
-    """Behind a Dense of tokens."""
-
-    def write(folder: Path) -> None:
-        dense()(folder)
-        write_settings(folder / "3_Mask", **settings)
-
-    return write
-
-
-REFUSED: dict[str, tuple[dict[str, str], Callable[[Path], None], str]] = {
-    "several poolings": (
-        POOLED,
-        lambda folder: write_settings(folder / "any", pooling_mode=["cls", "mean"]),
-        "any/config.json: one pooling at a time is supported, these are cls, mean",
-    ),
-    "an unknown pooling": (
-        POOLED,
-        lambda folder: write_settings(folder / "any", pooling_mode_median_tokens=True),
-        "the pooling 'pooling_mode_median_tokens' is not supported",
-    ),
-    "a prompt that is not pooled": (
-        POOLED,
-        lambda folder: write_settings(folder / "any", include_prompt=False),
-        "include_prompt is false, and every token of a text is pooled",
-    ),
-    "several layers' activations": (
-        {"Transformer": "", "WeightedLayerPooling": "1", "Pooling": "any"},
-        lambda folder: None,
-        "WeightedLayerPooling is not supported: it needs the activations of every layer",
-    ),
-    "a norm": (
-        {**POOLED, "LayerNorm": "2"},
-        lambda folder: None,
-        "LayerNorm is not supported: a norm after pooling is not served",
-    ),
-    "an unknown module": (
-        {**POOLED, "Whitening": "2"},
-        lambda folder: None,
-        "Whitening is not supported: known are Transformer, MLMTransformer, Pooling, Dense",
-    ),
-    "two poolings": (
-        {**POOLED, "Pooling_2": "any"},
-        lambda folder: None,
-        "Pooling is not supported: it stands there twice",
-    ),
-    "no transformer": (
-        {"StaticEmbedding": ""},
-        lambda folder: None,
-        "the first module must be Transformer",
-    ),
-    "normalized tokens": (
-        {"Transformer": "", "Normalize": "1"},
-        lambda folder: write_settings(folder / "1", module_input_name="token_embeddings"),
-        "Normalize is not supported: there is no Dense before it that makes vectors of tokens",
-    ),
-    "a mask of activations": (
-        {"Transformer": "", "MultiVectorMask": "1"},
-        lambda folder: write_settings(folder / "1"),
-        "MultiVectorMask is not supported: there is no Dense before it",
-    ),
-    "a mask for images": (
-        TOKENS,
-        mask(keep_only_token_ids=[7]),
-        "config.json: keep_only_token_ids is for images, which are not served",
-    ),
-    "a mask for another task": (
-        TOKENS,
-        mask(skiplist_tasks=["document", "title"]),
-        "config.json: skiplist_tasks has 'title', supported are query, document",
-    ),
-    "Dense of scaled tokens": (
-        {"Transformer": "", "Dense": "2_Dense", "Normalize": "3", "Dense_2": "2_Dense"},
-        lambda folder: (
-            dense()(folder),
-            write_settings(folder / "3", module_input_name="token_embeddings"),
-        )[0],
-        "2_Dense is not supported: a Dense of vectors of tokens stands after Normalize",
-    ),
-    "sums of log1p": (
-        {"Transformer": "", "SpladePooling": "1"},
-        lambda folder: write_settings(folder / "1", pooling_strategy="sum"),
-        "config.json: pooling_strategy is 'sum', supported is 'max'",
-    ),
-    "log1p twice": (
-        {"MLMTransformer": "", "SpladePooling": "1"},
-        lambda folder: write_settings(folder / "1", activation_function="log1p_relu"),
-        "config.json: activation_function is 'log1p_relu', supported is 'relu'",
-    ),
-    "a path outside": (
-        {"Transformer": "", "Pooling": "../any"},
-        lambda folder: None,
-        "the path '../any' leads out of",
-    ),
-    "Dense of unscaled vectors": (
-        {**POOLED, "Normalize": "2", "Dense": "2_Dense"},
-        dense(),
-        "2_Dense is not supported: a Dense of pooled vectors stands after Normalize",
-    ),
-    "Dense before Pooling": (
-        {"Transformer": "", "Dense": "2_Dense", "Pooling": "any"},
-        dense(),
-        "Pooling is not supported: it pools what a Dense makes of every token",
-    ),
-    "an unknown activation": (
-        {**POOLED, "Dense": "2_Dense"},
-        dense(activation_function="torch.nn.modules.activation.PReLU"),
-        "activation_function is 'torch.nn.modules.activation.PReLU', supported are Identity",
-    ),
-    "an activation of its own": (
-        {**POOLED, "Dense": "2_Dense"},
-        dense(activation_function="mine.Tanh"),
-        "activation_function is 'mine.Tanh'",
-    ),
-    "a residual": (
-        {**POOLED, "Dense": "2_Dense"},
-        dense(use_residual=True),
-        "use_residual is true, which is not supported",
-    ),
-    "a missing bias": (
-        {**POOLED, "Dense": "2_Dense"},
-        lambda folder: write_dense(folder / "2_Dense", nn.Linear(WIDTH, 4, bias=False), bias=True),
-        "weights do not fit: they are linear.weight, expected are linear.bias, linear.weight",
-    ),
-    "no weights": (
-        {**POOLED, "Dense": "2_Dense"},
-        lambda folder: write_settings(folder / "2_Dense"),
-        "there is no model.safetensors in ",
-    ),
-    "another output": (
-        {**POOLED, "Dense": "2_Dense"},
-        dense(module_output_name="half"),
-        "module_output_name is 'half', supported is module_input_name's",
-    ),
-    "an unknown default prompt": (
-        POOLED,
-        lambda folder: write_settings(
-            folder,
-            "config_sentence_transformers.json",
-            prompts={"query": "q: "},
-            default_prompt_name="doc",
-        ),
-        "default_prompt_name is 'doc', prompts are query",
-    ),
-}
+def write(folder: Path, modules: dict[str, str], files: dict[str, dict[str, Any]]) -> Path:
+    """files: settings by folder. Those that LAYERS names have the layer's weights."""
+    write_modules(folder, **modules)
+    for name, settings in files.items():
+        if name.endswith(".json"):
+            write_settings(folder, name, **settings)
+        elif name in LAYERS:
+            write_dense(folder / name, LAYERS[name], **settings)
+        else:
+            write_settings(folder / name, **settings)
+    return folder
 
 
-@pytest.mark.parametrize("case", REFUSED)
-def test_what_is_not_served_is_refused_by_name(tmp_path: Path, case: str) -> None:
-    modules, write, words = REFUSED[case]
-    write_modules(tmp_path, **modules)
-    write(tmp_path)
+# modules, settings by folder, the words of the refusal
+REFUSED: list[tuple[dict[str, str], dict[str, dict[str, Any]], str]] = [
+    (POOLED, {"any": {"pooling_mode": ["cls", "mean"]}},
+     "any/config.json: one pooling at a time is supported, these are cls, mean"),
+    (POOLED, {"any": {"pooling_mode_median_tokens": True}},
+     "the pooling 'pooling_mode_median_tokens' is not supported"),
+    (POOLED, {"any": {"include_prompt": False}},
+     "include_prompt is false, and every token of a text is pooled"),
+    ({"Transformer": "", "WeightedLayerPooling": "1", "Pooling": "any"}, {},
+     "WeightedLayerPooling is not supported: it needs the activations of every layer"),
+    ({**POOLED, "LayerNorm": "2"}, {},
+     "LayerNorm is not supported: a norm after pooling is not served"),
+    ({**POOLED, "Whitening": "2"}, {},
+     "Whitening is not supported: known are Transformer, MLMTransformer, Pooling, Dense"),
+    ({**POOLED, "Pooling_2": "any"}, {}, "Pooling is not supported: it stands there twice"),
+    ({"StaticEmbedding": ""}, {}, "the first module must be Transformer"),
+    ({"Transformer": "", "Normalize": "1"}, {"1": OF_TOKENS},
+     "Normalize is not supported: there is no Dense before it that makes vectors of tokens"),
+    ({**POOLED, "Normalize": "2"}, {"2": {**OF_TOKENS, "module_output_name": "sentence_embedding"}},
+     "module_output_name is 'sentence_embedding'"),
+    ({"Transformer": "", "MultiVectorMask": "1"}, {"1": {}},
+     "MultiVectorMask is not supported: there is no Dense before it"),
+    (TOKENS, {"2_Dense": {}, "3_Mask": {"keep_only_token_ids": [7]}},
+     "config.json: keep_only_token_ids is for images, which are not served"),
+    (TOKENS, {"2_Dense": {}, "3_Mask": {"skiplist_tasks": ["document", "title"]}},
+     "config.json: skiplist_tasks has 'title', supported are query, document"),
+    ({"Transformer": "", "Dense": "2_Dense", "Normalize": "3", "Dense_2": "2_Dense"},
+     {"2_Dense": {}, "3": OF_TOKENS},
+     "2_Dense is not supported: a Dense of vectors of tokens stands after Normalize"),
+    ({"Transformer": "", "SpladePooling": "1"}, {"1": {"pooling_strategy": "sum"}},
+     "config.json: pooling_strategy is 'sum', supported is 'max'"),
+    ({"MLMTransformer": "", "SpladePooling": "1"}, {"1": {"activation_function": "log1p_relu"}},
+     "config.json: activation_function is 'log1p_relu', supported is 'relu'"),
+    ({"Transformer": "", "Pooling": "../any"}, {}, "the path '../any' leads out of"),
+    ({**POOLED, "Normalize": "2", "Dense": "2_Dense"}, {"2_Dense": {}},
+     "2_Dense is not supported: a Dense of pooled vectors stands after Normalize"),
+    ({"Transformer": "", "Dense": "2_Dense", "Pooling": "any"}, {"2_Dense": {}},
+     "Pooling is not supported: it pools what a Dense makes of every token"),
+    (DENSE, {"2_Dense": {"activation_function": "torch.nn.modules.activation.PReLU"}},
+     "activation_function is 'torch.nn.modules.activation.PReLU', supported are Identity"),
+    (DENSE, {"2_Dense": {"activation_function": "mine.Tanh"}}, "activation_function is 'mine.Tan"),
+    (DENSE, {"2_Dense": {"use_residual": True}}, "use_residual is true, which is not supported"),
+    ({**POOLED, "Dense": "unbiased"}, {"unbiased": {"bias": True}},
+     "weights do not fit: they are linear.weight, expected are linear.bias, linear.weight"),
+    ({**POOLED, "Dense": "2"}, {"2": {}}, "there is no model.safetensors in "),
+    (DENSE, {"2_Dense": {"module_output_name": "half"}},
+     "module_output_name is 'half', supported is module_input_name's"),
+    (POOLED, {PROGRAM: {"prompts": {"query": "q: "}, "default_prompt_name": "doc"}},
+     "default_prompt_name is 'doc', prompts are query"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("modules", "files", "words"), REFUSED, ids=[row[2] for row in REFUSED])
+def test_what_is_not_served_is_refused_by_name(
+    tmp_path: Path, modules: dict[str, str], files: dict[str, Any], words: str
+) -> None:
     with pytest.raises(CheckpointError, match=re.escape(words)):
-        sentence_transformers.read(tmp_path)
+        sentence_transformers.read(write(tmp_path, modules, files))
 
 
 @pytest.mark.parametrize(
@@ -227,9 +143,8 @@ def test_what_is_not_served_is_refused_by_name(tmp_path: Path, case: str) -> Non
 def test_a_mask_names_words_and_where_they_are_skipped(
     tmp_path: Path, settings: dict[str, Any], expected: Mask
 ) -> None:
-    write_modules(tmp_path, **TOKENS)
-    mask(**settings)(tmp_path)
-    assert sentence_transformers.read(tmp_path).mask == expected
+    folder = write(tmp_path, TOKENS, {"2_Dense": {}, "3_Mask": settings})
+    assert sentence_transformers.read(folder).mask == expected
 
 
 def test_code_of_the_folder_is_refused(tmp_path: Path) -> None:
@@ -251,8 +166,7 @@ def test_code_of_the_folder_is_refused(tmp_path: Path) -> None:
 def test_prompts_are_read_and_empty_ones_are_none(
     tmp_path: Path, prompts: dict[str, str], default: str | None, expected: object
 ) -> None:
-    file = "config_sentence_transformers.json"
-    write_settings(tmp_path, file, prompts=prompts, default_prompt_name=default)
+    write_settings(tmp_path, PROGRAM, prompts=prompts, default_prompt_name=default)
     found = sentence_transformers.read(tmp_path)
     assert (found.prompts, found.default_prompt_name) == expected
 

@@ -88,10 +88,7 @@ def test_shards_of_transformers_are_read_by_their_index(
 @pytest.mark.parametrize("save", [torch.save, save_legacy])
 @pytest.mark.parametrize("num_files", [1, 2])
 def test_pickles_of_tensors_are_read(
-    folder: Path,
-    weights: dict[str, Tensor],
-    save: Callable[[Any, Path], None],
-    num_files: int,
+    folder: Path, weights: dict[str, Tensor], save: Callable[[Any, Path], None], num_files: int
 ) -> None:
     if num_files == 1:
         save(weights, folder / PICKLED)

@@ -9,7 +9,7 @@ import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -20,7 +20,6 @@ from benchmarks import processes
 from benchmarks.data.texts import prose
 from benchmarks.findings import BUILD, MINILM, PEER_PYTHON, newest
 from tests.support import web
-from tests.support.peers import run
 
 pytestmark = pytest.mark.check_index
 MODEL, OTHER = "all-minilm-l6-v2", "sre-embedding"
@@ -62,9 +61,10 @@ def work(tmp_path_factory: pytest.TempPathFactory) -> Path:
     bundle = newest(MODEL).path
     (root / "bundles" / MODEL / bundle.name).symlink_to(bundle.resolve())
     export = ("export", "--checkpoint", OTHER_FOLDER, "--name", OTHER, "--out", root / "bundles")
-    run(sys.executable, "-m", "addnorm", *export)
+    subprocess.run([sys.executable, "-m", "addnorm", *export], check=True)
     (root / "texts.json").write_text(json.dumps(prose(NUM_TEXTS)))
-    run(PEER_PYTHON, "-c", PEER, MINILM, root / "texts.json", root / "peer.npy")
+    peer = [PEER_PYTHON, "-c", PEER, MINILM, root / "texts.json", root / "peer.npy"]
+    subprocess.run(peer, check=True)
     return root
 
 
@@ -137,7 +137,7 @@ def embedded(url: str, texts: Sequence[str], **options: str) -> tuple[np.ndarray
 
 
 def verdict(work: Path, name: str, index: Index, *where: str) -> Verdict:
-    """Writes the index, checks it, prints a row of figures. where: the options that name what to
+    """Writes the index, checks it and prints its figures. where: the options that name what to
     compare with."""
     file, report = work / "vectors.parquet", work / "report.json"
     texts = json.loads((work / "texts.json").read_text())
@@ -152,17 +152,5 @@ def verdict(work: Path, name: str, index: Index, *where: str) -> Verdict:
     assert done.returncode <= 1, done.stderr
     found = json.loads(report.read_text())
     differences = tuple(entry["part"] for entry in found["fingerprint"]["differences"])
-    print(row(name, found, differences))
+    print(name, found["verdict"], found["figures"], differences)
     return found["verdict"], differences, done.returncode
-
-
-def row(name: str, found: dict[str, Any], differences: Sequence[str]) -> str:
-    figures, equal = found["figures"], found["fingerprint"]["equal"]
-    fingerprint = {True: "equal", None: "none stored", False: "differs"}[equal]
-    return (
-        f"{name:40s} {found['verdict']:14s} {figures['num_different']:4d} rows"
-        f"  {figures['relative_difference']:.1e} of the largest"
-        f"  cosine {figures['smallest_cosine']:.7f} {figures['mean_cosine']:.7f}"
-        f"  neighbours {figures['neighbours_shared']:.1%}"
-        f"  fingerprint {fingerprint} {' '.join(differences)}"
-    )

@@ -45,24 +45,13 @@ WAYS: dict[str, tuple[dict[str, Any], int]] = {  # how requests are sent, and ho
     "ids, the server's tokenizer": ({"tokenizer_backend": "remote"}, 16),
 }
 TASKS: dict[str, dict[str, Any]] = {
-    "choice": {
-        "output_type": "multiple_choice",
-        "doc_to_choice": "{{choices}}",
-        "doc_to_target": 0,
-        "metric_list": [{"metric": "acc"}],
-    },
-    "ending": {
-        "output_type": "loglikelihood",
-        "doc_to_target": "{{choices[-1]}}",
-        "metric_list": [{"metric": "acc"}],
-    },
-    "rolling": {
-        "output_type": "loglikelihood_rolling",
-        "doc_to_text": "",
-        "doc_to_target": "{{start}}{{choices[0]}}",
-        "metric_list": [{"metric": "byte_perplexity"}],
-    },
-}
+    "choice": {"output_type": "multiple_choice", "doc_to_choice": "{{choices}}", "doc_to_target": 0,
+     "metric_list": [{"metric": "acc"}]},
+    "ending": {"output_type": "loglikelihood", "doc_to_target": "{{choices[-1]}}",
+     "metric_list": [{"metric": "acc"}]},
+    "rolling": {"output_type": "loglikelihood_rolling", "doc_to_text": "",
+     "doc_to_target": "{{start}}{{choices[0]}}", "metric_list": [{"metric": "byte_perplexity"}]},
+}  # fmt: skip
 
 
 @pytest.fixture(scope="module")

@@ -28,6 +28,7 @@ from tests.support import web
 from tests.support.exports import shared_exports
 from tests.support.people import TUTORIALS
 from tests.support.people.encoders import D, H, T, V
+from tests.support.people.examples import padded_left
 from tests.support.people.strangers import STRANGERS
 from tests.support.people.unexplained import CHANGES, PLACES, Plain, is_told
 
@@ -70,9 +71,7 @@ def asked(module: nn.Module, name: str, ids: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("name", MODULES)
-def test_a_module_is_served_as_it_answers(
-    tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_module_is_served_as_it_answers(tmp_path: Path, name: str) -> None:
     module = trained(name)
     bundle = export_bundle(module, tmp_path, "own")
     assert bundle.certificate
@@ -90,8 +89,7 @@ def test_a_module_is_served_as_it_answers(
         for row, answer in zip(rows, found, strict=True)
     ]
     worst = np.max(differences)  # NaN if there is one
-    with capsys.disabled():
-        print(f"{name:40} largest difference {worst:.1e}")
+    print(f"{name:40} largest difference {worst:.1e}")
     assert worst <= LIMIT
 
 
@@ -102,14 +100,6 @@ def difference(module: nn.Module, name: str, row: list[int], answer: Any) -> flo
     if got.ndim == 2:  # without the rows of pads
         got = got[-len(row) :][-len(expected) :]
     return float(np.abs(got - expected.reshape(got.shape)).max() / max(1.0, np.abs(expected).max()))
-
-
-def padded_left(rows: list[list[int]]) -> dict[str, list[list[int]]]:
-    width = max(map(len, rows)) + 2
-    return {
-        "input_ids": [[0] * (width - len(row)) + row for row in rows],
-        "attention_mask": [[0] * (width - len(row)) + [1] * len(row) for row in rows],
-    }
 
 
 class Own(nn.Module):
@@ -194,9 +184,7 @@ def mutations(right: Config) -> Iterator[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("index", range(len(RIGHT)))
-def test_every_change_of_a_right_config_is_refused(
-    index: int, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_every_change_of_a_right_config_is_refused(index: int) -> None:
     right, refused = RIGHT[index], 0
     torch.manual_seed(0)
     module = Own(right)
@@ -208,14 +196,11 @@ def test_every_change_of_a_right_config_is_refused(
         with pytest.raises((Unrecognized, UsageError)):
             by_hand.fill_model(module, names, replace(right, **change), None)
         refused += 1
-    with capsys.disabled():
-        print(f"mutations of Config {index}: {refused} of {len(changes)} refused")
+    print(f"mutations of Config {index}: {refused} of {len(changes)} refused")
 
 
 @pytest.mark.parametrize("kind", CHANGES)
-def test_every_operator_that_did_nothing_in_the_trial_is_refused(
-    kind: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_every_operator_that_did_nothing_in_the_trial_is_refused(kind: str) -> None:
     places = {"operators on ids": ("ids",), "lengths": ("embeddings",)}.get(kind, PLACES)
     served, tried = [], 0
     for name, change in CHANGES[kind].items():
@@ -227,12 +212,11 @@ def test_every_operator_that_did_nothing_in_the_trial_is_refused(
                 if is_told(str(error)):
                     continue
             served.append(f"{name} at {place}")
-    with capsys.disabled():
-        print(f"{kind}: {tried - len(served)} of {tried} refused, in words")
+    print(f"{kind}: {tried - len(served)} of {tried} refused, in words")
     assert not served
 
 
-def test_twelve_layers_are_recognized_in_seconds(capsys: pytest.CaptureFixture[str]) -> None:
+def test_twelve_layers_are_recognized_in_seconds() -> None:
     layer = nn.TransformerEncoderLayer(768, 12, 3072, activation="gelu", batch_first=True)
     body = nn.TransformerEncoder(layer, 12, enable_nested_tensor=False)
     tokens, places = nn.Embedding(30522, 768), nn.Embedding(512, 768)
@@ -242,7 +226,6 @@ def test_twelve_layers_are_recognized_in_seconds(capsys: pytest.CaptureFixture[s
     started = time.process_time()
     found = recognize(module, lambda ids: module.forward(ids), None)
     seconds = time.process_time() - started
-    with capsys.disabled():
-        print(f"12 layers, d_model 768: recognized in {seconds:.1f} s of one core")
+    print(f"12 layers, d_model 768: recognized in {seconds:.1f} s of one core")
     assert found.model.config.n_layers == 12
     assert seconds < MAX_SECONDS

@@ -84,8 +84,16 @@ def plain(
 
 
 def embedder(
-    name: str, *modules: Callable[[], nn.Module], as_bf16: bool = False, **changed: Any
+    name: str,
+    *modules: Callable[[], nn.Module],
+    as_bf16: bool = False,
+    prompts: dict[str, str] | None = None,
+    max_length: int = 24,
+    **changed: Any,
 ) -> Case:
+    """prompts: the first is the default; each is asked for."""
+    names = (None, *list(prompts or ())[1:])
+
     def save(folder: Path) -> None:
         from sentence_transformers import SentenceTransformer
         from sentence_transformers.base.modules import Transformer
@@ -93,17 +101,24 @@ def embedder(
         base = folder.parent / "base"
         plain(name, changed, as_bf16)(base)
         parts = [Transformer(str(base)), *(make() for make in modules)]
-        SentenceTransformer(modules=parts, device="cpu").save_pretrained(str(folder))
+        first = next(iter(prompts or ()), None)
+        model = SentenceTransformer(
+            modules=parts, device="cpu", prompts=prompts, default_prompt_name=first
+        )
+        model.max_seq_length = max_length
+        model.save_pretrained(str(folder))
 
     def ask(url: str, model: str) -> Any:
-        found = posted(url, "/v1/embeddings", model=model, input=TEXTS)["data"]
+        own = {"model": model, "input": TEXTS, "truncate": True}
+        asked = [{**own, **({"prompt_name": one} if one else {})} for one in names]
+        found = [one for body in asked for one in posted(url, "/v1/embeddings", **body)["data"]]
         return [one["embedding"] for one in found]
 
     def expected(folder: Path) -> Any:
         from sentence_transformers import SentenceTransformer
 
         model = SentenceTransformer(str(folder), device="cpu", **FLOAT32)
-        return [model.encode([text])[0] for text in TEXTS]
+        return [model.encode([text], prompt_name=one)[0] for one in names for text in TEXTS]
 
     return Case(save, ask, expected)
 
@@ -310,7 +325,15 @@ def sparse(name: str) -> Case:
     return Case(save, ask, expected)
 
 
-def multi_vector(name: str) -> Case:
+def multi_vector(
+    name: str,
+    words: Sequence[str] = (),
+    tasks: Sequence[str] = ("document",),
+    prompts: dict[str, str] | None = None,
+    **lengths: int,
+) -> Case:
+    """words: that are skipped in texts of these tasks."""
+
     def save(folder: Path) -> None:
         from sentence_transformers import MultiVectorEncoder
         from sentence_transformers.base.modules import Normalize, Transformer
@@ -320,16 +343,17 @@ def multi_vector(name: str) -> Case:
         plain(name, {})(base)
         token = {"module_input_name": "token_embeddings"}
         parts = [
-            Transformer(str(base)), dense(36, 8, bias=False, **token)(),
-            MultiVectorMask(skiplist_words=[".", ","]), Normalize(**token),
+            Transformer(str(base), **lengths), dense(36, 8, bias=False, **token)(),
+            MultiVectorMask(skiplist_words=[*words], skiplist_tasks=[*tasks]), Normalize(**token),
         ]  # fmt: skip
-        MultiVectorEncoder(modules=parts, device="cpu").save_pretrained(str(folder))
+        model = MultiVectorEncoder(modules=parts, device="cpu", prompts=prompts)
+        model.save_pretrained(str(folder))
 
     def ask(url: str, model: str) -> Any:
         rows = []
         for kind in ("query", "document"):
             body = {"model": model, "texts": TEXTS, "outputs": ["token_vectors"]}
-            found = posted(url, "/v1/infer", **body, input_type=kind, normalize=True)
+            found = posted(url, "/v1/infer", **body, input_type=kind, normalize=True, truncate=True)
             rows += [np.array(own) for own in found["token_vectors"]]
         return np.concatenate(rows)
 
@@ -403,8 +427,19 @@ CASES = {
     "roberta classes of pairs, prompt": classes_of_pairs("RobertaForSequenceClassification"),
     "qwen3 yes or no": by_words(),
     "distilbert splade": sparse("DistilBertForMaskedLM"),
-    "bert colbert": multi_vector("BertModel"),
-}
+    "bert prompts": embedder(
+        "BertModel", pooling("mean"), prompts={"query": "find: ", "document": "a b "}
+    ),
+    "roberta cut": embedder("RobertaModel", pooling("mean"), max_length=6),
+    "bert colbert": multi_vector(
+        "BertModel", [".", ","], query_length=6, document_length=8,
+        prompts={"query": "find: ", "document": "a "},
+    ),
+    "electra colbert, skips both": multi_vector(
+        "ElectraModel", [".", "the"], ["query", "document"]
+    ),
+    "distilbert colbert, skips none": multi_vector("DistilBertModel"),
+}  # fmt: skip
 
 
 @pytest.fixture(scope="module", autouse=True)

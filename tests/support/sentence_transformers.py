@@ -37,6 +37,14 @@ def write_settings(folder: Path, file: str = "config.json", **settings: Any) -> 
     (folder / file).write_text(json.dumps(settings))
 
 
+def tell(folder: Path, file: str = "config.json", **told: Any) -> Path:
+    """Adds fields to a file of the folder, or changes them; `...` takes one out."""
+    place = folder / file
+    known = {**(json.loads(place.read_text()) if place.exists() else {}), **told}
+    place.write_text(json.dumps({name: value for name, value in known.items() if value is not ...}))
+    return folder
+
+
 def write_dense(folder: Path, layer: nn.Linear, pickled: bool = False, **settings: Any) -> None:
     """settings: beyond the sizes. Tanh follows where they name no activation_function."""
     sizes = {"in_features": layer.in_features, "out_features": layer.out_features}

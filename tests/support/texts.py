@@ -1,6 +1,5 @@
 """A BERT checkpoint so small that it is exported in seconds, with a tokenizer of a few words."""
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -16,30 +15,9 @@ from transformers.utils.logging import disable_progress_bar
 from tests.support.sentence_transformers import write_modules, write_settings
 
 WORDS = [
-    "[PAD]",
-    "[UNK]",
-    "[CLS]",
-    "[SEP]",
-    "pads",
-    "are",
-    "drop",
-    "##ped",
-    "padding",
-    "costs",
-    "nothing",
-    "token",
-    "##ize",
-    "##s",
-    ".",
-    ",",
-    "a",
-    "b",
-    "c",
-    "the",
-    "same",
-    "text",
-    "[MASK]",
-]
+    "[PAD]", "[UNK]", "[CLS]", "[SEP]", "pads", "are", "drop", "##ped", "padding", "costs",
+    "nothing", "token", "##ize", "##s", ".", ",", "a", "b", "c", "the", "same", "text", "[MASK]",
+]  # fmt: skip
 MAX_POSITIONS, MAX_TEXT_TOKENS, D_MODEL = 16, 12, 32
 TEXT_MODEL = "all-minilm-l6-v2"  # whose place it takes in the examples
 LONG = "a " * 40  # 42 tokens
@@ -88,9 +66,7 @@ def checkpoint(folder: Path) -> Path:
     disable_progress_bar()
     BertModel(config).save_pretrained(folder)
     tokenizer().save(str(folder / "tokenizer.json"))
-    (folder / "sentence_bert_config.json").write_text(
-        json.dumps({"max_seq_length": MAX_TEXT_TOKENS})
-    )
+    write_settings(folder, "sentence_bert_config.json", max_seq_length=MAX_TEXT_TOKENS)
     write_modules(folder, Transformer="", Pooling="1_Pooling", Normalize="2_Normalize")
     write_settings(
         folder / "1_Pooling", pooling_mode_mean_tokens=True, word_embedding_dimension=D_MODEL

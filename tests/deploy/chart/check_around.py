@@ -24,11 +24,7 @@ from tests.deploy.chart.rendering import (
     render,
     with_value,
 )
-from tests.deploy.chart.rows import (
-    HPA,
-    KEDA,
-    RULES,
-)
+from tests.deploy.chart.rows import HPA, KEDA, RULES
 
 LABELS_OF = 'namespace="models",service="demo-addnorm"'
 MONITORING = "addnorm/templates/monitoring.yaml"

@@ -170,10 +170,8 @@ def test_ports_and_probes_are_the_servers() -> None:
         ({"resources": {"limits": {"cpu": "500m"}}}, "resources.limits.cpu is 500m: write whole"),
         ({"gpu": {"count": 2}}, "maximum: got 2, want 1"),
         ({"gpu": {"runtimeClassName": "nvidia"}}, "and gpu.count is 0: it is of pods with a GPU"),
-        (
-            {"resources": {"limits": {"cpu": "2", "nvidia.com/gpu": 1}}},
-            "resources.limits has nvidia.com/gpu: use gpu.count",
-        ),
+        ({"resources": {"limits": {"cpu": "2", "nvidia.com/gpu": 1}}},
+         "resources.limits has nvidia.com/gpu: use gpu.count"),
         ({"settings": {"ADDNORM_PORT": "1"}}, "the chart itself sets: use service.port"),
         ({"settings": {"ADDNORM_MAX_TOKENS": 1}}, "got number, want string"),
         ({"settings": {"PATH": "/"}}, "invalid propertyName 'PATH'"),
@@ -184,13 +182,11 @@ def test_ports_and_probes_are_the_servers() -> None:
         ({"maxSurge": 0}, "maxSurge and maxUnavailable are both 0"),
         ({**MONITOR, "apiKeys": {"secret": "a"}}, "name its Secret in apiKeys.metricsSecret"),
         ({"service": {"grpcPort": -1}}, "minimum: got -1, want 0"),
-        (
-            {"service": {"port": 8001, "grpcPort": 8001}},
-            "service.port and service.grpcPort are both",
-        ),
+        ({"service": {"port": 8001, "grpcPort": 8001}},
+         "service.port and service.grpcPort are both"),
         ({"replicas": "two"}, "got string, want integer"),
     ],
-)
+)  # fmt: skip
 def test_a_wrong_value_is_refused_with_words(values: Values, words: str) -> None:
     with pytest.raises(helm_python.HelmError) as refused:
         rendered(values)

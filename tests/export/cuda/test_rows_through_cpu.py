@@ -79,9 +79,7 @@ def test_a_body_on_the_cpu_is_refused(model: Model) -> None:
     ],
 )
 def test_a_node_is_looked_up_by_its_name(
-    model: Model,
-    keep: Callable[[Node, Any], bool],
-    words: str | None,
+    model: Model, keep: Callable[[Node, Any], bool], words: str | None
 ) -> None:
     """Shapes are added and reshaped too, on the CPU."""
     graph = onnx.load(model.bundle.graph("fp32"), load_external_data=False).graph

@@ -11,7 +11,7 @@ import torch
 from addnorm.export.sources.original import tensor_of
 from tests.conftest import inference_of, serving
 from tests.support import web
-from tests.support.people.examples import EXAMPLES
+from tests.support.people.examples import EXAMPLES, padded_left
 
 LIMIT = 1e-5
 ALWAYS = ("nano_gpt", "torch_encoder")  # the others are opt-in: ten seconds each
@@ -61,11 +61,3 @@ def test_a_tutorial_is_served_as_it_answers(
         got = np.array(answer)[-len(row) :] if output == "activations" else np.array(answer)
         np.testing.assert_allclose(got, expected[-1] if got.ndim < expected.ndim else
                                    expected.reshape(got.shape), atol=LIMIT)  # fmt: skip
-
-
-def padded_left(rows: list[list[int]]) -> dict[str, list[list[int]]]:
-    width = max(map(len, rows)) + 2
-    return {
-        "input_ids": [[0] * (width - len(row)) + row for row in rows],
-        "attention_mask": [[0] * (width - len(row)) + [1] * len(row) for row in rows],
-    }

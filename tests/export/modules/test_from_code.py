@@ -15,9 +15,6 @@ from tests.support.people.encoders import OwnLayers
 
 def make():
     return OwnLayers()
-
-def nothing():
-    return 3
 """
 
 
@@ -52,27 +49,3 @@ def test_code_and_weights_become_a_bundle_that_verify_makes_again(folder: Path) 
     torch.save(OwnLayers().state_dict(), folder / "moved.pt")
     with pytest.raises(SystemExit, match="own/1 was made from"):
         command.verify([str(bundle.path), "--weights", "moved.pt"])
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["--module", "mine"], r"--module mine: name it as package\.module:function"),
-        (["--module", "absent:make"], "--module absent:make fails: ModuleNotFoundError"),
-        (["--module", "mine:absent"], "--module mine:absent fails: AttributeError"),
-        (["--module", "mine:nothing"], "makes a int: a torch.nn.Module is needed"),
-        (["--module", "mine:make", "--weights", "no.pt"], r"no\.pt: there is no such file"),
-        (["--module", "mine:make", "--weights", "bad.pt"], r"Missing key\(s\) in state_dict"),
-        (["--module", "mine:make", "--weights", "evil.pt"], "a pickle that wants .*: it is not"),
-        (["--module", "mine:make", "--ignore", "x"], "--ignore is of a checkpoint, not of"),
-        (["--preset", "notebook", "--weights", "x"], "--weights is of a module of your own"),
-    ],
-)  # fmt: skip
-def test_what_does_not_fit_ends_in_one_line(
-    folder: Path, arguments: list[str], message: str
-) -> None:
-    torch.save({"other": torch.zeros(1)}, folder / "bad.pt")
-    torch.save(OwnLayers(), folder / "evil.pt")
-    with pytest.raises(SystemExit, match=message):
-        command.export([*arguments, "--out", "bundles"])
-    assert not (folder / "bundles").exists()

@@ -155,4 +155,3 @@ class AcrossTokens(nn.Module):
 
 
 STRANGERS = {"alpha": Alpha, "bravo": Bravo, "charlie": Charlie, "delta": Delta}
-IMPOSSIBLE = {"convolution": Convolution, "across tokens": AcrossTokens}

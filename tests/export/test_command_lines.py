@@ -1,0 +1,79 @@
+"""Command lines of `addnorm export` that make no sense: one line says why, and nothing is made."""
+
+import re
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from addnorm.export import command
+from tests.support.people.encoders import OwnLayers
+
+CODE = """
+from tests.support.people.encoders import OwnLayers
+
+def make():
+    return OwnLayers()
+
+def nothing():
+    return 3
+"""
+MODULE, PRESET = "--module mine:make", "--preset notebook"
+CHECKPOINT = "--checkpoint {texts}"
+ROWS = [
+    (f"{PRESET} --name ../x", "name '../x'"),
+    (f"{PRESET} --version 1", "version 1 of notebook: is there already"),
+    (f"{PRESET} --version 0", "version 0 of notebook: 1 or more"),
+    (f"{PRESET} --check", "--check is of a checkpoint, not of a preset"),
+    (f"{PRESET} --weights x", "--weights is of a module of your own"),
+    (f"{PRESET} --tokenizer-as-written", "--tokenizer-as-written is of a checkpoint, not of a"),
+    (f"{PRESET} --precision int4", "precision int4: fp32, fp16 and int8 are known, each at most"),
+    (f"{PRESET} --precision int8,int8", "at most once"),
+    (f"{PRESET} --precision fp32 --default-precision int8", "int8 is not among"),
+    # the notebook's largest weight is 16 x 64
+    (f"{PRESET} --name own --precision int8", "int8 does not pay"),
+    ("--checkpoint nowhere", "there is no folder nowhere"),
+    ("--checkpoint nowhere --check", "there is no folder nowhere"),
+    (f"{CHECKPOINT} --check --ignore encoder", "weights do not fit: missing"),
+    *(
+        (f"{CHECKPOINT} --max-length={length}", f"--max-length {length}: 3 to 16 for this model")
+        for length in (-1, 0, 2, 17)
+    ),
+    ("--module mine", "--module mine: name it as package.module:function"),
+    ("--module absent:make", "--module absent:make fails: ModuleNotFoundError"),
+    ("--module mine:absent", "--module mine:absent fails: AttributeError"),
+    ("--module mine:nothing", "makes a int: a torch.nn.Module is needed"),
+    (f"{MODULE} --weights no.pt", "no.pt: there is no such file"),
+    (f"{MODULE} --weights bad.pt", "Missing key(s) in state_dict"),
+    (f"{MODULE} --weights evil.pt", "a pickle that wants .*: it is not"),
+    (f"{MODULE} --ignore x", "--ignore is of a checkpoint, not of"),
+    ("--module tests.none:none --tokenizer-as-written", "-as-written is of a checkpoint"),
+]
+
+
+@pytest.fixture
+def place(tmp_path: Path, notebook: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where the user works: code, weights, and a bundle of before."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delitem(sys.modules, "mine", raising=False)
+    (tmp_path / "mine.py").write_text(CODE)
+    torch.save({"other": torch.zeros(1)}, tmp_path / "bad.pt")
+    torch.save(OwnLayers(), tmp_path / "evil.pt")
+    (tmp_path / "bundles").mkdir()
+    (tmp_path / "bundles" / "notebook").symlink_to(notebook.parent)
+    return tmp_path
+
+
+@pytest.mark.usefixtures("exports_shared")
+@pytest.mark.parametrize(("words", "said"), ROWS)
+def test_a_command_line_is_refused_in_one_line(
+    place: Path, text_checkpoint: Path, notebook: Path, words: str, said: str
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        command.export([*words.format(texts=text_checkpoint).split(), "--out", "bundles"])
+    line = str(ended.value)
+    assert re.search(".*".join(map(re.escape, said.split(".*"))), line), line
+    assert "\n" not in line
+    assert not [*(place / "bundles").rglob("own/**/*.onnx")]
+    assert [path.name for path in notebook.parent.iterdir()] == ["1"]
