@@ -47,6 +47,9 @@ def of_module(
             _refuse_contradictions(stated, found.model.config)
     except (Unrecognized, OriginalError) as error:
         raise UsageError(f"{name}: {error}. {WAYS_ON}") from error
+    except (LookupError, RuntimeError, TypeError, ValueError) as error:
+        first = f"{type(error).__name__}: {error}".partition("\n")[0]
+        raise UsageError(f"{name} cannot be followed: {first}. {WAYS_ON}") from error
     print(f"recognized {name}:", *found.lines, sep="\n", flush=True)
     source = sources.module(
         found.model, reference=found.ask, pad=found.pad, pooling=pooling or found.pooling, **options

@@ -8,6 +8,7 @@ import pytest
 import sentencepiece
 import tokenizers
 from tokenizers import ByteLevelBPETokenizer, Tokenizer
+from tokenizers.models import BPE
 from transformers import AutoTokenizer
 
 from addnorm.export.sources import folder_tokenizer, sentencepieces
@@ -167,6 +168,15 @@ def test_a_tokenizer_that_makes_texts_very_much_longer_is_refused(
         assert (problem is not None) == is_refused
     write_settings(tmp_path, folder_tokenizer.CONFIG, tokenizer_class="PreTrainedTokenizerFast")
     with pytest.raises(CheckpointError, match=r"may make 1e\+08 characters of one"):
+        folder_tokenizer.load(tmp_path, {})
+
+
+def test_a_tokenizer_whose_ids_are_drawn_each_time_is_refused(tmp_path: Path) -> None:
+    Tokenizer(BPE({"a": 0, "b": 1, "ab": 2}, [("a", "b")], dropout=0.3)).save(
+        str(tmp_path / "tokenizer.json")
+    )
+    write_settings(tmp_path, folder_tokenizer.CONFIG, tokenizer_class="PreTrainedTokenizerFast")
+    with pytest.raises(CheckpointError, match=r"dropout 0\.3, .* set model\.dropout to null"):
         folder_tokenizer.load(tmp_path, {})
 
 

@@ -109,11 +109,18 @@ def _tie(model: Transformer) -> None:
 
 
 def places(shape: Shape, trace: Trace, length: int) -> Tensor:
-    """The sum of tables that is added to tokens, `[length, width]`. trace: of so many tokens."""
+    """The sum of tables that is added to tokens, `[length, width]`. trace: of so many tokens.
+    Unrecognized if some of them have no place."""
     assert shape.embedding.tokens
     total = torch.zeros(length, shape.embedding.tokens.tensor.shape[1])
     for value, factor in shape.embedding.places:
-        total += factor * _tensor_at(trace, value).reshape(length, -1)
+        rows = _tensor_at(trace, value)
+        if rows.numel() != total.numel():
+            raise Unrecognized(
+                f"of {length} tokens it reads {rows.numel() // total.shape[1]}: if it leaves out"
+                ' those beyond a length, say config={"max_positions": that length}'
+            )
+        total += factor * rows.reshape(length, -1)
     return total
 
 

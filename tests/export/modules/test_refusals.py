@@ -49,6 +49,21 @@ def test_long_sequences_are_compared_too() -> None:
         recognize(Windowed(60), None, None)
 
 
+class Cropped(Windowed):
+    """Reads the last 40 tokens."""
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return super().forward(ids[:, -40:])
+
+
+def test_a_length_over_which_tokens_are_left_out_is_named() -> None:
+    torch.manual_seed(0)
+    message = r"of 100 tokens it reads 40: .*say config=\{\"max_positions\": that length\}"
+    with pytest.raises(Unrecognized, match=message):
+        recognize(Cropped(100), None, None)
+    assert recognize(Cropped(100), None, 40).model.config.max_positions == 40
+
+
 class Changed(OwnLayers):
     """Something in the block that no transformer has."""
 
