@@ -17,15 +17,15 @@ from addnorm.service.models.registry import Models
 from addnorm.service.protocols.codec.foreign_fields import FOREIGN
 from addnorm.service.server import wiring
 from addnorm.service.server.wiring import Service
-from addnorm.service.settings import Settings
+from addnorm.service.settings import Settings, descriptions
 from addnorm.service.telemetry.exposition import INFO_LABELS
 from benchmarks.tables import table
 
 
 def settings_table() -> str:
     rows = [
-        (f"`{PREFIX}{name.upper()}`", field.default, field.description)
-        for name, field in Settings.model_fields.items()
+        (f"`{PREFIX}{name.upper()}`", Settings.model_fields[name].default, meaning)
+        for name, meaning in descriptions().items()
     ]
     return table(["variable", "default", "what it is, and when to change it"], rows)
 

@@ -1,6 +1,6 @@
 """The ASGI application: routes, and the middleware around them."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fastapi import Request, Response
@@ -73,8 +73,12 @@ def create_app(
     reporter: Reporter,
     responses: ByteBudget,
     probed: tuple[str, ...],
+    paths: Mapping[tuple[str, str], str],
 ) -> RequestMiddleware:
-    """Inference routes are dispatched directly, all others by FastAPI, which documents both."""
+    """Inference routes are dispatched directly, all others by FastAPI, which documents both.
+
+    paths: see RequestMiddleware.
+    """
     direct = [
         route
         for each in mounted
@@ -88,16 +92,12 @@ def create_app(
     middleware = [
         *_cors(settings),
         errors,
-        Middleware(HeadMiddleware, readiness, Origins(settings, entrance.keys), probed, settings),
+        Middleware(HeadMiddleware, readiness, Origins(settings, entrance.keys), probed),
         Middleware(AuthMiddleware, entrance, scopes, probed),
         Middleware(SendingMiddleware, responses, scopes),
     ]
     for kind, arguments, named in reversed(middleware):
         app = kind(app, *arguments, **named)
-    paths = {
-        ("POST", settings.vertex_predict_route): "/vertex",
-        ("GET", settings.vertex_health_route): "/health",
-    }
     return RequestMiddleware(app, reporter, readiness, paths)
 
 

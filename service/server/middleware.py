@@ -20,7 +20,6 @@ from addnorm.service.server.auth import Entrance
 from addnorm.service.server.error_response import error_response, noted
 from addnorm.service.server.http.head import wrong_head
 from addnorm.service.server.origins import Origins
-from addnorm.service.settings import Settings
 from addnorm.service.telemetry.report import Reporter
 from addnorm.service.telemetry.request_context import RequestContext, attach_context, context_of
 
@@ -37,7 +36,7 @@ class RequestMiddleware:
         app: ASGIApp,
         reporter: Reporter,
         readiness: Readiness,
-        paths: Mapping[tuple[str, str | None], str],
+        paths: Mapping[tuple[str, str], str],
     ) -> None:
         """paths: method and path -> the path that is meant."""
         self._app, self._reporter, self._readiness = app, reporter, readiness
@@ -118,16 +117,11 @@ class HeadMiddleware:
     pages of other origins."""
 
     def __init__(
-        self,
-        app: ASGIApp,
-        readiness: Readiness,
-        origins: Origins,
-        probes: tuple[str, ...],
-        settings: Settings,
+        self, app: ASGIApp, readiness: Readiness, origins: Origins, probes: tuple[str, ...]
     ) -> None:
         """probes: beginnings of paths that orchestrators ask."""
-        self._app, self._readiness, self._origins = app, readiness, origins
-        self._probes, self._settings = probes, settings
+        self._app, self._readiness = app, readiness
+        self._origins, self._probes = origins, probes
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
@@ -137,7 +131,7 @@ class HeadMiddleware:
                 await _discard_body(receive)
                 self._readiness.check_open()
             surplus = None if is_probe else context_of(scope).surplus
-            if error := surplus or wrong_head(scope, self._settings):
+            if error := surplus or wrong_head(scope):
                 raise error
         await self._app(scope, receive, send)
 

@@ -28,6 +28,7 @@ from typing import Any, NoReturn, cast
 
 import uvicorn
 
+from addnorm.service.environment import vertex_routes
 from addnorm.service.errors import StartupError
 from addnorm.service.loading.loader import load_all
 from addnorm.service.models.registry import Root
@@ -85,12 +86,13 @@ def serve(bundles: Root, settings: Settings) -> None:
     """
     check_installed(settings)
     check_address(settings)
+    paths = vertex_routes()
     logs.configure(settings.log_level)
     sys.setswitchinterval(SWITCH_S)
     memory.share_arenas()
     models, settings = load_all(bundles, settings), limit_connections(settings)
     with enough_threads():
-        service = build(models, settings, tracer_of_environment())
+        service = build(models, settings, tracer_of_environment(), paths=paths)
     if not service.keys and not is_loopback(settings.host):
         log.warning(
             "no API keys: every caller that reaches %s is served; see ADDNORM_API_KEYS_FILE",

@@ -15,6 +15,7 @@ from addnorm.service import to_install
 from addnorm.service.errors import StartupError
 from addnorm.service.protocols.kserve.over_grpc.grpc_methods import grpc_methods
 from addnorm.service.server.grpc.grpc_calls import Caller, GrpcCalls
+from addnorm.service.server.http.head import MAX_HEAD_BYTES
 from addnorm.service.settings import Settings
 
 # GAP_S: handing a call over takes some rounds of the event loop. Larger: the drain takes longer.
@@ -116,7 +117,7 @@ def _options(settings: Settings) -> list[tuple[str, int]]:
     return [
         ("grpc.max_receive_message_length", settings.max_body_bytes),
         ("grpc.max_send_message_length", -1),  # max_response_bytes is checked before any work
-        ("grpc.max_metadata_size", settings.max_header_bytes),
+        ("grpc.max_metadata_size", MAX_HEAD_BYTES),
         # of what is not asked for, at most 64 KiB come: else more, the quicker the network is
         ("grpc.http2.bdp_probe", 0),
         ("grpc.so_reuseport", 0),  # else a second server on the port would get half of the calls

@@ -24,7 +24,7 @@ from addnorm.service.errors import (
 )
 from addnorm.service.protocols.dialect_errors import OPENAI_ERRORS
 from addnorm.service.server.error_response import error_response
-from addnorm.service.server.http.head import too_large
+from addnorm.service.server.http.head import MAX_HEAD_BYTES, too_large
 from addnorm.service.settings import Settings
 from addnorm.service.telemetry.request_context import attach_context
 
@@ -143,8 +143,8 @@ class Connection(HttpToolsProtocol):
             self._since = self.loop.time()
         self._num_loose += len(data)
         super().data_received(data)
-        if self._num_loose > self.settings.max_header_bytes and not self._is_rejected:
-            self._reject(too_large(self._num_loose, self.settings))
+        if self._num_loose > MAX_HEAD_BYTES and not self._is_rejected:
+            self._reject(too_large(self._num_loose))
 
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
