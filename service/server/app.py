@@ -89,8 +89,16 @@ def create_app(
     scopes = Scopes(each.protocol for each in mounted)
     errors = Middleware(ErrorMiddleware, Envelopes(mounted, OPENAI_ERRORS.envelope))
     app: ASGIApp = ByPath(direct, _fastapi(mounted, errors))
+    cors = Middleware(
+        CORSMiddleware,
+        allow_origins=named_origins(settings),
+        allow_methods=["GET", "POST"],
+        allow_headers=["*"],  # repeats those asked for: SDKs send headers of their own
+        allow_private_network=True,  # Chrome asks before a page elsewhere calls this network
+        expose_headers=["retry-after", "server-timing", "x-addnorm-fingerprint", "x-request-id"],
+    )
     middleware = [
-        *_cors(settings),
+        *([cors] if settings.cors_origins else []),
         errors,
         Middleware(HeadMiddleware, readiness, Origins(settings, entrance.keys), probed),
         Middleware(AuthMiddleware, entrance, scopes, probed),
@@ -131,23 +139,3 @@ def _fastapi(mounted: Sequence[Mounted], errors: Middleware) -> FastAPI:
 async def _pass_on(request: Request, error: Exception) -> Response:
     """To ErrorMiddleware, instead of a response of FastAPI's own."""
     raise error
-
-
-def _cors(settings: Settings) -> list[Middleware]:
-    if not settings.cors_origins:
-        return []
-    return [
-        Middleware(
-            CORSMiddleware,
-            allow_origins=named_origins(settings),
-            allow_methods=["GET", "POST"],
-            allow_headers=["*"],  # repeats those asked for: SDKs send headers of their own
-            allow_private_network=True,  # Chrome asks before a page elsewhere calls this network
-            expose_headers=[
-                "retry-after",
-                "server-timing",
-                "x-addnorm-fingerprint",
-                "x-request-id",
-            ],
-        )
-    ]

@@ -78,9 +78,7 @@ class Pools:
         self.large_readers = CooperativePool(1, "read-large", pauses=True)
 
     def close(self) -> None:
-        for pool in (
-            self.encoders, self.lens, self.tokenizers, self.readers, self.large_readers,
-        ):  # fmt: skip
+        for pool in vars(self).values():
             pool.close()
 
 

@@ -1,4 +1,4 @@
-"""What is wrong with the head of a request, whatever server has parsed it."""
+"""Faults of a request's head, whatever server has parsed it."""
 
 from collections.abc import Collection
 from itertools import chain
@@ -22,8 +22,16 @@ Headers = Collection[tuple[bytes, bytes]]  # names in lower case
 
 def wrong_head(scope: Scope) -> ServiceError | None:
     headers: Headers = scope["headers"]
-    if error := _wrong_coding(headers, scope.get("http_version", "1.1")):
-        return error
+    http_version = scope.get("http_version", "1.1")
+    codings = [value.strip().lower() for name, value in headers if name == b"transfer-encoding"]
+    if codings and (codings != [b"chunked"] or http_version != "1.1"):
+        # the end of the body must be beyond doubt
+        sent = b", ".join(codings).decode("latin-1")[:60]
+        return InvalidHead(
+            f"transfer-encoding is {sent!r} in HTTP/{http_version}: send chunked alone, in"
+            " HTTP/1.1; name a compression in content-encoding",
+            param="transfer-encoding",
+        )
     target = scope.get("raw_path") or scope["path"].encode()
     num_bytes = len(target) + len(scope.get("query_string", b"")) + LINE_BYTES * len(headers)
     num_bytes += sum(map(len, chain.from_iterable(headers)))
@@ -35,19 +43,6 @@ def wrong_head(scope: Scope) -> ServiceError | None:
             if names.count(name) > 1:
                 return InvalidHead(f"the header {name.decode()} is sent twice", param=name.decode())
     return None
-
-
-def _wrong_coding(headers: Headers, http_version: str) -> InvalidHead | None:
-    """The end of the body must be beyond doubt."""
-    codings = [value.strip().lower() for name, value in headers if name == b"transfer-encoding"]
-    if not codings or (codings == [b"chunked"] and http_version == "1.1"):
-        return None
-    sent = b", ".join(codings).decode("latin-1")[:60]
-    return InvalidHead(
-        f"transfer-encoding is {sent!r} in HTTP/{http_version}: send chunked alone, in HTTP/1.1;"
-        " name a compression in content-encoding",
-        param="transfer-encoding",
-    )
 
 
 def too_large(num_bytes: int) -> HeadTooLarge:
