@@ -308,15 +308,18 @@ class Server(uvicorn.Server):
         if counter % TICKS_PER_S == 0:
             self._service.keys.refresh()
             self._sweep()
-        if self._service.readiness.draining:
-            num_in_flight = self._service.app.in_flight + self._service.grpc.calls.in_flight
-            self.should_exit |= num_in_flight == 0 or time.monotonic() > self._drain_until
+        if self._service.readiness.draining and self._is_drained():
+            self.should_exit = True
         return await super().on_tick(counter)
 
     def _sweep(self) -> None:
         now = asyncio.get_running_loop().time()
         for connection in list(self.server_state.connections):
             cast(Connection, connection).sweep(now)
+
+    def _is_drained(self) -> bool:
+        num_in_flight = self._service.app.in_flight + self._service.grpc.calls.in_flight
+        return num_in_flight == 0 or time.monotonic() > self._drain_until
 
     def _left_s(self) -> float:
         """Seconds that are left of the drain."""

@@ -123,7 +123,7 @@ def test_an_emulated_processor_has_a_cpuinfo_of_its_own(name: str, tmp_path: Pat
     """Else the class of this machine would be in the fingerprint, and its kernels for int8."""
     python = PROCESSORS[name].python(tmp_path)
     folder = Path(python.command[python.command.index("-L") + 1])
-    found = Processor.of((folder / "proc/cpuinfo").read_text())
+    found = Processor.parse((folder / "proc/cpuinfo").read_text())
     assert set(PROCESSORS[name].flags.split()) == set(found.instruction_sets)
     assert not found.has_vnni
 
