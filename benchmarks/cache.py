@@ -7,7 +7,7 @@ repeats by Zipf's law, then sequences that are all new. All answers of both are 
 from collections.abc import Callable, Mapping
 
 from addnorm.load.measure import pool
-from addnorm.load.measure.check import Reference, alone
+from addnorm.load.measure.check import Reference, compute_alone
 from addnorm.load.measure.run import Figures, Load, measure
 from addnorm.load.measure.stream import PROFILES, Stream
 from addnorm.load.servers import CacheCounts, Server
@@ -54,7 +54,9 @@ def measured(
     lines: Mapping[str, tuple[int, int]],
     num_distinct: int = NUM_DISTINCT,
 ) -> Findings:
-    reference = Reference(alone(bundle, bundle.manifest.default_precision), most_alone=MOST_ALONE)
+    reference = Reference(
+        compute_alone(bundle, bundle.manifest.default_precision), most_alone=MOST_ALONE
+    )
     streams = _streams(bundle, lines, num_distinct)
     sent = [request for stream in streams.values() for request in stream.requests]
     warm_up = pool.unique(PROFILE, bundle.manifest.limits, NUM_WARM_UP, seed=1, sent=sent)

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
-from addnorm.load.measure.check import Reference, alone
+from addnorm.load.measure.check import Reference, compute_alone
 from addnorm.load.measure.run import Figures, Load, measure
 from addnorm.load.measure.stream import PROFILES, Stream, make
 from addnorm.load.servers import Server
@@ -73,5 +73,5 @@ def in_precision(
     """A server of this bundle, which computes in its default precision unless it is told."""
     if precision != bundle.manifest.default_precision:
         fields["precision"] = precision
-    reference = Reference(alone(bundle, precision), tolerance)
+    reference = Reference(compute_alone(bundle, precision), tolerance)
     return Contender(precision, serve, reference, bundle, fields, headers)

@@ -40,7 +40,7 @@ class Options(BaseModel):
 
 
 def application(options: Options) -> Any:
-    """What `serve run` and `serve deploy` take as import path.
+    """The import path of `serve run` and `serve deploy`.
 
     StartupError if a setting does not fit. The deployment's options (cores, number of replicas,
     autoscaling) are the configuration's.
@@ -98,7 +98,7 @@ class Replica:
             self._log.flush()
 
     async def _keep_up(self) -> None:
-        """What our own server does between requests."""
+        """Does what our own server does between requests."""
         while True:
             for _ in range(round(KEYS_S / FLUSH_S)):
                 await asyncio.sleep(FLUSH_S)

@@ -12,7 +12,7 @@ import numpy as np
 from prometheus_client.parser import text_string_to_metric_families
 
 from addnorm.load.client import Answers, Client, closed_loop, open_loop, runner
-from addnorm.load.measure.stream import Profile, Stream, make
+from addnorm.load.measure.stream import Profile, make
 from addnorm.load.servers import Server
 from addnorm.service.runtime.manifest import Limits
 
@@ -52,11 +52,11 @@ class Run:
     why: str = ""
 
     @classmethod
-    def of(cls, answers: Answers, cpu_s: float = NAN) -> "Run":
+    def count(cls, answers: Answers, cpu_s: float = NAN) -> "Run":
         given = [answers.kept[index][which] for index, which in answers.given]
         right = [status == 200 for status, _ in given]
         num_right = sum(right)
-        lost = Counter(_why(*answer) for answer in given if answer[0] != 200).most_common(1)
+        lost = Counter(_explain(*answer) for answer in given if answer[0] != 200).most_common(1)
         p99_s = float(np.percentile(answers.latencies_s, 99)) if right else math.inf
         cpu_each_s = cpu_s / num_right if num_right else NAN
         num_lost, why = len(right) - num_right, lost[0][0] if lost else ""
@@ -70,7 +70,7 @@ class Run:
         return not self.num_lost and self.p99_s <= p99_s
 
 
-def _why(status: int, body: bytes) -> str:
+def _explain(status: int, body: bytes) -> str:
     """Status and code of an error, or why there was no answer."""
     try:
         return f"{status} {json.loads(body)['error']['code']}"
@@ -92,7 +92,7 @@ class Capacity:
 
     @property
     def is_held(self) -> bool:
-        """Whether the last rate was."""
+        """The last rate was."""
         return self.rate > 0 and self.tried.holds(self.goal.p99_s)
 
     @property
@@ -136,19 +136,19 @@ class Subject:
     _clients: dict[int, tuple[Client, Iterator[int]]] = field(default_factory=dict)
 
     async def most(self, tokens: int) -> Run:
-        """What CALLERS reach, with texts of so many tokens on average."""
+        """The rate that CALLERS reach, with texts of so many tokens on average."""
         client, order = self._client(tokens)
         await closed_loop(client, order, CALLERS, self.seconds / 5)  # the rates settle
         before = await asyncio.to_thread(self.metric, "process_cpu_seconds_total")
         answers = await closed_loop(client, order, CALLERS, self.seconds)
         after = await asyncio.to_thread(self.metric, "process_cpu_seconds_total")
-        return Run.of(answers, after - before)
+        return Run.count(answers, after - before)
 
-    async def at(self, rate: float, seed: int = 0) -> Run:
+    async def try_rate(self, rate: float, seed: int = 0) -> Run:
         """Poisson arrivals, drawn from the seed."""
         client, order = self._client(self.goal.tokens)
         seconds = max(self.seconds, MIN_ARRIVALS / rate)
-        return Run.of(await open_loop(client, order, CONNECTIONS, seconds, rate, seed))
+        return Run.count(await open_loop(client, order, CONNECTIONS, seconds, rate, seed))
 
     def metric(self, name: str) -> float:
         """Not a number where the server has none that we may read."""
@@ -161,17 +161,13 @@ class Subject:
 
     def _client(self, tokens: int) -> tuple[Client, Iterator[int]]:
         if tokens not in self._clients:
-            stream = self._stream(tokens)
+            texts, longest = self.goal.texts, TAIL * tokens if tokens > 1 else 1
+            stream = make(Profile(texts, texts, tokens, longest), self.limits, fields=self.fields)
             bodies = [request.body for request in stream.requests]
             headers = *self.server.headers, COMPUTED
             client = Client(self.server.host, self.server.port, bodies, 60.0, *headers)
             self._clients[tokens] = client, stream.indices()
         return self._clients[tokens]
-
-    def _stream(self, tokens: int) -> Stream:
-        texts = self.goal.texts
-        longest = TAIL * tokens if tokens > 1 else 1
-        return make(Profile(texts, texts, tokens, longest), self.limits, fields=self.fields)
 
     def close(self) -> None:
         for client, _ in self._clients.values():
@@ -186,7 +182,7 @@ async def _measure(subject: Subject) -> Capacity:
         rate = min(goal.target, most.per_s)
     for number in range(TRIES if rate else 0):
         rate *= STEP if number else 1
-        if (tried := await subject.at(rate)).holds(goal.p99_s):
+        if (tried := await subject.try_rate(rate)).holds(goal.p99_s):
             break
     cores = subject.metric("addnorm_worker_threads")
     return Capacity(goal, cores, most, bare, rate, tried)

@@ -6,7 +6,7 @@ costs it about 35 us of CPU, aiohttp 140 us, httpx 3,800 us; the server needs 57
 
 import asyncio
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import cast
 
@@ -65,7 +65,7 @@ class Connection(asyncio.Protocol):
 
 @dataclass
 class Answers:
-    """What came back. Equal answers to a request are kept once: most are the same bytes."""
+    """Answers. Equal ones to a request are kept once: most are the same bytes."""
 
     kept: dict[int, list[tuple[int, bytes]]] = field(
         default_factory=dict
@@ -99,7 +99,11 @@ class Client:
     ) -> None:
         self._address = (host, port)
         self._timeout_s = timeout_s
-        self._requests = [_request(host, path, body, headers) for body in bodies]
+        first = f"POST {path} HTTP/1.1", f"Host: {host}", "Content-Type: application/json"
+        self._requests = [
+            "\r\n".join((*first, f"Content-Length: {len(body)}", *headers, "", "")).encode() + body
+            for body in bodies
+        ]
         self._idle: list[Connection] = []
         self.num_without_when = 0  # rejections (429, 503) that lacked Retry-After
 
@@ -131,17 +135,6 @@ class Client:
     def close(self) -> None:
         for connection in self._idle:
             connection.close()
-
-
-def _request(host: str, path: str, body: bytes, headers: Sequence[str]) -> bytes:
-    lines = (
-        f"POST {path} HTTP/1.1",
-        f"Host: {host}",
-        "Content-Type: application/json",
-        f"Content-Length: {len(body)}",
-        *headers,
-    )
-    return "\r\n".join((*lines, "", "")).encode() + body
 
 
 async def closed_loop(

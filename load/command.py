@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 
 from addnorm.load import capacity, options
 from addnorm.load.measure import pool
-from addnorm.load.measure.check import WRONG, Reference, alone
+from addnorm.load.measure.check import WRONG, Reference, compute_alone
 from addnorm.load.measure.run import Load, Result, measure
 from addnorm.load.measure.stream import PROFILES, Stream, make
 from addnorm.load.servers import CacheCounts, Server
@@ -29,7 +29,7 @@ def load(words: Sequence[str]) -> None:
     """Loads a server. Exits with code 1 if an answer was wrong, or if it cannot begin."""
     parser = options.parser()
     arguments = parser.parse_args(words)
-    given = options.given(parser, words)
+    given = options.names_given(parser, words)
     if arguments.target is not None:
         others = (*options.OF_ONE_LOAD, "json", "bundle", "accept")
         _refuse_options(parser, given, others, "not of --target")
@@ -38,7 +38,13 @@ def load(words: Sequence[str]) -> None:
     _refuse_options(parser, given, options.OF_A_TARGET, "of --target")
     if arguments.bundle is None:
         parser.error("--bundle or --target is needed")
-    bundle = _bundle(arguments)
+    try:
+        bundle = bundles.read(arguments.bundle)
+    except StartupError as error:
+        raise SystemExit(f"addnorm load: {error}") from None
+    known, asked = bundle.manifest.precisions, arguments.precision
+    if asked and asked not in known:
+        raise SystemExit(f"addnorm load: {bundle.ref} has {', '.join(known)}, not {asked}")
     _must_be_writable("--json", arguments.json)
     _run_load(parser, arguments, bundle)
 
@@ -59,19 +65,8 @@ def _hold(arguments: argparse.Namespace) -> None:
 
 
 def _fields(arguments: argparse.Namespace) -> dict[str, str]:
-    """What each body says beside its sequences."""
+    """The fields of each body beside its sequences."""
     return {name: value for name in ("model", "precision") if (value := getattr(arguments, name))}
-
-
-def _bundle(arguments: argparse.Namespace) -> Bundle:
-    try:
-        bundle = bundles.read(arguments.bundle)
-    except StartupError as error:
-        raise SystemExit(f"addnorm load: {error}") from None
-    known, asked = bundle.manifest.precisions, arguments.precision
-    if asked and asked not in known:
-        raise SystemExit(f"addnorm load: {bundle.ref} has {', '.join(known)}, not {asked}")
-    return bundle
 
 
 def _must_be_writable(option: str, path: Path | None) -> None:
@@ -96,14 +91,25 @@ def _run_load(
         stream = _stream(arguments, bundle.manifest.limits)
     except ValueError as error:
         parser.error(str(error))
-    reference = Reference(alone(bundle, precision), arguments.tolerance, arguments.most_alone)
+    reference = Reference(
+        compute_alone(bundle, precision), arguments.tolerance, arguments.most_alone
+    )
     if not stream.once:  # a stream that ends may be longer than what will be sent of it
         reference.learn(stream.requests, arguments.profile)
     server = _ours(arguments)
-    load = _load(arguments)
+    load = Load(
+        arguments.concurrency,
+        arguments.seconds,
+        arguments.rate,
+        arguments.warm_up,
+        None,
+        arguments.seed,
+        (f"Accept: {arguments.accept}",) if arguments.accept else (),
+    )
     before = server.cache_counts()
     result = measure(server, stream, reference, load)
-    counts = _since(server, before)
+    after = server.cache_counts()
+    counts = after.since(before) if before and after else None
     seen = {**asdict(result), "cache": asdict(counts) if counts else None}
     print(table(seen))
     if said := None if stream.once else warning(counts, f"--profile {arguments.profile}"):
@@ -148,22 +154,13 @@ def _said(server: Server, stream: Stream, headers: Sequence[str]) -> str:
 def _ours(arguments: argparse.Namespace) -> Server:
     address = urlsplit(arguments.url)
     server = Server(address.hostname or "127.0.0.1", address.port or 80)
-    key = _api_key(arguments.api_key_env) if arguments.api_key_env else None
-    headers = (f"Authorization: Bearer {key}",) if key else ()
+    headers: tuple[str, ...] = ()
+    if variable := arguments.api_key_env:
+        if not os.environ.get(variable):
+            why = f"--api-key-env: the environment variable {variable} is not set"
+            raise SystemExit(f"addnorm load: {why}")
+        headers = (f"Authorization: Bearer {os.environ[variable]}",)
     return replace(server, pid=arguments.pid, headers=headers)
-
-
-def _api_key(variable: str) -> str:
-    """Exits with one line if the environment variable is not set."""
-    if not os.environ.get(variable):
-        why = f"--api-key-env: the environment variable {variable} is not set"
-        raise SystemExit(f"addnorm load: {why}")
-    return os.environ[variable]
-
-
-def _since(server: Server, before: CacheCounts | None) -> CacheCounts | None:
-    after = server.cache_counts()
-    return after.since(before) if before and after else None
 
 
 def _refuse_options(
@@ -194,22 +191,6 @@ def _stream(arguments: argparse.Namespace, limits: Limits) -> Stream:
     return make(profile, limits, seed, fields)
 
 
-def _load(arguments: argparse.Namespace) -> Load:
-    return Load(
-        arguments.concurrency,
-        arguments.seconds,
-        arguments.rate,
-        arguments.warm_up,
-        None,
-        arguments.seed,
-        _headers(arguments),
-    )
-
-
-def _headers(arguments: argparse.Namespace) -> tuple[str, ...]:
-    return (f"Accept: {arguments.accept}",) if arguments.accept else ()
-
-
 def warning(counts: CacheCounts | None, what: str) -> str | None:
     """That a load which repeats its few requests measures the server's cache, if it does.
 
@@ -232,12 +213,10 @@ def warning(counts: CacheCounts | None, what: str) -> str | None:
 def table(figures: Mapping[str, object]) -> str:
     """Markdown, a line per figure."""
     lines = ["| figure | value |", "|---|---|"]
-    return "\n".join(
-        [*lines, *(f"| {name} | {_shown(value)} |" for name, value in figures.items())]
-    )
+    return "\n".join([*lines, *(f"| {name} | {_show(value)} |" for name, value in figures.items())])
 
 
-def _shown(value: object) -> str:
+def _show(value: object) -> str:
     if isinstance(value, float):
         return f"{value:,.3f}"
     if isinstance(value, dict):

@@ -15,7 +15,7 @@ from addnorm.service.errors import StartupError
 from addnorm.service.runtime import bundle as bundles
 from addnorm.service.runtime import signature
 from addnorm.service.server import process
-from addnorm.service.settings import Settings
+from addnorm.service.settings import Settings, descriptions
 from addnorm.service.telemetry import logs
 
 # process lists show the command line, so keys are no option
@@ -189,8 +189,8 @@ def _parser(command: str, description: str, example: str) -> argparse.ArgumentPa
         epilog=f"Example: {example}",
     )
     for name in OPTIONS:
-        field = Settings.model_fields[name]
-        meaning = f"{field.description} ({field.default})".replace("%", "%%")
+        default = Settings.model_fields[name].default
+        meaning = f"{descriptions()[name]} ({default})".replace("%", "%%")
         parser.add_argument(f"--{name.replace('_', '-')}", metavar="VALUE", help=meaning)
     return parser
 

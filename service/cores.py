@@ -4,6 +4,7 @@ import math
 import os
 import re
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 # a line of /proc/self/mountinfo, see proc_pid_mountinfo(5)
@@ -13,8 +14,14 @@ MOUNT = re.compile(r"\S+ \S+ \S+ (\S+) (\S+) .*- (cgroup2?) .*?(\S+)")
 def usable_cores(root: Path = Path("/")) -> int:
     """root: where `proc` and the cgroups are looked for."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    quotas = [quota for folder in _cgroups(root) for quota in _quotas(folder)]
-    return max(1, math.ceil(min([cores or 1, *quotas])))
+    quotas = [cores or 1.0]
+    for folder in _cgroups(root):
+        for names in (("cpu.max",), ("cpu.cfs_quota_us", "cpu.cfs_period_us")):  # of version 2, 1
+            with suppress(OSError, ValueError, ZeroDivisionError):  # there is none, or it is "max"
+                quota, period = " ".join((folder / name).read_text() for name in names).split()
+                if int(quota) > 0:
+                    quotas.append(int(quota) / int(period))
+    return max(1, math.ceil(min(quotas)))
 
 
 def _cgroups(root: Path) -> Iterator[Path]:
@@ -36,22 +43,8 @@ def _cgroups(root: Path) -> Iterator[Path]:
         controller = {"cgroup2": "", "cgroup": "cpu"}[kind]
         if controller not in own or (controller and controller not in options.split(",")):
             continue
-        path, top = Path(own[controller]), root / _unescaped(point).lstrip("/")
+        point = re.sub(r"\\(\d{3})", lambda code: chr(int(code[1], 8)), point)
+        path, top = Path(own[controller]), root / point.lstrip("/")
         is_seen = path.is_relative_to(start) and ".." not in path.parts
         inside = path.relative_to(start) if is_seen else Path()
         yield from (top / part for part in (inside, *inside.parents))
-
-
-def _unescaped(path: str) -> str:
-    return re.sub(r"\\(\d{3})", lambda code: chr(int(code[1], 8)), path)
-
-
-def _quotas(folder: Path) -> Iterator[float]:
-    """What a folder of either version allows, in cores."""
-    for names in (("cpu.max",), ("cpu.cfs_quota_us", "cpu.cfs_period_us")):
-        try:
-            quota, period = " ".join((folder / name).read_text() for name in names).split()
-            if int(quota) > 0:
-                yield int(quota) / int(period)
-        except (OSError, ValueError, ZeroDivisionError):  # there is none, or it is "max"
-            continue

@@ -10,17 +10,15 @@ from typing import Any
 from pydantic import ValidationError
 
 from addnorm.service.errors import StartupError
-from addnorm.service.settings import Settings
+from addnorm.service.settings import Settings, descriptions
 
 PREFIX = "ADDNORM_"
-# what Vertex AI says to the containers that it starts
-OF_VERTEX = {
-    "AIP_HTTP_PORT": "port",
-    "AIP_PREDICT_ROUTE": "vertex_predict_route",
-    "AIP_HEALTH_ROUTE": "vertex_health_route",
-}
+VERTEX_PORT = "AIP_HTTP_PORT"  # what Vertex AI says to the containers that it starts, as the next
+# method and path that is meant by the path in the variable
+VERTEX_ROUTES = {"AIP_PREDICT_ROUTE": ("POST", "/vertex"), "AIP_HEALTH_ROUTE": ("GET", "/health")}
 # how the variables go on that Kubernetes injects for a service called addnorm
 OF_KUBERNETES = ("port_", "service_")
+LIST = "`addnorm settings` lists them all"
 log = logging.getLogger("addnorm")
 
 
@@ -29,44 +27,39 @@ def read_settings(**options: Any) -> Settings:
 
     options: from the command line. StartupError names the variable or option that does not fit.
     """
-    try:
-        return Settings.model_validate(_environment() | options)
-    except ValidationError as error:
-        first = error.errors()[0]
-        name = str(first["loc"][0])
-        where = f"--{name.replace('_', '-')}" if name in options else _variable(name)
-        message = f"{where}={first['input']}: {first['msg']}; correct or unset it"
-        raise StartupError(message) from None
-
-
-def _environment() -> dict[str, str]:
-    """The settings among the variables, Vertex AI's where there is none of our own. A variable that
-    only looks like one gets a warning."""
-    found = {name: os.environ[its] for its, name in OF_VERTEX.items() if its in os.environ}
+    found = {"port": os.environ[VERTEX_PORT]} if VERTEX_PORT in os.environ else {}
     for variable in sorted(name for name in os.environ if name.startswith(PREFIX)):
         name = variable.removeprefix(PREFIX).lower()
         if name in Settings.model_fields:
             found[name] = os.environ[variable]
         elif not name.startswith(OF_KUBERNETES):
-            log.warning("%s is no setting: %s", variable, _hint(name))
-    return found
+            close = get_close_matches(name, Settings.model_fields, 1)
+            hint = f"did you mean {PREFIX}{close[0].upper()}?" if close else LIST
+            log.warning("%s is no setting: %s", variable, hint)
+    try:
+        return Settings.model_validate(found | options)
+    except ValidationError as error:
+        first = error.errors()[0]
+        name = str(first["loc"][0])
+        where = f"{PREFIX}{name.upper()}"
+        if name in options:
+            where = f"--{name.replace('_', '-')}"
+        elif name == "port" and where not in os.environ:
+            where = VERTEX_PORT
+        message = f"{where}={first['input']}: {first['msg']}; correct or unset it"
+        raise StartupError(message) from None
 
 
-def _variable(name: str) -> str:
-    """That sets it, or would."""
-    own = f"{PREFIX}{name.upper()}"
-    its = next((its for its, theirs in OF_VERTEX.items() if theirs == name), own)
-    return its if its in os.environ and own not in os.environ else own
-
-
-def _hint(name: str) -> str:
-    """What may have been meant."""
-    close = get_close_matches(name, Settings.model_fields, 1)
-    return (
-        f"did you mean {PREFIX}{close[0].upper()}?"
-        if close
-        else "`addnorm settings` lists them all"
-    )
+def vertex_routes() -> dict[tuple[str, str], str]:
+    """Method and path -> the path that is meant, as Vertex AI names them. StartupError if one is no
+    path."""
+    routes = {}
+    for variable, (method, meant) in VERTEX_ROUTES.items():
+        if path := os.environ.get(variable):
+            if not path.startswith("/"):
+                raise StartupError(f"{variable}={path}: a path begins with /; correct or unset it")
+            routes[method, path] = meant
+    return routes
 
 
 def describe(settings: Settings, options: Collection[str] = ()) -> str:
@@ -75,11 +68,11 @@ def describe(settings: Settings, options: Collection[str] = ()) -> str:
     options: names of those that the command line set.
     """
     lines = []
-    for name, field in Settings.model_fields.items():
+    for name, meaning in descriptions().items():
         source = "default"
         if name in settings.model_fields_set:
             where = "command line" if name in options else "environment"
-            source = f"{where}; default {field.default}"
+            source = f"{where}; default {Settings.model_fields[name].default}"
         lines.append(f"{PREFIX}{name.upper()}={getattr(settings, name)}  ({source})")
-        lines.append(f"    {field.description}")
+        lines.append(f"    {meaning}")
     return "\n".join(lines)

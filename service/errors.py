@@ -209,8 +209,8 @@ class TooManyAtOnce(ServiceError):
 
 
 class HeadTooLarge(ServiceError):
-    """The head is over `ADDNORM_MAX_HEADER_BYTES`, or the chunk sizes, chunk extensions and
-    trailers of the body are."""
+    """The head is over 32 KiB, or the chunk sizes, chunk extensions and trailers of the body
+    are."""
 
     status, type, code = 431, "invalid_request_error", "head_too_large"
     remedy = "Send fewer or shorter headers, or larger chunks. The server closes the connection."

@@ -19,322 +19,118 @@ class Settings(BaseModel):
     Only `read_settings` of environment.py reads the environment.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
-    host: str = Field(
-        "127.0.0.1",
-        description=(
-            "Address to listen on. 0.0.0.0 to be reached from other machines, :: over IPv6 too."
-        ),
-    )
-    port: int = Field(8000, ge=0, le=65535, description="Port to listen on. 0 takes a free one.")
-    grpc_port: int | None = Field(
-        None,
-        ge=0,
-        le=65535,
-        description=(
-            "Port of the Open Inference Protocol over gRPC, which needs the extra `grpc`; 0 takes "
-            "a free one. Set it for clients that speak nothing else, as KServe's gRPC router."
-        ),
-    )
-    vertex_predict_route: str | None = Field(
-        None,
-        pattern="^/",
-        description=(
-            "Path that means POST /vertex too. Vertex AI says it as AIP_PREDICT_ROUTE, and the port"
-            " as AIP_HTTP_PORT; both are read where ours are not set."
-        ),
-    )
-    vertex_health_route: str | None = Field(
-        None,
-        pattern="^/",
-        description=(
-            "Path that means GET /health too. Vertex AI says it as AIP_HEALTH_ROUTE, which is read"
-            " where this is not set."
-        ),
-    )
-    log_level: Literal["debug", "info", "warning", "error"] = Field(
-        "info", description="Least severity that is logged. debug while looking for a fault."
-    )
-    provider: Literal["cpu", "cuda", "auto"] = Field(
-        "cpu",
-        description=(
-            "Where sessions run. cuda refuses to start without a GPU; auto takes one if "
-            "it is there."
-        ),
-    )
-    worker_threads: int = Field(
-        0,
-        ge=0,
-        description=(
-            "Concurrent session runs. 0: as many as the cores of the CPU quota, 2 on a GPU. "
-            "Set it beside other busy processes."
-        ),
-    )
-    run_timeout_s: float = Field(
-        20.0,
-        gt=0,
-        description=(
-            "Longest session run; a worker that takes longer is replaced. Raise for huge sequences."
-        ),
-    )
-    token_budget: int = Field(
-        0,
-        ge=0,
-        description=(
-            "Real tokens in one micro-batch. 0: found at warm-up. Set it where start-up is noisy."
-        ),
-    )
-    timeout_s: float = Field(
-        30.0,
-        gt=0,
-        description=(
-            "Deadline of a request that sends no x-request-timeout-ms. Match it to your clients'."
-        ),
-    )
-    bulk_timeout_s: float = Field(
-        600.0,
-        gt=0,
-        description=(
-            "Longest deadline of a bulk request, as one of more than 1,024 sequences or 65,536"
-            " tokens, that sends no x-request-timeout-ms; within it the deadline follows its size."
-            " Match it to your indexing clients'."
-        ),
-    )
-    known_answer_timeout_s: float = Field(
-        2.0,
-        gt=0,
-        description=(
-            "Longest known-answer test of a ready server. "
-            "Raise where one micro-batch takes longer than that."
-        ),
-    )
-    grace_s: float = Field(
-        30.0,
-        gt=0,
-        description=(
-            "Longest drain after SIGTERM or SIGHUP; a second later the process has ended. "
-            "Keep it below the orchestrator's own kill delay."
-        ),
-    )
-    invariance_check_share: float = Field(
-        0.001,
-        ge=0,
-        le=1,
-        description=(
-            "Share of micro-batches computed again alone when idle, and compared. "
-            "Raise on new hardware; 0: none."
-        ),
-    )
-    watch_s: float = Field(
-        0.0,
-        ge=0,
-        description=(
-            "How often the bundle folder is looked at for versions to load or unload. 0: never."
-        ),
-    )
-    cache_bytes: int = Field(
-        64 * MIB,
-        ge=0,
-        description=(
-            "Bytes of results held, so that a repeated sequence is not computed again. "
-            "Raise where traffic repeats; 0: nothing is held, and equal sequences are not merged."
-        ),
-    )
-    max_sequences: int = Field(
-        2048,
-        ge=1,
-        description="Sequences in one request. Raise for clients that send more at once.",
-    )
-    max_tokens: int = Field(
-        300_000,
-        ge=1,
-        description="Real tokens in one request. Raise for clients that send more at once.",
-    )
-    max_padded_tokens: int = Field(
-        300_000, ge=1, description="Tokens, pads included, in one request. Raise for sparse grids."
-    )
-    max_body_bytes: int = Field(
-        16 * MIB, ge=1, description="Bytes of a request body. Raise for very wide grids."
-    )
-    max_json_bytes: int = Field(
-        8 * MIB,
-        ge=1,
-        description=(
-            "Bytes of JSON in a body; parsing holds up other requests. Raise for indented grids."
-        ),
-    )
-    max_response_bytes: int = Field(
-        256 * MIB,
-        ge=1,
-        description="Bytes of an answer, estimated before any work. Raise where memory allows.",
-    )
-    max_queue_tokens: int = Field(
-        65_536,
-        ge=1,
-        description=(
-            "Real tokens that may wait; one API key may hold 16/17 of them for one "
-            "model. Raise for bursts."
-        ),
-    )
-    max_pending_response_bytes: int = Field(
-        512 * MIB,
-        ge=1,
-        description=(
-            "Bytes of all answers being made or sent, and of the rows that are kept for them; one "
-            "API key may hold 8/9 of them. Lower where memory is short."
-        ),
-    )
-    max_pending_body_bytes: int = Field(
-        256 * MIB,
-        ge=1,
-        description=(
-            "Bytes of all bodies being received or read, of what is read of them, and of texts "
-            "being tokenized; one API key may hold 8/9 of them. Lower where memory is short."
-        ),
-    )
-    max_header_bytes: int = Field(
-        32_768,
-        ge=1024,
-        description=(
-            "Bytes of a request's head, and of each run of chunk sizes, extensions and trailers "
-            "in its body. Raise for a proxy's long heads."
-        ),
-    )
-    max_connections: int = Field(
-        1024,
-        ge=1,
-        description=(
-            "Connections answered; more get 503. Lowered at start where `ulimit -n` is less than "
-            "twice as many. Raise both for many callers."
-        ),
-    )
-    keep_alive_s: int = Field(
-        75,
-        ge=1,
-        description=(
-            "How long a connection without a request is kept. Set it above the idle timeout of a "
-            "balancer in front (Amazon's 60, Google's 600), which else may send into a closed one."
-        ),
-    )
-    body_timeout_s: float = Field(
-        30.0,
-        gt=0,
-        description=(
-            "Longest a request's head may take to arrive, and its body. Raise for slow networks."
-        ),
-    )
-    send_timeout_s: float = Field(
-        60.0,
-        gt=0,
-        description="Longest a caller may take to read an answer. Raise for slow networks.",
-    )
-    api_keys_file: Path | None = Field(
-        None,
-        description=(
-            "File of API keys, a line each: `name scopes key [limit]`. "
-            "Set it wherever callers are not all trusted."
-        ),
-    )
-    api_keys: SecretStr | None = Field(
-        None,
-        description=(
-            "The same in place of a file, `;` between keys. For where only variables can be set."
-        ),
-    )
-    cors_origins: str | None = Field(
-        None,
-        description=(
-            "Origins whose pages may call from a browser, commas between. "
-            "Set it for a web page of yours."
-        ),
-    )
-    tls_cert: Path | None = Field(
-        None, description="Certificate chain, PEM. With tls_key, serves HTTPS where no proxy does."
-    )
-    tls_key: Path | None = Field(
-        None, description="Private key of tls_cert, PEM, without a passphrase."
-    )
-
-    admin: bool = Field(
-        False,
-        description=(
-            "Whether /v2/repository may load and unload models. Only where callers are trusted."
-        ),
-    )
-
-    trusted_keys: str | None = Field(
-        None,
-        description=(
-            "Files of public keys and certificates, PEM, commas between. A bundle that is signed "
-            "by none of them is refused. Set it where bundles come from elsewhere."
-        ),
-    )
-
-    require_reference: bool = Field(
-        False,
-        description=(
-            "Whether bundles are refused unless they were compared with their authors' program, or "
-            "with the module that their weights come from. Set it where others hand you bundles."
-        ),
-    )
-
-    trust_token_ids: bool = Field(
-        False,
-        description=(
-            "Whether routes for texts take token ids that do not begin and end with the model's "
-            "special tokens. Set it where every client sends ids of the model's own vocabulary."
-        ),
-    )
-
-    truncate: bool | None = Field(
-        None,
-        description=(
-            "Whether texts that are too long are cut where the request does not say. By default as"
-            " what a route is modelled on does. Set it to true for clients that send long texts to"
-            " /v1/embeddings and have no field for it."
-        ),
-    )
-
-    default_models: dict[str, str] = Field(
-        {},
-        description=(
-            "Models of requests that name none, as rerank=NAME,embed=NAME. Set it where several "
-            "models can do what a client without a model field asks for."
-        ),
-    )
-
-    aliases: dict[str, str] = Field(
-        {},
-        description=(
-            "Other names of models, as text-embedding-3-small=NAME,BAAI/bge-m3=NAME?prompt=query"
-            "&precision=int8&dimensions=256. Set it where clients insist on names of their own."
-        ),
-    )
-
-    versions: dict[str, str] = Field(
-        {},
-        description=(
-            "What a model's bare name means, as NAME=1,OTHER=2; by default its latest version. Set"
-            " it where a new folder must not answer at once."
-        ),
-    )
-
-    answer_versions: bool = Field(
-        False,
-        description=(
-            "Whether answers have NAME/VERSION as their model. Set it where callers store vectors"
-            " and do not keep the fingerprint."
-        ),
-    )
-
-    default_precision: Literal["fp32", "fp16", "int8"] | None = Field(
-        None,
-        description=(
-            "Precision of requests that name none, of models that have it. Set it where clients"
-            " cannot ask for int8; by default each bundle says."
-        ),
-    )
+    host: str = "127.0.0.1"
+    """Address to listen on. 0.0.0.0 to be reached from other machines, :: over IPv6 too."""
+    port: int = Field(8000, ge=0, le=65535)
+    """Port to listen on. 0 takes a free one."""
+    grpc_port: int | None = Field(None, ge=0, le=65535)
+    """Port of the Open Inference Protocol over gRPC, which needs the extra `grpc`; 0 takes a free
+    one. Set it for clients that speak nothing else, as KServe's gRPC router."""
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
+    """Least severity that is logged. debug while looking for a fault."""
+    provider: Literal["cpu", "cuda", "auto"] = "cpu"
+    """Where sessions run. cuda refuses to start without a GPU; auto takes one if it is there."""
+    worker_threads: int = Field(0, ge=0)
+    """Concurrent session runs. 0: as many as the cores of the CPU quota, 2 on a GPU. Set it beside
+    other busy processes."""
+    run_timeout_s: float = Field(20.0, gt=0)
+    """Longest session run; a worker that takes longer is replaced. A tenth of it is the longest
+    known-answer test of a ready server. Raise for huge sequences."""
+    token_budget: int = Field(0, ge=0)
+    """Real tokens in one micro-batch. 0: found at warm-up. Set it where start-up is noisy."""
+    timeout_s: float = Field(30.0, gt=0)
+    """Deadline of a request that sends no x-request-timeout-ms. Match it to your clients'."""
+    bulk_timeout_s: float = Field(600.0, gt=0)
+    """Longest deadline of a bulk request, as one of more than 1,024 sequences or 65,536 tokens,
+    that sends no x-request-timeout-ms; within it the deadline follows its size. Match it to your
+    indexing clients'."""
+    grace_s: float = Field(30.0, gt=0)
+    """Longest drain after SIGTERM or SIGHUP; a second later the process has ended. Keep it below
+    the orchestrator's own kill delay."""
+    invariance_check_share: float = Field(0.001, ge=0, le=1)
+    """Share of micro-batches computed again alone when idle, and compared. Raise on new hardware;
+    0: none."""
+    watch_s: float = Field(0.0, ge=0)
+    """How often the bundle folder is looked at for versions to load or unload. 0: never."""
+    cache_bytes: int = Field(64 * MIB, ge=0)
+    """Bytes of results held, so that a repeated sequence is not computed again. Raise where traffic
+    repeats; 0: nothing is held, and equal sequences are not merged."""
+    max_sequences: int = Field(2048, ge=1)
+    """Sequences in one request. Raise for clients that send more at once."""
+    max_tokens: int = Field(300_000, ge=1)
+    """Real tokens in one request. Raise for clients that send more at once."""
+    max_padded_tokens: int = Field(300_000, ge=1)
+    """Tokens, pads included, in one request. Raise for sparse grids."""
+    max_body_bytes: int = Field(16 * MIB, ge=1)
+    """Bytes of a request body. Raise for very wide grids."""
+    max_json_bytes: int = Field(8 * MIB, ge=1)
+    """Bytes of JSON in a body; parsing holds up other requests. Raise for indented grids."""
+    max_response_bytes: int = Field(256 * MIB, ge=1)
+    """Bytes of an answer, estimated before any work. Raise where memory allows."""
+    max_queue_tokens: int = Field(65_536, ge=1)
+    """Real tokens that may wait; one API key may hold 16/17 of them for one model. Raise for
+    bursts."""
+    max_pending_response_bytes: int = Field(512 * MIB, ge=1)
+    """Bytes of all answers being made or sent, and of the rows that are kept for them; one API key
+    may hold 8/9 of them. Lower where memory is short."""
+    max_pending_body_bytes: int = Field(256 * MIB, ge=1)
+    """Bytes of all bodies being received or read, of what is read of them, and of texts being
+    tokenized; one API key may hold 8/9 of them. Lower where memory is short."""
+    max_connections: int = Field(1024, ge=1)
+    """Connections answered; more get 503. Lowered at start where `ulimit -n` is less than twice as
+    many. Raise both for many callers."""
+    keep_alive_s: int = Field(75, ge=1)
+    """How long a connection without a request is kept. Set it above the idle timeout of a balancer
+    in front (Amazon's 60, Google's 600), which else may send into a closed one."""
+    body_timeout_s: float = Field(30.0, gt=0)
+    """Longest a request's head may take to arrive, and its body. Raise for slow networks."""
+    send_timeout_s: float = Field(60.0, gt=0)
+    """Longest a caller may take to read an answer. Raise for slow networks."""
+    api_keys_file: Path | None = None
+    """File of API keys, a line each: `name scopes key [limit]`. Set it wherever callers are not all
+    trusted."""
+    api_keys: SecretStr | None = None
+    """The same in place of a file, `;` between keys. For where only variables can be set."""
+    cors_origins: str | None = None
+    """Origins whose pages may call from a browser, commas between. Set it for a web page of
+    yours."""
+    tls_cert: Path | None = None
+    """Certificate chain, PEM. With tls_key, serves HTTPS where no proxy does."""
+    tls_key: Path | None = None
+    """Private key of tls_cert, PEM, without a passphrase."""
+    admin: bool = False
+    """Whether /v2/repository may load and unload models. Only where callers are trusted."""
+    trusted_keys: str | None = None
+    """Files of public keys and certificates, PEM, commas between. A bundle that is signed by none
+    of them is refused. Set it where bundles come from elsewhere."""
+    require_reference: bool = False
+    """Whether bundles are refused unless they were compared with their authors' program, or with
+    the module that their weights come from. Set it where others hand you bundles."""
+    trust_token_ids: bool = False
+    """Whether routes for texts take token ids that do not begin and end with the model's special
+    tokens. Set it where every client sends ids of the model's own vocabulary."""
+    truncate: bool | None = None
+    """Whether texts that are too long are cut where the request does not say. By default as what a
+    route is modelled on does. Set it to true for clients that send long texts to /v1/embeddings and
+    have no field for it."""
+    default_models: dict[str, str] = {}
+    """Models of requests that name none, as rerank=NAME,embed=NAME. Set it where several models can
+    do what a client without a model field asks for."""
+    aliases: dict[str, str] = {}
+    """Other names of models, as
+    text-embedding-3-small=NAME,BAAI/bge-m3=NAME?prompt=query&precision=int8&dimensions=256. Set it
+    where clients insist on names of their own."""
+    versions: dict[str, str] = {}
+    """What a model's bare name means, as NAME=1,OTHER=2; by default its latest version. Set it
+    where a new folder must not answer at once."""
+    answer_versions: bool = False
+    """Whether answers have NAME/VERSION as their model. Set it where callers store vectors and do
+    not keep the fingerprint."""
+    default_precision: Literal["fp32", "fp16", "int8"] | None = None
+    """Precision of requests that name none, of models that have it. Set it where clients cannot ask
+    for int8; by default each bundle says."""
 
     @field_validator("trusted_keys")
     @classmethod
@@ -394,3 +190,9 @@ class Settings(BaseModel):
     def num_cores(self) -> int:
         """That the server may use: as many as worker threads, where these are set."""
         return self.worker_threads or usable_cores()
+
+
+def descriptions() -> dict[str, str]:
+    """name -> what the setting is and when to change it, in one line."""
+    fields = Settings.model_fields.items()
+    return {name: " ".join((field.description or "").split()) for name, field in fields}

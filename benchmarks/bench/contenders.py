@@ -39,7 +39,7 @@ class Servers:
         """padded: the same model in the layout that the naive server needs."""
         _check_one_model(bundle, padded)
         ours = self._addnorm(bundle)
-        near = ours[FP32].reference.near(NAIVE_TOLERANCE)
+        near = ours[FP32].reference.with_tolerance(NAIVE_TOLERANCE)
         naive = [
             Contender(name, self._lazy(peers.naive(padded, *flags)), near, bundle)
             for name, flags in FLAGS.items()
@@ -72,14 +72,14 @@ class Servers:
         if not peers.INFINITY.exists():
             return ours
         server = self._lazy(peers.infinity(MINILM, bundle.manifest.name))
-        near = ours[FP32].reference.near(NAIVE_TOLERANCE)
+        near = ours[FP32].reference.with_tolerance(NAIVE_TOLERANCE)
         peer = Contender(INFINITY, server, near, bundle, make_stream=_streams_of(bundle))
         return {INFINITY: peer, **ours}
 
     def checkpoint(self, bundle: Bundle, folder: Path) -> Contenders:
         """folder: of the bundle's checkpoint, which transformers computes."""
         ours = self._addnorm(bundle)
-        near = ours[FP32].reference.near(NAIVE_TOLERANCE)
+        near = ours[FP32].reference.with_tolerance(NAIVE_TOLERANCE)
         peer = Contender(TRANSFORMERS, self._lazy(peers.pytorch(str(folder))), near, bundle)
         return {TRANSFORMERS: peer, **ours}
 
@@ -95,7 +95,7 @@ class Servers:
                     contender,
                     name=f"{BEFORE}{contender.name}",
                     serve=before,
-                    reference=contender.reference.near(TOLERANCE[contender.name]),
+                    reference=contender.reference.with_tolerance(TOLERANCE[contender.name]),
                     streams={},
                 )
                 for contender in found

@@ -17,15 +17,15 @@ from addnorm.service.models.registry import Models
 from addnorm.service.protocols.codec.foreign_fields import FOREIGN
 from addnorm.service.server import wiring
 from addnorm.service.server.wiring import Service
-from addnorm.service.settings import Settings
+from addnorm.service.settings import Settings, descriptions
 from addnorm.service.telemetry.exposition import INFO_LABELS
 from benchmarks.tables import listed
 
 
 def settings_list() -> str:
     return listed(
-        (f"`{PREFIX}{name.upper()}`", _default(field.default), str(field.description))
-        for name, field in Settings.model_fields.items()
+        (f"`{PREFIX}{name.upper()}`", _default(Settings.model_fields[name].default), meaning)
+        for name, meaning in descriptions().items()
     )
 
 

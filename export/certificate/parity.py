@@ -114,7 +114,7 @@ def known_digests(model: Model, precision: str) -> known_answers.Digests:
 def nodes(model: Model) -> dict[str, dict[str, Placement]]:
     """For each precision, and each graph of it: how many nodes of each operator run where."""
     return {
-        precision: {graph: placement.counted(found) for graph, found in engine.nodes().items()}
+        precision: {graph: placement.count_nodes(found) for graph, found in engine.nodes().items()}
         for precision, engine in model.engines.items()
     }
 

@@ -1,4 +1,4 @@
-"""Whether answers are right: compared, after the timed part, with each sequence computed alone."""
+"""Answers are right or wrong: compared, after the timed part, with each sequence computed alone."""
 
 from collections import Counter
 from collections.abc import Callable, Iterable
@@ -26,7 +26,7 @@ Compute = Callable[
 ]  # output, a sequence -> its activations, its pooled vector, or that as /v1/embeddings gives it
 
 
-def alone(bundle: Bundle, precision: str) -> Compute:
+def compute_alone(bundle: Bundle, precision: str) -> Compute:
     """An engine in this process that sees one sequence at a time. It is loaded at first use."""
     engine = cache(lambda: Engine(bundle, precision))
 
@@ -62,7 +62,7 @@ class Reference:
         self._tolerance, self._most_alone = tolerance, most_alone
         self._draws = np.random.default_rng(0)
 
-    def near(self, tolerance: float) -> "Reference":
+    def with_tolerance(self, tolerance: float) -> "Reference":
         """The same answers, told apart by a tolerance."""
         other = Reference(self._compute, tolerance)
         other._alone = self._alone
@@ -101,20 +101,24 @@ class Reference:
             return "no answer"
         if status != 200:
             return str(status)
-        try:
-            got = _output(body, request.output)
+        try:  # in JSON, or else in safetensors
+            if not body.startswith(b"{"):
+                got = load(body)[request.output]
+            elif request.output != "embedding":
+                got = np.array(orjson.loads(body)[request.output], np.float32)
+            else:
+                entries = sorted(orjson.loads(body)["data"], key=lambda entry: entry["index"])
+                got = np.array([entry["embedding"] for entry in entries], np.float32)
         except (ValueError, KeyError, TypeError, SafetensorError):
             return "not the answer asked for"
         return None if self._is_right(request, got) else WRONG
 
     def _is_right(self, request: Request, got: Floats) -> bool:
         has_rows = request.output == "activations"  # of each token; else a vector a sequence
-        if got.ndim != (3 if has_rows else 2):
-            return False
-        if len(got) != len(request.sequences):
+        if got.ndim != (3 if has_rows else 2) or len(got) != len(request.sequences):
             return False
         alone = [
-            self._known(_key(request.output, sequence), row, len(sequence))
+            self._answer_to(_key(request.output, sequence), row, len(sequence))
             for sequence, row in zip(request.sequences, got, strict=True)
         ]
         if {row.shape[-1] for row in alone} != {got.shape[-1]}:
@@ -130,7 +134,7 @@ class Reference:
             )
         return bool(np.allclose(got, known, rtol=self._tolerance, atol=self._tolerance))
 
-    def _known(self, key: Key, got: Floats, num_tokens: int) -> Floats:
+    def _answer_to(self, key: Key, got: Floats, num_tokens: int) -> Floats:
         """The right answer to a sequence; of one that was left out, its first answer."""
         if key not in self._left_out:
             return self._alone[key]
@@ -139,17 +143,6 @@ class Reference:
 
 def _key(output: str, sequence: Ints) -> Key:
     return output, sequence.tobytes()
-
-
-def _output(body: bytes, name: str) -> Floats:
-    """The named output of a response in JSON, or else in safetensors."""
-    if not body.startswith(b"{"):
-        return load(body)[name]
-    answer = orjson.loads(body)
-    if name != "embedding":
-        return np.array(answer[name], np.float32)
-    entries = sorted(answer["data"], key=lambda entry: entry["index"])
-    return np.array([entry[name] for entry in entries], np.float32)
 
 
 def _on_grid(rows: Iterable[Floats], width: int) -> Floats:

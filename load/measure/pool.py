@@ -115,7 +115,7 @@ def _stream(
 ) -> Stream:
     ends = np.cumsum([0, *sizes]).tolist()
     requests = [
-        Request.of(tuple(sequences[start:end]), profile.output, fields)
+        Request.encode(tuple(sequences[start:end]), profile.output, fields)
         for start, end in pairwise(ends)
     ]
     return Stream(requests, seed, once=True)

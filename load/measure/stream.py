@@ -58,7 +58,7 @@ class Request:
     body: bytes
 
     @classmethod
-    def of(
+    def encode(
         cls, sequences: tuple[Ints, ...], output: str, fields: dict[str, Any] | None = None
     ) -> Self:
         """fields: of the body (model, precision)."""
@@ -116,14 +116,14 @@ def make(
     requests = []
     for _ in range(profile.num_requests):
         sequences = tuple(
-            _sequence(limits, length, int(draws.integers(NUM_VARIANTS)), seed)
+            _draw(limits, length, int(draws.integers(NUM_VARIANTS)), seed)
             for length in _lengths(profile, draws)
         )
-        requests.append(Request.of(sequences, profile.output, fields))
+        requests.append(Request.encode(sequences, profile.output, fields))
     return Stream(requests, seed)
 
 
-def _sequence(limits: Limits, length: int, variant: int, seed: int) -> Ints:
+def _draw(limits: Limits, length: int, variant: int, seed: int) -> Ints:
     draws = np.random.default_rng([seed, length, variant])
     return limits.without_pads(draws.integers(0, limits.vocab_size, length))
 

@@ -10,7 +10,7 @@ from addnorm.service.runtime import bundle as bundles
 
 
 class Listing(NamedTuple):
-    """What lies in a folder of bundles."""
+    """The contents of a folder of bundles."""
 
     paths: list[Path]  # folders `<name>/<version>`, older versions first
     unreadable: dict[Path, str]  # folders that cannot be looked into -> why, and what to do
@@ -56,18 +56,13 @@ def find(root: Root) -> Listing:
         reasons = "; ".join(found.unreadable.values())
         raise StartupError(f"no bundle under {where} can be read: {reasons}")
     if isinstance(root, Path):
-        raise StartupError(_why_none(root))
+        whole, command = root.absolute(), f"addnorm export --preset notebook --out {root}"
+        why = f"no bundle under {root}: make one with `{command}`"
+        if (root / bundles.MANIFEST).is_file():
+            why = f"{root} is a bundle: name the folder of its name's folder, {whole.parents[1]}"
+        elif any(root.glob(f"*/{bundles.MANIFEST}")):
+            why = f"{root} holds versions of one bundle: name the folder above, {whole.parent}"
+        elif (root / "config.json").is_file():
+            why = f"{root} is a checkpoint: `addnorm serve {root}` exports it and serves it"
+        raise StartupError(why)
     raise StartupError(f"no bundle under {where}: they have gone since they were exported")
-
-
-def _why_none(root: Path) -> str:
-    """What the folder is instead, and what to do."""
-    whole = root.absolute()
-    if (root / bundles.MANIFEST).is_file():
-        return f"{root} is a bundle: name the folder of its name's folder, {whole.parents[1]}"
-    if any(root.glob(f"*/{bundles.MANIFEST}")):
-        return f"{root} holds versions of one bundle: name the folder above, {whole.parent}"
-    if (root / "config.json").is_file():
-        return f"{root} is a checkpoint: `addnorm serve {root}` exports it and serves it"
-    command = f"addnorm export --preset notebook --out {root}"
-    return f"no bundle under {root}: make one with `{command}`"

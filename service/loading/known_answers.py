@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from typing import get_args
 
 from addnorm.service.inference.kept_rows import KeptRows
-from addnorm.service.inference.outputs import OUTPUTS, Output, Pooled, Value
+from addnorm.service.inference.outputs import OUTPUTS, Pooled
 from addnorm.service.inference.outputs import Computed as ForOutputs
 from addnorm.service.inference.outputs.values import Array
 from addnorm.service.runtime.batch import Batch, Padding, Rows
@@ -42,7 +42,19 @@ def digests(bundle: Bundle, engine: Engine, known: Computed) -> Digests:
     """Makes every tensor that requests for these sequences get, one by one and together, and takes
     its digest."""
     made = {"input_ids": {TOGETHER: _digest(known.batch.tokens)}}
-    for name, output in _outputs(bundle, engine).items():
+    kinds = {name: OUTPUTS.by_name[name] for name in OUTPUTS.names(bundle)}
+    # every output of the model, beside it every pooling, and log-probabilities
+    outputs = {
+        name: kind.of_options(kind.compared_options(bundle, 1))
+        for name, kind in kinds.items()
+        if engine.has_lens or not kind.is_of_lens
+    }
+    for pooling in get_args(Pooling):
+        outputs[f"pooled.{pooling}.normalized"] = Pooled(pooling, normalize=True)
+    if "logits" in kinds:
+        top_k = min(TOP_K, bundle.width("logits"))
+        outputs["logits.top_k"] = kinds["logits"].of_options({"top_k": top_k})
+    for name, output in outputs.items():
         # a head or the lens runs for each token
         is_by_token = output.head(bundle) is not None and output.pick(bundle) == "every"
         asked = known.up_to(MOST_BY_TOKEN) if is_by_token else known
@@ -59,23 +71,6 @@ def _requests(known: Computed) -> Iterator[tuple[str, Batch, Rows]]:
     for index, rows in enumerate(known.rows):
         yield str(rows.num_tokens), known.batch.sequence(index), rows
     yield TOGETHER, known.batch, known.joined()
-
-
-def _outputs(bundle: Bundle, engine: Engine) -> dict[str, Output[Value]]:
-    """What is asked for, by the name that its tensors get: every output of the model, beside it
-    every pooling, and log-probabilities."""
-    kinds = {name: OUTPUTS.by_name[name] for name in OUTPUTS.names(bundle)}
-    outputs = {
-        name: kind.of_options(kind.compared_options(bundle, 1))
-        for name, kind in kinds.items()
-        if engine.has_lens or not kind.is_of_lens
-    }
-    for pooling in get_args(Pooling):
-        outputs[f"pooled.{pooling}.normalized"] = Pooled(pooling, normalize=True)
-    if "logits" in kinds:
-        top_k = min(TOP_K, bundle.width("logits"))
-        outputs["logits.top_k"] = kinds["logits"].of_options({"top_k": top_k})
-    return outputs
 
 
 def _digest(array: Array) -> str:

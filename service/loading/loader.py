@@ -9,15 +9,13 @@ from addnorm.service.errors import StartupError
 from addnorm.service.loading import folders
 from addnorm.service.loading.known_answers import LENGTHS, compute, different, digests
 from addnorm.service.models.model import Model, Reproduction
-from addnorm.service.models.names import read_aliases
+from addnorm.service.models.names import read_aliases, read_pins
 from addnorm.service.models.registry import WORDS, Models, Root
-from addnorm.service.models.versions import read_pins
 from addnorm.service.runtime import bundle as bundles
 from addnorm.service.runtime import selfcheck
 from addnorm.service.runtime.bundle import Bundle
 from addnorm.service.runtime.cuda.gpu_engine import engines_for
 from addnorm.service.runtime.engine import OpenEngine
-from addnorm.service.runtime.manifest import Task
 from addnorm.service.runtime.selfcheck import Computed, unequal
 from addnorm.service.runtime.session import runs_in_words
 from addnorm.service.settings import Settings
@@ -42,7 +40,11 @@ def load(
     """Checks and warms one bundle. StartupError if it is refused. before: the version that runs
     now. engines: what the settings ask for."""
     started = time.monotonic()
-    _check_folder(bundle)
+    where = f"{bundle.path.parent.name}/{bundle.path.name}"
+    if where != bundle.ref:
+        raise StartupError(
+            f"bundle {bundle.path} says it is {bundle.ref}: move it to a folder of that name"
+        )
     if settings.require_reference and not bundle.is_compared:
         raise StartupError(
             f"{bundle.ref} was compared with"
@@ -92,7 +94,7 @@ def check(model: Model) -> None:
 
 
 def _reproduction(model: Model, precision: str) -> Reproduction:
-    """Whether the engine gives the certificate's bits; its fingerprint says so from now on.
+    """Compares the engine's bits with the certificate's; its fingerprint says so from now on.
     StartupError if it is not batch-invariant though it promises it."""
     bundle, engine = model.bundle, model.engines[precision]
     if not engine.exact:
@@ -142,28 +144,14 @@ def load_all(root: Root, settings: Settings) -> Models:
     found = folders.find(root)
     for problem in found.unreadable.values():
         log.error("%s", problem)
-    defaults, aliases = _default_models(settings), read_aliases(settings.aliases)
-    trusted = settings.trusted_key_files
-    models = [load(bundles.read(path, trusted), settings) for path in found.paths]
-    return Models(models, root, defaults, aliases, read_pins(settings.versions))
-
-
-def _default_models(settings: Settings) -> dict[Task, str]:
-    """StartupError for a task that there is not."""
-    named = settings.default_models
+    named, aliases = settings.default_models, read_aliases(settings.aliases)
     for task in named:
         if task not in WORDS:
             raise StartupError(
                 f"ADDNORM_DEFAULT_MODELS has {task!r}: tasks are {', '.join(WORDS)}; write"
                 " rerank=NAME,embed=NAME"
             )
-    return {task: named[task] for task in WORDS if task in named}
-
-
-def _check_folder(bundle: Bundle) -> None:
-    """StartupError unless the folder has the name and version of the manifest."""
-    where = f"{bundle.path.parent.name}/{bundle.path.name}"
-    if where != bundle.ref:
-        raise StartupError(
-            f"bundle {bundle.path} says it is {bundle.ref}: move it to a folder of that name"
-        )
+    defaults = {task: named[task] for task in WORDS if task in named}
+    trusted = settings.trusted_key_files
+    models = [load(bundles.read(path, trusted), settings) for path in found.paths]
+    return Models(models, root, defaults, aliases, read_pins(settings.versions))

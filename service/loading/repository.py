@@ -9,7 +9,7 @@ import logging
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
@@ -58,31 +58,24 @@ class Repository:
         runs then stays.
         """
         with self._changing:
-            problems = self._load_all(ref)
+            found = self._listing()
+            paths = [path for path in found.paths if ref in (path.parent.name, _ref(path))]
+            problems = [
+                why
+                for path, why in found.unreadable.items()
+                if ref in (path.name, path.parent.name, _ref(path))
+            ]
+            if not paths and not problems:
+                message = f"no bundle {ref[:200]!r} in the folder this server loads from"
+                raise NotFound(message, param="model")
+            problems += [problem for path in paths if (problem := self._load(path))]
         if problems:
-            message = f"{'; '.join(problems)}; {self._serving(ref.partition('/')[0])}"
-            raise BundleRefused(message, param="model")
-
-    def _load_all(self, ref: str) -> list[str]:
-        """What is wrong with any of them."""
-        found = self._listing()
-        paths = [path for path in found.paths if ref in (path.parent.name, _ref(path))]
-        problems = [
-            why
-            for path, why in found.unreadable.items()
-            if ref in (path.name, path.parent.name, _ref(path))
-        ]
-        if not paths and not problems:
-            message = f"no bundle {ref[:200]!r} in the folder this server loads from"
-            raise NotFound(message, param="model")
-        return problems + [problem for path in paths if (problem := self._load(path))]
-
-    def _serving(self, name: str) -> str:
-        """Which versions of a model are served now; some may just have been loaded."""
-        refs = [model.bundle.ref for model in self._models.all() if model.name == name]
-        if not refs:
-            return f"no version of {name[:200]} is served"
-        return f"serving now: {', '.join(refs)}"
+            name = ref.partition("/")[0]
+            # some may just have been loaded
+            refs = [model.bundle.ref for model in self._models.all() if model.name == name]
+            served = f"serving now: {', '.join(refs)}"
+            served = served if refs else f"no version of {name[:200]} is served"
+            raise BundleRefused(f"{'; '.join(problems)}; {served}", param="model")
 
     def unload(self, ref: str) -> None:
         """Stops serving all versions of `name`, or `name/version`, and frees their memory.
@@ -110,29 +103,22 @@ class Repository:
             listing = self._listing()
             if not root or not folders.is_there(root):
                 return  # no model is unloaded for that
-            self._log_new(listing.unreadable)
+            for path, problem in listing.unreadable.items():
+                if path not in self._unreadable:
+                    log.error("%s", problem)
+            self._unreadable = listing.unreadable
             found = {path: self._state(path) for path in listing.paths}
             for path, state in found.items():
                 if state == self._seen.get(path) and state != self._tried.get(path):
                     self._load(path)
-            self._unload_missing(found, listing.unreadable)
+            for path in list(self._tried):
+                # it may be there
+                is_hidden = not listing.unreadable.keys().isdisjoint((path, *path.parents))
+                if path not in found and path not in self._seen and not is_hidden:
+                    del self._tried[path]
+                    _free(self._drop(_ref(path)), self._free_s)
+                    log.info("unloaded %s: %s is gone", _ref(path), path)
             self._seen = found
-
-    def _unload_missing(self, found: dict[Path, FileStates], unreadable: dict[Path, str]) -> None:
-        """Unloads the versions that neither this rescan nor the last one has seen."""
-        for path in list(self._tried):
-            is_hidden = not unreadable.keys().isdisjoint((path, *path.parents))  # it may be there
-            if path not in found and path not in self._seen and not is_hidden:
-                del self._tried[path]
-                _free(self._drop(_ref(path)), self._free_s)
-                log.info("unloaded %s: %s is gone", _ref(path), path)
-
-    def _log_new(self, unreadable: dict[Path, str]) -> None:
-        """Logs what could be read at the last rescan."""
-        for path, problem in unreadable.items():
-            if path not in self._unreadable:
-                log.error("%s", problem)
-        self._unreadable = unreadable
 
     def close(self) -> None:
         self._closed.set()
@@ -188,7 +174,12 @@ class Repository:
             files = sorted(path.iterdir())
         except OSError:  # removed in this moment
             files = []
-        return _file_states([*files, *self._settings.trusted_key_files])
+        states = []
+        for file in (*files, *self._settings.trusted_key_files):
+            with suppress(OSError):  # removed in this moment
+                stat = file.stat()
+                states.append((file.name, stat.st_ino, stat.st_size, stat.st_mtime_ns))
+        return tuple(states)
 
     def _drop(self, ref: str) -> list[weakref.ref[Engine]]:
         """Its engines, which no new request will find."""
@@ -213,12 +204,3 @@ def _free(engines: list[weakref.ref[Engine]], within_s: float) -> None:
 
 def _ref(path: Path) -> str:
     return f"{path.parent.name}/{path.name}"
-
-
-def _file_states(files: Iterable[Path]) -> FileStates:
-    states = []
-    for file in files:
-        with suppress(OSError):  # removed in this moment
-            stat = file.stat()
-            states.append((file.name, stat.st_ino, stat.st_size, stat.st_mtime_ns))
-    return tuple(states)

@@ -2,29 +2,41 @@
 jobs go to. Knows no requests."""
 
 import logging
+import time
 from typing import NamedTuple
+
+import numpy as np
 
 from addnorm.service.cores import usable_cores
 from addnorm.service.errors import InvalidInput
 from addnorm.service.models.usage import Statistics
-from addnorm.service.models.warm_up import WARM_UP_S, best_budget, measured_rates
+from addnorm.service.runtime.batch import Batch
 from addnorm.service.runtime.bundle import Bundle
 from addnorm.service.runtime.engine import Engine, OpenEngine
+from addnorm.service.runtime.manifest import Limits
+from addnorm.service.runtime.session import is_of_onnxruntime
 from addnorm.service.runtime.tokenizing import tokenizer as text
 from addnorm.service.scheduling.job import Target
 
 log = logging.getLogger("addnorm")
+# Warm-up chooses a target's token budget: the second smallest of the engine's, a larger one if each
+# step up to it brings GAIN, the smallest only if it is as quick. So where sizes are about as quick,
+# noise does not choose. Larger micro-batches have more pads, and answer later.
+GAIN = 1.1
+ROUNDS = 5
+WARM_UP_S = 1.5  # of one bundle; with the checks, loading takes less than 2 s more
+TYPICAL_LENGTH = 30  # tokens of the sequences that warm-up runs
 
 
 class Runner(NamedTuple):
-    """What computes requests of a model in one precision, and how jobs see it."""
+    """The engine of a model in one precision, and how jobs see it."""
 
     engine: Engine
     target: Target
 
 
 class Reproduction(NamedTuple):
-    """Whether an engine gives the bits of the known answers in its certificate."""
+    """The comparison of an engine's bits with the known answers in its certificate."""
 
     is_equal: bool | None = None  # None: not compared
     why: str = ""  # why it was not compared
@@ -69,11 +81,11 @@ class Model:
         self.statistics = Statistics()
         self.targets = {
             precision: Target(
-                self.statistics.timed(engine.compute),
+                self.statistics.measure(engine.compute),
                 token_budget or engine.budgets[1],
                 name,
                 exact=engine.exact,
-                run_on_all_cores=self.statistics.timed(engine.run_on_all_cores)
+                run_on_all_cores=self.statistics.measure(engine.run_on_all_cores)
                 if engine.on_cores
                 else None,
                 is_shared_out=engine.on_cores,
@@ -113,10 +125,54 @@ class Model:
         for precision, engine in self.engines.items():
             target, like = self.targets[precision], known.get(precision)
             seconds = 0.0 if like else WARM_UP_S / len(self.engines)
-            rates = measured_rates(engine, self.bundle.manifest.limits, seconds)
+            rates = measure_rates(engine, self.bundle.manifest.limits, seconds)
             target.tokens_per_s = max(rates.values())
             if like:
                 target.token_budget, target.tokens_per_s = like.token_budget, like.tokens_per_s
             elif not self.token_budget:
                 target.token_budget = budget = best_budget(rates)
                 log.info("%s %s: %d tokens a micro-batch", self.bundle.ref, precision, budget)
+
+
+def measure_rates(engine: Engine, limits: Limits, seconds: float) -> dict[int, float]:
+    """Tokens/s at each of the engine's budgets, the best of ROUNDS. Stops early when time is up, or
+    where there is too little memory for more."""
+    draws, length = np.random.default_rng(0), min(TYPICAL_LENGTH, limits.max_positions)
+
+    def draw(budget: int) -> Batch:
+        shape = max(1, budget // length), length
+        return Batch.of(list(draws.integers(0, limits.vocab_size, shape)))
+
+    engine.compute(
+        draw(length)
+    ).not_finite()  # a GPU loads its kernels at the first run, which takes seconds
+    ends, clock = time.monotonic() + seconds, engine.clock
+    rates: dict[int, float] = {}
+    order = ROUNDS * engine.budgets
+    for budget, following in zip(order, (*order[1:], 0), strict=True):
+        batch, began, started = draw(budget), time.monotonic(), clock()
+        try:
+            engine.compute(batch).not_finite()  # as a worker does
+        except Exception as error:
+            if not rates or not is_of_onnxruntime(error):
+                raise
+            log.warning("%d tokens at once do not run here: %s", batch.num_tokens, error)
+            return rates
+        took, now = clock() - started, time.monotonic()
+        rates[budget] = max(rates.get(budget, 0.0), batch.num_tokens / max(took, 1e-9))
+        if now + (now - began) * following / budget > ends:
+            return rates
+    return rates
+
+
+def best_budget(rates: dict[int, float]) -> int:
+    """rates: tokens/s by budget, ascending."""
+    smallest, *larger = rates
+    if not larger or rates[smallest] >= rates[larger[0]]:
+        return smallest
+    best, *larger = larger
+    for budget in larger:
+        if rates[budget] < GAIN * rates[best]:
+            break
+        best = budget
+    return best

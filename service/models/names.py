@@ -1,9 +1,10 @@
-"""What callers may call a model. One rule, for bodies and for paths:
+"""Names by which callers may call a model. One rule, for bodies and for paths:
 
 an alias of the operator's; a bundle's `name` or `name/version`; one of these, a colon, and one of
 the model's prompts; one of these and `:latest`, the tag that Ollama's clients add.
 """
 
+import re
 from collections.abc import Mapping
 from typing import NamedTuple
 from urllib.parse import parse_qsl
@@ -11,7 +12,8 @@ from urllib.parse import parse_qsl
 from addnorm.service.errors import StartupError
 from addnorm.service.runtime.bundle import Bundle
 
-TAG = "latest"  # means nothing, unless a prompt is called so
+TAG = LATEST = "latest"  # as a tag it means nothing, unless a prompt is called so
+VERSION = re.compile(r"[1-9]\d{0,16}")
 FORM = "write NAME=MODEL, or NAME=MODEL?prompt=P&precision=int8&dimensions=256"
 
 
@@ -26,17 +28,17 @@ class Alias(NamedTuple):
 
 def read_aliases(written: Mapping[str, str]) -> dict[str, Alias]:
     """name -> alias, of the setting's values. StartupError for an option that there is not."""
-    return {name: _read(name, value) for name, value in written.items()}
-
-
-def _read(name: str, value: str) -> Alias:
-    ref, _, options = value.partition("?")
-    named = dict(parse_qsl(options, keep_blank_values=True))
-    prompt, precision = named.pop("prompt", None), named.pop("precision", None)
-    dimensions = named.pop("dimensions", None)
-    if named or not ref or not (dimensions or "1").isdecimal():
-        raise StartupError(f"ADDNORM_ALIASES has {name}={value}: {FORM}")
-    return Alias(ref, prompt, precision, int(dimensions) if dimensions else None)
+    aliases = {}
+    for name, value in written.items():
+        ref, _, options = value.partition("?")
+        named = dict(parse_qsl(options, keep_blank_values=True))
+        prompt, precision = named.pop("prompt", None), named.pop("precision", None)
+        dimensions = named.pop("dimensions", None)
+        if named or not ref or not (dimensions or "1").isdecimal():
+            raise StartupError(f"ADDNORM_ALIASES has {name}={value}: {FORM}")
+        width = int(dimensions) if dimensions else None
+        aliases[name] = Alias(ref, prompt, precision, width)
+    return aliases
 
 
 def check_alias(name: str, alias: Alias, bundle: Bundle) -> None:
@@ -68,3 +70,21 @@ def check_distinct(aliases: Mapping[str, Alias], bundle: Bundle) -> None:
             raise StartupError(
                 f"ADDNORM_ALIASES: {alias} is a name of the bundle {bundle.ref} too: choose another"
             )
+
+
+def read_pin(written: str) -> int | None:
+    """None for `latest`. ValueError says how it is written."""
+    if written == LATEST:
+        return None
+    if not VERSION.fullmatch(written):
+        raise ValueError(f"{written[:60]!r}: write latest or VERSION")
+    return int(written)
+
+
+def read_pins(written: Mapping[str, str]) -> dict[str, int]:
+    """name -> version, of the setting's values. StartupError for what is none."""
+    try:
+        pins = {name: read_pin(value) for name, value in written.items()}
+    except ValueError as error:
+        raise StartupError(f"ADDNORM_VERSIONS: {error}") from None
+    return {name: version for name, version in pins.items() if version}

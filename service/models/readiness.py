@@ -1,4 +1,4 @@
-"""Whether the server does its work: each engine's known-answer test, through queue and worker.
+"""Checks that the server does its work: each engine's known-answer test, through queue and worker.
 
 Knows no HTTP.
 """
@@ -78,7 +78,7 @@ class Readiness:
         return failed if models else [("", "no model is served")]
 
     async def _ask(self, model: Model, precision: str) -> str | None:
-        """What is wrong, None if nothing is."""
+        """A sentence that says what is wrong; None if nothing is."""
         assert model.bundle.certificate
         known_answer = model.bundle.certificate["known_answer"][precision]
         target = model.targets[precision]
@@ -86,7 +86,12 @@ class Readiness:
         if job is None or not self._scheduler.holds(job):
             batch = selfcheck.known_answer_batch(known_answer)
             job = self._asked[target] = self._scheduler.submit_first(target, batch)
-        if not await _wait_for(job, self._timeout_s):
+        loop, settled = asyncio.get_running_loop(), asyncio.Event()
+        job.future.add_done_callback(lambda _: loop.call_soon_threadsafe(settled.set))
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                await settled.wait()
+        except TimeoutError:  # the job stays where it is
             return f"does not answer its known-answer test within {self._timeout_s:g} s"
         del self._asked[target]
         try:
@@ -96,15 +101,3 @@ class Readiness:
             return f"does not answer its known-answer test: {what}"
         known = selfcheck.gives_known_answer(known_answer, rows, precision)
         return None if known else "does not give its known answer"
-
-
-async def _wait_for(job: Job, timeout_s: float) -> bool:
-    """Whether the job has its answer within this time. It stays where it is if not."""
-    loop, settled = asyncio.get_running_loop(), asyncio.Event()
-    job.future.add_done_callback(lambda _: loop.call_soon_threadsafe(settled.set))
-    try:
-        async with asyncio.timeout(timeout_s):
-            await settled.wait()
-    except TimeoutError:
-        return False
-    return True

@@ -1,6 +1,6 @@
 """The models that are served: name and version -> engines. Knows no requests."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -46,10 +46,6 @@ def _prompt(ref: str, suffix: str | None, bundle: Bundle) -> str | None:
         known = known if prompts else f"{bundle.ref} has no prompts"
         raise ModelNotFound(f"model {ref[:200]!r} is not served here: {known}", param="model")
     return prompt_name or None
-
-
-def _words(tasks: Sequence[Task]) -> str:
-    return " and ".join(WORDS[task] for task in tasks)
 
 
 class Entry(NamedTuple):
@@ -107,7 +103,14 @@ class Models:
             except ModelNotFound as error:
                 raise StartupError(f"ADDNORM_VERSIONS: {name}={version}: {error}") from None
         for name, alias in aliases.items():
-            self._check(name, alias)
+            if alias.ref in self.aliases:
+                raise StartupError(
+                    f"ADDNORM_ALIASES: {name} is an alias of an alias: write the name of the bundle"
+                )
+            try:
+                check_alias(name, alias, self._model_of(alias.ref).bundle)
+            except ModelNotFound as error:
+                raise StartupError(f"ADDNORM_ALIASES: {name}: {error}") from None
         for task, name in defaults.items():
             try:
                 self.find(name, task)
@@ -134,16 +137,6 @@ class Models:
                 raise StartupError(
                     f"ADDNORM_DEFAULT_MODELS: {task}={name}: {bundle.ref} cannot {WORDS[task]}"
                 )
-
-    def _check(self, name: str, alias: Alias) -> None:
-        if alias.ref in self.aliases:
-            raise StartupError(
-                f"ADDNORM_ALIASES: {name} is an alias of an alias: write the name of the bundle"
-            )
-        try:
-            check_alias(name, alias, self._named(alias.ref).bundle)
-        except ModelNotFound as error:
-            raise StartupError(f"ADDNORM_ALIASES: {name}: {error}") from None
 
     def __iter__(self) -> Iterator[tuple[str, Mapping[int, Model]]]:
         """(name, {version: model}), names sorted."""
@@ -201,7 +194,7 @@ class Models:
             return None
 
     def defaults(self) -> list[Model]:
-        """What each bare name means, names sorted."""
+        """The model that each bare name means, names sorted."""
         return [model for name, _ in self if (model := self.get(name))]
 
     def versions(self, name: str) -> Mapping[int, Model]:
@@ -223,11 +216,12 @@ class Models:
         if ref is None:
             ref = self._default(task) if task else self._only()
         name, alias, suffix = self._split(ref)
-        model = self._named(alias.ref)
+        model = self._model_of(alias.ref)
         # every model has pooled vectors, also if it is made for something else
         if task and task not in ("embed", *model.bundle.tasks):
+            known = " and ".join(WORDS[task] for task in model.bundle.tasks)
             raise InvalidInput(
-                f"{model.bundle.ref} cannot {WORDS[task]}: it can {_words(model.bundle.tasks)}",
+                f"{model.bundle.ref} cannot {WORDS[task]}: it can {known}",
                 param="model",
             )
         suffix = _prompt(ref, suffix, model.bundle)
@@ -241,8 +235,8 @@ class Models:
         return Meant(model, name, prompt_name, alias.precision, alias.dimensions)
 
     def _split(self, ref: str) -> tuple[str, Alias, str | None]:
-        """What the name begins with, the longest that is known; what that stands for; and what
-        follows its colon. ModelNotFound names the whole."""
+        """The longest beginning of the name that is known; what that stands for; and what follows
+        its colon. ModelNotFound names the whole."""
         head = ref if len(ref) <= MAX_NAME else ""
         while head:
             if known := self.aliases.get(head):
@@ -255,7 +249,7 @@ class Models:
             raise self.not_served(ref)
         return head, known, ref[len(head) + 1 :] if len(head) < len(ref) else None
 
-    def _named(self, ref: str) -> Model:
+    def _model_of(self, ref: str) -> Model:
         name, slash, version = ref.partition("/")
         versions = self._versions.get(name)
         if versions is None:

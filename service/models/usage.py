@@ -56,10 +56,10 @@ class Statistics:
         """A request for this model was rejected or failed after it was decoded."""
         self.requests["fail"].add(seconds)
 
-    def timed(self, run: Run) -> Run:
+    def measure(self, run: Run) -> Run:
         """`run`, counted and timed."""
 
-        def timed(batch: Batch) -> AnyRows:
+        def run_timed(batch: Batch) -> AnyRows:
             started = time.monotonic()
             rows = run(batch)
             seconds = time.monotonic() - started
@@ -67,7 +67,7 @@ class Statistics:
                 self._micro_batches[len(batch)].add(seconds)
             return rows
 
-        return timed
+        return run_timed
 
     def runs(self) -> dict[int, Sum]:
         """Number of sequences -> the micro-batches of that many, fewest first."""

@@ -15,7 +15,7 @@ Floats = NDArray[np.float32]
 
 
 class Rows(NamedTuple):
-    """What the network computes: one row per token, for n tokens in the order of their batch."""
+    """Rows that the network computes: one per token, for n tokens in the order of their batch."""
 
     activations: Floats  # [n, d_model]
     norm_mean: Floats  # [n, n_norms]
@@ -69,7 +69,7 @@ AnyRows = Rows | DeviceRows
 
 
 class Grid(NamedTuple):
-    """What a session takes, each `[num_sequences, seq]`."""
+    """The inputs of a session, each `[num_sequences, seq]`."""
 
     input_ids: Ints
     attention_mask: Ints
@@ -167,12 +167,12 @@ class Padding:
         assert self.mask is not None
         if not self.num_pads:
             return values.reshape(*self.mask.shape, -1)
-        return _placed(self.mask, values, fill)
+        return _place(self.mask, values, fill)
 
     def scatter_rows(self, values: NDArray[Any], fill: float = 0.0) -> NDArray[Any]:
         """Values of each sequence `[num_sequences, w]` -> `[num_rows, w]`, with `fill` for rows of
         pads only."""
-        return _placed(self.lengths > 0, values, fill) if self.num_empty_rows else values
+        return _place(self.lengths > 0, values, fill) if self.num_empty_rows else values
 
 
 def _on_grid(mask: NDArray[np.bool_], values: Ints) -> Ints:
@@ -181,7 +181,7 @@ def _on_grid(mask: NDArray[np.bool_], values: Ints) -> Ints:
     return grid
 
 
-def _placed(mask: NDArray[np.bool_], values: NDArray[Any], fill: float) -> NDArray[Any]:
+def _place(mask: NDArray[np.bool_], values: NDArray[Any], fill: float) -> NDArray[Any]:
     """values `[n, w]` at the n places of the mask, `fill` at the others."""
     shape = (mask.size, values.shape[1])
     grid = np.full(shape, fill, values.dtype) if fill else np.zeros(shape, values.dtype)

@@ -83,21 +83,21 @@ class Bundle:
 
     @cached_property
     def tasks(self) -> tuple[Task, ...]:
-        """What the model is made for."""
+        """The tasks that the model is made for."""
         manifest = self.manifest
         limits, is_causal = manifest.limits, manifest.config["causal"]
         return tasks_of(manifest.heads, manifest.labels, limits.vocab_size, is_causal)
 
     @property
     def compared_with(self) -> dict[str, Any]:
-        """What the certificate says that its answers equal, and by which class."""
+        """The program or module that its answers equal, and by which class, as certified."""
         recorded = (self.certificate or {}).get("compared_with")
         # older exporters compared models in memory with themselves, folders with their own reading
         return recorded or {"kind": next(iter(self.manifest.source), "itself")}
 
     @property
     def is_compared(self) -> bool:
-        """Whether it was compared with the code of whoever wrote the model. A preset is our own."""
+        """It was compared with the code of whoever wrote the model. A preset is our own."""
         return self.compared_with.get("kind") in COMPARED
 
     def width(self, output: str) -> int:
@@ -121,7 +121,7 @@ def head_file(output: str) -> str:
 
 
 def is_version(path: Path) -> bool:
-    """Whether a folder is named as a version of a model."""
+    """A folder is named as a version of a model."""
     return path.name.isascii() and path.name.isdigit()
 
 
@@ -141,15 +141,11 @@ def read(path: Path, trusted: Sequence[Path] = ()) -> Bundle:
     made it. StartupError says what does not match.
     """
     try:
-        return _read(path, trusted)
+        signed = signature.check(path, trusted) if trusted else None  # before anything is parsed
+        bundle = read_uncertified(path)
+        certificate, certificate_sha256 = _read_certificate(bundle)
     except OSError as error:
         raise StartupError(f"bundle {path}: {unreadable(path, error)}") from None
-
-
-def _read(path: Path, trusted: Sequence[Path]) -> Bundle:
-    signed = signature.check(path, trusted) if trusted else None  # before anything is parsed
-    bundle = read_uncertified(path)
-    certificate, certificate_sha256 = _read_certificate(bundle)
     # the manifest has the sha256 of the other files, as they were read
     read = {MANIFEST: bundle.manifest_sha256, CERTIFICATE: certificate_sha256}
     if signed is not None and not read.items() <= signed.items():
@@ -164,21 +160,21 @@ def _read_certificate(bundle: Bundle) -> tuple[dict[str, Any], str]:
         written = files.read(path / CERTIFICATE, MOST_JSON_BYTES)
         certificate = orjson.loads(written)
     except TooLarge as error:
-        raise _refused(path, str(error), "verify") from None
+        raise _refuse(path, str(error), "verify") from None
     except (FileNotFoundError, ValueError):
         certificate = None
     if not isinstance(certificate, dict):
-        raise _refused(path, f"{CERTIFICATE} is missing or broken", "verify")
+        raise _refuse(path, f"{CERTIFICATE} is missing or broken", "verify")
     if certificate.get("manifest_sha256") != bundle.manifest_sha256:
-        raise _refused(path, f"{CERTIFICATE} is of another {MANIFEST}", "verify")
+        raise _refuse(path, f"{CERTIFICATE} is of another {MANIFEST}", "verify")
     if certificate.get("passed") is not True:
-        raise _refused(path, f"{CERTIFICATE} records a failed check", "export")
+        raise _refuse(path, f"{CERTIFICATE} records a failed check", "export")
     try:
         known = Certified.model_validate(certificate)
     except ValidationError as error:
-        raise _refused(path, f"{CERTIFICATE} is broken: {_first(error)}", "verify") from None
+        raise _refuse(path, f"{CERTIFICATE} is broken: {_first(error)}", "verify") from None
     if what := known.misfit(bundle.manifest):
-        raise _refused(path, f"{CERTIFICATE} is broken: {what}", "verify")
+        raise _refuse(path, f"{CERTIFICATE} is broken: {what}", "verify")
     return certificate, hashlib.sha256(written).hexdigest()
 
 
@@ -190,44 +186,41 @@ def read_uncertified(path: Path) -> Bundle:
     except FileNotFoundError:
         raise _no_manifest(path) from None
     except TooLarge as error:
-        raise _refused(path, str(error), "export") from None
+        raise _refuse(path, str(error), "export") from None
     except ValidationError as error:
-        raise _refused(path, f"{MANIFEST} is broken: {_first(error)}", "export") from None
+        raise _refuse(path, f"{MANIFEST} is broken: {_first(error)}", "export") from None
     if manifest.format != FORMAT:
         what = f"{MANIFEST} has format {manifest.format}, this version reads {FORMAT}"
-        raise _refused(path, what, "export")
+        raise _refuse(path, what, "export")
     if misfit := manifest.misfit():
-        raise _refused(path, f"{MANIFEST} has {misfit}", "export")
+        raise _refuse(path, f"{MANIFEST} has {misfit}", "export")
     _check_files(path, manifest)
     return Bundle(path, manifest, hashlib.sha256(written).hexdigest())
 
 
 def _check_files(path: Path, manifest: Manifest) -> None:
-    """StartupError unless the manifest has all that is loaded, as it is."""
+    """StartupError unless the manifest has all that is loaded, as it is, with the files that graphs
+    take weights from. All of these lie in the bundle's folder."""
     tokenizer = manifest.files.get(TOKENIZER)
     if tokenizer and tokenizer.num_bytes > MOST_TOKENIZER_BYTES:
         what = f"{TOKENIZER} has {tokenizer.num_bytes} bytes, the limit is {MOST_TOKENIZER_BYTES}"
-        raise _refused(path, what, "export")
+        raise _refuse(path, what, "export")
     heads = map(head_file, manifest.heads)
     for name in sorted({*manifest.precisions.values(), *heads, *manifest.files}):
         if name not in manifest.files:
-            raise _refused(path, f"{MANIFEST} has no sha256 of {name}, which is loaded", "export")
+            raise _refuse(path, f"{MANIFEST} has no sha256 of {name}, which is loaded", "export")
         if difference := files.difference(path / name, manifest.files[name]):
-            raise _refused(path, difference, "export")
+            raise _refuse(path, difference, "export")
         if name.endswith(GRAPH):
-            _check_weights(path, name, manifest)
-
-
-def _check_weights(path: Path, graph: str, manifest: Manifest) -> None:
-    """StartupError if a graph takes weights from a file that the manifest does not have. All those
-    that it has lie in the bundle's folder."""
-    try:
-        named = files.beside(path / graph)
-    except ValueError as error:
-        raise _refused(path, f"{graph} is no graph: {error}", "export") from None
-    for name in sorted(named - manifest.files.keys()):
-        what = f"{MANIFEST} has no sha256 of {name[:100]!r}, from which {graph} takes weights"
-        raise _refused(path, what, "export")
+            try:
+                named = files.files_beside(path / name)
+            except ValueError as error:
+                raise _refuse(path, f"{name} is no graph: {error}", "export") from None
+            for other in sorted(named - manifest.files.keys()):
+                what = (
+                    f"{MANIFEST} has no sha256 of {other[:100]!r}, from which {name} takes weights"
+                )
+                raise _refuse(path, what, "export")
 
 
 def _first(error: ValidationError) -> str:
@@ -274,10 +267,10 @@ def _no_manifest(path: Path) -> StartupError:
         example = next((file.parent for file in inside), "bundles/notebook/1")
         what = f"{MANIFEST} is missing: a bundle is a folder <name>/<version>"
         return StartupError(f"bundle {path}: {what}, such as {example}")
-    return _refused(path, f"{MANIFEST} is missing", "export")
+    return _refuse(path, f"{MANIFEST} is missing", "export")
 
 
-def _refused(path: Path, what: str, remedy: Literal["export", "verify"]) -> StartupError:
+def _refuse(path: Path, what: str, remedy: Literal["export", "verify"]) -> StartupError:
     how = {
         "export": "export it again with `addnorm export`",
         "verify": f"certify it with `addnorm verify {path}`",

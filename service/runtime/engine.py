@@ -27,7 +27,7 @@ NO_MEMORY = "Failed to allocate memory"  # in onnxruntime's words
 
 
 class Seen(NamedTuple):
-    """What the lens shows of one sequence of n tokens."""
+    """The lens's view of one sequence of n tokens."""
 
     hidden_states: list[Floats]  # [n, d_model] for each layer asked for
     attentions: list[Floats]  # [h, n, n] for each layer asked for, queries before keys

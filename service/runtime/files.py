@@ -68,7 +68,7 @@ def sha256(file: Path) -> str:
         return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
-def beside(graph: Path) -> set[str]:
+def files_beside(graph: Path) -> set[str]:
     """The files that a graph takes weights from, as it names them. ValueError if it cannot be
     read."""
     with graph.open("rb") as file:

@@ -80,7 +80,7 @@ def digest_of(parts: Mapping[str, str]) -> str:
 
 
 def to_text(parts: Mapping[str, str]) -> str:
-    """What is stored beside vectors: the parts and their digest, as JSON."""
+    """The parts and their digest as JSON, as they are stored beside vectors."""
     return json.dumps({**parts, "fingerprint": digest_of(parts)})
 
 

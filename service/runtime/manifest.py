@@ -1,5 +1,4 @@
-"""What stands in the manifest of a bundle, and what the server takes from its certificate. Knows no
-files."""
+"""The manifest of a bundle, and what the server takes from its certificate. Knows no files."""
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -8,9 +7,20 @@ from typing import Annotated, Any, Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 FORMAT = 4
+
+
+def _check_time(value: str) -> str:
+    try:
+        datetime.fromisoformat(value).timestamp()
+    except (ValueError, OverflowError, OSError):
+        raise ValueError("it is no time in ISO 8601") from None
+    return value
+
+
+Time = Annotated[str, AfterValidator(_check_time)]
 Ids = NDArray[np.int64]
 Size = Annotated[int, Field(ge=1, lt=2**31)]
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$")]  # of a file, a model
@@ -83,8 +93,8 @@ class AnyHead(Protocol):
 def tasks_of(
     heads: Mapping[str, AnyHead], labels: Sequence[str] | None, vocab_size: int, is_causal: bool
 ) -> tuple[Task, ...]:
-    """What a model is made for, by its heads. Every model has pooled vectors, but only those
-    without logits are made for them, and those whose logits no task reads."""
+    """A model's tasks, by its heads. Every model has pooled vectors, but only those without logits
+    are made for them, and those whose logits no task reads."""
     tasks: tuple[Task, ...] = ("multi_vector",) if "token_vectors" in heads else ()
     logits = heads.get("logits")
     if logits is None or tuple(labels or ()) == SPANS:
@@ -97,7 +107,7 @@ def tasks_of(
 
 
 class Int8(_Part):
-    """What the int8 graph needs of onnxruntime."""
+    """The int8 graph's needs of onnxruntime."""
 
     operators: tuple[str, ...] = ()  # of com.microsoft, beside those of ONNX
     # sums of two products fit 16 bits, so the fast kernels of processors without VNNI are exact
@@ -113,12 +123,12 @@ class InputRules(_Part):
 
 
 class Manifest(_Part):
-    """What the server needs to know about a bundle, and where the bundle came from."""
+    """All that the server needs to know about a bundle, and where the bundle came from."""
 
     format: int
     name: Name
     version: int
-    created: str | None = None  # of older bundles; the certificate of newer ones has it
+    created: Time | None = None  # of older bundles; the certificate of newer ones has it
     layout: Literal["packed", "padded"]
     config: dict[str, Any]  # the model's shape, in the exporter's words
     d_model: Size
@@ -151,14 +161,9 @@ class Manifest(_Part):
     versions: dict[str, str]  # torch, onnxruntime
     files: dict[Name, File]
 
-    @field_validator("created")
-    @classmethod
-    def _is_a_time(cls, value: str | None) -> str | None:
-        return _time(value)
-
     @property
     def score_function(self) -> Literal["sigmoid", "none"] | None:
-        """What its authors make scores of logits with; None: what their number says."""
+        """Its authors' function from logits to scores; None: as their number says."""
         if self.regression:
             return "none"
         return "sigmoid" if self.multi_label else None
@@ -170,23 +175,7 @@ class Manifest(_Part):
     def _misfits(self) -> Iterator[str]:
         if self.default_precision not in self.precisions:
             yield f"default precision {self.default_precision[:100]!r}, but no such graph"
-        yield from self._misfits_of_config()
-        named = [
-            self.default_prompt_name,
-            *(rule.prompt_name for rule in self.input_types.values()),
-        ]
-        for name in named:
-            if name is not None and name not in self.prompts:
-                yield f"the prompt {name[:100]!r} is named, but not there"
-        logits = self.heads.get("logits")
-        if self.labels is not None and logits and len(self.labels) != logits.width:
-            yield f"{len(self.labels)} labels for {logits.width} logits"
-        if self.vector_ranges is not None:
-            pooled = self.heads.get("pooled")
-            yield from self._misfits_of_ranges(pooled.width if pooled else self.d_model)
-
-    def _misfits_of_config(self) -> Iterator[str]:
-        """The shape stands there too."""
+        # the shape stands in the config too
         shape: dict[str, Any] = {**self.limits.model_dump(), "d_model": self.d_model}
         for name in sorted(shape.keys() & self.config.keys()):
             if (found := self.config[name]) != shape[name]:
@@ -197,14 +186,24 @@ class Manifest(_Part):
                 yield f"{name} {found!r:.100} in its config: 1 to {most} is possible"
         if type(found := self.config.get("causal")) is not bool:
             yield f"causal {found!r:.100} in its config: true or false is possible"
-
-    def _misfits_of_ranges(self, width: int) -> Iterator[str]:
-        assert self.vector_ranges
-        lowest, highest = self.vector_ranges
-        if not len(lowest) == len(highest) == width:
-            yield f"vector_ranges that are not of {width} dimensions"
-        elif not all(-math.inf < a <= b < math.inf for a, b in zip(lowest, highest, strict=True)):
-            yield "vector_ranges that are not a lowest and a highest number each"
+        prompts = [
+            self.default_prompt_name,
+            *(rule.prompt_name for rule in self.input_types.values()),
+        ]
+        for prompt in prompts:
+            if prompt is not None and prompt not in self.prompts:
+                yield f"the prompt {prompt[:100]!r} is named, but not there"
+        logits = self.heads.get("logits")
+        if self.labels is not None and logits and len(self.labels) != logits.width:
+            yield f"{len(self.labels)} labels for {logits.width} logits"
+        if self.vector_ranges is not None:
+            pooled = self.heads.get("pooled")
+            width, (lowest, highest) = pooled.width if pooled else self.d_model, self.vector_ranges
+            pairs = zip(lowest, highest, strict=False)
+            if not len(lowest) == len(highest) == width:
+                yield f"vector_ranges that are not of {width} dimensions"
+            elif not all(-math.inf < a <= b < math.inf for a, b in pairs):
+                yield "vector_ranges that are not a lowest and a highest number each"
 
 
 class KnownAnswer(_Part):
@@ -216,17 +215,12 @@ class KnownAnswer(_Part):
 
 
 class Certified(_Part):
-    """What the server needs of a certificate."""
+    """The part of a certificate that the server needs."""
 
     known_answer: dict[str, KnownAnswer]  # by precision
     # by precision, output and length: see `known_answers.py`; none in those of older exporters
     known_digests: dict[str, dict[str, dict[str, str]]] = {}
-    created: str | None = None  # ISO 8601, UTC
-
-    @field_validator("created")
-    @classmethod
-    def _is_a_time(cls, value: str | None) -> str | None:
-        return _time(value)
+    created: Time | None = None  # ISO 8601, UTC
 
     def misfit(self, manifest: Manifest) -> str | None:
         """Which part is missing, or which answer the model cannot have. None if all fit."""
@@ -250,17 +244,6 @@ class Certified(_Part):
             if not _are_below(known.input_ids, limits.vocab_size) or not are_types:
                 return f"the known answer of {precision} has ids that the model lacks"
         return None
-
-
-def _time(value: str | None) -> str | None:
-    """ValueError if it is no time."""
-    if value is None:
-        return None
-    try:
-        datetime.fromisoformat(value).timestamp()
-    except (ValueError, OverflowError, OSError):
-        raise ValueError("it is no time in ISO 8601") from None
-    return value
 
 
 def _are_below(ids: tuple[int, ...], limit: int) -> bool:

@@ -24,14 +24,14 @@ def sequences(limits: Limits, lengths: Sequence[int], seed: int = 0) -> Batch:
     """Seeded sequences of these lengths, cut to the model's. Each has the lowest and highest id,
     and token types where the model has them."""
     lengths = [min(length, limits.max_positions) for length in lengths]
-    tokens = [limits.without_pads(ids) for ids in _drawn(limits.vocab_size, lengths, seed)]
+    tokens = [limits.without_pads(ids) for ids in _draw(limits.vocab_size, lengths, seed)]
     if limits.type_vocab_size == 1:
         return Batch.of(tokens)
     # another seed: with the same one a token's type would follow from its id
-    return Batch.of(tokens, _drawn(limits.type_vocab_size, lengths, seed + 1))
+    return Batch.of(tokens, _draw(limits.type_vocab_size, lengths, seed + 1))
 
 
-def _drawn(num_values: int, lengths: Sequence[int], seed: int) -> list[Ints]:
+def _draw(num_values: int, lengths: Sequence[int], seed: int) -> list[Ints]:
     """For each length so many values, the lowest and highest among them."""
     draws = np.random.default_rng(seed)
     drawn = [draws.integers(0, num_values, length) for length in lengths]
@@ -49,13 +49,13 @@ def place(sequence: Batch, width: int, where: str, seed: int = 0) -> Grid:
         "holes": np.sort(draws.choice(width, length, replace=False)),
     }[where]
 
-    def placed(values: Ints | int, pad: int) -> Ints:
+    def fill(values: Ints | int, pad: int) -> Ints:
         cells = np.full((1, width), pad, np.int64)
         cells[0, columns] = values
         return cells
 
-    types = None if sequence.types is None else placed(sequence.types, 1)
-    return Grid(placed(sequence.tokens, 1), placed(1, 0), types)
+    types = None if sequence.types is None else fill(sequence.types, 1)
+    return Grid(fill(sequence.tokens, 1), fill(1, 0), types)
 
 
 def same_bits(left: Sequence[NDArray[Any]], right: Sequence[NDArray[Any]]) -> bool:
@@ -140,7 +140,7 @@ def known_answer_batch(known_answer: dict[str, Any]) -> Batch:
 
 
 def gives_known_answer(known_answer: dict[str, Any], rows: Rows, precision: str) -> bool:
-    """Whether these rows are the known answer."""
+    """These rows are the known answer, but for rounding."""
     got, known = rows.activations[-1], np.array(known_answer["activations"], np.float32)
     return got.shape == known.shape and bool(
         np.abs(got - known).max() <= KNOWN_ANSWER_RTOL[precision] * max(1.0, np.abs(known).max())
@@ -148,7 +148,7 @@ def gives_known_answer(known_answer: dict[str, Any], rows: Rows, precision: str)
 
 
 def lens_shows_what_runs(engine: Engine, limits: Limits) -> bool:
-    """Whether the last layer that it shows is what the body makes: bit for bit if it is exact."""
+    """The last layer that the lens shows is what the body makes: bit for bit if it is exact."""
     sequence = sequences(limits, [8])
     shown = engine.see(sequence, hidden_layers=[engine.n_layers]).hidden_states[0]
     made = engine.run(sequence).activations
@@ -160,6 +160,6 @@ def lens_shows_what_runs(engine: Engine, limits: Limits) -> bool:
 
 
 def all_pad_is_zero(engine: Engine) -> bool:
-    """Whether a grid without a real token gives zeros."""
+    """A grid without a real token gives zeros."""
     nothing = np.zeros((2, 3), np.int64)
     return not any(output.any() for output in engine.run_grid(Grid(nothing, nothing)))

@@ -91,7 +91,7 @@ def open_session(
 
 
 def int8_is_exact() -> bool:
-    """Whether onnxruntime sums any uint8 x int8 products in 32 bits on this processor.
+    """True where onnxruntime sums any uint8 x int8 products in 32 bits on this processor.
 
     On x86 without VNNI its default kernels saturate 16-bit sums, so the exact, slower kernels must
     be asked for. On x86 with VNNI they must not be, because onnxruntime would then not use VNNI.

@@ -65,7 +65,7 @@ def check(path: Path, trusted: Sequence[Path]) -> dict[str, str]:
     folder = path.resolve()  # the library takes no link, and this one may lead elsewhere soon
     signature = folder / SIGNATURE
     if not signature.is_file():
-        raise _refused(
+        raise _refuse(
             path, f"it is not signed, {SIGNATURE} is missing", f"get a signed one, or unset {KEYS}"
         )
     kind, signed = _read(path, signature)
@@ -81,11 +81,18 @@ def check(path: Path, trusted: Sequence[Path]) -> dict[str, str]:
             raise
         except Exception as error:  # the library and what it stands on raise many kinds
             if files.digests:  # they are read only after the signature proved to be trusted
-                what = _difference(signed, files.digests) or _first_line(error)
-                raise _refused(path, what, "copy it again from where it was signed") from None
+                what = _first_line(error)
+                for name in sorted(signed.keys() | files.digests.keys(), reverse=True):
+                    if name not in signed:
+                        what = f"{name} is not among the files that were signed"
+                    elif name not in files.digests:
+                        what = f"{name} was signed and is missing"
+                    elif signed[name] != files.digests[name]:
+                        what = f"{name} is not as it was signed"
+                raise _refuse(path, what, "copy it again from where it was signed") from None
             why = f" ({_first_line(error)})" if kind == "certificate" else ""
     what = f"{SIGNATURE} is by no {kind} that {KEYS} names{why}"
-    raise _refused(path, what, f"add the signer's {kind} there if you trust it")
+    raise _refuse(path, what, f"add the signer's {kind} there if you trust it")
 
 
 def _verifiers(trusted: Sequence[Path]) -> dict[str, list["Verifier"]]:
@@ -119,8 +126,8 @@ def _verifiers(trusted: Sequence[Path]) -> dict[str, list["Verifier"]]:
 
 
 def _read(path: Path, signature: Path) -> tuple[str, dict[str, str]]:
-    """What a signature says, not yet checked: whether it was made with a key or with a certificate,
-    and the digest of each file."""
+    """A signature's statement, not yet checked: the kind of what it was made with, `key` or
+    `certificate`, and the digest of each file."""
     try:
         content = json.loads(read(signature, MOST_BYTES))
         material = content["verificationMaterial"]
@@ -133,10 +140,10 @@ def _read(path: Path, signature: Path) -> tuple[str, dict[str, str]]:
     except OSError:
         raise
     except TooLarge as error:
-        raise _refused(path, str(error), f"get a signed one, or unset {KEYS}") from None
+        raise _refuse(path, str(error), f"get a signed one, or unset {KEYS}") from None
     except Exception:  # whatever lies there
         what = f"{SIGNATURE} is broken, or was not made with a key or a certificate"
-        raise _refused(path, what, f"get a signed one, or unset {KEYS}") from None
+        raise _refuse(path, what, f"get a signed one, or unset {KEYS}") from None
     return "key" if is_by_key else "certificate", signed
 
 
@@ -162,20 +169,8 @@ def _every_file() -> Any:
     return EveryFile()
 
 
-def _difference(signed: dict[str, str], found: dict[str, str]) -> str | None:
-    """How the first file that differs does so."""
-    for name in sorted(signed.keys() | found.keys()):
-        if name not in signed:
-            return f"{name} is not among the files that were signed"
-        if name not in found:
-            return f"{name} was signed and is missing"
-        if signed[name] != found[name]:
-            return f"{name} is not as it was signed"
-    return None
-
-
 def _refuse_links(path: Path) -> None:
-    """What a link leads to may change without a trace in the folder."""
+    """The target of a link may change without a trace in the folder."""
     links = [file.name for file in sorted(path.resolve().rglob("*")) if file.is_symlink()]
     if links:
         what = f"{links[0]} is a link, and a signed bundle has none"
@@ -186,6 +181,6 @@ def _first_line(error: Exception) -> str:
     return (str(error) or type(error).__name__).splitlines()[0]
 
 
-def _refused(path: Path, what: str, how: str) -> StartupError:
+def _refuse(path: Path, what: str, how: str) -> StartupError:
     own = f"or sign it with `addnorm sign {path} --key KEY.pem` if it is yours"
     return StartupError(f"bundle {path}: {what}; {how}; {own}")

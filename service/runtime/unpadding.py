@@ -1,9 +1,8 @@
-"""What callers send -> the batch of real tokens, and the caller's layout.
+"""A caller's sequences -> the batch of real tokens, and the caller's layout.
 
 Knows lists and arrays, no bodies.
 """
 
-from collections.abc import Iterator
 from itertools import chain
 from typing import Any
 
@@ -33,16 +32,23 @@ def from_lists(
     if not all(sizes):
         raise _invalid(field, sizes.index(0), "is empty: a sequence has at least one token")
     if attention_mask is not None:
-        _check_same_length(sizes)
+        if sizes.count(sizes[0]) < len(sizes):
+            row = next(row for row, size in enumerate(sizes) if size != sizes[0])
+            raise _invalid(
+                "input_ids",
+                row,
+                f"has {sizes[row]} tokens, row 0 has {sizes[0]}: rows under a mask are of one"
+                " length",
+            )
         _check_same_shape("attention_mask", attention_mask, sizes)
     if token_type_ids is not None:
         _check_same_shape("token_type_ids", token_type_ids, sizes)
     num = sum(sizes)
-    mask = None if attention_mask is None else _flat("attention_mask", attention_mask, num)
-    tokens = _flat(field, input_ids, num, mask)
+    mask = None if attention_mask is None else _flatten("attention_mask", attention_mask, num)
+    tokens = _flatten(field, input_ids, num, mask)
     types = None
     if token_type_ids is not None:
-        types = _flat("token_type_ids", token_type_ids, num, mask)
+        types = _flatten("token_type_ids", token_type_ids, num, mask)
     if mask is None:
         lengths = np.array(sizes)
         return Batch(tokens, offsets_of(lengths), types), Padding(lengths, None)
@@ -116,17 +122,6 @@ def _check_same_axes(field: str, array: NDArray[Any], input_ids: Ints) -> None:
         )
 
 
-def _check_same_length(sizes: list[int]) -> None:
-    first = sizes[0]
-    if sizes.count(first) < len(sizes):
-        row = next(row for row, size in enumerate(sizes) if size != first)
-        raise _invalid(
-            "input_ids",
-            row,
-            f"has {sizes[row]} tokens, row 0 has {first}: rows under a mask are of one length",
-        )
-
-
 def _check_same_shape(field: str, rows: list[list[int]], sizes: list[int]) -> None:
     """sizes: of the rows of input_ids."""
     if len(rows) != len(sizes):
@@ -136,25 +131,21 @@ def _check_same_shape(field: str, rows: list[list[int]], sizes: list[int]) -> No
             raise _invalid(field, row, f"has {len(values)} values, input_ids[{row}] has {size}")
 
 
-def _from_values(values: Iterator[int], num: int) -> Ints:
-    """Copies in blocks: a single call would hold the interpreter's lock for all values."""
-    flat = np.empty(num, np.int64)
-    for start in range(0, num, BLOCK):
-        end = min(num, start + BLOCK)
-        flat[start:end] = np.fromiter(values, np.int64, end - start)
-    return flat
-
-
-def _flat(field: str, rows: list[list[int]], num: int, mask: Ints | None = None) -> Ints:
+def _flatten(field: str, rows: list[list[int]], num: int, mask: Ints | None = None) -> Ints:
     """Lists of so many values end to end as int64. Where `mask` is 0 a value may be any integer."""
     try:
-        return _from_values(chain.from_iterable(rows), num)
+        values, flat = chain.from_iterable(rows), np.empty(num, np.int64)
+        # in blocks: a single call would hold the interpreter's lock for all values
+        for start in range(0, num, BLOCK):
+            end = min(num, start + BLOCK)
+            flat[start:end] = np.fromiter(values, np.int64, end - start)
+        return flat
     except OverflowError:
         small = [[value if -(2**63) <= value < 2**63 else None for value in row] for row in rows]
-    for row, values in enumerate(small):
-        for column, value in enumerate(values):
-            if value is None and (mask is None or mask[row * len(values) + column]):
+    for row, cells in enumerate(small):
+        for column, value in enumerate(cells):
+            if value is None and (mask is None or mask[row * len(cells) + column]):
                 raise _invalid(
                     field, row, f"[{column}] is {rows[row][column]}: outside 64-bit integers"
                 )
-    return _flat(field, [[value or 0 for value in row] for row in small], num)
+    return _flatten(field, [[value or 0 for value in row] for row in small], num)

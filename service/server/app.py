@@ -1,6 +1,6 @@
 """The ASGI application: routes, and the middleware around them."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fastapi import Request, Response
@@ -73,8 +73,12 @@ def create_app(
     reporter: Reporter,
     responses: ByteBudget,
     probed: tuple[str, ...],
+    paths: Mapping[tuple[str, str], str],
 ) -> RequestMiddleware:
-    """Inference routes are dispatched directly, all others by FastAPI, which documents both."""
+    """Inference routes are dispatched directly, all others by FastAPI, which documents both.
+
+    paths: see RequestMiddleware.
+    """
     direct = [
         route
         for each in mounted
@@ -85,19 +89,23 @@ def create_app(
     scopes = Scopes(each.protocol for each in mounted)
     errors = Middleware(ErrorMiddleware, Envelopes(mounted, OPENAI_ERRORS.envelope))
     app: ASGIApp = ByPath(direct, _fastapi(mounted, errors))
+    cors = Middleware(
+        CORSMiddleware,
+        allow_origins=named_origins(settings),
+        allow_methods=["GET", "POST"],
+        allow_headers=["*"],  # repeats those asked for: SDKs send headers of their own
+        allow_private_network=True,  # Chrome asks before a page elsewhere calls this network
+        expose_headers=["retry-after", "server-timing", "x-addnorm-fingerprint", "x-request-id"],
+    )
     middleware = [
-        *_cors(settings),
+        *([cors] if settings.cors_origins else []),
         errors,
-        Middleware(HeadMiddleware, readiness, Origins(settings, entrance.keys), probed, settings),
+        Middleware(HeadMiddleware, readiness, Origins(settings, entrance.keys), probed),
         Middleware(AuthMiddleware, entrance, scopes, probed),
         Middleware(SendingMiddleware, responses, scopes),
     ]
     for kind, arguments, named in reversed(middleware):
         app = kind(app, *arguments, **named)
-    paths = {
-        ("POST", settings.vertex_predict_route): "/vertex",
-        ("GET", settings.vertex_health_route): "/health",
-    }
     return RequestMiddleware(app, reporter, readiness, paths)
 
 
@@ -131,23 +139,3 @@ def _fastapi(mounted: Sequence[Mounted], errors: Middleware) -> FastAPI:
 async def _pass_on(request: Request, error: Exception) -> Response:
     """To ErrorMiddleware, instead of a response of FastAPI's own."""
     raise error
-
-
-def _cors(settings: Settings) -> list[Middleware]:
-    if not settings.cors_origins:
-        return []
-    return [
-        Middleware(
-            CORSMiddleware,
-            allow_origins=named_origins(settings),
-            allow_methods=["GET", "POST"],
-            allow_headers=["*"],  # repeats those asked for: SDKs send headers of their own
-            allow_private_network=True,  # Chrome asks before a page elsewhere calls this network
-            expose_headers=[
-                "retry-after",
-                "server-timing",
-                "x-addnorm-fingerprint",
-                "x-request-id",
-            ],
-        )
-    ]

@@ -41,7 +41,7 @@ class Keys:
         self._at_once: dict[str, int] = {}  # name -> requests being answered
 
     def __bool__(self) -> bool:
-        """Whether there are any. Without keys every path is open."""
+        """Without keys every path is open."""
         return bool(self._known)
 
     def find(self, authorization: bytes) -> Key:
@@ -57,8 +57,8 @@ class Keys:
         return key
 
     @contextmanager
-    def counted(self, key: Key) -> Iterator[None]:
-        """While a request is answered. TooManyAtOnce over the key's own limit."""
+    def count(self, key: Key) -> Iterator[None]:
+        """Counts a request while it is answered. TooManyAtOnce over the key's own limit."""
         now = self._at_once.get(key.name, 0)
         if key.max_at_once and now >= key.max_at_once:
             raise TooManyAtOnce(
@@ -107,7 +107,7 @@ class Entrance:
     async def enter(
         self, headers: Headers, needed: str | None, context: RequestContext, is_probe: bool
     ) -> AbstractContextManager[None]:
-        """What counts the request while it is answered. Unauthenticated, OutOfScope, TooManyAtOnce.
+        """A context that counts the request. Unauthenticated, OutOfScope, TooManyAtOnce.
 
         needed: a scope; None: no key. is_probe: such a request waits for no turn.
         """
@@ -123,11 +123,11 @@ class Entrance:
         if needed not in key.scopes:
             allowed = ", ".join(sorted(key.scopes))
             raise OutOfScope(f"the API key {key.name!r} is for {allowed}; this needs {needed}")
-        return self.keys.counted(key) if key.max_at_once else UNLIMITED
+        return self.keys.count(key) if key.max_at_once else UNLIMITED
 
 
 def _authorization(headers: Headers) -> bytes:
-    """What the header says. Azure's clients send the key alone, in a header of their own."""
+    """The header. Azure's clients send the key alone, in a header of their own."""
     sent = dict(reversed(headers))  # of several equal names the first
     if b"authorization" not in sent and b"api-key" in sent:
         return b"Bearer " + sent[b"api-key"]
@@ -137,10 +137,10 @@ def _authorization(headers: Headers) -> bytes:
 def _read(settings: Settings) -> dict[bytes, Key]:
     """digest -> key, of the setting and the file. StartupError names the line, never its text."""
     written = settings.api_keys.get_secret_value() if settings.api_keys else ""
-    lines = [(f"ADDNORM_API_KEYS, entry {number}", line) for number, line in _numbered(written)]
+    lines = [(f"ADDNORM_API_KEYS, entry {number}", line) for number, line in _entries(written)]
     if path := settings.api_keys_file:
         try:
-            lines += [(f"{path}:{number}", line) for number, line in _numbered(path.read_text())]
+            lines += [(f"{path}:{number}", line) for number, line in _entries(path.read_text())]
         except (OSError, UnicodeDecodeError) as error:
             raise StartupError(f"ADDNORM_API_KEYS_FILE={path} cannot be read: {error}") from None
     keys = [_parse_key(where, line) for where, line in lines]
@@ -154,7 +154,7 @@ def _read(settings: Settings) -> dict[bytes, Key]:
     return known
 
 
-def _numbered(text: str) -> Iterator[tuple[int, str]]:
+def _entries(text: str) -> Iterator[tuple[int, str]]:
     """Entries, one a line or separated by semicolons, with their numbers, without comments."""
     for number, line in enumerate(text.replace(";", "\n").splitlines(), 1):
         if entry := COMMENT.sub("", line).strip():
@@ -178,21 +178,17 @@ def _parse_key(where: str, line: str) -> Key:
             f"{where}: the limit is 0 requests at once: write 1 or more, or nothing for no limit;"
             " remove the line to withdraw the key"
         )
-    return Key(name, _parse_digest(where, secret), wanted, int(limit or 0))
-
-
-def _parse_digest(where: str, secret: str) -> bytes:
-    if not secret.startswith("sha256:"):
-        if len(secret) < LEAST_CHARACTERS:
-            raise StartupError(
-                f"{where}: the key has {len(secret)} characters, at least {LEAST_CHARACTERS} are"
-                " needed"
-            )
-        return hashlib.sha256(secret.encode()).digest()
-    try:
-        digest = bytes.fromhex(secret.removeprefix("sha256:"))
-    except ValueError:
-        digest = b""
-    if len(digest) != hashlib.sha256().digest_size:
-        raise StartupError(f"{where}: sha256: must be followed by 64 hexadecimal digits")
-    return digest
+    if secret.startswith("sha256:"):
+        try:
+            digest = bytes.fromhex(secret.removeprefix("sha256:"))
+        except ValueError:
+            digest = b""
+        if len(digest) != hashlib.sha256().digest_size:
+            raise StartupError(f"{where}: sha256: must be followed by 64 hexadecimal digits")
+    elif len(secret) < LEAST_CHARACTERS:
+        raise StartupError(
+            f"{where}: the key has {len(secret)} characters, at least {LEAST_CHARACTERS} are needed"
+        )
+    else:
+        digest = hashlib.sha256(secret.encode()).digest()
+    return Key(name, digest, wanted, int(limit or 0))

@@ -38,34 +38,28 @@ def retry_after(error: ServiceError) -> int | None:
     return None if error.retry_after_s is None else max(1, math.ceil(error.retry_after_s))
 
 
-def noted(error: Exception, method: str, path: str, context: RequestContext) -> ServiceError:
-    """What the caller of a request is told of any exception, as its report says from now on."""
-    known = service_error(error, method, path, context.request_id)
+def note_error(
+    error: BaseException, method: str, path: str, context: RequestContext
+) -> ServiceError:
+    """The error that a request's caller is told of for any exception; its report says so too."""
+    known: ServiceError = InternalError(context.request_id)
+    if isinstance(error, ServiceError):
+        known = error
+    elif isinstance(error, MemoryError):
+        known = OutOfMemory()
+    elif isinstance(error, HTTPException) and error.status_code in STARLETTE:
+        allowed = Headers(error.headers or {}).get("allow")
+        what = f"send {allowed}" if allowed else "there is no such path; /docs lists all paths"
+        known = STARLETTE[error.status_code](f"{method} {path}: {what}", headers=error.headers)
     context.note(known)
     if known.status == 500 or isinstance(known, OutOfMemory):
         where = f"{method} {path[:200]}, request {context.request_id}"
         traceback = error if known.status == 500 else None
         log.error("%s: %s", where, known.message, exc_info=traceback)
-    _forget_frames(error)
+    # Frees what its frames hold: bodies and rows. Some of these frames hold the future that holds
+    # the error, and so all of them would stay until the collector looks for such cycles.
+    left: BaseException | None = error
+    while left is not None:
+        left.__traceback__ = None
+        left = left.__cause__ or left.__context__
     return known
-
-
-def _forget_frames(error: BaseException | None) -> None:
-    """Frees what its frames hold: bodies and rows. Some of these frames hold the future that holds
-    the error, and so all of them would stay until the collector looks for such cycles."""
-    while error is not None:
-        error.__traceback__ = None
-        error = error.__cause__ or error.__context__
-
-
-def service_error(error: Exception, method: str, path: str, request_id: str) -> ServiceError:
-    """What the caller is told of any exception."""
-    if isinstance(error, ServiceError):
-        return error
-    if isinstance(error, MemoryError):
-        return OutOfMemory()
-    if isinstance(error, HTTPException) and (known := STARLETTE.get(error.status_code)):
-        allowed = Headers(error.headers or {}).get("allow")
-        what = f"send {allowed}" if allowed else "there is no such path; /docs lists all paths"
-        return known(f"{method} {path}: {what}", headers=error.headers)
-    return InternalError(request_id)

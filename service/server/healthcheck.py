@@ -14,32 +14,22 @@ TIMEOUT_S = 3.0
 def main() -> None:
     """Asks /readyz at the address, and in the scheme, that the server's own variables name. Linux
     takes 0.0.0.0 and :: for this machine."""
-    host, port = os.environ.get("ADDNORM_HOST") or "127.0.0.1", _port()
+    # Kubernetes may set ADDNORM_PORT=tcp://10.0.0.1:8000, which the server ignores
+    said = os.environ.get("ADDNORM_PORT") or os.environ.get("AIP_HTTP_PORT", "")
+    host, port = os.environ.get("ADDNORM_HOST") or "127.0.0.1", 8000
+    if said.strip().isdecimal():
+        port = int(said)
     connection = http.client.HTTPConnection(host, port, timeout=TIMEOUT_S)
     if "ADDNORM_TLS_CERT" in os.environ:
-        connection = http.client.HTTPSConnection(
-            host, port, timeout=TIMEOUT_S, context=_unverified()
-        )
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        context.check_hostname = False  # the certificate is for the name that callers use
+        context.verify_mode = ssl.CERT_NONE
+        connection = http.client.HTTPSConnection(host, port, timeout=TIMEOUT_S, context=context)
     try:
         connection.request("GET", "/readyz")
         sys.exit(connection.getresponse().status != 200)
     except (OSError, http.client.HTTPException) as error:
         sys.exit(f"no answer from {host} port {port}: {error}")
-
-
-def _port() -> int:
-    """The port, as the server reads it: Kubernetes may set ADDNORM_PORT=tcp://10.0.0.1:8000, which
-    it ignores."""
-    port = os.environ.get("ADDNORM_PORT") or os.environ.get("AIP_HTTP_PORT", "")
-    return int(port) if port.strip().isdecimal() else 8000
-
-
-def _unverified() -> ssl.SSLContext:
-    """The certificate is for the name that callers use, not for this address."""
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    context.check_hostname = False
-    context.verify_mode = ssl.CERT_NONE
-    return context
 
 
 if __name__ == "__main__":

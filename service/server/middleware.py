@@ -5,7 +5,7 @@ import asyncio
 import random
 import re
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -17,12 +17,11 @@ from addnorm.service.protocols.codec.negotiation import sliced
 from addnorm.service.protocols.protocol import Envelopes, Scopes
 from addnorm.service.scheduling.byte_budget import ByteBudget, Reservation
 from addnorm.service.server.auth import Entrance
-from addnorm.service.server.error_response import error_response, noted
+from addnorm.service.server.error_response import error_response, note_error
 from addnorm.service.server.http.head import wrong_head
 from addnorm.service.server.origins import Origins
-from addnorm.service.settings import Settings
 from addnorm.service.telemetry.report import Reporter
-from addnorm.service.telemetry.request_context import RequestContext, attach_context, context_of
+from addnorm.service.telemetry.request_context import attach_context, context_of
 
 REQUEST_ID = re.compile(rb"[\w.:-]{1,128}")
 DISCARD_S = 1.0  # longest time to read a body that is discarded
@@ -37,7 +36,7 @@ class RequestMiddleware:
         app: ASGIApp,
         reporter: Reporter,
         readiness: Readiness,
-        paths: Mapping[tuple[str, str | None], str],
+        paths: Mapping[tuple[str, str], str],
     ) -> None:
         """paths: method and path -> the path that is meant."""
         self._app, self._reporter, self._readiness = app, reporter, readiness
@@ -56,22 +55,6 @@ class RequestMiddleware:
             scope = {**scope, "method": "GET"}  # uvicorn leaves the body out
         if meant := self._paths.get((scope["method"], scope["path"])):
             scope = {**scope, "path": meant}
-        self.in_flight += 1
-        try:
-            await self._app(scope, receive, self._marked(send, context))
-        except asyncio.CancelledError:
-            if not self._readiness.draining:
-                raise
-            context.note(Draining("the server ended before the answer was taken"))
-        finally:
-            self.in_flight -= 1
-            if context.leaving:
-                context.leaving.cancel()
-                context.leaving = None  # it holds the context, and with it the body
-            self._reporter.report(scope, context)
-
-    def _marked(self, send: Send, context: RequestContext) -> Send:
-        """`send` that adds headers, and notes the status and when the first byte was sent."""
 
         async def send_marked(message: Message) -> None:
             if message["type"] == "http.response.start":
@@ -88,7 +71,19 @@ class RequestMiddleware:
             if context.first_byte_s is None and message["type"] == "http.response.body":
                 context.first_byte_s = time.monotonic() - context.started
 
-        return send_marked
+        self.in_flight += 1
+        try:
+            await self._app(scope, receive, send_marked)
+        except asyncio.CancelledError:
+            if not self._readiness.draining:
+                raise
+            context.note(Draining("the server ended before the answer was taken"))
+        finally:
+            self.in_flight -= 1
+            if context.leaving:
+                context.leaving.cancel()
+                context.leaving = None  # it holds the context, and with it the body
+            self._reporter.report(scope, context)
 
 
 def request_id(sent: bytes) -> str:
@@ -108,7 +103,7 @@ class ErrorMiddleware:
         except Exception as error:  # whatever it is, the caller gets a response
             if scope["type"] != "http" or (context := context_of(scope)).status is not None:
                 raise  # the response has begun: only the connection can be closed
-            known = noted(error, scope["method"], scope["path"], context)
+            known = note_error(error, scope["method"], scope["path"], context)
             envelope = context.envelope or self._envelopes.of(scope["path"])
             await error_response(envelope, known)(scope, receive, send)
 
@@ -118,36 +113,27 @@ class HeadMiddleware:
     pages of other origins."""
 
     def __init__(
-        self,
-        app: ASGIApp,
-        readiness: Readiness,
-        origins: Origins,
-        probes: tuple[str, ...],
-        settings: Settings,
+        self, app: ASGIApp, readiness: Readiness, origins: Origins, probes: tuple[str, ...]
     ) -> None:
         """probes: beginnings of paths that orchestrators ask."""
-        self._app, self._readiness, self._origins = app, readiness, origins
-        self._probes, self._settings = probes, settings
+        self._app, self._readiness = app, readiness
+        self._origins, self._probes = origins, probes
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
             self._origins.check(scope)
             is_probe = scope["path"].startswith(self._probes)
             if self._readiness.draining and not is_probe:
-                await _discard_body(receive)
+                # if a connection is closed while its caller still sends, the response is lost
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(DISCARD_S):
+                        while (await receive()).get("more_body"):
+                            pass
                 self._readiness.check_open()
             surplus = None if is_probe else context_of(scope).surplus
-            if error := surplus or wrong_head(scope, self._settings):
+            if error := surplus or wrong_head(scope):
                 raise error
         await self._app(scope, receive, send)
-
-
-async def _discard_body(receive: Receive) -> None:
-    """Reads it: if a connection is closed while its caller still sends, the response is lost."""
-    with suppress(TimeoutError):
-        async with asyncio.timeout(DISCARD_S):
-            while (await receive()).get("more_body"):
-                pass
 
 
 class AuthMiddleware:
@@ -187,7 +173,8 @@ class SendingMiddleware:
             """ResponsesFull instead of an answer that was made without a place in the budget."""
             nonlocal reservation
             if message["type"] == "http.response.start":
-                num_bytes = _num_bytes(message["headers"])
+                sizes = (value for name, value in message["headers"] if name == b"content-length")
+                num_bytes = int(next(sizes, b"0"))
                 if num_bytes > HIGH_WATER_LIMIT and self._scopes.needed(
                     scope["method"], scope["path"]
                 ):
@@ -198,24 +185,16 @@ class SendingMiddleware:
             elif reservation is None:
                 await send(message)
             else:
-                await _send_in_pieces(message, send)
+                for piece in sliced(message.get("body", b""), SENT_BYTES):
+                    await send({"type": "http.response.body", "body": piece, "more_body": True})
+                    # else a caller that reads quickly would keep the event loop from others
+                    await asyncio.sleep(0)
+                if not message.get("more_body", False):
+                    # the server accepts the last part only once the caller has taken the others
+                    await send({"type": "http.response.body", "body": b""})
 
         try:
             await self._app(scope, receive, send_counted)
         finally:
             if reservation:
                 reservation.release()
-
-
-def _num_bytes(headers: Iterable[tuple[bytes, bytes]]) -> int:
-    return int(next((value for name, value in headers if name == b"content-length"), b"0"))
-
-
-async def _send_in_pieces(message: Message, send: Send) -> None:
-    for piece in sliced(message.get("body", b""), SENT_BYTES):
-        await send({"type": "http.response.body", "body": piece, "more_body": True})
-        # else a caller that reads quickly would keep the event loop from others
-        await asyncio.sleep(0)
-    if not message.get("more_body", False):
-        # the server accepts the last part only once the caller has taken the others
-        await send({"type": "http.response.body", "body": b""})

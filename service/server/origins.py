@@ -5,7 +5,6 @@ in them. Source: the Fetch standard, and Go's `http.CrossOriginProtection`.
 """
 
 import logging
-from collections.abc import Mapping
 from urllib.parse import urlsplit
 
 from starlette.types import Scope
@@ -29,7 +28,7 @@ def named_origins(settings: Settings) -> list[str]:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine reaches what listens there."""
+    """Only this machine reaches what listens there."""
     return host in ("localhost", "::1") or host.startswith("127.")
 
 
@@ -54,34 +53,30 @@ class Origins:
             raise MethodNotAllowed(what, headers={"allow": "GET, POST"})
         if self._keys or "*" in self._named:
             return
+        host = headers.get(b"host", b"").decode("latin-1")
         if self._is_loopback and b"host" in headers:
-            self._check_host(headers[b"host"].decode("latin-1"))
-        if method not in READS and not self._may_call(headers, origin):
-            raise ForeignPage(self._rejection(method, scope["path"], origin or b"another origin"))
-
-    def _check_host(self, host: str) -> None:
-        name = _name(host)
-        is_address = ":" in name or name.replace(".", "").isdigit()
-        if is_address or "." not in name or name.endswith(LOCAL_ENDS) or name in self._hosts:
-            return
-        shown = host[:SHOWN_CHARACTERS]
-        raise ForeignPage(
-            f"Host is {shown!r}, and a server without API keys that listens on this machine alone"
-            " answers to localhost: ask it by that name, or set API keys, or"
-            f" ADDNORM_CORS_ORIGINS=https://{shown}"
-        )
-
-    def _may_call(self, headers: Mapping[bytes, bytes], sent: bytes | None) -> bool:
+            try:
+                name = (urlsplit(f"//{host}").hostname or "").rstrip(".")  # or the address
+            except ValueError:  # a bracket that is not closed
+                name = host
+            is_address = ":" in name or name.replace(".", "").isdigit()
+            is_local = "." not in name or name.endswith(LOCAL_ENDS)
+            if not (is_address or is_local or name in self._hosts):
+                shown = host[:SHOWN_CHARACTERS]
+                raise ForeignPage(
+                    f"Host is {shown!r}, and a server without API keys that listens on this machine"
+                    " alone answers to localhost: ask it by that name, or set API keys, or"
+                    f" ADDNORM_CORS_ORIGINS=https://{shown}"
+                )
         site = headers.get(b"sec-fetch-site")  # proxies pass it on, whatever they make of Host
-        if site in OWN or (sent is None and site is None):
-            return True
-        origin = (sent or b"").decode("latin-1")
-        scheme, _, authority = origin.lower().partition("://")
+        if method in READS or site in OWN or (origin is None and site is None):
+            return
+        sent = (origin or b"").decode("latin-1")
+        scheme, _, authority = sent.lower().partition("://")
         port = PORTS.get(scheme, "none")
-        host = headers.get(b"host", b"").decode("latin-1").lower()
-        return origin in self._named or (
-            scheme in PORTS and authority.removesuffix(port) == host.removesuffix(port)
-        )
+        is_own = authority.removesuffix(port) == host.lower().removesuffix(port)
+        if sent not in self._named and not (scheme in PORTS and is_own):
+            raise ForeignPage(self._rejection(method, scope["path"], origin or b"another origin"))
 
     def _rejection(self, method: str, path: str, sent: bytes) -> str:
         origin = sent.decode("latin-1")[:SHOWN_CHARACTERS]
@@ -93,11 +88,3 @@ class Origins:
             self._warned = True
             log.warning(what)
         return what
-
-
-def _name(host: str) -> str:
-    """The name or the address in a Host header, in lower case."""
-    try:
-        return (urlsplit(f"//{host}").hostname or "").rstrip(".")
-    except ValueError:  # a bracket that is not closed
-        return host

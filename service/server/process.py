@@ -28,6 +28,7 @@ from typing import Any, NoReturn, cast
 
 import uvicorn
 
+from addnorm.service.environment import vertex_routes
 from addnorm.service.errors import StartupError
 from addnorm.service.loading.loader import load_all
 from addnorm.service.models.registry import Root
@@ -85,12 +86,13 @@ def serve(bundles: Root, settings: Settings) -> None:
     """
     check_installed(settings)
     check_address(settings)
+    paths = vertex_routes()
     logs.configure(settings.log_level)
     sys.setswitchinterval(SWITCH_S)
     memory.share_arenas()
     models, settings = load_all(bundles, settings), limit_connections(settings)
     with enough_threads():
-        service = build(models, settings, tracer_of_environment())
+        service = build(models, settings, tracer_of_environment(), paths=paths)
     if not service.keys and not is_loopback(settings.host):
         log.warning(
             "no API keys: every caller that reaches %s is served; see ADDNORM_API_KEYS_FILE",
@@ -134,12 +136,6 @@ def _end() -> NoReturn:
     os._exit(0)
 
 
-def _end_in_time(seconds: "SimpleQueue[float]") -> None:
-    """On a thread of its own: ends the process so long after it is told to."""
-    time.sleep(seconds.get())
-    _end()
-
-
 def limit_connections(settings: Settings) -> Settings:
     """The settings, with fewer connections if the system allows too few open files: a connection
     may need two."""
@@ -160,33 +156,25 @@ def limit_connections(settings: Settings) -> Settings:
 
 def check_address(settings: Settings) -> None:
     """StartupError if an address cannot be listened on, before any model is loaded."""
-    _check_port(settings, "port", settings.port)
-    if settings.grpc_port is not None:
-        _check_port(settings, "grpc_port", settings.grpc_port)
-
-
-def _check_port(settings: Settings, name: str, port: int) -> None:
-    """name: of the port's setting."""
-    variable, option = f"ADDNORM_{name.upper()}", f"--{name.replace('_', '-')}"
-    try:
-        found = socket.getaddrinfo(
-            settings.host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )
-        for family, *_, address in found:
-            _check_bind(family, address)
-            if address[0] == ANY_IPV6:
-                _check_bind(socket.AF_INET, (ANY_IPV4, port))
-    except (OSError, UnicodeError) as error:  # the latter of a host that is no name
-        is_used = isinstance(error, OSError) and error.errno == EADDRINUSE
-        how = (
-            f"end what listens there, or choose another port with {option} or {variable}"
-            if is_used
-            else f"set ADDNORM_HOST and {variable}"
-        )
-        where = f"ADDNORM_HOST={settings.host} {variable}={port}"
-        raise StartupError(
-            f"{where}: cannot listen there: {getattr(error, 'strerror', error)}; {how}"
-        ) from None
+    for name, port in (("port", settings.port), ("grpc_port", settings.grpc_port)):
+        if port is None:
+            continue
+        variable, option = f"ADDNORM_{name.upper()}", f"--{name.replace('_', '-')}"
+        try:
+            found = socket.getaddrinfo(
+                settings.host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+            )
+            for family, *_, address in found:
+                _check_bind(family, address)
+                if address[0] == ANY_IPV6:
+                    _check_bind(socket.AF_INET, (ANY_IPV4, port))
+        except (OSError, UnicodeError) as error:  # the latter of a host that is no name
+            how = f"set ADDNORM_HOST and {variable}"
+            if isinstance(error, OSError) and error.errno == EADDRINUSE:
+                how = f"end what listens there, or choose another port with {option} or {variable}"
+            why = getattr(error, "strerror", error)
+            where = f"ADDNORM_HOST={settings.host} {variable}={port}"
+            raise StartupError(f"{where}: cannot listen there: {why}; {how}") from None
 
 
 def _check_bind(family: int, address: Any) -> None:
@@ -297,9 +285,13 @@ class Server(uvicorn.Server):
         if threading.current_thread() is threading.main_thread():
             for sig in (signal.SIGINT, *ending_signals()):
                 signal.signal(sig, self.handle_exit)
-            ending = partial(_end_in_time, self._ends_in_s)
-            threading.Thread(target=ending, name="end", daemon=True).start()
+            threading.Thread(target=self._end_in_time, name="end", daemon=True).start()
         yield
+
+    def _end_in_time(self) -> None:
+        """On a thread of its own: ends the process so long after it is told to."""
+        time.sleep(self._ends_in_s.get())
+        _end()
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         readiness = self._service.readiness
@@ -330,7 +322,7 @@ class Server(uvicorn.Server):
         return num_in_flight == 0 or time.monotonic() > self._drain_until
 
     def _left_s(self) -> float:
-        """What is left of the drain, in seconds."""
+        """Seconds that are left of the drain."""
         left_s = self._drain_until - time.monotonic()
         return max(0.0, min(left_s, self._service.settings.grace_s))
 

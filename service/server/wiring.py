@@ -1,8 +1,9 @@
 """Builds every object of the service, and hands each what it needs."""
 
 import typing
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from opentelemetry.trace import Tracer
 
@@ -33,6 +34,8 @@ from addnorm.service.telemetry.exposition import Exposition
 from addnorm.service.telemetry.invariance import InvarianceCheck
 from addnorm.service.telemetry.metrics import Metrics
 from addnorm.service.telemetry.report import Reporter
+
+KNOWN_ANSWER_SHARE = 0.1  # of a run's longest time: so long a known-answer test may take
 
 
 class Closable(typing.Protocol):
@@ -75,9 +78,7 @@ class Pools:
         self.large_readers = CooperativePool(1, "read-large", pauses=True)
 
     def close(self) -> None:
-        for pool in (
-            self.encoders, self.lens, self.tokenizers, self.readers, self.large_readers,
-        ):  # fmt: skip
+        for pool in vars(self).values():
             pool.close()
 
 
@@ -86,8 +87,9 @@ def build(
     settings: Settings,
     tracer: Tracer | None = None,
     protocols: Sequence[Protocol] = PROTOCOLS,
+    paths: Mapping[tuple[str, str], str] = MappingProxyType({}),
 ) -> Service:
-    """StartupError if the API keys cannot be read."""
+    """StartupError if the API keys cannot be read. paths: see RequestMiddleware."""
     keys = Keys(settings)
     scheduler = Scheduler(
         num_workers(models, settings), settings.max_queue_tokens, settings.run_timeout_s
@@ -110,7 +112,7 @@ def build(
         ),
         receiver=BodyReceiver(settings, bodies, pools.large_readers),
         request_path=RequestPath(pipeline, bodies),
-        readiness=Readiness(models, scheduler, settings.known_answer_timeout_s),
+        readiness=Readiness(models, scheduler, KNOWN_ANSWER_SHARE * settings.run_timeout_s),
         repository=Repository(models, settings),
         exposition=Exposition(
             metrics, models, settings.provider, scheduler, (responses, bodies), cache
@@ -118,7 +120,18 @@ def build(
         readers=pools.readers,
     )
     entrance = Entrance(keys)
-    app = _app(parts, protocols, entrance, metrics, tracer)
+    health = tuple(path for protocol in protocols for path in protocol.health)
+    probes = (*health, *(path for protocol in protocols for path in protocol.other_probes))
+    app = create_app(
+        [Mounted.of(protocol, parts) for protocol in protocols],
+        settings,
+        entrance,
+        parts.readiness,
+        Reporter(metrics, health, probes, tracer),
+        responses,
+        probes,
+        paths,
+    )
     scheduler.start((metrics, invariance_check))
     return Service(
         **vars(parts),
@@ -128,23 +141,6 @@ def build(
         keys=keys,
         metrics=metrics,
         to_close=(parts.repository, invariance_check, scheduler, pools),
-    )
-
-
-def _app(
-    parts: Parts,
-    protocols: Sequence[Protocol],
-    entrance: Entrance,
-    metrics: Metrics,
-    tracer: Tracer | None,
-) -> RequestMiddleware:
-    health = tuple(path for protocol in protocols for path in protocol.health)
-    probes = (*health, *(path for protocol in protocols for path in protocol.other_probes))
-    mounted = [Mounted.of(protocol, parts) for protocol in protocols]
-    reporter = Reporter(metrics, health, probes, tracer)
-    responses = parts.request_path.pipeline.responses
-    return create_app(
-        mounted, parts.settings, entrance, parts.readiness, reporter, responses, probes
     )
 
 

@@ -39,19 +39,12 @@ def probabilities(logits: Floats, function: Function | None = None) -> Floats:
     if function == "none":
         return logits
     values = logits.astype(np.float64)  # which no float32 overflows by itself
-    return (_sigmoid if function == "sigmoid" else _softmax)(values).astype(np.float32)
-
-
-def _sigmoid(values: np.ndarray) -> np.ndarray:
-    small = exp(-np.abs(values))
-    scores: np.ndarray = np.where(values < 0, small, 1) / (1 + small)
-    return scores
-
-
-def _softmax(values: np.ndarray) -> np.ndarray:
+    if function == "sigmoid":
+        small = exp(-np.abs(values))
+        scores: Floats = (np.where(values < 0, small, 1) / (1 + small)).astype(np.float32)
+        return scores
     values = exp(values - values.max(1, keepdims=True))
-    scores: np.ndarray = values / row_sums(values)
-    return scores
+    return (values / row_sums(values)).astype(np.float32)
 
 
 def ranked(scores: Floats, labels: Sequence[str], top_k: int | None = None) -> list[Labelled]:

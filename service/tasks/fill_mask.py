@@ -43,21 +43,21 @@ def mask_positions(ids: Ints, pieces: Pieces, field: str) -> list[int]:
 
 def target_ids(targets: Sequence[str], pieces: Pieces) -> list[int]:
     """Each once. InvalidInput unless a target is a token, or a text of one known token."""
-    return list(dict.fromkeys(_target_id(target, pieces) for target in targets))
-
-
-def _target_id(target: str, pieces: Pieces) -> int:
-    if (token := pieces.token_to_id(target)) is not None:
-        return token
-    ids = pieces.ids(target)
-    if len(ids) == 1 and ids[0] != pieces.unknown_id:
-        return ids[0]
-    tokens = [pieces.id_to_token(token) for token in ids[:8]]
-    raise InvalidInput(
-        f"targets has {target[:60]!r}, which is not 1 token of the model's vocabulary but"
-        f" {len(ids)}: {tokens}",
-        param="targets",
-    )
+    found = dict[int, None]()
+    for target in targets:
+        ids = pieces.ids(target)
+        if (token := pieces.token_to_id(target)) is not None:
+            found[token] = None
+        elif len(ids) == 1 and ids[0] != pieces.unknown_id:
+            found[ids[0]] = None
+        else:
+            tokens = [pieces.id_to_token(token) for token in ids[:8]]
+            raise InvalidInput(
+                f"targets has {target[:60]!r}, which is not 1 token of the model's vocabulary but"
+                f" {len(ids)}: {tokens}",
+                param="targets",
+            )
+    return list(found)
 
 
 def likeliest(
@@ -86,35 +86,30 @@ class MaskedText:
         self._pieces, self._is_plain = pieces, len(positions) == 1
         self._ids: list[int] = ids.tolist()
         self._has_text = list(map(self._is_shown, self._ids))
-        self._inner = [] if pieces.bytes_of is None else self._inner_bytes(pieces.bytes_of)
+        self._inner = list[bytes]()
+        if pieces.bytes_of is not None:
+            made = zip(pieces.bytes_of.inner(self._ids), self._has_text, strict=True)
+            self._inner = [own if is_shown else b"" for own, is_shown in made]
 
     def _is_shown(self, token: int) -> bool:
         if self._pieces.id_to_token(token) is None:
             return False
         return not (self._is_plain and token in self._pieces.special_ids)
 
-    def _inner_bytes(self, bytes_of: TokenBytes) -> list[bytes]:
-        made = zip(bytes_of.inner(self._ids), self._has_text, strict=True)
-        return [own if is_shown else b"" for own, is_shown in made]
-
     def filled(self, position: int, tokens: Ints, scores: Floats) -> list[Candidate]:
         """The candidates of the mask at this position: tokens and scores as `likeliest` makes
         them."""
         ids: list[int] = tokens.tolist()
         words = self._pieces.texts([[token] for token in ids], False)
-        sequences = self._sequences(position, ids)
-        return list(map(Candidate, scores, ids, words, sequences))
-
-    def _sequences(self, position: int, tokens: list[int]) -> list[str]:
-        """The text with each token at this position."""
         if self._pieces.bytes_of is None:
             before, after = self._ids[:position], self._ids[position + 1 :]
-            return self._pieces.texts(
-                [[*before, token, *after] for token in tokens], self._is_plain
-            )
-        return list(self._joined(position, tokens, self._pieces.bytes_of))
+            rows = [[*before, token, *after] for token in ids]
+            sequences = self._pieces.texts(rows, self._is_plain)
+        else:
+            sequences = list(self._join(position, ids, self._pieces.bytes_of))
+        return list(map(Candidate, scores, ids, words, sequences))
 
-    def _joined(self, position: int, tokens: list[int], bytes_of: TokenBytes) -> Iterator[str]:
+    def _join(self, position: int, tokens: list[int], bytes_of: TokenBytes) -> Iterator[str]:
         head = self._beginning(0, position, bytes_of)
         tail = b"".join(self._inner[position + 1 :])
         for token, inner in zip(tokens, bytes_of.inner(tokens), strict=True):

@@ -1,4 +1,4 @@
-"""What tasks have to know of a tokenizer: its tokens as text, and its unknown token."""
+"""The facts of a tokenizer that tasks need: its tokens as text, and its unknown token."""
 
 from collections.abc import Callable, Sequence
 from typing import NamedTuple

@@ -71,7 +71,7 @@ def tagged(
         tags = [_tag(token, token.scores, labels) for token in tokens]
     else:
         choose, words = WORD_SCORES[aggregation], _words(tokens)
-        tags = [_tag(_joined(word, pieces), choose(word), labels) for word in words]
+        tags = [_tag(_join(word, pieces), choose(word), labels) for word in words]
     if aggregation == "none":
         return [tag for tag in tags if tag.entity not in ignore_labels]
     entities = (_entity(group, pieces) for group in _groups(tags))
@@ -105,18 +105,10 @@ def _words(tokens: Sequence[_Token]) -> Iterator[list[_Token]]:
         yield word
 
 
-def _joined(word: Sequence[_Token], pieces: Pieces) -> _Token:
+def _join(word: Sequence[_Token], pieces: Pieces) -> _Token:
     """A word as one token: its first token, with the characters of all."""
     rendered = pieces.join([token.word for token in word])
     return replace(word[0], word=rendered, end=word[-1].end)
-
-
-def _of_first(word: Sequence[_Token]) -> Floats:
-    return word[0].scores
-
-
-def _of_average(word: Sequence[_Token]) -> Floats:
-    return _mean(np.stack([token.scores for token in word], 1))
 
 
 def _mean(scores: Floats) -> Floats:
@@ -124,15 +116,11 @@ def _mean(scores: Floats) -> Floats:
     return row_sums(scores)[:, 0] / np.float32(scores.shape[1])
 
 
-def _of_surest(word: Sequence[_Token]) -> Floats:
-    return max(word, key=lambda token: float(token.scores.max())).scores
-
-
 # the scores that a word gets from its tokens
 WORD_SCORES: dict[Aggregation, Callable[[Sequence[_Token]], Floats]] = {
-    "first": _of_first,
-    "average": _of_average,
-    "max": _of_surest,
+    "first": lambda word: word[0].scores,
+    "average": lambda word: _mean(np.stack([token.scores for token in word], 1)),
+    "max": lambda word: max(word, key=lambda token: float(token.scores.max())).scores,
 }
 
 

@@ -37,20 +37,20 @@ class TokenBytes(NamedTuple):
         `text`."""
         if self.anchor is None:
             return self._of_bytes(ids)
-        alone, *behind = self._decoded([[self.anchor], *([self.anchor, token] for token in ids)])
+        alone, *behind = self._decode([[self.anchor], *([self.anchor, token] for token in ids)])
         return [text.encode()[len(alone.encode()) :] for text in behind]
 
     def first(self, token: int) -> bytes:
         """The bytes of a token where it is the first."""
         if self.anchor is None:
             return self._of_bytes([token])[0]
-        return self._decoded([[token]])[0].encode()
+        return self._decode([[token]])[0].encode()
 
     def _of_bytes(self, ids: Sequence[int]) -> list[bytes]:
         each = {token: _bytes_of(self.tokenizer.id_to_token(token) or "") for token in set(ids)}
         return [each[token] for token in ids]
 
-    def _decoded(self, sequences: list[list[int]]) -> list[str]:
+    def _decode(self, sequences: list[list[int]]) -> list[str]:
         return self.tokenizer.decode_batch(sequences, skip_special_tokens=False)
 
 

@@ -1,4 +1,4 @@
-"""What Prometheus scrapes: the metrics, and the state of the moment they are scraped."""
+"""The metrics as Prometheus scrapes them, with the state of that moment."""
 
 from collections.abc import Iterator, Sequence
 from typing import Protocol
@@ -7,7 +7,6 @@ from prometheus_client import Metric, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
-from addnorm.service.models.model import Model
 from addnorm.service.models.registry import Models
 from addnorm.service.scheduling.byte_budget import ByteBudget
 from addnorm.service.scheduling.scheduler import Scheduler
@@ -23,6 +22,11 @@ INFO_LABELS = (
     "provider",
     "manifest_sha256",
     "fingerprint",
+)
+# Prometheus sees an increase only from a value it has seen, so these of each model start at 0
+BEFORE_THE_FIRST = (
+    *("engine_failures", "invariance_checks", "invariance_violations", "invariance_max_difference"),
+    *("cache_hits", "cache_misses", "merged_sequences"),
 )
 
 
@@ -53,9 +57,7 @@ class Exposition:
         metrics.queue_tokens_limit.set(scheduler.max_queue_tokens)
         metrics.worker_threads.set(scheduler.num_workers)
         metrics.cache_bytes_limit.set(cache.max_bytes)
-        metrics.registry.register(ModelInfo(models, provider))
-        metrics.registry.register(Reproductions(models))
-        metrics.registry.register(LostLogLines())
+        metrics.registry.register(State(models, provider))
 
     def render(self) -> bytes:
         """The text exposition format, version 0.0.4."""
@@ -67,23 +69,14 @@ class Exposition:
         for budget in self._budgets:
             metrics.of(metrics.pending_bytes, budget.what).set(budget.num_bytes)
         for model in self._models.all():
-            self._show_before_the_first(model)
+            for metric in BEFORE_THE_FIRST:
+                metrics.of(getattr(metrics, metric), model.name)
         return generate_latest(metrics.registry)
 
-    def _show_before_the_first(self, model: Model) -> None:
-        """Prometheus sees an increase only from a value it has seen, so these start at 0."""
-        metrics = self._metrics
-        metrics.of(metrics.engine_failures, model.name)
-        metrics.of(metrics.invariance_checks, model.name)
-        metrics.of(metrics.invariance_violations, model.name)
-        metrics.of(metrics.invariance_max_difference, model.name)
-        metrics.of(metrics.cache_hits, model.name)
-        metrics.of(metrics.cache_misses, model.name)
-        metrics.of(metrics.merged_sequences, model.name)
 
-
-class ModelInfo(Collector):
-    """addnorm_model_info, made anew at each scrape: models come and go."""
+class State(Collector):
+    """Made anew at each scrape: models come and go. The log is one for all servers in the
+    process."""
 
     def __init__(self, models: Models, provider: str) -> None:
         self._models, self._provider = models, provider
@@ -94,32 +87,6 @@ class ModelInfo(Collector):
             "1 for each model, version and precision served.",
             labels=INFO_LABELS,
         )
-        for model in self._models.all():
-            for precision in model.engines:
-                info.add_metric(self._labels(model, precision), 1)
-        yield info
-
-    def _labels(self, model: Model, precision: str) -> list[str]:
-        manifest = model.bundle.manifest
-        return [
-            model.name,
-            str(manifest.version),
-            precision,
-            manifest.layout,
-            self._provider,
-            model.engines[precision].provider,
-            model.bundle.manifest_sha256,
-            model.engines[precision].fingerprint.digest,
-        ]
-
-
-class Reproductions(Collector):
-    """addnorm_model_reproduces_certificate, of the engines that are compared with it."""
-
-    def __init__(self, models: Models) -> None:
-        self._models = models
-
-    def collect(self) -> Iterator[Metric]:
         gauge = GaugeMetricFamily(
             "addnorm_model_reproduces_certificate",
             "1 where this machine gives the bits that the certificate records, 0 where it does not;"
@@ -127,17 +94,17 @@ class Reproductions(Collector):
             labels=("model", "version", "precision"),
         )
         for model in self._models.all():
-            version = str(model.bundle.manifest.version)
+            manifest, version = model.bundle.manifest, str(model.bundle.manifest.version)
+            for precision, engine in model.engines.items():
+                asked, fingerprint = self._provider, engine.fingerprint.digest
+                where = (manifest.layout, asked, engine.provider)
+                made = (model.bundle.manifest_sha256, fingerprint)
+                info.add_metric([model.name, version, precision, *where, *made], 1)
             for precision, found in model.reproductions.items():
                 if found.is_equal is not None:
                     gauge.add_metric([model.name, version, precision], float(found.is_equal))
+        yield info
         yield gauge
-
-
-class LostLogLines(Collector):
-    """Counts the lost log lines of the process: the log is one for all servers in it."""
-
-    def collect(self) -> Iterator[Metric]:
         yield CounterMetricFamily(
             "addnorm_log_lines_lost",
             "Lines of the log that nobody read in time, or that could not be written.",

@@ -75,29 +75,25 @@ class InvarianceCheck(Observer):
         while it waits."""
         if sample := self._kept.get():
             try:
-                self._check(sample)
+                for index, (start, end) in enumerate(pairwise(sample.batch.offsets)):
+                    while not self._is_idle():
+                        if time.monotonic() >= sample.expires or self._closed.is_set():
+                            return
+                        time.sleep(POLL_S)
+                    sequence = sample.batch.sequence(index)
+                    self._compare(sample.target, sequence, sample.rows.span(start, end))
             except Exception:  # an engine that fails here fails requests too, which are counted
                 log.exception("the invariance check failed")
-
-    def _check(self, sample: Sample) -> None:
-        for index, (start, end) in enumerate(pairwise(sample.batch.offsets)):
-            if not self._idle_before(sample.expires):
-                return
-            self._compare(sample.target, sample.batch.sequence(index), sample.rows.span(start, end))
-
-    def _idle_before(self, expires: float) -> bool:
-        while (
-            not (idle := self._is_idle())
-            and time.monotonic() < expires
-            and not self._closed.is_set()
-        ):
-            time.sleep(POLL_S)
-        return idle
 
     def _compare(self, target: Target, sequence: Batch, co_batched: Rows) -> None:
         """sequence: a batch of it alone."""
         alone = target.run(sequence).on_host()
-        difference = _difference(alone, co_batched)
+        difference = 0.0  # only for equal bits; infinite if a value is not a number
+        if not selfcheck.same_bits(alone, co_batched):
+            pairs = zip(alone, co_batched, strict=True)
+            difference = max(float(np.abs(one - other).max()) for one, other in pairs)
+            least = float(np.finfo(np.float32).tiny)
+            difference = max(difference, least) if np.isfinite(difference) else float("inf")
         largest = max(float(np.abs(part).max()) for part in alone)
         violated = difference > (0.0 if target.exact else INEXACT_RTOL * max(1.0, largest))
         if violated and target.name not in self._logged:
@@ -107,11 +103,3 @@ class InvarianceCheck(Observer):
                 target.name, sequence.num_tokens, difference,
             )  # fmt: skip
         self._report(target.name, violated, difference)
-
-
-def _difference(alone: Rows, co_batched: Rows) -> float:
-    """The largest difference: 0 only for equal bits, infinite if a value is not a number."""
-    if selfcheck.same_bits(alone, co_batched):
-        return 0.0
-    largest = max(float(np.abs(a - b).max()) for a, b in zip(alone, co_batched, strict=True))
-    return max(largest, float(np.finfo(np.float32).tiny)) if np.isfinite(largest) else float("inf")

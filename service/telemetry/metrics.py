@@ -37,16 +37,16 @@ class Metrics(Observer):
             tuple[MetricWrapperBase, tuple[str | int, ...]], MetricWrapperBase
         ] = {}
         self.differences: dict[str, float] = {}  # the largest of each model
-        self._make_request_metrics()
-        self._make_micro_batch_metrics()
-        self._make_worker_metrics()
-        self._make_invariance_metrics()
-        self._make_cache_metrics()
-
-    def _make_request_metrics(self) -> None:
         counter = partial(Counter, registry=self.registry)
         gauge = partial(Gauge, registry=self.registry)
-        histogram = partial(Histogram, registry=self.registry, buckets=SECONDS)
+        histogram = partial(Histogram, registry=self.registry)
+        self._make_request_metrics(counter, gauge, histogram)
+        self._make_worker_metrics(counter, gauge, histogram)
+        self._make_model_metrics(counter, gauge)
+
+    def _make_request_metrics(
+        self, counter: partial[Counter], gauge: partial[Gauge], histogram: partial[Histogram]
+    ) -> None:
         self.requests = counter(
             "addnorm_requests", "Requests answered.", ("route", "model", "status")
         )
@@ -54,11 +54,13 @@ class Metrics(Observer):
             "addnorm_request_seconds",
             "Time from the head of the request to the end of its answer.",
             ("route",),
+            buckets=SECONDS,
         )
         self.stage_seconds = histogram(
             "addnorm_stage_seconds",
             "Time in decode, queue, infer and encode.",
             ("model", "stage"),
+            buckets=SECONDS,
         )
         self.real_tokens = counter(
             "addnorm_real_tokens", "Real tokens of requests answered with 200.", MODEL
@@ -82,8 +84,9 @@ class Metrics(Observer):
             ("reason",),
         )
 
-    def _make_micro_batch_metrics(self) -> None:
-        histogram = partial(Histogram, registry=self.registry)
+    def _make_worker_metrics(
+        self, counter: partial[Counter], gauge: partial[Gauge], histogram: partial[Histogram]
+    ) -> None:
         self.micro_batch_tokens = histogram(
             "addnorm_micro_batch_tokens", "Real tokens of a micro-batch.", MODEL, buckets=TOKENS
         )
@@ -97,17 +100,12 @@ class Metrics(Observer):
             MODEL,
             buckets=RATIO,
         )
-        self.computed_tokens = Counter(
+        self.computed_tokens = counter(
             "addnorm_computed_tokens",
             "Tokens of the micro-batches' grids: real tokens, and pads up to the longest sequence."
             " The packed graph computes these pads only in attention.",
             MODEL,
-            registry=self.registry,
         )
-
-    def _make_worker_metrics(self) -> None:
-        counter = partial(Counter, registry=self.registry)
-        gauge = partial(Gauge, registry=self.registry)
         self.worker_threads = gauge(
             "addnorm_worker_threads", "Worker threads: session runs that may run at the same time."
         )
@@ -132,29 +130,23 @@ class Metrics(Observer):
             MODEL,
         )
 
-    def _make_invariance_metrics(self) -> None:
-        self.invariance_checks = Counter(
+    def _make_model_metrics(self, counter: partial[Counter], gauge: partial[Gauge]) -> None:
+        self.invariance_checks = counter(
             "addnorm_invariance_checks",
             "Served sequences that were computed again, alone, while the server was idle.",
             MODEL,
-            registry=self.registry,
         )
-        self.invariance_violations = Counter(
+        self.invariance_violations = counter(
             "addnorm_invariance_violations",
             "Checked sequences whose rows were different alone. Must be 0 on CPU, where bits are"
             " compared. On a GPU it counts relative differences over 1e-3.",
             MODEL,
-            registry=self.registry,
         )
-        self.invariance_max_difference = Gauge(
+        self.invariance_max_difference = gauge(
             "addnorm_invariance_max_difference",
             "Largest difference of such rows so far.",
             MODEL,
-            registry=self.registry,
         )
-
-    def _make_cache_metrics(self) -> None:
-        counter = partial(Counter, registry=self.registry)
         self.cache_hits = counter("addnorm_cache_hits", "Sequences whose results were held.", MODEL)
         self.cache_misses = counter(
             "addnorm_cache_misses", "Sequences whose results were not held.", MODEL
@@ -165,7 +157,6 @@ class Metrics(Observer):
             " or was in the same request.",
             MODEL,
         )
-        gauge = partial(Gauge, registry=self.registry)
         self.cache_bytes = gauge("addnorm_cache_bytes", "Bytes of results held.")
         self.cache_bytes_limit = gauge(
             "addnorm_cache_bytes_limit", "Bytes that may be held: `ADDNORM_CACHE_BYTES`."

@@ -36,55 +36,38 @@ class Reporter:
         self._metrics.count_request(route, context.model, status, seconds)
         if context.rejection:
             self._metrics.count_rejection(context.rejection)
-        self._count_inference(context, now)
-        trace = self._trace(scope, route, status, context)
+        if context.statistics is not None and context.decoded_from is not None:
+            if context.is_inferred:
+                context.statistics.count_request(context.num_sequences, context.stages_s)
+                self._metrics.count_inference(
+                    context.model, context.real_tokens, context.pad_tokens, context.stages_s
+                )
+            else:
+                context.statistics.count_failure(now - context.decoded_from)
+        trace = {}
+        if self._tracer and not scope["path"].startswith(self._probes):
+            own: dict[str, str | int] = {"addnorm.request_id": context.request_id}
+            if context.model:
+                own |= {"addnorm.model": context.model, "addnorm.real_tokens": context.real_tokens}
+                own |= {"addnorm.pad_tokens": context.pad_tokens}
+            trace["trace_id"] = tracing.record(
+                self._tracer, scope, route, status, own, context.started, context.spans()
+            )
         is_healthy_probe = status == 200 and scope["path"].startswith(self._health)
         level = logging.DEBUG if is_healthy_probe else logging.INFO  # asked every few seconds
-        if log.isEnabledFor(level):
-            line = _line(scope["method"], route, status, seconds, context)
-            log.log(level, "request", extra={**line, **trace})
-
-    def _count_inference(self, context: RequestContext, now: float) -> None:
-        if context.statistics is None or context.decoded_from is None:
-            return  # none was decoded
-        if not context.is_inferred:
-            context.statistics.count_failure(now - context.decoded_from)
+        if not log.isEnabledFor(level):
             return
-        context.statistics.count_request(context.num_sequences, context.stages_s)
-        self._metrics.count_inference(
-            context.model, context.real_tokens, context.pad_tokens, context.stages_s
-        )
-
-    def _trace(
-        self, scope: Scope, route: str, status: int, context: RequestContext
-    ) -> dict[str, str]:
-        """Exports the request's spans, except for probes. -> what the log says of the trace."""
-        if not self._tracer or scope["path"].startswith(self._probes):
-            return {}
-        own: dict[str, str | int] = {"addnorm.request_id": context.request_id}
-        if context.model:
-            own |= {"addnorm.model": context.model, "addnorm.real_tokens": context.real_tokens}
-            own |= {"addnorm.pad_tokens": context.pad_tokens}
-        trace_id = tracing.record(
-            self._tracer, scope, route, status, own, context.started, context.spans()
-        )
-        return {"trace_id": trace_id}
-
-
-def _line(
-    method: str, route: str, status: int, seconds: float, context: RequestContext
-) -> dict[str, str | int | float]:
-    """The request's line in the log."""
-    known = {"key": context.key, "code": context.code, "field": context.param}
-    return {
-        "request_id": context.request_id,
-        "method": method,
-        "route": route,
-        "status": status,
-        "ms": round(seconds * 1000, 3),
-        "model": context.model,
-        "real_tokens": context.real_tokens,
-        "pad_tokens": context.pad_tokens,
-        **{name: value for name, value in known.items() if value},
-        **context.times_ms(),
-    }
+        known = {"key": context.key, "code": context.code, "field": context.param}
+        line = {
+            "request_id": context.request_id,
+            "method": scope["method"],
+            "route": route,
+            "status": status,
+            "ms": round(seconds * 1000, 3),
+            "model": context.model,
+            "real_tokens": context.real_tokens,
+            "pad_tokens": context.pad_tokens,
+            **{name: value for name, value in known.items() if value},
+            **context.times_ms(),
+        }
+        log.log(level, "request", extra={**line, **trace})

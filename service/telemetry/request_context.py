@@ -1,4 +1,4 @@
-"""What becomes known of one request on its way. Reported once, at the request's end (report.py)."""
+"""All that becomes known of one request on its way. Reported once, at its end (report.py)."""
 
 import time
 from asyncio import Task
@@ -47,7 +47,7 @@ class RequestContext:
     first_byte_s: float | None = None  # after `started`; when the body's first bytes were sent
 
     def note(self, error: ServiceError) -> None:
-        """What the caller is told instead of a response. The error itself would keep its frames."""
+        """Keeps what is told of the error: the error itself would keep its frames."""
         self.code = error.code
         self.param = (error.param or "") if error.names_own_field else ""
         self.rejection = error.reason if error.is_rejection else ""

@@ -7,7 +7,6 @@ from collections.abc import Mapping
 
 from opentelemetry import propagate, trace
 from opentelemetry.trace import (
-    Span,
     SpanKind,
     StatusCode,
     Tracer,
@@ -31,7 +30,13 @@ def tracer_of_environment() -> Tracer | None:
     provider_of_process = trace.get_tracer_provider()
     if not isinstance(provider_of_process, trace.ProxyTracerProvider):
         return provider_of_process.get_tracer("addnorm", VERSION)
-    if not _asked():
+    endpoint = os.environ.get("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT") or os.environ.get(
+        "OTEL_EXPORTER_OTLP_ENDPOINT"
+    )
+    exporter = os.environ.get("OTEL_TRACES_EXPORTER") or ("otlp" if endpoint else "none")
+    if exporter not in ("otlp", "none"):
+        log.warning("no traces: OTEL_TRACES_EXPORTER=%s, only otlp is known", exporter)
+    if exporter != "otlp" or os.environ.get("OTEL_SDK_DISABLED", "").lower() == "true":
         return None
     protocol = os.environ.get("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL") or os.environ.get(
         "OTEL_EXPORTER_OTLP_PROTOCOL"
@@ -53,16 +58,6 @@ def tracer_of_environment() -> Tracer | None:
     provider = TracerProvider(resource=ours.merge(OTELResourceDetector().detect()))
     provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
     return provider.get_tracer("addnorm", VERSION)
-
-
-def _asked() -> bool:
-    endpoint = os.environ.get("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT") or os.environ.get(
-        "OTEL_EXPORTER_OTLP_ENDPOINT"
-    )
-    exporter = os.environ.get("OTEL_TRACES_EXPORTER") or ("otlp" if endpoint else "none")
-    if exporter not in ("otlp", "none"):
-        log.warning("no traces: OTEL_TRACES_EXPORTER=%s, only otlp is known", exporter)
-    return exporter == "otlp" and os.environ.get("OTEL_SDK_DISABLED", "").lower() != "true"
 
 
 def record(
@@ -93,19 +88,12 @@ def record(
     if status >= 500:
         span.set_attribute("error.type", str(status))
         span.set_status(StatusCode.ERROR)
-    _record_stages(tracer, span, epoch, stages)
+    if span.is_recording():
+        context = set_span_in_context(span)
+        for name, (start, end) in stages.items():
+            tracer.start_span(name, context, start_time=_ns(epoch + start)).end(_ns(epoch + end))
     span.end()
     return format_trace_id(span.get_span_context().trace_id)
-
-
-def _record_stages(
-    tracer: Tracer, parent: Span, epoch: float, stages: Mapping[str, tuple[float, float]]
-) -> None:
-    if not parent.is_recording():
-        return
-    context = set_span_in_context(parent)
-    for name, (start, end) in stages.items():
-        tracer.start_span(name, context, start_time=_ns(epoch + start)).end(_ns(epoch + end))
 
 
 def _ns(seconds: float) -> int:

@@ -16,7 +16,7 @@ from tokenizers.processors import TemplateProcessing
 from addnorm.export.sources import sources
 from addnorm.export.writer import Plan, export
 from addnorm.load.client import Answers
-from addnorm.load.measure.check import NAIVE_TOLERANCE, Reference, alone
+from addnorm.load.measure.check import NAIVE_TOLERANCE, Reference, compute_alone
 from addnorm.load.measure.run import Figures, Load, measure
 from addnorm.load.measure.stream import PROFILES, Stream, make
 from addnorm.service.runtime import bundle as bundle_format
@@ -84,7 +84,7 @@ def test_embeddings_are_compared_by_index_and_bit(streams: dict[str, Stream]) ->
     right, errors = reference.verdicts(stream, answers)
     assert right == [True, False, False]
     assert errors == {"wrong": 2}
-    near, _ = reference.near(1e-3).verdicts(stream, answers)
+    near, _ = reference.with_tolerance(1e-3).verdicts(stream, answers)
     assert near == [True, True, False]
 
 
@@ -133,13 +133,15 @@ def layouts(bundles: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str
 def test_addnorm_outruns_naive_on_padded_batches(layouts: dict[str, Bundle]) -> None:
     """On 70 % padding, real processes over HTTP, every answer checked, measured in turn."""
     stream = make(PROFILES["big"], layouts["packed"].manifest.limits)
-    bits = Reference(alone(layouts["packed"], "fp32"))
+    bits = Reference(compute_alone(layouts["packed"], "fp32"))
     bits.learn(stream.requests)
     load, ratios = Load(8, 0.6, warm_up_s=0.2), []
     with processes.addnorm(layouts["packed"]) as addnorm, peers.naive(layouts["padded"]) as naive:
         for _ in range(3):
             ours = measure(addnorm, stream, bits, load, progress=False)
-            theirs = measure(naive, stream, bits.near(NAIVE_TOLERANCE), load, progress=False)
+            theirs = measure(
+                naive, stream, bits.with_tolerance(NAIVE_TOLERANCE), load, progress=False
+            )
             assert ours.errors == theirs.errors == {}
             assert ours.server_cpu_s_per_1000_tokens
             assert theirs.server_cpu_s_per_1000_tokens

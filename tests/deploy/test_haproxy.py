@@ -14,6 +14,7 @@ import httpx
 import pytest
 import yaml
 
+from addnorm.service.server.wiring import KNOWN_ANSWER_SHARE
 from addnorm.service.settings import Settings
 from benchmarks.processes import free_port
 from tests.support import web
@@ -36,7 +37,7 @@ def seconds(name: str) -> float:
 def test_haproxys_limits_are_beyond_the_servers_so_that_servers_answer_with_a_message() -> None:
     assert seconds("timeout server") > UNSET.timeout_s
     assert seconds("timeout client") > max(UNSET.body_timeout_s, UNSET.send_timeout_s)
-    assert seconds("timeout check") > UNSET.known_answer_timeout_s
+    assert seconds("timeout check") > KNOWN_ANSWER_SHARE * UNSET.run_timeout_s
     assert seconds("hard-stop-after") > UNSET.grace_s
     (connections,) = re.findall(r"default-server .* maxconn (\d+)", CONFIGURATION)
     assert int(connections) < UNSET.max_connections

@@ -39,7 +39,7 @@ def test_what_is_not_answered_is_lost() -> None:
         answers.add(0, status, b"", 0.1)
     answers.add(0, 429, b'{"error": {"code": "too_many_concurrent_requests"}}', 0.1)
     answers.add(0, 429, b'{"error": {"code": "too_many_concurrent_requests"}}', 0.1)
-    found = Run.of(answers, cpu_s=0.5)
+    found = Run.count(answers, cpu_s=0.5)
     assert found == Run(1.0, pytest.approx(0.1), 4, 0.25, "429 too_many_concurrent_requests")
     said = of(77.0, found)
     assert "4 were not answered, most with 429 too_many_concurrent_requests" in said

@@ -29,8 +29,7 @@ from tests.support.waiting import PATIENCE_S, eventually
 def inferring(root: Path, **changed: Any) -> Iterator[Service]:
     inference = inference_of(
         root,
-        **{"worker_threads": 1, "known_answer_timeout_s": PATIENCE_S, "token_budget": 128}
-        | changed,
+        **{"worker_threads": 1, "run_timeout_s": 10 * PATIENCE_S, "token_budget": 128} | changed,
     )
     yield inference
     inference.close()

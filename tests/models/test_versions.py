@@ -8,7 +8,7 @@ import pytest
 
 from addnorm.service.errors import StartupError
 from addnorm.service.loading.loader import load_all
-from addnorm.service.models.versions import read_pins
+from addnorm.service.models.names import read_pins
 from addnorm.service.runtime import bundle as bundles
 from addnorm.service.settings import Settings
 from benchmarks.stress.copies import republish

@@ -2,7 +2,7 @@
 
 import pytest
 
-from addnorm.service.models.warm_up import best_budget
+from addnorm.service.models.model import best_budget
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,10 @@ import httpx
 import pytest
 from huggingface_hub import InferenceClient
 
-from tests.conftest import inference_of, linked, serving
+from addnorm.service.loading.loader import load_all
+from addnorm.service.server.wiring import build
+from addnorm.service.settings import Settings
+from tests.conftest import OWN, inference_of, linked, serving
 from tests.support import web
 from tests.support.metrics import value
 from tests.support.task_models import DEFAULTS, NLI
@@ -130,9 +133,10 @@ def test_vertex_does_what_the_one_model_is_made_for(
 
 def test_vertex_may_name_the_paths(task_bundles: Any) -> None:
     own = "/v1/endpoints/1/deployedModels/2"
-    named = {"vertex_predict_route": f"{own}:predict", "vertex_health_route": own}
+    paths = {("POST", f"{own}:predict"): "/vertex", ("GET", own): "/health"}
     body = {"instances": [{"inputs": TEXTS}]}
-    service = inference_of(task_bundles, default_models=DEFAULTS, **named)
+    settings = Settings(**OWN, default_models=DEFAULTS)
+    service = build(load_all(task_bundles, settings), settings, paths=paths)
     with serving(service) as url, web.client(base_url=url) as client:
         assert posted(client, f"{own}:predict", body) == posted(client, "/vertex", body)
         assert client.get(own).status_code == client.head(own).status_code == 200

@@ -22,15 +22,15 @@ def test_each_part_changes_the_digest(part: str) -> None:
 
 def test_a_processor_class_has_instruction_sets_and_no_name() -> None:
     x86 = "processor : 0\nmodel name : Some CPU\nflags : fpu avx2 ht avx512_vnni\n"
-    found = Processor.of(x86)
+    found = Processor.parse(x86)
     assert found.instruction_sets == ("avx2", "avx512_vnni")
     assert (found.name, found.has_vnni) == ("Some CPU", True)
-    assert Processor.of(x86.replace("Some", "Other").replace(" ht", "")).kind == found.kind
-    without = Processor.of(x86.replace(" avx512_vnni", ""))
+    assert Processor.parse(x86.replace("Some", "Other").replace(" ht", "")).kind == found.kind
+    without = Processor.parse(x86.replace(" avx512_vnni", ""))
     assert without.kind != found.kind
     assert not without.has_vnni
     arm = "CPU implementer : 0x41\nFeatures : fp asimd i8mm\nCPU part : 0xd40\n"
-    assert Processor.of(arm).kind.endswith(" 0x41 0xd40 asimd i8mm")
+    assert Processor.parse(arm).kind.endswith(" 0x41 0xd40 asimd i8mm")
 
 
 def test_it_is_shown_everywhere(text_client: httpx.Client, text_bundles: Path) -> None:

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from addnorm.service.runtime import bundle as bundles
-from addnorm.service.runtime.device.placement import CPU, counted
+from addnorm.service.runtime.device.placement import CPU, count_nodes
 from addnorm.service.runtime.engine import Engine
 
 
@@ -16,4 +16,4 @@ def test_all_nodes_are_on_the_cpu_here_also_those_in_a_scan(
     found = Engine(bundles.read(notebook), "fp32", num_threads).nodes()
     assert found.keys() == {"body", "logits"}
     assert {node.provider for own in found.values() for node in own} == {CPU}
-    assert {"Exp", "Scan", "Sigmoid"} <= counted(found["body"])[CPU].keys()
+    assert {"Exp", "Scan", "Sigmoid"} <= count_nodes(found["body"])[CPU].keys()

@@ -185,12 +185,12 @@ def test_the_limit_is_given_back_when_a_request_fails() -> None:
     keys = keys_of(f"one infer {ASK} 1")
     key = keys.find(b"Bearer " + ASK.encode())
     for _ in range(3):
-        with pytest.raises(ValueError, match="ours"), keys.counted(key):
+        with pytest.raises(ValueError, match="ours"), keys.count(key):
             raise ValueError("ours")
     with (
-        keys.counted(key),
+        keys.count(key),
         pytest.raises(TooManyAtOnce, match="1 requests under way, its limit is 1"),
-        keys.counted(key),
+        keys.count(key),
     ):
         pass
 

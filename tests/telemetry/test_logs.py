@@ -16,8 +16,9 @@ from typing import Any, BinaryIO
 import httpx
 import pytest
 
+from addnorm.service.models.registry import Models
 from addnorm.service.telemetry import logs
-from addnorm.service.telemetry.exposition import LostLogLines
+from addnorm.service.telemetry.exposition import State
 from benchmarks.processes import free_port
 from tests.support import web
 from tests.support.waiting import PATIENCE_S, eventually
@@ -144,7 +145,7 @@ def test_the_metric_counts_the_log_lines_of_the_process(pipe: Pipe) -> None:
         pipe.reader.close()
         pipe.logger.warning("one")
         assert eventually(lambda: logs.num_lost() == 1)
-        (metric,) = LostLogLines().collect()
+        *_, metric = State(Models([]), "cpu").collect()
     finally:
         logging.getLogger().removeHandler(pipe.handler)
     (sample,) = metric.samples

@@ -6,7 +6,7 @@ with Retry-After.
 
 from dataclasses import dataclass, replace
 
-from addnorm.load.measure.check import Reference, alone
+from addnorm.load.measure.check import Reference, compute_alone
 from addnorm.load.measure.run import Load, Result, measure
 from addnorm.load.measure.stream import PROFILES, Stream, make
 from addnorm.service.cores import usable_cores
@@ -72,7 +72,7 @@ def overload(
     bundle: Bundle, seconds: float, times: float = TIMES, deadline_ms: int = DEADLINE_MS
 ) -> tuple[dict[str, float], list[str]]:
     """Figures, and the goals that were missed."""
-    reference = Reference(alone(bundle, "fp32"))
+    reference = Reference(compute_alone(bundle, "fp32"))
     stream = make(PROFILES["small"], bundle.manifest.limits, fields={"precision": "fp32"})
     reference.learn(stream.requests)
     phases = _measured(bundle, stream, reference, seconds, times, deadline_ms)

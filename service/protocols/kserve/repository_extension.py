@@ -12,7 +12,7 @@ from fastapi import APIRouter, Request, Response
 from pydantic import BaseModel, ConfigDict, Field
 
 from addnorm.service.errors import Forbidden, InvalidInput, StartupError, UnknownField
-from addnorm.service.models.versions import read_pin
+from addnorm.service.models.names import read_pin
 from addnorm.service.protocols.codec.negotiation import JSON
 from addnorm.service.protocols.codec.openapi import body_schema
 from addnorm.service.protocols.codec.validation import Body

@@ -13,7 +13,7 @@ from pathlib import Path
 import onnxruntime as ort
 
 from addnorm.service.errors import StartupError
-from addnorm.service.runtime.device.placement import CPU, counted, nodes
+from addnorm.service.runtime.device.placement import CPU, count_nodes, nodes
 from addnorm.service.runtime.session import open_session
 
 CUDA = "CUDAExecutionProvider"
@@ -91,7 +91,7 @@ def refuse_rows_on_cpu(
             f" install onnxruntime-gpu {'.'.join(map(str, LISTS_ALL))} or newer, or set"
             " ADDNORM_PROVIDER=cpu"
         )
-    placed = counted(nodes(session))
+    placed = count_nodes(nodes(session))
     if not placed:
         raise StartupError(
             f"onnxruntime does not say where the nodes of {graph} run: set ADDNORM_PROVIDER=cpu"

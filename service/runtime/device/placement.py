@@ -33,7 +33,7 @@ def operator(domain: str, op_type: str) -> str:
     return f"{domain}.{op_type}" if domain else op_type
 
 
-def counted(nodes: Iterable[Node]) -> Placement:
+def count_nodes(nodes: Iterable[Node]) -> Placement:
     """How many nodes of each operator run where."""
     found: dict[str, Counter[str]] = {}
     for node in nodes:

@@ -23,8 +23,8 @@ class Processor(NamedTuple):
     instruction_sets: tuple[str, ...]  # those of INSTRUCTION_SETS that it has, sorted
 
     @classmethod
-    def of(cls, cpuinfo: str) -> "Processor":
-        """The first core of what /proc/cpuinfo says."""
+    def parse(cls, cpuinfo: str) -> "Processor":
+        """The first core in /proc/cpuinfo."""
         fields: dict[str, str] = {}
         for line in cpuinfo.splitlines():
             field, _, value = line.partition(":")
@@ -53,6 +53,6 @@ class Processor(NamedTuple):
 def processor() -> Processor:
     """This machine's."""
     try:
-        return Processor.of(Path("/proc/cpuinfo").read_text())
+        return Processor.parse(Path("/proc/cpuinfo").read_text())
     except OSError:  # not Linux
-        return Processor.of("")
+        return Processor.parse("")

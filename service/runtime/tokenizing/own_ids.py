@@ -1,4 +1,4 @@
-"""Whether token ids may be those that a tokenizer gives a text, by the special tokens around it."""
+"""Tells token ids that a tokenizer may give a text, by the special tokens around it."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -35,7 +35,7 @@ def _ends(encoding: Encoding) -> Ends:
 
 
 def has_ends(ids: Sequence[int], known: tuple[Ends, ...]) -> bool:
-    """Whether the ids begin and end as one of them says."""
+    """The ids begin and end as one of them says."""
     return any(
         len(ids) >= len(first) + len(last)
         and tuple(ids[: len(first)]) == first

@@ -47,10 +47,6 @@ def num_characters(text: Text) -> int:
     return len(text) if isinstance(text, str) else len(text[0]) + len(text[1])
 
 
-def _is_pair(text: Text) -> bool:
-    return not isinstance(text, str)
-
-
 @dataclass(frozen=True, slots=True)
 class Tokens:
     """The tokens of a text, special tokens included."""
@@ -84,34 +80,30 @@ class Tokenizer:
         self.max_whole_characters = max(MAX_WHOLE_CHARACTERS, self.max_characters)
         self.has_types = limits.type_vocab_size > 1 and bundle.manifest.texts_have_types
         self._template = bundle.manifest.pair_template
-        self._whole, self._cut, self._cut_pairs = (_read(bundle) for _ in range(3))
+        self._whole, self._cut, self._cut_pairs = (_load_file(bundle) for _ in range(3))
         self._pair_strategy = (self._whole.truncation or {}).get("strategy", LONGEST_FIRST)
         for tokenizer in (self._whole, self._cut, self._cut_pairs):
             tokenizer.no_truncation()
         self.num_special = self._whole.num_special_tokens_to_add(is_pair=False)
         self.num_special_of_pair = self._whole.num_special_tokens_to_add(is_pair=True)
         self.ends = ends_of(self._whole)  # of the ids of each text; empty if it marks none
-        self._check(bundle)
-        # they keep the special tokens around the texts
-        self._cut.enable_truncation(self.max_text_tokens)
-        self._cut_pairs.enable_truncation(self.max_text_tokens, strategy=self._pair_strategy)
-        added = (token.content for token in self._whole.get_added_tokens_decoder().values())
-        self._edge = EDGE_CHARACTERS + max(map(len, added), default=0)
-
-    def _check(self, bundle: Bundle) -> None:
-        limits, highest = bundle.manifest.limits, max(self._whole.get_vocab().values(), default=0)
+        highest, special = self.num_ids - 1, self.num_special
         if highest >= limits.vocab_size:
             raise StartupError(
                 f"bundle {bundle.path}: {TOKENIZER} has ids up to {highest}, the model's are below"
                 f" {limits.vocab_size}: export it again with the tokenizer it was trained with"
             )
-        special, positions = self.num_special, limits.max_positions
-        if not special < self.max_text_tokens <= positions:
+        if not special < self.max_text_tokens <= limits.max_positions:
             raise StartupError(
                 f"bundle {bundle.path}: texts may have {self.max_text_tokens} tokens; with"
-                f" {special} special tokens and {positions} positions it must be {special + 1} to"
-                f" {positions}: export it again"
+                f" {special} special tokens and {limits.max_positions} positions it must be"
+                f" {special + 1} to {limits.max_positions}: export it again"
             )
+        # they keep the special tokens around the texts
+        self._cut.enable_truncation(self.max_text_tokens)
+        self._cut_pairs.enable_truncation(self.max_text_tokens, strategy=self._pair_strategy)
+        added = (token.content for token in self._whole.get_added_tokens_decoder().values())
+        self._edge = EDGE_CHARACTERS + max(map(len, added), default=0)
 
     @property
     def library(self) -> tokenizers.Tokenizer:
@@ -126,11 +118,11 @@ class Tokenizer:
         """
         # of the library's methods this one holds Python's global lock for the shortest time
         encode = tokenizers.Tokenizer.encode_batch_fast
-        return list(map(self.tokens_of, self._encoded(encode, texts, truncate, left)))
+        return list(map(self.tokens_of, self._encode(encode, texts, truncate, left)))
 
     def encode(self, texts: Sequence[Text], truncate: bool) -> list[Encoding]:
         """Encodes as `tokens` does, with words and offsets."""
-        return self._encoded(tokenizers.Tokenizer.encode_batch, texts, truncate)
+        return self._encode(tokenizers.Tokenizer.encode_batch, texts, truncate)
 
     @cached_property
     def num_ids(self) -> int:
@@ -139,15 +131,10 @@ class Tokenizer:
 
     def tokens_of(self, encoding: Encoding) -> Tokens:
         """An encoding's, as `tokens` makes them."""
-        return Tokens(encoding.ids, self._types(encoding))
+        types: list[int] | None = encoding.type_ids if self.has_types else None
+        return Tokens(encoding.ids, types if types and any(types) else None)
 
-    def _types(self, encoding: Encoding) -> list[int] | None:
-        if not self.has_types:
-            return None
-        types: list[int] = encoding.type_ids
-        return types if any(types) else None
-
-    def _encoded(
+    def _encode(
         self, encode: Encode, texts: Sequence[Text], truncate: bool, left: bool = False
     ) -> list[Encoding]:
         if self._template:
@@ -158,11 +145,11 @@ class Tokenizer:
         cutters = self._left if left else (self._cut, self._cut_pairs)
         kept = [readable(index, text) for index, text in enumerate(texts)]
         found: list[Encoding] = []
-        for is_pair, group in groupby(kept, _is_pair):
-            if is_pair:
-                found += self._encoded_pairs(encode, cutters[1], list(group), len(found))
-            else:
+        for is_text, group in groupby(kept, lambda text: isinstance(text, str)):
+            if is_text:
                 found += encode(cutters[0], list(group))
+            else:
+                found += self._encode_pairs(encode, cutters[1], list(group), len(found))
         return found
 
     def _as_one(self, index: int, text: Text, truncate: bool) -> str:
@@ -207,29 +194,24 @@ class Tokenizer:
             raise self._no_room_for_pairs(index)
         return text
 
-    def _encoded_pairs(
+    def _encode_pairs(
         self, encode: Encode, cutter: tokenizers.Tokenizer, pairs: list[Text], start: int
     ) -> list[Encoding]:
-        """start: the index of the first among all texts."""
+        """start: the index of the first among all texts. CannotCut if the file says which text of
+        a pair is cut, and the other is too long."""
         try:
             return encode(cutter, pairs)
         except Exception:  # tokenizers has no class of its own
             for index, pair in enumerate(pairs, start):
-                self._check_cut(encode, cutter, index, pair)
+                try:
+                    encode(cutter, [pair])
+                except Exception as error:
+                    which, other = "first", "second"
+                    if self._pair_strategy == "only_second":
+                        which, other = other, which
+                    reason = f"is cut in its {which} text only, and the {other} leaves no room"
+                    raise CannotCut(index, f"{reason} for it") from error
             raise
-
-    def _check_cut(
-        self, encode: Encode, cutter: tokenizers.Tokenizer, index: int, pair: Text
-    ) -> None:
-        """CannotCut if the file says which text of a pair is cut, and the other is too long."""
-        try:
-            encode(cutter, [pair])
-        except Exception as error:
-            which, other = "first", "second"
-            if self._pair_strategy == "only_second":
-                which, other = other, which
-            reason = f"is cut in its {which} text only, and the {other} leaves no room for it"
-            raise CannotCut(index, reason) from error
 
     def _readable(self, index: int, text: Text) -> Text:
         """Enough of a text, or of a pair, to cut it to the same tokens as the whole. Bounds the
@@ -245,19 +227,16 @@ class Tokenizer:
             # both would have to be read to the end, to know which has more tokens
             reason = f"is a pair of texts of more than {self.max_whole_characters} characters each"
             raise CannotCut(index, reason)
-        return self._readable_pair(index, text, int(second > first))
+        longer = int(second > first)
+        other = self._whole.encode_batch([text[1 - longer]], add_special_tokens=False)[0]
+        # as many as are ever kept, and more than the other has: where both are cut depends on that
+        num_needed = max(self.max_text_tokens, len(other) + 1)
+        beginning = self._beginning(index, text[longer], num_needed, longer)
+        return (text[0], beginning) if longer else (beginning, text[1])
 
     def _no_room_for_pairs(self, index: int) -> CannotCut:
         reason = f"has {self.num_special_of_pair} special tokens, the limit is"
         return CannotCut(index, f"{reason} {self.max_text_tokens}")
-
-    def _readable_pair(self, index: int, pair: Pair, longer: int) -> Pair:
-        """longer: which of its texts has more characters, 0 or 1."""
-        other = self._whole.encode_batch([pair[1 - longer]], add_special_tokens=False)[0]
-        # as many as are ever kept, and more than the other has: where both are cut depends on that
-        num_needed = max(self.max_text_tokens, len(other) + 1)
-        beginning = self._beginning(index, pair[longer], num_needed, longer)
-        return (pair[0], beginning) if longer else (beginning, pair[1])
 
     def _beginning(self, index: int, text: str, num_needed: int, part: int | None = None) -> str:
         """A beginning of the text with so many tokens that nothing behind it changes.
@@ -307,7 +286,7 @@ def load_by_type(bundle: Bundle) -> dict[InputType, Tokenizer]:
     }
 
 
-def _read(bundle: Bundle) -> tokenizers.Tokenizer:
+def _load_file(bundle: Bundle) -> tokenizers.Tokenizer:
     """The file's tokenizer, without the padding that the file sets."""
     try:
         tokenizer = tokenizers.Tokenizer.from_file(str(bundle.path / TOKENIZER))
@@ -323,7 +302,7 @@ def _read(bundle: Bundle) -> tokenizers.Tokenizer:
 
 
 def growth_problem(tokenizer: tokenizers.Tokenizer) -> str | None:
-    """Whether its replacements make texts, or what ids are decoded to, very much longer. None if
+    """Tells if its replacements make texts, or what ids are decoded to, very much longer; None if
     they do not."""
     for part in (tokenizer.normalizer, tokenizer.decoder):
         growth = 1.0 if part is None else _growth(json.loads(part.__getstate__()))

@@ -19,12 +19,12 @@ from addnorm.service.errors import (
     TooManyConnections,
 )
 from addnorm.service.inference.request_path import Call
-from addnorm.service.protocols.kserve.over_grpc.grpc_methods import Answer, GrpcMethod
+from addnorm.service.protocols.kserve.over_grpc.grpc_methods import GrpcMethod
 from addnorm.service.protocols.protocol import Parts
 from addnorm.service.scheduling.byte_budget import ByteBudget, Reservation
 from addnorm.service.scheduling.deadline import Deadline
 from addnorm.service.server.auth import Entrance, Headers
-from addnorm.service.server.error_response import noted, retry_after
+from addnorm.service.server.error_response import note_error, retry_after
 from addnorm.service.server.middleware import request_id
 from addnorm.service.telemetry.report import Reporter
 from addnorm.service.telemetry.request_context import RequestContext
@@ -81,41 +81,39 @@ class GrpcCalls:
         self._is_reading_probe = False
 
     async def answer(self, method: GrpcMethod, caller: Caller) -> None:
-        headers = _headers(caller)
+        headers = [
+            (name.encode(), value.encode() if isinstance(value, str) else value)
+            for name, value in caller.invocation_metadata() or ()
+        ]
         context = RequestContext(request_id(dict(headers).get(b"x-request-id", b"")))
         self.in_flight += 1
         self.num_begun += 1
         try:
             if self.told:
                 await self.told.wait()
-            await self._answer(method, caller, headers, context)
+            if method.is_probe:
+                await self._respond(method, self._receive_probe, caller, headers, context)
+            else:
+                self.parts.readiness.check_open()
+                with (
+                    self._count(self.entrance.key_name(headers)),
+                    await self.entrance.enter(headers, "infer", context, is_probe=False),
+                ):
+                    await self._respond(method, self._receive, caller, headers, context)
             context.status = 200
         except asyncio.CancelledError:
             self._note_end(context)
             raise
         except Exception as error:  # whatever it is, the caller gets a status
-            known = noted(_of_lost(error, caller), "POST", method.path, context)
-            context.status = known.status
-            await _abort(caller, known, context)
+            await self._abort(method, caller, error, context)
         finally:
             self.in_flight -= 1
-            self.reporter.report(_scope(method, headers), context)
+            # the call as a request over HTTP/2, which it is
+            scope = {"method": "POST", "path": method.path, "route": method, "scheme": "http"}
+            self.reporter.report({**scope, "http_version": "2", "headers": headers}, context)
 
-    async def _answer(
-        self, method: GrpcMethod, caller: Caller, headers: Headers, context: RequestContext
-    ) -> None:
-        if method.is_probe:
-            await self._respond(method, self._receive_probe, caller, headers, context)
-            return
-        self.parts.readiness.check_open()
-        with (
-            self._counted(self.entrance.key_name(headers)),
-            await self.entrance.enter(headers, "infer", context, is_probe=False),
-        ):
-            await self._respond(method, self._receive, caller, headers, context)
-
-    def _counted(self, key: str) -> Reservation:
-        """A call under way. TooManyConnections if nothing is left of the key's share."""
+    def _count(self, key: str) -> Reservation:
+        """Counts a call under way. TooManyConnections if nothing is left of the key's share."""
         calls = self._under_way
         if not calls.has_space(0, 1, key):
             raise TooManyConnections(
@@ -133,7 +131,7 @@ class GrpcCalls:
         headers: Headers,
         context: RequestContext,
     ) -> None:
-        async def received() -> bytes:
+        async def receive_body() -> bytes:
             body = await receive(caller, context)
             if not isinstance(body, bytes):  # gRPC has ended the call, or the caller has
                 raise ClientGone("the call ended before its message, or its message is too large")
@@ -143,21 +141,26 @@ class GrpcCalls:
                 )
             return body
 
-        context.deadline = self._deadline(caller, context)
+        settings, left_s = self.parts.settings, caller.time_remaining()
+        timeout_s = settings.timeout_s if left_s is None else min(left_s, MAX_TIMEOUT_S)
+        context.deadline = Deadline(timeout_s, context.started, context.key)
+        context.deadline.is_callers = left_s is not None
         anew = b"no-cache" in dict(headers).get(b"cache-control", b"").lower()
         call = Call(context.deadline, context, route=method.path, anew=anew)
-        answer = await method.answer(received, call)
-        await self._send(caller, answer, context, method.is_probe)
-
-    def _deadline(self, caller: Caller, context: RequestContext) -> Deadline:
-        left_s = caller.time_remaining()
-        timeout_s = self.parts.settings.timeout_s if left_s is None else min(left_s, MAX_TIMEOUT_S)
-        deadline = Deadline(timeout_s, context.started, context.key)
-        deadline.is_callers = left_s is not None
-        return deadline
+        answer = await method.answer(receive_body, call)
+        caller.set_trailing_metadata(_metadata(context, **answer.metadata))
+        # a pending response until it is sent
+        with self.parts.request_path.pipeline.responses.reserve(0, context.key) as reservation:
+            reservation.keep(len(answer.message))
+            limit_s = self.probe_s if method.is_probe else settings.send_timeout_s
+            try:
+                async with asyncio.timeout(limit_s):
+                    await caller.write(answer.message)
+            except TimeoutError:
+                raise ClientGone(f"the answer was not taken within {limit_s:g} s") from None
 
     async def _receive(self, caller: Caller, context: RequestContext) -> Any:
-        """What comes. Overloaded if it is slow and its key has no space for it."""
+        """Overloaded if it is slow and its key has no space for it."""
         settings, loop = self.parts.settings, asyncio.get_running_loop()
         full: list[Overloaded] = []
 
@@ -179,8 +182,8 @@ class GrpcCalls:
                 counting.cancel()
 
     async def _receive_probe(self, caller: Caller, context: RequestContext) -> Any:
-        """What comes. It may be as large as any, so one is received at a time: others meanwhile
-        count as empty, and so ask for the whole server."""
+        """A probe may be as large as any, so one is received at a time: others meanwhile count
+        as empty, and so ask for the whole server."""
         if self._is_reading_probe:
             return b""
         self._is_reading_probe = True
@@ -192,19 +195,24 @@ class GrpcCalls:
         finally:
             self._is_reading_probe = False
 
-    async def _send(
-        self, caller: Caller, answer: Answer, context: RequestContext, is_probe: bool
+    async def _abort(
+        self, method: GrpcMethod, caller: Caller, error: Exception, context: RequestContext
     ) -> None:
-        """Counts as a pending response until it is sent."""
-        caller.set_trailing_metadata(_metadata(context, **answer.metadata))
-        with self.parts.request_path.pipeline.responses.reserve(0, context.key) as reservation:
-            reservation.keep(len(answer.message))
-            limit_s = self.probe_s if is_probe else self.parts.settings.send_timeout_s
-            try:
-                async with asyncio.timeout(limit_s):
-                    await caller.write(answer.message)
-            except TimeoutError:
-                raise ClientGone(f"the answer was not taken within {limit_s:g} s") from None
+        import grpc
+
+        has_ended = caller.done() or isinstance(error, grpc.aio.BaseError)
+        if has_ended and not isinstance(error, ServiceError):  # no fault of the server
+            error = ClientGone("the call ended before the answer")
+        known = note_error(error, "POST", method.path, context)
+        context.status = known.status
+        metadata = _metadata(context)
+        if (seconds := retry_after(known)) is not None:
+            # the second is gRPC's own, for clients that retry by themselves
+            pushback = ("grpc-retry-pushback-ms", str(math.ceil(seconds * 1000)))
+            metadata = (*metadata, ("retry-after", str(seconds)), pushback)
+        code = getattr(grpc.StatusCode, CODES.get(known.status, "INTERNAL"))
+        with suppress(grpc.aio.InternalError):  # the call has ended, so nobody can be told
+            await caller.abort(code, known.message, metadata)
 
     def _note_end(self, context: RequestContext) -> None:
         """gRPC has ended the call: its caller left, its time is up, or the server ends."""
@@ -223,46 +231,5 @@ def _late(limit_s: float) -> RequestTimeout:
     return RequestTimeout(f"the message did not arrive within {limit_s:g} s")
 
 
-def _headers(caller: Caller) -> Headers:
-    sent = caller.invocation_metadata() or ()
-    return [
-        (name.encode(), value.encode() if isinstance(value, str) else value) for name, value in sent
-    ]
-
-
-def _of_lost(error: Exception, caller: Caller) -> Exception:
-    """What gRPC raises for a call that has ended is no fault of the server."""
-    import grpc
-
-    has_ended = caller.done() or isinstance(error, grpc.aio.BaseError)
-    is_lost = has_ended and not isinstance(error, ServiceError)
-    return ClientGone("the call ended before the answer") if is_lost else error
-
-
-async def _abort(caller: Caller, error: ServiceError, context: RequestContext) -> None:
-    import grpc
-
-    metadata = _metadata(context)
-    if (seconds := retry_after(error)) is not None:
-        # the second is gRPC's own, for clients that retry by themselves
-        pushback = ("grpc-retry-pushback-ms", str(math.ceil(seconds * 1000)))
-        metadata = (*metadata, ("retry-after", str(seconds)), pushback)
-    code = getattr(grpc.StatusCode, CODES.get(error.status, "INTERNAL"))
-    with suppress(grpc.aio.InternalError):  # the call has ended, so nobody can be told
-        await caller.abort(code, error.message, metadata)
-
-
 def _metadata(context: RequestContext, **more: str) -> tuple[tuple[str, str], ...]:
     return (("x-request-id", context.request_id), *more.items())
-
-
-def _scope(method: GrpcMethod, headers: Headers) -> dict[str, Any]:
-    """The call as a request over HTTP/2, which it is, for the report."""
-    return {
-        "method": "POST",
-        "path": method.path,
-        "route": method,
-        "scheme": "http",
-        "http_version": "2",
-        "headers": headers,
-    }

@@ -7,14 +7,14 @@ import asyncio
 import time
 from collections import defaultdict
 from collections.abc import Awaitable, Callable
-from functools import partial
 from importlib.util import find_spec
 from typing import Any
 
 from addnorm.service import to_install
 from addnorm.service.errors import StartupError
-from addnorm.service.protocols.kserve.over_grpc.grpc_methods import grpc_methods
+from addnorm.service.protocols.kserve.over_grpc.grpc_methods import GrpcMethod, grpc_methods
 from addnorm.service.server.grpc.grpc_calls import Caller, GrpcCalls
+from addnorm.service.server.http.head import MAX_HEAD_BYTES
 from addnorm.service.settings import Settings
 
 # GAP_S: handing a call over takes some rounds of the event loop. Larger: the drain takes longer.
@@ -26,19 +26,18 @@ MAX_GAP_WAIT_S = 1.0
 
 def check_installed(settings: Settings) -> None:
     """StartupError if gRPC is asked for, and its packages are not there."""
-    missing = [name for name in ("grpc", "google.protobuf") if not _is_installed(name)]
-    if settings.grpc_port is not None and missing:
-        raise StartupError(
-            f"ADDNORM_GRPC_PORT={settings.grpc_port}: the package {missing[0]} is not installed;"
-            f" {to_install('grpc')}, or unset it"
-        )
-
-
-def _is_installed(name: str) -> bool:
-    try:
-        return find_spec(name) is not None
-    except ModuleNotFoundError:  # of the package that it is in
-        return False
+    if settings.grpc_port is None:
+        return
+    for name in ("grpc", "google.protobuf"):
+        try:
+            is_installed = find_spec(name) is not None
+        except ModuleNotFoundError:  # of the package that it is in
+            is_installed = False
+        if not is_installed:
+            raise StartupError(
+                f"ADDNORM_GRPC_PORT={settings.grpc_port}: the package {name} is not installed;"
+                f" {to_install('grpc')}, or unset it"
+            )
 
 
 class GrpcListener:
@@ -50,74 +49,61 @@ class GrpcListener:
         self._server: Any = None
 
     async def start(self) -> None:
-        if self._settings.grpc_port is None:
+        """RuntimeError if the port is in use."""
+        settings, host, port = self._settings, self._settings.host, self._settings.grpc_port
+        if port is None:
             return
         import grpc
 
-        self._server = grpc.aio.server(options=_options(self._settings))
-        self._server.add_generic_rpc_handlers(self._handlers())
-        self.port = self._bind(self._settings.grpc_port)
-        await self._server.start()
-
-    async def stop(self, grace_s: float) -> None:
-        """Calls under way have so long to end."""
-        if self._server:
-            self.calls.told = asyncio.Event()
-            await self._wait_for_gap(min(grace_s, MAX_GAP_WAIT_S))
-            stopping = asyncio.create_task(self._server.stop(grace_s))
-            await asyncio.wait({stopping}, timeout=GAP_S)
-            self.calls.told.set()
-            await stopping
-
-    async def _wait_for_gap(self, limit_s: float) -> None:
-        """grpcio ends calls with CANCELLED that have arrived and are not handed over yet when it
-        stops (github.com/grpc/grpc/issues/41785). There are none once none was handed over for a
-        moment."""
-        num_begun, until = -1, time.monotonic() + limit_s
-        while num_begun != self.calls.num_begun and time.monotonic() < until:
-            num_begun = self.calls.num_begun
-            await asyncio.sleep(GAP_S)
-
-    def _bind(self, port: int) -> int:
-        """The port that it took. RuntimeError if it is in use."""
-        import grpc
-
-        host, settings = self._settings.host, self._settings
-        address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-        if settings.tls_key is None or settings.tls_cert is None:
-            taken: int = self._server.add_insecure_port(address)
-            return taken
-        pair = settings.tls_key.read_bytes(), settings.tls_cert.read_bytes()
-        taken = self._server.add_secure_port(address, grpc.ssl_server_credentials([pair]))
-        return taken
-
-    def _handlers(self) -> list[Any]:
-        import grpc
-
+        options = [
+            ("grpc.max_receive_message_length", settings.max_body_bytes),
+            ("grpc.max_send_message_length", -1),  # max_response_bytes is checked before any work
+            ("grpc.max_metadata_size", MAX_HEAD_BYTES),
+            # of what is not asked for, at most 64 KiB come: else more, the quicker the network is
+            ("grpc.http2.bdp_probe", 0),
+            ("grpc.so_reuseport", 0),  # else a second server on the port would get half of them
+        ]
+        self._server = grpc.aio.server(options=options)
         services: defaultdict[str, dict[str, Any]] = defaultdict(dict)
         for method in grpc_methods(self.calls.parts):
             _, service, name = method.path.split("/")
-            services[service][name] = _handler(partial(self.calls.answer, method))
-        return [grpc.method_handlers_generic_handler(*pair) for pair in services.items()]
+            services[service][name] = grpc.stream_stream_rpc_method_handler(self._handler(method))
+        self._server.add_generic_rpc_handlers(
+            [grpc.method_handlers_generic_handler(*pair) for pair in services.items()]
+        )
+        address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        if settings.tls_key is None or settings.tls_cert is None:
+            self.port = self._server.add_insecure_port(address)
+        else:
+            pair = settings.tls_key.read_bytes(), settings.tls_cert.read_bytes()
+            credentials = grpc.ssl_server_credentials([pair])
+            self.port = self._server.add_secure_port(address, credentials)
+        await self._server.start()
 
+    def _handler(self, method: GrpcMethod) -> Callable[[object, Caller], Awaitable[None]]:
+        """A handler of streams, which a call is too on the wire: it is called before the message is
+        received, and sees the answer sent."""
 
-def _handler(answer: Callable[[Caller], Awaitable[None]]) -> Any:
-    """A handler of streams, which a call is too on the wire: it is called before the message is
-    received, and sees the answer sent."""
-    import grpc
+        async def handle(_: object, caller: Caller) -> None:
+            await self.calls.answer(method, caller)
 
-    async def handle(_: object, caller: Caller) -> None:
-        await answer(caller)
+        return handle
 
-    return grpc.stream_stream_rpc_method_handler(handle)
+    async def stop(self, grace_s: float) -> None:
+        """Calls under way have so long to end.
 
-
-def _options(settings: Settings) -> list[tuple[str, int]]:
-    return [
-        ("grpc.max_receive_message_length", settings.max_body_bytes),
-        ("grpc.max_send_message_length", -1),  # max_response_bytes is checked before any work
-        ("grpc.max_metadata_size", settings.max_header_bytes),
-        # of what is not asked for, at most 64 KiB come: else more, the quicker the network is
-        ("grpc.http2.bdp_probe", 0),
-        ("grpc.so_reuseport", 0),  # else a second server on the port would get half of the calls
-    ]
+        grpcio ends calls with CANCELLED that have arrived and are not handed over yet when it
+        stops (github.com/grpc/grpc/issues/41785). There are none once none was handed over for a
+        moment.
+        """
+        if not self._server:
+            return
+        self.calls.told = asyncio.Event()
+        num_begun, until = -1, time.monotonic() + min(grace_s, MAX_GAP_WAIT_S)
+        while num_begun != self.calls.num_begun and time.monotonic() < until:
+            num_begun = self.calls.num_begun
+            await asyncio.sleep(GAP_S)
+        stopping = asyncio.create_task(self._server.stop(grace_s))
+        await asyncio.wait({stopping}, timeout=GAP_S)
+        self.calls.told.set()
+        await stopping

@@ -24,7 +24,7 @@ from addnorm.service.errors import (
 )
 from addnorm.service.protocols.dialect_errors import OPENAI_ERRORS
 from addnorm.service.server.error_response import error_response
-from addnorm.service.server.http.head import too_large
+from addnorm.service.server.http.head import MAX_HEAD_BYTES, too_large
 from addnorm.service.settings import Settings
 from addnorm.service.telemetry.request_context import attach_context
 
@@ -75,19 +75,15 @@ class Parser:
                 self._parser.feed_data(data)
                 return
             except HttpParserUpgrade as asked:
-                data = self._head_without_upgrade() + data[asked.args[0] :]
+                method, version = self._parser.get_method(), self._parser.get_http_version()
+                if method == b"CONNECT":
+                    raise HttpParserError("CONNECT is for proxies") from None
+                head = [b"%b %b HTTP/%b" % (method, self._connection.url, version.encode())]
+                head += [
+                    b"%b: %b" % each for each in self._connection.headers if each[0] != b"upgrade"
+                ]
+                data = b"\r\n".join((*head, b"", data[asked.args[0] :]))
                 self._parser = self._new()
-
-    def _head_without_upgrade(self) -> bytes:
-        method, version = self._parser.get_method(), self._parser.get_http_version().encode()
-        if method == b"CONNECT":
-            raise HttpParserError("CONNECT is for proxies")
-        lines = [
-            b"%b: %b\r\n" % header for header in self._connection.headers if header[0] != b"upgrade"
-        ]
-        return b"".join(
-            (b"%b %b HTTP/%b\r\n" % (method, self._connection.url, version), *lines, b"\r\n")
-        )
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._parser, name)
@@ -118,23 +114,19 @@ class Connection(HttpToolsProtocol):
         self._all_sent = self._since  # when there was last nothing to send
         self.idle[self] = None
         limit = self.settings.max_connections
-        if len(self.connections) > limit and not self._end_idle():
-            self.surplus[self] = None
+        if len(self.connections) > limit:
+            # So connections without requests, which need no key, keep nobody out
+            oldest = next(iter(self.idle))
+            if self.idle_since - oldest.idle_since < SILENT_S:
+                self.surplus[self] = None
+            else:
+                del self.idle[oldest]
+                oldest.transport.abort()
         if len(self.connections) > 2 * limit and self.surplus:
             # the newest may be a probe, which is answered; this one has had time to ask
             oldest = next(iter(self.surplus))
             del self.surplus[oldest]
             oldest.transport.abort()
-
-    def _end_idle(self) -> bool:
-        """Ends the connection that has been idle for longest, if it has been for SILENT_S. So
-        connections without requests, which need no key, keep nobody out."""
-        oldest = next(iter(self.idle))
-        if self.idle_since - oldest.idle_since < SILENT_S:
-            return False
-        del self.idle[oldest]
-        oldest.transport.abort()
-        return True
 
     def data_received(self, data: bytes) -> None:
         if self._is_rejected:
@@ -143,8 +135,8 @@ class Connection(HttpToolsProtocol):
             self._since = self.loop.time()
         self._num_loose += len(data)
         super().data_received(data)
-        if self._num_loose > self.settings.max_header_bytes and not self._is_rejected:
-            self._reject(too_large(self._num_loose, self.settings))
+        if self._num_loose > MAX_HEAD_BYTES and not self._is_rejected:
+            self._reject(too_large(self._num_loose))
 
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
@@ -286,7 +278,7 @@ class PieceReader(BufferedProtocol):
 def protocol_factory(
     settings: Settings, connection: type[Connection] = Connection
 ) -> Callable[..., PieceReader]:
-    """What uvicorn makes the connections of one server with."""
+    """Makes the connections of one server, for uvicorn."""
     own: dict[str, Any] = {"settings": settings, "idle": {}, "surplus": {}}
     kind = type("Connection", (connection,), own)
     buffer = bytearray(READ_BYTES)

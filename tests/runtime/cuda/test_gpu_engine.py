@@ -16,9 +16,8 @@ from addnorm.export.certificate import tolerances
 from addnorm.service.errors import NotFinite, StartupError
 from addnorm.service.inference.heads import pooled
 from addnorm.service.loading.loader import load, load_all
-from addnorm.service.models.model import Model
+from addnorm.service.models.model import Model, measure_rates
 from addnorm.service.models.registry import Models
-from addnorm.service.models.warm_up import measured_rates
 from addnorm.service.runtime import bundle as bundles
 from addnorm.service.runtime import selfcheck
 from addnorm.service.runtime.batch import Batch, Floats, Rows
@@ -227,11 +226,11 @@ def test_warm_up_ends_where_the_memory_of_a_gpu_does(
             return SimpleNamespace(not_finite=lambda: None)
 
     limits, engine = Limits(max_positions=512, vocab_size=9), Full(bundle, "fp32")
-    assert [*measured_rates(engine, limits, 60.0)] == [1024, 2048, 4096]
+    assert [*measure_rates(engine, limits, 60.0)] == [1024, 2048, 4096]
     assert "8190 tokens at once do not run here: bfc_arena.cc: Failed" in caplog.text
     engine.most = 1000
     with pytest.raises(RuntimeError, match="Failed to allocate"):
-        measured_rates(engine, limits, 60.0)
+        measure_rates(engine, limits, 60.0)
 
 
 def test_the_fingerprint_names_the_gpu(bundle: Bundle, engine: Engine, on_gpu: GpuEngine) -> None:

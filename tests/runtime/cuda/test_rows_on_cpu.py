@@ -11,7 +11,7 @@ from addnorm.service.errors import StartupError
 from addnorm.service.runtime import bundle as bundles
 from addnorm.service.runtime.bundle import Bundle
 from addnorm.service.runtime.cuda.gpu import CUDA, LISTS_ALL, refuse_rows_on_cpu
-from addnorm.service.runtime.device.placement import CPU, counted, nodes
+from addnorm.service.runtime.device.placement import CPU, count_nodes, nodes
 from addnorm.service.runtime.session import open_session
 
 GRAPH = Path("model.onnx")
@@ -33,7 +33,7 @@ def told(**providers: str) -> Any:
 
 def test_nodes_are_counted_by_provider_and_operator() -> None:
     session = told(**{CUDA: "Gemm Gemm com.microsoft.Gelu", CPU: "Shape"})
-    assert counted(nodes(session)) == {
+    assert count_nodes(nodes(session)) == {
         CPU: {"Shape": 1},
         CUDA: {"Gemm": 2, "com.microsoft.Gelu": 1},
     }
@@ -79,7 +79,7 @@ def test_a_body_that_fell_back_whole_is_refused(notebook: Path) -> None:
 def test_the_list_is_recorded_in_fp16_too(notebook_in_fp16: Bundle) -> None:
     """Older versions say nothing of nodes that no provider has a float16 kernel for."""
     session = open_session(notebook_in_fp16.graph("fp16"))
-    made = counted(nodes(session))[CPU]
+    made = count_nodes(nodes(session))[CPU]
     if tuple(map(int, ort.__version__.split(".")[:2])) >= LISTS_ALL:
         assert made["Gemm"] == 4
     else:
