@@ -17,18 +17,6 @@ from addnorm.service.scheduling.cooperative import run_now
 LENGTHS = (1, 300, 5, 200, 512, 2)  # heads run on 256 rows at a time
 MODEL = "masked-lm"
 SEQUENCES = [[2, 4, 5, 3], [2, 3], [2, 8, 9, 10, 14, 3], [2, 11, 12, 13, 3]]
-REFUSED: dict[str, tuple[dict[str, Any], str]] = {
-    "top_k 0": ({"sparse": {"top_k": 0}}, "sparse.top_k is 0: 1 to 23 for masked-lm/1"),
-    "top_k over the vocabulary": ({"sparse": {"top_k": 24}}, "sparse.top_k is 24: 1 to 23"),
-    "its option alone": (
-        {"outputs": ["pooled"], "sparse": {"top_k": 1}},
-        "sparse is set, but outputs lacks 'sparse'",
-    ),
-    "another model": (
-        {"model": "classifier"},
-        "outputs has 'sparse': classifier/1 has activations",
-    ),
-}
 
 
 def made(logits: Floats, lengths: tuple[int, ...], top_k: int | None = None) -> SparseVectors:
@@ -117,15 +105,6 @@ def test_tensors_are_the_same_entries_end_to_end(task_client: httpx.Client) -> N
         np.testing.assert_array_equal(
             arrays[f"sparse.{part}"], joined.astype(arrays[f"sparse.{part}"].dtype)
         )
-
-
-@pytest.mark.parametrize("case", REFUSED)
-def test_what_does_not_fit_is_rejected(task_client: httpx.Client, case: str) -> None:
-    changed, message = REFUSED[case]
-    body = {"model": MODEL, "input_ids": SEQUENCES, "outputs": ["sparse"], **changed}
-    answer = task_client.post("/v1/infer", json=body)
-    assert answer.status_code == 400
-    assert answer.json()["error"]["message"].startswith(message)
 
 
 def test_models_name_it_where_they_have_it(task_client: httpx.Client) -> None:

@@ -138,23 +138,3 @@ def test_zeros_are_taken_by_a_model_without_types(text_client: httpx.Client) -> 
     assert rows(ask(text_client, **body, **grid), [[1, 1, 0]]) == rows(
         ask(text_client, model="notebook", input_ids=[[1, 3]])
     )
-
-
-@pytest.mark.parametrize(
-    ("types", "words"),
-    [
-        ([[0, 0, 2]], f"token_type_ids[0][2] is 2: types of {TEXT_MODEL}/1 are 0 to 1"),
-        ([[0, -1, 0]], "token_type_ids[0][1] is -1: types of"),
-        ([[0, 0]], "token_type_ids[0] has 2 values, input_ids[0] has 3"),
-        ([], "token_type_ids has 0 rows, input_ids has 1"),
-        ([[0, 0, True]], "token_type_ids[0][2]: Input should be a valid integer, got true"),
-    ],
-)
-def test_bad_types_are_rejected_in_words(
-    text_client: httpx.Client, types: list[list[int]], words: str
-) -> None:
-    body = {"model": TEXT_MODEL, "input_ids": [[2, 4, 3]], "token_type_ids": types}
-    answer = text_client.post("/v1/infer", json=body)
-    assert answer.status_code == 400
-    assert words in answer.json()["error"]["message"]
-    assert answer.json()["error"]["param"] == "token_type_ids"

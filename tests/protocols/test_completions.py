@@ -20,7 +20,7 @@ from addnorm.service.tasks import scoring
 from tests.conftest import inference_of, serving
 from tests.support import web
 from tests.support.exports import shared_exports
-from tests.support.families import POSITIONS, made
+from tests.support.families import made
 from tests.support.language_model import END, checkpoint
 
 NAME, VOCAB_SIZE = "writer", 300
@@ -186,6 +186,9 @@ def test_without_a_tokenizer_tokens_are_called_by_their_ids() -> None:
 def test_an_alias_puts_its_prompt_before_each_text(client: httpx.Client) -> None:
     (choice,) = complete(client, "fox", model=f"{NAME}:question", max_tokens=0)
     assert choice["text"] == "Q: fox"
+    body = {**SCORED, "prompt": [[1]], "model": f"{NAME}:question"}
+    error = client.post("/v1/completions", json=body).json()["error"]
+    assert (error["param"], "prompts are for texts" in error["message"]) == ("prompt_name", True)
 
 
 def test_of_tokens_of_the_same_text_the_likelier_one_stays() -> None:
@@ -193,44 +196,6 @@ def test_of_tokens_of_the_same_text_the_likelier_one_stays() -> None:
     logprobs = np.array([-1, -2], np.float32)
     own = 3, np.float32(-5)
     assert scoring.likely(own, np.array([1, 2]), logprobs, texts) == {"a": -1, "b": -2}
-
-
-@pytest.mark.parametrize(
-    ("body", "param", "words"),
-    [
-        ({"max_tokens": None}, "max_tokens", "is missing, which asks for 16 new tokens: this"),
-        ({"max_tokens": 2}, "max_tokens", "is 2: this server scores, it does not generate"),
-        ({"max_tokens": 0, "echo": False}, "max_tokens", "is 0, but echo and logprobs are not"),
-        ({"temperature": None}, "temperature", "is missing, which means 1: the new token is"),
-        ({"temperature": 0.7}, "temperature", "is 0.7: the new token is always the likeliest"),
-        ({"temperature": 0.7, "max_tokens": 0}, "temperature", "are the model's own"),
-        ({"logprobs": 21}, "logprobs", "less than or equal to 20, got 21"),
-        ({"n": 2}, "n", "is 2: this server scores, it does not generate; leave n out"),
-        ({"stream": True}, "stream", "is true: this server scores"),
-        ({"stop": ["x"]}, "stop", 'is ["x"]: this server scores'),
-        ({"best_of": 3}, "best_of", "is 3: this server scores"),
-        ({"suffix": "x"}, "suffix", 'is "x": this server scores'),
-        ({"logit_bias": {"5": 1}}, "logit_bias", "this server scores"),
-        ({"prompt": []}, "prompt", "is empty: send at least one text or sequence"),
-        ({"prompt": [[]]}, "prompt", "[0] is empty: leave it out"),
-        ({"prompt": ""}, "prompt", "[0] has no tokens"),
-        ({"prompt": 5}, "prompt", "a text, a list of texts, token ids, or a list of such"),
-        ({"prompt": "a" * 16 * POSITIONS}, "prompt", f"takes ({POSITIONS}): shorten it"),
-        ({"prompt": [[1] * (POSITIONS + 1)]}, "prompt", f"the limit of writer/1 is {POSITIONS}"),
-        ({"prompt": [[VOCAB_SIZE]]}, "prompt", f"are 0 to {VOCAB_SIZE - 1}. Ids of another"),
-        ({"prompt": [[1]], "model": f"{NAME}:question"}, "prompt_name", "prompts are for texts"),
-        ({"suffixes": "x"}, "suffixes", "is unknown"),
-    ],
-    ids=lambda value: str(value)[:40],
-)
-def test_bad_requests_are_told_field_limit_and_value(
-    client: httpx.Client, body: dict[str, Any], param: str, words: str
-) -> None:
-    answer = client.post("/v1/completions", json={"prompt": "a", **SCORED, **body})
-    error = answer.json()["error"]
-    assert (answer.status_code, error["param"]) == (400, param)
-    assert words in error["message"]
-    assert param in error["message"]
 
 
 def test_values_without_effect_are_accepted(client: httpx.Client) -> None:

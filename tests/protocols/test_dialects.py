@@ -178,42 +178,6 @@ def test_texts_are_cut_as_others_ask_for_it(task_client: httpx.Client) -> None:
     assert vectors(task_client, ends, truncate="END") != cut
 
 
-@pytest.mark.parametrize(
-    ("fields", "words"),
-    [
-        (
-            {"late_chunking": True},
-            "late_chunking is true: spans of /v1/infer has vectors of ranges",
-        ),
-        ({"truncate_prompt_tokens": 7}, "truncate_prompt_tokens is 7: embedder/1 cuts texts to 40"),
-        ({"input_type": "query", "task": "retrieval.query"}, "task and input_type are both set"),
-        ({"input_type": "query", "truncate": "START"}, "which would cut off the prompt"),
-        ({"input_type": "query", "model": "embedder:document"}, "already names the prompt"),
-        ({"input": [{"text": "a", "image": "b"}]}, 'image is "b": only texts are embedded here'),
-        ({"unknown": 1}, "unknown is unknown; known are"),
-        ({"dtype": "int8", "output_dtype": "binary"}, "output_dtype and dtype mean the same"),
-        ({"dtype": "float32", "embedding_type": "binary"}, "mean the same"),
-        ({"dimensions": 3, "output_dimension": 4}, "output_dimension and dimensions mean the same"),
-        ({"truncate": "END", "truncation": False}, "truncation and truncate mean the same"),
-        ({"truncate": False, "truncate_prompt_tokens": -1}, "mean the same"),
-        ({"input": [[2, 3]], "input_type": "query"}, "puts the model's prompt 'query' before"),
-        ({"input": [[2, 3]], "task": "retrieval.passage"}, "task is 'retrieval.passage', which"),
-        ({"add_special_tokens": False}, "add_special_tokens is false: texts always have them"),
-        ({"stream": True}, "stream is true"),
-        ({"instruction": "Find"}, 'instruction is "Find": this is not offered here'),
-        ({"truncat": True}, "truncat is unknown; known are"),
-        ({"dimension": 3}, "dimension is unknown; known are"),
-    ],
-)
-def test_what_cannot_be_honoured_is_rejected(
-    task_client: httpx.Client, fields: dict[str, Any], words: str
-) -> None:
-    body = {"model": MODEL, "input": TEXTS} | fields
-    answer = task_client.post("/v1/embeddings", json=body)
-    assert answer.status_code == 400
-    assert words in answer.json()["error"]["message"]
-
-
 def test_rerank_has_the_fields_of_voyage_vllm_and_litellm(task_client: httpx.Client) -> None:
     body = {"query": QUERY, "documents": TEXTS * 3}
     results = posted(task_client, "/v1/rerank", **body)["results"]

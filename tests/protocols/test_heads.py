@@ -75,18 +75,3 @@ def test_the_labels_and_the_width_are_told(client: httpx.Client) -> None:
     assert entry["outputs"] == ["activations", "logits", "pooled", "norm_stats"]
     outputs = client.get(f"/v2/models/{NAME}").json()["outputs"]
     assert {"name": "logits", "datatype": "FP32", "shape": [-1, NUM_LABELS]} in outputs
-
-
-@pytest.mark.parametrize(
-    ("logits", "words"),
-    [
-        ({"positions": "last"}, "logits.positions is 'last', but classifier/1 has one row"),
-        ({"top_k": 6}, "logits.top_k is 6: 1 to 5 for classifier/1"),
-    ],
-)
-def test_options_that_do_not_fit_the_head_are_rejected(
-    client: httpx.Client, logits: dict[str, object], words: str
-) -> None:
-    answer = client.post("/v1/infer", json={"input_ids": [[7]], "logits": logits})
-    assert answer.status_code == 400
-    assert answer.json()["error"]["message"].startswith(words)

@@ -102,28 +102,3 @@ def test_spans_go_through_the_pooled_head(
     means = torch.stack([torch.tensor(rows)[start:end].mean(0) for start, end in ((1, 3), (3, 7))])
     with torch.no_grad():
         np.testing.assert_allclose(vectors, layers["pooled"](means), atol=1e-5)
-
-
-@pytest.mark.parametrize(
-    ("body", "message"),
-    [
-        ({"input_ids": [[2, 3]]}, "input_type is set, but it is for texts"),
-        ({"texts": [["a", "b"]]}, "input_type is set, but texts[0] is a pair"),
-        (
-            {"texts": ["a"], "prompt_name": "query"},
-            "input_type is 'query', and the prompt 'query' is named too",
-        ),
-    ],
-)
-def test_what_a_type_is_not_for_is_rejected(
-    client: httpx.Client, body: dict[str, Any], message: str
-) -> None:
-    answer = client.post("/v1/infer", json={"input_type": "query", **body})
-    assert answer.status_code == 400
-    assert answer.json()["error"]["message"].startswith(message)
-
-
-def test_other_models_have_no_types(task_client: httpx.Client) -> None:
-    body = {"model": "embedder", "texts": ["a"], "input_type": "query"}
-    message = task_client.post("/v1/infer", json=body).json()["error"]["message"]
-    assert message.startswith("input_type is 'query', but embedder/1 does not tell queries from")

@@ -155,24 +155,6 @@ def test_the_document_says_that_a_null_is_taken_where_nothing_is(document: dict[
     assert num_taken > 50
 
 
-@pytest.mark.parametrize(
-    ("path", "body", "words"),
-    [
-        ("/v1/embeddings", {"input": [None]}, "input: Input should be a text, a list of texts"),
-        ("/v1/embeddings", {"input": ["a", None]}, "input[1]: Input should be a valid string"),
-        ("/v1/embeddings", {"input": [[2, None]]}, "input[0][1]: Input should be a valid integer"),
-        ("/v1/rerank", {"query": "a", "documents": [None]}, "documents[0]"),
-        ("/v1/infer", {"model": "notebook", "input_ids": [None]}, "input_ids[0]"),
-    ],
-)
-def test_a_null_in_a_list_is_a_value(
-    client: httpx.Client, path: str, body: dict[str, Any], words: str
-) -> None:
-    answer = client.post(path, json=body)
-    assert answer.status_code == 400
-    assert words in answer.text
-
-
 def test_a_null_in_the_request_beside_tensors_is_absent_too(client: httpx.Client) -> None:
     asked = {"model": "notebook", "outputs": ["pooled"]}
     ids = np.array([[1, 3, 4]])

@@ -75,43 +75,6 @@ def test_pairs_give_the_authors_vectors_also_where_they_are_cut(
         np.testing.assert_allclose(vector, mean, atol=1e-5)
 
 
-@pytest.mark.parametrize(
-    ("texts", "words"),
-    [
-        (["a", ["a"]], "texts[1]: Input should be a text, or a pair of texts: [first, second]"),
-        ([["a", "b", "c"]], 'of texts: [first, second], got ["a","b","c"]'),
-        ([["a", 1]], "texts[0]: Input should be a text, or a pair of texts"),
-        ([["a", None]], "texts[0]: Input should be a text, or a pair of texts"),
-        ([["a", ["b", "c"]]], "texts[0]: Input should be a text, or a pair of texts"),
-        ([["a b c a b", "a b c a b"]], "texts[0] has 13 tokens, 1 more than"),
-        ([["a" * 200, "b" * 100]], "texts[0] has 300 characters, 44 more than"),
-    ],
-)  # fmt: skip
-def test_bad_pairs_are_rejected_by_field_and_index(
-    text_client: httpx.Client, texts: list[Any], words: str
-) -> None:
-    for path in ("/v1/infer", "/v1/tokenize"):
-        if path == "/v1/infer" or "Input should" in words:
-            assert words in message(post(text_client, path, texts=texts))
-
-
-@pytest.mark.parametrize(
-    ("pair", "words"),
-    [
-        (
-            [LONG * 500, LONG * 500],
-            "texts[1] is a pair of texts of more than 32768 characters each",
-        ),
-        (["a", "x" * 150_000], "texts[1][1] has 150000 characters, and its first 131072 do"),
-        (["x" * 150_000, "a"], "texts[1][0] has 150000 characters, and its first 131072 do"),
-    ],
-)
-def test_what_cannot_be_cut_like_the_library_is_rejected(
-    text_client: httpx.Client, pair: list[str], words: str
-) -> None:
-    assert words in message(post(text_client, texts=["a", pair], truncate=True))
-
-
 @pytest.fixture(scope="module")
 def prompted(text_bundles: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     """Clients of the model with prompts, by the name of the default prompt."""
@@ -157,30 +120,6 @@ def test_the_default_prompt_is_put_before_texts_but_not_before_pairs(
         "asking": "query", TEXT_MODEL: None,
     }  # fmt: skip
     assert entries["asking"]["prompts"] == PROMPTS
-
-
-@pytest.mark.parametrize(
-    ("path", "body", "words"),
-    [
-        ("/v1/infer", {"texts": ["a"], "prompt_name": "document"},
-         "prompt_name is 'document': all-minilm-l6-v2/1 has no such prompt, it has 'query',"
-         " 'passage', 'none'"),
-        ("/v1/infer", {"texts": ["a", ["a", "b"]], "prompt_name": "query"},
-         "prompt_name is set, but texts[1] is a pair"),
-        ("/v1/infer", {"input_ids": [[2, 3]], "prompt_name": "query"},
-         "prompt_name is set, but prompts are for texts"),
-        ("/v1/embeddings", {"input": [[2, 3]], "prompt_name": "query"},
-         "prompt_name is set, but prompts are for texts"),
-        ("/v1/embeddings", {"input": "a", "prompt_name": " "}, "prompt_name is ' '"),
-        ("/v1/tokenize", {"texts": ["a"], "prompt_name": "x" * 99}, "has no such prompt"),
-    ],
-)  # fmt: skip
-def test_a_prompt_that_does_not_fit_is_rejected(
-    prompted: httpx.Client, path: str, body: dict[str, Any], words: str
-) -> None:
-    answer = post(prompted, path, **body)
-    assert words in message(answer)
-    assert answer.json()["error"]["param"] == "prompt_name"
 
 
 def test_a_model_without_prompts_says_so(text_client: httpx.Client) -> None:

@@ -29,35 +29,6 @@ def test_an_alias_is_the_model_with_its_prompt(
     assert web.answered(post(task_client, path, "embedder", **body)) != expected
 
 
-@pytest.mark.parametrize("path", FIELDS)
-def test_an_unknown_prompt_or_a_second_one_is_rejected(
-    task_client: httpx.Client, path: str
-) -> None:
-    body = {FIELDS[path]: TEXTS}
-    unknown = post(task_client, path, "embedder:nobody", **body)
-    twice = post(task_client, path, "embedder:query", **body, prompt_name="document")
-    prompt_name = post(task_client, path, "embedder", **body, prompt_name="nobody")
-    for answer, status, words in (
-        (unknown, 404, "'embedder:nobody' is not served here: the prompts of embedder/1 are query"),
-        (twice, 400, "prompt_name is 'document', but model already names the prompt 'query'"),
-        (prompt_name, 400, "prompt_name is 'nobody': embedder/1 has no such prompt"),
-    ):
-        assert answer.status_code == status
-        assert words in answer.json()["error"]["message"]
-
-
-@pytest.mark.parametrize(
-    ("path", "ids"),
-    [("/v1/embeddings", {"input": [[2, 3]]}), ("/v1/infer", {"input_ids": [[2, 3]]})],
-)
-def test_token_ids_have_no_prompt(
-    task_client: httpx.Client, path: str, ids: dict[str, Any]
-) -> None:
-    answer = post(task_client, path, "embedder:query", **ids)
-    assert answer.status_code == 400
-    assert "prompts are for texts" in answer.json()["error"]["message"]
-
-
 def test_aliases_are_listed_and_shown(task_client: httpx.Client) -> None:
     entry = task_client.get("/v1/models/embedder").json()
     assert entry["aliases"] == ["embedder:query", "embedder:document"]

@@ -71,12 +71,6 @@ def test_hub_clients_may_be_given_the_root(task_url: str) -> None:
     assert vectors.tolist() == long.tolist()
 
 
-def test_a_body_of_no_dialect_is_told_what_is_taken(task_client: httpx.Client) -> None:
-    answer = task_client.post("/", json={"text": "a"})
-    assert answer.status_code == 400
-    assert answer.json()["error"].startswith("query or parameters or inputs is missing")
-
-
 def test_embeddings_need_no_v1(task_client: httpx.Client) -> None:
     body = {"model": "embedder", "input": TEXTS, "modality": "text"}
     long = posted(task_client, "/v1/embeddings", body)
@@ -148,26 +142,3 @@ def test_vertex_may_name_the_paths(task_bundles: Any) -> None:
         service.readiness.draining = True
         assert client.get(own).content == client.get("/health").content != b""
         assert value(service.metrics, "addnorm_rejections_total", reason="draining") is None
-
-
-@pytest.mark.parametrize(
-    ("instances", "said"),
-    [
-        ([], "instances is empty"),
-        ([{"inputs": "a"}, {"inputs": 1}], "instances[1].inputs: Input should be a text"),
-        ([{"inputs": "a"}, {"inputs": "b", "normalize": False}], "instances[1] has normalize"),
-        ([{"inputs": "a"}, {"inputs": [[1, 2]]}], "instances[1] has token ids"),
-        ([{"inputs": "a"}, {"query": "b", "texts": ["c"]}], "instances[1].inputs is missing"),
-        ([{"inputs": 1}] * 2049, "instances has 2049 instances, the limit is 2048"),
-        (
-            [{"inputs": "a"}, {"inputs": "b", "prompt_name": "x" * 100_000}],
-            f'instances[1] has prompt_name "{"x" * 59}..., instances[0] has null',
-        ),
-    ],
-)
-def test_vertex_rejects_instances_that_are_no_one_request(
-    task_client: httpx.Client, instances: list[Any], said: str
-) -> None:
-    answer = task_client.post("/vertex", json={"instances": instances})
-    assert answer.status_code == 400
-    assert said in answer.json()["error"]

@@ -83,36 +83,6 @@ def test_bits_are_also_of_cut_vectors_and_of_models_without_ranges(
     assert text_client.post("/v1/infer", json=body | {"pooling": "max"}).status_code == 200
 
 
-@pytest.mark.parametrize(
-    ("path", "body", "words"),
-    [
-        ("/v1/infer", {"normalize": False}, "which have length 1: send \"normalize\": true"),
-        ("/v1/infer", {"pooling": "max"}, "which are pooled by 'mean': leave pooling out"),
-        ("/v1/infer", {"model": "notebook", "input_ids": [[1]]},
-         "notebook/1 has no ranges to make it with"),
-        ("/v1/infer", {"outputs": ["pooled", "activations"]},
-         "'int8', which is for pooled vectors alone, and outputs are pooled, activations"),
-        ("/v1/infer", {"outputs": None, "normalize": False}, "and outputs are activations: ask"),
-        ("/v1/embeddings", {"dimensions": 8}, f"which have {D_MODEL} dimensions: ask for all"),
-        ("/v1/embeddings", {"model": "notebook", "input": [1]}, "notebook/1 has no ranges"),
-        ("/v1/embeddings", {"dtype": "int4"}, "dtype: Input should be 'float32', 'int8'"),
-    ],
-)  # fmt: skip
-def test_what_does_not_fit_is_rejected_in_words(
-    text_client: httpx.Client, path: str, body: dict[str, Any], words: str
-) -> None:
-    own = (
-        {"model": TEXT_MODEL, "input": IDS}
-        if path == "/v1/embeddings"
-        else {**OWN, "input_ids": IDS}
-    )
-    answer = text_client.post(path, json={**own, "dtype": "int8", **body})
-    assert answer.status_code == 400
-    error = answer.json()["error"]
-    assert words in error["message"]
-    assert error["param"] == "dtype"
-
-
 def test_openais_sdk_gets_numbers_where_it_names_the_format(
     text_client: httpx.Client, text_url: str
 ) -> None:

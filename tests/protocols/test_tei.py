@@ -207,54 +207,6 @@ def test_info_describes_the_model_that_embeds(task_client: httpx.Client) -> None
     assert info["max_client_batch_size"] == Settings().max_sequences
 
 
-BAD: list[tuple[str, dict[str, Any], str, str]] = [
-    ("/embed", {"inputs": []}, "Empty", "inputs is empty"),
-    ("/embed", {"inputs": [""] * 2049}, "Validation", "inputs has 2049 texts, the limit is 2048"),
-    ("/embed", {"inputs": 1}, "Validation", "inputs: Input should be"),
-    ("/embed", {}, "Validation", "inputs is missing"),
-    ("/embed", {"inputs": "a", "modell": "x"}, "Validation", "modell is unknown; known are"),
-    ("/embed", {"inputs": "a", "dimensions": 37}, "Validation", "dimensions is 37: 1 to 36"),
-    ("/embed", {"inputs": "a", "prompt_name": "x"}, "Validation", "prompt_name is 'x'"),
-    ("/embed", {"inputs": "a " * 50, "truncate": False}, "Validation",
-     f"inputs[0] has 52 tokens, 12 more than embedder/1 takes ({MAX_TEXT_TOKENS})"),
-    ("/embed", {"inputs": "a " * 20_000, "truncation_direction": "Left"}, "Validation",
-     "inputs[0] has 40000 characters: only 32768 are read to cut on the left"),
-    ("/embed", {"inputs": "a", "truncation_direction": "up"}, "Validation",
-     "truncation_direction: Input should be 'Left', 'Right'"),
-    ("/embed", {"inputs": [[2, 3]], "truncate": True}, "Validation", "truncate is set"),
-    ("/embed", {"inputs": [[2, 99, 3]]}, "Validation", "inputs[0][1] is 99: ids of embedder/1"),
-    ("/embed_all", {"inputs": [[]]}, "Validation", "inputs[0] is empty"),
-    ("/embed_sparse", {"inputs": []}, "Empty", "inputs is empty"),
-    ("/similarity", {"inputs": {"source_sentence": "a", "sentences": []}}, "Empty",
-     "inputs.sentences is empty"),
-    ("/similarity", {"inputs": {"source_sentence": "a"}}, "Validation",
-     "inputs.sentences is missing"),
-    ("/predict", {"inputs": []}, "Empty", "inputs is empty"),
-    ("/predict", {"inputs": ["a", "b", "c"]}, "Validation", "texts by themselves make a batch"),
-    ("/predict", {"inputs": [["a"], "b"]}, "Validation", "texts by themselves make a batch"),
-    ("/rerank", {"query": "a", "texts": []}, "Empty", "texts is empty"),
-    ("/rerank", {"texts": ["a"]}, "Validation", "query is missing"),
-    ("/tokenize", {"inputs": []}, "Empty", "inputs is empty"),
-    ("/tokenize", {"inputs": "a" * 641}, "Validation", "inputs[0] has 641 characters, 1 more"),
-    ("/decode", {"ids": []}, "Empty", "ids is empty"),
-    ("/decode", {"ids": [23]}, "Validation", "ids has 23: ids of tokens of embedder/1 are 0 to 22"),
-    ("/decode", {"ids": [-1]}, "Validation", "ids has -1"),
-    ("/decode", {"ids": [[4]] * 2049}, "Validation", "ids has 2049 lists, the limit is 2048"),
-]  # fmt: skip
-
-
-@pytest.mark.parametrize(("path", "body", "kind", "words"), BAD)
-def test_bad_input_is_told_in_its_envelope_by_field_and_limit(
-    task_client: httpx.Client, path: str, body: dict[str, Any], kind: str, words: str
-) -> None:
-    answer = task_client.post(path, json=body)
-    assert answer.status_code == 400
-    error = answer.json()
-    assert error.keys() == {"error", "error_type"}
-    assert error["error_type"] == kind
-    assert words in error["error"]
-
-
 @pytest.mark.parametrize(
     ("path", "body", "envelope"),
     [

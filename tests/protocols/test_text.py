@@ -244,47 +244,6 @@ def test_a_cut_is_the_librarys_of_the_whole_text_or_there_is_none(text_bundles: 
     assert num_cut > 1000
 
 
-BAD: dict[str, tuple[dict[str, Any], str]] = {
-    "too long": (
-        {"texts": ["a", LONG]},
-        f"texts[1] has 42 tokens, 30 more than {TEXT_MODEL}/1 takes (12): shorten it, or send",
-    ),
-    "far too long": (
-        {"texts": ["a" * 600]},
-        f"texts[0] has 600 characters, 344 more than {TEXT_MODEL}/1 takes (256)",
-    ),
-    "none": ({"texts": []}, "texts is empty: send at least one text"),
-    "too many": ({"texts": ["a"] * 2049}, "texts has 2049 texts, the limit is 2048"),
-    "one text": ({"texts": "a"}, 'texts: Input should be a valid list, got "a"'),
-    "a number": ({"texts": ["a", 1]}, "texts[1]: Input should be a text, or a pair"),
-    "bytes that are no text": ({"texts": ["\ud800"]}, "the body is not a JSON object"),
-    "a mask": ({"texts": ["a"], "attention_mask": [[1]]}, "texts stand alone"),
-    "too many tokens": (
-        {"texts": ["a " * 10] * 1024, "truncate": False},
-        "texts has more than 500 tokens, the limit",
-    ),
-}  # fmt: skip
-
-
-@pytest.fixture(scope="module")
-def strict_client(text_bundles: Path) -> Any:
-    with (
-        serving(inference_of(text_bundles, max_tokens=500)) as url,
-        web.client(base_url=url) as client,
-    ):
-        yield client
-
-
-@pytest.mark.parametrize("case", BAD)
-def test_bad_texts_are_rejected_with_field_limit_and_value(
-    strict_client: httpx.Client, case: str
-) -> None:
-    body, words = BAD[case]
-    answer = post(strict_client, **body)
-    assert answer.status_code == 400, answer.text
-    assert words in answer.json()["error"]["message"]
-
-
 def test_the_models_say_whether_they_take_texts(text_client: httpx.Client) -> None:
     inputs = {
         entry["id"]: entry["inputs"] for entry in text_client.get("/v1/models").json()["data"]

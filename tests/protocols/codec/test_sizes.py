@@ -188,6 +188,12 @@ ROWS += [
         {**INFER, "input_ids": [[4]] * 9},
         "input_ids has 9 sequences, the limit is 8",
     ),
+    (
+        "/v1/infer",
+        {**INFER, "texts": ["a " * 38] * 3},
+        {**INFER, "texts": ["a " * 38] * 4},
+        "texts has more than 128 tokens, the limit",
+    ),
     ("/v2/models/embedder/infer", v2(8), v2(9), "input_ids has 9 sequences, the limit is 8"),
 ]
 # one text, as long as any may be, and a character more; GPT's have a token for each
