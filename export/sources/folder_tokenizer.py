@@ -49,8 +49,8 @@ def load(
         raise CheckpointError(f"{folder}: the tokenizer cannot be used: {problem}")
     if found.is_fast and (dropout := getattr(found.backend_tokenizer.model, "dropout", None)):
         raise CheckpointError(
-            f"{folder}: the tokenizer's model has dropout {dropout:.3g}, so the token ids of a text are"
-            f" drawn each time: set model.dropout to null in {TOKENIZER}"
+            f"{folder}: the tokenizer's model has dropout {dropout:.3g}, so the token ids of a text"
+            f" are drawn each time: set model.dropout to null in {TOKENIZER}"
         )
     if missing := _missing_files(folder, found):
         raise NoTexts(f"there is no {TOKENIZER} in {folder}, and no {missing}")
