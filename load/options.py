@@ -32,27 +32,7 @@ def parser() -> argparse.ArgumentParser:
         help="what the server serves: <bundles>/<name>/<version>; needed unless --target is given",
     )
     found.add_argument("--profile", choices=PROFILES, default="small")
-    add = found.add_argument
-    add(
-        "--zipf",
-        type=float,
-        metavar="EXPONENT",
-        help="repeats: every sequence is drawn from a pool, the i-th with i^-EXPONENT",
-    )
-    add("--distinct", type=_positive, help=f"sequences in the pool of --zipf ({NUM_DISTINCT:,})")
-    add("--unique", action="store_true", help="no sequence is sent twice")
-    add(
-        "--requests",
-        type=_positive,
-        help=f"of --zipf and --unique, made in advance; the last ends the run ({NUM_REQUESTS:,})",
-    )
-    add(
-        "--most-alone",
-        type=_positive,
-        metavar="N",
-        help="compute so many of the answered sequences, drawn by a seed, instead of all; the "
-        "answers to each of the others must be equal",
-    )
+    _add_repeats(found)
     found.add_argument(
         "--concurrency", type=_positive, default=8, help="callers; with --rate the most connections"
     )
@@ -110,6 +90,32 @@ def _add_target(parser: argparse.ArgumentParser) -> None:
         type=_above_zero,
         default=200.0,
         help="of --target: what 99 of 100 requests may take (200)",
+    )
+
+
+def _add_repeats(parser: argparse.ArgumentParser) -> None:
+    """The share of the profile's sequences that repeats, and how much of it is computed alone."""
+    parser.add_argument(
+        "--zipf",
+        type=float,
+        metavar="EXPONENT",
+        help="repeats: every sequence is drawn from a pool, the i-th with i^-EXPONENT",
+    )
+    parser.add_argument(
+        "--distinct", type=_positive, help=f"sequences in the pool of --zipf ({NUM_DISTINCT:,})"
+    )
+    parser.add_argument("--unique", action="store_true", help="no sequence is sent twice")
+    parser.add_argument(
+        "--requests",
+        type=_positive,
+        help=f"of --zipf and --unique, made in advance; the last ends the run ({NUM_REQUESTS:,})",
+    )
+    parser.add_argument(
+        "--most-alone",
+        type=_positive,
+        metavar="N",
+        help="compute so many of the answered sequences, drawn by a seed, instead of all; the "
+        "answers to each of the others must be equal",
     )
 
 

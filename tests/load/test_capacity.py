@@ -82,7 +82,7 @@ class Machine(Subject):
     async def most(self, tokens: int) -> Run:
         return Run(self.per_s, 0.4, 0)
 
-    async def at(self, rate: float, seed: int = 0) -> Run:
+    async def try_rate(self, rate: float, seed: int = 0) -> Run:
         self.tried.append(rate)
         return Run(rate, 0.1 if rate <= self.held else 0.3, 0)
 

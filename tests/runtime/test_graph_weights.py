@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto, helper
 
-from addnorm.service.runtime.files import beside
+from addnorm.service.runtime.files import files_beside
 
 
 def outside(location: str = "w.bin") -> TensorProto:
@@ -74,7 +74,7 @@ PLACES: dict[str, Callable[[], ModelProto]] = {
 
 def found(content: bytes, folder: Path) -> set[str]:
     (folder / "model.onnx").write_bytes(content)
-    return beside(folder / "model.onnx")
+    return files_beside(folder / "model.onnx")
 
 
 @pytest.mark.parametrize("place", PLACES)
