@@ -27,7 +27,6 @@ SCORED |= {"echo": True, "logprobs": 2}
 class Told(NamedTuple):
     message: str
     field: str
-    code: str = ""
 
 
 def OPENAI(said: dict[str, Any], status: int) -> Told:
