@@ -240,8 +240,9 @@ def test_every_status_is_the_sdks_own_class_in_its_envelope(
         with pytest.raises(cohere.NotFoundError) as missing:
             call(**{**asked, "model": "nobody"})
         assert missing.value.body.keys() == {"message"}
-        with pytest.raises(cohere.BadRequestError, match="is empty"):
-            call(**{**asked, "documents" if asked is RERANK else "texts": []})
+        wrong: dict[str, Any] = {"top_n": -1} if asked is RERANK else {"truncate": "LEFT"}
+        with pytest.raises(cohere.BadRequestError, match="Input should be"):
+            call(**{**asked, **wrong})
     late = {"additional_headers": {"x-request-timeout-ms": "0"}}
     with pytest.raises(ApiError):
         v2.embed(**EMBED, request_options=late)  # type: ignore[arg-type]
