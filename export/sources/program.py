@@ -331,7 +331,7 @@ def mask_targets(vocabulary: Mapping[str, int]) -> list[str]:
 
 
 def logarithms(scores: Iterable[tuple[int, float]]) -> list[float]:
-    """Of the scores of tokens, which are small numbers, in the order of their ids."""
+    """The scores of tokens, which are small numbers, in the order of their ids."""
     return [math.log(max(score, 1e-30)) for _, score in sorted(scores)]
 
 
