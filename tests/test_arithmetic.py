@@ -23,7 +23,6 @@ OTHER_USES = {  # file -> how many, why
     "service/inference/outputs/lens.py": (2, "of lengths"),
     "service/inference/outputs/sparse.py": (1, "of lengths"),
     "service/inference/request.py": (1, "of lengths"),
-    "service/runtime/engine.py": (2, "of a mask"),
     "service/runtime/unpadding.py": (3, "of a mask, and of lengths"),
     "corpus/comparison.py": (5, "of masks; cosines that only find which vectors are near"),
 }
