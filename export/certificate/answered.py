@@ -12,14 +12,13 @@ from tokenizers import Tokenizer
 from addnorm.export.certificate.served import PATIENCE_S, infer_body, run
 from addnorm.export.sources.program import (
     CANDIDATES,
-    JOINED,
-    PROMPTED,
     Answer,
     Ids,
     Text,
-    entity_groups,
+    entity_rows,
     logarithms,
     mask_targets,
+    split_task,
 )
 from addnorm.service.inference.request import InferenceRequest
 from addnorm.service.inference.request_path import Call
@@ -128,20 +127,13 @@ def tag(
 ) -> list[Answer]:
     """For each token or entity the number of its label, its first and last character, and the
     score."""
-    labels = [*(bundle.manifest.labels or ())]
-    field = "entity"
-    if aggregation_strategy != "none":
-        labels, field = entity_groups(labels), "entity_group"
     body: dict[str, Any] = {"texts": texts, "ignore_labels": []}
     body["aggregation_strategy"] = aggregation_strategy
     answer, request = _ask_endpoint(
         service, "/v1/tag", {**body, "truncate": True, "precision": precision}
     )
-    rows = [
-        [[labels.index(e[field]), e["start"], e["end"], e["score"]] for e in own]
-        for own in answer["results"]
-    ]
-    return _answers(request, rows)
+    labels = bundle.manifest.labels or ()
+    return _answers(request, [entity_rows(own, labels) for own in answer["results"]])
 
 
 def fill_mask(
@@ -187,11 +179,8 @@ BOTH = ("classify", "read")  # that take texts and pairs
 
 def function_for(task: str) -> Served:
     """Answers a task of the program."""
-    for mark, option in ((PROMPTED, "prompt_name"), (JOINED, "aggregation_strategy")):
-        name, found, value = task.partition(mark)
-        if found:
-            return partial(TASKS[name], **{option: value})
-    return TASKS[task]
+    name, option = split_task(task)
+    return partial(TASKS[name], **option)
 
 
 def _infer(

@@ -16,7 +16,7 @@ from addnorm.export import vector_ranges
 from addnorm.export.certificate import answered, tolerances
 from addnorm.export.certificate.embedded import Array, by_torch, embed_by_server
 from addnorm.export.sources import pair_template, sample_texts, texts
-from addnorm.export.sources.program import JOINED, PROMPTED, Answer, Ids, Program, Text
+from addnorm.export.sources.program import Answer, Ids, Program, Text, split_task
 from addnorm.export.sources.texts import Texts
 from addnorm.model.checkpoints import sentence_transformers
 from addnorm.model.transformer import Transformer
@@ -145,7 +145,7 @@ def texts_by_task(
         else both
         if task in answered.BOTH
         else few
-        if PROMPTED in task or JOINED in task
+        if split_task(task)[1]
         else single
         for task in program.tasks
     }
@@ -195,10 +195,10 @@ def _against_program(
     if other := [f"{served} for {meant}" for served, meant in shapes if served != meant]:
         yield f"numbers: {other[0]}", len(other), 0
         return
-    if precision == "fp32" or task.partition(PROMPTED)[0] in VECTORS:
+    if precision == "fp32" or split_task(task)[0] in VECTORS:
         got = np.concatenate([np.atleast_2d(answer.value) for answer in found])
         own = np.concatenate([np.atleast_2d(answer.value) for answer in expected])
-        if task.startswith("tag"):  # labels and places, and a score
+        if split_task(task)[0] == "tag":  # labels and places, and a score
             yield "other labels or places", int((got[:, :-1] != own[:, :-1]).any(1).sum()), 0
             got, own = got[:, -1:], own[:, -1:]
         if got.size:

@@ -16,7 +16,7 @@ from functools import partial, wraps
 from importlib import metadata
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_args
 
 import numpy as np
 import torch
@@ -27,6 +27,7 @@ from addnorm.export.sources import folder_tokenizer
 from addnorm.export.sources.original import as_found
 from addnorm.model.checkpoints import architectures, json_files
 from addnorm.model.checkpoints.families import FAMILIES, name_of
+from addnorm.service.tasks.tagging import Aggregation
 
 Array = NDArray[Any]
 Text = str | tuple[str, str]
@@ -36,7 +37,7 @@ INPUTS = ("input_ids", "attention_mask", "token_type_ids")
 LOGITS = ("logits", "prediction_logits")  # as classes of transformers name them
 # in names of tasks, before that of the prompt, or of the pipeline's aggregation_strategy
 PROMPTED, JOINED = " with the prompt ", " joined by "
-JOINS = ("simple", "first", "average", "max")
+JOINS = get_args(Aggregation)[1:]  # without "none"
 CANDIDATES = ("water", "people", "time")  # labels that a zero-shot classifier is asked for
 # what transformers calls a head -> the Auto class that finds it, where config.json names no class
 AUTO = {
@@ -262,18 +263,10 @@ class Program:
             found = make("zero-shot-classification")(text, list(CANDIDATES))
             return [found["scores"][found["labels"].index(name)] for name in CANDIDATES]
 
-        def tag(text: Text) -> Any:
-            labels = {name: index for index, name in model.config.id2label.items()}
-            found = make("token-classification", ignore_labels=[])(text)
-            return [[labels[e["entity"]], e["start"], e["end"], e["score"]] for e in found]
-
-        def join(strategy: str, text: Text) -> Any:
-            groups = entity_groups(model.config.id2label.values())
+        def tag(text: Text, strategy: str = "none") -> Any:
+            labels = [name for _, name in sorted(model.config.id2label.items())]
             options = {"aggregation_strategy": strategy, "ignore_labels": []}
-            found = make("token-classification", **options)(text)
-            return [
-                [groups.index(e["entity_group"]), e["start"], e["end"], e["score"]] for e in found
-            ]
+            return entity_rows(make("token-classification", **options)(text), labels)
 
         def fill_mask(text: Text) -> Any:
             targets = mask_targets(self._tokenizer.get_vocab())
@@ -287,7 +280,9 @@ class Program:
             is_nli = len(names) > 1 and any(name.startswith("entail") for name in names)
             return {"classify": classify} | ({"zero_shot": zero_shot} if is_nli else {})
         if type(model).__qualname__.endswith("ForTokenClassification"):
-            return {"tag": tag, **{f"tag{JOINED}{name}": partial(join, name) for name in JOINS}}
+            return {"tag": tag} | {
+                f"tag{JOINED}{name}": partial(tag, strategy=name) for name in JOINS
+            }
         if type(model).__qualname__.endswith("ForMaskedLM") and self.mask_token:
             return {"fill_mask": fill_mask, "read": self._read}
         return {}
@@ -335,9 +330,25 @@ def logarithms(scores: Iterable[tuple[int, float]]) -> list[float]:
     return [math.log(max(score, 1e-30)) for _, score in sorted(scores)]
 
 
-def entity_groups(labels: Iterable[str]) -> list[str]:
-    """Names of joined entities, in a fixed order."""
-    return sorted({label.split("-", 1)[-1] for label in labels})
+def entity_rows(found: Iterable[Mapping[str, Any]], labels: Sequence[str]) -> list[list[float]]:
+    """Tagged tokens or joined entities, as pipelines and our routes have them: for each the number
+    of its label, its first and last character, and its score. labels: of the logits, in order."""
+    groups = sorted({label.split("-", 1)[-1] for label in labels})  # names of joined entities
+    rows = []
+    for one in found:
+        group = one.get("entity_group")
+        number = labels.index(one["entity"]) if group is None else groups.index(group)
+        rows.append([number, one["start"], one["end"], one["score"]])
+    return rows
+
+
+def split_task(task: str) -> tuple[str, dict[str, str]]:
+    """What the name of a task begins with, and the option that it names."""
+    for mark, option in ((PROMPTED, "prompt_name"), (JOINED, "aggregation_strategy")):
+        name, found, value = task.partition(mark)
+        if found:
+            return name, {option: value}
+    return task, {}
 
 
 def _is_text(sample: Sample) -> bool:

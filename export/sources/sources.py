@@ -15,7 +15,15 @@ from addnorm.export.sources import download, texts
 from addnorm.export.sources import program as programs
 from addnorm.export.sources.folder_tokenizer import NoTexts
 from addnorm.export.sources.original import Original, OriginalError, digest
-from addnorm.export.sources.program import Program, ProgramError, Sample, Text, ids_of, texts_of
+from addnorm.export.sources.program import (
+    Program,
+    ProgramError,
+    Sample,
+    Text,
+    ids_of,
+    split_task,
+    texts_of,
+)
 from addnorm.export.sources.texts import AS_WRITTEN, Texts
 from addnorm.model import presets
 from addnorm.model.checkpoints import (
@@ -303,7 +311,7 @@ def with_program(source: Source, program: Program) -> Source:
     ids = [int(pad == 0)] * min(3, source.model.config.max_positions)
     types = [0] * len(ids) if source.model.config.type_vocab_size > 1 else None
     if not source.facts["labels"]:
-        for task in [task for task in program.tasks if task.startswith("tag")]:
+        for task in [task for task in program.tasks if split_task(task)[0] == "tag"]:
             del program.tasks[task]  # which is not served without labels
     parts = program.parts(ids, types)
     originals = tuple(

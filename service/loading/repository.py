@@ -73,8 +73,9 @@ class Repository:
             name = ref.partition("/")[0]
             # some may just have been loaded
             refs = [model.bundle.ref for model in self._models.all() if model.name == name]
-            served = f"serving now: {', '.join(refs)}"
-            served = served if refs else f"no version of {name[:200]} is served"
+            served = f"no version of {name[:200]} is served"
+            if refs:
+                served = f"serving now: {', '.join(refs)}"
             raise BundleRefused(f"{'; '.join(problems)}; {served}", param="model")
 
     def unload(self, ref: str) -> None:

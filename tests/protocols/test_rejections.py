@@ -63,6 +63,28 @@ def of_text(text: str) -> dict[str, Any]:
     return {"content": [{"type": "text", "text": text}]}
 
 
+def unknown_prompts(field: str) -> list[Any]:
+    """Rows of the model with prompts; its texts are in this field."""
+    return [
+        (
+            {"model": "embedder:nobody", field: ["a"]},
+            "model",
+            "...'embedder:nobody' is not served here: the prompts of embedder/1 are query",
+            404,
+        ),
+        (
+            {"model": "embedder:query", field: ["a"], "prompt_name": "document"},
+            "prompt_name",
+            "prompt_name is 'document', but model already names the prompt 'query'",
+        ),
+        (
+            {field: ["a"], "prompt_name": "nobody"},
+            "prompt_name",
+            "prompt_name is 'nobody': embedder/1 has no such prompt",
+        ),
+    ]
+
+
 # the dialect, the path, a good body, and the rows
 # fmt: off
 TABLES: list[tuple[Any, str, dict[str, Any], list[Any]]] = [
@@ -291,33 +313,18 @@ TABLES: list[tuple[Any, str, dict[str, Any], list[Any]]] = [
          "...has no such prompt, it has none"),
         ({"model": "embedder:query", "input_ids": [[2, 3]]}, "prompt_name",
          "...prompts are for texts"),
-        ({"model": "embedder:nobody", "texts": ["a"]}, "model",
-         "...'embedder:nobody' is not served here: the prompts of embedder/1 are query", 404),
-        ({"model": "embedder:query", "texts": ["a"], "prompt_name": "document"}, "prompt_name",
-         "prompt_name is 'document', but model already names the prompt 'query'"),
-        ({"texts": ["a"], "prompt_name": "nobody"}, "prompt_name",
-         "prompt_name is 'nobody': embedder/1 has no such prompt"),
+        *unknown_prompts("texts"),
     ]),
     (OPENAI, "/v1/tokenize", {"model": "embedder"}, [
         ({"texts": ["a"], "prompt_name": "x" * 99}, "prompt_name", "...has no such prompt"),
-        ({"model": "embedder:nobody", "texts": ["a"]}, "model",
-         "...'embedder:nobody' is not served here: the prompts of embedder/1 are query", 404),
-        ({"model": "embedder:query", "texts": ["a"], "prompt_name": "document"}, "prompt_name",
-         "prompt_name is 'document', but model already names the prompt 'query'"),
-        ({"texts": ["a"], "prompt_name": "nobody"}, "prompt_name",
-         "prompt_name is 'nobody': embedder/1 has no such prompt"),
+        *unknown_prompts("texts"),
     ]),
     (OPENAI, "/v1/embeddings", {"model": "embedder"}, [
         ({"input": [[2, 3]], "prompt_name": "query"}, "prompt_name",
          "prompt_name is set, but prompts are for texts"),
         ({"input": "a", "prompt_name": " "}, "prompt_name", "prompt_name is ' '"),
         ({"model": "embedder:query", "input": [[2, 3]]}, "prompt_name", "...prompts are for texts"),
-        ({"model": "embedder:nobody", "input": ["a"]}, "model",
-         "...'embedder:nobody' is not served here: the prompts of embedder/1 are query", 404),
-        ({"model": "embedder:query", "input": ["a"], "prompt_name": "document"}, "prompt_name",
-         "prompt_name is 'document', but model already names the prompt 'query'"),
-        ({"input": ["a"], "prompt_name": "nobody"}, "prompt_name",
-         "prompt_name is 'nobody': embedder/1 has no such prompt"),
+        *unknown_prompts("input"),
     ]),
     (OPENAI, "/v1/tokenize", {"model": "colbert", "texts": ["a"], "input_type": "query"}, [
         ({"prompt_name": "query"}, "input_type", "input_type"),
