@@ -1,11 +1,14 @@
 """Families in the shapes of their published models, with random weights: beside transformers behind
-FastAPI, and engines alone at fixed lengths."""
+FastAPI, engines alone at fixed lengths, and what each shape costs."""
 
+import os
+import statistics
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from addnorm.export.sources import sources
@@ -18,9 +21,10 @@ from benchmarks.comparison import Goal
 from benchmarks.contender import FP32, INT8, Line
 from benchmarks.findings import BUILD, BUNDLES, Findings, Options, newest
 from benchmarks.rounds import Rounds, Side, served
-from benchmarks.tables import TITLES, Row, ratios
+from benchmarks.tables import TITLES, Row, ratios, table
 
 SEED = 0
+LENGTHS = (32, 256)  # tokens of a text
 WHO = (TRANSFORMERS, FP32, INT8)
 LINES = {
     "padded": Line("big", 8, WHO),
@@ -65,14 +69,14 @@ class Shape:
     max_length: int
     fields: Mapping[str, Any] = field(default_factory=dict)
 
-    def bundle(self, name: str) -> Bundle:
-        """Made at the first call."""
-        if not (BUILD / name / "config.json").exists():
-            self.write(BUILD / name)
-        if not (BUNDLES / name).exists():
-            source = sources.checkpoint(BUILD / name, max_length=self.max_length)
-            export(source, BUNDLES, name, None, Plan(precisions=(FP32, INT8)))
-        return newest(name)
+    def bundle(self, name: str, build: Path = BUILD, bundles: Path = BUNDLES) -> Bundle:
+        """Made at the first call. build: takes the checkpoint."""
+        if not (build / name / "config.json").exists():
+            self.write(build / name)
+        if not (bundles / name).exists():
+            source = sources.checkpoint(build / name, max_length=self.max_length)
+            export(source, bundles, name, None, Plan(precisions=(FP32, INT8)))
+        return newest(name, bundles)
 
     def write(self, folder: Path) -> None:
         """Draws its weights by SEED, and saves it as transformers does."""
@@ -84,20 +88,46 @@ class Shape:
         getattr(transformers, f"{self.family}Model")(config).save_pretrained(folder)
 
 
+BERT = {"vocab_size": 30_522}
+MULTILINGUAL = {"vocab_size": 250_002, "max_position_embeddings": 514, "type_vocab_size": 1}
+SMALL = {"hidden_size": 384, "intermediate_size": 1536, "num_attention_heads": 12}
+LARGE = {
+    "hidden_size": 1024, "intermediate_size": 4096, "num_attention_heads": 16,
+    "num_hidden_layers": 24,
+}  # fmt: skip
+DEBERTA = {
+    "vocab_size": 128_100, "hidden_size": 768, "intermediate_size": 3072, "num_hidden_layers": 12,
+    "num_attention_heads": 12, "type_vocab_size": 0, "relative_attention": True,
+    "position_buckets": 256, "pos_att_type": "p2c|c2p", "share_att_key": True,
+    "norm_rel_ebd": "layer_norm", "position_biased_input": False, "layer_norm_eps": 1e-7,
+}  # fmt: skip
 SHAPES = {
-    "modernbert-base": Shape("ModernBert", 2048, {"max_position_embeddings": 2048}),
+    "minilm-l6": Shape("Bert", 512, {**BERT, **SMALL, "num_hidden_layers": 6}),
+    "minilm-l12": Shape("Bert", 512, {**BERT, **SMALL, "num_hidden_layers": 12}),
+    "multilingual-small": Shape("Bert", 512, {**SMALL, "vocab_size": 250_037}),
     "bert-base": Shape("Bert", 512),
-    "deberta-v3-base": Shape(
-        "DebertaV2",
-        512,
+    "bert-large": Shape("Bert", 512, {**BERT, **LARGE}),
+    "mpnet-base": Shape("MPNet", 512, {"vocab_size": 30_527, "max_position_embeddings": 514}),
+    "xlm-roberta-base": Shape("XLMRoberta", 512, MULTILINGUAL),
+    "xlm-roberta-large": Shape("XLMRoberta", 512, {**MULTILINGUAL, **LARGE}),
+    "modernbert-small": Shape(
+        "ModernBert",
+        2048,
         {
-            "vocab_size": 128_100, "hidden_size": 768, "intermediate_size": 3072,
-            "num_hidden_layers": 12, "num_attention_heads": 12, "type_vocab_size": 0,
-            "relative_attention": True, "position_buckets": 256, "pos_att_type": "p2c|c2p",
-            "share_att_key": True, "norm_rel_ebd": "layer_norm", "position_biased_input": False,
-            "layer_norm_eps": 1e-7,
+            **SMALL, "num_hidden_layers": 12, "max_position_embeddings": 2048,
+            "global_attn_every_n_layers": 3,
         },
     ),
+    "modernbert-base": Shape("ModernBert", 2048, {"max_position_embeddings": 2048}),
+    "nomic-base": Shape("NomicBert", 2048),
+    "gte-multilingual-base": Shape("Gte", 2048, {"vocab_size": 250_048}),
+    "deberta-v3-xsmall": Shape(
+        "DebertaV2",
+        512,
+        {**DEBERTA, "hidden_size": 384, "intermediate_size": 1536, "num_attention_heads": 6},
+    ),
+    "deberta-v3-base": Shape("DebertaV2", 512, DEBERTA),
+    "mdeberta-v3-base": Shape("DebertaV2", 512, {**DEBERTA, "vocab_size": 251_000}),
     "qwen3-0.6b": Shape(
         "Qwen3",
         512,
@@ -123,6 +153,40 @@ def deberta(options: Options) -> Findings:
 def qwen3(options: Options) -> Findings:
     """No goals: it is for whom a vector a second is enough."""
     return _compared("qwen3-0.6b", ("alone",), (0.0, 0.0), [], options)
+
+
+def shapes(options: Options) -> Findings:
+    """What each shape costs: MiB of its files, and texts per second of the engine on all cores.
+    Nothing is kept of the checkpoints and bundles."""
+    figures = dict[str, dict[str, float]]()
+    for name, shape in SHAPES.items():
+        if options.wants(name):
+            with TemporaryDirectory() as folder:
+                build, bundles = Path(folder, "build"), Path(folder, "bundles")
+                bundle = shape.bundle(name, build, bundles)
+                weights = (build / name / "model.safetensors").stat().st_size
+                figures[name] = {"million weights": weights / 4e6, **_cost(bundle, options)}
+            print(name, figures[name], flush=True)
+    rows = [[f"`{name}`", *(f"{n:,.3g}" for n in cost.values())] for name, cost in figures.items()]
+    return Findings(table(["shape", *next(iter(figures.values()), ())], rows), (), figures)
+
+
+def _cost(bundle: Bundle, options: Options) -> dict[str, float]:
+    """Medians of rounds in which precisions and lengths take turns."""
+    cost = dict[str, float]()
+    for who in (FP32, INT8):
+        files = bundle.path.glob(f"{bundle.graph(who).name}*")
+        cost[f"MiB, {who}"] = sum(file.stat().st_size for file in files) / 2**20
+    engines = {who: Offline(bundle, who) for who in (FP32, INT8)}
+    sides = [(length, who) for length in LENGTHS for who in engines]
+    rounds: dict[tuple[int, str], list[float]] = {side: [] for side in sides}
+    for _ in range(options.times(3)):
+        for length, who in sides:
+            sequences = fixed(length, 1024 // length, bundle.manifest.limits)
+            rate = engines[who].tokens_per_s(sequences, len(os.sched_getaffinity(0)), 512, 1.0)
+            rounds[length, who].append(rate / length)
+    texts = {f"texts/s, {length} tokens, {who}": rounds[length, who] for length, who in sides}
+    return cost | {name: statistics.median(rates) for name, rates in texts.items()}
 
 
 def _compared(

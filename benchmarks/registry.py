@@ -127,6 +127,12 @@ EXPERIMENTS = {
         "benchmarks.families:qwen3",
         8,
     ),
+    "shapes": Experiment(
+        "MiB and texts per second of the shapes of models that people search for",
+        "benchmarks.families:shapes",
+        45,
+        only="beginnings of shapes: minilm-l6 bert deberta ...",
+    ),
     "processors": Experiment(
         "equal bits on AVX2 and NEON, emulated: every preset, family and output",
         "benchmarks.processors.experiment:run",
