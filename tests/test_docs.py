@@ -119,6 +119,33 @@ def test_the_programs_of_the_page_on_tasks_run(task_url: str, program: str) -> N
     run(program, task_url)
 
 
+GUIDES = ROOT / "docs" / "guides"
+
+
+def programs_of(guide: str) -> list[str]:
+    return re.findall(r"```python\n(.+?)```", (GUIDES / f"{guide}.md").read_text(), re.DOTALL)
+
+
+@pytest.mark.parametrize("guide", ["reranker", "classifiers", "leaving-tei"])
+def test_the_programs_of_the_guides_run(task_url: str, guide: str) -> None:
+    (program,) = programs_of(guide)
+    run(program, task_url)
+
+
+@pytest.mark.parametrize("guide", ["int8", "stored-index"])
+def test_the_programs_of_the_guides_on_vectors_run(text_url: str, guide: str) -> None:
+    (program,) = programs_of(guide)
+    run(program, text_url)
+
+
+def test_each_guide_has_a_program_that_a_test_runs_and_says_what_is_not_done() -> None:
+    tried = {"reranker", "classifiers", "leaving-tei", "int8", "stored-index", "own-transformer"}
+    assert {page.stem for page in GUIDES.iterdir()} == tried
+    for page in GUIDES.iterdir():
+        assert "**Not done here**" in page.read_text() or "**When not**" in page.read_text()
+        assert len(page.read_text().split()) <= 330
+
+
 def run(program: str, url: str) -> None:
     for package in re.findall(r"^from (\w+)", program, re.MULTILINE):
         pytest.importorskip(package)  # kserve brings hundreds of megabytes along
@@ -126,16 +153,19 @@ def run(program: str, url: str) -> None:
     subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
 
 
-def test_the_programs_of_the_page_on_own_models_run(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_programs_of_the_pages_on_own_models_run(monkeypatch: pytest.MonkeyPatch) -> None:
     """They run in order, in one namespace, up to what an export does with a source."""
     page, known = (ROOT / "docs" / "own-models.md").read_text(), dict[str, Any]()
     sources = list[Source]()
     monkeypatch.setattr(writer, "export", lambda source, *_: sources.append(source))
     for program in re.findall(r"```python\n(.+?)```", page, re.DOTALL):
         exec(program, known)
-    recognized, by_hand, own = sources
+    (guide,) = programs_of("own-transformer")
+    exec(guide, dict[str, Any]())
+    recognized, by_hand, own, of_guide = sources
+    assert of_guide.tokenizer is not None
     assert own.facts["labels"] == recognized.facts["labels"] == ("no", "yes")
-    for source in (recognized, by_hand):
+    for source in (recognized, by_hand, of_guide):
         (original,) = source.originals
         refuse_unlike(source.model, original, Limits(max_positions=32, vocab_size=100))
 

@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 
 from benchmarks.clients import groups
-from benchmarks.documents import blocks, figures, folders, headlines, models, reference
+from benchmarks.documents import blocks, figures, folders, models, reference
 from benchmarks.report import Report
 
 ROOT = Path(__file__).parents[2]
@@ -22,10 +22,6 @@ TABLES: Mapping[str, Callable[[], str]] = {
     "foreign fields": reference.foreign_fields_list,
     "metrics": reference.metrics_list,
     "clients": groups.clients_list,
-}
-OF_FIGURES: Mapping[str, Callable[[figures.Kept], str]] = {
-    "headlines": headlines.headlines_table,
-    "models": models.models_table,
 }
 
 
@@ -38,8 +34,8 @@ def text_of(name: str, kept: figures.Kept, root: Path = ROOT) -> str:
     kind, _, rest = name.partition(" ")
     if name in TABLES:
         return TABLES[name]()
-    if name in OF_FIGURES:
-        return OF_FIGURES[name](kept)
+    if name == "models":
+        return models.models_table(kept)
     if kind == "folders":
         return folders.folders_list(root, rest)
     if kind in figures.OF_RUNS:
