@@ -49,7 +49,7 @@ MODELS = (
 
 
 def models_table(kept: Kept) -> str:
-    """Each cost in fp32 / int8. ValueError where a shape was not measured."""
+    """Each cost in fp32 / int8."""
     rows = (
         (f"`{name}`", task, f"{longest:,}", *(_both(kept, shape, cost) for cost in COLUMNS[3:]))
         for name, task, shape, longest in MODELS
@@ -58,4 +58,6 @@ def models_table(kept: Kept) -> str:
 
 
 def _both(kept: Kept, shape: str, cost: str) -> str:
+    if f"`{shape}`" not in kept["shapes"]["report"]:
+        return "not measured"
     return " / ".join(figure(kept, f"shapes / {shape} / {cost}, {who}") for who in ("fp32", "int8"))
