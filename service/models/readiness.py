@@ -6,7 +6,7 @@ Knows no HTTP.
 import asyncio
 import time
 
-from addnorm.service.errors import Draining, NotReady, ServiceError, WorkersHung
+from addnorm.service.errors import NotReady, ServiceError, WorkersHung
 from addnorm.service.models.model import Model
 from addnorm.service.models.registry import Models
 from addnorm.service.runtime import selfcheck
@@ -34,13 +34,6 @@ class Readiness:
         self._asked: dict[Target, Job] = {}  # known-answer tests without an answer so far
         self._flight: asyncio.Task[Failures] | None = None
         self._landed = 0.0
-
-    def check_open(self) -> None:
-        """Draining once the server begins to shut down."""
-        if self.draining:
-            raise Draining(
-                "the server is shutting down: send the request to another", retry_after_s=1
-            )
 
     def check_alive(self) -> None:
         """NotReady once so many session runs hang that only a new process helps."""

@@ -8,12 +8,12 @@ from pydantic import BaseModel, Field, RootModel, create_model
 
 from addnorm.service.errors import (
     BodyTooLarge,
-    Draining,
     EmptyInput,
     Expired,
     InvalidInput,
     ModelNotFound,
     NotAcceptable,
+    OutOfMemory,
     QueueFull,
     ServiceError,
     UnsupportedMediaType,
@@ -55,8 +55,8 @@ SENT: dict[int, tuple[str, ServiceError]] = {  # status -> what it means, and on
         ),
     ),
     503: (
-        "Not ready, or shutting down. See Retry-After.",
-        Draining("the server is shutting down: send the request to another"),
+        "No memory for this request, or too many connections. See Retry-After.",
+        OutOfMemory(),
     ),
     504: (
         "The deadline passed after the request was admitted.",

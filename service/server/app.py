@@ -100,13 +100,13 @@ def create_app(
     middleware = [
         *([cors] if settings.cors_origins else []),
         errors,
-        Middleware(HeadMiddleware, readiness, Origins(settings, entrance.keys), probed),
+        Middleware(HeadMiddleware, Origins(settings, entrance.keys), probed),
         Middleware(AuthMiddleware, entrance, scopes, probed),
         Middleware(SendingMiddleware, responses, scopes),
     ]
     for kind, arguments, named in reversed(middleware):
         app = kind(app, *arguments, **named)
-    return RequestMiddleware(app, reporter, readiness, paths)
+    return RequestMiddleware(app, reporter, readiness, paths, probed)
 
 
 def _fastapi(mounted: Sequence[Mounted], errors: Middleware) -> FastAPI:

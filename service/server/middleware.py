@@ -2,11 +2,11 @@
 answers."""
 
 import asyncio
+import math
 import random
 import re
 import time
 from collections.abc import Mapping
-from contextlib import suppress
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT
@@ -24,7 +24,6 @@ from addnorm.service.telemetry.report import Reporter
 from addnorm.service.telemetry.request_context import attach_context, context_of
 
 REQUEST_ID = re.compile(rb"[\w.:-]{1,128}")
-DISCARD_S = 1.0  # longest time to read a body that is discarded
 SENT_BYTES = 256 * 1024  # of a response, handed to the socket at once
 
 
@@ -37,11 +36,14 @@ class RequestMiddleware:
         reporter: Reporter,
         readiness: Readiness,
         paths: Mapping[tuple[str, str], str],
+        probes: tuple[str, ...],
     ) -> None:
-        """paths: method and path -> the path that is meant."""
+        """paths: method and path -> the path that is meant. probes: beginnings of paths that
+        orchestrators ask."""
         self._app, self._reporter, self._readiness = app, reporter, readiness
-        self._paths = paths
+        self._paths, self._probes = paths, probes
         self.in_flight = 0
+        self.last_asked = -math.inf  # when the last request came that was no probe
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -55,6 +57,8 @@ class RequestMiddleware:
             scope = {**scope, "method": "GET"}  # uvicorn leaves the body out
         if meant := self._paths.get((scope["method"], scope["path"])):
             scope = {**scope, "path": meant}
+        if not scope["path"].startswith(self._probes):
+            self.last_asked = context.started
 
         async def send_marked(message: Message) -> None:
             if message["type"] == "http.response.start":
@@ -109,27 +113,16 @@ class ErrorMiddleware:
 
 
 class HeadMiddleware:
-    """Rejects by the head alone: all but probes while draining, what the connection found, and
-    pages of other origins."""
+    """Rejects by the head alone: what the connection found, and pages of other origins."""
 
-    def __init__(
-        self, app: ASGIApp, readiness: Readiness, origins: Origins, probes: tuple[str, ...]
-    ) -> None:
+    def __init__(self, app: ASGIApp, origins: Origins, probes: tuple[str, ...]) -> None:
         """probes: beginnings of paths that orchestrators ask."""
-        self._app, self._readiness = app, readiness
-        self._origins, self._probes = origins, probes
+        self._app, self._origins, self._probes = app, origins, probes
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
             self._origins.check(scope)
             is_probe = scope["path"].startswith(self._probes)
-            if self._readiness.draining and not is_probe:
-                # if a connection is closed while its caller still sends, the response is lost
-                with suppress(TimeoutError):
-                    async with asyncio.timeout(DISCARD_S):
-                        while (await receive()).get("more_body"):
-                            pass
-                self._readiness.check_open()
             surplus = None if is_probe else context_of(scope).surplus
             if error := surplus or wrong_head(scope):
                 raise error

@@ -1,20 +1,18 @@
 """The server's process: loads the bundles, listens, and drains.
 
-On SIGTERM or SIGHUP the server is no longer ready at once. It answers what it has accepted, and
-rejects new requests. Then it closes the listeners, answers who had connected by then, and closes
-idle connections last. The process ends within ADDNORM_GRACE_S and a second, whatever callers and
-threads do, with exit code 0.
+On SIGTERM or SIGHUP the server is no longer ready at once. It goes on answering, and ends each
+connection with its answer, until no request has come for a moment. Then it closes the listeners,
+answers who had connected by then, and closes idle connections last. The process ends within
+ADDNORM_GRACE_S and a second, whatever callers and threads do, with exit code 0.
 """
 
 import asyncio
-import ctypes
 import gc
 import logging
 import os
 import resource
 import signal
 import socket
-import struct
 import sys
 import threading
 import time
@@ -58,23 +56,13 @@ SWITCH_S = 0.0005
 # more of the system's memory, which no budget counts (without a limit 2.5 MiB). Smaller: a large
 # answer takes more rounds of the event loop.
 UNSENT_BYTES = 128 * 1024
-# Listeners close so long after the kernel was told to begin no more connections. Larger: the drain
-# takes longer. Smaller: callers far away lose connections that are being made.
-HANDSHAKE_S = 0.1
-# Idle connections are closed after so long without a request. Larger: the drain takes longer.
-# Smaller: callers far away lose requests that are on their way.
+# The server stops to listen after so long without a request, and closes idle connections after so
+# long again. Larger: the drain takes longer. Smaller: callers far away lose requests on their way.
 QUIET_S = 0.5
-# A socket's filter (Linux's socket(7)) that drops what would begin a connection, as code, jump if
-# true, jump if false, operand: load the byte of TCP's flags; keep SYN and ACK; if only SYN is set,
-# drop, else accept.
-SO_ATTACH_FILTER = 26
-NO_NEW_CONNECTIONS = (
-    (0x30, 0, 0, 13),
-    (0x54, 0, 0, 0x12),
-    (0x15, 0, 1, 0x02),
-    (0x06, 0, 0, 0),
-    (0x06, 0, 0, 0xFFFFFFFF),
-)
+# Of the drain, in which new connections are still taken, however many requests come. Larger: less
+# time is left for the last answers. Smaller: a balancer that looks seldom sends more callers to a
+# closed port.
+LISTENING_SHARE = 1 / 3
 CLOSING_S = 0.4  # from the end of the drain to the last lines of the log, at most
 log = logging.getLogger("addnorm")
 
@@ -184,16 +172,6 @@ def _check_bind(family: int, address: Any) -> None:
         if family == socket.AF_INET6:
             sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
         sock.bind(address)
-
-
-def begin_no_more(listener: socket.socket) -> None:
-    """The kernel drops what would begin a connection, where it can be told to. Callers send it
-    again a second later, and find nobody listening."""
-    program = b"".join(struct.pack("HBBI", *each) for each in NO_NEW_CONNECTIONS)
-    held = ctypes.create_string_buffer(program)
-    told = struct.pack("HP", len(NO_NEW_CONNECTIONS), ctypes.addressof(held))
-    with suppress(OSError):
-        listener.setsockopt(socket.SOL_SOCKET, SO_ATTACH_FILTER, told)
 
 
 def close_empty(listener: socket.socket) -> list[socket.socket]:
@@ -308,7 +286,7 @@ class Server(uvicorn.Server):
         if counter % TICKS_PER_S == 0:
             self._service.keys.refresh()
             self._sweep()
-        if self._service.readiness.draining and self._is_drained():
+        if self._service.readiness.draining and self._is_quiet():
             self.should_exit = True
         return await super().on_tick(counter)
 
@@ -317,9 +295,13 @@ class Server(uvicorn.Server):
         for connection in list(self.server_state.connections):
             cast(Connection, connection).sweep(now)
 
-    def _is_drained(self) -> bool:
-        num_in_flight = self._service.app.in_flight + self._service.grpc.calls.in_flight
-        return num_in_flight == 0 or time.monotonic() > self._drain_until
+    def _is_quiet(self) -> bool:
+        """Nothing is in flight and nothing comes; or it is time to stop listening."""
+        app, calls, now = self._service.app, self._service.grpc.calls, time.monotonic()
+        if now > self._drain_until - (1 - LISTENING_SHARE) * self._service.settings.grace_s:
+            return True
+        has_ended = app.in_flight + calls.in_flight == 0
+        return has_ended and now > max(app.last_asked, calls.last_asked) + QUIET_S
 
     def _left_s(self) -> float:
         """Seconds that are left of the drain."""
@@ -340,9 +322,6 @@ class Server(uvicorn.Server):
     async def _stop_listening(self) -> None:
         """No connection that a caller has made is lost."""
         listeners = [socket.socket(fileno=os.dup(each.fileno())) for each in self._listeners]
-        for listener in listeners:
-            begin_no_more(listener)
-        await asyncio.sleep(HANDSHAKE_S)
         for server in self.servers:
             server.close()
         loop, ssl = asyncio.get_running_loop(), self.config.ssl

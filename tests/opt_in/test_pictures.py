@@ -1,7 +1,7 @@
 """Pictures of the pages.
 
-docs/playground.png is the README's. The others, in build/pictures, are to be looked at: the views
-of the playground and a certificate, in light and dark, wide and on a phone.
+docs/README.md links to docs/playground.png. The others, in build/pictures, are to be looked at:
+the views of the playground and a certificate, in light and dark, wide and on a phone.
 """
 
 import socket

@@ -52,7 +52,7 @@ def refused(port: int) -> bool:
     return False
 
 
-def test_sigterm_answers_what_was_accepted_rejects_what_comes_and_exits_0(process: Process) -> None:
+def test_sigterm_answers_what_was_accepted_and_what_comes_and_exits_0(process: Process) -> None:
     with (
         web.client(base_url=process.url, timeout=60) as client,
         ThreadPoolExecutor(4) as callers,
@@ -62,10 +62,8 @@ def test_sigterm_answers_what_was_accepted_rejects_what_comes_and_exits_0(proces
         process.process.send_signal(signal.SIGTERM)
         assert eventually(lambda: client.get("/readyz").status_code != 200)
         late = client.post("/v1/infer", json=SHORT)
-        assert late.status_code == 503
+        assert late.status_code == 200
         assert late.headers["connection"] == "close"
-        assert late.headers["retry-after"] == "1"
-        assert late.json()["error"]["message"].startswith("the server is shutting down")
         assert client.get("/livez").status_code == 200
         assert [answer.result().status_code for answer in accepted] == [200, 200]
     assert process.wait() == 0

@@ -4,6 +4,7 @@ keys, deadline. Knows no protobuf.
 
 import asyncio
 import math
+import time
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -73,6 +74,7 @@ class GrpcCalls:
     probe_s: float = PROBE_S
     in_flight: int = field(default=0, init=False)  # probes too
     num_begun: int = field(default=0, init=False)
+    last_asked: float = field(default=-math.inf, init=False)  # when the last call came, no probe
     # while callers are told to leave their connections, calls wait for it, so that few more come
     told: asyncio.Event | None = field(default=None, init=False)
 
@@ -94,7 +96,11 @@ class GrpcCalls:
             if method.is_probe:
                 await self._respond(method, self._receive_probe, caller, headers, context)
             else:
-                self.parts.readiness.check_open()
+                self.last_asked = time.monotonic()
+                if self.told:
+                    raise Draining(
+                        "the server is shutting down: send the request to another", retry_after_s=1
+                    )
                 with (
                     self._count(self.entrance.key_name(headers)),
                     await self.entrance.enter(headers, "infer", context, is_probe=False),
