@@ -56,7 +56,7 @@ class Settings(BaseModel):
     """How often the bundle folder is looked at for versions to load or unload. 0: never."""
     cache_bytes: int = Field(64 * MIB, ge=0)
     """Bytes of results held, so that a repeated sequence is not computed again. Raise where traffic
-    repeats; 0: nothing is held, and equal sequences are not merged."""
+    repeats; 0: nothing is held, and equal sequences of one request are computed each."""
     max_sequences: int = Field(2048, ge=1)
     """Sequences in one request. Raise for clients that send more at once."""
     max_tokens: int = Field(300_000, ge=1)

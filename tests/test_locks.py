@@ -124,8 +124,8 @@ def noting(calls: ArrayCalls) -> Iterator[None]:
 def test_no_thread_works_on_arrays_while_it_holds_the_lock_of_scheduler_or_cache(
     small: Path,
 ) -> None:
-    """The event loop waits for these. Equal new sequences come at once, so some are merged; later
-    ones are held, alone and beside new ones."""
+    """The event loop waits for these. Equal sequences are held by the second time, alone and
+    beside new ones."""
     calls = ArrayCalls()
     with noting(calls):
         service = inference_of(small, cache_bytes=2**20)

@@ -10,7 +10,6 @@ from addnorm.service.inference.request import InferenceRequest
 from addnorm.service.inference.reuse import Reuse
 from addnorm.service.inference.sequence_cache import SequenceCache, sequence_digests
 from addnorm.service.models.model import Runner
-from addnorm.service.runtime.batch import Batch
 from addnorm.service.runtime.manifest import Pick
 from addnorm.service.scheduling.cooperative import CooperativePool, run_now
 from addnorm.service.scheduling.deadline import Deadline
@@ -72,7 +71,7 @@ class Computing:
         return partial(reuse.gathered, computed), _stages_s(job)
 
     async def _digests(self, request: InferenceRequest, deadline: Deadline) -> list[bytes] | None:
-        """None if nothing is held and merged."""
+        """None if nothing is held."""
         if request.anew or not self.cache.max_bytes:
             return None
         batch = request.batch
@@ -90,36 +89,20 @@ class Computing:
         left_s: float,
         is_piece: bool,
     ) -> tuple[Reuse, Job | None]:
-        """What the cache holds of the batch, and the job that computes the rest, if there is any.
-
-        A run that ends between look-up and submission would be neither held nor in flight. So the
-        cache is asked again while no run can end. If it has more then, all is prepared again.
-        """
+        """What the cache holds of the batch, and the job that computes the rest, if there is
+        any."""
         target, key = runner.target, request.key
-        found = dict(self.cache.find(target, key, digests, needs))
-        while True:
-            reuse = Reuse.of(request.batch, needs, digests, found)
-            if not reuse.missing:
-                return reuse, None
-            missing = [digests[index] for index in reuse.missing] if digests else None
-            batch, results = self._prepared(runner, key, reuse, missing)
-            with self.scheduler.paused():
-                more = self.cache.find(target, key, missing, needs)
-                if not more:
-                    submitted = target, batch, left_s, key, results, is_piece
-                    return reuse, self.scheduler.submit(*submitted, wakes=False)
-            found |= more
-
-    def _prepared(
-        self, runner: Runner, key: str, reuse: Reuse, missing: Sequence[bytes] | None
-    ) -> tuple[Batch, RowKeeper]:
-        """The batch of what is missing, and what keeps its rows. What that keeps is held.
-
-        missing: digests of its sequences, if it is held.
-        """
-        batch = reuse.to_compute()
-        hold = partial(self.cache.hold, runner.target, key, missing) if missing else None
-        return batch, RowKeeper(batch, reuse.picks, runner.engine.d_model, missing, hold)
+        reuse = Reuse.of(
+            request.batch, needs, digests, self.cache.find(target, key, digests, needs)
+        )
+        if not reuse.missing:
+            return reuse, None
+        batch, hold = reuse.to_compute(), None
+        if digests:  # what is computed is held
+            hold = partial(self.cache.hold, target, key, [digests[at] for at in reuse.missing])
+        results = RowKeeper(batch, reuse.picks, runner.engine.d_model, hold)
+        job = self.scheduler.submit(target, batch, left_s, key, results, is_piece, wakes=False)
+        return reuse, job
 
     async def _wait_for(
         self, job: Job, request: InferenceRequest, deadline: Deadline, sequences: Sequence[int]

@@ -10,7 +10,7 @@ import numpy as np
 from addnorm.service.inference.heads import pooled
 from addnorm.service.runtime.batch import AnyRows, Batch, Floats, Ints, Rows, offsets_of
 from addnorm.service.runtime.manifest import Pick, Pooling
-from addnorm.service.scheduling.job import AllRows, Identity
+from addnorm.service.scheduling.job import AllRows
 
 Kept = Rows | Floats  # of one sequence: the rows of its tokens, or a picked row `[d_model]`
 Hold = Callable[[Sequence[int], Pick, Sequence[Kept]], None]
@@ -38,12 +38,10 @@ class RowKeeper:
         batch: Batch,
         picks: Sequence[Pick],
         d_model: int,
-        identities: Sequence[bytes] | None = None,
         hold: Hold | None = None,
     ) -> None:
         """picks: see `needed`. hold: is given what was kept of sequences, by their index; what it
         is given must be copied."""
-        self.identities: Sequence[Identity] | None = identities
         self.lengths: Sequence[int] = batch.lengths.tolist()
         self._batch, self._hold = batch, hold
         self._all = AllRows(batch) if "every" in picks else None

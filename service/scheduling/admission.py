@@ -113,7 +113,7 @@ class AdmissionControl:
         is_piece: bool = False,
     ) -> Job:
         """Queues the batch for the API key of this name. Overloaded or Expired if it is not
-        admitted. Sequences that are computed for another job already count as nothing.
+        admitted.
 
         results: a row for each token if None. is_piece: of a bulk request, which was admitted as a
         whole.
@@ -123,9 +123,8 @@ class AdmissionControl:
             raise Expired("deadline: it passed before the request was read")
         self.queue.sweep(now)
         backlog = self.queue.backlog(key, target)
-        num_tokens = 0 if is_piece else backlog.in_flight.num_new_tokens(results)
-        if num_tokens:
-            self._check(Arrival(target, backlog, num_tokens, deadline - now))
+        if not is_piece:
+            self._check(Arrival(target, backlog, batch.num_tokens, deadline - now))
         return self.queue.add(target, batch, now, deadline, backlog, results, is_piece)
 
     def _check(self, arrival: Arrival) -> None:

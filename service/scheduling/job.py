@@ -3,7 +3,7 @@ queue."""
 
 import math
 from bisect import bisect_left, insort
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -26,7 +26,6 @@ SMOOTHING = 0.2
 OPTIMISM = 1.05
 
 Run = Callable[[Batch], AnyRows]  # the one seam: a micro-batch in, a row for each of its tokens out
-Identity = Hashable  # sequences with equal ones are equal
 
 
 class Target:
@@ -76,8 +75,6 @@ class Results(Protocol):
     """What is kept of the rows that a job's sequences get."""
 
     lengths: Sequence[int]  # tokens of each sequence of the batch
-    # of the batch's sequences, which all differ; None: they are never merged with others
-    identities: Sequence[Identity] | None
 
     def receive(self, sequences: Sequence[int], rows: AnyRows) -> None:
         """Rows of some sequences of the batch, by index, end to end. Worker threads call it,
@@ -91,8 +88,8 @@ class AllRows:
     """A row for each token of the batch. If all sequences come at once, their rows are kept as they
     are; else they are copied to their places."""
 
-    def __init__(self, batch: Batch, identities: Sequence[Identity] | None = None) -> None:
-        self.batch, self.identities = batch, identities
+    def __init__(self, batch: Batch) -> None:
+        self.batch = batch
         self.lengths: Sequence[int] = batch.lengths.tolist()
         # worker threads may get the first rows at the same time
         self._allocating = new_lock(LockOrder.ROWS)
@@ -142,10 +139,6 @@ class Job:
         lengths = enumerate(self.results.lengths)
         self.waiting = sorted(Waiting(length, self.number, at, self) for at, length in lengths)
 
-    def wait_for(self, sequences: "list[Waiting]") -> None:
-        """These, sorted, wait too."""
-        self.waiting = sorted(self.waiting + sequences) if self.waiting else sequences
-
     def wait_no_more(self, sequences: "list[Waiting]") -> None:
         """These do not wait any more."""
         if len(sequences) == len(self.waiting):
@@ -175,35 +168,6 @@ class Waiting(NamedTuple):
     number: int  # of the job
     sequence_index: int  # in the batch of the job
     job: Job
-
-    @property
-    def identity(self) -> Identity | None:
-        identities = self.job.results.identities
-        return identities[self.sequence_index] if identities else None
-
-
-class Joined(NamedTuple):
-    """A sequence that waits for an equal one of a micro-batch, and where the rows of that are."""
-
-    sequence: Waiting
-    start: int
-    end: int
-
-    def receive(self, rows: AnyRows) -> Exception | None:
-        """Its part of the micro-batch's rows. -> what its job fails with, if it does."""
-        own = self.sequence
-        try:
-            own.job.results.receive([own.sequence_index], rows.span(self.start, self.end))
-        except Exception as error:  # it must end this job only, never the worker
-            return service_error(error)
-        return None
-
-    def settle(self, error: Exception | None, now: float) -> None:
-        """It has received its rows, or its job fails with the error."""
-        if error:
-            self.sequence.job.fail(error)
-        else:
-            self.sequence.job.settle(1, now)
 
 
 class MicroBatch(NamedTuple):

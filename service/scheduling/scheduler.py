@@ -18,7 +18,6 @@ from addnorm.service.scheduling.bulk_turns import ALONE_S
 from addnorm.service.scheduling.job import (
     AllRows,
     Job,
-    Joined,
     MicroBatch,
     Results,
     Target,
@@ -43,10 +42,6 @@ class Observer:
 
     def on_replaced(self) -> None:
         """A worker hung and was replaced."""
-
-    def on_merged(self, target: Target, num_sequences: int) -> None:
-        """So many sequences were given the rows of equal ones that were computed for another
-        job."""
 
 
 @dataclass(eq=False)
@@ -153,8 +148,7 @@ class Scheduler:
             self._changed.notify(max(1, self._queue.num_tokens // MIN_TOKENS_PER_WORKER))
 
     def paused(self) -> AbstractContextManager[bool]:
-        """For `with`: no micro-batch begins or ends meanwhile: what is in flight stays so. Keep it
-        short."""
+        """For `with`: no micro-batch begins or ends meanwhile. Keep it short."""
         return self._changed
 
     def submit_first(self, target: Target, batch: Batch) -> Job:
@@ -289,7 +283,7 @@ class Scheduler:
         return others_s < (self.num_workers - 1) * micro.cost_s / 2
 
     def _settle(self, worker: Worker, micro: MicroBatch, outcome: AnyRows | Exception) -> None:
-        now, joined = time.monotonic(), list[Joined]()
+        now = time.monotonic()
         with self._using_queue(worker):
             if worker not in self._workers:
                 return  # it was replaced, and its jobs have failed already
@@ -297,10 +291,7 @@ class Scheduler:
             if isinstance(outcome, Exception):
                 self._settle_failed(worker, micro, outcome, now)
                 return
-            joined = self._queue.end(micro)
             self._queue.settle(micro, None, now)
-        if joined:
-            self._share(worker, micro.target, joined, outcome)
 
     def _settle_failed(
         self, worker: Worker, micro: MicroBatch, error: Exception, now: float
@@ -308,20 +299,7 @@ class Scheduler:
         if len(jobs := micro.by_job()) > 1:  # again, job by job: only one is at fault
             worker.todo = [micro._replace(sequences=sequences) for _, sequences in jobs]
             return
-        self._queue.release(micro)
         self._queue.settle(micro, error, now)
-        self._changed.notify()  # for what was released
-
-    def _share(
-        self, worker: Worker, target: Target, joined: Sequence[Joined], rows: AnyRows
-    ) -> None:
-        """Gives the rows to those that wait for the same sequences."""
-        errors = [one.receive(rows) for one in joined]  # without the lock, since it copies
-        now = time.monotonic()
-        with self._using_queue(worker):
-            for one, error in zip(joined, errors, strict=True):
-                one.settle(error, now)
-        self._tell(lambda observer: observer.on_merged(target, len(joined)))
 
     def _watch(self) -> None:
         """Counts its own ticks instead of seconds, so that no worker is replaced because the whole

@@ -101,7 +101,7 @@ def create_app(
         *([cors] if settings.cors_origins else []),
         errors,
         Middleware(HeadMiddleware, Origins(settings, entrance.keys), probed),
-        Middleware(AuthMiddleware, entrance, scopes, probed),
+        Middleware(AuthMiddleware, entrance, scopes),
         Middleware(SendingMiddleware, responses, scopes),
     ]
     for kind, arguments, named in reversed(middleware):

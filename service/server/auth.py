@@ -12,7 +12,6 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import NamedTuple
 
 from addnorm.service.errors import OutOfScope, StartupError, TooManyAtOnce, Unauthenticated
-from addnorm.service.scheduling.arrivals import Arrivals
 from addnorm.service.settings import Settings
 from addnorm.service.telemetry.request_context import RequestContext
 
@@ -94,32 +93,26 @@ class Keys:
 
 
 class Entrance:
-    """Where requests begin, over HTTP and over gRPC. With keys they begin in turns of these: what
-    needs none shares one turn."""
+    """Where requests begin, over HTTP and over gRPC."""
 
     def __init__(self, keys: Keys) -> None:
-        self.keys, self._arrivals = keys, Arrivals()
+        self.keys = keys
 
     def key_name(self, headers: Headers) -> str:
         """The name of the key in the headers; empty if there are no keys. Unauthenticated."""
         return self.keys.find(_authorization(headers)).name if self.keys else ""
 
-    async def enter(
-        self, headers: Headers, needed: str | None, context: RequestContext, is_probe: bool
+    def enter(
+        self, headers: Headers, needed: str | None, context: RequestContext
     ) -> AbstractContextManager[None]:
         """A context that counts the request. Unauthenticated, OutOfScope, TooManyAtOnce.
 
-        needed: a scope; None: no key. is_probe: such a request waits for no turn.
+        needed: a scope; None: no key.
         """
-        if not self.keys:
-            return UNLIMITED
-        if needed is None:
-            if not is_probe:
-                await self._arrivals.begin("")
+        if not self.keys or needed is None:
             return UNLIMITED
         key = self.keys.find(_authorization(headers))
         context.key = key.name
-        await self._arrivals.begin(key.name)
         if needed not in key.scopes:
             allowed = ", ".join(sorted(key.scopes))
             raise OutOfScope(f"the API key {key.name!r} is for {allowed}; this needs {needed}")

@@ -132,19 +132,15 @@ class HeadMiddleware:
 class AuthMiddleware:
     """Rejects callers without a key for the path, and keys with too many requests under way."""
 
-    def __init__(
-        self, app: ASGIApp, entrance: Entrance, scopes: Scopes, probes: tuple[str, ...]
-    ) -> None:
-        """probes: beginnings of paths that wait for no turn."""
-        self._app, self._entrance, self._scopes, self._probes = app, entrance, scopes, probes
+    def __init__(self, app: ASGIApp, entrance: Entrance, scopes: Scopes) -> None:
+        self._app, self._entrance, self._scopes = app, entrance, scopes
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if not self._entrance.keys or scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        path = scope["path"]
-        needed, is_probe = self._scopes.needed(scope["method"], path), path.startswith(self._probes)
-        with await self._entrance.enter(scope["headers"], needed, context_of(scope), is_probe):
+        needed = self._scopes.needed(scope["method"], scope["path"])
+        with self._entrance.enter(scope["headers"], needed, context_of(scope)):
             await self._app(scope, receive, send)
 
 

@@ -153,8 +153,8 @@ class Metrics(Observer):
         )
         self.merged_sequences = counter(
             "addnorm_merged_sequences",
-            "Sequences among the misses that were not computed: an equal one was being computed,"
-            " or was in the same request.",
+            "Sequences among the misses that were not computed: an equal one was in the same"
+            " request.",
             MODEL,
         )
         self.cache_bytes = gauge("addnorm_cache_bytes", "Bytes of results held.")
@@ -210,9 +210,6 @@ class Metrics(Observer):
             self.of(self.cache_misses, model).inc(num_missed)
         if num_merged:
             self.of(self.merged_sequences, model).inc(num_merged)
-
-    def on_merged(self, target: Target, num_sequences: int) -> None:
-        self.of(self.merged_sequences, target.name).inc(num_sequences)
 
     def of(self, metric: Labelled, *labels: str | int) -> Labelled:
         """metric.labels(...), which costs ten times this look-up."""

@@ -1,4 +1,4 @@
-"""The cache and merging under swaps, failing engines, callers that leave and deadlines, in any
+"""The cache under swaps, failing engines, callers that leave and deadlines, in any
 order: every answer has the bits of the engine that was found, computed alone without a cache."""
 
 import asyncio
@@ -224,8 +224,8 @@ class CacheMachine(RuleBasedStateMachine):
             one.may_fail |= sequence in one.sequences
 
     @rule(ends=st.permutations(SEQUENCES), output=st.sampled_from(sorted(OUTPUTS)))
-    def join_beside_a_failing_one(self, ends: list[Sequence], output: str) -> None:
-        """One waits for a sequence that runs beside another caller's, which fails."""
+    def ask_beside_a_failing_one(self, ends: list[Sequence], output: str) -> None:
+        """One asks for a sequence that runs beside another caller's, which fails."""
         failing, shared, *_ = ends
         self.hold_up()
         self.fail(failing, 100, True)
@@ -279,10 +279,7 @@ class CacheMachine(RuleBasedStateMachine):
                 or queue.num_tokens
                 or scheduler.num_busy
                 or any(
-                    target.num_tokens
-                    or backlog.num_tokens
-                    or backlog.in_flight._waiting
-                    or backlog.in_flight._running
+                    target.num_tokens or backlog.num_tokens
                     for by_target in backlogs
                     for target, backlog in by_target.items()
                 )

@@ -1,4 +1,4 @@
-"""The cache and merging change no bit: mixed requests of all routes, answered with and without."""
+"""The cache changes no bit: mixed requests of all routes, answered with and without."""
 
 import re
 import time
@@ -141,7 +141,7 @@ def test_answers_are_equal_where_few_results_fit(models: Models, uncached: Serve
 
 
 def test_answers_are_equal_where_nothing_fits(models: Models, uncached: Server) -> None:
-    """Equal sequences in flight are computed once all the same."""
+    """Equal sequences of a request are computed once all the same."""
     with server(models, 1) as cached:
         compare(cached, uncached, models, FEW, seed=3)
         assert cached.count("merged_sequences")

@@ -147,7 +147,7 @@ def caller(service: Service) -> Iterator[httpx.Client]:
 
 
 def counts(service: Service, model: str = MODEL) -> tuple[float, ...]:
-    """Hits, misses and merged sequences."""
+    """Hits, misses, and those of a request that equal another."""
     names = ("cache_hits", "cache_misses", "merged_sequences")
     return tuple(
         value(service.metrics, f"addnorm_{name}_total", model=model) or 0.0 for name in names

@@ -16,7 +16,7 @@ from addnorm.service.inference import heads
 from addnorm.service.models.registry import Meant, Models
 from addnorm.service.runtime.batch import Batch, Rows
 from addnorm.service.runtime.manifest import Task
-from addnorm.service.scheduling.job import AllRows, Identity, MicroBatch, Target
+from addnorm.service.scheduling.job import MicroBatch, Run, Target
 from addnorm.service.scheduling.scheduler import Observer, Scheduler
 from addnorm.service.server.wiring import build
 from addnorm.service.settings import Settings
@@ -210,23 +210,23 @@ def test_rows_that_do_not_fit_their_sequences_fail_the_job_and_not_the_worker_th
         assert values(scheduler.submit(Target(echo, 100), batch([8]), 30)) == [[8]]
 
 
-class Breaking(AllRows):
-    """Breaks the queue when it looks at the identities for the last time that it may."""
+class Breaking(Target):
+    """Breaks the queue when it looks at the rate for the last time that it may."""
 
-    def __init__(self, batch: Batch, num_looks: int) -> None:
+    def __init__(self, run: Run, num_looks: int) -> None:
         self.num_looks = num_looks
-        super().__init__(batch, list(range(len(batch))))
+        super().__init__(run, 100)
 
     @property  # type: ignore[override]
-    def identities(self) -> list[Identity]:
+    def tokens_per_s(self) -> float | None:
         self.num_looks -= 1
         if self.num_looks == 0:
             raise KeyError("of the queue")
-        return self._identities
+        return self._rate
 
-    @identities.setter
-    def identities(self, identities: list[Identity]) -> None:
-        self._identities = identities
+    @tokens_per_s.setter
+    def tokens_per_s(self, rate: float | None) -> None:
+        self._rate = rate
 
 
 @pytest.mark.parametrize("what", ["ends", "fails", "hangs"])
@@ -238,13 +238,12 @@ def test_an_error_of_the_queue_ends_no_thread_and_leaves_no_job_waiting(
     run = {"ends": echo, "fails": poisoned, "hangs": engine}[what]
     with scheduling(run_timeout_s=2.0) as scheduler:
         for num_looks in count(1):
-            target, scheduler.run_timeout_s = Target(run, 100), 2.0
-            results = Breaking(batch([POISON], [2, 2]), num_looks)
+            target, scheduler.run_timeout_s = Breaking(run, num_looks), 2.0
             with reserve(scheduler):
-                jobs = [scheduler.submit(target, batch([3, 3]), 30)]
-                with suppress(KeyError):
-                    jobs.append(scheduler.submit(target, results.batch, 30, results=results))
-                jobs.append(scheduler.submit_first(target, batch([4])))
+                jobs = [scheduler.submit_first(target, batch([4]))]
+                for sequences in ([[3, 3]], [[POISON], [2, 2]]):
+                    with suppress(KeyError):
+                        jobs.append(scheduler.submit(target, batch(*sequences), 30))
             if what == "hangs":
                 scheduler.run_timeout_s = 0.1
             errors = [job.future.exception(PATIENCE_S) for job in jobs]
@@ -252,7 +251,7 @@ def test_an_error_of_the_queue_ends_no_thread_and_leaves_no_job_waiting(
             assert eventually(lambda: scheduler.num_busy == 0)
             assert scheduler.num_queued_tokens() == target.num_tokens == 0
             assert values(scheduler.submit(Target(echo, 100), batch([8]), 30)) == [[8]]
-            if results.num_looks > 0:
+            if target.num_looks > 0:
                 break
         engine.go.set()
     assert num_broken > 1

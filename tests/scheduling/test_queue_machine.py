@@ -20,7 +20,7 @@ from hypothesis.stateful import (
 
 from addnorm.service.errors import ServiceError
 from addnorm.service.runtime.batch import AnyRows, Batch
-from addnorm.service.scheduling.job import AllRows, Job, MicroBatch, Target, Waiting
+from addnorm.service.scheduling.job import AllRows, Job, MicroBatch, Target
 from addnorm.service.scheduling.queue.backlog import Backlog
 from tests.support.scheduling import Queue, add_first, echo, values
 
@@ -49,7 +49,7 @@ class AnyOrder(RuleBasedStateMachine):
         self.targets = [Target(echo, 8), Target(echo, 24, is_shared_out=False)]
         self.expected: dict[Job, list[list[int]]] = {}
         self.running: list[MicroBatch] = []
-        self.tokens = count(100)  # of sequences that equal no other
+        self.tokens = count()  # of sequences that equal no other
 
     @rule(
         at=TARGETS,
@@ -57,46 +57,16 @@ class AnyOrder(RuleBasedStateMachine):
         lengths=st.lists(st.integers(1, 5), min_size=1, max_size=3),
         time=st.integers(1, 30),
         is_piece=st.sampled_from((False, False, True)),
-    )
-    def arrive(self, at: int, key: str, lengths: list[int], time: int, is_piece: bool) -> None:
-        sequences = [row(next(self.tokens), length) for length in lengths]
-        self._add(at, key, sequences, None, time, is_piece)
-
-    @rule(
-        at=TARGETS,
-        key=st.sampled_from(KEYS),
-        identities=st.lists(st.integers(0, 4), min_size=1, max_size=3, unique=True),
-        time=st.integers(1, 30),
         is_full=st.booleans(),
     )
-    def arrive_with_equals(
-        self, at: int, key: str, identities: list[int], time: int, is_full: bool
+    def arrive(
+        self, at: int, key: str, lengths: list[int], time: int, is_piece: bool, is_full: bool
     ) -> None:
-        """Sequences that may wait or run already."""
-        sequences = [row(identity, 1 + identity) for identity in identities]
-        self._add(at, key, sequences, identities, time, False, Full if is_full else AllRows)
-
-    def _add(
-        self,
-        at: int,
-        key: str,
-        sequences: list[list[int]],
-        identities: list[int] | None,
-        time: int,
-        is_piece: bool,
-        results: type[AllRows] = AllRows,
-    ) -> None:
+        sequences = [row(next(self.tokens), length) for length in lengths]
         target, batch = self.targets[at], _batch(sequences)
-        backlog = self.queue.backlog(key, target)
-        job = self.queue.add(
-            target,
-            batch,
-            self.now,
-            self.now + time,
-            backlog,
-            results(batch, identities),
-            is_piece,
-        )
+        results, backlog = (Full if is_full else AllRows)(batch), self.queue.backlog(key, target)
+        until = self.now + time
+        job = self.queue.add(target, batch, self.now, until, backlog, results, is_piece)
         self.expected[job] = sequences
 
     @rule(at=TARGETS, length=st.integers(3, 9))
@@ -129,10 +99,7 @@ class AnyOrder(RuleBasedStateMachine):
         except MemoryError as error:
             self._failed(micro, error)
             return
-        joined = self.queue.end(micro)
         self.queue.settle(micro, None, self.now)
-        for one in joined:
-            one.settle(one.receive(rows), self.now)
 
     @precondition(lambda self: self.running)
     @rule(at=st.integers(0, 3))
@@ -144,7 +111,6 @@ class AnyOrder(RuleBasedStateMachine):
         if len(jobs := micro.by_job()) > 1:
             self.running += [micro._replace(sequences=own) for _, own in jobs]
         else:
-            self.queue.release(micro)
             self.queue.settle(micro, error, self.now)
 
     @precondition(lambda self: self.running)
@@ -171,15 +137,10 @@ class AnyOrder(RuleBasedStateMachine):
     @invariant()
     def counts_each_sequence_once(self) -> None:
         by_target, by_backlog = Counter[Target](), Counter[Backlog]()
-        counted = set[object]()
         for job in self.queue.jobs.values():
             by_target[job.target] += job.num_tokens
             by_backlog[job.backlog] += job.num_tokens
-            own = [sequence for sequence in job.waiting if _is_counted(sequence)]
-            assert job.num_tokens == sum(sequence.length for sequence in own)
-            counted.update(_what(sequence) for sequence in own)
-        waiting = {_what(own) for job in self.queue.jobs.values() for own in job.waiting}
-        assert counted == waiting
+            assert job.num_tokens == sum(sequence.length for sequence in job.waiting)
         assert self.queue.num_tokens == sum(by_target.values())
         for target in self.targets:
             assert target.num_tokens == by_target[target]
@@ -201,7 +162,7 @@ class AnyOrder(RuleBasedStateMachine):
 
     @invariant()
     def runs_each_sequence_once_at_a_time(self) -> None:
-        running = [_what(own) for micro in self.running for own in micro.sequences]
+        running = [own for micro in self.running for own in micro.sequences]
         assert len(running) == len(set(running))
 
     @invariant()
@@ -210,7 +171,6 @@ class AnyOrder(RuleBasedStateMachine):
         for micro in self.running:
             for own in micro.sequences:
                 held.add(own.job)
-                held.update(joined.job for joined in _joined(own))
         assert all(job in held or job.future.done() for job in self.expected)
 
     def teardown(self) -> None:
@@ -225,31 +185,10 @@ class AnyOrder(RuleBasedStateMachine):
                 assert values(job) == sequences
         assert not self.queue.num_tokens
         assert not self.queue.active
-        for target in self.targets:
-            for key in KEYS:
-                in_flight = self.queue.backlog(key, target).in_flight
-                assert not in_flight._waiting
-                assert not in_flight._running
 
 
 def _batch(sequences: list[list[int]]) -> Batch:
     return Batch.of([np.array(sequence, np.int64) for sequence in sequences])
-
-
-def _is_counted(sequence: Waiting) -> bool:
-    backlog = sequence.job.backlog
-    return backlog is None or backlog.in_flight.is_counted(sequence)
-
-
-def _what(sequence: Waiting) -> object:
-    """The same for sequences of which only one is computed."""
-    identity = sequence.identity
-    return sequence if identity is None else (sequence.job.backlog, identity)
-
-
-def _joined(sequence: Waiting) -> list[Waiting]:
-    backlog = sequence.job.backlog
-    return backlog.in_flight._running.get(sequence.identity, []) if backlog else []
 
 
 def test_in_any_order_of_events_sums_are_right_and_every_job_ends(

@@ -255,7 +255,7 @@ def _as_other(request: Request) -> bytes:
 @contextmanager
 def serving(root: Path, greed: Greed, worktree: Path | None) -> Iterator[Server]:
     keys = ";".join(f"{name} infer,metrics {key}" for name, key in KEYS.items())
-    # equal sequences are merged, as by default, and none is kept: what is asked would be held
+    # equal sequences of a request are computed once, as by default, and none is kept
     settings = {"ADDNORM_API_KEYS": keys, "ADDNORM_CACHE_BYTES": "1"}
     with ExitStack() as opened:
         log: IO[bytes] | None = None

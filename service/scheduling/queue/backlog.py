@@ -4,7 +4,6 @@ and no threads."""
 from weakref import WeakKeyDictionary
 
 from addnorm.service.scheduling.job import Job, SortedJobs, Target
-from addnorm.service.scheduling.queue.in_flight import InFlight
 from addnorm.service.scheduling.queue.start_time_fairness import Flow, StartTimeFairQueue
 
 # A job counts as small beside another that has this many times its tokens. Larger: fewer jobs pass
@@ -32,7 +31,6 @@ class Backlog(Flow):
         self.by_age = SortedJobs(lambda job: job.number)
         self.by_size = SortedJobs(lambda job: job.size)
         self.num_tokens = 0  # that wait
-        self.in_flight = InFlight()
         self._lead = 0  # tokens that smallest jobs were given more than oldest jobs
 
     def add(self, job: Job) -> None:

@@ -22,9 +22,7 @@ from weakref import WeakSet
 from addnorm.service.errors import Expired
 from addnorm.service.runtime.batch import Batch
 from addnorm.service.scheduling.job import (
-    Identity,
     Job,
-    Joined,
     MicroBatch,
     Results,
     SortedJobs,
@@ -89,25 +87,13 @@ class JobQueue:
         """Queues the batch as a job of this backlog."""
         job = self._make_job(target, batch, now, deadline, results)
         job.is_piece, job.backlog = is_piece, backlog
-        sequences, job.waiting = job.waiting, []
-        alone = backlog.in_flight.join(sequences)
-        if len(alone) < len(sequences):
-            job.started = now  # the others run already
-        if alone:
-            self._wait_for(backlog, job, alone)
+        self.active.setdefault(target, {})[backlog] = None
+        backlog.add(job)
+        self._insert(job)
+        backlog.owner.fairness.activate(backlog)
+        self._fairness.activate(backlog.owner)
+        self._count(job, job.size)
         return job
-
-    def _wait_for(self, backlog: Backlog, job: Job, sequences: list[Waiting]) -> None:
-        """Queues sequences of the job, sorted, and the job with them if it is not queued."""
-        num_tokens = backlog.in_flight.add(sequences)
-        job.wait_for(sequences)
-        if job.number not in self.jobs:
-            self.active.setdefault(job.target, {})[backlog] = None
-            backlog.add(job)
-            self._insert(job)
-            backlog.owner.fairness.activate(backlog)
-            self._fairness.activate(backlog.owner)
-        self._count(job, num_tokens)
 
     def add_first(self, target: Target, batch: Batch, now: float, results: Results) -> Job:
         """Queues the batch before all others. For the server's own known-answer tests, which are
@@ -138,9 +124,6 @@ class JobQueue:
         self._first.pop(job.number, None)
         self._count(job, -job.num_tokens)
         if backlog := job.backlog:
-            for sequence in job.waiting:
-                if heir := backlog.in_flight.leave(sequence):
-                    self._count(heir.job, heir.length)
             backlog.remove(job)
             if not backlog.num_jobs:
                 del self.active[job.target][backlog]
@@ -199,14 +182,11 @@ class JobQueue:
         self._fairness.charge(cost_s)
 
     def _take_out(self, taken: list[Waiting], now: float) -> None:
-        """Takes sequences out of the queue, with all that wait for their rows."""
+        """Takes sequences out of the queue."""
         gone = defaultdict[Job, list[Waiting]](list)
         for sequence in taken:
-            backlog = sequence.job.backlog
-            equal = backlog.in_flight.take(sequence) if backlog else [sequence]
-            self._count(equal[0].job, -sequence.length)
-            for own in equal:
-                gone[own.job].append(own)
+            self._count(sequence.job, -sequence.length)
+            gone[sequence.job].append(sequence)
         for job, sequences in gone.items():
             job.started = now if job.started is None else job.started
             job.wait_no_more(sequences)
@@ -220,15 +200,8 @@ class JobQueue:
         micro-batches, and admission control could not predict when the job is done.
         """
         candidates: list[Waiting] = []
-        found = set[Identity]()  # of equal sequences only the first is one
         for other in self._following(job):
-            if other.results.identities is None:
-                candidates += other.waiting
-            else:
-                for own in other.waiting:
-                    if own.identity not in found:
-                        candidates.append(own)
-                        found.add(own.identity)
+            candidates += other.waiting
             num_tokens -= other.num_tokens
             if num_tokens <= 0:
                 break
@@ -249,40 +222,15 @@ class JobQueue:
             )
 
     def settle(self, micro: MicroBatch, error: Exception | None, now: float) -> None:
-        """The rows of the micro-batch were delivered, or an error came in their place. The error
-        fails its jobs, and those that wait for its sequences, only."""
+        """The rows of the micro-batch were delivered, or an error came in their place, which fails
+        its jobs only."""
         if error is None and not micro.on_all_cores:  # the rate is of one worker
             micro.target.update_rate(micro.num_tokens, now - micro.taken, micro.gives_way)
         for job, sequences in micro.by_job():
             if error is None:
                 job.settle(len(sequences), now)
-                continue
-            job.fail(error)
-            for sequence in sequences:
-                for joined in self._end_joining(sequence):
-                    joined.job.fail(error)
-
-    def end(self, micro: MicroBatch) -> list[Joined]:
-        """Its rows are there. -> those that wait for its sequences too. None joins from now on."""
-        joined, start = list[Joined](), 0
-        for sequence in micro.sequences:
-            end = start + sequence.length
-            joined += [Joined(other, start, end) for other in self._end_joining(sequence)]
-            start = end
-        return joined
-
-    def release(self, micro: MicroBatch) -> None:
-        """Its run has failed. Those that wait for its sequences too wait for runs of their own:
-        another sequence may be at fault."""
-        for sequence in micro.sequences:
-            for joined in self._end_joining(sequence):
-                if joined.job.backlog and not joined.job.future.done():
-                    self._wait_for(joined.job.backlog, joined.job, [joined])
-
-    def _end_joining(self, sequence: Waiting) -> list[Waiting]:
-        """The sequences that joined this one. No other joins it from now on."""
-        backlog = sequence.job.backlog
-        return backlog.in_flight.end(sequence) if backlog else []
+            else:
+                job.fail(error)
 
     def give_up(self, error: Exception) -> None:
         """Fails every job, also those that run. Of no use after that: another queue must take its

@@ -103,7 +103,7 @@ class GrpcCalls:
                     )
                 with (
                     self._count(self.entrance.key_name(headers)),
-                    await self.entrance.enter(headers, "infer", context, is_probe=False),
+                    self.entrance.enter(headers, "infer", context),
                 ):
                     await self._respond(method, self._receive, caller, headers, context)
             context.status = 200
