@@ -12,6 +12,7 @@ import pytest
 
 from addnorm.service.settings import Settings
 from benchmarks.processes import free_port
+from tests.support import web
 from tests.support.waiting import eventually
 
 CONFIGURATION = (Path(__file__).parents[2] / "deploy" / "nginx.conf").read_text()
@@ -55,7 +56,7 @@ def address(text_url: str, tmp_path: Path) -> Iterator[str]:
 def test_callers_routes_are_let_through_and_operators_are_not(address: str) -> None:
     trusts_all = ssl.create_default_context()
     trusts_all.check_hostname, trusts_all.verify_mode = False, ssl.CERT_NONE
-    with httpx.Client(base_url=address, verify=trusts_all, trust_env=False) as client:
+    with web.client(base_url=address, verify=trusts_all) as client:
 
         def answered() -> bool:
             try:
@@ -63,7 +64,7 @@ def test_callers_routes_are_let_through_and_operators_are_not(address: str) -> N
             except httpx.ConnectError:
                 return False
 
-        eventually(answered)
+        assert eventually(answered)
         body = {"model": "all-minilm-l6-v2", "input": "Pads are dropped."}
         assert client.post("/v1/embeddings", json=body).status_code == 200
         assert client.get("/metrics").status_code == 403
