@@ -11,9 +11,10 @@ from pathlib import Path
 from urllib.error import HTTPError
 from urllib.parse import urlsplit
 
-from addnorm.load import capacity, options
+from addnorm.load import beside, capacity, options
 from addnorm.load.measure import pool
 from addnorm.load.measure.check import WRONG, Reference, compute_alone
+from addnorm.load.measure.prose import prose
 from addnorm.load.measure.run import Load, Result, measure
 from addnorm.load.measure.stream import PROFILES, Stream, make
 from addnorm.load.servers import CacheCounts, Server
@@ -30,14 +31,26 @@ def load(words: Sequence[str]) -> None:
     parser = options.parser()
     arguments = parser.parse_args(words)
     given = options.names_given(parser, words)
+    if arguments.target is not None and arguments.beside is not None:
+        parser.error("--target and --beside are two measurements: give one of them")
+    if arguments.target is None:
+        _refuse_options(parser, given, options.OF_A_TARGET, "of --target")
+    if arguments.beside is None:
+        _refuse_options(parser, given, options.OF_A_COMPARISON, "of --beside")
     if arguments.target is not None:
         others = (*options.OF_ONE_LOAD, "json", "bundle", "accept")
         _refuse_options(parser, given, others, "not of --target")
         _hold(arguments)
         return
-    _refuse_options(parser, given, options.OF_A_TARGET, "of --target")
+    if arguments.beside is not None:
+        own = ("concurrency", "seconds")
+        others = tuple(name for name in options.OF_ONE_LOAD if name not in own)
+        _refuse_options(parser, given, (*others, "json", "bundle", "accept"), "not of --beside")
+        _compare(arguments)
+        return
+    _refuse_options(parser, given, ("texts",), "of --target and --beside")
     if arguments.bundle is None:
-        parser.error("--bundle or --target is needed")
+        parser.error("--bundle, --target or --beside is needed")
     try:
         bundle = bundles.read(arguments.bundle)
     except StartupError as error:
@@ -62,6 +75,37 @@ def _hold(arguments: argparse.Namespace) -> None:
     found = capacity.measure(capacity.Subject(server, limits, goal, fields))
     print("\n".join(found.lines()))
     sys.exit(0 if found.is_held else 1)
+
+
+def _compare(arguments: argparse.Namespace) -> None:
+    texts = prose(256)
+    if arguments.texts_file:
+        try:
+            texts = arguments.texts_file.read_text().splitlines()
+        except (OSError, UnicodeDecodeError) as error:
+            raise SystemExit(f"addnorm load: --texts-file {error}") from None
+        if not (texts := [text for text in texts if text.strip()]):
+            raise SystemExit(f"addnorm load: --texts-file {arguments.texts_file} has no texts")
+    their_model = arguments.beside_model or arguments.model
+    ours = beside.Side(arguments.url, arguments.model, _key("--api-key-env", arguments.api_key_env))
+    theirs = beside.Side(
+        arguments.beside, their_model, _key("--beside-key-env", arguments.beside_key_env)
+    )
+    try:
+        beside.compare(
+            ours, theirs, texts, arguments.texts, arguments.concurrency, arguments.seconds
+        )
+    except ConnectionError as error:
+        raise SystemExit(f"addnorm load: {error}") from None
+
+
+def _key(option: str, variable: str | None) -> dict[str, str]:
+    """The header that has the key of this environment variable."""
+    if not variable:
+        return {}
+    if not os.environ.get(variable):
+        raise SystemExit(f"addnorm load: {option}: the environment variable {variable} is not set")
+    return {"Authorization": f"Bearer {os.environ[variable]}"}
 
 
 def _fields(arguments: argparse.Namespace) -> dict[str, str]:
@@ -154,12 +198,8 @@ def _said(server: Server, stream: Stream, headers: Sequence[str]) -> str:
 def _ours(arguments: argparse.Namespace) -> Server:
     address = urlsplit(arguments.url)
     server = Server(address.hostname or "127.0.0.1", address.port or 80)
-    headers: tuple[str, ...] = ()
-    if variable := arguments.api_key_env:
-        if not os.environ.get(variable):
-            why = f"--api-key-env: the environment variable {variable} is not set"
-            raise SystemExit(f"addnorm load: {why}")
-        headers = (f"Authorization: Bearer {os.environ[variable]}",)
+    key = _key("--api-key-env", arguments.api_key_env)
+    headers = tuple(f"{name}: {value}" for name, value in key.items())
     return replace(server, pid=arguments.pid, headers=headers)
 
 

@@ -15,7 +15,8 @@ OF_ONE_LOAD = (
     *("profile", "zipf", "distinct", "unique", "requests", "most_alone", "concurrency", "rate"),
     *("seconds", "warm_up", "seed"),
 )
-OF_A_TARGET = ("texts", "tokens", "p99_ms")
+OF_A_TARGET = ("tokens", "p99_ms")
+OF_A_COMPARISON = ("beside_model", "beside_key_env", "texts_file")
 
 
 def parser() -> argparse.ArgumentParser:
@@ -63,6 +64,7 @@ def parser() -> argparse.ArgumentParser:
     found.add_argument("--seed", type=int, default=0)
     found.add_argument("--json", type=Path, help="where to write the result")
     _add_target(found)
+    _add_comparison(found)
     return found
 
 
@@ -83,13 +85,30 @@ def _add_target(parser: argparse.ArgumentParser) -> None:
         help="a second: says whether this server holds them, and how many machines would; answers"
         " are computed, never cached, and not compared",
     )
-    add("--texts", type=_positive, default=1, help="of --target: in a request (1)")
+    add("--texts", type=_positive, default=1, help="of --target and --beside: in a request (1)")
     add("--tokens", type=_positive, default=60, help="of --target: of a text, on average (60)")
     add(
         "--p99-ms",
         type=_above_zero,
         default=200.0,
         help="of --target: what 99 of 100 requests may take (200)",
+    )
+
+
+def _add_comparison(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add(
+        "--beside",
+        metavar="URL",
+        help="another server of /v1/embeddings, of any make: both get the same texts in turn; the"
+        " URL may have the path before /embeddings, such as http://localhost:8080/v3",
+    )
+    add("--beside-model", metavar="NAME", help="the model's name there; that of --model without")
+    add("--beside-key-env", metavar="VARIABLE", help="as --api-key-env, for that server")
+    add(
+        "--texts-file",
+        type=Path,
+        help="of --beside: a text a line, in place of 256 pieces of Python's documentation",
     )
 
 

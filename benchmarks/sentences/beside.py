@@ -9,10 +9,10 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from addnorm.load.measure.prose import prose
 from addnorm.load.servers import Server
 from benchmarks import comparison, peers, processes, tables
 from benchmarks.contender import FP32, INT8
-from benchmarks.data import texts
 from benchmarks.findings import MINILM, PEER_PYTHON, Findings, Options, newest
 from benchmarks.sentences import ways
 from benchmarks.sentences.ways import ALL, MODEL, NUM_CALLERS, NUM_TEXTS, PATIENT, Way
@@ -36,7 +36,7 @@ ROWS = [
 
 
 def run(options: Options) -> Findings:
-    asked = texts.prose(NUM_TEXTS)
+    asked = prose(NUM_TEXTS)
     command = (PEER_PYTHON, peers.program("encode"), MINILM)
     with processes.program(command) as peer, processes.addnorm(newest(MODEL), **PATIENT) as server:
         found = [

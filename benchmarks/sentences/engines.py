@@ -17,10 +17,10 @@ from statistics import median
 import numpy as np
 from tqdm import tqdm
 
+from addnorm.load.measure.prose import prose
 from addnorm.load.servers import Server
 from benchmarks import peers, processes
 from benchmarks.contender import FP32, INT8
-from benchmarks.data import texts
 from benchmarks.findings import BUILD, MINILM, Findings, Options, newest
 from benchmarks.sentences.ways import MODEL, PATIENT, Vectors
 from benchmarks.tables import table
@@ -69,7 +69,7 @@ class Engine:
 
 
 def run(options: Options) -> Findings:
-    asked, calibration = texts.prose(NUM_TEXTS), texts.prose(256, seed=1)
+    asked, calibration = prose(NUM_TEXTS), prose(256, seed=1)
     MADE.mkdir(parents=True, exist_ok=True)
     (MADE / "calibration.json").write_text(json.dumps(calibration))
     with ExitStack() as stack:

@@ -28,7 +28,10 @@ OPTIONS = [  # beside --bundle; what is printed
     ("--zipf 1 --profile big", "take another"),
     ("--zipf 1 --distinct 10000", "10,000 are wanted"),
     ("--unique --requests 0", "must be at least 1, not 0"),
-    ("--texts 3", "--texts is of --target"),
+    ("--texts 3", "--texts is of --target and --beside"),
+    ("--texts-file x", "--texts-file is of --beside"),
+    ("--beside http://x --rate 3", "--rate is not of --beside"),
+    ("--beside http://x --target 3", "give one of them"),
     ("--target 5", "--bundle is not of --target"),
 ]
 
@@ -46,7 +49,7 @@ def test_options_without_effect_or_out_of_range_are_refused(
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        ("", "--bundle or --target is needed"),
+        ("", "--bundle, --target or --beside is needed"),
         ("--target 5 --seconds 3", "--seconds is not of --target"),
     ],
 )

@@ -16,8 +16,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from addnorm.load.measure.prose import prose
 from benchmarks import processes
-from benchmarks.data.texts import prose
 from benchmarks.findings import BUILD, MINILM, PEER_PYTHON, newest
 from tests.support import web
 

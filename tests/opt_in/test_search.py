@@ -13,9 +13,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from addnorm.load.measure.prose import prose
 from addnorm.service.runtime import bundle as bundles
 from addnorm.service.runtime.fingerprint import METADATA_KEY
-from benchmarks.data.texts import prose
 from benchmarks.findings import BUILD, newest
 from benchmarks.processes import serving
 from tests.support import web

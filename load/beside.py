@@ -1,0 +1,136 @@
+"""`addnorm load --beside URL`: two servers of OpenAI's /v1/embeddings get the same texts in turn.
+
+Knows no bundle: each is asked over HTTP alone, so the other may be of any make.
+"""
+
+import http.client
+import json
+import random
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from statistics import median
+from typing import Any
+from urllib.parse import urlsplit
+
+import numpy as np
+from numpy.typing import NDArray
+
+ANSWER_S = 300.0  # a server that needs longer has lost the request
+LEAST_ROUNDS = 3
+Vectors = NDArray[np.float32]  # [texts, width]
+Round = tuple[float, list[float], Vectors]  # seconds, those of each request, vectors
+
+
+@dataclass
+class Side:
+    """A server, and what was seen of it. url: what stands before /embeddings; /v1 where it has no
+    path."""
+
+    url: str
+    model: str | None
+    headers: dict[str, str] = field(default_factory=dict)
+    rounds: list[Round] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        path = urlsplit(self.url).path.rstrip("/")
+        self.url = self.url.rstrip("/") + ("" if path else "/v1")
+
+    def ask(self, texts: Sequence[str], order: Sequence[int], size: int, callers: int) -> Round:
+        """All texts, `size` in a request, in this order. ConnectionError names what failed."""
+        parts = [order[start : start + size] for start in range(0, len(order), size)]
+        connections = [_connection(self.url) for _ in range(callers)]
+        latencies = [0.0] * len(parts)
+        found: list[Any] = [None] * len(texts)
+
+        def call(caller: int) -> None:
+            for number in range(caller, len(parts), callers):
+                started = time.perf_counter()
+                entries = self._post(connections[caller], [texts[at] for at in parts[number]])
+                latencies[number] = time.perf_counter() - started
+                for entry in entries:
+                    found[parts[number][entry["index"]]] = entry["embedding"]
+
+        started = time.perf_counter()
+        try:
+            with ThreadPoolExecutor(callers) as threads:
+                list(threads.map(call, range(callers)))
+        finally:
+            for connection in connections:
+                connection.close()
+        return time.perf_counter() - started, latencies, np.array(found, np.float32)
+
+    def _post(self, connection: http.client.HTTPConnection, texts: list[str]) -> list[Any]:
+        body = {"input": texts, "encoding_format": "float"}
+        sent = json.dumps(body | ({"model": self.model} if self.model else {}))
+        path = f"{urlsplit(self.url).path}/embeddings"
+        own = {"Content-Type": "application/json", "Cache-Control": "no-cache"}
+        try:
+            connection.request("POST", path, sent, {**own, **self.headers})
+            answer = connection.getresponse()
+            text = answer.read().decode(errors="replace")
+        except (OSError, http.client.HTTPException) as error:
+            raise ConnectionError(f"{self.url}: {type(error).__name__} {error}") from None
+        if answer.status != 200:
+            raise ConnectionError(f"{self.url}/embeddings: {answer.status} {text[:300]}")
+        entries: list[Any] = json.loads(text)["data"]
+        return entries
+
+    def num_changed(self) -> int:
+        """Texts whose bits differ between two rounds, in which they had other neighbours."""
+        first = self.rounds[0][2]
+        return int(np.any([(found != first).any(1) for _, _, found in self.rounds], axis=0).sum())
+
+
+def _connection(url: str) -> http.client.HTTPConnection:
+    parts = urlsplit(url)
+    kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
+    return kind(parts.hostname or "127.0.0.1", parts.port, timeout=ANSWER_S)
+
+
+def compare(
+    ours: Side,
+    theirs: Side,
+    texts: Sequence[str],
+    size: int,
+    callers: int,
+    seconds: float,
+    show: Callable[[str], None] = print,
+) -> None:
+    """Asks both in turn, each round in another order of the texts, for so long, and prints what was
+    seen. ConnectionError if one does not answer."""
+    draws, until = random.Random(0), time.monotonic() + seconds
+    for side in (ours, theirs):  # not counted: connections, caches, threads
+        side.ask(texts[: size * callers], range(len(texts[: size * callers])), size, callers)
+    while len(ours.rounds) < LEAST_ROUNDS or time.monotonic() < until:
+        order = draws.sample(range(len(texts)), len(texts))
+        pair = (ours, theirs) if len(ours.rounds) % 2 else (theirs, ours)
+        for side in pair:
+            side.rounds.append(side.ask(texts, order, size, callers))
+    show("\n".join(lines(ours, theirs, len(texts), size, callers)))
+
+
+def lines(ours: Side, theirs: Side, num_texts: int, size: int, callers: int) -> list[str]:
+    found = [f"{num_texts} texts, {size} a request, {callers} callers, {len(ours.rounds)} rounds"]
+    for side in (ours, theirs):
+        rate = median(num_texts / seconds for seconds, _, _ in side.rounds)
+        p50, p99 = np.percentile([1000 * s for _, each, _ in side.rounds for s in each], [50, 99])
+        found.append(
+            f"{side.url}: {rate:,.1f} texts/s, p50 {p50:,.0f} ms, p99 {p99:,.0f} ms,"
+            f" {side.num_changed()} of {num_texts} texts change their bits with their batch"
+        )
+    ratios = sorted(b[0] / a[0] for a, b in zip(ours.rounds, theirs.rounds, strict=True))
+    found.append(
+        f"the first is {median(ratios):.2f} x as fast as the second"
+        f" ({ratios[0]:.2f} to {ratios[-1]:.2f}, of {len(ratios)} pairs)"
+    )
+    one, other = ours.rounds[0][2], theirs.rounds[0][2]
+    if one.shape != other.shape:
+        return [*found, f"vectors: {one.shape[1]} and {other.shape[1]} numbers: other models"]
+    norms = np.linalg.norm(one, axis=1) * np.linalg.norm(other, axis=1)
+    cosines = (one * other).sum(1) / np.maximum(norms, 1e-12)
+    return [
+        *found,
+        f"vectors: cosine {cosines.min():.5f} at least, {cosines.mean():.5f} on average",
+    ]
