@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 
 from benchmarks.clients import groups
-from benchmarks.documents import blocks, figures, folders, models, reference
+from benchmarks.documents import blocks, figures, folders, headlines, models, reference
 from benchmarks.report import Report
 
 ROOT = Path(__file__).parents[2]
@@ -34,6 +34,8 @@ def text_of(name: str, kept: figures.Kept, root: Path = ROOT) -> str:
     kind, _, rest = name.partition(" ")
     if name in TABLES:
         return TABLES[name]()
+    if name == "headlines":
+        return headlines.headlines_table(kept)
     if name == "models":
         return models.models_table(kept)
     if kind == "folders":
