@@ -367,13 +367,16 @@ def outside_strings(body: bytes, max_strings: int) -> Iterator[bytes]:
 def _validation_error(error: ValidationError, model: type[BaseModel]) -> InvalidInput:
     """pydantic's first complaint in our words: field, what is wrong, value."""
     first = error.errors(include_url=False)[0]
+    is_unknown = first["type"] == "extra_forbidden"
     loc = [part if isinstance(part, int) else part[:200] for part in first["loc"]]
-    loc = [part for part in loc if isinstance(part, int) or not KIND.search(part)]
+    name = loc[-1:] if is_unknown else []  # as it was sent: topN is no kind
+    before = loc[: len(loc) - len(name)]
+    loc = [part for part in before if isinstance(part, int) or not KIND.search(part)] + name
     field = _place(loc)[:200]
     if not field:
         return InvalidInput(f"the body is not a JSON object: {first['msg']}")
     param = field.split("[")[0]
-    if first["type"] == "extra_forbidden":
+    if is_unknown:
         return UnknownField(
             f"{field} is unknown; known are {', '.join(_known(model, first['loc']))}", param=param
         )

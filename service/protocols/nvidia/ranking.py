@@ -8,7 +8,7 @@ from pydantic import Field
 from addnorm.service.inference.request import InferenceResponse
 from addnorm.service.inference.request_path import Call
 from addnorm.service.protocols.codec.decoding import Tools
-from addnorm.service.protocols.codec.validation import Strict
+from addnorm.service.protocols.codec.validation import Strict, agreed
 from addnorm.service.protocols.endpoint import Decoded, JsonEndpoint
 from addnorm.service.protocols.texts.json_answers import Ranking, ranked, usage
 from addnorm.service.protocols.texts.places import query_with
@@ -31,6 +31,7 @@ class RankingRequest(Strict):
     top_k: int | None = Field(
         None, ge=0, description="Only the best so many; all for 0. litellm sends it."
     )
+    top_n: int | None = Field(None, ge=0, description="`top_k`, as RAGFlow calls it.")
 
 
 async def rank(asked: RankingRequest, call: Call, tools: Tools) -> Decoded:
@@ -45,8 +46,9 @@ async def rank(asked: RankingRequest, call: Call, tools: Tools) -> Decoded:
         can_cut=False,
         named=query_with("passages"),
     )
+    num_best = agreed(top_k=asked.top_k, top_n=asked.top_n) or None
     task = await score_pairs(call, tools, texts, "none")
-    return task.request, ranked(task, _words, Ranking(len(pairs), _entry, asked.top_k or None))
+    return task.request, ranked(task, _words, Ranking(len(pairs), _entry, num_best))
 
 
 def _entry(index: int, logit: Any) -> dict[str, Any]:

@@ -77,7 +77,9 @@ def test_what_other_clients_write_is_taken_for_what_it_means(
         ({"ids": [[1.0, 2.5]]}, "ids[0][1]: Input should be a valid integer, got 2.5"),
         ({"nums": 3}, "nums is unknown; known are ids, num"),
         ({"nums": ""}, "nums is unknown"),
+        ({"topN": 3}, "topN is unknown; known are ids, num"),
         ({"parts": [{"text": "a", "keeps": True}]}, "parts[0].keeps is unknown; known are text"),
+        ({"parts": [{"text": "a", "keepIt": 1}]}, "parts[0].keepIt is unknown; known are text"),
         (
             {"stream": True},
             "stream is true: this server scores, it does not generate; leave stream",
