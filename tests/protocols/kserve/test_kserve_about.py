@@ -231,38 +231,6 @@ def test_what_the_operator_opened_loads_and_unloads(admin: httpx.Client, name: s
 
 
 @pytest.mark.parametrize(
-    ("path", "body", "status", "words"),
-    [
-        ("models/bert/load", {}, 404, "bert"),
-        ("models/bert/unload", {}, 404, "bert"),
-        ("models/gpt/7/load", {}, 404, "no bundle 'gpt/7' in the folder"),
-        ("models/gpt/7/unload", {}, 404, "'gpt/7' is not served"),
-        (
-            "models/gpt/load",
-            {"parameters": {"config": "{}"}},
-            400,
-            "parameters.config is not supported",
-        ),
-        (
-            "models/gpt/load",
-            {"parameters": {"file:1/model.onnx": "AA=="}},
-            400,
-            "parameters.file:1/model.onnx is not",
-        ),
-        ("models/gpt/load", {"parameter": {}}, 400, "parameter is unknown; known are parameters"),
-        ("index", {"ready": "yes"}, 400, "ready: Input should be a valid boolean"),
-    ],
-)
-def test_bad_repository_requests_are_rejected_in_words(
-    admin: httpx.Client, path: str, body: dict[str, Any], status: int, words: str
-) -> None:
-    answer = admin.post(f"/v2/repository/{path}", json=body)
-    assert answer.status_code == status
-    assert list(answer.json()) == ["error"]
-    assert words in answer.json()["error"]
-
-
-@pytest.mark.parametrize(
     "path",
     [
         "/v2",
