@@ -328,27 +328,6 @@ def test_closing_does_not_wait_for_worker_threads_that_hang() -> None:
     engine.go.set()
 
 
-def test_gauges_return_to_zero_when_callers_leave_and_deadlines_pass() -> None:
-    ran: list[int] = []
-
-    def record(batch: Batch) -> Rows:
-        ran.extend(batch.tokens.tolist())
-        return echo(batch)
-
-    with scheduling() as scheduler:
-        target = Target(record, 100)
-        with reserve(scheduler):
-            gone = scheduler.submit(target, of_lengths(5, 5), 30)
-            late = scheduler.submit(target, of_lengths(6), 0.01)
-            assert scheduler.num_queued_tokens() == 16
-            gone.future.cancel()
-            time.sleep(0.02)
-        assert eventually(lambda: scheduler.num_busy == 0)
-        assert scheduler.num_queued_tokens() == target.num_tokens == 0
-        assert late.future.exception(PATIENCE_S)
-        assert not ran
-
-
 def test_a_wall_clock_that_jumps_moves_no_deadline(
     small: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
