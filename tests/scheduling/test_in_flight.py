@@ -43,22 +43,6 @@ def expected(job: Job) -> list[list[float]]:
     return [[i * i] * (1 + i % 4) for i in job.results.identities]  # type: ignore[operator]
 
 
-def test_equal_sequences_that_wait_run_once() -> None:
-    queue, target = Queue(1000), Target(echo, 100)
-    jobs = [
-        submit(queue, target, [2, 3]),
-        submit(queue, target, [3, 4]),
-        submit(queue, target, [2]),
-    ]
-    assert queue.num_tokens == target.num_tokens == 3 + 4 + 1
-    micro = queue.take(0)
-    assert micro
-    assert len(micro.sequences) == 3
-    assert queue.num_tokens == target.num_tokens == 0
-    assert end(queue, micro) == 2
-    assert [values(job) for job in jobs] == [expected(job) for job in jobs]
-
-
 def test_a_sequence_joins_an_equal_one_that_runs_even_at_its_end() -> None:
     queue, target = Queue(1000), Target(echo, 100)
     first = submit(queue, target, [2])
