@@ -151,9 +151,7 @@ EXPERIMENTS = {
 GROUPS = {"stress": ("overload", "swaps", "rollback", "other-keys")}  # a name for several
 PROOFS = {
     "families": Proof("every family and head through HTTP, beside transformers", 20),
-    "modules": Proof(
-        "modules as people write them, over HTTP; every change of a Config refused", 5
-    ),
+    "modules": Proof("all programs of examples/tutorials, over HTTP", 1),
     "real_models": Proof("checkpoints with trained weights, beside transformers", 4, (REAL,)),
     "lens": Proof(
         "hidden states and attention beside transformers; rxnmapper maps atoms by them",
@@ -200,9 +198,6 @@ PROOFS = {
         (SERVED, "build/search/ready"),
     ),
     "mutants": Proof("a thousand mutations of graphs and weights, all refused", 6),
-    "real_tokenizers": Proof(
-        "folders with tokenizers of real sizes, of every class, are exported", 5, (BERT, "npm")
-    ),
     "misread": Proof(
         "checkpoints read wrongly on purpose, one thing at a time: all refused",
         10,
