@@ -98,7 +98,7 @@ OTHER_KEY = "model.sig is by no key that ADDNORM_TRUSTED_KEYS names"
 
 
 def rawly(bundle: Path) -> None:
-    """As other versions of the library sign."""
+    """Programs as other versions of the library sign them."""
     text = (bundle / "model.sig").read_text()
     (bundle / "model.sig").write_text(text.replace('"hint"', '"rawBytes"'))
 
