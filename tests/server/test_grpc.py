@@ -255,18 +255,12 @@ def test_slow_callers_and_faults_end_in_words(few: Models) -> None:
         raise ZeroDivisionError
 
     service = build(few, Settings(**{**OWN, "body_timeout_s": 0.01, "send_timeout_s": 0.02}))
-    assert told_to(Slow(sends=False), service, echo) == (
-        "DEADLINE_EXCEEDED",
-        "the message did not arrive within 0.01 s",
-    )
-    assert told_to(Slow(sends=True), service, echo) == (
-        "CANCELLED",
-        "the answer was not taken within 0.02 s",
-    )
-    assert told_to(Slow(sends=True), service, fails) == (
-        "INTERNAL",
-        "internal server error (request id abc)",
-    )
+    for sends, answer, told in (
+        (False, echo, ("DEADLINE_EXCEEDED", "the message did not arrive within 0.01 s")),
+        (True, echo, ("CANCELLED", "the answer was not taken within 0.02 s")),
+        (True, fails, ("INTERNAL", "internal server error (request id abc)")),
+    ):
+        assert told_to(Slow(sends), service, answer) == told
     assert service.grpc.calls.in_flight == service.pipeline.responses.num_bytes == 0
     service.close()
 
@@ -372,13 +366,8 @@ def test_a_key_leaves_calls_to_others(few: Models) -> None:
         tasks = await asked(calls, method, *silent)
         assert sum(map(ended, tasks)) == 13
         told = {caller.told for caller in silent if caller.told[0]}
-        assert told == {
-            (
-                "UNAVAILABLE",
-                "17 calls over gRPC are under way, the limit is 20, of which each API key leaves"
-                " some to others; retry in 1 s",
-            )
-        }
+        words = "17 calls over gRPC are under way, the limit is 20, of which each API key leaves"
+        assert told == {("UNAVAILABLE", f"{words} some to others; retry in 1 s")}
         other = Taking(True, OTHER)
         await asked(calls, method, other)
         assert other.told == ("OK", "")
