@@ -1,6 +1,5 @@
 """What is installed: one import name, all of its code, and no code of anybody else's."""
 
-import ast
 import re
 import subprocess
 import sys
@@ -17,6 +16,8 @@ from addnorm.__main__ import COMMANDS, main
 from addnorm.service import VERSION, to_install
 
 pytest.importorskip("setuptools")
+from tests.support.imports import imported
+
 ROOT = Path(__file__).parent.parent
 FOLDERS = ("addnorm", "service", "model", "export", "corpus", "cluster", "load")
 FILES = ("pyproject.toml", "README.md", "LICENSE")
@@ -39,12 +40,8 @@ def sources(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def unpacked(sources: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The source distribution, unpacked."""
     out = tmp_path_factory.mktemp("sdist")
-    subprocess.run(
-        [sys.executable, "-c", BUILD.format("sdist"), out],
-        cwd=sources,
-        check=True,
-        capture_output=True,
-    )
+    command = [sys.executable, "-c", BUILD.format("sdist"), out]
+    subprocess.run(command, cwd=sources, check=True, capture_output=True)
     (archive,) = out.glob("*.tar.gz")
     with tarfile.open(archive) as tar:
         tar.extractall(out, filter="data")
@@ -61,16 +58,11 @@ def modules(root: Path) -> set[str]:
 
 def opened(root: Path) -> set[str]:
     """Files that are no modules, which the server opens."""
-    return {
-        f"addnorm/{path.relative_to(root)}"
-        for files in (
-            "service/page/*.*",
-            "service/page/*/*",
-            "service/runtime/cuda/pooling/*",
-            "service/protocols/kserve/over_grpc/*.binpb",
-        )
-        for path in root.glob(files)
-    }
+    places = (
+        "page/*.*", "page/*/*", "runtime/cuda/pooling/*", "protocols/kserve/over_grpc/*.binpb",
+    )  # fmt: skip
+    found = [path for place in places for path in (root / "service").glob(place)]
+    return {f"addnorm/{path.relative_to(root)}" for path in found}
 
 
 def test_the_source_distribution_holds_files_in_place_of_the_links(unpacked: Path) -> None:
@@ -81,21 +73,15 @@ def test_the_source_distribution_holds_files_in_place_of_the_links(unpacked: Pat
 
 def test_the_wheel_holds_addnorm_alone(unpacked: Path, tmp_path: Path) -> None:
     """Built from the source distribution, as package indexes' users do where no wheel fits."""
-    subprocess.run(
-        [sys.executable, "-c", BUILD.format("wheel"), tmp_path],
-        cwd=unpacked,
-        check=True,
-        capture_output=True,
-    )
+    command = [sys.executable, "-c", BUILD.format("wheel"), tmp_path]
+    subprocess.run(command, cwd=unpacked, check=True, capture_output=True)
     (wheel,) = tmp_path.glob("*.whl")
     names = zipfile.ZipFile(wheel).namelist()
     installed = {name for name in names if ".dist-info/" not in name}
     assert installed == modules(ROOT) | opened(ROOT) | {"addnorm/py.typed"}
     assert version(wheel) == VERSION
-    assert {name.partition("/")[0] for name in names} == {
-        "addnorm",
-        f"addnorm-{version(wheel)}.dist-info",
-    }
+    folders = {"addnorm", f"addnorm-{version(wheel)}.dist-info"}
+    assert {name.partition("/")[0] for name in names} == folders
 
 
 def version(wheel: Path) -> str:
@@ -162,23 +148,9 @@ def test_what_the_readmes_first_command_runs_is_installed_by_it() -> None:
     """Each is named there: what another package brings along may be gone with its next version."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     (line,) = re.findall(r"install -e '\.\[export\]'(.*)", (ROOT / "Makefile").read_text())
-    named = [
-        *project["dependencies"],
-        *project["optional-dependencies"]["export"],
-        *line.split("'"),
-    ]
+    of_export = project["optional-dependencies"]["export"]
+    named = [*project["dependencies"], *of_export, *line.split("'")]
     installed = {Requirement(each).name for each in named if each.strip()}
     for program in (ROOT / "examples/minilm.py", ROOT / "examples/serving.py"):
-        tree = ast.parse(program.read_text())
-        found = {
-            name.partition(".")[0]
-            for node in ast.walk(tree)
-            for name in (
-                [alias.name for alias in node.names]
-                if isinstance(node, ast.Import)
-                else [str(node.module)]
-                if isinstance(node, ast.ImportFrom)
-                else []
-            )
-        }
+        found = {name.partition(".")[0] for name in imported(program)}
         assert found <= {*installed, *sys.stdlib_module_names, "serving", "addnorm"}

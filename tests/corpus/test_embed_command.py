@@ -132,7 +132,11 @@ def same_bits(one: np.ndarray, other: np.ndarray) -> bool:
 def test_rows_keep_their_order_and_columns_and_get_the_servers_bits(
     embed: Embed, text_client: httpx.Client, rows: pa.Table, tmp_path: Path, suffix: str
 ) -> None:
-    made = embed(corpus_files.write(rows, tmp_path / f"texts{suffix}"))
+    source = corpus_files.write(rows, tmp_path / f"texts{suffix}")
+    small = array(embed(source, "--dtype", "int8").column("vector"))
+    assert same_bits(small, served(text_client, rows.column("text").to_pylist(), dtype="int8"))
+    (tmp_path / "vectors.parquet").unlink()
+    made = embed(source)
     assert made.drop_columns("vector").cast(rows.schema).equals(rows)
     assert made.schema.field("vector").type == pa.list_(pa.float32(), 32)
     expected = served(text_client, rows.column("text").to_pylist())
@@ -189,60 +193,55 @@ def test_the_check_is_of_pooled_vectors(
     assert "has the output sparse: only pooled can be checked" in capsys.readouterr().err
 
 
-def test_small_numbers_are_the_servers(
-    embed: Embed, text_client: httpx.Client, rows: pa.Table, source: Path
-) -> None:
-    made = array(embed(source, "--dtype", "int8").column("vector"))
-    texts = rows.column("text").to_pylist()
-    assert same_bits(made, served(text_client, texts, dtype="int8"))
+@pytest.fixture
+def few(tmp_path: Path) -> tuple[Path, list[str], list[str]]:
+    """A file, its texts and its second texts."""
+    rows = corpus_files.table(40)
+    source = corpus_files.write(rows, tmp_path / "texts.jsonl")
+    return source, rows.column("text").to_pylist(), rows.column("language").to_pylist()
+
+
+Few = tuple[Path, list[str], list[str]]
 
 
 def test_sparse_vectors_are_the_servers(
-    embed: Embed, task_bundles: Path, task_client: httpx.Client, tmp_path: Path
+    embed: Embed, task_bundles: Path, task_client: httpx.Client, few: Few
 ) -> None:
-    rows = corpus_files.table(40)
-    source = corpus_files.write(rows, tmp_path / "texts.jsonl")
     options = ("--output", "sparse", "--top-k", "5")
-    made = embed(source, *options, bundle=task_bundles / "masked-lm" / "1")
-    body = {"model": "masked-lm", "texts": rows.column("text").to_pylist(), "outputs": ["sparse"]}
-    answer = task_client.post("/v1/infer", json={**body, "sparse": {"top_k": 5}}).json()
+    made = embed(few[0], *options, bundle=task_bundles / "masked-lm" / "1")
+    body = {"model": "masked-lm", "texts": few[1], "outputs": ["sparse"], "sparse": {"top_k": 5}}
+    answer = task_client.post("/v1/infer", json=body).json()
     for own, expected in zip(made.column("vector").to_pylist(), answer["sparse"], strict=True):
         assert own["indices"] == expected["indices"]
         assert same_bits(np.float32(own["values"]), np.float32(expected["values"]))
 
 
-@pytest.mark.parametrize("input_type", [None, "document"])
+@pytest.mark.parametrize("own", [{}, {"input_type": "document"}])
 def test_vectors_of_tokens_are_the_servers(
-    embed: Embed, multi_vector_bundles: Path, tmp_path: Path, input_type: str | None
+    embed: Embed, multi_vector_bundles: Path, few: Few, own: dict[str, str]
 ) -> None:
-    rows = corpus_files.table(40)
-    source = corpus_files.write(rows, tmp_path / "texts.jsonl")
-    options = ("--output", "multi-vector", *(("--input-type", input_type) if input_type else ()))
-    made = embed(source, *options, bundle=multi_vector_bundles / "colbert" / "1")
-    body = {"texts": rows.column("text").to_pylist(), "outputs": ["token_vectors"]}
-    body |= {"input_type": input_type} if input_type else {}
-    with serving(inference_of(multi_vector_bundles)) as url, web.client(base_url=url) as client:
-        normalize = bundles.read(multi_vector_bundles / "colbert" / "1").manifest.normalize
-        answer = client.post("/v1/infer", json={**body, "normalize": normalize}).json()
-    for own, expected in zip(
-        made.column("vector").to_pylist(), answer["token_vectors"], strict=True
-    ):
-        assert same_bits(np.float32(own), np.float32(expected))
+    bundle = multi_vector_bundles / "colbert" / "1"
+    options = [word for value in own.values() for word in ("--input-type", value)]
+    made = embed(few[0], "--output", "multi-vector", *options, bundle=bundle).column("vector")
+    normalize = bundles.read(bundle).manifest.normalize
+    body = {"texts": few[1], "outputs": ["token_vectors"], "normalize": normalize, **own}
+    with serving(inference_of(multi_vector_bundles)) as url:
+        answer = web.post(f"{url}/v1/infer", json=body).json()["token_vectors"]
+    for found, expected in zip(made.to_pylist(), answer, strict=True):
+        assert same_bits(np.float32(found), np.float32(expected))
 
 
 @pytest.mark.parametrize("model", ["classifier", "topics", "reranker"])
 def test_scores_are_the_servers(
-    embed: Embed, task_bundles: Path, task_client: httpx.Client, tmp_path: Path, model: str
+    embed: Embed, task_bundles: Path, task_client: httpx.Client, few: Few, model: str
 ) -> None:
-    rows = corpus_files.table(40)
-    source = corpus_files.write(rows, tmp_path / "texts.jsonl")
-    options = ["--output", "scores"]
-    texts = rows.column("text").to_pylist()
+    source, texts, second = few
+    options, sent = ["--output", "scores"], list[Any](texts)
     if model == "reranker":
         options += ["--second-text-column", "language"]
-        texts = list(zip(texts, rows.column("language").to_pylist(), strict=True))
+        sent = list(zip(texts, second, strict=True))
     made = embed(source, *options, bundle=task_bundles / model / "1")
-    answer = task_client.post("/v1/classify", json={"model": model, "texts": texts}).json()
+    answer = task_client.post("/v1/classify", json={"model": model, "texts": sent}).json()
     known = (made.schema.metadata or {}).get(b"addnorm.labels", b"LABEL_0").decode().split(",")
     expected = [
         [next(one["score"] for one in result if one["label"] == label) for label in known]
@@ -271,15 +270,9 @@ def kill(monkeypatch: pytest.MonkeyPatch, at: str, calls: int) -> None:
 
 @pytest.mark.parametrize(
     ("at", "calls", "num_written"),
-    [
-        ("add", 1, 0),
-        ("add", 3, 2),
-        ("replace", 1, 0),
-        ("replace", 3, 2),
-        ("join", 1, 3),
-        ("replace", 4, 3),
-    ],
-)
+    [("add", 1, 0), ("add", 3, 2), ("replace", 1, 0), ("replace", 3, 2), ("join", 1, 3),
+     ("replace", 4, 3)],
+)  # fmt: skip
 def test_a_killed_job_goes_on_without_a_lost_or_doubled_row(
     embed: Embed,
     source: Path,

@@ -46,29 +46,22 @@ def vectors(text_client: httpx.Client, texts: list[str]) -> Array:
     return np.array([entry["embedding"] for entry in data], np.float32)
 
 
-@pytest.fixture
-def write(tmp_path: Path, texts: list[str]) -> Callable[..., Path]:
-    def write(vectors: Any, fingerprint: str | None = None, **columns: Any) -> Path:
-        """A list becomes the column as it is; an array becomes lists of one size."""
-        if isinstance(vectors, np.ndarray):
-            vectors = pa.FixedSizeListArray.from_arrays(pa.array(vectors.ravel()), vectors.shape[1])
-        table = pa.table({"text": texts[: len(vectors)], "vector": vectors} | columns)
-        if fingerprint:
-            table = table.replace_schema_metadata({METADATA_KEY: fingerprint})
-        pq.write_table(table, tmp_path / "vectors.parquet", row_group_size=8)
-        return tmp_path / "vectors.parquet"
-
-    return write
-
-
 Check = Callable[..., dict[str, Any]]
 
 
 @pytest.fixture
-def check(text_url: str, tmp_path: Path) -> Check:
-    def check(file: Path, *options: str) -> dict[str, Any]:
-        """The report; by default of the server's model."""
-        report = tmp_path / "report.json"
+def check(text_url: str, texts: list[str], tmp_path: Path) -> Check:
+    file, report = tmp_path / "vectors.parquet", tmp_path / "report.json"
+
+    def check(vectors: Any, *options: str, fingerprint: str | None = None) -> dict[str, Any]:
+        """The report on stored vectors; by default of the server's model. A list becomes the column
+        as it is; an array becomes lists of one size."""
+        if isinstance(vectors, np.ndarray):
+            vectors = pa.FixedSizeListArray.from_arrays(pa.array(vectors.ravel()), vectors.shape[1])
+        table = pa.table({"text": texts[: len(vectors)], "vector": vectors})
+        if fingerprint:
+            table = table.replace_schema_metadata({METADATA_KEY: fingerprint})
+        pq.write_table(table, file, row_group_size=8)
         if "--bundle" not in options:
             options = ("--url", text_url, "--model", TEXT_MODEL, *options)
         with pytest.raises(SystemExit) as ended:
@@ -82,9 +75,9 @@ def check(text_url: str, tmp_path: Path) -> Check:
 
 @pytest.mark.parametrize("dtype", ["float32", "float16", "float64"])
 def test_the_servers_own_vectors_are_bit_equal(
-    dtype: str, vectors: Array, parts: dict[str, str], write: Callable[..., Path], check: Check
+    dtype: str, vectors: Array, parts: dict[str, str], check: Check
 ) -> None:
-    found = check(write(vectors.astype(dtype), to_text(parts)))
+    found = check(vectors.astype(dtype), fingerprint=to_text(parts))
     assert (found["verdict"], found["exit_code"]) == ("bit-equal", 0)
     assert found["figures"]["num_rows"] == NUM_TEXTS
     assert found["figures"]["neighbours_shared"] == 1
@@ -92,34 +85,28 @@ def test_the_servers_own_vectors_are_bit_equal(
 
 
 def test_a_bundle_gives_them_without_a_server(
-    vectors: Array, text_bundles: Path, write: Callable[..., Path], check: Check
+    vectors: Array, text_bundles: Path, check: Check
 ) -> None:
-    file = write(vectors.tolist())  # lists of any size
-    found = check(file, "--bundle", str(text_bundles / TEXT_MODEL / "1"))
+    bundle = ("--bundle", str(text_bundles / TEXT_MODEL / "1"))
+    found = check(vectors.tolist(), *bundle)  # lists of any size
     assert (found["verdict"], found["exit_code"]) == ("bit-equal", 0)
     assert found["fingerprint"]["stored"] is None
 
 
 @pytest.mark.parametrize("dtype", ["int8", "uint8"])
 def test_small_vectors_are_bit_equal(
-    dtype: str,
-    text_client: httpx.Client,
-    texts: list[str],
-    write: Callable[..., Path],
-    check: Check,
+    dtype: str, text_client: httpx.Client, texts: list[str], check: Check
 ) -> None:
     body = {"model": TEXT_MODEL, "input": texts, "dtype": dtype}
     data = text_client.post("/v1/embeddings", json=body).json()["data"]
-    file = write(np.array([entry["embedding"] for entry in data], dtype))
-    assert check(file)["verdict"] == "bit-equal"
+    stored = np.array([entry["embedding"] for entry in data], dtype)
+    assert check(stored)["verdict"] == "bit-equal"
 
 
-def test_one_changed_byte_is_found(
-    vectors: Array, parts: dict[str, str], write: Callable[..., Path], check: Check
-) -> None:
+def test_one_changed_byte_is_found(vectors: Array, parts: dict[str, str], check: Check) -> None:
     changed = vectors.copy()
     changed[29].view(np.uint8)[4] ^= 1  # the last bit of a number
-    found = check(write(changed, to_text(parts)), "--accept", "rounding")
+    found = check(changed, "--accept", "rounding", fingerprint=to_text(parts))
     assert (found["verdict"], found["exit_code"]) == ("some rows", 1)
     assert found["figures"]["different_rows"] == [29]
     assert found["figures"]["largest_difference_row"] == 29
@@ -127,19 +114,19 @@ def test_one_changed_byte_is_found(
 
 
 def test_rows_in_another_order_are_told(
-    vectors: Array, parts: dict[str, str], write: Callable[..., Path], check: Check
+    vectors: Array, parts: dict[str, str], check: Check
 ) -> None:
     """Also where the fingerprint is equal."""
-    found = check(write(vectors[::-1], to_text(parts)))
+    found = check(vectors[::-1], fingerprint=to_text(parts))
     assert (found["verdict"], found["exit_code"]) == ("other rows", 1)
     assert "rows are in another order" in found["meaning"]
     assert found["figures"]["of_other_rows"] > 0.9
 
 
 def test_vectors_of_zeros_are_told(
-    vectors: Array, write: Callable[..., Path], check: Check, capsys: pytest.CaptureFixture[str]
+    vectors: Array, check: Check, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    found = check(write(np.zeros_like(vectors)))
+    found = check(np.zeros_like(vectors))
     assert found["meaning"] == "the stored vectors are zero, so nothing was stored"
     assert found["figures"]["neighbours_shared"] is None
     printed = capsys.readouterr()
@@ -147,34 +134,27 @@ def test_vectors_of_zeros_are_told(
     assert printed.err == ""  # no bars where there is no terminal
 
 
-def test_vectors_of_another_model_are_told(
-    task_url: str, vectors: Array, write: Callable[..., Path], check: Check
-) -> None:
+def test_vectors_of_another_model_are_told(task_url: str, vectors: Array, check: Check) -> None:
     same_width = ("--dimensions", str(vectors.shape[1]))
-    found = check(write(vectors), "--url", task_url, "--model", "embedder", *same_width)
+    found = check(vectors, "--url", task_url, "--model", "embedder", *same_width)
     assert (found["verdict"], found["exit_code"]) == ("other vectors", 1)
     assert found["figures"]["neighbours_shared"] < 0.9
 
 
-def test_rounding_is_accepted_if_asked(
-    vectors: Array, write: Callable[..., Path], check: Check
-) -> None:
-    file = write(vectors * np.float32(1 + 1e-6))
-    found = check(file)
+def test_rounding_is_accepted_if_asked(vectors: Array, check: Check) -> None:
+    near = vectors * np.float32(1 + 1e-6)
+    found = check(near)
     assert (found["verdict"], found["exit_code"]) == ("rounding", 1)
-    assert check(file, "--accept", "rounding")["exit_code"] == 0
+    assert check(near, "--accept", "rounding")["exit_code"] == 0
 
 
 def test_the_part_of_the_fingerprint_that_differs_is_named(
-    vectors: Array,
-    parts: dict[str, str],
-    write: Callable[..., Path],
-    check: Check,
-    capsys: pytest.CaptureFixture[str],
+    vectors: Array, parts: dict[str, str], check: Check, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Also where the vectors are equal all the same."""
     kind = "Linux x86_64 avx1024"  # that did not give the bits of the certificate
-    found = check(write(vectors, to_text(parts | {"onnxruntime": "1.2.3", "processor": kind})))
+    other = to_text(parts | {"onnxruntime": "1.2.3", "processor": kind})
+    found = check(vectors, fingerprint=other)
     assert (found["verdict"], found["exit_code"]) == ("bit-equal", 0)
     assert found["meaning"].endswith("though the fingerprint differs")
     named = {entry["part"]: entry["stored"] for entry in found["fingerprint"]["differences"]}
@@ -191,16 +171,13 @@ def test_of_two_processor_classes_only_what_differs_is_named() -> None:
 
 
 def test_a_bare_digest_names_no_part(
-    vectors: Array,
-    parts: dict[str, str],
-    write: Callable[..., Path],
-    check: Check,
-    capsys: pytest.CaptureFixture[str],
+    vectors: Array, parts: dict[str, str], check: Check, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    file = write(-vectors, "0" * 32)
-    assert check(file)["fingerprint"]["equal"] is False
+    bare = "0" * 32
+    assert check(-vectors, fingerprint=bare)["fingerprint"]["equal"] is False
     assert "its parts were not stored, so no cause can be named" in capsys.readouterr().out
-    given = check(file, "--fingerprint", digest_of(parts))  # wins over the file's
+    # what is given wins over the file's
+    given = check(-vectors, "--fingerprint", digest_of(parts), fingerprint=bare)
     assert given["fingerprint"]["equal"] is True
 
 
@@ -215,28 +192,23 @@ def test_a_bare_digest_of_another_precision_names_it() -> None:
 
 
 def test_a_prompt_and_cut_dimensions_are_options(
-    task_client: httpx.Client,
-    task_url: str,
-    texts: list[str],
-    write: Callable[..., Path],
-    check: Check,
+    task_client: httpx.Client, task_url: str, texts: list[str], check: Check
 ) -> None:
     body = {"model": "embedder", "input": texts, "prompt_name": "query", "dimensions": 5}
     data = task_client.post("/v1/embeddings", json=body).json()["data"]
-    file = write(np.array([entry["embedding"] for entry in data], np.float32))
+    stored = np.array([entry["embedding"] for entry in data], np.float32)
     asked = ("--url", task_url, "--model", "embedder", "--dimensions", "5")
-    assert check(file, *asked, "--prompt-name", "query")["verdict"] == "bit-equal"
-    assert check(file, *asked)["verdict"] != "bit-equal"
+    assert check(stored, *asked, "--prompt-name", "query")["verdict"] == "bit-equal"
+    assert check(stored, *asked)["verdict"] != "bit-equal"
 
 
 def test_the_sample_is_seeded_and_its_rows_are_those_of_the_file(
-    vectors: Array, write: Callable[..., Path], check: Check
+    vectors: Array, check: Check
 ) -> None:
     """Every stored vector differs, so the report names all rows of the sample."""
-    file = write(-vectors)
 
     def rows(*options: str) -> list[int]:
-        return check(file, *options)["figures"]["different_rows"]  # type: ignore[no-any-return]
+        return check(-vectors, *options)["figures"]["different_rows"]  # type: ignore[no-any-return]
 
     some = rows("--sample", "9", "--seed", "1")
     assert some == rows("--sample", "9", "--seed", "1") == sorted(set(some))
@@ -279,12 +251,9 @@ FILES: dict[str, tuple[dict[str, Any], str]] = {
 
 @pytest.mark.parametrize(("columns", "message"), FILES.values(), ids=FILES)
 def test_a_file_that_does_not_fit_is_refused_in_one_line(
-    columns: dict[str, Any],
-    message: str,
-    text_url: str,
-    tmp_path: Path,
+    columns: dict[str, Any], message: str, text_url: str, tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
-) -> None:
+) -> None:  # fmt: skip
     known = {"text": ["a", "b"], "vector": [[1.0], [2.0]]} | columns
     table = pa.table({name: column for name, column in known.items() if column is not None})
     pq.write_table(table, tmp_path / "v.parquet")
@@ -316,13 +285,10 @@ def test_odd_metadata_is_told_in_one_line_or_ignored(
 
 
 def test_what_cannot_be_checked_is_said_in_one_line(
-    vectors: Array,
-    text_url: str,
-    tmp_path: Path,
-    write: Callable[..., Path],
-    capsys: pytest.CaptureFixture[str],
+    vectors: Array, check: Check, text_url: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    file = str(write(vectors))
+    check(vectors)
+    file = str(tmp_path / "vectors.parquet")
     (tmp_path / "text").write_text("a,b\n")
     for arguments, message in (
         ([str(tmp_path / "none"), "--url", text_url], "No such file"),

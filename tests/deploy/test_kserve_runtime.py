@@ -2,12 +2,12 @@
 
 import os
 import re
-import shutil
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ import yaml
 
 from addnorm.service.runtime import bundle
 from benchmarks.processes import free_port
+from benchmarks.stress.copies import republish
 from tests.support import web
 
 KSERVE = Path(__file__).parents[2] / "deploy" / "kserve"
@@ -66,25 +67,15 @@ def test_what_the_comments_offer_opens_the_port_of_grpc() -> None:
 
 @pytest.fixture(scope="module")
 def mounted(notebook: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """/mnt/models: a link to another folder, as with an OCI image; in it <name>/<version>."""
+    """/mnt/models: a link to another folder, as with an OCI image; in it <name>/<version>, as
+    `addnorm export --name` would have written it."""
     root = tmp_path_factory.mktemp("storage")
-    renamed(notebook, root, "embeddings")
+    before = bundle.read(notebook)
+    manifest = before.manifest.model_copy(update={"name": "embeddings"})
+    republish(replace(before, manifest=manifest), root, 1)
     link = tmp_path_factory.mktemp("mnt") / "models"
     link.symlink_to(root)
     return link
-
-
-def renamed(notebook: Path, root: Path, name: str) -> None:
-    """The bundle as `addnorm export --name` would have written it."""
-    shutil.copytree(notebook, root / name / "1")
-    before = bundle.read(notebook)
-    manifest = before.manifest.model_dump(exclude={"format", "files"})
-    after = bundle.write_manifest(root / name / "1", {**manifest, "name": name})
-    assert before.certificate
-    said = before.certificate.items()
-    bundle.write_certificate(
-        after, {k: v for k, v in said if k not in ("bundle", "manifest_sha256")}
-    )
 
 
 @pytest.fixture(scope="module")

@@ -427,26 +427,19 @@ def test_weights_that_are_not_finite_are_refused_by_name(
 
 
 @pytest.mark.parametrize(
-    ("n_heads", "layout", "fits"),
-    [(2, "packed", True), (1, "packed", True), (4, "padded", True), (2, "padded", False),
-     (384, "packed", True), (6, "packed", True)],
+    ("d_model", "n_heads", "layout", "words"),
+    [(384, 2, "packed", ""), (384, 1, "packed", ""), (384, 4, "padded", ""),
+     (384, 384, "packed", ""), (384, 6, "packed", ""), (254, 1, "packed", ""),
+     (384, 2, "padded", "a head has 192 dimensions (d_model 384 / n_heads 2): more than"),
+     (131, 1, "packed", "a head has 131 dimensions")],
 )  # fmt: skip
 def test_heads_of_more_than_128_dimensions_are_made_of_parts_where_there_are_no_pads(
-    n_heads: int, layout: str, fits: bool
+    d_model: int, n_heads: int, layout: str, words: str
 ) -> None:
-    model = Transformer(replace(PRESETS["notebook"], d_model=384, n_heads=n_heads), layout)
-    if fits:
+    model = Transformer(replace(PRESETS["notebook"], d_model=d_model, n_heads=n_heads), layout)
+    if not words:
         return check_fit(model)
-    words = f"a head has {384 // n_heads} dimensions (d_model 384 / n_heads {n_heads}): more than"
     with pytest.raises(UnfitError, match=re.escape(words)):
-        check_fit(model)
-
-
-def test_a_head_that_has_no_such_parts_is_refused_by_name() -> None:
-    model = Transformer(replace(PRESETS["notebook"], d_model=254, n_heads=1))
-    check_fit(model)
-    model = Transformer(replace(PRESETS["notebook"], d_model=131, n_heads=1))
-    with pytest.raises(UnfitError, match="a head has 131 dimensions"):
         check_fit(model)
 
 

@@ -26,6 +26,7 @@ from addnorm.service.server.wiring import build
 from addnorm.service.settings import Settings
 from tests.conftest import Serve
 from tests.support import web
+from tests.support.metrics import samples
 from tests.support.waiting import PATIENCE_S, eventually
 
 # one token, and as many pads as an answer may have: little to compute, 100 MB and more to write
@@ -47,15 +48,10 @@ def server(serve: Serve) -> Iterator[httpx.Client]:
 
 def wide_v2(timeout_us: int) -> dict[str, Any]:
     names = ("input_ids", "attention_mask")
-    inputs = [
-        {"name": name, "shape": [NUM_ROWS, WIDTH], "datatype": "INT64", "data": WIDE[name]}
-        for name in names
-    ]
-    return {
-        "inputs": inputs,
-        "outputs": [{"name": "activations"}],
-        "parameters": {"timeout": timeout_us},
-    }
+    about = {"shape": [NUM_ROWS, WIDTH], "datatype": "INT64"}
+    inputs = [{"name": name, **about, "data": WIDE[name]} for name in names]
+    told = {"outputs": [{"name": "activations"}], "parameters": {"timeout": timeout_us}}
+    return {"inputs": inputs, **told}
 
 
 @pytest.mark.parametrize(
@@ -68,14 +64,8 @@ def test_an_answer_that_takes_too_long_to_write_is_given_up(
     answer = server.post("/v1/infer", json=WIDE, headers=headers)
     assert answer.status_code == 504, len(answer.content)
     assert answer.json()["error"]["code"] == "deadline_exceeded"
-    assert (
-        float(
-            server.get("/metrics")
-            .text.partition('addnorm_pending_bytes{what="responses"} ')[2]
-            .split()[0]
-        )
-        == 0
-    )
+    held = samples(server.get("/metrics").text)
+    assert held["addnorm_pending_bytes", (("what", "responses"),)] == 0
 
 
 def test_a_deadline_in_the_body_counts_to_the_first_byte(server: httpx.Client) -> None:
@@ -84,24 +74,17 @@ def test_a_deadline_in_the_body_counts_to_the_first_byte(server: httpx.Client) -
 
 
 def test_what_was_measured_is_rejected_before_any_work(server: httpx.Client) -> None:
-    known = server.post(
-        "/v1/infer", json=WIDE, headers={"x-request-timeout-ms": "60000", "accept-encoding": "gzip"}
-    )
+    def ask(timeout_ms: float, output: str = "activations") -> httpx.Response:
+        headers = {"x-request-timeout-ms": f"{timeout_ms:.0f}", "accept-encoding": "gzip"}
+        return server.post("/v1/infer", json={**WIDE, "outputs": [output]}, headers=headers)
+
+    known = ask(60_000)
     assert known.status_code == 200
-    ms = {
-        stage: float(ms)
-        for stage, ms in re.findall(r"(\w+);dur=([\d.]+)", known.headers["server-timing"])
-    }
-    timeout_ms = 0.6 * ms["encode"]
-    headers = {"x-request-timeout-ms": f"{timeout_ms:.0f}", "accept-encoding": "gzip"}
-    answer = server.post("/v1/infer", json=WIDE, headers=headers)
+    (encode_ms,) = re.findall(r"encode;dur=([\d.]+)", known.headers["server-timing"])
+    answer = ask(0.6 * float(encode_ms))
     assert answer.status_code == 504
     assert "making and writing the answer takes about" in answer.json()["error"]["message"]
-    small = {**WIDE, "outputs": ["pooled"]}
-    assert (
-        server.post("/v1/infer", json=small, headers={"x-request-timeout-ms": "60000"}).status_code
-        == 200
-    )
+    assert ask(60_000, "pooled").status_code == 200
 
 
 def test_a_caller_that_leaves_ends_the_writing(server: httpx.Client) -> None:
@@ -315,9 +298,6 @@ def test_time_that_others_take_is_not_counted_as_the_works() -> None:
 
 def test_a_compressed_body_is_read_within_its_deadline(server: httpx.Client) -> None:
     body = gzip.compress(orjson.dumps(WIDE))
-    headers = {
-        "content-type": "application/json",
-        "content-encoding": "gzip",
-        "x-request-timeout-ms": "1",
-    }
+    headers = {"content-type": "application/json", "content-encoding": "gzip"}
+    headers["x-request-timeout-ms"] = "1"
     assert server.post("/v1/infer", content=body, headers=headers).status_code in (429, 504)

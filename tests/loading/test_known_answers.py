@@ -8,7 +8,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import httpx
 import numpy as np
 import pytest
 from onnxruntime import InferenceSession
@@ -211,11 +210,6 @@ def test_a_gpu_is_compared_by_tolerance_alone(changed: Callable[[Change], Bundle
     lying = {**bundle.certificate, "known_answer": {"fp32": wrong}}
     with pytest.raises(StartupError, match="does not give the known answer"):
         loader.check(Model(replace(bundle, certificate=lying), open_engine=OnGpu))
-
-
-def test_the_certificate_page_asks_what_this_machine_gives(text_client: httpx.Client) -> None:
-    entry = text_client.get("/v1/models").json()["data"][0]
-    assert set(entry["reproduces_certificate"].values()) == {True}
 
 
 def test_other_known_answers_of_the_same_files_are_another_fingerprint() -> None:

@@ -289,14 +289,6 @@ def test_the_folder_is_followed_when_asked_to(root: Path) -> None:
     inference.close()
 
 
-def test_a_volume_that_is_away_for_a_moment_takes_no_model_along(root: Path) -> None:
-    inference = inference_of(root, token_budget=128, watch_s=0.02)
-    root.rename(root.with_name("away"))
-    time.sleep(0.2)
-    assert states(inference) == {1: "READY"}
-    inference.close()
-
-
 def test_a_volume_that_goes_away_while_it_is_listed_takes_no_model_along(
     inference: Service, root: Path
 ) -> None:

@@ -27,10 +27,8 @@ from tests.support.waiting import PATIENCE_S, eventually
 
 @contextmanager
 def inferring(root: Path, **changed: Any) -> Iterator[Service]:
-    inference = inference_of(
-        root,
-        **{"worker_threads": 1, "run_timeout_s": 10 * PATIENCE_S, "token_budget": 128} | changed,
-    )
+    own = {"worker_threads": 1, "run_timeout_s": 10 * PATIENCE_S, "token_budget": 128}
+    inference = inference_of(root, **own | changed)
     yield inference
     inference.close()
 
@@ -72,23 +70,20 @@ def test_a_model_that_answers_otherwise_or_fails_or_hangs_is_named_until_it_is_w
         go.wait()
         return right(batch)
 
+    unanswered = "notebook/1 fp32 does not answer its known-answer test"
     with inferring(notebooks) as inference:
         target, readiness = target_of(inference), readiness_of(inference)
         right = target.run
-        assert wrong(patient(inference)) == ""
-        target.run = target.run_on_all_cores = another
-        assert wrong(patient(inference)) == "notebook/1 fp32 does not give its known answer"
-        target.run = target.run_on_all_cores = fails
-        assert (
-            wrong(patient(inference))
-            == "notebook/1 fp32 does not answer its known-answer test: inference failed: ValueError"
-        )
+        for run, said in (
+            (right, ""),
+            (another, "notebook/1 fp32 does not give its known answer"),
+            (fails, f"{unanswered}: inference failed: ValueError"),
+        ):
+            target.run = target.run_on_all_cores = run
+            assert wrong(patient(inference)) == said
         target.run = target.run_on_all_cores = hangs
         for _ in range(3):  # one known-answer test hangs, no more are sent after it
-            assert (
-                wrong(readiness)
-                == "notebook/1 fp32 does not answer its known-answer test within 0.3 s"
-            )
+            assert wrong(readiness) == f"{unanswered} within 0.3 s"
         assert inference.scheduler.num_queued_tokens() == 0
         go.set()
         assert eventually(lambda: inference.scheduler.num_busy == 0)
@@ -213,9 +208,8 @@ def test_the_routes_say_what_is_wrong_and_livez_stays_alive(bundles: Path) -> No
         web.client(base_url=url) as client,
     ):
         target = inference.models.find("gpt").target("fp32")
-        target.run = target.run_on_all_cores = lambda batch: Rows(
-            *(part * 0 for part in echo(batch))
-        )
+        zeros = lambda batch: Rows(*(part * 0 for part in echo(batch)))  # noqa: E731
+        target.run = target.run_on_all_cores = zeros
         for path in ("/readyz", "/v2/health/ready", "/v2/models/gpt/ready"):
             answer = client.get(path)
             assert answer.status_code == 503

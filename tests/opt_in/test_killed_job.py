@@ -1,59 +1,67 @@
-"""A job that is killed twice with SIGKILL beside one that is not: equal files, flat memory."""
+"""Jobs of `addnorm embed` that are killed twice with SIGKILL, on a disk and on a local S3 server,
+beside jobs that are not: equal bytes, flat memory."""
 
 import os
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
+from pyarrow import fs
 
+from addnorm.corpus import command
+from addnorm.corpus.storage import Location
 from addnorm.export.sources import sources
 from addnorm.export.writer import Plan, export
 from benchmarks.data import texts
-from tests.support.texts import checkpoint
+from benchmarks.findings import BUILD
+from benchmarks.processes import LOOPBACK, program
+from tests.support import corpus_files
+from tests.support.texts import TEXT_MODEL, checkpoint
 
-pytestmark = pytest.mark.killed_job
 NUM_ROWS = 600_000  # memory rises until the cache is full, after some 250,000 of these texts
-SAMPLE_S = 0.5
-KILLED_AFTER = (2, 5)  # parts that a process finds or writes before it is killed
+NUM_ON_S3 = 100_000  # seven windows
+KILLED_AFTER = (2, 4)  # parts that are seen before the process is killed
 MAX_GROWTH = 1.1  # of resident memory, the last fifth of the job over the third
+BUCKET = "corpus"
 
 
-class Run(NamedTuple):
-    """One process of a job."""
+class Ended(NamedTuple):
+    """A process of a job."""
 
-    seconds: float
-    resident_mib: list[float]  # every SAMPLE_S
-    num_parts: int  # that it left
+    resident_mib: list[float]  # twenty times a second
+    num_parts: int  # that were there when it ended
 
 
-def run(command: Sequence[str], out: Path, kill_after: int | None = None) -> Run:
-    """kill_after: so many parts. In the midst of the next window, wherever that is."""
-    started, resident = time.monotonic(), list[float]()
-    process = subprocess.Popen([sys.executable, "-m", "addnorm", "embed", *command])
+def run(arguments: list[str], kill_after: int | None = None) -> Ended:
+    """kill_after: so many parts, in the midst of the next window. Each that is seen is whole."""
+    folder, resident = Location.parse(f"{arguments[1]}.parts"), list[float]()
+    process = subprocess.Popen([sys.executable, "-m", "addnorm", "embed", *arguments])
+    seen = 0
     try:
         while process.poll() is None:
             resident.append(_resident_mib(process.pid))
-            time.sleep(SAMPLE_S)
-            if kill_after is not None and num_parts(out) >= kill_after:
-                os.kill(process.pid, signal.SIGKILL)
+            time.sleep(0.05)
+            if kill_after is not None and (seen := _num_whole(folder)) >= kill_after:
+                process.kill()
                 process.wait()
     finally:
         process.kill()
-    expected = 0 if kill_after is None else -signal.SIGKILL
-    if process.returncode != expected:
-        raise SystemExit(f"the job ended with {process.returncode}, not with {expected}")
-    return Run(time.monotonic() - started, resident, num_parts(out))
+    assert process.returncode == (0 if kill_after is None else -signal.SIGKILL)
+    return Ended(resident, seen)
 
 
-def num_parts(out: Path) -> int:
-    return len(list(out.with_name(f"{out.name}.parts").glob("part-*.parquet")))
+def _num_whole(folder: Location) -> int:
+    parts = [name for name in folder.names_within() if name] if folder.exists() else []
+    for part in parts:
+        assert (folder / part).open_parquet().metadata.num_rows > 0
+    return len(parts)
 
 
 def _resident_mib(pid: int) -> float:
@@ -64,19 +72,83 @@ def _resident_mib(pid: int) -> float:
     return pages * os.sysconf("SC_PAGE_SIZE") / 2**20
 
 
+def run_killed(job: list[str]) -> None:
+    """To its end, in as many processes as are killed and one more."""
+    for after in KILLED_AFTER:
+        print(f"killed after {run(job, after).num_parts} parts")
+    run(job)
+
+
+@pytest.mark.killed_job
 def test_a_killed_job_writes_the_same_bytes_in_flat_memory(tmp_path: Path) -> None:
     """A tiny BERT that takes texts: it shows what a job costs beside the model."""
     source = sources.checkpoint(checkpoint(tmp_path / "small"))
     bundle = export(source, tmp_path / "bundles", "small", None, Plan()).path
     rows = texts.write(tmp_path / "texts.parquet", NUM_ROWS, bundle, "tiny")
-    command = [str(rows), "{}", "--bundle", str(bundle), "--truncate"]
     outs = [tmp_path / "unkilled.parquet", tmp_path / "killed.parquet"]
-    whole = run([part.format(outs[0]) for part in command], outs[0])
-    for after in (*KILLED_AFTER, None):
-        left = run([part.format(outs[1]) for part in command], outs[1], after)
-        print(f"killed after {after} parts: {left.num_parts} parts left")
+    jobs = [[str(rows), str(out), "--bundle", str(bundle), "--truncate"] for out in outs]
+    whole = run(jobs[0])
+    run_killed(jobs[1])
     assert outs[0].read_bytes() == outs[1].read_bytes()
     assert pq.read_metadata(outs[0]).num_rows == NUM_ROWS
     fifths = [np.median(part) for part in np.array_split(whole.resident_mib, 5)]
-    print(f"resident MiB in each fifth of {whole.seconds:.0f} s: {[round(one) for one in fifths]}")
+    print(f"resident MiB in each fifth: {[round(one) for one in fifths]}")
     assert fifths[4] <= MAX_GROWTH * fifths[2]
+
+
+@pytest.fixture(scope="module")
+def bucket() -> Iterator[fs.FileSystem]:
+    """An empty bucket, of which the environment tells every process."""
+    moto = [BUILD / "s3/bin/moto_server", "-H", LOOPBACK, "-p"]
+    with program(moto) as server, pytest.MonkeyPatch.context() as patched:
+        url = f"http://{server.host}:{server.port}"
+        patched.setenv("AWS_ENDPOINT_URL", url)
+        patched.setenv("AWS_ACCESS_KEY_ID", "any")
+        patched.setenv("AWS_SECRET_ACCESS_KEY", "any")
+        files = fs.S3FileSystem(endpoint_override=url, allow_bucket_creation=True)
+        files.create_dir(BUCKET)
+        yield files
+
+
+@pytest.mark.object_store
+def test_a_killed_job_on_s3_writes_the_bytes_of_one_on_disk(
+    bucket: fs.FileSystem, text_bundles: Path, tmp_path: Path
+) -> None:
+    (own := tmp_path / "texts" / "b").mkdir(parents=True)
+    rows = corpus_files.table(NUM_ON_S3)
+    corpus_files.write(rows.slice(0, 70_000), own.parent / "a.jsonl")
+    corpus_files.write(rows.slice(70_000), own / "c.parquet")
+    fs.copy_files(str(own.parent), f"{BUCKET}/texts", fs.LocalFileSystem(), bucket)
+    options = ["--bundle", str(text_bundles / TEXT_MODEL / "1"), "--truncate"]
+    on_disk, on_s3 = tmp_path / "vectors.parquet", f"s3://{BUCKET}/made/vectors.parquet"
+    run([str(own.parent), str(on_disk), *options])
+    run_killed([f"s3://{BUCKET}/texts", on_s3, *options])
+    assert Location.parse(on_s3).open().read() == on_disk.read_bytes()
+    assert Location.parse(f"s3://{BUCKET}/made").names_within() == ["vectors.parquet"]
+    made = Location.parse(on_s3).open_parquet().read().drop_columns("vector")
+    assert made.replace_schema_metadata(None).equals(rows)
+    with pytest.raises(SystemExit) as ended:
+        command.check([on_s3, *options[:2]])
+    assert ended.value.code == command.EQUAL
+
+
+@pytest.mark.object_store
+@pytest.mark.parametrize(
+    ("out", "words"),
+    [
+        ("s3://nobucket/v.parquet", "Bucket 'nobucket' not found"),
+        (f"s3://{BUCKET}/texts/v.parquet", "would be read as a part of"),
+        (f"s3://{BUCKET}/taken.parquet", "no such job made it"),
+    ],
+)
+def test_what_cannot_be_written_is_said_before_work(
+    bucket: fs.FileSystem, text_bundles: Path, out: str, words: str
+) -> None:
+    for name, content in (("texts/x.csv", b"text\na\n"), ("taken.parquet", b"mine")):
+        with bucket.open_output_stream(f"{BUCKET}/{name}") as stream:
+            stream.write(content)
+    job = [f"s3://{BUCKET}/texts", out, "--bundle", str(text_bundles / TEXT_MODEL / "1")]
+    embed = [sys.executable, "-m", "addnorm", "embed", *job]
+    done = subprocess.run(embed, capture_output=True, text=True)
+    assert (done.returncode, done.stderr.count("\n")) == (1, 1)
+    assert words in done.stderr

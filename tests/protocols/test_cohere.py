@@ -93,30 +93,6 @@ def test_a_limit_of_documents_counts_only_where_one_is_longer(task_client: httpx
     most = MAX_TEXT_TOKENS // 2
     kept = task_client.post("/v2/rerank", json={**body, "max_tokens_per_doc": most}).json()
     assert kept["results"] == plain
-    body["documents"] = DOCUMENTS
-    refused = task_client.post("/v2/rerank", json={**body, "max_tokens_per_doc": most})
-    assert refused.status_code == 400
-    assert "max_tokens_per_doc is 20, but documents[4] has 40 tokens" in refused.json()["message"]
-
-
-def test_open_webuis_request_gets_a_score_for_every_document(
-    task_client: httpx.Client, logits: Any
-) -> None:
-    """Its client posts with a key, sorts by index, and reads each score."""
-    answer = task_client.post(
-        "/v1/rerank",
-        headers={"Authorization": "Bearer none", "Content-Type": "application/json"},
-        json={
-            "model": "reranker",
-            "query": QUERY,
-            "documents": DOCUMENTS,
-            "top_n": len(DOCUMENTS),
-        },
-    ).json()
-    results = sorted(answer["results"], key=lambda result: result["index"])
-    scores = [np.float32(result["relevance_score"]) for result in results]
-    assert scores == probabilities(logits)[:, 0].tolist()
-    assert answer["usage"]["total_tokens"] > 0
 
 
 def test_raw_scores_are_logits_and_no_model_need_be_named(
@@ -127,6 +103,7 @@ def test_raw_scores_are_logits_and_no_model_need_be_named(
     got = [(result["index"], result["relevance_score"]) for result in answer["results"]]
     assert [(index, np.float32(score)) for index, score in got] == ranked(logits)
     assert answer["model"] == "reranker"
+    assert answer["usage"]["total_tokens"] > 0
 
 
 def embeddings(client: httpx.Client, texts: list[str], **options: Any) -> list[Any]:

@@ -1,6 +1,5 @@
 """OpenAI's own SDK and LangChain, as they come from the registry, against /v1."""
 
-import asyncio
 import base64
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -12,7 +11,7 @@ import numpy as np
 import openai
 import pytest
 from langchain_openai import OpenAIEmbeddings
-from openai import AsyncOpenAI, OpenAI
+from openai import OpenAI
 
 from tests.conftest import inference_of, serving
 from tests.support.texts import D_MODEL, LONG, MAX_TEXT_TOKENS, TEXT_MODEL, ids_of
@@ -63,17 +62,6 @@ def test_one_alone_is_a_list_of_one(sdk: OpenAI, expected: Any, sent: Any) -> No
     )
 
 
-def test_the_asynchronous_sdk_gets_the_same(text_url: str, expected: Any) -> None:
-    async def embed() -> Any:
-        async with AsyncOpenAI(base_url=f"{text_url}/v1", api_key="none") as sdk:
-            return await asyncio.gather(
-                *(sdk.embeddings.create(model=TEXT_MODEL, input=text) for text in TEXTS * 4)
-            )
-
-    for index, answer in enumerate(asyncio.run(embed())):
-        np.testing.assert_array_equal(vectors(answer)[0], expected[index % 2])
-
-
 def test_base64_on_the_wire_is_little_endian_float32(
     text_client: httpx.Client, expected: Any
 ) -> None:
@@ -111,18 +99,6 @@ def test_what_is_ours_travels_in_extra_body_and_a_user_is_read_by_nobody(sdk: Op
     }
     answer = sdk.embeddings.create(model=TEXT_MODEL, input=LONG, **options)
     assert answer.usage.prompt_tokens == MAX_TEXT_TOKENS
-
-
-@pytest.mark.parametrize("sent", ["", ["a", ""]])
-def test_an_empty_text_is_its_special_tokens(
-    sdk: OpenAI, text_client: httpx.Client, sent: Any
-) -> None:
-    answer = sdk.embeddings.create(model=TEXT_MODEL, input=sent)
-    ids = ids_of([sent] if isinstance(sent, str) else sent)
-    body = {"model": TEXT_MODEL, "input_ids": ids, "outputs": ["pooled"], "normalize": True}
-    expected = np.array(text_client.post("/v1/infer", json=body).json()["pooled"], np.float32)
-    np.testing.assert_array_equal(vectors(answer), expected)
-    assert len(ids[-1]) == 2
 
 
 def test_models_are_listed_and_retrieved(sdk: OpenAI) -> None:

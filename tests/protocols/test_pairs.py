@@ -1,8 +1,7 @@
 """Pairs of texts and prompts: what the library makes of them, and words for what does not fit."""
 
-import json
-import shutil
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +12,7 @@ import torch
 from transformers import AutoTokenizer, BertModel
 
 from addnorm.service.runtime import bundle as bundles
+from benchmarks.stress.copies import republish
 from tests.conftest import inference_of, serving
 from tests.support import web
 from tests.support.texts import LONG, MAX_TEXT_TOKENS, TEXT_MODEL, library
@@ -25,11 +25,6 @@ OUTPUTS = ["activations", "pooled", "norm_stats"]
 
 def post(client: httpx.Client, path: str = "/v1/infer", **body: Any) -> httpx.Response:
     return client.post(path, json={"model": TEXT_MODEL, **body})
-
-
-def message(answer: httpx.Response) -> str:
-    assert answer.status_code == 400, answer.text
-    return str(answer.json()["error"]["message"])
 
 
 def test_tokenize_shows_of_which_text_each_token_is(text_client: httpx.Client) -> None:
@@ -79,16 +74,11 @@ def test_pairs_give_the_authors_vectors_also_where_they_are_cut(
 def prompted(text_bundles: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     """Clients of the model with prompts, by the name of the default prompt."""
     root = tmp_path_factory.mktemp("prompted")
+    plain = bundles.read(text_bundles / TEXT_MODEL / "1")
     for default, name in ((None, TEXT_MODEL), ("query", "asking")):
-        place = root / name / "1"
-        shutil.copytree(text_bundles / TEXT_MODEL / "1", place)
-        old = bundles.read(place)
-        manifest = old.manifest.model_dump(exclude={"format", "files"})
         changed = {"name": name, "prompts": PROMPTS, "default_prompt_name": default}
-        new = bundles.write_manifest(place, {**manifest, **changed})
-        assert old.certificate
-        certificate = {key: old.certificate[key] for key in ("passed", "known_answer")}
-        bundles.write_certificate(new, certificate)
+        manifest = plain.manifest.model_copy(update=changed)
+        republish(replace(plain, manifest=manifest), root, 1)
     with serving(inference_of(root)) as url, web.client(base_url=url, timeout=30) as client:
         yield client
 
@@ -120,9 +110,3 @@ def test_the_default_prompt_is_put_before_texts_but_not_before_pairs(
         "asking": "query", TEXT_MODEL: None,
     }  # fmt: skip
     assert entries["asking"]["prompts"] == PROMPTS
-
-
-def test_a_model_without_prompts_says_so(text_client: httpx.Client) -> None:
-    words = message(post(text_client, texts=["a"], prompt_name="query"))
-    assert words.endswith("has no such prompt, it has none")
-    assert json.loads(text_client.get(f"/v1/models/{TEXT_MODEL}").text)["prompts"] == {}

@@ -297,6 +297,9 @@ TABLES: list[tuple[Any, str, dict[str, Any], list[Any]]] = [
     (OPENAI, "/v1/infer", {"model": TEXT_MODEL, "truncate": True}, [
         ({"texts": ["a", ["a " * 20000, "a " * 20000]]}, "texts",
          "texts[1] is a pair of texts of more than 32768 characters each"),
+        ({"texts": ["a", " " * 2**17 + "the same text"]}, "texts",
+         "texts[1] has 131085 characters, and its first 131072 do not hold the tokens needed to cut"
+         " it to 12: shorten it"),
         ({"texts": ["a", ["a", "x" * 150000]]}, "texts",
          "texts[1][1] has 150000 characters, and its first 131072 do"),
         ({"texts": ["a", ["x" * 150000, "a"]]}, "texts",

@@ -1,7 +1,6 @@
 """Texts: the library's own token ids, the bits of these ids, and words for what does not fit."""
 
 import json
-import random
 import re
 import sys
 import threading
@@ -17,14 +16,13 @@ import httpx
 import numpy as np
 import pytest
 import torch
-from tokenizers import Tokenizer as Library
 from transformers import AutoTokenizer, BertModel
 
 from addnorm.service.errors import StartupError
 from addnorm.service.protocols.codec.bodies import parsed_bytes
 from addnorm.service.protocols.texts.texts import STEP_CHARACTERS
 from addnorm.service.runtime import bundle as bundles
-from addnorm.service.runtime.tokenizing.tokenizer import CannotCut, Tokenizer
+from addnorm.service.runtime.tokenizing.tokenizer import Tokenizer
 from tests.conftest import inference_of, serving
 from tests.support import web
 from tests.support.texts import (
@@ -78,15 +76,6 @@ def test_tokenize_names_the_tokens_of_ids(text_client: httpx.Client) -> None:
     answer = post(text_client, "/v1/tokenize", input_ids=ids).json()
     assert answer["tokens"] == [["[CLS]", "pads", "##ped"], []]
     assert (answer["input_ids"], answer["num_tokens"]) == (ids, [3, 0])
-    for wrong, said in (
-        ({"input_ids": [[2], [-1]]}, "input_ids[1] has -1: ids are 0 to 22"),
-        ({"input_ids": [[23]]}, "input_ids[0] has 23: ids are 0 to 22"),
-        ({"input_ids": [[2] * 10_001]}, "input_ids has 10001 ids, at most 10000 are read"),
-        ({"input_ids": [[2]], "texts": ["a"]}, "texts and input_ids are both given: send one"),
-        ({}, "texts is missing: send texts, or input_ids"),
-    ):
-        refused = post(text_client, "/v1/tokenize", **wrong)
-        assert (refused.status_code, refused.json()["error"]["message"]) == (400, said)
 
 
 def test_tokenize_shows_ids_tokens_and_offsets_and_what_the_limit_is(
@@ -171,79 +160,6 @@ def test_texts_give_pooled_vectors_unless_other_outputs_are_asked_for(
     assert "activations" in post(text_client, input_ids=ids_of(["a"])).json()
 
 
-FEW_TOKENS = [
-    " " * 600 + "the same text",
-    "\u200b" * 600 + "a b",
-    "x" * 600,
-    f"{'x' * 600} the same text",
-    " " * 20_000 + "a " * 20,
-]
-
-
-@pytest.mark.parametrize("text", FEW_TOKENS)
-@pytest.mark.parametrize("more", ["", " " * 2**17])
-def test_a_text_is_cut_where_the_library_cuts_it_or_rejected(
-    text_client: httpx.Client, text: str, more: str
-) -> None:
-    """Characters of few tokens: as many are read as are needed, up to a limit."""
-    answer = post(text_client, "/v1/tokenize", texts=["a", more + text], truncate=True)
-    if not more:
-        assert answer.json()["input_ids"] == ids_of(["a", text], MAX_TEXT_TOKENS)
-        return
-    assert answer.status_code == 400
-    assert "texts[1] has" in answer.json()["error"]["message"]
-    words = "its first 131072 do not hold the tokens needed to cut it to 12: shorten it"
-    assert words in answer.json()["error"]["message"]
-
-
-@pytest.mark.parametrize("gap", ["\u200b" * 90, "\u200b" * 200, "\u0301" * 90])
-def test_a_word_that_goes_on_behind_what_is_looked_at_is_cut_as_a_whole(
-    text_bundles: Path, gap: str
-) -> None:
-    """The gap is dropped before words are told apart."""
-    mine, text = Tokenizer(bundles.read(text_bundles / TEXT_MODEL / "1")), f"{'a ' * 9}b{gap}c"
-    assert [cut.ids for cut in mine.tokens([text], truncate=True)] == ids_of(
-        [text], MAX_TEXT_TOKENS
-    )
-
-
-def test_a_cut_is_the_librarys_of_the_whole_text_or_there_is_none(text_bundles: Path) -> None:
-    """Words, gaps and added tokens that lie across the ends of the pieces that are looked at."""
-    mine, theirs = (
-        Tokenizer(bundles.read(text_bundles / TEXT_MODEL / "1")),
-        library(MAX_TEXT_TOKENS),
-    )
-    mine.max_cut_characters = mine.max_characters
-    draws = random.Random(0)
-    parts = [
-        "a",
-        "the same",
-        "[MASK]",
-        "[SEP]",
-        "tokenizes",
-        "x" * 150,
-        " " * 40,
-        "\u200b" * 90,
-        "e\u0301",
-        ".",
-        "中",
-        "unheard",
-    ]
-    num_cut = 0
-    for _ in range(3000):
-        chosen = draws.choices(parts, k=draws.randint(2, 6))
-        text = "".join(
-            draws.choice(chosen) + draws.choice(["", " ", " "]) for _ in range(draws.randint(1, 90))
-        )
-        try:
-            (cut,) = mine.tokens([text], truncate=True)
-            assert cut.ids == theirs.encode(text).ids, text
-        except CannotCut:
-            assert len(text) > mine.max_characters
-        num_cut += len(text) > 8 * MAX_TEXT_TOKENS
-    assert num_cut > 1000
-
-
 def test_the_models_say_whether_they_take_texts(text_client: httpx.Client) -> None:
     inputs = {
         entry["id"]: entry["inputs"] for entry in text_client.get("/v1/models").json()["data"]
@@ -252,21 +168,6 @@ def test_the_models_say_whether_they_take_texts(text_client: httpx.Client) -> No
         "notebook": ["input_ids", "attention_mask"],
         TEXT_MODEL: ["input_ids", "attention_mask", "token_type_ids", "texts"],
     }
-
-
-def test_many_callers_at_once_each_get_their_own_cut_or_uncut_ids(
-    text_client: httpx.Client,
-) -> None:
-    cases = [([f"{LONG * (i % 3)}a b c", "the same text"], i % 2 == 0) for i in range(24)]
-
-    def tokenized(case: tuple[list[str], bool]) -> Any:
-        return post(text_client, "/v1/tokenize", texts=case[0], truncate=case[1]).json()[
-            "input_ids"
-        ]
-
-    with ThreadPoolExecutor(8) as callers:
-        for (texts, truncate), got in zip(cases, callers.map(tokenized, cases), strict=True):
-            assert got == ids_of(texts, MAX_TEXT_TOKENS if truncate else None)
 
 
 class Watched:
@@ -421,28 +322,3 @@ def test_a_tokenizer_that_is_broken_or_of_another_model_stops_the_start(
     other.save(str(tmp_path / "tokenizer.json"))
     with pytest.raises(StartupError, match="has ids up to 23, the model's are below 23"):
         Tokenizer(bundle)
-
-
-@pytest.mark.skipif(
-    not (ROOT / "bundles" / TEXT_MODEL).exists(), reason="`make minilm` makes the real one"
-)
-def test_the_real_minilm_gives_the_vectors_of_transformers(tmp_path: Path) -> None:
-    (tmp_path / TEXT_MODEL).symlink_to(ROOT / "bundles" / TEXT_MODEL)
-    folder = next((ROOT / "build" / "minilm").glob("*/model"))
-    texts = [
-        "LayerNorm normalizes each token.",
-        "Pads are dropped at the door, and never computed. " * 20,
-    ]
-    with serving(inference_of(tmp_path)) as url:
-        body = {"model": TEXT_MODEL, "texts": texts, "outputs": ["pooled"], "normalize": True}
-        got = np.array(web.post(f"{url}/v1/infer", json=body, timeout=60).json()["pooled"])
-    theirs = Library.from_file(str(folder / "tokenizer.json"))
-    theirs.no_padding()
-    theirs.no_truncation()
-    model = BertModel.from_pretrained(folder).eval()
-    for vector, encoding in zip(got, theirs.encode_batch(texts), strict=True):
-        with torch.no_grad():
-            mean = (
-                model(input_ids=torch.tensor([encoding.ids])).last_hidden_state[0].mean(0).numpy()
-            )
-        np.testing.assert_allclose(vector, mean / np.linalg.norm(mean), atol=1e-5)

@@ -21,7 +21,10 @@ from addnorm.service.runtime.tokenizing.tokenizer import (
 from tests.support.texts import MAX_TEXT_TOKENS, TEXT_MODEL, library
 
 STRATEGIES = ["longest_first", "only_first", "only_second"]
-PARTS = ["a", "the same", "[MASK]", "tokenizes", "x" * 150, " " * 40, "\u200b" * 90, ".", "中"]
+PARTS = [
+    "a", "the same", "[MASK]", "[SEP]", "tokenizes", "x" * 150, " " * 40, "\u200b" * 90, "e\u0301",
+    ".", "中", "unheard",
+]  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -50,25 +53,27 @@ def drawn(draws: random.Random, most: int) -> str:
 
 @pytest.mark.parametrize("limit", [MAX_TEXT_TOKENS, MAX_TEXT_TOKENS - 1])
 @pytest.mark.parametrize("strategy", STRATEGIES)
-def test_a_pair_is_cut_like_the_librarys_whole_pair_or_not_at_all(
+def test_texts_and_pairs_are_cut_like_the_librarys_whole_ones_or_not_at_all(
     bundle: Bundle, tmp_path: Path, strategy: str, limit: int
 ) -> None:
     mine = Tokenizer(with_limit(of_strategy(bundle, strategy, tmp_path), limit))
     mine.max_cut_characters = mine.max_whole_characters = mine.max_characters
     theirs, draws = library(), random.Random(0)
     theirs.enable_truncation(limit, strategy=strategy)
+    of_one_text = library(limit)
     num_long = num_refused = 0
     for _ in range(1500):
         lengths = draws.sample([2, 8, 90, 90], 2)
-        pair = drawn(draws, lengths[0]), drawn(draws, lengths[1])
+        pair = [drawn(draws, length) for length in lengths[: draws.choice((1, 2, 2))]]
+        text = pair[0] if len(pair) == 1 else (pair[0], pair[1])
         try:
-            expected = theirs.encode(*pair)
+            expected = (theirs if len(pair) == 2 else of_one_text).encode(*pair)
         except Exception:
             with pytest.raises(CannotCut):
-                mine.tokens([pair], truncate=True)
+                mine.tokens([text], truncate=True)
             continue
         try:
-            (cut,) = mine.tokens([pair], truncate=True)
+            (cut,) = mine.tokens([text], truncate=True)
         except CannotCut:
             assert max(map(len, pair)) > mine.max_characters
             num_refused += 1

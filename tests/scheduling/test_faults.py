@@ -82,9 +82,8 @@ def test_only_the_poisoned_job_fails_and_its_mates_are_answered() -> None:
         assert [values(job) for job in mates] == [[[i, i], [i, i, i]] for i in (1, 2, 4)]
         with pytest.raises(ServiceError, match="inference failed: ValueError"):
             bad.future.result(PATIENCE_S)
-        assert (
-            value(metrics, "addnorm_engine_failures_total", model="model") == 2
-        )  # together, then its own share
+        # together, then its own share
+        assert value(metrics, "addnorm_engine_failures_total", model="model") == 2
         assert eventually(lambda: scheduler.num_busy == 0)
         assert scheduler.num_queued_tokens() == 0
 
@@ -136,9 +135,8 @@ def test_a_caller_is_told_which_of_its_sequences_overflowed(small: Path) -> None
     target.run = target.run_on_all_cores = overflow_last
     ids, mask = [[1, 2, 0], [0, 0, 0], [4, 5, 6]], [[1, 1, 0], [0, 0, 0], [1, 1, 1]]
     with serving(inference) as url:
-        answer = web.post(
-            f"{url}/v1/infer", json={"model": "gpt", "input_ids": ids, "attention_mask": mask}
-        )
+        body = {"model": "gpt", "input_ids": ids, "attention_mask": mask}
+        answer = web.post(f"{url}/v1/infer", json=body)
     assert answer.status_code == 500
     assert answer.json()["error"]["code"] == "not_finite"
     assert "activations of sequence 2 are" in answer.json()["error"]["message"]
@@ -156,44 +154,38 @@ def test_vectors_of_any_finite_length_are_normalized(scale: float) -> None:
 
 
 @pytest.mark.parametrize(
-    ("output", "value", "options"),
+    ("output", "options"),
     [
-        ("pooled", LARGEST, {}),  # their sum overflows
-        ("logits", LARGEST, {}),
-        ("logits", LARGEST, {"logits": {"positions": "all", "top_k": 2}}),
-        ("logits", LARGEST, {"logits": {"positions": "last", "top_k": 2}}),
+        ("pooled", {}),  # their sum overflows
+        ("logits", {}),
+        ("logits", {"logits": {"positions": "all", "top_k": 2}}),
+        ("logits", {"logits": {"positions": "last", "top_k": 2}}),
     ],
 )
 def test_finite_rows_whose_output_overflows_fail_their_job_alone(
-    small: Path, output: str, value: float, options: dict[str, object]
+    small: Path, output: str, options: dict[str, object]
 ) -> None:
     inference = inference_of(small)
-    target, run = (
-        inference.models.find("gpt").target(None),
-        inference.models.find("gpt").engine(None).run,
-    )
+    model = inference.models.find("gpt")
+    target, run = model.target(None), model.engine(None).run
 
     def huge(batch: Batch) -> Rows:
         rows = run(batch)
         for start, end in pairwise(batch.offsets):
             if POISON in batch.tokens[start:end]:
-                rows.activations[start:end] = value
+                rows.activations[start:end] = LARGEST
         return rows
 
     target.run = target.run_on_all_cores = huge
     with serving(inference) as url:
         for ids, status in (([[1, 2], [3], [POISON, 4, 5]], 500), ([[1, 2], [3]], 200)):
-            answer = web.post(
-                f"{url}/v1/infer",
-                json={"model": "gpt", "input_ids": ids, "outputs": [output], **options},
-            )
+            body = {"model": "gpt", "input_ids": ids, "outputs": [output], **options}
+            answer = web.post(f"{url}/v1/infer", json=body)
             assert answer.status_code == status, answer.text
             if status == 500:
                 error = answer.json()["error"]
-                assert (error["code"], error["message"][:28]) == (
-                    "not_finite",
-                    f"{output} of sequence 2 are not f"[:28],
-                )
+                assert error["code"] == "not_finite"
+                assert error["message"].startswith(f"{output} of sequence 2 are not f"[:28])
 
 
 def test_rows_that_do_not_fit_their_sequences_fail_the_job_and_not_the_worker_thread() -> None:
@@ -203,10 +195,9 @@ def test_rows_that_do_not_fit_their_sequences_fail_the_job_and_not_the_worker_th
     ]
     with scheduling() as scheduler:
         for engine in engines:
+            job = scheduler.submit(Target(engine, 100), batch([1, 2], [3]), 30)
             with pytest.raises(ServiceError, match="inference failed: AssertionError"):
-                scheduler.submit(Target(engine, 100), batch([1, 2], [3]), 30).future.result(
-                    PATIENCE_S
-                )
+                job.future.result(PATIENCE_S)
         assert values(scheduler.submit(Target(echo, 100), batch([8]), 30)) == [[8]]
 
 
@@ -327,27 +318,6 @@ def test_closing_does_not_wait_for_worker_threads_that_hang() -> None:
     engine.go.set()
 
 
-def test_gauges_return_to_zero_when_callers_leave_and_deadlines_pass() -> None:
-    ran: list[int] = []
-
-    def record(batch: Batch) -> Rows:
-        ran.extend(batch.tokens.tolist())
-        return echo(batch)
-
-    with scheduling() as scheduler:
-        target = Target(record, 100)
-        with reserve(scheduler):
-            gone = scheduler.submit(target, of_lengths(5, 5), 30)
-            late = scheduler.submit(target, of_lengths(6), 0.01)
-            assert scheduler.num_queued_tokens() == 16
-            gone.future.cancel()
-            time.sleep(0.02)
-        assert eventually(lambda: scheduler.num_busy == 0)
-        assert scheduler.num_queued_tokens() == target.num_tokens == 0
-        assert late.future.exception(PATIENCE_S)
-        assert not ran
-
-
 def test_a_wall_clock_that_jumps_moves_no_deadline(
     small: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -381,11 +351,8 @@ def test_a_wall_clock_that_jumps_moves_no_deadline(
             ahead_s = jump_s
             time.sleep(0.2)  # the loop ticks in the new time
             slow.set()
-            answers = [
-                under_way.result(PATIENCE_S),
-                waiting.result(PATIENCE_S),
-                client.post("/v1/infer", json=body),
-            ]
+            answers = [one.result(PATIENCE_S) for one in (under_way, waiting)]
+            answers.append(client.post("/v1/infer", json=body))
             assert [answer.json() for answer in answers] == [expected] * 3
             assert client.get("/readyz").status_code == 200
 

@@ -24,16 +24,6 @@ from tests.support.scheduling import (
 from tests.support.waiting import PATIENCE_S, eventually
 
 
-def test_each_job_gets_its_own_rows_in_its_own_order() -> None:
-    queue, target = Queue(1000), Target(echo, 8)
-    one = submit(queue, target, batch([1, 2, 3], [4], [5, 6]))
-    two = submit(queue, target, batch([7], [8, 9, 10]))
-    while queue.jobs:
-        run(queue, 1)
-    assert values(one) == [[1, 2, 3], [4], [5, 6]]
-    assert values(two) == [[7], [8, 9, 10]]
-
-
 def test_a_micro_batch_holds_near_equal_lengths_of_all_jobs_within_the_budget() -> None:
     queue, target = Queue(1000), Target(echo, 20)
     submit(queue, target, of_lengths(10, 1, 2))
@@ -306,22 +296,6 @@ def test_worker_threads_run_side_by_side_and_close_answers_what_was_accepted() -
     jobs = [scheduler.submit(target, of_lengths(4, 4), 30) for _ in range(5)]
     scheduler.close()
     assert all(values(job) == [[4] * 4, [4] * 4] for job in jobs)
-
-
-def test_a_worker_thread_survives_whatever_the_engine_throws() -> None:
-    def fail_on_seven(batch: Batch) -> Rows:
-        if 7 in batch.tokens:
-            raise ValueError("seven")
-        return echo(batch)
-
-    scheduler, target = Scheduler(num_workers=1, max_queue_tokens=1000), Target(fail_on_seven, 1)
-    scheduler.start()
-    bad = scheduler.submit(target, batch([7]), 30)
-    good = scheduler.submit(target, batch([8]), 30)
-    with pytest.raises(ServiceError, match="inference failed: ValueError"):
-        bad.future.result(PATIENCE_S)
-    assert values(good) == [[8]]
-    scheduler.close()
 
 
 @pytest.mark.parametrize(

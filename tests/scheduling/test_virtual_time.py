@@ -7,7 +7,6 @@ import weakref
 import numpy as np
 import pytest
 
-from addnorm.service.errors import ServiceError
 from addnorm.service.scheduling.job import SortedJobs, Target
 from addnorm.service.scheduling.queue.start_time_fairness import Flow, StartTimeFairQueue
 from tests.support.scheduling import Queue, add_first, batch, echo, lengths, of_lengths, run, submit
@@ -75,24 +74,6 @@ def test_sorted_jobs_are_by_rank_and_then_by_arrival() -> None:
     assert [by_size.num_up_to(size) for size in (0, 1, 2, 9)] == [0, 2, 3, 4]
     by_size.remove(b)
     assert list(by_size) == [a, c, d]
-
-
-def test_a_job_that_is_cancelled_or_fails_leaves_its_flow() -> None:
-    queue, target = Queue(1000), Target(echo, 4)
-    gone = submit(queue, target, of_lengths(4, 4, 4), key="a")
-    kept = submit(queue, target, of_lengths(2), key="b")
-    failed = submit(queue, target, of_lengths(4, 4), key="c")
-    assert lengths(queue.take(0)) == [4]
-    gone.future.cancel()
-    failed.fail(ServiceError("broken"))
-    assert lengths(queue.take(0)) == [2]
-    assert queue.take(0) is None
-    assert not queue.jobs
-    assert queue.num_tokens == target.num_tokens == 0
-    again = submit(queue, target, of_lengths(3), key="a")
-    run(queue, 1)
-    assert again.future.done()
-    assert not kept.future.done()
 
 
 def test_a_known_answer_test_goes_before_all_and_costs_nobody_a_turn() -> None:

@@ -53,11 +53,22 @@ def test_the_health_check_finds_what_the_server_listens_on(
         subprocess.run([sys.executable, *CHECK], env=environment, check=True, timeout=PATIENCE_S)
 
 
-def test_a_port_that_is_taken_on_ipv4_alone_is_found_before_models_load() -> None:
+@pytest.mark.parametrize(
+    ("name", "host"), [("port", "127.0.0.1"), ("port", "::"), ("grpc_port", "127.0.0.1")]
+)
+def test_a_port_that_is_taken_is_found_before_models_load(name: str, host: str) -> None:
+    """Also where it is on IPv4 alone."""
     with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
-        with pytest.raises(StartupError, match=f"ADDNORM_PORT={port}: cannot listen there"):
-            check_address(Settings(host="::", port=port))
+        ports = {"port": 0, name: taken.getsockname()[1]}
+        words = f"ADDNORM_{name.upper()}={ports[name]}: cannot listen there: Address already in use"
+        with pytest.raises(StartupError, match=words):
+            check_address(Settings(host=host, **ports))
+
+
+@pytest.mark.parametrize("host", ["192.0.2.1", "no such host", "a..b"])
+def test_an_address_that_nobody_has_is_named(host: str) -> None:
+    with pytest.raises(StartupError, match=f"ADDNORM_HOST={host}"):
+        check_address(Settings(host=host, port=0))
 
 
 @pytest.mark.parametrize("port", ["tcp://10.0.0.1:8000", "", " 8000 "])

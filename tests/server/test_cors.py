@@ -9,6 +9,7 @@ from tests.conftest import Serve
 from tests.support import web
 
 PAGE = "https://page.example"
+GOOD = {"model": "notebook", "input_ids": [[1, 3, 4, 5, 2]], "outputs": ["pooled"]}
 # as OpenAI's and Cohere's SDKs have a browser ask
 ASKED = "authorization,content-type,x-fern-language,x-stainless-os,x-stainless-retry-count"
 PREFLIGHT = {
@@ -57,10 +58,17 @@ def test_without_the_setting_the_answer_names_it(client: httpx.Client, path: str
     assert "ADDNORM_CORS_ORIGINS" not in plain.text
 
 
-def test_it_is_named_where_keys_are_needed_too(serve: Serve) -> None:
-    with serve(api_keys="web infer web-0123456789abcdef") as url:
+def test_pages_read_answers_where_keys_are_needed_too(serve: Serve) -> None:
+    keys = {"api_keys": "web infer web-0123456789abcdef"}
+    with serve(**keys) as url:
         answer = web.options(f"{url}/v1/embeddings", headers=PREFLIGHT)
     assert "ADDNORM_CORS_ORIGINS" in answer.text
+    with serve(**keys, cors_origins=PAGE) as url:
+        assert web.options(f"{url}/v1/infer", headers=PREFLIGHT).status_code == 200  # without a key
+        for more, status in (({}, 401), ({"authorization": "Bearer web-0123456789abcdef"}, 200)):
+            answer = web.post(f"{url}/v1/infer", json=GOOD, headers={"origin": PAGE, **more})
+            assert answer.status_code == status
+            assert answer.headers["access-control-allow-origin"] == PAGE  # else it sees no status
 
 
 def test_the_log_names_it_once_as_browsers_do_not_show_the_answer(

@@ -15,7 +15,6 @@ from typing import Any, NoReturn
 import pytest
 from pydantic import SecretStr
 
-from addnorm.service.errors import StartupError
 from addnorm.service.models.registry import Models
 from addnorm.service.protocols.kserve.over_grpc.grpc_methods import (
     Answer,
@@ -24,7 +23,7 @@ from addnorm.service.protocols.kserve.over_grpc.grpc_methods import (
 )
 from addnorm.service.protocols.kserve.over_grpc.messages import message_types
 from addnorm.service.server.grpc.grpc_calls import GrpcCalls
-from addnorm.service.server.process import Server, check_address
+from addnorm.service.server.process import Server
 from addnorm.service.server.wiring import Service, build
 from addnorm.service.settings import Settings
 from tests.conftest import OWN
@@ -256,18 +255,12 @@ def test_slow_callers_and_faults_end_in_words(few: Models) -> None:
         raise ZeroDivisionError
 
     service = build(few, Settings(**{**OWN, "body_timeout_s": 0.01, "send_timeout_s": 0.02}))
-    assert told_to(Slow(sends=False), service, echo) == (
-        "DEADLINE_EXCEEDED",
-        "the message did not arrive within 0.01 s",
-    )
-    assert told_to(Slow(sends=True), service, echo) == (
-        "CANCELLED",
-        "the answer was not taken within 0.02 s",
-    )
-    assert told_to(Slow(sends=True), service, fails) == (
-        "INTERNAL",
-        "internal server error (request id abc)",
-    )
+    for sends, answer, told in (
+        (False, echo, ("DEADLINE_EXCEEDED", "the message did not arrive within 0.01 s")),
+        (True, echo, ("CANCELLED", "the answer was not taken within 0.02 s")),
+        (True, fails, ("INTERNAL", "internal server error (request id abc)")),
+    ):
+        assert told_to(Slow(sends), service, answer) == told
     assert service.grpc.calls.in_flight == service.pipeline.responses.num_bytes == 0
     service.close()
 
@@ -373,13 +366,8 @@ def test_a_key_leaves_calls_to_others(few: Models) -> None:
         tasks = await asked(calls, method, *silent)
         assert sum(map(ended, tasks)) == 13
         told = {caller.told for caller in silent if caller.told[0]}
-        assert told == {
-            (
-                "UNAVAILABLE",
-                "17 calls over gRPC are under way, the limit is 20, of which each API key leaves"
-                " some to others; retry in 1 s",
-            )
-        }
+        words = "17 calls over gRPC are under way, the limit is 20, of which each API key leaves"
+        assert told == {("UNAVAILABLE", f"{words} some to others; retry in 1 s")}
         other = Taking(True, OTHER)
         await asked(calls, method, other)
         assert other.told == ("OK", "")
@@ -470,13 +458,6 @@ def test_a_signal_lets_calls_end_those_under_way_and_new_ones(few: Models) -> No
         assert not thread.is_alive()
     call.close()
     service.close()
-
-
-def test_a_port_in_use_ends_the_start_in_one_line() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
-        with pytest.raises(StartupError, match=f"ADDNORM_GRPC_PORT={port}: cannot listen there"):
-            check_address(Settings(port=0, grpc_port=port))
 
 
 WITHOUT = "import sys; sys.modules['grpc'] = None; import addnorm.__main__ as a; a.main()"

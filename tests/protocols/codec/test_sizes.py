@@ -61,6 +61,7 @@ def target(num: int) -> list[str]:
 
 
 INFER = {"model": "embedder", "outputs": ["pooled"]}
+EMBED = {"model": "embedder", "texts": ["a"] * 2}
 HF = "/hf/classifier"
 PAIRS = "candidate_labels has 3 for each of 3 {}, which makes 9 pairs, the limit is 8"
 # the path, what is just under a limit, what is just over it, and the words for that
@@ -68,53 +69,32 @@ ROWS: list[tuple[str, Any, Any, str]] = [
     ("/v1/zero-shot", zero_shot(4, 2), zero_shot(3, 3), PAIRS.format("texts")),
     (HF, hugging_face(2, 4), hugging_face(3, 3), PAIRS.format("inputs")),
     *(
-        (
-            path,
-            make(**{name: value(1000)}),
-            make(**{name: value(1001)}),
-            f"{place}: Input should have 1000 characters or fewer, got 1001",
-        )
+        (path, make(**{name: value(1000)}), make(**{name: value(1001)}),
+         f"{prefix}{name}{of}: Input should have 1000 characters or fewer, got 1001")
         for path, make, prefix in (
-            ("/v1/zero-shot", zero_shot, ""),
-            (HF, hugging_face, "parameters."),
+            ("/v1/zero-shot", zero_shot, ""), (HF, hugging_face, "parameters."),
         )
-        for name, value, place in (
-            ("candidate_labels", long_label, f"{prefix}candidate_labels[0]"),
-            ("hypothesis_template", template, f"{prefix}hypothesis_template"),
+        for name, value, of in (
+            ("candidate_labels", long_label, "[0]"), ("hypothesis_template", template, ""),
         )
     ),
     *(
-        (path, make(**{name: under}), make(**{name: over}), words)
+        (path, make(targets=value(most)), make(targets=value(most + 1)),
+         f"{prefix}targets{of}: Input should have {most} {what} or fewer, got {most + 1}")
         for path, make, prefix in (
-            ("/v1/fill-mask", fill_mask, ""),
-            ("/hf/masked-lm", hugging_face_mask, "parameters."),
+            ("/v1/fill-mask", fill_mask, ""), ("/hf/masked-lm", hugging_face_mask, "parameters."),
         )
-        for name, under, over, words in (
-            (
-                "targets", texts(1000), texts(1001),
-                f"{prefix}targets: Input should have 1000 items or fewer, got 1001",
-            ),
-            (
-                "targets", target(256), target(257),
-                f"{prefix}targets[0]: Input should have 256 characters or fewer, got 257",
-            ),
+        for value, most, of, what in (
+            (texts, 1000, "", "items"), (target, 256, "[0]", "characters"),
         )
     ),
-    (
-        "/v1/fill-mask", fill_mask(top_k=100), fill_mask(top_k=101),
-        "top_k: Input should be less than or equal to 100, got 101",
-    ),
-    (
-        "/hf/masked-lm", hugging_face_mask(top_k=100), hugging_face_mask(top_k=101),
-        "top_k has 101 candidates of each mask, the limit is 100",
-    ),
+    ("/v1/fill-mask", fill_mask(top_k=100), fill_mask(top_k=101),
+     "top_k: Input should be less than or equal to 100, got 101"),
+    ("/hf/masked-lm", hugging_face_mask(top_k=100), hugging_face_mask(top_k=101),
+     "top_k has 101 candidates of each mask, the limit is 100"),
     *(
-        (
-            path,
-            {"model": "embedder", "texts": texts(2), "embedding_types": KINDS},
-            {"model": "embedder", "texts": texts(2), "embedding_types": [*KINDS, "float"]},
-            "embedding_types: Input should have 6 items or fewer, got 7",
-        )
+        (path, {**EMBED, "embedding_types": KINDS}, {**EMBED, "embedding_types": [*KINDS, "float"]},
+         "embedding_types: Input should have 6 items or fewer, got 7")
         for path in ("/v1/embed", "/v2/embed")
     ),
 ]  # fmt: skip
@@ -176,26 +156,14 @@ ROWS += [
     ("/decode", {"ids": [[4]] * 8}, {"ids": [[4]] * 9}, "ids has 9 lists, the limit is 8"),
     ("/decode", {"ids": [4] * 128}, {"ids": [4] * 129}, "ids has 129 ids, the limit is"),
     ("/detokenize", {"tokens": [4] * 128}, {"tokens": [4] * 129}, "tokens has 129 ids, the limit"),
-    (
-        "/v1/embeddings",
-        {"model": "embedder", "input": [[2, 4, 3]] * 8},
-        {"model": "embedder", "input": [[2, 4, 3]] * 9},
-        "input has 9 sequences, the limit is 8",
-    ),
-    (
-        "/v1/infer",
-        {**INFER, "input_ids": [[4]] * 8},
-        {**INFER, "input_ids": [[4]] * 9},
-        "input_ids has 9 sequences, the limit is 8",
-    ),
-    (
-        "/v1/infer",
-        {**INFER, "texts": ["a " * 38] * 3},
-        {**INFER, "texts": ["a " * 38] * 4},
-        "texts has more than 128 tokens, the limit",
-    ),
+    ("/v1/embeddings", {"model": "embedder", "input": [[2, 4, 3]] * 8},
+     {"model": "embedder", "input": [[2, 4, 3]] * 9}, "input has 9 sequences, the limit is 8"),
+    ("/v1/infer", {**INFER, "input_ids": [[4]] * 8}, {**INFER, "input_ids": [[4]] * 9},
+     "input_ids has 9 sequences, the limit is 8"),
+    ("/v1/infer", {**INFER, "texts": ["a " * 38] * 3}, {**INFER, "texts": ["a " * 38] * 4},
+     "texts has more than 128 tokens, the limit"),
     ("/v2/models/embedder/infer", v2(8), v2(9), "input_ids has 9 sequences, the limit is 8"),
-]
+]  # fmt: skip
 # one text, as long as any may be, and a character more; GPT's have a token for each
 LONG = "x" * MAX_CHARACTERS
 ROWS += [
@@ -238,45 +206,29 @@ def peak_of(client: httpx.Client, path: str, body: Any) -> tuple[httpx.Response,
 
 
 LARGE = "b" * 300_000
-FACTORS: dict[str, tuple[str, Any, str]] = {
-    "a template for each label": (
-        "/v1/zero-shot",
-        zero_shot(1, 400, hypothesis_template=LARGE + "{}"),
-        "hypothesis_template: Input should have 1000 characters or fewer, got 300002",
-    ),
-    "a template for each label, /hf": (
-        HF, hugging_face(1, 400, hypothesis_template=LARGE + "{}"),
-        "hypothesis_template: Input should have 1000 characters or fewer, got 300002",
-    ),
-    "each text with each label": (
-        "/v1/zero-shot", zero_shot(900, 1000), "which makes 900000 pairs, the limit is 2048",
-    ),
-    "each text with each label, /hf": (
-        HF, hugging_face(900, 1000), "which makes 900000 pairs, the limit is 2048",
-    ),
-    "each label for each text": (
-        "/v1/zero-shot", zero_shot(60, candidate_labels=[LARGE]),
-        "candidate_labels[0]: Input should have 1000 characters or fewer, got 300000",
-    ),
-    "a long target": (
-        "/v1/fill-mask", fill_mask(targets=["a b " * 100_000]),
-        "targets[0]: Input should have 256 characters or fewer, got 400000",
-    ),
-    "each text in each type": (
-        "/v2/embed",
-        {"model": "embedder", "texts": texts(170), "embedding_types": ["base64"] * 3000},
-        "embedding_types: Input should have 6 items or fewer, got 3000",
-    ),
-    "a prompt for each text": (
-        "/v1/infer", {**INFER, "texts": texts(4000), "prompt_name": "query"},
-        "texts has 4000 texts, the limit is 2048",
-    ),
-}  # fmt: skip
+LONG_TEMPLATE = "hypothesis_template: Input should have 1000 characters or fewer, got 300002"
+NUM_PAIRS = "which makes 900000 pairs, the limit is 2048"
+FACTORS: list[tuple[str, Any, str]] = [
+    ("/v1/zero-shot", zero_shot(1, 400, hypothesis_template=LARGE + "{}"), LONG_TEMPLATE),
+    (HF, hugging_face(1, 400, hypothesis_template=LARGE + "{}"), LONG_TEMPLATE),
+    ("/v1/zero-shot", zero_shot(900, 1000), NUM_PAIRS),
+    (HF, hugging_face(900, 1000), NUM_PAIRS),
+    ("/v1/zero-shot", zero_shot(60, candidate_labels=[LARGE]),
+     "candidate_labels[0]: Input should have 1000 characters or fewer, got 300000"),
+    ("/v1/fill-mask", fill_mask(targets=["a b " * 100_000]),
+     "targets[0]: Input should have 256 characters or fewer, got 400000"),
+    ("/v2/embed",
+     {"model": "embedder", "texts": texts(170), "embedding_types": ["base64"] * 3000},
+     "embedding_types: Input should have 6 items or fewer, got 3000"),
+    ("/v1/infer", {**INFER, "texts": texts(4000), "prompt_name": "query"},
+     "texts has 4000 texts, the limit is 2048"),
+]  # fmt: skip
 
 
-@pytest.mark.parametrize("case", FACTORS)
-def test_what_is_rejected_was_never_built(task_client: httpx.Client, case: str) -> None:
-    path, body, words = FACTORS[case]
+@pytest.mark.parametrize(("path", "body", "words"), FACTORS, ids=range(len(FACTORS)))
+def test_what_is_rejected_was_never_built(
+    task_client: httpx.Client, path: str, body: Any, words: str
+) -> None:
     answer, num_bytes, peak = peak_of(task_client, path, body)
     assert answer.status_code == 400
     assert words in answer.text

@@ -20,20 +20,14 @@ DTYPES = {"INT64": "<i8", "INT32": "<i4", "UINT8": "u1", "BOOL": "?", "FP32": "<
 
 
 def described(name: str, array: np.ndarray, datatype: str = "INT64", **more: Any) -> dict[str, Any]:
-    size = array.astype(DTYPES[datatype]).nbytes
-    return {
-        "name": name,
-        "shape": list(array.shape),
-        "datatype": datatype,
-        "parameters": {"binary_data_size": size},
-        **more,
-    }
+    size = {"binary_data_size": array.astype(DTYPES[datatype]).nbytes}
+    about = {"name": name, "shape": list(array.shape), "datatype": datatype, "parameters": size}
+    return {**about, **more}
 
 
 def post(client: httpx.Client, parts: tuple[bytes, bytes], **headers: Any) -> httpx.Response:
-    """Without a content type, as the Python client sends it. A header that is None is left out."""
+    """Without a content type, as the Python client sends it."""
     sent = {LENGTH: str(len(parts[0])), **headers}
-    sent = {name: value for name, value in sent.items() if value is not None}
     return client.post("/v2/models/notebook/infer", content=b"".join(parts), headers=sent)
 
 
@@ -80,14 +74,10 @@ def test_outputs_go_out_as_bytes_in_the_order_asked(
         {"name", "datatype", "shape", "parameters"}
     ] * 5
     assert sum(output["parameters"]["binary_data_size"] for output in about["outputs"]) == len(raw)
-    asked = post(
-        client,
-        good(
-            outputs=[{"name": "norm_rstd"}, {"name": "pooled"}],
-            parameters={"binary_data_output": True},
-        ),
-    )
-    assert_equal(tensors(asked), {name: expected[name] for name in ("norm_rstd", "pooled")})
+    names = ("norm_rstd", "pooled")
+    outputs = [{"name": name} for name in names]
+    asked = post(client, good(outputs=outputs, parameters={"binary_data_output": True}))
+    assert_equal(tensors(asked), {name: expected[name] for name in names})
 
 
 def test_each_output_may_say_for_itself(
@@ -101,9 +91,8 @@ def test_each_output_may_say_for_itself(
     ]
     for default in (False, True):
         answer = post(client, good(outputs=outputs, parameters={"binary_data_output": default}))
-        assert_equal(
-            tensors(answer), {name: expected[name] for name in ("logits", "pooled", "activations")}
-        )
+        names = [output["name"] for output in outputs]
+        assert_equal(tensors(answer), {name: expected[name] for name in names})
         kinds = ["data" in output for output in parted(answer)[0]["outputs"]]
         assert kinds == [False, True, not default]
 
@@ -118,18 +107,13 @@ def test_no_byte_output_means_plain_json(client: httpx.Client) -> None:
 def test_inputs_may_mix_bytes_and_json_in_any_order(
     client: httpx.Client, expected: dict[str, np.ndarray]
 ) -> None:
-    mask = {
-        "name": "attention_mask",
-        "shape": [2, 5],
-        "datatype": "BOOL",
-        "data": MASK.astype(bool).tolist(),
-    }
+    mask = {"name": "attention_mask", "shape": [2, 5], "datatype": "BOOL"}
+    mask["data"] = MASK.astype(bool).tolist()
     for inputs in ([mask, described("input_ids", IDS)], [described("input_ids", IDS), mask]):
         assert_equal(tensors(post(client, body(inputs, IDS.tobytes()))), expected)
     swapped = [described("attention_mask", MASK, "UINT8"), described("input_ids", IDS)]
-    raw = (
-        MASK.astype(np.uint8).tobytes() + IDS.tobytes()
-    )  # ten bytes, so that the ids are not aligned
+    # ten bytes, so that the ids are not aligned
+    raw = MASK.astype(np.uint8).tobytes() + IDS.tobytes()
     assert_equal(tensors(post(client, body(swapped, raw))), expected)
 
 
@@ -161,85 +145,6 @@ def test_the_header_counts_bytes_before_compression(
 
 def ids(raw: bytes = bytes(16), **changes: Any) -> tuple[bytes, bytes]:
     return body([described("input_ids", np.zeros((1, 2), np.int64), **changes)], raw)
-
-
-def sized(num_bytes: Any) -> dict[str, Any]:
-    return {"parameters": {"binary_data_size": num_bytes}}
-
-
-def masked(datatype: str, raw: bytes) -> tuple[bytes, bytes]:
-    mask = {"name": "attention_mask", "shape": [1, 2], "datatype": datatype, **sized(len(raw))}
-    return body([described("input_ids", np.zeros((1, 2), np.int64)), mask], bytes(16) + raw)
-
-
-BAD: dict[str, tuple[tuple[bytes, bytes], dict[str, Any], str]] = {
-    "header no number": (
-        ids(), {LENGTH: "many"}, "inference-header-content-length is 'many': the bytes of JSON",
-    ),
-    "header negative": (ids(), {LENGTH: "-1"}, "is '-1'"),
-    "header a fraction": (ids(), {LENGTH: "1.5"}, "is '1.5'"),
-    "header in other digits": (ids(), {LENGTH: b"\xb2"}, "inference-header-content-length is"),
-    "header beyond the body": (
-        ids(), {LENGTH: "100000"}, "is '100000': the bytes of JSON, at most the body's",
-    ),
-    "header of 400 digits": (ids(), {LENGTH: "9" * 400}, "is '999"),
-    "header zero": (ids(), {LENGTH: "0"}, "is 0: a body without JSON is for models of one input"),
-    "header short": (ids(), {LENGTH: "20"}, "the body is not a JSON object"),
-    "header missing": (ids(), {LENGTH: None}, "the body is not a JSON object"),
-    "bytes missing": (
-        ids(bytes(10)), {}, "unexpected size for input 'input_ids', expecting 6 additional bytes",
-    ),
-    "no bytes": (ids(b""), {}, "expecting 16 additional bytes"),
-    "bytes left over": (
-        ids(bytes(19)), {}, "unexpected additional input data: 3 bytes after the last tensor",
-    ),
-    "size of a tebibyte": (ids(**sized(2**40)), {}, f"expecting {2**40 - 16} additional bytes"),
-    "size of 100 digits": (
-        ids(**sized(10**99)), {},
-        "binary_data_size: Input should be a valid integer, got 1e+99: more than 64 bits hold",
-    ),
-    "size negative": (
-        ids(**sized(-8)), {}, "inputs[0].parameters.binary_data_size: Input should be greater",
-    ),
-    "size a word": (
-        ids(**sized("all")), {},
-        "inputs[0].parameters.binary_data_size: Input should be a valid integer",
-    ),
-    "size of another shape": (ids(shape=[1, 3]), {}, "input_ids has 2 values, its shape [1, 3] 3"),
-    "shape that overflows": (
-        ids(shape=[2**31, 2**31]), {},
-        f"input_ids has 2 values, its shape [2147483648, 2147483648] {2**62}",
-    ),
-    "shape over the largest": (
-        ids(shape=[2**62, 4]), {}, "inputs[0].shape[0]: Input should be less than or equal",
-    ),
-    "half a value": (
-        ids(bytes(12), **sized(12)), {}, "input_ids has 12 bytes, no multiple of the 8 of INT64",
-    ),
-    "another width": (
-        ids(datatype="INT32", **sized(16)), {}, "input_ids has 4 values, its shape [1, 2] 2",
-    ),
-    "floats as ids": (ids(datatype="FP32"), {}, "input_ids has datatype 'FP32'"),
-    "id out of the vocabulary": (
-        ids(np.array([0, 6]).tobytes()), {}, "input_ids[0][1] is 6: ids of notebook/1 are 0 to 5",
-    ),
-    "id negative": (ids(np.array([-1, 1]).tobytes()), {}, "input_ids[0][0] is -1"),
-    "a bool that is neither": (masked("BOOL", b"\1\2"), {}, "attention_mask[0][1] is 2"),
-    "half mask": (masked("FP16", bytes(4)), {}, "attention_mask has datatype 'FP16'"),
-    "NaN in the mask": (
-        masked("FP32", np.array([1, np.nan], np.float32).tobytes()), {},
-        "attention_mask[0][1] is nan",
-    ),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("case", BAD)
-def test_bodies_that_lie_are_rejected_with_the_reason(client: httpx.Client, case: str) -> None:
-    parts, headers, words = BAD[case]
-    answer = post(client, parts, **headers)
-    assert answer.status_code == 400, answer.text
-    assert list(answer.json()) == ["error"]
-    assert words in answer.json()["error"]
 
 
 LIMIT = 2**20

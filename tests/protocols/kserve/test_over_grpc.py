@@ -22,7 +22,6 @@ from tests.support.grpc_client import (
     infer_request,
     inputs,
     outputs,
-    refusal,
     tensors,
 )
 from tests.support.waiting import PATIENCE_S
@@ -43,16 +42,6 @@ def called(few: Models) -> Iterator[tuple[GrpcClient, Service, str]]:
 @pytest.fixture(scope="module")
 def call(called: tuple[GrpcClient, Service, str]) -> GrpcClient:
     return called[0]
-
-
-def field(number: int, value: bytes) -> bytes:
-    """A field of a message, on the wire."""
-    return varint(number << 3 | 2) + varint(len(value)) + value
-
-
-def varint(value: int) -> bytes:
-    low, rest = value & 0x7F, value >> 7
-    return bytes([low | 0x80]) + varint(rest) if rest else bytes([low])
 
 
 def posted(url: str, **body: Any) -> Any:
@@ -185,120 +174,6 @@ def test_the_health_service_says_whether_it_serves(call: GrpcClient, service: st
         "NOT_FOUND",
         "there is no service 'x': known is inference.GRPCInferenceService",
     )
-
-
-WRONG: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
-    "another model": ({"model_name": "bert"}, {"model": "bert"}),
-    "another version": ({"model_name": "gpt", "model_version": "7"}, {"model": "gpt/versions/7"}),
-    "a parameter of Triton": (
-        {"parameters": {"sequence_id": {"int64_param": 1}}},
-        {"parameters": {"sequence_id": 1}},
-    ),
-    "a parameter of another kind": (
-        {"parameters": {"normalize": {"string_param": "yes"}}},
-        {"parameters": {"normalize": "yes"}},
-    ),
-    "an unknown output": (
-        {"outputs": [{"name": "x"}]},
-        {"outputs": [{"name": "x"}]},
-    ),
-    "a class count": (
-        {"outputs": [{"name": "pooled", "parameters": {"classification": {"int64_param": 3}}}]},
-        {"outputs": [{"name": "pooled", "parameters": {"classification": 3}}]},
-    ),
-}
-
-
-@pytest.mark.parametrize("what", WRONG)
-def test_mistakes_are_answered_in_the_words_of_http(
-    called: tuple[GrpcClient, Service, str], what: str
-) -> None:
-    call, _, url = called
-    over_grpc, over_http = WRONG[what]
-    plain = posted(url, **{"model": "gpt", "inputs": [in_json(IDS, "input_ids")], **over_http})
-    sent = inputs(input_ids=(IDS, "INT64"))
-    refused = call.refused("ModelInfer", **{"model_name": "gpt", **sent, **over_grpc})
-    is_about_the_model = "model_name" in over_grpc
-    assert refused.code == ("NOT_FOUND" if is_about_the_model else "INVALID_ARGUMENT")
-    assert refused.words == plain["error"]
-
-
-@pytest.mark.parametrize(
-    ("sent", "words"),
-    [
-        (inputs(input_ids=(np.array([[1, 1000]]), "INT64")),
-         "input_ids[0][1] is 1000: ids of gpt/1 are 0 to 999"),
-        ({**ALONE, "raw_input_contents": [b"\0" * 8, b""]},
-         "raw_input_contents has 2 entries, inputs 1: send one for each, or none and `contents`"),
-        ({**inputs(False, input_ids=(IDS, "INT64")), "raw_input_contents": [b""]},
-         "input_ids has both contents and raw_input_contents: send one of them"),
-        ({**ALONE, "raw_input_contents": [b"\0" * 9]},
-         "input_ids has 9 bytes, no multiple of the 8 of INT64"),
-        ({"inputs": [{"name": "input_ids", "datatype": "INT64", "shape": [1, 2]}]},
-         "input_ids has 0 values, its shape [1, 2] 2"),
-        ({"inputs": [{"name": "input_ids", "datatype": "BYTES", "shape": [1, 2]}]},
-         "input_ids has datatype 'BYTES': send INT64, INT32"),
-        ({"inputs": [{"name": "attention_mask", "datatype": "UINT8", "shape": [1, 1],
-                      "contents": {"uint_contents": [300]}}]},
-         "attention_mask has values in uint_contents that are no UINT8"),
-        ({"inputs": [{"name": "input_ids", "datatype": "INT64", "shape": [1, 1],
-                      "parameters": {"shared_memory_region": {"string_param": "a"}}}]},
-         "input_ids: shared memory is not offered"),
-        ({}, "inputs lacks input_ids"),
-    ],
-)  # fmt: skip
-def test_what_only_messages_get_wrong_is_said_in_words(
-    call: GrpcClient, sent: dict[str, Any], words: str
-) -> None:
-    assert call.refused("ModelInfer", model_name="gpt", **sent)[:2] == ("INVALID_ARGUMENT", words)
-
-
-ONE, FIELDS = b"\x0a\x04text\x12\x05BYTES", "1000 fields"
-MANY = {
-    "inputs": (field(5, b"") * 1001, FIELDS),
-    "raw contents": (field(7, b"") * 1001, FIELDS),
-    "outputs": (field(6, b"") * 1001, FIELDS),
-    "parameters": (field(4, b"") * 1001, FIELDS),
-    "parameters of an input": (field(5, field(4, b"") * 1001), FIELDS),
-    "parameters of an output": (field(6, field(2, b"") * 1001), FIELDS),
-    "values that are not packed": (field(5, field(5, b"\x18\1" * 1001)), FIELDS),
-    "packs of no value": (field(5, field(5, field(3, b"") * 1001)), FIELDS),
-    "unknown fields": (field(1000, b"") * 1001, FIELDS),
-    "unknown numbers": (b"\x78\1\x79" + bytes(8) + b"\x7d" + bytes(4) + b"\x78\1" * 1001, FIELDS),
-    "texts": (field(5, ONE + field(5, field(8, b"") * 4097)), "4096 texts"),
-    "packed values": (field(5, field(5, field(3, b"\x81\1" * 1_000_000))), "907244 values"),
-    "axes": (field(5, field(3, b"\1" * 1_000_000)), "907244 values"),
-    "packed numbers of 4 bytes": (field(5, field(5, field(6, bytes(4_000_000)))), "907244 values"),
-    "packed numbers of 8 bytes": (field(5, field(5, field(7, bytes(8_000_000)))), "907244 values"),
-}
-
-
-@pytest.mark.parametrize("what", MANY)
-def test_parts_are_counted_before_they_are_objects(
-    called: tuple[GrpcClient, Service, str], what: str
-) -> None:
-    call, _, _ = called
-    body, limit = MANY[what]
-    with pytest.raises(grpc.RpcError) as caught:
-        call.method("ModelInfer")(field(1, b"gpt") + body, timeout=PATIENCE_S)
-    assert refusal(caught.value)[:2] == (
-        "INVALID_ARGUMENT",
-        f"the message has more than {limit}, the limit: send less at once, and numbers as"
-        " raw_input_contents",
-    )
-
-
-@pytest.mark.parametrize(
-    "body",
-    [b"\xff\xff", b"\x0b\x0c", field(5, b"\x2b\x2c"), b"\x0a", b"\x0d\1", b"\x08", b"\x0a\5a",
-     b"\x0a" + b"\xff" * 11, field(5, field(5, b"\x1a"))],
-)  # fmt: skip
-def test_a_body_that_is_no_message_is_rejected(call: GrpcClient, body: bytes) -> None:
-    with pytest.raises(grpc.RpcError) as caught:
-        call.method("ModelInfer")(body, timeout=PATIENCE_S)
-    code, words, _ = refusal(caught.value)
-    assert code == "INVALID_ARGUMENT"
-    assert words.startswith("the message is no inference.ModelInferRequest: ")
 
 
 HELD = {

@@ -90,55 +90,10 @@ def test_pairs_are_rows_of_two(text_client: httpx.Client) -> None:
     assert np.array_equal(np.reshape(output["data"], output["shape"]), answer)
 
 
-def test_truncate_cuts_and_is_refused_for_ids(text_client: httpx.Client) -> None:
+def test_truncate_cuts(text_client: httpx.Client) -> None:
     long = tensor([LONG])
     assert f"({MAX_TEXT_TOKENS})" in infer(text_client, long)["error"]
     assert infer(text_client, long, parameters={"truncate": True})["outputs"]
-    ids = {"name": "input_ids", "shape": [1, 1], "datatype": "INT64", "data": [1]}
-    words = infer(text_client, ids, parameters={"truncate": True})["error"]
-    assert words.startswith("parameters.truncate is set, but it is for texts")
-
-
-IDS = {"name": "input_ids", "shape": [1, 1], "datatype": "INT64", "data": [1]}
-BAD: dict[str, tuple[list[Any], str]] = {
-    "beside ids": ([tensor(["a"]), IDS], "inputs has 2 tensors: 'input_text' has texts"),
-    "of a name for ids": (
-        [tensor(["a"], "input_ids")],
-        "input_ids has datatype 'BYTES': send INT64, INT32",
-    ),
-    "of another datatype": ([{**IDS, "name": "text"}], "and texts of datatype BYTES"),
-    "a number": ([tensor(["a", 1])], "input_text.data[1] is 1, no text"),
-    "too few": ([tensor(["a"], shape=[2])], "input_text has 1 texts, its shape [2] 2"),
-    "triples": ([tensor(["a"] * 3, shape=[1, 3])], "input_text.shape is [1, 3]: send [texts]"),
-    "too many": ([tensor([], shape=[2**31])], "2147483648 texts"),
-    "no data": ([{**tensor(["a"]), "data": None}], "input_text has 0 texts"),
-}
-
-
-@pytest.mark.parametrize("case", BAD)
-def test_what_does_not_fit_is_said(text_client: httpx.Client, case: str) -> None:
-    inputs, words = BAD[case]
-    assert words in infer(text_client, *inputs)["error"]
-
-
-@pytest.mark.parametrize(
-    ("raw", "words"),
-    [
-        (b"\x01", "input_text[0] ends at byte 5 of 1"),
-        (serialized(b"a") + struct.pack("<I", 9) + b"b", "input_text[1] ends at byte 18 of 10"),
-        (serialized(b"a", b"\xff"), "input_text[1] is no UTF-8: invalid start byte at its byte 0"),
-    ],
-)
-def test_bytes_that_lie_are_said(text_client: httpx.Client, raw: bytes, words: str) -> None:
-    sent = tensor(["a", "b"], parameters={"binary_data_size": len(raw)})
-    del sent["data"]
-    parts = body([sent], raw)
-    answer = text_client.post(
-        PATH, content=parts[0] + parts[1],
-        headers={LENGTH: str(len(parts[0]))},
-    )  # fmt: skip
-    assert answer.status_code == 400
-    assert words in answer.json()["error"]
 
 
 @pytest.mark.parametrize("raw", [True, False])
