@@ -6,6 +6,7 @@ from benchmarks.documents.figures import Kept, figure
 from benchmarks.tables import table
 
 COLUMNS = ("name", "task", "longest text", "MiB", "texts/s, 32 tokens", "texts/s, 256 tokens")
+NUM_FACTS = 3  # the columns before the costs
 
 
 class Model(NamedTuple):
@@ -49,15 +50,16 @@ MODELS = (
 
 
 def models_table(kept: Kept) -> str:
-    """Each cost in fp32 / int8."""
+    """Each cost in fp32 / int8. No costs where no run of `shapes` is kept."""
+    costs = COLUMNS[NUM_FACTS:] if "shapes" in kept else ()
     rows = (
-        (f"`{name}`", task, f"{longest:,}", *(_both(kept, shape, cost) for cost in COLUMNS[3:]))
+        (f"`{name}`", task, f"{longest:,}", *(_both(kept, shape, cost) for cost in costs))
         for name, task, shape, longest in MODELS
     )
-    return table(COLUMNS, rows)
+    return table((*COLUMNS[:NUM_FACTS], *costs), rows)
 
 
 def _both(kept: Kept, shape: str, cost: str) -> str:
-    if "shapes" not in kept or f"`{shape}`" not in kept["shapes"]["report"]:
+    if f"`{shape}`" not in kept["shapes"]["report"]:
         return "not measured"
     return " / ".join(figure(kept, f"shapes / {shape} / {cost}, {who}") for who in ("fp32", "int8"))
