@@ -60,7 +60,11 @@ def test_a_port_that_is_taken_is_found_before_models_load(name: str, host: str) 
     """Also where it is on IPv4 alone."""
     with socket.create_server(("127.0.0.1", 0)) as taken:
         ports = {"port": 0, name: taken.getsockname()[1]}
-        words = f"ADDNORM_{name.upper()}={ports[name]}: cannot listen there: Address already in use"
+        variable, option = f"ADDNORM_{name.upper()}", f"--{name.replace('_', '-')}"
+        words = (
+            f"{variable}={ports[name]}: cannot listen there: Address already in use; end what"
+            f" listens there, or choose another port with {option} or {variable}"
+        )
         with pytest.raises(StartupError, match=words):
             check_address(Settings(host=host, **ports))
 
