@@ -2,6 +2,7 @@
 
 import http.client
 import json
+import os
 import re
 import socket
 import subprocess
@@ -60,7 +61,11 @@ def test_a_port_that_is_taken_is_found_before_models_load(name: str, host: str) 
     """Also where it is on IPv4 alone."""
     with socket.create_server(("127.0.0.1", 0)) as taken:
         ports = {"port": 0, name: taken.getsockname()[1]}
-        words = f"ADDNORM_{name.upper()}={ports[name]}: cannot listen there: Address already in use"
+        variable, option = f"ADDNORM_{name.upper()}", f"--{name.replace('_', '-')}"
+        words = (
+            f"{variable}={ports[name]}: cannot listen there: Address already in use; end what"
+            f" listens there, or choose another port with {option} or {variable}"
+        )
         with pytest.raises(StartupError, match=words):
             check_address(Settings(host=host, **ports))
 
@@ -69,6 +74,16 @@ def test_a_port_that_is_taken_is_found_before_models_load(name: str, host: str) 
 def test_an_address_that_nobody_has_is_named(host: str) -> None:
     with pytest.raises(StartupError, match=f"ADDNORM_HOST={host}"):
         check_address(Settings(host=host, port=0))
+
+
+def test_a_start_that_cannot_listen_ends_in_one_line_before_models_load(tmp_path: Path) -> None:
+    ended = subprocess.run(
+        [sys.executable, "-m", "addnorm", "serve", "--bundles", str(tmp_path)],
+        env={**os.environ, "ADDNORM_HOST": "a..b"}, capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+    assert ended.returncode == 1
+    (line,) = ended.stderr.splitlines()  # nothing of bundles: the folder has none
+    assert "ADDNORM_HOST=a..b" in line
 
 
 @pytest.mark.parametrize("port", ["tcp://10.0.0.1:8000", "", " 8000 "])

@@ -199,6 +199,7 @@ REJECTED: list[tuple[bytes, str]] = [
     (tensors(input_ids=IDS, attention_mask=2 * MASK), "attention_mask[0][0] is 2"),
     (tensors(input_ids=IDS, attention_mask=MASK, lengths=[4]), "exclude each other"),
     (tensors(input_ids=IDS[0], lengths=[5]), "lengths sum to 5, input_ids has 4"),
+    (tensors(input_ids=IDS[0], lengths=[3]), "lengths sum to 3, input_ids has 4"),
     (tensors(input_ids=IDS[0], lengths=[2**62] * 4), "lengths sum to 18446744073709551616"),
     (tensors(input_ids=IDS[0], lengths=[4, 0]), "lengths has an empty sequence"),
     (tensors(input_ids=IDS[:0]), "input_ids has shape [0, 4]"),
