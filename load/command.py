@@ -38,14 +38,14 @@ def load(words: Sequence[str]) -> None:
     if arguments.beside is None:
         _refuse_options(parser, given, options.OF_A_COMPARISON, "of --beside")
     if arguments.target is not None:
-        others = (*options.OF_ONE_LOAD, "json", "bundle", "accept")
+        others = [*options.OF_ONE_LOAD, "json", "bundle", "accept"]
         _refuse_options(parser, given, others, "not of --target")
         _hold(arguments)
         return
     if arguments.beside is not None:
-        own = ("concurrency", "seconds")
-        others = tuple(name for name in options.OF_ONE_LOAD if name not in own)
-        _refuse_options(parser, given, (*others, "json", "bundle", "accept"), "not of --beside")
+        others = [name for name in options.OF_ONE_LOAD if name not in ("concurrency", "seconds")]
+        others += ["json", "bundle", "accept"]
+        _refuse_options(parser, given, others, "not of --beside")
         _compare(arguments)
         return
     _refuse_options(parser, given, ("texts",), "of --target and --beside")
