@@ -168,7 +168,8 @@ def test_the_programs_of_the_pages_on_own_models_run(monkeypatch: pytest.MonkeyP
     assert own.facts["labels"] == recognized.facts["labels"] == ("no", "yes")
     for source in (recognized, by_hand, of_guide):
         (original,) = source.originals
-        refuse_unlike(source.model, original, Limits(max_positions=32, vocab_size=100))
+        limits = Limits(max_positions=32, vocab_size=source.model.config.vocab_size)
+        refuse_unlike(source.model, original, limits)
 
 
 def test_the_programs_of_the_page_on_vector_indexes_run(
