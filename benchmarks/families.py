@@ -113,10 +113,7 @@ SHAPES = {
     "modernbert-small": Shape(
         "ModernBert",
         2048,
-        {
-            **SMALL, "num_hidden_layers": 12, "max_position_embeddings": 2048,
-            "global_attn_every_n_layers": 3,
-        },
+        {**SMALL, "num_hidden_layers": 12, "max_position_embeddings": 2048},
     ),
     "modernbert-base": Shape("ModernBert", 2048, {"max_position_embeddings": 2048}),
     "nomic-base": Shape("NomicBert", 2048),
@@ -157,7 +154,7 @@ def qwen3(options: Options) -> Findings:
 
 def shapes(options: Options) -> Findings:
     """What each shape costs: MiB of its files, and texts per second of the engine on all cores.
-    Bundles stay in build/shapes, 20 GB of them: a second run takes some minutes."""
+    Bundles stay in build/shapes, more than 10 GB: a second run takes some minutes."""
     figures, kept = dict[str, dict[str, float]](), BUILD / "shapes"
     for name, shape in SHAPES.items():
         if options.wants(name):

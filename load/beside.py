@@ -1,6 +1,7 @@
 """`addnorm load --beside URL`: two servers of OpenAI's /v1/embeddings get the same texts in turn.
 
-Knows no bundle: each is asked over HTTP alone, so the other may be of any make.
+Knows no bundle: each is asked over HTTP alone, so the other may be of any make. `client.py` takes
+answers with a Content-Length alone, which others do not always send.
 """
 
 import http.client
@@ -47,10 +48,10 @@ class Side:
         def call(caller: int) -> None:
             for number in range(caller, len(parts), callers):
                 started = time.perf_counter()
-                entries = self._post(connections[caller], [texts[at] for at in parts[number]])
+                vectors = self._post(connections[caller], [texts[at] for at in parts[number]])
                 latencies[number] = time.perf_counter() - started
-                for entry in entries:
-                    found[parts[number][entry["index"]]] = entry["embedding"]
+                for at, vector in zip(parts[number], vectors, strict=True):
+                    found[at] = vector
 
         started = time.perf_counter()
         try:
@@ -61,7 +62,9 @@ class Side:
                 connection.close()
         return time.perf_counter() - started, latencies, np.array(found, np.float32)
 
-    def _post(self, connection: http.client.HTTPConnection, texts: list[str]) -> list[Any]:
+    def _post(
+        self, connection: http.client.HTTPConnection, texts: list[str]
+    ) -> list[NDArray[np.float32]]:
         body = {"input": texts, "encoding_format": "float"}
         sent = json.dumps(body | ({"model": self.model} if self.model else {}))
         path = f"{urlsplit(self.url).path}/embeddings"
@@ -74,8 +77,16 @@ class Side:
             raise ConnectionError(f"{self.url}: {type(error).__name__} {error}") from None
         if answer.status != 200:
             raise ConnectionError(f"{self.url}/embeddings: {answer.status} {text[:300]}")
-        entries: list[Any] = json.loads(text)["data"]
-        return entries
+        try:
+            entries = sorted(json.loads(text)["data"], key=lambda entry: int(entry["index"]))
+            vectors = [np.array(entry["embedding"], np.float32) for entry in entries]
+        except (ValueError, LookupError, TypeError):
+            raise ConnectionError(f"{self.url}/embeddings: no vectors in {text[:300]}") from None
+        if len(vectors) != len(texts):
+            raise ConnectionError(
+                f"{self.url}/embeddings: {len(vectors)} vectors for {len(texts)} texts"
+            )
+        return vectors
 
     def num_changed(self) -> int:
         """Texts whose bits differ between two rounds, in which they had other neighbours."""

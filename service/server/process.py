@@ -56,7 +56,7 @@ SWITCH_S = 0.0005
 # more of the system's memory, which no budget counts (without a limit 2.5 MiB). Smaller: a large
 # answer takes more rounds of the event loop.
 UNSENT_BYTES = 128 * 1024
-# The server stops to listen after so long without a request, and closes idle connections after so
+# The server stops listening after so long without a request, and closes idle connections after so
 # long again. Larger: the drain takes longer. Smaller: callers far away lose requests on their way.
 QUIET_S = 0.5
 # Of the drain, in which new connections are still taken, however many requests come. Larger: less

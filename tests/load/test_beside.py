@@ -51,8 +51,20 @@ def test_speed_bits_and_vectors_of_both_are_told(
     assert "vectors: cosine" in told
 
 
-def test_what_does_not_answer_ends_it_in_one_line(file: Path) -> None:
-    with fake_server(exact) as one, fake_server(lambda _: (404, b"no such model")) as other:
+@pytest.mark.parametrize(
+    ("status", "answer", "said"),
+    [
+        (404, b"no such model", "404 no such model"),
+        (200, b"<html>", "no vectors in <html>"),
+        (200, b'{"error": "busy"}', "no vectors in"),
+        (200, b'{"data": [{"index": 0, "embedding": "AAAA"}]}', "no vectors in"),
+        (200, b'{"data": []}', "0 vectors for 1 texts"),
+    ],
+)
+def test_what_does_not_answer_ends_it_in_one_line(
+    file: Path, status: int, answer: bytes, said: str
+) -> None:
+    with fake_server(exact) as one, fake_server(lambda _: (status, answer)) as other:
         words = ["--url", f"http://127.0.0.1:{one.port}", "--texts-file", str(file)]
-        with pytest.raises(SystemExit, match="/v1/embeddings: 404 no such model"):
+        with pytest.raises(SystemExit, match=f"/v1/embeddings: {said}"):
             command.load([*words, "--beside", f"http://127.0.0.1:{other.port}"])

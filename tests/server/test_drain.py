@@ -1,6 +1,7 @@
 """The end of the server under load: whoever has connected is answered."""
 
 import asyncio
+import math
 import signal
 import socket
 import ssl
@@ -17,7 +18,8 @@ from addnorm.service.models.registry import Models
 from addnorm.service.server.process import TICKS_PER_S, Server
 from addnorm.service.server.wiring import Service, build
 from addnorm.service.settings import Settings
-from tests.conftest import OWN
+from tests.conftest import OWN, serving
+from tests.support import web
 from tests.support.grpc_client import ALONE, GrpcClient, infer_request
 from tests.support.waiting import PATIENCE_S, eventually
 
@@ -117,6 +119,28 @@ def test_whoever_has_connected_when_the_server_ends_is_answered(
         assert idle.recv(1) == b""
         idle.close()
         kept.close()
+
+
+def test_the_drain_waits_for_requests_and_not_for_probes_and_stops_listening_in_any_case(
+    few: Models,
+) -> None:
+    service = build(few, Settings(**{**OWN, "grace_s": 3 * PATIENCE_S}))
+    with serving(service) as url:
+        assert web.get(f"{url}/livez").status_code == 200
+        assert service.app.last_asked == -math.inf, "a probe keeps nothing open"
+        web.post(f"{url}/v1/infer", json={})
+        assert service.app.last_asked <= time.monotonic()
+        server, now = Server(service), time.monotonic()
+        server._drain_until = now + 3 * PATIENCE_S
+        service.app.last_asked = now + PATIENCE_S  # just now, however long this test takes
+        assert not server._is_quiet(), "another request may follow"
+        service.app.last_asked = now - PATIENCE_S
+        assert server._is_quiet()
+        service.app.in_flight += 1
+        assert not server._is_quiet()
+        server._drain_until -= PATIENCE_S
+        assert server._is_quiet(), "a third of the time is gone"
+        service.app.in_flight -= 1
 
 
 def test_calls_over_grpc_that_arrive_as_the_server_ends_are_told_so(few: Models) -> None:

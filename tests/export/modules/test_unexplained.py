@@ -13,7 +13,7 @@ from addnorm.export.modules.recognize import recognize
 from tests.support.people.encoders import D, H, OwnLayers
 from tests.support.people.unexplained import CHANGES, PLACES, Change, Plain, T, is_told
 
-CASES = [  # each operator at one of the places
+CASES = [  # the product of operators and places is run by `pytest -m modules`
     *(
         (PLACES[index % len(PLACES)], change, name)
         for index, (name, change) in enumerate(CHANGES["operators on rows"].items())
