@@ -1,4 +1,4 @@
-"""The gate: what the requests of each API key hold, and the one place that refuses a request for
+"""The gate: what the requests of each API key hold, and the one place that rejects a request for
 the sake of others. Knows no tensors and no HTTP."""
 
 import math
@@ -27,7 +27,7 @@ class Rule(NamedTuple):
     ratio: a key may hold this many times what it leaves free. Larger: one key leaves less to
     others. Smaller: it cannot use what nobody else wants.
     small_ratio: a request is small, and granted whatever its key holds, if it leaves this many
-    times its own size free. Larger: more requests are refused beside large ones of their own key.
+    times its own size free. Larger: more requests are rejected beside large ones of their own key.
     Smaller: one key's small requests leave less to other keys.
     """
 
@@ -58,7 +58,7 @@ class Holdings:
         self.amounts: dict[Account, int] = {}
 
 
-def refusal(kind: type[ServiceError], why: str, wait_s: float = 1.0) -> ServiceError:
+def rejection(kind: type[ServiceError], why: str, wait_s: float = 1.0) -> ServiceError:
     """What a request is told that must come again, after wait_s."""
     return kind(f"{why}; retry in {max(1, math.ceil(wait_s))} s", retry_after_s=wait_s)
 
@@ -78,7 +78,7 @@ class Gate:
         now = self._by_key["requests"][holdings.key]
         if max_requests and now >= max_requests:
             why = f"the API key {holdings.key!r} has {now} requests under way, its limit is"
-            raise refusal(TooManyAtOnce, f"{why} {max_requests}")
+            raise rejection(TooManyAtOnce, f"{why} {max_requests}")
         self.keep(holdings, "requests", 1)
         try:
             yield
@@ -98,8 +98,8 @@ class Gate:
         if more > 0 and not BYTES.grants(limit, total, of_key, own, more):
             if account == "calls":
                 why = f"{total} calls over gRPC are under way, the limit is {limit}, of which each"
-                raise refusal(TooManyConnections, f"{why} API key leaves some to others")
-            raise refusal(
+                raise rejection(TooManyConnections, f"{why} API key leaves some to others")
+            raise rejection(
                 BodiesFull if account == "bodies" else ResponsesFull,
                 f"overloaded: {account} in progress hold {total:,} bytes, this request needs"
                 f" {more:,} more, the limit is {limit:,}, of which a caller leaves"

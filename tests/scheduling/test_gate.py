@@ -95,7 +95,7 @@ def test_all_that_a_request_holds_is_given_back_and_leaves_no_trace_of_its_key(g
     assert not any(gate._by_key.values())
 
 
-def test_what_is_refused_is_not_held_and_says_when_to_come_back(gate: Gate) -> None:
+def test_what_is_rejected_is_not_held_and_says_when_to_come_back(gate: Gate) -> None:
     fill(gate, 1_000_000)
     large = Holdings()
     gate.hold(large, "bodies", 1000)
