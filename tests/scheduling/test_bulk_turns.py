@@ -158,7 +158,7 @@ def test_a_piece_gives_way_to_a_run_on_all_cores_once_there_are_other_jobs(
     target = Target(noted("one core"), 64, run_on_all_cores=noted("all cores"))
     busy = Target(held, 64)
     busy.tokens_per_s = target.tokens_per_s = 1e6
-    scheduler = Scheduler(gate(2, 10_000))
+    scheduler = Scheduler(gate_of(2, 10_000))
     scheduler.start()
     if others:
         assert values(scheduler.submit(Target(echo, 64), of_lengths(1), 60)) == [[1]]
