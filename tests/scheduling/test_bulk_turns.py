@@ -14,7 +14,7 @@ from addnorm.service.scheduling.bulk_turns import ALONE_S, SPARE_LANES, BulkTurn
 from addnorm.service.scheduling.job import AllRows, Job, Run, Target
 from addnorm.service.scheduling.low_priority import NICER, LowPriorityThread
 from addnorm.service.scheduling.scheduler import Scheduler
-from tests.support.scheduling import Queue, echo, lengths, of_lengths, submit, values
+from tests.support.scheduling import Queue, echo, gate_of, lengths, of_lengths, submit, values
 from tests.support.waiting import PATIENCE_S, eventually
 
 
