@@ -13,8 +13,7 @@ from itertools import cycle, islice
 import numpy as np
 from tokenizers import Tokenizer
 
-from addnorm.export.certificate import embedded
-from addnorm.export.certificate.embedded import Array, Embedded
+from addnorm.export.certificate.answered import Array, Embedded, embed_by_server
 from addnorm.export.certificate.served import path_of
 from addnorm.service.models.model import Model
 from addnorm.service.runtime.batch import Floats
@@ -68,7 +67,7 @@ def embed_calibration_texts(service: Service, bundle: Bundle, precision: str) ->
     """The calibration texts, each behind its prompt."""
     texts = calibration_texts((bundle.path / TOKENIZER).read_bytes())
     found = [
-        embedded.embed_by_server(service, bundle.manifest, own, precision, prompt_name=name)
+        embed_by_server(service, bundle.manifest, own, precision, prompt_name=name)
         for name, own in with_prompts(texts, bundle.manifest.prompts)
         if own
     ]

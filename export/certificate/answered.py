@@ -1,12 +1,12 @@
 """The server's answers to texts, task by task, as the author's program gives them: a text's token
 ids, and an array. Through the endpoints that callers use."""
 
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 import orjson
+from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
 from addnorm.export.certificate.served import PATIENCE_S, infer_body, run
@@ -27,187 +27,146 @@ from addnorm.service.protocols.cohere import cohere_rerank
 from addnorm.service.protocols.endpoint import Decoded, JsonEndpoint
 from addnorm.service.protocols.native import text_routes
 from addnorm.service.runtime.bundle import TOKENIZER, Bundle
+from addnorm.service.runtime.manifest import Manifest
 from addnorm.service.server.wiring import Service
 
-Served = Callable[..., list[Answer]]  # service, bundle, texts, precision
+Array = NDArray[Any]
 ENDPOINTS: tuple[JsonEndpoint[Any, Decoded], ...] = (
     *text_routes.ENDPOINTS,
     *cohere_rerank.ENDPOINTS,
 )
 ROUTES = {endpoint.path: endpoint for endpoint in ENDPOINTS}
-
-
-def embed(
-    service: Service,
-    bundle: Bundle,
-    texts: Sequence[Text],
-    precision: str,
-    prompt_name: str | None = None,
-) -> list[Answer]:
-    """Vectors, normalized if the authors do it, behind this prompt, or the default one."""
-    own: dict[str, Any] = {"normalize": bundle.manifest.normalize, "prompt_name": prompt_name}
-    return _infer(service, texts, precision, "pooled", **own)
-
-
-def sparse(service: Service, bundle: Bundle, texts: Sequence[Text], precision: str) -> list[Answer]:
-    """Weights of the whole vocabulary."""
-    return _infer(service, texts, precision, "sparse", width=bundle.width("logits"))
-
-
-def query(service: Service, bundle: Bundle, texts: Sequence[Text], precision: str) -> list[Answer]:
-    """Vectors of the tokens of queries."""
-    return _token_vectors(service, bundle, texts, precision, "query")
-
-
-def document(
-    service: Service, bundle: Bundle, texts: Sequence[Text], precision: str
-) -> list[Answer]:
-    """Vectors of the tokens of documents."""
-    return _token_vectors(service, bundle, texts, precision, "document")
-
-
-def rerank(
-    service: Service,
-    bundle: Bundle,
-    texts: Sequence[Text],
-    precision: str,
-    raw_scores: bool = True,
-) -> list[Answer]:
-    """Scores of pairs, before anything is made of them."""
-    found = []
-    for text in texts:
-        asked, told = tuple(text)
-        body = {"query": asked, "documents": [told], "raw_scores": raw_scores}
-        body["precision"] = precision
-        answer, request = _ask_endpoint(service, "/v1/rerank", body)
-        found += _answers(request, [[answer["results"][0]["relevance_score"]]])
-    return found
-
-
-def relevance(
-    service: Service, bundle: Bundle, texts: Sequence[Text], precision: str
-) -> list[Answer]:
-    """Scores of pairs, from 0 to 1."""
-    return rerank(service, bundle, texts, precision, raw_scores=False)
-
-
-def classify(
-    service: Service, bundle: Bundle, texts: Sequence[Text], precision: str
-) -> list[Answer]:
-    """Scores of all labels, in the order of the logits."""
-    body = {"texts": _as_json(texts), "truncate": True, "precision": precision}
-    answer, request = _ask_endpoint(service, "/v1/classify", body)
-    width = bundle.width("logits")
-    names = bundle.manifest.labels or [f"LABEL_{index}" for index in range(width)]
-    return _answers(request, [_scores_in_order(own, names) for own in answer["results"]])
-
-
-def zero_shot(
-    service: Service, bundle: Bundle, texts: Sequence[Text], precision: str
-) -> list[Answer]:
-    """Scores of some labels; the ids are those of the last label's hypothesis."""
-    found = []
-    for text in texts:
-        body: dict[str, Any] = {"texts": [text], "candidate_labels": [*CANDIDATES]}
-        body |= {"truncate": True, "precision": precision}
-        answer, request = _ask_endpoint(service, "/v1/zero-shot", body)
-        scores = _scores_in_order(answer["results"][0], CANDIDATES)
-        found.append(Answer(_ids(request)[-1], np.array(scores, np.float32)))
-    return found
-
-
-def tag(
-    service: Service,
-    bundle: Bundle,
-    texts: Sequence[Text],
-    precision: str,
-    aggregation_strategy: str = "none",
-) -> list[Answer]:
-    """For each token or entity the number of its label, its first and last character, and the
-    score."""
-    body: dict[str, Any] = {"texts": texts, "ignore_labels": []}
-    body["aggregation_strategy"] = aggregation_strategy
-    answer, request = _ask_endpoint(
-        service, "/v1/tag", {**body, "truncate": True, "precision": precision}
-    )
-    labels = bundle.manifest.labels or ()
-    return _answers(request, [entity_rows(own, labels) for own in answer["results"]])
-
-
-def fill_mask(
-    service: Service, bundle: Bundle, texts: Sequence[Text], precision: str
-) -> list[Answer]:
-    """For each mask the logarithms of some tokens' scores."""
-    tokenizer = Tokenizer.from_file(str(bundle.path / TOKENIZER))
-    targets = mask_targets(tokenizer.get_vocab())
-    body = {"texts": texts, "targets": targets, "top_k": len(targets), "precision": precision}
-    answer, request = _ask_endpoint(service, "/v1/fill-mask", body)
-    rows = [
-        [logarithms((one["token"], one["score"]) for one in mask) for mask in own]
-        for own in answer["results"]
-    ]
-    return _answers(request, rows)
-
-
-def read(service: Service, bundle: Bundle, texts: Sequence[Text], precision: str) -> list[Answer]:
-    """Hidden states."""
-    return _infer(service, texts, precision, "activations")
-
-
-# by the name that the program's task has
-TASKS: Mapping[str, Served] = {
-    made.__name__: made
-    for made in (
-        embed,
-        sparse,
-        query,
-        document,
-        rerank,
-        relevance,
-        classify,
-        zero_shot,
-        tag,
-        fill_mask,
-        read,
-    )
-}
 PAIRS = ("rerank", "relevance")  # tasks that take pairs alone
 BOTH = ("classify", "read")  # that take texts and pairs
 
 
-def function_for(task: str) -> Served:
-    """Answers a task of the program."""
-    name, option = split_task(task)
-    return partial(TASKS[name], **option)
+class Embedded(NamedTuple):
+    """Texts, and a vector for each `[n, w]`."""
+
+    ids: list[Ids]
+    vectors: Array
 
 
-def _infer(
-    service: Service,
-    texts: Sequence[Text],
-    precision: str,
-    output: str,
-    width: int | None = None,
-    **options: Any,
-) -> list[Answer]:
-    body = {"texts": _as_json(texts), "outputs": [output], "truncate": True, **options}
-    answer, request = run(infer_body(service, {**body, "precision": precision}))
-    rows = orjson.loads(answer)[output]
-    if width is not None:
-        rows = [_to_dense(one, width) for one in rows]
-    return _answers(request, rows)
+def embed_by_server(
+    service: Service, manifest: Manifest, texts: Sequence[Any], precision: str, **options: Any
+) -> Embedded:
+    """Texts or pairs as the server embeds them, cut to the limit of texts. options: of the request.
+    ServiceError if it is rejected."""
+    own = {"texts": texts, "outputs": ["pooled"], "truncate": True, "precision": precision}
+    body = {**own, "normalize": manifest.normalize, **options}
+    answer, request = run(infer_body(service, body))
+    return Embedded(_ids(request), np.array(orjson.loads(answer)["pooled"]))
 
 
-def _to_dense(weights: Mapping[str, Any], width: int) -> np.ndarray:
-    made = np.zeros(width, np.float32)
-    made[weights["indices"]] = weights["values"]
-    return made
+class ServedTasks:
+    """The server with one model, asked for the tasks of a program: each method is of that name."""
 
+    def __init__(self, service: Service, bundle: Bundle, precision: str) -> None:
+        self._service, self._bundle, self._precision = service, bundle, precision
 
-def _token_vectors(
-    service: Service, bundle: Bundle, texts: Sequence[Text], precision: str, input_type: str
-) -> list[Answer]:
-    own = {"input_type": input_type, "normalize": bundle.manifest.normalize}
-    return _infer(service, texts, precision, "token_vectors", None, **own)
+    def answer(self, task: str, texts: Sequence[Text]) -> list[Answer]:
+        """ServiceError if the server rejects them."""
+        name, option = split_task(task)
+        made: list[Answer] = getattr(self, name)(texts, **option)
+        return made
+
+    def embed(self, texts: Sequence[Text], prompt_name: str | None = None) -> list[Answer]:
+        """Vectors, normalized if the authors do it, behind this prompt, or the default one."""
+        normalize = self._bundle.manifest.normalize
+        return self._infer(texts, "pooled", normalize=normalize, prompt_name=prompt_name)
+
+    def sparse(self, texts: Sequence[Text]) -> list[Answer]:
+        """Weights of the whole vocabulary."""
+        return self._infer(texts, "sparse")
+
+    def query(self, texts: Sequence[Text], input_type: str = "query") -> list[Answer]:
+        """Vectors of the tokens of queries."""
+        normalize = self._bundle.manifest.normalize
+        return self._infer(texts, "token_vectors", input_type=input_type, normalize=normalize)
+
+    def document(self, texts: Sequence[Text]) -> list[Answer]:
+        return self.query(texts, "document")
+
+    def rerank(self, texts: Sequence[Text], raw_scores: bool = True) -> list[Answer]:
+        """Scores of pairs, before anything is made of them."""
+        found = []
+        for text in texts:
+            query, document = tuple(text)
+            body = {"query": query, "documents": [document], "raw_scores": raw_scores}
+            answer, request = self._ask("/v1/rerank", body)
+            found += _answers(request, [[answer["results"][0]["relevance_score"]]])
+        return found
+
+    def relevance(self, texts: Sequence[Text]) -> list[Answer]:
+        """Scores of pairs, from 0 to 1."""
+        return self.rerank(texts, raw_scores=False)
+
+    def classify(self, texts: Sequence[Text]) -> list[Answer]:
+        """Scores of all labels, in the order of the logits."""
+        answer, request = self._ask("/v1/classify", {"texts": _as_json(texts), "truncate": True})
+        width = self._bundle.width("logits")
+        names = self._bundle.manifest.labels or [f"LABEL_{index}" for index in range(width)]
+        return _answers(request, [_scores_in_order(own, names) for own in answer["results"]])
+
+    def zero_shot(self, texts: Sequence[Text]) -> list[Answer]:
+        """Scores of some labels; the ids are those of the last label's hypothesis."""
+        found = []
+        for text in texts:
+            body = {"texts": [text], "candidate_labels": [*CANDIDATES], "truncate": True}
+            answer, request = self._ask("/v1/zero-shot", body)
+            scores = _scores_in_order(answer["results"][0], CANDIDATES)
+            found.append(Answer(_ids(request)[-1], np.array(scores, np.float32)))
+        return found
+
+    def tag(self, texts: Sequence[Text], aggregation_strategy: str = "none") -> list[Answer]:
+        """For each token or entity the number of its label, its first and last character, and the
+        score."""
+        body = {"texts": texts, "ignore_labels": [], "truncate": True}
+        body["aggregation_strategy"] = aggregation_strategy
+        answer, request = self._ask("/v1/tag", body)
+        labels = self._bundle.manifest.labels or ()
+        return _answers(request, [entity_rows(own, labels) for own in answer["results"]])
+
+    def fill_mask(self, texts: Sequence[Text]) -> list[Answer]:
+        """For each mask the logarithms of some tokens' scores."""
+        tokenizer = Tokenizer.from_file(str(self._bundle.path / TOKENIZER))
+        targets = mask_targets(tokenizer.get_vocab())
+        body = {"texts": texts, "targets": targets, "top_k": len(targets)}
+        answer, request = self._ask("/v1/fill-mask", body)
+        rows = [
+            [logarithms((one["token"], one["score"]) for one in mask) for mask in own]
+            for own in answer["results"]
+        ]
+        return _answers(request, rows)
+
+    def read(self, texts: Sequence[Text]) -> list[Answer]:
+        """Hidden states."""
+        return self._infer(texts, "activations")
+
+    def _infer(self, texts: Sequence[Text], output: str, **options: Any) -> list[Answer]:
+        body = {"texts": _as_json(texts), "outputs": [output], "truncate": True, **options}
+        answer, request = run(infer_body(self._service, {**body, "precision": self._precision}))
+        rows = orjson.loads(answer)[output]
+        if output == "sparse":
+            dense = np.zeros((len(rows), self._bundle.width("logits")), np.float32)
+            for row, weights in zip(dense, rows, strict=True):
+                row[weights["indices"]] = weights["values"]
+            rows = [*dense]
+        return _answers(request, rows)
+
+    def _ask(self, path: str, body: dict[str, Any]) -> tuple[dict[str, Any], InferenceRequest]:
+        """The answer of an endpoint, parsed, and the request that the body became."""
+        endpoint = ROUTES[path]
+        asked = fit(endpoint.body, {**body, "precision": self._precision})
+
+        async def ask() -> Any:
+            async def prepare(call: Call) -> Decoded:
+                return await endpoint.make(asked, call, self._service.tools)
+
+            return await self._service.request_path.ask(PATIENCE_S, prepare)
+
+        payload, request = run(ask())
+        return orjson.loads(b"".join(payload.parts)), request
 
 
 def _as_json(texts: Sequence[Text]) -> list[Any]:
@@ -219,22 +178,6 @@ def _scores_in_order(labelled: Sequence[Mapping[str, Any]], names: Sequence[str]
     return [scores[name] for name in names]
 
 
-def _ask_endpoint(
-    service: Service, path: str, body: dict[str, Any]
-) -> tuple[dict[str, Any], InferenceRequest]:
-    """The answer of an endpoint, parsed, and the request that the body became."""
-    endpoint = ROUTES[path]
-
-    async def ask() -> Any:
-        async def prepare(call: Call) -> Decoded:
-            return await endpoint.make(fit(endpoint.body, body), call, service.tools)
-
-        return await service.request_path.ask(PATIENCE_S, prepare)
-
-    payload, request = run(ask())
-    return orjson.loads(b"".join(payload.parts)), request
-
-
 def _ids(request: InferenceRequest) -> list[Ids]:
     batch = request.batch
     types = np.zeros_like(batch.tokens) if batch.types is None else batch.types
@@ -243,6 +186,5 @@ def _ids(request: InferenceRequest) -> list[Ids]:
 
 
 def _answers(request: InferenceRequest, rows: Sequence[Any]) -> list[Answer]:
-    return [
-        Answer(ids, np.array(row, np.float32)) for ids, row in zip(_ids(request), rows, strict=True)
-    ]
+    both = zip(_ids(request), rows, strict=True)
+    return [Answer(ids, np.array(row, np.float32)) for ids, row in both]

@@ -10,15 +10,17 @@ from itertools import zip_longest
 from pathlib import Path
 
 import numpy as np
+import torch
 from tokenizers import Tokenizer
 
 from addnorm.export import vector_ranges
 from addnorm.export.certificate import answered, tolerances
-from addnorm.export.certificate.embedded import Array, by_torch, embed_by_server
+from addnorm.export.certificate.answered import Array, ServedTasks, embed_by_server
 from addnorm.export.sources import pair_template, sample_texts, texts
 from addnorm.export.sources.program import Answer, Ids, Program, Text, split_task
 from addnorm.export.sources.texts import Texts
 from addnorm.model.checkpoints import sentence_transformers
+from addnorm.model.pooling import pick_vectors
 from addnorm.model.transformer import Transformer
 from addnorm.service.errors import ServiceError
 from addnorm.service.runtime.bundle import TOKENIZER, Bundle
@@ -27,6 +29,7 @@ from addnorm.service.server.wiring import Service
 
 Compare = Callable[[str], Iterable[tolerances.Result]]
 SAMPLES = "samples"
+BATCH = 64  # texts that PyTorch is given at once
 MARKS = ("\x07", "\u0301", "\u200b")  # a control character, an accent, no width
 VECTORS = ("embed", "sparse")  # tasks whose answers every precision is near to
 SENTENCES = (
@@ -66,43 +69,29 @@ def checks(
         for content in ((bundle.path / TOKENIZER).read_bytes(), found.tokenizer)
     )
     num_other = int(ours != theirs)
-    has_ranges = bundle.manifest.vector_ranges is not None  # older bundles have none
     compare = partial(_against_authors, service, bundle, authors)
     own_labels = "labels" not in bundle.manifest.source  # and none that a person gave
     meant = program.labels if program and own_labels else []
     num_labels = sum(a != b for a, b in zip_longest(meant, bundle.manifest.labels or ()))
     by_program = texts_by_task(found, limits.max_text_tokens, program, samples) if program else {}
-    others = {
-        **_cases(bundle, authors),
-        **({SAMPLES: _samples_for(samples, None)} if samples else {}),
-    }
-    return [
-        (TOKENIZER, lambda _: [("unlike the folder's", num_other, 0)]),
-        *(
-            [(f"{program.name}: token ids", partial(_compare_token_ids, bundle, program))]
-            if program
-            else []
-        ),
-        *(
-            [(f"{program.name}: labels", lambda _: [("other names", num_labels, 0)])]
-            if meant and program
-            else []
-        ),
-        *(
-            (
-                f"{program.name}: {task}, {name}",
-                partial(_against_program, service, bundle, program, task, own),
-            )
-            for (task, name), own in by_program.items()
-            if program
-        ),
-        *(
-            (name, partial(compare, own))
-            for name, own in others.items()
-            if not any(name == other for _, other in by_program)
-        ),
-        *([("vector ranges", partial(_ranges, service, bundle, authors))] * has_ranges),
+    every: list[tuple[str, Compare]] = [
+        (TOKENIZER, lambda _: [("unlike the folder's", num_other, 0)])
     ]
+    if program:
+        ids = partial(_compare_token_ids, bundle, program)
+        every.append((f"{program.name}: token ids", ids))
+        if meant:
+            labels = f"{program.name}: labels"
+            every.append((labels, lambda _: [("other names", num_labels, 0)]))
+        for (task, name), own in by_program.items():
+            answers = partial(_against_program, service, bundle, program, task, own)
+            every.append((f"{program.name}: {task}, {name}", answers))
+    others = {**_cases(bundle, authors), **({SAMPLES: [*samples]} if samples else {})}
+    asked = {name for _, name in by_program}
+    every += [(name, partial(compare, own)) for name, own in others.items() if name not in asked]
+    if bundle.manifest.vector_ranges is not None:  # older bundles have none
+        every.append(("vector ranges", partial(_ranges, service, bundle, authors)))
+    return every
 
 
 def texts_to_tokenize(tokenizer: bytes) -> list[str]:
@@ -139,16 +128,9 @@ def texts_by_task(
         pairs[f"pairs cut to {limit}"] = _cut_pairs(" ".join(words), limit)
     both = single if found.pair_template else {**single, **pairs}
     few: dict[str, Sequence[Text]] = {"texts": [*SENTENCES, *scripts[:3]]}
-    cases = {
-        task: pairs
-        if task in answered.PAIRS
-        else both
-        if task in answered.BOTH
-        else few
-        if split_task(task)[1]
-        else single
-        for task in program.tasks
-    }
+    cases = {task: few if split_task(task)[1] else single for task in program.tasks}
+    cases |= {task: pairs for task in answered.PAIRS if task in cases}
+    cases |= {task: both for task in answered.BOTH if task in cases}
     if samples:
         cases = {task: {**own, SAMPLES: _samples_for(samples, task)} for task, own in cases.items()}
     if "fill_mask" in cases:  # which takes texts with a mask alone, and does not cut them
@@ -159,10 +141,10 @@ def texts_by_task(
     return {(task, name): own for task, named in cases.items() for name, own in named.items()}
 
 
-def _samples_for(samples: Sequence[Text], task: str | None) -> list[Text]:
+def _samples_for(samples: Sequence[Text], task: str) -> list[Text]:
     """Samples as a task takes them: where it takes pairs alone, a text goes with the next one, and
     where it takes none, the two texts of a pair are two."""
-    if task in answered.BOTH or task is None:
+    if task in answered.BOTH:
         return [*samples]
     single = [part for one in samples for part in ([one] if isinstance(one, str) else one)]
     if task not in answered.PAIRS:
@@ -182,7 +164,7 @@ def _against_program(
 ) -> Iterator[tolerances.Result]:
     """Compares the server's token ids, their types, and what it answers."""
     try:
-        found = answered.function_for(task)(service, bundle, texts, precision)
+        found = ServedTasks(service, bundle, precision).answer(task, texts)
     except ServiceError as error:
         yield f"refused: {error.message}", 1, 0
         return
@@ -271,8 +253,31 @@ class _Authors:
         """A vector for each of the texts `[n, w]`. Computed once, whatever the precision."""
         key = repr(texts)
         if key not in self._made:
-            self._made[key] = by_torch(self.reference, self.manifest, texts)
+            order = sorted(range(len(texts)), key=lambda index: len(texts[index].tokens))
+            vectors = [
+                self._batch_by_torch([texts[index] for index in order[start:][:BATCH]])
+                for start in range(0, len(texts), BATCH)
+            ]
+            self._made[key] = np.concatenate(vectors)[np.argsort(order)]
         return self._made[key]
+
+    def _batch_by_torch(self, texts: Sequence[Ids]) -> Array:
+        width = max(len(ids.tokens) for ids in texts)
+        tokens, types, mask = (torch.zeros(len(texts), width, dtype=torch.int64) for _ in range(3))
+        for row, ids in enumerate(texts):
+            tokens[row, : len(ids.tokens)] = torch.tensor(ids.tokens)
+            types[row, : len(ids.types)] = torch.tensor(ids.types)
+            mask[row, : len(ids.tokens)] = 1
+        with torch.no_grad():
+            rows = self.reference(tokens, mask, types)[0]
+            if "pooled" in self.reference.heads:
+                vectors = self.reference.head("pooled", rows, mask)
+            else:
+                vectors = pick_vectors(self.manifest.pooling, rows, mask)
+            if self.manifest.normalize:
+                vectors = torch.nn.functional.normalize(vectors, dim=1)
+        made: Array = vectors.numpy()
+        return made
 
     def ids(self, text: Text) -> Ids:
         """Cut to the limit. The default prompt stands before a single text; a classifier's stands
