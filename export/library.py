@@ -1,21 +1,28 @@
 """`export_bundle` and `verify_bundle`: certified bundles of models that are in memory."""
 
+import json
+import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
+from dataclasses import replace
 from os import PathLike
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 from torch import nn
 
 from addnorm.export import verifying, writer
 from addnorm.export.modules.source import of_module
-from addnorm.export.sources import in_memory, sources
-from addnorm.export.sources.program import Sample
-from addnorm.export.sources.sources import Source, UsageError
+from addnorm.export.sources import sources
+from addnorm.export.sources.folder_tokenizer import NoTexts
+from addnorm.export.sources.original import digest
+from addnorm.export.sources.program import Program, Sample, silence_libraries
+from addnorm.export.sources.sources import Reference, Source, UsageError
+from addnorm.export.sources.texts import load_tokenizer
 from addnorm.export.sources.vocabulary import write as write_vocabulary
 from addnorm.export.writer import REFUSALS, Plan
+from addnorm.model.checkpoints import Choices, sentence_transformers
 from addnorm.model.config import Config
 from addnorm.model.transformer import Transformer
 from addnorm.service.runtime import bundle as bundles
@@ -28,21 +35,6 @@ class ExportError(Exception):
 
     The message says why in words. `__cause__` is the error that was raised first.
     """
-
-
-class Stated(NamedTuple):
-    """A caller's words on a model, as in `export_bundle`. tokenizer: the folder that has it."""
-
-    labels: Sequence[str] | None
-    pooling: Pooling | None
-    normalize: bool | None
-    tokenizer: Path | None
-    max_length: int | None
-    reference: Callable[..., Any] | None
-    config: Config | Mapping[str, Any] | None
-    weights: Mapping[str, str | Sequence[str]] | None
-    samples: tuple[Sample, ...]
-    batch_first: bool | None
 
 
 def export_bundle(
@@ -104,9 +96,16 @@ def export_bundle(
     """
     with _one_error(), _folder(tokenizer, vocabulary) as folder:
         plan = Plan("packed", tuple(precisions), (*precisions, "fp32")[0], lens)
-        own = reference, config, weights, tuple(samples), batch_first
-        stated = Stated(labels, pooling, normalize, folder, max_length, *own)
-        with _source(model, stated) as source:
+        options = {
+            "labels": labels,
+            "normalize": normalize,
+            "tokenizer": folder,
+            "max_length": max_length,
+            "reference": reference,
+            "samples": tuple(samples),
+        }
+        parts = {"config": config, "weights": weights, "batch_first": batch_first}
+        with _source(model, pooling, options, parts) as source:
             return writer.export(source, Path(out), name, version, plan)
 
 
@@ -138,19 +137,16 @@ def verify_bundle(
         if TOKENIZER in manifest.files and folder is None and not brings_its_own:
             raise UsageError(f"{bundle.ref} takes texts: name the folder of its tokenizer")
         made = manifest.source
-        stated = Stated(
-            made.get("labels") if in_memory.saves_itself(model) else manifest.labels,
-            manifest.pooling,
-            manifest.normalize,
-            folder,
-            made.get("max_length"),
-            reference,
-            config,
-            weights,
-            tuple(samples),
-            batch_first,
-        )
-        with _source(model, stated) as source:
+        options = {
+            "labels": made.get("labels") if saves_itself(model) else manifest.labels,
+            "normalize": manifest.normalize,
+            "tokenizer": folder,
+            "max_length": made.get("max_length"),
+            "reference": reference,
+            "samples": tuple(samples),
+        }
+        parts = {"config": config, "weights": weights, "batch_first": batch_first}
+        with _source(model, manifest.pooling, options, parts) as source:
             verifying.certify_again(bundle, source, provider)
         return bundles.read(bundle.path)
 
@@ -180,38 +176,78 @@ def _folder(
         yield write_vocabulary(entries, Path(folder))
 
 
-def _source(model: nn.Module, stated: Stated) -> AbstractContextManager[Source]:
-    if in_memory.saves_itself(model):
-        if stated.reference is not None:
-            raise UsageError(f"reference is set: a {_kind(model)} is its own")
-        _refuse_parts(model, stated)
-        names = None if stated.labels is None else tuple(stated.labels)
-        facts = {"pooling": stated.pooling, "normalize": stated.normalize}
-        return in_memory.saved_source(
-            model, stated.tokenizer, names, stated.max_length, stated.samples, **facts
-        )
-    options: dict[str, Any] = {
-        "labels": stated.labels,
-        "normalize": bool(stated.normalize),
-        "tokenizer": stated.tokenizer,
-        "max_length": stated.max_length,
-        "reference": stated.reference,
-        "samples": stated.samples,
-    }
-    if isinstance(model, nn.Module) and not isinstance(model, Transformer):
-        options |= {"config": stated.config, "weights": stated.weights}
-        options["batch_first"] = stated.batch_first
-        return nullcontext(of_module(model, pooling=stated.pooling, **options))
-    _refuse_parts(model, stated)
-    return nullcontext(sources.module(model, pooling=stated.pooling or "mean", **options))
-
-
-def _refuse_parts(model: nn.Module, stated: Stated) -> None:
-    if any(x is not None for x in (stated.config, stated.weights, stated.batch_first)):
+def _source(
+    model: Any,
+    pooling: Pooling | None,
+    options: dict[str, Any],
+    parts: Mapping[str, Any],
+) -> AbstractContextManager[Source]:
+    """options: of every model. parts: of modules that are recognized alone."""
+    kind, is_saved = type(model).__qualname__, saves_itself(model)
+    if is_saved and options.pop("reference") is not None:
+        raise UsageError(f"reference is set: a {kind} is its own")
+    if not is_saved:
+        options["normalize"] = bool(options["normalize"])
+    if isinstance(model, nn.Module) and not isinstance(model, Transformer) and not is_saved:
+        return nullcontext(of_module(model, pooling=pooling, **options, **parts))
+    if any(part is not None for part in parts.values()):
         raise UsageError(
-            f"config and weights are of modules, and batch_first is; the model is a {_kind(model)}"
+            f"config and weights are of modules, and batch_first is; the model is a {kind}"
         )
+    if is_saved:
+        return saved_source(model, pooling=pooling, **options)
+    return nullcontext(sources.module(model, pooling=pooling or "mean", **options))
 
 
-def _kind(model: Any) -> str:
-    return type(model).__qualname__
+def saves_itself(model: Any) -> bool:
+    """True if it is of transformers."""
+    return hasattr(model, "save_pretrained") and not isinstance(model, Transformer)
+
+
+@contextmanager
+def saved_source(
+    model: Any,
+    tokenizer: Path | None,
+    labels: Sequence[str] | None,
+    max_length: int | None,
+    samples: tuple[Sample, ...] = (),
+    **facts: Any,
+) -> Iterator[Source]:
+    """The source, whose folder is there until the block ends. UsageError and CheckpointError if the
+    model does not fit.
+
+    tokenizer: a folder. labels: in place of the names in the model's config. facts: pooling and
+    normalize, where they are not None.
+    """
+    name = type(model).__qualname__
+    # a SentenceTransformer: modules one after the other, the first with a tokenizer
+    is_pipeline = isinstance(model, nn.Sequential) and hasattr(model, "encode")
+    if not isinstance(model, nn.Module) or not (hasattr(model, "config") or is_pipeline):
+        raise UsageError(
+            f"the model is a {name}: save it with save_pretrained(folder), and export the folder"
+        )
+    with TemporaryDirectory() as root:
+        folder = Path(root, name)
+        with silence_libraries():
+            model.save_pretrained(folder)  # type: ignore[operator]
+        if (file := folder / TOKENIZER).exists():
+            # it is saved with the padding and the cut of its last call
+            fields = {**json.loads(file.read_text()), "padding": None, "truncation": None}
+            file.write_text(json.dumps(fields))
+        for file in tokenizer.iterdir() if tokenizer and tokenizer.is_dir() else ():
+            if file.is_file() and not (folder / file.name).exists():
+                shutil.copyfile(file, folder / file.name)
+        own = Reference("none", samples=samples)
+        choices = Choices(labels=None if labels is None else tuple(labels))
+        found = sources.checkpoint(folder, choices, max_length, own)
+        chosen = {fact: value for fact, value in facts.items() if value is not None}
+        found = replace(found, facts={**found.facts, **chosen})
+        own_tokenizer, limit = None, None
+        if not isinstance(found.texts, NoTexts):
+            limit = found.texts.max_text_tokens
+            if getattr(model, "tokenizer", None) is None:
+                own_tokenizer = load_tokenizer(sentence_transformers.read(folder))
+        kept = {key: found.origin[key] for key in ("labels", "max_length") if key in found.origin}
+        origin = {"module": name, "sha256": digest(model), **kept}
+        with closing(Program(model, own_tokenizer, limit)) as program:
+            yield sources.with_program(replace(found, name=name, origin=origin), program)

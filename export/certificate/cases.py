@@ -70,6 +70,10 @@ def cases(limits: Limits) -> list[Case]:
     ]
 
 
+def case_named(limits: Limits, name: str) -> Case:
+    return next(case for case in cases(limits) if case.name == name)
+
+
 def _pad_batch(batch: Batch, where: str) -> Case:
     grids = [selfcheck.place(batch.sequence(index), 64, where) for index in range(len(batch))]
     ids, masks, types = zip(*grids, strict=True)

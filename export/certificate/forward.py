@@ -54,17 +54,10 @@ def refuse_unlike(reference: Transformer, original: Original, limits: Limits) ->
 
 
 def ask_all(original: Original, limits: Limits, samples: Sequence[Sequence[int]] = ()) -> None:
-    """Asks it for all that `named` compares."""
-    every = [*cases(original.sequence_limits(limits)), *sample_cases(samples)]
-    for case in (_answerable_rows(case, original) for case in every):
-        for ids, types in _sequences(case.grid()) if case.input_ids else ():
+    """Asks it for all that `named_cases` compares."""
+    for case in _answerable_cases(original, limits, samples):
+        for ids, types in _sequences(case.grid()):
             original.rows(ids, types)
-
-
-def sample_cases(samples: Sequence[Sequence[int]]) -> list[Case]:
-    """Token ids beside our own, each a sequence."""
-    rows = [[*map(int, ids)] for ids in samples]
-    return [Case("samples", rows)] if rows else []
 
 
 def named_cases(
@@ -73,27 +66,32 @@ def named_cases(
     original: Original,
     samples: Sequence[Sequence[int]] = (),
 ) -> list[NamedCompare]:
-    """The same cases as beside PyTorch's `Transformer`, and samples, without rows that the original
-    has no answer to."""
-    limits = original.sequence_limits(path.model.bundle.manifest.limits)
-    every = [*cases(limits), *sample_cases(samples)]
-    found = (_answerable_rows(case, original) for case in every)
+    """The same cases as beside PyTorch's `Transformer`, and samples."""
+    limits = path.model.bundle.manifest.limits
     return [
         (f"reference, {case.name}", partial(_compare_answers, path, case, reference, original))
-        for case in found
-        if case.input_ids
+        for case in _answerable_cases(original, limits, samples)
     ]
 
 
-def _answerable_rows(case: Case, original: Original) -> Case:
-    kept = [original.can_say(ids) for ids, _ in _sequences(case.grid())]
-    mask, types = case.attention_mask, case.token_type_ids
-    return Case(
-        case.name,
-        [*compress(case.input_ids, kept)],
-        mask and [*compress(mask, kept)],
-        types and [*compress(types, kept)],
-    )
+def _answerable_cases(
+    original: Original, limits: Limits, samples: Sequence[Sequence[int]]
+) -> Iterator[Case]:
+    """The cases without rows that the original has no answer to. samples: token ids beside our own,
+    each a sequence."""
+    every = cases(original.sequence_limits(limits))
+    if samples:
+        every.append(Case("samples", [[*map(int, ids)] for ids in samples]))
+    for case in every:
+        kept = [original.can_say(ids) for ids, _ in _sequences(case.grid())]
+        mask, types = case.attention_mask, case.token_type_ids
+        if any(kept):
+            yield Case(
+                case.name,
+                [*compress(case.input_ids, kept)],
+                mask and [*compress(mask, kept)],
+                types and [*compress(types, kept)],
+            )
 
 
 def _compare_answers(
@@ -119,11 +117,8 @@ def _compare_answers(
         precision = "fp32"
         activations, *_ = by_torch(reference, grid)
         pick = reference.config.heads[output].pick
-        rows = (
-            activations[real]
-            if of_every_token
-            else picked_rows("last" if pick == "every" else pick, activations, real)
-        )
+        pick = "last" if pick == "every" else pick
+        rows = activations[real] if of_every_token else picked_rows(pick, activations, real)
         got = by_head(reference, output, rows)
     else:
         chosen = {"logits": {"positions": "all" if of_every_token else "last"}}

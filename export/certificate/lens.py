@@ -1,7 +1,7 @@
 """Cases of the certificate for the lens: what it shows against PyTorch, and its bits against the
 body's."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
 from typing import Any
 
@@ -11,10 +11,9 @@ from numpy.typing import NDArray
 
 from addnorm.export.certificate import tolerances
 from addnorm.export.certificate.batch_invariance import NamedPairs, Pair
-from addnorm.export.certificate.cases import Case, cases
+from addnorm.export.certificate.cases import Case, case_named, cases
 from addnorm.export.certificate.served import NamedCompare, Served
 from addnorm.model.transformer import Transformer
-from addnorm.service.runtime.batch import Grid
 
 Array = NDArray[Any]
 WHOLE = ("length 1", "ragged", "pads left", "pads holes")  # cases of which every layer is compared
@@ -63,35 +62,22 @@ def _against_torch(
         attentions={"layers": layers, "heads": shown},
     )
     grid = case.grid()
-    hidden, maps = _by_torch(reference, grid, shown)
-    real = grid.attention_mask != 0
-    rows = np.concatenate([_real_rows(values, real, case) for values in got["hidden_states"]])
-    expected = np.concatenate([hidden[layer][real] for layer in hidden_layers])
-    yield from tolerances.vectors("hidden_states", rows, expected, "fp32")
-    served = np.concatenate([_real_maps(values, real, case) for values in got["attentions"]])
-    meant = np.concatenate([_real_maps(maps[layer], real) for layer in layers])
-    yield "attentions", tolerances.largest(served - meant), tolerances.ABSOLUTE
-
-
-def _by_torch(
-    reference: Transformer, grid: Grid, heads: Sequence[int]
-) -> tuple[list[Array], list[Array]]:
-    """Hidden states `[B, S, d]` and attentions `[B, h, S, S]` of each layer."""
     ids, mask, types = (None if cells is None else torch.from_numpy(cells) for cells in grid)
     assert ids is not None
     assert mask is not None
-    shown = [torch.tensor(heads)] * reference.config.n_layers
-    with torch.no_grad():
-        hidden, maps = reference.lens(ids, mask, types, shown)
-    return [x.numpy() for x in hidden], [x.numpy() for x in maps]
-
-
-def _real_rows(answer: list[Any], real: Array, case: Case) -> Array:
-    """The answer's rows over real tokens `[n, d]`."""
-    if case.attention_mask is None:
-        return np.concatenate([np.array(row, np.float32) for row in answer])
-    rows: Array = np.array(answer, np.float32)[real]
-    return rows
+    with torch.no_grad():  # hidden states `[B, S, d]` and attentions `[B, h, S, S]` of each layer
+        hidden, maps = reference.lens(ids, mask, types, [torch.tensor(shown)] * n_layers)
+    real = grid.attention_mask != 0
+    if case.attention_mask is None:  # ragged rows
+        parts = [np.array(row, np.float32) for layer in got["hidden_states"] for row in layer]
+    else:
+        parts = [np.array(layer, np.float32)[real] for layer in got["hidden_states"]]
+    rows = np.concatenate(parts)
+    expected = np.concatenate([hidden[layer].numpy()[real] for layer in hidden_layers])
+    yield from tolerances.vectors("hidden_states", rows, expected, "fp32")
+    served = np.concatenate([_real_maps(values, real, case) for values in got["attentions"]])
+    meant = np.concatenate([_real_maps(maps[layer].numpy(), real) for layer in layers])
+    yield "attentions", tolerances.largest(served - meant), tolerances.ABSOLUTE
 
 
 def _real_maps(answer: Any, real: Array, case: Case | None = None) -> Array:
@@ -112,9 +98,7 @@ def _real_maps(answer: Any, real: Array, case: Case | None = None) -> Array:
 def _bits(path: Served, reference: Transformer, precision: str) -> Mapping[str, Iterable[Pair]]:
     """Rows of the last layer, and those of the body, which ran in company. Each sequence is alone
     where the lens runs."""
-    ragged = next(
-        case for case in cases(path.model.bundle.manifest.limits) if case.name == "ragged"
-    )
+    ragged = case_named(path.model.bundle.manifest.limits, "ragged")
     got = path.ask(
         ragged, precision, outputs=["activations", "hidden_states"],
         hidden_states={"layers": [reference.config.n_layers]},

@@ -174,7 +174,21 @@ def compare_answers(
     """
     bundle, checks = model.bundle, list[Check]()
     with served.path_of(model) as path:
-        work = _cases(path, reference, checkpoint, equal, originals, program, samples)
+        # every case with its precisions, which follow each other: PyTorch computes it once
+        every = [*bundle.manifest.precisions]
+        fp32 = [precision for precision in every if precision == "fp32"]
+        bits = [(every, served.bits(path)), (fp32, lens.bits(path, reference))] if equal else []
+        groups = [
+            (every, served.named_cases(path, reference)),
+            *(
+                (every, forward.named_cases(path, reference, original, ids_of(samples)))
+                for original in originals
+            ),
+            (fp32, lens.named(path, reference)),
+            *((precisions, map(_bit_comparison, cases)) for precisions, cases in bits),
+            (every, _text_cases(path, reference, checkpoint, program, texts_of(samples))),
+        ]
+        work = [(precisions, case) for precisions, cases in groups for case in cases]
         num = sum(len(precisions) for precisions, _ in work)
         tqdm.write(f"comparing what is served with PyTorch: {num} cases")
         with tqdm(total=num, desc=f"certify {bundle.ref}", unit="case", disable=None) as bar:
@@ -224,32 +238,6 @@ def _checks(precision: str, case: str, compare: Compare) -> list[Check]:
         hint = ", which end at 65504 in fp16: leave it out of --precision"
         words = f"{error}{hint}" if precision == "fp16" else str(error)
         raise CertificationError(f"{case} ({precision}): {words}") from error
-
-
-def _cases(
-    path: Served,
-    reference: Transformer,
-    checkpoint: Path | None,
-    equal: bool,
-    originals: Sequence[Original],
-    program: Program | None,
-    samples: Sequence[Sample],
-) -> list[tuple[list[str], NamedCompare]]:
-    """Every case with its precisions, which follow each other: PyTorch computes it once."""
-    every = [*path.model.bundle.manifest.precisions]
-    fp32 = [precision for precision in every if precision == "fp32"]
-    bits = [(every, served.bits(path)), (fp32, lens.bits(path, reference))] if equal else []
-    groups = [
-        (every, served.named_cases(path, reference)),
-        *(
-            (every, forward.named_cases(path, reference, original, ids_of(samples)))
-            for original in originals
-        ),
-        (fp32, lens.named(path, reference)),
-        *((precisions, map(_bit_comparison, cases)) for precisions, cases in bits),
-        (every, _text_cases(path, reference, checkpoint, program, texts_of(samples))),
-    ]
-    return [(precisions, case) for precisions, cases in groups for case in cases]
 
 
 def _refuse_failures(checks: list[Check]) -> None:

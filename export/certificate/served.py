@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from addnorm.export.certificate import tolerances
 from addnorm.export.certificate.batch_invariance import Arrays, NamedPairs, Pair
-from addnorm.export.certificate.cases import PLACES, Case, cases
+from addnorm.export.certificate.cases import PLACES, Case, case_named, cases
 from addnorm.model.config import Pick
 from addnorm.model.pooling import pick_vectors
 from addnorm.model.transformer import Transformer
@@ -168,10 +168,20 @@ def _against_torch(
     for output, _ in reference.named_heads():
         if output == "pooled":
             pooled = picked_rows(path.model.bundle.manifest.pooling, activations, real)
-            rows = vectors, by_head(reference, output, pooled)
+            yield from tolerances.vectors(
+                output, vectors, by_head(reference, output, pooled), "fp32"
+            )
+            continue
+        # where logits of every token are too many values, of the last token of each row
+        own = path.few_values(output, case)
+        options = {output: own} if own else {}
+        answer = path.ask(case, precision, outputs=[output], **options)[output]
+        pick = path.outputs[output].of_options(own).pick(path.model.bundle)
+        if pick == "every":
+            rows, seen = real_rows(answer, real, case), activations[real]
         else:
-            rows = _outputs_of_head(path, case, reference, output, precision, activations, real)
-        yield from tolerances.vectors(output, *rows, "fp32")
+            rows, seen = np.array(answer)[real.any(1)], picked_rows(pick, activations, real)
+        yield from tolerances.vectors(output, rows, by_head(reference, output, seen), "fp32")
 
 
 def by_torch(reference: Transformer, grid: Grid) -> tuple[Array, Array, Array]:
@@ -180,28 +190,6 @@ def by_torch(reference: Transformer, grid: Grid) -> tuple[Array, Array, Array]:
     with torch.no_grad():
         activations, mean, rstd = reference(*inputs)
     return activations.numpy(), mean.numpy(), rstd.numpy()
-
-
-def _outputs_of_head(
-    path: Served,
-    case: Case,
-    reference: Transformer,
-    output: str,
-    precision: str,
-    activations: Array,
-    real: Array,
-) -> tuple[Array, Array]:
-    """A head's output, served and by the reference, over real tokens or for each row with one.
-
-    Where logits of every token are too many values, over the last token of each row.
-    """
-    own = path.few_values(output, case)
-    got = path.ask(case, precision, outputs=[output], **({output: own} if own else {}))[output]
-    pick = path.outputs[output].of_options(own).pick(path.model.bundle)
-    if pick == "every":
-        return real_rows(got, real, case), by_head(reference, output, activations[real])
-    rows = picked_rows(pick, activations, real)
-    return np.array(got)[real.any(1)], by_head(reference, output, rows)
 
 
 def picked_rows(pick: Pick, activations: Array, real: Array) -> Array:
@@ -232,9 +220,7 @@ def _bare_graph(
     path: Served, reference: Transformer, precision: str
 ) -> Iterator[tolerances.Result]:
     """The graph as any other ONNX server would call it: on the padded grid."""
-    case = next(
-        case for case in cases(path.model.bundle.manifest.limits) if case.name == "pads holes"
-    )
+    case = case_named(path.model.bundle.manifest.limits, "pads holes")
     expected, *_ = by_torch(reference, case.grid())
     got = path.model.engine(precision).run_grid(case.grid())[0]
     flat = (-1, expected.shape[-1])
@@ -258,17 +244,15 @@ def _bare_pairs(path: Served, precision: str) -> Mapping[str, Iterable[Pair]]:
 
 def _padded_pairs(path: Served, precision: str) -> Mapping[str, Iterable[Pair]]:
     """Padded rows, and the same rows sent ragged."""
-    chosen = {case.name: case for case in cases(path.model.bundle.manifest.limits)}
-    plain = _rows(path, chosen["ragged"], precision)
-    padded = (_rows(path, chosen[f"pads {where}"], precision) for where in PLACES)
+    limits = path.model.bundle.manifest.limits
+    plain = _rows(path, case_named(limits, "ragged"), precision)
+    padded = (_rows(path, case_named(limits, f"pads {where}"), precision) for where in PLACES)
     return {"unequal rows": chain.from_iterable(zip(rows, plain, strict=True) for rows in padded)}
 
 
 def _co_batched_pairs(path: Served, precision: str) -> Mapping[str, Iterable[Pair]]:
     """Rows sent alone, and the same rows in one batch."""
-    ragged = next(
-        case for case in cases(path.model.bundle.manifest.limits) if case.name == "ragged"
-    )
+    ragged = case_named(path.model.bundle.manifest.limits, "ragged")
     together = _rows(path, ragged, precision)
     return {
         "unequal rows": (

@@ -51,6 +51,16 @@ def measured(
         check(model)
         checks = parity.compare_answers(model, reference, checkpoint, equal=False)
         bits = [*_bits(model, reference, num_compositions)]
+    holds = {}  # over all cases of a precision
+    for precision in model.engines:
+        own = [found for *_, of, found in bits if of == precision]
+        largest = max(found.largest_difference for found in own)
+        value = max(found.largest_value for found in own)
+        holds[precision] = {
+            "bits": "differ" if any(found.unequal for found in own) else "equal",
+            "largest_difference": largest,
+            "of_largest_value": largest / value if value else 0.0,
+        }
     return {
         "gpu": gpu_name(),
         "onnxruntime": onnxruntime.__version__,
@@ -61,10 +71,7 @@ def measured(
             {"case": case, "output": output, "precision": precision, **found._asdict()}
             for case, output, precision, found in bits
         ],
-        "holds": {
-            precision: _holds([found for *_, own, found in bits if own == precision])
-            for precision in model.engines
-        },
+        "holds": holds,
     }
 
 
@@ -82,26 +89,12 @@ def _bits(
                     bits = count_unequal(found)
                     if not np.isfinite(bits.largest_difference):
                         raise CertificationError(f"{case} ({precision}): numbers are not finite")
-                    tqdm.write(_table_row(precision, case, bits))
+                    said = f"{bits.unequal} of {bits.compared} unequal"
+                    largest = f"{bits.largest_difference:9.2g} at most"
+                    tqdm.write(f"{precision}  {case:22s} {said:28s} {largest}")
                     yield case, output, precision, bits
 
 
 def _drawn(model: Model, num: int, precision: str) -> Mapping[str, Iterable[Pair]]:
     engine, limits = model.engine(precision), model.bundle.manifest.limits
     return {"unequal sequences": compositions(engine, limits, num)}
-
-
-def _table_row(precision: str, case: str, bits: Bits) -> str:
-    said = f"{bits.unequal} of {bits.compared} unequal"
-    return f"{precision}  {case:22s} {said:28s} {bits.largest_difference:9.2g} at most"
-
-
-def _holds(found: list[Bits]) -> dict[str, Any]:
-    """Over all cases of a precision."""
-    largest = max(bits.largest_difference for bits in found)
-    value = max(bits.largest_value for bits in found)
-    return {
-        "bits": "differ" if any(bits.unequal for bits in found) else "equal",
-        "largest_difference": largest,
-        "of_largest_value": largest / value if value else 0.0,
-    }

@@ -5,7 +5,6 @@ Loading has refused operators that compute rows. Those that index may do both.
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Set
-from pathlib import Path
 
 import numpy as np
 import onnx
@@ -14,7 +13,6 @@ from onnx import GraphProto, NodeProto, TensorProto
 from addnorm.export.certificate.graph import structure
 from addnorm.export.certificate.served import CertificationError
 from addnorm.service.models.model import Model
-from addnorm.service.runtime.bundle import Bundle
 from addnorm.service.runtime.device.placement import CPU, Node, operator
 
 INDICES = (TensorProto.INT64, TensorProto.INT32, TensorProto.BOOL)
@@ -26,17 +24,13 @@ def refuse_rows_on_cpu(model: Model) -> None:
         for name, nodes in engine.nodes().items():
             if name == "lens":  # the CPU runs it
                 continue
-            file = _file(model.bundle, precision, name)
+            bundle = model.bundle
+            file = bundle.graph(precision, True) if name == "body" else bundle.head(name)
             graph = onnx.load(str(file), load_external_data=False).graph
             if left := [*_rows_on_cpu(nodes, graph)]:
                 first = ", ".join(f"{node.operator} {node.name}".rstrip() for node in left[:3])
                 more = f" and {len(left) - 3} more" if len(left) > 3 else ""
                 raise CertificationError(f"{file.name}: rows go through the CPU: {first}{more}")
-
-
-def _file(bundle: Bundle, precision: str, name: str) -> Path:
-    """name: as in `Engine.nodes`."""
-    return bundle.graph(precision, on_gpu=True) if name == "body" else bundle.head(name)
 
 
 def _rows_on_cpu(nodes: Iterable[Node], graph: GraphProto) -> Iterator[Node]:
@@ -57,7 +51,13 @@ def without_rows(graph: GraphProto, outside: Set[str] = frozenset()) -> Iterator
 
     outside: what is a row or a weight around a body.
     """
-    rows = {*outside, *_weights(graph), *_inputs(graph)}
+    rows = {*outside}
+    rows |= {
+        tensor.name
+        for tensor in graph.initializer
+        if tensor.data_type not in INDICES and np.prod(tensor.dims, dtype=int) > 1
+    }
+    rows |= {value.name for value in graph.input if value.type.tensor_type.elem_type not in INDICES}
     for node in graph.node:
         bodies = [item.g for item in node.attribute if item.HasField("g")]
         free = [own for body in bodies for own in without_rows(body, rows)]
@@ -67,15 +67,3 @@ def without_rows(graph: GraphProto, outside: Set[str] = frozenset()) -> Iterator
             rows.update(node.output)
         else:
             yield node
-
-
-def _weights(graph: GraphProto) -> Iterator[str]:
-    for tensor in graph.initializer:
-        if tensor.data_type not in INDICES and np.prod(tensor.dims, dtype=int) > 1:
-            yield tensor.name
-
-
-def _inputs(graph: GraphProto) -> Iterator[str]:
-    for value in graph.input:
-        if value.type.tensor_type.elem_type not in INDICES:
-            yield value.name

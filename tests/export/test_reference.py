@@ -15,7 +15,7 @@ from addnorm.export.certificate.forward import refuse_unlike
 from addnorm.export.certificate.parity import compare_answers
 from addnorm.export.certificate.served import CertificationError
 from addnorm.export.checking import check
-from addnorm.export.sources.in_memory import saved_source
+from addnorm.export.library import saved_source
 from addnorm.export.sources.original import Original
 from addnorm.model.config import Config, HeadConfig, Pick
 from addnorm.model.transformer import Transformer

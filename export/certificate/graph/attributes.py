@@ -85,7 +85,11 @@ def _attributes(
         expected = gelu if operator == "Gelu" else {}
         yield from _compare_nodes(model, operator, expected, activations * (activation in names))
     yield from _std_norms(graph, config, norms * (config.norm == "std"))
-    yield from _rms_norms(graph, config, norms * (config.norm == "rms"))
+    # each such norm adds eps to a mean square, of which it takes 1 / x
+    nodes, is_rms = model.graph.node, config.norm == "rms"
+    sums = {node.input[0] for node in nodes if node.op_type == "Reciprocal"} if is_rms else set()
+    found = [node for node in nodes if node.op_type == "Add" and node.output[0] in sums]
+    yield from _eps(graph, found, "mean square", [config.eps] * (norms * is_rms))
     yield from _products(model)
 
 
@@ -114,14 +118,6 @@ def _std_norms(graph: Graph, config: Config, count: int) -> Iterator[str]:
     roots = {node.output[0] for node in nodes if node.op_type == "Sqrt"}
     found = [node for node in nodes if node.op_type == "Add" and roots & {*node.input}]
     yield from _eps(graph, found, "deviation", [config.eps] * count)
-
-
-def _rms_norms(graph: Graph, config: Config, count: int) -> Iterator[str]:
-    """Each such norm adds eps to a mean square, of which it takes 1 / x."""
-    nodes = graph.proto.graph.node
-    sums = {node.input[0] for node in nodes if node.op_type == "Reciprocal"} if count else set()
-    found = [node for node in nodes if node.op_type == "Add" and node.output[0] in sums]
-    yield from _eps(graph, found, "mean square", [config.eps] * count)
 
 
 def _eps(graph: Graph, nodes: list[NodeProto], what: str, eps: list[float]) -> Iterator[str]:

@@ -13,7 +13,7 @@ The first three know nothing of the exporter, so they show its mistakes.
 
 import copy
 import json
-from collections.abc import Container, Iterator, Mapping, Set
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -60,16 +60,14 @@ class Files:
     @classmethod
     def read(cls, bundle: Bundle) -> "Files":
         """ValueError for what is no graph, and for data files that the manifest does not know."""
-        bodies = {
-            precision: _load(bundle, bundle.graph(precision))
-            for precision in bundle.manifest.precisions
-        }
+        known = bundle.manifest.files
+        bodies = {name: _load(bundle, bundle.graph(name)) for name in bundle.manifest.precisions}
         heads = {name: _load(bundle, bundle.head(name)) for name in bundle.manifest.heads}
-        ranges = load_file(bundle.path / RANGES) if RANGES in bundle.manifest.files else {}
-        lens = _load(bundle, bundle.path / LENS, bundle.graph("fp32")) if bundle.has_lens else None
-        gpu = None
-        if GPU_GRAPH in bundle.manifest.files:
-            gpu = _load(bundle, bundle.path / GPU_GRAPH, bundle.graph("fp32"))
+        gpu, lens = (
+            _load(bundle, bundle.path / name, bundle.graph("fp32")) if name in known else None
+            for name in (GPU_GRAPH, LENS)
+        )
+        ranges = load_file(bundle.path / RANGES) if RANGES in known else {}
         return cls(bodies, gpu, lens, heads, ranges)
 
 
@@ -129,20 +127,16 @@ def compare(files: Files, expected: Expected, manifest: Manifest) -> Iterator[Fi
         if precision == "int8":
             yield (precision, "ranges"), [*_ranges(files.ranges, expected.ranges)]
         yield (precision, "graph"), [*_graph(precision, body, files.ranges, expected)]
-    if files.gpu:
-        yield ("fp32", "gpu, weights"), _weights(files.gpu, expected.reference, leaving="heads.")
-        plain = [*attributes.body(files.gpu, config, "fp32", portable=False)]
-        yield ("fp32", "gpu, attributes"), plain
-        found = structure.differences(files.gpu, expected.graphs.plain)
-        yield ("fp32", "gpu, graph"), [*found]
-    if files.lens and expected.graphs.lens:
-        yield (
-            ("fp32", "lens, weights"),
-            _weights(files.lens, expected.reference, leaving="heads."),
-        )
-        seen = [*attributes.body(files.lens, config, "fp32", portable=True)]
-        yield ("fp32", "lens, attributes"), seen
-        yield ("fp32", "lens, graph"), [*structure.differences(files.lens, expected.graphs.lens)]
+    for name, found, meant in (
+        ("gpu", files.gpu, expected.graphs.plain),
+        ("lens", files.lens, expected.graphs.lens),
+    ):
+        if found and meant:
+            weights = _weights(found, expected.reference, leaving="heads.")
+            yield ("fp32", f"{name}, weights"), weights
+            seen = attributes.body(found, config, "fp32", portable=name == "lens")
+            yield ("fp32", f"{name}, attributes"), [*seen]
+            yield ("fp32", f"{name}, graph"), [*structure.differences(found, meant)]
 
 
 def _heads(heads: dict[str, Graph], expected: Expected, portable: bool) -> Iterator[Finding]:
@@ -208,12 +202,11 @@ def _manifest(manifest: Manifest, config: Config) -> list[str]:
 
 def _weights(graph: Graph, reference: nn.Module, leaving: str = " ") -> list[str]:
     """leaving: what the names begin with that belong to another graph."""
-    tensors = {
-        name: tensor
+    state = {
+        name: tensor.numpy()
         for name, tensor in reference.state_dict().items()
         if not name.startswith(leaving)
     }
-    state = {name: tensor.numpy() for name, tensor in tensors.items()}
     config = reference.config if isinstance(reference, Transformer) else None
     try:
         return [*_weights_of(graph, state, config)]
@@ -242,8 +235,14 @@ def _weights_of(graph: Graph, state: Mapping[str, Array], config: Config | None)
         elif name in halves:
             if not _same_bits(halves[name], expected := half_precision.round_to_half(tensor)):
                 yield f"{name} differs from the reference{_where(halves[name], expected)}"
-        elif not _is_left_out(name, tensor, state, constants.keys() | halves.keys(), parts):
-            yield f"{name} is missing"
+        else:
+            # the parts of a quantized weight hold its bias
+            is_in_parts = name.removesuffix("bias") + "weight" in parts
+            if name.endswith(".bias") and (is_in_parts or not tensor.any()):
+                continue
+            others = state.keys() & (constants.keys() | halves.keys())
+            if not any(_same_bits(state[other], tensor) for other in others):
+                yield f"{name} is missing"
     known = {
         *state,
         *(f"{name}{half_precision.SUFFIX}" for name in state),
@@ -255,19 +254,6 @@ def _weights_of(graph: Graph, state: Mapping[str, Array], config: Config | None)
             continue
         if config is None or not places.is_table(value, config):
             yield f"{name} is not of the reference"
-
-
-def _is_left_out(
-    name: str,
-    tensor: Array,
-    state: Mapping[str, Array],
-    constants: Set[str],
-    parts: Container[str],
-) -> bool:
-    weight = name.removesuffix("bias") + "weight"
-    # the parts of a quantized weight hold its bias
-    no_bias = name.endswith(".bias") and (not tensor.any() or weight in parts)
-    return no_bias or any(_same_bits(state[other], tensor) for other in state.keys() & constants)
 
 
 def _int8(

@@ -194,16 +194,16 @@ def _words(node: NodeProto, ours: _Keys, model: ModelProto, theirs: _Keys) -> st
 
 
 def attributes(node: NodeProto) -> dict[str, Any]:
-    return {item.name: _attribute(item) for item in node.attribute}
-
-
-def _attribute(item: AttributeProto) -> Any:
-    if item.type == AttributeProto.GRAPH:
-        return [(node.op_type, attributes(node)) for node in item.g.node]
-    try:
-        return helper.get_attribute_value(item)
-    except ValueError:
-        return item.SerializeToString(deterministic=True)
+    found: dict[str, Any] = {}
+    for item in node.attribute:
+        if item.type == AttributeProto.GRAPH:
+            found[item.name] = [(inner.op_type, attributes(inner)) for inner in item.g.node]
+            continue
+        try:
+            found[item.name] = helper.get_attribute_value(item)
+        except ValueError:
+            found[item.name] = item.SerializeToString(deterministic=True)
+    return found
 
 
 def _without(message: Message, *names: str) -> bytes:
