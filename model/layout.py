@@ -12,8 +12,15 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from addnorm.model.grid import BLOCK, BandGrid, FullGrid, Grid, PaddedGrid, Sequences
-from addnorm.model.tiled_grid import TiledGrid
+from addnorm.model.grid import (
+    BLOCK,
+    BandGrid,
+    FullGrid,
+    Grid,
+    PaddedGrid,
+    Sequences,
+    TiledGrid,
+)
 
 
 class Layout(Protocol):

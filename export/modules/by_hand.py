@@ -86,7 +86,7 @@ def fill_model(
         if step := first_unlisted(trace):
             raise Unrecognized(f"{step.op}{step.where} is an operator of no part that is known")
         told = Told(trace, config.vocab_size)
-        layout, near = _layout(config, twin, keys, Asked(ask, {*told.ids}))
+        layout, near = _layout(config, twin, keys, ask, {*told.ids})
         with drawn_anew(twin):
             drawn = _model(config, keys, twin.state_dict(), layout)
             pad = whole.pad_of(drawn, ask, "mean", told)
@@ -148,20 +148,21 @@ def _as_names(names: str | Sequence[str]) -> Sequence[str]:
     return (names,) if isinstance(names, str) else names
 
 
-class Asked(NamedTuple):
-    """A module, and the ids that it takes for pads."""
-
-    ask: Asking
-    pads: set[int]
-
-
-def _layout(config: Config, module: nn.Module, keys: Keys, asked: Asked) -> tuple[Layout, str]:
-    """The only one that agrees with the forward, and how near the others come."""
+def _layout(
+    config: Config, module: nn.Module, keys: Keys, ask: Asking, pads: set[int]
+) -> tuple[Layout, str]:
+    """The only one that agrees with the forward, and how near the others come. pads: ids that the
+    module takes for such."""
     tried: dict[Layout, float] = {}
     misshapen: MisshapenError | None = None
-    for layout in _layouts(keys):
+    is_fused = any(len(keys[name]) == 1 for name in keys if name.endswith("qkv.weight"))
+    for layout in LAYOUTS:
+        if not is_fused and layout.fused != ORDERS[0]:
+            continue  # the order of a fused matrix, which there is not
         try:
-            tried[layout] = max(_difference(config, module, keys, asked, layout, x) for x in SIZES)
+            tried[layout] = max(
+                _difference(config, module, keys, ask, pads, layout, size) for size in SIZES
+            )
         except MisshapenError as raised:
             misshapen = misshapen or raised
     if not tried:
@@ -179,25 +180,25 @@ def _layout(config: Config, module: nn.Module, keys: Keys, asked: Asked) -> tupl
     return agreeing[0], shown
 
 
-def _layouts(keys: Keys) -> list[Layout]:
-    """Without a fused matrix its order says nothing."""
-    is_fused = any(len(keys[name]) == 1 for name in keys if name.endswith("qkv.weight"))
-    return LAYOUTS if is_fused else [x for x in LAYOUTS if x.fused == "(3, h, d)"]
-
-
 def _difference(
-    config: Config, module: nn.Module, keys: Keys, asked: Asked, layout: Layout, size: float
+    config: Config,
+    module: nn.Module,
+    keys: Keys,
+    ask: Asking,
+    pads: set[int],
+    layout: Layout,
+    size: float,
 ) -> float:
     """The largest on weights of this size, as a share of the largest number."""
     gammas = {key for name, parts in keys.items() if name.endswith("gamma") for key in parts}
     with drawn_anew(module, size, gammas, torch.float64), _in_float64():
         model = _model(config, keys, module.state_dict(), layout)
-        pad = min(asked.pads, default=None)
-        original = Original(asked.ask, config, pad=pad, dtype=torch.float64)
+        pad = min(pads, default=None)
+        original = Original(ask, config, pad=pad, dtype=torch.float64)
         worst = 0.0
         for length in LENGTHS:
             length = min(length, config.max_positions)
-            ids = drawn_ids(length, config.vocab_size, asked.pads, seed=length)
+            ids = drawn_ids(length, config.vocab_size, pads, seed=length)
             expected, found = original.rows(ids, None), original.rows_of_model(model, ids, None)
             difference = abs(found - expected).max() / max(abs(expected).max(), 1e-30)
             worst = max(worst, float(difference) if difference == difference else torch.inf)

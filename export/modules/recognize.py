@@ -1,13 +1,13 @@
 """A module -> the `Transformer` that it is, and how it is asked; or the reason why it is none."""
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from addnorm.export.modules import whole, words
+from addnorm.export.modules import whole
 from addnorm.export.modules.asking import (
     Asking,
     Recognized,
@@ -26,9 +26,11 @@ from addnorm.export.modules.operators.parts import Parts, Unrecognized
 from addnorm.export.modules.operators.shape import Shape
 from addnorm.export.modules.operators.trace import LOOKUPS, Trace, Value, plain_attention
 from addnorm.export.sources.original import OriginalError, as_found
+from addnorm.model.config import Config
 from addnorm.model.transformer import Transformer
 
 LENGTHS = (7, 5, 3)  # of the sequences that are followed: the first that the module takes
+WIDTH = 14  # of names in the findings
 NO_LIMIT = 512  # positions, where the module sets no limit
 
 
@@ -87,7 +89,12 @@ def _follow(ask: Asking, max_positions: int | None) -> Recognized:
         ids, told = _find_told_ids(ask, first.length, vocab_size)
         constants = {value.number for value in told.constants}
         trace = trace_forward(ask, *as_inputs(ids, ask), constants=constants)
-        _refuse_random(trace, trace_forward(ask, *as_inputs(ids, ask), constants=constants))
+        again = trace_forward(ask, *as_inputs(ids, ask), constants=constants)
+        if not torch.equal(_answer(trace).tensor, _answer(again).tensor):
+            raise Unrecognized(
+                "it gives two answers to one sequence: something in it is random, such as dropout"
+                " that evaluation mode does not end"
+            )
         shape = _shape(trace)
         limits = weights.limits(shape)
         limit = min([*limits, *([max_positions] if max_positions else [])], default=NO_LIMIT)
@@ -107,8 +114,9 @@ def _follow(ask: Asking, max_positions: int | None) -> Recognized:
     if [step.op for step in real.steps] != [step.op for step in trace.steps]:
         raise Unrecognized("the forward takes another way with other weights")
     model = weights.fill_model(shape, config, real, _places(ask, shape, limit, ids[0], constants))
-    found = words.lines(shape, config, [x for x in limits if x == limit])
-    return Recognized(model, ask, found, pad, pooling)
+    found = _findings(shape, config, [x for x in limits if x == limit])
+    lines = [f"  {name:{WIDTH}}{words}" for name, words in found]
+    return Recognized(model, ask, lines, pad, pooling)
 
 
 def _find_told_ids(ask: Asking, length: int, vocab_size: int) -> tuple[list[int], Told]:
@@ -160,14 +168,6 @@ def _first(ask: Asking) -> Trace:
     raise why
 
 
-def _refuse_random(first: Trace, second: Trace) -> None:
-    if not torch.equal(_answer(first).tensor, _answer(second).tensor):
-        raise Unrecognized(
-            "it gives two answers to one sequence: something in it is random, such as dropout that"
-            " evaluation mode does not end"
-        )
-
-
 def _vocab_size(first: Trace) -> int:
     assert first.ids
     for step in first.steps:
@@ -211,3 +211,52 @@ def _departs(drawn: Transformer, shape: Shape) -> str:
         if (ours - theirs).abs().max() > whole.AGREES * theirs.abs().max():
             return f"they depart in {f'block {number - 1}' if number else 'the embeddings'}"
     return f"the {len(hidden)} hidden states of {ids.shape[1]} tokens agree"
+
+
+def _findings(shape: Shape, config: Config, limits: list[int]) -> Iterator[tuple[str, str]]:
+    """Findings by name, each with how it was found."""
+    block, notes = shape.blocks[0], shape.notes
+    scale = f", times {config.embedding_scale:g}" if config.embedding_scale != 1 else ""
+    yield "tokens", f"{config.vocab_size:,} ids, width {shape.width}{scale} (shapes)"
+    yield "positions", _positions(shape, config, limits)
+    if config.type_vocab_size > 1:
+        yield "types", f"{config.type_vocab_size} (shapes)"
+    extra = {"embeddings": config.embedding_norm, "the last block": config.final_norm}
+    named = " and ".join(name for name, there in extra.items() if there)
+    more = f", a norm after {named}" if named else ""
+    yield "blocks", f"{config.n_layers}, order {config.block} (what leads to what){more}"
+    attention = block.attention
+    heads = f"{config.n_heads} heads of {config.head_dims} (shapes)"
+    tried = f"(trial: 1 of {attention.num_tried} agrees)"
+    yield "attention", f"{heads}, {attention.scores} {tried}"
+    parts = (attention.queries, attention.keys, attention.values)
+    number = len({source for part in parts for source in part.sources})
+    matrices = "one fused matrix" if number == 1 else f"{number} matrices"
+    yield "queries", f"keys and values from {matrices} (numbered entries)"
+    yield "feed-forward", f"{config.d_ff}, {config.activation} ({notes['activation']})"
+    yield "norms", f"eps {config.eps:g}, {notes['norm']}"
+    yield "head", _head(shape, config)
+
+
+def _positions(shape: Shape, config: Config, limits: list[int]) -> str:
+    added = "added to tokens" if shape.embedding.places else "none are added"
+    if limits:
+        return f"{config.max_positions:,}, {added} (the smallest table or mask has {min(limits):,})"
+    return (
+        f"{config.max_positions:,}, {added}; the module sets no limit:"
+        ' config={"max_positions": N} sets another'
+    )
+
+
+def _head(shape: Shape, config: Config) -> str:
+    head = shape.head
+    trial = f"trial: {shape.notes.get('row of the head')}"
+    row = "of every token" if head.pick is None else f"of a {head.pick} row ({trial})"
+    if not config.heads:
+        return f"none: it answers with activations {row}"
+    (made,) = config.heads.values()
+    if head.pick == "last" and made.pick == "every":
+        row = f"of the last token ({trial}), served for every token"
+    dense = f", after a layer of {made.dense} and {made.activation}" if made.dense else ""
+    norm = " and a norm" if made.norm else ""
+    return f"logits: {made.width:,} {row}{dense}{norm}"

@@ -43,9 +43,12 @@ def refuse_unexplained(answer: Value) -> None:
     """Unrecognized for the first operator that no part explains."""
     for step in leading_to(answer):
         if not is_explained(step, step.parts):
+            made = str(step.values[0].tensor.dtype).removeprefix("torch.")
+            to = f" to {made}" if step.op == "_to_copy" else ""
             raise Unrecognized(
-                f"{_show(step)}{step.where} is no operator of what was recognized: it does nothing"
-                " in the trial, and where it does something, what is served would not. Leave it out"
+                f"{step.op.removeprefix('_')}{to}{step.where} is no operator of what was"
+                " recognized: it does nothing in the trial, and where it does something, what is"
+                " served would not. Leave it out"
             )
 
 
@@ -73,7 +76,8 @@ def is_explained(step: Step, parts: Iterable[str]) -> bool:
         return step.values[0].tensor.dtype in SMOOTH_TYPES
     if any(x.of_rows for x in step.inputs[1:]) and step.op in LOOKUPS:
         return False
-    if step.op in (SUMS if len(step.rows) > 1 else AFFINE) and not _divides_by_rows(step):
+    divides_by_rows = step.op in ("div", "addcdiv") and step.arguments[-1] in step.rows
+    if step.op in (SUMS if len(step.rows) > 1 else AFFINE) and not divides_by_rows:
         return True
     return any(step.op in PARTS[part] for part in parts) and _is_relu(step)
 
@@ -84,19 +88,9 @@ def explain(part: str, steps: Collection[Step]) -> None:
         step.parts.add(part)
 
 
-def _divides_by_rows(step: Step) -> bool:
-    return step.op in ("div", "addcdiv") and step.arguments[-1] in step.rows
-
-
 def _is_relu(step: Step) -> bool:
     """True unless it is a clamp elsewhere than at 0 alone."""
     if step.op not in ("clamp", "clamp_min", "threshold"):
         return True
     bounds = [*step.arguments[1:], *step.options.values()]
     return set(bounds) <= {0, None} and bounds[0] == 0
-
-
-def _show(step: Step) -> str:
-    made = step.values[0].tensor.dtype
-    to = f" to {str(made).removeprefix('torch.')}" if step.op == "_to_copy" else ""
-    return step.op.removeprefix("_") + to

@@ -62,7 +62,9 @@ class Told:
         elif step.rows:
             raise _refusal(step, "computes with activations and the numbers of token ids")
         elif step.op in VIEWS:
-            self._view(step, live[0])
+            table, places = self._live[live[0]]
+            for made, tensor in zip(step.values, _run(step, {live[0]: places}), strict=True):
+                self._live[made] = table, tensor
         elif step.op not in SHAPE_ONLY:
             self._tell(step, live)
 
@@ -79,12 +81,6 @@ class Told:
             if other:
                 read = ", ".join(f"{x} as {table[x]:g}" for x in other[:NUM_SHOWN])
                 raise _refusal(step, f"reads ids as others: {read}")
-
-    def _view(self, step: Step, value: Value) -> None:
-        table, places = self._live[value]
-        found = _run(step, {value: places})
-        for made, tensor in zip(step.values, found, strict=True):
-            self._live[made] = table, tensor
 
     def _tell(self, step: Step, live: list[Value]) -> None:
         """An operator on each id by itself."""
@@ -113,8 +109,10 @@ class Told:
         """`[vocab_size]`, or None for an operator on more than one id."""
         given = dict(tables)
         if step.op not in LOOKUPS:
-            given |= {x: x.tensor.flatten()[0] for x in step.inputs if _is_one_number(x, length)}
-            given |= tables
+            for x in step.inputs:  # the same number for all tokens
+                flat = x.tensor.flatten()
+                if x not in tables and len(flat) in (1, length) and bool((flat == flat[0]).all()):
+                    given[x] = flat[0]
         try:
             (found,) = _run(step, given)
             turned = {x: table[self._order] for x, table in tables.items()}
@@ -124,11 +122,6 @@ class Told:
         if found.shape != self._all.shape or not torch.equal(found[self._order], again):
             return None
         return found
-
-
-def _is_one_number(value: Value, length: int) -> bool:
-    flat = value.tensor.flatten()
-    return len(flat) in (1, length) and bool((flat == flat[0]).all())
 
 
 def _run(step: Step, given: dict[Value, Tensor]) -> list[Tensor]:

@@ -63,8 +63,13 @@ class Parts:
     def __post_init__(self) -> None:
         """Unrecognized for an operator that mixes tokens."""
         for step in self.trace.steps:
-            if step.rows or self._is_lookup(step):
-                self._settle(step)
+            if not step.rows and not self._is_lookup(step):
+                continue
+            if step.op in REASONS:
+                raise Unrecognized(REASONS[step.op], step.values[0])
+            landmark = self._landmark(step)
+            for value in step.values:
+                self.origins[value] = landmark or self.origin(step.rows[0])
 
     def original(self, value: Value) -> Value:
         """The first value with these numbers in this order: without views, dropout and the like."""
@@ -79,13 +84,6 @@ class Parts:
         if value not in self.origins:
             raise Unrecognized("a part of a tensor is written in place, which cannot be followed")
         return self.origins[value]
-
-    def _settle(self, step: Step) -> None:
-        if step.op in REASONS:
-            raise Unrecognized(REASONS[step.op], step.values[0])
-        landmark = self._landmark(step)
-        for value in step.values:
-            self.origins[value] = landmark or self.origin(step.rows[0])
 
     def _landmark(self, step: Step) -> Landmark | None:
         """None where the step only continues what an earlier one began."""

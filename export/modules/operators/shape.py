@@ -9,14 +9,54 @@ from typing import Any
 import torch
 
 from addnorm.export.modules.operators import attention, trial
+from addnorm.export.modules.operators.attention import Attention
 from addnorm.export.modules.operators.parts import Landmark, Parts, Unrecognized
-from addnorm.export.modules.operators.roles import Block, Embedding, FeedForward, Head
 from addnorm.export.modules.operators.trace import Value, steps_between
 from addnorm.export.modules.operators.trial import Norm
 from addnorm.model.config import Activation, Pick
 from addnorm.model.transformer import ACTIVATIONS
 
 ENDS = ("_log_softmax", "_softmax", "sigmoid")  # of numbers that are no logits any more
+
+
+@dataclass(frozen=True)
+class FeedForward:
+    up: Landmark
+    down: Landmark
+    activation: Activation
+
+
+@dataclass(frozen=True)
+class Block:
+    order: str
+    attention: Attention
+    ffn: FeedForward
+    norms: tuple[Norm, ...]
+    entry: Value
+    exit_: Value
+
+
+@dataclass
+class Embedding:
+    """places: constants that are added to tokens, times a factor."""
+
+    tokens: Value | None = None
+    scale: float = 1.0
+    types: tuple[Value, float] | None = None
+    places: list[tuple[Value, float]] = field(default_factory=list)
+    norm: Norm | None = None
+    projection: Landmark | None = None
+
+
+@dataclass(frozen=True)
+class Head:
+    """pick -> [dense -> activation -> norm] -> [linear]"""
+
+    pick: Pick | None  # None: every token
+    dense: Landmark | None = None
+    activation: Activation = "identity"
+    norm: Norm | None = None
+    linear: Landmark | None = None
 
 
 @dataclass
@@ -33,7 +73,10 @@ class Shape:
             why = f"{self.answer.op} comes after the last layer: answer with the logits before it"
             raise Unrecognized(why, self.answer)
         self.head, activations = self._head(self.answer)
-        self.final_norm, blocks = self._body(activations)
+        last, self.final_norm = self._last_block(activations)
+        blocks = [last]
+        while block := self._block(blocks[-1].entry):
+            blocks.append(block)
         self.blocks = blocks[::-1]
         self.embedding = self._embedding(self.blocks[0].entry)
         self._refuse_unlike()
@@ -47,14 +90,6 @@ class Shape:
     @cached_property
     def length(self) -> int:
         return self.parts.trace.length
-
-    def _body(self, value: Value) -> tuple[Norm | None, list[Block]]:
-        """-> the final norm, and the blocks, the last first."""
-        last, final = self._last_block(value)
-        blocks = [last]
-        while block := self._block(blocks[-1].entry):
-            blocks.append(block)
-        return final, blocks
 
     def _last_block(self, value: Value) -> tuple[Block, Norm | None]:
         why = Unrecognized(
@@ -127,9 +162,8 @@ class Shape:
     def _linear(self, value: Value) -> Landmark | None:
         """The matrix product that this value is, as it is."""
         found = self.parts.origin(value)
-        return (
-            found if found.kind == "linear" and found.value is self.parts.original(value) else None
-        )
+        is_it = found.kind == "linear" and found.value is self.parts.original(value)
+        return found if is_it else None
 
     def _attention_matrix(self, value: Value) -> Landmark | None:
         """The output matrix of an attention, if the value is what it makes."""
@@ -187,41 +221,36 @@ class Shape:
             for term in origin.inputs:
                 self._terms(term, factor, found)
         elif origin.kind == "lookup":
-            self._lookup(origin, factor, found)
+            assert origin.weight
+            trace, numbers = self.parts.trace, origin.inputs[-1].tensor.flatten().cpu()
+            if trace.ids and torch.equal(numbers, trace.ids.tensor.flatten()) and not found.tokens:
+                found.tokens, found.scale = origin.weight, factor
+            elif trace.types and torch.equal(numbers, trace.types.tensor.flatten()):
+                found.types = origin.weight, factor
+            else:
+                raise Unrecognized("a table is read at numbers that are no token ids", origin.value)
         else:
             raise Unrecognized("this is no sum of tables", value)
-
-    def _lookup(self, table: Landmark, factor: float, found: Embedding) -> None:
-        assert table.weight
-        trace, numbers = self.parts.trace, table.inputs[-1].tensor.flatten().cpu()
-        if trace.ids and torch.equal(numbers, trace.ids.tensor.flatten()) and not found.tokens:
-            found.tokens, found.scale = table.weight, factor
-        elif trace.types and torch.equal(numbers, trace.types.tensor.flatten()):
-            found.types = table.weight, factor
-        else:
-            raise Unrecognized("a table is read at numbers that are no token ids", table.value)
 
     def _head(self, value: Value) -> tuple[Head, Value]:
         """-> the head, and the activations that it is made of."""
         value, outer = self._source_of_row(value)
         linear, norm, dense = None, None, None
         activation: Activation = "identity"
-        if self._linear(value) and not self._is_branch(value):
-            linear = self._linear(value)
-            assert linear
+        # the output matrix of attention is no head
+        if (found := self._linear(value)) and not self._attention_matrix(value):
+            linear = found
             value = self.parts.original(linear.inputs[0])
         before = self.parts.origin(value)
         if before.kind == "linear" and (linear or before.value is not value):
             dense, (activation, norm) = before, self._dense(before, value)
             value = self.parts.original(before.inputs[0])
         value, inner = self._source_of_row(value)
-        if outer and (inner or ((linear or dense) and not _commutes(outer, dense))):
+        # a row may be made before the head's layers in place of after them
+        commutes = outer in ("first", "last") or (outer == "mean" and dense is None)
+        if outer and (inner or ((linear or dense) and not commutes)):
             raise Unrecognized("a row is made of the sequence's after the head", self.answer)
         return Head(inner or outer, dense, activation, norm, linear), value
-
-    def _is_branch(self, value: Value) -> bool:
-        """True if it is the output matrix of attention, so no head."""
-        return self._attention_matrix(value) is not None
 
     def _dense(self, dense: Landmark, value: Value) -> tuple[Activation, Norm | None]:
         """The activation and the norm between the dense layer of a head and its reader."""
@@ -271,8 +300,3 @@ class Shape:
     def norms(self) -> list[Norm]:
         rest = (self.embedding.norm, self.final_norm, self.head.norm)
         return [*(n for b in self.blocks for n in b.norms), *(n for n in rest if n is not None)]
-
-
-def _commutes(pick: Pick, dense: Landmark | None) -> bool:
-    """True if a row may be made before the head's layers in place of after them."""
-    return pick in ("first", "last") or (pick == "mean" and dense is None)

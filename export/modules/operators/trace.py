@@ -7,7 +7,6 @@ import sys
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Any, NamedTuple
@@ -149,15 +148,6 @@ class Trace(TorchDispatchMode):
             self._written[_place(tensor)] = self._written.get(_place(tensor), 0) + 1
             if step.rows:
                 self._tainted.add(_place(tensor))
-        self._record(step, result)
-        self.steps.append(step)
-        if not step.values and not step.op.startswith("sym_"):
-            self.leave(step.op, step.inputs)
-        if self._enough is not None and len(self.values) > self._enough:
-            raise Enough
-        return result
-
-    def _record(self, step: Step, result: Any) -> None:
         for value in step.inputs:
             value.readers.append(step)
         of_ids = step.op not in SHAPE_ONLY and any(value.of_ids for value in step.inputs)
@@ -169,6 +159,12 @@ class Trace(TorchDispatchMode):
                 if value.number not in self._constants:
                     value.of_ids, value.of_rows = of_ids, of_rows
                 step.values.append(value)
+        self.steps.append(step)
+        if not step.values and not step.op.startswith("sym_"):
+            self.leave(step.op, step.inputs)
+        if self._enough is not None and len(self.values) > self._enough:
+            raise Enough
+        return result
 
     def _new(self, tensor: Tensor, step: Step | None = None) -> Value:
         value = Value(len(self.values), tensor, step, version=self._written.get(_place(tensor), 0))
@@ -274,22 +270,20 @@ def run_again(
     """Runs again what lies between the values that are given and the targets. All other values are
     as they were. exact: in float64."""
     known = {value: _wide(tensor) if exact else tensor for value, tensor in given.items()}
-    argument = partial(_again_argument, known, exact)
+
+    def argument(found: Any) -> Any:
+        if not isinstance(found, Value):
+            return torch.float64 if exact and found is torch.float32 else found
+        if (tensor := known.get(found)) is not None:
+            return tensor.clone()  # an operator may write into it
+        return _wide(found.tensor) if exact else found.tensor
+
     for step in steps_between(targets, given):
         arguments, options = tree_map(argument, (step.arguments, dict(step.options)))
         result = step.function(*arguments, **options)
         made = [x for x in tree_flatten(result)[0] if isinstance(x, Tensor)]
         known.update(zip(step.values, made, strict=True))
     return [known.get(value, value.tensor) for value in targets]
-
-
-def _again_argument(known: Mapping[Value, Tensor], exact: bool, found: Any) -> Any:
-    if isinstance(found, Value):
-        tensor = known.get(found)
-        if tensor is None:
-            return _wide(found.tensor) if exact else found.tensor
-        return tensor.clone()  # an operator may write into it
-    return torch.float64 if exact and found is torch.float32 else found
 
 
 def steps_between(targets: Sequence[Value], given: Mapping[Value, Tensor]) -> list[Step]:

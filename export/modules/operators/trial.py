@@ -88,14 +88,27 @@ def norm(entry: Value, exit_: Value) -> tuple[Norm, str]:
     (found,) = run_again([exit_], {entry: rows})
     if found.shape[-1] != rows.shape[-1] or found.numel() != rows.numel():
         raise Unrecognized("norm: it makes rows of another width", exit_)
-    _refuse_mixing(entry, exit_, rows, found)
     steps, n = steps_between([exit_], {entry: rows}), rows.shape[-1]
+    other = rows.clone()
+    other.view(-1, n)[-1] *= -3
+    (moved,) = run_again([exit_], {entry: other})
+    if not torch.equal(moved.reshape(-1, n)[0], found.reshape(-1, n)[0]):
+        why = "norm: a token's row depends on others' rows, so tokens are mixed"
+        raise Unrecognized(why, exit_)
+    # which of the vectors may be gamma, and which beta
+    options = [*_vectors(steps, n), None, None][:2]
+    pairs = [*dict.fromkeys(permutations(options, 2))]
     tried: dict[str, float] = {}
     norms: dict[str, tuple[Norm, str]] = {}
     for eps, words, normalized in _normalize(rows, steps):
         deviation, name = DEVIATIONS[words], f"{words}, eps {eps:g}"
-        for gamma, beta in _pairs(_vectors(steps, n)):
-            difference = difference_of(_affine(normalized, gamma, beta), found)
+        for gamma, beta in pairs:
+            made = normalized
+            if gamma is not None:
+                made = made * gamma.tensor.double().reshape(-1)
+            if beta is not None:
+                made = made + beta.tensor.double().reshape(-1)
+            difference = difference_of(made, found)
             if difference < tried.get(name, math.inf):
                 tried[name] = difference
                 eps_, factor = eps * deviation.eps(n), deviation.gamma(n)
@@ -103,16 +116,6 @@ def norm(entry: Value, exit_: Value) -> tuple[Norm, str]:
     decided = norms[decide("norm", tried, exit_)]
     explain("norm", steps)
     return decided
-
-
-def _refuse_mixing(entry: Value, exit_: Value, rows: Tensor, found: Tensor) -> None:
-    other, width = rows.clone(), rows.shape[-1]
-    other.view(-1, width)[-1] *= -3
-    (moved,) = run_again([exit_], {entry: other})
-    if not torch.equal(moved.reshape(-1, width)[0], found.reshape(-1, width)[0]):
-        raise Unrecognized(
-            "norm: a token's row depends on others' rows, so tokens are mixed", exit_
-        )
 
 
 def _normalize(rows: Tensor, steps: list[Step]) -> Iterator[tuple[float, str, Tensor]]:
@@ -184,17 +187,6 @@ def _near_eps(like: Tensor) -> Tensor:
 def drawn_like(like: Tensor) -> Tensor:
     generator = torch.Generator().manual_seed(0)
     return torch.randn(like.shape, generator=generator, dtype=torch.float64)
-
-
-def _pairs(vectors: list[Value]) -> Iterator[tuple[Value | None, Value | None]]:
-    """Which of the vectors may be gamma, and which beta."""
-    options = [*vectors[:2], *([None] * (2 - len(vectors[:2])))]
-    yield from dict.fromkeys(permutations(options, 2))
-
-
-def _affine(rows: Tensor, gamma: Value | None, beta: Value | None) -> Tensor:
-    rows = rows if gamma is None else rows * gamma.tensor.double().reshape(-1)
-    return rows if beta is None else rows + beta.tensor.double().reshape(-1)
 
 
 def _numbers(step: Step) -> list[float]:

@@ -6,8 +6,7 @@ import torch
 from torch import Tensor
 
 from addnorm.export.modules.operators.parts import PRODUCTS, Landmark, Unrecognized, columns
-from addnorm.export.modules.operators.roles import Block, Head
-from addnorm.export.modules.operators.shape import Shape
+from addnorm.export.modules.operators.shape import Block, Head, Shape
 from addnorm.export.modules.operators.trace import Step, Trace, Value
 from addnorm.export.modules.operators.trial import Norm
 from addnorm.model.config import Config, HeadConfig
@@ -39,7 +38,11 @@ def config(shape: Shape, max_positions: int) -> Config:
         "embedding_size": width if embedding.projection else None,
         "embedding_norm": embedding.norm is not None,
         "final_norm": shape.final_norm is not None,
-        "attention_bias": any(_has_bias(block) for block in shape.blocks),
+        "attention_bias": any(
+            own.out.bias is not None
+            or any(part.has_bias for part in (own.queries, own.keys, own.values))
+            for own in (block.attention for block in shape.blocks)
+        ),
     }
     if block.attention.into.numel() != d_model:
         heads, size = block.attention.into.shape
@@ -70,13 +73,6 @@ def head_config(head: Head, shape: Shape, d_model: int) -> HeadConfig | None:
     )
 
 
-def _has_bias(block: Block) -> bool:
-    parts = block.attention
-    return parts.out.bias is not None or any(
-        part.has_bias for part in (parts.queries, parts.keys, parts.values)
-    )
-
-
 def columns_of(landmark: Landmark) -> Tensor:
     assert landmark.weight
     return columns(landmark.weight.tensor)
@@ -97,15 +93,10 @@ def fill_model(shape: Shape, fields: Config, trace: Trace, places: Tensor) -> Tr
     assert not absent, absent  # only biases of zeros that this shape does not have
     copies = {name: found[name].detach().contiguous().clone() for name in wanted}
     model.load_state_dict(copies, assign=True)
-    _tie(model)
-    return model.eval()
-
-
-def _tie(model: Transformer) -> None:
-    """One copy in memory of a table that is a head too."""
-    for _, head in model.named_heads():
+    for _, head in model.named_heads():  # one copy in memory of a table that is a head too
         if "linear" in head.steps and torch.equal(head.linear.weight, model.tokens.weight):
             head.linear.weight = model.tokens.weight
+    return model.eval()
 
 
 def places(shape: Shape, trace: Trace, length: int) -> Tensor:
@@ -151,17 +142,14 @@ def _scores(block: Block) -> list[Step]:
     seen: set[Value] = set()
     while todo:
         value = todo.pop()
-        if value in seen or value.step is None or _is_linear(value.step):
+        if value in seen or value.step is None:
+            continue
+        if value.step.op in PRODUCTS and len(set(value.step.rows)) < 2:  # with a weight
             continue
         seen.add(value)
         found.append(value.step)
         todo += value.step.rows
     return found
-
-
-def _is_linear(step: Step) -> bool:
-    """A product with a weight."""
-    return step.op in PRODUCTS and len(set(step.rows)) < 2
 
 
 def _stored_tensors(value: Value) -> list[Value]:
@@ -227,9 +215,9 @@ def _head(head: Head, trace: Trace) -> dict[str, Tensor]:
 def _linear(name: str, part: Landmark, trace: Trace) -> dict[str, Tensor]:
     assert part.weight
     weight = columns(_tensor_at(trace, part.weight)).T
-    bias = (
-        torch.zeros(len(weight)) if part.bias is None else _tensor_at(trace, part.bias).reshape(-1)
-    )
+    bias = torch.zeros(len(weight))
+    if part.bias is not None:
+        bias = _tensor_at(trace, part.bias).reshape(-1)
     return {f"{name}.weight": weight, f"{name}.bias": bias}
 
 
