@@ -21,7 +21,7 @@ from addnorm.export.graphs.half_precision import HalfPrecisionError, to_half
 from addnorm.export.graphs.quantize import QuantizationError, measure, needs, quantize
 from addnorm.export.sources.download import DownloadError
 from addnorm.export.sources.folder_tokenizer import NoTexts
-from addnorm.export.sources.program import ProgramError
+from addnorm.export.sources.program import ProgramError, ids_of, texts_of
 from addnorm.export.sources.sources import Source, UsageError
 from addnorm.model.checkpoints import CheckpointError
 from addnorm.model.grid import OPSET
@@ -186,10 +186,10 @@ def ask_all(source: Source, limits: Limits) -> None:
     """All that the certificate will ask the program for."""
     assert source.program
     for original in source.originals:
-        forward.ask_all(original, limits, source.sampled_ids)
+        forward.ask_all(original, limits, ids_of(source.samples))
     if not isinstance(source.texts, NoTexts):
         source.program.token_ids(authors.texts_to_tokenize(source.texts.tokenizer))
-        limit, samples = limits.max_text_tokens, source.sampled_texts
+        limit, samples = limits.max_text_tokens, texts_of(source.samples)
         asked = authors.texts_by_task(source.texts, limit, source.program, samples)
         for (task, _), texts in asked.items():
             for text in texts:

@@ -187,7 +187,7 @@ def _silence_exporter() -> Iterator[None]:
 def _write_scans(model: ModelProto) -> ModelProto:
     """Attention in blocks becomes a Scan over the blocks, which PyTorch's exporter cannot write."""
     domain = ATTENTION_IN_BLOCKS.partition("::")[0]
-    if any(_in_bands(node) for node in model.graph.node):
+    if any(_name(node) == ATTENTION_IN_BANDS for node in model.graph.node):
         # Sizes that vary together: of a band's that is not true, see `_range` in model/grid.py
         for info in model.graph.value_info:
             for size in info.type.tensor_type.shape.dim:
@@ -209,10 +209,6 @@ def _write_scans(model: ModelProto) -> ModelProto:
     return model
 
 
-def _in_bands(node: NodeProto) -> bool:
-    return _name(node) == ATTENTION_IN_BANDS
-
-
 def _name(node: NodeProto) -> str:
     return f"{node.domain}::{node.op_type}"
 
@@ -225,12 +221,9 @@ def _scan(node: NodeProto) -> NodeProto:
     tables of distances, and their rows, which are cut too.
     """
     read, context = [*node.input], f"{node.output[0]}.block"
-    cut = [
-        0,
-        *([1, 2] if _in_bands(node) else []),
-        *([BIAS] if len(read) > BIAS and read[BIAS] else []),
-        *([TERMS + 2, TERMS + 3] if len(read) > TERMS else []),
-    ]
+    cut = [0, 1, 2] if _name(node) == ATTENTION_IN_BANDS else [0]
+    cut += [BIAS] if len(read) > BIAS and read[BIAS] else []
+    cut += [TERMS + 2, TERMS + 3] if len(read) > TERMS else []
     for index in cut:
         read[index] += ".block"
     terms: list[NodeProto] = []
@@ -244,7 +237,12 @@ def _scan(node: NodeProto) -> NodeProto:
         attention.output.extend(["", "", f"{shown}.all"])
         nodes += _choose_heads(attention, heads=read[7], made=shown)
         made.append(_floats(shown, 4))
-    arguments = [_argument(read[index], index) for index in cut]
+    arguments = [
+        helper.make_tensor_value_info(read[at], TensorProto.INT64, [None] * (at - TERMS - 1))
+        if at > TERMS
+        else _floats(read[at], 4 if at == BIAS else 3)
+        for at in cut
+    ]
     body = helper.make_graph(nodes, f"{node.name}.body", arguments, made)
     inputs = [node.input[index] for index in cut]
     scan = helper.make_node("Scan", inputs, [*node.output], node.name, num_scan_inputs=len(cut))
@@ -271,12 +269,6 @@ def _choose_heads(attention: NodeProto, heads: str, made: str) -> list[NodeProto
         helper.make_node("Reshape", [shown, shape], [reshaped]),
         helper.make_node("Gather", [reshaped, heads], [made], axis=1),
     ]
-
-
-def _argument(name: str, index: int) -> ValueInfoProto:
-    if index > TERMS:
-        return helper.make_tensor_value_info(name, TensorProto.INT64, [None] * (index - TERMS - 1))
-    return _floats(name, 4 if index == BIAS else 3)
 
 
 def _floats(name: str, rank: int) -> ValueInfoProto:

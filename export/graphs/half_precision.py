@@ -143,25 +143,19 @@ class _Halving:
         if (name, kind) not in self._casts:
             self._casts[name, kind] = made = f"{name}{SUFFIX if kind == HALF else '.fp32'}"
             if name in self._constants:
-                self._tensors[made] = self._round(name)
-            else:
-                clipped = self._clip(name) if is_masked and kind == HALF else name
-                self._nodes.append(_cast(clipped, made, kind))
+                try:
+                    self._tensors[made] = round_to_half(self._source.value(self._constants[name]))
+                except HalfPrecisionError as error:
+                    why = f"fp16 does not fit: {name}{error}; leave it out of --precision"
+                    raise HalfPrecisionError(why) from None
+                return made
+            if is_masked and kind == HALF:
+                clip, name = name, f"{name}.clipped"
+                self._nodes.append(helper.make_node("Clip", [clip, *RANGE], [name], f"Clip.{name}"))
+                self._tensors |= {end: np.array(value, np.float32) for end, value in RANGE.items()}
+            self._nodes.append(_cast(name, made, kind))
+            return made
         return self._casts[name, kind]
-
-    def _round(self, name: str) -> Array:
-        try:
-            return round_to_half(self._source.value(self._constants[name]))
-        except HalfPrecisionError as error:
-            raise HalfPrecisionError(
-                f"fp16 does not fit: {name}{error}; leave it out of --precision"
-            ) from None
-
-    def _clip(self, name: str) -> str:
-        made = f"{name}.clipped"
-        self._nodes.append(helper.make_node("Clip", [name, *RANGE], [made], f"Clip.{made}"))
-        self._tensors |= {bound: np.array(value, np.float32) for bound, value in RANGE.items()}
-        return made
 
     def graph(self) -> Graph:
         """The graph with all nodes that were added."""

@@ -50,8 +50,11 @@ class PackedAttention:
         self._kv_heads: int = attribute(attention, "kv_num_heads", 0)
         self._share = self._n_heads // self._kv_heads
         self._qkv, self._query_cells, self._key_cells = (
-            table.input[0], self._first_cells(made_by, read[0]), key.input[1],
+            table.input[0], made_by[read[0]].input[1], key.input[1],
         )  # fmt: skip
+        if self._share > 1:  # of a query's g cells in the table the first, [G, B, w]
+            gather = made_by[made_by[read[0]].input[0]]
+            self._query_cells = made_by[made_by[gather.input[1]].input[0]].input[0]
         self._in_bands = read[1] == outside.get(attention.input[1])
         self._terms = DistanceTerms.read(body, outside)
         self._bias = "" if self._terms else read[3]  # [G, B or 1, H or 1, w, S or K]
@@ -64,14 +67,6 @@ class PackedAttention:
         self._parts = num_parts(self._dims)
         self._width = self._dims // self._parts  # of a part
         self.contexts: list[str] = []  # of each part, [G, B, H, w, e / P + 1]
-
-    def _first_cells(self, made_by: Mapping[str, NodeProto], queries: str) -> str:
-        """`[G, B, w]`: of a query's g cells in the table the first."""
-        if self._share == 1:
-            return str(made_by[queries].input[1])
-        gather = made_by[made_by[queries].input[0]]
-        unsqueezed = made_by[made_by[gather.input[1]].input[0]]
-        return str(unsqueezed.input[0])
 
     def write(self) -> None:
         """The Scan, from rows to `contexts` and the softmax that a lens shows."""
@@ -172,27 +167,19 @@ class PackedAttention:
 
     def to_rows(self, cells: str, rows: str) -> None:
         """cells `[N]`, rows' places in [G, B, w] -> `rows` `[N, H * e]`."""
-        make, by_head = self._nodes.make, self._context_cells(cells)
-        parts = [self._divide(context, by_head) for context in self.contexts]
+        make, width, parts = self._nodes.make, self._width, []
+        block_width = make("Squeeze", make("Shape", self._query_cells, start=2, end=3))
+        block = make("Div", cells, block_width)
+        place = make("Sub", cells, make("Mul", block, block_width))
+        firsts = make("Mul", make("Unsqueeze", block, [1]), self._n_heads)
+        starts = make("Mul", make("Add", firsts, np.arange(self._n_heads)), block_width)
+        by_head = make("Add", starts, make("Unsqueeze", place, [1]))  # [N, H] of [G, B, H, w]
+        for context in self.contexts:  # divided by its last column, [N, H, e / P]
+            both = make("Gather", make("Reshape", context, [-1, width + 1]), by_head)
+            sums = make("Slice", both, [width], [width + 1], [2])
+            parts.append(make("Div", make("Slice", both, [0], [width], [2]), sums))
         joined = make("Concat", *parts, axis=2) if len(parts) > 1 else parts[0]
         make("Reshape", joined, [-1, self._n_heads * self._dims], to=rows)
-
-    def _context_cells(self, cells: str) -> str:
-        """cells `[N]` of [G, B, w] -> `[N, H]` of [G, B, H, w]."""
-        make = self._nodes.make
-        width = make("Squeeze", make("Shape", self._query_cells, start=2, end=3))
-        block = make("Div", cells, width)
-        place = make("Sub", cells, make("Mul", block, width))
-        firsts = make("Mul", make("Unsqueeze", block, [1]), self._n_heads)
-        starts = make("Mul", make("Add", firsts, np.arange(self._n_heads)), width)
-        return make("Add", starts, make("Unsqueeze", place, [1]))
-
-    def _divide(self, context: str, cells: str) -> str:
-        """-> `[N, H, e / P]`"""
-        make, width = self._nodes.make, self._width
-        rows = make("Gather", make("Reshape", context, [-1, width + 1]), cells)
-        sums = make("Slice", rows, [width], [width + 1], [2])
-        return make("Div", make("Slice", rows, [0], [width], [2]), sums)
 
 
 class _Block(Nodes):

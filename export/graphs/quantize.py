@@ -75,7 +75,8 @@ def quantize(graph: Graph, ranges: Mapping[str, Floats]) -> Graph:
     tensors = dict(CONSTANTS)
     in_place: dict[str, list[NodeProto]] = {}  # of a Gemm, by its output
     for name, gemm in large_gemms(graph.proto).items():
-        tensors |= _tensors(name, split(*_operands(gemm, graph, constants), ranges[name]))
+        parts = split(*_operands(gemm, graph, constants), ranges[name])
+        tensors |= {f"{name}.{part}": value for part, value in vars(parts).items()}
         in_place[gemm.output[0]] = _nodes(name, gemm.input[0], gemm.output[0])
     nodes = [own for node in graph.proto.graph.node for own in in_place.get(node.output[0], [node])]
     # without constants that nothing reads any more
@@ -240,10 +241,6 @@ def _rest(
     column_sums = quantized.sum(0, dtype=np.int64) * scale
     rows = [weight[columns], -column_sums, np.broadcast_to(bias, scale.shape)]
     return np.vstack(rows).astype(np.float32)
-
-
-def _tensors(name: str, parts: Parts) -> dict[str, Array]:
-    return {f"{name}.{part}": value for part, value in vars(parts).items()}
 
 
 def read_parts(constants: Mapping[str, Array]) -> dict[str, Parts]:

@@ -19,7 +19,6 @@ from addnorm.export.sources.program import (
     Program,
     ProgramError,
     Sample,
-    Text,
     ids_of,
     split_task,
     texts_of,
@@ -90,31 +89,23 @@ class Source:
 
     def compared_with(self) -> dict[str, Any]:
         """For its certificate: the model or program that the bundle is proved to equal."""
-        return {**self._reference(), **self.samples_record()}
-
-    def _reference(self) -> dict[str, Any]:
+        outputs = [original.compared.output for original in self.originals]
         if self.program is not None:
-            return self.program.record([original.compared.output for original in self.originals])
-        for original in self.originals:
-            return original.record()
-        if self.loaded:
-            return OWN_READING
-        return {"kind": "itself" if "module" in self.origin else next(iter(self.origin))}
+            found = self.program.record(outputs)
+        elif self.originals:
+            found = self.originals[0].record()
+        elif self.loaded:
+            found = OWN_READING
+        else:
+            found = {"kind": "itself" if "module" in self.origin else next(iter(self.origin))}
+        return {**found, **self.samples_record()}
 
     def samples_record(self) -> dict[str, Any]:
         """How many samples there are, and their sha256."""
         if not self.samples:
             return {}
-        written = json.dumps([self.sampled_texts, self.sampled_ids]).encode()
+        written = json.dumps([texts_of(self.samples), ids_of(self.samples)]).encode()
         return {"samples": len(self.samples), "samples_sha256": hashlib.sha256(written).hexdigest()}
-
-    @property
-    def sampled_texts(self) -> list[Text]:
-        return texts_of(self.samples)
-
-    @property
-    def sampled_ids(self) -> list[list[int]]:
-        return ids_of(self.samples)
 
     def in_layout(self, layout: str) -> Transformer:
         """The model with the same weights, not copied."""
