@@ -25,7 +25,6 @@ from addnorm.model.checkpoints.reader import (
     tie,
 )
 from addnorm.model.checkpoints.sentence_transformers import SentenceTransformers
-from addnorm.model.checkpoints.unsupported import reason
 from addnorm.model.checkpoints.weights import other_formats
 from addnorm.model.checkpoints.weights import read as read_weights
 from addnorm.model.config import MAX_LAYERS, SIZES, Config, HeadConfig, refuse_large
@@ -39,6 +38,33 @@ SCORED = ("Sigmoid", "Identity")  # what the server makes scores of pairs with
 PROBLEMS = ("regression", "single_label_classification", "multi_label_classification")
 DEFAULT_ACTIVATION = "sbert_ce_default_activation_function"
 UNSUPPORTED_HEADS = ("ForMultipleChoice", "ForNextSentencePrediction")  # ends of classes
+PARALLEL = "its attention and feed-forward run in parallel"
+T5 = "its scores are not divided by the root of a head's dimensions, and it has a decoder"
+UNSUPPORTED = {  # families: model_type -> reason, the nearest that can be exported
+    "deberta": ("its queries and values alone have a bias", "deberta-v2"),
+    "esm": ("embeddings are scaled by the share of masked tokens in their sequence", "bert"),
+    "xlm-roberta-xl": ("its norms stand before attention, after an embedding", "xlm-roberta"),
+    "roberta-prelayernorm": ("its norms stand before attention", "roberta"),
+    "gpt_neo": ("its scores are not divided by the root of a head's dimensions", "gpt2"),
+    "gpt_neox": (PARALLEL, "gpt2"),
+    "gptj": (PARALLEL, "gpt2"),
+    "phi": (PARALLEL, "gpt2"),
+    "bloom": ("its positions are a bias that falls with distance (ALiBi)", "gpt2"),
+    "gpt_bigcode": ("its heads share keys and values", "gpt2"),
+    "xlnet": ("its positions are relative within attention", "bert"),
+    "longformer": ("its attention is sparse", "roberta"),
+    "big_bird": ("its attention is sparse", "roberta"),
+    "clip": ("it has a tower of images", "bert"),
+    "t5": (T5, "bert"),
+    "mt5": (T5, "xlm-roberta"),
+    "bart": ("it has an encoder and a decoder", "roberta"),
+    "mbart": ("it has an encoder and a decoder", "xlm-roberta"),
+    "llama": ("there is no table of its weights", "qwen3"),
+    "mistral": ("there is no table of its weights", "qwen3"),
+    "qwen2": ("there is no table of its weights", "qwen3"),
+    "gemma3_text": ("its blocks have norms after attention and feed-forward too", "qwen3"),
+}
+ELSEWHERE = ("gemma3_text", "llama", "mistral", "qwen2")
 
 
 @dataclass(frozen=True)
@@ -99,7 +125,10 @@ def load_checkpoint(folder: Path, choices: Choices | None = None) -> Checkpoint:
     if authors.is_embedder:  # of which sentence-transformers loads the body, whatever head it has
         table, reader.without_head = None, True
     if table:
-        table = _complete_table(table, raw)
+        try:
+            table = replace(table, **table.derived(raw))  # what config.json decides
+        except ValueError as error:
+            raise CheckpointError(f"config.json: {error}") from None
         tie(table, reader, raw)
     config = replace(config, heads=_heads(table, reader, config, authors))
     labels = _labels(table, fields, config, choices) if table else None
@@ -117,6 +146,8 @@ def load_checkpoint(folder: Path, choices: Choices | None = None) -> Checkpoint:
         is_tied = table and table.output == output and table.tied and not authors.score
         if is_tied and torch.equal(head.linear.weight, model.tokens.weight):
             head.linear.weight = model.tokens.weight  # one copy in memory
+    own = lists.Fields(family.fields, family.no_effect)
+    unread = lists.CONFIG.list_unread(own.list_unread(fields))
     stored = [weights, *(layer.stored for layers in authors.dense.values() for layer in layers)]
     return Checkpoint(
         model=model.eval(),
@@ -135,7 +166,7 @@ def load_checkpoint(folder: Path, choices: Choices | None = None) -> Checkpoint:
         default_prompt_name=authors.default_prompt_name,
         similarity=authors.similarity,
         activation=_activation(authors, fields, config),
-        unread=(*_unread_fields(family, fields), *authors.unread),
+        unread=(*(f"config.json: {name}" for name in unread), *authors.unread),
         beside=tuple(files_beside(folder)),
     )
 
@@ -172,11 +203,6 @@ def config_fields(authors: SentenceTransformers) -> Raw:
         TOKENIZER_CONFIG, json_files.settings(authors.transformer / TOKENIZER_CONFIG)
     )
     return fields
-
-
-def _unread_fields(family: Family, fields: Raw) -> list[str]:
-    own = lists.Fields(family.fields, family.no_effect)
-    return [f"config.json: {name}" for name in lists.CONFIG.list_unread(own.list_unread(fields))]
 
 
 def files_beside(folder: Path) -> list[str]:
@@ -270,9 +296,18 @@ def _heads(
 def _family(fields: Raw) -> Family:
     """CheckpointError for a family that is not supported, with the reason."""
     model_type = name_of(fields)
-    if model_type not in FAMILIES:
-        raise CheckpointError(f"config.json: {reason(model_type, sorted(FAMILIES))}")
-    return FAMILIES[model_type]
+    if model_type in FAMILIES:
+        return FAMILIES[model_type]
+    is_said = "missing" if model_type is None else repr(model_type)
+    why = f"model_type is {is_said}; supported are {', '.join(sorted(FAMILIES))}"
+    if model_type in UNSUPPORTED:
+        reason, nearest = UNSUPPORTED[model_type]
+        served = ". text-embeddings-inference serves it" if model_type in ELSEWHERE else ""
+        why = (
+            f"model_type {model_type!r} is not supported: {reason}. The nearest that is:"
+            f" {nearest!r}{served}"
+        )
+    raise CheckpointError(f"config.json: {why}")
 
 
 def read_config(family: Family, raw: Raw) -> Config:
@@ -354,14 +389,6 @@ def architectures(fields: Raw) -> Sequence[str]:
     if not isinstance(named, list | tuple) or not all(isinstance(name, str) for name in named):
         raise CheckpointError(f"config.json: architectures is {named!r}: a list of names is needed")
     return named
-
-
-def _complete_table(table: HeadTable, raw: Raw) -> HeadTable:
-    """The table with what config.json decides. CheckpointError for what is not supported."""
-    try:
-        return replace(table, **table.derived(raw))
-    except ValueError as error:
-        raise CheckpointError(f"config.json: {error}") from None
 
 
 def _problem_type(fields: Raw) -> str | None:

@@ -1,16 +1,9 @@
 """ALBERT (Lan et al., arXiv:1909.11942): `transformers.models.albert`."""
 
-from typing import Any
-
 from addnorm.model.checkpoints.families import bert
-from addnorm.model.checkpoints.family import Family, HeadTable, Raw
+from addnorm.model.checkpoints.family import Family
 
 LAYER = "encoder.albert_layer_groups.{}.albert_layers.0."
-
-
-def _derive(raw: Raw) -> dict[str, Any]:
-    # it has the projection even where both sizes are equal
-    return {"embedding_size": raw["embedding_size"], "layer_groups": raw["num_hidden_groups"]}
 
 
 ALBERT = Family(
@@ -30,24 +23,8 @@ ALBERT = Family(
         "blocks.{}.norm2": f"{LAYER}full_layer_layer_norm",
     },
     heads=(
-        HeadTable(
-            ("ForMaskedLM", "ForPreTraining"),
-            "every",
-            "predictions.decoder",
-            dense="predictions.dense",
-            activation=None,
-            norm="predictions.LayerNorm",
-            bias="predictions.bias",
-            tied=True,
-        ),
-        HeadTable(
-            ("ForSequenceClassification",),
-            "first",
-            "classifier",
-            dense="pooler",
-            activation="tanh",
-            labels=True,
-        ),
+        bert.language_model("predictions"),
+        bert.classifier("pooler"),
         bert.TOKENS,
         bert.SPANS,
     ),
@@ -59,7 +36,11 @@ ALBERT = Family(
         "inner_group_num": 1,
     },
     fixed=bert.FIXED,
-    derived=_derive,
+    # it has the projection even where both sizes are equal
+    derived=lambda raw: {
+        "embedding_size": raw["embedding_size"],
+        "layer_groups": raw["num_hidden_groups"],
+    },
     no_effect=("down_scale_factor", "gap_size", "net_structure_type", "num_memory_blocks"),
     only={"inner_group_num": (1,), "position_embedding_type": ("absolute", None)},
     unused=(r"pooler\..*", bert.POSITION_IDS, r"sop_classifier\..*"),

@@ -1,5 +1,8 @@
 """BERT (Devlin et al., arXiv:1810.04805): `transformers.models.bert`."""
 
+from dataclasses import replace
+from typing import Any
+
 from addnorm.model.checkpoints.family import Family, HeadTable, Modules
 
 CONFIG = {
@@ -41,24 +44,31 @@ ONLY = {
     "is_decoder": (False, None),
     "add_cross_attention": (False, None),
 }
-LM = HeadTable(
-    ("ForMaskedLM", "ForPreTraining"),
-    "every",
-    "cls.predictions.decoder",
-    dense="cls.predictions.transform.dense",
-    activation=None,
-    norm="cls.predictions.transform.LayerNorm",
-    bias="cls.predictions.bias",
-    tied=True,
-)
-SEQUENCE = HeadTable(
-    ("ForSequenceClassification",),
-    "first",
-    "classifier",
-    dense="pooler.dense",
-    activation="tanh",
-    labels=True,
-)
+
+
+def language_model(stem: str, norm: str = "LayerNorm") -> HeadTable:
+    """A head whose parts lie under one name."""
+    return HeadTable(
+        ("ForMaskedLM", "ForPreTraining"),
+        "every",
+        f"{stem}.decoder",
+        dense=f"{stem}.dense",
+        activation=None,
+        norm=f"{stem}.{norm}",
+        bias=f"{stem}.bias",
+        tied=True,
+    )
+
+
+def classifier(dense: str, linear: str = "classifier", **more: Any) -> HeadTable:
+    """A head on the first token, with a layer before it."""
+    more = {"activation": "tanh", "labels": True, **more}
+    return HeadTable(("ForSequenceClassification",), "first", linear, dense=dense, **more)
+
+
+CLS = "cls.predictions"
+LM = replace(language_model(CLS), dense=f"{CLS}.transform.dense", norm=f"{CLS}.transform.LayerNorm")
+SEQUENCE = classifier("pooler.dense")
 TOKENS = HeadTable(("ForTokenClassification",), "every", "classifier", labels=True)
 SPANS = HeadTable(("ForQuestionAnswering",), "every", "qa_outputs", labels=("start", "end"))
 POSITION_IDS = r".*\.position_ids"  # a buffer of earlier releases

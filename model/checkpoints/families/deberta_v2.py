@@ -7,7 +7,7 @@ from addnorm.model.checkpoints.families import bert
 from addnorm.model.checkpoints.family import ACTIVATIONS, Family, Raw
 from addnorm.model.config import Disentangled, Positions
 
-LAYER, LM = f"{bert.LAYER}attention.self.", "lm_predictions.lm_head"
+LAYER = f"{bert.LAYER}attention.self."
 DEFAULTS = {
     **bert.DEFAULTS, "type_vocab_size": 0, "layer_norm_eps": 1e-7, "pooler_hidden_act": "gelu",
     "relative_attention": False, "position_buckets": -1, "max_relative_positions": -1,
@@ -59,8 +59,7 @@ DEBERTA_V2 = Family(
     },
     heads=(
         bert.LM,
-        replace(bert.LM, linear=f"{LM}.decoder", dense=f"{LM}.dense", norm=f"{LM}.LayerNorm",
-                bias=f"{LM}.bias"),  # of the first release
+        bert.language_model("lm_predictions.lm_head"),  # of the first release
         replace(
             bert.SEQUENCE, derived=lambda raw: {"activation": ACTIVATIONS[raw["pooler_hidden_act"]]}
         ),

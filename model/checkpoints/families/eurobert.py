@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from addnorm.model.checkpoints.families import qwen3, rotary
+from addnorm.model.checkpoints.families import bert, qwen3, rotary
 from addnorm.model.checkpoints.family import Family, HeadTable, Raw
 from addnorm.model.config import Pick
 
@@ -29,16 +29,8 @@ EUROBERT = Family(
             tied=True,
             derived=lambda raw: {"bias": raw["mlp_bias"]},
         ),
-        HeadTable(
-            ("ForSequenceClassification",),
-            "first",
-            "classifier",
-            dense="dense",
-            activation="gelu",
-            labels=True,
-            derived=_of_classifier,
-        ),
-        HeadTable(("ForTokenClassification",), "every", "classifier", labels=True),
+        bert.classifier("dense", activation="gelu", derived=_of_classifier),
+        bert.TOKENS,
     ),
     defaults={
         **qwen3.DEFAULTS,

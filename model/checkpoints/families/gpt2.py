@@ -1,14 +1,7 @@
 """GPT-2 (Radford et al., 2019): `transformers.models.gpt2`."""
 
-from typing import Any
-
 from addnorm.model.checkpoints.families import bert
-from addnorm.model.checkpoints.family import Family, HeadTable, Raw
-
-
-def _derive(raw: Raw) -> dict[str, Any]:
-    return {"d_ff": raw["n_inner"] or 4 * raw["n_embd"]}
-
+from addnorm.model.checkpoints.family import Family, HeadTable
 
 GPT2 = Family(
     model_types=("gpt2",),
@@ -46,7 +39,7 @@ GPT2 = Family(
         "scale_attn_weights": True,
     },
     fixed={"causal": True, "block": "pre", "final_norm": True},
-    derived=_derive,
+    derived=lambda raw: {"d_ff": raw["n_inner"] or 4 * raw["n_embd"]},
     aliases={
         "hidden_size": "n_embd",
         "max_position_embeddings": "n_positions",

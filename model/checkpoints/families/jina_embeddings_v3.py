@@ -4,17 +4,12 @@ The base model, as it is without the adapters of its tasks, which lie in folders
 """
 
 from dataclasses import replace
-from typing import Any
 
 from addnorm.model.checkpoints.families import bert, roberta, rotary
-from addnorm.model.checkpoints.family import Family, Raw
+from addnorm.model.checkpoints.family import Family
 
 LAYER = "encoder.layers.{}."
 UP, DOWN = "mlp.fc1", "mlp.fc2"
-
-
-def _derive(raw: Raw) -> dict[str, Any]:
-    return {"positions": rotary.of_all_layers(raw, ["dynamic"])}
 
 
 _JINA = Family(
@@ -39,7 +34,7 @@ _JINA = Family(
         "rope_theta": 20_000.0,
     },
     fixed=bert.FIXED,
-    derived=_derive,
+    derived=lambda raw: {"positions": rotary.of_all_layers(raw, ["dynamic"])},
     also_read=rotary.READ,
     no_effect=(
         "lora_*",

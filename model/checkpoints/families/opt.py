@@ -16,21 +16,10 @@ def _derive(raw: Raw) -> dict[str, Any]:
     }
 
 
-def _head(
-    name: str, pick: Pick, linear: str, tied: bool = False, labels: bool = False
-) -> HeadTable:
+def _head(name: str, pick: Pick, linear: str, **more: Any) -> HeadTable:
     """The size of 350 M parameters has a projection before its heads."""
-    return HeadTable(
-        (name,),
-        pick,
-        linear,
-        dense="decoder.project_out",
-        dense_is_optional=True,
-        dense_bias=False,
-        bias=False,
-        tied=tied,
-        labels=labels,
-    )
+    more = {"dense_is_optional": True, "dense_bias": False, "bias": False, **more}
+    return HeadTable((name,), pick, linear, dense="decoder.project_out", **more)
 
 
 OPT = Family(

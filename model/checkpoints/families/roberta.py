@@ -3,37 +3,19 @@
 The position table begins with unused rows, up to that of the padding token.
 """
 
-from typing import Any
+from dataclasses import replace
 
 from addnorm.model.checkpoints.families import bert
-from addnorm.model.checkpoints.family import Family, HeadTable, Raw
+from addnorm.model.checkpoints.family import Family, Raw
 
-LM = HeadTable(
-    ("ForMaskedLM",),
-    "every",
-    "lm_head.decoder",
-    dense="lm_head.dense",
-    activation="gelu",
-    norm="lm_head.layer_norm",
-    bias="lm_head.bias",
-    tied=True,
+LM = replace(
+    bert.language_model("lm_head", "layer_norm"), classes=("ForMaskedLM",), activation="gelu"
 )
-SEQUENCE = HeadTable(
-    ("ForSequenceClassification",),
-    "first",
-    "classifier.out_proj",
-    dense="classifier.dense",
-    activation="tanh",
-    labels=True,
-)
+SEQUENCE = bert.classifier("classifier.dense", "classifier.out_proj")
 
 
 def _offset(raw: Raw) -> int:
     return int(raw["pad_token_id"]) + 1
-
-
-def _derive(raw: Raw) -> dict[str, Any]:
-    return {"max_positions": raw["max_position_embeddings"] - _offset(raw)}
 
 
 ROBERTA = Family(
@@ -44,7 +26,7 @@ ROBERTA = Family(
     heads=(LM, SEQUENCE, bert.TOKENS, bert.SPANS),
     defaults={**bert.DEFAULTS, "pad_token_id": 1},
     fixed=bert.FIXED,
-    derived=_derive,
+    derived=lambda raw: {"max_positions": raw["max_position_embeddings"] - _offset(raw)},
     only=bert.ONLY,
     position_offset=_offset,
     unused=(r"pooler\..*", bert.POSITION_IDS),
