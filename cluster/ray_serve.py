@@ -65,7 +65,11 @@ class Replica:
         share; as Ray says if None."""
         cores = (num_cores or _num_cores)()
         settings = read_settings(**{"worker_threads": cores, **options.settings})
-        self._log = _log_to_stderr(settings.log_level)
+        # our lines as JSON; Serve's own stay as they are
+        self._log = logs.LineHandler(sys.stderr.fileno())
+        log = logging.getLogger("addnorm")
+        log.handlers, log.propagate = [self._log], False
+        log.setLevel(settings.log_level.upper())
         memory.share_arenas()
         models = load_all(options.bundles, settings)
         self._service = build(models, settings, tracer_of_environment())
@@ -112,12 +116,3 @@ def _num_cores() -> int:
 
     cores = ray.get_runtime_context().get_assigned_resources().get("CPU", 1)
     return max(1, int(cores))
-
-
-def _log_to_stderr(level: str) -> logging.Handler:
-    """Our lines as JSON. Serve's own lines stay as they are."""
-    handler = logs.LineHandler(sys.stderr.fileno())
-    log = logging.getLogger("addnorm")
-    log.handlers, log.propagate = [handler], False
-    log.setLevel(level.upper())
-    return handler

@@ -20,7 +20,7 @@ from addnorm.corpus.index_check import Report, report
 from addnorm.corpus.parts import PLAN_KEY, plan_of
 from addnorm.corpus.storage import Location
 from addnorm.corpus.vectors_file import Sample, VectorsFile
-from addnorm.service.runtime.fingerprint import Recorded, from_text
+from addnorm.service.runtime.fingerprint import from_text
 from addnorm.service.runtime.manifest import Precision
 
 EQUAL, DIFFERENT, CANNOT_CHECK = 0, 1, 2
@@ -67,7 +67,13 @@ async def _check(options: argparse.Namespace) -> Report:
     _complete(options)
     key = client.api_key(options.api_key_env) if options.api_key_env else None
     file = VectorsFile(Location.parse(options.vectors), options.text_column, options.vector_column)
-    stored = _stored_fingerprint(file, options.fingerprint)
+    given, stored = options.fingerprint, None
+    try:  # of the stored vectors: the one given, or the file's own
+        if (text := file.fingerprint if given is None else given) is not None:
+            stored = from_text(text)
+    except ValueError as error:
+        where = f"{file.path}: its metadata" if given is None else "--fingerprint"
+        raise CorpusError(f"{where}: {error}") from None
     sample = file.draw_sample(options.sample, options.seed)
     print(
         f"{file.path}: {len(sample.rows):,} of {file.num_rows:,} rows,"
@@ -121,18 +127,6 @@ async def _embed(options: argparse.Namespace, sample: Sample, key: str | None) -
         return await client.embed(asking, sample.texts, sample.rows.tolist(), asked)
 
 
-def _stored_fingerprint(file: VectorsFile, given: str | None) -> Recorded | None:
-    """The fingerprint of the stored vectors: the one given, or the file's own."""
-    text = given if given is not None else file.fingerprint
-    if text is None:
-        return None
-    try:
-        return from_text(text)
-    except ValueError as error:
-        where = "--fingerprint" if given is not None else f"{file.path}: its metadata"
-        raise CorpusError(f"{where}: {error}") from None
-
-
 def _as_json(options: argparse.Namespace) -> dict[str, object]:
     paths = {name: str(value) for name, value in vars(options).items() if isinstance(value, Path)}
     return {"options": {**vars(options), **paths}}
@@ -181,11 +175,6 @@ def _parser() -> argparse.ArgumentParser:
         "--accept", choices=["rounding"], help="a verdict besides bit-equal that exits with 0"
     )
     parser.add_argument("--json", type=Path, metavar="FILE", help="where to write all figures")
-    _add_server(parser)
-    return parser
-
-
-def _add_server(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("what embeds the texts")
     where = group.add_mutually_exclusive_group(required=True)
     where.add_argument("--url", type=_url, help="of a server, such as http://localhost:8000")
@@ -199,6 +188,7 @@ def _add_server(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--api-key-env", metavar="VARIABLE", help="environment variable that holds the API key"
     )
+    return parser
 
 
 def positive(text: str) -> int:

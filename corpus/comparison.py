@@ -56,21 +56,14 @@ class Figures:
         return self.largest_difference / self.largest_value if self.largest_value else 0.0
 
 
-def as_stored(new: NDArray[Any], stored: NDArray[Any]) -> NDArray[Any]:
-    """`new` rounded to what `stored` can hold. float64 is compared as float32: a server computes
-    no more digits."""
-    if stored.dtype != np.float16:
-        return new
-    with np.errstate(over="ignore"):
-        return new.astype(np.float16)
-
-
 def compare(stored: NDArray[Any], new: NDArray[Any]) -> Figures:
     """[n, width] both."""
     dtype = stored.dtype.name
-    if dtype == "float64":
+    if dtype == "float64":  # a server computes no more digits than float32's
         stored = stored.astype(np.float32)
-    new = as_stored(new, stored)
+    if stored.dtype == np.float16:  # new ones rounded to what they can hold
+        with np.errstate(over="ignore"):
+            new = new.astype(np.float16)
     differences, cosines, ratios = _by_row(stored, new)
     worst = int(differences.argmax())
     not_zero = stored.any(1) & new.any(1)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, get_args
+from typing import get_args
 
 from addnorm.corpus import embedding_job
 from addnorm.corpus.columns import KINDS, DType, EmbedOptions
@@ -20,7 +20,6 @@ from addnorm.corpus.parts import Parts, Plan
 from addnorm.corpus.progress import Progress
 from addnorm.corpus.storage import Location
 from addnorm.corpus.texts_source import Source
-from addnorm.service.models.model import Model
 from addnorm.service.runtime.device import memory
 from addnorm.service.runtime.fingerprint import METADATA_KEY, to_text
 from addnorm.service.runtime.manifest import InputType, Precision
@@ -65,17 +64,32 @@ def embed(arguments: Sequence[str], means: Means = MEANS) -> None:
 
 
 def _embed(options: argparse.Namespace, means: Means) -> None:
-    source, asked = _source(options), _embed_options(options)
+    source = _source(options)
+    asked = EmbedOptions(
+        **{field.name: getattr(options, field.name) for field in fields(EmbedOptions)}
+    )
     embedder = Embedder(
         options.bundle, asked, means.open_bundle, worker_threads=options.worker_threads
     )
     try:
-        _warn(embedder.model, asked.output)
-        fingerprint = to_text(embedder.fingerprint)
-        metadata = {METADATA_KEY: fingerprint}
+        # every model has pooled vectors, also one that is made for something else
+        model, tasks = embedder.model, embedder.model.bundle.tasks
+        if model.tokenizer and KINDS[asked.output].task == "embed" and "embed" not in tasks:
+            print(
+                f"addnorm embed: {model.bundle.ref} is not made to embed, but to"
+                f" {', '.join(tasks)}: is --output missing?",
+                file=sys.stderr,
+            )
+        metadata = {METADATA_KEY: to_text(embedder.fingerprint)}
         if embedder.labels:
             metadata[LABELS_KEY] = ",".join(embedder.labels)
-        parts = means.parts(options.out, _plan(options, source, embedder), metadata)
+        plan: Plan = {
+            "input": source.digests(),
+            "options": as_dict(embedder.options),
+            "columns": {"text": source.text_columns, "vector": options.vector_column},
+            "fingerprint": embedder.fingerprint,
+        }
+        parts = means.parts(options.out, plan, metadata)
         if parts.is_done():
             print(f"{options.out} is complete")
             return
@@ -98,17 +112,6 @@ def _check_unchanged(options: argparse.Namespace, source: Source, parts: Parts) 
     if source.digests() != parts.plan["input"]:
         raise CorpusError(
             f"{options.input} changed while it was read: remove {parts.folder} to start again"
-        )
-
-
-def _warn(model: Model, output: str) -> None:
-    """Every model has pooled vectors, also one that is made for something else."""
-    tasks = model.bundle.tasks
-    if model.tokenizer and KINDS[output].task == "embed" and "embed" not in tasks:
-        print(
-            f"addnorm embed: {model.bundle.ref} is not made to embed, but to {', '.join(tasks)}:"
-            " is --output missing?",
-            file=sys.stderr,
         )
 
 
@@ -160,22 +163,6 @@ def _out(name: str) -> Location:
     if out.on_disk and not (folder := Path(out.resolve().path).parent).is_dir():
         raise CorpusError(f"there is no folder {folder}")
     return out
-
-
-def _embed_options(options: argparse.Namespace) -> EmbedOptions:
-    return EmbedOptions(
-        **{field.name: getattr(options, field.name) for field in fields(EmbedOptions)}
-    )
-
-
-def _plan(options: argparse.Namespace, source: Source, embedder: Embedder) -> Plan:
-    columns: dict[str, Any] = {"text": source.text_columns, "vector": options.vector_column}
-    return {
-        "input": source.digests(),
-        "options": as_dict(embedder.options),
-        "columns": columns,
-        "fingerprint": embedder.fingerprint,
-    }
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -119,7 +119,11 @@ class Embedder:
         first_row: the number of the first text, for messages.
         """
         try:
-            asked = self._with_prompt(texts)
+            own = FIELD, texts, self.options.truncate, self.model
+            if self.options.input_type:
+                asked = TextsToTokenize.typed(*own, self.options.input_type)
+            else:
+                asked = TextsToTokenize.prompted(*own, self.options.prompt_name)
             deadline = Deadline(FOREVER_S)
             with self._service.gate.admit(deadline.holdings):
                 batch, _ = await self._service.tools.texts.tokenize(asked, deadline)
@@ -127,18 +131,12 @@ class Embedder:
             if len(texts) > 1:
                 for row, text in enumerate(texts, first_row):
                     await self.tokenize([text], row)
-            raise _row_error(error, first_row) from None
+            # the server's words, about one row of a file
+            message = error.message.replace('send "truncate": true', "set truncate (--truncate)")
+            if message.startswith(place := f"{FIELD}[0]"):
+                message = f"row {first_row}{message.removeprefix(place)}"
+            raise CorpusError(message) from None
         return batch
-
-    def _with_prompt(self, texts: Sequence[Text]) -> TextsToTokenize:
-        options = self.options
-        if options.input_type:
-            return TextsToTokenize.typed(
-                FIELD, texts, options.truncate, self.model, options.input_type
-            )
-        return TextsToTokenize.prompted(
-            FIELD, texts, options.truncate, self.model, options.prompt_name
-        )
 
     async def start(
         self, batch: Batch, first_row: int, done: Callable[[Batch], object] = lambda _: None
@@ -199,11 +197,3 @@ def join_batches(batches: Sequence[Batch]) -> Batch:
 def as_dict(options: EmbedOptions) -> dict[str, Any]:
     """The options that are set."""
     return {name: value for name, value in asdict(options).items() if value not in (None, False)}
-
-
-def _row_error(error: ServiceError, row: int) -> CorpusError:
-    """The server's words, about one row of a file."""
-    message = error.message.replace('send "truncate": true', "set truncate (--truncate)")
-    if message.startswith(place := f"{FIELD}[0]"):
-        return CorpusError(f"row {row}{message.removeprefix(place)}")
-    return CorpusError(message)

@@ -61,38 +61,18 @@ async def _windows(
     source: Source, embedder: Embedder, start: int, max_rows: int
 ) -> AsyncIterator[Window]:
     """From row `start`, with which a window must begin."""
-    pieces = source.pieces(start)
-    pending, row = _Pending(start, max_rows), start
-    while (piece := await asyncio.to_thread(next, pieces, None)) is not None:
+    coming = source.pieces(start)
+    pieces, batches = list[pa.RecordBatch](), list[Batch]()
+    first_row = row = start
+    num_bytes = 0
+    while (piece := await asyncio.to_thread(next, coming, None)) is not None:
         batch = await embedder.tokenize(source.texts(piece), row)
-        pending.add(piece, batch, embedder.num_bytes(batch))
+        pieces.append(piece)
+        batches.append(batch)
         row += piece.num_rows
-        if pending.is_full:
-            yield pending.window()
-            pending = _Pending(row, max_rows)
-    if pending.pieces:
-        yield pending.window()
-
-
-class _Pending:
-    """A window that grows."""
-
-    def __init__(self, first_row: int, max_rows: int) -> None:
-        self.first_row, self._max_rows = first_row, max_rows
-        self.pieces = list[pa.RecordBatch]()
-        self._batches = list[Batch]()
-        self._num_rows = self._num_bytes = 0
-
-    def add(self, piece: pa.RecordBatch, batch: Batch, num_bytes: int) -> None:
-        self.pieces.append(piece)
-        self._batches.append(batch)
-        self._num_rows += piece.num_rows
-        self._num_bytes += piece.nbytes + num_bytes
-
-    @property
-    def is_full(self) -> bool:
-        return self._num_rows >= self._max_rows or self._num_bytes >= WINDOW_BYTES
-
-    def window(self) -> Window:
-        rows = pa.Table.from_batches(self.pieces)
-        return Window(self.first_row, rows, join_batches(self._batches))
+        num_bytes += piece.nbytes + embedder.num_bytes(batch)
+        if row - first_row >= max_rows or num_bytes >= WINDOW_BYTES:
+            yield Window(first_row, pa.Table.from_batches(pieces), join_batches(batches))
+            pieces, batches, first_row, num_bytes = [], [], row, 0
+    if pieces:
+        yield Window(first_row, pa.Table.from_batches(pieces), join_batches(batches))

@@ -157,17 +157,13 @@ async def _send_patiently(client: httpx.AsyncClient, body: dict[str, Any]) -> ht
             response = await client.post("v1/embeddings", json=body)
         except httpx.HTTPError as error:
             raise _no_answer(client, error) from None
-        wait_s = _wait_s(response)
+        try:
+            wait_s = float(response.headers["retry-after"])
+        except (KeyError, ValueError):  # a proxy may write a date
+            wait_s = 1.0
         if response.status_code not in BUSY or time.monotonic() + wait_s > ends:
             return response
         await asyncio.sleep(wait_s)
-
-
-def _wait_s(response: httpx.Response) -> float:
-    try:
-        return float(response.headers["retry-after"])
-    except (KeyError, ValueError):  # a proxy may write a date
-        return 1.0
 
 
 def _no_answer(client: httpx.AsyncClient, error: httpx.HTTPError) -> CorpusError:

@@ -176,14 +176,10 @@ def report(sample: Sample, new: Embedded, stored: Recorded | None) -> Report:
             " model or bundle with --model or --bundle, or --dimensions if they were cut"
         )
     figures = compare(sample.vectors, new.vectors)
-    found = _fingerprints(stored, new)
-    return Report(figures, sample.rows.tolist(), new.model, found)
-
-
-def _fingerprints(stored: Recorded | None, new: Embedded) -> Fingerprints:
-    """A bare digest gets its parts if it is that of a precision that is served."""
+    # a bare digest gets its parts if it is that of a precision that is served
     parts = new.known.get(stored.digest) if stored else None
-    if stored is None or new.fingerprint is None or parts is None:
-        return Fingerprints(stored, new.fingerprint)
-    other = parts["precision"] if stored.digest != new.fingerprint.digest else None
-    return Fingerprints(Recorded(stored.digest, parts), new.fingerprint, other)
+    found = Fingerprints(stored, new.fingerprint)
+    if stored and new.fingerprint and parts:
+        other = parts["precision"] if stored.digest != new.fingerprint.digest else None
+        found = Fingerprints(Recorded(stored.digest, parts), new.fingerprint, other)
+    return Report(figures, sample.rows.tolist(), new.model, found)

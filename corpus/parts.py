@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 
 from addnorm.corpus.errors import CorpusError
 from addnorm.corpus.index_check import Difference
-from addnorm.corpus.storage import Location
+from addnorm.corpus.storage import Location, in_one_line
 
 PLAN_KEY = "addnorm.job"  # of the metadata of OUT and its parts: what they were made of
 FIRST_ROW_KEY = "addnorm.first_row"  # of a part's
@@ -40,7 +40,7 @@ class Parts:
     def open(self) -> Iterator[Self]:
         """Goes on where another process stopped. CorpusError if that one did another job, or still
         runs, or if a part is lost."""
-        with _one_line(self.folder):
+        with in_one_line(str(self.folder)):
             self.folder.make_folder()
             with self._lock():
                 self._check_bytes()
@@ -125,7 +125,7 @@ class Parts:
 
     def is_done(self) -> bool:
         """True if OUT is there. CorpusError if it is something else than this job's result."""
-        with _one_line(self.out):
+        with in_one_line(str(self.out)):
             if not self.out.exists():
                 return False
         found = plan_of(self.out)
@@ -135,16 +135,6 @@ class Parts:
         if self.folder.exists():  # the job was killed just before it ended
             self.folder.remove_folder()
         return True
-
-
-@contextmanager
-def _one_line(where: Location) -> Iterator[None]:
-    """Errors of pyarrow and the system as one line."""
-    try:
-        yield
-    except (pa.ArrowException, OSError) as error:
-        reason = " ".join(str(getattr(error, "strerror", None) or error).split())
-        raise CorpusError(f"{where}: {reason}") from None
 
 
 def plan_of(path: Location) -> Plan | None:

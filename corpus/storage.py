@@ -145,6 +145,19 @@ class Location:
             stream.write(content.read_buffer())
 
 
+@contextmanager
+def in_one_line(where: str) -> Iterator[None]:
+    """CorpusError for what pyarrow and the system raise. where: what cannot be read or written."""
+    try:
+        yield
+    except (pa.ArrowException, OSError, UnicodeDecodeError, OverflowError) as error:
+        raise CorpusError(f"{where}: {reason(error)}") from None
+
+
+def reason(error: Exception) -> str:
+    return " ".join(str(getattr(error, "strerror", None) or error).split())[:300]
+
+
 def _replace(partial: Path, path: Path) -> None:
     with partial.open("rb+") as file:
         os.fsync(file.fileno())

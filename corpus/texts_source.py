@@ -8,7 +8,6 @@ import csv
 import hashlib
 import io
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from pathlib import PurePosixPath
 from typing import Any, NamedTuple
 
@@ -18,7 +17,7 @@ import pyarrow.csv
 import pyarrow.parquet as pq
 
 from addnorm.corpus.errors import CorpusError
-from addnorm.corpus.storage import Location
+from addnorm.corpus.storage import Location, in_one_line, reason
 from addnorm.corpus.vectors_file import check_texts, first_not_utf8
 from addnorm.service.runtime.tokenizing.tokenizer import Text
 
@@ -41,18 +40,22 @@ class Source:
     def __init__(self, path: Location, text_columns: Sequence[str]) -> None:
         """text_columns: one, or two for pairs. CorpusError if a file or a column does not fit."""
         self.path, self.text_columns = path, list(text_columns)
-        with _one_line(path):
+        with in_one_line(f"{path} cannot be read"):
             self.files = _files(path)  # by their paths within IN
         schemas = []
         for file in self.files.values():
-            with _one_line(file):
+            with in_one_line(f"{file} cannot be read"):
                 schemas.append(FORMATS[file.suffix].schema(file))
         try:
             # what other programs store about the columns would not fit the result
             self.schema = pa.unify_schemas(schemas, promote_options="permissive").remove_metadata()
         except pa.ArrowException as error:
-            raise CorpusError(f"{path}: a column has two types: {_reason(error)}") from None
-        _check_storable(path, self.schema)
+            raise CorpusError(f"{path}: a column has two types: {reason(error)}") from None
+        try:  # Parquet cannot have an object without fields, for instance
+            pq.ParquetWriter(pa.BufferOutputStream(), self.schema).close()
+        except pa.ArrowException as error:
+            why = f"the result cannot have its columns: {reason(error)}"
+            raise CorpusError(f"{path}: {why}") from None
         names = self.schema.names
         if repeated := {name for name in names if names.count(name) > 1}:
             raise CorpusError(f"{path}: two columns are called {min(repeated)!r}")
@@ -70,7 +73,7 @@ class Source:
         """Digests of the files' bytes, by their paths within IN."""
         found = {}
         for name, path in self.files.items():
-            with _one_line(path), path.open() as file:
+            with in_one_line(f"{path} cannot be read"), path.open() as file:
                 digest = hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=16))
             found[name] = digest.hexdigest()
         return found
@@ -97,7 +100,7 @@ class Source:
 
     def _pieces(self, schema: pa.Schema) -> Pieces:
         for file in self.files.values():
-            with _one_line(file):
+            with in_one_line(f"{file} cannot be read"):
                 for piece in FORMATS[file.suffix].read(file, schema):
                     for start in range(0, piece.num_rows, PIECE_ROWS):
                         yield piece.slice(start, PIECE_ROWS)
@@ -117,14 +120,6 @@ def check_rows(column: Any, name: str, first_row: int) -> None:
         raise CorpusError(f"row {first_row + broken}: column {name!r} is not UTF-8")
 
 
-def _check_storable(path: Location, schema: pa.Schema) -> None:
-    """CorpusError if Parquet cannot have such columns: an object without fields, for instance."""
-    try:
-        pq.ParquetWriter(pa.BufferOutputStream(), schema).close()
-    except pa.ArrowException as error:
-        raise CorpusError(f"{path}: the result cannot have its columns: {_reason(error)}") from None
-
-
 def _files(path: Location) -> dict[str, Location]:
     """CorpusError if there is none that can be read."""
     known = ", ".join(FORMATS)
@@ -142,19 +137,6 @@ def _files(path: Location) -> dict[str, Location]:
     return {path.name: path}
 
 
-@contextmanager
-def _one_line(path: Location) -> Iterator[None]:
-    """Errors of pyarrow and the system as one line."""
-    try:
-        yield
-    except (pa.ArrowException, OSError, UnicodeDecodeError, OverflowError) as error:
-        raise CorpusError(f"{path} cannot be read: {_reason(error)}") from None
-
-
-def _reason(error: Exception) -> str:
-    return " ".join(str(getattr(error, "strerror", None) or error).split())[:300]
-
-
 def _fit(piece: Any, schema: pa.Schema) -> pa.RecordBatch:
     """A part of a table, with the columns and types of the schema."""
     columns = [
@@ -164,10 +146,6 @@ def _fit(piece: Any, schema: pa.Schema) -> pa.RecordBatch:
         for field in schema
     ]
     return pa.RecordBatch.from_arrays(columns, schema=schema)
-
-
-def _parquet_schema(path: Location) -> pa.Schema:
-    return path.open_parquet().schema_arrow
 
 
 def _read_parquet(path: Location, schema: pa.Schema) -> Pieces:
@@ -220,7 +198,13 @@ def _read_json_rows(path: Location) -> Iterator[list[dict[str, Any]]]:
         for number, line in enumerate(file, 1):
             if not line.strip():
                 continue
-            rows.append(_json_row(path, number, line))
+            try:
+                row = orjson.loads(line)
+            except orjson.JSONDecodeError as error:
+                raise CorpusError(f"{path}, line {number} is no JSON: {error}") from None
+            if not isinstance(row, dict):
+                raise CorpusError(f"{path}, line {number} is no JSON object")
+            rows.append(row)
             if len(rows) == PIECE_ROWS:
                 yield rows
                 rows = []
@@ -228,19 +212,9 @@ def _read_json_rows(path: Location) -> Iterator[list[dict[str, Any]]]:
         yield rows
 
 
-def _json_row(path: Location, number: int, line: bytes) -> dict[str, Any]:
-    try:
-        row = orjson.loads(line)
-    except orjson.JSONDecodeError as error:
-        raise CorpusError(f"{path}, line {number} is no JSON: {error}") from None
-    if not isinstance(row, dict):
-        raise CorpusError(f"{path}, line {number} is no JSON object")
-    return row
-
-
 _JSONL = Format(_jsonl_schema, _read_jsonl)
 FORMATS = {
-    ".parquet": Format(_parquet_schema, _read_parquet),
+    ".parquet": Format(lambda path: path.open_parquet().schema_arrow, _read_parquet),
     ".jsonl": _JSONL,
     ".ndjson": _JSONL,
     ".csv": Format(_csv_schema, _read_csv),

@@ -4,7 +4,6 @@ Memory does not grow with the file, nor with its row groups.
 """
 
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,7 +13,7 @@ from numpy.typing import NDArray
 from tqdm import tqdm
 
 from addnorm.corpus.errors import CorpusError
-from addnorm.corpus.storage import Location
+from addnorm.corpus.storage import Location, in_one_line
 from addnorm.service.runtime.fingerprint import METADATA_KEY
 
 BATCH_ROWS = 1024
@@ -36,7 +35,8 @@ class VectorsFile:
     def __init__(self, path: Location, text_column: str, vector_column: str) -> None:
         """CorpusError if the file or a column does not fit."""
         self.path, self.columns = path, (text_column, vector_column)
-        with _one_line(path):
+        self._where = f"{path} cannot be read as a Parquet file"
+        with in_one_line(self._where):
             if path.is_folder():
                 raise CorpusError(f"{path} is a folder: name one Parquet file in it")
             self._file = path.open_parquet()
@@ -44,7 +44,13 @@ class VectorsFile:
         if not self.num_rows:
             raise CorpusError(f"{path} has no rows")
         check_texts(self._type("--text-column", text_column), path, text_column)
-        _check_vectors(self._type("--vector-column", vector_column), path, vector_column)
+        found = self._type("--vector-column", vector_column)
+        kinds = (pa.types.is_list, pa.types.is_large_list, pa.types.is_fixed_size_list)
+        if not any(is_kind(found) for is_kind in kinds) or found.value_type not in NUMBERS:
+            raise CorpusError(
+                f"{path}: column {vector_column!r} is {found}: vectors are lists of one size, of"
+                f" {', '.join(map(str, NUMBERS))}; name their column with --vector-column"
+            )
 
     @property
     def fingerprint(self) -> str | None:
@@ -59,11 +65,16 @@ class VectorsFile:
             self.num_rows, min(num_rows, self.num_rows), replace=False, shuffle=False
         )
         rows, texts, vectors = np.sort(drawn), list[str](), list[NDArray[Any]]()
-        with _one_line(self.path):
+        with in_one_line(self._where):
             for numbers, batch in self._pieces(rows):
                 texts += _texts(batch.column(self.columns[0]), numbers)
-                vectors.append(_vectors(batch.column(self.columns[1]), numbers))
-                _check_width(vectors[0], vectors[-1], numbers[0])
+                found = _vectors(batch.column(self.columns[1]), numbers)
+                vectors.append(found)
+                if found.shape[1] != vectors[0].shape[1]:
+                    raise CorpusError(
+                        f"row {numbers[0]} has a vector of {found.shape[1]} numbers, rows before it"
+                        f" have {vectors[0].shape[1]}: vectors have one size"
+                    )
         return Sample(rows, texts, np.concatenate(vectors))
 
     def _type(self, option: str, name: str) -> pa.DataType:
@@ -95,31 +106,12 @@ class VectorsFile:
                     bar.update(batch.num_rows)
 
 
-@contextmanager
-def _one_line(path: Location) -> Iterator[None]:
-    """Errors of pyarrow and the system as one line."""
-    try:
-        yield
-    except (pa.ArrowException, OSError) as error:
-        reason = " ".join(str(getattr(error, "strerror", None) or error).split())
-        raise CorpusError(f"{path} cannot be read as a Parquet file: {reason[:300]}") from None
-
-
 def check_texts(found: pa.DataType, path: Location, name: str) -> None:
     kind = found.value_type if pa.types.is_dictionary(found) else found
     if not (pa.types.is_string(kind) or pa.types.is_large_string(kind)):
         raise CorpusError(
             f"{path}: column {name!r} is {found}, not text: name a column of strings with"
             " --text-column"
-        )
-
-
-def _check_vectors(found: pa.DataType, path: Location, name: str) -> None:
-    kinds = (pa.types.is_list, pa.types.is_large_list, pa.types.is_fixed_size_list)
-    if not any(is_kind(found) for is_kind in kinds) or found.value_type not in NUMBERS:
-        raise CorpusError(
-            f"{path}: column {name!r} is {found}: vectors are lists of one size, of"
-            f" {', '.join(map(str, NUMBERS))}; name their column with --vector-column"
         )
 
 
@@ -175,11 +167,3 @@ def _vectors(column: Any, rows: NDArray[np.int64]) -> NDArray[Any]:
         row = rows[int(finite.argmin())]
         raise CorpusError(f"row {row} has a vector with a number that is not finite (NaN, inf)")
     return vectors
-
-
-def _check_width(first: NDArray[Any], other: NDArray[Any], row: int) -> None:
-    if first.shape[1] != other.shape[1]:
-        raise CorpusError(
-            f"row {row} has a vector of {other.shape[1]} numbers, rows before it have"
-            f" {first.shape[1]}: vectors have one size"
-        )
