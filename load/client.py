@@ -35,24 +35,19 @@ class Connection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         self._received += data
-        if self._end is None:
-            self._read_headers()
+        found = self._received.find(b"\r\n\r\n") if self._end is None else -1
+        if found >= 0:
+            first, *lines = bytes(self._received[:found]).lower().split(b"\r\n")
+            headers = dict(line.split(b":", 1) for line in lines)
+            self._status, self._start = int(first[9:12]), found + 4
+            self.says_when = b"retry-after" in headers
+            self._end = self._start + int(headers[b"content-length"])
         if self._end is not None and len(self._received) >= self._end:
             answer = self._status, bytes(self._received[self._start : self._end])
             self._received.clear()
             self._end = None
             if self._answer and not self._answer.done():
                 self._answer.set_result(answer)
-
-    def _read_headers(self) -> None:
-        found = self._received.find(b"\r\n\r\n")
-        if found < 0:
-            return
-        first, *lines = bytes(self._received[:found]).lower().split(b"\r\n")
-        headers = dict(line.split(b":", 1) for line in lines)
-        self._status, self._start = int(first[9:12]), found + 4
-        self.says_when = b"retry-after" in headers
-        self._end = self._start + int(headers[b"content-length"])
 
     def connection_lost(self, error: Exception | None) -> None:
         self.is_open = False
@@ -67,12 +62,10 @@ class Connection(asyncio.Protocol):
 class Answers:
     """Answers. Equal ones to a request are kept once: most are the same bytes."""
 
-    kept: dict[int, list[tuple[int, bytes]]] = field(
-        default_factory=dict
-    )  # request -> distinct (status, body)
-    given: list[tuple[int, int]] = field(
-        default_factory=list
-    )  # for each answer: request, index among its `kept`
+    # request -> distinct (status, body)
+    kept: dict[int, list[tuple[int, bytes]]] = field(default_factory=dict)
+    # for each answer: request, index among its `kept`
+    given: list[tuple[int, int]] = field(default_factory=list)
     latencies_s: list[float] = field(default_factory=list)
     wall_s: float = 0.0
 

@@ -7,7 +7,6 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from http.client import HTTPException
-from pathlib import Path
 from urllib.error import HTTPError
 from urllib.parse import urlsplit
 
@@ -33,18 +32,17 @@ def load(words: Sequence[str]) -> None:
     given = options.names_given(parser, words)
     if arguments.target is not None and arguments.beside is not None:
         parser.error("--target and --beside are two measurements: give one of them")
+    others = [*options.OF_ONE_LOAD, "json", "bundle", "accept"]
     if arguments.target is None:
         _refuse_options(parser, given, options.OF_A_TARGET, "of --target")
     if arguments.beside is None:
         _refuse_options(parser, given, options.OF_A_COMPARISON, "of --beside")
     if arguments.target is not None:
-        others = [*options.OF_ONE_LOAD, "json", "bundle", "accept"]
         _refuse_options(parser, given, others, "not of --target")
         _hold(arguments)
         return
     if arguments.beside is not None:
-        others = [name for name in options.OF_ONE_LOAD if name not in ("concurrency", "seconds")]
-        others += ["json", "bundle", "accept"]
+        others = [name for name in others if name not in ("concurrency", "seconds")]
         _refuse_options(parser, given, others, "not of --beside")
         _compare(arguments)
         return
@@ -58,7 +56,15 @@ def load(words: Sequence[str]) -> None:
     known, asked = bundle.manifest.precisions, arguments.precision
     if asked and asked not in known:
         raise SystemExit(f"addnorm load: {bundle.ref} has {', '.join(known)}, not {asked}")
-    _must_be_writable("--json", arguments.json)
+    if path := arguments.json:  # leaves no file behind: the measurement may fail
+        is_new = not os.path.lexists(path)
+        try:
+            os.close(os.open(path, os.O_WRONLY | os.O_CREAT, 0o666))
+        except OSError as error:
+            why = f"--json {path} cannot be written: {error.strerror}"
+            raise SystemExit(f"addnorm load: {why}") from None
+        if is_new:
+            path.unlink()
     _run_load(parser, arguments, bundle)
 
 
@@ -113,20 +119,6 @@ def _fields(arguments: argparse.Namespace) -> dict[str, str]:
     return {name: value for name in ("model", "precision") if (value := getattr(arguments, name))}
 
 
-def _must_be_writable(option: str, path: Path | None) -> None:
-    """Leaves no file behind: the measurement may fail."""
-    if path is None:
-        return
-    is_new = not os.path.lexists(path)
-    try:
-        os.close(os.open(path, os.O_WRONLY | os.O_CREAT, 0o666))
-    except OSError as error:
-        why = f"{option} {path} cannot be written: {error.strerror}"
-        raise SystemExit(f"addnorm load: {why}") from None
-    if is_new:
-        path.unlink()
-
-
 def _run_load(
     parser: argparse.ArgumentParser, arguments: argparse.Namespace, bundle: Bundle
 ) -> None:
@@ -175,24 +167,19 @@ def reason(
     kinds = ", ".join(result.errors)
     if WRONG in result.errors:
         return f"{kinds}: the answers are not those of {bundle.ref}, which --bundle gives; {MODEL}"
-    if any(kind.isdigit() for kind in result.errors) and (said := _said(server, stream, headers)):
-        return f"{kinds}: {said}. The requests are made for {bundle.ref}; {MODEL}"
-    return kinds
-
-
-def _said(server: Server, stream: Stream, headers: Sequence[str]) -> str:
-    """The server's message if it rejects the first request, else nothing."""
+    said = ""
     try:
-        server.ask(stream.requests[0].body, stream.path, headers)
+        if any(kind.isdigit() for kind in result.errors):
+            server.ask(stream.requests[0].body, stream.path, headers)
     except HTTPError as error:
         text = error.read().decode(errors="replace")
         try:
-            return str(json.loads(text)["error"]["message"])
+            said = str(json.loads(text)["error"]["message"])
         except (ValueError, LookupError, TypeError):  # another server's
-            return " ".join(text.split())[:200]
+            said = " ".join(text.split())[:200]
     except (OSError, HTTPException):
-        return ""
-    return ""
+        pass
+    return f"{kinds}: {said}. The requests are made for {bundle.ref}; {MODEL}" if said else kinds
 
 
 def _ours(arguments: argparse.Namespace) -> Server:

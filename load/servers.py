@@ -75,26 +75,18 @@ class Server:
         if self.pid is None:
             return None
         fields = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()
-        return (int(fields[11]) + int(fields[12])) / os.sysconf(
-            "SC_CLK_TCK"
-        )  # utime, stime: proc(5)
+        ticks = int(fields[11]) + int(fields[12])  # utime, stime: proc(5)
+        return ticks / os.sysconf("SC_CLK_TCK")
 
-    def rss_mib(self) -> float | None:
-        """Resident memory of the process, MiB. A page that is mapped twice counts once (Pss)."""
+    def memory_mib(self, kind: str = "Pss") -> float | None:
+        """Resident memory of the process, MiB. "Pss": a page that is mapped twice counts once.
+        "Anonymous": what no file backs; it does not change with the processes that come and go, and
+        had shared a library's pages."""
         if self.pid is None:
             return None
         text = Path(f"/proc/{self.pid}/smaps_rollup").read_text()
         sizes = dict(line.split(":") for line in text.splitlines()[1:])
-        return int(sizes["Pss"].split()[0]) / 1024
-
-    def anonymous_mib(self) -> float | None:
-        """Memory of the process that no file backs, MiB. Unlike `rss_mib` it does not change with
-        the processes that come and go, and had shared a library's pages."""
-        if self.pid is None:
-            return None
-        text = Path(f"/proc/{self.pid}/smaps_rollup").read_text()
-        sizes = dict(line.split(":") for line in text.splitlines()[1:])
-        return int(sizes["Anonymous"].split()[0]) / 1024
+        return int(sizes[kind].split()[0]) / 1024
 
     def cache_counts(self) -> CacheCounts | None:
         """Since its start. None if it has no metrics that we may read, or is not Addnorm."""

@@ -144,7 +144,7 @@ def _figures(engine: Engine, engines: Sequence[Engine]) -> dict[str, float]:
         "texts/s": median(NUM_TEXTS / seconds for seconds, _, _ in engine.runs),
         f"beside {TITLES[base.name]}": median(theirs[0] / ours[0] for ours, theirs in pairs),
         "CPU s": median(cpu_s for _, cpu_s, _ in engine.runs),
-        "MiB": engine.server.rss_mib() or 0.0,
+        "MiB": engine.server.memory_mib() or 0.0,
         "lowest cosine": float((found * expected).sum(1).min()),
         f"overlap@{NEAREST}": overlap(found, expected),
         "texts of 96 whose bits change": engine.num_changed,

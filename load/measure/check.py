@@ -21,9 +21,8 @@ WRONG = "wrong"
 NAIVE_TOLERANCE = 1e-3  # of a padded graph on this load; ours has none
 
 Key = tuple[str, bytes]  # output, sequence
-Compute = Callable[
-    [str, Ints], Floats
-]  # output, a sequence -> its activations, its pooled vector, or that as /v1/embeddings gives it
+# output, a sequence -> its activations, its pooled vector, or that as /v1/embeddings gives it
+Compute = Callable[[str, Ints], Floats]
 
 
 def compute_alone(bundle: Bundle, precision: str) -> Compute:
@@ -91,9 +90,8 @@ class Reference:
             for index, kept in answers.kept.items()
         }
         given = [verdicts[index][which] for index, which in answers.given]
-        return [verdict is None for verdict in given], dict(
-            Counter(verdict for verdict in given if verdict)
-        )
+        wrong = Counter(verdict for verdict in given if verdict)
+        return [verdict is None for verdict in given], dict(wrong)
 
     def _verdict(self, request: Request, status: int, body: bytes) -> str | None:
         """None if right, else what is wrong."""
@@ -117,10 +115,14 @@ class Reference:
         has_rows = request.output == "activations"  # of each token; else a vector a sequence
         if got.ndim != (3 if has_rows else 2) or len(got) != len(request.sequences):
             return False
-        alone = [
-            self._answer_to(_key(request.output, sequence), row, len(sequence))
-            for sequence, row in zip(request.sequences, got, strict=True)
-        ]
+        alone = []
+        for sequence, row in zip(request.sequences, got, strict=True):
+            key = _key(request.output, sequence)
+            if key not in self._left_out:
+                alone.append(self._alone[key])
+                continue
+            # of one that was left out, its first answer
+            alone.append(self._first.setdefault(key, row[: len(sequence)] if has_rows else row))
         if {row.shape[-1] for row in alone} != {got.shape[-1]}:
             return False
         known = _on_grid(alone, request.width) if has_rows else np.stack(alone)
@@ -133,12 +135,6 @@ class Reference:
                 [row[: len(rows)] for row, rows in zip(got, alone, strict=True)], request.width
             )
         return bool(np.allclose(got, known, rtol=self._tolerance, atol=self._tolerance))
-
-    def _answer_to(self, key: Key, got: Floats, num_tokens: int) -> Floats:
-        """The right answer to a sequence; of one that was left out, its first answer."""
-        if key not in self._left_out:
-            return self._alone[key]
-        return self._first.setdefault(key, got[:num_tokens] if key[0] == "activations" else got)
 
 
 def _key(output: str, sequence: Ints) -> Key:

@@ -4,7 +4,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from itertools import islice
 
 import numpy as np
@@ -74,8 +74,36 @@ def measure(
         answers, server_cpu_s, client_cpu_s, num_without_when = loop.run(
             _apply(server, stream, load, progress)
         )
-    result = _result(stream, reference, answers, server.rss_mib(), server_cpu_s, client_cpu_s)
-    return replace(result, num_without_when=num_without_when)
+    rss_mib = server.memory_mib()
+    answered = [stream.requests[index] for index in answers.kept]
+    reference.learn(answered, "what was answered")
+    num_sequences, num_alone = reference.coverage(answered)
+    right, errors = reference.verdicts(stream, answers)
+    latencies_ms = 1000 * np.array(
+        [s for s, is_right in zip(answers.latencies_s, right, strict=True) if is_right]
+    )
+    given = (index for (index, _), is_right in zip(answers.given, right, strict=True) if is_right)
+    num_tokens = sum(stream.requests[index].num_tokens for index in given)
+    p50 = p95 = p99 = float("nan")
+    if len(latencies_ms):
+        p50, p95, p99 = np.percentile(latencies_ms, [50, 95, 99]).tolist()
+    cpu_s_each = server_cpu_s / num_tokens * 1000 if server_cpu_s and num_tokens else None
+    return Result(
+        num_answers=len(right),
+        errors=errors,
+        wall_s=answers.wall_s,
+        requests_per_s=sum(right) / answers.wall_s,
+        tokens_per_s=num_tokens / answers.wall_s,
+        p50_ms=p50,
+        p95_ms=p95,
+        p99_ms=p99,
+        server_cpu_s_per_1000_tokens=cpu_s_each,
+        server_rss_mib=rss_mib,
+        client_cpu_ms_per_request=1000 * client_cpu_s / max(1, len(right)),
+        num_sequences=num_sequences,
+        num_alone=num_alone,
+        num_without_when=num_without_when,
+    )
 
 
 async def _apply(
@@ -121,44 +149,3 @@ async def _bar(seconds: float, progress: bool) -> AsyncIterator[None]:
     finally:
         if ticker:
             ticker.cancel()
-
-
-def _result(
-    stream: Stream,
-    reference: Reference,
-    answers: Answers,
-    rss_mib: float | None,
-    server_cpu_s: float | None,
-    client_cpu_s: float,
-) -> Result:
-    answered = [stream.requests[index] for index in answers.kept]
-    reference.learn(answered, "what was answered")
-    num_sequences, num_alone = reference.coverage(answered)
-    right, errors = reference.verdicts(stream, answers)
-    latencies_ms = 1000 * np.array(
-        [s for s, is_right in zip(answers.latencies_s, right, strict=True) if is_right]
-    )
-    given = (index for (index, _), is_right in zip(answers.given, right, strict=True) if is_right)
-    num_tokens = sum(stream.requests[index].num_tokens for index in given)
-    p50, p95, p99 = (
-        np.percentile(latencies_ms, [50, 95, 99]).tolist()
-        if len(latencies_ms)
-        else [float("nan")] * 3
-    )
-    return Result(
-        num_answers=len(right),
-        errors=errors,
-        wall_s=answers.wall_s,
-        requests_per_s=sum(right) / answers.wall_s,
-        tokens_per_s=num_tokens / answers.wall_s,
-        p50_ms=p50,
-        p95_ms=p95,
-        p99_ms=p99,
-        server_cpu_s_per_1000_tokens=server_cpu_s / num_tokens * 1000
-        if server_cpu_s and num_tokens
-        else None,
-        server_rss_mib=rss_mib,
-        client_cpu_ms_per_request=1000 * client_cpu_s / max(1, len(right)),
-        num_sequences=num_sequences,
-        num_alone=num_alone,
-    )

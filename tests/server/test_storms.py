@@ -51,7 +51,7 @@ def test_bad_bodies_are_rejected_and_keep_no_memory(server: Server) -> None:
     with runner() as run:
         for step in range(STEPS):
             statuses += run.run(answered(server, list(mutants(GOOD, STEP_SIZE, seed=step))))
-            memory.append(server.anonymous_mib() or 0.0)
+            memory.append(server.memory_mib("Anonymous") or 0.0)
     assert set(statuses) <= {200, 400, 404, 413}, statuses
     assert statuses[400] > STEPS * STEP_SIZE / 2
     assert memory[-1] <= GROWTH * memory[1], memory

@@ -114,7 +114,7 @@ class Memory:
 
     def __init__(self, server: Server) -> None:
         self._server, self._is_over = server, threading.Event()
-        self._before = server.anonymous_mib() or 0.0
+        self._before = server.memory_mib("Anonymous") or 0.0
         self.grown_mib = self.counted_mib = 0.0
         self._thread = threading.Thread(target=self._sample)
 
@@ -128,7 +128,7 @@ class Memory:
 
     def _sample(self) -> None:
         while not self._is_over.wait(SAMPLE_S):
-            grown = (self._server.anonymous_mib() or 0.0) - self._before
+            grown = (self._server.memory_mib("Anonymous") or 0.0) - self._before
             self.grown_mib = max(self.grown_mib, grown)
             self.counted_mib = max(self.counted_mib, self._counted_mib())
 

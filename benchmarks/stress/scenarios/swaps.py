@@ -116,16 +116,16 @@ async def _replace(
     seen: Swaps, server: Server, bundle: Bundle, root: Path, num_swaps: int, settle_s: float
 ) -> None:
     await asyncio.sleep(settle_s)
-    seen.rss_mib.append(server.rss_mib() or 0.0)
+    seen.rss_mib.append(server.memory_mib() or 0.0)
     for version in tqdm(range(2, num_swaps + 2), unit="swap"):
         await asyncio.to_thread(republish, bundle, root, version)
         async with asyncio.timeout(SWITCH_S):
             while seen.newest < version:
                 await asyncio.sleep(0.02)
         await asyncio.to_thread(shutil.rmtree, root / bundle.manifest.name / str(version - 1))
-        seen.rss_mib.append(server.rss_mib() or 0.0)
+        seen.rss_mib.append(server.memory_mib() or 0.0)
     await asyncio.sleep(settle_s)
-    seen.rss_mib.append(server.rss_mib() or 0.0)
+    seen.rss_mib.append(server.memory_mib() or 0.0)
 
 
 def run(options: Options) -> Findings:
