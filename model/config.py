@@ -162,12 +162,15 @@ class Config:
         given = [name for name in OPTIONAL_SIZES if getattr(self, name) is not None]
         _refuse_sizes(self, *SIZES, *given)
         _refuse_numbers(self, "eps", "embedding_scale")
-        self._refuse_attention_heads()
         self._refuse_counts()
         self._refuse_places()
-        self._refuse_heads()
+        if not isinstance(self.heads, Mapping):
+            raise ValueError(f"heads is {self.heads!r}: names of outputs, with a HeadConfig each")
+        for name, head in self.heads.items():
+            if not isinstance(head, HeadConfig):
+                raise ValueError(f"heads[{name!r}] is {head!r}: a HeadConfig is needed")
 
-    def _refuse_attention_heads(self) -> None:
+    def _refuse_counts(self) -> None:
         if self.d_head is None and self.d_model % self.n_heads:
             raise ValueError(
                 f"d_model {self.d_model} is no multiple of n_heads {self.n_heads}: each head has"
@@ -178,8 +181,6 @@ class Config:
                 f"n_kv_heads {self.n_kv_heads} does not divide n_heads {self.n_heads}: each head of"
                 " keys and values is for the same number of heads of queries"
             )
-
-    def _refuse_counts(self) -> None:
         groups = self.layer_groups
         if groups is not None and (type(groups) is not int or not 1 <= groups <= self.n_layers):
             raise ValueError(f"layer_groups is {groups!r}: None, or 1 to n_layers {self.n_layers}")
@@ -216,13 +217,6 @@ class Config:
             )
         if not self.first_norm and self.block != "pre":
             raise ValueError(f"first_norm is False and block is {self.block!r}: it is of order pre")
-
-    def _refuse_heads(self) -> None:
-        if not isinstance(self.heads, Mapping):
-            raise ValueError(f"heads is {self.heads!r}: names of outputs, with a HeadConfig each")
-        for name, head in self.heads.items():
-            if not isinstance(head, HeadConfig):
-                raise ValueError(f"heads[{name!r}] is {head!r}: a HeadConfig is needed")
 
     @property
     def head_dims(self) -> int:

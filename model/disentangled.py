@@ -146,28 +146,23 @@ def by_distance(q: Tensor, k: Tensor, terms: Terms, n_heads: int) -> Tensor:
     q, k = (x.unflatten(-1, (n_heads, -1)).transpose(1, 2) for x in (q, k))
     found = []
     if terms.keys is not None:
-        found.append(_c2p(q, terms.keys.unflatten(-1, (n_heads, -1)), terms))
+        keys = terms.keys.unflatten(-1, (n_heads, -1))  # [R, H, e]
+        if terms.tiles is None:
+            found.append(_gather(q @ keys.permute(1, 2, 0), terms.rows))
+        else:
+            found.append(skew(q @ keys[terms.rows].permute(1, 2, 0)))
     if terms.queries is not None:
-        found.append(_p2c(k, terms.queries.unflatten(-1, (n_heads, -1)), terms))
+        queries = terms.queries.unflatten(-1, (n_heads, -1))
+        if terms.tiles is None:
+            by_key = _gather(k @ queries.permute(1, 2, 0), terms.rows.transpose(1, 2))
+            found.append(by_key.transpose(2, 3))
+        else:
+            num_tiles = terms.tiles.shape[0]
+            table = queries[terms.tiles].permute(2, 0, 3, 1)  # [H, G, e, 2 * w]
+            # [B, H, G, w keys, w queries]
+            tiles = skew(k.unflatten(2, (num_tiles, -1)) @ table)
+            found.append(tiles.flatten(2, 3).transpose(2, 3))
     return sum(found[1:], found[0])
-
-
-def _c2p(q: Tensor, keys: Tensor, terms: Terms) -> Tensor:
-    """q `[B, H, w, e]`, keys `[R, H, e]` -> `[B, H, w, S]`"""
-    if terms.tiles is None:
-        return _gather(q @ keys.permute(1, 2, 0), terms.rows)
-    return skew(q @ keys[terms.rows].permute(1, 2, 0))
-
-
-def _p2c(k: Tensor, queries: Tensor, terms: Terms) -> Tensor:
-    """k `[B, H, S, e]`, queries `[R, H, e]` -> `[B, H, w, S]`"""
-    if terms.tiles is None:
-        by_key = _gather(k @ queries.permute(1, 2, 0), terms.rows.transpose(1, 2))
-        return by_key.transpose(2, 3)
-    num_tiles = terms.tiles.shape[0]
-    table = queries[terms.tiles].permute(2, 0, 3, 1)  # [H, G, e, 2 * w]
-    tiles = skew(k.unflatten(2, (num_tiles, -1)) @ table)  # [B, H, G, w keys, w queries]
-    return tiles.flatten(2, 3).transpose(2, 3)
 
 
 def _gather(products: Tensor, rows: Tensor) -> Tensor:

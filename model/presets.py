@@ -2,7 +2,6 @@
 
 import math
 import random
-from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -61,7 +60,11 @@ def build(name: str, layout: str = "packed", seed: int = 42) -> Transformer:
 
 def load_notebook(model: Transformer, seed: int) -> None:
     """Draws the weights in the notebook's order, then the head's. gamma is 1, beta 0."""
-    config, matrix = model.config, _matrices(random.Random(seed))
+    config, draws = model.config, random.Random(seed)
+
+    def matrix(rows: int, columns: int) -> Tensor:
+        return torch.tensor([[draws.gauss(0, 0.1) for _ in range(columns)] for _ in range(rows)])
+
     block = model.blocks[0]
     head = model.heads["logits"]
     assert isinstance(block, Block)
@@ -78,10 +81,3 @@ def load_notebook(model: Transformer, seed: int) -> None:
             linear.weight.copy_(matrix(*linear.weight.shape))
             linear.bias.copy_(matrix(1, linear.out_features)[0])
         head.linear.weight.copy_(matrix(config.vocab_size, config.d_model))
-
-
-def _matrices(draws: random.Random, scale: float = 0.1) -> Callable[[int, int], Tensor]:
-    def matrix(rows: int, columns: int) -> Tensor:
-        return torch.tensor([[draws.gauss(0, scale) for _ in range(columns)] for _ in range(rows)])
-
-    return matrix

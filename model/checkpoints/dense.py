@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -54,12 +53,6 @@ def read(folder: Path) -> Dense:
         raise CheckpointError(f"{file}: activation_function is {name!r}, supported are {known}")
     if config.get("use_residual"):
         raise CheckpointError(f"{file}: use_residual is true, which is not supported")
-    made = Dense(folder, _output(file, config), ACTIVATIONS[class_name], weights.read(folder))
-    _check(made, config.get("bias", True))
-    return made
-
-
-def _output(file: Path, config: dict[str, Any]) -> str | None:
     read_from = config.get("module_input_name")
     if read_from not in (None, *INPUTS):
         known = " or ".join(INPUTS)
@@ -68,13 +61,10 @@ def _output(file: Path, config: dict[str, Any]) -> str | None:
         raise CheckpointError(
             f"{file}: module_output_name is {written!r}, supported is module_input_name's"
         )
-    return INPUTS[read_from] if read_from else None
-
-
-def _check(layer: Dense, has_bias: bool) -> None:
-    """CheckpointError for other weights than those of a linear layer."""
+    output = INPUTS[read_from] if read_from else None
+    layer = Dense(folder, output, ACTIVATIONS[class_name], weights.read(folder))
     stored = layer.stored.tensors
-    expected = {"linear.weight", "linear.bias"} if has_bias else {"linear.weight"}
+    expected = {"linear.weight", "linear.bias"} if config.get("bias", True) else {"linear.weight"}
     if stored.keys() != expected:
         raise CheckpointError(
             f"{layer.folder}: weights do not fit: they are {', '.join(sorted(stored)) or 'none'},"
@@ -84,6 +74,7 @@ def _check(layer: Dense, has_bias: bool) -> None:
     if weight.dim() != 2 or (bias is not None and bias.shape != weight.shape[:1]):
         shapes = ", ".join(f"{key} {list(tensor.shape)}" for key, tensor in stored.items())
         raise CheckpointError(f"{layer.folder}: weights do not fit each other: {shapes}")
+    return layer
 
 
 def head_config(layers: Sequence[Dense], pick: Pick) -> HeadConfig:

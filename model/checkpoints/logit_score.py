@@ -3,7 +3,6 @@ token after a sequence, such as "yes", less that of another, such as "no"."""
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -52,15 +51,8 @@ def read(folder: Path) -> LogitScore:
     config = json_files.settings(file)
     if (read_from := config.get("module_input_name", MADE)) != MADE:
         raise CheckpointError(f"{file}: module_input_name is {read_from!r}, supported is {MADE!r}")
-    return LogitScore(folder, _token_id(file, config, "true_token_id"), _id_or_none(file, config))
-
-
-def _id_or_none(file: Path, config: dict[str, Any]) -> int | None:
-    name = "false_token_id"
-    return None if config.get(name) is None else _token_id(file, config, name)
-
-
-def _token_id(file: Path, config: dict[str, Any], name: str) -> int:
-    if type(token := config.get(name)) is not int:
-        raise CheckpointError(f"{file}: {name} is {token!r}: the id of a token is needed")
-    return token
+    yes, no = config.get("true_token_id"), config.get("false_token_id")
+    for name, token in (("true_token_id", yes), ("false_token_id", no)):
+        if type(token) is not int and (name == "true_token_id" or token is not None):
+            raise CheckpointError(f"{file}: {name} is {token!r}: the id of a token is needed")
+    return LogitScore(folder, yes, no)  # type: ignore[arg-type]

@@ -104,7 +104,13 @@ class Reader:
             "unexpected": [key for key in left if not known.fullmatch(key)],
             "misshaped": sorted(self.misshaped),
         }
-        if (word := self._word_before(found["unexpected"])) and found["missing"]:
+        # the words before the name of the token embeddings
+        tokens = f"{self.family.modules['tokens']}.weight"
+        named = (key for key in found["unexpected"] if key.endswith(tokens))
+        word = next(named, tokens).removesuffix(tokens)
+        for prefix in self.family.prefixes:
+            word = word.removesuffix(prefix)
+        if word and found["missing"]:
             raise CheckpointError(
                 f"{folder}: the names of its weights begin with {word!r}, as a wrapper of the model"
                 f" leaves them, and transformers does not read them so: save the model within the"
@@ -115,14 +121,6 @@ class Reader:
             how = "; --ignore PREFIX leaves out what begins so" if found["unexpected"] else ""
             raise CheckpointError(f"{folder}: weights do not fit: {listed}{how}")
         return sorted([*self.unused, *left])
-
-    def _word_before(self, keys: list[str]) -> str:
-        """The words before the name of the token embeddings."""
-        tokens = f"{self.family.modules['tokens']}.weight"
-        before = next((key.removesuffix(tokens) for key in keys if key.endswith(tokens)), "")
-        for prefix in self.family.prefixes:
-            before = before.removesuffix(prefix)
-        return before
 
 
 def _shorten(keys: Sequence[str]) -> str:
@@ -143,13 +141,19 @@ def fill(model: Transformer, reader: Reader, raw: Raw) -> None:
                     is_split = path == QKV and len(names) > 1
                     sizes = model.config.qkv_widths if is_split else None
                     _copy(module, names, reader, family.transposed, sizes)
-                    if ours in family.swapped:
-                        _swap_halves(module)
+                    for parameter in module.parameters() if ours in family.swapped else ():
+                        parameter.copy_(parameter.roll(len(parameter) // 2, 0))
         elif ours == "positions" and model.config.positions.added != "none":
-            _copy_positions(model.positions, keys[0], offset, reader)
+            rows, width = model.positions.weight.shape
+            table = reader.read(f"{keys[0]}.weight", torch.Size([rows + offset, width]))
+            model.positions.weight.copy_(table[offset:])
         elif ours == "types" and model.config.type_vocab_size == 1:
-            if raw.get("type_vocab_size"):  # else nothing is added, whatever is stored
-                _fold_types(model, keys[0], reader)
+            # the one type is added at every position; without such a field nothing is
+            if raw.get("type_vocab_size") and f"{keys[0]}.weight" in reader:
+                shape = torch.Size([1, model.tokens.weight.shape[1]])
+                is_placed = model.config.positions.added != "none"
+                added_to = model.positions if is_placed else model.tokens
+                added_to.weight.add_(reader.read(f"{keys[0]}.weight", shape)[0])
         elif ours in family.projections and f"{family.projections[ours]}.weight" in reader:
             _project(model.get_submodule(ours), keys[0], family.projections[ours], reader)
         elif module := _part(model, ours):
@@ -185,25 +189,6 @@ def _copy(
             ours.copy_(reader.read(f"{key}.{name}", ours.shape))
 
 
-def _swap_halves(module: nn.Module) -> None:
-    for parameter in module.parameters():
-        parameter.copy_(parameter.roll(len(parameter) // 2, 0))
-
-
-def _copy_positions(positions: nn.Embedding, key: str, offset: int, reader: Reader) -> None:
-    rows, width = positions.weight.shape
-    table = reader.read(f"{key}.weight", torch.Size([rows + offset, width]))
-    positions.weight.copy_(table[offset:])
-
-
-def _fold_types(model: Transformer, key: str, reader: Reader) -> None:
-    """The model has one type, whose vector is added at every position."""
-    if f"{key}.weight" in reader:
-        shape = torch.Size([1, model.tokens.weight.shape[1]])
-        table = model.tokens if model.config.positions.added == "none" else model.positions
-        table.weight.add_(reader.read(f"{key}.weight", shape)[0])
-
-
 def _project(embedding: nn.Module, key: str, projection: str, reader: Reader) -> None:
     """Rows [n, stored] times the projection [ours, stored], in place of a layer for it."""
     assert isinstance(embedding, nn.Embedding)
@@ -216,11 +201,9 @@ def _project(embedding: nn.Module, key: str, projection: str, reader: Reader) ->
 
 def head_config(table: HeadTable, reader: Reader, body: Config) -> HeadConfig:
     """Sizes as stored."""
-    has_dense = bool(table.dense) and not (
-        table.dense_is_optional and f"{table.dense}.weight" not in reader
-    )
     width = reader.rows(f"{table.linear}.weight", body.vocab_size if table.tied else 1)
-    if not has_dense:
+    is_left_out = table.dense_is_optional and f"{table.dense}.weight" not in reader
+    if not table.dense or is_left_out:
         return HeadConfig(table.pick, width, bias=bool(table.bias))
     return HeadConfig(
         pick=table.pick,

@@ -141,6 +141,7 @@ def read(folder: Path) -> SentenceTransformers:
         }.items()
         for name in names
     ]
+    named = program.get("similarity_fn_name")
     authors = SentenceTransformers(
         transformer=transformer,
         pooling=found.pooling or "mean",
@@ -155,7 +156,8 @@ def read(folder: Path) -> SentenceTransformers:
         score=found.score,
         # without modules.json, sentence-transformers fills whatever template there is
         fills_template=not found.transformer or "message" in (settings.get(MODALITIES) or ()),
-        similarity=_similarity(program),
+        # that of many vectors is the caller's to compute
+        similarity=named if named in SIMILARITIES else SIMILARITIES[0],
         activation=program.get("activation_fn"),
         unread=tuple(unread),
     )
@@ -206,12 +208,6 @@ def _check_outputs(file: Path, settings: Mapping[str, Any], found: "_Modules") -
         raise CheckpointError(f"{file}: module_output_name is {made!r}, supported is {known[-1]!r}")
 
 
-def _similarity(program: Mapping[str, Any]) -> str:
-    """The similarity of two vectors. That of many vectors is the caller's to compute."""
-    named = program.get("similarity_fn_name") or SIMILARITIES[0]
-    return named if named in SIMILARITIES else SIMILARITIES[0]
-
-
 def _list_modules(folder: Path) -> list[tuple[str, Path]]:
     """The class and the folder of each module, in order."""
     file, listed = folder / MODULES, list[tuple[str, Path]]()
@@ -258,7 +254,14 @@ class _Modules:
                 raise refusal(kind, "it pools what a Dense makes of every token")
             self.pooling = _pooling(file)
         elif kind == "Dense":
-            self._add_dense(dense.read(folder))
+            # one that names no input takes what the modules before it made last
+            layer = dense.read(folder)
+            output = layer.output or ("pooled" if self.pooling else "token_vectors")
+            if self.normalize or (output == "pooled" and not self.pooling):
+                vectors = "vectors of tokens" if output == "token_vectors" else "pooled vectors"
+                place = "after Normalize" if self.normalize else "before Pooling"
+                raise refusal(layer.folder.name, f"a Dense of {vectors} stands {place}")
+            self.dense.setdefault(output, []).append(layer)
         elif kind == "Normalize":
             self._add_normalize(file)
         elif kind == "MultiVectorMask" and not self.mask:
@@ -268,7 +271,10 @@ class _Modules:
         elif kind == "LogitScore" and not (self.score or self.pooling or self.dense):
             self.score = logit_score.read(folder)
         elif kind == "SpladePooling":
-            _check_splade(file)
+            config = json_files.settings(file)
+            for name, served in SPLADE.items():
+                if (value := config.get(name, served)) != served:
+                    raise CheckpointError(f"{file}: {name} is {value!r}, supported is {served!r}")
         elif kind != "Dropout":  # which does nothing outside training
             twice = "it stands there twice" if kind in KINDS else f"known are {', '.join(KINDS)}"
             raise refusal(kind, REFUSED.get(kind, twice))
@@ -288,23 +294,6 @@ class _Modules:
         if read == "token_embeddings" and "token_vectors" not in self.dense:
             raise refusal("Normalize", NO_DENSE)
         self.normalize = True
-
-    def _add_dense(self, layer: Dense) -> None:
-        """One that names no input takes what the modules before it made last."""
-        output = layer.output or ("pooled" if self.pooling else "token_vectors")
-        if self.normalize or (output == "pooled" and not self.pooling):
-            vectors = "vectors of tokens" if output == "token_vectors" else "pooled vectors"
-            place = "after Normalize" if self.normalize else "before Pooling"
-            raise refusal(layer.folder.name, f"a Dense of {vectors} stands {place}")
-        self.dense.setdefault(output, []).append(layer)
-
-
-def _check_splade(file: Path) -> None:
-    """CheckpointError if it is not the largest of log1p(relu(logits))."""
-    config = json_files.settings(file)
-    for name, served in SPLADE.items():
-        if (value := config.get(name, served)) != served:
-            raise CheckpointError(f"{file}: {name} is {value!r}, supported is {served!r}")
 
 
 def refusal(module: str, why: str) -> CheckpointError:

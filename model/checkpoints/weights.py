@@ -69,7 +69,8 @@ def read(folder: Path) -> Weights:
         )
     for name in FILES:
         if (folder / name).is_file():
-            return _shards(folder / name) if name.endswith(INDEX) else _one(folder / name)
+            file = folder / name
+            return _shards(file) if name.endswith(INDEX) else Weights(load(file), (file,))
     found = other_formats(path.relative_to(folder).as_posix() for path in folder.glob("**/*"))
     raise CheckpointError(
         f"there is no {SAFE} in {folder}, no {PICKLED}, and no shards of one with its {INDEX}"
@@ -85,10 +86,6 @@ def other_formats(files: Iterable[str]) -> str:
         if file := next((name for name in listed if fnmatchcase(name, pattern)), None):
             return f"{file} is {what}: save the model with save_pretrained of transformers"
     return ""
-
-
-def _one(file: Path) -> Weights:
-    return Weights(load(file), (file,))
 
 
 def _shards(index: Path) -> Weights:
@@ -131,10 +128,8 @@ def load(file: Path, nested: Sequence[str] = ()) -> Mapping[str, Tensor]:
     with file.open("rb") as stream:
         if stream.read(len(LFS)) == LFS:
             raise CheckpointError(f"{file} is git-lfs' pointer to the weights: run `git lfs pull`")
-    return _load_safetensors(file) if file.suffix == ".safetensors" else _load_pickled(file, nested)
-
-
-def _load_safetensors(file: Path) -> Mapping[str, Tensor]:
+    if file.suffix != ".safetensors":
+        return _load_pickled(file, nested)
     try:
         with safe_open(file, "pt") as stored:
             if (count := len(stored.keys())) > MOST_TENSORS:
