@@ -43,7 +43,14 @@ class Parts:
         with in_one_line(str(self.folder)):
             self.folder.make_folder()
             with self._lock():
-                self._check_bytes()
+                # a job of days must not find at its end that bytes of a part have changed
+                for path in self._paths():
+                    try:
+                        with path.open_parquet(page_checksum_verification=True) as part:
+                            for _ in part.iter_batches():
+                                pass
+                    except (pa.ArrowException, OSError) as error:
+                        raise CorpusError(f"{path} is damaged: {error}; {AGAIN}") from None
                 self.num_rows = sum(self._read_sizes())
                 yield self
 
@@ -60,17 +67,6 @@ class Parts:
                 message = f"another process writes {self.out}: wait until it ends"
                 raise CorpusError(message) from None
             yield
-
-    def _check_bytes(self) -> None:
-        """CorpusError names a part whose bytes have changed. A job of days must not find it at its
-        end."""
-        for path in self._paths():
-            try:
-                with path.open_parquet(page_checksum_verification=True) as part:
-                    for _ in part.iter_batches():
-                        pass
-            except (pa.ArrowException, OSError) as error:
-                raise CorpusError(f"{path} is damaged: {error}; {AGAIN}") from None
 
     def _read_sizes(self) -> list[int]:
         """Rows of each part, in order. CorpusError if one is missing, or of another job."""

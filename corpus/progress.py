@@ -49,10 +49,8 @@ class Progress:
         self._num_now += len(batch)
         self._bar.set_postfix_str(f"{self.tokens_per_s:,.0f} tokens/s", refresh=False)
         self._bar.update(len(batch))
-        if self._shown and self._bar.disable:
-            self._print_sometimes()
-
-    def _print_sometimes(self) -> None:
+        if not self._shown or not self._bar.disable:
+            return
         if self._clock() - self._last_line < LINE_EVERY_S:
             return
         self._last_line = self._clock()

@@ -108,11 +108,7 @@ def _texts(file: str | None) -> tuple[Text, ...]:
     """A text a line; a line with a tab is a pair."""
     if file is None:
         return ()
-    try:
-        lines = Path(file).read_text("utf-8-sig").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"--texts {file}: {error}; it is a text file in UTF-8") from None
-    found = [line.partition("\t") for line in lines if line]
+    found = [line.partition("\t") for line in _lines("--texts", file) if line]
     if not found:
         raise UsageError(f"--texts {file}: it is empty; a text a line is needed")
     return tuple((first, second) if tab else first for first, tab, second in found)
@@ -122,13 +118,17 @@ def _labels(file: str | None) -> tuple[str, ...] | None:
     """A label a line; none of them for the word "none"."""
     if file is None or file == "none":
         return None if file is None else ()
-    try:
-        labels = tuple(Path(file).read_text("utf-8-sig").splitlines())
-    except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"--labels {file}: {error}; it is a text file in UTF-8") from None
+    labels = tuple(_lines("--labels", file))
     if not labels or not all(labels) or len(set(labels)) < len(labels):
         raise UsageError(f"--labels {file}: a label a line, none of them empty or there twice")
     return labels
+
+
+def _lines(option: str, file: str) -> list[str]:
+    try:
+        return Path(file).read_text("utf-8-sig").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"{option} {file}: {error}; it is a text file in UTF-8") from None
 
 
 def _export_parser() -> argparse.ArgumentParser:

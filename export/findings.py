@@ -56,7 +56,13 @@ def lines(source: Source) -> Iterator[str]:
     yield f"texts: {f'no, because {texts}' if isinstance(texts, NoTexts) else texts}"
     if loaded and not isinstance(texts, NoTexts):
         yield f"tokenizer: {_tokenizer(source, texts)}"
-    yield f"compared with: {_comparison(source)}"
+    found = source.compared_with()
+    name = found.get("name") or ("a preset" if found["kind"] == "preset" else "itself alone")
+    outputs = found.get("outputs", [])
+    parts = [*([f"{', '.join(outputs)} of token ids"] if outputs else []), *found.get("texts", [])]
+    if "samples" in found:
+        parts.append(f"{found['samples']:,} samples of your own")
+    yield f"compared with: {name}{': ' if parts else ''}{'; '.join(parts)}"
     if loaded:
         num_bytes = sum(file.stat().st_size for file in loaded.files)
         types, names = " and ".join(loaded.dtypes), _shorten([*source.origin["weights"]])
@@ -94,16 +100,6 @@ def _tokenizer(source: Source, texts: Texts) -> str:
         f"{made}, unlike the folder's file as it is written in {texts.unlike_file}; to read texts"
         " by that file, export with --tokenizer-as-written"
     )
-
-
-def _comparison(source: Source) -> str:
-    found = source.compared_with()
-    name = found.get("name") or ("a preset" if found["kind"] == "preset" else "itself alone")
-    outputs = found.get("outputs", [])
-    parts = [*([f"{', '.join(outputs)} of token ids"] if outputs else []), *found.get("texts", [])]
-    if "samples" in found:
-        parts.append(f"{found['samples']:,} samples of your own")
-    return f"{name}: {'; '.join(parts)}" if parts else name
 
 
 def _shorten(names: Sequence[str]) -> str:

@@ -33,7 +33,20 @@ COMMIT = re.compile("[0-9a-f]{40}")
 
 def keep(arguments: Sequence[str]) -> None:
     """Exports models that were not exported before. Exits with one line and code 1 if it cannot."""
-    options = _parser().parse_args(arguments)
+    parser = argparse.ArgumentParser(
+        prog="addnorm keep",
+        description="Exports models that were not exported before, for a later `addnorm serve`.",
+        epilog="Example: addnorm keep BAAI/bge-small-en-v1.5 --precision int8 --kept /models",
+    )
+    parser.add_argument("models", nargs="+", metavar="DIR|ORG/NAME[@REVISION]")
+    parser.add_argument("--precision", default="fp32", metavar="P[,P]", help="as of `serve` (fp32)")
+    parser.add_argument(
+        "--kept", type=Path, required=True, metavar="DIR", help="where bundles are kept"
+    )
+    parser.add_argument(
+        "--list", type=Path, metavar="FILE", help="a file that gets the folder of each, one a line"
+    )
+    options = parser.parse_args(arguments)
     try:
         folders = dict[str, Path]()
         for checkpoint in options.models:
@@ -52,23 +65,6 @@ def keep(arguments: Sequence[str]) -> None:
         where = error.filename or options.kept
         how = "name a folder where bundles can be kept with --kept DIR"
         sys.exit(f"addnorm keep: {where}: {error.strerror or error}; {how}")
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="addnorm keep",
-        description="Exports models that were not exported before, for a later `addnorm serve`.",
-        epilog="Example: addnorm keep BAAI/bge-small-en-v1.5 --precision int8 --kept /models",
-    )
-    parser.add_argument("models", nargs="+", metavar="DIR|ORG/NAME[@REVISION]")
-    parser.add_argument("--precision", default="fp32", metavar="P[,P]", help="as of `serve` (fp32)")
-    parser.add_argument(
-        "--kept", type=Path, required=True, metavar="DIR", help="where bundles are kept"
-    )
-    parser.add_argument(
-        "--list", type=Path, metavar="FILE", help="a file that gets the folder of each, one a line"
-    )
-    return parser
 
 
 def run_export(words: Sequence[str]) -> None:
@@ -145,22 +141,19 @@ class _Folder(NamedTuple):
                 f"{path} holds a bundle, not a checkpoint: serve it with"
                 f" --bundles {manifest.resolve().parents[2]}"
             )
-        found = sorted(file for file in _files_below(path, kept) if file.is_file())
+        # the files in the folder and below it, also where links lead, each folder once
+        seen, found = {os.path.realpath(kept)}, list[Path]()
+        for where, folders, names in os.walk(path, followlinks=True):
+            if (real := os.path.realpath(where)) in seen:
+                folders.clear()
+                continue
+            seen.add(real)
+            folders.sort()
+            found += (file for name in names if (file := Path(where, name)).is_file())
+        found.sort()
         stats = [file.stat() for file in found]
         states = [(stat.st_ino, stat.st_ctime_ns) for stat in stats]
         return cls({str(file.relative_to(path)): files.sha256(file) for file in found}, states)
-
-
-def _files_below(folder: Path, but: Path) -> Iterator[Path]:
-    """The files in a folder and below it, also where links lead, each folder once."""
-    seen = {os.path.realpath(but)}
-    for where, folders, names in os.walk(folder, followlinks=True):
-        if (real := os.path.realpath(where)) in seen:
-            folders.clear()
-            continue
-        seen.add(real)
-        folders.sort()
-        yield from (Path(where, name) for name in names)
 
 
 def _bundle(place: Path, made_from: _Folder | None) -> Path | None:

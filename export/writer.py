@@ -85,7 +85,12 @@ def export(source: Source, out: Path, name: str, version: int | None, plan: Plan
     if not bundles.NAME.fullmatch(name):
         allowed = "letters, digits, '.', '_' and '-', beginning with a letter or a digit"
         raise UsageError(f"name {name!r}: {allowed}. Rename the folder, or give --name to export")
-    version = _version(out / name, version)
+    taken = [int(path.name) for path in (out / name).glob("*") if path.name.isdigit()]
+    if version is None:
+        version = max(taken, default=0) + 1
+    elif version < 1 or version in taken:
+        problem = "is there already" if version in taken else "1 or more"
+        raise UsageError(f"version {version} of {name}: {problem}")
     place, partial = out / name / str(version), out / name / f".{version}.partial"
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
@@ -117,16 +122,6 @@ def certificate_of(
         source.samples,
     )
     return {**found, "compared_with": source.compared_with()}
-
-
-def _version(folder: Path, asked: int | None) -> int:
-    taken = [int(path.name) for path in folder.glob("*") if path.name.isdigit()]
-    if asked is None:
-        return max(taken, default=0) + 1
-    if asked < 1 or asked in taken:
-        problem = "is there already" if asked in taken else "1 or more"
-        raise UsageError(f"version {asked} of {folder.name}: {problem}")
-    return asked
 
 
 def write_uncertified(

@@ -38,21 +38,18 @@ class LayerNorm(nn.Module):
         """x `[..., *normalized_shape]` -> y like x; mean, 1 / denominator `[..., 1, ...]`."""
         if self.kind == "layer":  # one ONNX LayerNormalization node, whose statistics come for free
             return torch.native_layer_norm(x, self.shape, self.gamma, self.beta, self.eps)
-        centred, mean, rstd = self._rms(x) if self.kind == "rms" else self._std(x)
+        axes = list(range(-len(self.shape), 0))
+        if self.kind == "rms":
+            square = (x * x).mean(axes, keepdim=True)
+            # not zeros_like, whose shape to_half would take for numbers
+            centred, mean, rstd = x, square * 0.0, (1.0 / (square + self.eps)).sqrt()
+        else:
+            mean = x.mean(axes, keepdim=True)
+            centred = x - mean
+            variance = centred.square().sum(axes, keepdim=True) / (math.prod(self.shape) - 1)
+            rstd = 1.0 / (variance.sqrt() + self.eps)
         y = self.gamma * (centred * rstd)
         return y if self.beta is None else y + self.beta, mean, rstd
-
-    def _std(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        axes = list(range(-len(self.shape), 0))
-        mean = x.mean(axes, keepdim=True)
-        centred = x - mean
-        variance = centred.square().sum(axes, keepdim=True) / (math.prod(self.shape) - 1)
-        return centred, mean, 1.0 / (variance.sqrt() + self.eps)
-
-    def _rms(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        square = (x * x).mean(list(range(-len(self.shape), 0)), keepdim=True)
-        # not zeros_like, whose shape to_half would take for numbers
-        return x, square * 0.0, (1.0 / (square + self.eps)).sqrt()
 
 
 def norm(config: Config, width: int | None = None) -> LayerNorm:

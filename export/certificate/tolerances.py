@@ -52,7 +52,9 @@ def vectors(output: str, got: Array, expected: Array, precision: str) -> Iterato
         yield output, largest(got - expected), ABSOLUTE * max(1.0, largest(expected))
         yield f"{output}, 1 - cosine", float(gaps.max(initial=0)), 1 - COSINE
     else:
-        near, ratios = NEAR[precision], _length_ratios(got, expected)
+        near, lengths = NEAR[precision], np.linalg.norm(expected, axis=-1)
+        ratios = np.linalg.norm(got, axis=-1) / np.where(lengths > 0, lengths, 1)
+        ratios = np.where(lengths > 0, ratios, 1.0)  # 1 for rows that should be zero
         yield f"{output}, 1 - lowest cosine", float(gaps.max(initial=0)), 1 - near.lowest_cosine
         yield f"{output}, 1 - mean cosine", float(gaps.mean()), 1 - near.mean_cosine
         yield f"{output}, length ratio - 1", largest(ratios - 1), near.length
@@ -95,13 +97,6 @@ def norms(
 
 def largest(values: Array) -> float:
     return float(np.abs(values).max(initial=0))
-
-
-def _length_ratios(got: Array, expected: Array) -> Array:
-    """Length of each row over its expected length. 1 for rows that should be zero."""
-    lengths = np.linalg.norm(expected, axis=-1)
-    ratios = np.linalg.norm(got, axis=-1) / np.where(lengths > 0, lengths, 1)
-    return np.where(lengths > 0, ratios, 1.0)
 
 
 def _cosine_gaps(got: Array, expected: Array) -> Array:

@@ -37,7 +37,13 @@ def of_code(
     """
     module = make_module(path)
     if file is not None:
-        _fill(module, file)
+        if not file.is_file():
+            raise UsageError(f"--weights {file}: there is no such file")
+        tensors = weights.load(file, NESTED)
+        try:
+            module.load_state_dict({key.removeprefix(COMPILED): x for key, x in tensors.items()})
+        except RuntimeError as error:
+            raise UsageError(f"--weights {file}: {' '.join(str(error).split())}") from None
     source = of_module(
         module, reference=None, config=None, weights=None, pooling=pooling, labels=labels,
         tokenizer=tokenizer, max_length=max_length, normalize=normalize,
@@ -86,14 +92,3 @@ def make_module(path: str) -> nn.Module:
             f"--module {path} makes a {type(made).__name__}: a torch.nn.Module is needed"
         )
     return made
-
-
-def _fill(module: nn.Module, file: Path) -> None:
-    if not file.is_file():
-        raise UsageError(f"--weights {file}: there is no such file")
-    tensors = weights.load(file, NESTED)
-    stored = {key.removeprefix(COMPILED): tensor for key, tensor in tensors.items()}
-    try:
-        module.load_state_dict(stored)
-    except RuntimeError as error:
-        raise UsageError(f"--weights {file}: {' '.join(str(error).split())}") from None

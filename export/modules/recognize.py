@@ -86,7 +86,14 @@ def _refuse_either(found: Recognized, other: Asking, why: Exception | None) -> N
 def _follow(ask: Asking, max_positions: int | None) -> Recognized:
     with drawn_anew(ask.module):
         vocab_size = _vocab_size(first := _first(ask))
-        ids, told = _find_told_ids(ask, first.length, vocab_size)
+        # ids that the module tells from no others, and those that it does
+        known: set[int] = set()
+        while True:
+            ids = drawn_ids(first.length, vocab_size, known)
+            told = Told(trace_forward(ask, *as_inputs(ids, ask)), vocab_size)
+            if {*told.ids} <= known:
+                break
+            known |= {*told.ids}
         constants = {value.number for value in told.constants}
         trace = trace_forward(ask, *as_inputs(ids, ask), constants=constants)
         again = trace_forward(ask, *as_inputs(ids, ask), constants=constants)
@@ -95,7 +102,14 @@ def _follow(ask: Asking, max_positions: int | None) -> Recognized:
                 "it gives two answers to one sequence: something in it is random, such as dropout"
                 " that evaluation mode does not end"
             )
-        shape = _shape(trace)
+        try:
+            shape = Shape(Parts(trace), answer := _answer(trace))
+        except Unrecognized as error:
+            step = first_unlisted(trace)
+            is_of = "is an operator of no part that is known"
+            more = f"; {step.op}{step.where} {is_of}" if step else ""
+            raise Unrecognized(f"{error}{more}") from error
+        refuse_unexplained(answer)
         limits = weights.limits(shape)
         limit = min([*limits, *([max_positions] if max_positions else [])], default=NO_LIMIT)
         limit = _longest(ask, limit, ids[0])
@@ -117,29 +131,6 @@ def _follow(ask: Asking, max_positions: int | None) -> Recognized:
     found = _findings(shape, config, [x for x in limits if x == limit])
     lines = [f"  {name:{WIDTH}}{words}" for name, words in found]
     return Recognized(model, ask, lines, pad, pooling)
-
-
-def _find_told_ids(ask: Asking, length: int, vocab_size: int) -> tuple[list[int], Told]:
-    """Ids that the module tells from no others, and those that it does."""
-    found: set[int] = set()
-    while True:
-        ids = drawn_ids(length, vocab_size, found)
-        told = Told(trace_forward(ask, *as_inputs(ids, ask)), vocab_size)
-        if not {*told.ids} - found:
-            return ids, told
-        found |= {*told.ids}
-
-
-def _shape(trace: Trace) -> Shape:
-    """Unrecognized, which names operators that no part has."""
-    try:
-        shape = Shape(Parts(trace), answer := _answer(trace))
-    except Unrecognized as error:
-        step = first_unlisted(trace)
-        more = f"; {step.op}{step.where} is an operator of no part that is known" if step else ""
-        raise Unrecognized(f"{error}{more}") from error
-    refuse_unexplained(answer)
-    return shape
 
 
 def _longest(ask: Asking, limit: int, usual: int) -> int:

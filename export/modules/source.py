@@ -1,7 +1,7 @@
 """A module that somebody wrote, as the source of a bundle: recognized, or filled by hand."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from typing import Any
 
 from torch import nn
@@ -38,7 +38,13 @@ def of_module(
     """
     module = getattr(module, "_orig_mod", module)  # of torch.compile
     name = type(module).__qualname__
-    stated = _stated_fields(config)
+    stated: dict[str, Any] = {}
+    if isinstance(config, Config):
+        stated = {field: getattr(config, field) for field in Config.__dataclass_fields__}
+    elif config is not None:
+        stated = dict(config)
+    if unknown := sorted(stated.keys() - Config.__dataclass_fields__.keys()):
+        raise UsageError(f"config names {', '.join(unknown)}: a Config has no such field")
     try:
         if weights is not None:
             found = by_hand.fill_model(module, weights, config, reference)
@@ -57,19 +63,6 @@ def of_module(
     kept = {key: source.origin[key] for key in ("max_length",) if key in source.origin}
     origin = {"module": name, "sha256": digest(module), **kept}
     return replace(source, name=name, origin=origin)
-
-
-def _stated_fields(config: Config | Mapping[str, Any] | None) -> dict[str, Any]:
-    if config is None:
-        return {}
-    found = (
-        {field: getattr(config, field) for field in asdict(config)}
-        if isinstance(config, Config)
-        else dict(config)
-    )
-    if unknown := sorted(set(found) - set(Config.__dataclass_fields__)):
-        raise UsageError(f"config names {', '.join(unknown)}: a Config has no such field")
-    return found
 
 
 def _refuse_contradictions(stated: Mapping[str, Any], found: Config) -> None:

@@ -124,9 +124,10 @@ class Original:
         return Compared("activations" if of_every_token else "pooled", of_every_token)
 
     def _ask(self, ids: Sequence[int], types: Sequence[int] | None) -> Array:
-        inputs = [
-            torch.tensor([row], device=_device(self._reference)) for row in (ids, types) if row
-        ]
+        found, device = self._reference, None
+        if isinstance(found, nn.Module) and (first := next(found.parameters(), None)) is not None:
+            device = first.device
+        inputs = [torch.tensor([row], device=device) for row in (ids, types) if row]
         try:
             answer = tensor_of(self._reference(*inputs), self._dtype)
         except OriginalError:
@@ -167,12 +168,6 @@ def _squeeze(answer: Tensor, length: int) -> Array:
         )
     values: Array = answer.detach().cpu().numpy()
     return values
-
-
-def _device(reference: Any) -> torch.device | None:
-    parameters = reference.parameters() if isinstance(reference, nn.Module) else iter(())
-    first = next(parameters, None)
-    return None if first is None else first.device
 
 
 @contextmanager

@@ -77,7 +77,12 @@ class Program:
         it brings its own, or takes none. limit: tokens that they are cut to where it says none."""
         self.name = _name(runs)
         self._runs: Any = runs
-        self._model: Any = _transformer(runs)
+        from transformers import PreTrainedModel
+
+        found = (part for part in runs.modules() if isinstance(part, PreTrainedModel))
+        self._model: Any = next(found, None)
+        if self._model is None:
+            raise ProgramError(f"{type(runs).__qualname__} has no model of transformers in it")
         self._is_sparse = type(runs).__qualname__ == "SparseEncoder"
         self._limit = limit
         if tokenizer is not None and limit:  # which some pipelines cut to, and to nothing else
@@ -366,15 +371,6 @@ def _heard_modules(model: Any) -> list[Any]:
     return [*{id(module): module for module in found if module is not None}.values()]
 
 
-def _transformer(runs: nn.Module) -> nn.Module:
-    from transformers import PreTrainedModel
-
-    found = next((part for part in runs.modules() if isinstance(part, PreTrainedModel)), None)
-    if found is None:
-        raise ProgramError(f"{type(runs).__qualname__} has no model of transformers in it")
-    return found
-
-
 def _name(runs: nn.Module) -> str:
     package = type(runs).__module__.partition(".")[0]
     if package not in ("transformers", "sentence_transformers"):
@@ -410,7 +406,7 @@ def load(
                     _class_of_transformers(name.rpartition(".")[2], "auto_map")
     with TemporaryDirectory() as place, silence_libraries():
         spelled = _respell(folder, Path(place), num_labels, as_written)
-        runs, tokenizer = _Loading(spelled, runs_code).load(head, limit is not None)
+        runs, tokenizer = _load_objects(spelled, runs_code, head, limit is not None)
     if is_cut and limit and hasattr(runs, "max_seq_length"):
         runs.max_seq_length = limit  # type: ignore[assignment]
     made: Any = tokenizer or getattr(runs, "tokenizer", None)
@@ -456,66 +452,64 @@ def _respell(folder: Path, place: Path, num_labels: int | None, as_written: bool
     return place
 
 
-class _Loading(NamedTuple):
-    """How the objects of a folder are made."""
+def _load_objects(
+    folder: Path, runs_code: bool, head: str | None, has_texts: bool
+) -> tuple[nn.Module, Any]:
+    """The object to be called, and the tokenizer that it does not bring itself."""
+    settings = json_files.settings(folder / SETTINGS)
+    if (folder / MODULES).exists():
+        return _load_sentence_transformers(folder, runs_code, settings.get("model_type")), None
+    import transformers
 
-    folder: Path
-    runs_code: bool
+    config = json_files.settings(folder / "config.json")
+    named = architectures(config)
+    auto = AUTO.get(head or "", "AutoModel")
+    name = named[0] if named else auto
+    if runs_code and auto in (config.get("auto_map") or {}):
+        kind = getattr(transformers, auto)
+    else:
+        kind = _class_of_transformers(name, "architectures")
+    if (
+        has_texts
+        and name.endswith("ForSequenceClassification")
+        and int(config.get("num_labels") or len(config.get("id2label") or (0, 1))) == 1
+    ):
+        return _load_sentence_transformers(folder, runs_code, "CrossEncoder"), None
+    if has_texts and name.endswith("Model") and not name.endswith("LMHeadModel"):
+        return _load_sentence_transformers(folder, runs_code, "SentenceTransformer"), None
+    model = _from_files(runs_code, kind, folder, dtype=torch.float32).eval()
+    tokenizer = _from_files(runs_code, transformers.AutoTokenizer, folder) if has_texts else None
+    return model, tokenizer
 
-    def load(self, head: str | None, has_texts: bool) -> tuple[nn.Module, Any]:
-        """The object to be called, and the tokenizer that it does not bring itself."""
-        settings = json_files.settings(self.folder / SETTINGS)
-        if (self.folder / MODULES).exists():
-            return self._load_sentence_transformers(settings.get("model_type")), None
-        import transformers
 
-        config = json_files.settings(self.folder / "config.json")
-        named = architectures(config)
-        auto = AUTO.get(head or "", "AutoModel")
-        name = named[0] if named else auto
-        if self.runs_code and auto in (config.get("auto_map") or {}):
-            kind = getattr(transformers, auto)
-        else:
-            kind = _class_of_transformers(name, "architectures")
-        if (
-            has_texts
-            and name.endswith("ForSequenceClassification")
-            and int(config.get("num_labels") or len(config.get("id2label") or (0, 1))) == 1
-        ):
-            return self._load_sentence_transformers("CrossEncoder"), None
-        if has_texts and name.endswith("Model") and not name.endswith("LMHeadModel"):
-            return self._load_sentence_transformers("SentenceTransformer"), None
-        model = self._from_files(kind, self.folder, dtype=torch.float32).eval()
-        tokenizer = self._from_files(transformers.AutoTokenizer, self.folder) if has_texts else None
-        return model, tokenizer
+def _load_sentence_transformers(folder: Path, runs_code: bool, kind: str | None) -> nn.Module:
+    kind = kind or "SentenceTransformer"
+    try:
+        import sentence_transformers
+    except ImportError:
+        raise ProgramError(
+            f"the folder is run by {kind} of sentence-transformers, which is not installed: pip"
+            " install sentence-transformers"
+        ) from None
+    made = getattr(sentence_transformers, kind, None)
+    if made is None:
+        raise ProgramError(
+            f"{SETTINGS}: model_type is {kind!r}, which sentence-transformers"
+            f" {sentence_transformers.__version__} does not have"
+        )
+    in_float32 = {"model_kwargs": {"dtype": torch.float32}}
+    return _from_files(runs_code, made, str(folder), device="cpu", **in_float32)  # type: ignore[no-any-return]
 
-    def _load_sentence_transformers(self, kind: str | None) -> nn.Module:
-        kind = kind or "SentenceTransformer"
-        try:
-            import sentence_transformers
-        except ImportError:
-            raise ProgramError(
-                f"the folder is run by {kind} of sentence-transformers, which is not installed: pip"
-                " install sentence-transformers"
-            ) from None
-        made = getattr(sentence_transformers, kind, None)
-        if made is None:
-            raise ProgramError(
-                f"{SETTINGS}: model_type is {kind!r}, which sentence-transformers"
-                f" {sentence_transformers.__version__} does not have"
-            )
-        in_float32 = {"model_kwargs": {"dtype": torch.float32}}
-        return self._from_files(made, str(self.folder), device="cpu", **in_float32)  # type: ignore[no-any-return]
 
-    def _from_files(self, kind: Any, *given: Any, **named: Any) -> Any:
-        make = getattr(kind, "from_pretrained", kind)
-        # code may lie in another repository, which auto_map names
-        where = {"local_files_only": not self.runs_code, "trust_remote_code": self.runs_code}
-        try:
-            return make(*given, **where, **named)
-        except Exception as error:  # of any class, for any file that is not as it expects
-            first = str(error).strip().partition("\n")[0]
-            raise ProgramError(f"{kind.__name__} cannot load it: {first}") from error
+def _from_files(runs_code: bool, kind: Any, *given: Any, **named: Any) -> Any:
+    make = getattr(kind, "from_pretrained", kind)
+    # code may lie in another repository, which auto_map names
+    where = {"local_files_only": not runs_code, "trust_remote_code": runs_code}
+    try:
+        return make(*given, **where, **named)
+    except Exception as error:  # of any class, for any file that is not as it expects
+        first = str(error).strip().partition("\n")[0]
+        raise ProgramError(f"{kind.__name__} cannot load it: {first}") from error
 
 
 @contextmanager

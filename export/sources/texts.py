@@ -109,7 +109,8 @@ def load_tokenizer(
     authors: SentenceTransformers, as_written: bool = False
 ) -> "PreTrainedTokenizerBase":
     """NoTexts if there is none. CheckpointError if one of its files is broken."""
-    made = folder_tokenizer.load(authors.transformer, _arguments(authors), as_written)
+    arguments = authors.arguments("processor_kwargs")  # as sentence-transformers has them
+    made = folder_tokenizer.load(authors.transformer, arguments, as_written)
     if authors.settings.get("do_lower_case"):
         folder_tokenizer.lower(made)
     return made
@@ -120,11 +121,6 @@ def template_arguments(authors: SentenceTransformers) -> tuple[str, Mapping[str,
     instruction = authors.prompts.get(authors.default_prompt_name or "", "")
     processing = authors.settings.get("processing_kwargs") or {}
     return instruction, processing.get(CHAT_TEMPLATE) or {}
-
-
-def _arguments(authors: SentenceTransformers) -> Mapping[str, Any]:
-    """The arguments of transformers' tokenizer, as sentence-transformers calls it."""
-    return authors.arguments("processor_kwargs")
 
 
 def _refuse_what_is_not_done(
@@ -178,7 +174,7 @@ def _authors_limit(authors: SentenceTransformers) -> tuple[int, str] | None:
     name, config = authors.settings_file, authors.transformer / folder_tokenizer.CONFIG
     told = json_files.settings(config)
     for limit, where in (
-        (_arguments(authors).get("model_max_length"), name),
+        (authors.arguments("processor_kwargs").get("model_max_length"), name),
         (authors.settings.get("max_seq_length"), name),
         (told.get("model_max_length", told.get("max_len")), folder_tokenizer.CONFIG),
     ):

@@ -322,7 +322,14 @@ def read_config(family: Family, raw: Raw) -> Config:
         fields = {ours: raw[theirs] for ours, theirs in family.config.items()}
         refuse_large(family.config["n_layers"], fields["n_layers"], MAX_LAYERS)  # before lists
         fields |= {**family.fixed, **family.derived(raw)}
-        fields |= _causal_fields(raw, is_causal=bool(fields.get("causal")))
+        # a decoder may see both sides of a token. Of an encoder that sees one, transformers masks
+        # what follows only where a batch has no pads
+        is_causal = raw.get("is_causal")
+        if is_causal and not fields.get("causal"):
+            why = "is_causal is true, and this family's tokens see both sides: not supported"
+            raise ValueError(why)
+        if is_causal is not None and not is_causal:
+            fields["causal"] = False
     except KeyError as error:
         raise CheckpointError(f"config.json: {error.args[0]} is missing") from None
     except (TypeError, ValueError) as error:  # such as a text where a number is needed
@@ -342,16 +349,6 @@ def read_config(family: Family, raw: Raw) -> Config:
         )
         there = f"; there {names}" if names else ""
         raise CheckpointError(f"config.json: {error}{there}") from None
-
-
-def _causal_fields(raw: Raw, is_causal: bool) -> dict[str, Any]:
-    """The fields that `is_causal` changes: a decoder may see both sides of a token. ValueError for
-    an encoder that sees one: transformers masks what follows only where a batch has no pads."""
-    if raw.get("is_causal") is None or bool(raw["is_causal"]) == is_causal:
-        return {}
-    if is_causal:
-        return {"causal": False}
-    raise ValueError("is_causal is true, and this family's tokens see both sides: not supported")
 
 
 def _head(family: Family, raw: Raw, reader: Reader, ignore: tuple[str, ...]) -> HeadTable | None:
@@ -421,7 +418,16 @@ def _labels(
         if named and fields.get("num_labels") not in (None, len(named)):
             named = None  # as many labels as num_labels says, without names
         names = _in_order(named) if named else [f"LABEL_{i}" for i in range(width)]
-        _check_entailment(names, fields.get("label2id"))
+        # for zero-shot classification transformers takes label2id's number, and the server the
+        # place among the names
+        numbers = fields.get("label2id")
+        for name, number in numbers.items() if isinstance(numbers, dict) else ():
+            is_asked = isinstance(name, str) and name.lower().startswith("entail")
+            if is_asked and [own for at, own in enumerate(names) if at == number] != [name]:
+                raise CheckpointError(
+                    f"config.json: label2id has {name!r}: {number!r}, and id2label has another name"
+                    " there: make the two agree"
+                )
         what = "config.json: id2label names"
     else:
         return table.labels or None
@@ -433,18 +439,6 @@ def _labels(
             " lines with --labels FILE, or go without with --labels none"
         )
     return tuple(names)
-
-
-def _check_entailment(names: Sequence[str], numbers: Any) -> None:
-    """CheckpointError if zero-shot classification would take another label's logit by the two:
-    transformers takes label2id's number, and the server the place among the names."""
-    for name, number in numbers.items() if isinstance(numbers, dict) else ():
-        is_asked = isinstance(name, str) and name.lower().startswith("entail")
-        if is_asked and [own for index, own in enumerate(names) if index == number] != [name]:
-            raise CheckpointError(
-                f"config.json: label2id has {name!r}: {number!r}, and id2label has another name"
-                " there: make the two agree"
-            )
 
 
 def _in_order(named: Any) -> list[str]:

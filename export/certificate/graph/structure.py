@@ -19,7 +19,6 @@ from onnx import (
     GraphProto,
     ModelProto,
     NodeProto,
-    TensorProto,
     ValueInfoProto,
     helper,
 )
@@ -79,8 +78,13 @@ def _keys(graph: Graph) -> _Keys:
 
     for value in model.graph.input:
         define(value.name, f"input {value.name}")
-    for item in model.graph.initializer:
-        define(item.name, _constant(item, graph))
+    for item in model.graph.initializer:  # by type, shape and bytes, wherever the bytes lie
+        try:
+            array = np.ascontiguousarray(graph.value(item))
+            fields = PLACE if item.data_location == EXTERNAL else TENSOR_DATA
+            define(item.name, _digest(_without(item, *fields), as_bytes(array)))
+        except (KeyError, ValueError, TypeError) as error:
+            define(item.name, f"unreadable: {error}")
         counts[values[item.name]] += 1
     for node in model.graph.node:
         undefined.extend(name for name in node.input if name not in values)
@@ -94,16 +98,6 @@ def _keys(graph: Graph) -> _Keys:
         for item in model.graph.value_info
     )
     return _Keys(values, nodes, counts, undefined)
-
-
-def _constant(item: TensorProto, graph: Graph) -> str:
-    """Type, shape and bytes, wherever the bytes lie."""
-    try:
-        values = np.ascontiguousarray(graph.value(item))
-    except (KeyError, ValueError, TypeError) as error:
-        return f"unreadable: {error}"
-    fields = PLACE if item.data_location == EXTERNAL else TENSOR_DATA
-    return _digest(_without(item, *fields), as_bytes(values))
 
 
 def _node(node: NodeProto, values: Mapping[str, str]) -> str:

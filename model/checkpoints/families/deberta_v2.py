@@ -19,14 +19,6 @@ def _derive(raw: Raw) -> dict[str, Any]:
     for name in ("embedding_size", "pooler_hidden_size"):
         if raw.get(name, raw["hidden_size"]) != raw["hidden_size"]:
             raise ValueError(f"{name} is {raw[name]!r}, supported is {raw['hidden_size']}")
-    added: Any = "learned" if raw["position_biased_input"] else "none"
-    return {
-        "type_vocab_size": max(raw["type_vocab_size"], 1),
-        "positions": Positions(added, disentangled=_disentangled(raw)),
-    }
-
-
-def _disentangled(raw: Raw) -> Disentangled:
     given = raw["pos_att_type"] or ""
     terms = {
         part.strip() for part in (given.lower().split("|") if isinstance(given, str) else given)
@@ -35,7 +27,7 @@ def _disentangled(raw: Raw) -> Disentangled:
         raise ValueError(f"pos_att_type names {', '.join(unknown)}, supported are c2p and p2c")
     farthest, buckets = raw["max_relative_positions"], raw["position_buckets"]
     farthest = farthest if farthest > 0 else raw["max_position_embeddings"]
-    return Disentangled(
+    disentangled = Disentangled(
         span=buckets if buckets > 0 else farthest,
         farthest=farthest if buckets > 0 else 0,
         c2p="c2p" in terms,
@@ -43,6 +35,11 @@ def _disentangled(raw: Raw) -> Disentangled:
         shared=raw["share_att_key"],
         norm="layer_norm" in raw["norm_rel_ebd"],
     )
+    added: Any = "learned" if raw["position_biased_input"] else "none"
+    return {
+        "type_vocab_size": max(raw["type_vocab_size"], 1),
+        "positions": Positions(added, disentangled=disentangled),
+    }
 
 
 DEBERTA_V2 = Family(

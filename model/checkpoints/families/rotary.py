@@ -28,24 +28,30 @@ FORMER = {"attention": FULL}  # their names of before
 
 def with_windows(raw: Raw) -> dict[str, Any]:
     """Fields of our Config, where some layers see a window of keys and have angles of their own."""
-    local_layers = tuple(index for index, kind in enumerate(_kinds(raw)) if kind == LOCAL)
-    return {
-        "positions": Positions("none", _of_both_kinds(raw, bool(local_layers))),
-        "window": _window(raw) if local_layers else 0,
-        "local_layers": local_layers,
-    }
-
-
-def _window(raw: Raw) -> int:
-    """The largest distance of a key that is seen. `sliding_window` wins where both are there."""
-    local_attention, half = raw["local_attention"], raw.get("sliding_window")
-    if half is not None:
-        if type(half) is not int or half < 1:
-            raise ValueError(f"sliding_window is {half!r}: a whole number of 1 or more")
-        return half
-    if type(local_attention) is not int or local_attention < 2:
-        raise ValueError(f"local_attention is {local_attention!r}: a whole number of 2 or more")
-    return local_attention // 2
+    kinds = _kinds(raw)
+    local_layers = tuple(index for index, kind in enumerate(kinds) if kind == LOCAL)
+    scaling = _object("rope_scaling", raw.get("rope_scaling"))  # goes into both kinds
+    theta_of("rope_scaling", scaling, 0.0)
+    nested = _object("rope_parameters", raw["rope_parameters"])
+    if unknown := [name for name in nested if name not in (FULL, LOCAL)]:
+        raise ValueError(f"rope_parameters has {unknown[0]!r}, supported are {FULL!r}, {LOCAL!r}")
+    full, local = (
+        theta_of(where, {**_object(where, nested.get(kind)), **scaling}, otherwise)
+        for kind, otherwise in ((FULL, raw["global_rope_theta"]), (LOCAL, raw["local_rope_theta"]))
+        for where in [f"rope_parameters.{kind}"]
+    )
+    rotary = Rotary(full, None if local == full or not local_layers else local)
+    found = {"positions": Positions("none", rotary), "window": 0, "local_layers": local_layers}
+    if not local_layers:
+        return found
+    # the largest distance of a key that is seen; `sliding_window` wins where both are there
+    name, least = "local_attention", 2
+    if raw.get("sliding_window") is not None:
+        name, least = "sliding_window", 1
+    size = raw[name]
+    if type(size) is not int or size < least:
+        raise ValueError(f"{name} is {size!r}: a whole number of {least} or more")
+    return {**found, "window": size // least}
 
 
 def _kinds(raw: Raw) -> Sequence[str]:
@@ -65,20 +71,6 @@ def _kinds(raw: Raw) -> Sequence[str]:
             f" num_hidden_layers {num_layers}"
         )
     return kinds
-
-
-def _of_both_kinds(raw: Raw, has_windows: bool) -> Rotary:
-    scaling = _object("rope_scaling", raw.get("rope_scaling"))  # goes into both kinds
-    theta_of("rope_scaling", scaling, 0.0)
-    nested = _object("rope_parameters", raw["rope_parameters"])
-    if unknown := [name for name in nested if name not in (FULL, LOCAL)]:
-        raise ValueError(f"rope_parameters has {unknown[0]!r}, supported are {FULL!r}, {LOCAL!r}")
-    full, local = (
-        theta_of(where, {**_object(where, nested.get(kind)), **scaling}, otherwise)
-        for kind, otherwise in ((FULL, raw["global_rope_theta"]), (LOCAL, raw["local_rope_theta"]))
-        for where in [f"rope_parameters.{kind}"]
-    )
-    return Rotary(full, None if local == full or not has_windows else local)
 
 
 def of_all_layers(raw: Raw, more_types: Sequence[str] = ()) -> Positions:
