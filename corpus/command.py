@@ -62,8 +62,16 @@ def _give_up(message: str) -> NoReturn:
 
 
 async def _check(options: argparse.Namespace) -> Report:
-    if options.json:
-        _check_writable(options.json)
+    if path := options.json:  # before the work whose result is written there
+        try:
+            if path.is_dir():
+                raise CorpusError(f"--json {path} is a folder: name a file")
+            if not path.parent.is_dir():
+                raise CorpusError(f"--json {path}: there is no folder {path.parent}")
+            if not os.access(path if path.exists() else path.parent, os.W_OK):
+                raise CorpusError(f"--json {path} cannot be written by user {os.geteuid()}")
+        except OSError as error:
+            raise CorpusError(f"--json {path}: {error.strerror}") from None
     _complete(options)
     key = client.api_key(options.api_key_env) if options.api_key_env else None
     file = VectorsFile(Location.parse(options.vectors), options.text_column, options.vector_column)
@@ -130,19 +138,6 @@ async def _embed(options: argparse.Namespace, sample: Sample, key: str | None) -
 def _as_json(options: argparse.Namespace) -> dict[str, object]:
     paths = {name: str(value) for name, value in vars(options).items() if isinstance(value, Path)}
     return {"options": {**vars(options), **paths}}
-
-
-def _check_writable(path: Path) -> None:
-    """Before the work whose result is written there."""
-    try:
-        if path.is_dir():
-            raise CorpusError(f"--json {path} is a folder: name a file")
-        if not path.parent.is_dir():
-            raise CorpusError(f"--json {path}: there is no folder {path.parent}")
-        if not os.access(path if path.exists() else path.parent, os.W_OK):
-            raise CorpusError(f"--json {path} cannot be written by user {os.geteuid()}")
-    except OSError as error:
-        raise CorpusError(f"--json {path}: {error.strerror}") from None
 
 
 def _write(path: Path, report: dict[str, object]) -> None:

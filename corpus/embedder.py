@@ -164,8 +164,12 @@ class Embedder:
             field=FIELD,
         )
 
+        def column(response: InferenceResponse) -> Steps[pa.Array]:
+            yield
+            return KINDS[self.options.output].column(response)
+
         async def prepare(_: Call) -> Prepared[pa.Array]:
-            return request, self._column
+            return request, column
 
         try:
             made, _ = await self._service.request_path.ask(FOREVER_S, prepare)
@@ -177,10 +181,6 @@ class Embedder:
             self._under_way.release()
         done(batch)
         return made
-
-    def _column(self, response: InferenceResponse) -> Steps[pa.Array]:
-        yield
-        return KINDS[self.options.output].column(response)
 
 
 def portions(lengths: Ints, num_tokens: int) -> list[Ints]:

@@ -63,8 +63,7 @@ def parser() -> argparse.ArgumentParser:
     )
     found.add_argument("--seed", type=int, default=0)
     found.add_argument("--json", type=Path, help="where to write the result")
-    _add_target(found)
-    _add_comparison(found)
+    _add_other_measurements(found)
     return found
 
 
@@ -76,7 +75,7 @@ def names_given(parser: argparse.ArgumentParser, words: Sequence[str]) -> set[st
     return {name for name, value in found.items() if value is not absent}
 
 
-def _add_target(parser: argparse.ArgumentParser) -> None:
+def _add_other_measurements(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add(
         "--target",
@@ -93,10 +92,6 @@ def _add_target(parser: argparse.ArgumentParser) -> None:
         default=200.0,
         help="of --target: what 99 of 100 requests may take (200)",
     )
-
-
-def _add_comparison(parser: argparse.ArgumentParser) -> None:
-    add = parser.add_argument
     add(
         "--beside",
         metavar="URL",

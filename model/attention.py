@@ -89,7 +89,13 @@ class Attention(nn.Module):
         grid, mask, rotation, places = view
         if places:
             mask = mask._replace(terms=self.distances(places, self.qkv))
-        qkv = self._normalize_heads(self.qkv(x)) if self.has_norms else self.qkv(x)
+        qkv = self.qkv(x)
+        if self.has_norms:  # queries and keys are normalized, head by head
+            (dims,) = self.q_norm.shape
+            q, k, v = qkv.split(self.widths, -1)
+            q, _, _ = self.q_norm(q.unflatten(-1, (-1, dims)))
+            k, _, _ = self.k_norm(k.unflatten(-1, (-1, dims)))
+            qkv = torch.cat([q.flatten(1), k.flatten(1), v], -1)
         if rotation:
             qkv = rotate(qkv, rotation, self.n_heads + self.kv_heads)
         q, k, v = grid.to_grid(qkv, self.n_heads // self.kv_heads)
@@ -100,14 +106,6 @@ class Attention(nn.Module):
             context, probabilities = attend_with_probabilities(q, k, v, mask, self.n_heads, heads)
             trace.attentions.append(grid.attentions(probabilities))
         return self.out(grid.from_grid(context))  # type: ignore[no-any-return]
-
-    def _normalize_heads(self, qkv: Tensor) -> Tensor:
-        """[N, (H + 2K) * e] -> the same with queries and keys normalized, head by head."""
-        (dims,) = self.q_norm.shape
-        q, k, v = qkv.split(self.widths, -1)
-        q, _, _ = self.q_norm(q.unflatten(-1, (-1, dims)))
-        k, _, _ = self.k_norm(k.unflatten(-1, (-1, dims)))
-        return torch.cat([q.flatten(1), k.flatten(1), v], -1)
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, mask: Mask, n_heads: int) -> Tensor:

@@ -135,27 +135,22 @@ def compare(bundle: Bundle, files: exact.Files, expected: exact.Expected) -> lis
     for (precision, comparison), words in exact.compare(files, expected, bundle.manifest):
         if words:
             more = f"; and {len(words) - 3} more" if len(words) > 3 else ""
-            found = f"{'; '.join(words[:3])}{more}{_other_versions(bundle)}"
+            then, now = bundle.manifest.versions, exact.versions()
+            others = [
+                f"{name} {then.get(name, 'unknown')} (here {now[name]})"
+                for name in now
+                if then.get(name) != now[name]
+            ]
+            if others:
+                more += (
+                    f". It was exported with {', '.join(others)}, and other versions may write"
+                    " other nodes: verify it with those, or export it again"
+                )
+            found = f"{'; '.join(words[:3])}{more}"
             raise CertificationError(f"{comparison} ({precision}): {found}")
         checks.append(Check(comparison, "differences", precision, 0, 0))
         tqdm.write(_table_row(checks[-1:]))
     return checks
-
-
-def _other_versions(bundle: Bundle) -> str:
-    """The versions that the bundle was exported with, where others are installed here."""
-    then, now = bundle.manifest.versions, exact.versions()
-    others = [
-        f"{name} {then.get(name, 'unknown')} (here {now[name]})"
-        for name in now
-        if then.get(name) != now[name]
-    ]
-    if not others:
-        return ""
-    return (
-        f". It was exported with {', '.join(others)}, and other versions may write other nodes:"
-        " verify it with those, or export it again"
-    )
 
 
 def compare_answers(

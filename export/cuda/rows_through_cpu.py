@@ -4,7 +4,7 @@ Loading has refused operators that compute rows. Those that index may do both.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Set
+from collections.abc import Iterator, Set
 
 import numpy as np
 import onnx
@@ -13,7 +13,7 @@ from onnx import GraphProto, NodeProto, TensorProto
 from addnorm.export.certificate.graph import structure
 from addnorm.export.certificate.served import CertificationError
 from addnorm.service.models.model import Model
-from addnorm.service.runtime.device.placement import CPU, Node, operator
+from addnorm.service.runtime.device.placement import CPU, operator
 
 INDICES = (TensorProto.INT64, TensorProto.INT32, TensorProto.BOOL)
 
@@ -27,22 +27,21 @@ def refuse_rows_on_cpu(model: Model) -> None:
             bundle = model.bundle
             file = bundle.graph(precision, True) if name == "body" else bundle.head(name)
             graph = onnx.load(str(file), load_external_data=False).graph
-            if left := [*_rows_on_cpu(nodes, graph)]:
+            # a node that is not in the file came of one that onnxruntime took apart: nothing else
+            # makes nodes before they are placed
+            free = Counter(
+                (operator(node.domain, node.op_type), node.name) for node in without_rows(graph)
+            )
+            left = []
+            for node in nodes:
+                if node.provider == CPU:
+                    if not free[node.operator, node.name]:
+                        left.append(node)
+                    free[node.operator, node.name] -= 1
+            if left:
                 first = ", ".join(f"{node.operator} {node.name}".rstrip() for node in left[:3])
                 more = f" and {len(left) - 3} more" if len(left) > 3 else ""
                 raise CertificationError(f"{file.name}: rows go through the CPU: {first}{more}")
-
-
-def _rows_on_cpu(nodes: Iterable[Node], graph: GraphProto) -> Iterator[Node]:
-    """A node that is not in the file came of one that onnxruntime took apart: nothing else makes
-    nodes before they are placed."""
-    free = Counter((operator(node.domain, node.op_type), node.name) for node in without_rows(graph))
-    for node in nodes:
-        if node.provider == CPU:
-            key = node.operator, node.name
-            if not free[key]:
-                yield node
-            free[key] -= 1
 
 
 def without_rows(graph: GraphProto, outside: Set[str] = frozenset()) -> Iterator[NodeProto]:

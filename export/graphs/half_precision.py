@@ -25,7 +25,7 @@ import onnx
 from numpy.typing import NDArray
 from onnx import GraphProto, NodeProto, TensorProto, helper
 
-from addnorm.export.graphs.model_file import EXTERNAL, Graph, constant
+from addnorm.export.graphs.model_file import Graph, with_nodes
 from addnorm.export.graphs.nodes import read_by
 
 Array = NDArray[Any]
@@ -159,18 +159,10 @@ class _Halving:
 
     def graph(self) -> Graph:
         """The graph with all nodes that were added."""
-        made = self._source.copy().proto
-        new = [constant(name, array) for name, array in self._tensors.items()]
-        used = {name for node in self._nodes for name in read_by(node)}
-        kept = [item for item in (*made.graph.initializer, *new) if item.name in used]
-        for field, items in ((made.graph.node, self._nodes), (made.graph.initializer, kept)):
-            del field[:]
-            field.extend(items)
-        for info in made.graph.value_info:
+        made = with_nodes(self._source, self._nodes, self._tensors)
+        for info in made.proto.graph.value_info:
             info.type.tensor_type.elem_type = self._types[info.name]
-        values = {**self._source.values, **self._tensors}
-        outside = [item.name for item in kept if item.data_location == EXTERNAL]
-        return Graph(made, {name: values[name] for name in outside})
+        return made
 
 
 def _cast(name: str, made: str, kind: int) -> NodeProto:

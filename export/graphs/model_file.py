@@ -5,7 +5,7 @@ beside it, `<file>.data`. Another model may take its own from there too. Knows O
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -14,8 +14,10 @@ import numpy as np
 import onnx
 from google.protobuf.message import DecodeError
 from numpy.typing import NDArray
-from onnx import ModelProto, TensorProto, helper, numpy_helper
+from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
 from tqdm import tqdm
+
+from addnorm.export.graphs.nodes import read_by
 
 Array = NDArray[Any]
 MAX_BYTES = 2**30  # of constants within one ONNX file; more of them lie beside it
@@ -64,6 +66,21 @@ class Graph:
             if item.name in self.values
         )
         return proto
+
+
+def with_nodes(graph: Graph, nodes: Sequence[NodeProto], tensors: Mapping[str, Array]) -> Graph:
+    """The graph with these nodes in place of its own, and the constants that they read. tensors:
+    new ones."""
+    used = {name for node in nodes for name in read_by(node)}
+    new = [constant(name, array) for name, array in tensors.items()]
+    kept = [item for item in (*graph.proto.graph.initializer, *new) if item.name in used]
+    made = graph.copy().proto
+    for place, items in ((made.graph.node, nodes), (made.graph.initializer, kept)):
+        del place[:]
+        place.extend(items)
+    values = {**graph.values, **tensors}
+    outside = [item.name for item in kept if item.data_location == EXTERNAL]
+    return Graph(made, {name: values[name] for name in outside})
 
 
 def constant(name: str, array: Array) -> TensorProto:

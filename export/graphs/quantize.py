@@ -34,7 +34,7 @@ import onnxruntime
 from numpy.typing import NDArray
 from onnx import ModelProto, NodeProto, TensorProto, helper
 
-from addnorm.export.graphs.model_file import EXTERNAL, Graph, constant
+from addnorm.export.graphs.model_file import Graph, with_nodes
 from addnorm.export.graphs.nodes import read_by
 from addnorm.service.runtime.batch import Floats
 from addnorm.service.runtime.manifest import Int8, Limits
@@ -79,18 +79,8 @@ def quantize(graph: Graph, ranges: Mapping[str, Floats]) -> Graph:
         tensors |= {f"{name}.{part}": value for part, value in vars(parts).items()}
         in_place[gemm.output[0]] = _nodes(name, gemm.input[0], gemm.output[0])
     nodes = [own for node in graph.proto.graph.node for own in in_place.get(node.output[0], [node])]
-    # without constants that nothing reads any more
-    used = {name for node in nodes for name in read_by(node)}
-    new = [constant(name, value) for name, value in tensors.items()]
-    kept = [item for item in (*graph.proto.graph.initializer, *new) if item.name in used]
-    made = graph.copy().proto
-    made.opset_import.append(helper.make_opsetid(CONTRIB, 1))
-    for field, items in ((made.graph.node, nodes), (made.graph.initializer, kept)):
-        del field[:]
-        field.extend(items)
-    values = {**graph.values, **tensors}
-    outside = {item.name for item in kept if item.data_location == EXTERNAL}
-    quantized = Graph(made, {name: values[name] for name in values if name in outside})
+    quantized = with_nodes(graph, nodes, tensors)
+    quantized.proto.opset_import.append(helper.make_opsetid(CONTRIB, 1))
     onnx.checker.check_model(quantized.without_values())
     return quantized
 

@@ -52,8 +52,11 @@ def load(
             f"{folder}: the tokenizer's model has dropout {dropout:.3g}, so the token ids of a text"
             f" are drawn each time: set model.dropout to null in {TOKENIZER}"
         )
-    if missing := _missing_files(folder, found):
-        raise NoTexts(f"there is no {TOKENIZER} in {folder}, and no {missing}")
+    # the files that it is made of: without them, transformers makes up a vocabulary of five tokens
+    made_of = [file for kind, file in found.vocab_files_names.items() if kind != "tokenizer_file"]
+    absent = [file for file in made_of if not (folder / file).exists()]
+    if absent and not (folder / TOKENIZER).exists():
+        raise NoTexts(f"there is no {TOKENIZER} in {folder}, and no {' and no '.join(absent)}")
     if not found.is_fast:
         name = type(found).__name__
         raise NoTexts(f"transformers' {name} cannot be written as {TOKENIZER}")
@@ -137,14 +140,6 @@ def _refuse_large(file: Path) -> None:
     if (count := file.read_bytes().count(b'"content"')) > MOST_ADDED_TOKENS:
         raise CheckpointError(f"{file} has {count} added tokens, the limit is {MOST_ADDED_TOKENS}")
     parse(file)
-
-
-def _missing_files(folder: Path, tokenizer: "PreTrainedTokenizerBase") -> str:
-    """Files that it is made of. Without them, transformers makes up a vocabulary of five tokens."""
-    files = {**tokenizer.vocab_files_names}
-    files.pop("tokenizer_file", None)
-    absent = [name for name in files.values() if not (folder / name).exists()]
-    return "" if (folder / TOKENIZER).exists() else " and no ".join(absent)
 
 
 def parse(file: Path) -> Tokenizer:

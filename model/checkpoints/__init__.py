@@ -6,7 +6,6 @@ Each family of models is a table in `families/`. What does not fit is refused.
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -132,7 +131,20 @@ def load_checkpoint(folder: Path, choices: Choices | None = None) -> Checkpoint:
         tie(table, reader, raw)
     config = replace(config, heads=_heads(table, reader, config, authors))
     labels = _labels(table, fields, config, choices) if table else None
-    filled = partial(_fill_model, config, raw=raw, table=table, authors=authors)
+
+    @torch.no_grad()
+    def filled(reader: Reader) -> Transformer:
+        model = Transformer(config)
+        fill(model, reader, raw)
+        for output, head in model.named_heads():
+            if output in authors.dense:
+                dense.fill(head, authors.dense[output])
+            elif table and authors.score:
+                authors.score.fill(head, table, reader, config)
+            elif table:
+                fill_head(head, table, reader)
+        return model
+
     shapes = reader.of_shapes()
     try:
         with torch.device("meta"):  # what does not fit is refused before any memory is taken
@@ -146,6 +158,10 @@ def load_checkpoint(folder: Path, choices: Choices | None = None) -> Checkpoint:
         is_tied = table and table.output == output and table.tied and not authors.score
         if is_tied and torch.equal(head.linear.weight, model.tokens.weight):
             head.linear.weight = model.tokens.weight  # one copy in memory
+    if (problem_type := fields.get("problem_type")) not in (None, *PROBLEMS):
+        known = ", ".join(PROBLEMS)
+        raise CheckpointError(f"config.json: problem_type is {problem_type!r}, known are {known}")
+    beside = [(name, what) for name, what in BESIDE.items() if (folder / name).is_file()]
     own = lists.Fields(family.fields, family.no_effect)
     unread = lists.CONFIG.list_unread(own.list_unread(fields))
     stored = [weights, *(layer.stored for layers in authors.dense.values() for layer in layers)]
@@ -154,7 +170,7 @@ def load_checkpoint(folder: Path, choices: Choices | None = None) -> Checkpoint:
         model_type=str(name_of(fields)),
         head=table.classes[0] if table else None,
         labels=labels,
-        problem_type=_problem_type(fields),
+        problem_type=problem_type,
         pooling=authors.pooling,
         normalize=authors.normalize,
         unused=unused,
@@ -167,7 +183,7 @@ def load_checkpoint(folder: Path, choices: Choices | None = None) -> Checkpoint:
         similarity=authors.similarity,
         activation=_activation(authors, fields, config),
         unread=(*(f"config.json: {name}" for name in unread), *authors.unread),
-        beside=tuple(files_beside(folder)),
+        beside=tuple(f"{name} ({what})" for name, what in beside),
     )
 
 
@@ -205,11 +221,6 @@ def config_fields(authors: SentenceTransformers) -> Raw:
     return fields
 
 
-def files_beside(folder: Path) -> list[str]:
-    """Files of heads and settings that other programs read, each with what it is."""
-    return [f"{name} ({what})" for name, what in BESIDE.items() if (folder / name).is_file()]
-
-
 def _activation(authors: SentenceTransformers, fields: Raw, config: Config) -> str:
     """CrossEncoder's activation of one logit. CheckpointError if the server has another."""
     logits = config.heads.get("logits")
@@ -231,23 +242,6 @@ def _activation(authors: SentenceTransformers, fields: Raw, config: Config) -> s
             " there, and make of raw scores what you need"
         )
     return kind
-
-
-def _fill_model(
-    config: Config, reader: Reader, raw: Raw, table: HeadTable | None, authors: SentenceTransformers
-) -> Transformer:
-    """The model with what the reader has."""
-    model = Transformer(config)
-    with torch.no_grad():
-        fill(model, reader, raw)
-        for output, head in model.named_heads():
-            if output in authors.dense:
-                dense.fill(head, authors.dense[output])
-            elif table and authors.score:
-                authors.score.fill(head, table, reader, config)
-            elif table:
-                fill_head(head, table, reader)
-    return model
 
 
 def _problem(folder: Path, files: Iterable[str] | None = None) -> str | None:
@@ -386,15 +380,6 @@ def architectures(fields: Raw) -> Sequence[str]:
     if not isinstance(named, list | tuple) or not all(isinstance(name, str) for name in named):
         raise CheckpointError(f"config.json: architectures is {named!r}: a list of names is needed")
     return named
-
-
-def _problem_type(fields: Raw) -> str | None:
-    """CheckpointError if it is none of transformers'."""
-    found = fields.get("problem_type")
-    if found is not None and found not in PROBLEMS:
-        known = ", ".join(PROBLEMS)
-        raise CheckpointError(f"config.json: problem_type is {found!r}, known are {known}")
-    return found
 
 
 def _is_stored(head: HeadTable, reader: Reader) -> bool:

@@ -79,7 +79,17 @@ class Shape:
             blocks.append(block)
         self.blocks = blocks[::-1]
         self.embedding = self._embedding(self.blocks[0].entry)
-        self._refuse_unlike()
+        kinds: dict[str, set[Any]] = {  # what blocks share in a `Config`
+            "order": {block.order for block in self.blocks},
+            "attention": {str(block.attention.scores) for block in self.blocks},
+            "heads": {block.attention.n_heads for block in self.blocks},
+            "width of the feed-forward": {block.ffn.up.width for block in self.blocks},
+            "activation": {block.ffn.activation for block in self.blocks},
+            "norm": {(norm.kind, round(norm.eps, 15)) for norm in self.norms()},
+        }
+        for what, found in kinds.items():
+            if len(found) > 1:
+                raise Unrecognized(f"blocks and norms differ in {what}: {sorted(found)}")
 
     @cached_property
     def width(self) -> int:
@@ -118,9 +128,11 @@ class Shape:
         if total.kind != "add":
             return None
         for skip, branch in (total.inputs, total.inputs[::-1]):
-            ffn = self._ffn(branch)
-            if ffn is None:
+            down = self._linear(branch)
+            up = self.parts.origin(down.inputs[0]) if down else None
+            if down is None or up is None or up.kind != "linear":
                 continue
+            ffn = FeedForward(up, down, self._activation(up, down.inputs[0]))
             read = self._pre if value is total.value else self._norm_last_block
             if block := read(value, total, self.parts.original(skip), ffn):
                 return block
@@ -171,15 +183,6 @@ class Shape:
         if out is None or self.parts.origin(out.inputs[0]).kind not in ("product", "join"):
             return None
         return out
-
-    def _ffn(self, value: Value) -> FeedForward | None:
-        down = self._linear(value)
-        if down is None:
-            return None
-        up = self.parts.origin(down.inputs[0])
-        if up.kind != "linear":
-            return None
-        return FeedForward(up, down, self._activation(up, down.inputs[0]))
 
     def _activation(self, linear: Landmark, value: Value) -> Activation:
         if self.parts.original(value) is linear.value:
@@ -282,20 +285,6 @@ class Shape:
                 self.notes["row of the head"] = f"1 of {len(trial.PICKS)} agrees"
                 return inner, found
         raise error
-
-    def _refuse_unlike(self) -> None:
-        """Unrecognized where blocks differ in what they share in a `Config`."""
-        kinds: dict[str, set[Any]] = {
-            "order": {block.order for block in self.blocks},
-            "attention": {str(block.attention.scores) for block in self.blocks},
-            "heads": {block.attention.n_heads for block in self.blocks},
-            "width of the feed-forward": {block.ffn.up.width for block in self.blocks},
-            "activation": {block.ffn.activation for block in self.blocks},
-            "norm": {(norm.kind, round(norm.eps, 15)) for norm in self.norms()},
-        }
-        for what, found in kinds.items():
-            if len(found) > 1:
-                raise Unrecognized(f"blocks and norms differ in {what}: {sorted(found)}")
 
     def norms(self) -> list[Norm]:
         rest = (self.embedding.norm, self.final_norm, self.head.norm)
