@@ -9,14 +9,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from addnorm.corpus.errors import CorpusError
-from addnorm.service.inference.outputs import (
-    Logits,
-    Output,
-    Pooled,
-    Sparse,
-    TokenVectors,
-    Value,
-)
+from addnorm.service.inference.outputs import Logits, Output, Pooled, Sparse, TokenVectors, Value
 from addnorm.service.inference.outputs.output import Asked
 from addnorm.service.inference.outputs.per_token import SomeTokenVectors
 from addnorm.service.inference.request import InferenceResponse

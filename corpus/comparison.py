@@ -9,13 +9,7 @@ from numpy.typing import NDArray
 from addnorm.service.arithmetic import dots, lengths, row_sums
 
 Verdict = Literal[
-    "bit-equal",
-    "other rows",
-    "some rows",
-    "rounding",
-    "scaled",
-    "approximation",
-    "other vectors",
+    "bit-equal", "other rows", "some rows", "rounding", "scaled", "approximation", "other vectors"
 ]
 # Limits of the verdicts: docs/vector-indexes.md has the differences that were measured
 ROUNDING = {"float32": 1e-4, "float64": 1e-4, "float16": 1e-3}  # of the largest value

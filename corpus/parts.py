@@ -160,13 +160,7 @@ def _check_same(old: Plan, new: Plan, where: Location, to_remove: Location) -> N
     if new["options"].get("truncate"):
         old = {**old, "options": {**old.get("options", {}), "truncate": True}}
     changed = [
-        str(
-            Difference(
-                f"{group} {name}",
-                _in_words(old, group, name),
-                _in_words(new, group, name),
-            )
-        )
+        str(Difference(f"{group} {name}", _in_words(old, group, name), _in_words(new, group, name)))
         for group in new
         for name in {**old.get(group, {}), **new[group]}
         if old.get(group, {}).get(name) != new[group].get(name)

@@ -121,16 +121,12 @@ def first_not_utf8(texts: Any) -> int | None:
     try:
         plain.validate(full=True)
     except pa.ArrowInvalid:
-        return next((index for index in range(len(plain)) if _is_broken(plain[index])), None)
+        for index, text in enumerate(plain):
+            try:
+                text.as_py()
+            except UnicodeDecodeError:
+                return index
     return None
-
-
-def _is_broken(text: Any) -> bool:
-    try:
-        text.as_py()
-    except UnicodeDecodeError:
-        return True
-    return False
 
 
 def _texts(column: Any, rows: NDArray[np.int64]) -> list[str]:

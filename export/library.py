@@ -177,10 +177,7 @@ def _folder(
 
 
 def _source(
-    model: Any,
-    pooling: Pooling | None,
-    options: dict[str, Any],
-    parts: Mapping[str, Any],
+    model: Any, pooling: Pooling | None, options: dict[str, Any], parts: Mapping[str, Any]
 ) -> AbstractContextManager[Source]:
     """options: of every model. parts: of modules that are recognized alone."""
     kind, is_saved = type(model).__qualname__, saves_itself(model)

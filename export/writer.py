@@ -113,13 +113,7 @@ def certificate_of(
     CertificationError names what failed."""
     reference = source.in_layout("padded")
     found = certify(
-        bundle,
-        reference,
-        source.folder,
-        source.originals,
-        source.program,
-        expected,
-        source.samples,
+        bundle, reference, source.folder, source.originals, source.program, expected, source.samples
     )
     return {**found, "compared_with": source.compared_with()}
 

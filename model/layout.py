@@ -12,15 +12,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from addnorm.model.grid import (
-    BLOCK,
-    BandGrid,
-    FullGrid,
-    Grid,
-    PaddedGrid,
-    Sequences,
-    TiledGrid,
-)
+from addnorm.model.grid import BLOCK, BandGrid, FullGrid, Grid, PaddedGrid, Sequences, TiledGrid
 
 
 class Layout(Protocol):

@@ -122,7 +122,7 @@ def texts_by_task(
         f"texts cut to {limit}": [" ".join(words) * 3, (" ".join(SENTENCES) + " ") * limit],
     }
     pairs: dict[str, Sequence[Text]] = {
-        "pairs": [("a", "b"), SENTENCES, ("water", SCRIPTS[3]), (SCRIPTS[1], "b")],
+        "pairs": [("a", "b"), SENTENCES, ("water", SCRIPTS[3]), (SCRIPTS[1], "b")]
     }
     if not found.pair_template:
         pairs[f"pairs cut to {limit}"] = _cut_pairs(" ".join(words), limit)

@@ -61,10 +61,7 @@ def ask_all(original: Original, limits: Limits, samples: Sequence[Sequence[int]]
 
 
 def named_cases(
-    path: Served,
-    reference: Transformer,
-    original: Original,
-    samples: Sequence[Sequence[int]] = (),
+    path: Served, reference: Transformer, original: Original, samples: Sequence[Sequence[int]] = ()
 ) -> list[NamedCompare]:
     """The same cases as beside PyTorch's `Transformer`, and samples."""
     limits = path.model.bundle.manifest.limits

@@ -83,11 +83,7 @@ def fetch(
             name for name in listed if with_code and fnmatchcase(name, "*.py") and "/" not in name
         ]
         download = partial(
-            snapshot_download,
-            repository,
-            revision=found.sha,
-            endpoint=endpoint,
-            cache_dir=cache,
+            snapshot_download, repository, revision=found.sha, endpoint=endpoint, cache_dir=cache
         )
         folder = Path(
             download(allow_patterns=_patterns([*files_to_read(listed, (), False), *code]))

@@ -25,13 +25,7 @@ from addnorm.export.sources.program import (
 )
 from addnorm.export.sources.texts import AS_WRITTEN, Texts
 from addnorm.model import presets
-from addnorm.model.checkpoints import (
-    Checkpoint,
-    CheckpointError,
-    Choices,
-    load_checkpoint,
-    look,
-)
+from addnorm.model.checkpoints import Checkpoint, CheckpointError, Choices, load_checkpoint, look
 from addnorm.model.checkpoints.families import FAMILIES
 from addnorm.model.config import Config, Pick
 from addnorm.model.layout import LAYOUTS

@@ -148,6 +148,6 @@ MODULES = {  # config.json of a module
 TOKENIZER = Fields(  # tokenizer_config.json, which transformers' class reads whole
     no_effect=("*",),
     refused={
-        "fast_tokenizer_files": "name the file that is meant tokenizer.json, and remove the field",
+        "fast_tokenizer_files": "name the file that is meant tokenizer.json, and remove the field"
     },
 )

@@ -14,14 +14,7 @@ from typing import Any
 
 import numpy as np
 from google.protobuf.message import Message
-from onnx import (
-    AttributeProto,
-    GraphProto,
-    ModelProto,
-    NodeProto,
-    ValueInfoProto,
-    helper,
-)
+from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, ValueInfoProto, helper
 
 from addnorm.export.graphs.model_file import EXTERNAL, Graph, as_bytes
 

@@ -209,10 +209,7 @@ class Trace(TorchDispatchMode):
 
     def _hooks(self, name: str, module: nn.Module) -> tuple[Callable[..., None], ...]:
         label = f"{name or 'the module'} ({type(module).__name__})"
-        return (
-            lambda *_: self._places.append(label),
-            lambda *_: self._places.__delitem__(-1),
-        )
+        return (lambda *_: self._places.append(label), lambda *_: self._places.__delitem__(-1))
 
 
 class Calls(TorchFunctionMode):

@@ -22,12 +22,7 @@ ALBERT = Family(
         "blocks.{}.ffn.down": f"{LAYER}ffn_output",
         "blocks.{}.norm2": f"{LAYER}full_layer_layer_norm",
     },
-    heads=(
-        bert.language_model("predictions"),
-        bert.classifier("pooler"),
-        bert.TOKENS,
-        bert.SPANS,
-    ),
+    heads=(bert.language_model("predictions"), bert.classifier("pooler"), bert.TOKENS, bert.SPANS),
     defaults={
         **bert.DEFAULTS,
         "hidden_act": "gelu_new",

@@ -42,10 +42,7 @@ EUROBERT = Family(
     },
     fixed=qwen3.FIXED,
     renamed={"clf_pooling": "classifier_pooling"},
-    derived=lambda raw: {
-        **qwen3.positions(raw),
-        "ffn_bias": "both" if raw["mlp_bias"] else "none",
-    },
+    derived=lambda raw: {**qwen3.positions(raw), "ffn_bias": "both" if raw["mlp_bias"] else "none"},
     also_read=(*rotary.READ, "layer_types"),
     no_effect=("pretraining_tp",),
     only=dict.fromkeys(("attention_bias", "mlp_bias"), qwen3.BOTH),
