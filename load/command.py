@@ -56,15 +56,7 @@ def load(words: Sequence[str]) -> None:
     known, asked = bundle.manifest.precisions, arguments.precision
     if asked and asked not in known:
         raise SystemExit(f"addnorm load: {bundle.ref} has {', '.join(known)}, not {asked}")
-    if path := arguments.json:  # leaves no file behind: the measurement may fail
-        is_new = not os.path.lexists(path)
-        try:
-            os.close(os.open(path, os.O_WRONLY | os.O_CREAT, 0o666))
-        except OSError as error:
-            why = f"--json {path} cannot be written: {error.strerror}"
-            raise SystemExit(f"addnorm load: {why}") from None
-        if is_new:
-            path.unlink()
+    _must_be_writable("--json", arguments.json)
     _run_load(parser, arguments, bundle)
 
 
@@ -117,6 +109,20 @@ def _key(option: str, variable: str | None) -> dict[str, str]:
 def _fields(arguments: argparse.Namespace) -> dict[str, str]:
     """The fields of each body beside its sequences."""
     return {name: value for name in ("model", "precision") if (value := getattr(arguments, name))}
+
+
+def _must_be_writable(option: str, path: Path | None) -> None:
+    """Leaves no file behind: the measurement may fail."""
+    if path is None:
+        return
+    is_new = not os.path.lexists(path)
+    try:
+        os.close(os.open(path, os.O_WRONLY | os.O_CREAT, 0o666))
+    except OSError as error:
+        why = f"{option} {path} cannot be written: {error.strerror}"
+        raise SystemExit(f"addnorm load: {why}") from None
+    if is_new:
+        path.unlink()
 
 
 def _run_load(

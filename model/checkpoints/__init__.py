@@ -6,6 +6,7 @@ Each family of models is a table in `families/`. What does not fit is refused.
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -124,27 +125,11 @@ def load_checkpoint(folder: Path, choices: Choices | None = None) -> Checkpoint:
     if authors.is_embedder:  # of which sentence-transformers loads the body, whatever head it has
         table, reader.without_head = None, True
     if table:
-        try:
-            table = replace(table, **table.derived(raw))  # what config.json decides
-        except ValueError as error:
-            raise CheckpointError(f"config.json: {error}") from None
+        table = _complete_table(table, raw)
         tie(table, reader, raw)
     config = replace(config, heads=_heads(table, reader, config, authors))
     labels = _labels(table, fields, config, choices) if table else None
-
-    @torch.no_grad()
-    def filled(reader: Reader) -> Transformer:
-        model = Transformer(config)
-        fill(model, reader, raw)
-        for output, head in model.named_heads():
-            if output in authors.dense:
-                dense.fill(head, authors.dense[output])
-            elif table and authors.score:
-                authors.score.fill(head, table, reader, config)
-            elif table:
-                fill_head(head, table, reader)
-        return model
-
+    filled = partial(_fill_model, config, raw=raw, table=table, authors=authors)
     shapes = reader.of_shapes()
     try:
         with torch.device("meta"):  # what does not fit is refused before any memory is taken
@@ -158,9 +143,6 @@ def load_checkpoint(folder: Path, choices: Choices | None = None) -> Checkpoint:
         is_tied = table and table.output == output and table.tied and not authors.score
         if is_tied and torch.equal(head.linear.weight, model.tokens.weight):
             head.linear.weight = model.tokens.weight  # one copy in memory
-    if (problem_type := fields.get("problem_type")) not in (None, *PROBLEMS):
-        known = ", ".join(PROBLEMS)
-        raise CheckpointError(f"config.json: problem_type is {problem_type!r}, known are {known}")
     beside = [(name, what) for name, what in BESIDE.items() if (folder / name).is_file()]
     own = lists.Fields(family.fields, family.no_effect)
     unread = lists.CONFIG.list_unread(own.list_unread(fields))
@@ -170,7 +152,7 @@ def load_checkpoint(folder: Path, choices: Choices | None = None) -> Checkpoint:
         model_type=str(name_of(fields)),
         head=table.classes[0] if table else None,
         labels=labels,
-        problem_type=problem_type,
+        problem_type=_problem_type(fields),
         pooling=authors.pooling,
         normalize=authors.normalize,
         unused=unused,
@@ -242,6 +224,40 @@ def _activation(authors: SentenceTransformers, fields: Raw, config: Config) -> s
             " there, and make of raw scores what you need"
         )
     return kind
+
+
+def _fill_model(
+    config: Config, reader: Reader, raw: Raw, table: HeadTable | None, authors: SentenceTransformers
+) -> Transformer:
+    """The model with what the reader has."""
+    model = Transformer(config)
+    with torch.no_grad():
+        fill(model, reader, raw)
+        for output, head in model.named_heads():
+            if output in authors.dense:
+                dense.fill(head, authors.dense[output])
+            elif table and authors.score:
+                authors.score.fill(head, table, reader, config)
+            elif table:
+                fill_head(head, table, reader)
+    return model
+
+
+def _complete_table(table: HeadTable, raw: Raw) -> HeadTable:
+    """The table with what config.json decides. CheckpointError for what is not supported."""
+    try:
+        return replace(table, **table.derived(raw))
+    except ValueError as error:
+        raise CheckpointError(f"config.json: {error}") from None
+
+
+def _problem_type(fields: Raw) -> str | None:
+    """CheckpointError if it is none of transformers'."""
+    found = fields.get("problem_type")
+    if found is not None and found not in PROBLEMS:
+        known = ", ".join(PROBLEMS)
+        raise CheckpointError(f"config.json: problem_type is {found!r}, known are {known}")
+    return found
 
 
 def _problem(folder: Path, files: Iterable[str] | None = None) -> str | None:
