@@ -192,6 +192,13 @@ def serving(service: Service, connection: type[Connection] = Connection) -> Iter
         service.close()
 
 
+@contextmanager
+def client_of(service: Service, **options: Any) -> Iterator[httpx.Client]:
+    """A client of a server that it starts."""
+    with serving(service) as url, web.client(base_url=url, **options) as client:
+        yield client
+
+
 def inference_of(root: Root, tracer: Tracer | None = None, **changed: Any) -> Service:
     settings = Settings(**{**OWN, **changed})
     return build(load_all(root, settings), settings, tracer)
@@ -232,7 +239,7 @@ def url(bundles: Path) -> Iterator[str]:
 
 @pytest.fixture(scope="session")
 def client(url: str) -> Iterator[httpx.Client]:
-    with web.client(base_url=url, timeout=60) as client:
+    with web.client(base_url=url) as client:
         yield client
 
 
@@ -263,7 +270,7 @@ def text_url(text_bundles: Path) -> Iterator[str]:
 
 @pytest.fixture(scope="session")
 def text_client(text_url: str) -> Iterator[httpx.Client]:
-    with web.client(base_url=text_url, timeout=60) as client:
+    with web.client(base_url=text_url) as client:
         yield client
 
 
@@ -296,7 +303,7 @@ def task_url(task_bundles: Path) -> Iterator[str]:
 
 @pytest.fixture(scope="session")
 def task_client(task_url: str) -> Iterator[httpx.Client]:
-    with web.client(base_url=task_url, timeout=60) as client:
+    with web.client(base_url=task_url) as client:
         yield client
 
 

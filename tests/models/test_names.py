@@ -13,8 +13,7 @@ from addnorm.service.errors import StartupError
 from addnorm.service.loading.loader import load_all
 from addnorm.service.runtime.bundle import Bundle
 from addnorm.service.settings import Settings
-from tests.conftest import inference_of, linked, serving
-from tests.support import web
+from tests.conftest import client_of, inference_of, linked
 from tests.support.task_models import PROMPTS
 
 SLASHED = "BAAI/bge-small-en-v1.5"
@@ -45,7 +44,7 @@ def root(task_bundles: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def client(root: Path) -> Iterator[httpx.Client]:
-    with serving(inference_of(root, aliases=ALIASES)) as url, web.client(base_url=url) as client:
+    with client_of(inference_of(root, aliases=ALIASES)) as client:
         yield client
 
 

@@ -19,8 +19,7 @@ from addnorm.service.runtime.batch import Batch, Rows
 from addnorm.service.scheduling.job import AllRows, Job, Target
 from addnorm.service.scheduling.scheduler import Scheduler
 from addnorm.service.server.wiring import Service
-from tests.conftest import inference_of, serving
-from tests.support import web
+from tests.conftest import client_of, inference_of
 from tests.support.scheduling import echo, of_lengths
 from tests.support.waiting import PATIENCE_S, eventually
 
@@ -204,8 +203,7 @@ def test_many_callers_share_one_known_answer_test_a_second(notebooks: Path) -> N
 def test_the_routes_say_what_is_wrong_and_livez_stays_alive(bundles: Path) -> None:
     with (
         inferring(bundles) as inference,
-        serving(inference) as url,
-        web.client(base_url=url) as client,
+        client_of(inference) as client,
     ):
         target = inference.models.find("gpt").target("fp32")
         zeros = lambda batch: Rows(*(part * 0 for part in echo(batch)))  # noqa: E731
@@ -229,8 +227,7 @@ def test_livez_fails_once_so_many_runs_hang_that_only_a_new_process_helps(notebo
 
     with (
         inferring(notebooks, run_timeout_s=0.1) as inference,
-        serving(inference) as url,
-        web.client(base_url=url) as c,
+        client_of(inference) as c,
     ):
         target, num_workers = Target(hangs, 1), inference.scheduler.num_workers
         for _ in range(4 * num_workers - 1):

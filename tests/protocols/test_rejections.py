@@ -10,8 +10,7 @@ from typing import Any, NamedTuple
 import httpx
 import pytest
 
-from tests.conftest import inference_of, linked, serving
-from tests.support import web
+from tests.conftest import client_of, inference_of, linked
 from tests.support.task_models import DEFAULTS
 from tests.support.texts import TEXT_MODEL
 
@@ -642,10 +641,7 @@ def client(
     ]  # fmt: skip
     root = linked(tmp_path_factory.mktemp("all"), folders)
     defaults = {**DEFAULTS, "embed": "embedder", "complete": "gpt"}
-    with (
-        serving(inference_of(root, default_models=defaults)) as url,
-        web.client(base_url=url) as client,
-    ):
+    with client_of(inference_of(root, default_models=defaults)) as client:
         yield client
         body = {"model": "notebook", "input_ids": [[1, 3, 4, 5, 2]]}
         assert client.post("/v1/infer", json=body).status_code == 200, "after all of these"

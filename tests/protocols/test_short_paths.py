@@ -9,7 +9,7 @@ from huggingface_hub import InferenceClient
 from addnorm.service.loading.loader import load_all
 from addnorm.service.server.wiring import build
 from addnorm.service.settings import Settings
-from tests.conftest import OWN, inference_of, linked, serving
+from tests.conftest import OWN, client_of, inference_of, linked, serving
 from tests.support import web
 from tests.support.metrics import value
 from tests.support.task_models import DEFAULTS, NLI
@@ -118,7 +118,7 @@ def test_vertex_does_what_the_one_model_is_made_for(
     instances: list[Any],
 ) -> None:
     root = linked(tmp_path_factory.mktemp("one"), [task_bundles / name])
-    with serving(inference_of(root)) as url, web.client(base_url=url) as client:
+    with client_of(inference_of(root)) as client:
         found = posted(client, "/vertex", {"instances": instances})["predictions"]
         assert found == [posted(client, path, instance) for instance in instances]
 
@@ -129,7 +129,7 @@ def test_vertex_may_name_the_paths(task_bundles: Any) -> None:
     body = {"instances": [{"inputs": TEXTS}]}
     settings = Settings(**OWN, default_models=DEFAULTS)
     service = build(load_all(task_bundles, settings), settings, paths=paths)
-    with serving(service) as url, web.client(base_url=url) as client:
+    with client_of(service) as client:
         assert posted(client, f"{own}:predict", body) == posted(client, "/vertex", body)
         assert client.get(own).status_code == client.head(own).status_code == 200
         assert client.get(f"{own}:predict").status_code == 404

@@ -23,8 +23,7 @@ from addnorm.service.protocols.codec.bodies import parsed_bytes
 from addnorm.service.protocols.texts.texts import STEP_CHARACTERS
 from addnorm.service.runtime import bundle as bundles
 from addnorm.service.runtime.tokenizing.tokenizer import Tokenizer
-from tests.conftest import inference_of, serving
-from tests.support import web
+from tests.conftest import client_of, inference_of
 from tests.support.texts import (
     LONG,
     MAX_POSITIONS,
@@ -207,7 +206,7 @@ def watched(
     assert model.tokenizer
     watch = model.tokenizer = Watched(model.tokenizer, pause_s)  # type: ignore[assignment]
     watch.num_in_flight = lambda: inference.app.in_flight  # type: ignore[union-attr]
-    with serving(inference) as url, web.client(base_url=url, timeout=30) as client:
+    with client_of(inference, timeout=30) as client:
         yield client, watch  # type: ignore[misc]
 
 

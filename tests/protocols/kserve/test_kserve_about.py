@@ -11,8 +11,7 @@ import pytest
 from addnorm.model.presets import PRESETS
 from addnorm.service import VERSION
 from addnorm.service.protocols.kserve.schema import V2InferResponse
-from tests.conftest import inference_of, serving
-from tests.support import web
+from tests.conftest import client_of, inference_of
 
 
 def test_metadata_states_the_widths(client: httpx.Client) -> None:
@@ -97,7 +96,7 @@ GOOD = {"inputs": [IDS]}
 
 def test_statistics_count_requests_sequences_and_micro_batches(notebook: Path) -> None:
     service = inference_of(notebook.parent.parent, worker_threads=1, invariance_check_share=0)
-    with serving(service) as url, web.client(base_url=url) as client:
+    with client_of(service) as client:
         before = client.get("/v2/models/notebook/stats").json()["model_stats"][0]
         for name in ("last_inference", "inference_count", "execution_count"):
             assert before[name] == 0
@@ -150,10 +149,7 @@ def test_models_are_counted_apart(client: httpx.Client) -> None:
 
 @pytest.fixture(scope="module")
 def admin(bundles: Path) -> Iterator[httpx.Client]:
-    with (
-        serving(inference_of(bundles, admin=True)) as url,
-        web.client(base_url=url, timeout=60) as client,
-    ):
+    with client_of(inference_of(bundles, admin=True)) as client:
         yield client
 
 
