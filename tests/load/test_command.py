@@ -34,30 +34,21 @@ OPTIONS = [  # beside --bundle; what is printed
     ("--beside http://x --target 3", "give one of them"),
     ("--target 5", "--bundle is not of --target"),
 ]
-
-
-@pytest.mark.parametrize(("options", "said"), OPTIONS)
-def test_options_without_effect_or_out_of_range_are_refused(
-    notebook: Path, capsys: pytest.CaptureFixture[str], options: str, said: str
-) -> None:
-    with pytest.raises(SystemExit) as ended:
-        command.load(["--bundle", str(notebook), *options.split()])
-    assert ended.value.code == 2
-    assert said in capsys.readouterr().err
+ALONE = [
+    ("", "--bundle, --target or --beside is needed"),
+    ("--target 5 --seconds 3", "--seconds is not of --target"),
+]
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        ("", "--bundle, --target or --beside is needed"),
-        ("--target 5 --seconds 3", "--seconds is not of --target"),
-    ],
+    ("options", "said"), [*((f"--bundle a/1 {words}", said) for words, said in OPTIONS), *ALONE]
 )
-def test_what_is_to_be_measured_must_be_said(
-    capsys: pytest.CaptureFixture[str], words: str, said: str
+def test_options_without_effect_or_out_of_range_are_refused(
+    capsys: pytest.CaptureFixture[str], options: str, said: str
 ) -> None:
-    with pytest.raises(SystemExit):
-        command.load(words.split())
+    with pytest.raises(SystemExit) as ended:
+        command.load(options.split())
+    assert ended.value.code == 2
     assert said in capsys.readouterr().err
 
 

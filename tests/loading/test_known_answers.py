@@ -27,8 +27,7 @@ from addnorm.service.runtime.engine import Engine
 from addnorm.service.runtime.fingerprint import ANY, Fingerprint
 from addnorm.service.server.wiring import build
 from addnorm.service.settings import Settings
-from tests.conftest import ExportPreset, serving
-from tests.support import web
+from tests.conftest import ExportPreset, client_of
 from tests.support.metrics import samples
 
 Change = Callable[[dict[str, Any]], object]
@@ -61,9 +60,9 @@ def flip(certificate: dict[str, Any]) -> None:
     of_pooled["2"] = f"{int(of_pooled['2'], 16) ^ 1:032x}"
 
 
-def reproduces(url: str, model: Model, value: bool | None) -> None:
-    """Asks the server what it says of the model."""
-    with web.client(base_url=url) as client:
+def reproduces(model: Model, value: bool | None) -> None:
+    """Asks a server what it says of the model."""
+    with client_of(build(Models([model]), Settings(worker_threads=2, port=0))) as client:
         entry = client.get(f"/v1/models/{model.name}").json()
         assert entry["reproduces_certificate"] == {"fp32": value}
         assert entry["different_from_certificate"] == {
@@ -89,8 +88,7 @@ def test_a_machine_with_the_bits_has_the_fingerprint_of_the_certificate(
     assert parts == bundle.certificate["fingerprint_parts"]["fp32"]
     assert parts["processor"].startswith(ANY)
     assert processor().kind not in json.dumps(parts)
-    with serving(build(Models([model]), Settings(worker_threads=2, port=0))) as url:
-        reproduces(url, model, True)
+    reproduces(model, True)
 
 
 def test_one_other_bit_is_named_and_served_with_a_fingerprint_of_its_own(
@@ -101,8 +99,7 @@ def test_one_other_bit_is_named_and_served_with_a_fingerprint_of_its_own(
     (line,) = (record.message for record in caplog.records if record.levelname == "WARNING")
     assert line.startswith("notebook/1 fp32 has other bits on this processor than in its")
     assert "certificate: pooled of length 2;" in line
-    with serving(build(Models([model]), Settings(worker_threads=2, port=0))) as url:
-        reproduces(url, model, False)
+    reproduces(model, False)
 
 
 def test_an_older_certificate_is_not_compared(
@@ -114,8 +111,7 @@ def test_an_older_certificate_is_not_compared(
     here = Fingerprint.here(bundle.manifest_sha256, "fp32", "cpu")
     assert model.engine("fp32").fingerprint == here, "that of before there were known answers"
     assert "notebook/1 fp32 is not compared with the bits of its certificate" in caplog.text
-    with serving(build(Models([model]), Settings(worker_threads=2, port=0))) as url:
-        reproduces(url, model, None)
+    reproduces(model, None)
 
 
 def test_all_outputs_and_lengths_are_known(gpt: Bundle) -> None:

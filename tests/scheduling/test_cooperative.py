@@ -105,33 +105,26 @@ class Turns:
             self.steps(key, num, seconds), Deadline(PATIENCE_S, holdings=Holdings(key))
         )
 
+    def together(self, *works: tuple[str, int, float]) -> list[str]:
+        """Asks for all of them at once: whose step came when."""
+
+        async def play() -> None:
+            await asyncio.gather(*(self.ask(*work) for work in works))
+
+        asyncio.run(play())
+        self.pool.close()
+        return self.order
+
 
 def test_keys_take_turns_however_many_requests_each_has() -> None:
-    turns = Turns()
-
-    async def play() -> None:
-        await asyncio.gather(
-            *(turns.ask("many", 2, SLICE_S) for _ in range(8)), turns.ask("one", 2, SLICE_S)
-        )
-
-    asyncio.run(play())
-    turns.pool.close()
-    assert turns.order[:4] == ["many", "one", "many", "one"]
+    order = Turns().together(*[("many", 2, SLICE_S)] * 8, ("one", 2, SLICE_S))
+    assert order[:4] == ["many", "one", "many", "one"]
 
 
 def test_a_key_is_charged_what_its_steps_took() -> None:
     """Ten times as long as a slice: the other key has ten slices for each of them."""
-    turns = Turns()
-
-    async def play() -> None:
-        await asyncio.gather(
-            *(turns.ask("long", 1, 10 * SLICE_S) for _ in range(3)),
-            *(turns.ask("short", 1, SLICE_S) for _ in range(30)),
-        )
-
-    asyncio.run(play())
-    turns.pool.close()
-    ends = [index for index, name in enumerate(turns.order) if name == "long"]
+    order = Turns().together(*[("long", 1, 10 * SLICE_S)] * 3, *[("short", 1, SLICE_S)] * 30)
+    ends = [index for index, name in enumerate(order) if name == "long"]
     assert ends[0] == 0
     assert all(abs(later - before - 11) <= 1 for before, later in pairwise(ends))
 

@@ -29,12 +29,13 @@ def test_metadata_states_the_widths(client: httpx.Client) -> None:
         ("input_ids", "INT64", [-1, -1]),
         ("attention_mask", "INT64", [-1, -1]),
     ]
+    num_norms = 2 * client.get("/v1/models/gpt").json()["config"]["n_layers"] + 1
     assert {o["name"]: o["shape"] for o in metadata["outputs"]} == {
         "activations": [-1, -1, 128],
         "logits": [-1, -1, 1000],
         "pooled": [-1, 128],
-        "norm_mean": [-1, -1, 9],
-        "norm_rstd": [-1, -1, 9],
+        "norm_mean": [-1, -1, num_norms],
+        "norm_rstd": [-1, -1, num_norms],
     }
     assert client.get("/v2/models/gpt/ready").json() == {"name": "gpt", "ready": True}
 
