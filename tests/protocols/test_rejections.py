@@ -259,7 +259,8 @@ TABLES: list[tuple[Any, str, dict[str, Any], list[Any]]] = [
     ]),
     (OPENAI, "/v1/infer", {"model": TEXT_MODEL}, [
         ({"texts": ["a", "a " * 40]}, "texts",
-         "texts[1] has 42 tokens, 30 more than all-minilm-l6-v2/1 takes (12): shorten it, or send"),
+         "texts[1] has 42 tokens, 30 more than all-minilm-l6-v2/1 takes (12): shorten it, or send"
+         ' "truncate": true'),
         ({"texts": ["a" * 600]}, "texts",
          "texts[0] has 600 characters, 344 more than all-minilm-l6-v2/1 takes (256)"),
         ({"texts": []}, "texts", "texts is empty: send at least one text"),
