@@ -165,11 +165,6 @@ def test_another_processor_serves_with_its_class(gpt: Bundle) -> None:
     assert not [words for words in found.different if words.endswith("of length 65")]
 
 
-def test_batch_variance_of_long_sequences_is_refused_there(gpt: Bundle) -> None:
-    with pytest.raises(StartupError, match=r"fp32: 129 tokens alone differ from .* co-batched"):
-        loader.check(Model(gpt, open_engine=VariantAtLength129))
-
-
 class VariantPadded(Engine):
     """Other bits for 17 tokens among pads."""
 
@@ -178,15 +173,15 @@ class VariantPadded(Engine):
         return [activations + (grid.attention_mask.sum() == 17), *statistics]
 
 
-def test_variance_by_padding_is_refused(gpt: Bundle) -> None:
+def test_what_company_or_padding_changes_is_not_served_and_not_certified(gpt: Bundle) -> None:
+    varies = Model(gpt, open_engine=VariantAtLength129)
+    with pytest.raises(StartupError, match=r"fp32: 129 tokens alone differ from .* co-batched"):
+        loader.check(varies)
     with pytest.raises(StartupError, match=r"fp32: 17 tokens alone differ from .* padded \(right"):
         loader.check(Model(gpt, open_engine=VariantPadded))
-
-
-def test_batch_variance_of_long_sequences_is_not_certified(gpt: Bundle) -> None:
     words = r"known answers \(fp32\): 129 tokens alone differ from"
     with pytest.raises(CertificationError, match=words):
-        parity.known_digests(Model(gpt, open_engine=VariantAtLength129), "fp32")
+        parity.known_digests(varies, "fp32")
 
 
 class OnGpu(Engine):

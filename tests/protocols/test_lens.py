@@ -159,13 +159,6 @@ def test_who_names_no_output_gets_none_of_the_lens(client: httpx.Client) -> None
     assert not {*LENS} & answer.keys()
 
 
-def test_a_model_without_a_lens_says_what_it_has(text_client: httpx.Client) -> None:
-    body = {"model": "notebook", "input_ids": [[1]], "outputs": ["attentions"]}
-    answer = text_client.post("/v1/infer", json=body)
-    assert answer.status_code == 400
-    assert "outputs has 'attentions': notebook/1 has activations" in answer.text
-
-
 def test_rows_of_pads_alone_show_nothing(client: httpx.Client) -> None:
     answer = ask(client, input_ids=[[0, 0]], attention_mask=[[0, 0]])
     assert not np.array(answer["hidden_states"]).any()

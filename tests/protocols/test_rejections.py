@@ -144,6 +144,8 @@ TABLES: list[tuple[Any, str, dict[str, Any], list[Any]]] = [
         ({"outputs": []}, "outputs", "outputs is empty: ask for some of activations, logits"),
         ({"outputs": ["pooled", "pooled"]}, "outputs", "outputs has 'pooled' twice"),
         ({"outputs": ["hidden"]}, "outputs", "outputs[0]: Input should be"),
+        ({"outputs": ["attentions"]}, "outputs",
+         "outputs has 'attentions': notebook/1 has activations"),
         ({"outputs": "pooled"}, "outputs", "outputs: Input should be a valid list"),
         ({"logits": {"top_k": 0}}, "logits.top_k", "logits.top_k is 0: 1 to 6"),
         ({"logits": {"top_k": 7}}, "logits.top_k", "logits.top_k is 7: 1 to 6"),
