@@ -41,13 +41,13 @@ ALONE = [
 
 
 @pytest.mark.parametrize(
-    ("options", "said"), [*((f"--bundle a/1 {words}", said) for words, said in OPTIONS), *ALONE]
+    ("options", "said"), [*((f"--bundle {{0}} {words}", said) for words, said in OPTIONS), *ALONE]
 )
 def test_options_without_effect_or_out_of_range_are_refused(
-    capsys: pytest.CaptureFixture[str], options: str, said: str
+    notebook: Path, capsys: pytest.CaptureFixture[str], options: str, said: str
 ) -> None:
     with pytest.raises(SystemExit) as ended:
-        command.load(options.split())
+        command.load([word.format(notebook) for word in options.split()])
     assert ended.value.code == 2
     assert said in capsys.readouterr().err
 

@@ -200,9 +200,9 @@ def test_many_callers_share_one_known_answer_test_a_second(notebooks: Path) -> N
         asyncio.run(together())
 
 
-def test_the_routes_say_what_is_wrong_and_livez_stays_alive(bundles: Path) -> None:
+def test_the_routes_say_what_is_wrong_and_livez_stays_alive(small: Path) -> None:
     with (
-        inferring(bundles) as inference,
+        inferring(small) as inference,
         client_of(inference) as client,
     ):
         target = inference.models.find("gpt").target("fp32")
@@ -213,8 +213,8 @@ def test_the_routes_say_what_is_wrong_and_livez_stays_alive(bundles: Path) -> No
             assert answer.status_code == 503
             assert answer.headers["retry-after"] == "1"
             assert "gpt/1 fp32 does not give its known answer" in answer.text
-            assert "minilm" not in answer.text
-        assert client.get("/v2/models/minilm/ready").status_code == 200
+            assert "notebook" not in answer.text
+        assert client.get("/v2/models/notebook/ready").status_code == 200
         assert client.get("/livez").status_code == client.get("/v2/health/live").status_code == 200
 
 

@@ -3,7 +3,6 @@
 import base64
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -13,7 +12,7 @@ import pytest
 from langchain_openai import OpenAIEmbeddings
 from openai import OpenAI
 
-from tests.conftest import inference_of, serving
+from tests.conftest import ExportPreset, inference_of, serving
 from tests.support.texts import D_MODEL, LONG, MAX_TEXT_TOKENS, TEXT_MODEL, ids_of
 from tests.support.waiting import eventually, runs_held_up
 
@@ -104,10 +103,10 @@ def test_models_are_listed_and_retrieved(sdk: OpenAI) -> None:
 
 
 def test_a_full_queue_is_the_sdks_rate_limit_error_and_its_own_retries_get_through(
-    bundles: Path,
+    export_preset: ExportPreset,
 ) -> None:
     long = [[7] * 500] * 2
-    service = inference_of(bundles, max_queue_tokens=1000, worker_threads=1)
+    service = inference_of((export_preset("encoder"),), max_queue_tokens=1000, worker_threads=1)
     with (
         serving(service) as url,
         runs_held_up(service.models, "encoder") as go,
