@@ -170,7 +170,7 @@ def _thread_names(tree: ast.Module) -> Iterator[str]:
             yield from (
                 ast.literal_eval(word.value) for word in call.keywords if word.arg == "name"
             )
-        if of == "CooperativePool":
+        if of in ("CooperativePool", "Turns"):
             yield ast.literal_eval(call.args[1])
 
 

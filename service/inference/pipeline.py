@@ -27,13 +27,7 @@ from addnorm.service.inference.request import (
 )
 from addnorm.service.runtime.engine import Engine
 from addnorm.service.scheduling.byte_budget import ByteBudget
-from addnorm.service.scheduling.cooperative import (
-    SLICE_S,
-    CooperativePool,
-    Steps,
-    run_now,
-    timed,
-)
+from addnorm.service.scheduling.cooperative import CooperativePool, Steps, run_now, timed
 from addnorm.service.scheduling.deadline import Deadline
 from addnorm.service.settings import Settings
 
@@ -94,7 +88,7 @@ class Pipeline:
             else:
                 work = self._encoded(request, made, encode, num_bytes)
                 threads = self._lens_threads if has_lens(request) else self._encoders
-                encoded = await threads.finish(work, deadline, encode_s or SLICE_S)
+                encoded = await threads.finish(work, deadline)
         deadline.check()
         return encoded, {**stages_s, "encode": time.monotonic() - started}
 
@@ -109,7 +103,7 @@ class Pipeline:
         """
         encode_s = self.cost.predicted_s(request, num_bytes)
         left_s = deadline.left_s()
-        others_s = self._under_way.before_s(request.key, encode_s) / self._encoders.num_threads
+        others_s = self._under_way.before_s(request.key, encode_s) / self._encoders.num_slots
         if encode_s > left_s:
             self.cost.fade(request, time.monotonic())
             raise Expired(
