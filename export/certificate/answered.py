@@ -27,9 +27,7 @@ from addnorm.service.protocols.cohere import cohere_rerank
 from addnorm.service.protocols.endpoint import Decoded, JsonEndpoint
 from addnorm.service.protocols.native import text_routes
 from addnorm.service.runtime.bundle import TOKENIZER, Bundle
-from addnorm.service.scheduling.deadline import Deadline
 from addnorm.service.server.wiring import Service
-from addnorm.service.telemetry.request_context import RequestContext
 
 Served = Callable[..., list[Answer]]  # service, bundle, texts, precision
 ENDPOINTS: tuple[JsonEndpoint[Any, Decoded], ...] = (
@@ -226,13 +224,12 @@ def _ask_endpoint(
 ) -> tuple[dict[str, Any], InferenceRequest]:
     """The answer of an endpoint, parsed, and the request that the body became."""
     endpoint = ROUTES[path]
-    call = Call(Deadline(PATIENCE_S), RequestContext())
 
     async def ask() -> Any:
         async def prepare(call: Call) -> Decoded:
             return await endpoint.make(fit(endpoint.body, body), call, service.tools)
 
-        return await service.request_path.answer(call, prepare)
+        return await service.request_path.ask(PATIENCE_S, prepare)
 
     payload, request = run(ask())
     return orjson.loads(b"".join(payload.parts)), request

@@ -14,9 +14,9 @@ from addnorm.service.inference.request import InferenceRequest, InferenceRespons
 from addnorm.service.models.model import Model
 from addnorm.service.models.registry import Models
 from addnorm.service.runtime.manifest import Task
-from addnorm.service.scheduling.byte_budget import ByteBudget
 from addnorm.service.scheduling.cooperative import Steps
 from addnorm.service.scheduling.deadline import Deadline
+from addnorm.service.scheduling.gate import Gate
 from addnorm.service.telemetry.request_context import RequestContext
 
 NO_NAMES: Mapping[str, str] = MappingProxyType({})
@@ -79,10 +79,17 @@ class Answered(NamedTuple, Generic[Encoded]):
 
 @dataclass(frozen=True)
 class RequestPath:
-    """bodies: of the bytes that bodies and what is read of them hold together."""
-
     pipeline: Pipeline
-    bodies: ByteBudget
+    gate: Gate
+
+    async def ask(
+        self, timeout_s: float, prepare: Callable[[Call], Awaitable[Prepared[Encoded]]]
+    ) -> Answered[Encoded]:
+        """What `answer` gives, for a caller in this process."""
+        context = RequestContext()
+        call = Call(Deadline(timeout_s, holdings=context.holdings), context)
+        with self.gate.admit(context.holdings):
+            return await self.answer(call, prepare)
 
     async def answer(
         self, call: Call, prepare: Callable[[Call], Awaitable[Prepared[Encoded]]]
@@ -90,10 +97,12 @@ class RequestPath:
         """Prepares the request, runs it and encodes its response. The call's context has the time
         of each stage. ServiceError: what the caller is told instead."""
         started, context = time.monotonic(), call.context
-        with self.bodies.reserve(call.held_bytes, call.deadline.key):
-            request, encode = await prepare(call)
+        holdings = call.deadline.holdings
+        self.gate.hold(holdings, "bodies", call.held_bytes)
+        request, encode = await prepare(call)
+        self.gate.hold(holdings, "bodies", 0)
         request = _as_named(request, context)
-        request = request._replace(key=context.key, route=call.route, anew=call.anew)
+        request = request._replace(key=holdings.key, route=call.route, anew=call.anew)
         del prepare  # it may hold the body
         if request.timeout_s is not None and not call.deadline.is_callers:
             call.deadline.timeout_s, call.deadline.is_callers = request.timeout_s, True

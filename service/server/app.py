@@ -20,7 +20,6 @@ from addnorm.service.protocols.codec import openapi
 from addnorm.service.protocols.dialect_errors import OPENAI_ERRORS
 from addnorm.service.protocols.protocol import Envelopes, Mounted, Scopes
 from addnorm.service.protocols.routes.inference_route import InferenceRoute
-from addnorm.service.scheduling.byte_budget import ByteBudget
 from addnorm.service.server.auth import Entrance
 from addnorm.service.server.middleware import (
     AuthMiddleware,
@@ -71,7 +70,6 @@ def create_app(
     entrance: Entrance,
     readiness: Readiness,
     reporter: Reporter,
-    responses: ByteBudget,
     probed: tuple[str, ...],
     paths: Mapping[tuple[str, str], str],
 ) -> RequestMiddleware:
@@ -102,7 +100,7 @@ def create_app(
         errors,
         Middleware(HeadMiddleware, Origins(settings, entrance.keys), probed),
         Middleware(AuthMiddleware, entrance, scopes),
-        Middleware(SendingMiddleware, responses, scopes),
+        Middleware(SendingMiddleware, entrance.gate, scopes),
     ]
     for kind, arguments, named in reversed(middleware):
         app = kind(app, *arguments, **named)

@@ -15,7 +15,7 @@ from addnorm.service.errors import Draining
 from addnorm.service.models.readiness import Readiness
 from addnorm.service.protocols.codec.negotiation import sliced
 from addnorm.service.protocols.protocol import Envelopes, Scopes
-from addnorm.service.scheduling.byte_budget import ByteBudget, Reservation
+from addnorm.service.scheduling.gate import Gate
 from addnorm.service.server.auth import Entrance
 from addnorm.service.server.error_response import error_response, note_error
 from addnorm.service.server.http.head import wrong_head
@@ -136,7 +136,7 @@ class AuthMiddleware:
         self._app, self._entrance, self._scopes = app, entrance, scopes
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if not self._entrance.keys or scope["type"] != "http":
+        if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
         needed = self._scopes.needed(scope["method"], scope["path"])
@@ -148,30 +148,29 @@ class SendingMiddleware:
     """Sends large answers piece by piece, and counts each as a pending response until its caller
     has taken it. What is open to all does not count: all its readers share the same bytes."""
 
-    def __init__(self, app: ASGIApp, responses: ByteBudget, scopes: Scopes) -> None:
-        self._app, self._responses, self._scopes = app, responses, scopes
+    def __init__(self, app: ASGIApp, gate: Gate, scopes: Scopes) -> None:
+        self._app, self._gate, self._scopes = app, gate, scopes
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
         context = context_of(scope)
-        reservation: Reservation | None = None
+        is_counted = False
 
         async def send_counted(message: Message) -> None:
-            """ResponsesFull instead of an answer that was made without a place in the budget."""
-            nonlocal reservation
+            """ResponsesFull instead of an answer that was made before it was counted."""
+            nonlocal is_counted
             if message["type"] == "http.response.start":
                 sizes = (value for name, value in message["headers"] if name == b"content-length")
                 num_bytes = int(next(sizes, b"0"))
-                if num_bytes > HIGH_WATER_LIMIT and self._scopes.needed(
-                    scope["method"], scope["path"]
-                ):
-                    reservation = self._responses.reserve(0, context.key)
-                    count = reservation.keep if context.is_inferred else reservation.grow
-                    count(num_bytes)
+                is_counted = num_bytes > HIGH_WATER_LIMIT and bool(
+                    self._scopes.needed(scope["method"], scope["path"])
+                )
+                hold = self._gate.keep if context.is_inferred else self._gate.hold
+                hold(context.holdings, "responses", num_bytes if is_counted else 0)
                 await send(message)
-            elif reservation is None:
+            elif not is_counted:
                 await send(message)
             else:
                 for piece in sliced(message.get("body", b""), SENT_BYTES):
@@ -182,8 +181,4 @@ class SendingMiddleware:
                     # the server accepts the last part only once the caller has taken the others
                     await send({"type": "http.response.body", "body": b""})
 
-        try:
-            await self._app(scope, receive, send_counted)
-        finally:
-            if reservation:
-                reservation.release()
+        await self._app(scope, receive, send_counted)

@@ -45,13 +45,12 @@ class BodyHandler:
         num_held = held_bytes(body, request.headers)
         # the answer is counted as it is once it is sent
         num_made = ANSWER_BYTES * min(len(body), parts.settings.max_tokens)
-        responses = parts.request_path.pipeline.responses
-        with (
-            parts.request_path.bodies.reserve(num_held, deadline.key),
-            responses.reserve(num_made, deadline.key),
-        ):
-            raw = RawRequest(body, request.headers, call)
-            answer = await self.endpoint.decode(raw, parts.tools)
+        gate, holdings = parts.request_path.gate, context.holdings
+        gate.hold(holdings, "bodies", num_held)
+        gate.hold(holdings, "responses", num_made)
+        raw = RawRequest(body, request.headers, call)
+        answer = await self.endpoint.decode(raw, parts.tools)
+        gate.hold(holdings, "bodies", 0)
         media_type = JSON
         if isinstance(answer, Payload):
             media_type = answer.media_type

@@ -91,7 +91,7 @@ class InferenceHandler:
         deadline = begin_deadline(request, context, parts.settings.timeout_s)
         parts.request_path.pipeline.scheduler.admit(
             deadline.timeout_s,
-            context.key,
+            context.holdings.key,
             _num_bytes(request.headers),
             request.path_params.get("model"),
         )

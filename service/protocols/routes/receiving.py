@@ -15,9 +15,9 @@ from addnorm.service.errors import (
 )
 from addnorm.service.inference.pipeline import QUICK_BYTES
 from addnorm.service.protocols.codec.negotiation import WINDOWS, decompress
-from addnorm.service.scheduling.byte_budget import ByteBudget
 from addnorm.service.scheduling.cooperative import CooperativePool, one_step
 from addnorm.service.scheduling.deadline import Deadline
+from addnorm.service.scheduling.gate import Gate
 from addnorm.service.settings import Settings
 from addnorm.service.telemetry.request_context import RequestContext, context_of
 
@@ -25,13 +25,13 @@ log = logging.getLogger("addnorm")
 
 
 class BodyReceiver:
-    def __init__(self, settings: Settings, budget: ByteBudget, threads: CooperativePool) -> None:
-        """budget: of the bytes of bodies under way; threads: where large ones are decompressed."""
-        self._settings, self._budget, self._threads = settings, budget, threads
+    def __init__(self, settings: Settings, gate: Gate, threads: CooperativePool) -> None:
+        """threads: where large bodies are decompressed."""
+        self._settings, self._gate, self._threads = settings, gate, threads
 
     async def receive(self, request: Request) -> bytes:
         """The body, decompressed. It is rejected as soon as it is known to be over the limit."""
-        max_bytes = self._settings.max_body_bytes
+        max_bytes, context = self._settings.max_body_bytes, context_of(request.scope)
         coding = request.headers.get("content-encoding", "identity").strip().lower()
         if coding not in ("identity", *WINDOWS):
             raise UnsupportedMediaType(
@@ -41,8 +41,9 @@ class BodyReceiver:
         if int(declared) > max_bytes:  # the HTTP parser has rejected all but digits
             raise BodyTooLarge(f"the body has {declared} bytes, the limit is {max_bytes}")
         if int(declared) > QUICK_BYTES:  # reject it before it is sent, if it has no space now
-            self._budget.reserve(int(declared), context_of(request.scope).key).release()
-        limit_s, context = self._settings.body_timeout_s, context_of(request.scope)
+            self._gate.hold(context.holdings, "bodies", int(declared))
+            self._gate.hold(context.holdings, "bodies", 0)
+        limit_s = self._settings.body_timeout_s
         try:
             async with asyncio.timeout(limit_s):
                 body = await self._receive_whole(request, max_bytes)
@@ -58,13 +59,13 @@ class BodyReceiver:
         body, more = await _receive_piece(request, 0)
         if not more and len(body) <= max_bytes:
             return body  # as most come
-        pieces, num_bytes = [body], len(body)
-        with self._budget.reserve(num_bytes, context_of(request.scope).key) as reservation:
-            while more and num_bytes <= max_bytes:
-                body, more = await _receive_piece(request, num_bytes)
-                reservation.grow(len(body))
-                pieces.append(body)
-                num_bytes += len(body)
+        pieces, num_bytes, holdings = [body], len(body), context_of(request.scope).holdings
+        self._gate.hold(holdings, "bodies", num_bytes)
+        while more and num_bytes <= max_bytes:
+            body, more = await _receive_piece(request, num_bytes)
+            num_bytes += len(body)
+            self._gate.hold(holdings, "bodies", num_bytes)
+            pieces.append(body)
         if num_bytes > max_bytes:
             raise BodyTooLarge(f"the body has more than {max_bytes} bytes, the limit")
         return b"".join(pieces)
@@ -72,7 +73,7 @@ class BodyReceiver:
     async def _decompress(self, request: Request, body: bytes, coding: str) -> bytes:
         """A few bytes may stand for many. How many is known only while they are decompressed."""
         context, max_bytes = context_of(request.scope), self._settings.max_body_bytes
-        deadline = context.deadline or Deadline(self._settings.timeout_s, key=context.key)
+        deadline = context.deadline or Deadline(self._settings.timeout_s, holdings=context.holdings)
         work = one_step(partial(decompress, body, coding, max_bytes))
         return await self._threads.finish(work, deadline)
 

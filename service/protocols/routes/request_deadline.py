@@ -12,7 +12,7 @@ TIMEOUT_HEADER = "x-request-timeout-ms"
 def begin_deadline(request: Request, context: RequestContext, timeout_s: float) -> Deadline:
     """The request's deadline: what its header says, or timeout_s."""
     sent_s = sent_timeout_s(request)
-    context.deadline = Deadline(sent_s or timeout_s, context.started, context.key)
+    context.deadline = Deadline(sent_s or timeout_s, context.started, context.holdings)
     context.deadline.is_callers = sent_s is not None
     return context.deadline
 
