@@ -11,6 +11,7 @@ import pytest
 
 from addnorm.service.errors import ClientGone, Expired
 from addnorm.service.scheduling.deadline import Deadline
+from addnorm.service.scheduling.gate import Holdings
 from addnorm.service.scheduling.turns import (
     MAX_THREADS,
     OLDER_RATIO,
@@ -45,7 +46,7 @@ class Played:
         return worked_s() - began
 
     async def ask(self, key: str, num: int, seconds: float, name: str = "") -> float:
-        deadline = Deadline(PATIENCE_S, key=key)
+        deadline = Deadline(PATIENCE_S, holdings=Holdings(key))
         return await self.turns.run(deadline, self.pieces, name or key, num, seconds)
 
     def play(self, *work: Awaitable[object]) -> list[object]:
@@ -54,7 +55,7 @@ class Played:
 
         async def together() -> list[object]:
             before = asyncio.ensure_future(
-                self.turns.run(Deadline(PATIENCE_S, key="before"), go.wait, PATIENCE_S)
+                self.turns.run(Deadline(PATIENCE_S, holdings=Holdings("before")), go.wait, PATIENCE_S)
             )
             await asyncio.sleep(0)
             made = asyncio.gather(*work)
@@ -144,7 +145,7 @@ def test_a_caller_that_leaves_while_it_waits_gives_its_turn_to_others() -> None:
     async def run() -> None:
         first = asyncio.ensure_future(played.turns.run(Deadline(PATIENCE_S), holds))
         await asyncio.to_thread(began.wait, PATIENCE_S)
-        gone = Deadline(PATIENCE_S, key="gone")
+        gone = Deadline(PATIENCE_S, holdings=Holdings("gone"))
         left = asyncio.ensure_future(played.turns.run(gone, played.order.append, "left"))
         stays = asyncio.ensure_future(played.ask("stays", 1, SLICE_S))
         await asyncio.sleep(0)
@@ -173,9 +174,9 @@ def test_one_who_leaves_between_two_slices_ends_while_others_work() -> None:
         assert go.wait(PATIENCE_S)
 
     async def run() -> None:
-        gone = Deadline(PATIENCE_S, key="a")
+        gone = Deadline(PATIENCE_S, holdings=Holdings("a"))
         left = asyncio.ensure_future(played.turns.run(gone, leaves))
-        other = asyncio.ensure_future(played.turns.run(Deadline(PATIENCE_S, key="b"), holds))
+        other = asyncio.ensure_future(played.turns.run(Deadline(PATIENCE_S, holdings=Holdings("b")), holds))
         while not played.order:
             await asyncio.sleep(0)
         gone.leave()
@@ -201,7 +202,7 @@ def test_a_caller_that_leaves_in_a_piece_is_charged_for_it() -> None:
         played.order.append("goes on")
 
     async def run() -> None:
-        leaves = Deadline(PATIENCE_S, key="leaves")
+        leaves = Deadline(PATIENCE_S, holdings=Holdings("leaves"))
         left = asyncio.ensure_future(played.turns.run(leaves, long_piece))
         await asyncio.to_thread(began.wait, PATIENCE_S)
         leaves.leave()
@@ -231,7 +232,7 @@ def test_no_slot_is_lost_whoever_leaves_and_whatever_fails() -> None:
         return 1
 
     async def caller(number: int) -> None:
-        deadline = Deadline(draws.choice([1e-4, PATIENCE_S]), key=str(number % 3))
+        deadline = Deadline(draws.choice([1e-4, PATIENCE_S]), holdings=Holdings(str(number % 3)))
         if draws.random() < 0.3:
             asyncio.get_running_loop().call_later(0.01 * draws.random(), deadline.leave)
         await turns.run(deadline, work)
@@ -260,7 +261,7 @@ def test_a_flood_of_one_key_leaves_threads_to_others() -> None:
 
     async def play() -> None:
         def ask(key: str) -> Awaitable[None]:
-            return asyncio.ensure_future(turns.run(Deadline(PATIENCE_S, key=key), work, key))
+            return asyncio.ensure_future(turns.run(Deadline(PATIENCE_S, holdings=Holdings(key)), work, key))
 
         many = [ask("many") for _ in range(MAX_THREADS)]
         await asyncio.to_thread(eventually, lambda: turns._num_threads > 200)
