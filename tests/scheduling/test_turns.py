@@ -55,7 +55,9 @@ class Played:
 
         async def together() -> list[object]:
             before = asyncio.ensure_future(
-                self.turns.run(Deadline(PATIENCE_S, holdings=Holdings("before")), go.wait, PATIENCE_S)
+                self.turns.run(
+                    Deadline(PATIENCE_S, holdings=Holdings("before")), go.wait, PATIENCE_S
+                )
             )
             await asyncio.sleep(0)
             made = asyncio.gather(*work)
@@ -176,7 +178,9 @@ def test_one_who_leaves_between_two_slices_ends_while_others_work() -> None:
     async def run() -> None:
         gone = Deadline(PATIENCE_S, holdings=Holdings("a"))
         left = asyncio.ensure_future(played.turns.run(gone, leaves))
-        other = asyncio.ensure_future(played.turns.run(Deadline(PATIENCE_S, holdings=Holdings("b")), holds))
+        other = asyncio.ensure_future(
+            played.turns.run(Deadline(PATIENCE_S, holdings=Holdings("b")), holds)
+        )
         while not played.order:
             await asyncio.sleep(0)
         gone.leave()
@@ -261,7 +265,9 @@ def test_a_flood_of_one_key_leaves_threads_to_others() -> None:
 
     async def play() -> None:
         def ask(key: str) -> Awaitable[None]:
-            return asyncio.ensure_future(turns.run(Deadline(PATIENCE_S, holdings=Holdings(key)), work, key))
+            return asyncio.ensure_future(
+                turns.run(Deadline(PATIENCE_S, holdings=Holdings(key)), work, key)
+            )
 
         many = [ask("many") for _ in range(MAX_THREADS)]
         await asyncio.to_thread(eventually, lambda: turns._num_threads > 200)
