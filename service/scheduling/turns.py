@@ -130,14 +130,14 @@ class Turns:
             turn.start = partial(self._work, turn, partial(work, *args, **named), result)
             flow.later.append(turn)
             self._crowded[flow] = None
-            begun = self._next()
+            begun = self._give_slots()
         self._begin(begun)
         try:
             return await self._handover.result(result, deadline)
         except BaseException:
             with self._lock:
                 self._give_up(turn)
-                begun = self._next()
+                begun = self._give_slots()
             self._begin(begun)
             raise
 
@@ -152,7 +152,7 @@ class Turns:
             with self._lock:
                 self._stop(turn, now)
                 self._wait(turn)
-                begun = self._next()
+                begun = self._give_slots()
             self._begin(begun)
             turn.goes_on.wait()
             turn.goes_on.clear()
@@ -211,13 +211,13 @@ class Turns:
             turn.is_over = True
             turn.flow.num_threads -= 1
             self._num_threads -= 1
-            begun = self._next()
+            begun = self._give_slots()
         self._begin(begun)
 
     # Below: under the lock
 
-    def _next(self) -> list[Turn]:
-        """Those that have a slot now."""
+    def _give_slots(self) -> list[Turn]:
+        """Free slots go to those whose turn it is: these."""
         for flow in list(self._crowded):
             while flow.later and flow.num_threads < THREADS_RATIO * (
                 MAX_THREADS - self._num_threads
