@@ -17,7 +17,7 @@ from addnorm.service.protocols.codec.decoding import Tools
 from addnorm.service.protocols.dialect_errors import ErrorFormat
 from addnorm.service.protocols.endpoint import Endpoint, Made
 from addnorm.service.protocols.routes.receiving import BodyReceiver
-from addnorm.service.scheduling.cooperative import CooperativePool
+from addnorm.service.scheduling.turns import Turns
 from addnorm.service.settings import Settings
 from addnorm.service.telemetry.exposition import Exposition
 from addnorm.service.telemetry.request_context import Envelope
@@ -37,7 +37,7 @@ class Parts:
     readiness: Readiness
     repository: Repository
     exposition: Exposition
-    readers: CooperativePool  # where large responses are made
+    readers: Turns  # where large responses are made
 
     @property
     def models(self) -> Models:

@@ -30,7 +30,9 @@ Arguments = ParamSpec("Arguments")
 # MAX_THREADS: works that have begun, of one `Turns`. Larger: more memory and threads in a flood.
 #   Smaller: short work waits for long work to end.
 # THREADS_RATIO: a key may have this many times the threads that are left.
+# CALL_S: within which work for nobody in particular is done.
 SLICE_S = 0.01
+CALL_S = 60.0
 PAUSE_S = 0.002
 OLDER_RATIO = 8
 MAX_THREADS, THREADS_RATIO = 256, 8
@@ -141,6 +143,10 @@ class Turns:
             self._begin(begun)
             raise
 
+    async def call(self, work: Callable[[], Done]) -> Done:
+        """What the work makes, for nobody in particular."""
+        return await self.run(Deadline(CALL_S), work)
+
     def pass_checkpoint(self, turn: Turn) -> None:
         """On the thread of the turn."""
         turn.check()
@@ -161,7 +167,7 @@ class Turns:
         turn.piece_began = now
 
     def worked_s(self, turn: Turn) -> float:
-        return turn.seconds + self._clock() - turn.began
+        return turn.seconds + (self._clock() - turn.began if turn.has_slot else 0.0)
 
     def close(self) -> None:
         """Ends all threads. What has begun ends at its next checkpoint."""

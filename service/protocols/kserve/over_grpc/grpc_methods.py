@@ -16,7 +16,6 @@ from addnorm.service.protocols.kserve.repository_extension import RepositoryRout
 from addnorm.service.protocols.kserve.statistics_extension import StatisticsRoutes
 from addnorm.service.protocols.protocol import Parts
 from addnorm.service.protocols.routes.payload_response import FINGERPRINT_HEADER, server_timing
-from addnorm.service.scheduling.cooperative import one_step
 
 INFERENCE, HEALTH = "inference.GRPCInferenceService", "grpc.health.v1.Health"
 SERVICES = ("", INFERENCE, HEALTH)  # that the health service is asked for
@@ -103,8 +102,7 @@ def _prepared(
 
 async def _decode(parts: Parts, body: bytes, call: Call) -> Prepared[bytes]:
     tools = parts.tools
-    work = one_step(partial(infer_message.read, body))
-    message, asked = await tools.bodies.read(len(body), work, call.deadline)
+    message, asked = await tools.bodies.read(len(body), call.deadline, infer_message.read, body)
     version = {"version": message.model_version} if message.model_version else {}
     call = call._replace(names={"model": message.model_name, **version})
     contents = infer_message.contents(message)
