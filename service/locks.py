@@ -12,12 +12,12 @@ from typing import Any
 class LockOrder(IntEnum):
     """A thread that holds a lock may only take those below it in this list."""
 
-    TURNS = 1  # who works and who waits of one kind of large work
-    REPOSITORY = 2  # one change of the served models at a time
-    SCHEDULER = 3  # queue, admission control, workers, what is counted of jobs and targets
-    CACHE = 4  # what is held of computed sequences
-    ROWS = 5  # the rows of one job, until they have their memory
-    STATISTICS = 6  # the session runs of one model
+    TURNS = 0  # who works and who waits of one kind of large work
+    REPOSITORY = 1  # one change of the served models at a time
+    SCHEDULER = 2  # queue, load shedding, workers, what is counted of jobs and targets
+    CACHE = 3  # what is held of computed sequences
+    ROWS = 4  # the rows of one job, until they have their memory
+    STATISTICS = 5  # the session runs of one model
 
 
 Factory = Callable[[LockOrder, bool], Any]  # order, whether its holder may take it again -> a lock

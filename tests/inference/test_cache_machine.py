@@ -18,6 +18,7 @@ from typing import Any, ClassVar
 import numpy as np
 import onnx
 import pytest
+from addnorm.service.scheduling.cooperative import Steps
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
@@ -44,7 +45,6 @@ from addnorm.service.runtime import bundle as bundles
 from addnorm.service.runtime.batch import Batch, Rows
 from addnorm.service.runtime.bundle import Bundle
 from addnorm.service.runtime.unpadding import from_lists
-from addnorm.service.scheduling.cooperative import Steps
 from addnorm.service.scheduling.deadline import Deadline
 from addnorm.service.server.wiring import Service, build
 from addnorm.service.settings import Settings
@@ -272,7 +272,7 @@ class CacheMachine(RuleBasedStateMachine):
     def _nothing_in_flight(self) -> bool:
         scheduler = self.world.cached.scheduler
         with scheduler.paused():
-            queue = scheduler._queue
+            queue = scheduler._gate.queue
             backlogs = [queue.backlogs(key) for key in KEYS]
             return not (
                 queue.jobs

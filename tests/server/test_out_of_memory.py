@@ -10,6 +10,7 @@ from typing import Any
 import httpx
 import numpy as np
 import pytest
+from addnorm.service.scheduling.cooperative import Steps
 
 from addnorm.service.errors import OutOfMemory
 from addnorm.service.inference.outputs import Activations
@@ -20,7 +21,6 @@ from addnorm.service.protocols.protocol import Envelopes
 from addnorm.service.runtime.batch import Batch, Rows
 from addnorm.service.runtime.engine import run_session
 from addnorm.service.runtime.unpadding import from_lists
-from addnorm.service.scheduling.cooperative import Steps
 from addnorm.service.scheduling.deadline import Deadline
 from addnorm.service.scheduling.job import Target
 from addnorm.service.scheduling.scheduler import Scheduler
@@ -28,7 +28,7 @@ from addnorm.service.server.middleware import ErrorMiddleware
 from addnorm.service.server.wiring import Service, build
 from addnorm.service.settings import Settings
 from addnorm.service.telemetry.request_context import attach_context
-from tests.support.scheduling import of_lengths
+from tests.support.scheduling import gate_of, of_lengths
 from tests.support.waiting import PATIENCE_S
 
 
@@ -90,7 +90,7 @@ def test_a_run_for_which_there_is_no_memory_fails_its_own_job_only() -> None:
         column = batch.tokens[:, None].astype(np.float32)
         return Rows(column, column, column)
 
-    scheduler, target = Scheduler(1, 1000), Target(run, 100)
+    scheduler, target = Scheduler(gate_of(1, 1000)), Target(run, 100)
     scheduler.start()
     large, small = (scheduler.submit(target, of_lengths(size), PATIENCE_S) for size in (9, 3))
     with pytest.raises(MemoryError):

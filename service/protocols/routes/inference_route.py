@@ -89,7 +89,7 @@ class InferenceHandler:
         # Expired or ClientGone between any two stages; not a docstring, as FastAPI would show it
         parts, context = self.parts, context_of(request.scope)
         deadline = begin_deadline(request, context, parts.settings.timeout_s)
-        parts.request_path.pipeline.scheduler.admit(
+        parts.request_path.pipeline.scheduler.check_load(
             deadline.timeout_s,
             context.holdings.key,
             _num_bytes(request.headers),

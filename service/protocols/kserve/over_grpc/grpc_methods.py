@@ -84,7 +84,7 @@ def answering(
 
 async def model_infer(parts: Parts, receive: Receive, call: Call) -> Answer:
     path, context = parts.request_path, call.context
-    path.pipeline.scheduler.admit(call.deadline.timeout_s, context.holdings.key, math.inf)
+    path.pipeline.scheduler.check_load(call.deadline.timeout_s, context.holdings.key, math.inf)
     # the body is no variable here: it must not be held while the response is computed
     message, inference = await path.answer(*_prepared(parts, await receive(), call))
     fingerprint = {FINGERPRINT_HEADER: inference.fingerprint}
