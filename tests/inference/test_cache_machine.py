@@ -18,7 +18,6 @@ from typing import Any, ClassVar
 import numpy as np
 import onnx
 import pytest
-from addnorm.service.scheduling.cooperative import Steps
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
@@ -76,9 +75,8 @@ ASKED = st.tuples(
 )
 
 
-def rows_of(response: InferenceResponse) -> Steps[list[bytes]]:
+def rows_of(response: InferenceResponse) -> list[bytes]:
     """The bytes of each sequence's numbers."""
-    yield
     (value,) = response.values.values()
     json = value.for_json()
     parts = list(json.values()) if isinstance(json, dict) else [json]

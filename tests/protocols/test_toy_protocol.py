@@ -23,7 +23,6 @@ from addnorm.service.protocols.protocol import Protocol
 from addnorm.service.protocols.routes.body_route import Answering
 from addnorm.service.protocols.routes.inference_route import Inferring
 from addnorm.service.runtime.unpadding import from_lists
-from addnorm.service.scheduling.cooperative import Steps
 from addnorm.service.server.wiring import build
 from addnorm.service.settings import Settings
 from tests.conftest import OWN, serving
@@ -43,8 +42,8 @@ async def add(asked: ToyBody, call: Call, tools: Tools) -> Decoded:
     return InferenceRequest(model, *from_lists(asked.ids), outputs, field="ids"), encode
 
 
-def encode(response: InferenceResponse) -> Steps[Payload]:
-    return Payload((yield from written(response.value(Pooled).joined, response.num_bytes)))
+def encode(response: InferenceResponse) -> Payload:
+    return Payload(written(response.value(Pooled).joined, response.num_bytes))
 
 
 async def count(asked: ToyBody, call: Call, tools: Tools) -> bytes:

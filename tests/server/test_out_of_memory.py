@@ -10,7 +10,6 @@ from typing import Any
 import httpx
 import numpy as np
 import pytest
-from addnorm.service.scheduling.cooperative import Steps
 
 from addnorm.service.errors import OutOfMemory
 from addnorm.service.inference.outputs import Activations
@@ -68,8 +67,7 @@ def test_the_caller_is_told_to_come_back_and_the_log_has_one_line(
 def test_nothing_is_held_after_an_answer_for_which_there_is_no_memory(
     service: Service, num_values: int
 ) -> None:
-    def encode(response: InferenceResponse) -> Steps[None]:
-        yield
+    def encode(response: InferenceResponse) -> None:
         np.empty(2**55)
 
     batch, padding = from_lists([[1, 2, 3]])
