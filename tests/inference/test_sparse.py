@@ -28,9 +28,7 @@ def made(logits: Floats, lengths: tuple[int, ...], top_k: int | None = None) -> 
     sizes = np.array(lengths)
     batch = Batch(np.zeros(len(logits), np.int64), offsets_of(sizes[sizes > 0]))
     rows, padding = Rows(logits, logits, logits), Padding(sizes, None)
-    return 
-        Sparse(top_k).make(Computed(bundle, engine, batch, padding, KeptRows(batch, rows, {})))
-    
+    return Sparse(top_k).make(Computed(bundle, engine, batch, padding, KeptRows(batch, rows, {})))
 
 
 def drawn(num_rows: int, width: int) -> Floats:
