@@ -17,7 +17,7 @@ from addnorm.corpus.errors import CorpusError
 from addnorm.corpus.in_process import open_service
 from addnorm.service.errors import NotFinite, ServiceError
 from addnorm.service.inference.request import InferenceRequest, InferenceResponse
-from addnorm.service.inference.request_path import Call, Prepared
+from addnorm.service.inference.request_path import Call
 from addnorm.service.protocols.texts.texts import TextsToTokenize
 from addnorm.service.runtime.batch import Batch, Ints, Padding
 from addnorm.service.runtime.tokenizing.tokenizer import Text
@@ -165,12 +165,9 @@ class Embedder:
             field=FIELD,
         )
 
-        async def prepare(_: Call) -> Prepared[pa.Array]:
-            return request, self._column
-
         try:
             made, _ = await self._service.request_path.answer(
-                Call(Deadline(FOREVER_S), RequestContext()), prepare
+                Call(Deadline(FOREVER_S), RequestContext()), request, self._column
             )
         except NotFinite as error:
             raise CorpusError(f"row {rows[error.sequence]}: {error.message}") from None

@@ -30,7 +30,6 @@ from addnorm.service.loading.loader import PADDINGS
 from addnorm.service.models.model import Model
 from addnorm.service.models.registry import Models
 from addnorm.service.protocols.codec.validation import fit
-from addnorm.service.protocols.endpoint import Decoded
 from addnorm.service.protocols.native.native_answer import encode
 from addnorm.service.protocols.native.native_infer import infer
 from addnorm.service.protocols.native.native_schema import INFER, Bodies
@@ -92,10 +91,8 @@ async def infer_body(
     """The answer to a body of /v1/infer, and the request that it became."""
     asked, call = fit(bodies.request, body), Call(Deadline(PATIENCE_S), RequestContext())
 
-    async def prepare(call: Call) -> Decoded:
-        return await infer(asked, call, service.tools), encode
-
-    payload, request = await service.request_path.answer(call, prepare)
+    request = await infer(asked, call, service.tools)
+    payload, request = await service.request_path.answer(call, request, encode)
     return b"".join(payload.parts), request
 
 
