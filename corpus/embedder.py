@@ -17,14 +17,13 @@ from addnorm.corpus.errors import CorpusError
 from addnorm.corpus.in_process import open_service
 from addnorm.service.errors import NotFinite, ServiceError
 from addnorm.service.inference.request import InferenceRequest, InferenceResponse
-from addnorm.service.inference.request_path import Call
+from addnorm.service.inference.request_path import Call, Prepared
 from addnorm.service.protocols.texts.texts import TextsToTokenize
 from addnorm.service.runtime.batch import Batch, Ints, Padding
 from addnorm.service.runtime.tokenizing.tokenizer import Text
 from addnorm.service.scheduling.cooperative import Steps
 from addnorm.service.scheduling.deadline import Deadline
 from addnorm.service.server.wiring import Service
-from addnorm.service.telemetry.request_context import RequestContext
 
 # of requests: the caller bounds what is under way
 NO_LIMIT = 2**40
@@ -121,7 +120,9 @@ class Embedder:
         """
         try:
             asked = self._with_prompt(texts)
-            batch, _ = await self._service.tools.texts.tokenize(asked, Deadline(FOREVER_S))
+            deadline = Deadline(FOREVER_S)
+            with self._service.gate.admit(deadline.holdings):
+                batch, _ = await self._service.tools.texts.tokenize(asked, deadline)
         except ServiceError as error:
             if len(texts) > 1:
                 for row, text in enumerate(texts, first_row):
@@ -165,10 +166,11 @@ class Embedder:
             field=FIELD,
         )
 
+        async def decode(_: Call) -> Prepared[pa.Array]:
+            return request, self._column
+
         try:
-            made, _ = await self._service.request_path.answer(
-                Call(Deadline(FOREVER_S), RequestContext()), request, self._column
-            )
+            made, _ = await self._service.request_path.ask(FOREVER_S, decode)
         except NotFinite as error:
             raise CorpusError(f"row {rows[error.sequence]}: {error.message}") from None
         except ServiceError as error:

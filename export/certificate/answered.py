@@ -25,10 +25,9 @@ from addnorm.service.inference.request_path import Call
 from addnorm.service.protocols.codec.validation import fit
 from addnorm.service.protocols.cohere import cohere_rerank
 from addnorm.service.protocols.native import text_routes
+from addnorm.service.protocols.route import Decoded
 from addnorm.service.runtime.bundle import TOKENIZER, Bundle
-from addnorm.service.scheduling.deadline import Deadline
 from addnorm.service.server.wiring import Service
-from addnorm.service.telemetry.request_context import RequestContext
 
 Served = Callable[..., list[Answer]]  # service, bundle, texts, precision
 ROUTES = {row.path: row for row in (*text_routes.ROUTES, *cohere_rerank.ROUTES)}
@@ -221,16 +220,13 @@ def _ask_route(
 ) -> tuple[dict[str, Any], InferenceRequest]:
     """The answer of a route, parsed, and the request that the body became."""
     row = ROUTES[path]
-    call = Call(Deadline(PATIENCE_S), RequestContext())
 
-    async def ask() -> Any:
+    async def decode(call: Call) -> Decoded:
         assert callable(row.decode)
-        asked = fit(row.body, body)
-        return await service.request_path.answer(
-            call, *await row.decode(asked, call, service.tools)
-        )
+        made: Decoded = await row.decode(fit(row.body, body), call, service.tools)
+        return made
 
-    payload, request = run(ask())
+    payload, request = run(service.request_path.ask(PATIENCE_S, decode))
     return orjson.loads(b"".join(payload.parts)), request
 
 

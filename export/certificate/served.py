@@ -33,12 +33,11 @@ from addnorm.service.protocols.codec.validation import fit
 from addnorm.service.protocols.native.native_answer import encode
 from addnorm.service.protocols.native.native_infer import infer
 from addnorm.service.protocols.native.native_schema import INFER, Bodies
+from addnorm.service.protocols.route import Decoded
 from addnorm.service.runtime import selfcheck
 from addnorm.service.runtime.batch import Grid
-from addnorm.service.scheduling.deadline import Deadline
 from addnorm.service.server.wiring import Service, build
 from addnorm.service.settings import Settings
-from addnorm.service.telemetry.request_context import RequestContext
 
 T = TypeVar("T")
 Array = NDArray[Any]
@@ -89,10 +88,12 @@ async def infer_body(
     service: Service, body: dict[str, Any], bodies: Bodies = INFER
 ) -> tuple[bytes, InferenceRequest]:
     """The answer to a body of /v1/infer, and the request that it became."""
-    asked, call = fit(bodies.request, body), Call(Deadline(PATIENCE_S), RequestContext())
+    asked = fit(bodies.request, body)
 
-    request = await infer(asked, call, service.tools)
-    payload, request = await service.request_path.answer(call, request, encode)
+    async def decode(call: Call) -> Decoded:
+        return await infer(asked, call, service.tools), encode
+
+    payload, request = await service.request_path.ask(PATIENCE_S, decode)
     return b"".join(payload.parts), request
 
 

@@ -26,7 +26,6 @@ from addnorm.service.inference.request import (
     picks,
 )
 from addnorm.service.runtime.engine import Engine
-from addnorm.service.scheduling.byte_budget import ByteBudget
 from addnorm.service.scheduling.cooperative import (
     SLICE_S,
     CooperativePool,
@@ -35,6 +34,7 @@ from addnorm.service.scheduling.cooperative import (
     timed,
 )
 from addnorm.service.scheduling.deadline import Deadline
+from addnorm.service.scheduling.gate import Gate
 from addnorm.service.settings import Settings
 
 Encoded = TypeVar("Encoded")
@@ -51,13 +51,13 @@ class Pipeline:
         self,
         settings: Settings,
         computing: Computing,
-        responses: ByteBudget,
+        gate: Gate,
         encoders: CooperativePool,
         lens_threads: CooperativePool,
     ) -> None:
-        """responses: of the bytes of answers under way; encoders: where large responses are made;
-        lens_threads: where those of a lens are, whose steps are runs of the whole model."""
-        self.settings, self.responses = settings, responses
+        """encoders: where large responses are made; lens_threads: where those of a lens are, whose
+        steps are runs of the whole model."""
+        self.settings, self._gate = settings, gate
         self.scheduler, self.cache = computing.scheduler, computing.cache
         self.cost, self.bulk = Cost(), Bulk(settings, computing)
         self._computing = computing
@@ -70,7 +70,8 @@ class Pipeline:
         encode: Callable[[InferenceResponse], Steps[Encoded]],
         deadline: Deadline,
     ) -> tuple[Encoded, dict[str, float]]:
-        """The encoded answer and the seconds of each stage."""
+        """The encoded answer and the seconds of each stage. What the request holds is given back by
+        whoever admitted it."""
         num_bytes = check(request, self.settings)
         deadline.check()
         is_quick = num_bytes <= QUICK_BYTES and num_head_values(request) <= QUICK_HEAD_VALUES
@@ -84,7 +85,8 @@ class Pipeline:
         else:
             self.bulk.turns.note_other()
         rows = self.bulk.rows if is_bulk else self._computing.rows
-        with self.responses.reserve(held_bytes, request.key), promised as encode_s:
+        self._gate.hold(deadline.holdings, "responses", held_bytes)
+        with promised as encode_s:
             gather, stages_s = await rows(request, runner, needs, deadline, encode_s)
             started = time.monotonic()
             made = _values(request, runner.engine, gather)

@@ -3,7 +3,7 @@ embed`, the certificate. Knows no bytes of bodies, no headers and no server.
 """
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Generic, NamedTuple, TypeVar
@@ -14,9 +14,9 @@ from addnorm.service.inference.request import InferenceRequest, InferenceRespons
 from addnorm.service.models.model import Model
 from addnorm.service.models.registry import Models
 from addnorm.service.runtime.manifest import Task
-from addnorm.service.scheduling.byte_budget import ByteBudget
 from addnorm.service.scheduling.cooperative import Steps
 from addnorm.service.scheduling.deadline import Deadline
+from addnorm.service.scheduling.gate import Gate
 from addnorm.service.telemetry.request_context import RequestContext
 
 NO_NAMES: Mapping[str, str] = MappingProxyType({})
@@ -78,10 +78,17 @@ class Answered(NamedTuple, Generic[Encoded]):
 
 @dataclass(frozen=True)
 class RequestPath:
-    """bodies: of the bytes that bodies and what is read of them hold together."""
-
     pipeline: Pipeline
-    bodies: ByteBudget
+    gate: Gate
+
+    async def ask(
+        self, timeout_s: float, decode: Callable[[Call], Awaitable[Prepared[Encoded]]]
+    ) -> Answered[Encoded]:
+        """What `answer` gives, for a caller in this process."""
+        context = RequestContext()
+        call = Call(Deadline(timeout_s, holdings=context.holdings), context)
+        with self.gate.admit(context.holdings):
+            return await self.answer(call, *await decode(call))
 
     async def answer(
         self,
@@ -93,7 +100,7 @@ class RequestPath:
         ServiceError: what the caller is told instead."""
         context, now = call.context, time.monotonic()
         request = _as_named(request, context)
-        request = request._replace(key=context.key, route=call.route, anew=call.anew)
+        request = request._replace(key=call.deadline.key, route=call.route, anew=call.anew)
         if request.timeout_s is not None and not call.deadline.is_callers:
             call.deadline.timeout_s, call.deadline.is_callers = request.timeout_s, True
         context.decoded_from = context.decoded_from or now

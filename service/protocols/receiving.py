@@ -15,9 +15,9 @@ from addnorm.service.errors import (
 )
 from addnorm.service.inference.pipeline import QUICK_BYTES
 from addnorm.service.protocols.codec.negotiation import WINDOWS, Headers, decompress
-from addnorm.service.scheduling.byte_budget import ByteBudget
 from addnorm.service.scheduling.cooperative import CooperativePool, one_step
 from addnorm.service.scheduling.deadline import Deadline
+from addnorm.service.scheduling.gate import Gate, Holdings
 from addnorm.service.settings import Settings
 from addnorm.service.telemetry.request_context import RequestContext
 
@@ -25,9 +25,9 @@ log = logging.getLogger("addnorm")
 
 
 class BodyReceiver:
-    def __init__(self, settings: Settings, budget: ByteBudget, threads: CooperativePool) -> None:
-        """budget: of the bytes of bodies under way; threads: where large ones are decompressed."""
-        self._settings, self._budget, self._threads = settings, budget, threads
+    def __init__(self, settings: Settings, gate: Gate, threads: CooperativePool) -> None:
+        """threads: where large bodies are decompressed."""
+        self._settings, self._gate, self._threads = settings, gate, threads
 
     async def receive(self, headers: Headers, receive: Receive, context: RequestContext) -> bytes:
         """The body, decompressed. It is rejected as soon as it is known to be over the limit."""
@@ -41,10 +41,11 @@ class BodyReceiver:
         if int(declared) > max_bytes:  # the HTTP parser has rejected all but digits
             raise BodyTooLarge(f"the body has {declared} bytes, the limit is {max_bytes}")
         if int(declared) > QUICK_BYTES:  # reject it before it is sent, if it has no space now
-            self._budget.reserve(int(declared), context.key).release()
+            self._gate.hold(context.holdings, "bodies", int(declared))
+            self._gate.hold(context.holdings, "bodies", 0)
         try:
             async with asyncio.timeout(limit_s):
-                body = await self._receive_whole(receive, context.key, max_bytes)
+                body = await self._receive_whole(receive, context.holdings, max_bytes)
         except TimeoutError:
             raise RequestTimeout(f"the body did not arrive within {limit_s:g} s") from None
         context.leaving = asyncio.create_task(_wait_until_left(receive, context))
@@ -53,22 +54,24 @@ class BodyReceiver:
         # a few bytes may stand for many: how many is known only while they are decompressed
         plain = decompress(body, coding, max_bytes, most=QUICK_BYTES)
         if plain is None:
-            deadline = context.deadline or Deadline(self._settings.timeout_s, key=context.key)
+            deadline = context.deadline or Deadline(
+                self._settings.timeout_s, holdings=context.holdings
+            )
             work = one_step(partial(decompress, body, coding, max_bytes))
             plain = await self._threads.finish(work, deadline)
         return plain
 
-    async def _receive_whole(self, receive: Receive, key: str, max_bytes: int) -> bytes:
+    async def _receive_whole(self, receive: Receive, holdings: Holdings, max_bytes: int) -> bytes:
         body, more = await _receive_piece(receive, 0)
         if not more and len(body) <= max_bytes:
             return body  # as most come
         pieces, num_bytes = [body], len(body)
-        with self._budget.reserve(num_bytes, key) as reservation:
-            while more and num_bytes <= max_bytes:
-                body, more = await _receive_piece(receive, num_bytes)
-                reservation.grow(len(body))
-                pieces.append(body)
-                num_bytes += len(body)
+        self._gate.hold(holdings, "bodies", num_bytes)
+        while more and num_bytes <= max_bytes:
+            body, more = await _receive_piece(receive, num_bytes)
+            num_bytes += len(body)
+            self._gate.hold(holdings, "bodies", num_bytes)
+            pieces.append(body)
         if num_bytes > max_bytes:
             raise BodyTooLarge(f"the body has more than {max_bytes} bytes, the limit")
         return b"".join(pieces)

@@ -39,25 +39,26 @@ async def answer(
 ) -> Payload:
     """The encoded answer with all its headers. names: that the path has. ServiceError: what the
     caller is told instead; Expired or ClientGone between any two stages."""
-    settings, pipeline = parts.settings, parts.request_path.pipeline
+    settings, path, holdings = parts.settings, parts.request_path, context.holdings
     deadline = begin_deadline(headers, context, settings.timeout_s)
     if route.infers:  # load shedding, by the head alone
         declared = headers.get("content-length")
         is_plain = declared is not None and "content-encoding" not in headers
         num_bytes = int(declared or 0) if is_plain else math.inf  # as it will be parsed
-        pipeline.scheduler.admit(deadline.timeout_s, context.key, num_bytes, names.get("model"))
+        path.pipeline.scheduler.admit(
+            deadline.timeout_s, holdings.key, num_bytes, names.get("model")
+        )
     body = await parts.receiver.receive(headers, receive, context)
     deadline.check()
     anew = "no-cache" in headers.get("cache-control", "").lower()  # RFC 9111, 5.2.1.4
     call = Call(deadline, context, route.path, names, len(body), anew)
-    # what answers without an inference is counted as it is once it is sent
-    num_made = 0 if route.infers else ANSWER_BYTES * min(len(body), settings.max_tokens)
     context.decoded_from = time.monotonic()
-    with (
-        parts.request_path.bodies.reserve(held_bytes(body, headers), context.key),
-        pipeline.responses.reserve(num_made, context.key),
-    ):
-        made = await decode(route, RawRequest(body, headers), call, parts.tools)
+    path.gate.hold(holdings, "bodies", held_bytes(body, headers))
+    if not route.infers:  # the answer is counted as it is once it is sent
+        num_made = ANSWER_BYTES * min(len(body), settings.max_tokens)
+        path.gate.hold(holdings, "responses", num_made)
+    made = await decode(route, RawRequest(body, headers), call, parts.tools)
+    path.gate.hold(holdings, "bodies", 0)
     del body  # it must not be held while the answer is computed
     if not route.infers:
         payload = made if isinstance(made, Payload) else Payload([made])
@@ -71,7 +72,7 @@ async def answer(
     if coding := wanted_coding(headers):
         request = request._replace(coding=coding)
         encode = partial(compressing, encode, coding)
-    payload, request = await parts.request_path.answer(call, request, encode)
+    payload, request = await path.answer(call, request, encode)
     times = payload.times(context.stages_s) if payload.times else NO_HEADERS
     own = {FINGERPRINT_HEADER: request.fingerprint, **server_timing(context.stages_s)}
     return payload._replace(headers={**payload.headers, **own, **times}, times=None)
@@ -111,7 +112,7 @@ def begin_deadline(headers: Headers, context: RequestContext, timeout_s: float) 
                 param=TIMEOUT_HEADER,
             )
         timeout_s = int(digits) / 1000
-    context.deadline = Deadline(timeout_s, context.started, context.key)
+    context.deadline = Deadline(timeout_s, context.started, context.holdings)
     context.deadline.is_callers = sent is not None
     return context.deadline
 

@@ -1,1 +1,1 @@
-"""Who is computed next, who is rejected, deadlines, and byte budgets."""
+"""Who is computed next, who is rejected, deadlines, and what requests hold."""

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from addnorm.service.errors import ClientGone, Expired
+from addnorm.service.scheduling.gate import Holdings
 
 Result = TypeVar("Result")
 
@@ -14,21 +15,28 @@ class Deadline:
     """The deadline of one request. The event loop notes that the caller has left; worker threads
     only read."""
 
-    def __init__(self, timeout_s: float, arrived: float | None = None, key: str = "") -> None:
-        """timeout_s: from `arrived`, a time of time.monotonic(); from now if None. key: the name of
-        the caller's API key, for fairness among keys."""
-        self.timeout_s, self.key = timeout_s, key
+    def __init__(
+        self, timeout_s: float, arrived: float | None = None, holdings: Holdings | None = None
+    ) -> None:
+        """timeout_s: from `arrived`, a time of time.monotonic(); from now if None. holdings: of the
+        request."""
+        self.timeout_s, self.holdings = timeout_s, holdings or Holdings()
         self.is_callers = True  # False: the caller named none, and a bulk request gets more time
         self.arrived = time.monotonic() if arrived is None else arrived
         self.has_left = False
         self.stop: Callable[[], object] | None = None  # ends the present stage
+
+    @property
+    def key(self) -> str:
+        """The name of the caller's API key, for fairness among keys."""
+        return self.holdings.key
 
     def left_s(self) -> float:
         return self.arrived + self.timeout_s - time.monotonic()
 
     def of_piece(self) -> "Deadline":
         """The same for a part of the work that is waited for by itself."""
-        return Deadline(self.timeout_s, self.arrived, self.key)
+        return Deadline(self.timeout_s, self.arrived, self.holdings)
 
     def check(self) -> None:
         """ClientGone or Expired if nobody waits for the response any more."""

@@ -26,7 +26,7 @@ from addnorm.service.protocols.codec.negotiation import sliced
 from addnorm.service.protocols.route import Parts
 from addnorm.service.protocols.serving import answer, send_payload
 from addnorm.service.protocols.table import Table
-from addnorm.service.scheduling.byte_budget import ByteBudget, Reservation
+from addnorm.service.scheduling.gate import Gate
 from addnorm.service.server.auth import Entrance
 from addnorm.service.server.error_response import error_response, note_error
 from addnorm.service.server.http.head import wrong_head
@@ -146,10 +146,8 @@ class App:
         if error := surplus or wrong_head(scope):
             raise error
         needed = self._table.scope(method, path)
-        with (
-            self._entrance.enter(scope["headers"], needed, context),
-            Sending(send, self._parts.request_path.pipeline.responses, context, needed) as sending,
-        ):
+        with self._entrance.enter(scope["headers"], needed, context):
+            sending = Sending(send, self._entrance.gate, context, is_open=needed is None)
             own_path = path.removeprefix(scope.get("root_path", ""))
             found = self._table.find(own_path) if method == "POST" else None
             if found is None:
@@ -168,26 +166,20 @@ class Sending:
     """Sends large answers piece by piece, and counts each as a pending response until its caller
     has taken it. What is open to all does not count: all its readers share the same bytes."""
 
-    def __init__(
-        self, send: Send, responses: ByteBudget, context: RequestContext, needed: str | None
-    ) -> None:
-        """needed: a scope of API keys; None: open to all."""
-        self._send, self._responses, self._context = send, responses, context
-        self._is_open = needed is None
-        self._reservation: Reservation | None = None
+    def __init__(self, send: Send, gate: Gate, context: RequestContext, is_open: bool) -> None:
+        self._send, self._gate, self._context, self._is_open = send, gate, context, is_open
+        self._is_counted = False
 
     async def __call__(self, message: Message) -> None:
-        """ResponsesFull instead of an answer that was made without a place in the budget."""
+        """ResponsesFull instead of an answer that was made before it was counted."""
         if message["type"] == "http.response.start":
             sizes = (value for name, value in message["headers"] if name == b"content-length")
             num_bytes = int(next(sizes, b"0"))
-            if num_bytes > HIGH_WATER_LIMIT and not self._is_open:
-                self._reservation = self._responses.reserve(0, self._context.key)
-                is_counted = self._context.is_inferred
-                count = self._reservation.keep if is_counted else self._reservation.grow
-                count(num_bytes)
+            self._is_counted = num_bytes > HIGH_WATER_LIMIT and not self._is_open
+            hold = self._gate.keep if self._context.is_inferred else self._gate.hold
+            hold(self._context.holdings, "responses", num_bytes if self._is_counted else 0)
             await self._send(message)
-        elif self._reservation is None:
+        elif not self._is_counted:
             await self._send(message)
         else:
             for piece in sliced(message.get("body", b""), SENT_BYTES):
@@ -197,13 +189,6 @@ class Sending:
             if not message.get("more_body", False):
                 # the server accepts the last part only once the caller has taken the others
                 await self._send({"type": "http.response.body", "body": b""})
-
-    def __enter__(self) -> "Sending":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._reservation:
-            self._reservation.release()
 
 
 class ForOtherServers:

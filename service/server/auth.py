@@ -8,17 +8,17 @@ import hmac
 import logging
 import re
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager
 from typing import NamedTuple
 
-from addnorm.service.errors import OutOfScope, StartupError, TooManyAtOnce, Unauthenticated
+from addnorm.service.errors import OutOfScope, StartupError, Unauthenticated
+from addnorm.service.scheduling.gate import Gate
 from addnorm.service.settings import Settings
 from addnorm.service.telemetry.request_context import RequestContext
 
 SCOPES = ("infer", "admin", "metrics")
 LEAST_CHARACTERS = 16  # of a key written out; one drawn at random has more
 COMMENT = re.compile(r"(?:^|\s)#.*")  # a # within a word is part of it
-UNLIMITED = nullcontext()
 log = logging.getLogger("addnorm")
 Headers = Sequence[tuple[bytes, bytes]]  # names in lower case
 
@@ -37,7 +37,6 @@ class Keys:
         self._settings = settings
         self._stamp = self._read_stamp()
         self._known = _read(settings)
-        self._at_once: dict[str, int] = {}  # name -> requests being answered
 
     def __bool__(self) -> bool:
         """Without keys every path is open."""
@@ -54,22 +53,6 @@ class Keys:
         if key is None or not hmac.compare_digest(key.digest, digest):
             raise Unauthenticated("the API key that was sent is unknown: check the header")
         return key
-
-    @contextmanager
-    def count(self, key: Key) -> Iterator[None]:
-        """Counts a request while it is answered. TooManyAtOnce over the key's own limit."""
-        now = self._at_once.get(key.name, 0)
-        if key.max_at_once and now >= key.max_at_once:
-            raise TooManyAtOnce(
-                f"the API key {key.name!r} has {now} requests under way, its limit is"
-                f" {key.max_at_once}; retry in 1 s",
-                retry_after_s=1,
-            )
-        self._at_once[key.name] = now + 1
-        try:
-            yield
-        finally:
-            self._at_once[key.name] -= 1
 
     def refresh(self) -> None:
         """Reads a changed file again. A broken one is logged, and the keys stay as they were."""
@@ -95,28 +78,25 @@ class Keys:
 class Entrance:
     """Where requests begin, over HTTP and over gRPC."""
 
-    def __init__(self, keys: Keys) -> None:
-        self.keys = keys
-
-    def key_name(self, headers: Headers) -> str:
-        """The name of the key in the headers; empty if there are no keys. Unauthenticated."""
-        return self.keys.find(_authorization(headers)).name if self.keys else ""
+    def __init__(self, keys: Keys, gate: Gate) -> None:
+        self.keys, self.gate = keys, gate
 
     def enter(
         self, headers: Headers, needed: str | None, context: RequestContext
     ) -> AbstractContextManager[None]:
-        """A context that counts the request. Unauthenticated, OutOfScope, TooManyAtOnce.
+        """A context within which the request is answered. Unauthenticated, OutOfScope,
+        TooManyAtOnce.
 
         needed: a scope; None: no key.
         """
         if not self.keys or needed is None:
-            return UNLIMITED
+            return self.gate.admit(context.holdings)
         key = self.keys.find(_authorization(headers))
-        context.key = key.name
+        context.holdings.key = key.name
         if needed not in key.scopes:
             allowed = ", ".join(sorted(key.scopes))
             raise OutOfScope(f"the API key {key.name!r} is for {allowed}; this needs {needed}")
-        return self.keys.count(key) if key.max_at_once else UNLIMITED
+        return self.gate.admit(context.holdings, key.max_at_once)
 
 
 def _authorization(headers: Headers) -> bytes:

@@ -22,8 +22,8 @@ from addnorm.service.protocols.receiving import BodyReceiver
 from addnorm.service.protocols.route import Parts, Protocol
 from addnorm.service.protocols.table import Table
 from addnorm.service.protocols.texts.texts import TextReader
-from addnorm.service.scheduling.byte_budget import ByteBudget
 from addnorm.service.scheduling.cooperative import CooperativePool
+from addnorm.service.scheduling.gate import Gate
 from addnorm.service.scheduling.scheduler import Scheduler
 from addnorm.service.server.app import App
 from addnorm.service.server.auth import Entrance, Keys
@@ -56,6 +56,10 @@ class Service(Parts):
     @property
     def pipeline(self) -> Pipeline:
         return self.request_path.pipeline
+
+    @property
+    def gate(self) -> Gate:
+        return self.request_path.gate
 
     def close(self) -> None:
         """Ends all threads. What is queued is computed first."""
@@ -94,12 +98,17 @@ def build(
     scheduler = Scheduler(
         num_workers(models, settings), settings.max_queue_tokens, settings.run_timeout_s
     )
-    bodies = ByteBudget("bodies", settings.max_pending_body_bytes)
-    responses = ByteBudget("responses", settings.max_pending_response_bytes)
+    gate = Gate(
+        {
+            "bodies": settings.max_pending_body_bytes,
+            "responses": settings.max_pending_response_bytes,
+            "calls": settings.max_connections,
+        }
+    )
     pools = Pools(settings.num_cores)
     metrics, cache = Metrics(), SequenceCache(settings.cache_bytes)
     computing = Computing(scheduler, pools.encoders, cache, metrics.count_lookups)
-    pipeline = Pipeline(settings, computing, responses, pools.encoders, pools.lens)
+    pipeline = Pipeline(settings, computing, gate, pools.encoders, pools.lens)
     invariance_check = InvarianceCheck(
         settings.invariance_check_share, scheduler.is_idle, metrics.count_invariance_check
     )
@@ -108,18 +117,16 @@ def build(
         tools=Tools(
             models,
             BodyReader(settings, pools.readers, pools.large_readers),
-            TextReader(settings, bodies, pools.tokenizers),
+            TextReader(settings, gate, pools.tokenizers),
         ),
-        receiver=BodyReceiver(settings, bodies, pools.large_readers),
-        request_path=RequestPath(pipeline, bodies),
+        receiver=BodyReceiver(settings, gate, pools.large_readers),
+        request_path=RequestPath(pipeline, gate),
         readiness=Readiness(models, scheduler, KNOWN_ANSWER_SHARE * settings.run_timeout_s),
         repository=Repository(models, settings),
-        exposition=Exposition(
-            metrics, models, settings.provider, scheduler, (responses, bodies), cache
-        ),
+        exposition=Exposition(metrics, models, settings.provider, scheduler, gate, cache),
         readers=pools.readers,
     )
-    entrance, table = Entrance(keys), Table(protocols)
+    entrance, table = Entrance(keys, gate), Table(protocols)
     reporter = Reporter(metrics, table.health, table.probes, tracer)
     scheduler.start((metrics, invariance_check))
     return Service(

@@ -1,6 +1,6 @@
 """The metrics as Prometheus scrapes them, with the state of that moment."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Protocol
 
 from prometheus_client import Metric, generate_latest
@@ -8,7 +8,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 from addnorm.service.models.registry import Models
-from addnorm.service.scheduling.byte_budget import ByteBudget
+from addnorm.service.scheduling.gate import Account, Gate
 from addnorm.service.scheduling.scheduler import Scheduler
 from addnorm.service.telemetry import logs
 from addnorm.service.telemetry.metrics import Metrics
@@ -30,6 +30,9 @@ BEFORE_THE_FIRST = (
 )
 
 
+SHOWN: tuple[Account, ...] = ("responses", "bodies")
+
+
 class HoldsBytes(Protocol):
     """The cache of results."""
 
@@ -40,7 +43,7 @@ class HoldsBytes(Protocol):
 
 
 class Exposition:
-    """Reads the state of scheduler, byte budgets and cache when it renders."""
+    """Reads the state of scheduler, gate and cache when it renders."""
 
     def __init__(
         self,
@@ -48,12 +51,12 @@ class Exposition:
         models: Models,
         provider: str,
         scheduler: Scheduler,
-        budgets: Sequence[ByteBudget],
+        gate: Gate,
         cache: HoldsBytes,
     ) -> None:
         """provider: as the settings ask for it."""
         self._metrics, self._models = metrics, models
-        self._scheduler, self._budgets, self._cache = scheduler, budgets, cache
+        self._scheduler, self._gate, self._cache = scheduler, gate, cache
         metrics.queue_tokens_limit.set(scheduler.max_queue_tokens)
         metrics.worker_threads.set(scheduler.num_workers)
         metrics.cache_bytes_limit.set(cache.max_bytes)
@@ -66,8 +69,8 @@ class Exposition:
         metrics.worker_threads_busy.set(scheduler.num_busy)
         metrics.worker_threads_hung.set(scheduler.num_hung)
         metrics.cache_bytes.set(self._cache.num_bytes)
-        for budget in self._budgets:
-            metrics.of(metrics.pending_bytes, budget.what).set(budget.num_bytes)
+        for account in SHOWN:
+            metrics.of(metrics.pending_bytes, account).set(self._gate.total[account])
         for model in self._models.all():
             for metric in BEFORE_THE_FIRST:
                 metrics.of(getattr(metrics, metric), model.name)

@@ -57,7 +57,7 @@ class Reporter:
         level = logging.DEBUG if is_healthy_probe else logging.INFO  # asked every few seconds
         if not log.isEnabledFor(level):
             return
-        known = {"key": context.key, "code": context.code, "field": context.param}
+        known = {"key": context.holdings.key, "code": context.code, "field": context.param}
         line = {
             "request_id": context.request_id,
             "method": scope["method"],

@@ -12,6 +12,7 @@ from typing import Any
 from addnorm.service.errors import ServiceError
 from addnorm.service.models.usage import Statistics
 from addnorm.service.scheduling.deadline import Deadline
+from addnorm.service.scheduling.gate import Holdings
 
 KEY = "context"
 REQUEST_ID = re.compile(rb"[\w.:-]{1,128}")
@@ -24,7 +25,7 @@ class RequestContext:
 
     request_id: str = ""
     started: float = field(default_factory=time.monotonic)  # the deadline counts from here
-    key: str = ""  # the name of the API key
+    holdings: Holdings = field(default_factory=Holdings)  # with the name of the API key
     envelope: Envelope | None = None  # of errors, where the path does not say which
     # what the connection found
     surplus: ServiceError | None = None  # more connections are open than are answered

@@ -65,7 +65,8 @@ def values(response: InferenceResponse) -> Steps[list[Any]]:
 
 def run(on: Service, request: InferenceRequest, deadline: Deadline | None = None) -> Any:
     deadline = deadline or Deadline(PATIENCE_S)
-    return asyncio.run(on.pipeline.run(request, values, deadline))[0]
+    with on.gate.admit(deadline.holdings):
+        return asyncio.run(on.pipeline.run(request, values, deadline))[0]
 
 
 @pytest.mark.parametrize("cache_bytes", [0, 2**20])
@@ -132,22 +133,23 @@ def test_the_queue_holds_little_of_it(models: Models) -> None:
 
 
 def test_the_rest_is_dropped_when_the_caller_leaves(models: Models) -> None:
-    async def leave(on: Service) -> None:
-        deadline = Deadline(PATIENCE_S)
+    async def leave(on: Service, deadline: Deadline) -> None:
         with runs_held_up(models, "gpt") as go:
             work = asyncio.create_task(on.pipeline.run(asked(models, Pooled()), values, deadline))
             await until(lambda: on.scheduler.num_busy)
-            assert on.pipeline.responses.num_bytes
+            assert on.gate.total["responses"]
             deadline.leave()
             with pytest.raises(ClientGone):
                 await work
             go.set()
 
     with service(models) as on:
-        asyncio.run(leave(on))
+        deadline = Deadline(PATIENCE_S)
+        with on.gate.admit(deadline.holdings):
+            asyncio.run(leave(on, deadline))
         assert eventually(lambda: not on.scheduler.num_busy)
         assert on.scheduler.num_queued_tokens() == 0
-        assert on.pipeline.responses.num_bytes == 0
+        assert not any(on.gate.total.values())
         assert not on.pipeline.bulk.turns.num_running
 
 
@@ -189,7 +191,7 @@ def test_what_cannot_end_in_time_is_rejected_before_anything_is_computed(
         assert rejected.value.status == 429
         assert rejected.value.retry_after_s == 1
         assert on.scheduler.num_busy == 0
-        assert on.pipeline.responses.num_bytes == 0
+        assert not any(on.gate.total.values())
 
 
 def test_what_others_take_comes_on_top(models: Models, target: Any) -> None:

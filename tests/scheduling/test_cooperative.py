@@ -12,6 +12,7 @@ import pytest
 from addnorm.service.errors import ClientGone, Expired
 from addnorm.service.scheduling.cooperative import SLICE_S, CooperativePool, Steps, one_step
 from addnorm.service.scheduling.deadline import Deadline
+from addnorm.service.scheduling.gate import Holdings
 from tests.support.waiting import PATIENCE_S
 
 Ask = Callable[[str, float], Awaitable[object]]
@@ -100,7 +101,9 @@ class Turns:
 
     async def ask(self, key: str, num: int, seconds: float) -> None:
         """Work of so many steps, each of so many seconds; nobody knows before how long it takes."""
-        await self.pool.finish(self.steps(key, num, seconds), Deadline(PATIENCE_S, key=key))
+        await self.pool.finish(
+            self.steps(key, num, seconds), Deadline(PATIENCE_S, holdings=Holdings(key))
+        )
 
 
 def test_keys_take_turns_however_many_requests_each_has() -> None:
@@ -157,7 +160,7 @@ def test_a_caller_that_leaves_in_a_step_is_charged_for_it() -> None:
         yield
 
     async def play() -> None:
-        leaves = Deadline(PATIENCE_S, key="leaves")
+        leaves = Deadline(PATIENCE_S, holdings=Holdings("leaves"))
         left = asyncio.ensure_future(turns.pool.finish(long_step(), leaves))
         await asyncio.to_thread(began.wait, PATIENCE_S)
         leaves.leave()
@@ -186,7 +189,7 @@ def test_no_thread_is_lost_whoever_leaves_and_whatever_fails() -> None:
         return 1
 
     async def caller(number: int) -> None:
-        deadline = Deadline(draws.choice([1e-4, PATIENCE_S]), key=str(number % 3))
+        deadline = Deadline(draws.choice([1e-4, PATIENCE_S]), holdings=Holdings(str(number % 3)))
         if draws.random() < 0.3:
             asyncio.get_running_loop().call_later(0.01 * draws.random(), deadline.leave)
         await pool.finish(steps(), deadline, draws.choice([0.0, SLICE_S]))

@@ -110,7 +110,7 @@ def assert_first_alone_was_computed(service: Service) -> None:
     assert eventually(lambda: scheduler.num_queued_tokens() == scheduler.num_busy == 0)
     assert value(service.metrics, "addnorm_micro_batch_tokens_sum", model="notebook") == 5
     assert eventually(lambda: service.grpc.calls.in_flight == 0)
-    assert service.request_path.bodies.num_bytes == service.pipeline.responses.num_bytes == 0
+    assert not any(service.gate.total.values())
 
 
 def test_a_calls_own_deadline_is_the_requests(
@@ -261,7 +261,7 @@ def test_slow_callers_and_faults_end_in_words(few: Models) -> None:
         (True, fails, ("INTERNAL", "internal server error (request id abc)")),
     ):
         assert told_to(Slow(sends), service, answer) == told
-    assert service.grpc.calls.in_flight == service.pipeline.responses.num_bytes == 0
+    assert service.grpc.calls.in_flight == service.gate.total["responses"] == 0
     service.close()
 
 
@@ -329,7 +329,7 @@ def test_a_message_that_is_slow_counts_as_the_largest_until_it_comes(few: Models
     keys = SecretStr(f"asker infer {KEY};other infer {OTHER}")
     limits = {"max_body_bytes": 1000, "max_pending_body_bytes": 10_000}
     service = build(few, Settings(**{**OWN, **limits, "api_keys": keys}))
-    calls, bodies = replace(service.grpc.calls, quick_s=0.0), service.request_path.bodies
+    calls, total = replace(service.grpc.calls, quick_s=0.0), service.gate.total
 
     async def run() -> None:
         method = GrpcMethod(INFER, echo, 1000)
@@ -338,18 +338,18 @@ def test_a_message_that_is_slow_counts_as_the_largest_until_it_comes(few: Models
         told = {caller.told[1].partition(":")[0] for caller in silent if caller.told[1]}
         assert told == {"overloaded"}
         assert sum(map(ended, tasks)) == 12
-        assert bodies.num_bytes == 8000
+        assert total["bodies"] == 8000
         quick, slow = Taking(True, OTHER), Slow(False, OTHER)
         (first, _) = more = await asked(calls, method, quick, slow)
         assert first.done()
         assert (quick.told, slow.told) == (("OK", ""), ("", ""))
-        assert bodies.num_bytes == 9000
+        assert total["bodies"] == 9000
         for task in (*tasks, *more):
             task.cancel()
         await asyncio.gather(*tasks, *more, return_exceptions=True)
 
     asyncio.run(run())
-    assert calls.in_flight == bodies.num_bytes == 0
+    assert calls.in_flight == total["bodies"] == total["calls"] == 0
     service.close()
 
 

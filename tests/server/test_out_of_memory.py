@@ -76,9 +76,10 @@ def test_nothing_is_held_after_an_answer_for_which_there_is_no_memory(
     request = InferenceRequest(
         model, batch, padding, (Activations(),), answer_bytes=num_values, key="a"
     )
-    with pytest.raises(MemoryError):
-        asyncio.run(service.pipeline.run(request, encode, Deadline(PATIENCE_S)))
-    assert service.pipeline.responses.num_bytes == 0
+    deadline = Deadline(PATIENCE_S)
+    with pytest.raises(MemoryError), service.gate.admit(deadline.holdings):
+        asyncio.run(service.pipeline.run(request, encode, deadline))
+    assert not any(service.gate.total.values())
 
 
 def test_a_run_for_which_there_is_no_memory_fails_its_own_job_only() -> None:

@@ -46,7 +46,7 @@ class Served(NamedTuple):
 
     @property
     def held(self) -> int:
-        return self.service.pipeline.responses.num_bytes
+        return self.service.gate.total["responses"]
 
     @contextmanager
     def unread(self, method: str, path: str, num_bytes: int) -> Iterator[socket.socket]:
@@ -69,7 +69,7 @@ def served(few: Models) -> Iterator[Served]:
 
     async def make(asked: Sized, call: Call, tools: Tools) -> bytes:
         await asyncio.sleep(0)
-        made.append(service.pipeline.responses.num_bytes)
+        made.append(service.gate.total["responses"])
         return bytes(asked.num_bytes)
 
     sized = Route(

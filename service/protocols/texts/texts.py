@@ -22,9 +22,9 @@ from addnorm.service.protocols.texts.text_steps import batched, decoded_ids, por
 from addnorm.service.runtime.batch import Batch, Padding
 from addnorm.service.runtime.manifest import InputType
 from addnorm.service.runtime.tokenizing.tokenizer import CannotCut, Text, Tokenizer, num_characters
-from addnorm.service.scheduling.byte_budget import ByteBudget
 from addnorm.service.scheduling.cooperative import CooperativePool, Done, Steps, run_now
 from addnorm.service.scheduling.deadline import Deadline
+from addnorm.service.scheduling.gate import Gate
 from addnorm.service.settings import Settings
 
 QUICK_CHARACTERS = 256  # take about 0.1 ms, as long as a change of threads, and 2 ms at worst
@@ -157,10 +157,10 @@ class TextsToTokenize(NamedTuple):
 class TextReader:
     """Tokenizes texts, in steps by which requests take turns."""
 
-    def __init__(self, settings: Settings, budget: ByteBudget, threads: CooperativePool) -> None:
-        """budget: of the bytes of bodies under way, which texts count as; threads: where long texts
-        are tokenized. Not those that read or encode, whose steps are longer."""
-        self.settings, self._budget, self._threads = settings, budget, threads
+    def __init__(self, settings: Settings, gate: Gate, threads: CooperativePool) -> None:
+        """threads: where long texts are tokenized. Not those that read or encode, whose steps are
+        longer."""
+        self.settings, self._gate, self._threads = settings, gate, threads
 
     async def tokenize(self, asked: TextsToTokenize, deadline: Deadline) -> tuple[Batch, Padding]:
         """Ragged sequences with special tokens. InvalidInput for a text that is too long."""
@@ -203,8 +203,11 @@ class TextReader:
         return await self._finish(asked, steps, deadline)
 
     async def _finish(self, asked: TextsToTokenize, steps: Steps[Done], deadline: Deadline) -> Done:
-        with self._budget.reserve(num_bytes(asked.texts), deadline.key):
-            return await self.run(steps, len(asked.texts), sum(asked.sizes()), deadline)
+        """The texts count as part of the body, until that is decoded."""
+        holdings = deadline.holdings
+        held = holdings.amounts.get("bodies", 0) + num_bytes(asked.texts)
+        self._gate.hold(holdings, "bodies", held)
+        return await self.run(steps, len(asked.texts), sum(asked.sizes()), deadline)
 
     async def run(
         self, steps: Steps[Done], num_texts: int, num_characters: int, deadline: Deadline

@@ -17,12 +17,10 @@ from addnorm.service.errors import (
     Overloaded,
     RequestTimeout,
     ServiceError,
-    TooManyConnections,
 )
 from addnorm.service.inference.request_path import Call
 from addnorm.service.protocols.kserve.over_grpc.grpc_methods import GrpcMethod
 from addnorm.service.protocols.route import Parts
-from addnorm.service.scheduling.byte_budget import ByteBudget, Reservation
 from addnorm.service.scheduling.deadline import Deadline
 from addnorm.service.server.auth import Entrance, Headers
 from addnorm.service.server.error_response import note_error, retry_after
@@ -78,7 +76,6 @@ class GrpcCalls:
     told: asyncio.Event | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
-        self._under_way = ByteBudget("calls", self.parts.settings.max_connections)  # a byte each
         self._is_reading_probe = False
 
     async def answer(self, method: GrpcMethod, caller: Caller) -> None:
@@ -93,17 +90,16 @@ class GrpcCalls:
             if self.told:
                 await self.told.wait()
             if method.is_probe:
-                await self._respond(method, self._receive_probe, caller, headers, context)
+                with self.entrance.enter(headers, None, context):
+                    await self._respond(method, self._receive_probe, caller, headers, context)
             else:
                 self.last_asked = time.monotonic()
                 if self.told:
                     raise Draining(
                         "the server is shutting down: send the request to another", retry_after_s=1
                     )
-                with (
-                    self._count(self.entrance.key_name(headers)),
-                    self.entrance.enter(headers, "infer", context),
-                ):
+                with self.entrance.enter(headers, "infer", context):
+                    self.entrance.gate.hold(context.holdings, "calls", 1)
                     await self._respond(method, self._receive, caller, headers, context)
             context.status = 200
         except asyncio.CancelledError:
@@ -116,17 +112,6 @@ class GrpcCalls:
             # the call as a request over HTTP/2, which it is
             scope = {"method": "POST", "path": method.path, "route": method, "scheme": "http"}
             self.reporter.report({**scope, "http_version": "2", "headers": headers}, context)
-
-    def _count(self, key: str) -> Reservation:
-        """Counts a call under way. TooManyConnections if nothing is left of the key's share."""
-        calls = self._under_way
-        if not calls.has_space(0, 1, key):
-            raise TooManyConnections(
-                f"{calls.num_bytes} calls over gRPC are under way, the limit is {calls.max_bytes},"
-                " of which each API key leaves some to others; retry in 1 s",
-                retry_after_s=1,
-            )
-        return calls.reserve(1, key)
 
     async def _respond(
         self,
@@ -148,43 +133,43 @@ class GrpcCalls:
 
         settings, left_s = self.parts.settings, caller.time_remaining()
         timeout_s = settings.timeout_s if left_s is None else min(left_s, MAX_TIMEOUT_S)
-        context.deadline = Deadline(timeout_s, context.started, context.key)
+        context.deadline = Deadline(timeout_s, context.started, context.holdings)
         context.deadline.is_callers = left_s is not None
         anew = b"no-cache" in dict(headers).get(b"cache-control", b"").lower()
         call = Call(context.deadline, context, route=method.path, anew=anew)
         answer = await method.answer(receive_body, call)
         caller.set_trailing_metadata(_metadata(context, **answer.metadata))
         # a pending response until it is sent
-        with self.parts.request_path.pipeline.responses.reserve(0, context.key) as reservation:
-            reservation.keep(len(answer.message))
-            limit_s = self.probe_s if method.is_probe else settings.send_timeout_s
-            try:
-                async with asyncio.timeout(limit_s):
-                    await caller.write(answer.message)
-            except TimeoutError:
-                raise ClientGone(f"the answer was not taken within {limit_s:g} s") from None
+        self.entrance.gate.keep(context.holdings, "responses", len(answer.message))
+        limit_s = self.probe_s if method.is_probe else settings.send_timeout_s
+        try:
+            async with asyncio.timeout(limit_s):
+                await caller.write(answer.message)
+        except TimeoutError:
+            raise ClientGone(f"the answer was not taken within {limit_s:g} s") from None
 
     async def _receive(self, caller: Caller, context: RequestContext) -> Any:
         """Overloaded if it is slow and its key has no space for it."""
         settings, loop = self.parts.settings, asyncio.get_running_loop()
+        gate, holdings = self.entrance.gate, context.holdings
         full: list[Overloaded] = []
 
         def count() -> None:
             try:
-                reservation.grow(settings.max_body_bytes)
+                gate.hold(holdings, "bodies", settings.max_body_bytes)
             except Overloaded as error:
                 full.append(error)
                 timeout.reschedule(loop.time())
 
-        with self.parts.request_path.bodies.reserve(0, context.key) as reservation:
-            counting = loop.call_later(self.quick_s, count)
-            try:
-                async with asyncio.timeout(settings.body_timeout_s) as timeout:
-                    return await caller.read()
-            except TimeoutError:
-                raise full.pop() if full else _late(settings.body_timeout_s) from None
-            finally:
-                counting.cancel()
+        counting = loop.call_later(self.quick_s, count)
+        try:
+            async with asyncio.timeout(settings.body_timeout_s) as timeout:
+                return await caller.read()
+        except TimeoutError:
+            raise full.pop() if full else _late(settings.body_timeout_s) from None
+        finally:
+            counting.cancel()
+            gate.hold(holdings, "bodies", 0)
 
     async def _receive_probe(self, caller: Caller, context: RequestContext) -> Any:
         """A probe may be as large as any, so one is received at a time: others meanwhile count

@@ -13,9 +13,9 @@ from tokenizers import Tokenizer
 
 from addnorm.service.protocols.texts.text_steps import STEP_TEXTS, decoded_ids, portions
 from addnorm.service.protocols.texts.texts import QUICK_CHARACTERS, QUICK_TEXTS, TextReader
-from addnorm.service.scheduling.byte_budget import ByteBudget
 from addnorm.service.scheduling.cooperative import one_step, run_now
 from addnorm.service.scheduling.deadline import Deadline
+from addnorm.service.scheduling.gate import Gate
 from addnorm.service.settings import Settings
 from tests.support.language_model import tokenizer as of_bytes
 from tests.support.pipelines import FAMILIES, LINES
@@ -45,7 +45,7 @@ def test_many_empty_texts_are_no_quick_work(
     num_texts: int, num_characters: int, is_quick: bool
 ) -> None:
     pool: Any = Pool()
-    reader = TextReader(Settings(), ByteBudget("bodies", 1), pool)
+    reader = TextReader(Settings(), Gate({}), pool)
     work = reader.run(one_step(lambda: "done"), num_texts, num_characters, Deadline(60))
     assert asyncio.run(work) == "done"
     assert len(pool.expected_s) == (not is_quick)

@@ -86,19 +86,20 @@ def answering(
 
 async def model_infer(parts: Parts, receive: Receive, call: Call) -> Answer:
     path, context, tools = parts.request_path, call.context, parts.tools
-    path.pipeline.scheduler.admit(call.deadline.timeout_s, context.key, math.inf)
+    path.pipeline.scheduler.admit(call.deadline.timeout_s, context.holdings.key, math.inf)
     body = await receive()
     call.deadline.check()
     num_held = infer_message.held_bytes(body, parts.settings)
     context.decoded_from = time.monotonic()
-    with path.bodies.reserve(num_held, context.key):
-        work = one_step(partial(infer_message.read, body))
-        message, asked = await tools.bodies.read(len(body), work, call.deadline)
-        version = {"version": message.model_version} if message.model_version else {}
-        names = {"model": message.model_name, **version}
-        call = call._replace(num_bytes=len(body), names=names)
-        contents = infer_message.contents(message)
-        request, encode = await infer.infer(asked, contents, call, tools, infer_message.write)
+    path.gate.hold(context.holdings, "bodies", num_held)
+    work = one_step(partial(infer_message.read, body))
+    message, asked = await tools.bodies.read(len(body), work, call.deadline)
+    version = {"version": message.model_version} if message.model_version else {}
+    names = {"model": message.model_name, **version}
+    call = call._replace(num_bytes=len(body), names=names)
+    contents = infer_message.contents(message)
+    request, encode = await infer.infer(asked, contents, call, tools, infer_message.write)
+    path.gate.hold(context.holdings, "bodies", 0)
     del body, message, asked, contents, work  # not to be held while the answer is computed
     encoded, request = await path.answer(call, request._replace(binary=True), encode)
     fingerprint = {FINGERPRINT_HEADER: request.fingerprint}

@@ -1,0 +1,122 @@
+"""The gate: keys share what is held, small requests always find space, and all is given back."""
+
+import pytest
+
+from addnorm.service.errors import Overloaded, TooManyAtOnce
+from addnorm.service.scheduling.gate import Gate, Holdings
+
+LIMIT = 9_000_000
+
+
+@pytest.fixture
+def gate() -> Gate:
+    return Gate({"bodies": LIMIT, "responses": LIMIT})
+
+
+def is_granted(gate: Gate, holdings: Holdings, num_bytes: int) -> bool:
+    try:
+        gate.hold(holdings, "bodies", num_bytes)
+    except Overloaded:
+        return False
+    return True
+
+
+def fill(gate: Gate, num_bytes: int, key: str = "") -> int:
+    """Such requests hold bodies until one is refused -> the bytes held for them."""
+    before = gate.total["bodies"]
+    while is_granted(gate, Holdings(key), num_bytes):
+        assert gate.total["bodies"] <= LIMIT
+    return gate.total["bodies"] - before
+
+
+def test_one_key_alone_may_hold_nearly_all(gate: Gate) -> None:
+    assert fill(gate, 100_000, "many") == 8_000_000
+
+
+def test_whoever_holds_much_is_rejected_before_whoever_holds_little(gate: Gate) -> None:
+    fill(gate, 100_000, "many")
+    assert fill(gate, 100_000, "other") == 800_000
+    assert fill(gate, 10_000, "third") > 80_000
+    assert gate.total["bodies"] < LIMIT
+
+
+@pytest.mark.parametrize("key", ["", "many", "other"])
+@pytest.mark.parametrize("each", [100_000, 1_000_000, 7_999_999])
+def test_a_small_request_finds_space_beside_large_ones_of_any_key(
+    gate: Gate, key: str, each: int
+) -> None:
+    fill(gate, each, "many" if key else "")
+    gate.hold(Holdings(key), "bodies", 10_000)
+
+
+def test_small_requests_of_one_key_leave_space_to_other_keys(gate: Gate) -> None:
+    for each in (100_000, 10_000, 1000):
+        fill(gate, each, "many")
+    assert gate.total["bodies"] < LIMIT
+    gate.hold(Holdings("other"), "bodies", 10_000)
+
+
+def test_a_request_that_grows_counts_as_a_whole(gate: Gate) -> None:
+    """Many small pieces are no small request."""
+    held = fill(gate, 100_000)
+    growing, num_bytes = Holdings(), 1000
+    while is_granted(gate, growing, num_bytes):
+        assert gate.total["bodies"] <= LIMIT
+        num_bytes += 1000
+    assert gate.total["bodies"] - held < 20_000
+
+
+def test_a_request_alone_may_hold_more_than_the_limit(gate: Gate) -> None:
+    alone, other = Holdings("a"), Holdings("b")
+    with gate.admit(alone):
+        for num_bytes in (2 * LIMIT, 2 * LIMIT + 1000):
+            gate.hold(alone, "bodies", num_bytes)
+        gate.hold(other, "bodies", 0)
+        gate.hold(other, "responses", 1)
+        with pytest.raises(Overloaded):
+            gate.hold(other, "bodies", 1)
+    gate.hold(other, "bodies", 1)
+
+
+def test_all_that_a_request_holds_is_given_back_and_leaves_no_trace_of_its_key(gate: Gate) -> None:
+    holdings = Holdings("a")
+
+    def fail() -> None:
+        with gate.admit(holdings):
+            gate.hold(holdings, "bodies", 1000)
+            gate.hold(holdings, "bodies", 10)
+            gate.keep(holdings, "responses", 3 * LIMIT)
+            assert (gate.total["requests"], gate.total["bodies"]) == (1, 10)
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        fail()
+    assert not any(gate.total.values())
+    assert not any(gate._by_key.values())
+
+
+def test_what_is_rejected_is_not_held_and_says_when_to_come_back(gate: Gate) -> None:
+    fill(gate, 1_000_000)
+    large = Holdings()
+    gate.hold(large, "bodies", 1000)
+    with pytest.raises(Overloaded) as full:
+        gate.hold(large, "bodies", 2_001_000)
+    assert full.value.message == (
+        "overloaded: bodies in progress hold 8,001,000 bytes, this request needs 2,000,000 more,"
+        " the limit is 9,000,000, of which a caller leaves 1/9 to others; retry in 1 s"
+    )
+    assert (full.value.code, full.value.retry_after_s) == ("bodies_full", 1)
+    assert gate.total["bodies"] == 8_001_000
+
+
+def test_a_keys_own_limit_of_requests(gate: Gate) -> None:
+    first, second = Holdings("a"), Holdings("a")
+    with gate.admit(first, max_requests=1):
+        with pytest.raises(
+            TooManyAtOnce, match="1 requests under way, its limit is 1; retry in 1 s"
+        ):
+            gate.admit(second, max_requests=1).__enter__()
+        with gate.admit(Holdings("b"), max_requests=1), gate.admit(second):
+            pass
+    with gate.admit(second, max_requests=1):
+        pass
