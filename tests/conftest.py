@@ -40,8 +40,8 @@ from tests.support.waiting import eventually
 GOLDEN = Path(__file__).parent / "golden"
 # What is asked again is computed again: a cache would compare an answer with itself.
 OWN: dict[str, Any] = {"worker_threads": 2, "port": 0, "cache_bytes": 0}
-# the same kind of block, in a third of the time
-SHALLOWER = {"encoder": replace(PRESETS["encoder"], n_layers=2)}
+# the same kinds of blocks, in a third of the time
+SHALLOWER = {name: replace(PRESETS[name], n_layers=2) for name in ("gpt", "encoder", "minilm")}
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -84,9 +84,11 @@ def one_thread() -> None:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def exports_of_this_run(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """What PyTorch's exporter made for one process serves the others too."""
+def exports_of_this_run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """What PyTorch's exporter made for one test or process serves the others too."""
     exports.share(made_once(tmp_path_factory, "exports", Path.mkdir))
+    with shared_exports():
+        yield
 
 
 ExportPreset = Callable[[str], Path]
@@ -120,8 +122,7 @@ def preset_in_int8(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], 
     def preset_in_int8(name: str) -> Bundle:
         def make(root: Path) -> None:
             plan = Plan(precisions=("fp32", "int8"), default_precision="int8")
-            with shared_exports():
-                export(sources.preset(name), root, name, None, plan)
+            export(sources.preset(name), root, name, None, plan)
 
         return bundle.read(made_once(tmp_path_factory, f"int8-{name}", make) / name / "1")
 
@@ -134,8 +135,7 @@ def notebook_in_fp16(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
 
     def make(root: Path) -> None:
         plan = Plan(precisions=("fp32", "fp16"))
-        with shared_exports():
-            export(sources.preset("notebook"), root, "notebook", None, plan)
+        export(sources.preset("notebook"), root, "notebook", None, plan)
 
     return bundle.read(made_once(tmp_path_factory, "fp16-notebook", make) / "notebook" / "1")
 
@@ -173,13 +173,6 @@ def notebook(export_preset: ExportPreset, tmp_path_factory: pytest.TempPathFacto
     return (
         linked(tmp_path_factory.mktemp("notebook"), [export_preset("notebook")]) / "notebook" / "1"
     )
-
-
-@pytest.fixture
-def exports_shared() -> Iterator[None]:
-    """For a test that exports a model as it is, and so may take graphs that others made."""
-    with shared_exports():
-        yield
 
 
 @contextmanager
@@ -256,8 +249,7 @@ def text_bundles(
     """notebook, and under the name that the examples use a BERT of a few words that takes texts."""
 
     def make(root: Path) -> None:
-        with shared_exports():
-            export(sources.checkpoint(text_checkpoint), root, TEXT_MODEL, None, Plan())
+        export(sources.checkpoint(text_checkpoint), root, TEXT_MODEL, None, Plan())
 
     texts = made_once(tmp_path_factory, "texts", make) / TEXT_MODEL
     return linked(tmp_path_factory.mktemp("texts"), [notebook.parent, texts])
@@ -280,8 +272,7 @@ def task_bundles(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A tiny model for each task: see tests/support/task_models.py."""
 
     def make(root: Path) -> None:
-        with shared_exports():
-            export_task_models(root / "bundles", root / "checkpoints")
+        export_task_models(root / "bundles", root / "checkpoints")
 
     return made_once(tmp_path_factory, "tasks", make) / "bundles"
 
@@ -292,8 +283,7 @@ def multi_vector_bundles(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
     def make(root: Path) -> None:
         folder = multi_vector.checkpoint(root / "colbert")
-        with shared_exports():
-            export(sources.checkpoint(folder), root / "bundles", "colbert", None, Plan())
+        export(sources.checkpoint(folder), root / "bundles", "colbert", None, Plan())
 
     return made_once(tmp_path_factory, "multi-vector", make) / "bundles"
 

@@ -29,7 +29,6 @@ from benchmarks.bench.contenders import ONE_THREAD
 from benchmarks.bench.rows import TITLES
 from benchmarks.contender import FP32, INT8, NAIVE
 from benchmarks.tables import BEFORE, Row
-from tests.support.exports import shared_exports
 from tests.support.fake_server import fake_server
 
 MIN_RATIO = 1.5  # of CPU time for a useful token on `big`; `make bench` measures tokens/s
@@ -125,8 +124,7 @@ def test_ratios_are_over_the_baseline_and_more_is_better(metric: str) -> None:
 def layouts(bundles: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Bundle]:
     """The preset of the standard load, in both layouts."""
     out = tmp_path_factory.mktemp("bundles")
-    with shared_exports():
-        padded = export(sources.preset("postnorm"), out, "padded", None, Plan("padded"))
+    padded = export(sources.preset("postnorm"), out, "padded", None, Plan("padded"))
     return {"packed": bundle_format.read(bundles / "postnorm" / "1"), "padded": padded}
 
 

@@ -37,7 +37,6 @@ def test_what_is_missing_is_said_in_words(tmp_path: Path, monkeypatch: pytest.Mo
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.usefixtures("exports_shared")
 def test_a_rehearsal_runs_every_step_and_keeps_its_figures(setup: Setup) -> None:
     found = experiment.tried(Options(1, 1, STEPS), setup)
     assert not found.missed

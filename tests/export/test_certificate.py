@@ -33,7 +33,6 @@ from addnorm.service.models.model import Model
 from addnorm.service.runtime import bundle as bundles
 from addnorm.service.runtime.batch import Floats
 from addnorm.service.runtime.bundle import Bundle
-from tests.support.exports import shared_exports
 from tests.support.mutation import KINDS, Mutant, Subject, mutants, verdict, write
 
 UNSEEN = 7  # an id of `postnorm` that no case of the certificate contains
@@ -41,20 +40,17 @@ UNSEEN = 7  # an id of `postnorm` that no case of the certificate contains
 
 @pytest.fixture(scope="module")
 def notebook_subject(notebook: Path) -> Subject:
-    with shared_exports():
-        return Subject.of(bundles.read(notebook), sources.preset("notebook"))
+    return Subject.of(bundles.read(notebook), sources.preset("notebook"))
 
 
 @pytest.fixture(scope="module")
 def fp16_subject(notebook_in_fp16: Bundle) -> Subject:
-    with shared_exports():
-        return Subject.of(notebook_in_fp16, sources.preset("notebook"))
+    return Subject.of(notebook_in_fp16, sources.preset("notebook"))
 
 
 @pytest.fixture(scope="module")
 def postnorm(preset_in_int8: Callable[[str], Bundle]) -> Subject:
-    with shared_exports():
-        return Subject.of(preset_in_int8("postnorm"), sources.preset("postnorm"))
+    return Subject.of(preset_in_int8("postnorm"), sources.preset("postnorm"))
 
 
 @pytest.fixture
@@ -382,7 +378,6 @@ def test_a_file_that_is_no_graph_is_refused(notebook_subject: Subject, tmp_path:
         parity.certify(bundle, notebook_subject.expected.reference)
 
 
-@pytest.mark.usefixtures("exports_shared")
 def test_an_exporter_that_writes_another_eps_is_found(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -443,7 +438,6 @@ def test_heads_of_more_than_128_dimensions_are_made_of_parts_where_there_are_no_
         check_fit(model)
 
 
-@pytest.mark.usefixtures("exports_shared")
 def test_certificate_lines_have_one_form(
     notebook: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -17,7 +17,6 @@ from addnorm.model.checkpoints import CheckpointError, load_checkpoint
 from addnorm.service.runtime.tokenizing.pair_text import pair_text
 from tests.conftest import inference_of, serving
 from tests.support import language_model, web
-from tests.support.exports import shared_exports
 from tests.support.families import made, save
 from tests.support.sentence_transformers import tell, write_modules, write_settings
 
@@ -95,8 +94,7 @@ def model(root: Path) -> PreTrainedModel:
 
 @pytest.fixture(scope="module")
 def client(root: Path, model: PreTrainedModel) -> Iterator[httpx.Client]:
-    with shared_exports():
-        export(sources.checkpoint(root / "chat"), root / "bundles", "chat", None, Plan())
+    export(sources.checkpoint(root / "chat"), root / "bundles", "chat", None, Plan())
     service = inference_of(root / "bundles", invariance_check_share=0)
     with serving(service) as url, web.client(base_url=url, timeout=60) as found:
         yield found

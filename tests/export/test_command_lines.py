@@ -65,7 +65,6 @@ def place(tmp_path: Path, notebook: Path, monkeypatch: pytest.MonkeyPatch) -> Pa
     return tmp_path
 
 
-@pytest.mark.usefixtures("exports_shared")
 @pytest.mark.parametrize(("words", "said"), ROWS)
 def test_a_command_line_is_refused_in_one_line(
     place: Path, text_checkpoint: Path, notebook: Path, words: str, said: str

@@ -27,6 +27,7 @@ from addnorm.model.norms import LayerNorm
 from addnorm.model.presets import PRESETS, build
 from addnorm.model.transformer import Transformer, randomize
 from addnorm.service.runtime import bundle as bundles
+from tests.support.exports import fresh_exports
 
 SMALL = Config(
     vocab_size=50, d_model=32, n_heads=2, d_ff=64, n_layers=1, max_positions=64, eps=1e-6,
@@ -78,7 +79,6 @@ def change_eps(model: Transformer) -> None:
             module.eps = 1e-3
 
 
-@pytest.mark.usefixtures("exports_shared")
 @pytest.mark.parametrize("change", [perturb_a_weight, drop_a_gamma, change_eps])
 def test_a_changed_model_shows_in_its_numbers(
     change: Callable[[Transformer], object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -97,7 +97,8 @@ def test_an_ignored_mask_is_not_certified(tmp_path: Path, monkeypatch: pytest.Mo
         return original(self, causal, relative)._replace(num_keys=None)
 
     monkeypatch.setattr(FullGrid, "attention_mask", see_everything)
-    assert "checks failed" in refused(small(), tmp_path)
+    with fresh_exports():
+        assert "checks failed" in refused(small(), tmp_path)
 
 
 def test_attention_whose_order_follows_the_pads_is_not_certified(
@@ -122,13 +123,13 @@ def test_attention_whose_order_follows_the_pads_is_not_certified(
             return Turned(self.sequences, self.seq, self.block)
 
     monkeypatch.setitem(transformer.LAYOUTS, "packed", TurnedByPads)
-    assert "'biased': True" in refused(small(), tmp_path)  # by its attributes
-    monkeypatch.setattr(parity, "compare_files", lambda *_: [])
-    message = refused(small(), tmp_path)  # by its bits
+    with fresh_exports():
+        assert "'biased': True" in refused(small(), tmp_path)  # by its attributes
+        monkeypatch.setattr(parity, "compare_files", lambda *_: [])
+        message = refused(small(), tmp_path)  # by its bits
     assert "like alone: unequal rows (fp32)" in message
 
 
-@pytest.mark.usefixtures("exports_shared")
 def test_padded_layout_is_certified_for_what_it_promises(tmp_path: Path) -> None:
     bundle = export(sources.preset("notebook"), tmp_path, "plain", None, Plan("padded"))
     assert bundle.manifest.layout == "padded"
@@ -151,7 +152,6 @@ def test_graphs_hold_standard_operators_only_and_nothing_of_this_machine(noteboo
     assert shapes == [["batch", "seq"], ["batch", "seq"]]
 
 
-@pytest.mark.usefixtures("exports_shared")
 def test_versions_count_up_and_verify_makes_the_certificate_again(
     notebook: Path,
     tmp_path: Path,
@@ -174,7 +174,6 @@ def test_versions_count_up_and_verify_makes_the_certificate_again(
     assert "has other bits" not in told
 
 
-@pytest.mark.usefixtures("exports_shared")
 def test_verify_keeps_the_time_of_the_export_and_tells_of_other_bits(
     notebook: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -18,15 +18,13 @@ from addnorm.model.presets import build
 from addnorm.service.models.model import Model
 from addnorm.service.runtime import bundle as bundles
 from addnorm.service.runtime.bundle import Bundle
-from tests.support.exports import shared_exports
 
 FLOAT, HALF = TensorProto.FLOAT, TensorProto.FLOAT16
 
 
 def exported(preset: str, layout: str = "packed") -> Graph:
     """A preset's graph in fp32."""
-    with shared_exports():
-        return all_graphs.export_body(build(preset, layout))
+    return all_graphs.export_body(build(preset, layout))
 
 
 def scale(model: ModelProto, name: str, factor: float) -> None:

@@ -26,7 +26,6 @@ from addnorm.service.runtime.bundle import Bundle
 from addnorm.service.runtime.manifest import Limits, Manifest
 from addnorm.service.settings import Settings
 from tests.support.bundles import flip
-from tests.support.exports import shared_exports
 
 GRAPH, DATA = "model.onnx", "model.onnx.data"
 LIMIT = 4096  # bytes of constants in a file, in place of 1 GiB
@@ -35,7 +34,7 @@ LIMIT = 4096  # bytes of constants in a file, in place of 1 GiB
 @pytest.fixture(scope="module")
 def low_limit(notebook: Path) -> Iterator[None]:
     """notebook: all tests share it, so it must not be the one that is made with this limit."""
-    with pytest.MonkeyPatch.context() as patch, shared_exports():
+    with pytest.MonkeyPatch.context() as patch:
         patch.setattr(model_file, "MAX_BYTES", LIMIT)
         yield
 

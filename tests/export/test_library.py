@@ -24,7 +24,6 @@ from addnorm.service.runtime.bundle import Bundle
 from addnorm.service.settings import Settings
 from tests.conftest import inference_of, serving
 from tests.support import web
-from tests.support.exports import shared_exports
 from tests.support.families import made
 from tests.support.people import NanoGPT
 from tests.support.people.encoders import OwnLayers, T
@@ -74,8 +73,7 @@ def bundle(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Bundle:
             pooling="weighted_mean", tokenizer=folder, max_length=MAX_LENGTH,
         )  # fmt: skip
 
-    with shared_exports():
-        return asyncio.run(notebook())
+    return asyncio.run(notebook())
 
 
 def test_what_is_served_is_what_the_model_says(bundle: Bundle) -> None:
@@ -96,7 +94,6 @@ def test_what_is_served_is_what_the_model_says(bundle: Bundle) -> None:
     assert (bundle.manifest.pooling, bundle.manifest.normalize) == ("weighted_mean", False)
 
 
-@pytest.mark.usefixtures("exports_shared")
 def test_the_callers_model_is_not_changed(tmp_path: Path) -> None:
     model = classifier()
     before, layout = copy.deepcopy(model.state_dict()), model.layout
@@ -110,7 +107,6 @@ def test_the_callers_model_is_not_changed(tmp_path: Path) -> None:
         assert torch.equal(tensor, before[name]), name
 
 
-@pytest.mark.usefixtures("exports_shared")
 def test_verify_knows_the_model_again(bundle: Bundle, folder: Path) -> None:
     certificate = bundle.path / bundles.CERTIFICATE
     before = json.loads(certificate.read_text())
@@ -226,7 +222,6 @@ def test_whatever_fails_is_one_error(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.usefixtures("exports_shared")
 def test_a_tokenizer_of_another_model_is_refused(tmp_path: Path) -> None:
     other = tokenizer()
     other.add_tokens(["unheard"])

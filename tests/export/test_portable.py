@@ -21,7 +21,6 @@ from addnorm.export.graphs.portable import LANES, lane_sums, make_portable
 from addnorm.model.config import Config, Disentangled, Positions, Rotary
 from addnorm.model.norms import LayerNorm
 from addnorm.model.transformer import Transformer, randomize
-from tests.support.exports import shared_exports
 
 SMALL = Config(vocab_size=50, d_model=64, n_heads=2, d_ff=64, n_layers=1, max_positions=300)
 DISTANCES = replace(
@@ -222,8 +221,7 @@ def model_of(config: Config, layout: str = "packed") -> Transformer:
 
 
 def graph_of(config: Config, layout: str = "packed") -> Graph:
-    with shared_exports():
-        return all_graphs.Graphs.export(model_of(config, layout), lens=False).body
+    return all_graphs.Graphs.export(model_of(config, layout), lens=False).body
 
 
 def same_alone_and_together(config: Config, lengths: list[int]) -> None:

@@ -80,9 +80,7 @@ def test_texts_of_ones_own_are_compared_for_each_task(
     assert source.compared_with()["samples"] == len(samples)
 
 
-def test_a_file_of_texts_is_part_of_the_certificate(
-    text_checkpoint: Path, tmp_path: Path, exports_shared: None
-) -> None:
+def test_a_file_of_texts_is_part_of_the_certificate(text_checkpoint: Path, tmp_path: Path) -> None:
     file, out = tmp_path / "texts.txt", tmp_path / "out"
     file.write_text("a text\nthe same\ttext\n\n")
     named = ["--checkpoint", str(text_checkpoint), "--texts", str(file)]
@@ -101,7 +99,7 @@ def test_a_file_of_texts_is_part_of_the_certificate(
 
 
 def test_a_server_may_refuse_what_was_compared_with_our_own_reading(
-    text_checkpoint: Path, tmp_path: Path, exports_shared: None
+    text_checkpoint: Path, tmp_path: Path
 ) -> None:
     named = ["--checkpoint", str(text_checkpoint)]
     own = ["--reference", "none", "--name", "own", "--out", str(tmp_path)]

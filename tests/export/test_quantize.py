@@ -28,7 +28,6 @@ from addnorm.service.loading.loader import check
 from addnorm.service.models.model import Model
 from addnorm.service.runtime import bundle as bundles
 from addnorm.service.runtime.bundle import Bundle
-from tests.support.exports import shared_exports
 
 ROOT = Path(__file__).parents[2]
 INT8 = "model.int8.onnx"
@@ -61,8 +60,7 @@ def set_constant(graph: ModelProto, name: str, change: Callable[[np.ndarray], np
 
 @pytest.fixture(scope="module")
 def expected(bundle: Bundle) -> Expected:
-    with shared_exports():
-        return Expected.export(build("gpt", "padded"), bundle.manifest)
+    return Expected.export(build("gpt", "padded"), bundle.manifest)
 
 
 def refused(bundle: Bundle, expected: Expected, exactly: str, in_numbers: str = "") -> None:
@@ -319,7 +317,6 @@ def test_a_scale_that_no_weight_has_is_far_from_every_weight(scale: float) -> No
     assert not steps <= INT8_STEPS
 
 
-@pytest.mark.usefixtures("exports_shared")
 def test_int8_alone(tmp_path: Path) -> None:
     """`--precision int8` keeps no fp32 graph, in the padded layout as in the packed."""
     words = f"--preset postnorm --out {tmp_path} --precision int8 --layout padded"

@@ -24,7 +24,6 @@ from addnorm.service.runtime.manifest import Limits
 from tests.support.families import made
 from tests.support.texts import WORDS, tokenizer
 
-pytestmark = pytest.mark.usefixtures("exports_shared")
 CONFIG = Config(
     vocab_size=40, d_model=16, n_heads=4, d_ff=32, n_layers=1, max_positions=12, activation="relu"
 )  # fmt: skip

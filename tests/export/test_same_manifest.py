@@ -11,7 +11,6 @@ from addnorm.export.sources.sources import Source
 from addnorm.export.writer import Plan, write_uncertified
 from addnorm.service.runtime import bundle as bundles
 from addnorm.service.runtime.bundle import Bundle
-from tests.support.exports import shared_exports
 from tests.support.texts import TEXT_MODEL
 
 
@@ -21,8 +20,7 @@ def again(tmp_path: Path) -> Callable[[Bundle, Source, Plan], Bundle]:
 
     def again(first: Bundle, source: Source, plan: Plan) -> Bundle:
         manifest = first.manifest
-        with shared_exports():
-            return write_uncertified(source, tmp_path, manifest.name, manifest.version, plan)[0]
+        return write_uncertified(source, tmp_path, manifest.name, manifest.version, plan)[0]
 
     return again
 

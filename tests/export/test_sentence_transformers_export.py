@@ -16,7 +16,6 @@ from addnorm.service.runtime import bundle as bundles
 from addnorm.service.runtime.files import sha256
 from tests.conftest import inference_of, serving
 from tests.support import web
-from tests.support.exports import shared_exports
 from tests.support.sentence_transformers import write_dense, write_modules, write_settings
 from tests.support.texts import D_MODEL, LONG, MAX_TEXT_TOKENS, ids_of
 
@@ -50,8 +49,7 @@ def folder(
 @pytest.fixture(scope="module")
 def root(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     made = tmp_path_factory.mktemp("bundles")
-    with shared_exports():
-        export(sources.checkpoint(folder), made, "mine", None, Plan())
+    export(sources.checkpoint(folder), made, "mine", None, Plan())
     return made
 
 

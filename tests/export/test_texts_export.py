@@ -16,8 +16,6 @@ from addnorm.service.runtime.tokenizing.tokenizer import Tokenizer
 from tests.support.sentence_transformers import tell
 from tests.support.texts import MAX_POSITIONS, MAX_TEXT_TOKENS, TEXT_MODEL
 
-pytestmark = pytest.mark.usefixtures("exports_shared")
-
 
 @pytest.fixture
 def folder(text_checkpoint: Path, tmp_path: Path) -> Path:

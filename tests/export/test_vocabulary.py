@@ -3,7 +3,6 @@
 from pathlib import Path
 
 import numpy as np
-import pytest
 import torch
 from tokenizers import Tokenizer
 
@@ -31,7 +30,6 @@ def test_characters_words_and_what_is_unknown(tmp_path: Path) -> None:
     assert found.encode("the old  bell ,").ids == [1, 0, 2, 3]
 
 
-@pytest.mark.usefixtures("exports_shared")
 def test_texts_of_characters_are_served(tmp_path: Path) -> None:
     torch.manual_seed(0)
     module = OwnLayers().eval()

@@ -19,7 +19,6 @@ from addnorm.export.writer import Plan, export
 from addnorm.service.tasks import scoring
 from tests.conftest import inference_of, serving
 from tests.support import web
-from tests.support.exports import shared_exports
 from tests.support.families import made
 from tests.support.language_model import END, checkpoint
 
@@ -41,8 +40,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def client(folder: Path) -> Iterator[httpx.Client]:
     root = folder.parent / "bundles"
-    with shared_exports():
-        export(sources.checkpoint(folder), root, NAME, None, Plan())
+    export(sources.checkpoint(folder), root, NAME, None, Plan())
     with serving(inference_of(root)) as url, web.client(base_url=url, timeout=60) as client:
         yield client
 

@@ -14,7 +14,6 @@ from addnorm.export.sources import sources
 from addnorm.export.writer import Plan, export
 from tests.conftest import inference_of, serving
 from tests.support import web
-from tests.support.exports import shared_exports
 from tests.support.families import layers, made, save, sequences
 
 NAME = "seen"
@@ -32,9 +31,8 @@ def theirs() -> PreTrainedModel:
 def bundles(theirs: PreTrainedModel, tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("lens")
     source = sources.checkpoint(save(theirs, root / NAME))
-    with shared_exports():
-        plan = Plan(lens=True)
-        export(source, root / "bundles", NAME, None, plan)
+    plan = Plan(lens=True)
+    export(source, root / "bundles", NAME, None, plan)
     return root / "bundles"
 
 

@@ -4,6 +4,7 @@ import pickle
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
+from functools import cache
 from hashlib import sha256
 from pathlib import Path
 from unittest import mock
@@ -11,14 +12,16 @@ from unittest import mock
 from filelock import FileLock
 from onnx import ModelProto
 from torch import nn
+from torch.onnx._internal.exporter._registration import ONNXRegistry
 
 from addnorm.export.certificate.graph import exact
 from addnorm.export.graphs import all_graphs, graph
 from addnorm.export.graphs.all_graphs import Graphs
-from addnorm.export.graphs.model_file import Graph
+from addnorm.export.graphs.model_file import Array, Graph
 from addnorm.model.transformer import Transformer
 
 Export = Callable[..., Graph]
+EXPORTS = ("export_body", "export_head", "export_lens")
 HEADS = "heads"  # their names begin so
 _known: dict[str, Graph] = {}
 _prefix: list[str] = []  # of the exports that are made now
@@ -32,7 +35,7 @@ def share(folder: Path) -> None:
 
 @contextmanager
 def shared_exports(proved: bool = False) -> Iterator[None]:
-    """Runs PyTorch's exporter once per model.
+    """Runs PyTorch's exporter once for all models that differ in their weights alone.
 
     So the certificate compares what was written with the graph that was written, not with a fresh
     export. proved: it has exports of its own, as outside of tests.
@@ -40,10 +43,20 @@ def shared_exports(proved: bool = False) -> Iterator[None]:
     Not for tests that patch the model's code: the key is the model's classes and values.
     """
     with ExitStack() as stack:
-        for name in ("export_body", "export_head", "export_lens"):
+        for name in EXPORTS:
             stack.enter_context(mock.patch.object(all_graphs, name, _remembering(name)))
+        # the exporter reads its table of operators anew for each export, which takes a tenth of it
+        table = staticmethod(cache(ONNXRegistry.from_torchlib))
+        stack.enter_context(mock.patch.object(ONNXRegistry, "from_torchlib", table))
         if proved:
             stack.enter_context(mock.patch.object(exact, "Graphs", _Fresh))
+        yield
+
+
+@contextmanager
+def fresh_exports() -> Iterator[None]:
+    """Runs PyTorch's exporter each time, as outside of tests."""
+    with mock.patch.multiple(all_graphs, **{name: getattr(graph, name) for name in EXPORTS}):
         yield
 
 
@@ -63,35 +76,58 @@ def _remembering(name: str) -> Export:
     run: Export = getattr(graph, name)
 
     def export(model: nn.Module, *arguments: int) -> Graph:
-        key = f"{''.join(_prefix)}{name}-{_digest(model, *arguments)}"
+        weights = _weights(model)
+        key = f"{''.join(_prefix)}{name}-{_digest(model, weights, *arguments)}"
         if key not in _known:
-            _known[key] = _made_once(key, lambda: run(model, *arguments))
-        return _known[key].copy()
+            _known[key] = _made_once(key, lambda: run(model, *arguments), weights)
+        return _with_weights(_known[key], weights)
 
     return export
 
 
-def _made_once(key: str, make: Callable[[], Graph]) -> Graph:
+def _weights(model: nn.Module) -> dict[str, Array]:
+    """The model's own memory, but for its heads', which the exporter sees alone: models with
+    different heads share a body."""
+    return {
+        name: tensor.detach().numpy()
+        for name, tensor in model.named_parameters()
+        if not name.startswith(HEADS)
+    }
+
+
+def _made_once(key: str, make: Callable[[], Graph], weights: dict[str, Array]) -> Graph:
     if not _shared:
-        return _own(make())
+        return _without_weights(make(), weights)
     file = _shared[0] / f"{key}.pickle"
     with FileLock(f"{file}.lock"):
         if not file.exists():
-            made = _own(make())
+            made = _without_weights(make(), weights)
             file.write_bytes(pickle.dumps((made.proto.SerializeToString(), made.values)))
             return made
     proto, values = pickle.loads(file.read_bytes())
     return Graph(ModelProto.FromString(proto), values)
 
 
-def _own(made: Graph) -> Graph:
-    """A graph's values are the model's memory, which a test may change."""
-    return Graph(made.proto, {name: array.copy() for name, array in made.values.items()})
+def _without_weights(made: Graph, weights: dict[str, Array]) -> Graph:
+    """Other values are the memory of the model's buffers, which a test may change."""
+    own = {name: array.copy() for name, array in made.values.items() if name not in weights}
+    return Graph(made.proto, own)
 
 
-def _digest(model: nn.Module, *arguments: int) -> str:
-    """A digest of all that the exporter sees: classes, attributes, weights and buffers. It sees
-    heads alone, so that models with different heads share a body."""
+def _with_weights(made: Graph, weights: dict[str, Array]) -> Graph:
+    proto, values = made.copy().proto, {**made.values}
+    for item in proto.graph.initializer:
+        if item.name in weights:
+            if item.HasField("raw_data"):
+                item.raw_data = weights[item.name].tobytes()
+            else:
+                values[item.name] = weights[item.name]
+    return Graph(proto, values)
+
+
+def _digest(model: nn.Module, weights: dict[str, Array], *arguments: int) -> str:
+    """A digest of all that the exporter looks at: classes, attributes and buffers; of weights their
+    shapes, which of them are equal, and what is the same everywhere in one, such as zeros."""
     made = sha256(repr(arguments).encode())
     for name, module in model.named_modules():
         if name.startswith(HEADS):
@@ -100,9 +136,14 @@ def _digest(model: nn.Module, *arguments: int) -> str:
         if "config" in public:
             public["config"] = replace(public["config"], heads={})
         made.update(repr((name, type(module), public)).encode())
-    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
-        if name.startswith(HEADS):
-            continue
-        made.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
-        made.update(tensor.detach().numpy().tobytes())
+    first: dict[tuple[str, bytes], str] = {}
+    for name, array in weights.items():
+        kind, values = f"{array.dtype}{array.shape}", array.tobytes()
+        made.update(f"{name} {kind} {first.setdefault((kind, values), name)}".encode())
+        if values == values[: array.itemsize] * array.size:
+            made.update(values[: array.itemsize])
+    for name, tensor in model.named_buffers():
+        if not name.startswith(HEADS):
+            made.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+            made.update(tensor.detach().numpy().tobytes())
     return made.hexdigest()

@@ -29,7 +29,6 @@ def test_every_program_is_here() -> None:
     assert {file.stem for file in EXAMPLES.glob("*.py")} == set(OUTPUTS)
 
 
-@pytest.mark.usefixtures("exports_shared")
 @pytest.mark.parametrize(
     "name",
     [pytest.param(name, marks=() if name in ALWAYS else pytest.mark.modules) for name in OUTPUTS],

@@ -30,7 +30,6 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-@pytest.mark.usefixtures("exports_shared")
 def test_code_and_weights_become_a_bundle_that_verify_makes_again(folder: Path) -> None:
     command.export(
         ["--module", "mine:make", "--weights", "model.pt", "--name", "own", "--out", "bundles"]

@@ -3,7 +3,6 @@
 from pathlib import Path
 
 import numpy as np
-import pytest
 import torch
 
 from addnorm.export import export_bundle
@@ -14,7 +13,6 @@ from tests.support import web
 from tests.support.people import Annotated
 
 
-@pytest.mark.usefixtures("exports_shared")
 def test_a_pad_by_its_id_is_refused_in_a_sequence_and_served_around(tmp_path: Path) -> None:
     torch.manual_seed(0)
     module = Annotated().eval()

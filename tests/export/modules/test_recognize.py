@@ -112,7 +112,6 @@ def difference(found: Recognized, module: nn.Module) -> float:
     return worst
 
 
-@pytest.mark.usefixtures("exports_shared")
 def test_a_module_is_exported_by_one_call_and_left_as_it_was(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
