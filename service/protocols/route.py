@@ -94,7 +94,7 @@ class Route:
         described |= json_body(self.body, self.examples, **self.media_types)
         described["parameters"] = [*own, DEADLINE]
         return {
-            "endpoint": _documented_alone,
+            "endpoint": _nothing_calls_it,
             "methods": ["POST"],
             "name": self.name,
             "summary": self.summary,
@@ -106,7 +106,7 @@ class Route:
         }
 
 
-async def _documented_alone() -> None:
+async def _nothing_calls_it() -> None:
     # no docstring, as FastAPI would show it
     raise AssertionError("a row of the table is served by it")
 

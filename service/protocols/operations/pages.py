@@ -81,7 +81,7 @@ async def page_file(request: Request, file: str) -> Response:
 
 
 async def swagger_file(request: Request, file: str) -> Response:
-    """Those of /docs."""
+    """Scripts, styles and pictures of /docs."""
     return _found(_swaggers(), request, file)
 
 
