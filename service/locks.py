@@ -13,7 +13,7 @@ class LockOrder(IntEnum):
     """A thread that holds a lock may only take those below it in this list."""
 
     REPOSITORY = 1  # one change of the served models at a time
-    SCHEDULER = 2  # queue, admission control, workers, what is counted of jobs and targets
+    SCHEDULER = 2  # queue, load shedding, workers, what is counted of jobs and targets
     CACHE = 3  # what is held of computed sequences
     ROWS = 4  # the rows of one job, until they have their memory
     STATISTICS = 5  # the session runs of one model

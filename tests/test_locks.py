@@ -21,6 +21,7 @@ from addnorm.service.scheduling.scheduler import Scheduler
 from tests.conftest import inference_of, serving
 from tests.support import web
 from tests.support.locks import CheckedLock, held, taken_wrongly
+from tests.support.scheduling import gate_of
 
 ROOT = Path(__file__).parent.parent
 PAGE = ROOT / "docs" / "design" / "threads.md"
@@ -76,7 +77,7 @@ def test_the_holder_of_a_condition_takes_it_again_and_waits_for_it_alone() -> No
 
 
 def test_the_locks_of_the_suite_are_checked() -> None:
-    assert isinstance(Scheduler(1, 100)._changed._lock, CheckedLock)  # type: ignore[attr-defined]
+    assert isinstance(Scheduler(gate_of(1, 100))._changed._lock, CheckedLock)  # type: ignore[attr-defined]
 
 
 class ArrayCalls:

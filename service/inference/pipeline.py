@@ -4,17 +4,15 @@ check -> get the rows (`computing.py`, in pieces `bulk.py`) -> make the outputs,
 layout -> encode them.
 """
 
-import math
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable
 from functools import partial
 from typing import Any, TypeVar
 
-from addnorm.service.errors import DeadlineNotMet, Expired, NotFinite
+from addnorm.service.errors import Expired, NotFinite
 from addnorm.service.inference.bulk import Bulk
 from addnorm.service.inference.computing import Computing, Gather, by_row
-from addnorm.service.inference.cost import Cost, Promised, num_head_rows, num_head_values
+from addnorm.service.inference.cost import Cost, num_head_rows, num_head_values
 from addnorm.service.inference.outputs import Computed, Output, Value
 from addnorm.service.inference.request import (
     InferenceRequest,
@@ -39,7 +37,6 @@ from addnorm.service.settings import Settings
 
 Encoded = TypeVar("Encoded")
 Values = dict[type[Output[Any]], Value]
-NO_SECONDS = nullcontext(0.0)  # the time of a quick answer is not worth counting
 QUICK_BYTES = 64 * 1024  # JSON of this size takes about 0.1 ms
 QUICK_HEAD_VALUES = 256  # a few labels of a few sequences: well below a millisecond
 
@@ -59,10 +56,9 @@ class Pipeline:
         steps are runs of the whole model."""
         self.settings, self._gate = settings, gate
         self.scheduler, self.cache = computing.scheduler, computing.cache
-        self.cost, self.bulk = Cost(), Bulk(settings, computing)
+        self.cost, self.bulk = Cost(), Bulk(settings, computing, gate)
         self._computing = computing
         self._encoders, self._lens_threads = encoders, lens_threads
-        self._under_way = Promised()
 
     async def run(
         self,
@@ -75,58 +71,36 @@ class Pipeline:
         num_bytes = check(request, self.settings)
         deadline.check()
         is_quick = num_bytes <= QUICK_BYTES and num_head_values(request) <= QUICK_HEAD_VALUES
-        promised = NO_SECONDS if is_quick else self._promised(request, num_bytes, deadline)
+        # the time of a quick answer is not worth counting
+        encode_s = 0.0 if is_quick else self.cost.predicted_s(request, num_bytes)
         runner, needs = request.runner, picks(request)
         held_bytes = num_bytes + kept_bytes(request, runner.engine, needs)
         if is_bulk := self.bulk.covers(request):
             held_bytes += batch_bytes(request)
             self.bulk.check_held(request, held_bytes)
-            self.bulk.admit(request, deadline, self.cost.predicted_s(request, num_bytes))
+            self.bulk.admit(request, deadline, encode_s)
         else:
             self.bulk.turns.note_other()
         rows = self.bulk.rows if is_bulk else self._computing.rows
-        self._gate.hold(deadline.holdings, "responses", held_bytes)
-        with promised as encode_s:
-            gather, stages_s = await rows(request, runner, needs, deadline, encode_s)
-            started = time.monotonic()
-            made = _values(request, runner.engine, gather)
-            if is_quick:
-                response = InferenceResponse(request, run_now(made), num_bytes)
-                encoded = run_now(encode(response))
-            else:
-                work = self._encoded(request, made, encode, num_bytes)
-                threads = self._lens_threads if has_lens(request) else self._encoders
-                encoded = await threads.finish(work, deadline, encode_s or SLICE_S)
+        num_threads, left_s = self._encoders.num_threads, deadline.left_s()
+        try:
+            self._gate.weigh(deadline.holdings, held_bytes, encode_s, left_s, num_threads)
+        except Expired:
+            self.cost.fade(request, time.monotonic())
+            raise
+        gather, stages_s = await rows(request, runner, needs, deadline, encode_s)
+        started = time.monotonic()
+        made = _values(request, runner.engine, gather)
+        if is_quick:
+            response = InferenceResponse(request, run_now(made), num_bytes)
+            encoded = run_now(encode(response))
+        else:
+            work = self._encoded(request, made, encode, num_bytes)
+            threads = self._lens_threads if has_lens(request) else self._encoders
+            encoded = await threads.finish(work, deadline, encode_s or SLICE_S)
+            self._gate.keep(deadline.holdings, "answer_s", 0)
         deadline.check()
         return encoded, {**stages_s, "encode": time.monotonic() - started}
-
-    @contextmanager
-    def _promised(
-        self, request: InferenceRequest, num_bytes: int, deadline: Deadline
-    ) -> Iterator[float]:
-        """Predicts the time to make and write the response, yields it, and counts it meanwhile.
-
-        Expired if the request has less time than that; DeadlineNotMet if it has less than that and
-        what the answers before it take.
-        """
-        encode_s = self.cost.predicted_s(request, num_bytes)
-        left_s = deadline.left_s()
-        others_s = self._under_way.before_s(request.key, encode_s) / self._encoders.num_threads
-        if encode_s > left_s:
-            self.cost.fade(request, time.monotonic())
-            raise Expired(
-                f"making and writing the answer takes about {encode_s:.3g} s, the deadline is in"
-                f" {left_s:.3g} s: ask for less at once, or allow more time"
-            )
-        if encode_s and encode_s + others_s > left_s:
-            raise DeadlineNotMet(
-                f"overloaded: answers being made take {others_s:.3g} s, this one about"
-                f" {encode_s:.3g} s more, the deadline is in {left_s:.3g} s;"
-                f" retry in {max(1, math.ceil(others_s))} s",
-                retry_after_s=others_s,
-            )
-        with self._under_way.counted(request.key, encode_s):
-            yield encode_s
 
     def _encoded(
         self,

@@ -45,7 +45,7 @@ async def answer(
         declared = headers.get("content-length")
         is_plain = declared is not None and "content-encoding" not in headers
         num_bytes = int(declared or 0) if is_plain else math.inf  # as it will be parsed
-        path.pipeline.scheduler.admit(
+        path.pipeline.scheduler.check_load(
             deadline.timeout_s, holdings.key, num_bytes, names.get("model")
         )
     body = await parts.receiver.receive(headers, receive, context)

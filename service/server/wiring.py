@@ -24,6 +24,7 @@ from addnorm.service.protocols.table import Table
 from addnorm.service.protocols.texts.texts import TextReader
 from addnorm.service.scheduling.cooperative import CooperativePool
 from addnorm.service.scheduling.gate import Gate
+from addnorm.service.scheduling.queue.fair_queue import JobQueue
 from addnorm.service.scheduling.scheduler import Scheduler
 from addnorm.service.server.app import App
 from addnorm.service.server.auth import Entrance, Keys
@@ -95,16 +96,16 @@ def build(
 ) -> Service:
     """StartupError if the API keys cannot be read. paths: see App."""
     keys = Keys(settings)
-    scheduler = Scheduler(
-        num_workers(models, settings), settings.max_queue_tokens, settings.run_timeout_s
-    )
     gate = Gate(
+        JobQueue(num_workers(models, settings)),
         {
+            "tokens": settings.max_queue_tokens,
             "bodies": settings.max_pending_body_bytes,
             "responses": settings.max_pending_response_bytes,
             "calls": settings.max_connections,
-        }
+        },
     )
+    scheduler = Scheduler(gate, settings.run_timeout_s)
     pools = Pools(settings.num_cores)
     metrics, cache = Metrics(), SequenceCache(settings.cache_bytes)
     computing = Computing(scheduler, pools.encoders, cache, metrics.count_lookups)

@@ -272,7 +272,7 @@ class CacheMachine(RuleBasedStateMachine):
     def _nothing_in_flight(self) -> bool:
         scheduler = self.world.cached.scheduler
         with scheduler.paused():
-            queue = scheduler._queue
+            queue = scheduler._gate.queue
             backlogs = [queue.backlogs(key) for key in KEYS]
             return not (
                 queue.jobs

@@ -15,7 +15,7 @@ import orjson
 import pytest
 
 from addnorm.service.errors import ClientGone, Expired, Overloaded
-from addnorm.service.inference.cost import FADE_S, Cost, Promised, Rate
+from addnorm.service.inference.cost import FADE_S, Cost, Rate
 from addnorm.service.inference.outputs import Activations, Logits, Output, TopLogits, Value
 from addnorm.service.inference.request import InferenceRequest, InferenceResponse
 from addnorm.service.models.registry import Models
@@ -221,17 +221,6 @@ def test_answers_under_way_are_counted_on(few: Models) -> None:
     assert isinstance(others, Overloaded)
     assert others.code == "deadline_not_met"
     assert others.retry_after_s == pytest.approx(0.6, rel=0.2)
-
-
-def test_of_other_keys_answers_only_as_much_comes_before_as_a_key_is_given_itself() -> None:
-    promised = Promised()
-    with promised.counted("many", 100.0), promised.counted("many", 20.0):
-        assert promised.before_s("one", 3.0) == 3.0
-        assert promised.before_s("many", 3.0) == 120.0
-        with promised.counted("one", 5.0):
-            assert promised.before_s("one", 3.0) == 5.0 + 8.0
-            assert promised.before_s("many", 3.0) == 120.0 + 5.0
-    assert promised.before_s("one", 3.0) == promised.before_s("many", 3.0) == 0.0
 
 
 def test_one_kind_of_answer_teaches_nothing_of_others(few: Models) -> None:

@@ -27,7 +27,7 @@ from addnorm.service.scheduling.job import Target
 from addnorm.service.scheduling.scheduler import Scheduler
 from addnorm.service.server.wiring import Service, build
 from addnorm.service.settings import Settings
-from tests.support.scheduling import of_lengths
+from tests.support.scheduling import gate_of, of_lengths
 from tests.support.waiting import PATIENCE_S
 
 
@@ -89,7 +89,7 @@ def test_a_run_for_which_there_is_no_memory_fails_its_own_job_only() -> None:
         column = batch.tokens[:, None].astype(np.float32)
         return Rows(column, column, column)
 
-    scheduler, target = Scheduler(1, 1000), Target(run, 100)
+    scheduler, target = Scheduler(gate_of(1, 1000)), Target(run, 100)
     scheduler.start()
     large, small = (scheduler.submit(target, of_lengths(size), PATIENCE_S) for size in (9, 3))
     with pytest.raises(MemoryError):

@@ -15,11 +15,11 @@ from addnorm.service.protocols.texts.text_steps import STEP_TEXTS, decoded_ids, 
 from addnorm.service.protocols.texts.texts import QUICK_CHARACTERS, QUICK_TEXTS, TextReader
 from addnorm.service.scheduling.cooperative import one_step, run_now
 from addnorm.service.scheduling.deadline import Deadline
-from addnorm.service.scheduling.gate import Gate
 from addnorm.service.settings import Settings
 from tests.support.language_model import tokenizer as of_bytes
 from tests.support.pipelines import FAMILIES, LINES
 from tests.support.pipelines import tokenizer as of_family
+from tests.support.scheduling import gate_of
 
 
 class Pool:
@@ -45,7 +45,7 @@ def test_many_empty_texts_are_no_quick_work(
     num_texts: int, num_characters: int, is_quick: bool
 ) -> None:
     pool: Any = Pool()
-    reader = TextReader(Settings(), Gate({}), pool)
+    reader = TextReader(Settings(), gate_of(1, 1000), pool)
     work = reader.run(one_step(lambda: "done"), num_texts, num_characters, Deadline(60))
     assert asyncio.run(work) == "done"
     assert len(pool.expected_s) == (not is_quick)

@@ -86,7 +86,7 @@ def answering(
 
 async def model_infer(parts: Parts, receive: Receive, call: Call) -> Answer:
     path, context, tools = parts.request_path, call.context, parts.tools
-    path.pipeline.scheduler.admit(call.deadline.timeout_s, context.holdings.key, math.inf)
+    path.pipeline.scheduler.check_load(call.deadline.timeout_s, context.holdings.key, math.inf)
     body = await receive()
     call.deadline.check()
     num_held = infer_message.held_bytes(body, parts.settings)
