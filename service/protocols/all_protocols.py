@@ -15,7 +15,7 @@ from addnorm.service.protocols import (
     tokenization,
     vllm,
 )
-from addnorm.service.protocols.protocol import Protocol
+from addnorm.service.protocols.route import Protocol
 
 PROTOCOLS: tuple[Protocol, ...] = (
     native.PROTOCOL,

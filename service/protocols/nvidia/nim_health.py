@@ -1,35 +1,28 @@
 """The health of a NIM, as NVIDIA's charts and clients ask for it. Source: NVIDIA's API reference of
 its embedding NIM."""
 
-from dataclasses import dataclass
 from typing import Any
 
-from fastapi import APIRouter
+from fastapi import Request
 
-from addnorm.service.protocols.codec.openapi import by_name
 from addnorm.service.protocols.dialect_errors import NVIDIA_ERRORS
-from addnorm.service.protocols.protocol import Parts
+from addnorm.service.protocols.route import FastApiRoute, parts_of
 
 
-@dataclass(frozen=True)
-class NimHealthRoutes:
-    parts: Parts
+async def live(request: Request) -> dict[str, Any]:
+    parts_of(request).readiness.check_alive()
+    return {"object": "health.response", "message": "live", "live": True}
 
-    def router(self) -> APIRouter:
-        router = APIRouter(prefix="/v1/health", generate_unique_id_function=by_name)
-        failing = NVIDIA_ERRORS.only(503)
-        router.get("/live", name="nim_live", summary="/livez, as a NIM answers", responses=failing)(
-            self.live
-        )
-        router.get(
-            "/ready", name="nim_ready", summary="/readyz, as a NIM answers", responses=failing
-        )(self.ready)
-        return router
 
-    async def live(self) -> dict[str, Any]:
-        self.parts.readiness.check_alive()
-        return {"object": "health.response", "message": "live", "live": True}
+async def ready(request: Request) -> dict[str, Any]:
+    await parts_of(request).readiness.check()
+    return {"object": "health.response", "message": "ready", "ready": True}
 
-    async def ready(self) -> dict[str, Any]:
-        await self.parts.readiness.check()
-        return {"object": "health.response", "message": "ready", "ready": True}
+
+ROUTES = tuple(
+    FastApiRoute(f"/v1/health/{name}", answer, summary, NVIDIA_ERRORS.only(503), f"nim_{name}")
+    for name, answer, summary in (
+        ("live", live, "/livez, as a NIM answers"),
+        ("ready", ready, "/readyz, as a NIM answers"),
+    )
+)

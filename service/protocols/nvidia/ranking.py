@@ -9,7 +9,7 @@ from addnorm.service.inference.request import InferenceResponse
 from addnorm.service.inference.request_path import Call
 from addnorm.service.protocols.codec.decoding import Tools
 from addnorm.service.protocols.codec.validation import Strict, agreed
-from addnorm.service.protocols.endpoint import Decoded, JsonEndpoint
+from addnorm.service.protocols.route import Decoded, Route
 from addnorm.service.protocols.texts.json_answers import Ranking, ranked, usage
 from addnorm.service.protocols.texts.places import query_with
 from addnorm.service.protocols.texts.text_tasks import score_pairs
@@ -63,13 +63,13 @@ EXAMPLE = {
     "query": {"text": "What is dropped?"},
     "passages": [{"text": "Pads are dropped."}, {"text": "Bread is baked."}],
 }
-ENDPOINTS = tuple(
-    JsonEndpoint(
+ROUTES = tuple(
+    Route(
         path=path,
         name=name,
         summary="Passages by how well they answer a query, as NVIDIA's clients ask for it",
         body=RankingRequest,
-        make=rank,
+        decode=rank,
         examples={title: EXAMPLE},
     )
     for path, name, title in (

@@ -10,7 +10,7 @@ from addnorm.service.inference.request import InferenceRequest, InferenceRespons
 from addnorm.service.inference.request_path import Call
 from addnorm.service.protocols.codec.decoding import Tools
 from addnorm.service.protocols.codec.validation import Strict
-from addnorm.service.protocols.endpoint import Decoded, JsonEndpoint
+from addnorm.service.protocols.route import Decoded, Route
 from addnorm.service.protocols.texts.json_answers import embedded
 from addnorm.service.protocols.texts.sequences import OneOrSeveral
 from addnorm.service.protocols.texts.texts import TextsToTokenize
@@ -75,23 +75,23 @@ def _words_of_one(response: InferenceResponse, vectors: Any) -> dict[str, Any]:
 
 
 MODEL, TEXT = "all-minilm-l6-v2:latest", "Pads are dropped."
-ENDPOINTS = (
-    JsonEndpoint(
+ROUTES = (
+    Route(
         path="/api/embed",
         name="ollama_embed",
         summary="Vectors of texts, as Ollama's clients ask for them",
         body=OllamaEmbedRequest,
-        make=embed,
-        any_type=True,
+        decode=embed,
+        reads="any",
         examples={"texts": {"model": MODEL, "input": [TEXT]}},
     ),
-    JsonEndpoint(
+    Route(
         path="/api/embeddings",
         name="ollama_embeddings",
         summary="The vector of one text, as Ollama's older clients ask for it",
         body=OllamaEmbeddingsRequest,
-        make=embeddings,
-        any_type=True,
+        decode=embeddings,
+        reads="any",
         examples={"a text": {"model": MODEL, "prompt": TEXT}},
     ),
 )

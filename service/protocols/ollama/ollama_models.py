@@ -4,12 +4,11 @@ Sources: its API reference, its Python client, and its server's words for a mode
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
 import orjson
-from fastapi import APIRouter
+from fastapi import Request
 from pydantic import Field
 
 from addnorm.service import VERSION
@@ -17,14 +16,13 @@ from addnorm.service.errors import ModelNotFound
 from addnorm.service.inference.request_path import Call
 from addnorm.service.models.model import Model
 from addnorm.service.models.names import TAG
+from addnorm.service.models.registry import Models
 from addnorm.service.protocols.codec.decoding import Tools
 from addnorm.service.protocols.codec.negotiation import JSON
-from addnorm.service.protocols.codec.openapi import by_name
 from addnorm.service.protocols.codec.payload import Payload
 from addnorm.service.protocols.codec.validation import Strict
 from addnorm.service.protocols.dialect_errors import OLLAMA_ERRORS
-from addnorm.service.protocols.endpoint import JsonEndpoint
-from addnorm.service.protocols.protocol import Parts
+from addnorm.service.protocols.route import FastApiRoute, Route, parts_of
 
 LINES = "application/x-ndjson"
 NEVER = "2318-01-01T00:00:00Z"  # as Ollama has it where a model stays loaded
@@ -87,71 +85,48 @@ async def pull(asked: PullRequest, call: Call, tools: Tools) -> Payload:
     return Payload([b"\n".join(lines) + b"\n"], LINES if asked.stream else JSON)
 
 
-SHOW_ENDPOINT = JsonEndpoint(
+SHOW = Route(
     path="/api/show",
     name="ollama_show",
     summary="What a model is, as Ollama's clients ask for it",
     body=ShowRequest,
-    make=show,
-    any_type=True,
+    decode=show,
+    infers=False,
+    reads="any",
     examples={"a model": {"model": f"all-minilm-l6-v2:{TAG}"}},
 )
 
-PULL_ENDPOINT = JsonEndpoint(
+PULL = Route(
     path="/api/pull",
     name="ollama_pull",
     summary="Success for a model that is served here, as Ollama's clients fetch models before they"
     " ask them",
     body=PullRequest,
-    make=pull,
-    any_type=True,
+    decode=pull,
+    infers=False,
+    reads="any",
     answer_types={LINES: {"schema": {"type": "string", "description": "A line a step."}}},
     examples={"a model": {"model": f"all-minilm-l6-v2:{TAG}", "stream": False}},
 )
 
 
-@dataclass(frozen=True)
-class OllamaRoutes:
-    parts: Parts
+async def tags(request: Request) -> dict[str, Any]:
+    return {"models": [_tag(name, model) for name, model in _named(parts_of(request).models)]}
 
-    def router(self) -> APIRouter:
-        router = APIRouter(prefix="/api", generate_unique_id_function=by_name)
-        failing = OLLAMA_ERRORS.only(503)
-        router.get(
-            "/tags",
-            name="ollama_tags",
-            summary="The models served here, as Ollama lists them",
-            responses=failing,
-        )(self.tags)
-        router.get(
-            "/ps",
-            name="ollama_ps",
-            summary="The same models as loaded, as Ollama lists them",
-            responses=failing,
-        )(self.loaded)
-        router.get(
-            "/version",
-            name="ollama_version",
-            summary="The server's version, where Ollama has its own",
-            responses=failing,
-        )(self.version)
-        return router
 
-    async def tags(self) -> dict[str, Any]:
-        return {"models": [_tag(name, model) for name, model in self._named()]}
+async def loaded(request: Request) -> dict[str, Any]:
+    """All that is served is loaded."""
+    return {"models": [_loaded(name, model) for name, model in _named(parts_of(request).models)]}
 
-    async def loaded(self) -> dict[str, Any]:
-        """All that is served is loaded."""
-        return {"models": [_loaded(name, model) for name, model in self._named()]}
 
-    def _named(self) -> Iterator[tuple[str, Model]]:
-        models = self.parts.models
-        for name in [*(name for name, _ in models), *models.aliases]:
-            if model := models.get(name):
-                yield name, model
+def _named(models: Models) -> Iterator[tuple[str, Model]]:
+    for name in [*(name for name, _ in models), *models.aliases]:
+        if model := models.get(name):
+            yield name, model
 
-    async def version(self) -> dict[str, str]:
-        return {"version": VERSION}
+
+async def version() -> dict[str, str]:
+    return {"version": VERSION}
 
 
 def _loaded(name: str, model: Model) -> dict[str, Any]:
@@ -175,3 +150,22 @@ def _tag(name: str, model: Model) -> dict[str, Any]:
         "digest": bundle.manifest_sha256,
         "details": _details(model),
     }
+
+
+ROUTES: tuple[Route | FastApiRoute, ...] = (
+    SHOW,
+    PULL,
+    *(
+        FastApiRoute(path, answer, summary, OLLAMA_ERRORS.only(503), name)
+        for path, answer, summary, name in (
+            ("/api/tags", tags, "The models served here, as Ollama lists them", "ollama_tags"),
+            ("/api/ps", loaded, "The same models as loaded, as Ollama lists them", "ollama_ps"),
+            (
+                "/api/version",
+                version,
+                "The server's version, where Ollama has its own",
+                "ollama_version",
+            ),
+        )
+    ),
+)

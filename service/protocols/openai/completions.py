@@ -15,12 +15,12 @@ from addnorm.service.inference.outputs import Output, ScoredPrompts, TopLogits, 
 from addnorm.service.inference.request import InferenceRequest, InferenceResponse
 from addnorm.service.inference.request_path import Call
 from addnorm.service.protocols.codec.decoding import Tools
-from addnorm.service.protocols.endpoint import Decoded, JsonEndpoint
 from addnorm.service.protocols.openai.completions_schema import (
     EXAMPLES,
     CompletionRequest,
     CompletionResponse,
 )
+from addnorm.service.protocols.route import Decoded, Route
 from addnorm.service.protocols.texts.json_answers import JsonAnswer
 from addnorm.service.protocols.texts.sequences import (
     OTHER_VOCABULARY,
@@ -195,12 +195,12 @@ def _top_logprobs(choice: Choice, num: int, texts: dict[int, str]) -> list[Any]:
     ]
 
 
-ENDPOINT = JsonEndpoint(
+ROUTE = Route(
     path="/v1/completions",
     name="completions",
     summary="Log-probabilities of prompts, as OpenAI's clients ask for them",
     body=CompletionRequest,
-    make=score,
+    decode=score,
     response=CompletionResponse,
     examples=EXAMPLES,
 )

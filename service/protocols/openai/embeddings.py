@@ -13,8 +13,8 @@ from addnorm.service.inference.outputs import Pooled
 from addnorm.service.inference.request import InferenceRequest, InferenceResponse
 from addnorm.service.inference.request_path import Call
 from addnorm.service.protocols.codec.decoding import Tools
-from addnorm.service.protocols.endpoint import Decoded, JsonEndpoint
 from addnorm.service.protocols.openai.embeddings_fields import EmbeddingsFields
+from addnorm.service.protocols.route import Decoded, Route
 from addnorm.service.protocols.texts.json_answers import embedded, in_base64, pooled, usage
 from addnorm.service.protocols.texts.sequences import (
     OTHER_VOCABULARY,
@@ -115,13 +115,13 @@ def _words(request_id: str, response: InferenceResponse, vectors: Any) -> dict[s
     }
 
 
-ENDPOINTS = tuple(
-    JsonEndpoint(
+ROUTES = tuple(
+    Route(
         path=path,
         name=name,
         summary="Embeddings, as OpenAI's clients ask for them",
         body=EmbeddingsRequest,
-        make=embed,
+        decode=embed,
         examples=EXAMPLES,
     )
     for path, name in (
@@ -129,7 +129,7 @@ ENDPOINTS = tuple(
         ("/embeddings", "root_embeddings"),
     )
 )
-OPENAIS = ENDPOINTS[0]
+OPENAIS = ROUTES[0]
 # The path names the model as a deployment, or begins with /openai. Its name wins: Azure's clients
 # repeat it in the body, or the name of a model.
 OF_AZURE = (

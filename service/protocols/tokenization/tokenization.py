@@ -13,7 +13,7 @@ from addnorm.service.models.model import Model
 from addnorm.service.protocols.codec.decoding import Tools
 from addnorm.service.protocols.codec.negotiation import fragment
 from addnorm.service.protocols.codec.validation import Strict
-from addnorm.service.protocols.endpoint import JsonEndpoint
+from addnorm.service.protocols.route import Route
 from addnorm.service.protocols.texts.sequences import Integers
 from addnorm.service.protocols.texts.text_steps import Shown
 from addnorm.service.protocols.texts.texts import PROMPT_NAME, Texts, TextsToTokenize
@@ -180,12 +180,13 @@ async def tokenize(asked: TokenizeRequest, call: Call, tools: Tools) -> bytes:
     return _answer(model, tokenizer, shown)
 
 
-ENDPOINT = JsonEndpoint(
+ROUTE = Route(
     path="/v1/tokenize",
     name="tokenize",
     summary="The token ids of texts, as the other routes would compute them",
     body=TokenizeRequest,
-    make=tokenize,
+    decode=tokenize,
+    infers=False,
     response=TokenizeResponse,
     examples=EXAMPLES,
     answers={"a text and a pair": ANSWER},
