@@ -56,8 +56,7 @@ class BodyReceiver:
             deadline = context.deadline or Deadline(
                 self._settings.timeout_s, holdings=context.holdings
             )
-            work = one_step(partial(decompress, body, coding, max_bytes))
-            plain = await self._threads.finish(work, deadline)
+            plain = await self._threads.run(deadline, decompress, body, coding, max_bytes)
         return plain
 
     async def _receive_whole(self, receive: Receive, holdings: Holdings, max_bytes: int) -> bytes:
