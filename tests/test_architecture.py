@@ -75,7 +75,7 @@ def test_imports_within_service_run_downward_only() -> None:
 
 
 def test_no_dialect_imports_another() -> None:
-    """A dialect is a folder or a file. What several share stands beside them, or in a folder without
+    """A dialect is a folder or a file. What several share stands beside, or in a folder without
     a protocol. Paths that several have are put together in files beside them."""
     protocols = ROOT / "service" / "protocols"
     of_several = {"shared_paths", "table"}
