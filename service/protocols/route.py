@@ -168,7 +168,7 @@ def parts_of(request: Request) -> Parts:
 
 @dataclass(frozen=True, kw_only=True)
 class Protocol:
-    """One dialect: `all_protocols.py` lists those that are served."""
+    """One dialect: `PROTOCOLS` of `table.py` are those that are served."""
 
     tag: str  # of the documentation
     routes: tuple[Route | FastApiRoute, ...]  # in the documentation's order

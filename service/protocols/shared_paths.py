@@ -11,6 +11,7 @@ from typing import Any
 from pydantic import BaseModel, Field, RootModel
 
 from addnorm.service.inference.request_path import Call
+from addnorm.service.protocols import huggingface
 from addnorm.service.protocols.codec.decoding import Tools
 from addnorm.service.protocols.codec.validation import Strict
 from addnorm.service.protocols.cohere import cohere_rerank as cohere
@@ -24,7 +25,6 @@ from addnorm.service.protocols.dialect_errors import (
     TEI_ERRORS,
     TOKENIZE_ERRORS,
 )
-from addnorm.service.protocols.huggingface import inference_client
 from addnorm.service.protocols.openai import embeddings
 from addnorm.service.protocols.route import Decode, Decoded, OneOf, Protocol, Route
 from addnorm.service.protocols.tei import tei_tasks, tei_tokens
@@ -118,7 +118,7 @@ class TeiInputsRequest(Strict, extra="allow"):
 
 class RootBody(
     RootModel[
-        TeiEmbedRequest | TeiPredictRequest | TeiRerankRequest | inference_client.HuggingFaceRequest
+        TeiEmbedRequest | TeiPredictRequest | TeiRerankRequest | huggingface.HuggingFaceRequest
     ]
 ):
     """That of /rerank if it has `query`, huggingface_hub's if it has `parameters`, else that of
@@ -129,7 +129,7 @@ async def by_model(asked: TeiInputsRequest, call: Call, tools: Tools) -> Decoded
     """What the model is made for. text-embeddings-inference has two tasks of texts alone, all
     others are the hub client's."""
     tasks = described(tools.models, asked.model).bundle.tasks
-    body: type[BaseModel] = inference_client.HuggingFaceRequest
+    body: type[BaseModel] = huggingface.HuggingFaceRequest
     decode: Decode = of_hub
     if "embed" in tasks and not isinstance(asked.inputs, dict):
         body, decode = TeiEmbedRequest, tei_tasks.embed
@@ -141,14 +141,14 @@ async def by_model(asked: TeiInputsRequest, call: Call, tools: Tools) -> Decoded
     return made
 
 
-async def of_hub(asked: inference_client.HuggingFaceRequest, call: Call, tools: Tools) -> Decoded:
+async def of_hub(asked: huggingface.HuggingFaceRequest, call: Call, tools: Tools) -> Decoded:
     call = call._replace(names={"model": asked.model or described(tools.models).bundle.ref})
-    return await inference_client.infer(asked, call, tools)
+    return await huggingface.infer(asked, call, tools)
 
 
 BY_MODEL = {
     "query": OneOf(TeiRerankRequest, TEI_ERRORS.envelope, tei_tasks.rerank),
-    "parameters": OneOf(inference_client.HuggingFaceRequest, HUGGING_FACE_ERRORS.envelope, of_hub),
+    "parameters": OneOf(huggingface.HuggingFaceRequest, HUGGING_FACE_ERRORS.envelope, of_hub),
     "inputs": OneOf(TeiInputsRequest, TEI_ERRORS.envelope, by_model),
 }
 ROOT_ROUTES = tuple(

@@ -6,9 +6,41 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from starlette.routing import compile_path
 
+from addnorm.service.protocols import (
+    cohere,
+    huggingface,
+    kserve,
+    model_list,
+    native,
+    nvidia,
+    ollama,
+    openai,
+    operations,
+    shared_paths,
+    tei,
+    tokenize_route,
+    vllm,
+)
 from addnorm.service.protocols.dialect_errors import OPENAI_ERRORS
 from addnorm.service.protocols.route import Protocol, Route, Scope
 from addnorm.service.telemetry.request_context import Envelope
+
+PROTOCOLS: tuple[Protocol, ...] = (  # in the documentation's order
+    native.PROTOCOL,
+    openai.PROTOCOL,
+    tokenize_route.PROTOCOL,
+    cohere.PROTOCOL,
+    tei.PROTOCOL,
+    shared_paths.PROTOCOL,
+    vllm.PROTOCOL,
+    openai.AZURE,
+    nvidia.PROTOCOL,
+    ollama.PROTOCOL,
+    huggingface.PROTOCOL,
+    model_list.PROTOCOL,
+    kserve.PROTOCOL,
+    operations.PROTOCOL,
+)
 
 
 class Table:

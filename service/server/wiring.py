@@ -14,13 +14,12 @@ from addnorm.service.inference.sequence_cache import SequenceCache
 from addnorm.service.loading.repository import Repository
 from addnorm.service.models.readiness import Readiness
 from addnorm.service.models.registry import Models
-from addnorm.service.protocols.all_protocols import PROTOCOLS
 from addnorm.service.protocols.codec.bodies import BodyReader
 from addnorm.service.protocols.codec.decoding import Tools
 from addnorm.service.protocols.kserve.over_grpc.grpc_methods import PROBES
 from addnorm.service.protocols.receiving import BodyReceiver
 from addnorm.service.protocols.route import Parts, Protocol
-from addnorm.service.protocols.table import Table
+from addnorm.service.protocols.table import PROTOCOLS, Table
 from addnorm.service.protocols.texts.texts import TextReader
 from addnorm.service.scheduling.cooperative import CooperativePool
 from addnorm.service.scheduling.gate import Gate

@@ -11,7 +11,6 @@ from addnorm.service.inference.outputs import Pooled
 from addnorm.service.inference.request import InferenceRequest, InferenceResponse
 from addnorm.service.inference.request_path import Call
 from addnorm.service.models.registry import Models
-from addnorm.service.protocols.all_protocols import PROTOCOLS
 from addnorm.service.protocols.codec.decoding import Tools
 from addnorm.service.protocols.codec.negotiation import written
 from addnorm.service.protocols.codec.payload import Payload
@@ -19,6 +18,7 @@ from addnorm.service.protocols.codec.safetensors_body import SAFETENSORS
 from addnorm.service.protocols.codec.validation import Strict
 from addnorm.service.protocols.dialect_errors import MESSAGE, error_format
 from addnorm.service.protocols.route import Decoded, Protocol, Route
+from addnorm.service.protocols.table import PROTOCOLS
 from addnorm.service.runtime.unpadding import from_lists
 from addnorm.service.scheduling.cooperative import Steps
 from addnorm.service.server.wiring import build

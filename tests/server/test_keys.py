@@ -18,8 +18,7 @@ from pydantic import SecretStr
 
 from addnorm.service.errors import StartupError, Unauthenticated
 from addnorm.service.models.registry import Models
-from addnorm.service.protocols.all_protocols import PROTOCOLS
-from addnorm.service.protocols.table import Table
+from addnorm.service.protocols.table import PROTOCOLS, Table
 from addnorm.service.server.auth import Keys
 from addnorm.service.settings import Settings
 from tests.conftest import Serve

@@ -14,12 +14,12 @@ from fastapi import Request, Response
 
 from addnorm.service.inference.request_path import Call
 from addnorm.service.models.registry import Models
-from addnorm.service.protocols.all_protocols import PROTOCOLS
 from addnorm.service.protocols.codec.decoding import Tools
 from addnorm.service.protocols.codec.validation import Strict
 from addnorm.service.protocols.dialect_errors import OPENAI_ERRORS
 from addnorm.service.protocols.route import FastApiRoute, Protocol, Route
 from addnorm.service.protocols.serving import ANSWER_BYTES
+from addnorm.service.protocols.table import PROTOCOLS
 from addnorm.service.server.wiring import Service, build
 from addnorm.service.settings import Settings
 from tests.conftest import OWN, serving

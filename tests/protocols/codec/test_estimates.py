@@ -15,11 +15,11 @@ from addnorm.service.inference.outputs.prompt_logprobs import Scored
 from addnorm.service.inference.outputs.values import Dense, Parts, Ragged
 from addnorm.service.inference.request import InferenceRequest, InferenceResponse, check
 from addnorm.service.inference.request_path import Call
-from addnorm.service.protocols.all_protocols import PROTOCOLS
 from addnorm.service.protocols.codec.decoding import RawRequest
 from addnorm.service.protocols.codec.negotiation import STEP_BYTES
 from addnorm.service.protocols.route import Decoded, Route
 from addnorm.service.protocols.serving import decode
+from addnorm.service.protocols.table import PROTOCOLS
 from addnorm.service.scheduling.cooperative import run_now
 from addnorm.service.scheduling.deadline import Deadline
 from addnorm.service.server.wiring import Service

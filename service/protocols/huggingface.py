@@ -28,7 +28,7 @@ from addnorm.service.protocols.codec.decoding import Tools
 from addnorm.service.protocols.codec.foreign_fields import FOREIGN
 from addnorm.service.protocols.codec.validation import Strict, into_body
 from addnorm.service.protocols.dialect_errors import HUGGING_FACE_ERRORS
-from addnorm.service.protocols.route import Decoded, FastApiRoute, Route, parts_of
+from addnorm.service.protocols.route import Decoded, FastApiRoute, Protocol, Route, parts_of
 from addnorm.service.protocols.texts import text_tasks
 from addnorm.service.protocols.texts.json_answers import (
     JsonAnswer,
@@ -239,33 +239,38 @@ def _of_masks(masks: Iterator[Any]) -> Any:
     return chain([first], second, masks) if second else first
 
 
-ROUTES = tuple(
-    Route(
-        path=path,
-        name=name,
-        summary="Classification, tagging, masks, zero-shot labels, similarity or vectors, as"
-        " huggingface_hub's client asks for them",
-        body=HuggingFaceRequest,
-        decode=infer,
-        examples=EXAMPLES,
-    )
-    for path, name in (
-        ("/hf/{model}/{version:int}", "hugging_face_version"),
-        ("/hf/{model:path}", "hugging_face"),  # names may have slashes
-    )
-)
-
-
 async def health(request: Request, model: str) -> dict[str, str]:
     # what `InferenceClient.health_check` asks of a model
     parts_of(request).models.meant(model)
     return {"status": "ok"}
 
 
-HEALTH = FastApiRoute(
-    "/hf/{model:path}/health",
-    health,
-    "Whether the model is served, as huggingface_hub's client asks",
-    {404: {"model": HUGGING_FACE_ERRORS.body, "description": "No such model."}},
-    "hugging_face_health",
+PROTOCOL = Protocol(
+    tag="Hugging Face",
+    reference="https://huggingface.co/docs/huggingface_hub/package_reference/inference_client",
+    routes=(
+        *(
+            Route(
+                path=path,
+                name=name,
+                summary="Classification, tagging, masks, zero-shot labels, similarity or vectors,"
+                " as huggingface_hub's client asks for them",
+                body=HuggingFaceRequest,
+                decode=infer,
+                examples=EXAMPLES,
+            )
+            for path, name in (
+                ("/hf/{model}/{version:int}", "hugging_face_version"),
+                ("/hf/{model:path}", "hugging_face"),  # names may have slashes
+            )
+        ),
+        FastApiRoute(
+            "/hf/{model:path}/health",
+            health,
+            "Whether the model is served, as huggingface_hub's client asks",
+            {404: {"model": HUGGING_FACE_ERRORS.body, "description": "No such model."}},
+            "hugging_face_health",
+        ),
+    ),
+    errors=HUGGING_FACE_ERRORS,
 )

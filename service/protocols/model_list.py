@@ -11,7 +11,7 @@ from addnorm.service.inference.outputs import OUTPUTS
 from addnorm.service.models.model import Model
 from addnorm.service.models.registry import Models
 from addnorm.service.protocols.dialect_errors import OPENAI_ERRORS
-from addnorm.service.protocols.route import FastApiRoute, parts_of
+from addnorm.service.protocols.route import FastApiRoute, Protocol, parts_of
 from addnorm.service.runtime.device.processor import processor
 from addnorm.service.runtime.manifest import Limits, Pooling, Task
 
@@ -215,34 +215,43 @@ def _inputs(model: Model) -> list[str]:
     return ["input_ids", "attention_mask", *types, *(["texts"] if model.tokenizer else [])]
 
 
-ROUTES = (
-    FastApiRoute(
-        "/v1/models",
-        list_models,
-        "The models served here, in OpenAI's list shape",
-        OPENAI_ERRORS.only(503),
-        "list_models",
+PROTOCOL = Protocol(
+    tag="models",
+    routes=(
+        FastApiRoute(
+            "/v1/models",
+            list_models,
+            "The models served here, in OpenAI's list shape",
+            OPENAI_ERRORS.only(503),
+            "list_models",
+        ),
+        *(
+            FastApiRoute(f"/v1/models/{path}", answer, summary, OPENAI_ERRORS.only(404, 503), name)
+            for path, answer, summary, name in (
+                (
+                    "{name}",
+                    show_model,
+                    "One model, by the version that its name means",
+                    "show_model",
+                ),
+                (
+                    "{name}/certificate",
+                    show_certificate,
+                    "What was proved of the version that the model's name means",
+                    "show_certificate",
+                ),
+                (
+                    "{name}/{version}/certificate",
+                    show_version_certificate,
+                    "What was proved of one version",
+                    "show_version_certificate",
+                ),
+                # after the certificate: no version has its name
+                ("{name}/{version}", show_version, "One version of a model", "show_version"),
+            )
+        ),
+        FastApiRoute("/v1/models/{name:path}", show_model),  # a name with slashes
+        FastApiRoute("/v1/models/{name:path}:predict", predict, method="POST"),
     ),
-    *(
-        FastApiRoute(f"/v1/models/{path}", answer, summary, OPENAI_ERRORS.only(404, 503), name)
-        for path, answer, summary, name in (
-            ("{name}", show_model, "One model, by the version that its name means", "show_model"),
-            (
-                "{name}/certificate",
-                show_certificate,
-                "What was proved of the version that the model's name means",
-                "show_certificate",
-            ),
-            (
-                "{name}/{version}/certificate",
-                show_version_certificate,
-                "What was proved of one version",
-                "show_version_certificate",
-            ),
-            # after the certificate: no version has its name
-            ("{name}/{version}", show_version, "One version of a model", "show_version"),
-        )
-    ),
-    FastApiRoute("/v1/models/{name:path}", show_model),  # a name with slashes
-    FastApiRoute("/v1/models/{name:path}:predict", predict, method="POST"),
+    errors=OPENAI_ERRORS,
 )
