@@ -270,7 +270,7 @@ def test_a_small_answer_is_predicted_to_take_what_its_rows_and_bytes_take(few: M
 
 @pytest.mark.parametrize("is_done", [True, False])
 def test_time_that_others_take_is_not_counted_as_the_works(is_done: bool) -> None:
-    """By the clock that stands still meanwhile, also where the work is given up."""
+    """The clock stands still meanwhile, also where the work is given up."""
     rate, clock = Rate(), iter([100.0, 115.0])
     with suppress(Expired), measured(rate, 3, lambda: next(clock)):
         if not is_done:
