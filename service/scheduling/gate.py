@@ -175,6 +175,8 @@ class Gate:
     def keep(self, holdings: Holdings, account: Account, amount: float) -> None:
         """The same whatever the limit: it is held already."""
         more = amount - holdings.amounts.get(account, 0)
+        if not more:
+            return
         holdings.amounts[account] = amount
         self.total[account] += more
         of_key = self._of_key(account, holdings.key) + more
