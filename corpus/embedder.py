@@ -166,11 +166,11 @@ class Embedder:
             field=FIELD,
         )
 
-        async def prepare(_: Call) -> Prepared[pa.Array]:
+        async def decode(_: Call) -> Prepared[pa.Array]:
             return request, self._column
 
         try:
-            made, _ = await self._service.request_path.ask(FOREVER_S, prepare)
+            made, _ = await self._service.request_path.ask(FOREVER_S, decode)
         except NotFinite as error:
             raise CorpusError(f"row {rows[error.sequence]}: {error.message}") from None
         except ServiceError as error:

@@ -1,7 +1,6 @@
 """The native protocol under /v1: JSON or safetensors, in and out."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
 
@@ -19,7 +18,6 @@ from addnorm.service.protocols.codec import safetensors_body as tensors
 from addnorm.service.protocols.codec.decoding import RawRequest, Tools
 from addnorm.service.protocols.codec.negotiation import JSON, negotiate, sent_type
 from addnorm.service.protocols.codec.safetensors_body import SAFETENSORS, Arrays
-from addnorm.service.protocols.endpoint import Decoded, Endpoint
 from addnorm.service.protocols.native.native_answer import encode, encode_tensors
 from addnorm.service.protocols.native.native_schema import (
     ANSWER,
@@ -29,6 +27,7 @@ from addnorm.service.protocols.native.native_schema import (
     InferRequest,
     Options,
 )
+from addnorm.service.protocols.route import Decoded, Route
 from addnorm.service.protocols.texts import spans
 from addnorm.service.protocols.texts.texts import TextsToTokenize
 from addnorm.service.protocols.texts.truncation import cuts
@@ -129,43 +128,34 @@ async def _token_spans(asked: Options, padding: Padding, call: Call, tools: Tool
     return await tools.bodies.read(call.num_bytes, work, call.deadline)
 
 
-@dataclass(frozen=True, kw_only=True)
-class InferEndpoint(Endpoint[Decoded]):
-    """JSON or safetensors, in and out. options: what stands beside tensors."""
-
-    body: type[InferRequest]
-    options: type[Options]
-
-    async def decode(self, raw: RawRequest, tools: Tools) -> Decoded:
-        answer_type = negotiate(raw.headers, (JSON, SAFETENSORS))
-        request = await self._decode(raw, tools)
-        if answer_type == JSON:
-            return request, encode
-        return request._replace(binary=True), encode_tensors
-
-    async def _decode(self, raw: RawRequest, tools: Tools) -> InferenceRequest:
-        media_type, (body, _, call) = sent_type(raw.headers), raw
-        if media_type == JSON:
-            asked = await tools.bodies.read_json(self.body, body, call.deadline)
-            return await infer(asked, call, tools)
-        if media_type != SAFETENSORS:
-            raise UnsupportedMediaType(
-                f"Content-Type is {media_type!r}: send {JSON} or {SAFETENSORS}"
-            )
-        work = one_step(partial(tensors.read, body))
-        found = await tools.bodies.read(len(body), work, call.deadline)
-        options = await tools.bodies.read_json(self.options, found.request, call.deadline)
-        return await infer_tensors(options, found.arrays, call, tools)
+async def _decode(bodies: Bodies, raw: RawRequest, call: Call, tools: Tools) -> Decoded:
+    """JSON or safetensors, in and out."""
+    answer_type = negotiate(raw.headers, (JSON, SAFETENSORS))
+    media_type = sent_type(raw.headers)
+    if media_type == JSON:
+        asked = await tools.bodies.read_json(bodies.request, raw.body, call.deadline)
+        request = await infer(asked, call, tools)
+    elif media_type == SAFETENSORS:
+        work = one_step(partial(tensors.read, raw.body))
+        found = await tools.bodies.read(len(raw.body), work, call.deadline)
+        options = await tools.bodies.read_json(bodies.options, found.request, call.deadline)
+        request = await infer_tensors(options, found.arrays, call, tools)
+    else:
+        raise UnsupportedMediaType(f"Content-Type is {media_type!r}: send {JSON} or {SAFETENSORS}")
+    if answer_type == JSON:
+        return request, encode
+    return request._replace(binary=True), encode_tensors
 
 
-def endpoint(bodies: Bodies) -> InferEndpoint:
-    return InferEndpoint(
+def route(bodies: Bodies) -> Route:
+    return Route(
         path="/v1/infer",
         name="infer",
         summary="Normalized activations, logits, pooled vectors and LayerNorm statistics of"
         " token batches",
         body=bodies.request,
-        options=bodies.options,
+        decode=partial(_decode, bodies),
+        reads="bytes",
         response=bodies.response,
         examples=EXAMPLES,
         answers={"a padded grid": ANSWER},
