@@ -50,8 +50,8 @@ browser: .venv/ready  ## Chromium, its driver, selenium and axe-core, which the 
 	@command -v chromium chromedriver >/dev/null || timeout 300 sh -c 'apt-get update && apt-get install -y chromium chromium-driver' >/dev/null 2>&1 || echo "chromium and chromedriver are not here: the tests of the pages will be skipped"
 	@test -d $(AXE)/node_modules/axe-core || timeout 120 npm install --ignore-scripts --prefix $(AXE) axe-core@4 >/dev/null 2>&1 || echo "axe-core is not here: the test of the pages' accessibility will be skipped"
 
-bench: .venv/ready  ## measure beside a naive server; ten minutes
-	$(PYTHON) -m benchmarks bench
+bench: .venv/ready  ## measure beside a naive server, and beside other engines if build/engines/ready was made; 20 minutes
+	$(PYTHON) -m benchmarks bench $$(test -f build/engines/ready && echo engines)
 
 container-test:  ## build and run the image and the compose file with a real Docker engine (root needed)
 	SERVICE=addnorm HEALTH_PATH=/readyz INNER_PORT=8000 PORT_VAR=ADDNORM_PORT STOP_LOG='' $(SMOKE) .

@@ -73,11 +73,13 @@ def folder(
 
 
 @contextmanager
-def program(command: Sequence[object], **settings: str) -> Iterator[Server]:
+def program(
+    command: Sequence[object], start_s: float = START_S, /, **settings: str
+) -> Iterator[Server]:
     """A server of others, on this host: the command with its port as the last word."""
     port = free_port()
     words = [str(word) for word in command]
-    with _process([*words, str(port)], port, settings) as server:
+    with _process([*words, str(port)], port, settings, start_s=start_s) as server:
         yield server
 
 

@@ -62,6 +62,13 @@ EXPERIMENTS = {
         8,
         (BERT, SERVED, PEER),
     ),
+    "engines": Experiment(
+        "texts per second of the engines that a user would take instead: bits, recall, memory",
+        "benchmarks.sentences.engines:run",
+        8,
+        (BERT, SERVED, "build/engines/ready"),
+        only="beginnings of engines: torch onnxruntime openvino ctranslate2 fastembed addnorm",
+    ),
     "cache": Experiment(
         "what the cache brings where traffic repeats, and what it costs where it does not",
         "benchmarks.cache:run",

@@ -20,6 +20,7 @@ from addnorm.service.locks import LockOrder, new_condition, new_lock
 from addnorm.service.scheduling.scheduler import Scheduler
 from tests.conftest import client_of, inference_of
 from tests.support.locks import CheckedLock, held, taken_wrongly
+from tests.support.scheduling import gate_of
 
 ROOT = Path(__file__).parent.parent
 PAGE = ROOT / "docs" / "design" / "threads.md"
@@ -75,7 +76,7 @@ def test_the_holder_of_a_condition_takes_it_again_and_waits_for_it_alone() -> No
 
 
 def test_the_locks_of_the_suite_are_checked() -> None:
-    assert isinstance(Scheduler(1, 100)._changed._lock, CheckedLock)  # type: ignore[attr-defined]
+    assert isinstance(Scheduler(gate_of(1, 100))._changed._lock, CheckedLock)  # type: ignore[attr-defined]
 
 
 class ArrayCalls:
@@ -168,7 +169,7 @@ def _thread_names(tree: ast.Module) -> Iterator[str]:
             yield from (
                 ast.literal_eval(word.value) for word in call.keywords if word.arg == "name"
             )
-        if of == "CooperativePool":
+        if of == "Turns":
             yield ast.literal_eval(call.args[1])
 
 

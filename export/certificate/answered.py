@@ -1,5 +1,5 @@
 """The server's answers to texts, task by task, as the author's program gives them: a text's token
-ids, and an array. Through the endpoints that callers use."""
+ids, and an array. Through the routes that callers use."""
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -24,17 +24,13 @@ from addnorm.service.inference.request import InferenceRequest
 from addnorm.service.inference.request_path import Call
 from addnorm.service.protocols.codec.validation import fit
 from addnorm.service.protocols.cohere import cohere_rerank
-from addnorm.service.protocols.endpoint import Decoded, JsonEndpoint
 from addnorm.service.protocols.native import text_routes
+from addnorm.service.protocols.route import Decoded
 from addnorm.service.runtime.bundle import TOKENIZER, Bundle
 from addnorm.service.server.wiring import Service
 
 Served = Callable[..., list[Answer]]  # service, bundle, texts, precision
-ENDPOINTS: tuple[JsonEndpoint[Any, Decoded], ...] = (
-    *text_routes.ENDPOINTS,
-    *cohere_rerank.ENDPOINTS,
-)
-ROUTES = {endpoint.path: endpoint for endpoint in ENDPOINTS}
+ROUTES = {row.path: row for row in (*text_routes.ROUTES, *cohere_rerank.ROUTES)}
 
 
 def embed(
@@ -79,7 +75,7 @@ def rerank(
         asked, told = tuple(text)
         body = {"query": asked, "documents": [told], "raw_scores": raw_scores}
         body["precision"] = precision
-        answer, request = _ask_endpoint(service, "/v1/rerank", body)
+        answer, request = _ask_route(service, "/v1/rerank", body)
         found += _answers(request, [[answer["results"][0]["relevance_score"]]])
     return found
 
@@ -96,7 +92,7 @@ def classify(
 ) -> list[Answer]:
     """Scores of all labels, in the order of the logits."""
     body = {"texts": _as_json(texts), "truncate": True, "precision": precision}
-    answer, request = _ask_endpoint(service, "/v1/classify", body)
+    answer, request = _ask_route(service, "/v1/classify", body)
     width = bundle.width("logits")
     names = bundle.manifest.labels or [f"LABEL_{index}" for index in range(width)]
     return _answers(request, [_scores_in_order(own, names) for own in answer["results"]])
@@ -110,7 +106,7 @@ def zero_shot(
     for text in texts:
         body: dict[str, Any] = {"texts": [text], "candidate_labels": [*CANDIDATES]}
         body |= {"truncate": True, "precision": precision}
-        answer, request = _ask_endpoint(service, "/v1/zero-shot", body)
+        answer, request = _ask_route(service, "/v1/zero-shot", body)
         scores = _scores_in_order(answer["results"][0], CANDIDATES)
         found.append(Answer(_ids(request)[-1], np.array(scores, np.float32)))
     return found
@@ -127,7 +123,7 @@ def tag(
     score."""
     body: dict[str, Any] = {"texts": texts, "ignore_labels": []}
     body["aggregation_strategy"] = aggregation_strategy
-    answer, request = _ask_endpoint(
+    answer, request = _ask_route(
         service, "/v1/tag", {**body, "truncate": True, "precision": precision}
     )
     labels = bundle.manifest.labels or ()
@@ -141,7 +137,7 @@ def fill_mask(
     tokenizer = Tokenizer.from_file(str(bundle.path / TOKENIZER))
     targets = mask_targets(tokenizer.get_vocab())
     body = {"texts": texts, "targets": targets, "top_k": len(targets), "precision": precision}
-    answer, request = _ask_endpoint(service, "/v1/fill-mask", body)
+    answer, request = _ask_route(service, "/v1/fill-mask", body)
     rows = [
         [logarithms((one["token"], one["score"]) for one in mask) for mask in own]
         for own in answer["results"]
@@ -219,19 +215,18 @@ def _scores_in_order(labelled: Sequence[Mapping[str, Any]], names: Sequence[str]
     return [scores[name] for name in names]
 
 
-def _ask_endpoint(
+def _ask_route(
     service: Service, path: str, body: dict[str, Any]
 ) -> tuple[dict[str, Any], InferenceRequest]:
-    """The answer of an endpoint, parsed, and the request that the body became."""
-    endpoint = ROUTES[path]
+    """The answer of a route, parsed, and the request that the body became."""
+    row = ROUTES[path]
 
-    async def ask() -> Any:
-        async def prepare(call: Call) -> Decoded:
-            return await endpoint.make(fit(endpoint.body, body), call, service.tools)
+    async def decode(call: Call) -> Decoded:
+        assert callable(row.decode)
+        made: Decoded = await row.decode(fit(row.body, body), call, service.tools)
+        return made
 
-        return await service.request_path.ask(PATIENCE_S, prepare)
-
-    payload, request = run(ask())
+    payload, request = run(service.request_path.ask(PATIENCE_S, decode))
     return orjson.loads(b"".join(payload.parts)), request
 
 

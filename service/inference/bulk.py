@@ -2,7 +2,6 @@
 do. So a long one keeps no other caller waiting, and the queue holds little of it."""
 
 import asyncio
-import math
 import time
 from collections.abc import Awaitable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -11,15 +10,14 @@ import numpy as np
 
 from addnorm.service.errors import DeadlineNotMet, InvalidInput, NotFinite
 from addnorm.service.inference.computing import Computing, Gather, by_row
-from addnorm.service.inference.cost import Promised
 from addnorm.service.inference.kept_rows import JoinedRows
 from addnorm.service.inference.request import InferenceRequest
 from addnorm.service.models.model import Runner
 from addnorm.service.runtime.batch import Batch, Ints, Padding
 from addnorm.service.runtime.manifest import Pick
-from addnorm.service.scheduling.admission import OWN_MARGIN, WAIT_FACTOR
 from addnorm.service.scheduling.bulk_turns import BulkTurns
 from addnorm.service.scheduling.deadline import Deadline
+from addnorm.service.scheduling.gate import OWN_MARGIN, WAIT_FACTOR, Gate, rejection
 from addnorm.service.settings import Settings
 
 # MAX_SEQUENCES, MAX_TOKENS: of a request that is one job. Larger: one request fills more of the
@@ -36,9 +34,8 @@ TIME_FACTOR = 4
 class Bulk:
     """Shared by all requests."""
 
-    def __init__(self, settings: Settings, computing: Computing) -> None:
-        self._settings, self._computing = settings, computing
-        self._promised = Promised()
+    def __init__(self, settings: Settings, computing: Computing, gate: Gate) -> None:
+        self._settings, self._computing, self._gate = settings, computing, gate
         self.turns = BulkTurns(computing.scheduler.num_workers)
 
     def covers(self, request: InferenceRequest) -> bool:
@@ -68,7 +65,7 @@ class Bulk:
         encode_s: predicted, of its answer.
         """
         own_s = OWN_MARGIN * self._compute_s(request)
-        others_s = self._promised.before_s(request.key, own_s)
+        others_s = self._gate.before_s("bulk_s", deadline.key, own_s)
         others_s += WAIT_FACTOR * self._computing.scheduler.wait_s()
         finish_s = own_s + others_s + encode_s
         if not deadline.is_callers:
@@ -91,13 +88,12 @@ class Bulk:
         if not others_s:  # for the rate alone, which may be wrong: only runs correct it
             with self._computing.scheduler.paused():
                 request.runner.target.raise_rate()
-        retry_s = max(1, math.ceil(others_s))
-        raise DeadlineNotMet(
+        raise rejection(
+            DeadlineNotMet,
             f"{request.field} has {request.batch.num_tokens:,} tokens: the answer would take"
             f" {finish_s:.3g} s, of which {others_s:.3g} s for others; the deadline is in"
-            f" {deadline.left_s():.3g} s: send less at once, allow more time, or retry in"
-            f" {retry_s} s",
-            retry_after_s=retry_s,
+            f" {deadline.left_s():.3g} s: send less at once, allow more time, or",
+            max(1.0, others_s),
         )
 
     async def rows(
@@ -112,9 +108,10 @@ class Bulk:
         pieces that have not begun are dropped."""
         started = time.monotonic()
         run = _Run(self._computing, self.turns, request, runner, needs, deadline, encode_s)
-        with self._promised.counted(request.key, self._compute_s(request)):
-            lanes = [run.lane() for _ in range(self.turns.max_lanes)]
-            await deadline.wait(asyncio.ensure_future(_together(lanes)))
+        self._gate.keep(deadline.holdings, "bulk_s", self._compute_s(request))
+        lanes = [run.lane() for _ in range(self.turns.max_lanes)]
+        await deadline.wait(asyncio.ensure_future(_together(lanes)))
+        self._gate.keep(deadline.holdings, "bulk_s", 0)
         queue_s = run.waited_s[0]
         return run.joined.complete, {
             "queue": queue_s,

@@ -2,11 +2,11 @@
 requests took."""
 
 import math
-from collections import defaultdict
-from collections.abc import Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
 
 from addnorm.service.inference.request import InferenceRequest
+from addnorm.service.scheduling.turns import worked_s
 
 # WINDOW_S: measurements count over about this much work. Larger: predictions follow a change later.
 #   Smaller: they follow noise.
@@ -43,6 +43,19 @@ class Rate:
         self._faded = now
 
 
+@contextmanager
+def measured(rate: Rate, units: float, clock: Callable[[], float] = worked_s) -> Iterator[None]:
+    """For `with`: the work on so many units takes as long as it works, by the clock. What others
+    take meanwhile does not count."""
+    began, is_done = clock(), False
+    try:
+        yield
+        is_done = True
+    finally:
+        if units:
+            rate.add(units, clock() - began, is_done)
+
+
 class Cost:
     """The rates of one server. Work of a kind that was never measured counts as instant.
 
@@ -77,28 +90,6 @@ class Cost:
 
     def _rate(self, *kind: Hashable) -> Rate:
         return self._rates.setdefault(kind, Rate())
-
-
-class Promised:
-    """Predicted seconds of the responses that are being made."""
-
-    def __init__(self) -> None:
-        self._by_key: defaultdict[str, float] = defaultdict(float)
-
-    def before_s(self, key: str, own_s: float) -> float:
-        """What is made before a response of this API key that takes own_s: all of the key's own,
-        and of each other key no more than the key is given itself."""
-        flow_s = self._by_key[key]
-        others = (other_s for other, other_s in self._by_key.items() if other != key)
-        return flow_s + sum(min(flow_s + own_s, other_s) for other_s in others)
-
-    @contextmanager
-    def counted(self, key: str, seconds: float) -> Iterator[None]:
-        self._by_key[key] += seconds
-        try:
-            yield
-        finally:
-            self._by_key[key] -= seconds
 
 
 def num_head_rows(request: InferenceRequest) -> int:

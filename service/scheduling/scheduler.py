@@ -13,8 +13,8 @@ from itertools import pairwise
 from addnorm.service.errors import NotFinite, RunTimedOut
 from addnorm.service.locks import LockOrder, new_condition
 from addnorm.service.runtime.batch import AnyRows, Batch
-from addnorm.service.scheduling.admission import AdmissionControl
 from addnorm.service.scheduling.bulk_turns import ALONE_S
+from addnorm.service.scheduling.gate import Gate
 from addnorm.service.scheduling.job import (
     AllRows,
     Job,
@@ -24,7 +24,7 @@ from addnorm.service.scheduling.job import (
     service_error,
 )
 from addnorm.service.scheduling.low_priority import LowPriorityThread
-from addnorm.service.scheduling.queue.fair_queue import MIN_TOKENS_PER_WORKER, JobQueue
+from addnorm.service.scheduling.queue.fair_queue import MIN_TOKENS_PER_WORKER
 
 log = logging.getLogger("addnorm")
 TICKS = 10  # of the watchdog, within the run timeout
@@ -65,24 +65,17 @@ class Worker:
 
 
 class Scheduler:
-    """A queue with admission control, and the worker threads that empty it."""
+    """The worker threads that empty the queue behind the gate."""
 
-    def __init__(
-        self,
-        num_workers: int,
-        max_queue_tokens: int,
-        run_timeout_s: float = 20.0,
-    ) -> None:
+    def __init__(self, gate: Gate, run_timeout_s: float = 20.0) -> None:
         """Starts no thread: see `start`. run_timeout_s: a longer session run counts as hanging."""
-        self.num_workers, self.max_queue_tokens = num_workers, max_queue_tokens
-        self.run_timeout_s = run_timeout_s
+        self.num_workers, self.run_timeout_s = gate.queue.num_workers, run_timeout_s
         self._observers: Sequence[Observer] = ()  # set before any thread starts
         self._closed = threading.Event()
         # Its holder does no work on arrays: the event loop waits for it. It also guards what the
         # queue holds: jobs, backlogs, and what is counted of targets.
         self._changed = new_condition(LockOrder.SCHEDULER)
-        self._queue = JobQueue(num_workers)  # guarded by _changed
-        self._admission = AdmissionControl(self._queue, max_queue_tokens)  # guarded by _changed
+        self._gate = gate  # its queue and load shedding are guarded by _changed
         self._closing = False  # guarded by _changed
         # when a job that is no piece was last queued; guarded by _changed
         self._others_at = -math.inf
@@ -105,14 +98,13 @@ class Scheduler:
         with self._changed:
             return sum(bool(worker.todo) for worker in self._workers)
 
-    def admit(
+    def check_load(
         self, timeout_s: float, key: str = "", num_bytes: float = math.inf, model: str | None = None
     ) -> None:
-        """Overloaded if load shedding covers a request with such a body: see
-        AdmissionControl.admit."""
-        if self._admission.is_shedding:  # read without the lock, for which workers may make wait
+        """Overloaded if load shedding covers a request with such a body: see Gate.check_load."""
+        if self._gate.is_shedding:  # read without the lock, for which workers may make wait
             with self._changed:
-                self._admission.admit(timeout_s, key, num_bytes, model)
+                self._gate.check_load(timeout_s, key, num_bytes, model)
 
     def submit(
         self,
@@ -135,9 +127,7 @@ class Scheduler:
         with self._changed:
             if not is_piece:
                 self._others_at = now
-            job = self._admission.submit(
-                target, batch, now, now + timeout_s, key, results, is_piece
-            )
+            job = self._gate.submit(target, batch, now, now + timeout_s, key, results, is_piece)
             if wakes:
                 self.wake()
         return job
@@ -145,17 +135,17 @@ class Scheduler:
     def wake(self) -> None:
         """Wakes as many idle workers as what waits is enough for."""
         with self._changed:
-            self._changed.notify(max(1, self._queue.num_tokens // MIN_TOKENS_PER_WORKER))
+            self._changed.notify(max(1, self._gate.queue.num_tokens // MIN_TOKENS_PER_WORKER))
 
     def paused(self) -> AbstractContextManager[bool]:
         """For `with`: no micro-batch begins or ends meanwhile. Keep it short."""
         return self._changed
 
     def submit_first(self, target: Target, batch: Batch) -> Job:
-        """Queues the batch before all others, without admission control."""
+        """Queues the batch before all others, whatever waits."""
         results = AllRows(batch)
         with self._changed:
-            job = self._queue.add_first(target, batch, time.monotonic(), results)
+            job = self._gate.queue.add_first(target, batch, time.monotonic(), results)
             self._changed.notify()
         return job
 
@@ -168,7 +158,7 @@ class Scheduler:
                 for micro in worker.todo
                 for own in micro.sequences
             )
-            return self._queue.jobs.get(job.number) is job or job in taken
+            return self._gate.queue.jobs.get(job.number) is job or job in taken
 
     @property
     def num_hung(self) -> int:
@@ -180,17 +170,17 @@ class Scheduler:
 
     def num_queued_tokens(self) -> int:
         with self._changed:
-            return self._queue.num_tokens
+            return self._gate.queue.num_tokens
 
     def wait_s(self) -> float:
         """Predicted time until everything that waits now is computed."""
         with self._changed:
-            return self._queue.wait_s()
+            return self._gate.queue.wait_s()
 
     def is_idle(self) -> bool:
         """Whether nothing waits and a worker has nothing to do."""
         with self._changed:
-            return not self._queue.jobs and self.num_busy < self.num_workers
+            return not self._gate.queue.jobs and self.num_busy < self.num_workers
 
     def close(self) -> None:
         """Runs what is queued, then ends the workers. Does not wait for workers that hang."""
@@ -225,9 +215,8 @@ class Scheduler:
             except Exception as error:
                 log.exception("the queue failed, and all jobs with it")
                 worker.todo = []
-                self._queue.give_up(service_error(error))
-                self._queue = JobQueue(self.num_workers)
-                self._admission = AdmissionControl(self._queue, self.max_queue_tokens)
+                self._gate.queue.give_up(service_error(error))
+                self._gate.start_over()
 
     def _step(self, worker: Worker) -> bool:
         """Runs one micro-batch. False when the worker has to end.
@@ -265,7 +254,7 @@ class Scheduler:
     def _take(self, worker: Worker) -> None:
         now = time.monotonic()
         with self._using_queue(worker):
-            micro = self._queue.take(now, self.num_workers - self.num_busy)
+            micro = self._gate.queue.take(now, self.num_workers - self.num_busy)
             if micro is None:
                 return
             on_all_cores = self._leaves_cores_idle(micro)
@@ -279,7 +268,7 @@ class Scheduler:
             return False
         running = [other for worker in self._workers for other in worker.todo]
         running_s = sum(other.cost_s for other in running if not other.gives_way)
-        others_s = running_s + self._queue.worker_s()
+        others_s = running_s + self._gate.queue.worker_s()
         return others_s < (self.num_workers - 1) * micro.cost_s / 2
 
     def _settle(self, worker: Worker, micro: MicroBatch, outcome: AnyRows | Exception) -> None:
@@ -291,7 +280,7 @@ class Scheduler:
             if isinstance(outcome, Exception):
                 self._settle_failed(worker, micro, outcome, now)
                 return
-            self._queue.settle(micro, None, now)
+            self._gate.queue.settle(micro, None, now)
 
     def _settle_failed(
         self, worker: Worker, micro: MicroBatch, error: Exception, now: float
@@ -299,7 +288,7 @@ class Scheduler:
         if len(jobs := micro.by_job()) > 1:  # again, job by job: only one is at fault
             worker.todo = [micro._replace(sequences=sequences) for _, sequences in jobs]
             return
-        self._queue.settle(micro, error, now)
+        self._gate.queue.settle(micro, error, now)
 
     def _watch(self) -> None:
         """Counts its own ticks instead of seconds, so that no worker is replaced because the whole
@@ -323,7 +312,7 @@ class Scheduler:
                 log.error(
                     "replaced a worker that hung in %s with %d sequences", name, num_sequences
                 )
-                self._queue.settle(micro, error, time.monotonic())
+                self._gate.queue.settle(micro, error, time.monotonic())
         self._start_worker()
         self._tell(lambda observer: observer.on_replaced())
 

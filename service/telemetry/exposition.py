@@ -57,7 +57,7 @@ class Exposition:
         """provider: as the settings ask for it."""
         self._metrics, self._models = metrics, models
         self._scheduler, self._gate, self._cache = scheduler, gate, cache
-        metrics.queue_tokens_limit.set(scheduler.max_queue_tokens)
+        metrics.queue_tokens_limit.set(gate.limits["tokens"])
         metrics.worker_threads.set(scheduler.num_workers)
         metrics.cache_bytes_limit.set(cache.max_bytes)
         metrics.registry.register(State(models, provider))

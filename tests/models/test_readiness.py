@@ -148,7 +148,7 @@ def test_a_full_queue_is_ready(notebooks: Path) -> None:
 
     def num_jobs(scheduler: Scheduler) -> int:
         with scheduler.paused():
-            return len(scheduler._queue.jobs)
+            return len(scheduler._gate.queue.jobs)
 
     with inferring(notebooks, max_queue_tokens=1000) as inference:
         target = Target(slow, 10)

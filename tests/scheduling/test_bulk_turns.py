@@ -14,7 +14,7 @@ from addnorm.service.scheduling.bulk_turns import ALONE_S, SPARE_LANES, BulkTurn
 from addnorm.service.scheduling.job import AllRows, Job, Run, Target
 from addnorm.service.scheduling.low_priority import NICER, LowPriorityThread
 from addnorm.service.scheduling.scheduler import Scheduler
-from tests.support.scheduling import Queue, echo, lengths, of_lengths, submit, values
+from tests.support.scheduling import Queue, echo, gate_of, lengths, of_lengths, submit, values
 from tests.support.waiting import PATIENCE_S, eventually
 
 
@@ -126,7 +126,7 @@ def test_a_piece_is_queued_where_another_job_is_rejected() -> None:
     queue, target = Queue(max_queue_tokens=100), Target(echo, 64)
     submit(queue, target, of_lengths(90))
     batch = of_lengths(50)
-    queue.admission.submit(target, batch, 0, 100, "", None, is_piece=True)
+    queue.gate.submit(target, batch, 0, 100, "", None, is_piece=True)
     assert queue.num_tokens == 140
 
 
@@ -158,7 +158,7 @@ def test_a_piece_gives_way_to_a_run_on_all_cores_once_there_are_other_jobs(
     target = Target(noted("one core"), 64, run_on_all_cores=noted("all cores"))
     busy = Target(held, 64)
     busy.tokens_per_s = target.tokens_per_s = 1e6
-    scheduler = Scheduler(2, 10_000)
+    scheduler = Scheduler(gate_of(2, 10_000))
     scheduler.start()
     if others:
         assert values(scheduler.submit(Target(echo, 64), of_lengths(1), 60)) == [[1]]

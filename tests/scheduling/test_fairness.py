@@ -5,9 +5,8 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from addnorm.service.scheduling.admission import AdmissionControl
 from addnorm.service.scheduling.job import Target
-from addnorm.service.scheduling.queue.fair_queue import JobQueue
+from tests.support.scheduling import gate_of
 from tests.support.simulation import Group, Outcome, Simulation, no_rows
 
 RATE = 6000
@@ -35,12 +34,8 @@ def mixed(draws: np.random.Generator) -> list[int]:
 LONG, TINY = of(*[512] * 8), of(3)
 
 
-def admission(max_queue_tokens: int = 65_536, num_workers: int = 2) -> AdmissionControl:
-    return AdmissionControl(JobQueue(num_workers), max_queue_tokens)
-
-
 def simulated(*groups: Group, seconds: float = 10) -> dict[str, Outcome]:
-    return Simulation(admission(), list(groups)).run(seconds)
+    return Simulation(gate_of(2, 65_536), list(groups)).run(seconds)
 
 
 @pytest.mark.parametrize("small", [TINY, of(30), of(10, 20, 30)], ids=["3", "30", "60"])
@@ -140,7 +135,7 @@ def test_a_flood_costs_neither_goodput_nor_deadlines_nor_the_large_jobs_nor_much
         return draws.integers(1, 40, 3).tolist()  # type: ignore[no-any-return]
 
     group = Group("flood", three, its, rate=5 * 1000 / 60, time_s=deadline_s)
-    seen = Simulation(admission(10_000, num_workers=1), [group]).run(20)["flood"]
+    seen = Simulation(gate_of(1, 10_000), [group]).run(20)["flood"]
     assert seen.good_tokens > 0.95 * 20 * 1000
     assert seen.late < 0.01
     assert seen.sizes > 0.9
@@ -176,7 +171,7 @@ def test_mixed_sizes_fill_micro_batches_as_before(seed: int) -> None:
     """0.787 with 32 callers and 0.782 past capacity are what the order of arrival alone gave."""
     its = target()
     for group, least in ((Group("callers", mixed, its, 32), 0.78), (flood("flood", its), 0.77)):
-        simulation = Simulation(admission(), [group], seed)
+        simulation = Simulation(gate_of(2, 65_536), [group], seed)
         simulation.run(10)
         assert float(np.mean(simulation.fill)) > least
         assert simulation.busy_s > 0.99 * 2 * 10

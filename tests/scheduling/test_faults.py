@@ -24,7 +24,7 @@ from addnorm.service.telemetry.metrics import Metrics
 from tests.conftest import OWN, client_of, inference_of, serving
 from tests.support import web
 from tests.support.metrics import value
-from tests.support.scheduling import batch, echo, of_lengths, values
+from tests.support.scheduling import batch, echo, gate_of, of_lengths, values
 from tests.support.waiting import PATIENCE_S, eventually
 
 POISON = 7
@@ -54,7 +54,7 @@ class Hanging:
 def scheduling(
     num_workers: int = 1, *observers: Observer, run_timeout_s: float = 20.0
 ) -> Iterator[Scheduler]:
-    scheduler = Scheduler(num_workers, 1000, run_timeout_s)
+    scheduler = Scheduler(gate_of(num_workers, 1000), run_timeout_s)
     scheduler.start(observers)
     yield scheduler
     scheduler.close()
@@ -306,7 +306,7 @@ def test_mates_answered_before_a_retry_hangs_keep_their_answers() -> None:
 
 def test_closing_does_not_wait_for_worker_threads_that_hang() -> None:
     engine = Hanging()
-    scheduler = Scheduler(1, 1000, run_timeout_s=0.2)
+    scheduler = Scheduler(gate_of(1, 1000), run_timeout_s=0.2)
     scheduler.start()
     accepted = scheduler.submit(Target(echo, 100), of_lengths(1), 30)
     for _ in range(500):  # 100 s, if it waited for each

@@ -2,15 +2,22 @@
 
 import pytest
 
-from addnorm.service.errors import Overloaded, TooManyAtOnce
+from addnorm.service.errors import (
+    DeadlineNotMet,
+    Expired,
+    Overloaded,
+    ResponsesFull,
+    TooManyAtOnce,
+)
 from addnorm.service.scheduling.gate import Gate, Holdings
+from addnorm.service.scheduling.queue.fair_queue import JobQueue
 
 LIMIT = 9_000_000
 
 
 @pytest.fixture
 def gate() -> Gate:
-    return Gate({"bodies": LIMIT, "responses": LIMIT})
+    return Gate(JobQueue(), {"bodies": LIMIT, "responses": LIMIT})
 
 
 def is_granted(gate: Gate, holdings: Holdings, num_bytes: int) -> bool:
@@ -120,3 +127,38 @@ def test_a_keys_own_limit_of_requests(gate: Gate) -> None:
             pass
     with gate.admit(second, max_requests=1):
         pass
+
+
+def test_of_other_keys_answers_only_as_much_comes_before_as_a_key_is_given_itself(
+    gate: Gate,
+) -> None:
+    def before_s(key: str) -> float:
+        return gate.before_s("answer_s", key, 3.0)
+
+    many, one = (Holdings("many"), Holdings("many")), Holdings("one")
+    with gate.admit(many[0]), gate.admit(many[1]):
+        gate.weigh(many[0], 0, 100.0, left_s=1000.0, num_threads=1)
+        gate.weigh(many[1], 0, 20.0, left_s=1000.0, num_threads=1)
+        assert (before_s("one"), before_s("many")) == (3.0, 120.0)
+        with gate.admit(one):
+            gate.weigh(one, 0, 5.0, left_s=1000.0, num_threads=1)
+            assert (before_s("one"), before_s("many")) == (5.0 + 8.0, 120.0 + 5.0)
+    assert (before_s("one"), before_s("many")) == (0.0, 0.0)
+
+
+def test_an_answer_that_would_be_late_is_not_begun(gate: Gate) -> None:
+    """Answers before it are a reason to come back later; its own time is not."""
+    first, second = Holdings(), Holdings()
+    with pytest.raises(Expired, match=r"takes about 10\.5 s, the deadline is in 10 s") as late:
+        gate.weigh(first, 0, 10.5, left_s=10.0, num_threads=2)
+    assert late.value.retry_after_s is None
+    gate.weigh(first, 7, 9.0, left_s=10.0, num_threads=2)
+    with pytest.raises(DeadlineNotMet, match=r"take 4\.5 s, this one about 6 s more") as after:
+        gate.weigh(second, 0, 6.0, left_s=10.0, num_threads=2)
+    assert after.value.retry_after_s == 4.5
+    assert after.value.message.endswith("; retry in 5 s")
+    with pytest.raises(ResponsesFull):
+        gate.weigh(second, 2 * LIMIT, 0.0, left_s=10.0, num_threads=2)
+    assert (gate.total["responses"], gate.total["answer_s"]) == (7, 9.0)
+    gate.weigh(second, 0, 5.5, left_s=10.0, num_threads=2)
+    assert gate.total["answer_s"] == 14.5

@@ -14,6 +14,7 @@ from tests.support.scheduling import (
     Queue,
     batch,
     echo,
+    gate_of,
     lengths,
     of_lengths,
     run,
@@ -156,21 +157,21 @@ def test_a_rejection_sheds_all_with_no_more_time_until_a_micro_batch_is_taken() 
     target.tokens_per_s = 10
     for _ in range(5):
         submit(queue, target, of_lengths(10), deadline=10)
-    queue.admission.admit(10)
+    queue.gate.check_load(10)
     with pytest.raises(Overloaded, match="the deadline is in"):
         submit(queue, target, of_lengths(10), deadline=10)
     with pytest.raises(
         Overloaded, match="overloaded: 50 tokens are queued; retry in 5 s"
     ) as refused:
-        queue.admission.admit(10)
+        queue.gate.check_load(10)
     assert refused.value.retry_after_s == pytest.approx(5)
     assert refused.value.code == "deadline_not_met"
     with pytest.raises(Overloaded, match="are queued; retry"):
         submit(queue, target, of_lengths(7), deadline=10)  # its head did not say how large it is
-    queue.admission.admit(10, num_bytes=9)  # fewer tokens than those that wait have
-    queue.admission.admit(11)  # has more time
+    queue.gate.check_load(10, num_bytes=9)  # fewer tokens than those that wait have
+    queue.gate.check_load(11)  # has more time
     queue.take(1)
-    queue.admission.admit(10)
+    queue.gate.check_load(10)
 
 
 def test_a_rejection_sheds_its_own_key_and_model_only() -> None:
@@ -183,11 +184,11 @@ def test_a_rejection_sheds_its_own_key_and_model_only() -> None:
     with pytest.raises(Overloaded, match="the deadline is in"):
         submit(queue, left, of_lengths(10), deadline=10, key="a")
     with pytest.raises(Overloaded, match="are queued; retry"):
-        queue.admission.admit(10, "a", model="left")
-    queue.admission.admit(10, "a", model="right")
-    queue.admission.admit(10, "a")  # the body says which: it may be the right one
-    queue.admission.admit(10, "b")
-    queue.admission.admit(10, "never seen before")
+        queue.gate.check_load(10, "a", model="left")
+    queue.gate.check_load(10, "a", model="right")
+    queue.gate.check_load(10, "a")  # the body says which: it may be the right one
+    queue.gate.check_load(10, "b")
+    queue.gate.check_load(10, "never seen before")
     submit(queue, right, of_lengths(10), deadline=10, key="a")
     submit(queue, left, of_lengths(10), deadline=10, key="b")
 
@@ -198,12 +199,12 @@ def test_load_shedding_ends_when_callers_leave() -> None:
     with pytest.raises(Overloaded, match="40 tokens are queued of at most 50"):
         submit(queue, target, of_lengths(10))
     with pytest.raises(Overloaded) as refused:
-        queue.admission.admit(1e6)
+        queue.gate.check_load(1e6)
     assert refused.value.code == "queue_full"
     for job in jobs:
         job.future.cancel()
     assert queue.take(0) is None
-    queue.admission.admit(1e6)
+    queue.gate.check_load(1e6)
 
 
 def test_a_full_queue_has_room_for_the_small_and_for_other_models_and_keys() -> None:
@@ -216,9 +217,12 @@ def test_a_full_queue_has_room_for_the_small_and_for_other_models_and_keys() -> 
         submit(queue, target, of_lengths(5), key="a")
     with pytest.raises(Overloaded, match="too many to add 5;"):
         submit(queue, target, of_lengths(5), key="a")
+    submit(queue, target, of_lengths(1), key="a")  # it holds 16/17 now
+    with pytest.raises(Overloaded, match="too many to add 1;"):
+        submit(queue, target, of_lengths(1), key="a")
     submit(queue, target, of_lengths(20), key="b")
     submit(queue, other, of_lengths(20), key="a")
-    assert queue.num_tokens <= queue.admission.max_queue_tokens
+    assert queue.num_tokens <= queue.gate.limits["tokens"]
 
 
 def test_a_rejection_for_a_jobs_own_size_sheds_nobody_else() -> None:
@@ -227,7 +231,7 @@ def test_a_rejection_for_a_jobs_own_size_sheds_nobody_else() -> None:
     submit(queue, target, of_lengths(10, 10), deadline=100)
     with pytest.raises(Overloaded):
         submit(queue, target, of_lengths(10, 10), deadline=3)
-    queue.admission.admit(0.1)
+    queue.gate.check_load(0.1)
 
 
 def test_a_quiet_time_of_small_runs_does_not_hide_how_quick_full_ones_are() -> None:
@@ -290,7 +294,7 @@ def test_worker_threads_run_side_by_side_and_close_answers_what_was_accepted() -
         both.wait()  # passes only if two workers are here at once
         return echo(batch)
 
-    scheduler = Scheduler(num_workers=2, max_queue_tokens=1000)
+    scheduler = Scheduler(gate_of(2, 1000))
     scheduler.start()
     target = Target(together, 4)
     jobs = [scheduler.submit(target, of_lengths(4, 4), 30) for _ in range(5)]
@@ -328,7 +332,7 @@ def test_a_micro_batch_runs_on_all_cores_while_other_workers_would_be_idle(
 
     busy, target = Target(held, 64), Target(one, 64, run_on_all_cores=several)
     busy.tokens_per_s = target.tokens_per_s = 1e6
-    scheduler = Scheduler(2, 10_000)
+    scheduler = Scheduler(gate_of(2, 10_000))
     if others:
         first = scheduler.submit(busy, of_lengths(*others), 60)
     scheduler.start()

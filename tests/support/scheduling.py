@@ -5,18 +5,22 @@ from itertools import pairwise
 import numpy as np
 
 from addnorm.service.runtime.batch import Batch, Rows
-from addnorm.service.scheduling.admission import AdmissionControl
+from addnorm.service.scheduling.gate import Gate
 from addnorm.service.scheduling.job import AllRows, Job, MicroBatch, Target
 from addnorm.service.scheduling.queue.fair_queue import JobQueue
 from tests.support.waiting import PATIENCE_S
 
 
 class Queue(JobQueue):
-    """A queue with its admission control."""
+    """A queue with its gate."""
 
     def __init__(self, max_queue_tokens: int, num_workers: int = 1) -> None:
         super().__init__(num_workers)
-        self.admission = AdmissionControl(self, max_queue_tokens)
+        self.gate = Gate(self, {"tokens": max_queue_tokens})
+
+
+def gate_of(num_workers: int, max_queue_tokens: int) -> Gate:
+    return Gate(JobQueue(num_workers), {"tokens": max_queue_tokens})
 
 
 def batch(*sequences: list[int]) -> Batch:
@@ -65,4 +69,4 @@ def settle(queue: Queue, micro: MicroBatch, now: float) -> None:
 def submit(
     queue: Queue, target: Target, batch: Batch, now: float = 0, deadline: float = 100, key: str = ""
 ) -> Job:
-    return queue.admission.submit(target, batch, now, deadline, key)
+    return queue.gate.submit(target, batch, now, deadline, key)

@@ -1,4 +1,4 @@
-"""The service's own queue and admission control under simulated callers, in simulated time.
+"""The service's own gate and queue under simulated callers, in simulated time.
 
 Knows no HTTP, no engine and no threads. A worker needs a fixed time per token, so that only the
 queue decides.
@@ -16,7 +16,7 @@ import numpy as np
 
 from addnorm.service.errors import Expired, Overloaded
 from addnorm.service.runtime.batch import Batch, Rows
-from addnorm.service.scheduling.admission import AdmissionControl
+from addnorm.service.scheduling.gate import Gate
 from addnorm.service.scheduling.job import Job, MicroBatch, Target
 
 BYTES_PER_TOKEN = 5  # of a JSON body
@@ -88,8 +88,8 @@ class Outcome:
 class Simulation:
     """One queue, its workers, and the groups that ask."""
 
-    def __init__(self, admission: AdmissionControl, groups: list[Group], seed: int = 0) -> None:
-        self.admission, self.queue, self.groups = admission, admission.queue, groups
+    def __init__(self, gate: Gate, groups: list[Group], seed: int = 0) -> None:
+        self.gate, self.queue, self.groups = gate, gate.queue, groups
         self.outcomes = {group.name: Outcome() for group in groups}
         self._s_per_token = {group.target: group.target.s_per_token for group in groups}
         self.fill: list[float] = []  # real tokens over cells, of each micro-batch
@@ -137,11 +137,11 @@ class Simulation:
         outcome.sent.append(sum(lengths))
         outcome.num_unread += 1
         with suppress(Overloaded, Expired):
-            self.admission.admit(group.time_s, group.key, BYTES_PER_TOKEN * sum(lengths))
+            self.gate.check_load(group.time_s, group.key, BYTES_PER_TOKEN * sum(lengths))
             outcome.num_unread -= 1
             outcome.num_read += 1
             batch = Batch.of([np.zeros(length, np.int64) for length in lengths])
-            job = self.admission.submit(
+            job = self.gate.submit(
                 group.target, batch, self.now, self.now + group.time_s, group.key
             )
             outcome.num_read -= 1

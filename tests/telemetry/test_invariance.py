@@ -16,7 +16,7 @@ from addnorm.service.telemetry.invariance import MAX_KEPT, InvarianceCheck
 from addnorm.service.telemetry.metrics import Metrics
 from tests.conftest import client_of, inference_of
 from tests.support.metrics import samples, value
-from tests.support.scheduling import batch, echo, of_lengths
+from tests.support.scheduling import batch, echo, gate_of, of_lengths
 from tests.support.waiting import PATIENCE_S, eventually
 
 
@@ -29,7 +29,7 @@ def crowded(batch: Batch) -> Rows:
 def probing(
     metrics: Metrics, share: float = 1.0, is_idle: Callable[[], bool] | None = None
 ) -> Iterator[Scheduler]:
-    scheduler = Scheduler(1, 10_000)
+    scheduler = Scheduler(gate_of(1, 10_000))
     probe = InvarianceCheck(share, is_idle or scheduler.is_idle, metrics.count_invariance_check)
     scheduler.start((metrics, probe))
     yield scheduler

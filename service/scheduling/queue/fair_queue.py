@@ -197,7 +197,7 @@ class JobQueue:
         """About so many tokens of the target, of the jobs that are next, sorted by length.
 
         If all jobs were candidates, a job's odd lengths would wait while later jobs fill the
-        micro-batches, and admission control could not predict when the job is done.
+        micro-batches, and the gate could not predict when the job is done.
         """
         candidates: list[Waiting] = []
         for other in self._following(job):
