@@ -16,7 +16,7 @@ from addnorm.cluster.queued_tokens import BUSY, TOKENS
 from addnorm.service.environment import read_settings
 from addnorm.service.loading.loader import load_all
 from addnorm.service.runtime.device import memory
-from addnorm.service.server.other_servers import ForOtherServers
+from addnorm.service.server.app import ForOtherServers
 from addnorm.service.server.wiring import Service, build
 from addnorm.service.telemetry import logs
 from addnorm.service.telemetry.tracing import tracer_of_environment

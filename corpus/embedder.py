@@ -16,12 +16,11 @@ from addnorm.corpus.columns import KINDS, EmbedOptions, output
 from addnorm.corpus.errors import CorpusError
 from addnorm.corpus.in_process import open_service
 from addnorm.service.errors import NotFinite, ServiceError
-from addnorm.service.inference.request import InferenceRequest, InferenceResponse
+from addnorm.service.inference.request import InferenceRequest
 from addnorm.service.inference.request_path import Call, Prepared
 from addnorm.service.protocols.texts.texts import TextsToTokenize
 from addnorm.service.runtime.batch import Batch, Ints, Padding
 from addnorm.service.runtime.tokenizing.tokenizer import Text
-from addnorm.service.scheduling.cooperative import Steps
 from addnorm.service.scheduling.deadline import Deadline
 from addnorm.service.server.wiring import Service
 
@@ -164,15 +163,11 @@ class Embedder:
             field=FIELD,
         )
 
-        def column(response: InferenceResponse) -> Steps[pa.Array]:
-            yield
-            return KINDS[self.options.output].column(response)
-
-        async def prepare(_: Call) -> Prepared[pa.Array]:
-            return request, column
+        async def decode(_: Call) -> Prepared[pa.Array]:
+            return request, KINDS[self.options.output].column
 
         try:
-            made, _ = await self._service.request_path.ask(FOREVER_S, prepare)
+            made, _ = await self._service.request_path.ask(FOREVER_S, decode)
         except NotFinite as error:
             raise CorpusError(f"row {rows[error.sequence]}: {error.message}") from None
         except ServiceError as error:

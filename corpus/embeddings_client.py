@@ -20,7 +20,7 @@ from tqdm import tqdm
 
 from addnorm.corpus.errors import CorpusError
 from addnorm.corpus.in_process import open_service
-from addnorm.service.protocols.routes.payload_response import FINGERPRINT_HEADER
+from addnorm.service.protocols.serving import FINGERPRINT_HEADER
 from addnorm.service.runtime.fingerprint import Recorded
 
 TEXTS_AT_ONCE = 32  # in one request

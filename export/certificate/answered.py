@@ -1,5 +1,5 @@
 """The server's answers to texts, task by task, as the author's program gives them: a text's token
-ids, and an array. Through the endpoints that callers use."""
+ids, and an array. Through the routes that callers use."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -24,18 +24,14 @@ from addnorm.service.inference.request import InferenceRequest
 from addnorm.service.inference.request_path import Call
 from addnorm.service.protocols.codec.validation import fit
 from addnorm.service.protocols.cohere import cohere_rerank
-from addnorm.service.protocols.endpoint import Decoded, JsonEndpoint
 from addnorm.service.protocols.native import text_routes
+from addnorm.service.protocols.route import Decoded
 from addnorm.service.runtime.bundle import TOKENIZER, Bundle
 from addnorm.service.runtime.manifest import Manifest
 from addnorm.service.server.wiring import Service
 
 Array = NDArray[Any]
-ENDPOINTS: tuple[JsonEndpoint[Any, Decoded], ...] = (
-    *text_routes.ENDPOINTS,
-    *cohere_rerank.ENDPOINTS,
-)
-ROUTES = {endpoint.path: endpoint for endpoint in ENDPOINTS}
+ROUTES = {row.path: row for row in (*text_routes.ROUTES, *cohere_rerank.ROUTES)}
 PAIRS = ("rerank", "relevance")  # tasks that take pairs alone
 BOTH = ("classify", "read")  # that take texts and pairs
 
@@ -155,17 +151,16 @@ class ServedTasks:
         return _answers(request, rows)
 
     def _ask(self, path: str, body: dict[str, Any]) -> tuple[dict[str, Any], InferenceRequest]:
-        """The answer of an endpoint, parsed, and the request that the body became."""
-        endpoint = ROUTES[path]
-        asked = fit(endpoint.body, {**body, "precision": self._precision})
+        """The answer of a route, parsed, and the request that the body became."""
+        row, service = ROUTES[path], self._service
+        asked = {**body, "precision": self._precision}
 
-        async def ask() -> Any:
-            async def prepare(call: Call) -> Decoded:
-                return await endpoint.make(asked, call, self._service.tools)
+        async def decode(call: Call) -> Decoded:
+            assert callable(row.decode)
+            made: Decoded = await row.decode(fit(row.body, asked), call, service.tools)
+            return made
 
-            return await self._service.request_path.ask(PATIENCE_S, prepare)
-
-        payload, request = run(ask())
+        payload, request = run(service.request_path.ask(PATIENCE_S, decode))
         return orjson.loads(b"".join(payload.parts)), request
 
 

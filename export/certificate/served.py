@@ -30,10 +30,10 @@ from addnorm.service.loading.loader import PADDINGS
 from addnorm.service.models.model import Model
 from addnorm.service.models.registry import Models
 from addnorm.service.protocols.codec.validation import fit
-from addnorm.service.protocols.endpoint import Decoded
 from addnorm.service.protocols.native.native_answer import encode
 from addnorm.service.protocols.native.native_infer import infer
 from addnorm.service.protocols.native.native_schema import INFER, Bodies
+from addnorm.service.protocols.route import Decoded
 from addnorm.service.runtime import selfcheck
 from addnorm.service.runtime.batch import Grid
 from addnorm.service.server.wiring import Service, build
@@ -90,10 +90,10 @@ async def infer_body(
     """The answer to a body of /v1/infer, and the request that it became."""
     asked = fit(bodies.request, body)
 
-    async def prepare(call: Call) -> Decoded:
+    async def decode(call: Call) -> Decoded:
         return await infer(asked, call, service.tools), encode
 
-    payload, request = await service.request_path.ask(PATIENCE_S, prepare)
+    payload, request = await service.request_path.ask(PATIENCE_S, decode)
     return b"".join(payload.parts), request
 
 

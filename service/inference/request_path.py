@@ -14,7 +14,6 @@ from addnorm.service.inference.request import InferenceRequest, InferenceRespons
 from addnorm.service.models.model import Model
 from addnorm.service.models.registry import Models
 from addnorm.service.runtime.manifest import Task
-from addnorm.service.scheduling.cooperative import Steps
 from addnorm.service.scheduling.deadline import Deadline
 from addnorm.service.scheduling.gate import Gate
 from addnorm.service.telemetry.request_context import RequestContext
@@ -22,7 +21,7 @@ from addnorm.service.telemetry.request_context import RequestContext
 NO_NAMES: Mapping[str, str] = MappingProxyType({})
 Encoded = TypeVar("Encoded")
 # a request, and how its response becomes what the caller gets
-Prepared = tuple[InferenceRequest, Callable[[InferenceResponse], Steps[Encoded]]]
+Prepared = tuple[InferenceRequest, Callable[[InferenceResponse], Encoded]]
 
 
 class Call(NamedTuple):
@@ -33,7 +32,6 @@ class Call(NamedTuple):
     route: str = ""  # how long a response takes is predicted from others of its route
     names: Mapping[str, str] = NO_NAMES  # that the route's path has: a model, a version
     num_bytes: int = 0  # of the body, decompressed
-    held_bytes: int = 0  # what the body and its values count as while they are held
     anew: bool = False  # whether all is computed, whatever the cache holds
 
     def named(self, sent: str | None) -> str | None:
@@ -83,31 +81,29 @@ class RequestPath:
     gate: Gate
 
     async def ask(
-        self, timeout_s: float, prepare: Callable[[Call], Awaitable[Prepared[Encoded]]]
+        self, timeout_s: float, decode: Callable[[Call], Awaitable[Prepared[Encoded]]]
     ) -> Answered[Encoded]:
         """What `answer` gives, for a caller in this process."""
         context = RequestContext()
         call = Call(Deadline(timeout_s, holdings=context.holdings), context)
         with self.gate.admit(context.holdings):
-            return await self.answer(call, prepare)
+            return await self.answer(call, *await decode(call))
 
     async def answer(
-        self, call: Call, prepare: Callable[[Call], Awaitable[Prepared[Encoded]]]
+        self,
+        call: Call,
+        request: InferenceRequest,
+        encode: Callable[[InferenceResponse], Encoded],
     ) -> Answered[Encoded]:
-        """Prepares the request, runs it and encodes its response. The call's context has the time
-        of each stage. ServiceError: what the caller is told instead."""
-        started, context = time.monotonic(), call.context
-        holdings = call.deadline.holdings
-        self.gate.hold(holdings, "bodies", call.held_bytes)
-        request, encode = await prepare(call)
-        self.gate.hold(holdings, "bodies", 0)
+        """Runs the request and encodes its response. The call's context has the time of each stage.
+        ServiceError: what the caller is told instead."""
+        context, now = call.context, time.monotonic()
         request = _as_named(request, context)
-        request = request._replace(key=holdings.key, route=call.route, anew=call.anew)
-        del prepare  # it may hold the body
+        request = request._replace(key=call.deadline.key, route=call.route, anew=call.anew)
         if request.timeout_s is not None and not call.deadline.is_callers:
             call.deadline.timeout_s, call.deadline.is_callers = request.timeout_s, True
-        context.decoded_from = started
-        context.stages_s = {"decode": time.monotonic() - started}
+        context.decoded_from = context.decoded_from or now
+        context.stages_s = {"decode": now - context.decoded_from}
         _note(context, request)
         encoded, stages_s = await self.pipeline.run(request, encode, call.deadline)
         context.stages_s |= stages_s

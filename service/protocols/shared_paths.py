@@ -11,6 +11,7 @@ from typing import Any
 from pydantic import BaseModel, Field, RootModel
 
 from addnorm.service.inference.request_path import Call
+from addnorm.service.protocols import huggingface
 from addnorm.service.protocols.codec.decoding import Tools
 from addnorm.service.protocols.codec.validation import Strict
 from addnorm.service.protocols.cohere import cohere_rerank as cohere
@@ -24,12 +25,8 @@ from addnorm.service.protocols.dialect_errors import (
     TEI_ERRORS,
     TOKENIZE_ERRORS,
 )
-from addnorm.service.protocols.endpoint import Decoded, Make, SharedEndpoint, Variant
-from addnorm.service.protocols.huggingface import inference_client
 from addnorm.service.protocols.openai import embeddings
-from addnorm.service.protocols.protocol import Protocol
-from addnorm.service.protocols.routes.body_route import Answering
-from addnorm.service.protocols.routes.inference_route import Inferring
+from addnorm.service.protocols.route import Decode, Decoded, OneOf, Protocol, Route
 from addnorm.service.protocols.tei import tei_tasks, tei_tokens
 from addnorm.service.protocols.tei.tei_about import OF_MODEL, described
 from addnorm.service.protocols.tei.tei_schema import (
@@ -42,12 +39,12 @@ from addnorm.service.protocols.tei.tei_schema import (
 from addnorm.service.protocols.vllm import vllm_tokens
 
 RERANK = {
-    "texts": Variant(TeiRerankRequest, TEI_ERRORS.envelope, tei_tasks.rerank),
-    "documents": Variant(cohere.RerankRequest, COHERE_ERRORS.envelope, cohere.rerank),
+    "texts": OneOf(TeiRerankRequest, TEI_ERRORS.envelope, tei_tasks.rerank),
+    "documents": OneOf(cohere.RerankRequest, COHERE_ERRORS.envelope, cohere.rerank),
 }
 TOKENIZE = {
-    "inputs": Variant(TeiTokenizeRequest, TEI_ERRORS.envelope, tei_tokens.tokenize),
-    "prompt": Variant(
+    "inputs": OneOf(TeiTokenizeRequest, TEI_ERRORS.envelope, tei_tokens.tokenize),
+    "prompt": OneOf(
         vllm_tokens.PromptTokenizeRequest, OPENAI_ERRORS.envelope, vllm_tokens.tokenize
     ),
 }
@@ -61,12 +58,12 @@ class TokenizeBody(RootModel[TeiTokenizeRequest | vllm_tokens.PromptTokenizeRequ
     """A body of text-embeddings-inference (it has `inputs`) or of vLLM (it has `prompt`)."""
 
 
-RERANK_ENDPOINT = SharedEndpoint(
+RERANK_ROUTE = Route(
     path="/rerank",
     name="rerank_of_any_dialect",
     summary="Texts by how well they answer a query, as text-embeddings-inference or Cohere answers",
     body=RerankBody,
-    variants=RERANK,
+    decode=RERANK,
     examples={
         "text-embeddings-inference": {
             "query": "What is dropped?",
@@ -76,26 +73,27 @@ RERANK_ENDPOINT = SharedEndpoint(
     },
     errors=RERANK_ERRORS,
 )
-TOKENIZE_ENDPOINT = SharedEndpoint(
+TOKENIZE_ROUTE = Route(
     path="/tokenize",
     name="tokenize_of_any_dialect",
     summary="The tokens of texts, as text-embeddings-inference or vLLM answers",
     body=TokenizeBody,
-    variants=TOKENIZE,
+    decode=TOKENIZE,
+    infers=False,
     examples={"text-embeddings-inference": {"inputs": ["Pads are dropped."]}},
     errors=TOKENIZE_ERRORS,
 )
 # what Dify asks of the URL of one model
-OF_MODEL_ENDPOINTS = (
+OF_MODEL_ROUTES = (
     replace(
-        RERANK_ENDPOINT,
+        RERANK_ROUTE,
         path=f"{OF_MODEL}/rerank",
         name="rerank_of_model",
-        examples={"a query and texts": RERANK_ENDPOINT.examples["text-embeddings-inference"]},
+        examples={"a query and texts": RERANK_ROUTE.examples["text-embeddings-inference"]},
         errors=OF_MODEL_ERRORS,
     ),
     replace(
-        embeddings.ENDPOINTS[0],
+        embeddings.ROUTES[0],
         path=f"{OF_MODEL}/v1/embeddings",
         name="embeddings_of_model",
         examples={"a vector": {"input": "Pads are dropped."}},
@@ -103,10 +101,10 @@ OF_MODEL_ENDPOINTS = (
     ),
 )
 TOKENIZE_OF_MODEL = replace(
-    TOKENIZE_ENDPOINT,
+    TOKENIZE_ROUTE,
     path=f"{OF_MODEL}/tokenize",
     name="tokenize_of_model",
-    examples={"tokens": TOKENIZE_ENDPOINT.examples["text-embeddings-inference"]},
+    examples={"tokens": TOKENIZE_ROUTE.examples["text-embeddings-inference"]},
     errors=OF_MODEL_ERRORS,
 )
 
@@ -120,7 +118,7 @@ class TeiInputsRequest(Strict, extra="allow"):
 
 class RootBody(
     RootModel[
-        TeiEmbedRequest | TeiPredictRequest | TeiRerankRequest | inference_client.HuggingFaceRequest
+        TeiEmbedRequest | TeiPredictRequest | TeiRerankRequest | huggingface.HuggingFaceRequest
     ]
 ):
     """That of /rerank if it has `query`, huggingface_hub's if it has `parameters`, else that of
@@ -131,38 +129,36 @@ async def by_model(asked: TeiInputsRequest, call: Call, tools: Tools) -> Decoded
     """What the model is made for. text-embeddings-inference has two tasks of texts alone, all
     others are the hub client's."""
     tasks = described(tools.models, asked.model).bundle.tasks
-    body: type[BaseModel] = inference_client.HuggingFaceRequest
-    make: Make[Decoded] = of_hub
+    body: type[BaseModel] = huggingface.HuggingFaceRequest
+    decode: Decode = of_hub
     if "embed" in tasks and not isinstance(asked.inputs, dict):
-        body, make = TeiEmbedRequest, tei_tasks.embed
+        body, decode = TeiEmbedRequest, tei_tasks.embed
     elif "classify" in tasks:
-        body, make = TeiPredictRequest, tei_tasks.predict
+        body, decode = TeiPredictRequest, tei_tasks.predict
     sent = {name: value for name, value in asked if value is not None}
-    return await make(
-        await tools.bodies.fit(body, sent, call.num_bytes, call.deadline), call, tools
-    )
+    fitted = await tools.bodies.fit(body, sent, call.num_bytes, call.deadline)
+    made: Decoded = await decode(fitted, call, tools)
+    return made
 
 
-async def of_hub(asked: inference_client.HuggingFaceRequest, call: Call, tools: Tools) -> Decoded:
+async def of_hub(asked: huggingface.HuggingFaceRequest, call: Call, tools: Tools) -> Decoded:
     call = call._replace(names={"model": asked.model or described(tools.models).bundle.ref})
-    return await inference_client.infer(asked, call, tools)
+    return await huggingface.infer(asked, call, tools)
 
 
 BY_MODEL = {
-    "query": Variant(TeiRerankRequest, TEI_ERRORS.envelope, tei_tasks.rerank),
-    "parameters": Variant(
-        inference_client.HuggingFaceRequest, HUGGING_FACE_ERRORS.envelope, of_hub
-    ),
-    "inputs": Variant(TeiInputsRequest, TEI_ERRORS.envelope, by_model),
+    "query": OneOf(TeiRerankRequest, TEI_ERRORS.envelope, tei_tasks.rerank),
+    "parameters": OneOf(huggingface.HuggingFaceRequest, HUGGING_FACE_ERRORS.envelope, of_hub),
+    "inputs": OneOf(TeiInputsRequest, TEI_ERRORS.envelope, by_model),
 }
-ROOT_ENDPOINTS = tuple(
-    SharedEndpoint(
+ROOT_ROUTES = tuple(
+    Route(
         path=path,
         name=name,
         summary="What the model is made for, as text-embeddings-inference and huggingface_hub's"
         " client ask for it",
         body=RootBody,
-        variants=BY_MODEL,
+        decode=BY_MODEL,
         examples={"texts": tei_tasks.TEXTS},
         errors=ROOT_ERRORS,
     )
@@ -171,8 +167,11 @@ ROOT_ENDPOINTS = tuple(
 PROTOCOL = Protocol(
     tag="text-embeddings-inference",
     routes=(
-        Inferring(RERANK_ENDPOINT, *ROOT_ENDPOINTS, *OF_MODEL_ENDPOINTS),
-        Answering(TOKENIZE_ENDPOINT, TOKENIZE_OF_MODEL),
+        RERANK_ROUTE,
+        *ROOT_ROUTES,
+        *OF_MODEL_ROUTES,
+        TOKENIZE_ROUTE,
+        TOKENIZE_OF_MODEL,
     ),
     errors=TEI_ERRORS,
 )

@@ -1,1 +1,1 @@
-"""The process, HTTP connections, middleware, API keys, and the wiring of all objects."""
+"""The process, HTTP connections, the ASGI application, API keys, and the wiring of all objects."""

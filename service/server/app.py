@@ -1,6 +1,11 @@
-"""The ASGI application: routes, and the middleware around them."""
+"""The ASGI application: every request over HTTP, from its head to its report. FastAPI documents all
+routes, and serves those that are no rows of ours.
+"""
 
-from collections.abc import Mapping, Sequence
+import asyncio
+import math
+import time
+from collections.abc import Mapping
 from typing import Any
 
 from fastapi import Request, Response
@@ -11,26 +16,198 @@ from fastapi.applications import FastAPI
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
-from starlette.routing import Router
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT
 
 from addnorm.service import VERSION
-from addnorm.service.models.readiness import Readiness
+from addnorm.service.errors import Draining
 from addnorm.service.protocols.codec import openapi
-from addnorm.service.protocols.dialect_errors import OPENAI_ERRORS
-from addnorm.service.protocols.protocol import Envelopes, Mounted, Scopes
-from addnorm.service.protocols.routes.inference_route import InferenceRoute
+from addnorm.service.protocols.codec.negotiation import sliced
+from addnorm.service.protocols.route import Parts
+from addnorm.service.protocols.serving import answer, send_payload
+from addnorm.service.protocols.table import Table
+from addnorm.service.scheduling.gate import Gate
 from addnorm.service.server.auth import Entrance
-from addnorm.service.server.middleware import (
-    AuthMiddleware,
-    ErrorMiddleware,
-    HeadMiddleware,
-    RequestMiddleware,
-    SendingMiddleware,
-)
+from addnorm.service.server.error_response import error_response, note_error
+from addnorm.service.server.http.head import wrong_head
 from addnorm.service.server.origins import Origins, named_origins
-from addnorm.service.settings import Settings
 from addnorm.service.telemetry.report import Reporter
+from addnorm.service.telemetry.request_context import (
+    RequestContext,
+    attach_context,
+    context_of,
+    request_id,
+)
+
+SENT_BYTES = 256 * 1024  # of a response, handed to the socket at once
+
+
+class App:
+    """A request passes its methods from top to bottom."""
+
+    def __init__(
+        self,
+        table: Table,
+        parts: Parts,
+        entrance: Entrance,
+        reporter: Reporter,
+        paths: Mapping[tuple[str, str], str],
+    ) -> None:
+        """paths: method and path -> the path that is meant."""
+        self._table, self._parts, self._entrance = table, parts, entrance
+        self._reporter, self._paths = reporter, paths
+        self._origins = Origins(parts.settings, entrance.keys)
+        # FastAPI's own layers, and those that instrumentation puts around them, answer 500 to every
+        # exception that reaches them: what its routes raise is answered before
+        self._fastapi = _fastapi(table, parts, Middleware(self._telling))
+        self._app = self._telling(self._serve)
+        if parts.settings.cors_origins:
+            self._app = CORSMiddleware(
+                self._app,
+                allow_origins=named_origins(parts.settings),
+                allow_methods=["GET", "POST"],
+                allow_headers=["*"],  # repeats those asked for: SDKs send headers of their own
+                # Chrome asks before a page elsewhere calls this network
+                allow_private_network=True,
+                expose_headers=[
+                    "retry-after", "server-timing", "x-addnorm-fingerprint", "x-request-id",
+                ],
+            )  # fmt: skip
+        self.in_flight = 0
+        self.last_asked = -math.inf  # when the last request came that was no probe
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Begins the request's context, and reports the request at its end."""
+        if scope["type"] != "http":
+            await self._fastapi(scope, receive, send)
+            return
+        sent = (value for name, value in scope["headers"] if name == b"x-request-id")
+        context = attach_context(scope.setdefault("state", {}))
+        context.request_id = request_id(next(sent, b""))
+        context.started = time.monotonic()
+        if scope["method"] == "HEAD":
+            scope = {**scope, "method": "GET"}  # uvicorn leaves the body out
+        if meant := self._paths.get((scope["method"], scope["path"])):
+            scope = {**scope, "path": meant}
+        if not scope["path"].startswith(self._table.probes):
+            self.last_asked = context.started
+
+        async def send_marked(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                context.status = message["status"]
+                added = [(b"x-request-id", context.request_id.encode())]
+                if self._parts.readiness.draining:
+                    added.append((b"connection", b"close"))
+                message["headers"] = [*message["headers"], *added]
+            try:
+                await send(message)
+            except RuntimeError:  # uvloop's, of a connection that was lost this moment
+                if not (context.is_closing and context.is_closing()):
+                    raise
+            if context.first_byte_s is None and message["type"] == "http.response.body":
+                context.first_byte_s = time.monotonic() - context.started
+
+        self.in_flight += 1
+        try:
+            await self._app(scope, receive, send_marked)
+        except asyncio.CancelledError:
+            if not self._parts.readiness.draining:
+                raise
+            context.note(Draining("the server ended before the answer was taken"))
+        finally:
+            self.in_flight -= 1
+            if context.leaving:
+                context.leaving.cancel()
+                context.leaving = None  # it holds the context, and with it the body
+            self._reporter.report(scope, context)
+
+    def _telling(self, app: ASGIApp) -> ASGIApp:
+        """The application, and an answer to whatever it raises."""
+
+        async def tell(scope: Scope, receive: Receive, send: Send) -> None:
+            try:
+                await app(scope, receive, send)
+            except Exception as error:  # whatever it is, the caller gets a response
+                if scope["type"] != "http" or (context := context_of(scope)).status is not None:
+                    raise  # the response has begun: only the connection can be closed
+                known = note_error(error, scope["method"], scope["path"], context)
+                envelope = context.envelope or self._table.envelope(scope["path"])
+                await error_response(envelope, known)(scope, receive, send)
+
+        return tell
+
+    async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Rejects by the head: pages of other origins, what the connection found, callers without a
+        key for the path, and keys with too many requests under way. Then the row's answer is made
+        and sent, or FastAPI has the path."""
+        context, method, path = context_of(scope), scope["method"], scope["path"]
+        self._origins.check(scope)
+        surplus = None if path.startswith(self._table.probes) else context.surplus
+        if error := surplus or wrong_head(scope):
+            raise error
+        needed = self._table.scope(method, path)
+        with self._entrance.enter(scope["headers"], needed, context):
+            sending = Sending(send, self._entrance.gate, context, is_open=needed is None)
+            own_path = path.removeprefix(scope.get("root_path", ""))
+            found = self._table.find(own_path) if method == "POST" else None
+            if found is None:
+                await self._fastapi(scope, receive, sending)
+                return
+            scope["route"] = found[0]
+            headers = {  # of several equal names the first
+                name.decode("latin-1"): value.decode("latin-1")
+                for name, value in reversed(scope["headers"])
+            }
+            payload = await answer(*found, headers, receive, context, self._parts)
+            await send_payload(payload, sending)
+
+
+class Sending:
+    """Sends large answers piece by piece, and counts each as a pending response until its caller
+    has taken it. What is open to all does not count: all its readers share the same bytes."""
+
+    def __init__(self, send: Send, gate: Gate, context: RequestContext, is_open: bool) -> None:
+        self._send, self._gate, self._context, self._is_open = send, gate, context, is_open
+        self._is_counted = False
+
+    async def __call__(self, message: Message) -> None:
+        """ResponsesFull instead of an answer that was made before it was counted."""
+        if message["type"] == "http.response.start":
+            sizes = (value for name, value in message["headers"] if name == b"content-length")
+            num_bytes = int(next(sizes, b"0"))
+            self._is_counted = num_bytes > HIGH_WATER_LIMIT and not self._is_open
+            hold = self._gate.keep if self._context.is_inferred else self._gate.hold
+            hold(self._context.holdings, "responses", num_bytes if self._is_counted else 0)
+            await self._send(message)
+        elif not self._is_counted:
+            await self._send(message)
+        else:
+            for piece in sliced(message.get("body", b""), SENT_BYTES):
+                await self._send({"type": "http.response.body", "body": piece, "more_body": True})
+                # else a caller that reads quickly would keep the event loop from others
+                await asyncio.sleep(0)
+            if not message.get("more_body", False):
+                # the server accepts the last part only once the caller has taken the others
+                await self._send({"type": "http.response.body", "body": b""})
+
+
+class ForOtherServers:
+    """The application for an ASGI server that is not ours, which knows bytes only: our own takes
+    parts of a response as memoryviews.
+
+    Not there, as ASGI has no means for it: bounds on slow heads, on slow readers and on
+    connections. The other server has its own.
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async def sending(message: Message) -> None:
+            body = message.get("body", b"")
+            await send(message if isinstance(body, bytes) else {**message, "body": bytes(body)})
+
+        await self._app(scope, receive, sending)
 
 
 class Documented(FastAPI):
@@ -40,76 +217,7 @@ class Documented(FastAPI):
         return openapi.document(self)
 
 
-class ByPath:
-    """Dispatches inferences: a route whose path has no parameters is found in a dictionary, as the
-    router tries all in turn. FastAPI has all other paths, and other methods of these."""
-
-    def __init__(self, routes: Sequence[InferenceRoute], fastapi: ASGIApp) -> None:
-        # of several with one path the first, as the router has it
-        self._by_path = {
-            route.path: route for route in reversed(routes) if not route.param_convertors
-        }
-        self._by_pattern = Router(routes, redirect_slashes=False, default=fastapi)
-        self._fastapi = fastapi
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope.get("method") != "POST":
-            await self._fastapi(scope, receive, send)
-            return
-        route = self._by_path.get(scope.get("path", ""))
-        if route is None:
-            await self._by_pattern(scope, receive, send)
-            return
-        scope["route"] = route
-        await route.handle(scope, receive, send)
-
-
-def create_app(
-    mounted: Sequence[Mounted],
-    settings: Settings,
-    entrance: Entrance,
-    readiness: Readiness,
-    reporter: Reporter,
-    probed: tuple[str, ...],
-    paths: Mapping[tuple[str, str], str],
-) -> RequestMiddleware:
-    """Inference routes are dispatched directly, all others by FastAPI, which documents both.
-
-    paths: see RequestMiddleware.
-    """
-    direct = [
-        route
-        for each in mounted
-        for router in each.routers
-        for route in router.routes
-        if isinstance(route, InferenceRoute)
-    ]
-    scopes = Scopes(each.protocol for each in mounted)
-    errors = Middleware(ErrorMiddleware, Envelopes(mounted, OPENAI_ERRORS.envelope))
-    app: ASGIApp = ByPath(direct, _fastapi(mounted, errors))
-    cors = Middleware(
-        CORSMiddleware,
-        allow_origins=named_origins(settings),
-        allow_methods=["GET", "POST"],
-        allow_headers=["*"],  # repeats those asked for: SDKs send headers of their own
-        allow_private_network=True,  # Chrome asks before a page elsewhere calls this network
-        expose_headers=["retry-after", "server-timing", "x-addnorm-fingerprint", "x-request-id"],
-    )
-    middleware = [
-        *([cors] if settings.cors_origins else []),
-        errors,
-        Middleware(HeadMiddleware, Origins(settings, entrance.keys), probed),
-        Middleware(AuthMiddleware, entrance, scopes),
-        Middleware(SendingMiddleware, entrance.gate, scopes),
-    ]
-    for kind, arguments, named in reversed(middleware):
-        app = kind(app, *arguments, **named)
-    return RequestMiddleware(app, reporter, readiness, paths, probed)
-
-
-def _fastapi(mounted: Sequence[Mounted], errors: Middleware) -> FastAPI:
-    """errors: answers what routes raise before FastAPI's own layers see it. Those answer 500 to
-    every exception that reaches them, and so do layers that instrumentation puts around them."""
+def _fastapi(table: Table, parts: Parts, errors: Middleware) -> FastAPI:
     app = Documented(
         middleware=[errors],
         telemetry={"tracing": False, "metrics": False, "logs": False},  # has its own spans
@@ -118,22 +226,23 @@ def _fastapi(mounted: Sequence[Mounted], errors: Middleware) -> FastAPI:
         "The same sequence gives the same bits, whatever the padding, whoever shares the batch.",
         version=VERSION,
         openapi_tags=[
-            {"name": each.protocol.tag, "externalDocs": {"url": each.protocol.reference}}
-            for each in mounted
-            if each.protocol.reference
+            {"name": each.tag, "externalDocs": {"url": each.reference}}
+            for each in table.protocols
+            if each.reference
         ],
         openapi_url=None,  # probes.py has a route that makes the document off the event loop
         docs_url=None,
         redoc_url=None,
         redirect_slashes=False,  # to wherever the caller's Host header says
     )
-    for each in mounted:
-        for router in each.routers:
-            app.include_router(router, tags=[each.protocol.tag])
+    app.state.parts = parts
+    for protocol in table.protocols:
+        for row in protocol.routes:
+            app.add_api_route(row.path, tags=[protocol.tag], **row.documentation(protocol.errors))
     app.add_exception_handler(HTTPException, _pass_on)
     return app
 
 
 async def _pass_on(request: Request, error: Exception) -> Response:
-    """To ErrorMiddleware, instead of a response of FastAPI's own."""
+    """To `tell`, instead of a response of FastAPI's own."""
     raise error

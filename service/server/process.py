@@ -31,9 +31,9 @@ from addnorm.service.errors import StartupError
 from addnorm.service.loading.loader import load_all
 from addnorm.service.models.registry import Root
 from addnorm.service.runtime.device import memory
+from addnorm.service.server.app import App
 from addnorm.service.server.grpc.grpc_listener import check_installed
 from addnorm.service.server.http.connection import Connection, protocol_factory
-from addnorm.service.server.middleware import RequestMiddleware
 from addnorm.service.server.origins import is_loopback
 from addnorm.service.server.wiring import Service, build
 from addnorm.service.settings import Settings
@@ -184,7 +184,7 @@ def close_empty(listener: socket.socket) -> list[socket.socket]:
 
 
 def configure(
-    app: RequestMiddleware, settings: Settings, connection: type[Connection] = Connection
+    app: App, settings: Settings, connection: type[Connection] = Connection
 ) -> uvicorn.Config:
     """uvicorn's options. StartupError if the certificate and its key do not fit."""
     if (settings.tls_cert is None) != (settings.tls_key is None):

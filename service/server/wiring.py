@@ -14,22 +14,21 @@ from addnorm.service.inference.sequence_cache import SequenceCache
 from addnorm.service.loading.repository import Repository
 from addnorm.service.models.readiness import Readiness
 from addnorm.service.models.registry import Models
-from addnorm.service.protocols.all_protocols import PROTOCOLS
 from addnorm.service.protocols.codec.bodies import BodyReader
 from addnorm.service.protocols.codec.decoding import Tools
 from addnorm.service.protocols.kserve.over_grpc.grpc_methods import PROBES
-from addnorm.service.protocols.protocol import Mounted, Parts, Protocol
-from addnorm.service.protocols.routes.receiving import BodyReceiver
+from addnorm.service.protocols.receiving import BodyReceiver
+from addnorm.service.protocols.route import Parts, Protocol
+from addnorm.service.protocols.table import PROTOCOLS, Table
 from addnorm.service.protocols.texts.texts import TextReader
-from addnorm.service.scheduling.cooperative import CooperativePool
 from addnorm.service.scheduling.gate import Gate
 from addnorm.service.scheduling.queue.fair_queue import JobQueue
 from addnorm.service.scheduling.scheduler import Scheduler
-from addnorm.service.server.app import create_app
+from addnorm.service.scheduling.turns import Turns
+from addnorm.service.server.app import App
 from addnorm.service.server.auth import Entrance, Keys
 from addnorm.service.server.grpc.grpc_calls import GrpcCalls
 from addnorm.service.server.grpc.grpc_listener import GrpcListener
-from addnorm.service.server.middleware import RequestMiddleware
 from addnorm.service.settings import Settings
 from addnorm.service.telemetry.exposition import Exposition
 from addnorm.service.telemetry.invariance import InvarianceCheck
@@ -47,7 +46,7 @@ class Closable(typing.Protocol):
 class Service(Parts):
     """Can be asked over HTTP through `app`, or directly through its parts."""
 
-    app: RequestMiddleware
+    app: App
     grpc: GrpcListener
     scheduler: Scheduler
     keys: Keys
@@ -69,18 +68,18 @@ class Service(Parts):
 
 
 class Pools:
-    """Threads that take turns in steps."""
+    """Large work in turns, by the length of its pieces."""
 
     def __init__(self, num_cores: int) -> None:
         # heads run there, and compete with the workers for the cores
-        self.encoders = CooperativePool(num_cores, "encode")
-        # apart from these, because their steps are longer
-        self.lens = CooperativePool(num_cores, "lens")
-        self.tokenizers = CooperativePool(num_cores, "tokenize")
-        # one thread each: reading holds the interpreter's lock, and more would keep it from the
-        # event loop
-        self.readers = CooperativePool(1, "read", pauses=True)
-        self.large_readers = CooperativePool(1, "read-large", pauses=True)
+        self.encoders = Turns(num_cores, "encode")
+        # apart from these, because their pieces are longer
+        self.lens = Turns(num_cores, "lens")
+        self.tokenizers = Turns(num_cores, "tokenize")
+        # one at a time: reading holds the interpreter's lock, and more would keep it from the event
+        # loop
+        self.readers = Turns(1, "read", pauses=True)
+        self.large_readers = Turns(1, "read-large", pauses=True)
 
     def close(self) -> None:
         for pool in vars(self).values():
@@ -94,7 +93,7 @@ def build(
     protocols: Sequence[Protocol] = PROTOCOLS,
     paths: Mapping[tuple[str, str], str] = MappingProxyType({}),
 ) -> Service:
-    """StartupError if the API keys cannot be read. paths: see RequestMiddleware."""
+    """StartupError if the API keys cannot be read. paths: see App."""
     keys = Keys(settings)
     gate = Gate(
         JobQueue(num_workers(models, settings)),
@@ -127,22 +126,12 @@ def build(
         exposition=Exposition(metrics, models, settings.provider, scheduler, gate, cache),
         readers=pools.readers,
     )
-    entrance = Entrance(keys, gate)
-    health = tuple(path for protocol in protocols for path in protocol.health)
-    probes = (*health, *(path for protocol in protocols for path in protocol.other_probes))
-    app = create_app(
-        [Mounted.of(protocol, parts) for protocol in protocols],
-        settings,
-        entrance,
-        parts.readiness,
-        Reporter(metrics, health, probes, tracer),
-        probes,
-        paths,
-    )
+    entrance, table = Entrance(keys, gate), Table(protocols)
+    reporter = Reporter(metrics, table.health, table.probes, tracer)
     scheduler.start((metrics, invariance_check))
     return Service(
         **vars(parts),
-        app=app,
+        app=App(table, parts, entrance, reporter, paths),
         grpc=GrpcListener(GrpcCalls(parts, entrance, Reporter(metrics, PROBES, PROBES, tracer))),
         scheduler=scheduler,
         keys=keys,

@@ -1,5 +1,7 @@
 """All that becomes known of one request on its way. Reported once, at its end (report.py)."""
 
+import random
+import re
 import time
 from asyncio import Task
 from collections.abc import Callable, Mapping
@@ -13,6 +15,7 @@ from addnorm.service.scheduling.deadline import Deadline
 from addnorm.service.scheduling.gate import Holdings
 
 KEY = "context"
+REQUEST_ID = re.compile(rb"[\w.:-]{1,128}")
 Envelope = Callable[[ServiceError], dict[str, Any]]  # an error -> the body that tells of it
 
 
@@ -66,6 +69,11 @@ class RequestContext:
         """Each stage's start and end."""
         ends = accumulate(self.stages_s.values(), initial=self.decoded_from or 0.0)
         return dict(zip(self.stages_s, pairwise(ends), strict=True))
+
+
+def request_id(sent: bytes) -> str:
+    """The caller's, or a new one."""
+    return sent.decode() if REQUEST_ID.fullmatch(sent) else f"{random.getrandbits(128):032x}"
 
 
 def attach_context(state: dict[str, Any]) -> RequestContext:

@@ -11,19 +11,15 @@ from addnorm.service.inference.outputs import Pooled
 from addnorm.service.inference.request import InferenceRequest, InferenceResponse
 from addnorm.service.inference.request_path import Call
 from addnorm.service.models.registry import Models
-from addnorm.service.protocols.all_protocols import PROTOCOLS
 from addnorm.service.protocols.codec.decoding import Tools
 from addnorm.service.protocols.codec.negotiation import written
 from addnorm.service.protocols.codec.payload import Payload
 from addnorm.service.protocols.codec.safetensors_body import SAFETENSORS
 from addnorm.service.protocols.codec.validation import Strict
 from addnorm.service.protocols.dialect_errors import MESSAGE, error_format
-from addnorm.service.protocols.endpoint import Decoded, JsonEndpoint
-from addnorm.service.protocols.protocol import Protocol
-from addnorm.service.protocols.routes.body_route import Answering
-from addnorm.service.protocols.routes.inference_route import Inferring
+from addnorm.service.protocols.route import Decoded, Protocol, Route
+from addnorm.service.protocols.table import PROTOCOLS
 from addnorm.service.runtime.unpadding import from_lists
-from addnorm.service.scheduling.cooperative import Steps
 from addnorm.service.server.wiring import build
 from addnorm.service.settings import Settings
 from tests.conftest import OWN, serving
@@ -43,8 +39,8 @@ async def add(asked: ToyBody, call: Call, tools: Tools) -> Decoded:
     return InferenceRequest(model, *from_lists(asked.ids), outputs, field="ids"), encode
 
 
-def encode(response: InferenceResponse) -> Steps[Payload]:
-    return Payload((yield from written(response.value(Pooled).joined, response.num_bytes)))
+def encode(response: InferenceResponse) -> Payload:
+    return Payload(written(response.value(Pooled).joined, response.num_bytes))
 
 
 async def count(asked: ToyBody, call: Call, tools: Tools) -> bytes:
@@ -54,21 +50,22 @@ async def count(asked: ToyBody, call: Call, tools: Tools) -> bytes:
 TOY = Protocol(
     tag="toy",
     routes=(
-        Inferring(
-            JsonEndpoint(
-                path="/toy/{model}/vectors",
-                name="toy_vectors",
-                summary="Vectors of ids",
-                body=ToyBody,
-                make=add,
-                response=list[list[float]],
-                examples={"two": {"ids": IDS}},
-            )
+        Route(
+            path="/toy/{model}/vectors",
+            name="toy_vectors",
+            summary="Vectors of ids",
+            body=ToyBody,
+            decode=add,
+            response=list[list[float]],
+            examples={"two": {"ids": IDS}},
         ),
-        Answering(
-            JsonEndpoint(
-                path="/toy/count", name="toy_count", summary="How many", body=ToyBody, make=count
-            )
+        Route(
+            path="/toy/count",
+            name="toy_count",
+            summary="How many",
+            body=ToyBody,
+            decode=count,
+            infers=False,
         ),
     ),
     errors=error_format("ToyError", wrong=MESSAGE),

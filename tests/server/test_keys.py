@@ -18,8 +18,7 @@ from pydantic import SecretStr
 
 from addnorm.service.errors import StartupError, Unauthenticated
 from addnorm.service.models.registry import Models
-from addnorm.service.protocols.all_protocols import PROTOCOLS
-from addnorm.service.protocols.protocol import Scopes
+from addnorm.service.protocols.table import PROTOCOLS, Table
 from addnorm.service.server.auth import Keys
 from addnorm.service.settings import Settings
 from tests.conftest import Serve
@@ -96,7 +95,7 @@ def test_paths_need_their_scope(
 def test_a_path_that_looks_like_another_leads_nowhere(
     closed: httpx.Client, path: str, scope: str | None
 ) -> None:
-    assert Scopes(PROTOCOLS).needed("GET", path) == scope
+    assert Table(PROTOCOLS).scope("GET", path) == scope
     lines = ("host: x", f"authorization: Bearer {RUN}", "connection: close", "", "")
     request = "\r\n".join((f"GET {path} HTTP/1.1", *lines))
     with socket.create_connection(("127.0.0.1", closed.base_url.port or 0)) as caller:

@@ -11,7 +11,7 @@ import pytest
 from starlette.types import Message
 
 from addnorm.service.models.registry import Models
-from addnorm.service.server.other_servers import ForOtherServers
+from addnorm.service.server.app import ForOtherServers
 from addnorm.service.server.wiring import Service, build
 from addnorm.service.settings import Settings
 from tests.conftest import OWN, inference_of

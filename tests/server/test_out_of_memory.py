@@ -10,24 +10,22 @@ from typing import Any
 import httpx
 import numpy as np
 import pytest
+from fastapi import Request
 
 from addnorm.service.errors import OutOfMemory
 from addnorm.service.inference.outputs import Activations
 from addnorm.service.inference.request import InferenceRequest, InferenceResponse
 from addnorm.service.models.registry import Models
 from addnorm.service.protocols.dialect_errors import OPENAI_ERRORS
-from addnorm.service.protocols.protocol import Envelopes
+from addnorm.service.protocols.route import FastApiRoute, Protocol
 from addnorm.service.runtime.batch import Batch, Rows
 from addnorm.service.runtime.engine import run_session
 from addnorm.service.runtime.unpadding import from_lists
-from addnorm.service.scheduling.cooperative import Steps
 from addnorm.service.scheduling.deadline import Deadline
 from addnorm.service.scheduling.job import Target
 from addnorm.service.scheduling.scheduler import Scheduler
-from addnorm.service.server.middleware import ErrorMiddleware
 from addnorm.service.server.wiring import Service, build
 from addnorm.service.settings import Settings
-from addnorm.service.telemetry.request_context import attach_context
 from tests.support.scheduling import gate_of, of_lengths
 from tests.support.waiting import PATIENCE_S
 
@@ -40,27 +38,27 @@ def service(few: Models) -> Iterator[Service]:
 
 
 def test_the_caller_is_told_to_come_back_and_the_log_has_one_line(
-    caplog: pytest.LogCaptureFixture,
+    few: Models, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async def app(scope: Any, receive: Any, send: Any) -> None:
+    async def too_large(request: Request) -> None:
         np.empty(2**55)
 
-    async def with_context(scope: Any, receive: Any, send: Any) -> None:
-        attach_context(scope.setdefault("state", {})).request_id = "the-one"
-        await ErrorMiddleware(app, Envelopes((), OPENAI_ERRORS.envelope))(scope, receive, send)
+    large = Protocol(tag="", errors=OPENAI_ERRORS, routes=(FastApiRoute("/large", too_large),))
+    service = build(few, Settings(worker_threads=1), protocols=(large,))
 
     async def ask() -> httpx.Response:
-        transport = httpx.ASGITransport(with_context)
-        async with httpx.AsyncClient(transport=transport, base_url="http://x") as client:
-            return await client.post("/v1/infer")
+        transport = httpx.ASGITransport(service.app)
+        async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
+            return await client.get("/large", headers={"x-request-id": "the-one"})
 
     with caplog.at_level(logging.ERROR):
         answer = asyncio.run(ask())
+    service.close()
     assert answer.status_code == 503
     assert answer.headers["retry-after"] == "1"
     assert answer.json()["error"]["code"] == OutOfMemory.code
     (line,) = caplog.records
-    assert "POST /v1/infer, request the-one" in line.getMessage()
+    assert "GET /large, request the-one" in line.getMessage()
     assert line.exc_info is None, "a stack trace takes more memory"
 
 
@@ -68,8 +66,7 @@ def test_the_caller_is_told_to_come_back_and_the_log_has_one_line(
 def test_nothing_is_held_after_an_answer_for_which_there_is_no_memory(
     service: Service, num_values: int
 ) -> None:
-    def encode(response: InferenceResponse) -> Steps[None]:
-        yield
+    def encode(response: InferenceResponse) -> None:
         np.empty(2**55)
 
     batch, padding = from_lists([[1, 2, 3]])

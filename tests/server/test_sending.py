@@ -10,21 +10,19 @@ from urllib.parse import urlsplit
 import httpx
 import orjson
 import pytest
-from fastapi import APIRouter, Request, Response
+from fastapi import Request, Response
 
 from addnorm.service.inference.request_path import Call
 from addnorm.service.models.registry import Models
-from addnorm.service.protocols.all_protocols import PROTOCOLS
 from addnorm.service.protocols.codec.decoding import Tools
 from addnorm.service.protocols.codec.validation import Strict
 from addnorm.service.protocols.dialect_errors import OPENAI_ERRORS
-from addnorm.service.protocols.endpoint import JsonEndpoint
-from addnorm.service.protocols.protocol import OtherRoutes, Parts, Protocol
-from addnorm.service.protocols.routes.body_route import ANSWER_BYTES, Answering
+from addnorm.service.protocols.route import FastApiRoute, Protocol, Route
+from addnorm.service.protocols.serving import ANSWER_BYTES
+from addnorm.service.protocols.table import PROTOCOLS
 from addnorm.service.server.wiring import Service, build
 from addnorm.service.settings import Settings
-from tests.conftest import OWN, serving
-from tests.support import web
+from tests.conftest import OWN, client_of
 from tests.support.waiting import PATIENCE_S, eventually
 
 MIB = 2**20
@@ -35,20 +33,9 @@ class Sized(Strict):
     num_bytes: int
 
 
-class SizedRoutes:
-    """Answers of any size: made of a body, or as FastAPI's own routes make theirs."""
-
-    def __init__(self, parts: Parts) -> None:
-        pass
-
-    def router(self) -> APIRouter:
-        router = APIRouter()
-        router.get("/sized")(self.get)
-        router.get("/open")(self.get)
-        return router
-
-    async def get(self, request: Request) -> Response:
-        return Response(bytes(int(request.query_params["num_bytes"])))
+async def get(request: Request) -> Response:
+    """Answers of any size, as FastAPI's own routes make theirs."""
+    return Response(bytes(int(request.query_params["num_bytes"])))
 
 
 class Served(NamedTuple):
@@ -84,16 +71,18 @@ def served(few: Models) -> Iterator[Served]:
         made.append(service.gate.total["responses"])
         return bytes(asked.num_bytes)
 
-    sized = JsonEndpoint(path="/sized", name="sized", summary="Sized", body=Sized, make=make)
+    sized = Route(
+        path="/sized", name="sized", summary="Sized", body=Sized, decode=make, infers=False
+    )
     protocol = Protocol(
         tag="sized",
-        routes=(Answering(sized), OtherRoutes(SizedRoutes)),
+        routes=(sized, FastApiRoute("/sized", get), FastApiRoute("/open", get)),
         errors=OPENAI_ERRORS,
         scopes={"/open": None},
     )
     settings = Settings(**{**OWN, **LIMITS})
     service = build(few, settings, protocols=(*PROTOCOLS, protocol))
-    with serving(service) as url, web.client(base_url=url) as client:
+    with client_of(service) as client:
         yield Served(service, client, made)
 
 

@@ -2,7 +2,6 @@
 
 from typing import NamedTuple
 
-from addnorm.service.inference.request_path import Call
 from addnorm.service.models.registry import Models
 from addnorm.service.protocols.codec.bodies import BodyReader
 from addnorm.service.protocols.codec.negotiation import Headers
@@ -22,4 +21,3 @@ class RawRequest(NamedTuple):
 
     body: bytes  # decompressed
     headers: Headers
-    call: Call

@@ -2,12 +2,11 @@
 
 from addnorm.service.protocols.cohere import cohere_embed, cohere_rerank
 from addnorm.service.protocols.dialect_errors import COHERE_ERRORS
-from addnorm.service.protocols.protocol import Protocol
-from addnorm.service.protocols.routes.inference_route import Inferring
+from addnorm.service.protocols.route import Protocol
 
 PROTOCOL = Protocol(
     tag="Cohere",
     reference="https://docs.cohere.com/reference/about",
-    routes=(Inferring(*cohere_rerank.ENDPOINTS, *cohere_embed.ENDPOINTS),),
+    routes=(*cohere_rerank.ROUTES, *cohere_embed.ROUTES),
     errors=COHERE_ERRORS,
 )

@@ -19,7 +19,7 @@ from addnorm.service.models.model import Model
 from addnorm.service.protocols.codec.decoding import Tools
 from addnorm.service.protocols.codec.payload import base64_of
 from addnorm.service.protocols.codec.validation import Strict
-from addnorm.service.protocols.endpoint import Decoded, JsonEndpoint
+from addnorm.service.protocols.route import Decoded, Route
 from addnorm.service.protocols.texts.input_types import typed
 from addnorm.service.protocols.texts.json_answers import embedded
 from addnorm.service.protocols.texts.sequences import Strings
@@ -191,13 +191,13 @@ def _words(
     }
 
 
-ENDPOINTS = tuple(
-    JsonEndpoint(
+ROUTES = tuple(
+    Route(
         path=path,
         name=name,
         summary="Embeddings of texts in several types, as Cohere's clients ask for them",
         body=EmbedRequest,
-        make=partial(embed, is_v1),
+        decode=partial(embed, is_v1),
         examples=EXAMPLES,
     )
     for path, name, is_v1 in (

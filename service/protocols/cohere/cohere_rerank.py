@@ -14,7 +14,7 @@ from addnorm.service.inference.request import InferenceResponse
 from addnorm.service.inference.request_path import Call
 from addnorm.service.protocols.codec.decoding import Tools
 from addnorm.service.protocols.codec.validation import Strict, agreed
-from addnorm.service.protocols.endpoint import Decoded, JsonEndpoint
+from addnorm.service.protocols.route import Decoded, Route
 from addnorm.service.protocols.texts.json_answers import Ranking, ranked, usage
 from addnorm.service.protocols.texts.places import query_with
 from addnorm.service.protocols.texts.text_tasks import score_pairs
@@ -137,14 +137,14 @@ def _for_voyage(results: list[dict[str, Any]]) -> list[dict[str, Any]]:
     ]
 
 
-ENDPOINTS = tuple(
-    JsonEndpoint(
+ROUTES = tuple(
+    Route(
         path=path,
         name=name,
         summary="Documents by how well they answer a query, as Cohere's, Jina's, vLLM's and"
         " Infinity's clients ask for it",
         body=RerankRequest,
-        make=rerank,
+        decode=rerank,
         examples=EXAMPLES,
     )
     for path, name in (("/v1/rerank", "rerank"), ("/v2/rerank", "rerank_v2"))

@@ -4,21 +4,22 @@ Source: the KServe Open Inference Protocol and Triton's HTTP server. `over_grpc/
 """
 
 from addnorm.service.protocols.dialect_errors import V2_ERRORS
-from addnorm.service.protocols.kserve import infer
-from addnorm.service.protocols.kserve.metadata import MetadataRoutes
-from addnorm.service.protocols.kserve.repository_extension import RepositoryRoutes
-from addnorm.service.protocols.kserve.statistics_extension import StatisticsRoutes
-from addnorm.service.protocols.protocol import OtherRoutes, Protocol
-from addnorm.service.protocols.routes.inference_route import Inferring
+from addnorm.service.protocols.kserve import (
+    infer,
+    metadata,
+    repository_extension,
+    statistics_extension,
+)
+from addnorm.service.protocols.route import Protocol
 
 PROTOCOL = Protocol(
     tag="KServe V2",
     reference="https://github.com/kserve/open-inference-protocol",
     routes=(
-        OtherRoutes(StatisticsRoutes),  # before the metadata: in /models/stats, `stats` is no model
-        OtherRoutes(MetadataRoutes),
-        Inferring(*infer.ENDPOINTS),
-        OtherRoutes(RepositoryRoutes),
+        *statistics_extension.ROUTES,  # first: in /models/stats, `stats` is no model
+        *metadata.ROUTES,
+        *infer.ROUTES,
+        *repository_extension.ROUTES,
     ),
     errors=V2_ERRORS,
     scopes={

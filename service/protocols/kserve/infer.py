@@ -5,6 +5,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
+from fastapi.utils import generate_unique_id
 from numpy.typing import NDArray
 
 from addnorm.service.errors import InvalidInput, UnknownField
@@ -14,10 +15,9 @@ from addnorm.service.inference.request_path import Call, Encoded, Prepared
 from addnorm.service.models.model import Model
 from addnorm.service.protocols.codec.decoding import RawRequest, Tools
 from addnorm.service.protocols.codec.negotiation import JSON, OCTETS, written
-from addnorm.service.protocols.codec.openapi import Responses, body_schema
+from addnorm.service.protocols.codec.openapi import body_schema
 from addnorm.service.protocols.codec.payload import Payload
 from addnorm.service.protocols.codec.safetensors_body import raw_bytes
-from addnorm.service.protocols.endpoint import Decoded, Endpoint
 from addnorm.service.protocols.kserve import tensors, text_tensor
 from addnorm.service.protocols.kserve.metadata import ref
 from addnorm.service.protocols.kserve.schema import (
@@ -28,9 +28,9 @@ from addnorm.service.protocols.kserve.schema import (
     V2InferResponse,
 )
 from addnorm.service.protocols.kserve.tensors import LENGTH_HEADER, NativeTensor
+from addnorm.service.protocols.route import Decoded, Route
 from addnorm.service.runtime.batch import Batch, Padding
 from addnorm.service.runtime.unpadding import from_grid
-from addnorm.service.scheduling.cooperative import Steps, one_step
 
 SEQUENCE = ("sequence_id", "sequence_start", "sequence_end")
 REFUSED = {
@@ -67,7 +67,7 @@ LENGTH = {
 
 
 # writes the wanted outputs of a response to the request with this id
-Write = Callable[[list[Wanted], str | None, InferenceResponse], Steps[Encoded]]
+Write = Callable[[list[Wanted], str | None, InferenceResponse], Encoded]
 
 
 async def infer(
@@ -93,8 +93,8 @@ async def infer(
         if own.normalize is None:
             own = own.model_copy(update={"normalize": model.bundle.manifest.normalize})
     else:
-        work = one_step(partial(_from_tensors, asked, contents))
-        batch, padding = await tools.bodies.read(call.num_bytes, work, call.deadline)
+        about = call.num_bytes, call.deadline
+        batch, padding = await tools.bodies.read(*about, _from_tensors, asked, contents)
     wanted = _wanted(asked, model, of_texts)
     request = InferenceRequest(
         model,
@@ -191,9 +191,7 @@ def _native(wanted: list[Wanted], own: Parameters) -> tuple[Output[Value], ...]:
     return tuple(pooled if kind is Pooled else kind() for kind in kinds)
 
 
-def encode(
-    wanted: list[Wanted], request_id: str | None, response: InferenceResponse
-) -> Steps[Payload]:
+def encode(wanted: list[Wanted], request_id: str | None, response: InferenceResponse) -> Payload:
     """InferenceResponse -> JSON, and the bytes of the outputs that go out so, not copied."""
     manifest, made = response.request.model.bundle.manifest, tensors_of(response)
     described: list[dict[str, Any]] = []
@@ -212,7 +210,7 @@ def encode(
         "model_version": str(manifest.version),
         "outputs": described,
     }
-    head = yield from written(body, response.num_bytes)
+    head = written(body, response.num_bytes)
     return (
         Payload([*head, *raw], OCTETS, {LENGTH_HEADER: str(sum(map(len, head)))})
         if raw
@@ -228,40 +226,58 @@ def tensors_of(response: InferenceResponse) -> dict[str, NDArray[Any]]:
     return made
 
 
-class V2Endpoint(Endpoint[Decoded]):
+async def decode(raw: RawRequest, call: Call, tools: Tools) -> Decoded:
     """JSON, and after it the bytes of tensors."""
+    body, tail = tensors.split(raw)
+    asked = await tools.bodies.read_json(V2InferRequest, body, call.deadline)
+    return await infer(asked, tensors.after_json(asked.inputs, tail), call, tools, encode)
 
-    async def decode(self, raw: RawRequest, tools: Tools) -> Decoded:
-        body, tail = tensors.split(raw)
-        asked = await tools.bodies.read_json(V2InferRequest, body, raw.call.deadline)
-        contents = tensors.after_json(asked.inputs, tail)
-        return await infer(asked, contents, raw.call, tools, encode)
 
-    def documentation(self, errors: Responses) -> dict[str, Any]:
-        as_json = {"schema": body_schema(self.body), "examples": EXAMPLES}
-        parameters = self.path_parameters()
-        for parameter in parameters:
-            parameter["schema"]["title"] = parameter["name"].capitalize()
-        return {
-            "name": self.name,
-            "summary": self.summary,
-            "response_model": self.response,
-            "responses": {200: {"content": {OCTETS: BINARY}}, **errors},
-            "openapi_extra": {
-                "parameters": [*parameters, LENGTH],
-                "requestBody": {"required": True, "content": {JSON: as_json, OCTETS: BINARY}},
-            },
+def _documented(*names: str) -> dict[str, Any]:
+    """names: of the path's parameters."""
+    as_json = {"schema": body_schema(V2InferRequest), "examples": EXAMPLES}
+    of_path = [
+        {
+            "name": name,
+            "in": "path",
+            "required": True,
+            "schema": {"type": "string", "title": name.capitalize()},
         }
+        for name in names
+    ]
+    return {
+        "openapi_extra": {
+            "parameters": [*of_path, LENGTH],
+            "requestBody": {"required": True, "content": {JSON: as_json, OCTETS: BINARY}},
+        },
+        "generate_unique_id_function": generate_unique_id,
+    }
 
 
-ENDPOINTS = tuple(
-    V2Endpoint(path=path, name=name, summary=summary, body=V2InferRequest, response=V2InferResponse)
-    for path, name, summary in (
+ROUTES = tuple(
+    Route(
+        path=path,
+        name=name,
+        summary=summary,
+        body=V2InferRequest,
+        decode=decode,
+        reads="bytes",
+        response=V2InferResponse,
+        media_types={OCTETS: BINARY},
+        documented=documented,
+    )
+    for path, name, summary, documented in (
         (
             "/v2/models/{model:path}/versions/{version}/infer",
             "infer_version",
             "Inference by one version",
+            _documented("model", "version"),
         ),
-        ("/v2/models/{model:path}/infer", "infer", "Inference by the version that the name means"),
+        (
+            "/v2/models/{model:path}/infer",
+            "infer",
+            "Inference by the version that the name means",
+            _documented("model"),
+        ),
     )
 )

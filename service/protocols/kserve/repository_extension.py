@@ -5,10 +5,10 @@ Off unless ADDNORM_ADMIN is set.
 
 import asyncio
 import logging
-from dataclasses import dataclass
+from collections.abc import Callable
 from typing import Any
 
-from fastapi import APIRouter, Request, Response
+from fastapi import Request, Response
 from pydantic import BaseModel, ConfigDict, Field
 
 from addnorm.service.errors import Forbidden, InvalidInput, StartupError, UnknownField
@@ -17,8 +17,9 @@ from addnorm.service.protocols.codec.negotiation import JSON
 from addnorm.service.protocols.codec.openapi import body_schema
 from addnorm.service.protocols.codec.validation import Body
 from addnorm.service.protocols.dialect_errors import V2_ERRORS
-from addnorm.service.protocols.protocol import Parts
+from addnorm.service.protocols.route import FastApiRoute, Parts, parts_of
 from addnorm.service.scheduling.deadline import Deadline
+from addnorm.service.telemetry.request_context import context_of
 
 log = logging.getLogger("addnorm")
 CLOSED = {"model": V2_ERRORS.body, "description": "ADDNORM_ADMIN is not set."}
@@ -48,107 +49,122 @@ class PinRequest(BaseModel):
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
 
 
-def _documented(body: type[BaseModel]) -> dict[str, Any]:
+async def index(request: Request) -> list[dict[str, str]]:
+    return states(parts_of(request), (await _read(request, IndexRequest)).ready)
+
+
+def states(parts: Parts, ready: bool) -> list[dict[str, str]]:
+    """ready: whether to name only what is. Forbidden unless ADDNORM_ADMIN is set."""
+    _check_open(parts)
+    return [
+        {"name": name, "version": str(version), "state": state, "reason": reason}
+        for name, version, state, reason in parts.models.index()
+        if state == "READY" or not ready
+    ]
+
+
+async def load(request: Request, model: str) -> Response:
+    for name in (await _read(request, LoadRequest)).parameters:
+        raise UnknownField(
+            f"parameters.{name[:60]} is not supported: a model is loaded from the server's"
+            " folder of bundles, as it is",
+            param=name[:60],
+        )
+    await asyncio.to_thread(parts_of(request).repository.load, model)
+    return Response()
+
+
+async def load_version(request: Request, model: str, version: str) -> Response:
+    return await load(request, f"{model}/{version}")
+
+
+async def unload(request: Request, model: str) -> Response:
+    await _read(request, UnloadRequest)
+    await asyncio.to_thread(parts_of(request).repository.unload, model)
+    return Response()
+
+
+async def unload_version(request: Request, model: str, version: str) -> Response:
+    return await unload(request, f"{model}/{version}")
+
+
+async def pin(request: Request, model: str, version: str) -> Response:
+    # a version is a number or `latest`. Also while one is loaded: a rollback must not wait
+    await _read(request, PinRequest)
+    try:
+        meant = read_pin(version)
+    except ValueError as error:
+        raise InvalidInput(f"version is {error}", param="version") from None
+    try:
+        parts_of(request).models.pin(model, meant)
+    except StartupError as error:
+        raise InvalidInput(f"version is {version}: {error}", param="version") from None
+    log.info("%s means version %s now", model, version)
+    return Response()
+
+
+async def _read(request: Request, model: type[Body]) -> Body:
+    """The body, which may be empty. Forbidden unless ADDNORM_ADMIN is set."""
+    parts = parts_of(request)
+    _check_open(parts)
+    context = context_of(request.scope)
+    body = await parts.receiver.receive(request.headers, request.receive, context)
+    deadline = Deadline(parts.settings.timeout_s)
+    return await parts.tools.bodies.read_json(model, body or b"{}", deadline)
+
+
+def _check_open(parts: Parts) -> None:
+    if not parts.settings.admin:
+        raise Forbidden(
+            "the model repository is closed: start the server with ADDNORM_ADMIN=true to open it"
+        )
+
+
+def _route(
+    path: str,
+    answer: Callable[..., Any],
+    summary: str,
+    body: type[BaseModel],
+    **documented: Any,
+) -> FastApiRoute:
     content = {"required": False, "content": {JSON: {"schema": body_schema(body)}}}
-    return {
-        "responses": {**V2_ERRORS.documented, 403: CLOSED},
-        "openapi_extra": {"requestBody": content},
-    }
+    errors = {**V2_ERRORS.documented, 403: CLOSED}
+    documented["openapi_extra"] = {"requestBody": content}
+    return FastApiRoute(path, answer, summary, errors, method="POST", documented=documented)
 
 
-@dataclass(frozen=True)
-class RepositoryRoutes:
-    parts: Parts
-
-    def router(self) -> APIRouter:
-        router = APIRouter(prefix="/v2")
-        router.post(
-            "/repository/index",
-            summary="Every model and version, and its state",
-            **_documented(IndexRequest),
-        )(self.index)
-        # clients that put `NAME/VERSION` in a name's place ask for one version
-        for path, which, load, unload in (
-            ("{model}", "all versions of a model", self.load, self.unload),
-            ("{model}/{version}", "one version", self.load_version, self.unload_version),
-        ):
-            router.post(
-                f"/repository/models/{path}/load",
-                response_class=Response,
-                summary=f"Loads {which} from the folder",
-                **_documented(LoadRequest),
-            )(load)
-            router.post(
-                f"/repository/models/{path}/unload",
-                response_class=Response,
-                summary=f"Takes {which} out of service",
-                **_documented(UnloadRequest),
-            )(unload)
-        router.post(
-            "/repository/models/{model}/{version}/pin",
-            response_class=Response,
-            summary="Makes a version what the bare name means, until the next start",
-            **_documented(PinRequest),
-        )(self.pin)
-        return router
-
-    async def index(self, request: Request) -> list[dict[str, str]]:
-        return self.states((await self._read(request, IndexRequest)).ready)
-
-    def states(self, ready: bool) -> list[dict[str, str]]:
-        """ready: whether to name only what is. Forbidden unless ADDNORM_ADMIN is set."""
-        self._check_open()
-        return [
-            {"name": name, "version": str(version), "state": state, "reason": reason}
-            for name, version, state, reason in self.parts.models.index()
-            if state == "READY" or not ready
-        ]
-
-    async def load(self, request: Request, model: str) -> Response:
-        for name in (await self._read(request, LoadRequest)).parameters:
-            raise UnknownField(
-                f"parameters.{name[:60]} is not supported: a model is loaded from the server's"
-                " folder of bundles, as it is",
-                param=name[:60],
-            )
-        await asyncio.to_thread(self.parts.repository.load, model)
-        return Response()
-
-    async def load_version(self, request: Request, model: str, version: str) -> Response:
-        return await self.load(request, f"{model}/{version}")
-
-    async def unload(self, request: Request, model: str) -> Response:
-        await self._read(request, UnloadRequest)
-        await asyncio.to_thread(self.parts.repository.unload, model)
-        return Response()
-
-    async def unload_version(self, request: Request, model: str, version: str) -> Response:
-        return await self.unload(request, f"{model}/{version}")
-
-    async def pin(self, request: Request, model: str, version: str) -> Response:
-        # a version is a number or `latest`. Also while one is loaded: a rollback must not wait
-        await self._read(request, PinRequest)
-        try:
-            pin = read_pin(version)
-        except ValueError as error:
-            raise InvalidInput(f"version is {error}", param="version") from None
-        try:
-            self.parts.models.pin(model, pin)
-        except StartupError as error:
-            raise InvalidInput(f"version is {version}: {error}", param="version") from None
-        log.info("%s means version %s now", model, version)
-        return Response()
-
-    async def _read(self, request: Request, model: type[Body]) -> Body:
-        """The body, which may be empty. Forbidden unless ADDNORM_ADMIN is set."""
-        self._check_open()
-        body = await self.parts.receiver.receive(request)
-        deadline = Deadline(self.parts.settings.timeout_s)
-        return await self.parts.tools.bodies.read_json(model, body or b"{}", deadline)
-
-    def _check_open(self) -> None:
-        if not self.parts.settings.admin:
-            raise Forbidden(
-                "the model repository is closed: start the server with ADDNORM_ADMIN=true to open"
-                " it"
-            )
+MODELS = "/v2/repository/models"
+ROUTES = (
+    _route("/v2/repository/index", index, "Every model and version, and its state", IndexRequest),
+    *(
+        _route(f"{MODELS}/{path}", answer, summary, body, response_class=Response)
+        for path, answer, summary, body in (
+            ("{model}/load", load, "Loads all versions of a model from the folder", LoadRequest),
+            (
+                "{model}/unload",
+                unload,
+                "Takes all versions of a model out of service",
+                UnloadRequest,
+            ),
+            # clients that put `NAME/VERSION` in a name's place ask for one version
+            (
+                "{model}/{version}/load",
+                load_version,
+                "Loads one version from the folder",
+                LoadRequest,
+            ),
+            (
+                "{model}/{version}/unload",
+                unload_version,
+                "Takes one version out of service",
+                UnloadRequest,
+            ),
+            (
+                "{model}/{version}/pin",
+                pin,
+                "Makes a version what the bare name means, until the next start",
+                PinRequest,
+            ),
+        )
+    ),
+)

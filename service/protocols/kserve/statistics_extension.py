@@ -1,81 +1,52 @@
 """Triton's statistics extension: every field it names, since its clients read them all."""
 
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import orjson
-from fastapi import APIRouter, Response
+from fastapi import Request, Response
 
 from addnorm.service.models.model import Model
 from addnorm.service.models.usage import Sum
 from addnorm.service.protocols.codec.negotiation import JSON
 from addnorm.service.protocols.dialect_errors import V2_ERRORS
 from addnorm.service.protocols.kserve.metadata import find
-from addnorm.service.protocols.protocol import Parts
+from addnorm.service.protocols.route import FastApiRoute, Parts, parts_of
 
 NONE = {"count": 0, "ns": 0}
 
 
-@dataclass(frozen=True)
-class StatisticsRoutes:
-    """Must come before MetadataRoutes: in /models/stats, `stats` is no model."""
+async def all_statistics(request: Request) -> Response:
+    return await _answer(parts_of(request), None)
 
-    parts: Parts
 
-    def router(self) -> APIRouter:
-        router = APIRouter(prefix="/v2")
-        documented: dict[str, Any] = {
-            "response_model": dict[str, Any],
-            "responses": V2_ERRORS.documented,
-        }
-        router.get("/models/stats", summary="Counts and times of every model", **documented)(
-            self.all_statistics
-        )
-        for path, summary, statistics in (
-            (
-                "/models/{model:path}/versions/{version}/stats",
-                "Counts and times of one version",
-                self.version_statistics,
-            ),
-            (
-                "/models/{model:path}/stats",
-                "Counts and times of a model's versions",
-                self.model_statistics,
-            ),
-        ):
-            router.get(path, summary=summary, **documented)(statistics)
-        return router
+async def model_statistics(request: Request, model: str) -> Response:
+    return await _answer(parts_of(request), model)
 
-    async def all_statistics(self) -> Response:
-        return await self._answer(None)
 
-    async def model_statistics(self, model: str) -> Response:
-        return await self._answer(model)
+async def version_statistics(request: Request, model: str, version: str) -> Response:
+    return await _answer(parts_of(request), model, version)
 
-    async def version_statistics(self, model: str, version: str) -> Response:
-        return await self._answer(model, version)
 
-    async def _answer(self, model: str | None, version: str | None = None) -> Response:
-        statistics = await self.statistics(model, version)
-        encoded = await self.parts.readers.call(lambda: orjson.dumps(statistics))
-        return Response(encoded, media_type=JSON)
+async def _answer(parts: Parts, model: str | None, version: str | None = None) -> Response:
+    found = await statistics(parts, model, version)
+    encoded = await parts.readers.call(lambda: orjson.dumps(found))
+    return Response(encoded, media_type=JSON)
 
-    async def statistics(self, model: str | None, version: str | None = None) -> dict[str, Any]:
-        """Counts and times of this version, else of all versions of this model, else of all models.
-        Made off the event loop: there may be many models and sizes of micro-batches."""
-        asked = self._asked(model, version)
-        return await self.parts.readers.call(partial(_of_all, asked))
 
-    def _asked(self, model: str | None, version: str | None) -> list[Model]:
-        models = self.parts.models
-        if model is None:
-            served = [sorted(versions.items()) for _, versions in models]
-            return [each for versions in served for _, each in versions]
-        if version is not None:
-            return [find(models, model, version)]
-        versions = models.versions(find(models, model).name)
-        return [versions[number] for number in sorted(versions)]
+async def statistics(parts: Parts, model: str | None, version: str | None = None) -> dict[str, Any]:
+    """Counts and times of this version, else of all versions of this model, else of all models.
+    Made off the event loop: there may be many models and sizes of micro-batches."""
+    models = parts.models
+    if model is None:
+        served = [sorted(versions.items()) for _, versions in models]
+        asked = [each for versions in served for _, each in versions]
+    elif version is not None:
+        asked = [find(models, model, version)]
+    else:
+        by_number = models.versions(find(models, model).name)
+        asked = [by_number[number] for number in sorted(by_number)]
+    return await parts.readers.call(partial(_of_all, asked))
 
 
 def _of_all(models: list[Model]) -> dict[str, Any]:
@@ -112,3 +83,27 @@ def _of(model: Model) -> dict[str, Any]:
 
 def _duration(total: Sum) -> dict[str, int]:
     return {"count": total.count, "ns": total.ns}
+
+
+ROUTES = tuple(
+    FastApiRoute(
+        path,
+        answer,
+        summary,
+        V2_ERRORS.documented,
+        documented={"response_model": dict[str, Any]},
+    )
+    for path, answer, summary in (
+        ("/v2/models/stats", all_statistics, "Counts and times of every model"),
+        (
+            "/v2/models/{model:path}/versions/{version}/stats",
+            version_statistics,
+            "Counts and times of one version",
+        ),
+        (
+            "/v2/models/{model:path}/stats",
+            model_statistics,
+            "Counts and times of a model's versions",
+        ),
+    )
+)

@@ -3,15 +3,14 @@
 from addnorm.service.protocols.dialect_errors import OPENAI_ERRORS
 from addnorm.service.protocols.native import native_infer, text_routes
 from addnorm.service.protocols.native.native_schema import INFER, Bodies
-from addnorm.service.protocols.protocol import Protocol
-from addnorm.service.protocols.routes.inference_route import Inferring
+from addnorm.service.protocols.route import Protocol
 
 
 def protocol(bodies: Bodies) -> Protocol:
     """bodies: of /v1/infer."""
     return Protocol(
         tag="inference",
-        routes=(Inferring(native_infer.endpoint(bodies), *text_routes.ENDPOINTS),),
+        routes=(native_infer.route(bodies), *text_routes.ROUTES),
         errors=OPENAI_ERRORS,
     )
 

@@ -1,7 +1,6 @@
 """The native protocol under /v1: JSON or safetensors, in and out."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
 
@@ -19,7 +18,6 @@ from addnorm.service.protocols.codec import safetensors_body as tensors
 from addnorm.service.protocols.codec.decoding import RawRequest, Tools
 from addnorm.service.protocols.codec.negotiation import JSON, negotiate, sent_type
 from addnorm.service.protocols.codec.safetensors_body import SAFETENSORS, Arrays
-from addnorm.service.protocols.endpoint import Decoded, Endpoint
 from addnorm.service.protocols.native.native_answer import encode, encode_tensors
 from addnorm.service.protocols.native.native_schema import (
     ANSWER,
@@ -29,6 +27,7 @@ from addnorm.service.protocols.native.native_schema import (
     InferRequest,
     Options,
 )
+from addnorm.service.protocols.route import Decoded, Route
 from addnorm.service.protocols.texts import spans
 from addnorm.service.protocols.texts.texts import TextsToTokenize
 from addnorm.service.protocols.texts.truncation import cuts
@@ -36,7 +35,6 @@ from addnorm.service.runtime.batch import Batch, Padding
 from addnorm.service.runtime.bundle import Bundle
 from addnorm.service.runtime.tokenizing.tokenizer import Text
 from addnorm.service.runtime.unpadding import from_grid, from_lists, from_rows
-from addnorm.service.scheduling.cooperative import one_step
 
 
 async def infer(asked: InferRequest, call: Call, tools: Tools) -> InferenceRequest:
@@ -49,8 +47,8 @@ async def infer_tensors(
 ) -> InferenceRequest:
     """The request for token ids as arrays. InvalidInput names the field."""
     model = call.model(tools.models, options.model)
-    work = one_step(partial(_from_arrays, arrays))
-    batch, padding = await tools.bodies.read(call.num_bytes, work, call.deadline)
+    about = call.num_bytes, call.deadline
+    batch, padding = await tools.bodies.read(*about, _from_arrays, arrays)
     found = await _token_spans(options, padding, call, tools)
     return _request(options, Read(model, batch, padding, found, _names(options, model.bundle)))
 
@@ -81,8 +79,8 @@ async def _read(asked: InferRequest, call: Call, tools: Tools) -> Read:
     model, prompt_name = call.model_and_prompt(tools.models, asked.model, asked.prompt_name)
     if asked.texts is not None:
         return await _read_texts(asked, asked.texts, model, prompt_name, call, tools)
-    work = one_step(partial(_from_lists, asked, prompt_name))
-    batch, padding = await tools.bodies.read(call.num_bytes, work, call.deadline)
+    about = call.num_bytes, call.deadline
+    batch, padding = await tools.bodies.read(*about, _from_lists, asked, prompt_name)
     found = await _token_spans(asked, padding, call, tools)
     return Read(model, batch, padding, found, _names(asked, model.bundle))
 
@@ -116,8 +114,10 @@ async def _read_texts(
     if asked.spans is None:
         return Read(model, *await tools.texts.tokenize(texts, call.deadline), None, names)
     batch, padding, encodings = await tools.texts.tokenize_with_offsets(texts, call.deadline)
-    work = spans.read(asked.spans, spans.in_texts(given, texts, encodings), asked.field)
-    found = await tools.bodies.read(call.num_bytes, work, call.deadline)
+    places = spans.in_texts(given, texts, encodings)
+    found = await tools.bodies.read(
+        call.num_bytes, call.deadline, spans.read, asked.spans, places, asked.field
+    )
     return Read(model, batch, padding, found, names)
 
 
@@ -125,47 +125,39 @@ async def _token_spans(asked: Options, padding: Padding, call: Call, tools: Tool
     """Spans from ranges of input_ids."""
     if asked.spans is None:
         return None
-    work = spans.read(asked.spans, spans.in_layout(padding), asked.field)
-    return await tools.bodies.read(call.num_bytes, work, call.deadline)
+    places = spans.in_layout(padding)
+    return await tools.bodies.read(
+        call.num_bytes, call.deadline, spans.read, asked.spans, places, asked.field
+    )
 
 
-@dataclass(frozen=True, kw_only=True)
-class InferEndpoint(Endpoint[Decoded]):
-    """JSON or safetensors, in and out. options: what stands beside tensors."""
-
-    body: type[InferRequest]
-    options: type[Options]
-
-    async def decode(self, raw: RawRequest, tools: Tools) -> Decoded:
-        answer_type = negotiate(raw.headers, (JSON, SAFETENSORS))
-        request = await self._decode(raw, tools)
-        if answer_type == JSON:
-            return request, encode
-        return request._replace(binary=True), encode_tensors
-
-    async def _decode(self, raw: RawRequest, tools: Tools) -> InferenceRequest:
-        media_type, (body, _, call) = sent_type(raw.headers), raw
-        if media_type == JSON:
-            asked = await tools.bodies.read_json(self.body, body, call.deadline)
-            return await infer(asked, call, tools)
-        if media_type != SAFETENSORS:
-            raise UnsupportedMediaType(
-                f"Content-Type is {media_type!r}: send {JSON} or {SAFETENSORS}"
-            )
-        work = one_step(partial(tensors.read, body))
-        found = await tools.bodies.read(len(body), work, call.deadline)
-        options = await tools.bodies.read_json(self.options, found.request, call.deadline)
-        return await infer_tensors(options, found.arrays, call, tools)
+async def _decode(bodies: Bodies, raw: RawRequest, call: Call, tools: Tools) -> Decoded:
+    """JSON or safetensors, in and out."""
+    answer_type = negotiate(raw.headers, (JSON, SAFETENSORS))
+    media_type = sent_type(raw.headers)
+    if media_type == JSON:
+        asked = await tools.bodies.read_json(bodies.request, raw.body, call.deadline)
+        request = await infer(asked, call, tools)
+    elif media_type == SAFETENSORS:
+        found = await tools.bodies.read(len(raw.body), call.deadline, tensors.read, raw.body)
+        options = await tools.bodies.read_json(bodies.options, found.request, call.deadline)
+        request = await infer_tensors(options, found.arrays, call, tools)
+    else:
+        raise UnsupportedMediaType(f"Content-Type is {media_type!r}: send {JSON} or {SAFETENSORS}")
+    if answer_type == JSON:
+        return request, encode
+    return request._replace(binary=True), encode_tensors
 
 
-def endpoint(bodies: Bodies) -> InferEndpoint:
-    return InferEndpoint(
+def route(bodies: Bodies) -> Route:
+    return Route(
         path="/v1/infer",
         name="infer",
         summary="Normalized activations, logits, pooled vectors and LayerNorm statistics of"
         " token batches",
         body=bodies.request,
-        options=bodies.options,
+        decode=partial(_decode, bodies),
+        reads="bytes",
         response=bodies.response,
         examples=EXAMPLES,
         answers={"a padded grid": ANSWER},

@@ -1,8 +1,8 @@
 """The native routes of tasks over texts: a result for each text, in the order sent."""
 
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 from pydantic import BaseModel, Field
 
@@ -10,8 +10,8 @@ from addnorm.service.inference.request import InferenceResponse
 from addnorm.service.inference.request_path import Call
 from addnorm.service.protocols.codec.decoding import Tools
 from addnorm.service.protocols.codec.validation import Strict
-from addnorm.service.protocols.endpoint import Decoded, JsonEndpoint
 from addnorm.service.protocols.native.native_schema import Usage
+from addnorm.service.protocols.route import Decoded, Route
 from addnorm.service.protocols.texts import text_tasks
 from addnorm.service.protocols.texts.json_answers import JsonAnswer
 from addnorm.service.protocols.texts.task_options import (
@@ -102,69 +102,19 @@ class ZeroShotResponse(ClassifyResponse):
     """A `ClassifyResponse` with the candidate labels."""
 
 
-class Route(NamedTuple):
-    """run: see `texts/text_tasks.py`."""
-
-    path: str
-    task: Task
-    request: type[TextsRequest]
-    response: type[BaseModel]
-    run: Callable[..., Coroutine[Any, Any, TextTask]]
-    summary: str
-    example: dict[str, Any]
-
-
-ROUTES = (
-    Route(
-        "/v1/classify",
-        "classify",
-        ClassifyRequest,
-        ClassifyResponse,
-        text_tasks.classify,
-        "The labels of texts",
-        {"model": "classifier", "texts": ["Pads are free."], "top_k": 1},
-    ),
-    Route(
-        "/v1/tag",
-        "tag",
-        TagRequest,
-        TagResponse,
-        text_tasks.tag,
-        "Labels of tokens, or entities, with their characters",
-        {"model": "tagger", "texts": ["Ada lives in London."], "aggregation_strategy": "simple"},
-    ),
-    Route(
-        "/v1/fill-mask",
-        "fill_mask",
-        FillMaskRequest,
-        FillMaskResponse,
-        text_tasks.fill_masks,
-        "Tokens in place of masks",
-        {"model": "masked-lm", "texts": ["Pads are [MASK]."], "top_k": 2},
-    ),
-    Route(
-        "/v1/zero-shot",
-        "classify",
-        ZeroShotRequest,
-        ZeroShotResponse,
-        text_tasks.zero_shot,
-        "Labels that the model was not trained on",
-        {
-            "model": "classifier",
-            "texts": ["Pads are free."],
-            "candidate_labels": ["price", "weather"],
-        },
-    ),
-)
-
-
-async def infer(route: Route, asked: TextsRequest, call: Call, tools: Tools) -> Decoded:
-    """InvalidInput names the field."""
-    model, prompt = call.model_and_prompt(tools.models, asked.model, asked.prompt_name, route.task)
+async def infer(
+    task: Task,
+    run: Callable[..., Awaitable[TextTask]],
+    asked: TextsRequest,
+    call: Call,
+    tools: Tools,
+) -> Decoded:
+    """run: see `texts/text_tasks.py`. InvalidInput names the field."""
+    model, prompt = call.model_and_prompt(tools.models, asked.model, asked.prompt_name, task)
     truncate = cuts(tools, asked.truncate)
     texts = TextsToTokenize.prompted("texts", asked.texts, truncate, model, prompt)
-    task = await route.run(call, tools, texts, asked, asked.precision)
-    return task.request, JsonAnswer(partial(_words, task))
+    made = await run(call, tools, texts, asked, asked.precision)
+    return made.request, JsonAnswer(partial(_words, made))
 
 
 def _words(task: TextTask, response: InferenceResponse) -> dict[str, Any]:
@@ -177,15 +127,65 @@ def _words(task: TextTask, response: InferenceResponse) -> dict[str, Any]:
     }
 
 
-ENDPOINTS = tuple(
-    JsonEndpoint(
-        path=route.path,
-        name=route.path.removeprefix("/v1/").replace("-", "_"),
-        summary=route.summary,
-        body=route.request,
-        make=partial(infer, route),
-        response=route.response,
-        examples={"a text": route.example},
+def _route(
+    path: str,
+    task: Task,
+    body: type[TextsRequest],
+    response: type[BaseModel],
+    run: Callable[..., Awaitable[TextTask]],
+    summary: str,
+    example: dict[str, Any],
+) -> Route:
+    return Route(
+        path=path,
+        name=path.removeprefix("/v1/").replace("-", "_"),
+        summary=summary,
+        body=body,
+        decode=partial(infer, task, run),
+        response=response,
+        examples={"a text": example},
     )
-    for route in ROUTES
+
+
+ROUTES = (
+    _route(
+        "/v1/classify",
+        "classify",
+        ClassifyRequest,
+        ClassifyResponse,
+        text_tasks.classify,
+        "The labels of texts",
+        {"model": "classifier", "texts": ["Pads are free."], "top_k": 1},
+    ),
+    _route(
+        "/v1/tag",
+        "tag",
+        TagRequest,
+        TagResponse,
+        text_tasks.tag,
+        "Labels of tokens, or entities, with their characters",
+        {"model": "tagger", "texts": ["Ada lives in London."], "aggregation_strategy": "simple"},
+    ),
+    _route(
+        "/v1/fill-mask",
+        "fill_mask",
+        FillMaskRequest,
+        FillMaskResponse,
+        text_tasks.fill_masks,
+        "Tokens in place of masks",
+        {"model": "masked-lm", "texts": ["Pads are [MASK]."], "top_k": 2},
+    ),
+    _route(
+        "/v1/zero-shot",
+        "classify",
+        ZeroShotRequest,
+        ZeroShotResponse,
+        text_tasks.zero_shot,
+        "Labels that the model was not trained on",
+        {
+            "model": "classifier",
+            "texts": ["Pads are free."],
+            "candidate_labels": ["price", "weather"],
+        },
+    ),
 )

@@ -6,28 +6,114 @@ Source: OpenAI's API reference and its Python SDK; lm-eval's local-completions.
 
 import time
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
+from pydantic import BaseModel, Field
 
 from addnorm.service.errors import InvalidInput
 from addnorm.service.inference.outputs import Output, ScoredPrompts, TopLogits, Value
 from addnorm.service.inference.request import InferenceRequest, InferenceResponse
 from addnorm.service.inference.request_path import Call
 from addnorm.service.protocols.codec.decoding import Tools
-from addnorm.service.protocols.endpoint import Decoded, JsonEndpoint
-from addnorm.service.protocols.openai.completions_schema import (
-    EXAMPLES,
-    CompletionRequest,
-    CompletionResponse,
-)
+from addnorm.service.protocols.codec.validation import Strict
+from addnorm.service.protocols.route import Decoded, Route
 from addnorm.service.protocols.texts.json_answers import JsonAnswer
 from addnorm.service.protocols.texts.sequences import (
     OTHER_VOCABULARY,
+    Sequences,
     SequencesToRead,
 )
 from addnorm.service.runtime.batch import Floats, Ints
+from addnorm.service.runtime.manifest import Precision
 from addnorm.service.tasks import scoring
+
+MAX_LOGPROBS = 20  # OpenAI takes 5, others 20
+
+
+class CompletionRequest(Strict):
+    """OpenAI's fields; `precision` is ours."""
+
+    model: str | None = Field(None, description="By default the one model that can score.")
+    prompt: Sequences = Field(
+        description="A text, token ids of the model's own vocabulary with its special tokens, or a"
+        " list of such."
+    )
+    max_tokens: int | None = Field(
+        None,
+        description="0: the prompt's tokens are scored. 1: the likeliest next token is added. No"
+        " more is generated, so it cannot be left out.",
+    )
+    echo: bool | None = Field(None, description="Whether the prompt is answered too.")
+    logprobs: int | None = Field(
+        None,
+        ge=0,
+        le=MAX_LOGPROBS,
+        description="Log-probabilities of the tokens answered, and at each place of so many of the"
+        " likeliest.",
+    )
+    temperature: float | None = Field(
+        None, description="0: the new token is the likeliest. Without a new token also 1."
+    )
+    precision: Precision | None = Field(
+        None, description="One the model has; by default as it says."
+    )
+
+
+class CompletionLogprobs(BaseModel):
+    """An entry for each token of `text`."""
+
+    tokens: list[str] = Field(
+        description="Each by itself; `token_id:N` where the model has no tokenizer."
+    )
+    token_logprobs: list[float | None] = Field(
+        description="Of each token given those before it; null for a prompt's first."
+    )
+    top_logprobs: list[dict[str, float] | None] = Field(
+        description="The likeliest tokens at its place, and the token itself. Of tokens of the same"
+        " text the likelier one."
+    )
+    text_offset: list[int] = Field(
+        description="The character of prompt and new token where it begins."
+    )
+
+
+class CompletionChoice(BaseModel):
+    index: int
+    text: str = Field(description="Of the tokens, special tokens included.")
+    logprobs: CompletionLogprobs | None
+    finish_reason: Literal["length"]
+
+
+class CompletionUsage(BaseModel):
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+
+
+class CompletionResponse(BaseModel):
+    """A choice for each prompt, in the order sent."""
+
+    id: str
+    object: Literal["text_completion"]
+    created: int = Field(description="Unix time.")
+    model: str
+    system_fingerprint: str = Field(description="As in x-addnorm-fingerprint.")
+    choices: list[CompletionChoice]
+    usage: CompletionUsage
+
+
+EXAMPLES: dict[str, Any] = {
+    "token ids": {
+        "model": "notebook",
+        "prompt": [[1, 3, 4]],
+        "max_tokens": 1,
+        "temperature": 0,
+        "echo": True,
+        "logprobs": 1,
+    }
+}
+
 
 CHOICE_BYTES, TOKEN_BYTES, CANDIDATE_BYTES = 150, 45, 27  # of JSON, about
 
@@ -195,12 +281,12 @@ def _top_logprobs(choice: Choice, num: int, texts: dict[int, str]) -> list[Any]:
     ]
 
 
-ENDPOINT = JsonEndpoint(
+ROUTE = Route(
     path="/v1/completions",
     name="completions",
     summary="Log-probabilities of prompts, as OpenAI's clients ask for them",
     body=CompletionRequest,
-    make=score,
+    decode=score,
     response=CompletionResponse,
     examples=EXAMPLES,
 )

@@ -1,9 +1,8 @@
 """For operators, orchestrators and people: probes, metrics, the documentation and the pages."""
 
 from addnorm.service.protocols.dialect_errors import OPENAI_ERRORS
-from addnorm.service.protocols.operations.pages import PageRoutes
-from addnorm.service.protocols.operations.probes import OperationsRoutes
-from addnorm.service.protocols.protocol import OtherRoutes, Protocol
+from addnorm.service.protocols.operations import pages, probes
+from addnorm.service.protocols.route import Protocol
 
 # orchestrators have no key, and the pages themselves hold nothing private: what they show they ask
 # for, with the key that their reader types
@@ -19,7 +18,7 @@ OPEN = (
 )
 PROTOCOL = Protocol(
     tag="operations",
-    routes=(OtherRoutes(OperationsRoutes), OtherRoutes(PageRoutes)),
+    routes=(*probes.ROUTES, *pages.ROUTES),
     errors=OPENAI_ERRORS,
     scopes={**dict.fromkeys(OPEN), "/metrics": "metrics"},
     health=("/livez", "/readyz"),

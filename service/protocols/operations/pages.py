@@ -7,15 +7,15 @@ ask the same routes as any client.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from hashlib import sha256
 from importlib import resources
 from pathlib import Path
 
-from fastapi import APIRouter, Request, Response
+from fastapi import Request, Response
 
 from addnorm.service.errors import NotFound
-from addnorm.service.protocols.protocol import Parts
+from addnorm.service.protocols.route import FastApiRoute, parts_of
 
 FILES = Path(__file__).parents[2] / "page"
 SWAGGER = "fastapi_swagger.resources"  # the package that has Swagger UI's files
@@ -61,58 +61,58 @@ class Page:
         return Response(self.content, status, headers, self.media_type)
 
 
-class PageRoutes:
-    """Reads the files once, when it is built."""
+@cache
+def _pages() -> Mapping[str, Page]:
+    return _read(FILES)
 
-    def __init__(self, parts: Parts) -> None:
-        self._pages = _read(FILES)
-        self._swagger = _read(Path(str(resources.files(SWAGGER))))
-        # the pages are open, but whoever has no key must not learn which models are served
-        self._models = None if parts.settings.needs_keys else parts.models
 
-    def router(self) -> APIRouter:
-        router = APIRouter(include_in_schema=False)
-        router.get("/")(self.playground)
-        router.get("/page/{file:path}")(self.file)
-        router.get("/swagger/{file:path}")(self.swagger)
-        router.get("/models/{name}/certificate")(self.certificate)
-        router.get("/models/{name}/{version}/certificate")(self.version_certificate)
-        return router
+@cache
+def _swaggers() -> Mapping[str, Page]:
+    return _read(Path(str(resources.files(SWAGGER))))
 
-    async def playground(self, request: Request) -> Response:
-        return self._pages["playground.html"].answer(request)
 
-    async def file(self, request: Request, file: str) -> Response:
-        """Scripts and styles."""
-        return _found(self._pages, request, file)
+async def playground(request: Request) -> Response:
+    return _pages()["playground.html"].answer(request)
 
-    async def swagger(self, request: Request, file: str) -> Response:
-        """The same of /docs."""
-        return _found(self._swagger, request, file)
 
-    async def certificate(self, request: Request, name: str) -> Response:
-        """The script reads from its own address which model is meant, and asks for it."""
-        return self._below("../../", request, self._status(name))
+async def page_file(request: Request, file: str) -> Response:
+    """Scripts and styles."""
+    return _found(_pages(), request, file)
 
-    async def version_certificate(self, request: Request, name: str, version: str) -> Response:
-        if b"%2f" in request.scope.get("raw_path", b"").lower():  # for a browser that is one name
-            return self._below("../../", request, 404)
-        return self._below("../../../", request, self._status(f"{name}/{version}"))
 
-    def _status(self, ref: str) -> int:
-        """The page itself says in either case what there is."""
-        try:
-            if self._models:
-                self._models.find(ref)
-        except NotFound:
-            return 404
-        return 200
+async def swagger_file(request: Request, file: str) -> Response:
+    """Scripts, styles and pictures of /docs."""
+    return _found(_swaggers(), request, file)
 
-    def _below(self, root: str, request: Request, status: int) -> Response:
-        """Addresses are relative, so that the page works below any prefix."""
-        page = self._pages["certificate.html"]
-        content = page.content.replace(b'="./', f'="{root}'.encode())
-        return Page(content, page.media_type).answer(request, status)
+
+async def certificate(request: Request, name: str) -> Response:
+    """The script reads from its own address which model is meant, and asks for it."""
+    return _below("../../", request, _status(request, name))
+
+
+async def version_certificate(request: Request, name: str, version: str) -> Response:
+    if b"%2f" in request.scope.get("raw_path", b"").lower():  # for a browser that is one name
+        return _below("../../", request, 404)
+    return _below("../../../", request, _status(request, f"{name}/{version}"))
+
+
+def _status(request: Request, ref: str) -> int:
+    """The page itself says in either case what there is. It is open, but whoever has no key must
+    not learn which models are served."""
+    parts = parts_of(request)
+    try:
+        if not parts.settings.needs_keys:
+            parts.models.find(ref)
+    except NotFound:
+        return 404
+    return 200
+
+
+def _below(root: str, request: Request, status: int) -> Response:
+    """Addresses are relative, so that the page works below any prefix."""
+    page = _pages()["certificate.html"]
+    content = page.content.replace(b'="./', f'="{root}'.encode())
+    return Page(content, page.media_type).answer(request, status)
 
 
 def _found(pages: Mapping[str, Page], request: Request, file: str) -> Response:
@@ -129,3 +129,12 @@ def _read(folder: Path) -> Mapping[str, Page]:
         for path in sorted(folder.rglob("*"))
         if path.suffix in TYPES
     }
+
+
+ROUTES = (
+    FastApiRoute("/", playground),
+    FastApiRoute("/page/{file:path}", page_file),
+    FastApiRoute("/swagger/{file:path}", swagger_file),
+    FastApiRoute("/models/{name}/certificate", certificate),
+    FastApiRoute("/models/{name}/{version}/certificate", version_certificate),
+)

@@ -2,72 +2,55 @@
 
 import re
 from base64 import b64encode
-from dataclasses import dataclass
 from hashlib import sha256
 
 import orjson
-from fastapi import APIRouter, Request, Response
+from fastapi import Request, Response
 from fastapi.openapi.docs import get_swagger_ui_html
 from fastapi.responses import HTMLResponse, PlainTextResponse
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 
 from addnorm.service.protocols.codec.negotiation import JSON
 from addnorm.service.protocols.dialect_errors import OPENAI_ERRORS
-from addnorm.service.protocols.protocol import Parts
+from addnorm.service.protocols.route import FastApiRoute, parts_of
 
 
-@dataclass(frozen=True)
-class OperationsRoutes:
-    parts: Parts
+async def livez(request: Request) -> dict[str, str]:
+    parts_of(request).readiness.check_alive()
+    return {"status": "alive"}
 
-    def router(self) -> APIRouter:
-        router = APIRouter()
-        failing = OPENAI_ERRORS.only(503)
-        router.get("/livez", summary="The process answers, and can go on", responses=failing)(
-            self.livez
-        )
-        router.get("/readyz", summary="Every model gives its known answer", responses=failing)(
-            self.readyz
-        )
-        router.get(
-            "/metrics",
-            summary="Counters and gauges for Prometheus",
-            response_class=PlainTextResponse,
-        )(self.metrics)
-        router.get("/openapi.json", include_in_schema=False)(self.document)
-        router.get("/docs", include_in_schema=False)(self.docs)
-        return router
 
-    async def livez(self) -> dict[str, str]:
-        self.parts.readiness.check_alive()
-        return {"status": "alive"}
+async def readyz(request: Request) -> dict[str, str]:
+    await parts_of(request).readiness.check()
+    return {"status": "ready"}
 
-    async def readyz(self) -> dict[str, str]:
-        await self.parts.readiness.check()
-        return {"status": "ready"}
 
-    async def metrics(self) -> Response:
-        text = await self.parts.readers.call(self.parts.exposition.render)
-        return Response(text, media_type=CONTENT_TYPE_PLAIN_0_0_4)
+async def metrics(request: Request) -> Response:
+    parts = parts_of(request)
+    text = await parts.readers.call(parts.exposition.render)
+    return Response(text, media_type=CONTENT_TYPE_PLAIN_0_0_4)
 
-    async def document(self, request: Request) -> Response:
-        """Made and written when first asked for, off the event loop: both take a while."""
-        app = request.app
-        if not hasattr(app.state, "document"):
-            app.state.document = await self.parts.readers.call(lambda: orjson.dumps(app.openapi()))
-        return Response(app.state.document, media_type=JSON)
 
-    async def docs(self) -> HTMLResponse:
-        """Addresses are relative, so that the page works below any prefix and without internet."""
-        page = get_swagger_ui_html(
-            openapi_url="openapi.json",
-            title="Addnorm",
-            swagger_js_url="swagger/swagger-ui-bundle.js",
-            swagger_css_url="swagger/swagger-ui.css",
-            swagger_favicon_url="swagger/favicon-32x32.png",
-        )
-        page.headers.update(page_headers(bytes(page.body)))
-        return page
+async def document(request: Request) -> Response:
+    """Made and written when first asked for, off the event loop: both take a while."""
+    app = request.app
+    if not hasattr(app.state, "document"):
+        readers = parts_of(request).readers
+        app.state.document = await readers.call(lambda: orjson.dumps(app.openapi()))
+    return Response(app.state.document, media_type=JSON)
+
+
+async def docs() -> HTMLResponse:
+    """Addresses are relative, so that the page works below any prefix and without internet."""
+    page = get_swagger_ui_html(
+        openapi_url="openapi.json",
+        title="Addnorm",
+        swagger_js_url="swagger/swagger-ui-bundle.js",
+        swagger_css_url="swagger/swagger-ui.css",
+        swagger_favicon_url="swagger/favicon-32x32.png",
+    )
+    page.headers.update(page_headers(bytes(page.body)))
+    return page
 
 
 def page_headers(page: bytes) -> dict[str, str]:
@@ -88,3 +71,17 @@ def page_headers(page: bytes) -> dict[str, str]:
         "content-security-policy": "; ".join(f"{name} {value}" for name, value in policy.items()),
         "referrer-policy": "no-referrer",
     }
+
+
+ROUTES = (
+    FastApiRoute("/livez", livez, "The process answers, and can go on", OPENAI_ERRORS.only(503)),
+    FastApiRoute("/readyz", readyz, "Every model gives its known answer", OPENAI_ERRORS.only(503)),
+    FastApiRoute(
+        "/metrics",
+        metrics,
+        "Counters and gauges for Prometheus",
+        documented={"response_class": PlainTextResponse},
+    ),
+    FastApiRoute("/openapi.json", document),
+    FastApiRoute("/docs", docs),
+)

@@ -1,17 +1,15 @@
 """text-embeddings-inference's routes about the server: which model answers, and whether all are
 well."""
 
-from dataclasses import dataclass
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Query, Response
+from fastapi import Query, Request, Response
 
 from addnorm.service import VERSION
 from addnorm.service.models.model import Model
 from addnorm.service.models.registry import Models
-from addnorm.service.protocols.codec.openapi import by_name
 from addnorm.service.protocols.dialect_errors import HUGGING_FACE_ERRORS, TEI_ERRORS
-from addnorm.service.protocols.protocol import Parts
+from addnorm.service.protocols.route import FastApiRoute, Parts, parts_of
 from addnorm.service.runtime.bundle import Bundle
 from addnorm.service.runtime.manifest import Task
 from addnorm.service.tasks.classification import label_names
@@ -36,68 +34,37 @@ def described(models: Models, ref: str | None = None) -> Model:
     return models.find(None, next(served, None))
 
 
-@dataclass(frozen=True)
-class TeiAboutRoutes:
-    parts: Parts
+async def info(
+    request: Request, model: Annotated[str | None, Query(description="Its name.")] = None
+) -> dict[str, Any]:
+    return _info(parts_of(request), model or None)
 
-    def router(self) -> APIRouter:
-        router = APIRouter(generate_unique_id_function=by_name)
-        router.get(
-            "/info",
-            name="tei_info",
-            summary="The model that embeds, or the one of another task, described as"
-            " text-embeddings-inference does",
-            responses=TEI_ERRORS.only(400, 404, 503),
-        )(self.info)
-        router.get(
-            f"{OF_MODEL}/info",
-            name="tei_info_of_model",
-            summary="One model, described as text-embeddings-inference does",
-            responses=HUGGING_FACE_ERRORS.only(404, 503),
-        )(self.info_of_model)
-        for path, name in (("/health", "tei_health"), ("/ping", "sagemaker_ping")):
-            router.get(
-                path,
-                name=name,
-                summary="Whether every model gives its known answer: an empty answer",
-                responses=TEI_ERRORS.only(503),
-                response_class=Response,
-            )(self.health)
-        return router
 
-    async def info_of_model(self, model: str) -> dict[str, Any]:
-        return await self.info(model)
+async def info_of_model(request: Request, model: str) -> dict[str, Any]:
+    return _info(parts_of(request), model or None)
 
-    async def info(
-        self, model: Annotated[str | None, Query(description="Its name.")] = None
-    ) -> dict[str, Any]:
-        return self._info(described(self.parts.models, model or None))
 
-    def _info(self, model: Model) -> dict[str, Any]:
-        settings = self.parts.settings
-        bundle, manifest = model.bundle, model.bundle.manifest
-        precision = model.default_precision
-        return {
-            "model_id": bundle.ref,
-            "model_sha": bundle.manifest_sha256 or None,
-            "model_dtype": DTYPES.get(precision, precision),
-            "served_model_name": manifest.name,
-            "model_type": _model_type(bundle),
-            "max_concurrent_requests": settings.max_connections,
-            "max_input_length": manifest.limits.max_text_tokens,
-            "max_batch_tokens": settings.max_tokens,
-            "max_batch_requests": None,
-            "max_client_batch_size": settings.max_sequences,
-            "auto_truncate": settings.truncate is not False,
-            "tokenization_workers": settings.num_cores,
-            "version": VERSION,
-            "sha": None,
-            "docker_label": None,
-        }
-
-    async def health(self) -> Response:
-        await self.parts.readiness.check()
-        return Response()
+def _info(parts: Parts, ref: str | None) -> dict[str, Any]:
+    model, settings = described(parts.models, ref), parts.settings
+    bundle, manifest = model.bundle, model.bundle.manifest
+    precision = model.default_precision
+    return {
+        "model_id": bundle.ref,
+        "model_sha": bundle.manifest_sha256 or None,
+        "model_dtype": DTYPES.get(precision, precision),
+        "served_model_name": manifest.name,
+        "model_type": _model_type(bundle),
+        "max_concurrent_requests": settings.max_connections,
+        "max_input_length": manifest.limits.max_text_tokens,
+        "max_batch_tokens": settings.max_tokens,
+        "max_batch_requests": None,
+        "max_client_batch_size": settings.max_sequences,
+        "auto_truncate": settings.truncate is not False,
+        "tokenization_workers": settings.num_cores,
+        "version": VERSION,
+        "sha": None,
+        "docker_label": None,
+    }
 
 
 def _model_type(bundle: Bundle) -> dict[str, Any]:
@@ -114,3 +81,38 @@ def _model_type(bundle: Bundle) -> dict[str, Any]:
         }
         return {"reranker" if task == "rerank" else "classifier": labels}
     return {task: {}}  # text-embeddings-inference has no such models
+
+
+async def health(request: Request) -> Response:
+    await parts_of(request).readiness.check()
+    return Response()
+
+
+ROUTES = (
+    FastApiRoute(
+        "/info",
+        info,
+        "The model that embeds, or the one of another task, described as text-embeddings-inference"
+        " does",
+        TEI_ERRORS.only(400, 404, 503),
+        "tei_info",
+    ),
+    FastApiRoute(
+        f"{OF_MODEL}/info",
+        info_of_model,
+        "One model, described as text-embeddings-inference does",
+        HUGGING_FACE_ERRORS.only(404, 503),
+        "tei_info_of_model",
+    ),
+    *(
+        FastApiRoute(
+            path,
+            health,
+            "Whether every model gives its known answer: an empty answer",
+            TEI_ERRORS.only(503),
+            name,
+            documented={"response_class": Response},
+        )
+        for path, name in (("/health", "tei_health"), ("/ping", "sagemaker_ping"))
+    ),
+)

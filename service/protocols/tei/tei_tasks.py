@@ -9,15 +9,13 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from pydantic import BaseModel
-
 from addnorm.service.errors import EmptyInput
 from addnorm.service.inference.outputs import Activations, Output, Pooled, Sparse, Value
 from addnorm.service.inference.request import InferenceRequest, InferenceResponse
 from addnorm.service.inference.request_path import Call
 from addnorm.service.protocols.codec.decoding import Tools
 from addnorm.service.protocols.codec.negotiation import Several
-from addnorm.service.protocols.endpoint import Decoded, JsonEndpoint, Make
+from addnorm.service.protocols.route import Decoded, Route
 from addnorm.service.protocols.tei.tei_schema import (
     TeiEmbedAllRequest,
     TeiEmbedRequest,
@@ -192,47 +190,32 @@ TEXTS = {"inputs": ["Pads are dropped.", "Pads come back as zeros."]}
 SENTENCES = {"source_sentence": "Pads are dropped.", "sentences": ["Pads come back as zeros."]}
 
 
-def _endpoint(
-    path: str, make: Make[Decoded], summary: str, body: type[BaseModel], example: Any
-) -> JsonEndpoint[Any, Decoded]:
-    return JsonEndpoint(
+ROUTES = tuple(
+    Route(
         path=path,
         name=f"tei_{path.removeprefix('/')}",
-        summary=f"{summary}, as text-embeddings-inference answers",
+        summary=f"{what}, as text-embeddings-inference answers",
         body=body,
-        make=make,
+        decode=decode,
         examples={"texts": example},
     )
-
-
-ENDPOINTS = (
-    _endpoint("/embed", embed, "Vectors of texts", TeiEmbedRequest, TEXTS),
-    _endpoint(
-        "/embed_all",
-        embed_all,
-        "A vector for each token of texts",
-        TeiEmbedAllRequest,
-        TEXTS,
-    ),
-    _endpoint(
-        "/embed_sparse",
-        embed_sparse,
-        "Sparse vectors of texts",
-        TeiEmbedAllRequest,
-        TEXTS,
-    ),
-    _endpoint(
-        "/similarity",
-        similarity,
-        "How alike texts are",
-        TeiSimilarityRequest,
-        {"inputs": SENTENCES},
-    ),
-    _endpoint(
-        "/predict",
-        predict,
-        "Labels of texts, and of pairs of texts",
-        TeiPredictRequest,
-        {"inputs": [["Pads are dropped."], ["Pads are dropped.", "They cost nothing."]]},
-    ),
+    for path, decode, what, body, example in (
+        ("/embed", embed, "Vectors of texts", TeiEmbedRequest, TEXTS),
+        ("/embed_all", embed_all, "A vector for each token of texts", TeiEmbedAllRequest, TEXTS),
+        ("/embed_sparse", embed_sparse, "Sparse vectors of texts", TeiEmbedAllRequest, TEXTS),
+        (
+            "/similarity",
+            similarity,
+            "How alike texts are",
+            TeiSimilarityRequest,
+            {"inputs": SENTENCES},
+        ),
+        (
+            "/predict",
+            predict,
+            "Labels of texts, and of pairs of texts",
+            TeiPredictRequest,
+            {"inputs": [["Pads are dropped."], ["Pads are dropped.", "They cost nothing."]]},
+        ),
+    )
 )

@@ -13,7 +13,7 @@ from addnorm.service.inference.request_path import Call
 from addnorm.service.models.model import Model
 from addnorm.service.protocols.codec.decoding import Tools
 from addnorm.service.protocols.codec.negotiation import fragment
-from addnorm.service.protocols.endpoint import JsonEndpoint
+from addnorm.service.protocols.route import Route
 from addnorm.service.protocols.tei.tei_about import described
 from addnorm.service.protocols.tei.tei_schema import (
     TeiDecodeRequest,
@@ -83,11 +83,12 @@ async def decode(asked: TeiDecodeRequest, call: Call, tools: Tools) -> bytes:
     return orjson.dumps(texts)
 
 
-ENDPOINT = JsonEndpoint(
+ROUTE = Route(
     path="/decode",
     name="tei_decode",
     summary="The texts of token ids, as text-embeddings-inference answers",
     body=TeiDecodeRequest,
-    make=decode,
+    decode=decode,
+    infers=False,
     examples={"ids": {"ids": [[2, 4, 5, 3]]}},
 )

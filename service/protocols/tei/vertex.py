@@ -18,7 +18,7 @@ from addnorm.service.inference.request_path import Call
 from addnorm.service.protocols.codec.decoding import Tools
 from addnorm.service.protocols.codec.shown import shown
 from addnorm.service.protocols.codec.validation import Strict
-from addnorm.service.protocols.endpoint import Decoded, JsonEndpoint
+from addnorm.service.protocols.route import Decoded, Route
 from addnorm.service.protocols.tei import tei_tasks
 from addnorm.service.protocols.tei.tei_about import described
 from addnorm.service.protocols.tei.tei_schema import (
@@ -130,11 +130,11 @@ def _predictions(
     return {"predictions": share(results) if share else results}
 
 
-ENDPOINT = JsonEndpoint(
+ROUTE = Route(
     path="/vertex",
     name="vertex_predict",
     summary="Instances of one task, as Vertex AI asks for them",
     body=VertexRequest,
-    make=predict,
+    decode=predict,
     examples={"texts": {"instances": [{"inputs": "Pads are dropped."}]}},
 )

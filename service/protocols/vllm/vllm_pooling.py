@@ -12,7 +12,7 @@ from addnorm.service.inference.request import InferenceRequest, InferenceRespons
 from addnorm.service.inference.request_path import Call
 from addnorm.service.protocols.codec.decoding import Tools
 from addnorm.service.protocols.codec.validation import Strict
-from addnorm.service.protocols.endpoint import Decoded, JsonEndpoint
+from addnorm.service.protocols.route import Decoded, Route
 from addnorm.service.protocols.texts.json_answers import (
     JsonAnswer,
     Ranking,
@@ -141,31 +141,31 @@ def _words(
 
 
 TEXTS = ["Pads are dropped."]
-SCORE = JsonEndpoint(
+SCORE = Route(
     path="/score",
     name="vllm_score",
     summary="Scores of pairs of texts, as vLLM answers",
     body=ScoreRequest,
-    make=score,
+    decode=score,
     examples={"a pair": {"text_1": "What is dropped?", "text_2": TEXTS}},
 )
-ENDPOINTS = (
+ROUTES = (
     SCORE,
     replace(SCORE, path="/v1/score", name="vllm_v1_score"),
-    JsonEndpoint(
+    Route(
         path="/classify",
         name="vllm_classify",
         summary="The label of each text with the probabilities of all, as vLLM answers",
         body=InputRequest,
-        make=classify,
+        decode=classify,
         examples={"a text": {"input": TEXTS}},
     ),
-    JsonEndpoint(
+    Route(
         path="/pooling",
         name="vllm_pooling",
         summary="Vectors of texts, as vLLM answers",
         body=PoolingRequest,
-        make=pool,
+        decode=pool,
         examples={"a text": {"input": TEXTS}},
     ),
 )

@@ -5,12 +5,11 @@ Source: lm-eval's RemoteTokenizer and vLLM's server.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Annotated
 
 import orjson
-from fastapi import APIRouter
+from fastapi import Request
 from pydantic import Field
 
 from addnorm.service import VERSION
@@ -18,11 +17,9 @@ from addnorm.service.errors import EmptyInput
 from addnorm.service.inference.request_path import Call
 from addnorm.service.protocols.codec.decoding import Tools
 from addnorm.service.protocols.codec.negotiation import fragment
-from addnorm.service.protocols.codec.openapi import by_name
 from addnorm.service.protocols.codec.validation import Strict
 from addnorm.service.protocols.dialect_errors import OPENAI_ERRORS
-from addnorm.service.protocols.endpoint import JsonEndpoint
-from addnorm.service.protocols.protocol import Parts
+from addnorm.service.protocols.route import FastApiRoute, Route, parts_of
 from addnorm.service.protocols.texts.sequences import Row
 from addnorm.service.protocols.texts.text_steps import Shown
 from addnorm.service.protocols.texts.texts import TextsToTokenize
@@ -67,40 +64,41 @@ async def detokenize(asked: DetokenizeRequest, call: Call, tools: Tools) -> byte
     return orjson.dumps({"prompt": text})
 
 
-ENDPOINT = JsonEndpoint(
+ROUTE = Route(
     path="/detokenize",
     name="detokenize",
     summary="The text of token ids, as vLLM answers",
     body=DetokenizeRequest,
-    make=detokenize,
+    decode=detokenize,
+    infers=False,
     examples={"tokens": {"tokens": [4, 5]}},
 )
 
 
-@dataclass(frozen=True)
-class TokenizerInfoRoutes:
-    parts: Parts
+async def tokenizer_info(request: Request) -> dict[str, str | None]:
+    tokens = parts_of(request).models.find(None, "complete").bundle.manifest.special_tokens
+    named = {name: tokens.get(name) for name in ("eos_token", "bos_token", "pad_token")}
+    # null where the model's authors name none; there is no chat here
+    return {**named, "chat_template": None}
 
-    def router(self) -> APIRouter:
-        router = APIRouter(generate_unique_id_function=by_name)
-        router.get(
-            "/tokenizer_info",
-            summary="The special tokens of the model that scores completions, as vLLM answers",
-            responses=OPENAI_ERRORS.only(400, 404, 503),
-        )(self.tokenizer_info)
-        router.get(
-            "/version",
-            name="vllm_version",
-            summary="The server's version, where vLLM has its own",
-            responses=OPENAI_ERRORS.only(503),
-        )(self.version)
-        return router
 
-    async def version(self) -> dict[str, str]:
-        return {"version": VERSION}
+async def version() -> dict[str, str]:
+    return {"version": VERSION}
 
-    async def tokenizer_info(self) -> dict[str, str | None]:
-        tokens = self.parts.models.find(None, "complete").bundle.manifest.special_tokens
-        named = {name: tokens.get(name) for name in ("eos_token", "bos_token", "pad_token")}
-        # null where the model's authors name none; there is no chat here
-        return {**named, "chat_template": None}
+
+ABOUT = (
+    FastApiRoute(
+        "/tokenizer_info",
+        tokenizer_info,
+        "The special tokens of the model that scores completions, as vLLM answers",
+        OPENAI_ERRORS.only(400, 404, 503),
+        "tokenizer_info",
+    ),
+    FastApiRoute(
+        "/version",
+        version,
+        "The server's version, where vLLM has its own",
+        OPENAI_ERRORS.only(503),
+        "vllm_version",
+    ),
+)

@@ -1,1 +1,1 @@
-"""Calls over gRPC: where they arrive, and what middleware does for requests over HTTP."""
+"""Calls over gRPC: where they arrive, and what the application does for requests over HTTP."""

@@ -20,13 +20,12 @@ from addnorm.service.errors import (
 )
 from addnorm.service.inference.request_path import Call
 from addnorm.service.protocols.kserve.over_grpc.grpc_methods import GrpcMethod
-from addnorm.service.protocols.protocol import Parts
+from addnorm.service.protocols.route import Parts
 from addnorm.service.scheduling.deadline import Deadline
 from addnorm.service.server.auth import Entrance, Headers
 from addnorm.service.server.error_response import note_error, retry_after
-from addnorm.service.server.middleware import request_id
 from addnorm.service.telemetry.report import Reporter
-from addnorm.service.telemetry.request_context import RequestContext
+from addnorm.service.telemetry.request_context import RequestContext, request_id
 
 # names of grpc.StatusCode by the status that the same error has over HTTP
 CODES = {

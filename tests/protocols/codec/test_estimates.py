@@ -15,12 +15,11 @@ from addnorm.service.inference.outputs.prompt_logprobs import Scored
 from addnorm.service.inference.outputs.values import Dense, Parts, Ragged
 from addnorm.service.inference.request import InferenceRequest, InferenceResponse, check
 from addnorm.service.inference.request_path import Call
-from addnorm.service.protocols.all_protocols import PROTOCOLS
 from addnorm.service.protocols.codec.decoding import RawRequest
 from addnorm.service.protocols.codec.negotiation import STEP_BYTES
-from addnorm.service.protocols.endpoint import Decoded
-from addnorm.service.protocols.routes.inference_route import Inferring
-from addnorm.service.scheduling.cooperative import run_now
+from addnorm.service.protocols.route import Decoded, Route
+from addnorm.service.protocols.serving import decode
+from addnorm.service.protocols.table import PROTOCOLS
 from addnorm.service.scheduling.deadline import Deadline
 from addnorm.service.server.wiring import Service
 from addnorm.service.telemetry.request_context import RequestContext
@@ -32,12 +31,11 @@ NUM = 2000  # of texts, where they are short
 PIECE_BYTES = 6 * STEP_BYTES  # held while a piece is written, however long the answer is
 HELD = 1.3  # times what was estimated
 SENT = 3.0  # times what is sent, at most estimated
-ENDPOINTS = {
-    endpoint.path: endpoint
+ROUTES = {
+    row.path: row
     for protocol in PROTOCOLS
-    for routes in protocol.routes
-    if isinstance(routes, Inferring)
-    for endpoint in routes.endpoints
+    for row in protocol.routes
+    if isinstance(row, Route) and row.infers
 }
 drawn = np.random.default_rng(0)
 
@@ -151,13 +149,9 @@ def decoded(service: Service, path: str, body: Any) -> Decoded:
     content = orjson.dumps(body)
     names = {"model": "classifier"} if "{" in path else {}
     call = Call(Deadline(PATIENCE_S), RequestContext(), names=names, num_bytes=len(content))
-    raw = RawRequest(content, {"content-type": "application/json"}, call)
-
-    async def decode() -> Decoded:
-        made: Decoded = await ENDPOINTS[path].decode(raw, service.tools)
-        return made
-
-    return asyncio.run(decode())
+    raw = RawRequest(content, {"content-type": "application/json"})
+    made: Decoded = asyncio.run(decode(ROUTES[path], raw, call, service.tools))
+    return made
 
 
 def num_bytes(value: Value) -> int:
@@ -173,10 +167,10 @@ def test_no_answer_holds_more_than_was_estimated(service: Service, case: str) ->
     estimated = check(request, service.settings)
     (output,) = request.outputs
     response = InferenceResponse(request, {type(output): value_of(request)}, estimated)
-    run_now(encode(response))  # what is imported or cached at first is of no request
+    encode(response)  # what is imported or cached at first is of no request
     tracemalloc.start()
     try:
-        payload = run_now(encode(response))
+        payload = encode(response)
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()

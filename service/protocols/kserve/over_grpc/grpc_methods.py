@@ -1,22 +1,22 @@
 """The methods of GRPCInferenceService and of gRPC's health service: bytes in, bytes out."""
 
 import math
+import time
 from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from typing import Any, NamedTuple
 
 from addnorm.service.errors import InvalidInput, NotFound, NotReady
-from addnorm.service.inference.request_path import Call, Prepared
+from addnorm.service.inference.request_path import Call
 from addnorm.service.protocols.codec.payload import NO_HEADERS
 from addnorm.service.protocols.kserve import infer
-from addnorm.service.protocols.kserve.metadata import MetadataRoutes, find
+from addnorm.service.protocols.kserve.metadata import about, about_server, config, find
 from addnorm.service.protocols.kserve.over_grpc import infer_message
 from addnorm.service.protocols.kserve.over_grpc.messages import message_types, parse
-from addnorm.service.protocols.kserve.repository_extension import RepositoryRoutes
-from addnorm.service.protocols.kserve.statistics_extension import StatisticsRoutes
-from addnorm.service.protocols.protocol import Parts
-from addnorm.service.protocols.routes.payload_response import FINGERPRINT_HEADER, server_timing
-from addnorm.service.scheduling.cooperative import one_step
+from addnorm.service.protocols.kserve.repository_extension import states
+from addnorm.service.protocols.kserve.statistics_extension import statistics
+from addnorm.service.protocols.route import Parts
+from addnorm.service.protocols.serving import FINGERPRINT_HEADER, server_timing
 
 INFERENCE, HEALTH = "inference.GRPCInferenceService", "grpc.health.v1.Health"
 SERVICES = ("", INFERENCE, HEALTH)  # that the health service is asked for
@@ -49,23 +49,23 @@ class GrpcMethod(NamedTuple):
 
 
 def grpc_methods(parts: Parts) -> list[GrpcMethod]:
-    about, inference, check = About(parts), f"/{INFERENCE}/", "grpc.health.v1.HealthCheck"
+    told, inference, check = About(parts), f"/{INFERENCE}/", "grpc.health.v1.HealthCheck"
     return [
         GrpcMethod(
             inference + "ModelInfer", partial(model_infer, parts), parts.settings.max_body_bytes
         ),
-        GrpcMethod(f"/{HEALTH}/Check", answering(check, about.health)),
+        GrpcMethod(f"/{HEALTH}/Check", answering(check, told.health)),
         *(
             GrpcMethod(inference + name, answering(f"inference.{name}", make))
             for name, make in (
-                ("ServerLive", about.server_live),
-                ("ServerReady", about.server_ready),
-                ("ServerMetadata", about.server_metadata),
-                ("ModelReady", about.model_ready),
-                ("ModelMetadata", about.model_metadata),
-                ("ModelConfig", about.model_config),
-                ("ModelStatistics", about.model_statistics),
-                ("RepositoryIndex", about.repository_index),
+                ("ServerLive", told.server_live),
+                ("ServerReady", told.server_ready),
+                ("ServerMetadata", told.server_metadata),
+                ("ModelReady", told.model_ready),
+                ("ModelMetadata", told.model_metadata),
+                ("ModelConfig", told.model_config),
+                ("ModelStatistics", told.model_statistics),
+                ("RepositoryIndex", told.repository_index),
             )
         ),
     ]
@@ -84,32 +84,24 @@ def answering(
 
 
 async def model_infer(parts: Parts, receive: Receive, call: Call) -> Answer:
-    path, context = parts.request_path, call.context
+    path, context, tools = parts.request_path, call.context, parts.tools
     path.pipeline.scheduler.check_load(call.deadline.timeout_s, context.holdings.key, math.inf)
-    # the body is no variable here: it must not be held while the response is computed
-    message, inference = await path.answer(*_prepared(parts, await receive(), call))
-    fingerprint = {FINGERPRINT_HEADER: inference.fingerprint}
-    return Answer(message, fingerprint | server_timing(context.stages_s))
-
-
-def _prepared(
-    parts: Parts, body: bytes, call: Call
-) -> tuple[Call, Callable[[Call], Awaitable[Prepared[bytes]]]]:
+    body = await receive()
     call.deadline.check()
     num_held = infer_message.held_bytes(body, parts.settings)
-    call = call._replace(num_bytes=len(body), held_bytes=num_held)
-    return call, partial(_decode, parts, body)
-
-
-async def _decode(parts: Parts, body: bytes, call: Call) -> Prepared[bytes]:
-    tools = parts.tools
-    work = one_step(partial(infer_message.read, body))
-    message, asked = await tools.bodies.read(len(body), work, call.deadline)
+    context.decoded_from = time.monotonic()
+    path.gate.hold(context.holdings, "bodies", num_held)
+    message, asked = await tools.bodies.read(len(body), call.deadline, infer_message.read, body)
     version = {"version": message.model_version} if message.model_version else {}
-    call = call._replace(names={"model": message.model_name, **version})
+    names = {"model": message.model_name, **version}
+    call = call._replace(num_bytes=len(body), names=names)
     contents = infer_message.contents(message)
     request, encode = await infer.infer(asked, contents, call, tools, infer_message.write)
-    return request._replace(binary=True), encode
+    path.gate.hold(context.holdings, "bodies", 0)
+    del body, message, asked, contents  # not to be held while the answer is computed
+    encoded, request = await path.answer(call, request._replace(binary=True), encode)
+    fingerprint = {FINGERPRINT_HEADER: request.fingerprint}
+    return Answer(encoded, fingerprint | server_timing(context.stages_s))
 
 
 class About:
@@ -117,8 +109,6 @@ class About:
 
     def __init__(self, parts: Parts) -> None:
         self._parts = parts
-        self._metadata, self._repository = MetadataRoutes(parts), RepositoryRoutes(parts)
-        self._statistics = StatisticsRoutes(parts)
 
     async def server_live(self, asked: Any) -> dict[str, Any]:
         try:
@@ -136,8 +126,7 @@ class About:
         return {"status": "SERVING" if await self._is_ready() else "NOT_SERVING"}
 
     async def server_metadata(self, asked: Any) -> dict[str, Any]:
-        about = await self._metadata.server_metadata()
-        return {**about, "extensions": EXTENSIONS}
+        return {**about_server(self._parts), "extensions": EXTENSIONS}
 
     async def model_ready(self, asked: Any) -> dict[str, Any]:
         """A model that is not served is not ready, as Triton has it."""
@@ -148,19 +137,19 @@ class About:
         return {"ready": await self._is_ready(model.name)}
 
     async def model_metadata(self, asked: Any) -> dict[str, Any]:
-        return self._metadata.about(asked.name, asked.version or None)
+        return about(self._parts, asked.name, asked.version or None)
 
     async def model_config(self, asked: Any) -> dict[str, Any]:
-        return {"config": self._metadata.config(asked.name, asked.version or None)}
+        return {"config": config(self._parts, asked.name, asked.version or None)}
 
     async def model_statistics(self, asked: Any) -> dict[str, Any]:
-        made = await self._statistics.statistics(asked.name or None, asked.version or None)
+        made = await statistics(self._parts, asked.name or None, asked.version or None)
         never = {"memory_usage", "response_stats"}  # without a value here
         told = made["model_stats"]
         return {"model_stats": [{k: v for k, v in one.items() if k not in never} for one in told]}
 
     async def repository_index(self, asked: Any) -> dict[str, Any]:
-        return {"models": self._repository.states(asked.ready)}
+        return {"models": states(self._parts, asked.ready)}
 
     async def _is_ready(self, name: str | None = None) -> bool:
         try:

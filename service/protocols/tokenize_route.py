@@ -13,7 +13,8 @@ from addnorm.service.models.model import Model
 from addnorm.service.protocols.codec.decoding import Tools
 from addnorm.service.protocols.codec.negotiation import fragment
 from addnorm.service.protocols.codec.validation import Strict
-from addnorm.service.protocols.endpoint import JsonEndpoint
+from addnorm.service.protocols.dialect_errors import OPENAI_ERRORS
+from addnorm.service.protocols.route import Protocol, Route
 from addnorm.service.protocols.texts.sequences import Integers
 from addnorm.service.protocols.texts.text_steps import Shown
 from addnorm.service.protocols.texts.texts import PROMPT_NAME, Texts, TextsToTokenize
@@ -180,13 +181,20 @@ async def tokenize(asked: TokenizeRequest, call: Call, tools: Tools) -> bytes:
     return _answer(model, tokenizer, shown)
 
 
-ENDPOINT = JsonEndpoint(
-    path="/v1/tokenize",
-    name="tokenize",
-    summary="The token ids of texts, as the other routes would compute them",
-    body=TokenizeRequest,
-    make=tokenize,
-    response=TokenizeResponse,
-    examples=EXAMPLES,
-    answers={"a text and a pair": ANSWER},
+PROTOCOL = Protocol(
+    tag="inference",
+    routes=(
+        Route(
+            path="/v1/tokenize",
+            name="tokenize",
+            summary="The token ids of texts, as the other routes would compute them",
+            body=TokenizeRequest,
+            decode=tokenize,
+            infers=False,
+            response=TokenizeResponse,
+            examples=EXAMPLES,
+            answers={"a text and a pair": ANSWER},
+        ),
+    ),
+    errors=OPENAI_ERRORS,
 )

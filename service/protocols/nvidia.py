@@ -1,15 +1,21 @@
-"""Passages by how well they answer a query. Source: NVIDIA's API reference of its reranking, and
-langchain-nvidia-ai-endpoints."""
+"""NVIDIA's ranking, passages by how well they answer a query, and the health of a NIM. Its
+embeddings are OpenAI's path, with fields of their own.
+
+Sources: NVIDIA's API reference of its reranking and of its embedding NIM, and
+langchain-nvidia-ai-endpoints.
+"""
 
 from typing import Annotated, Any, Literal
 
+from fastapi import Request
 from pydantic import Field
 
 from addnorm.service.inference.request import InferenceResponse
 from addnorm.service.inference.request_path import Call
 from addnorm.service.protocols.codec.decoding import Tools
 from addnorm.service.protocols.codec.validation import Strict, agreed
-from addnorm.service.protocols.endpoint import Decoded, JsonEndpoint
+from addnorm.service.protocols.dialect_errors import NVIDIA_ERRORS
+from addnorm.service.protocols.route import Decoded, FastApiRoute, Protocol, Route, parts_of
 from addnorm.service.protocols.texts.json_answers import Ranking, ranked, usage
 from addnorm.service.protocols.texts.places import query_with
 from addnorm.service.protocols.texts.text_tasks import score_pairs
@@ -63,17 +69,46 @@ EXAMPLE = {
     "query": {"text": "What is dropped?"},
     "passages": [{"text": "Pads are dropped."}, {"text": "Bread is baked."}],
 }
-ENDPOINTS = tuple(
-    JsonEndpoint(
-        path=path,
-        name=name,
-        summary="Passages by how well they answer a query, as NVIDIA's clients ask for it",
-        body=RankingRequest,
-        make=rank,
-        examples={title: EXAMPLE},
-    )
-    for path, name, title in (
-        ("/v1/ranking", "nvidia_ranking", "two passages"),
-        ("/v1/retrieval/{model:path}/reranking", "nvidia_reranking", "passages"),
-    )
+HEALTH = "/v1/health/"
+
+
+async def live(request: Request) -> dict[str, Any]:
+    parts_of(request).readiness.check_alive()
+    return {"object": "health.response", "message": "live", "live": True}
+
+
+async def ready(request: Request) -> dict[str, Any]:
+    await parts_of(request).readiness.check()
+    return {"object": "health.response", "message": "ready", "ready": True}
+
+
+PROTOCOL = Protocol(
+    tag="NVIDIA NIM",
+    reference="https://docs.nvidia.com/nim/nemo-retriever/text-reranking/latest/using-reranking.html",
+    routes=(
+        *(
+            Route(
+                path=path,
+                name=name,
+                summary="Passages by how well they answer a query, as NVIDIA's clients ask for it",
+                body=RankingRequest,
+                decode=rank,
+                examples={title: EXAMPLE},
+            )
+            for path, name, title in (
+                ("/v1/ranking", "nvidia_ranking", "two passages"),
+                ("/v1/retrieval/{model:path}/reranking", "nvidia_reranking", "passages"),
+            )
+        ),
+        *(
+            FastApiRoute(HEALTH + name, answer, summary, NVIDIA_ERRORS.only(503), f"nim_{name}")
+            for name, answer, summary in (
+                ("live", live, "/livez, as a NIM answers"),
+                ("ready", ready, "/readyz, as a NIM answers"),
+            )
+        ),
+    ),
+    errors=NVIDIA_ERRORS,
+    scopes={f"{HEALTH}*": None},
+    health=(HEALTH,),
 )

@@ -5,12 +5,11 @@ task is meant. Source: huggingface_hub's client.
 """
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from functools import partial
 from itertools import chain, islice
 from typing import Annotated, Any, Literal
 
-from fastapi import APIRouter
+from fastapi import Request
 from pydantic import (
     Field,
     PlainValidator,
@@ -27,11 +26,9 @@ from addnorm.service.inference.request_path import Call
 from addnorm.service.models.model import Model
 from addnorm.service.protocols.codec.decoding import Tools
 from addnorm.service.protocols.codec.foreign_fields import FOREIGN
-from addnorm.service.protocols.codec.openapi import by_name
 from addnorm.service.protocols.codec.validation import Strict, into_body
 from addnorm.service.protocols.dialect_errors import HUGGING_FACE_ERRORS
-from addnorm.service.protocols.endpoint import Decoded, JsonEndpoint
-from addnorm.service.protocols.protocol import Parts
+from addnorm.service.protocols.route import Decoded, FastApiRoute, Protocol, Route, parts_of
 from addnorm.service.protocols.texts import text_tasks
 from addnorm.service.protocols.texts.json_answers import (
     JsonAnswer,
@@ -242,38 +239,38 @@ def _of_masks(masks: Iterator[Any]) -> Any:
     return chain([first], second, masks) if second else first
 
 
-ENDPOINTS = tuple(
-    JsonEndpoint(
-        path=path,
-        name=name,
-        summary="Classification, tagging, masks, zero-shot labels, similarity or vectors, as"
-        " huggingface_hub's client asks for them",
-        body=HuggingFaceRequest,
-        make=infer,
-        examples=EXAMPLES,
-    )
-    for path, name in (
-        ("/hf/{model}/{version:int}", "hugging_face_version"),
-        ("/hf/{model:path}", "hugging_face"),  # names may have slashes
-    )
-)
+async def health(request: Request, model: str) -> dict[str, str]:
+    # what `InferenceClient.health_check` asks of a model
+    parts_of(request).models.meant(model)
+    return {"status": "ok"}
 
 
-@dataclass(frozen=True)
-class HealthRoutes:
-    """What `InferenceClient.health_check` asks of a model."""
-
-    parts: Parts
-
-    def router(self) -> APIRouter:
-        router = APIRouter(generate_unique_id_function=by_name)
-        router.get(
+PROTOCOL = Protocol(
+    tag="Hugging Face",
+    reference="https://huggingface.co/docs/huggingface_hub/package_reference/inference_client",
+    routes=(
+        *(
+            Route(
+                path=path,
+                name=name,
+                summary="Classification, tagging, masks, zero-shot labels, similarity or vectors,"
+                " as huggingface_hub's client asks for them",
+                body=HuggingFaceRequest,
+                decode=infer,
+                examples=EXAMPLES,
+            )
+            for path, name in (
+                ("/hf/{model}/{version:int}", "hugging_face_version"),
+                ("/hf/{model:path}", "hugging_face"),  # names may have slashes
+            )
+        ),
+        FastApiRoute(
             "/hf/{model:path}/health",
-            summary="Whether the model is served, as huggingface_hub's client asks",
-            responses={404: {"model": HUGGING_FACE_ERRORS.body, "description": "No such model."}},
-        )(self.hugging_face_health)
-        return router
-
-    async def hugging_face_health(self, model: str) -> dict[str, str]:
-        self.parts.models.meant(model)
-        return {"status": "ok"}
+            health,
+            "Whether the model is served, as huggingface_hub's client asks",
+            {404: {"model": HUGGING_FACE_ERRORS.body, "description": "No such model."}},
+            "hugging_face_health",
+        ),
+    ),
+    errors=HUGGING_FACE_ERRORS,
+)

@@ -3,9 +3,8 @@ together. Notices from then on that the caller leaves."""
 
 import asyncio
 import logging
-from functools import partial
 
-from starlette.requests import Request
+from starlette.types import Receive
 
 from addnorm.service.errors import (
     BodyTooLarge,
@@ -14,55 +13,60 @@ from addnorm.service.errors import (
     UnsupportedMediaType,
 )
 from addnorm.service.inference.pipeline import QUICK_BYTES
-from addnorm.service.protocols.codec.negotiation import WINDOWS, decompress
-from addnorm.service.scheduling.cooperative import CooperativePool, one_step
+from addnorm.service.protocols.codec.negotiation import WINDOWS, Headers, decompress
 from addnorm.service.scheduling.deadline import Deadline
-from addnorm.service.scheduling.gate import Gate
+from addnorm.service.scheduling.gate import Gate, Holdings
+from addnorm.service.scheduling.turns import Turns
 from addnorm.service.settings import Settings
-from addnorm.service.telemetry.request_context import RequestContext, context_of
+from addnorm.service.telemetry.request_context import RequestContext
 
 log = logging.getLogger("addnorm")
 
 
 class BodyReceiver:
-    def __init__(self, settings: Settings, gate: Gate, threads: CooperativePool) -> None:
+    def __init__(self, settings: Settings, gate: Gate, threads: Turns) -> None:
         """threads: where large bodies are decompressed."""
         self._settings, self._gate, self._threads = settings, gate, threads
 
-    async def receive(self, request: Request) -> bytes:
+    async def receive(self, headers: Headers, receive: Receive, context: RequestContext) -> bytes:
         """The body, decompressed. It is rejected as soon as it is known to be over the limit."""
-        max_bytes, context = self._settings.max_body_bytes, context_of(request.scope)
-        coding = request.headers.get("content-encoding", "identity").strip().lower()
+        max_bytes, limit_s = self._settings.max_body_bytes, self._settings.body_timeout_s
+        coding = headers.get("content-encoding", "identity").strip().lower()
         if coding not in ("identity", *WINDOWS):
             raise UnsupportedMediaType(
                 f"Content-Encoding is {coding[:60]!r}: send {', '.join(WINDOWS)} or identity"
             )
-        declared = request.headers.get("content-length", "0")
+        declared = headers.get("content-length", "0")
         if int(declared) > max_bytes:  # the HTTP parser has rejected all but digits
             raise BodyTooLarge(f"the body has {declared} bytes, the limit is {max_bytes}")
         if int(declared) > QUICK_BYTES:  # reject it before it is sent, if it has no space now
             self._gate.hold(context.holdings, "bodies", int(declared))
             self._gate.hold(context.holdings, "bodies", 0)
-        limit_s = self._settings.body_timeout_s
         try:
             async with asyncio.timeout(limit_s):
-                body = await self._receive_whole(request, max_bytes)
+                body = await self._receive_whole(receive, context.holdings, max_bytes)
         except TimeoutError:
             raise RequestTimeout(f"the body did not arrive within {limit_s:g} s") from None
-        context.leaving = asyncio.create_task(_wait_until_left(request, context))
+        context.leaving = asyncio.create_task(_wait_until_left(receive, context))
         if coding == "identity":
             return body
+        # a few bytes may stand for many: how many is known only while they are decompressed
         plain = decompress(body, coding, max_bytes, most=QUICK_BYTES)
-        return await self._decompress(request, body, coding) if plain is None else plain
+        if plain is None:
+            deadline = context.deadline or Deadline(
+                self._settings.timeout_s, holdings=context.holdings
+            )
+            plain = await self._threads.run(deadline, decompress, body, coding, max_bytes)
+        return plain
 
-    async def _receive_whole(self, request: Request, max_bytes: int) -> bytes:
-        body, more = await _receive_piece(request, 0)
+    async def _receive_whole(self, receive: Receive, holdings: Holdings, max_bytes: int) -> bytes:
+        body, more = await _receive_piece(receive, 0)
         if not more and len(body) <= max_bytes:
             return body  # as most come
-        pieces, num_bytes, holdings = [body], len(body), context_of(request.scope).holdings
+        pieces, num_bytes = [body], len(body)
         self._gate.hold(holdings, "bodies", num_bytes)
         while more and num_bytes <= max_bytes:
-            body, more = await _receive_piece(request, num_bytes)
+            body, more = await _receive_piece(receive, num_bytes)
             num_bytes += len(body)
             self._gate.hold(holdings, "bodies", num_bytes)
             pieces.append(body)
@@ -70,26 +74,19 @@ class BodyReceiver:
             raise BodyTooLarge(f"the body has more than {max_bytes} bytes, the limit")
         return b"".join(pieces)
 
-    async def _decompress(self, request: Request, body: bytes, coding: str) -> bytes:
-        """A few bytes may stand for many. How many is known only while they are decompressed."""
-        context, max_bytes = context_of(request.scope), self._settings.max_body_bytes
-        deadline = context.deadline or Deadline(self._settings.timeout_s, holdings=context.holdings)
-        work = one_step(partial(decompress, body, coding, max_bytes))
-        return await self._threads.finish(work, deadline)
 
-
-async def _receive_piece(request: Request, num_before: int) -> tuple[bytes, bool]:
+async def _receive_piece(receive: Receive, num_before: int) -> tuple[bytes, bool]:
     """What has come of the body since, and whether there is more."""
-    message = await request.receive()
+    message = await receive()
     if message["type"] == "http.disconnect":
         raise ClientGone(f"the caller left after {num_before} bytes of the body")
     return message.get("body", b""), message.get("more_body", False)
 
 
-async def _wait_until_left(request: Request, context: RequestContext) -> None:
+async def _wait_until_left(receive: Receive, context: RequestContext) -> None:
     """The request's end cancels it."""
     try:
-        while (await request.receive())["type"] != "http.disconnect":
+        while (await receive())["type"] != "http.disconnect":
             pass
     except Exception:  # of any kind: the server itself has lost the caller
         log.warning("the ASGI server cannot say whether the caller is there", exc_info=True)

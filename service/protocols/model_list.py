@@ -1,23 +1,19 @@
 """What is served: models, their versions and limits, and what was proved of them."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
-from fastapi import APIRouter, Query
+from fastapi import Query, Request
 from pydantic import BaseModel, Field
 
 from addnorm.service.errors import NotFound
 from addnorm.service.inference.outputs import OUTPUTS
 from addnorm.service.models.model import Model
 from addnorm.service.models.registry import Models
-from addnorm.service.protocols.codec.openapi import by_name
 from addnorm.service.protocols.dialect_errors import OPENAI_ERRORS
-from addnorm.service.protocols.protocol import Parts
+from addnorm.service.protocols.route import FastApiRoute, Protocol, parts_of
 from addnorm.service.runtime.device.processor import processor
 from addnorm.service.runtime.manifest import Limits, Pooling, Task
-
-NAMED = OPENAI_ERRORS.only(404, 503)
 
 
 class ModelEntry(BaseModel):
@@ -103,92 +99,72 @@ class ModelList(BaseModel):
     models: list[CohereModel] = Field(description="The same, for Cohere's clients.")
 
 
-@dataclass(frozen=True)
-class ModelListRoutes:
-    parts: Parts
+async def predict(name: str) -> None:
+    # KServe's first protocol, which nobody should be told to ask by GET
+    raise NotFound(
+        f"POST /v1/models/{name[:200]}:predict is KServe's V1 protocol, which is not served"
+        f" here: send the request to /v2/models/{name[:200]}/infer, as V2 has it"
+    )
 
-    def router(self) -> APIRouter:
-        router = APIRouter(prefix="/v1/models", generate_unique_id_function=by_name)
-        router.get(
-            "",
-            summary="The models served here, in OpenAI's list shape",
-            responses=OPENAI_ERRORS.only(503),
-        )(self.list_models)
-        router.get(
-            "/{name}", summary="One model, by the version that its name means", responses=NAMED
-        )(self.show_model)
-        router.get(
-            "/{name}/certificate",
-            summary="What was proved of the version that the model's name means",
-            responses=NAMED,
-        )(self.show_certificate)
-        router.get(
-            "/{name}/{version}/certificate",
-            summary="What was proved of one version",
-            responses=NAMED,
-        )(self.show_version_certificate)
-        # after the certificate: no version has its name
-        router.get("/{name}/{version}", summary="One version of a model", responses=NAMED)(
-            self.show_version
-        )
-        router.get("/{name:path}", include_in_schema=False)(self.show_model)  # a name with slashes
-        router.post("/{name:path}:predict", include_in_schema=False)(self.predict)
-        return router
 
-    async def predict(self, name: str) -> None:
-        """KServe's first protocol, which nobody should be told to ask by GET."""
-        raise NotFound(
-            f"POST /v1/models/{name[:200]}:predict is KServe's V1 protocol, which is not served"
-            f" here: send the request to /v2/models/{name[:200]}/infer, as V2 has it"
-        )
+async def list_models(
+    request: Request,
+    endpoint: Annotated[
+        str | None, Query(description="Only models of this task, as Cohere's clients ask.")
+    ] = None,
+) -> ModelList:
+    models, short = parts_of(request).models, {"vector_ranges": None}  # they are long
+    entries = [
+        _entry(models, model.name, models.versions(model.name), model)
+        for model in models.defaults()
+    ]
+    found = [name for name, alias in models.aliases.items() if models.get(alias.ref)]
+    entries += [_named_entry(models, name) for name in found]
+    asked = [entry for entry in entries if endpoint in (None, *entry.tasks)]
+    return ModelList(
+        data=[entry.model_copy(update=short) for entry in asked],
+        models=[
+            CohereModel(
+                name=entry.id,
+                endpoints=entry.tasks,
+                context_length=entry.limits.max_text_tokens,
+            )
+            for entry in asked
+        ],
+    )
 
-    async def list_models(
-        self,
-        endpoint: Annotated[
-            str | None, Query(description="Only models of this task, as Cohere's clients ask.")
-        ] = None,
-    ) -> ModelList:
-        models, short = self.parts.models, {"vector_ranges": None}  # they are long
-        entries = [
-            _entry(models, model.name, models.versions(model.name), model)
-            for model in models.defaults()
-        ]
-        found = {name: alias for name, alias in models.aliases.items() if models.get(alias.ref)}
-        entries += [await self.show_model(name) for name in found]
-        asked = [entry for entry in entries if endpoint in (None, *entry.tasks)]
-        return ModelList(
-            data=[entry.model_copy(update=short) for entry in asked],
-            models=[
-                CohereModel(
-                    name=entry.id,
-                    endpoints=entry.tasks,
-                    context_length=entry.limits.max_text_tokens,
-                )
-                for entry in asked
-            ],
-        )
 
-    async def show_model(self, name: str) -> ModelEntry:
-        """Shows a model, which may be named by an alias."""
-        models = self.parts.models
-        meant = models.meant(name)
-        model, prompt = meant.model, meant.prompt_name
-        entry = _entry(models, meant.name, models.versions(model.name), model)
-        about = {"id": name, "default_precision": meant.precision or entry.default_precision}
-        if prompt and name in models.aliases:
-            about["default_prompt_name"] = prompt
-        return entry.model_copy(update=about)
+async def show_model(request: Request, name: str) -> ModelEntry:
+    """Shows a model, which may be named by an alias."""
+    return _named_entry(parts_of(request).models, name)
 
-    async def show_version(self, name: str, version: str) -> ModelEntry:
-        return await self.show_model(f"{name}/{version}")
 
-    async def show_certificate(self, name: str) -> dict[str, Any]:
-        certificate = self.parts.models.find(name).bundle.certificate
-        assert certificate
-        return certificate
+async def show_version(request: Request, name: str, version: str) -> ModelEntry:
+    return _named_entry(parts_of(request).models, f"{name}/{version}")
 
-    async def show_version_certificate(self, name: str, version: str) -> dict[str, Any]:
-        return await self.show_certificate(f"{name}/{version}")
+
+def _named_entry(models: Models, name: str) -> ModelEntry:
+    meant = models.meant(name)
+    model, prompt = meant.model, meant.prompt_name
+    entry = _entry(models, meant.name, models.versions(model.name), model)
+    about = {"id": name, "default_precision": meant.precision or entry.default_precision}
+    if prompt and name in models.aliases:
+        about["default_prompt_name"] = prompt
+    return entry.model_copy(update=about)
+
+
+async def show_certificate(request: Request, name: str) -> dict[str, Any]:
+    return _certificate(parts_of(request).models, name)
+
+
+async def show_version_certificate(request: Request, name: str, version: str) -> dict[str, Any]:
+    return _certificate(parts_of(request).models, f"{name}/{version}")
+
+
+def _certificate(models: Models, ref: str) -> dict[str, Any]:
+    certificate = models.find(ref).bundle.certificate
+    assert certificate
+    return certificate
 
 
 def _entry(models: Models, ref: str, versions: Mapping[int, Model], model: Model) -> ModelEntry:
@@ -237,3 +213,45 @@ def _entry(models: Models, ref: str, versions: Mapping[int, Model], model: Model
 def _inputs(model: Model) -> list[str]:
     types = ["token_type_ids"] if model.bundle.manifest.limits.type_vocab_size > 1 else []
     return ["input_ids", "attention_mask", *types, *(["texts"] if model.tokenizer else [])]
+
+
+PROTOCOL = Protocol(
+    tag="models",
+    routes=(
+        FastApiRoute(
+            "/v1/models",
+            list_models,
+            "The models served here, in OpenAI's list shape",
+            OPENAI_ERRORS.only(503),
+            "list_models",
+        ),
+        *(
+            FastApiRoute(f"/v1/models/{path}", answer, summary, OPENAI_ERRORS.only(404, 503), name)
+            for path, answer, summary, name in (
+                (
+                    "{name}",
+                    show_model,
+                    "One model, by the version that its name means",
+                    "show_model",
+                ),
+                (
+                    "{name}/certificate",
+                    show_certificate,
+                    "What was proved of the version that the model's name means",
+                    "show_certificate",
+                ),
+                (
+                    "{name}/{version}/certificate",
+                    show_version_certificate,
+                    "What was proved of one version",
+                    "show_version_certificate",
+                ),
+                # after the certificate: no version has its name
+                ("{name}/{version}", show_version, "One version of a model", "show_version"),
+            )
+        ),
+        FastApiRoute("/v1/models/{name:path}", show_model),  # a name with slashes
+        FastApiRoute("/v1/models/{name:path}:predict", predict, method="POST"),
+    ),
+    errors=OPENAI_ERRORS,
+)

@@ -1,1 +1,0 @@
-"""What routes are made of: receiving, deadlines, answering."""
