@@ -192,9 +192,8 @@ def run_product(
     weight: np.ndarray, bias: np.ndarray, ranges: np.ndarray, x: np.ndarray
 ) -> np.ndarray:
     """x `[N, K]` through the nodes that stand for `x @ weight + bias`."""
-    tensors = quantizing.CONSTANTS | quantizing._tensors(
-        "w", quantizing.split(weight, bias, ranges)
-    )
+    parts = vars(quantizing.split(weight, bias, ranges))
+    tensors = quantizing.CONSTANTS | {f"w.{name}": array for name, array in parts.items()}
 
     def value(name: str, width: int) -> onnx.ValueInfoProto:
         return helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, ["n", width])
