@@ -3,6 +3,7 @@
 import shutil
 from contextlib import suppress
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +45,7 @@ REFUSALS = (  # what `export` and `verify` raise for models, folders and argumen
     UnfitError,
     UsageError,
 )
+say = partial(print, flush=True)  # at once: an export takes from seconds to minutes
 # precision -> file of the bundle
 GRAPHS = {"fp32": "model.onnx", "fp16": "model.fp16.onnx", "int8": "model.int8.onnx"}
 
@@ -131,7 +133,16 @@ def write_uncertified(
         refuse_unlike(source.in_layout("padded"), original, limits)
     if source.program:
         say(f"asking {source.program.name}")
-        ask_all(source, limits)
+        # all that the certificate will ask it for
+        for original in source.originals:
+            forward.ask_all(original, limits, ids_of(source.samples))
+        if not isinstance(source.texts, NoTexts):
+            source.program.token_ids(authors.texts_to_tokenize(source.texts.tokenizer))
+            limit, samples = limits.max_text_tokens, texts_of(source.samples)
+            asked = authors.texts_by_task(source.texts, limit, source.program, samples)
+            for (task, _), own in asked.items():
+                for one in own:
+                    source.program.answer(task, one)
         source.program.close()  # its weights are not needed beside the graph's
     expected = _write_graphs(model, folder, plan, limits)
     manifest = manifest_of(source, name, version, plan, limits)
@@ -169,20 +180,6 @@ def manifest_of(
         "source": source.origin,
         **source.facts,
     }
-
-
-def ask_all(source: Source, limits: Limits) -> None:
-    """All that the certificate will ask the program for."""
-    assert source.program
-    for original in source.originals:
-        forward.ask_all(original, limits, ids_of(source.samples))
-    if not isinstance(source.texts, NoTexts):
-        source.program.token_ids(authors.texts_to_tokenize(source.texts.tokenizer))
-        limit, samples = limits.max_text_tokens, texts_of(source.samples)
-        asked = authors.texts_by_task(source.texts, limit, source.program, samples)
-        for (task, _), texts in asked.items():
-            for text in texts:
-                source.program.answer(task, text)
 
 
 def limits_of(source: Source, folder: Path) -> Limits:
@@ -230,8 +227,3 @@ def _write_graphs(model: Transformer, folder: Path, plan: Plan, limits: Limits) 
         say(f"writing {file}")
         model_file.save(head, folder / file)
     return Expected(model, graphs, ranges)
-
-
-def say(text: str) -> None:
-    """Tells at once what is being done: an export takes from seconds to minutes."""
-    print(text, flush=True)

@@ -184,6 +184,7 @@ def compare_answers(
             (every, _text_cases(path, reference, checkpoint, program, texts_of(samples))),
         ]
         work = [(precisions, case) for precisions, cases in groups for case in cases]
+        del groups  # nothing else may keep a case
         num = sum(len(precisions) for precisions, _ in work)
         tqdm.write(f"comparing what is served with PyTorch: {num} cases")
         with tqdm(total=num, desc=f"certify {bundle.ref}", unit="case", disable=None) as bar:

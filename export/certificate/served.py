@@ -8,7 +8,7 @@ import asyncio
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from functools import partial
+from functools import cache, partial
 from itertools import chain, compress
 from typing import Any, TypeVar
 
@@ -114,9 +114,12 @@ def path_of(model: Model, bodies: Bodies = INFER) -> Iterator[Served]:
 
 def named_cases(path: Served, reference: Transformer) -> list[NamedCompare]:
     """Every case by name, as a function to be called with the precision."""
-    requests = cases(path.model.bundle.manifest.limits)
+    compared = list[NamedCompare]()
+    for case in cases(path.model.bundle.manifest.limits):
+        computed = cache(partial(by_torch, reference, case.grid()))  # the same for each precision
+        compared.append((case.name, partial(_against_torch, path, reference, case, computed)))
     return [
-        *((case.name, partial(_against_torch, path, reference, Asked(case))) for case in requests),
+        *compared,
         ("bare graph, pads holes", partial(_bare_graph, path, reference)),
         ("bare graph, pads alone", partial(_pads_alone, path)),
     ]
@@ -131,29 +134,19 @@ def bits(path: Served) -> list[NamedPairs]:
     ]
 
 
-class Asked:
-    """A case, and what PyTorch makes of it, which is the same for each precision."""
-
-    def __init__(self, case: Case) -> None:
-        self.case, self.grid = case, case.grid()
-        self._made: tuple[Array, Array, Array] | None = None
-
-    def by_torch(self, reference: Transformer) -> tuple[Array, Array, Array]:
-        """activations, which the caller may change, norm_mean, norm_rstd `[B, S, ...]`."""
-        self._made = self._made or by_torch(reference, self.grid)
-        activations, mean, rstd = self._made
-        return activations.copy(), mean, rstd
-
-
 def _against_torch(
-    path: Served, reference: Transformer, asked: Asked, precision: str
+    path: Served,
+    reference: Transformer,
+    case: Case,
+    computed: Callable[[], tuple[Array, Array, Array]],
+    precision: str,
 ) -> Iterator[tolerances.Result]:
     """Every output over real tokens. Heads run in float32 always: in int8 they are compared with
     what the reference's head makes of the served activations."""
-    case, grid = asked.case, asked.grid
-    activations, mean, rstd = asked.by_torch(reference)
+    activations, mean, rstd = computed()
+    activations = activations.copy()
     got = path.ask(case, precision, outputs=["activations", "pooled", "norm_stats"])
-    real = grid.attention_mask != 0
+    real = case.grid().attention_mask != 0
     served = real_rows(got["activations"], real, case)
     yield from tolerances.vectors("activations", served, activations[real], precision)
     vectors = np.array(got["pooled"], np.float32)[real.any(1)]

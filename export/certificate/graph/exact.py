@@ -126,17 +126,26 @@ def compare(files: Files, expected: Expected, manifest: Manifest) -> Iterator[Fi
         yield (precision, "attributes"), [*attributes.body(body, config, precision, portable)]
         if precision == "int8":
             yield (precision, "ranges"), [*_ranges(files.ranges, expected.ranges)]
-        yield (precision, "graph"), [*_graph(precision, body, files.ranges, expected)]
-    for name, found, meant in (
+        if precision == "fp32":
+            meant = expected.graphs.body
+        elif precision == "fp16":
+            meant = half_precision.to_half(expected.graphs.plain)
+        elif files.ranges.keys() == expected.ranges.keys():
+            meant = quantize.quantize(expected.graphs.body, files.ranges)
+        else:
+            yield (precision, "graph"), ["cannot be made again without its ranges"]
+            continue
+        yield (precision, "graph"), [*structure.differences(body, meant)]
+    for name, found, own in (
         ("gpu", files.gpu, expected.graphs.plain),
         ("lens", files.lens, expected.graphs.lens),
     ):
-        if found and meant:
+        if found and own:
             weights = _weights(found, expected.reference, leaving="heads.")
             yield ("fp32", f"{name}, weights"), weights
             seen = attributes.body(found, config, "fp32", portable=name == "lens")
             yield ("fp32", f"{name}, attributes"), [*seen]
-            yield ("fp32", f"{name}, graph"), [*structure.differences(found, meant)]
+            yield ("fp32", f"{name}, graph"), [*structure.differences(found, own)]
 
 
 def _heads(heads: dict[str, Graph], expected: Expected, portable: bool) -> Iterator[Finding]:
@@ -151,19 +160,6 @@ def _heads(heads: dict[str, Graph], expected: Expected, portable: bool) -> Itera
         yield ("fp32", f"{name}, attributes"), [*attributes.head(head, config, made, portable)]
         graph = [*structure.differences(head, expected.graphs.heads[name])]
         yield ("fp32", f"{name}, graph"), graph
-
-
-def _graph(
-    precision: str, body: Graph, ranges: dict[str, Floats], expected: Expected
-) -> Iterator[str]:
-    if precision == "fp32":
-        yield from structure.differences(body, expected.graphs.body)
-    elif precision == "fp16":
-        yield from structure.differences(body, half_precision.to_half(expected.graphs.plain))
-    elif ranges.keys() != expected.ranges.keys():
-        yield "cannot be made again without its ranges"
-    else:
-        yield from structure.differences(body, quantize.quantize(expected.graphs.body, ranges))
 
 
 def _manifest(manifest: Manifest, config: Config) -> list[str]:

@@ -2,23 +2,13 @@
 weights were published with. snowflake-arctic-embed-m-v2.0 is one of them."""
 
 from dataclasses import replace
-from typing import Any
 
 from addnorm.model.checkpoints.families import bert, roberta, rotary
-from addnorm.model.checkpoints.family import Family, Raw
+from addnorm.model.checkpoints.family import Family
 
 LM = replace(roberta.LM, norm="lm_head.norm", bias=True)
 SWAPPED = "blocks.{}.ffn.up"  # stored as values, then their gates
 LAYER = "encoder.layer.{}."
-
-
-def _derive(raw: Raw) -> dict[str, Any]:
-    return {
-        "positions": rotary.of_all_layers(raw, ["dynamic", "ntk"]),
-        "type_vocab_size": raw["type_vocab_size"] or 1,  # 0: nothing is added
-    }
-
-
 _GTE = Family(
     model_types=("gte", "new"),
     prefixes=("gte.", "new."),
@@ -35,7 +25,10 @@ _GTE = Family(
     heads=(LM, bert.SEQUENCE, bert.TOKENS, bert.SPANS),
     defaults={**bert.DEFAULTS, "type_vocab_size": 1, "rope_theta": 160_000.0},
     fixed={**bert.FIXED, "gated": True, "ffn_bias": "down"},
-    derived=_derive,
+    derived=lambda raw: {
+        "positions": rotary.of_all_layers(raw, ["dynamic", "ntk"]),
+        "type_vocab_size": raw["type_vocab_size"] or 1,  # 0: nothing is added
+    },
     also_read=rotary.READ,
     no_effect=("unpad_inputs", "use_memory_efficient_attention", "logn_attention_clip1"),
     only={

@@ -1,23 +1,12 @@
 """MPNet (Song et al., arXiv:2004.09297): `transformers.models.mpnet`."""
 
-from typing import Any
-
 from addnorm.model.checkpoints.families import bert, roberta
-from addnorm.model.checkpoints.family import Family, Raw
+from addnorm.model.checkpoints.family import Family
 from addnorm.model.config import Positions
 
 OFFSET = 2  # whatever the padding token is
 BUCKETS = 32  # transformers computes with these, whatever config.json says
 LAYER = bert.LAYER
-
-
-def _derive(raw: Raw) -> dict[str, Any]:
-    return {
-        "max_positions": raw["max_position_embeddings"] - OFFSET,
-        "positions": Positions(buckets=BUCKETS),
-    }
-
-
 MPNET = Family(
     model_types=("mpnet",),
     prefixes=("mpnet.",),
@@ -32,7 +21,10 @@ MPNET = Family(
     heads=(roberta.LM, roberta.SEQUENCE, bert.TOKENS, bert.SPANS),
     defaults={**bert.DEFAULTS, "relative_attention_num_buckets": BUCKETS},
     fixed=bert.FIXED,
-    derived=_derive,
+    derived=lambda raw: {
+        "max_positions": raw["max_position_embeddings"] - OFFSET,
+        "positions": Positions(buckets=BUCKETS),
+    },
     only={"relative_attention_num_buckets": (BUCKETS,)},
     position_offset=lambda raw: OFFSET,
     unused=(r"pooler\..*", bert.POSITION_IDS),
