@@ -99,9 +99,10 @@ def test_named_experiments_marks_and_targets_exist(page: Path) -> None:
 
 
 CLIENTS = (ROOT / "docs" / "clients.md").read_text()
+MODELS = (ROOT / "docs" / "models.md").read_text()
 PROGRAMS = [
-    program
-    for program in re.findall(r"```python\n(.+?)```", README + CLIENTS, re.DOTALL)
+    program.replace("(text, 700)", "(text, 20)")  # the model of the tests takes short texts
+    for program in re.findall(r"```python\n(.+?)```", README + MODELS + CLIENTS, re.DOTALL)
     if "localhost:8001" not in program  # over gRPC: tests/opt_in/test_client_packages.py
 ]
 
@@ -111,7 +112,7 @@ OF_TASKS = re.findall(r"```python\n(.+?)```", TASKS, re.DOTALL)
 
 
 @pytest.mark.parametrize("program", PROGRAMS, ids=range(len(PROGRAMS)))
-def test_the_programs_of_the_readme_and_the_clients_page_run(text_url: str, program: str) -> None:
+def test_the_programs_of_the_readme_and_the_pages_on_models_and_clients_run(text_url: str, program: str) -> None:
     run(program, text_url)
 
 
