@@ -35,7 +35,7 @@ def seconds(name: str) -> float:
 
 
 def test_haproxys_limits_are_beyond_the_servers_so_that_servers_answer_with_a_message() -> None:
-    assert seconds("timeout server") > UNSET.timeout_s
+    assert seconds("timeout server") > UNSET.bulk_timeout_s
     assert seconds("timeout client") > max(UNSET.body_timeout_s, UNSET.send_timeout_s)
     assert seconds("timeout check") > KNOWN_ANSWER_SHARE * UNSET.run_timeout_s
     assert seconds("hard-stop-after") > UNSET.grace_s

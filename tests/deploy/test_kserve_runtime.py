@@ -16,6 +16,7 @@ import pytest
 import yaml
 
 from addnorm.service.runtime import bundle
+from addnorm.service.settings import Settings
 from benchmarks.processes import free_port
 from benchmarks.stress.copies import republish
 from tests.support import web
@@ -53,7 +54,7 @@ def test_the_kill_delay_is_longer_than_the_draining() -> None:
     for name in SERVICES:
         predictor = service(name)["spec"]["predictor"]
         assert predictor["terminationGracePeriodSeconds"] > before_s + 30
-        assert predictor["timeout"] > 30
+        assert predictor["timeout"] > Settings().bulk_timeout_s
 
 
 def test_what_the_comments_offer_opens_the_port_of_grpc() -> None:

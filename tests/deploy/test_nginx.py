@@ -69,3 +69,5 @@ def test_callers_routes_are_let_through_and_operators_are_not(address: str) -> N
         assert client.post("/v1/embeddings", json=body).status_code == 200
         assert client.get("/metrics").status_code == 403
         assert client.post("/v2/repository/index").status_code == 403
+        large = client.post("/v1/embeddings", content=b"a" * 20_000_000)
+        assert (large.status_code, large.json()["error"]["code"]) == (413, "body_too_large")

@@ -75,6 +75,7 @@ ADDNORM_WORKER_THREADS: resources.limits.cpu
 {{- end }}
 ADDNORM_PROVIDER: gpu.count
 ADDNORM_TIMEOUT_S: timeoutS
+ADDNORM_BULK_TIMEOUT_S: bulkTimeoutS
 ADDNORM_GRACE_S: timeoutS
 ADDNORM_API_KEYS: apiKeys.secret
 ADDNORM_API_KEYS_FILE: apiKeys.secret
