@@ -171,7 +171,7 @@ def _thread_names(tree: ast.Module) -> Iterator[str]:
             yield from (
                 ast.literal_eval(word.value) for word in call.keywords if word.arg == "name"
             )
-        if of == "CooperativePool":
+        if of == "Turns":
             yield ast.literal_eval(call.args[1])
 
 

@@ -11,11 +11,11 @@ from addnorm.service.inference.reuse import Reuse
 from addnorm.service.inference.sequence_cache import SequenceCache, sequence_digests
 from addnorm.service.models.model import Runner
 from addnorm.service.runtime.manifest import Pick
-from addnorm.service.scheduling.cooperative import CooperativePool, run_now
 from addnorm.service.scheduling.deadline import Deadline
 from addnorm.service.scheduling.handover import Handover
 from addnorm.service.scheduling.job import Job
 from addnorm.service.scheduling.scheduler import Scheduler
+from addnorm.service.scheduling.turns import Turns
 
 Gather = Callable[[], KeptRows]  # puts together what was held and what was computed
 Report = Callable[[str, int, int, int], None]
@@ -29,7 +29,7 @@ class Computing:
     def __init__(
         self,
         scheduler: Scheduler,
-        encoders: CooperativePool,
+        encoders: Turns,
         cache: SequenceCache,
         report: Report,
     ) -> None:
@@ -75,10 +75,9 @@ class Computing:
         if request.anew or not self.cache.max_bytes:
             return None
         batch = request.batch
-        made = sequence_digests(batch)
         if batch.num_tokens <= QUICK_TOKENS and len(batch) <= QUICK_SEQUENCES:
-            return run_now(made)
-        return await self._encoders.finish(made, deadline)
+            return sequence_digests(batch)
+        return await self._encoders.run(deadline, sequence_digests, batch)
 
     def _submit(
         self,

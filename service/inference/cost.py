@@ -2,9 +2,11 @@
 requests took."""
 
 import math
-from collections.abc import Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import contextmanager
 
 from addnorm.service.inference.request import InferenceRequest
+from addnorm.service.scheduling.turns import worked_s
 
 # WINDOW_S: measurements count over about this much work. Larger: predictions follow a change later.
 #   Smaller: they follow noise.
@@ -39,6 +41,19 @@ class Rate:
         """A request was rejected for its prediction: the rate may be wrong."""
         self._seconds *= math.exp(-min(1.0, max(0.0, now - self._faded) / FADE_S))
         self._faded = now
+
+
+@contextmanager
+def measured(rate: Rate, units: float, clock: Callable[[], float] = worked_s) -> Iterator[None]:
+    """For `with`: the work on so many units takes as long as it works, by the clock. What others
+    take meanwhile does not count."""
+    began, is_done = clock(), False
+    try:
+        yield
+        is_done = True
+    finally:
+        if units:
+            rate.add(units, clock() - began, is_done)
 
 
 class Cost:

@@ -3,7 +3,6 @@ together. Notices from then on that the caller leaves."""
 
 import asyncio
 import logging
-from functools import partial
 
 from starlette.types import Receive
 
@@ -15,9 +14,9 @@ from addnorm.service.errors import (
 )
 from addnorm.service.inference.pipeline import QUICK_BYTES
 from addnorm.service.protocols.codec.negotiation import WINDOWS, Headers, decompress
-from addnorm.service.scheduling.cooperative import CooperativePool, one_step
 from addnorm.service.scheduling.deadline import Deadline
 from addnorm.service.scheduling.gate import Gate
+from addnorm.service.scheduling.turns import Turns
 from addnorm.service.settings import Settings
 from addnorm.service.telemetry.request_context import RequestContext
 
@@ -25,7 +24,7 @@ log = logging.getLogger("addnorm")
 
 
 class BodyReceiver:
-    def __init__(self, settings: Settings, gate: Gate, threads: CooperativePool) -> None:
+    def __init__(self, settings: Settings, gate: Gate, threads: Turns) -> None:
         """threads: where large bodies are decompressed."""
         self._settings, self._gate, self._threads = settings, gate, threads
 
@@ -69,8 +68,7 @@ class BodyReceiver:
             deadline = context.deadline or Deadline(
                 self._settings.timeout_s, holdings=context.holdings
             )
-            work = one_step(partial(decompress, body, coding, max_bytes))
-            plain = await self._threads.finish(work, deadline)
+            plain = await self._threads.run(deadline, decompress, body, coding, max_bytes)
         return plain
 
 

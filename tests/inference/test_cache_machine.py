@@ -44,7 +44,6 @@ from addnorm.service.runtime import bundle as bundles
 from addnorm.service.runtime.batch import Batch, Rows
 from addnorm.service.runtime.bundle import Bundle
 from addnorm.service.runtime.unpadding import from_lists
-from addnorm.service.scheduling.cooperative import Steps
 from addnorm.service.scheduling.deadline import Deadline
 from addnorm.service.server.wiring import Service, build
 from addnorm.service.settings import Settings
@@ -76,9 +75,8 @@ ASKED = st.tuples(
 )
 
 
-def rows_of(response: InferenceResponse) -> Steps[list[bytes]]:
+def rows_of(response: InferenceResponse) -> list[bytes]:
     """The bytes of each sequence's numbers."""
-    yield
     (value,) = response.values.values()
     json = value.for_json()
     parts = list(json.values()) if isinstance(json, dict) else [json]

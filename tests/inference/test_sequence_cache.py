@@ -12,7 +12,6 @@ import pytest
 from addnorm.service.inference.sequence_cache import SequenceCache, sequence_digests
 from addnorm.service.models.registry import Models
 from addnorm.service.runtime.batch import Batch, Rows
-from addnorm.service.scheduling.cooperative import run_now
 from addnorm.service.scheduling.job import Target
 from addnorm.service.server.wiring import Service, build
 from addnorm.service.settings import Settings
@@ -126,11 +125,11 @@ def test_digests_tell_tokens_and_types_apart() -> None:
     one, two = np.array([1, 2]), np.array([1, 2, 0, 1])
     types = [np.array([0, 1]), np.array([1, 0]), np.array([0, 0])]
     batches = [Batch.of([one]), Batch.of([two]), *(Batch.of([one], [kind]) for kind in types)]
-    made = [run_now(sequence_digests(batch))[0] for batch in batches]
+    made = [sequence_digests(batch)[0] for batch in batches]
     assert made[0] == made[-1], "types of 0 are none"
     assert len(set(made)) == 4
     together = Batch.of([two, one, one], [np.zeros(4, np.int64), types[0], types[2]])
-    assert run_now(sequence_digests(together)) == [made[1], made[2], made[0]]
+    assert sequence_digests(together) == [made[1], made[2], made[0]]
 
 
 @pytest.fixture
