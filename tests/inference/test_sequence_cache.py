@@ -15,8 +15,7 @@ from addnorm.service.runtime.batch import Batch, Rows
 from addnorm.service.scheduling.job import Target
 from addnorm.service.server.wiring import Service, build
 from addnorm.service.settings import Settings
-from tests.conftest import serving
-from tests.support import web
+from tests.conftest import client_of
 from tests.support.metrics import value
 from tests.support.scheduling import echo
 
@@ -141,7 +140,7 @@ def service(few: Models) -> Iterator[Service]:
 
 @pytest.fixture
 def caller(service: Service) -> Iterator[httpx.Client]:
-    with serving(service) as url, web.client(base_url=url) as client:
+    with client_of(service) as client:
         yield client
 
 
@@ -219,7 +218,7 @@ def test_a_request_may_have_all_computed_anew(service: Service, caller: httpx.Cl
 
 def test_without_bytes_nothing_is_held_or_merged(few: Models) -> None:
     service = build(few, Settings(worker_threads=1, port=0, cache_bytes=0))
-    with serving(service) as url, web.client(base_url=url) as client:
+    with client_of(service) as client:
         for _ in range(2):
             client.post("/v1/infer", json={"model": MODEL, "input_ids": [[1, 2], [1, 2]]})
         assert counts(service) == (0, 0, 0)

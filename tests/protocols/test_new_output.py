@@ -25,8 +25,7 @@ from addnorm.service.runtime.bundle import Bundle
 from addnorm.service.runtime.manifest import Pick
 from addnorm.service.server.wiring import build
 from addnorm.service.settings import Settings
-from tests.conftest import OWN, serving
-from tests.support import web
+from tests.conftest import OWN, client_of
 
 LIMIT = 4096  # bytes of an answer
 
@@ -82,7 +81,7 @@ GRID = {"model": "notebook", "input_ids": IDS, "attention_mask": MASK}
 def client(few: Models) -> Iterator[httpx.Client]:
     settings = Settings(**{**OWN, "max_response_bytes": LIMIT})
     service = build(few, settings, protocols=(native.protocol(Bodies.of(KNOWN)), OPERATIONS))
-    with serving(service) as url, web.client(base_url=url, timeout=60) as client:
+    with client_of(service) as client:
         yield client
 
 
