@@ -21,7 +21,6 @@ from addnorm.service.inference.request_path import Call, Prepared
 from addnorm.service.protocols.texts.texts import TextsToTokenize
 from addnorm.service.runtime.batch import Batch, Ints, Padding
 from addnorm.service.runtime.tokenizing.tokenizer import Text
-from addnorm.service.scheduling.cooperative import Steps
 from addnorm.service.scheduling.deadline import Deadline
 from addnorm.service.server.wiring import Service
 
@@ -180,8 +179,7 @@ class Embedder:
         done(batch)
         return made
 
-    def _column(self, response: InferenceResponse) -> Steps[pa.Array]:
-        yield
+    def _column(self, response: InferenceResponse) -> pa.Array:
         return KINDS[self.options.output].column(response)
 
 

@@ -12,6 +12,7 @@ from typing import Any
 class LockOrder(IntEnum):
     """A thread that holds a lock may only take those below it in this list."""
 
+    TURNS = 0  # who works and who waits of one kind of large work
     REPOSITORY = 1  # one change of the served models at a time
     SCHEDULER = 2  # queue, load shedding, workers, what is counted of jobs and targets
     CACHE = 3  # what is held of computed sequences

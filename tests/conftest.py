@@ -17,6 +17,7 @@ from filelock import FileLock
 from opentelemetry.trace import Tracer
 
 from addnorm.export.sources import sources
+from addnorm.export.sources.sources import Source
 from addnorm.export.writer import Plan, export
 from addnorm.model.presets import PRESETS
 from addnorm.model.transformer import Transformer, randomize
@@ -40,8 +41,7 @@ from tests.support.waiting import eventually
 GOLDEN = Path(__file__).parent / "golden"
 # What is asked again is computed again: a cache would compare an answer with itself.
 OWN: dict[str, Any] = {"worker_threads": 2, "port": 0, "cache_bytes": 0}
-# the same kinds of blocks, in a third of the time
-SHALLOWER = {name: replace(PRESETS[name], n_layers=2) for name in ("gpt", "encoder", "minilm")}
+DEEP = ("gpt", "encoder", "minilm")  # presets of several equal layers
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -91,6 +91,15 @@ def exports_of_this_run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[No
         yield
 
 
+def preset(name: str) -> Source:
+    """A preset with two layers at most: the same kinds of blocks, in a third of the time."""
+    source = sources.preset(name)
+    if name not in DEEP:
+        return source
+    config = replace(PRESETS[name], n_layers=2)
+    return replace(source, model=randomize(Transformer(config), seed=1).eval())
+
+
 ExportPreset = Callable[[str], Path]
 
 
@@ -102,11 +111,8 @@ def export_preset(
 
     def export_preset(name: str) -> Path:
         def make(root: Path) -> None:
-            source = sources.preset(name)
-            if config := SHALLOWER.get(name):
-                source = replace(source, model=randomize(Transformer(config), seed=1).eval())
             with shared_exports(proved=name == "notebook"):
-                export(source, root, name, None, Plan())
+                export(preset(name), root, name, None, Plan())
 
         if given := pytestconfig.getoption("--bundles"):
             return given / name  # type: ignore[no-any-return]
@@ -122,7 +128,7 @@ def preset_in_int8(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], 
     def preset_in_int8(name: str) -> Bundle:
         def make(root: Path) -> None:
             plan = Plan(precisions=("fp32", "int8"), default_precision="int8")
-            export(sources.preset(name), root, name, None, plan)
+            export(preset(name), root, name, None, plan)
 
         return bundle.read(made_once(tmp_path_factory, f"int8-{name}", make) / name / "1")
 
@@ -192,6 +198,13 @@ def serving(service: Service, connection: type[Connection] = Connection) -> Iter
         service.close()
 
 
+@contextmanager
+def client_of(service: Service, **options: Any) -> Iterator[httpx.Client]:
+    """A client of a server that it starts."""
+    with serving(service) as url, web.client(base_url=url, **options) as client:
+        yield client
+
+
 def inference_of(root: Root, tracer: Tracer | None = None, **changed: Any) -> Service:
     settings = Settings(**{**OWN, **changed})
     return build(load_all(root, settings), settings, tracer)
@@ -232,7 +245,7 @@ def url(bundles: Path) -> Iterator[str]:
 
 @pytest.fixture(scope="session")
 def client(url: str) -> Iterator[httpx.Client]:
-    with web.client(base_url=url, timeout=60) as client:
+    with web.client(base_url=url) as client:
         yield client
 
 
@@ -263,7 +276,7 @@ def text_url(text_bundles: Path) -> Iterator[str]:
 
 @pytest.fixture(scope="session")
 def text_client(text_url: str) -> Iterator[httpx.Client]:
-    with web.client(base_url=text_url, timeout=60) as client:
+    with web.client(base_url=text_url) as client:
         yield client
 
 
@@ -296,7 +309,7 @@ def task_url(task_bundles: Path) -> Iterator[str]:
 
 @pytest.fixture(scope="session")
 def task_client(task_url: str) -> Iterator[httpx.Client]:
-    with web.client(base_url=task_url, timeout=60) as client:
+    with web.client(base_url=task_url) as client:
         yield client
 
 

@@ -101,7 +101,7 @@ def test_named_experiments_marks_and_targets_exist(page: Path) -> None:
 CLIENTS = (ROOT / "docs" / "clients.md").read_text()
 MODELS = (ROOT / "docs" / "models.md").read_text()
 PROGRAMS = [
-    program.replace("(text, 700)", "(text, 20)")  # the model of the tests takes short texts
+    program
     for program in re.findall(r"```python\n(.+?)```", README + MODELS + CLIENTS, re.DOTALL)
     if "localhost:8001" not in program  # over gRPC: tests/opt_in/test_client_packages.py
 ]
@@ -111,16 +111,6 @@ TASKS = (ROOT / "docs" / "tasks.md").read_text()
 OF_TASKS = re.findall(r"```python\n(.+?)```", TASKS, re.DOTALL)
 
 
-@pytest.mark.parametrize("program", PROGRAMS, ids=range(len(PROGRAMS)))
-def test_the_programs_of_the_readme_and_the_pages_on_models_and_clients_run(text_url: str, program: str) -> None:
-    run(program, text_url)
-
-
-@pytest.mark.parametrize("program", OF_TASKS, ids=range(len(OF_TASKS)))
-def test_the_programs_of_the_page_on_tasks_run(task_url: str, program: str) -> None:
-    run(program, task_url)
-
-
 GUIDES = ROOT / "docs" / "guides"
 
 
@@ -128,31 +118,43 @@ def programs_of(guide: str) -> list[str]:
     return re.findall(r"```python\n(.+?)```", (GUIDES / f"{guide}.md").read_text(), re.DOTALL)
 
 
-# models and labels of the guides -> those of tests/support/task_models.py
-STAND_INS = {
-    "ms-marco-MiniLM-L6-v2": "reranker",
-    "deberta-v3-base-prompt-injection-v2": "classifier",
-    "INJECTION": "entailment",
+RUN = [  # the server of a program, and the program
+    *(("text_url", program) for program in PROGRAMS),
+    *(("task_url", program) for program in OF_TASKS),
+    *(("task_url", *programs_of(guide)) for guide in ("reranker", "classifiers", "leaving-tei")),
+    *(("text_url", *programs_of(guide)) for guide in ("int8", "stored-index")),
+]
+
+
+STAND_INS = {  # what programs name -> what the tests' tiny models have
+    '"ms-marco-MiniLM-L6-v2"': '"reranker"',
+    '"deberta-v3-base-prompt-injection-v2"': '"classifier"',
+    '"INJECTION"': '"entailment"',
+    "(text, 700)": "(text, 20)",
 }
 
 
-@pytest.mark.parametrize("guide", ["reranker", "classifiers", "leaving-tei"])
-def test_the_programs_of_the_guides_run(task_url: str, guide: str) -> None:
-    """They ask for models by the names that the guide's own command gives them."""
-    (program,) = programs_of(guide)
+@pytest.mark.parametrize(("url", "program"), RUN, ids=range(len(RUN)))
+def test_the_programs_of_readme_models_clients_tasks_and_guides_run(
+    request: pytest.FixtureRequest, url: str, program: str
+) -> None:
+    for word, stand_in in STAND_INS.items():
+        program = program.replace(word, stand_in)
+    for package in re.findall(r"^from (\w+)", program, re.MULTILINE):
+        pytest.importorskip(package)  # kserve brings hundreds of megabytes along
+    address = request.getfixturevalue(url).removeprefix("http://")
+    program = program.replace("localhost:8000", address)
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
+
+
+@pytest.mark.parametrize("guide", ["reranker", "classifiers"])
+def test_a_guide_asks_for_models_by_the_names_that_its_own_command_gives(guide: str) -> None:
     page = (GUIDES / f"{guide}.md").read_text()
     (command,) = re.findall(r"^\S*addnorm serve (.+)$", page, re.MULTILINE)
     served = {word.rpartition("/")[2] for word in command.split() if "/" in word}
-    assert set(re.findall(r'"?model"?[=:] ?"(.+?)"', program)) <= served
-    for name, stand_in in STAND_INS.items():
-        program = program.replace(f'"{name}"', f'"{stand_in}"')
-    run(program, task_url)
-
-
-@pytest.mark.parametrize("guide", ["int8", "stored-index"])
-def test_the_programs_of_the_guides_on_vectors_run(text_url: str, guide: str) -> None:
-    (program,) = programs_of(guide)
-    run(program, text_url)
+    asked = set(re.findall(r'"?model"?[=:] ?"(.+?)"', *programs_of(guide)))
+    assert asked
+    assert asked <= served
 
 
 def test_each_guide_has_a_program_that_a_test_runs_and_says_what_is_not_done() -> None:
@@ -161,13 +163,6 @@ def test_each_guide_has_a_program_that_a_test_runs_and_says_what_is_not_done() -
     for page in GUIDES.iterdir():
         assert "**Not done here**" in page.read_text() or "**When not**" in page.read_text()
         assert len(page.read_text().split()) <= 330
-
-
-def run(program: str, url: str) -> None:
-    for package in re.findall(r"^from (\w+)", program, re.MULTILINE):
-        pytest.importorskip(package)  # kserve brings hundreds of megabytes along
-    program = program.replace("localhost:8000", url.removeprefix("http://"))
-    subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
 
 
 def test_the_programs_of_the_pages_on_own_models_run(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -216,23 +211,20 @@ def test_the_page_on_vector_indexes_has_every_option_verdict_and_part() -> None:
     assert parts == [field.name for field in fields(Fingerprint)]
 
 
-CURLS_OF_CLIENTS = re.findall(r"^curl .+$", CLIENTS, re.MULTILINE)
-CURLS_OF_TASKS = re.findall(r"^curl .+$", TASKS, re.MULTILINE)
+ANSWERED = [
+    (client, command)
+    for client, page in (("text_client", CLIENTS), ("task_client", TASKS))
+    for command in re.findall(r"^curl .+$", page, re.MULTILINE)
+]
 
 
-@pytest.mark.parametrize("command", CURLS_OF_CLIENTS)
-def test_the_curl_lines_of_the_clients_page_run(text_client: httpx.Client, command: str) -> None:
-    _is_answered(text_client, command)
-
-
-@pytest.mark.parametrize("command", CURLS_OF_TASKS)
-def test_the_curl_lines_of_the_page_on_tasks_run(task_client: httpx.Client, command: str) -> None:
-    _is_answered(task_client, command)
-
-
-def _is_answered(client: httpx.Client, command: str) -> None:
+@pytest.mark.parametrize(("client", "command"), ANSWERED)
+def test_the_curl_lines_of_the_pages_on_clients_and_tasks_run(
+    request: pytest.FixtureRequest, client: str, command: str
+) -> None:
     path, body = asked(command)
-    answer = client.post(path, content=body, headers={"content-type": "application/json"})
+    headers = {"content-type": "application/json"}
+    answer = request.getfixturevalue(client).post(path, content=body, headers=headers)
     assert answer.status_code == 200, answer.text
 
 

@@ -18,8 +18,7 @@ import pytest
 
 from addnorm.service.locks import LockOrder, new_condition, new_lock
 from addnorm.service.scheduling.scheduler import Scheduler
-from tests.conftest import inference_of, serving
-from tests.support import web
+from tests.conftest import client_of, inference_of
 from tests.support.locks import CheckedLock, held, taken_wrongly
 from tests.support.scheduling import gate_of
 
@@ -131,8 +130,7 @@ def test_no_thread_works_on_arrays_while_it_holds_the_lock_of_scheduler_or_cache
     with noting(calls):
         service = inference_of(small, cache_bytes=2**20)
         with (
-            serving(service) as url,
-            web.client(base_url=url) as client,
+            client_of(service) as client,
             ThreadPoolExecutor(8) as callers,
         ):
             for first in range(1, 6):
@@ -171,7 +169,7 @@ def _thread_names(tree: ast.Module) -> Iterator[str]:
             yield from (
                 ast.literal_eval(word.value) for word in call.keywords if word.arg == "name"
             )
-        if of == "CooperativePool":
+        if of == "Turns":
             yield ast.literal_eval(call.args[1])
 
 

@@ -11,11 +11,11 @@ from addnorm.service.inference.reuse import Reuse
 from addnorm.service.inference.sequence_cache import SequenceCache, sequence_digests
 from addnorm.service.models.model import Runner
 from addnorm.service.runtime.manifest import Pick
-from addnorm.service.scheduling.cooperative import CooperativePool, run_now
 from addnorm.service.scheduling.deadline import Deadline
 from addnorm.service.scheduling.handover import Handover
 from addnorm.service.scheduling.job import Job
 from addnorm.service.scheduling.scheduler import Scheduler
+from addnorm.service.scheduling.turns import Turns
 
 Gather = Callable[[], KeptRows]  # puts together what was held and what was computed
 Report = Callable[[str, int, int, int], None]
@@ -29,7 +29,7 @@ class Computing:
     def __init__(
         self,
         scheduler: Scheduler,
-        encoders: CooperativePool,
+        encoders: Turns,
         cache: SequenceCache,
         report: Report,
     ) -> None:
@@ -59,7 +59,7 @@ class Computing:
             return partial(KeptRows, batch, runner.engine.empty(), {}), NO_STAGES
         digests = await self._digests(request, deadline)
         left_s = deadline.left_s() - encode_s
-        reuse, job = self._submit(request, runner, needs, digests, left_s, is_piece)
+        reuse, job = self._submit(request, deadline.key, runner, needs, digests, left_s, is_piece)
         if digests:
             num_held = reuse.num_held
             num_missed = len(batch) - num_held
@@ -75,14 +75,14 @@ class Computing:
         if request.anew or not self.cache.max_bytes:
             return None
         batch = request.batch
-        made = sequence_digests(batch)
         if batch.num_tokens <= QUICK_TOKENS and len(batch) <= QUICK_SEQUENCES:
-            return run_now(made)
-        return await self._encoders.finish(made, deadline)
+            return sequence_digests(batch)
+        return await self._encoders.run(deadline, sequence_digests, batch)
 
     def _submit(
         self,
         request: InferenceRequest,
+        key: str,
         runner: Runner,
         needs: Sequence[Pick],
         digests: Sequence[bytes] | None,
@@ -91,7 +91,7 @@ class Computing:
     ) -> tuple[Reuse, Job | None]:
         """What the cache holds of the batch, and the job that computes the rest, if there is
         any."""
-        target, key = runner.target, request.key
+        target = runner.target
         reuse = Reuse.of(
             request.batch, needs, digests, self.cache.find(target, key, digests, needs)
         )

@@ -1,5 +1,4 @@
-"""Pooling, and heads: they run on the rows asked for and on no others, in steps
-(`scheduling/cooperative.py`)."""
+"""Pooling, and heads: they run on the rows asked for and on no others."""
 
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
@@ -11,7 +10,7 @@ from addnorm.service.errors import NotFinite
 from addnorm.service.runtime.batch import AnyRows, Batch, Floats, Ints, Rows, all_finite
 from addnorm.service.runtime.engine import Engine
 from addnorm.service.runtime.manifest import Pooling
-from addnorm.service.scheduling.cooperative import Steps
+from addnorm.service.scheduling.turns import checkpoint
 
 POOLED_STEP = 256  # spans that are pooled in one step
 SHRINK = np.float32(2.0**-80)  # exact; the length of any shrunk vector fits in float32
@@ -129,7 +128,7 @@ class HeadRows(NamedTuple):
     @classmethod
     def pooled_in(
         cls, spans: Spans, pooling: Pooling, activations: Floats, batch: Batch
-    ) -> Steps["HeadRows"]:
+    ) -> "HeadRows":
         """One for each span."""
         sequences = np.searchsorted(batch.offsets, spans.ranges[:, 0], side="right") - 1
         vectors = np.empty((len(sequences), activations.shape[1]), np.float32)
@@ -138,7 +137,7 @@ class HeadRows(NamedTuple):
             vectors[some] = _pooled_ranges(
                 activations, spans.ranges[some], sequences[some], pooling
             )
-            yield
+            checkpoint()
         return cls(vectors, sequences)
 
     @classmethod
@@ -148,28 +147,28 @@ class HeadRows(NamedTuple):
         return cls(activations[tokens], sequences)
 
 
-def headed(engine: Engine, output: str, rows: HeadRows, width: int) -> Steps[Floats]:
+def headed(engine: Engine, output: str, rows: HeadRows, width: int) -> Floats:
     """What a head makes of the rows, `[n, width]`. NotFinite if a value is not."""
     out = np.empty((len(rows.activations), width), np.float32)
     for span, chunk in chunks(engine, output, rows):
         out[span] = chunk
-        yield
+        checkpoint()
     return out
 
 
-def top_k(engine: Engine, rows: HeadRows, k: int) -> Steps[tuple[Ints, Floats]]:
+def top_k(engine: Engine, rows: HeadRows, k: int) -> tuple[Ints, Floats]:
     """Ids and log-probabilities of the k likeliest tokens, each `[n, k]`. Never holds the logits of
     all rows."""
     token_ids = np.empty((len(rows.activations), k), np.int64)
     logprobs = np.empty(token_ids.shape, np.float32)
     for span, chunk in chunks(engine, "logits", rows):
-        token_ids[span], logprobs[span] = yield from _best(chunk, k, log_sum_exp(chunk))
+        token_ids[span], logprobs[span] = _best(chunk, k, log_sum_exp(chunk))
     return token_ids, logprobs
 
 
 def token_logprobs(
     engine: Engine, rows: HeadRows, tokens: Ints, k: int
-) -> Steps[tuple[Floats, Ints, Floats]]:
+) -> tuple[Floats, Ints, Floats]:
     """The log-probability of one token at each row, `[n]`, and what `top_k` gives, for k of 0 too.
     Never holds the logits of all rows."""
     token_ids = np.empty((len(tokens), k), np.int64)
@@ -179,8 +178,8 @@ def token_logprobs(
         log_sum = log_sum_exp(chunk)
         own[span] = (np.take_along_axis(chunk, tokens[span, None], 1) - log_sum)[:, 0]
         if k:
-            token_ids[span], best[span] = yield from _best(chunk, k, log_sum)
-        yield
+            token_ids[span], best[span] = _best(chunk, k, log_sum)
+        checkpoint()
     return own, token_ids, best
 
 
@@ -195,12 +194,12 @@ def chunks(engine: Engine, output: str, rows: HeadRows) -> Iterator[tuple[slice,
         yield span, chunk
 
 
-def _best(logits: Floats, k: int, log_sum: Floats) -> Steps[tuple[np.ndarray, Floats]]:
+def _best(logits: Floats, k: int, log_sum: Floats) -> tuple[np.ndarray, Floats]:
     """logits `[n, V]` -> ids and log-probabilities `[n, k]`, likeliest first, lower ids first."""
     ids = np.empty((len(logits), k), np.int64)
     for out, row in zip(ids, logits, strict=True):
         least = np.partition(row, -k)[-k]
         candidates = np.flatnonzero(row >= least)  # in order of id; more than k only if values tie
         out[:] = candidates[np.argsort(-row[candidates], kind="stable")[:k]]
-        yield
+        checkpoint()
     return ids, np.take_along_axis(logits, ids, 1) - log_sum

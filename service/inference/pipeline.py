@@ -5,14 +5,14 @@ layout -> encode them.
 """
 
 import time
+from collections import defaultdict
 from collections.abc import Callable
-from functools import partial
 from typing import Any, TypeVar
 
 from addnorm.service.errors import Expired, NotFinite
 from addnorm.service.inference.bulk import Bulk
 from addnorm.service.inference.computing import Computing, Gather, by_row
-from addnorm.service.inference.cost import Cost, num_head_rows, num_head_values
+from addnorm.service.inference.cost import Cost, measured, num_head_rows, num_head_values
 from addnorm.service.inference.outputs import Computed, Output, Value
 from addnorm.service.inference.request import (
     InferenceRequest,
@@ -24,15 +24,9 @@ from addnorm.service.inference.request import (
     picks,
 )
 from addnorm.service.runtime.engine import Engine
-from addnorm.service.scheduling.cooperative import (
-    SLICE_S,
-    CooperativePool,
-    Steps,
-    run_now,
-    timed,
-)
 from addnorm.service.scheduling.deadline import Deadline
 from addnorm.service.scheduling.gate import Gate
+from addnorm.service.scheduling.turns import Turns, checkpoint
 from addnorm.service.settings import Settings
 
 Encoded = TypeVar("Encoded")
@@ -49,21 +43,23 @@ class Pipeline:
         settings: Settings,
         computing: Computing,
         gate: Gate,
-        encoders: CooperativePool,
-        lens_threads: CooperativePool,
+        encoders: Turns,
+        lens_turns: Turns,
     ) -> None:
-        """encoders: where large responses are made; lens_threads: where those of a lens are, whose
+        """encoders: where large responses are made; lens_turns: where those of a lens are, whose
         steps are runs of the whole model."""
         self.settings, self._gate = settings, gate
         self.scheduler, self.cache = computing.scheduler, computing.cache
-        self.cost, self.bulk = Cost(), Bulk(settings, computing, gate)
+        self.bulk = Bulk(settings, computing, gate)
+        # by API key, so that nobody's slow requests teach what others' will take
+        self.costs: defaultdict[str, Cost] = defaultdict(Cost)
         self._computing = computing
-        self._encoders, self._lens_threads = encoders, lens_threads
+        self._encoders, self._lens_turns = encoders, lens_turns
 
     async def run(
         self,
         request: InferenceRequest,
-        encode: Callable[[InferenceResponse], Steps[Encoded]],
+        encode: Callable[[InferenceResponse], Encoded],
         deadline: Deadline,
     ) -> tuple[Encoded, dict[str, float]]:
         """The encoded answer and the seconds of each stage. What the request holds is given back by
@@ -71,8 +67,9 @@ class Pipeline:
         num_bytes = check(request, self.settings)
         deadline.check()
         is_quick = num_bytes <= QUICK_BYTES and num_head_values(request) <= QUICK_HEAD_VALUES
+        cost = self.costs[deadline.key]
         # the time of a quick answer is not worth counting
-        encode_s = 0.0 if is_quick else self.cost.predicted_s(request, num_bytes)
+        encode_s = 0.0 if is_quick else cost.predicted_s(request, num_bytes)
         runner, needs = request.runner, picks(request)
         held_bytes = num_bytes + kept_bytes(request, runner.engine, needs)
         if is_bulk := self.bulk.covers(request):
@@ -82,50 +79,51 @@ class Pipeline:
         else:
             self.bulk.turns.note_other()
         rows = self.bulk.rows if is_bulk else self._computing.rows
-        num_threads, left_s = self._encoders.num_threads, deadline.left_s()
+        num_slots, left_s = self._encoders.num_slots, deadline.left_s()
         try:
-            self._gate.weigh(deadline.holdings, held_bytes, encode_s, left_s, num_threads)
+            self._gate.weigh(deadline.holdings, held_bytes, encode_s, left_s, num_slots)
         except Expired:
-            self.cost.fade(request, time.monotonic())
+            cost.fade(request, time.monotonic())
             raise
         gather, stages_s = await rows(request, runner, needs, deadline, encode_s)
         started = time.monotonic()
-        made = _values(request, runner.engine, gather)
         if is_quick:
-            response = InferenceResponse(request, run_now(made), num_bytes)
-            encoded = run_now(encode(response))
+            values = _values(request, runner.engine, gather)
+            encoded = encode(InferenceResponse(request, values, num_bytes))
         else:
-            work = self._encoded(request, made, encode, num_bytes)
-            threads = self._lens_threads if has_lens(request) else self._encoders
-            encoded = await threads.finish(work, deadline, encode_s or SLICE_S)
+            turns = self._lens_turns if has_lens(request) else self._encoders
+            encoded = await turns.run(
+                deadline, _encoded, request, cost, runner.engine, gather, num_bytes, encode
+            )
             self._gate.keep(deadline.holdings, "answer_s", 0)
         deadline.check()
         return encoded, {**stages_s, "encode": time.monotonic() - started}
 
-    def _encoded(
-        self,
-        request: InferenceRequest,
-        made: Steps[Values],
-        encode: Callable[[InferenceResponse], Steps[Encoded]],
-        num_bytes: int,
-    ) -> Steps[Encoded]:
-        """Makes the outputs and writes them. The time it takes makes later predictions."""
-        making, writing = self.cost.making(request), self.cost.writing(request)
-        if num_rows := num_head_rows(request):
-            made = timed(made, partial(making.add, num_rows))
-        response = InferenceResponse(request, (yield from made), num_bytes)
-        return (yield from timed(encode(response), partial(writing.add, num_bytes)))
+
+def _encoded(
+    request: InferenceRequest,
+    cost: Cost,
+    engine: Engine,
+    gather: Gather,
+    num_bytes: int,
+    encode: Callable[[InferenceResponse], Encoded],
+) -> Encoded:
+    """Makes the outputs and writes them. The time it takes makes later predictions."""
+    with measured(cost.making(request), num_head_rows(request)):
+        values = _values(request, engine, gather)
+    with measured(cost.writing(request), num_bytes):
+        return encode(InferenceResponse(request, values, num_bytes))
 
 
-def _values(request: InferenceRequest, engine: Engine, gather: Gather) -> Steps[Values]:
+def _values(request: InferenceRequest, engine: Engine, gather: Gather) -> Values:
     made: Values = {}
     is_half = request.dtype == "float16"
     try:
         of = Computed(request.model.bundle, engine, request.batch, request.padding, gather())
         for output in request.outputs:
-            value = yield from output.make(of)
+            value = output.make(of)
             made[type(output)] = value.halved(output.name) if is_half else value
-            yield
+            checkpoint()
     except NotFinite as error:
         raise by_row(request, error) from error
     return made

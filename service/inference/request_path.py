@@ -14,7 +14,6 @@ from addnorm.service.inference.request import InferenceRequest, InferenceRespons
 from addnorm.service.models.model import Model
 from addnorm.service.models.registry import Models
 from addnorm.service.runtime.manifest import Task
-from addnorm.service.scheduling.cooperative import Steps
 from addnorm.service.scheduling.deadline import Deadline
 from addnorm.service.scheduling.gate import Gate
 from addnorm.service.telemetry.request_context import RequestContext
@@ -22,7 +21,7 @@ from addnorm.service.telemetry.request_context import RequestContext
 NO_NAMES: Mapping[str, str] = MappingProxyType({})
 Encoded = TypeVar("Encoded")
 # a request, and how its response becomes what the caller gets
-Prepared = tuple[InferenceRequest, Callable[[InferenceResponse], Steps[Encoded]]]
+Prepared = tuple[InferenceRequest, Callable[[InferenceResponse], Encoded]]
 
 
 class Call(NamedTuple):
@@ -94,13 +93,13 @@ class RequestPath:
         self,
         call: Call,
         request: InferenceRequest,
-        encode: Callable[[InferenceResponse], Steps[Encoded]],
+        encode: Callable[[InferenceResponse], Encoded],
     ) -> Answered[Encoded]:
         """Runs the request and encodes its response. The call's context has the time of each stage.
         ServiceError: what the caller is told instead."""
         context, now = call.context, time.monotonic()
         request = _as_named(request, context)
-        request = request._replace(key=call.deadline.key, route=call.route, anew=call.anew)
+        request = request._replace(route=call.route, anew=call.anew)
         if request.timeout_s is not None and not call.deadline.is_callers:
             call.deadline.timeout_s, call.deadline.is_callers = request.timeout_s, True
         context.decoded_from = context.decoded_from or now

@@ -17,8 +17,8 @@ from addnorm.service.inference.kept_rows import Kept
 from addnorm.service.locks import LockOrder, new_lock
 from addnorm.service.runtime.batch import Batch, Rows
 from addnorm.service.runtime.manifest import Pick
-from addnorm.service.scheduling.cooperative import Steps
 from addnorm.service.scheduling.job import Target
+from addnorm.service.scheduling.turns import checkpoint
 
 ENTRY_BYTES, ARRAY_BYTES = 400, 200  # beside the numbers: of an entry, and of each of its arrays
 DIGEST_BYTES = 32  # so long that nobody can find two sequences with one digest
@@ -150,7 +150,7 @@ def _copied(kept: Kept) -> Kept:
     return Rows(*(part.copy() for part in kept)) if isinstance(kept, Rows) else kept.copy()
 
 
-def sequence_digests(batch: Batch) -> Steps[list[bytes]]:
+def sequence_digests(batch: Batch) -> list[bytes]:
     """A digest of each sequence: of its tokens, and of its token types unless they are all 0."""
     made = list[bytes]()
     tokens, types = np.ascontiguousarray(batch.tokens).data, batch.types
@@ -162,5 +162,5 @@ def sequence_digests(batch: Batch) -> Steps[list[bytes]]:
             digest = blake2b(tokens[start:end], digest_size=DIGEST_BYTES)
         made.append(digest.digest())
         if len(made) % DIGEST_STEP == 0:
-            yield
+            checkpoint()
     return made

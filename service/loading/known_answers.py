@@ -18,7 +18,6 @@ from addnorm.service.runtime.engine import Engine
 from addnorm.service.runtime.fingerprint import NUM_DIGITS
 from addnorm.service.runtime.manifest import Limits, Pooling
 from addnorm.service.runtime.selfcheck import Computed, sequences
-from addnorm.service.scheduling.cooperative import run_now
 
 # Kernels of processors differ above 16 keys, and where a length is no multiple of their lanes
 LENGTHS = (1, 2, 17, 65, 129, 257, 512)
@@ -60,7 +59,7 @@ def digests(bundle: Bundle, engine: Engine, known: Computed) -> Digests:
         asked = known.up_to(MOST_BY_TOKEN) if is_by_token else known
         for length, batch, rows in _requests(asked):
             padding, kept = Padding(batch.lengths, None), KeptRows(batch, rows, {})
-            value = run_now(output.make(ForOutputs(bundle, engine, batch, padding, kept)))
+            value = output.make(ForOutputs(bundle, engine, batch, padding, kept))
             for tensor, array in value.tensors(name).items():
                 made.setdefault(tensor, {})[length] = _digest(array)
     return made

@@ -27,7 +27,7 @@ from addnorm.service.protocols.codec.openapi import (
 from addnorm.service.protocols.codec.payload import Payload
 from addnorm.service.protocols.dialect_errors import ErrorFormat
 from addnorm.service.protocols.receiving import BodyReceiver
-from addnorm.service.scheduling.cooperative import CooperativePool
+from addnorm.service.scheduling.turns import Turns
 from addnorm.service.settings import Settings
 from addnorm.service.telemetry.exposition import Exposition
 from addnorm.service.telemetry.request_context import Envelope
@@ -122,7 +122,7 @@ class Parts:
     readiness: Readiness
     repository: Repository
     exposition: Exposition
-    readers: CooperativePool  # where large responses are made
+    readers: Turns  # where large responses are made
 
     @property
     def models(self) -> Models:

@@ -175,6 +175,8 @@ class Gate:
     def keep(self, holdings: Holdings, account: Account, amount: float) -> None:
         """The same whatever the limit: it is held already."""
         more = amount - holdings.amounts.get(account, 0)
+        if not more:
+            return
         holdings.amounts[account] = amount
         self.total[account] += more
         of_key = self._of_key(account, holdings.key) + more
@@ -263,9 +265,8 @@ class Gate:
         return self.queue.add(target, batch, now, deadline, backlog, results, is_piece)
 
     def start_over(self) -> None:
-        """An empty queue in place of one that failed."""
+        """An empty queue in place of one that failed. Its load shedding ends with its backlogs."""
         self.queue = JobQueue(self.queue.num_workers)
-        self._shedding.clear()
 
     def _check(self, arrival: Arrival) -> None:
         limit, waiting, more = self.limits["tokens"], self.queue.num_tokens, arrival.num_tokens

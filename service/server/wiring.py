@@ -21,10 +21,10 @@ from addnorm.service.protocols.receiving import BodyReceiver
 from addnorm.service.protocols.route import Parts, Protocol
 from addnorm.service.protocols.table import PROTOCOLS, Table
 from addnorm.service.protocols.texts.texts import TextReader
-from addnorm.service.scheduling.cooperative import CooperativePool
 from addnorm.service.scheduling.gate import Gate
 from addnorm.service.scheduling.queue.fair_queue import JobQueue
 from addnorm.service.scheduling.scheduler import Scheduler
+from addnorm.service.scheduling.turns import Turns
 from addnorm.service.server.app import App
 from addnorm.service.server.auth import Entrance, Keys
 from addnorm.service.server.grpc.grpc_calls import GrpcCalls
@@ -68,18 +68,18 @@ class Service(Parts):
 
 
 class Pools:
-    """Threads that take turns in steps."""
+    """Large work in turns, by the length of its pieces."""
 
     def __init__(self, num_cores: int) -> None:
         # heads run there, and compete with the workers for the cores
-        self.encoders = CooperativePool(num_cores, "encode")
-        # apart from these, because their steps are longer
-        self.lens = CooperativePool(num_cores, "lens")
-        self.tokenizers = CooperativePool(num_cores, "tokenize")
-        # one thread each: reading holds the interpreter's lock, and more would keep it from the
-        # event loop
-        self.readers = CooperativePool(1, "read", pauses=True)
-        self.large_readers = CooperativePool(1, "read-large", pauses=True)
+        self.encoders = Turns(num_cores, "encode")
+        # apart from these, because their pieces are longer
+        self.lens = Turns(num_cores, "lens")
+        self.tokenizers = Turns(num_cores, "tokenize")
+        # one at a time: reading holds the interpreter's lock, and more would keep it from the event
+        # loop
+        self.readers = Turns(1, "read", pauses=True)
+        self.large_readers = Turns(1, "read-large", pauses=True)
 
     def close(self) -> None:
         for pool in vars(self).values():

@@ -29,7 +29,7 @@ from benchmarks.bench.contenders import ONE_THREAD
 from benchmarks.bench.rows import TITLES
 from benchmarks.contender import FP32, INT8, NAIVE
 from benchmarks.tables import BEFORE, Row
-from tests.support.fake_server import fake_server
+from tests.conftest import ExportPreset
 
 MIN_RATIO = 1.5  # of CPU time for a useful token on `big`; `make bench` measures tokens/s
 
@@ -87,16 +87,6 @@ def test_embeddings_are_compared_by_index_and_bit(streams: dict[str, Stream]) ->
     assert near == [True, True, False]
 
 
-def test_a_stream_is_sent_to_its_path(streams: dict[str, Stream]) -> None:
-    stream, paths = streams["texts"], set[str]()
-    by_body = {request.body: request for request in stream.requests}
-    with fake_server(lambda body: (200, embeddings(by_body[body])), paths=paths) as server:
-        load = Load(2, 60.0, warm_up_s=0.0, num_answers=20)
-        result = measure(server, stream, Reference(compute), load, progress=False)
-    assert (result.num_answers, result.errors) == (20, {})
-    assert paths == {"/v1/embeddings"}
-
-
 FIGURES: dict[str, list[Figures]] = {
     f"small-8/{who}": [{"tokens_per_s": rate, "p99_ms": 1e4 / rate, "server_rss_mib": 300.0}] * 2
     for who, rate in {
@@ -121,11 +111,13 @@ def test_ratios_are_over_the_baseline_and_more_is_better(metric: str) -> None:
 
 
 @pytest.fixture(scope="module")
-def layouts(bundles: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Bundle]:
+def layouts(
+    export_preset: ExportPreset, tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, Bundle]:
     """The preset of the standard load, in both layouts."""
     out = tmp_path_factory.mktemp("bundles")
     padded = export(sources.preset("postnorm"), out, "padded", None, Plan("padded"))
-    return {"packed": bundle_format.read(bundles / "postnorm" / "1"), "padded": padded}
+    return {"packed": bundle_format.read(export_preset("postnorm") / "1"), "padded": padded}
 
 
 def test_addnorm_outruns_naive_on_padded_batches(layouts: dict[str, Bundle]) -> None:

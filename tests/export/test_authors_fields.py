@@ -39,15 +39,6 @@ def test_texts_alone_go_through_no_template(tmp_path: Path, modalities: Any) -> 
     assert texts.read(with_template(tmp_path, **modalities), 16).pair_template is None
 
 
-def test_the_former_name_of_a_limit_counts(tmp_path: Path) -> None:
-    checkpoint(tmp_path)
-    (tmp_path / SETTINGS).unlink()
-    tell(tmp_path, "tokenizer_config.json", max_len=9)
-    assert texts.read(tmp_path, 16).max_text_tokens == 9
-    tell(tmp_path, "tokenizer_config.json", model_max_length=8)
-    assert texts.read(tmp_path, 16).max_text_tokens == 8
-
-
 def test_an_export_says_what_is_not_served_and_what_is_not_read(tmp_path: Path) -> None:
     tell(checkpoint(tmp_path), PROGRAM, similarity_fn_name="dot", its_own=1)
     (tmp_path / "colbert_linear.pt").write_bytes(b"")

@@ -15,8 +15,8 @@ from addnorm.export.sources.folder_tokenizer import NoTexts
 from addnorm.export.writer import Plan, export
 from addnorm.model.checkpoints import CheckpointError, load_checkpoint
 from addnorm.service.runtime.tokenizing.pair_text import pair_text
-from tests.conftest import inference_of, serving
-from tests.support import language_model, web
+from tests.conftest import client_of, inference_of
+from tests.support import language_model
 from tests.support.families import made, save
 from tests.support.sentence_transformers import tell, write_modules, write_settings
 
@@ -96,7 +96,7 @@ def model(root: Path) -> PreTrainedModel:
 def client(root: Path, model: PreTrainedModel) -> Iterator[httpx.Client]:
     export(sources.checkpoint(root / "chat"), root / "bundles", "chat", None, Plan())
     service = inference_of(root / "bundles", invariance_check_share=0)
-    with serving(service) as url, web.client(base_url=url, timeout=60) as found:
+    with client_of(service) as found:
         yield found
 
 

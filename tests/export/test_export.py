@@ -27,7 +27,7 @@ from addnorm.model.norms import LayerNorm
 from addnorm.model.presets import PRESETS, build
 from addnorm.model.transformer import Transformer, randomize
 from addnorm.service.runtime import bundle as bundles
-from tests.support.exports import fresh_exports
+from tests.support.exports import shared_exports
 
 SMALL = Config(
     vocab_size=50, d_model=32, n_heads=2, d_ff=64, n_layers=1, max_positions=64, eps=1e-6,
@@ -97,7 +97,7 @@ def test_an_ignored_mask_is_not_certified(tmp_path: Path, monkeypatch: pytest.Mo
         return original(self, causal, relative)._replace(num_keys=None)
 
     monkeypatch.setattr(FullGrid, "attention_mask", see_everything)
-    with fresh_exports():
+    with shared_exports(apart="mask-"):
         assert "checks failed" in refused(small(), tmp_path)
 
 
@@ -123,7 +123,7 @@ def test_attention_whose_order_follows_the_pads_is_not_certified(
             return Turned(self.sequences, self.seq, self.block)
 
     monkeypatch.setitem(transformer.LAYOUTS, "packed", TurnedByPads)
-    with fresh_exports():
+    with shared_exports(apart="turned-"):
         assert "'biased': True" in refused(small(), tmp_path)  # by its attributes
         monkeypatch.setattr(parity, "compare_files", lambda *_: [])
         message = refused(small(), tmp_path)  # by its bits

@@ -65,6 +65,7 @@ def test_products_are_float16_and_statistics_and_outputs_are_not(preset: str, la
     assert read["Gelu" if preset == "notebook" else "Relu"] == {HALF}
     assert read.get("Sqrt", {FLOAT}) == {FLOAT}  # of a norm that is made of several operators
     assert {info.type.tensor_type.elem_type for info in model.graph.output} == {FLOAT}
+    assert [entry.domain for entry in model.opset_import] == [""]  # standard operators alone
     for node in structure.nodes(model.graph):
         if node.op_type == "LayerNormalization":
             assert [found[name] for name in node.output] == [HALF, FLOAT, FLOAT]
@@ -84,11 +85,6 @@ def test_every_weight_has_half_the_bytes() -> None:
     ]
     assert norms
     assert all(name.endswith((".gamma", ".beta")) for name in norms)
-
-
-def test_operators_are_standard() -> None:
-    """The graph has no domain but ONNX's, as in fp32."""
-    assert [entry.domain for entry in halved("notebook").opset_import] == [""]
 
 
 def test_certificate_covers_fp16(notebook_in_fp16: Bundle) -> None:

@@ -23,11 +23,11 @@ from addnorm.export.certificate.graph.exact import INT8_STEPS, Expected, Files
 from addnorm.export.certificate.parity import CertificationError
 from addnorm.export.graphs import quantize as quantizing
 from addnorm.export.graphs.model_file import load
-from addnorm.model.presets import build
 from addnorm.service.loading.loader import check
 from addnorm.service.models.model import Model
 from addnorm.service.runtime import bundle as bundles
 from addnorm.service.runtime.bundle import Bundle
+from tests.conftest import preset
 
 ROOT = Path(__file__).parents[2]
 INT8 = "model.int8.onnx"
@@ -60,7 +60,7 @@ def set_constant(graph: ModelProto, name: str, change: Callable[[np.ndarray], np
 
 @pytest.fixture(scope="module")
 def expected(bundle: Bundle) -> Expected:
-    return Expected.export(build("gpt", "padded"), bundle.manifest)
+    return Expected.export(preset("gpt").in_layout("padded"), bundle.manifest)
 
 
 def refused(bundle: Bundle, expected: Expected, exactly: str, in_numbers: str = "") -> None:

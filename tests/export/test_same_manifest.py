@@ -11,6 +11,7 @@ from addnorm.export.sources.sources import Source
 from addnorm.export.writer import Plan, write_uncertified
 from addnorm.service.runtime import bundle as bundles
 from addnorm.service.runtime.bundle import Bundle
+from tests.conftest import preset
 from tests.support.texts import TEXT_MODEL
 
 
@@ -39,7 +40,7 @@ def test_the_manifest_of_int8_is_the_same(
 ) -> None:
     first = preset_in_int8("gpt")
     plan = Plan(precisions=("fp32", "int8"), default_precision="int8")
-    second = again(first, sources.preset("gpt"), plan)
+    second = again(first, preset("gpt"), plan)
     assert second.manifest_sha256 == first.manifest_sha256
 
 

@@ -44,6 +44,8 @@ def test_the_authors_limit_is_found_where_sentence_transformers_looks(folder: Pa
     assert limit_of(folder) == (MAX_POSITIONS, "the model's positions")
     tell(folder, "tokenizer_config.json", max_len=7)  # as old releases wrote it
     assert limit_of(folder) == (7, "tokenizer_config.json")
+    tell(folder, "tokenizer_config.json", model_max_length=8)
+    assert limit_of(folder) == (8, "tokenizer_config.json")
 
 
 WITHOUT: dict[str, tuple[Callable[[Path], object], str]] = {

@@ -17,7 +17,6 @@ from addnorm.service.inference.request import InferenceRequest, InferenceRespons
 from addnorm.service.loading.loader import load_all
 from addnorm.service.models.registry import Models
 from addnorm.service.runtime.unpadding import from_lists
-from addnorm.service.scheduling.cooperative import Steps
 from addnorm.service.scheduling.deadline import Deadline
 from addnorm.service.server.wiring import Service, build
 from addnorm.service.settings import Settings
@@ -57,8 +56,7 @@ def asked(models: Models, output: Output[Any], rows: list[list[int]] = ROWS) -> 
     return InferenceRequest(models.find("gpt"), *from_lists(rows), (output,))
 
 
-def values(response: InferenceResponse) -> Steps[list[Any]]:
-    yield
+def values(response: InferenceResponse) -> list[Any]:
     (value,) = response.values.values()
     return [np.array(own) for own in value.for_json()]  # type: ignore[attr-defined]
 

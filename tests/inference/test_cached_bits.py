@@ -22,8 +22,7 @@ from addnorm.service.runtime import bundle as bundles
 from addnorm.service.runtime.bundle import Bundle
 from addnorm.service.server.wiring import build
 from addnorm.service.settings import Settings
-from tests.conftest import OWN, serving
-from tests.support import web
+from tests.conftest import OWN, client_of
 from tests.support.metrics import total
 from tests.support.mixed_requests import Sent, requests
 
@@ -77,8 +76,7 @@ def models(
 def server(models: Models, cache_bytes: int) -> Iterator[Server]:
     service = build(models, Settings(**{**OWN, "cache_bytes": cache_bytes}))
     with (
-        serving(service) as url,
-        web.client(base_url=url, timeout=60) as client,
+        client_of(service) as client,
         ThreadPoolExecutor(CALLERS) as callers,
     ):
         yield Server(

@@ -7,6 +7,7 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -15,13 +16,14 @@ import orjson
 import pytest
 
 from addnorm.service.errors import ClientGone, Expired, Overloaded
-from addnorm.service.inference.cost import FADE_S, Cost, Rate
+from addnorm.service.inference.cost import FADE_S, Cost, Rate, measured
 from addnorm.service.inference.outputs import Activations, Logits, Output, TopLogits, Value
 from addnorm.service.inference.request import InferenceRequest, InferenceResponse
 from addnorm.service.models.registry import Models
 from addnorm.service.runtime.unpadding import from_lists
-from addnorm.service.scheduling.cooperative import CooperativePool, Steps, run_now, timed
 from addnorm.service.scheduling.deadline import Deadline
+from addnorm.service.scheduling.gate import Holdings
+from addnorm.service.scheduling.turns import Turns, checkpoint
 from addnorm.service.server.wiring import build
 from addnorm.service.settings import Settings
 from tests.conftest import Serve
@@ -107,25 +109,25 @@ def one(models: Models, output: Output[Value] | None = None) -> InferenceRequest
     return InferenceRequest(models.find("gpt"), batch, padding, (output or Logits(),))
 
 
-def slowly(num_pieces: int, done: list[int]) -> Steps[str]:
+def slowly(num_pieces: int, done: list[int]) -> str:
     for number in range(num_pieces):
         time.sleep(0.005)
         done.append(number)
-        yield
+        checkpoint()
     return "made"
 
 
 def test_work_ends_with_the_piece_in_which_the_deadline_passes() -> None:
-    def work() -> Steps[None]:
+    def work() -> None:
         for number in range(2000):
             done.append(number)
             if number == 5:
                 deadline.arrived -= 2 * deadline.timeout_s
-            yield
+            checkpoint()
 
-    threads, deadline, done = CooperativePool(1, "test"), Deadline(PATIENCE_S), list[int]()
+    threads, deadline, done = Turns(1, "test"), Deadline(PATIENCE_S), list[int]()
     with pytest.raises(Expired):
-        asyncio.run(threads.finish(work(), deadline))
+        asyncio.run(threads.run(deadline, work))
     threads.close()
     assert done == list(range(6))
 
@@ -134,9 +136,9 @@ def test_work_ends_when_the_caller_leaves() -> None:
     async def left() -> None:
         deadline = Deadline(60)
         asyncio.get_running_loop().call_later(0.05, deadline.leave)
-        await threads.finish(slowly(20_000, done), deadline)
+        await threads.run(deadline, slowly, 20_000, done)
 
-    threads, done = CooperativePool(1, "test"), list[int]()
+    threads, done = Turns(1, "test"), list[int]()
     with pytest.raises(ClientGone):
         asyncio.run(left())
     threads.close()
@@ -145,19 +147,18 @@ def test_work_ends_when_the_caller_leaves() -> None:
 
 def test_one_who_waits_for_a_thread_hears_of_the_deadline_in_time() -> None:
     async def waits() -> None:
-        busy = asyncio.create_task(threads.finish(blocks(), Deadline(2 * PATIENCE_S)))
+        busy = asyncio.create_task(threads.run(Deadline(2 * PATIENCE_S), blocks))
         await asyncio.sleep(0)
         with pytest.raises(Expired):
-            await threads.finish(slowly(1, []), Deadline(0.1))
+            await threads.run(Deadline(0.1), slowly, 1, [])
         assert not busy.done()
         go.set()
         await busy
 
-    def blocks() -> Steps[None]:
+    def blocks() -> None:
         assert go.wait(PATIENCE_S)
-        yield
 
-    threads, go = CooperativePool(1, "test"), threading.Event()
+    threads, go = Turns(1, "test"), threading.Event()
     asyncio.run(waits())
     threads.close()
 
@@ -167,28 +168,28 @@ def test_threads_are_shared_by_turns() -> None:
 
     async def both() -> None:
         async def little() -> None:
-            await threads.finish(slowly(3, []), Deadline(2 * PATIENCE_S))
+            await threads.run(Deadline(2 * PATIENCE_S), slowly, 3, [])
             done.set()
 
-        await asyncio.gather(threads.finish(much(), Deadline(2 * PATIENCE_S)), little())
+        await asyncio.gather(threads.run(Deadline(2 * PATIENCE_S), much), little())
 
-    def much() -> Steps[None]:
+    def much() -> None:
         """Ends once the other is done."""
-        for _ in slowly(round(PATIENCE_S / 0.005), []):
+        for _ in range(round(PATIENCE_S / 0.005)):
+            slowly(1, [])
             if done.is_set():
                 return
-            yield
         raise AssertionError("it had no turn")
 
-    threads, done = CooperativePool(1, "test"), threading.Event()
+    threads, done = Turns(1, "test"), threading.Event()
     asyncio.run(both())
     threads.close()
 
 
 @pytest.mark.parametrize("stage", ["before", "in the queue", "while writing"])
 def test_the_deadline_is_looked_at_in_every_stage(few: Models, stage: str) -> None:
-    def encode(answer: InferenceResponse) -> Steps[str]:
-        return (yield from slowly(1 if stage == "in the queue" else 1000, []))
+    def encode(answer: InferenceResponse) -> str:
+        return slowly(1 if stage == "in the queue" else 1000, [])
 
     inference = build(few, Settings(worker_threads=1, cache_bytes=0))
     timeout_s, arrived = {
@@ -204,17 +205,20 @@ def test_answers_under_way_are_counted_on(few: Models) -> None:
     """What others' answers take is a reason to come back later; what one's own takes is not."""
     inference = build(few, Settings(worker_threads=1, cache_bytes=0))
     query = one(few)
-    inference.pipeline.cost.making(query).add(3, 0.6, is_done=True)
-    inference.pipeline.cost.writing(query).add(1000, 0.0, is_done=True)
+    cost = inference.pipeline.costs["a"]
+    cost.making(query).add(3, 0.6, is_done=True)
+    cost.writing(query).add(1000, 0.0, is_done=True)
 
-    async def ask(timeout_s: float) -> str:
-        made, _ = await inference.pipeline.run(query, lambda _: slowly(60, []), Deadline(timeout_s))
+    async def ask(timeout_s: float, key: str = "a", num_pieces: int = 60) -> str:
+        deadline = Deadline(timeout_s, holdings=Holdings(key))
+        made, _ = await inference.pipeline.run(query, lambda _: slowly(num_pieces, []), deadline)
         return made
 
     async def three() -> list[Any]:
         return await asyncio.gather(ask(60), ask(0.5), ask(1.0), return_exceptions=True)
 
     first, own, others = asyncio.run(three())
+    assert asyncio.run(ask(0.5, "b", 1)) == "made", "one key's rate teaches nothing of another's"
     inference.close()
     assert first == "made"
     assert isinstance(own, Expired)
@@ -224,14 +228,13 @@ def test_answers_under_way_are_counted_on(few: Models) -> None:
 
 
 def test_one_kind_of_answer_teaches_nothing_of_others(few: Models) -> None:
-    """Fill-mask makes its results while it writes; a key may ask for what is slow."""
-    cost, slow = Cost(), one(few)._replace(key="a", route="/v1/fill-mask", answer_bytes=1000)
+    """Fill-mask makes its results while it writes."""
+    cost, slow = Cost(), one(few)._replace(route="/v1/fill-mask", answer_bytes=1000)
     cost.writing(slow).add(1000, 10.0, is_done=True)
     cost.making(slow).add(3, 10.0, is_done=True)
     again = slow._replace(answer_bytes=2000)
     assert cost.predicted_s(again, 1000) == pytest.approx(20.0)
     for other in (
-        again._replace(key="b"),
         again._replace(route="/v1/infer", outputs=(Activations(),)),
         again._replace(answer_bytes=None, outputs=(Activations(),)),
     ):
@@ -268,21 +271,17 @@ def test_a_small_answer_is_predicted_to_take_what_its_rows_and_bytes_take(few: M
     assert cost.predicted_s(one(few, TopLogits(top_k=2)), 0) == 0.0  # was never measured
 
 
-def test_time_that_others_take_is_not_counted_as_the_works() -> None:
-    def pieces() -> Steps[str]:
-        for _ in range(3):
-            clock[0] += 5
-            yield
-        return "made"
-
-    clock, told = [100.0], list[tuple[float, bool]]()
-    work = timed(
-        pieces(), lambda seconds, is_done: told.append((seconds, is_done)), lambda: clock[0]
-    )
-    next(work)
-    clock[0] += 300
-    assert run_now(work) == "made"
-    assert told == [(15, True)]
+@pytest.mark.parametrize("is_done", [True, False])
+def test_time_that_others_take_is_not_counted_as_the_works(is_done: bool) -> None:
+    """The clock stands still meanwhile, also where the work is given up."""
+    rate, clock = Rate(), iter([100.0, 115.0])
+    with suppress(Expired), measured(rate, 3, lambda: next(clock)):
+        if not is_done:
+            raise Expired("late")
+    assert rate.s_per_unit == 5.0
+    with measured(rate, 0, lambda: 0.0):  # without units it tells nothing
+        pass
+    assert rate.s_per_unit == 5.0
 
 
 def test_a_compressed_body_is_read_within_its_deadline(server: httpx.Client) -> None:

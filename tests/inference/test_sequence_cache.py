@@ -12,12 +12,10 @@ import pytest
 from addnorm.service.inference.sequence_cache import SequenceCache, sequence_digests
 from addnorm.service.models.registry import Models
 from addnorm.service.runtime.batch import Batch, Rows
-from addnorm.service.scheduling.cooperative import run_now
 from addnorm.service.scheduling.job import Target
 from addnorm.service.server.wiring import Service, build
 from addnorm.service.settings import Settings
-from tests.conftest import serving
-from tests.support import web
+from tests.conftest import client_of
 from tests.support.metrics import value
 from tests.support.scheduling import echo
 
@@ -126,11 +124,11 @@ def test_digests_tell_tokens_and_types_apart() -> None:
     one, two = np.array([1, 2]), np.array([1, 2, 0, 1])
     types = [np.array([0, 1]), np.array([1, 0]), np.array([0, 0])]
     batches = [Batch.of([one]), Batch.of([two]), *(Batch.of([one], [kind]) for kind in types)]
-    made = [run_now(sequence_digests(batch))[0] for batch in batches]
+    made = [sequence_digests(batch)[0] for batch in batches]
     assert made[0] == made[-1], "types of 0 are none"
     assert len(set(made)) == 4
     together = Batch.of([two, one, one], [np.zeros(4, np.int64), types[0], types[2]])
-    assert run_now(sequence_digests(together)) == [made[1], made[2], made[0]]
+    assert sequence_digests(together) == [made[1], made[2], made[0]]
 
 
 @pytest.fixture
@@ -142,7 +140,7 @@ def service(few: Models) -> Iterator[Service]:
 
 @pytest.fixture
 def caller(service: Service) -> Iterator[httpx.Client]:
-    with serving(service) as url, web.client(base_url=url) as client:
+    with client_of(service) as client:
         yield client
 
 
@@ -220,7 +218,7 @@ def test_a_request_may_have_all_computed_anew(service: Service, caller: httpx.Cl
 
 def test_without_bytes_nothing_is_held_or_merged(few: Models) -> None:
     service = build(few, Settings(worker_threads=1, port=0, cache_bytes=0))
-    with serving(service) as url, web.client(base_url=url) as client:
+    with client_of(service) as client:
         for _ in range(2):
             client.post("/v1/infer", json={"model": MODEL, "input_ids": [[1, 2], [1, 2]]})
         assert counts(service) == (0, 0, 0)

@@ -12,7 +12,6 @@ from addnorm.service.errors import InvalidInput, NotFinite
 from addnorm.service.inference.kept_rows import KeptRows
 from addnorm.service.inference.outputs import Computed, Sparse, SparseVectors
 from addnorm.service.runtime.batch import Batch, Floats, Padding, Rows, offsets_of
-from addnorm.service.scheduling.cooperative import run_now
 
 LENGTHS = (1, 300, 5, 200, 512, 2)  # heads run on 256 rows at a time
 MODEL = "masked-lm"
@@ -29,9 +28,7 @@ def made(logits: Floats, lengths: tuple[int, ...], top_k: int | None = None) -> 
     sizes = np.array(lengths)
     batch = Batch(np.zeros(len(logits), np.int64), offsets_of(sizes[sizes > 0]))
     rows, padding = Rows(logits, logits, logits), Padding(sizes, None)
-    return run_now(
-        Sparse(top_k).make(Computed(bundle, engine, batch, padding, KeptRows(batch, rows, {})))
-    )
+    return Sparse(top_k).make(Computed(bundle, engine, batch, padding, KeptRows(batch, rows, {})))
 
 
 def drawn(num_rows: int, width: int) -> Floats:

@@ -34,30 +34,21 @@ OPTIONS = [  # beside --bundle; what is printed
     ("--beside http://x --target 3", "give one of them"),
     ("--target 5", "--bundle is not of --target"),
 ]
+ALONE = [
+    ("", "--bundle, --target or --beside is needed"),
+    ("--target 5 --seconds 3", "--seconds is not of --target"),
+]
 
 
-@pytest.mark.parametrize(("options", "said"), OPTIONS)
+@pytest.mark.parametrize(
+    ("options", "said"), [*((f"--bundle {{0}} {words}", said) for words, said in OPTIONS), *ALONE]
+)
 def test_options_without_effect_or_out_of_range_are_refused(
     notebook: Path, capsys: pytest.CaptureFixture[str], options: str, said: str
 ) -> None:
     with pytest.raises(SystemExit) as ended:
-        command.load(["--bundle", str(notebook), *options.split()])
+        command.load([word.format(notebook) for word in options.split()])
     assert ended.value.code == 2
-    assert said in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        ("", "--bundle, --target or --beside is needed"),
-        ("--target 5 --seconds 3", "--seconds is not of --target"),
-    ],
-)
-def test_what_is_to_be_measured_must_be_said(
-    capsys: pytest.CaptureFixture[str], words: str, said: str
-) -> None:
-    with pytest.raises(SystemExit):
-        command.load(words.split())
     assert said in capsys.readouterr().err
 
 

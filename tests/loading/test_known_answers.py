@@ -27,8 +27,7 @@ from addnorm.service.runtime.engine import Engine
 from addnorm.service.runtime.fingerprint import ANY, Fingerprint
 from addnorm.service.server.wiring import build
 from addnorm.service.settings import Settings
-from tests.conftest import ExportPreset, serving
-from tests.support import web
+from tests.conftest import ExportPreset, client_of
 from tests.support.metrics import samples
 
 Change = Callable[[dict[str, Any]], object]
@@ -61,9 +60,9 @@ def flip(certificate: dict[str, Any]) -> None:
     of_pooled["2"] = f"{int(of_pooled['2'], 16) ^ 1:032x}"
 
 
-def reproduces(url: str, model: Model, value: bool | None) -> None:
-    """Asks the server what it says of the model."""
-    with web.client(base_url=url) as client:
+def reproduces(model: Model, value: bool | None) -> None:
+    """Asks a server what it says of the model."""
+    with client_of(build(Models([model]), Settings(worker_threads=2, port=0))) as client:
         entry = client.get(f"/v1/models/{model.name}").json()
         assert entry["reproduces_certificate"] == {"fp32": value}
         assert entry["different_from_certificate"] == {
@@ -89,8 +88,7 @@ def test_a_machine_with_the_bits_has_the_fingerprint_of_the_certificate(
     assert parts == bundle.certificate["fingerprint_parts"]["fp32"]
     assert parts["processor"].startswith(ANY)
     assert processor().kind not in json.dumps(parts)
-    with serving(build(Models([model]), Settings(worker_threads=2, port=0))) as url:
-        reproduces(url, model, True)
+    reproduces(model, True)
 
 
 def test_one_other_bit_is_named_and_served_with_a_fingerprint_of_its_own(
@@ -101,8 +99,7 @@ def test_one_other_bit_is_named_and_served_with_a_fingerprint_of_its_own(
     (line,) = (record.message for record in caplog.records if record.levelname == "WARNING")
     assert line.startswith("notebook/1 fp32 has other bits on this processor than in its")
     assert "certificate: pooled of length 2;" in line
-    with serving(build(Models([model]), Settings(worker_threads=2, port=0))) as url:
-        reproduces(url, model, False)
+    reproduces(model, False)
 
 
 def test_an_older_certificate_is_not_compared(
@@ -114,8 +111,7 @@ def test_an_older_certificate_is_not_compared(
     here = Fingerprint.here(bundle.manifest_sha256, "fp32", "cpu")
     assert model.engine("fp32").fingerprint == here, "that of before there were known answers"
     assert "notebook/1 fp32 is not compared with the bits of its certificate" in caplog.text
-    with serving(build(Models([model]), Settings(worker_threads=2, port=0))) as url:
-        reproduces(url, model, None)
+    reproduces(model, None)
 
 
 def test_all_outputs_and_lengths_are_known(gpt: Bundle) -> None:
@@ -169,11 +165,6 @@ def test_another_processor_serves_with_its_class(gpt: Bundle) -> None:
     assert not [words for words in found.different if words.endswith("of length 65")]
 
 
-def test_batch_variance_of_long_sequences_is_refused_there(gpt: Bundle) -> None:
-    with pytest.raises(StartupError, match=r"fp32: 129 tokens alone differ from .* co-batched"):
-        loader.check(Model(gpt, open_engine=VariantAtLength129))
-
-
 class VariantPadded(Engine):
     """Other bits for 17 tokens among pads."""
 
@@ -182,15 +173,15 @@ class VariantPadded(Engine):
         return [activations + (grid.attention_mask.sum() == 17), *statistics]
 
 
-def test_variance_by_padding_is_refused(gpt: Bundle) -> None:
+def test_what_company_or_padding_changes_is_not_served_and_not_certified(gpt: Bundle) -> None:
+    varies = Model(gpt, open_engine=VariantAtLength129)
+    with pytest.raises(StartupError, match=r"fp32: 129 tokens alone differ from .* co-batched"):
+        loader.check(varies)
     with pytest.raises(StartupError, match=r"fp32: 17 tokens alone differ from .* padded \(right"):
         loader.check(Model(gpt, open_engine=VariantPadded))
-
-
-def test_batch_variance_of_long_sequences_is_not_certified(gpt: Bundle) -> None:
     words = r"known answers \(fp32\): 129 tokens alone differ from"
     with pytest.raises(CertificationError, match=words):
-        parity.known_digests(Model(gpt, open_engine=VariantAtLength129), "fp32")
+        parity.known_digests(varies, "fp32")
 
 
 class OnGpu(Engine):

@@ -31,7 +31,7 @@ from addnorm.service.server.wiring import Service
 from benchmarks import processes
 from benchmarks.stress.copies import republish
 from benchmarks.stress.scenarios.swaps import swaps
-from tests.conftest import inference_of, serving
+from tests.conftest import ExportPreset, inference_of, serving
 from tests.support import web
 from tests.support.bundles import flip
 from tests.support.metrics import samples
@@ -446,9 +446,8 @@ def resident_mib(server: processes.Server) -> float:
     return pages * os.sysconf("SC_PAGE_SIZE") / 2**20
 
 
-def test_unloading_gives_the_memory_back(bundles: Path, tmp_path: Path) -> None:
-    (tmp_path / "minilm").mkdir()
-    (tmp_path / "minilm" / "1").symlink_to(bundles / "minilm" / "1")
+def test_unloading_gives_the_memory_back(export_preset: ExportPreset, tmp_path: Path) -> None:
+    (tmp_path / "minilm").symlink_to(folder := export_preset("minilm"))
     asked = {"input_ids": [[1, 3, 4]] * 40, "outputs": ["logits"], "logits": {"top_k": 3}}
     with processes.folder(tmp_path, ADDNORM_ADMIN="true", ADDNORM_TOKEN_BUDGET="128") as server:
         url = f"http://{server.host}:{server.port}"
@@ -457,7 +456,7 @@ def test_unloading_gives_the_memory_back(bundles: Path, tmp_path: Path) -> None:
         path = f"{url}/v2/repository/models/minilm/unload"
         assert web.post(path, timeout=PATIENCE_S).status_code == 200
         freed = loaded - resident_mib(server)
-    size = sum(file.stat().st_size for file in (bundles / "minilm" / "1").iterdir()) / 2**20
+    size = sum(file.stat().st_size for file in (folder / "1").iterdir()) / 2**20
     assert freed > 0.9 * size
 
 

@@ -171,15 +171,24 @@ def test_a_decoder_may_see_both_sides(tmp_path: Path, class_name: str) -> None:
     assert not load_checkpoint(tmp_path).model.config.causal
 
 
-@pytest.mark.parametrize("class_name", ["BertForMaskedLM", "BertForSequenceClassification"])
-def test_of_an_embedder_the_body_alone_is_read(tmp_path: Path, class_name: str) -> None:
+@pytest.mark.parametrize(
+    ("class_name", "head"),
+    [
+        ("BertForMaskedLM", "cls.predictions"),
+        ("BertForSequenceClassification", "classifier"),
+        ("Qwen3ForCausalLM", "lm_head"),  # config.json names the class that it was
+    ],
+)
+def test_of_an_embedder_the_body_alone_is_read(tmp_path: Path, class_name: str, head: str) -> None:
     """sentence-transformers loads no head where modules.json has a pooling."""
-    folder = save(made(class_name), tmp_path)
-    write_modules(folder, Transformer="", Pooling="1_Pooling")
+    folder = save(made(class_name, tie_word_embeddings=head != "lm_head"), tmp_path)
+    assert load_checkpoint(folder).model.heads.keys() == {"logits"}
+    write_modules(folder, Transformer="", Pooling="1_Pooling", Normalize="2_Normalize")
     write_settings(folder / "1_Pooling", pooling_mode="cls", embedding_dimension=36)
     found = load_checkpoint(folder)
-    assert (found.head, len(found.model.heads), found.pooling) == (None, 0, "first")
-    assert any(key.startswith(("cls.predictions", "classifier")) for key in found.unused)
+    assert (found.head, len(found.model.heads)) == (None, 0)
+    assert (found.pooling, found.normalize) == ("first", True)
+    assert any(key.startswith(head) for key in found.unused)
 
 
 def test_a_class_may_be_named_by_a_text(tmp_path: Path) -> None:

@@ -153,13 +153,6 @@ def test_settings_of_its_author_win_over_config_json(tmp_path: Path, name: str) 
     assert not {"is_causal", "unheard_of", "revision"} & {*found.fields}
 
 
-def test_former_names_of_arguments_win(tmp_path: Path) -> None:
-    told = {"tokenizer_args": {"model_max_length": 7}, "processor_kwargs": {"model_max_length": 9}}
-    tell(checkpoint(tmp_path), SETTINGS, **told)
-    found = sentence_transformers.read(tmp_path)
-    assert found.arguments("processor_kwargs") == {"model_max_length": 7}
-
-
 @pytest.mark.parametrize(
     ("files", "expected"),
     [

@@ -148,23 +148,6 @@ def test_one_type_for_all_is_added_to_tokens_and_not_to_a_tied_head(tmp_path: Pa
     assert torch.equal(ours.heads["logits"].linear.weight, stored.word_embeddings.weight)
 
 
-def test_an_embedder_has_no_head_of_the_language_model_that_it_was(tmp_path: Path) -> None:
-    """Its config.json names that class still, and its head is tied to the embeddings."""
-    folder = save(made("Qwen3ForCausalLM", tie_word_embeddings=True), tmp_path)
-    assert load_checkpoint(folder).model.heads.keys() == {"logits"}
-    (folder / "1_Pooling").mkdir()
-    (folder / "1_Pooling/config.json").write_text('{"pooling_mode_lasttoken": true}')
-    kinds = {"": "Transformer", "1_Pooling": "Pooling", "2_Normalize": "Normalize"}
-    listed = [
-        {"path": path, "type": f"sentence_transformers.models.{kind}"}
-        for path, kind in kinds.items()
-    ]
-    (folder / "modules.json").write_text(json.dumps(listed))
-    found = load_checkpoint(folder)
-    assert not found.model.heads
-    assert (found.pooling, found.normalize) == ("last", True)
-
-
 @pytest.mark.parametrize(
     ("class_name", "changed"),
     [

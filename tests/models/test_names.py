@@ -13,7 +13,7 @@ from addnorm.service.errors import StartupError
 from addnorm.service.loading.loader import load_all
 from addnorm.service.runtime.bundle import Bundle
 from addnorm.service.settings import Settings
-from tests.conftest import inference_of, linked, serving
+from tests.conftest import client_of, inference_of, linked
 from tests.support import web
 from tests.support.task_models import PROMPTS
 
@@ -45,7 +45,7 @@ def root(task_bundles: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def client(root: Path) -> Iterator[httpx.Client]:
-    with serving(inference_of(root, aliases=ALIASES)) as url, web.client(base_url=url) as client:
+    with client_of(inference_of(root, aliases=ALIASES)) as client:
         yield client
 
 
@@ -64,6 +64,16 @@ def test_every_name_of_a_model_gives_its_bits(client: httpx.Client) -> None:
     passage = vector(client, "embedder", PROMPTS["document"] + TEXT)
     assert vector(client, "nomic-embed-text:v1.5") == passage
     assert vector(client, "nomic-embed-text:v1.5:latest") == passage
+
+
+@pytest.mark.parametrize("path", ["/v1/infer", "/v1/tokenize"])
+def test_a_prompt_may_stand_in_the_name_of_a_model(client: httpx.Client, path: str) -> None:
+    def ask(model: str, text: str) -> Any:
+        answer = client.post(path, json={"model": model, "texts": [text]})
+        return web.answered(answer)
+
+    for name in ("embedder:document", "embedder/1:document"):
+        assert ask(name, TEXT) == ask("embedder", PROMPTS["document"] + TEXT)
 
 
 def test_an_alias_brings_its_prompt_and_its_dimensions(client: httpx.Client) -> None:
@@ -104,6 +114,9 @@ def test_aliases_are_listed_as_models(client: httpx.Client) -> None:
         shown = client.get(f"/v1/models/{name}").json()
         assert (shown["id"], shown["aliases"]) == (name, listed["embedder"]["aliases"])
     assert "judge" in listed["reranker"]["aliases"]
+    of_version = client.get("/v1/models/embedder/1:query").json()
+    assert of_version["id"] == "embedder/1:query"
+    assert {"embedder/1:query", "embedder/1:document"} <= {*of_version["aliases"]}
 
 
 @pytest.mark.parametrize(

@@ -19,8 +19,7 @@ from addnorm.service.runtime.batch import Batch, Rows
 from addnorm.service.scheduling.job import AllRows, Job, Target
 from addnorm.service.scheduling.scheduler import Scheduler
 from addnorm.service.server.wiring import Service
-from tests.conftest import inference_of, serving
-from tests.support import web
+from tests.conftest import client_of, inference_of
 from tests.support.scheduling import echo, of_lengths
 from tests.support.waiting import PATIENCE_S, eventually
 
@@ -201,11 +200,10 @@ def test_many_callers_share_one_known_answer_test_a_second(notebooks: Path) -> N
         asyncio.run(together())
 
 
-def test_the_routes_say_what_is_wrong_and_livez_stays_alive(bundles: Path) -> None:
+def test_the_routes_say_what_is_wrong_and_livez_stays_alive(small: Path) -> None:
     with (
-        inferring(bundles) as inference,
-        serving(inference) as url,
-        web.client(base_url=url) as client,
+        inferring(small) as inference,
+        client_of(inference) as client,
     ):
         target = inference.models.find("gpt").target("fp32")
         zeros = lambda batch: Rows(*(part * 0 for part in echo(batch)))  # noqa: E731
@@ -215,8 +213,8 @@ def test_the_routes_say_what_is_wrong_and_livez_stays_alive(bundles: Path) -> No
             assert answer.status_code == 503
             assert answer.headers["retry-after"] == "1"
             assert "gpt/1 fp32 does not give its known answer" in answer.text
-            assert "minilm" not in answer.text
-        assert client.get("/v2/models/minilm/ready").status_code == 200
+            assert "notebook" not in answer.text
+        assert client.get("/v2/models/notebook/ready").status_code == 200
         assert client.get("/livez").status_code == client.get("/v2/health/live").status_code == 200
 
 
@@ -229,8 +227,7 @@ def test_livez_fails_once_so_many_runs_hang_that_only_a_new_process_helps(notebo
 
     with (
         inferring(notebooks, run_timeout_s=0.1) as inference,
-        serving(inference) as url,
-        web.client(base_url=url) as c,
+        client_of(inference) as c,
     ):
         target, num_workers = Target(hangs, 1), inference.scheduler.num_workers
         for _ in range(4 * num_workers - 1):

@@ -12,8 +12,7 @@ from addnorm.service.models.names import read_pins
 from addnorm.service.runtime import bundle as bundles
 from addnorm.service.settings import Settings
 from benchmarks.stress.copies import republish
-from tests.conftest import inference_of, serving
-from tests.support import web
+from tests.conftest import client_of, inference_of
 
 
 def test_a_pin_is_a_version() -> None:
@@ -42,10 +41,7 @@ def test_one_command_rolls_back_and_another_goes_on(notebook: Path, tmp_path: Pa
     body: dict[str, Any] = {"model": "notebook", "input": [[1, 3, 4], [5, 2]]}
     pins = "/v2/repository/models/notebook"
     settings = {"admin": True, "answer_versions": True, "versions": {"notebook": "2"}}
-    with (
-        serving(inference_of(tmp_path, **settings)) as url,
-        web.client(base_url=url) as client,
-    ):
+    with client_of(inference_of(tmp_path, **settings)) as client:
 
         def answers() -> str:
             answer: httpx.Response = client.post("/v1/embeddings", json=body)

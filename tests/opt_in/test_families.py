@@ -13,8 +13,7 @@ from transformers import PreTrainedModel
 
 from addnorm.export.sources import sources
 from addnorm.export.writer import Plan, export
-from tests.conftest import inference_of, serving
-from tests.support import web
+from tests.conftest import client_of, inference_of
 from tests.support.beside import must_pass
 from tests.support.exports import shared_exports
 from tests.support.families import CLASSES, LARGER, family_of, made, save, sequences
@@ -34,7 +33,7 @@ def proved() -> Iterator[None]:
 def test_a_class_is_served_as_transformers_computes_it(class_name: str, tmp_path: Path) -> None:
     model = exported(class_name, tmp_path)
     service = inference_of(tmp_path / "bundles", invariance_check_share=0)
-    with serving(service) as url, web.client(base_url=url, timeout=60) as client:
+    with client_of(service) as client:
         must_pass(client, class_name, model, sequences(model))
 
 

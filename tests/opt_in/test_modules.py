@@ -23,8 +23,7 @@ from addnorm.export.sources.original import tensor_of
 from addnorm.export.sources.sources import UsageError
 from addnorm.model.config import Config, Disentangled, HeadConfig, Positions, Rotary
 from addnorm.model.transformer import ACTIVATIONS
-from tests.conftest import inference_of, serving
-from tests.support import web
+from tests.conftest import client_of, inference_of
 from tests.support.exports import shared_exports
 from tests.support.people import TUTORIALS
 from tests.support.people.encoders import D, H, T, V
@@ -76,7 +75,7 @@ def test_a_module_is_served_as_it_answers(tmp_path: Path, name: str) -> None:
     bundle = export_bundle(module, tmp_path, "own")
     assert bundle.certificate
     output = bundle.certificate["compared_with"]["output"]
-    with serving(inference_of(tmp_path)) as url, web.client(base_url=url) as client:
+    with client_of(inference_of(tmp_path)) as client:
         ask: dict[str, Any] = {"model": "own", "outputs": [output]}
         if output == "logits" and bundle.manifest.heads["logits"].pick == "every":
             ask["logits"] = {"positions": "all"}

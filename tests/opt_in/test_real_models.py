@@ -15,8 +15,7 @@ import transformers
 from transformers import PreTrainedModel
 
 from addnorm.export import command
-from tests.conftest import inference_of, serving
-from tests.support import web
+from tests.conftest import client_of, inference_of
 from tests.support.beside import must_pass
 
 pytestmark = pytest.mark.real_models
@@ -56,7 +55,7 @@ def test_a_checkpoint_is_served_as_transformers_computes_it(found: Found, tmp_pa
     command.export(["--checkpoint", str(REAL / found.folder), *options, *found.arguments])
     theirs = _read(REAL / found.folder, found.class_name)
     service = inference_of(tmp_path, invariance_check_share=0)
-    with serving(service) as url, web.client(base_url=url, timeout=60) as client:
+    with client_of(service) as client:
         must_pass(client, found.name, theirs, _sequences(theirs))
 
 

@@ -17,8 +17,7 @@ from addnorm.export import command
 from benchmarks.data.made_text import Maker
 from benchmarks.data.trained import IGNORED, NUM_HELD_OUT, labelled
 from benchmarks.findings import BUILD, PEER_PYTHON
-from tests.conftest import inference_of, serving
-from tests.support import web
+from tests.conftest import client_of, inference_of
 from tests.support.pair_scores import DIALECTS, asked
 
 pytestmark = pytest.mark.tasks
@@ -47,7 +46,7 @@ def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
     service = inference_of(
         root, default_models={"rerank": PAIRS}, timeout_s=300, invariance_check_share=0
     )
-    with serving(service) as url, web.client(base_url=url, timeout=300) as client:
+    with client_of(service, timeout=300) as client:
         yield client
 
 

@@ -17,8 +17,7 @@ from tokenizers import Tokenizer
 from addnorm.export.sources import sources
 from addnorm.export.writer import Plan, export
 from addnorm.service.tasks import scoring
-from tests.conftest import inference_of, serving
-from tests.support import web
+from tests.conftest import client_of, inference_of
 from tests.support.families import made
 from tests.support.language_model import END, checkpoint
 
@@ -41,7 +40,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def client(folder: Path) -> Iterator[httpx.Client]:
     root = folder.parent / "bundles"
     export(sources.checkpoint(folder), root, NAME, None, Plan())
-    with serving(inference_of(root)) as url, web.client(base_url=url, timeout=60) as client:
+    with client_of(inference_of(root)) as client:
         yield client
 
 

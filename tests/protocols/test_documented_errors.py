@@ -14,8 +14,7 @@ from addnorm.service.protocols.codec.safetensors_body import SAFETENSORS
 from addnorm.service.scheduling.deadline import Deadline
 from addnorm.service.scheduling.job import Target
 from addnorm.service.server.wiring import Service
-from tests.conftest import inference_of, serving
-from tests.support import web
+from tests.conftest import client_of, inference_of
 from tests.support.scheduling import Queue, echo, of_lengths, submit
 
 GOOD = {"model": "notebook", "input": [1, 3]}
@@ -31,7 +30,7 @@ def service(notebook: Path) -> Service:
 
 @pytest.fixture(scope="module")
 def client(service: Service) -> Iterator[httpx.Client]:
-    with serving(service) as url, web.client(base_url=url, timeout=60) as client:
+    with client_of(service) as client:
         yield client
 
 

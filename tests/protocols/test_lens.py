@@ -12,8 +12,7 @@ from transformers import PreTrainedModel
 
 from addnorm.export.sources import sources
 from addnorm.export.writer import Plan, export
-from tests.conftest import inference_of, serving
-from tests.support import web
+from tests.conftest import client_of, inference_of
 from tests.support.families import layers, made, save, sequences
 
 NAME = "seen"
@@ -38,7 +37,7 @@ def bundles(theirs: PreTrainedModel, tmp_path_factory: pytest.TempPathFactory) -
 
 @pytest.fixture(scope="module")
 def client(bundles: Path) -> Iterator[httpx.Client]:
-    with serving(inference_of(bundles)) as url, web.client(base_url=url, timeout=60) as client:
+    with client_of(inference_of(bundles)) as client:
         yield client
 
 
@@ -145,7 +144,7 @@ def test_bad_options_are_named(client: httpx.Client, body: dict[str, Any], words
 def test_the_answer_limit_holds_and_says_what_to_ask_for(bundles: Path) -> None:
     service = inference_of(bundles, max_response_bytes=2**20)
     ids = [[7] * 40] * 12
-    with serving(service) as url, web.client(base_url=url) as client:
+    with client_of(service) as client:
         said = rejection(client, outputs=["attentions"], input_ids=ids)
         assert (
             'limit is 1: ask for less, as with "attentions": {"layers": [0], "heads": [0]}' in said
@@ -158,13 +157,6 @@ def test_who_names_no_output_gets_none_of_the_lens(client: httpx.Client) -> None
     assert client.get(f"/v1/models/{NAME}").json()["outputs"][-2:] == LENS
     answer = client.post("/v1/infer", json={"model": NAME, "input_ids": [[7]]}).json()
     assert not {*LENS} & answer.keys()
-
-
-def test_a_model_without_a_lens_says_what_it_has(text_client: httpx.Client) -> None:
-    body = {"model": "notebook", "input_ids": [[1]], "outputs": ["attentions"]}
-    answer = text_client.post("/v1/infer", json=body)
-    assert answer.status_code == 400
-    assert "outputs has 'attentions': notebook/1 has activations" in answer.text
 
 
 def test_rows_of_pads_alone_show_nothing(client: httpx.Client) -> None:

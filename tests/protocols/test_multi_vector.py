@@ -11,8 +11,8 @@ import torch
 from safetensors.numpy import load
 from torch import nn
 
-from tests.conftest import inference_of, serving
-from tests.support import multi_vector, web
+from tests.conftest import client_of, inference_of
+from tests.support import multi_vector
 from tests.support.multi_vector import QUERY_LENGTH, TYPES
 
 TEXT = "pads, the same text."
@@ -25,10 +25,7 @@ def layers() -> dict[str, nn.Linear]:
 
 @pytest.fixture(scope="module")
 def client(multi_vector_bundles: Path) -> Iterator[httpx.Client]:
-    with (
-        serving(inference_of(multi_vector_bundles)) as url,
-        web.client(base_url=url) as client,
-    ):
+    with client_of(inference_of(multi_vector_bundles)) as client:
         yield client
 
 

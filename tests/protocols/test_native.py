@@ -32,9 +32,6 @@ def test_notebook_over_http_is_the_notebooks_own_output(
     assert np.shape(answer["logits"]) == (1, 5, 6)
     assert answer["usage"] == {"real_tokens": 5, "pad_tokens": 0}
     assert (answer["model"], answer["version"]) == ("notebook", "1")
-
-
-def test_norm_stats_over_http_are_the_notebooks(ask: Ask, golden_notebook: dict[str, Any]) -> None:
     stats = ask("notebook", [golden_notebook["tokens"]], outputs=["norm_stats"])["norm_stats"]
     np.testing.assert_allclose(np.array(stats["mean"])[0, :, 0], golden_notebook["mean"], atol=1e-6)
     np.testing.assert_allclose(np.array(stats["rstd"])[0, :, 0], golden_notebook["rstd"], rtol=1e-4)
@@ -77,13 +74,10 @@ def test_pooled_is_over_real_tokens(ask: Ask, pooling: str) -> None:
     rows = np.array(answer["activations"], np.float32)[0, 1:]
     expected = {"mean": rows.mean(0), "first": rows[0], "last": rows[-1]}[pooling]
     np.testing.assert_array_equal(np.array(answer["pooled"][0], np.float32), expected)
-
-
-def test_pooled_is_normalized_only_when_asked(ask: Ask) -> None:
-    plain = np.array(ask("gpt", [[5, 6]], outputs=["pooled"])["pooled"][0])
-    unit = np.array(ask("gpt", [[5, 6]], outputs=["pooled"], normalize=True)["pooled"][0])
-    assert np.linalg.norm(unit) == pytest.approx(1, abs=1e-6)
-    np.testing.assert_allclose(unit, plain / np.linalg.norm(plain), rtol=1e-5)
+    unit = ask(
+        "gpt", [[9, 5, 6, 7]], [[0, 1, 1, 1]], outputs=["pooled"], pooling=pooling, normalize=True
+    )
+    np.testing.assert_allclose(unit["pooled"][0], expected / np.linalg.norm(expected), rtol=1e-5)
 
 
 def test_last_logits_are_of_the_last_real_token(ask: Ask) -> None:

@@ -23,11 +23,9 @@ from addnorm.service.protocols.native.native_schema import Bodies
 from addnorm.service.protocols.operations import PROTOCOL as OPERATIONS
 from addnorm.service.runtime.bundle import Bundle
 from addnorm.service.runtime.manifest import Pick
-from addnorm.service.scheduling.cooperative import Steps
 from addnorm.service.server.wiring import build
 from addnorm.service.settings import Settings
-from tests.conftest import OWN, serving
-from tests.support import web
+from tests.conftest import OWN, client_of
 
 LIMIT = 4096  # bytes of an answer
 
@@ -61,8 +59,7 @@ class RowLengths(Output[ByRow]):
         RowLengths.num_lookups += 1
         return super().needs(bundle)
 
-    def make(self, of: Computed) -> Steps[ByRow]:
-        yield
+    def make(self, of: Computed) -> ByRow:
         lengths = np.linalg.norm(of.rows.activations, axis=1, keepdims=True)
         return self.laid_out(lengths * np.float32(self.scale), of)
 
@@ -70,8 +67,8 @@ class RowLengths(Output[ByRow]):
 class DependsOnBatch(RowLengths):
     """On what else is in it: no certificate may pass it."""
 
-    def make(self, of: Computed) -> Steps[ByRow]:
-        made = yield from super().make(of)
+    def make(self, of: Computed) -> ByRow:
+        made = super().make(of)
         return Ragged([row / np.float32(of.batch.num_tokens) for row in made.rows])
 
 
@@ -84,7 +81,7 @@ GRID = {"model": "notebook", "input_ids": IDS, "attention_mask": MASK}
 def client(few: Models) -> Iterator[httpx.Client]:
     settings = Settings(**{**OWN, "max_response_bytes": LIMIT})
     service = build(few, settings, protocols=(native.protocol(Bodies.of(KNOWN)), OPERATIONS))
-    with serving(service) as url, web.client(base_url=url, timeout=60) as client:
+    with client_of(service) as client:
         yield client
 
 

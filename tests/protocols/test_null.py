@@ -14,8 +14,7 @@ from safetensors.numpy import save
 
 from addnorm.service.protocols.codec.negotiation import JSON
 from addnorm.service.protocols.codec.safetensors_body import SAFETENSORS
-from tests.conftest import inference_of, linked, serving
-from tests.support import web
+from tests.conftest import client_of, inference_of, linked
 from tests.support.task_models import DEFAULTS
 from tests.support.texts import TEXT_MODEL
 
@@ -48,7 +47,7 @@ def client(
     root = linked(tmp_path_factory.mktemp("null"), folders)
     defaults = {**DEFAULTS, "embed": TEXT_MODEL, "complete": "gpt"}
     service = inference_of(root, default_models=defaults, admin=True)
-    with serving(service) as url, web.client(base_url=url) as client:
+    with client_of(service) as client:
         yield client
 
 

@@ -3,7 +3,6 @@
 import base64
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -13,7 +12,7 @@ import pytest
 from langchain_openai import OpenAIEmbeddings
 from openai import OpenAI
 
-from tests.conftest import inference_of, serving
+from tests.conftest import ExportPreset, inference_of, serving
 from tests.support.texts import D_MODEL, LONG, MAX_TEXT_TOKENS, TEXT_MODEL, ids_of
 from tests.support.waiting import eventually, runs_held_up
 
@@ -41,25 +40,20 @@ def vectors(answer: Any) -> Any:
 @pytest.mark.parametrize(
     "form", [{}, {"encoding_format": "float"}], ids=["base64, the SDK's own choice", "float"]
 )
-@pytest.mark.parametrize("sent", [TEXTS, IDS], ids=["texts", "tokens"])
+@pytest.mark.parametrize(
+    ("sent", "first"),
+    [(TEXTS, 0), (IDS, 0), (TEXTS[1], 1), (IDS[1], 1)],
+    ids=["texts", "tokens", "a text alone", "tokens alone"],
+)
 def test_embeddings_have_the_native_routes_bits(
-    sdk: OpenAI, expected: Any, sent: Any, form: Any
+    sdk: OpenAI, expected: Any, sent: Any, first: int, form: Any
 ) -> None:
     answer = sdk.embeddings.create(model=TEXT_MODEL, input=sent, **form)
-    np.testing.assert_array_equal(vectors(answer), expected)
+    np.testing.assert_array_equal(vectors(answer), expected[first:])
     assert (answer.object, answer.model) == ("list", TEXT_MODEL)
-    assert [(entry.object, entry.index) for entry in answer.data] == [
-        ("embedding", 0),
-        ("embedding", 1),
-    ]
-    assert answer.usage.prompt_tokens == answer.usage.total_tokens == sum(map(len, IDS))
-
-
-@pytest.mark.parametrize("sent", [TEXTS[1], IDS[1]], ids=["a text", "token ids"])
-def test_one_alone_is_a_list_of_one(sdk: OpenAI, expected: Any, sent: Any) -> None:
-    np.testing.assert_array_equal(
-        vectors(sdk.embeddings.create(model=TEXT_MODEL, input=sent)), expected[1:]
-    )
+    places = [(entry.object, entry.index) for entry in answer.data]
+    assert places == [("embedding", index) for index in range(len(places))]
+    assert answer.usage.prompt_tokens == answer.usage.total_tokens == sum(map(len, IDS[first:]))
 
 
 def test_base64_on_the_wire_is_little_endian_float32(
@@ -109,10 +103,10 @@ def test_models_are_listed_and_retrieved(sdk: OpenAI) -> None:
 
 
 def test_a_full_queue_is_the_sdks_rate_limit_error_and_its_own_retries_get_through(
-    bundles: Path,
+    export_preset: ExportPreset,
 ) -> None:
     long = [[7] * 500] * 2
-    service = inference_of(bundles, max_queue_tokens=1000, worker_threads=1)
+    service = inference_of((export_preset("encoder"),), max_queue_tokens=1000, worker_threads=1)
     with (
         serving(service) as url,
         runs_held_up(service.models, "encoder") as go,
@@ -137,16 +131,7 @@ def test_a_full_queue_is_the_sdks_rate_limit_error_and_its_own_retries_get_throu
         assert set(callers.map(ask, [sdk.with_options(max_retries=20)] * 3)) == {"encoder"}
 
 
-def langchain(url: str, **options: Any) -> OpenAIEmbeddings:
-    return OpenAIEmbeddings(model=TEXT_MODEL, base_url=f"{url}/v1", api_key="none", **options)
-
-
 def test_langchain_gets_the_same_vectors(text_url: str, expected: Any) -> None:
-    got = langchain(text_url, check_embedding_ctx_length=False).embed_documents(TEXTS)
+    own = {"base_url": f"{text_url}/v1", "api_key": "none", "check_embedding_ctx_length": False}
+    got = OpenAIEmbeddings(model=TEXT_MODEL, **own).embed_documents(TEXTS)
     np.testing.assert_array_equal(np.array(got, np.float32), expected)
-
-
-def test_a_model_that_is_no_language_model_scores_nothing(sdk: OpenAI) -> None:
-    with pytest.raises(openai.BadRequestError, match=f"{TEXT_MODEL}/1 cannot") as refused:
-        sdk.completions.create(model=TEXT_MODEL, prompt="a", max_tokens=1, temperature=0)
-    assert refused.value.param == "model"

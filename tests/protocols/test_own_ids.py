@@ -11,8 +11,7 @@ import pytest
 import tiktoken
 from langchain_openai import OpenAIEmbeddings
 
-from tests.conftest import inference_of, serving
-from tests.support import web
+from tests.conftest import client_of, inference_of
 from tests.support.texts import TEXT_MODEL, ids_of
 
 TEXTS = ["pads are dropped", "the same text"]
@@ -66,7 +65,7 @@ def test_ids_are_rejected_where_the_tokenizer_marks_no_ends(task_client: httpx.C
 @pytest.fixture(scope="module")
 def trusting(task_bundles: Path) -> Iterator[httpx.Client]:
     service = inference_of(task_bundles, default_models={"embed": "embedder"}, trust_token_ids=True)
-    with serving(service) as url, web.client(base_url=url) as client:
+    with client_of(service) as client:
         yield client
 
 

@@ -13,7 +13,7 @@ from transformers import AutoTokenizer, BertModel
 
 from addnorm.service.runtime import bundle as bundles
 from benchmarks.stress.copies import republish
-from tests.conftest import inference_of, serving
+from tests.conftest import client_of, inference_of
 from tests.support import web
 from tests.support.texts import LONG, MAX_TEXT_TOKENS, TEXT_MODEL, library
 
@@ -79,7 +79,7 @@ def prompted(text_bundles: Path, tmp_path_factory: pytest.TempPathFactory) -> It
         changed = {"name": name, "prompts": PROMPTS, "default_prompt_name": default}
         manifest = plain.manifest.model_copy(update=changed)
         republish(replace(plain, manifest=manifest), root, 1)
-    with serving(inference_of(root)) as url, web.client(base_url=url, timeout=30) as client:
+    with client_of(inference_of(root), timeout=30) as client:
         yield client
 
 

@@ -10,8 +10,7 @@ from typing import Any, NamedTuple
 import httpx
 import pytest
 
-from tests.conftest import inference_of, linked, serving
-from tests.support import web
+from tests.conftest import client_of, inference_of, linked
 from tests.support.task_models import DEFAULTS
 from tests.support.texts import TEXT_MODEL
 
@@ -145,6 +144,8 @@ TABLES: list[tuple[Any, str, dict[str, Any], list[Any]]] = [
         ({"outputs": []}, "outputs", "outputs is empty: ask for some of activations, logits"),
         ({"outputs": ["pooled", "pooled"]}, "outputs", "outputs has 'pooled' twice"),
         ({"outputs": ["hidden"]}, "outputs", "outputs[0]: Input should be"),
+        ({"outputs": ["attentions"]}, "outputs",
+         "outputs has 'attentions': notebook/1 has activations"),
         ({"outputs": "pooled"}, "outputs", "outputs: Input should be a valid list"),
         ({"logits": {"top_k": 0}}, "logits.top_k", "logits.top_k is 0: 1 to 6"),
         ({"logits": {"top_k": 7}}, "logits.top_k", "logits.top_k is 7: 1 to 6"),
@@ -260,7 +261,8 @@ TABLES: list[tuple[Any, str, dict[str, Any], list[Any]]] = [
     ]),
     (OPENAI, "/v1/infer", {"model": TEXT_MODEL}, [
         ({"texts": ["a", "a " * 40]}, "texts",
-         "texts[1] has 42 tokens, 30 more than all-minilm-l6-v2/1 takes (12): shorten it, or send"),
+         "texts[1] has 42 tokens, 30 more than all-minilm-l6-v2/1 takes (12): shorten it, or send"
+         ' "truncate": true'),
         ({"texts": ["a" * 600]}, "texts",
          "texts[0] has 600 characters, 344 more than all-minilm-l6-v2/1 takes (256)"),
         ({"texts": []}, "texts", "texts is empty: send at least one text"),
@@ -642,10 +644,7 @@ def client(
     ]  # fmt: skip
     root = linked(tmp_path_factory.mktemp("all"), folders)
     defaults = {**DEFAULTS, "embed": "embedder", "complete": "gpt"}
-    with (
-        serving(inference_of(root, default_models=defaults)) as url,
-        web.client(base_url=url) as client,
-    ):
+    with client_of(inference_of(root, default_models=defaults)) as client:
         yield client
         body = {"model": "notebook", "input_ids": [[1, 3, 4, 5, 2]]}
         assert client.post("/v1/infer", json=body).status_code == 200, "after all of these"

@@ -7,8 +7,7 @@ import httpx
 import numpy as np
 import pytest
 
-from tests.conftest import inference_of, serving
-from tests.support import web
+from tests.conftest import client_of, inference_of
 from tests.support.pair_scores import DIALECTS, bits, logits, sigmoid
 from tests.support.texts import WORDS
 
@@ -27,7 +26,7 @@ def client(task_bundles: Path, tmp_path_factory: pytest.TempPathFactory) -> Iter
     """One model, so that it answers where none can be named."""
     root = tmp_path_factory.mktemp("reranker")
     (root / "reranker").symlink_to(task_bundles / "reranker")
-    with serving(inference_of(root)) as url, web.client(base_url=url, timeout=60) as client:
+    with client_of(inference_of(root)) as client:
         yield client
 
 

@@ -1,5 +1,6 @@
 """Short paths of text-embeddings-inference and Infinity: the same answers as the long ones."""
 
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -9,7 +10,7 @@ from huggingface_hub import InferenceClient
 from addnorm.service.loading.loader import load_all
 from addnorm.service.server.wiring import build
 from addnorm.service.settings import Settings
-from tests.conftest import OWN, inference_of, linked, serving
+from tests.conftest import OWN, client_of, inference_of, linked, serving
 from tests.support import web
 from tests.support.metrics import value
 from tests.support.task_models import DEFAULTS, NLI
@@ -36,27 +37,33 @@ def test_the_root_embeds_and_reranks_by_the_body(task_client: httpx.Client, path
         assert posted(task_client, path, body) == posted(task_client, long, body)
 
 
-@pytest.mark.parametrize("path", ROOTS)
-@pytest.mark.parametrize("name", ["classifier", "reranker", "masked-lm", "tagger"])
-def test_the_root_does_what_its_one_model_is_made_for(
-    task_bundles: Any, tmp_path_factory: pytest.TempPathFactory, name: str, path: str
+ONE: dict[str, tuple[str, list[Any]]] = {  # a model, the route that it is made for, and bodies
+    "classifier": ("/predict", [{"inputs": "a b"}, {"inputs": [["a b"], ["a", "b"]]}]),
+    "reranker": ("/rerank", [{"query": "a", "texts": TEXTS}]),
+    "masked-lm": ("/embed_sparse", [{"inputs": "a b"}, {"inputs": ["a", "b c"]}]),
+    "tagger": ("/hf/tagger", [{"inputs": "a"}, {"inputs": "a", "parameters": {"stride": None}}]),
+}
+
+
+@pytest.mark.parametrize("name", ONE)
+def test_root_and_vertex_do_what_the_one_model_is_made_for(
+    task_bundles: Path, tmp_path: Path, name: str
 ) -> None:
-    root = linked(tmp_path_factory.mktemp("one"), [task_bundles / name])
-    with serving(inference_of(root)) as url, web.client(base_url=url) as client:
+    route, bodies = ONE[name]
+    with client_of(inference_of(linked(tmp_path, [task_bundles / name]))) as client:
+        expected = [posted(client, route, body) for body in bodies]
+        if name != "masked-lm":
+            for path in ROOTS:
+                assert [posted(client, path, body) for body in bodies] == expected
+        if name != "tagger":
+            assert posted(client, "/vertex", {"instances": bodies})["predictions"] == expected
+        short, long = (
+            InferenceClient(model=str(client.base_url.join(path))) for path in ("/", f"/hf/{name}")
+        )
+        if name == "masked-lm":
+            assert short.fill_mask("a [MASK]", top_k=2) == long.fill_mask("a [MASK]", top_k=2)
         if name == "classifier":
-            body = {"inputs": [["a b"], ["a", "b"]]}
-            assert posted(client, path, body) == posted(client, "/predict", body)
-            found = InferenceClient(model=url).text_classification("a b")
-            assert {one.label for one in found} == set(NLI)
-        elif name == "masked-lm":
-            found = InferenceClient(model=url).fill_mask("a [MASK]", top_k=2)
-            assert found == InferenceClient(model=f"{url}/hf/{name}").fill_mask("a [MASK]", top_k=2)
-        elif name == "tagger":
-            for body in ({"inputs": "a b c"}, {"inputs": "a", "parameters": {"stride": None}}):
-                assert posted(client, path, body) == posted(client, f"/hf/{name}", body)
-        else:
-            body = {"query": "a", "texts": TEXTS}
-            assert posted(client, path, body) == posted(client, "/rerank", body)
+            assert {one.label for one in short.text_classification("a b")} == set(NLI)
 
 
 def test_the_page_stays_at_the_root(task_client: httpx.Client) -> None:
@@ -103,33 +110,13 @@ def test_vertex_computes_its_instances_as_one_request(task_client: httpx.Client)
         assert found["predictions"] == long
 
 
-@pytest.mark.parametrize(
-    ("name", "path", "instances"),
-    [
-        ("classifier", "/predict", [{"inputs": "a b"}, {"inputs": [["a", "b"], ["c"]]}]),
-        ("masked-lm", "/embed_sparse", [{"inputs": "a b"}, {"inputs": ["a", "b c"]}]),
-    ],
-)
-def test_vertex_does_what_the_one_model_is_made_for(
-    task_bundles: Any,
-    tmp_path_factory: pytest.TempPathFactory,
-    name: str,
-    path: str,
-    instances: list[Any],
-) -> None:
-    root = linked(tmp_path_factory.mktemp("one"), [task_bundles / name])
-    with serving(inference_of(root)) as url, web.client(base_url=url) as client:
-        found = posted(client, "/vertex", {"instances": instances})["predictions"]
-        assert found == [posted(client, path, instance) for instance in instances]
-
-
 def test_vertex_may_name_the_paths(task_bundles: Any) -> None:
     own = "/v1/endpoints/1/deployedModels/2"
     paths = {("POST", f"{own}:predict"): "/vertex", ("GET", own): "/health"}
     body = {"instances": [{"inputs": TEXTS}]}
     settings = Settings(**OWN, default_models=DEFAULTS)
     service = build(load_all(task_bundles, settings), settings, paths=paths)
-    with serving(service) as url, web.client(base_url=url) as client:
+    with client_of(service) as client:
         assert posted(client, f"{own}:predict", body) == posted(client, "/vertex", body)
         assert client.get(own).status_code == client.head(own).status_code == 200
         assert client.get(f"{own}:predict").status_code == 404

@@ -10,8 +10,7 @@ import pytest
 from pydantic import SecretStr
 
 from addnorm.service.settings import Settings
-from tests.conftest import inference_of, serving
-from tests.support import web
+from tests.conftest import client_of, inference_of
 from tests.support.language_model import END
 from tests.support.task_models import MAX_TEXT_TOKENS, NLI
 from tests.support.texts import WORDS, library
@@ -240,7 +239,7 @@ def test_a_body_in_no_dialect_is_told_the_fields_of_both(
 def test_what_is_rejected_unread_fits_the_clients_of_both_dialects(task_bundles: Path) -> None:
     key = "0123456789abcdef"
     service = inference_of(task_bundles, api_keys=SecretStr(f"a infer {key}"), max_body_bytes=100)
-    with serving(service) as url, web.client(base_url=url) as client:
+    with client_of(service) as client:
         health = client.get("/health")
         assert (health.status_code, health.content) == (200, b"")
         for path in ("/rerank", "/tokenize"):

@@ -1,7 +1,6 @@
 """Texts: the library's own token ids, the bits of these ids, and words for what does not fit."""
 
 import json
-import re
 import sys
 import threading
 import time
@@ -23,8 +22,8 @@ from addnorm.service.protocols.codec.bodies import parsed_bytes
 from addnorm.service.protocols.texts.texts import STEP_CHARACTERS
 from addnorm.service.runtime import bundle as bundles
 from addnorm.service.runtime.tokenizing.tokenizer import Tokenizer
-from tests.conftest import inference_of, serving
-from tests.support import web
+from tests.conftest import client_of, inference_of
+from tests.support.metrics import samples
 from tests.support.texts import (
     LONG,
     MAX_POSITIONS,
@@ -89,11 +88,8 @@ def test_tokenize_shows_ids_tokens_and_offsets_and_what_the_limit_is(
     assert answer["token_type_ids"] == [encoding.type_ids for encoding in expected]
     assert answer["sequence_ids"] == [encoding.sequence_ids for encoding in expected]
     assert answer["num_tokens"] == list(map(len, expected))
-    assert (answer["model"], answer["version"], answer["limit"]) == (
-        TEXT_MODEL,
-        "1",
-        MAX_TEXT_TOKENS,
-    )
+    told = (answer["model"], answer["version"], answer["limit"])
+    assert told == (TEXT_MODEL, "1", MAX_TEXT_TOKENS)
 
 
 def test_truncate_cuts_like_the_library_and_keeps_the_special_tokens(
@@ -128,15 +124,8 @@ def test_texts_give_the_authors_vectors_also_where_they_are_cut(
     text_client: httpx.Client, text_checkpoint: Path, route: str
 ) -> None:
     if route == "/v1/infer":
-        answer = post(
-            text_client,
-            route,
-            texts=MANY_LENGTHS,
-            truncate=True,
-            outputs=["pooled"],
-            normalize=True,
-        )
-        got = answer.json()["pooled"]
+        asked = {"texts": MANY_LENGTHS, "truncate": True, "normalize": True}
+        got = post(text_client, route, **asked, outputs=["pooled"]).json()["pooled"]
     else:
         answer = post(text_client, route, input=MANY_LENGTHS, truncate=True)
         got = [entry["embedding"] for entry in answer.json()["data"]]
@@ -207,7 +196,7 @@ def watched(
     assert model.tokenizer
     watch = model.tokenizer = Watched(model.tokenizer, pause_s)  # type: ignore[assignment]
     watch.num_in_flight = lambda: inference.app.in_flight  # type: ignore[union-attr]
-    with serving(inference) as url, web.client(base_url=url, timeout=30) as client:
+    with client_of(inference, timeout=30) as client:
         yield client, watch  # type: ignore[misc]
 
 
@@ -274,16 +263,11 @@ def test_texts_count_as_bodies_while_they_are_tokenized(text_bundles: Path) -> N
             watch.go.clear()
             first = other.submit(post, client, **body)
             assert eventually(lambda: bool(watch.calls))
-            reserve = re.search(
-                r'^addnorm_pending_bytes{what="bodies"} (\S+)$',
-                client.get("/metrics").text,
-                re.MULTILINE,
-            )
+            reserved = samples(client.get("/metrics").text)
             second = post(client, **body)
             watch.go.set()
             assert first.result().status_code == 200
-        assert reserve
-        assert float(reserve[1]) == num_bytes
+        assert reserved["addnorm_pending_bytes", (("what", "bodies"),)] == num_bytes
         assert (second.status_code, second.json()["error"]["code"]) == (429, "bodies_full")
         assert post(client, **body).status_code == 200
 

@@ -20,7 +20,6 @@ from addnorm.service.protocols.dialect_errors import MESSAGE, error_format
 from addnorm.service.protocols.route import Decoded, Protocol, Route
 from addnorm.service.protocols.table import PROTOCOLS
 from addnorm.service.runtime.unpadding import from_lists
-from addnorm.service.scheduling.cooperative import Steps
 from addnorm.service.server.wiring import build
 from addnorm.service.settings import Settings
 from tests.conftest import OWN, serving
@@ -40,8 +39,8 @@ async def add(asked: ToyBody, call: Call, tools: Tools) -> Decoded:
     return InferenceRequest(model, *from_lists(asked.ids), outputs, field="ids"), encode
 
 
-def encode(response: InferenceResponse) -> Steps[Payload]:
-    return Payload((yield from written(response.value(Pooled).joined, response.num_bytes)))
+def encode(response: InferenceResponse) -> Payload:
+    return Payload(written(response.value(Pooled).joined, response.num_bytes))
 
 
 async def count(asked: ToyBody, call: Call, tools: Tools) -> bytes:

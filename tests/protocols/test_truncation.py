@@ -89,8 +89,3 @@ def test_the_request_wins_over_the_setting(
     assert not is_cut(clients[True], path, model, {**body, **sent})
     sent = {"truncate": "END" if path in COHERE else True}
     assert is_cut(clients[False], path, model, {**body, **sent})
-
-
-def test_the_message_names_the_way_out(clients: dict[bool | None, httpx.Client]) -> None:
-    answer = clients[None].post("/v1/embeddings", json={"model": "embedder", "input": LONG})
-    assert 'or send "truncate": true' in answer.json()["error"]["message"]

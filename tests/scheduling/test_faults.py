@@ -21,7 +21,7 @@ from addnorm.service.scheduling.scheduler import Observer, Scheduler
 from addnorm.service.server.wiring import build
 from addnorm.service.settings import Settings
 from addnorm.service.telemetry.metrics import Metrics
-from tests.conftest import OWN, inference_of, serving
+from tests.conftest import OWN, client_of, inference_of, serving
 from tests.support import web
 from tests.support.metrics import value
 from tests.support.scheduling import batch, echo, gate_of, of_lengths, values
@@ -327,8 +327,7 @@ def test_a_wall_clock_that_jumps_moves_no_deadline(
     inference = inference_of(small, worker_threads=1)
     slow = threading.Event()
     with (
-        serving(inference) as url,
-        web.client(base_url=url) as client,
+        client_of(inference) as client,
         ThreadPoolExecutor() as callers,
     ):
         expected = client.post("/v1/infer", json=body).json()

@@ -6,6 +6,7 @@ from addnorm.service.errors import (
     DeadlineNotMet,
     Expired,
     Overloaded,
+    ResponsesFull,
     TooManyAtOnce,
 )
 from addnorm.service.scheduling.gate import Gate, Holdings
@@ -151,11 +152,13 @@ def test_an_answer_that_would_be_late_is_not_begun(gate: Gate) -> None:
     with pytest.raises(Expired, match=r"takes about 10\.5 s, the deadline is in 10 s") as late:
         gate.weigh(first, 0, 10.5, left_s=10.0, num_threads=2)
     assert late.value.retry_after_s is None
-    gate.weigh(first, 0, 9.0, left_s=10.0, num_threads=2)
+    gate.weigh(first, 7, 9.0, left_s=10.0, num_threads=2)
     with pytest.raises(DeadlineNotMet, match=r"take 4\.5 s, this one about 6 s more") as after:
         gate.weigh(second, 0, 6.0, left_s=10.0, num_threads=2)
     assert after.value.retry_after_s == 4.5
     assert after.value.message.endswith("; retry in 5 s")
-    assert gate.total["answer_s"] == 9.0
+    with pytest.raises(ResponsesFull):
+        gate.weigh(second, 2 * LIMIT, 0.0, left_s=10.0, num_threads=2)
+    assert (gate.total["responses"], gate.total["answer_s"]) == (7, 9.0)
     gate.weigh(second, 0, 5.5, left_s=10.0, num_threads=2)
     assert gate.total["answer_s"] == 14.5

@@ -217,6 +217,9 @@ def test_a_full_queue_has_room_for_the_small_and_for_other_models_and_keys() -> 
         submit(queue, target, of_lengths(5), key="a")
     with pytest.raises(Overloaded, match="too many to add 5;"):
         submit(queue, target, of_lengths(5), key="a")
+    submit(queue, target, of_lengths(1), key="a")  # it holds 16/17 now
+    with pytest.raises(Overloaded, match="too many to add 1;"):
+        submit(queue, target, of_lengths(1), key="a")
     submit(queue, target, of_lengths(20), key="b")
     submit(queue, other, of_lengths(20), key="a")
     assert queue.num_tokens <= queue.gate.limits["tokens"]

@@ -13,7 +13,7 @@ from contextlib import ExitStack, closing, contextmanager, suppress
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
-from weakref import ReferenceType, ref
+from weakref import ref
 
 import httpx
 import pytest
@@ -169,18 +169,23 @@ def test_a_connection_with_empty_lines_alone_is_closed(quick: str) -> None:
         assert is_cut_off(caller, b"\r\n" * 1000)
 
 
-def test_a_connection_that_is_reset_while_idle_is_not_held(serve: Serve) -> None:
-    made = list[ReferenceType[Connection]]()
+def noted(made: list[Connection]) -> type[Connection]:
+    """Connections that are put into the list."""
 
     class Noted(Connection):
         def connection_made(self, transport: Any) -> None:
             super().connection_made(transport)
-            made.append(ref(self))
+            made.append(self)
 
-    with serve(Noted) as url, closing(call(url)) as caller:
+    return Noted
+
+
+def test_a_connection_that_is_reset_while_idle_is_not_held(serve: Serve) -> None:
+    made = list[Connection]()
+    with serve(noted(made)) as url, closing(call(url)) as caller:
         caller.sendall(b"GET /livez HTTP/1.1\r\nhost: x\r\n\r\n")
         assert status_of(caller) == 200
-        (connection,) = made
+        connection = ref(made.pop())
         caller.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         caller.close()
         # well before the end of the time that idle connections are kept
@@ -629,14 +634,8 @@ def test_connections_that_ask_for_nothing_keep_nobody_out(serve: Serve) -> None:
 
 def test_who_was_answered_makes_room_once_idle(serve: Serve) -> None:
     made = list[Connection]()
-
-    class Noted(Connection):
-        def connection_made(self, transport: Any) -> None:
-            super().connection_made(transport)
-            made.append(self)
-
     probe = b"GET /livez HTTP/1.1\r\nhost: x\r\n\r\n"
-    with serve(Noted, max_connections=1) as url, closing(call(url)) as caller:
+    with serve(noted(made), max_connections=1) as url, closing(call(url)) as caller:
         caller.sendall(probe)
         assert status_of(caller) == 200
         (first,) = made

@@ -18,7 +18,7 @@ import pytest
 from addnorm.service.errors import StartupError
 from addnorm.service.runtime.batch import Batch, Rows
 from addnorm.service.server.process import enough_threads
-from tests.conftest import inference_of, serving
+from tests.conftest import client_of, inference_of
 from tests.support import web
 from tests.support.metrics import samples
 from tests.support.process import Process
@@ -51,7 +51,7 @@ def refused(port: int) -> bool:
 
 def test_sigterm_answers_what_was_accepted_and_what_comes_and_exits_0(process: Process) -> None:
     with (
-        web.client(base_url=process.url, timeout=60) as client,
+        web.client(base_url=process.url) as client,
         ThreadPoolExecutor(4) as callers,
     ):
         accepted = [callers.submit(client.post, "/v1/infer", json=LONG) for _ in range(2)]
@@ -166,7 +166,7 @@ def test_health_that_is_well_is_logged_at_debug_only(small: Path) -> None:
 
 def test_counters_agree_with_a_counted_load_to_the_request_and_the_token(small: Path) -> None:
     inference, started = inference_of(small), time.monotonic()
-    with serving(inference) as url, web.client(base_url=url) as client:
+    with client_of(inference) as client:
         grid = {"input_ids": [[1, 3, 0], [4, 5, 2]], "attention_mask": [[1, 1, 0], [1, 1, 1]]}
         body = {**SHORT, **grid}
         for _ in range(7):
@@ -209,10 +209,7 @@ def test_while_one_was_just_rejected_nobody_with_as_little_time_is_read(small: P
         return echo(batch)
 
     inference = inference_of(small, worker_threads=1)
-    with (
-        serving(inference) as url,
-        web.client(base_url=url, headers={"x-request-timeout-ms": "10000"}) as client,
-    ):
+    with client_of(inference, headers={"x-request-timeout-ms": "10000"}) as client:
         target = inference.models.find("notebook").target("fp32")
         right, target.tokens_per_s = target.run, 50
         target.run = target.run_on_all_cores = waits

@@ -22,8 +22,7 @@ from addnorm.service.protocols.serving import ANSWER_BYTES
 from addnorm.service.protocols.table import PROTOCOLS
 from addnorm.service.server.wiring import Service, build
 from addnorm.service.settings import Settings
-from tests.conftest import OWN, serving
-from tests.support import web
+from tests.conftest import OWN, client_of
 from tests.support.waiting import PATIENCE_S, eventually
 
 MIB = 2**20
@@ -83,7 +82,7 @@ def served(few: Models) -> Iterator[Served]:
     )
     settings = Settings(**{**OWN, **LIMITS})
     service = build(few, settings, protocols=(*PROTOCOLS, protocol))
-    with serving(service) as url, web.client(base_url=url) as client:
+    with client_of(service) as client:
         yield Served(service, client, made)
 
 

@@ -34,15 +34,15 @@ def share(folder: Path) -> None:
 
 
 @contextmanager
-def shared_exports(proved: bool = False) -> Iterator[None]:
+def shared_exports(proved: bool = False, apart: str = "") -> Iterator[None]:
     """Runs PyTorch's exporter once for all models that differ in their weights alone.
 
     So the certificate compares what was written with the graph that was written, not with a fresh
-    export. proved: it has exports of its own, as outside of tests.
-
-    Not for tests that patch the model's code: the key is the model's classes and values.
+    export. proved: it has exports of its own, as outside of tests. apart: shared with nobody else,
+    for tests that patch the model's code: the key is the model's classes and values.
     """
     with ExitStack() as stack:
+        stack.enter_context(_kept_apart(apart))
         for name in EXPORTS:
             stack.enter_context(mock.patch.object(all_graphs, name, _remembering(name)))
         # the exporter reads its table of operators anew for each export, which takes a tenth of it
@@ -60,16 +60,20 @@ def fresh_exports() -> Iterator[None]:
         yield
 
 
-class _Fresh(Graphs):
-    """Graphs that are remembered apart from others."""
+@contextmanager
+def _kept_apart(name: str) -> Iterator[None]:
+    _prefix.append(name)
+    try:
+        yield
+    finally:
+        _prefix.pop()
 
+
+class _Fresh(Graphs):
     @classmethod
     def export(cls, model: Transformer, lens: bool) -> Graphs:
-        _prefix.append("fresh-")
-        try:
+        with _kept_apart("fresh-"):
             return super().export(model, lens)
-        finally:
-            _prefix.pop()
 
 
 def _remembering(name: str) -> Export:

@@ -14,8 +14,7 @@ from addnorm.service.scheduling.job import Target
 from addnorm.service.scheduling.scheduler import Scheduler
 from addnorm.service.telemetry.invariance import MAX_KEPT, InvarianceCheck
 from addnorm.service.telemetry.metrics import Metrics
-from tests.conftest import inference_of, serving
-from tests.support import web
+from tests.conftest import client_of, inference_of
 from tests.support.metrics import samples, value
 from tests.support.scheduling import batch, echo, gate_of, of_lengths
 from tests.support.waiting import PATIENCE_S, eventually
@@ -119,8 +118,7 @@ def test_live_micro_batches_of_a_real_model_keep_the_promise(small: Path) -> Non
         for i in range(1, 20)
     ]
     with (
-        serving(inference) as url,
-        web.client(base_url=url) as client,
+        client_of(inference) as client,
         ThreadPoolExecutor(4) as callers,
     ):
 

@@ -17,8 +17,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from opentelemetry.trace import SpanKind
 
 from addnorm.service.telemetry.tracing import tracer_of_environment
-from tests.conftest import inference_of, serving
-from tests.support import web
+from tests.conftest import client_of, inference_of
 from tests.support.waiting import PATIENCE_S, eventually
 
 TRACE_ID, PARENT_ID = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
@@ -43,10 +42,7 @@ class Traced(NamedTuple):
 def traced(notebook: Path) -> Iterator[Traced]:
     exporter, provider = InMemorySpanExporter(), TracerProvider()
     provider.add_span_processor(SimpleSpanProcessor(exporter))
-    with (
-        serving(inference_of(notebook.parent.parent, provider.get_tracer("test"))) as url,
-        web.client(base_url=url) as client,
-    ):
+    with client_of(inference_of(notebook.parent.parent, provider.get_tracer("test"))) as client:
         yield Traced(client, exporter)
 
 

@@ -19,7 +19,7 @@ from addnorm.service.runtime.batch import Batch, Floats, Padding
 from addnorm.service.runtime.bundle import LENS, Bundle
 from addnorm.service.runtime.engine import Engine
 from addnorm.service.runtime.manifest import Pick
-from addnorm.service.scheduling.cooperative import Steps
+from addnorm.service.scheduling.turns import checkpoint
 
 Numbers = Annotated[list[int], Field(fail_fast=True)]
 
@@ -129,12 +129,12 @@ class HiddenStates(LensOutput):
     def width(self, bundle: Bundle) -> int:
         return len(self.shown_layers(bundle)) * bundle.manifest.d_model
 
-    def make(self, of: Computed) -> Steps[ByLayer]:
+    def make(self, of: Computed) -> ByLayer:
         layers, rows = self.shown_layers(of.bundle), list[list[Floats]]()
         for index in range(len(of.batch)):
             seen = of.engine.see(of.batch.sequence(index), hidden_layers=layers)
             rows.append(_finite(self.name, seen.hidden_states, index))
-            yield
+            checkpoint()
         values = [np.concatenate(of_layer) for of_layer in zip(*rows, strict=True)]
         if not rows:
             values = [np.zeros((0, of.bundle.manifest.d_model), np.float32)] * len(layers)
@@ -183,18 +183,18 @@ class Attentions(LensOutput):
         rows, seq = padding.mask.shape
         return int(rows * seq * seq - np.square(padding.lengths).sum())
 
-    def make(self, of: Computed) -> Steps[ByLayer]:
+    def make(self, of: Computed) -> ByLayer:
         layers, heads = self.shown_layers(of.bundle), self.shown_heads(of.bundle)
         maps = list[list[Floats]]()
         for index in range(len(of.batch)):
             seen = of.engine.see(of.batch.sequence(index), attention_layers=layers, heads=heads)
             maps.append(_finite(self.name, seen.attentions, index))
-            yield
+            checkpoint()
         values = list[ByRow]()
         for number in range(len(layers)):
             of_layer = [of_sequence[number] for of_sequence in maps]
             values.append(_scattered(of_layer, len(heads), of.padding))
-            yield
+            checkpoint()
         return ByLayer(layers, values)
 
 

@@ -15,7 +15,6 @@ from addnorm.service.inference.outputs.values import NO_TOKEN, ByRow, Dense, Top
 from addnorm.service.runtime.batch import Batch, Ints, Padding
 from addnorm.service.runtime.bundle import Bundle
 from addnorm.service.runtime.manifest import Pick
-from addnorm.service.scheduling.cooperative import Steps
 
 Positions = Literal["all", "last"]
 MAX_COMPARED = 4_000_000  # logits whose bits are compared at once; beyond it only each last token's
@@ -87,7 +86,7 @@ class Logits(LogitsOutput[ByRow]):
     def remedy(self) -> str:
         return 'ask for "outputs": ["activations"], or "logits": {"top_k": 5}'
 
-    def make(self, of: Computed) -> Steps[ByRow]:
+    def make(self, of: Computed) -> ByRow:
         return self._headed(of)
 
 
@@ -104,9 +103,9 @@ class LogitsAt(LogitsOutput[Dense]):
     def num_pads(self, bundle: Bundle, padding: Padding) -> int:
         return 0
 
-    def make(self, of: Computed) -> Steps[Dense]:
+    def make(self, of: Computed) -> Dense:
         rows = HeadRows.at(self.tokens, of.rows.activations, of.batch)
-        return Dense((yield from headed(of.engine, self.name, rows, self.width(of.bundle))))
+        return Dense(headed(of.engine, self.name, rows, self.width(of.bundle)))
 
 
 @dataclass(frozen=True, eq=False)
@@ -132,7 +131,7 @@ class TopLogits(LogitsOutput[TopK]):
         """Sorting the likeliest tokens takes longer for a larger k."""
         return self.name, self.top_k.bit_length()
 
-    def make(self, of: Computed) -> Steps[TopK]:
+    def make(self, of: Computed) -> TopK:
         rows = of.head_rows(self.pick(of.bundle))
-        token_ids, logprobs = yield from top_k(of.engine, rows, self.top_k)
+        token_ids, logprobs = top_k(of.engine, rows, self.top_k)
         return TopK(self.laid_out(token_ids, of, NO_TOKEN), self.laid_out(logprobs, of))

@@ -1,7 +1,5 @@
 """What all outputs share: which models have one, what requests may say of it, how it is documented,
 which rows it is made of, how many numbers it has, and how it is made.
-
-Outputs are made in steps (`scheduling/cooperative.py`).
 """
 
 from collections.abc import Hashable, Mapping
@@ -19,7 +17,6 @@ from addnorm.service.runtime.batch import Batch, Padding, Rows
 from addnorm.service.runtime.bundle import Bundle
 from addnorm.service.runtime.engine import Engine
 from addnorm.service.runtime.manifest import Pick, Pooling
-from addnorm.service.scheduling.cooperative import Steps
 
 JSON_BYTES_PER_FLOAT = 13  # of a float32 written with all its digits, sign and comma
 JSON_BYTES_PER_BYTE = 5  # "-128,"
@@ -200,8 +197,9 @@ class Output(Generic[Made_co]):
         """Requests with equal ones take the same time for each row."""
         return self.name
 
-    def make(self, of: Computed) -> Steps[Made_co]:
-        """Makes the value in the caller's layout. NotFinite if a number is not."""
+    def make(self, of: Computed) -> Made_co:
+        """Makes the value in the caller's layout, with a `checkpoint()` after each piece of some
+        milliseconds. NotFinite if a number is not."""
         raise NotImplementedError
 
     def laid_out(self, values: Array, of: Computed, fill: float = 0.0) -> ByRow:
@@ -210,8 +208,8 @@ class Output(Generic[Made_co]):
             return by_token(of.padding, values, fill)
         return by_sequence(of.padding, values, fill)
 
-    def _headed(self, of: Computed) -> Steps[ByRow]:
+    def _headed(self, of: Computed) -> ByRow:
         """What its head makes of its rows."""
         rows = of.head_rows(self.pick(of.bundle))
-        made = yield from headed(of.engine, self.name, rows, self.width(of.bundle))
+        made = headed(of.engine, self.name, rows, self.width(of.bundle))
         return self.laid_out(made, of)

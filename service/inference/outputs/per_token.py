@@ -10,7 +10,7 @@ from addnorm.service.inference.outputs.output import Asked, Computed, Output
 from addnorm.service.inference.outputs.values import ByRow, Parts, Ragged, by_token
 from addnorm.service.runtime.batch import Batch, Floats, Ints, Padding
 from addnorm.service.runtime.bundle import Bundle
-from addnorm.service.scheduling.cooperative import Steps
+from addnorm.service.scheduling.turns import checkpoint
 
 
 class Activations(Output[ByRow]):
@@ -22,8 +22,7 @@ class Activations(Output[ByRow]):
     def is_of(cls, bundle: Bundle) -> bool:
         return True
 
-    def make(self, of: Computed) -> Steps[ByRow]:
-        yield
+    def make(self, of: Computed) -> ByRow:
         return by_token(of.padding, of.rows.activations)
 
 
@@ -52,8 +51,7 @@ class NormStatistics(Output[Parts]):
     def width(self, bundle: Bundle) -> int:
         return 2 * bundle.manifest.n_norms
 
-    def make(self, of: Computed) -> Steps[Parts]:
-        yield
+    def make(self, of: Computed) -> Parts:
         parts = {"mean": of.rows.norm_mean, "rstd": of.rows.norm_rstd}
         return Parts({part: by_token(of.padding, values) for part, values in parts.items()})
 
@@ -74,13 +72,13 @@ class TokenVectors(Output[ByRow]):
             return TokenVectors(asked.normalize)
         return SomeTokenVectors(asked.normalize, asked.skipped_ids)
 
-    def make(self, of: Computed) -> Steps[ByRow]:
+    def make(self, of: Computed) -> ByRow:
         rows = of.head_rows(self.pick(of.bundle))
-        return self.laid_out((yield from self._vectors(rows, of)), of)
+        return self.laid_out(self._vectors(rows, of), of)
 
-    def _vectors(self, rows: HeadRows, of: Computed) -> Steps[Floats]:
-        vectors = yield from headed(of.engine, self.name, rows, self.width(of.bundle))
-        yield
+    def _vectors(self, rows: HeadRows, of: Computed) -> Floats:
+        vectors = headed(of.engine, self.name, rows, self.width(of.bundle))
+        checkpoint()
         return unit(vectors) if self.normalize else vectors
 
 
@@ -96,9 +94,9 @@ class SomeTokenVectors(TokenVectors):
     def num_pads(self, bundle: Bundle, padding: Padding) -> int:
         return 0
 
-    def make(self, of: Computed) -> Steps[Ragged]:
+    def make(self, of: Computed) -> Ragged:
         rows = HeadRows.at(self._tokens(of.batch), of.rows.activations, of.batch)
-        vectors = yield from self._vectors(rows, of)
+        vectors = self._vectors(rows, of)
         lengths = np.zeros(len(of.padding.lengths), np.int64)
         lengths[of.padding.lengths > 0] = np.bincount(rows.sequences, minlength=len(of.batch))
         return Ragged(np.split(vectors, lengths.cumsum()[:-1]), has_own_lengths=True)

@@ -14,7 +14,7 @@ from addnorm.service.inference.outputs.values import Array, Dense, Parts, Ragged
 from addnorm.service.runtime.batch import Batch, Floats, Padding
 from addnorm.service.runtime.bundle import Bundle
 from addnorm.service.runtime.manifest import Pick, Pooling
-from addnorm.service.scheduling.cooperative import Steps
+from addnorm.service.scheduling.turns import checkpoint
 
 NO_SPANS = Spans(np.empty((0, 2), np.int64), np.empty(0, np.int64))
 
@@ -90,16 +90,16 @@ class VectorsOutput(Output[Made_co]):
     def is_small(self) -> bool:
         return self.dtype != "float32"
 
-    def _vectors(self, rows: HeadRows, of: Computed) -> Steps[Floats]:
+    def _vectors(self, rows: HeadRows, of: Computed) -> Floats:
         """Vectors of the pooled rows, `[n, w]`."""
         vectors = rows.activations
         if self.head(of.bundle):
-            vectors = yield from headed(of.engine, self.name, rows, of.bundle.width(self.name))
-        yield
+            vectors = headed(of.engine, self.name, rows, of.bundle.width(self.name))
+        checkpoint()
         vectors = np.ascontiguousarray(vectors[:, : self.dimensions])
         return unit(vectors) if self.normalize else vectors
 
-    def _of_sequences(self, of: Computed) -> Steps[Floats]:
+    def _of_sequences(self, of: Computed) -> Floats:
         return self._vectors(of.head_rows(self.pick(of.bundle)), of)
 
     def _as_dtype(self, vectors: Floats, dtype: VectorDType, of: Computed) -> Array:
@@ -122,8 +122,8 @@ class Pooled(VectorsOutput[Dense]):
         manifest = bundle.manifest
         return Pooled(normalize=manifest.normalize or manifest.similarity == "cosine")
 
-    def make(self, of: Computed) -> Steps[Dense]:
-        vectors = yield from self._of_sequences(of)
+    def make(self, of: Computed) -> Dense:
+        vectors = self._of_sequences(of)
         return by_sequence(of.padding, self._as_dtype(vectors, self.dtype, of))
 
 
@@ -142,10 +142,10 @@ class PooledSpans(VectorsOutput[Ragged]):
     def num_pads(self, bundle: Bundle, padding: Padding) -> int:
         return 0
 
-    def make(self, of: Computed) -> Steps[Ragged]:
+    def make(self, of: Computed) -> Ragged:
         pooling, activations = self.pick(of.bundle), of.rows.activations
-        rows = yield from HeadRows.pooled_in(self.spans, pooling, activations, of.batch)
-        vectors = self._as_dtype((yield from self._vectors(rows, of)), self.dtype, of)
+        rows = HeadRows.pooled_in(self.spans, pooling, activations, of.batch)
+        vectors = self._as_dtype(self._vectors(rows, of), self.dtype, of)
         ends = self.spans.lengths.cumsum()[:-1]
         return Ragged(np.split(vectors, ends), has_own_lengths=True)
 
@@ -171,8 +171,8 @@ class PooledByDType(VectorsOutput[Parts]):
     def is_small(self) -> bool:
         return "float32" not in self.dtypes
 
-    def make(self, of: Computed) -> Steps[Parts]:
-        vectors = yield from self._of_sequences(of)
+    def make(self, of: Computed) -> Parts:
+        vectors = self._of_sequences(of)
         made = {dtype: self._as_dtype(vectors, dtype, of) for dtype in self.dtypes}
         return Parts({dtype: by_sequence(of.padding, own) for dtype, own in made.items()})
 

@@ -11,7 +11,6 @@ from addnorm.service.inference.outputs.output import Computed, Made_co, Output
 from addnorm.service.inference.outputs.values import NO_TOKEN, Array, ByRow, TopK, Value
 from addnorm.service.runtime.batch import Floats, Ints
 from addnorm.service.runtime.bundle import Bundle
-from addnorm.service.scheduling.cooperative import Steps
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -69,13 +68,13 @@ class PromptOutput(Output[Made_co]):
     def width(self, bundle: Bundle) -> int:
         return 1
 
-    def _logprobs(self, of: Computed, top_k: int) -> Steps[tuple[ByRow, Ints, Floats]]:
+    def _logprobs(self, of: Computed, top_k: int) -> tuple[ByRow, Ints, Floats]:
         """Log-probabilities of the tokens; and the most likely tokens after each, their ids and
         log-probabilities `[n, k]`."""
         rows = of.head_rows("every")
         # each row is asked for the token after it; a sequence's last for one that is not its own
         asked = np.roll(of.batch.tokens, -1)
-        following, token_ids, best = yield from token_logprobs(of.engine, rows, asked, top_k)
+        following, token_ids, best = token_logprobs(of.engine, rows, asked, top_k)
         logprobs, firsts = np.roll(following, 1), of.batch.offsets[:-1]
         logprobs[firsts] = 0.0
         check_finite(self.name, logprobs[:, None], rows.sequences)
@@ -86,8 +85,8 @@ class PromptOutput(Output[Made_co]):
 
 @dataclass(frozen=True, eq=False)
 class PromptLogprobs(PromptOutput[Logprobs]):
-    def make(self, of: Computed) -> Steps[Logprobs]:
-        own, *_ = yield from self._logprobs(of, 0)
+    def make(self, of: Computed) -> Logprobs:
+        own, *_ = self._logprobs(of, 0)
         return Logprobs(own)
 
 
@@ -104,6 +103,6 @@ class ScoredPrompts(PromptOutput[Scored]):
     def cost(self) -> Hashable:
         return self.name, self.top_k.bit_length()
 
-    def make(self, of: Computed) -> Steps[Scored]:
-        own, token_ids, best = yield from self._logprobs(of, self.top_k)
+    def make(self, of: Computed) -> Scored:
+        own, token_ids, best = self._logprobs(of, self.top_k)
         return Scored(own, TopK(self.laid_out(token_ids, of, NO_TOKEN), self.laid_out(best, of)))

@@ -16,7 +16,7 @@ from addnorm.service.inference.outputs.values import SparseVectors
 from addnorm.service.runtime.batch import Batch, Floats, Ints, Padding
 from addnorm.service.runtime.bundle import Bundle
 from addnorm.service.runtime.engine import Engine
-from addnorm.service.scheduling.cooperative import Steps
+from addnorm.service.scheduling.turns import checkpoint
 
 # Entries of sparse vectors for each token. SPLADE models have 1 to 10; models that were not trained
 # so have them for half of the vocabulary.
@@ -94,7 +94,7 @@ class Sparse(Output[SparseVectors]):
     def num_pads(self, bundle: Bundle, padding: Padding) -> int:
         return 0
 
-    def make(self, of: Computed) -> Steps[SparseVectors]:
+    def make(self, of: Computed) -> SparseVectors:
         width, limit = self.width(of.bundle), self.max_entries(of.bundle, of.batch)
         num_left = max(limit, width)  # one sequence alone is never rejected
         rows = of.head_rows(self.pick(of.bundle))
@@ -105,7 +105,7 @@ class Sparse(Output[SparseVectors]):
                 num_left -= len(found[-1][0])
             if num_left < 0:
                 raise _too_many_entries(of, limit)
-            yield
+            checkpoint()
         sequences = iter(found)
         none = np.empty(0, np.int64), np.empty(0, np.float32)
         by_row = [next(sequences) if length else none for length in of.padding.lengths.tolist()]

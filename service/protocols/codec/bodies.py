@@ -1,6 +1,6 @@
-"""Bytes of bodies -> values, in steps that hold up nobody. Knows no sockets."""
+"""Bytes of bodies -> values, in pieces that hold up nobody. Knows no sockets."""
 
-from functools import partial
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -10,12 +10,11 @@ from addnorm.service.protocols.codec.foreign_fields import IgnoredFields
 from addnorm.service.protocols.codec.negotiation import Headers, sent_type
 from addnorm.service.protocols.codec.safetensors_body import SAFETENSORS
 from addnorm.service.protocols.codec.validation import Body, fit, parse, validated
-from addnorm.service.scheduling.cooperative import CooperativePool, Done, Steps, one_step, run_now
 from addnorm.service.scheduling.deadline import Deadline
+from addnorm.service.scheduling.turns import Arguments, Done, Turns
 from addnorm.service.settings import Settings
 
-S_PER_BYTE = 1e-8  # about, of reading JSON
-MEDIUM_BYTES = 256 * 1024  # take about 10 ms, in steps that hold up nobody; 8 MB have one of 40 ms
+MEDIUM_BYTES = 256 * 1024  # take about 10 ms, in pieces that hold up nobody; 8 MB have one of 40 ms
 # What Python holds of JSON, about: for each value its object, and a place in a list and an array.
 # Values of few digits are objects that all share.
 VALUE_BYTES, VALUE_BYTES_PER_BYTE = 48, 9
@@ -28,37 +27,43 @@ class BodyReader:
     def __init__(
         self,
         settings: Settings,
-        readers: CooperativePool,
-        large_readers: CooperativePool,
+        readers: Turns,
+        large_readers: Turns,
     ) -> None:
         """readers: where bodies are read; large_readers: those above MEDIUM_BYTES, so that others
-        need not wait until a step of theirs ends."""
+        need not wait until a piece of theirs ends."""
         self._settings, self._readers, self._large_readers = settings, readers, large_readers
         self._ignored = IgnoredFields()
 
-    async def read(self, num_bytes: int, work: Steps[Done], deadline: Deadline) -> Done:
+    async def read(
+        self,
+        num_bytes: int,
+        deadline: Deadline,
+        work: Callable[Arguments, Done],
+        *args: Arguments.args,
+        **named: Arguments.kwargs,
+    ) -> Done:
         """What `work` makes of so many bytes."""
         if num_bytes <= QUICK_BYTES:
-            return run_now(work)
+            return work(*args, **named)
         readers = self._readers if num_bytes <= MEDIUM_BYTES else self._large_readers
-        return await readers.finish(work, deadline, num_bytes * S_PER_BYTE)
+        return await readers.run(deadline, work, *args, **named)
 
     async def read_json(self, model: type[Body], body: bytes, deadline: Deadline) -> Body:
         """The body as the model. InvalidInput names the field that does not fit."""
-        work = validated(model, body, self._settings, self._ignored.add)
-        return await self.read(len(body), work, deadline)
+        return await self.read(
+            len(body), deadline, validated, model, body, self._settings, self._ignored.add
+        )
 
     async def read_object(self, body: bytes, deadline: Deadline) -> dict[str, Any]:
         """The body's fields, for `fit`."""
-        return await self.read(len(body), parse(body, self._settings), deadline)
+        return await self.read(len(body), deadline, parse, body, self._settings)
 
     async def fit(
         self, model: type[Body], value: dict[str, Any], num_bytes: int, deadline: Deadline
     ) -> Body:
         """The body of so many bytes as the model, as `read_json` would."""
-        return await self.read(
-            num_bytes, one_step(partial(fit, model, value, self._ignored.add)), deadline
-        )
+        return await self.read(num_bytes, deadline, fit, model, value, self._ignored.add)
 
 
 def held_bytes(body: bytes, headers: Headers) -> int:

@@ -9,7 +9,7 @@ import orjson
 
 from addnorm.service.errors import BodyTooLarge, InvalidInput, NotAcceptable, UnsupportedMediaType
 from addnorm.service.protocols.codec.safetensors_body import SAFETENSORS
-from addnorm.service.scheduling.cooperative import Steps
+from addnorm.service.scheduling.turns import checkpoint
 
 JSON = "application/json"
 OCTETS = "application/octet-stream"
@@ -112,14 +112,14 @@ def wanted_coding(headers: Headers) -> str | None:
     return coding if coding in WINDOWS and quality else None
 
 
-def compress(parts: Sequence[bytes | memoryview], coding: str) -> Steps[list[bytes | memoryview]]:
+def compress(parts: Sequence[bytes | memoryview], coding: str) -> list[bytes | memoryview]:
     stream = zlib.compressobj(LEVEL, wbits=WINDOWS[coding])
     done: list[bytes | memoryview] = []
     for part in parts:
         for piece in sliced(part, STEP_BYTES):
             if made := stream.compress(piece):
                 done.append(made)
-            yield
+            checkpoint()
     return [*done, stream.flush()]
 
 
@@ -137,7 +137,7 @@ class Several(list[Any]):
     """Neighbouring items of an array that is made while it is written."""
 
 
-def written(value: Any, num_bytes: int) -> Steps[list[bytes | memoryview]]:
+def written(value: Any, num_bytes: int) -> list[bytes | memoryview]:
     """The value as JSON, numpy's arrays as lists, in parts of about STEP_BYTES.
 
     Joined they are the bytes of one `orjson.dumps`, which would hold the interpreter's lock to its
@@ -155,7 +155,7 @@ def written(value: Any, num_bytes: int) -> Steps[list[bytes | memoryview]]:
         if len(pending) >= STEP_BYTES:
             parts.append(bytes(pending))
             pending.clear()
-        yield
+        checkpoint()
     return [*parts, bytes(pending)]
 
 

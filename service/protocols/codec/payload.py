@@ -9,7 +9,6 @@ from numpy.typing import NDArray
 
 from addnorm.service.inference.request import InferenceResponse
 from addnorm.service.protocols.codec.negotiation import JSON, compress
-from addnorm.service.scheduling.cooperative import Steps
 
 NO_HEADERS: Mapping[str, str] = MappingProxyType({})
 Times = Callable[[Mapping[str, float]], Mapping[str, str]]  # seconds of the stages -> headers
@@ -29,7 +28,7 @@ class Payload(NamedTuple):
         return sum(map(len, self.parts))
 
 
-Encode = Callable[[InferenceResponse], Steps[Payload]]
+Encode = Callable[[InferenceResponse], Payload]
 
 
 def base64_of(vector: NDArray[Any]) -> str:
@@ -38,8 +37,8 @@ def base64_of(vector: NDArray[Any]) -> str:
     return base64.b64encode(vector.astype(little, copy=False).tobytes()).decode()
 
 
-def compressing(encode: Encode, coding: str, response: InferenceResponse) -> Steps[Payload]:
+def compressing(encode: Encode, coding: str, response: InferenceResponse) -> Payload:
     """`encode`, and the payload compressed."""
-    plain = yield from encode(response)
-    parts = yield from compress(plain.parts, coding)
+    plain = encode(response)
+    parts = compress(plain.parts, coding)
     return plain._replace(parts=parts, headers={**plain.headers, "content-encoding": coding})

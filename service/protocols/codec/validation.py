@@ -16,7 +16,7 @@ from addnorm.service.inference.outputs.output import Strict as Strict  # the bas
 from addnorm.service.protocols.codec import foreign_fields
 from addnorm.service.protocols.codec.foreign_fields import BOOLEANS
 from addnorm.service.protocols.codec.shown import shown
-from addnorm.service.scheduling.cooperative import Steps
+from addnorm.service.scheduling.turns import checkpoint
 from addnorm.service.settings import Settings
 
 NO_MEMORY = "Not enough memory"  # in orjson's words
@@ -56,16 +56,16 @@ def _nobody(name: str) -> None:
 
 def validated(
     model: type[Body], body: bytes, settings: Settings, ignored: Ignored = _nobody
-) -> Steps[Body]:
+) -> Body:
     """JSON -> the model. InvalidInput says in our words what does not fit. ignored: as of `fit`."""
-    value = yield from parse(body, settings)
+    value = parse(body, settings)
     return fit(model, value, ignored)
 
 
-def parse(body: bytes, settings: Settings) -> Steps[dict[str, Any]]:
+def parse(body: bytes, settings: Settings) -> dict[str, Any]:
     """JSON -> its object, which may hold any fields. Those that are null are left out.
 
-    Each step holds the interpreter's lock to its end, so the size of each is checked before it.
+    Each piece holds the interpreter's lock to its end, so the size of each is checked before it.
     """
     if len(body) > settings.max_json_bytes:
         raise BodyTooLarge(
@@ -73,21 +73,21 @@ def parse(body: bytes, settings: Settings) -> Steps[dict[str, Any]]:
             " tensors as bytes, or less at once"
         )
     if len(body) > UNCOUNTED_BYTES:
-        yield from _check_counts(body, settings)
+        _check_counts(body, settings)
     try:
         value = orjson.loads(body)
     except orjson.JSONDecodeError as error:
         if NO_MEMORY in str(error):
             raise MemoryError(NO_MEMORY) from None
         raise InvalidInput(f"the body is not a JSON object: {error}"[:200]) from None
-    yield
+    checkpoint()
     if not isinstance(value, dict):
         raise InvalidInput(f"the body is not a JSON object: got {shown(value)}")
     _check_each_key_once(body, value, settings)
-    yield
+    checkpoint()
     if b"null" in body:
         _drop_nulls(value)
-        yield
+        checkpoint()
     return value
 
 
@@ -319,7 +319,7 @@ def _max_keys(settings: Settings) -> int:
     return MAX_KEYS + MAX_FIELDS * settings.max_sequences
 
 
-def _check_counts(body: bytes, settings: Settings) -> Steps[None]:
+def _check_counts(body: bytes, settings: Settings) -> None:
     """Rejects bodies that are within their size, but take long to parse and so hold up others."""
     num_lists = _max_lists(settings)
     num_keys = _max_keys(settings)
@@ -336,7 +336,7 @@ def _check_counts(body: bytes, settings: Settings) -> Steps[None]:
     ):
         if body.count(character) > limit:
             break
-        yield
+        checkpoint()
     else:
         return
     numbers = dict.fromkeys(most, 0)
@@ -345,7 +345,7 @@ def _check_counts(body: bytes, settings: Settings) -> Steps[None]:
             numbers[character] += outside.count(character)
             if numbers[character] > limit:
                 raise InvalidInput(f"the body has more than {limit} {what}, the limit")
-        yield
+        checkpoint()
 
 
 def outside_strings(body: bytes, max_strings: int) -> Iterator[bytes]:

@@ -31,7 +31,6 @@ from addnorm.service.protocols.kserve.tensors import LENGTH_HEADER, NativeTensor
 from addnorm.service.protocols.route import Decoded, Route
 from addnorm.service.runtime.batch import Batch, Padding
 from addnorm.service.runtime.unpadding import from_grid
-from addnorm.service.scheduling.cooperative import Steps, one_step
 
 SEQUENCE = ("sequence_id", "sequence_start", "sequence_end")
 REFUSED = {
@@ -68,7 +67,7 @@ LENGTH = {
 
 
 # writes the wanted outputs of a response to the request with this id
-Write = Callable[[list[Wanted], str | None, InferenceResponse], Steps[Encoded]]
+Write = Callable[[list[Wanted], str | None, InferenceResponse], Encoded]
 
 
 async def infer(
@@ -94,8 +93,8 @@ async def infer(
         if own.normalize is None:
             own = own.model_copy(update={"normalize": model.bundle.manifest.normalize})
     else:
-        work = one_step(partial(_from_tensors, asked, contents))
-        batch, padding = await tools.bodies.read(call.num_bytes, work, call.deadline)
+        about = call.num_bytes, call.deadline
+        batch, padding = await tools.bodies.read(*about, _from_tensors, asked, contents)
     wanted = _wanted(asked, model, of_texts)
     request = InferenceRequest(
         model,
@@ -192,9 +191,7 @@ def _native(wanted: list[Wanted], own: Parameters) -> tuple[Output[Value], ...]:
     return tuple(pooled if kind is Pooled else kind() for kind in kinds)
 
 
-def encode(
-    wanted: list[Wanted], request_id: str | None, response: InferenceResponse
-) -> Steps[Payload]:
+def encode(wanted: list[Wanted], request_id: str | None, response: InferenceResponse) -> Payload:
     """InferenceResponse -> JSON, and the bytes of the outputs that go out so, not copied."""
     manifest, made = response.request.model.bundle.manifest, tensors_of(response)
     described: list[dict[str, Any]] = []
@@ -213,7 +210,7 @@ def encode(
         "model_version": str(manifest.version),
         "outputs": described,
     }
-    head = yield from written(body, response.num_bytes)
+    head = written(body, response.num_bytes)
     return (
         Payload([*head, *raw], OCTETS, {LENGTH_HEADER: str(sum(map(len, head)))})
         if raw

@@ -5,7 +5,6 @@ little-endian order, and these bytes.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
-from functools import partial
 from itertools import chain
 from typing import Any
 
@@ -23,7 +22,6 @@ from addnorm.service.protocols.texts.texts import TextsToTokenize
 from addnorm.service.protocols.texts.truncation import cuts
 from addnorm.service.runtime.batch import Batch, Padding
 from addnorm.service.runtime.tokenizing.tokenizer import Text
-from addnorm.service.scheduling.cooperative import one_step
 
 PREFIX = 4  # bytes of the number in front of each element
 
@@ -57,8 +55,7 @@ async def tokenized(
             f"{tensor.name}.shape is {tensor.shape}: send [texts], or [pairs, 2]", param=tensor.name
         )
     check_size(tensor.name, tensor.shape[0], "texts", tools.texts.settings.max_sequences)
-    work = one_step(partial(_texts, tensor, contents))
-    texts = await tools.bodies.read(call.num_bytes, work, call.deadline)
+    texts = await tools.bodies.read(call.num_bytes, call.deadline, _texts, tensor, contents)
     asked = TextsToTokenize.prompted(
         tensor.name, texts, cuts(tools, own.truncate), model, prompt_name
     )

@@ -5,10 +5,10 @@ from addnorm.service.protocols.codec import safetensors_body as tensors
 from addnorm.service.protocols.codec.negotiation import written
 from addnorm.service.protocols.codec.payload import Payload
 from addnorm.service.protocols.codec.safetensors_body import SAFETENSORS, Arrays
-from addnorm.service.scheduling.cooperative import Steps
+from addnorm.service.scheduling.turns import checkpoint
 
 
-def encode(response: InferenceResponse) -> Steps[Payload]:
+def encode(response: InferenceResponse) -> Payload:
     """InferenceResponse -> JSON, floats with the fewest digits that give the same float back."""
     request = response.request
     usage = {"real_tokens": request.batch.num_tokens, "pad_tokens": request.padding.num_pads}
@@ -18,17 +18,16 @@ def encode(response: InferenceResponse) -> Steps[Payload]:
         **{output.name: value.for_json() for output, value in response.values.items()},
         "usage": usage,
     }
-    return Payload((yield from written(body, response.num_bytes)))
+    return Payload(written(body, response.num_bytes))
 
 
-def encode_tensors(response: InferenceResponse) -> Steps[Payload]:
+def encode_tensors(response: InferenceResponse) -> Payload:
     """InferenceResponse -> safetensors: ragged rows end to end, with their lengths."""
-    yield
     request = response.request
     arrays: Arrays = {}
     for output, value in response.values.items():
         arrays |= value.tensors(output.name)
-        yield
+        checkpoint()
     if request.padding.mask is None:
         arrays["lengths"] = request.padding.lengths
     metadata = {

@@ -35,7 +35,6 @@ from addnorm.service.runtime.batch import Batch, Padding
 from addnorm.service.runtime.bundle import Bundle
 from addnorm.service.runtime.tokenizing.tokenizer import Text
 from addnorm.service.runtime.unpadding import from_grid, from_lists, from_rows
-from addnorm.service.scheduling.cooperative import one_step
 
 
 async def infer(asked: InferRequest, call: Call, tools: Tools) -> InferenceRequest:
@@ -48,8 +47,8 @@ async def infer_tensors(
 ) -> InferenceRequest:
     """The request for token ids as arrays. InvalidInput names the field."""
     model = call.model(tools.models, options.model)
-    work = one_step(partial(_from_arrays, arrays))
-    batch, padding = await tools.bodies.read(call.num_bytes, work, call.deadline)
+    about = call.num_bytes, call.deadline
+    batch, padding = await tools.bodies.read(*about, _from_arrays, arrays)
     found = await _token_spans(options, padding, call, tools)
     return _request(options, Read(model, batch, padding, found, _names(options, model.bundle)))
 
@@ -80,8 +79,8 @@ async def _read(asked: InferRequest, call: Call, tools: Tools) -> Read:
     model, prompt_name = call.model_and_prompt(tools.models, asked.model, asked.prompt_name)
     if asked.texts is not None:
         return await _read_texts(asked, asked.texts, model, prompt_name, call, tools)
-    work = one_step(partial(_from_lists, asked, prompt_name))
-    batch, padding = await tools.bodies.read(call.num_bytes, work, call.deadline)
+    about = call.num_bytes, call.deadline
+    batch, padding = await tools.bodies.read(*about, _from_lists, asked, prompt_name)
     found = await _token_spans(asked, padding, call, tools)
     return Read(model, batch, padding, found, _names(asked, model.bundle))
 
@@ -115,8 +114,10 @@ async def _read_texts(
     if asked.spans is None:
         return Read(model, *await tools.texts.tokenize(texts, call.deadline), None, names)
     batch, padding, encodings = await tools.texts.tokenize_with_offsets(texts, call.deadline)
-    work = spans.read(asked.spans, spans.in_texts(given, texts, encodings), asked.field)
-    found = await tools.bodies.read(call.num_bytes, work, call.deadline)
+    places = spans.in_texts(given, texts, encodings)
+    found = await tools.bodies.read(
+        call.num_bytes, call.deadline, spans.read, asked.spans, places, asked.field
+    )
     return Read(model, batch, padding, found, names)
 
 
@@ -124,8 +125,10 @@ async def _token_spans(asked: Options, padding: Padding, call: Call, tools: Tool
     """Spans from ranges of input_ids."""
     if asked.spans is None:
         return None
-    work = spans.read(asked.spans, spans.in_layout(padding), asked.field)
-    return await tools.bodies.read(call.num_bytes, work, call.deadline)
+    places = spans.in_layout(padding)
+    return await tools.bodies.read(
+        call.num_bytes, call.deadline, spans.read, asked.spans, places, asked.field
+    )
 
 
 async def _decode(bodies: Bodies, raw: RawRequest, call: Call, tools: Tools) -> Decoded:
@@ -136,8 +139,7 @@ async def _decode(bodies: Bodies, raw: RawRequest, call: Call, tools: Tools) -> 
         asked = await tools.bodies.read_json(bodies.request, raw.body, call.deadline)
         request = await infer(asked, call, tools)
     elif media_type == SAFETENSORS:
-        work = one_step(partial(tensors.read, raw.body))
-        found = await tools.bodies.read(len(raw.body), work, call.deadline)
+        found = await tools.bodies.read(len(raw.body), call.deadline, tensors.read, raw.body)
         options = await tools.bodies.read_json(bodies.options, found.request, call.deadline)
         request = await infer_tensors(options, found.arrays, call, tools)
     else:

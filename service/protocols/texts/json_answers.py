@@ -13,7 +13,6 @@ from addnorm.service.models.model import Model
 from addnorm.service.protocols.codec.negotiation import written
 from addnorm.service.protocols.codec.payload import Payload, base64_of
 from addnorm.service.protocols.texts.text_tasks import TextTask
-from addnorm.service.scheduling.cooperative import Steps
 from addnorm.service.tasks.classification import best
 from addnorm.service.tasks.similarity import similarities
 
@@ -28,8 +27,8 @@ class JsonAnswer:
     shape: Shape
     times: Callable[[InferenceRequest, Mapping[str, float]], Mapping[str, str]] | None = None
 
-    def __call__(self, response: InferenceResponse) -> Steps[Payload]:
-        parts = yield from written(self.shape(response), response.num_bytes)
+    def __call__(self, response: InferenceResponse) -> Payload:
+        parts = written(self.shape(response), response.num_bytes)
         return Payload(parts, times=self.times and partial(self.times, response.request))
 
 

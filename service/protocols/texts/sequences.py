@@ -1,6 +1,5 @@
 """Texts or token ids in one field, as OpenAI's routes take them: one or several, of one kind."""
 
-from functools import partial
 from typing import Annotated, Any, NamedTuple
 
 from pydantic import Field, PlainValidator, TypeAdapter
@@ -16,7 +15,6 @@ from addnorm.service.protocols.texts.texts import TextsToTokenize
 from addnorm.service.runtime.batch import Batch, Padding
 from addnorm.service.runtime.tokenizing.own_ids import Ends, has_ends
 from addnorm.service.runtime.unpadding import from_lists
-from addnorm.service.scheduling.cooperative import one_step
 
 Row = Annotated[list[int], Field(fail_fast=True)]  # a bad body must not cost a million errors
 Integers = Annotated[list[Row], Field(fail_fast=True)]
@@ -112,8 +110,8 @@ class SequencesToRead(NamedTuple):
             )
         rows = [ids for ids in sequences if isinstance(ids, list)]  # all of them
         is_checked = self.only_own and not tools.texts.settings.trust_token_ids
-        work = one_step(partial(self._ragged, rows, is_checked))
-        return await tools.bodies.read(call.num_bytes, work, call.deadline)
+        about = call.num_bytes, call.deadline
+        return await tools.bodies.read(*about, self._ragged, rows, is_checked)
 
     def _ragged(self, rows: list[list[int]], is_checked: bool) -> tuple[Batch, Padding]:
         made = from_lists(rows, field=self.field)

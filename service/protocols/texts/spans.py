@@ -13,7 +13,7 @@ from addnorm.service.inference.heads import Spans
 from addnorm.service.protocols.texts.texts import TextsToTokenize
 from addnorm.service.runtime.batch import Ints, Padding
 from addnorm.service.runtime.tokenizing.tokenizer import Text
-from addnorm.service.scheduling.cooperative import Steps
+from addnorm.service.scheduling.turns import checkpoint
 
 Range = Annotated[list[int], Field(min_length=2, max_length=2)]
 Ranges = Annotated[list[Annotated[list[Range], Field(fail_fast=True)]], Field(fail_fast=True)]
@@ -62,7 +62,7 @@ def in_texts(
             yield Places(places, len(text), "characters")
 
 
-def read(ranges: list[list[list[int]]], rows: Iterator[Places], field: str) -> Steps[Spans]:
+def read(ranges: list[list[list[int]]], rows: Iterator[Places], field: str) -> Spans:
     """InvalidInput names the range that does not fit. field: the caller's name for the rows."""
     found, lengths, start = list[tuple[int, int]](), list[int](), 0
     for row, places in enumerate(rows):
@@ -81,7 +81,7 @@ def read(ranges: list[list[list[int]]], rows: Iterator[Places], field: str) -> S
             found.append((start + first, start + last + 1))
         lengths.append(len(wanted))
         start += num_tokens
-        yield
+        checkpoint()
     if len(ranges) != len(lengths):
         raise InvalidInput(
             f"spans has {len(ranges)} lists, {field} has {len(lengths)}: send a list of ranges for"

@@ -1,22 +1,21 @@
-"""Parts of the work on texts, in steps: which texts are taken at once, what becomes of their
-tokens, and ids back to texts."""
+"""Parts of the work on texts: which are taken at once, what becomes of their tokens, and ids back
+to texts."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
 import orjson
-from tokenizers import Encoding
 
 from addnorm.service.errors import InvalidInput
 from addnorm.service.protocols.codec.negotiation import fragment
 from addnorm.service.runtime.batch import Batch, Padding
 from addnorm.service.runtime.tokenizing.tokenizer import Tokenizer, Tokens
 from addnorm.service.runtime.unpadding import from_lists
-from addnorm.service.scheduling.cooperative import Steps, one_step
+from addnorm.service.scheduling.turns import checkpoint
 
-STEP_TEXTS = 256  # tokenized in one step, however short: takes 2 ms where all tokens are shown
-STEP_IDS = 4096  # turned into texts in one step: takes about 5 ms; a longer row alone
+STEP_TEXTS = 256  # tokenized in one piece, however short: takes 2 ms where all tokens are shown
+STEP_IDS = 4096  # turned into texts in one piece: takes about 5 ms; a longer row alone
 Item = TypeVar("Item")
 
 
@@ -43,25 +42,16 @@ def portions(items: Sequence[Item], sizes: list[int], most: int) -> Iterator[Seq
     yield items[start:]
 
 
-def batched(steps: Steps[list[Tokens]]) -> Steps[tuple[Batch, Padding]]:
-    found = yield from steps
+def batched(found: Sequence[Tokens]) -> tuple[Batch, Padding]:
     types = None
     if any(tokens.types for tokens in found):
         types = [tokens.types or [0] * len(tokens) for tokens in found]
     return from_lists([tokens.ids for tokens in found], token_type_ids=types)
 
 
-def with_batch(
-    steps: Steps[list[Encoding]], tokenizer: Tokenizer
-) -> Steps[tuple[Batch, Padding, list[Encoding]]]:
-    encodings = yield from steps
-    batch, padding = yield from batched(one_step(lambda: list(map(tokenizer.tokens_of, encodings))))
-    return batch, padding, encodings
-
-
 def decoded_ids(
     field: str, rows: Sequence[Sequence[int]], skip_special_tokens: bool, of: Tokenizer, ref: str
-) -> Steps[list[orjson.Fragment]]:
+) -> list[orjson.Fragment]:
     texts = list[orjson.Fragment]()
     for portion in portions(rows, list(map(len, rows)), STEP_IDS):
         for row in portion:
@@ -69,7 +59,7 @@ def decoded_ids(
         # for several rows the library gives Python's global lock to others
         made = of.library.decode_batch(portion, skip_special_tokens=skip_special_tokens)
         texts += map(fragment, made)
-        yield
+        checkpoint()
     return texts
 
 

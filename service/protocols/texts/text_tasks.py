@@ -23,14 +23,14 @@ from addnorm.service.protocols.texts.task_options import (
 )
 from addnorm.service.protocols.texts.texts import TextsToTokenize, check_single
 from addnorm.service.runtime.batch import Batch, Ints, Padding
-from addnorm.service.scheduling.cooperative import Steps
+from addnorm.service.scheduling.turns import checkpoint
 from addnorm.service.tasks import classification, fill_mask, tagging
 from addnorm.service.tasks.classification import Function
 from addnorm.service.tasks.pieces import Pieces
 
 LABEL_BYTES = 60  # of a label and its score as JSON, about, beside the label's own
 ENTITY_BYTES = 150  # of an entity, beside the text's own
-STEP_TARGETS = 32  # tokenized in one step
+STEP_TARGETS = 32  # tokenized in one piece
 
 
 class TextTask(NamedTuple):
@@ -156,9 +156,9 @@ async def fill_masks(
     pieces = Pieces.of(tools.texts.tokenizer(texts).library)
     batch, padding = await tools.texts.tokenize(texts, call.deadline)
     sent = options.targets or []
-    work = _masks(texts.field, batch, sent, pieces)
-    num_characters = batch.num_tokens + sum(map(len, sent))
-    masks = await tools.texts.run(work, len(batch) + len(sent), num_characters, call.deadline)
+    num_texts, num_characters = len(batch) + len(sent), batch.num_tokens + sum(map(len, sent))
+    about = texts.field, batch, sent, pieces
+    masks = await tools.texts.run(num_texts, num_characters, call.deadline, _masks, *about)
 
     def finish(response: InferenceResponse) -> Iterator[Any]:
         rows = iter(response.value(LogitsAt).joined)
@@ -188,18 +188,18 @@ class _Masks(NamedTuple):
     text_bytes: int
 
 
-def _masks(field: str, batch: Batch, targets: Sequence[str], pieces: Pieces) -> Steps[_Masks]:
+def _masks(field: str, batch: Batch, targets: Sequence[str], pieces: Pieces) -> _Masks:
     ids = np.split(batch.tokens, batch.offsets[1:-1])
     positions, text_bytes = list[list[int]](), 0
     for index, own in enumerate(ids):
         positions.append(found := fill_mask.mask_positions(own, pieces, f"{field}[{index}]"))
         text_bytes += len(found) * json_bytes(pieces.texts([own.tolist()], len(found) == 1))
-        yield
+        checkpoint()
     known = dict[int, None]()
     for start in range(0, len(targets), STEP_TARGETS):
         some = targets[start : start + STEP_TARGETS]
         known |= dict.fromkeys(fill_mask.target_ids(some, pieces))
-        yield
+        checkpoint()
     starts = zip(batch.offsets.tolist(), positions, strict=False)
     places = np.array([start + place for start, own in starts for place in own], np.int64)
     return _Masks(ids, positions, places, list(known) or None, text_bytes)

@@ -18,20 +18,18 @@ from addnorm.service.errors import EmptyInput, InvalidInput
 from addnorm.service.models.model import Model
 from addnorm.service.protocols.texts.places import Place, in_list
 from addnorm.service.protocols.texts.sizes import check_pairs, check_size
-from addnorm.service.protocols.texts.text_steps import batched, decoded_ids, portions, with_batch
+from addnorm.service.protocols.texts.text_steps import batched, decoded_ids, portions
 from addnorm.service.runtime.batch import Batch, Padding
 from addnorm.service.runtime.manifest import InputType
 from addnorm.service.runtime.tokenizing.tokenizer import CannotCut, Text, Tokenizer, num_characters
-from addnorm.service.scheduling.cooperative import CooperativePool, Done, Steps, run_now
 from addnorm.service.scheduling.deadline import Deadline
 from addnorm.service.scheduling.gate import Gate
+from addnorm.service.scheduling.turns import Arguments, Done, Turns, checkpoint
 from addnorm.service.settings import Settings
 
 QUICK_CHARACTERS = 256  # take about 0.1 ms, as long as a change of threads, and 2 ms at worst
-STEP_CHARACTERS = 8192  # tokenized in one step: takes about 5 ms, 70 ms at worst
-S_PER_CHARACTER = 1e-6  # about, of tokenizing
-# empty ones take time too: about 8 us each where all of their tokens are shown
-QUICK_TEXTS, S_PER_TEXT = 32, 8e-6
+STEP_CHARACTERS = 8192  # tokenized in one piece: takes about 5 ms, 70 ms at worst
+QUICK_TEXTS = 32  # empty ones take time too: about 8 us where all of their tokens are shown
 Made = TypeVar("Made", bound=Sized)  # of one text
 
 
@@ -155,31 +153,43 @@ class TextsToTokenize(NamedTuple):
 
 
 class TextReader:
-    """Tokenizes texts, in steps by which requests take turns."""
+    """Tokenizes texts: few at once, many in turns."""
 
-    def __init__(self, settings: Settings, gate: Gate, threads: CooperativePool) -> None:
-        """threads: where long texts are tokenized. Not those that read or encode, whose steps are
+    def __init__(self, settings: Settings, gate: Gate, turns: Turns) -> None:
+        """turns: where long texts are tokenized. Not those that read or encode, whose pieces are
         longer."""
-        self.settings, self._gate, self._threads = settings, gate, threads
+        self.settings, self._gate, self._turns = settings, gate, turns
 
     async def tokenize(self, asked: TextsToTokenize, deadline: Deadline) -> tuple[Batch, Padding]:
         """Ragged sequences with special tokens. InvalidInput for a text that is too long."""
-        work = partial(self.tokenizer(asked).tokens, truncate=asked.truncate, left=asked.left)
-        return await self._finish(asked, batched(self._checked(asked, work)), deadline)
+        tokenizer = self.tokenizer(asked)
+
+        def work() -> tuple[Batch, Padding]:
+            tokens = partial(tokenizer.tokens, truncate=asked.truncate, left=asked.left)
+            return batched(self._checked(asked, tokens, tokenizer.max_text_tokens))
+
+        return await self._work(asked, deadline, work)
 
     async def tokenize_with_offsets(
         self, asked: TextsToTokenize, deadline: Deadline
     ) -> tuple[Batch, Padding, list[Encoding]]:
         """Tokenizes as `tokenize` does, with words and offsets, which take longer."""
         tokenizer = self.tokenizer(asked)
-        found = self._checked(asked, partial(tokenizer.encode, truncate=asked.truncate))
-        return await self._finish(asked, with_batch(found, tokenizer), deadline)
+
+        def work() -> tuple[Batch, Padding, list[Encoding]]:
+            encode = partial(tokenizer.encode, truncate=asked.truncate)
+            encodings = self._checked(asked, encode, tokenizer.max_text_tokens)
+            tokens = list(map(tokenizer.tokens_of, encodings))
+            checkpoint()
+            return *batched(tokens), encodings
+
+        return await self._work(asked, deadline, work)
 
     def _checked(
-        self, asked: TextsToTokenize, work: Callable[[Sequence[Text]], list[Made]]
-    ) -> Steps[list[Made]]:
-        """InvalidInput for a text that is too long, or has no tokens."""
-        limit = self.tokenizer(asked).max_text_tokens
+        self, asked: TextsToTokenize, work: Callable[[Sequence[Text]], list[Made]], limit: int
+    ) -> list[Made]:
+        """What `work` makes of each text. InvalidInput for one with more tokens than the limit, or
+        with none."""
 
         def check(index: int, made: Made) -> None:
             if len(made) > limit:
@@ -190,7 +200,7 @@ class TextReader:
                     param=asked.field,
                 )
 
-        return _in_steps(asked, work, check, self.settings.max_tokens)
+        return _in_portions(asked, work, check, self.settings.max_tokens)
 
     async def tokenize_with(
         self,
@@ -199,25 +209,32 @@ class TextReader:
         deadline: Deadline,
     ) -> list[Made]:
         """What `work` makes of each text, by its deadline and while its caller is there."""
-        steps = _in_steps(asked, work, lambda index, made: None, self.settings.max_tokens)
-        return await self._finish(asked, steps, deadline)
+        unchecked, most = lambda index, made: None, self.settings.max_tokens
+        return await self._work(asked, deadline, lambda: _in_portions(asked, work, unchecked, most))
 
-    async def _finish(self, asked: TextsToTokenize, steps: Steps[Done], deadline: Deadline) -> Done:
+    async def _work(
+        self, asked: TextsToTokenize, deadline: Deadline, work: Callable[[], Done]
+    ) -> Done:
         """The texts count as part of the body, until that is decoded."""
         holdings = deadline.holdings
         held = holdings.amounts.get("bodies", 0) + num_bytes(asked.texts)
         self._gate.hold(holdings, "bodies", held)
-        return await self.run(steps, len(asked.texts), sum(asked.sizes()), deadline)
+        return await self.run(len(asked.texts), sum(asked.sizes()), deadline, work)
 
     async def run(
-        self, steps: Steps[Done], num_texts: int, num_characters: int, deadline: Deadline
+        self,
+        num_texts: int,
+        num_characters: int,
+        deadline: Deadline,
+        work: Callable[Arguments, Done],
+        *args: Arguments.args,
+        **named: Arguments.kwargs,
     ) -> Done:
-        """What the steps make of so many texts, together of so many characters: at once if both
-        are few, else by turns."""
+        """What is made of so many texts, together of so many characters: at once if both are few,
+        else by turns."""
         if num_characters <= QUICK_CHARACTERS and num_texts <= QUICK_TEXTS:
-            return run_now(steps)
-        expected_s = num_characters * S_PER_CHARACTER + num_texts * S_PER_TEXT
-        return await self._threads.finish(steps, deadline, expected_s)
+            return work(*args, **named)
+        return await self._turns.run(deadline, work, *args, **named)
 
     async def decode(
         self,
@@ -234,8 +251,8 @@ class TextReader:
         num = sum(map(len, rows))
         check_size(field, len(rows), "lists", self.settings.max_sequences)
         check_size(field, num, "ids", self.settings.max_tokens)
-        steps = decoded_ids(field, rows, skip_special_tokens, model.tokenizer, model.bundle.ref)
-        return await self.run(steps, len(rows), num, deadline)
+        about = field, rows, skip_special_tokens, model.tokenizer, model.bundle.ref
+        return await self.run(len(rows), num, deadline, decoded_ids, *about)
 
     def check_pairs(self, asked: TextsToTokenize, field: str, num: int) -> None:
         """InvalidInput if the texts, each with every one of so many of another field, are too many
@@ -298,12 +315,12 @@ def check_single(field: str, texts: Sequence[Text], option: str | None = None) -
     raise InvalidInput(f"{option} is set, but {pair}: it is for single texts", param=option)
 
 
-def _in_steps(
+def _in_portions(
     asked: TextsToTokenize,
     work: Callable[[Sequence[Text]], list[Made]],
     check: Callable[[int, Made], None],
     limit: int,
-) -> Steps[list[Made]]:
+) -> list[Made]:
     """limit: of the tokens of all texts; the work ends as soon as there are more."""
     done: list[Made] = []
     num_tokens = 0
@@ -322,7 +339,7 @@ def _in_steps(
                 f"{asked.field} has more than {limit} tokens, the limit: send less at once",
                 param=asked.field,
             )
-        yield
+        checkpoint()
     return done
 
 

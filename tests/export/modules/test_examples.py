@@ -9,8 +9,7 @@ import pytest
 import torch
 
 from addnorm.export.sources.original import tensor_of
-from tests.conftest import inference_of, serving
-from tests.support import web
+from tests.conftest import client_of, inference_of
 from tests.support.people.examples import EXAMPLES, padded_left
 
 LIMIT = 1e-5
@@ -44,7 +43,7 @@ def test_a_tutorial_is_served_as_it_answers(
         words = text.split() if "LABELS" in found else text
         known = found["VOCABULARY"]
         rows.append([known[word] if word in known else known["<unk>"] for word in words])
-    with serving(inference_of(tmp_path)) as url, web.client(base_url=url) as client:
+    with client_of(inference_of(tmp_path)) as client:
         entry = client.get("/v1/models").json()["data"][0]
         ask = {"model": entry["id"], "outputs": [output]}
         if output == "logits" and entry["config"]["causal"]:

@@ -8,8 +8,7 @@ import torch
 from addnorm.export import export_bundle
 from addnorm.export.certificate.cases import cases
 from addnorm.service.runtime import selfcheck
-from tests.conftest import inference_of, serving
-from tests.support import web
+from tests.conftest import client_of, inference_of
 from tests.support.people import Annotated
 
 
@@ -22,7 +21,7 @@ def test_a_pad_by_its_id_is_refused_in_a_sequence_and_served_around(tmp_path: Pa
     assert sum(map(len, compared)) > 100
     assert not any(0 in ids for ids in compared)
     assert 0 not in selfcheck.sequences(bundle.manifest.limits, [5, 60]).tokens
-    with serving(inference_of(tmp_path)) as url, web.client(base_url=url) as client:
+    with client_of(inference_of(tmp_path)) as client:
         ask = {
             "model": "own",
             "input_ids": [[0, 0, 7, 8, 9], [0, 3, 4, 5, 6]],

@@ -19,7 +19,6 @@ from addnorm.service.protocols.codec.validation import validated
 from addnorm.service.protocols.native.native_schema import INFER
 from addnorm.service.protocols.texts.texts import num_bytes
 from addnorm.service.runtime.unpadding import from_lists
-from addnorm.service.scheduling.cooperative import run_now
 from addnorm.service.settings import Settings
 
 DRAWS = random.Random(0)
@@ -51,7 +50,7 @@ def test_a_parsed_body_counts_as_what_python_holds_of_it(name: str) -> None:
     body = orjson.dumps(BODIES[name]())
     gc.collect()
     tracemalloc.start()
-    asked = run_now(validated(INFER.request, body, Settings()))
+    asked = validated(INFER.request, body, Settings())
     batch = from_lists(asked.input_ids, asked.attention_mask) if asked.input_ids else None
     held, _ = tracemalloc.get_traced_memory()
     tracemalloc.stop()

@@ -20,7 +20,6 @@ from addnorm.service.protocols.codec.negotiation import STEP_BYTES
 from addnorm.service.protocols.route import Decoded, Route
 from addnorm.service.protocols.serving import decode
 from addnorm.service.protocols.table import PROTOCOLS
-from addnorm.service.scheduling.cooperative import run_now
 from addnorm.service.scheduling.deadline import Deadline
 from addnorm.service.server.wiring import Service
 from addnorm.service.telemetry.request_context import RequestContext
@@ -168,10 +167,10 @@ def test_no_answer_holds_more_than_was_estimated(service: Service, case: str) ->
     estimated = check(request, service.settings)
     (output,) = request.outputs
     response = InferenceResponse(request, {type(output): value_of(request)}, estimated)
-    run_now(encode(response))  # what is imported or cached at first is of no request
+    encode(response)  # what is imported or cached at first is of no request
     tracemalloc.start()
     try:
-        payload = run_now(encode(response))
+        payload = encode(response)
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()

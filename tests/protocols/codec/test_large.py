@@ -34,7 +34,7 @@ from addnorm.service.protocols.codec.negotiation import (
 from addnorm.service.protocols.codec.shown import shown
 from addnorm.service.protocols.codec.validation import BLOCK_BYTES, parse, validated
 from addnorm.service.protocols.native.native_schema import INFER
-from addnorm.service.scheduling.cooperative import Steps, run_now
+from addnorm.service.scheduling.turns import checkpoint
 from addnorm.service.server.wiring import build
 from addnorm.service.settings import Settings
 from tests.conftest import Serve, serving
@@ -75,7 +75,7 @@ VALUES: dict[str, Any] = {
 def test_json_in_pieces_is_the_json_of_one(name: str) -> None:
     whole = orjson.dumps(VALUES[name], option=orjson.OPT_SERIALIZE_NUMPY)
     for num_bytes in (len(whole), 10 * STEP_BYTES):
-        assert b"".join(run_now(written(VALUES[name], num_bytes))) == whole
+        assert b"".join(written(VALUES[name], num_bytes)) == whole
 
 
 def lazy(value: Any) -> Any:
@@ -90,11 +90,11 @@ def test_json_of_what_is_made_while_it_is_written_is_the_same(num_bytes: int) ->
     values = ([], [[], [[]], 1], {"a": [{"b": [1.5, "c"]}, None], "d": "e"}, VALUES["embeddings"])
     for value in values:
         whole = orjson.dumps(value, option=orjson.OPT_SERIALIZE_NUMPY)
-        assert b"".join(run_now(written(lazy(value), num_bytes))) == whole
+        assert b"".join(written(lazy(value), num_bytes)) == whole
     flat = {"a": [1, 2, 3], "b": []}
     some = (Several([1]), Several(), Several([2, 3]), Several())
     parts = {"a": iter(some), "b": iter([Several()])}
-    assert b"".join(run_now(written(parts, num_bytes))) == orjson.dumps(flat)
+    assert b"".join(written(parts, num_bytes)) == orjson.dumps(flat)
 
 
 def test_of_what_is_made_while_it_is_written_only_the_json_is_held() -> None:
@@ -102,7 +102,7 @@ def test_of_what_is_made_while_it_is_written_only_the_json_is_held() -> None:
     rows = ({"values": [float(n)] * 1000} for n in range(1000))
     tracemalloc.start()
     try:
-        parts = run_now(written(rows, 10 * STEP_BYTES))
+        parts = written(rows, 10 * STEP_BYTES)
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
@@ -125,7 +125,7 @@ def test_no_more_is_written_in_one_go_than_a_piece(
         return whole(value)
 
     monkeypatch.setattr(content, "_dumped", dumped)
-    parts = run_now(written(VALUES[name], 10 * STEP_BYTES))
+    parts = written(VALUES[name], 10 * STEP_BYTES)
     assert max(sizes) <= STEP_VALUES
     assert max(map(len, parts)) < 4 * STEP_BYTES
 
@@ -138,7 +138,7 @@ def test_what_is_compressed_in_pieces_is_whole(coding: str) -> None:
         memoryview(floats(500_000)).cast("B"),
         b"end",
     ]
-    body = b"".join(run_now(compress(parts, coding)))
+    body = b"".join(compress(parts, coding))
     plain = gzip.decompress(body) if coding == "gzip" else zlib.decompress(body)
     assert plain == b"".join(parts)
 
@@ -158,7 +158,7 @@ def test_json_has_a_limit_of_its_own() -> None:
     with pytest.raises(
         BodyTooLarge, match=f"{len(body)} bytes of JSON, the limit is {SETTINGS.max_json_bytes}"
     ):
-        run_now(validated(INFER.request, body, SETTINGS))
+        validated(INFER.request, body, SETTINGS)
 
 
 OK_TEXT = 'a\\\\\\"' + "\\" * 5  # backslashes and quotes, escaped
@@ -175,7 +175,7 @@ TEXTS = [
 @pytest.mark.parametrize("shift", range(4))
 def test_what_stands_in_strings_is_not_counted_wherever_a_block_ends(text: str, shift: int) -> None:
     body = orjson.dumps({"model": "m" * shift, "texts": [text, ":,[{" * 100_000, text, text]})
-    assert run_now(validated(INFER.request, body, SETTINGS)).texts == [
+    assert validated(INFER.request, body, SETTINGS).texts == [
         text,
         ":,[{" * 100_000,
         text,
@@ -183,7 +183,7 @@ def test_what_stands_in_strings_is_not_counted_wherever_a_block_ends(text: str, 
     ]
     bad = body[:-1] + b"".join(b',"k%d":0' % n for n in range(9193)) + b"}"
     with pytest.raises(InvalidInput, match="more than 9192 keys"):
-        run_now(validated(INFER.request, bad, SETTINGS))
+        validated(INFER.request, bad, SETTINGS)
 
 
 @pytest.mark.parametrize(
@@ -303,12 +303,12 @@ def test_bodies_that_wait_to_be_read_count_among_those_held(
             web.post(f"{url}/v1/infer", content=body, headers=headers, timeout=60).status_code
         )
 
-    def held(*arguments: Any) -> Steps[Any]:
+    def held(*arguments: Any) -> Any:
         """Waits before it reads, as if the others' reading came first."""
         while not go.is_set():
             time.sleep(0.002)
-            yield
-        return (yield from read(*arguments))
+            checkpoint()
+        return read(*arguments)
 
     read, go = bodies.validated, threading.Event()
     monkeypatch.setattr(bodies, "validated", held)
@@ -328,4 +328,4 @@ def test_bodies_that_wait_to_be_read_count_among_those_held(
 def test_as_many_documents_of_several_fields_are_read_as_a_request_may_have() -> None:
     documents = [{"text": "a", "title": "b", "url": "c"}] * SETTINGS.max_sequences
     body = orjson.dumps({"query": "q", "documents": documents})
-    assert len(run_now(parse(body, SETTINGS))["documents"]) == SETTINGS.max_sequences
+    assert len(parse(body, SETTINGS)["documents"]) == SETTINGS.max_sequences

@@ -10,8 +10,7 @@ import httpx
 import orjson
 import pytest
 
-from tests.conftest import inference_of, serving
-from tests.support import web
+from tests.conftest import client_of, inference_of
 from tests.support.task_models import DEFAULTS, MAX_TEXT_TOKENS
 
 MAX_SEQUENCES, MAX_TOKENS = 8, 128
@@ -177,7 +176,7 @@ ROWS += [
 def client(task_bundles: Path) -> Iterator[httpx.Client]:
     limits = {"max_sequences": MAX_SEQUENCES, "max_tokens": MAX_TOKENS}
     service = inference_of(task_bundles, default_models=DEFAULTS, **limits)
-    with serving(service) as url, web.client(base_url=url) as client:
+    with client_of(service) as client:
         yield client
 
 

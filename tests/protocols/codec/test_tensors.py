@@ -17,8 +17,7 @@ from addnorm.service.inference.outputs.values import Dense
 from addnorm.service.protocols.codec.negotiation import JSON, negotiate, wanted_coding
 from addnorm.service.protocols.codec.safetensors_body import SAFETENSORS
 from addnorm.service.runtime.batch import Batch, Rows
-from tests.conftest import Ask, inference_of, serving
-from tests.support import web
+from tests.conftest import Ask, client_of, inference_of
 
 IDS = np.array([[1, 3, 4, 0], [0, 5, 0, 2]])
 MASK = np.array([[1, 1, 1, 0], [0, 1, 0, 1]])
@@ -110,7 +109,7 @@ def huge(small: Path) -> Iterator[httpx.Client]:
         return rows._replace(activations=rows.activations * np.float32(1e6))
 
     line.run = line.run_on_all_cores = enlarged
-    with serving(inference) as url, web.client(base_url=url, timeout=30) as client:
+    with client_of(inference, timeout=30) as client:
         yield client
 
 

@@ -1,9 +1,10 @@
-"""Texts and ids in steps: which work is left to threads, and texts of ids like the library's."""
+"""Texts and ids in pieces: which work is left to threads, and texts of ids like the library's."""
 
 import asyncio
 import sys
 import threading
 import time
+from collections.abc import Callable
 from itertools import pairwise
 from typing import Any
 
@@ -13,7 +14,6 @@ from tokenizers import Tokenizer
 
 from addnorm.service.protocols.texts.text_steps import STEP_TEXTS, decoded_ids, portions
 from addnorm.service.protocols.texts.texts import QUICK_CHARACTERS, QUICK_TEXTS, TextReader
-from addnorm.service.scheduling.cooperative import one_step, run_now
 from addnorm.service.scheduling.deadline import Deadline
 from addnorm.service.settings import Settings
 from tests.support.language_model import tokenizer as of_bytes
@@ -22,15 +22,14 @@ from tests.support.pipelines import tokenizer as of_family
 from tests.support.scheduling import gate_of
 
 
-class Pool:
-    """Threads that note what is left to them."""
+class Noted:
+    """Turns that count what is left to them."""
 
-    def __init__(self) -> None:
-        self.expected_s: list[float] = []
+    num_works = 0
 
-    async def finish(self, steps: Any, deadline: Deadline, expected_s: float) -> Any:
-        self.expected_s.append(expected_s)
-        return run_now(steps)
+    async def run(self, deadline: Deadline, work: Callable[[], Any]) -> Any:
+        self.num_works += 1
+        return work()
 
 
 @pytest.mark.parametrize(
@@ -44,15 +43,14 @@ class Pool:
 def test_many_empty_texts_are_no_quick_work(
     num_texts: int, num_characters: int, is_quick: bool
 ) -> None:
-    pool: Any = Pool()
-    reader = TextReader(Settings(), gate_of(1, 1000), pool)
-    work = reader.run(one_step(lambda: "done"), num_texts, num_characters, Deadline(60))
+    turns: Any = Noted()
+    reader = TextReader(Settings(), gate_of(1, 1000), turns)
+    work = reader.run(num_texts, num_characters, Deadline(60), lambda: "done")
     assert asyncio.run(work) == "done"
-    assert len(pool.expected_s) == (not is_quick)
-    assert all(seconds > 0 for seconds in pool.expected_s)
+    assert turns.num_works == (not is_quick)
 
 
-def test_a_step_has_few_items_of_little_size_or_one_that_is_large() -> None:
+def test_a_piece_has_few_items_of_little_size_or_one_that_is_large() -> None:
     sizes = [0] * 600 + [5, 6, 20, 1, 2]
     found = list(portions(range(len(sizes)), sizes, 10))
     assert [index for portion in found for index in portion] == list(range(len(sizes)))
@@ -74,7 +72,7 @@ def test_texts_of_ids_are_the_librarys(family: str, plain: bool) -> None:
     num = library.get_vocab_size()
     rows = [[(7 * place + row) % num for place in range(row % 90)] for row in range(300)]
     rows += [[place % num for place in range(9000)], []]
-    texts = run_now(decoded_ids("ids", rows, plain, fake(library), "model"))
+    texts = decoded_ids("ids", rows, plain, fake(library), "model")
     assert orjson.loads(orjson.dumps(texts)) == [
         library.decode(row, skip_special_tokens=plain) for row in rows
     ]
@@ -89,7 +87,7 @@ def test_others_go_on_while_a_long_row_is_decoded() -> None:
 
 def _longest_gap_share(row: list[int], of: Any) -> float:
     """The longest time that this thread stood still, of the whole."""
-    work = threading.Thread(target=lambda: run_now(decoded_ids("ids", [row], True, of, "model")))
+    work = threading.Thread(target=lambda: decoded_ids("ids", [row], True, of, "model"))
     interval = sys.getswitchinterval()
     sys.setswitchinterval(1e-4)
     try:

@@ -11,8 +11,7 @@ import pytest
 from addnorm.model.presets import PRESETS
 from addnorm.service import VERSION
 from addnorm.service.protocols.kserve.schema import V2InferResponse
-from tests.conftest import inference_of, serving
-from tests.support import web
+from tests.conftest import client_of, inference_of
 
 
 def test_metadata_states_the_widths(client: httpx.Client) -> None:
@@ -30,12 +29,13 @@ def test_metadata_states_the_widths(client: httpx.Client) -> None:
         ("input_ids", "INT64", [-1, -1]),
         ("attention_mask", "INT64", [-1, -1]),
     ]
+    num_norms = 2 * client.get("/v1/models/gpt").json()["config"]["n_layers"] + 1
     assert {o["name"]: o["shape"] for o in metadata["outputs"]} == {
         "activations": [-1, -1, 128],
         "logits": [-1, -1, 1000],
         "pooled": [-1, 128],
-        "norm_mean": [-1, -1, 9],
-        "norm_rstd": [-1, -1, 9],
+        "norm_mean": [-1, -1, num_norms],
+        "norm_rstd": [-1, -1, num_norms],
     }
     assert client.get("/v2/models/gpt/ready").json() == {"name": "gpt", "ready": True}
 
@@ -97,7 +97,7 @@ GOOD = {"inputs": [IDS]}
 
 def test_statistics_count_requests_sequences_and_micro_batches(notebook: Path) -> None:
     service = inference_of(notebook.parent.parent, worker_threads=1, invariance_check_share=0)
-    with serving(service) as url, web.client(base_url=url) as client:
+    with client_of(service) as client:
         before = client.get("/v2/models/notebook/stats").json()["model_stats"][0]
         for name in ("last_inference", "inference_count", "execution_count"):
             assert before[name] == 0
@@ -150,10 +150,7 @@ def test_models_are_counted_apart(client: httpx.Client) -> None:
 
 @pytest.fixture(scope="module")
 def admin(bundles: Path) -> Iterator[httpx.Client]:
-    with (
-        serving(inference_of(bundles, admin=True)) as url,
-        web.client(base_url=url, timeout=60) as client,
-    ):
+    with client_of(inference_of(bundles, admin=True)) as client:
         yield client
 
 

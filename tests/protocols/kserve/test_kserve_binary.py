@@ -10,8 +10,7 @@ import httpx
 import numpy as np
 import pytest
 
-from tests.conftest import inference_of, serving
-from tests.support import web
+from tests.conftest import client_of, inference_of
 from tests.support.v2_bodies import LENGTH, body, parted, tensors
 
 IDS = np.array([[1, 3, 4, 0, 0], [0, 5, 0, 2, 1]])
@@ -155,10 +154,7 @@ def test_a_bomb_is_rejected_and_memory_stays_flat(notebook: Path) -> None:
         coding: make(bytes(256 * LIMIT))
         for coding, make in (("gzip", gzip.compress), ("deflate", zlib.compress))
     }
-    with (
-        serving(inference_of(notebook.parent.parent, max_body_bytes=LIMIT)) as url,
-        web.client(base_url=url) as client,
-    ):
+    with client_of(inference_of(notebook.parent.parent, max_body_bytes=LIMIT)) as client:
         post(client, good())
         tracemalloc.start()
         for coding, bomb in bombs.items():

@@ -17,7 +17,6 @@ from addnorm.service.protocols.kserve.repository_extension import states
 from addnorm.service.protocols.kserve.statistics_extension import statistics
 from addnorm.service.protocols.route import Parts
 from addnorm.service.protocols.serving import FINGERPRINT_HEADER, server_timing
-from addnorm.service.scheduling.cooperative import one_step
 
 INFERENCE, HEALTH = "inference.GRPCInferenceService", "grpc.health.v1.Health"
 SERVICES = ("", INFERENCE, HEALTH)  # that the health service is asked for
@@ -92,15 +91,14 @@ async def model_infer(parts: Parts, receive: Receive, call: Call) -> Answer:
     num_held = infer_message.held_bytes(body, parts.settings)
     context.decoded_from = time.monotonic()
     path.gate.hold(context.holdings, "bodies", num_held)
-    work = one_step(partial(infer_message.read, body))
-    message, asked = await tools.bodies.read(len(body), work, call.deadline)
+    message, asked = await tools.bodies.read(len(body), call.deadline, infer_message.read, body)
     version = {"version": message.model_version} if message.model_version else {}
     names = {"model": message.model_name, **version}
     call = call._replace(num_bytes=len(body), names=names)
     contents = infer_message.contents(message)
     request, encode = await infer.infer(asked, contents, call, tools, infer_message.write)
     path.gate.hold(context.holdings, "bodies", 0)
-    del body, message, asked, contents, work  # not to be held while the answer is computed
+    del body, message, asked, contents  # not to be held while the answer is computed
     encoded, request = await path.answer(call, request._replace(binary=True), encode)
     fingerprint = {FINGERPRINT_HEADER: request.fingerprint}
     return Answer(encoded, fingerprint | server_timing(context.stages_s))

@@ -16,7 +16,7 @@ from addnorm.service.protocols.kserve.over_grpc.messages import message_types, p
 from addnorm.service.protocols.kserve.schema import V2InferRequest
 from addnorm.service.protocols.kserve.tensors import KINDS
 from addnorm.service.protocols.kserve.text_tensor import PREFIX
-from addnorm.service.scheduling.cooperative import Steps
+from addnorm.service.scheduling.turns import checkpoint
 from addnorm.service.settings import Settings
 
 # Bytes held for each byte of a message: itself, what protobuf and Python have of it, a text; and
@@ -115,9 +115,7 @@ def _typed(tensor: Any) -> memoryview:
         ) from None
 
 
-def write(
-    wanted: list[Wanted], request_id: str | None, response: InferenceResponse
-) -> Steps[bytes]:
+def write(wanted: list[Wanted], request_id: str | None, response: InferenceResponse) -> bytes:
     """InferenceResponse -> ModelInferResponse, every output in raw_output_contents."""
     manifest, made = response.request.model.bundle.manifest, tensors_of(response)
     message = message_types()["inference.ModelInferResponse"](
@@ -127,6 +125,6 @@ def write(
         tensor = made[native.name]
         message.outputs.add(name=name, datatype="FP32", shape=tensor.shape)
         message.raw_output_contents.append(raw_bytes(tensor).tobytes())
-        yield
+        checkpoint()
     encoded: bytes = message.SerializeToString()
     return encoded
