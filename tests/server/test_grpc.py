@@ -18,9 +18,9 @@ from pydantic import SecretStr
 from addnorm.service.inference.pipeline import QUICK_BYTES
 from addnorm.service.models.registry import Models
 from addnorm.service.protocols.kserve.over_grpc.grpc_methods import (
+    METHODS,
     Answer,
     GrpcMethod,
-    grpc_methods,
 )
 from addnorm.service.protocols.kserve.over_grpc.messages import message_types
 from addnorm.service.server.grpc.grpc_calls import GrpcCalls
@@ -255,7 +255,7 @@ def told_to(caller: Slow, service: Service, answer: Any) -> tuple[str, str]:
 
 
 def test_slow_callers_and_faults_end_in_words(few: Models) -> None:
-    async def fails(receive: Any, call: Any) -> Answer:
+    async def fails(parts: Any, receive: Any, call: Any) -> Answer:
         raise ZeroDivisionError
 
     service = build(few, Settings(**{**OWN, "body_timeout_s": 0.01, "send_timeout_s": 0.02}))
@@ -276,13 +276,12 @@ class Taking(Slow):
         self.told = "OK", ""
 
 
-async def echo(receive: Any, call: Any) -> Answer:
+async def echo(parts: Any, receive: Any, call: Any) -> Answer:
     return Answer(await receive())
 
 
-def method_of(service: Service, name: str) -> GrpcMethod:
-    methods = grpc_methods(service.grpc.calls.parts)
-    (method,) = (each for each in methods if each.path.endswith(f"/{name}"))
+def method_of(name: str) -> GrpcMethod:
+    (method,) = (each for each in METHODS if each.path.endswith(f"/{name}"))
     return method
 
 
@@ -316,7 +315,7 @@ def test_probes_without_a_message_keep_nobody_out(few: Models) -> None:
     calls = replace(service.grpc.calls, probe_s=0.1)
 
     async def run() -> None:
-        live, silent, others = method_of(service, "ServerLive"), Slow(sends=False), Taking(False)
+        live, silent, others = method_of("ServerLive"), Slow(sends=False), Taking(False)
         first, second = await asked(calls, live, silent, others)
         assert others.told == ("OK", "")
         assert second.done()
@@ -410,7 +409,7 @@ def test_a_caller_that_has_left_leaves_no_traceback(
 
 def test_who_is_not_let_in_is_told_before_the_message_is_read(few: Models) -> None:
     service = build(few, Settings(**OWN, api_keys=SecretStr(f"asker infer {KEY}")))
-    method = method_of(service, "ModelInfer")
+    method = method_of("ModelInfer")
     assert told_to(Slow(sends=False), service, method.answer)[0] == "UNAUTHENTICATED"
     service.close()
 
