@@ -120,7 +120,7 @@ class Settings(BaseModel):
     do what a client without a model field asks for."""
     aliases: dict[str, str] = {}
     """Other names of models, as
-    text-embedding-3-small=NAME,BAAI/bge-m3=NAME?prompt=query&precision=int8&dimensions=256. Set it
+    text-embedding-3-small=NAME,questions=NAME?prompt=query&precision=int8&dimensions=256. Set it
     where clients insist on names of their own."""
     versions: dict[str, str] = {}
     """What a model's bare name means, as NAME=1,OTHER=2; by default its latest version. Set it

@@ -99,9 +99,10 @@ def test_named_experiments_marks_and_targets_exist(page: Path) -> None:
 
 
 CLIENTS = (ROOT / "docs" / "clients.md").read_text()
+MODELS = (ROOT / "docs" / "models.md").read_text()
 PROGRAMS = [
     program
-    for program in re.findall(r"```python\n(.+?)```", README + CLIENTS, re.DOTALL)
+    for program in re.findall(r"```python\n(.+?)```", README + MODELS + CLIENTS, re.DOTALL)
     if "localhost:8001" not in program  # over gRPC: tests/opt_in/test_client_packages.py
 ]
 
@@ -125,15 +126,35 @@ RUN = [  # the server of a program, and the program
 ]
 
 
+STAND_INS = {  # what programs name -> what the tests' tiny models have
+    '"ms-marco-MiniLM-L6-v2"': '"reranker"',
+    '"deberta-v3-base-prompt-injection-v2"': '"classifier"',
+    '"INJECTION"': '"entailment"',
+    "(text, 700)": "(text, 20)",
+}
+
+
 @pytest.mark.parametrize(("url", "program"), RUN, ids=range(len(RUN)))
-def test_the_programs_of_readme_clients_page_tasks_and_guides_run(
+def test_the_programs_of_readme_models_clients_tasks_and_guides_run(
     request: pytest.FixtureRequest, url: str, program: str
 ) -> None:
+    for word, stand_in in STAND_INS.items():
+        program = program.replace(word, stand_in)
     for package in re.findall(r"^from (\w+)", program, re.MULTILINE):
         pytest.importorskip(package)  # kserve brings hundreds of megabytes along
     address = request.getfixturevalue(url).removeprefix("http://")
     program = program.replace("localhost:8000", address)
     subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
+
+
+@pytest.mark.parametrize("guide", ["reranker", "classifiers"])
+def test_a_guide_asks_for_models_by_the_names_that_its_own_command_gives(guide: str) -> None:
+    page = (GUIDES / f"{guide}.md").read_text()
+    (command,) = re.findall(r"^\S*addnorm serve (.+)$", page, re.MULTILINE)
+    served = {word.rpartition("/")[2] for word in command.split() if "/" in word}
+    asked = set(re.findall(r'"?model"?[=:] ?"(.+?)"', *programs_of(guide)))
+    assert asked
+    assert asked <= served
 
 
 def test_each_guide_has_a_program_that_a_test_runs_and_says_what_is_not_done() -> None:

@@ -150,7 +150,7 @@ class _Run:
         about = self.runner, self.needs, self.deadline.of_piece(), self.encode_s
         cost_s = batch.num_tokens * self.runner.target.s_per_token
         try:
-            async with self.turns.turn(request.key, cost_s):
+            async with self.turns.turn(self.deadline.key, cost_s):
                 gather, stages_s = await self.computing.rows(part, *about, is_piece=True)
             self.joined.receive(indices, gather())
         except NotFinite as error:

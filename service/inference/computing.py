@@ -59,7 +59,7 @@ class Computing:
             return partial(KeptRows, batch, runner.engine.empty(), {}), NO_STAGES
         digests = await self._digests(request, deadline)
         left_s = deadline.left_s() - encode_s
-        reuse, job = self._submit(request, runner, needs, digests, left_s, is_piece)
+        reuse, job = self._submit(request, deadline.key, runner, needs, digests, left_s, is_piece)
         if digests:
             num_held = reuse.num_held
             num_missed = len(batch) - num_held
@@ -82,6 +82,7 @@ class Computing:
     def _submit(
         self,
         request: InferenceRequest,
+        key: str,
         runner: Runner,
         needs: Sequence[Pick],
         digests: Sequence[bytes] | None,
@@ -90,7 +91,7 @@ class Computing:
     ) -> tuple[Reuse, Job | None]:
         """What the cache holds of the batch, and the job that computes the rest, if there is
         any."""
-        target, key = runner.target, request.key
+        target = runner.target
         reuse = Reuse.of(
             request.batch, needs, digests, self.cache.find(target, key, digests, needs)
         )

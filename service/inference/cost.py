@@ -57,10 +57,7 @@ def measured(rate: Rate, units: float, clock: Callable[[], float] = worked_s) ->
 
 
 class Cost:
-    """The rates of one server. Work of a kind that was never measured counts as instant.
-
-    Each API key has rates of its own, so nobody's slow requests teach what others' will take.
-    """
+    """The rates of one API key. Work of a kind that was never measured counts as instant."""
 
     def __init__(self) -> None:
         self._rates: dict[Hashable, Rate] = {}
@@ -74,14 +71,14 @@ class Cost:
         """Per row that a head runs on."""
         bundle = request.model.bundle
         costs = (output.cost for output in request.outputs if output.head(bundle))
-        return self._rate(request.key, bundle.ref, *costs)
+        return self._rate(bundle.ref, *costs)
 
     def writing(self, request: InferenceRequest) -> Rate:
         """Per byte of the response, as estimated. Models and routes have rates of their own, since
         writing includes a task's results; and so have outputs whose estimates are high."""
         estimated = (output.name for output in request.outputs if output.is_estimated)
         kind = request.model.name, request.route, request.answer_bytes is None
-        return self._rate(request.key, *kind, request.binary, request.coding, *estimated)
+        return self._rate(*kind, request.binary, request.coding, *estimated)
 
     def fade(self, request: InferenceRequest, now: float) -> None:
         """A request was rejected for its prediction: the rates may be wrong."""

@@ -5,6 +5,7 @@ layout -> encode them.
 """
 
 import time
+from collections import defaultdict
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -49,7 +50,9 @@ class Pipeline:
         steps are runs of the whole model."""
         self.settings, self._gate = settings, gate
         self.scheduler, self.cache = computing.scheduler, computing.cache
-        self.cost, self.bulk = Cost(), Bulk(settings, computing, gate)
+        self.bulk = Bulk(settings, computing, gate)
+        # by API key, so that nobody's slow requests teach what others' will take
+        self.costs: defaultdict[str, Cost] = defaultdict(Cost)
         self._computing = computing
         self._encoders, self._lens_turns = encoders, lens_turns
 
@@ -64,8 +67,9 @@ class Pipeline:
         num_bytes = check(request, self.settings)
         deadline.check()
         is_quick = num_bytes <= QUICK_BYTES and num_head_values(request) <= QUICK_HEAD_VALUES
+        cost = self.costs[deadline.key]
         # the time of a quick answer is not worth counting
-        encode_s = 0.0 if is_quick else self.cost.predicted_s(request, num_bytes)
+        encode_s = 0.0 if is_quick else cost.predicted_s(request, num_bytes)
         runner, needs = request.runner, picks(request)
         held_bytes = num_bytes + kept_bytes(request, runner.engine, needs)
         if is_bulk := self.bulk.covers(request):
@@ -79,7 +83,7 @@ class Pipeline:
         try:
             self._gate.weigh(deadline.holdings, held_bytes, encode_s, left_s, num_slots)
         except Expired:
-            self.cost.fade(request, time.monotonic())
+            cost.fade(request, time.monotonic())
             raise
         gather, stages_s = await rows(request, runner, needs, deadline, encode_s)
         started = time.monotonic()
@@ -89,25 +93,26 @@ class Pipeline:
         else:
             turns = self._lens_turns if has_lens(request) else self._encoders
             encoded = await turns.run(
-                deadline, self._encoded, request, runner.engine, gather, num_bytes, encode
+                deadline, _encoded, request, cost, runner.engine, gather, num_bytes, encode
             )
             self._gate.keep(deadline.holdings, "answer_s", 0)
         deadline.check()
         return encoded, {**stages_s, "encode": time.monotonic() - started}
 
-    def _encoded(
-        self,
-        request: InferenceRequest,
-        engine: Engine,
-        gather: Gather,
-        num_bytes: int,
-        encode: Callable[[InferenceResponse], Encoded],
-    ) -> Encoded:
-        """Makes the outputs and writes them. The time it takes makes later predictions."""
-        with measured(self.cost.making(request), num_head_rows(request)):
-            values = _values(request, engine, gather)
-        with measured(self.cost.writing(request), num_bytes):
-            return encode(InferenceResponse(request, values, num_bytes))
+
+def _encoded(
+    request: InferenceRequest,
+    cost: Cost,
+    engine: Engine,
+    gather: Gather,
+    num_bytes: int,
+    encode: Callable[[InferenceResponse], Encoded],
+) -> Encoded:
+    """Makes the outputs and writes them. The time it takes makes later predictions."""
+    with measured(cost.making(request), num_head_rows(request)):
+        values = _values(request, engine, gather)
+    with measured(cost.writing(request), num_bytes):
+        return encode(InferenceResponse(request, values, num_bytes))
 
 
 def _values(request: InferenceRequest, engine: Engine, gather: Gather) -> Values:

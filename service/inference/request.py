@@ -30,7 +30,6 @@ class InferenceRequest(NamedTuple):
     precision: str | None = None
     timeout_s: float | None = None  # from the body; the header wins over it
     coding: str | None = None  # of the response, if it is compressed
-    key: str = ""  # the name of the caller's API key, for fairness among keys
     route: str = ""  # how long a response takes is predicted from others of its route
     dtype: DType = "float32"  # of activations, logits and pooled vectors as they are sent
     binary: bool = False  # whether numbers are sent as bytes, not as text

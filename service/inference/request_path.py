@@ -99,7 +99,7 @@ class RequestPath:
         ServiceError: what the caller is told instead."""
         context, now = call.context, time.monotonic()
         request = _as_named(request, context)
-        request = request._replace(key=call.deadline.key, route=call.route, anew=call.anew)
+        request = request._replace(route=call.route, anew=call.anew)
         if request.timeout_s is not None and not call.deadline.is_callers:
             call.deadline.timeout_s, call.deadline.is_callers = request.timeout_s, True
         context.decoded_from = context.decoded_from or now

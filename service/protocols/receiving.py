@@ -15,7 +15,7 @@ from addnorm.service.errors import (
 from addnorm.service.inference.pipeline import QUICK_BYTES
 from addnorm.service.protocols.codec.negotiation import WINDOWS, Headers, decompress
 from addnorm.service.scheduling.deadline import Deadline
-from addnorm.service.scheduling.gate import Gate, Holdings
+from addnorm.service.scheduling.gate import Gate
 from addnorm.service.scheduling.turns import Turns
 from addnorm.service.settings import Settings
 from addnorm.service.telemetry.request_context import RequestContext
@@ -42,11 +42,23 @@ class BodyReceiver:
         if int(declared) > QUICK_BYTES:  # reject it before it is sent, if it has no space now
             self._gate.hold(context.holdings, "bodies", int(declared))
             self._gate.hold(context.holdings, "bodies", 0)
+        pieces, num_bytes, more = list[bytes](), 0, True
         try:
             async with asyncio.timeout(limit_s):
-                body = await self._receive_whole(receive, context.holdings, max_bytes)
+                while more and num_bytes <= max_bytes:
+                    message = await receive()
+                    if message["type"] == "http.disconnect":
+                        raise ClientGone(f"the caller left after {num_bytes} bytes of the body")
+                    pieces.append(message.get("body", b""))
+                    num_bytes, more = num_bytes + len(pieces[-1]), message.get("more_body", False)
+                    if more or len(pieces) > 1:  # most come whole, and count once they are read
+                        self._gate.hold(context.holdings, "bodies", num_bytes)
         except TimeoutError:
             raise RequestTimeout(f"the body did not arrive within {limit_s:g} s") from None
+        if num_bytes > max_bytes:
+            raise BodyTooLarge(f"the body has more than {max_bytes} bytes, the limit")
+        body = b"".join(pieces)
+        del pieces, message  # the body alone is held
         context.leaving = asyncio.create_task(_wait_until_left(receive, context))
         if coding == "identity":
             return body
@@ -58,29 +70,6 @@ class BodyReceiver:
             )
             plain = await self._threads.run(deadline, decompress, body, coding, max_bytes)
         return plain
-
-    async def _receive_whole(self, receive: Receive, holdings: Holdings, max_bytes: int) -> bytes:
-        body, more = await _receive_piece(receive, 0)
-        if not more and len(body) <= max_bytes:
-            return body  # as most come
-        pieces, num_bytes = [body], len(body)
-        self._gate.hold(holdings, "bodies", num_bytes)
-        while more and num_bytes <= max_bytes:
-            body, more = await _receive_piece(receive, num_bytes)
-            num_bytes += len(body)
-            self._gate.hold(holdings, "bodies", num_bytes)
-            pieces.append(body)
-        if num_bytes > max_bytes:
-            raise BodyTooLarge(f"the body has more than {max_bytes} bytes, the limit")
-        return b"".join(pieces)
-
-
-async def _receive_piece(receive: Receive, num_before: int) -> tuple[bytes, bool]:
-    """What has come of the body since, and whether there is more."""
-    message = await receive()
-    if message["type"] == "http.disconnect":
-        raise ClientGone(f"the caller left after {num_before} bytes of the body")
-    return message.get("body", b""), message.get("more_body", False)
 
 
 async def _wait_until_left(receive: Receive, context: RequestContext) -> None:

@@ -203,13 +203,15 @@ class Gate:
         left_s: until the deadline. num_threads: that make answers.
         """
         self.hold(holdings, "responses", num_bytes)
+        if not answer_s:
+            return
         if answer_s > left_s:
             raise Expired(
                 f"making and writing the answer takes about {answer_s:.3g} s, the deadline is in"
                 f" {left_s:.3g} s: ask for less at once, or allow more time"
             )
         others_s = self.before_s("answer_s", holdings.key, answer_s) / num_threads
-        if answer_s and answer_s + others_s > left_s:
+        if answer_s + others_s > left_s:
             raise rejection(
                 DeadlineNotMet,
                 f"overloaded: answers being made take {others_s:.3g} s, this one about"

@@ -59,8 +59,8 @@ class App:
         self._origins = Origins(parts.settings, entrance.keys)
         # FastAPI's own layers, and those that instrumentation puts around them, answer 500 to every
         # exception that reaches them: what its routes raise is answered before
-        self._fastapi = _fastapi(table, parts, Middleware(self._telling))
-        self._app = self._telling(self._serve)
+        self._fastapi = _fastapi(table, parts, Middleware(self._catch_errors))
+        self._app = self._catch_errors(self._serve)
         if parts.settings.cors_origins:
             self._app = CORSMiddleware(
                 self._app,
@@ -121,10 +121,10 @@ class App:
                 context.leaving = None  # it holds the context, and with it the body
             self._reporter.report(scope, context)
 
-    def _telling(self, app: ASGIApp) -> ASGIApp:
+    def _catch_errors(self, app: ASGIApp) -> ASGIApp:
         """The application, and an answer to whatever it raises."""
 
-        async def tell(scope: Scope, receive: Receive, send: Send) -> None:
+        async def call(scope: Scope, receive: Receive, send: Send) -> None:
             try:
                 await app(scope, receive, send)
             except Exception as error:  # whatever it is, the caller gets a response
@@ -134,7 +134,7 @@ class App:
                 envelope = context.envelope or self._table.envelope(scope["path"])
                 await error_response(envelope, known)(scope, receive, send)
 
-        return tell
+        return call
 
     async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Rejects by the head: pages of other origins, what the connection found, callers without a
@@ -244,5 +244,5 @@ def _fastapi(table: Table, parts: Parts, errors: Middleware) -> FastAPI:
 
 
 async def _pass_on(request: Request, error: Exception) -> Response:
-    """To `tell`, instead of a response of FastAPI's own."""
+    """To `_catch_errors`, instead of a response of FastAPI's own."""
     raise error

@@ -45,6 +45,7 @@ from addnorm.service.runtime.batch import Batch, Rows
 from addnorm.service.runtime.bundle import Bundle
 from addnorm.service.runtime.unpadding import from_lists
 from addnorm.service.scheduling.deadline import Deadline
+from addnorm.service.scheduling.gate import Holdings
 from addnorm.service.server.wiring import Service, build
 from addnorm.service.settings import Settings
 from tests.conftest import OWN
@@ -84,9 +85,9 @@ def rows_of(response: InferenceResponse) -> list[bytes]:
     return [b"".join(np.asarray(part[row]).tobytes() for part in parts) for row in range(num_rows)]
 
 
-def request_of(model: Model, sequences: list[Sequence], output: str, key: str) -> InferenceRequest:
+def request_of(model: Model, sequences: list[Sequence], output: str) -> InferenceRequest:
     batch, padding = from_lists([list(tokens) for tokens in sequences])
-    return InferenceRequest(model, batch, padding, (OUTPUTS[output],), key=key)
+    return InferenceRequest(model, batch, padding, (OUTPUTS[output],))
 
 
 @dataclass
@@ -153,7 +154,7 @@ class World:
         """The row by an engine of its own, without a cache."""
         known = (variant, sequence, output)
         if known not in self._alone:
-            request = request_of(self._models[variant], [sequence], output, "")
+            request = request_of(self._models[variant], [sequence], output)
             ((row,), _) = self.start(self.plain, request, Deadline(LONG_S)).result(PATIENCE_S)
             self._alone[known] = row
         return self._alone[known]
@@ -192,8 +193,8 @@ class CacheMachine(RuleBasedStateMachine):
 
     def _ask(self, sequences: list[Sequence], output: str, key: str, is_short: bool) -> None:
         world, before = self.world, self.world.count("cache_hits")
-        request = request_of(world.cached.models.find("notebook"), sequences, output, key)
-        deadline = Deadline(SHORT_S if is_short else LONG_S)
+        request = request_of(world.cached.models.find("notebook"), sequences, output)
+        deadline = Deadline(SHORT_S if is_short else LONG_S, holdings=Holdings(key))
         may_fail = any(self.faults.left[tokens] for tokens in sequences)
         answer = world.start(world.cached, request, deadline)
         num_known = sum(tokens in self.asked[key] for tokens in sequences)

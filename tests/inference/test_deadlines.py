@@ -22,6 +22,7 @@ from addnorm.service.inference.request import InferenceRequest, InferenceRespons
 from addnorm.service.models.registry import Models
 from addnorm.service.runtime.unpadding import from_lists
 from addnorm.service.scheduling.deadline import Deadline
+from addnorm.service.scheduling.gate import Holdings
 from addnorm.service.scheduling.turns import Turns, checkpoint
 from addnorm.service.server.wiring import build
 from addnorm.service.settings import Settings
@@ -204,17 +205,21 @@ def test_answers_under_way_are_counted_on(few: Models) -> None:
     """What others' answers take is a reason to come back later; what one's own takes is not."""
     inference = build(few, Settings(worker_threads=1, cache_bytes=0))
     query = one(few)
-    inference.pipeline.cost.making(query).add(3, 0.6, is_done=True)
-    inference.pipeline.cost.writing(query).add(1000, 0.0, is_done=True)
+    cost = inference.pipeline.costs["a"]
+    cost.making(query).add(3, 0.6, is_done=True)
+    cost.writing(query).add(1000, 0.0, is_done=True)
 
-    async def ask(timeout_s: float) -> str:
-        made, _ = await inference.pipeline.run(query, lambda _: slowly(60, []), Deadline(timeout_s))
+    async def ask(timeout_s: float, key: str = "a", num_pieces: int = 60) -> str:
+        deadline = Deadline(timeout_s, holdings=Holdings(key))
+        made, _ = await inference.pipeline.run(query, lambda _: slowly(num_pieces, []), deadline)
         return made
 
     async def three() -> list[Any]:
         return await asyncio.gather(ask(60), ask(0.5), ask(1.0), return_exceptions=True)
 
     first, own, others = asyncio.run(three())
+    assert asyncio.run(ask(0.5, "b", 1)) == "made", "one key's rate teaches nothing of another's"
+    assert inference.gate.total["answer_s"] == 0
     inference.close()
     assert first == "made"
     assert isinstance(own, Expired)
@@ -224,14 +229,13 @@ def test_answers_under_way_are_counted_on(few: Models) -> None:
 
 
 def test_one_kind_of_answer_teaches_nothing_of_others(few: Models) -> None:
-    """Fill-mask makes its results while it writes; a key may ask for what is slow."""
-    cost, slow = Cost(), one(few)._replace(key="a", route="/v1/fill-mask", answer_bytes=1000)
+    """Fill-mask makes its results while it writes."""
+    cost, slow = Cost(), one(few)._replace(route="/v1/fill-mask", answer_bytes=1000)
     cost.writing(slow).add(1000, 10.0, is_done=True)
     cost.making(slow).add(3, 10.0, is_done=True)
     again = slow._replace(answer_bytes=2000)
     assert cost.predicted_s(again, 1000) == pytest.approx(20.0)
     for other in (
-        again._replace(key="b"),
         again._replace(route="/v1/infer", outputs=(Activations(),)),
         again._replace(answer_bytes=None, outputs=(Activations(),)),
     ):

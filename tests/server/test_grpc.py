@@ -15,11 +15,12 @@ from typing import Any, NoReturn
 import pytest
 from pydantic import SecretStr
 
+from addnorm.service.inference.pipeline import QUICK_BYTES
 from addnorm.service.models.registry import Models
 from addnorm.service.protocols.kserve.over_grpc.grpc_methods import (
+    METHODS,
     Answer,
     GrpcMethod,
-    grpc_methods,
 )
 from addnorm.service.protocols.kserve.over_grpc.messages import message_types
 from addnorm.service.server.grpc.grpc_calls import GrpcCalls
@@ -80,7 +81,9 @@ def test_a_key_has_its_limit_over_both_transports(few: Models) -> None:
 
 def begun(call: GrpcClient, service: Service, *headers: tuple[str, str], **options: Any) -> Any:
     """A call whose run is held up."""
-    body = message_types()["inference.ModelInferRequest"](model_name="notebook", **ALONE)
+    body = message_types()["inference.ModelInferRequest"](
+        model_name="notebook", id="a" * QUICK_BYTES, **ALONE
+    )
     under_way = call.method("ModelInfer").future(
         body.SerializeToString(), metadata=headers, **options
     )
@@ -97,6 +100,7 @@ def test_a_call_that_is_cancelled_frees_its_job(few: Models) -> None:
     with calling(few, worker_threads=1) as (call, service, _), runs_held_up(few) as go:
         first, second = begun(call, service), begun(call, service)
         assert eventually(lambda: service.scheduler.num_queued_tokens() == 5)
+        assert (service.gate.total["calls"], service.gate.total["bodies"]) == (2, 0)
         second.cancel()
         assert eventually(lambda: service.grpc.calls.in_flight == 1)
         assert eventually(lambda: statuses(service, "499") == 1)
@@ -251,7 +255,7 @@ def told_to(caller: Slow, service: Service, answer: Any) -> tuple[str, str]:
 
 
 def test_slow_callers_and_faults_end_in_words(few: Models) -> None:
-    async def fails(receive: Any, call: Any) -> Answer:
+    async def fails(parts: Any, receive: Any, call: Any) -> Answer:
         raise ZeroDivisionError
 
     service = build(few, Settings(**{**OWN, "body_timeout_s": 0.01, "send_timeout_s": 0.02}))
@@ -272,13 +276,12 @@ class Taking(Slow):
         self.told = "OK", ""
 
 
-async def echo(receive: Any, call: Any) -> Answer:
+async def echo(parts: Any, receive: Any, call: Any) -> Answer:
     return Answer(await receive())
 
 
-def method_of(service: Service, name: str) -> GrpcMethod:
-    methods = grpc_methods(service.grpc.calls.parts)
-    (method,) = (each for each in methods if each.path.endswith(f"/{name}"))
+def method_of(name: str) -> GrpcMethod:
+    (method,) = (each for each in METHODS if each.path.endswith(f"/{name}"))
     return method
 
 
@@ -312,7 +315,7 @@ def test_probes_without_a_message_keep_nobody_out(few: Models) -> None:
     calls = replace(service.grpc.calls, probe_s=0.1)
 
     async def run() -> None:
-        live, silent, others = method_of(service, "ServerLive"), Slow(sends=False), Taking(False)
+        live, silent, others = method_of("ServerLive"), Slow(sends=False), Taking(False)
         first, second = await asked(calls, live, silent, others)
         assert others.told == ("OK", "")
         assert second.done()
@@ -406,7 +409,7 @@ def test_a_caller_that_has_left_leaves_no_traceback(
 
 def test_who_is_not_let_in_is_told_before_the_message_is_read(few: Models) -> None:
     service = build(few, Settings(**OWN, api_keys=SecretStr(f"asker infer {KEY}")))
-    method = method_of(service, "ModelInfer")
+    method = method_of("ModelInfer")
     assert told_to(Slow(sends=False), service, method.answer)[0] == "UNAUTHENTICATED"
     service.close()
 

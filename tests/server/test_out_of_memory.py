@@ -22,6 +22,7 @@ from addnorm.service.runtime.batch import Batch, Rows
 from addnorm.service.runtime.engine import run_session
 from addnorm.service.runtime.unpadding import from_lists
 from addnorm.service.scheduling.deadline import Deadline
+from addnorm.service.scheduling.gate import Holdings
 from addnorm.service.scheduling.job import Target
 from addnorm.service.scheduling.scheduler import Scheduler
 from addnorm.service.server.wiring import Service, build
@@ -71,10 +72,8 @@ def test_nothing_is_held_after_an_answer_for_which_there_is_no_memory(
 
     batch, padding = from_lists([[1, 2, 3]])
     model = service.models.find("gpt")
-    request = InferenceRequest(
-        model, batch, padding, (Activations(),), answer_bytes=num_values, key="a"
-    )
-    deadline = Deadline(PATIENCE_S)
+    request = InferenceRequest(model, batch, padding, (Activations(),), answer_bytes=num_values)
+    deadline = Deadline(PATIENCE_S, holdings=Holdings("a"))
     with pytest.raises(MemoryError), service.gate.admit(deadline.holdings):
         asyncio.run(service.pipeline.run(request, encode, deadline))
     assert not any(service.gate.total.values())

@@ -166,7 +166,8 @@ class TextReader:
 
         def work() -> tuple[Batch, Padding]:
             tokens = partial(tokenizer.tokens, truncate=asked.truncate, left=asked.left)
-            return batched(self._checked(asked, tokens, tokenizer.max_text_tokens))
+            most = self.settings.max_tokens
+            return batched(_in_portions(asked, tokens, most, tokenizer.max_text_tokens))
 
         return await self._work(asked, deadline, work)
 
@@ -178,29 +179,13 @@ class TextReader:
 
         def work() -> tuple[Batch, Padding, list[Encoding]]:
             encode = partial(tokenizer.encode, truncate=asked.truncate)
-            encodings = self._checked(asked, encode, tokenizer.max_text_tokens)
+            most = self.settings.max_tokens
+            encodings = _in_portions(asked, encode, most, tokenizer.max_text_tokens)
             tokens = list(map(tokenizer.tokens_of, encodings))
             checkpoint()
             return *batched(tokens), encodings
 
         return await self._work(asked, deadline, work)
-
-    def _checked(
-        self, asked: TextsToTokenize, work: Callable[[Sequence[Text]], list[Made]], limit: int
-    ) -> list[Made]:
-        """What `work` makes of each text. InvalidInput for one with more tokens than the limit, or
-        with none."""
-
-        def check(index: int, made: Made) -> None:
-            if len(made) > limit:
-                raise _too_long(asked, index, len(made), "tokens", limit)
-            if not len(made):
-                raise InvalidInput(
-                    f"{asked.place(index)} has no tokens: send a text that is not empty",
-                    param=asked.field,
-                )
-
-        return _in_portions(asked, work, check, self.settings.max_tokens)
 
     async def tokenize_with(
         self,
@@ -209,8 +194,8 @@ class TextReader:
         deadline: Deadline,
     ) -> list[Made]:
         """What `work` makes of each text, by its deadline and while its caller is there."""
-        unchecked, most = lambda index, made: None, self.settings.max_tokens
-        return await self._work(asked, deadline, lambda: _in_portions(asked, work, unchecked, most))
+        most = self.settings.max_tokens
+        return await self._work(asked, deadline, lambda: _in_portions(asked, work, most))
 
     async def _work(
         self, asked: TextsToTokenize, deadline: Deadline, work: Callable[[], Done]
@@ -318,10 +303,11 @@ def check_single(field: str, texts: Sequence[Text], option: str | None = None) -
 def _in_portions(
     asked: TextsToTokenize,
     work: Callable[[Sequence[Text]], list[Made]],
-    check: Callable[[int, Made], None],
-    limit: int,
+    most: int,
+    limit: int | None = None,
 ) -> list[Made]:
-    """limit: of the tokens of all texts; the work ends as soon as there are more."""
+    """What `work` makes of each text. most: tokens of all; the work ends as soon as there are more.
+    InvalidInput for a text with more tokens than the limit, or with none, if there is a limit."""
     done: list[Made] = []
     num_tokens = 0
     for portion in portions(asked.texts, asked.sizes(), STEP_CHARACTERS):
@@ -331,12 +317,18 @@ def _in_portions(
             place = asked.place(len(done) + error.index, error.part)
             raise InvalidInput(f"{place} {error.reason}: shorten it", param=asked.field) from None
         for index, one in enumerate(made, len(done)):
-            check(index, one)
+            if limit is not None and len(one) > limit:
+                raise _too_long(asked, index, len(one), "tokens", limit)
+            if limit is not None and not len(one):
+                raise InvalidInput(
+                    f"{asked.place(index)} has no tokens: send a text that is not empty",
+                    param=asked.field,
+                )
         done += made
         num_tokens += sum(map(len, made))
-        if num_tokens > limit:
+        if num_tokens > most:
             raise InvalidInput(
-                f"{asked.field} has more than {limit} tokens, the limit: send less at once",
+                f"{asked.field} has more than {most} tokens, the limit: send less at once",
                 param=asked.field,
             )
         checkpoint()

@@ -125,10 +125,9 @@ class GrpcCalls:
             body = await receive(caller, context)
             if not isinstance(body, bytes):  # gRPC has ended the call, or the caller has
                 raise ClientGone("the call ended before its message, or its message is too large")
-            if len(body) > method.max_bytes:
-                raise BodyTooLarge(
-                    f"the message has {len(body)} bytes, the limit is {method.max_bytes}"
-                )
+            limit = method.max_bytes or settings.max_body_bytes
+            if len(body) > limit:
+                raise BodyTooLarge(f"the message has {len(body)} bytes, the limit is {limit}")
             return body
 
         settings, left_s = self.parts.settings, caller.time_remaining()
@@ -137,7 +136,7 @@ class GrpcCalls:
         context.deadline.is_callers = left_s is not None
         anew = b"no-cache" in dict(headers).get(b"cache-control", b"").lower()
         call = Call(context.deadline, context, route=method.path, anew=anew)
-        answer = await method.answer(receive_body, call)
+        answer = await method.answer(self.parts, receive_body, call)
         caller.set_trailing_metadata(_metadata(context, **answer.metadata))
         # a pending response until it is sent
         self.entrance.gate.keep(context.holdings, "responses", len(answer.message))

@@ -12,7 +12,7 @@ from typing import Any
 
 from addnorm.service import to_install
 from addnorm.service.errors import StartupError
-from addnorm.service.protocols.kserve.over_grpc.grpc_methods import GrpcMethod, grpc_methods
+from addnorm.service.protocols.kserve.over_grpc.grpc_methods import METHODS, GrpcMethod
 from addnorm.service.server.grpc.grpc_calls import Caller, GrpcCalls
 from addnorm.service.server.http.head import MAX_HEAD_BYTES
 from addnorm.service.settings import Settings
@@ -65,7 +65,7 @@ class GrpcListener:
         ]
         self._server = grpc.aio.server(options=options)
         services: defaultdict[str, dict[str, Any]] = defaultdict(dict)
-        for method in grpc_methods(self.calls.parts):
+        for method in METHODS:
             _, service, name = method.path.split("/")
             services[service][name] = grpc.stream_stream_rpc_method_handler(self._handler(method))
         self._server.add_generic_rpc_handlers(

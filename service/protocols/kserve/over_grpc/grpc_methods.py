@@ -3,7 +3,6 @@
 import math
 import time
 from collections.abc import Awaitable, Callable, Mapping
-from functools import partial
 from typing import Any, NamedTuple
 
 from addnorm.service.errors import InvalidInput, NotFound, NotReady
@@ -33,11 +32,11 @@ class Answer(NamedTuple):
 
 
 class GrpcMethod(NamedTuple):
-    """receive, which is called once, gives the message that is answered."""
+    """A row. receive, which is called once, gives the message that is answered."""
 
     path: str
-    answer: Callable[[Receive, Call], Awaitable[Answer]]
-    max_bytes: int = 4096  # of the message, which has at most names
+    answer: Callable[[Parts, Receive, Call], Awaitable[Answer]]
+    max_bytes: int | None = 4096  # of the message, which has at most names; None: as of any body
 
     @property
     def path_format(self) -> str:  # what a route is called in the report
@@ -46,41 +45,6 @@ class GrpcMethod(NamedTuple):
     @property
     def is_probe(self) -> bool:
         return self.path.startswith(PROBES)
-
-
-def grpc_methods(parts: Parts) -> list[GrpcMethod]:
-    told, inference, check = About(parts), f"/{INFERENCE}/", "grpc.health.v1.HealthCheck"
-    return [
-        GrpcMethod(
-            inference + "ModelInfer", partial(model_infer, parts), parts.settings.max_body_bytes
-        ),
-        GrpcMethod(f"/{HEALTH}/Check", answering(check, told.health)),
-        *(
-            GrpcMethod(inference + name, answering(f"inference.{name}", make))
-            for name, make in (
-                ("ServerLive", told.server_live),
-                ("ServerReady", told.server_ready),
-                ("ServerMetadata", told.server_metadata),
-                ("ModelReady", told.model_ready),
-                ("ModelMetadata", told.model_metadata),
-                ("ModelConfig", told.model_config),
-                ("ModelStatistics", told.model_statistics),
-                ("RepositoryIndex", told.repository_index),
-            )
-        ),
-    ]
-
-
-def answering(
-    name: str, make: Callable[[Any], Awaitable[dict[str, Any]]]
-) -> Callable[[Receive, Call], Awaitable[Answer]]:
-    """make: the request -> the fields of the response. name: of both, without their endings."""
-
-    async def answer(receive: Receive, call: Call) -> Answer:
-        fields = await make(parse(f"{name}Request", await receive()))
-        return Answer(message_types()[f"{name}Response"](**fields).SerializeToString())
-
-    return answer
 
 
 async def model_infer(parts: Parts, receive: Receive, call: Call) -> Answer:
@@ -104,56 +68,90 @@ async def model_infer(parts: Parts, receive: Receive, call: Call) -> Answer:
     return Answer(encoded, fingerprint | server_timing(context.stages_s))
 
 
-class About:
-    """What the methods without an inference answer: the fields of their responses."""
+async def server_live(parts: Parts, asked: Any) -> dict[str, Any]:
+    try:
+        parts.readiness.check_alive()
+    except NotReady:
+        return {"live": False}
+    return {"live": True}
 
-    def __init__(self, parts: Parts) -> None:
-        self._parts = parts
 
-    async def server_live(self, asked: Any) -> dict[str, Any]:
-        try:
-            self._parts.readiness.check_alive()
-        except NotReady:
-            return {"live": False}
-        return {"live": True}
+async def server_ready(parts: Parts, asked: Any) -> dict[str, Any]:
+    return {"ready": await _is_ready(parts)}
 
-    async def server_ready(self, asked: Any) -> dict[str, Any]:
-        return {"ready": await self._is_ready()}
 
-    async def health(self, asked: Any) -> dict[str, Any]:
-        if asked.service not in SERVICES:
-            raise NotFound(f"there is no service {asked.service[:200]!r}: known is {INFERENCE}")
-        return {"status": "SERVING" if await self._is_ready() else "NOT_SERVING"}
+async def health(parts: Parts, asked: Any) -> dict[str, Any]:
+    if asked.service not in SERVICES:
+        raise NotFound(f"there is no service {asked.service[:200]!r}: known is {INFERENCE}")
+    return {"status": "SERVING" if await _is_ready(parts) else "NOT_SERVING"}
 
-    async def server_metadata(self, asked: Any) -> dict[str, Any]:
-        return {**about_server(self._parts), "extensions": EXTENSIONS}
 
-    async def model_ready(self, asked: Any) -> dict[str, Any]:
-        """A model that is not served is not ready, as Triton has it."""
-        try:
-            model = find(self._parts.models, asked.name, asked.version or None)
-        except (InvalidInput, NotFound):
-            return {"ready": False}
-        return {"ready": await self._is_ready(model.name)}
+async def server_metadata(parts: Parts, asked: Any) -> dict[str, Any]:
+    return {**about_server(parts), "extensions": EXTENSIONS}
 
-    async def model_metadata(self, asked: Any) -> dict[str, Any]:
-        return about(self._parts, asked.name, asked.version or None)
 
-    async def model_config(self, asked: Any) -> dict[str, Any]:
-        return {"config": config(self._parts, asked.name, asked.version or None)}
+async def model_ready(parts: Parts, asked: Any) -> dict[str, Any]:
+    """A model that is not served is not ready, as Triton has it."""
+    try:
+        model = find(parts.models, asked.name, asked.version or None)
+    except (InvalidInput, NotFound):
+        return {"ready": False}
+    return {"ready": await _is_ready(parts, model.name)}
 
-    async def model_statistics(self, asked: Any) -> dict[str, Any]:
-        made = await statistics(self._parts, asked.name or None, asked.version or None)
-        never = {"memory_usage", "response_stats"}  # without a value here
-        told = made["model_stats"]
-        return {"model_stats": [{k: v for k, v in one.items() if k not in never} for one in told]}
 
-    async def repository_index(self, asked: Any) -> dict[str, Any]:
-        return {"models": states(self._parts, asked.ready)}
+async def model_metadata(parts: Parts, asked: Any) -> dict[str, Any]:
+    return about(parts, asked.name, asked.version or None)
 
-    async def _is_ready(self, name: str | None = None) -> bool:
-        try:
-            await self._parts.readiness.check(name)
-        except NotReady:
-            return False
-        return True
+
+async def model_config(parts: Parts, asked: Any) -> dict[str, Any]:
+    return {"config": config(parts, asked.name, asked.version or None)}
+
+
+async def model_statistics(parts: Parts, asked: Any) -> dict[str, Any]:
+    made = await statistics(parts, asked.name or None, asked.version or None)
+    never = {"memory_usage", "response_stats"}  # without a value here
+    told = made["model_stats"]
+    return {"model_stats": [{k: v for k, v in one.items() if k not in never} for one in told]}
+
+
+async def repository_index(parts: Parts, asked: Any) -> dict[str, Any]:
+    return {"models": states(parts, asked.ready)}
+
+
+async def _is_ready(parts: Parts, name: str | None = None) -> bool:
+    try:
+        await parts.readiness.check(name)
+    except NotReady:
+        return False
+    return True
+
+
+def _method(
+    path: str, kind: str, make: Callable[[Parts, Any], Awaitable[dict[str, Any]]]
+) -> GrpcMethod:
+    """make: the request -> the fields of the response. kind: of both, without their endings."""
+
+    async def answer(parts: Parts, receive: Receive, call: Call) -> Answer:
+        fields = await make(parts, parse(f"{kind}Request", await receive()))
+        return Answer(message_types()[f"{kind}Response"](**fields).SerializeToString())
+
+    return GrpcMethod(path, answer)
+
+
+METHODS = (
+    GrpcMethod(f"/{INFERENCE}/ModelInfer", model_infer, max_bytes=None),
+    _method(f"/{HEALTH}/Check", "grpc.health.v1.HealthCheck", health),
+    *(
+        _method(f"/{INFERENCE}/{name}", f"inference.{name}", make)
+        for name, make in (
+            ("ServerLive", server_live),
+            ("ServerReady", server_ready),
+            ("ServerMetadata", server_metadata),
+            ("ModelReady", model_ready),
+            ("ModelMetadata", model_metadata),
+            ("ModelConfig", model_config),
+            ("ModelStatistics", model_statistics),
+            ("RepositoryIndex", repository_index),
+        )
+    ),
+)
