@@ -249,22 +249,21 @@ class Gate:
         deadline: float,
         key: str = "",
         results: Results | None = None,
-        is_piece: bool = False,
+        is_bulk: bool = False,
     ) -> Job:
         """Queues the batch for the API key of this name. Overloaded or Expired if it is not
         admitted.
 
-        results: a row for each token if None. is_piece: of a bulk request, which was admitted as a
-        whole.
+        results: a row for each token if None. is_bulk: it was admitted by its time alone.
         """
         results = results or AllRows(batch)
         if deadline <= now:
             raise Expired("deadline: it passed before the request was read")
         self.queue.sweep(now)
-        backlog = self.queue.backlog(key, target)
-        if not is_piece:
+        backlog = self.queue.backlog(key, target, is_bulk)
+        if not is_bulk:
             self._check(Arrival(target, backlog, batch.num_tokens, deadline - now))
-        return self.queue.add(target, batch, now, deadline, backlog, results, is_piece)
+        return self.queue.add(target, batch, now, deadline, backlog, results)
 
     def start_over(self) -> None:
         """An empty queue in place of one that failed. Its load shedding ends with its backlogs."""

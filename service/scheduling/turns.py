@@ -236,10 +236,11 @@ class Turns:
                 del self._crowded[flow]
         begun = []
         while self._num_free and self._num_waiting:
-            flow = self._fairness.next()
-            self._fairness.charge(SLICE_S)
-            turn = heappop(flow.waiting)[2]
-            flow.num_jobs -= 1
+            chosen = self._fairness.next()
+            assert chosen
+            self._fairness.charge(chosen, SLICE_S)
+            turn = heappop(chosen.waiting)[2]
+            chosen.num_jobs -= 1
             self._num_waiting -= 1
             self._num_free -= 1
             turn.has_slot, turn.began = True, self._clock()
@@ -258,7 +259,7 @@ class Turns:
         seconds = now - turn.began
         turn.seconds += seconds
         turn.flow.seconds += seconds
-        self._fairness.correct(turn.flow, seconds - SLICE_S)
+        self._fairness.charge(turn.flow, seconds - SLICE_S)
         turn.has_slot = False
         self._num_free += 1
 
