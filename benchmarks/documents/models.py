@@ -44,6 +44,7 @@ MODELS = (
     Model("tomaarsen/Qwen3-Reranker-0.6B-seq-cls", "rerank", "qwen3-0.6b", 32768),
     Model("meta-llama/Llama-Prompt-Guard-2-22M", "classify", "deberta-v3-xsmall", 512),
     Model("meta-llama/Llama-Prompt-Guard-2-86M", "classify", "mdeberta-v3-base", 512),
+    Model("protectai/deberta-v3-base-prompt-injection-v2", "classify", "deberta-v3-base", 512),
     Model("dslim/bert-base-NER", "tag", "bert-base", 512),
     Model("MoritzLaurer/deberta-v3-base-zeroshot-v2.0", "zero-shot", "deberta-v3-base", 512),
 )

@@ -48,18 +48,18 @@ class Computing:
         needs: Sequence[Pick],
         deadline: Deadline,
         encode_s: float,
-        is_piece: bool = False,
+        is_bulk: bool = False,
     ) -> tuple[Gather, dict[str, float]]:
         """How to gather what is kept of the batch, and the seconds that it waited and ran.
 
-        encode_s: the time that must be left once it is there. is_piece: of a bulk request.
+        encode_s: the time that must be left once it is there. is_bulk: see `JobQueue`.
         """
         batch = request.batch
         if not len(batch):
             return partial(KeptRows, batch, runner.engine.empty(), {}), NO_STAGES
         digests = await self._digests(request, deadline)
         left_s = deadline.left_s() - encode_s
-        reuse, job = self._submit(request, deadline.key, runner, needs, digests, left_s, is_piece)
+        reuse, job = self._submit(request, deadline.key, runner, needs, digests, left_s, is_bulk)
         if digests:
             num_held = reuse.num_held
             num_missed = len(batch) - num_held
@@ -87,7 +87,7 @@ class Computing:
         needs: Sequence[Pick],
         digests: Sequence[bytes] | None,
         left_s: float,
-        is_piece: bool,
+        is_bulk: bool,
     ) -> tuple[Reuse, Job | None]:
         """What the cache holds of the batch, and the job that computes the rest, if there is
         any."""
@@ -101,7 +101,7 @@ class Computing:
         if digests:  # what is computed is held
             hold = partial(self.cache.hold, target, key, [digests[at] for at in reuse.missing])
         results = RowKeeper(batch, reuse.picks, runner.engine.d_model, hold)
-        job = self.scheduler.submit(target, batch, left_s, key, results, is_piece, wakes=False)
+        job = self.scheduler.submit(target, batch, left_s, key, results, is_bulk, wakes=False)
         return reuse, job
 
     async def _wait_for(

@@ -69,30 +69,6 @@ class RowKeeper:
         return KeptRows(self._batch, self._all.complete() if self._all else None, self._picked)
 
 
-class JoinedRows:
-    """What is kept of a batch, from what was kept of parts of it."""
-
-    def __init__(self, batch: Batch, picks: Sequence[Pick], d_model: int) -> None:
-        """picks: see `needed`."""
-        self._batch = batch
-        self._all = AllRows(batch) if "every" in picks else None
-        self._picked: dict[Pooling, Floats] = {
-            pick: np.empty((len(batch), d_model), np.float32) for pick in picks if pick != "every"
-        }
-
-    def receive(self, sequences: Ints, kept: KeptRows) -> None:
-        """What was kept of some sequences of the batch, by index."""
-        if self._all:
-            assert kept.rows
-            self._all.receive(sequences.tolist(), kept.rows)
-        for pick, vectors in self._picked.items():
-            vectors[sequences] = kept.of(pick)
-
-    def complete(self) -> KeptRows:
-        """Once all sequences were received."""
-        return KeptRows(self._batch, self._all.complete() if self._all else None, self._picked)
-
-
 def needed(picks: set[Pick]) -> tuple[Pick, ...]:
     """What must be kept for all of these: the rows of all tokens serve every pick."""
     return ("every",) if "every" in picks else tuple(sorted(picks))

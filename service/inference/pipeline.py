@@ -1,6 +1,6 @@
 """The path that all protocols share: an InferenceRequest in, an InferenceResponse out.
 
-check -> get the rows (`computing.py`, in pieces `bulk.py`) -> make the outputs, in the caller's
+check -> get the rows (`computing.py`) -> make the outputs, in the caller's
 layout -> encode them.
 """
 
@@ -76,16 +76,16 @@ class Pipeline:
             held_bytes += batch_bytes(request)
             self.bulk.check_held(request, held_bytes)
             self.bulk.admit(request, deadline, encode_s)
-        else:
-            self.bulk.turns.note_other()
-        rows = self.bulk.rows if is_bulk else self._computing.rows
         num_slots, left_s = self._encoders.num_slots, deadline.left_s()
         try:
             self._gate.weigh(deadline.holdings, held_bytes, encode_s, left_s, num_slots)
         except Expired:
             cost.fade(request, time.monotonic())
             raise
-        gather, stages_s = await rows(request, runner, needs, deadline, encode_s)
+        gather, stages_s = await self._computing.rows(
+            request, runner, needs, deadline, encode_s, is_bulk
+        )
+        self._gate.keep(deadline.holdings, "bulk_s", 0)
         started = time.monotonic()
         if is_quick:
             values = _values(request, runner.engine, gather)

@@ -34,10 +34,6 @@ class Deadline:
     def left_s(self) -> float:
         return self.arrived + self.timeout_s - time.monotonic()
 
-    def of_piece(self) -> "Deadline":
-        """The same for a part of the work that is waited for by itself."""
-        return Deadline(self.timeout_s, self.arrived, self.holdings)
-
     def check(self) -> None:
         """ClientGone or Expired if nobody waits for the response any more."""
         if self.has_left:

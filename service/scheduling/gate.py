@@ -203,13 +203,15 @@ class Gate:
         left_s: until the deadline. num_threads: that make answers.
         """
         self.hold(holdings, "responses", num_bytes)
+        if not answer_s:
+            return
         if answer_s > left_s:
             raise Expired(
                 f"making and writing the answer takes about {answer_s:.3g} s, the deadline is in"
                 f" {left_s:.3g} s: ask for less at once, or allow more time"
             )
         others_s = self.before_s("answer_s", holdings.key, answer_s) / num_threads
-        if answer_s and answer_s + others_s > left_s:
+        if answer_s + others_s > left_s:
             raise rejection(
                 DeadlineNotMet,
                 f"overloaded: answers being made take {others_s:.3g} s, this one about"
@@ -247,22 +249,21 @@ class Gate:
         deadline: float,
         key: str = "",
         results: Results | None = None,
-        is_piece: bool = False,
+        is_bulk: bool = False,
     ) -> Job:
         """Queues the batch for the API key of this name. Overloaded or Expired if it is not
         admitted.
 
-        results: a row for each token if None. is_piece: of a bulk request, which was admitted as a
-        whole.
+        results: a row for each token if None. is_bulk: it was admitted by its time alone.
         """
         results = results or AllRows(batch)
         if deadline <= now:
             raise Expired("deadline: it passed before the request was read")
         self.queue.sweep(now)
-        backlog = self.queue.backlog(key, target)
-        if not is_piece:
+        backlog = self.queue.backlog(key, target, is_bulk)
+        if not is_bulk:
             self._check(Arrival(target, backlog, batch.num_tokens, deadline - now))
-        return self.queue.add(target, batch, now, deadline, backlog, results, is_piece)
+        return self.queue.add(target, batch, now, deadline, backlog, results)
 
     def start_over(self) -> None:
         """An empty queue in place of one that failed. Its load shedding ends with its backlogs."""

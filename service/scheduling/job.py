@@ -55,14 +55,14 @@ class Target:
         """Seconds per token of one worker thread. 0 until measured."""
         return 1 / self.tokens_per_s if self.tokens_per_s else 0.0
 
-    def update_rate(self, num_tokens: int, seconds: float, gave_way: bool = False) -> None:
-        """A run took so long. A run that gave way to others, or of less than half the token budget,
-        may raise the rate, but never lowers it: small runs are slower per token, and the rate is
-        meant for times when much waits."""
+    def update_rate(self, num_tokens: int, seconds: float) -> None:
+        """A run took so long. One of less than half the token budget may raise the rate, but never
+        lowers it: small runs are slower per token, and the rate is meant for times when much
+        waits."""
         rate = num_tokens / max(seconds, 1e-6)
         if self.tokens_per_s is None:
             self.tokens_per_s = rate
-        elif rate > self.tokens_per_s or (2 * num_tokens >= self.token_budget and not gave_way):
+        elif rate > self.tokens_per_s or 2 * num_tokens >= self.token_budget:
             self.tokens_per_s += SMOOTHING * (rate - self.tokens_per_s)
 
     def raise_rate(self) -> None:
@@ -129,7 +129,7 @@ class Job:
     future: Future[Any] = field(default_factory=Future)
     started: float | None = None  # when its first sequence was taken
     finished: float | None = None
-    is_piece: bool = False  # of a bulk request: it runs on one core, and with no other jobs
+    is_bulk: bool = False  # it leaves a worker to others, and runs on one core, with no other jobs
     backlog: Any = None  # of the queue, also while it runs; None: it goes before all others
 
     def __post_init__(self) -> None:
@@ -178,7 +178,6 @@ class MicroBatch(NamedTuple):
     sequences: list[Waiting]
     taken: float
     on_all_cores: bool = False  # else on its worker's thread alone
-    gives_way: bool = False  # runs at low priority
 
     @classmethod
     def of(cls, target: Target, sequences: list[Waiting], taken: float) -> "MicroBatch":
@@ -194,9 +193,8 @@ class MicroBatch(NamedTuple):
         return self.num_tokens * self.target.s_per_token
 
     @property
-    def is_piece(self) -> bool:
-        """Whether it is of bulk requests."""
-        return self.sequences[0].job.is_piece
+    def is_bulk(self) -> bool:
+        return self.sequences[0].job.is_bulk
 
     def run(self) -> tuple[Batch, AnyRows]:
         """What it computes, and its rows. Raises what the session raises."""

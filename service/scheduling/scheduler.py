@@ -13,7 +13,6 @@ from itertools import pairwise
 from addnorm.service.errors import NotFinite, RunTimedOut
 from addnorm.service.locks import LockOrder, new_condition
 from addnorm.service.runtime.batch import AnyRows, Batch
-from addnorm.service.scheduling.bulk_turns import ALONE_S
 from addnorm.service.scheduling.gate import Gate
 from addnorm.service.scheduling.job import (
     AllRows,
@@ -23,7 +22,6 @@ from addnorm.service.scheduling.job import (
     Target,
     service_error,
 )
-from addnorm.service.scheduling.low_priority import LowPriorityThread
 from addnorm.service.scheduling.queue.fair_queue import MIN_TOKENS_PER_WORKER
 
 log = logging.getLogger("addnorm")
@@ -53,15 +51,6 @@ class Worker:
     todo: list[MicroBatch] = field(default_factory=list)
     ticks: int = 0
     thread: threading.Thread = field(init=False)
-    # runs pieces of bulk requests, while this one waits. Of its thread alone
-    low_priority: LowPriorityThread | None = None
-
-    def run(self, micro: MicroBatch) -> tuple[Batch, AnyRows]:
-        """What it computes, and its rows. Raises what the session raises."""
-        if not micro.gives_way:
-            return micro.run()
-        self.low_priority = self.low_priority or LowPriorityThread()
-        return self.low_priority.run(micro.run)
 
 
 class Scheduler:
@@ -77,8 +66,6 @@ class Scheduler:
         self._changed = new_condition(LockOrder.SCHEDULER)
         self._gate = gate  # its queue and load shedding are guarded by _changed
         self._closing = False  # guarded by _changed
-        # when a job that is no piece was last queued; guarded by _changed
-        self._others_at = -math.inf
         # those that take from the queue; guarded by _changed
         self._workers: list[Worker] = []
         # replaced ones, whose session runs have not returned; guarded by _changed
@@ -113,21 +100,19 @@ class Scheduler:
         timeout_s: float,
         key: str = "",
         results: Results | None = None,
-        is_piece: bool = False,
+        is_bulk: bool = False,
         wakes: bool = True,
     ) -> Job:
         """Queues the batch, or raises Overloaded or Expired. Cancelling the job's future removes it
         from the queue.
 
         key: the name of the caller's API key, for fairness among keys. results: a row for each
-        token if None. is_piece: of a bulk request, which was admitted as a whole. wakes: False if
-        the caller calls `wake` itself.
+        token if None. is_bulk: see `JobQueue`; it was admitted by its time. wakes: False if the
+        caller calls `wake` itself.
         """
         now, results = time.monotonic(), results or AllRows(batch)
         with self._changed:
-            if not is_piece:
-                self._others_at = now
-            job = self._gate.submit(target, batch, now, now + timeout_s, key, results, is_piece)
+            job = self._gate.submit(target, batch, now, now + timeout_s, key, results, is_bulk)
             if wakes:
                 self.wake()
         return job
@@ -135,7 +120,8 @@ class Scheduler:
     def wake(self) -> None:
         """Wakes as many idle workers as what waits is enough for."""
         with self._changed:
-            self._changed.notify(max(1, self._gate.queue.num_tokens // MIN_TOKENS_PER_WORKER))
+            shares = self._gate.queue.num_tokens // MIN_TOKENS_PER_WORKER
+            self._changed.notify(self.num_workers if self._gate.queue.num_bulk else max(1, shares))
 
     def paused(self) -> AbstractContextManager[bool]:
         """For `with`: no micro-batch begins or ends meanwhile. Keep it short."""
@@ -201,8 +187,6 @@ class Scheduler:
     def _serve(self, worker: Worker) -> None:
         while self._step(worker):
             pass
-        if worker.low_priority:
-            worker.low_priority.close()
 
     @contextmanager
     def _using_queue(self, worker: Worker) -> Iterator[None]:
@@ -227,7 +211,7 @@ class Scheduler:
         micro = self._next(worker)
         if micro is None:
             return False
-        outcome = _run(worker, micro)
+        outcome = _run(micro)
         if isinstance(outcome, Exception):
             self._tell(lambda observer: observer.on_failed(micro.target))
         else:
@@ -257,17 +241,17 @@ class Scheduler:
             micro = self._gate.queue.take(now, self.num_workers - self.num_busy)
             if micro is None:
                 return
-            on_all_cores = self._leaves_cores_idle(micro)
-            gives_way = micro.is_piece and now < self._others_at + ALONE_S
-            worker.todo = [micro._replace(on_all_cores=on_all_cores, gives_way=gives_way)]
+            worker.todo = [micro._replace(on_all_cores=self._leaves_cores_idle(micro))]
+            if micro.is_bulk:  # another worker may run more of the job, if not before then now
+                self._changed.notify()
 
     def _leaves_cores_idle(self, micro: MicroBatch) -> bool:
         """Whether the other workers would be idle for most of its run on one thread: all that waits
-        and runs is less. What gives way does not count."""
-        if not micro.target.run_on_all_cores or micro.is_piece:
+        and runs is less. Bulk jobs that wait do not count."""
+        if not micro.target.run_on_all_cores or micro.is_bulk:
             return False
         running = [other for worker in self._workers for other in worker.todo]
-        running_s = sum(other.cost_s for other in running if not other.gives_way)
+        running_s = sum(other.cost_s for other in running)
         others_s = running_s + self._gate.queue.worker_s()
         return others_s < (self.num_workers - 1) * micro.cost_s / 2
 
@@ -324,10 +308,10 @@ class Scheduler:
                 log.exception("an observer of the workers failed")
 
 
-def _run(worker: Worker, micro: MicroBatch) -> AnyRows | Exception:
+def _run(micro: MicroBatch) -> AnyRows | Exception:
     """Computes the micro-batch and gives each job its rows."""
     try:
-        batch, rows = worker.run(micro)
+        batch, rows = micro.run()
         if rows.not_finite():
             raise _not_finite(micro, batch, rows)
         micro.deliver(rows)

@@ -15,6 +15,7 @@ from typing import ParamSpec, TypeVar
 from addnorm.service.errors import ClientGone
 from addnorm.service.locks import LockOrder, new_lock
 from addnorm.service.scheduling.deadline import Deadline
+from addnorm.service.scheduling.gate import Rule
 from addnorm.service.scheduling.handover import Handover
 from addnorm.service.scheduling.queue.start_time_fairness import Flow, StartTimeFairQueue
 
@@ -29,13 +30,13 @@ Arguments = ParamSpec("Arguments")
 #   waits longer for long work that came before it.
 # MAX_THREADS: works that have begun, of one `Turns`. Larger: more memory and threads in a flood.
 #   Smaller: short work waits for long work to end.
-# THREADS_RATIO: a key may have this many times the threads that are left.
+# THREADS: how keys share them.
 # CALL_S: within which work for nobody in particular is done.
 SLICE_S = 0.01
 CALL_S = 60.0
 PAUSE_S = 0.002
 OLDER_RATIO = 8
-MAX_THREADS, THREADS_RATIO = 256, 8
+MAX_THREADS, THREADS = 256, Rule(ratio=8)
 
 
 class KeyTurns(Flow):
@@ -225,8 +226,8 @@ class Turns:
     def _give_slots(self) -> list[Turn]:
         """Free slots go to those whose turn it is: these."""
         for flow in list(self._crowded):
-            while flow.later and flow.num_threads < THREADS_RATIO * (
-                MAX_THREADS - self._num_threads
+            while flow.later and THREADS.grants(
+                MAX_THREADS, self._num_threads, flow.num_threads, 0, 1
             ):
                 flow.num_threads += 1
                 self._num_threads += 1
@@ -235,10 +236,11 @@ class Turns:
                 del self._crowded[flow]
         begun = []
         while self._num_free and self._num_waiting:
-            flow = self._fairness.next()
-            self._fairness.charge(SLICE_S)
-            turn = heappop(flow.waiting)[2]
-            flow.num_jobs -= 1
+            chosen = self._fairness.next()
+            assert chosen
+            self._fairness.charge(chosen, SLICE_S)
+            turn = heappop(chosen.waiting)[2]
+            chosen.num_jobs -= 1
             self._num_waiting -= 1
             self._num_free -= 1
             turn.has_slot, turn.began = True, self._clock()
@@ -257,7 +259,7 @@ class Turns:
         seconds = now - turn.began
         turn.seconds += seconds
         turn.flow.seconds += seconds
-        self._fairness.correct(turn.flow, seconds - SLICE_S)
+        self._fairness.charge(turn.flow, seconds - SLICE_S)
         turn.has_slot = False
         self._num_free += 1
 

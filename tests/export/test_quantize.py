@@ -1,6 +1,5 @@
 """Row-wise int8: near to fp32, batch-invariant, and refused when it is broken."""
 
-import hashlib
 import json
 import os
 import shutil
@@ -268,27 +267,29 @@ def test_parts_fit_16_bits() -> None:
         assert (abs(parts.weight).max(0) >= 50).all()
 
 
-def test_parts_are_the_same_on_every_processor() -> None:
+DIGEST = """
+import hashlib
+import numpy as np
+from addnorm.export.graphs import quantize
+
+draws = np.random.default_rng(0)
+shapes = (999, 64), 64, 999
+weight, bias, ranges = (draws.normal(size=shape).astype(np.float32) for shape in shapes)
+parts = quantize.split(weight, bias, np.abs(ranges) * 10)
+arrays = [getattr(parts, name).tobytes() for name in quantize.Parts.__dataclass_fields__]
+print(hashlib.sha256(b"".join(arrays)).hexdigest())
+"""
+
+
+def test_parts_are_the_same_on_every_processor(capsys: pytest.CaptureFixture[str]) -> None:
     """numpy's power gives other bits for narrower vectors; the parts of a weight must not."""
-    program = "from tests.export.test_quantize import digest_of_parts; print(digest_of_parts())"
     # names of several numpy versions
     narrow = "X86_V3 X86_V4 AVX2 FMA3 AVX512F AVX512_SKX AVX512_ICL AVX512_SPR"
-    elsewhere = subprocess.check_output(
-        [sys.executable, "-W", "ignore", "-c", program],
-        env={**os.environ, "NPY_DISABLE_CPU_FEATURES": narrow},
-        cwd=ROOT,
-        text=True,
-    )
-    assert elsewhere.strip() == digest_of_parts()
-
-
-def digest_of_parts() -> str:
-    draws = np.random.default_rng(0)
-    shapes = (999, 64), 64, 999
-    weight, bias, ranges = (draws.normal(size=shape).astype(np.float32) for shape in shapes)
-    parts = quantizing.split(weight, bias, np.abs(ranges) * 10)
-    arrays = [getattr(parts, name).tobytes() for name in quantizing.Parts.__dataclass_fields__]
-    return hashlib.sha256(b"".join(arrays)).hexdigest()
+    environment = {**os.environ, "NPY_DISABLE_CPU_FEATURES": narrow}
+    command = [sys.executable, "-W", "ignore", "-c", DIGEST]
+    elsewhere = subprocess.check_output(command, env=environment, cwd=ROOT, text=True)
+    exec(DIGEST, {})
+    assert elsewhere == capsys.readouterr().out
 
 
 def test_zero_rows_and_dead_weights() -> None:

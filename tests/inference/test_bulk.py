@@ -1,5 +1,5 @@
-"""Bulk requests have the bits of any other, and are computed in pieces. Their time follows their
-size. They are rejected before anything is computed, dropped with their caller, and counted."""
+"""Bulk requests have the bits of any other, and fill no queue. Their time follows their size. They
+are rejected before anything is computed, dropped with their caller, and counted."""
 
 import asyncio
 from collections.abc import Iterator
@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 
 from addnorm.service.errors import ClientGone, DeadlineNotMet, InvalidInput
-from addnorm.service.inference.bulk import pieces
 from addnorm.service.inference.outputs import Activations, Output, Pooled
 from addnorm.service.inference.request import InferenceRequest, InferenceResponse
 from addnorm.service.loading.loader import load_all
@@ -28,7 +27,7 @@ ROWS = [[1 + (5 * row + column) % 40 for column in range(size)] for row, size in
 
 @pytest.fixture(scope="module")
 def models(small: Path) -> Models:
-    """A micro-batch holds one piece: warm-up may choose a budget that holds all that is queued."""
+    """Several micro-batches are made of it: warm-up may choose a larger budget."""
     return load_all(small, Settings(worker_threads=2, token_budget=128))
 
 
@@ -76,10 +75,10 @@ def test_a_bulk_request_has_the_bits_of_any_other(
     with service(models, max_queue_tokens=65_536) as whole:
         assert not whole.pipeline.bulk.covers(request)
         expected = run(whole, request)
-    with service(models, cache_bytes=cache_bytes) as in_pieces:
-        assert in_pieces.pipeline.bulk.covers(request)
+    with service(models, cache_bytes=cache_bytes) as bulk:
+        assert bulk.pipeline.bulk.covers(request)
         for _ in range(2):  # the second time from the cache
-            for own, others in zip(run(in_pieces, request), expected, strict=True):
+            for own, others in zip(run(bulk, request), expected, strict=True):
                 assert own.tobytes() == others.tobytes()
 
 
@@ -88,7 +87,7 @@ def test_what_is_slow_here_is_a_bulk_request_too(models: Models) -> None:
     with service(models, max_queue_tokens=65_536, timeout_s=1e-6) as slow:
         covers = slow.pipeline.bulk.covers
         assert covers(asked(models, Pooled(), ROWS[:2]))
-        assert not covers(asked(models, Pooled(), ROWS[:1]))  # it has no pieces
+        assert not covers(asked(models, Pooled(), ROWS[:1]))  # it cannot leave a worker to others
 
 
 @pytest.mark.parametrize(("own_s", "is_bulk"), [(14, False), (16, True), (599, True), (601, False)])
@@ -97,23 +96,11 @@ def test_from_a_quarter_of_the_deadline_to_that_of_bulk_it_is_one(
 ) -> None:
     request = asked(models, Pooled(), ROWS[:2])
     with service(models, max_queue_tokens=65_536, timeout_s=60, bulk_timeout_s=600) as on:
-        target.tokens_per_s = request.batch.num_tokens / own_s / on.pipeline.bulk.turns.num_workers
+        target.tokens_per_s = request.batch.num_tokens / own_s / on.pipeline.bulk.num_workers()
         assert on.pipeline.bulk.covers(request) is is_bulk
 
 
-def test_pieces_hold_each_sequence_once_and_are_of_similar_length() -> None:
-    lengths = np.array(LENGTHS)
-    made = list(pieces(lengths, 64))
-    assert sorted(np.concatenate(made).tolist()) == list(range(len(lengths)))
-    for piece in made:
-        assert lengths[piece].sum() <= 64
-        assert (np.diff(piece) > 0).all()
-    longest = [int(lengths[piece].max()) for piece in made]
-    assert longest == sorted(longest, reverse=True)
-    assert [piece.tolist() for piece in pieces(np.array([90, 2, 3]), 64)] == [[0], [1, 2]]
-
-
-def test_the_queue_holds_little_of_it(models: Models) -> None:
+def test_it_takes_no_space_in_the_queue(models: Models) -> None:
     async def ask(on: Service) -> int:
         work = asyncio.create_task(
             on.pipeline.run(asked(models, Pooled()), values, Deadline(PATIENCE_S))
@@ -127,7 +114,7 @@ def test_the_queue_holds_little_of_it(models: Models) -> None:
         return most
 
     with service(models) as on:
-        assert asyncio.run(ask(on)) <= 256 < sum(LENGTHS)
+        assert asyncio.run(ask(on)) == 0
 
 
 def test_the_rest_is_dropped_when_the_caller_leaves(models: Models) -> None:
@@ -148,7 +135,6 @@ def test_the_rest_is_dropped_when_the_caller_leaves(models: Models) -> None:
         assert eventually(lambda: not on.scheduler.num_busy)
         assert on.scheduler.num_queued_tokens() == 0
         assert not any(on.gate.total.values())
-        assert not on.pipeline.bulk.turns.num_running
 
 
 def of_server(timeout_s: float) -> Deadline:

@@ -219,6 +219,7 @@ def test_answers_under_way_are_counted_on(few: Models) -> None:
 
     first, own, others = asyncio.run(three())
     assert asyncio.run(ask(0.5, "b", 1)) == "made", "one key's rate teaches nothing of another's"
+    assert inference.gate.total["answer_s"] == 0
     inference.close()
     assert first == "made"
     assert isinstance(own, Expired)

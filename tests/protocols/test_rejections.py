@@ -167,6 +167,13 @@ TABLES: list[tuple[Any, str, dict[str, Any], list[Any]]] = [
         (b'{"model": "\xff\xfe"}', "", "the body is not a JSON object"),
         (b'{"input_ids": ' + b"[" * 2000 + b"]" * 2000 + b"}", "", "the body is not a JSON object"),
         (b" " * (16 * 2 ** 20 + 1), "", "...the limit is 16777216", 413),
+        *((sent, "", "...send each key once") for sent in (
+            b'{"model": "notebook", "input_ids": [[9999]], "input_ids": [[1]]}',
+            b'{"model": "notebook", "model": "gpt", "input_ids": [[1]]}',
+            rb'{"model": "notebook", "\u006dodel": "gpt", "input_ids": [[1]]}',
+            b'{"input_ids": [[1]], "logits": {"top_k": 3, "top_k": 1}, "outputs": ["logits"]}',
+            b'{"input_ids": [[1]], "logits": {"top_k": 3}, "logits": {"top_k": 1}}',
+        )),
         ({"token_type_ids": [[0]]}, "token_type_ids",
          "token_type_ids[0] has 1 values, input_ids[0] has 5"),
         ({"input_ids": [[1], [2]], "token_type_ids": [[0]]}, "token_type_ids",
@@ -198,6 +205,7 @@ TABLES: list[tuple[Any, str, dict[str, Any], list[Any]]] = [
         ({"dimensions": 8}, "dtype", "...which have 32 dimensions: ask for all"),
         ({"model": "notebook", "input": [1]}, "dtype", "...notebook/1 has no ranges"),
         ({"dtype": "int4"}, "dtype", "dtype: Input should be 'float32', 'int8'"),
+        (b'{"model": "notebook", "input": [[9999]], "input": [[1]]}', "", "...send each key once"),
     ]),
     (OPENAI, "/v1/infer", {"model": TEXT_MODEL, "input_ids": [[2, 4, 3]]}, [
         ({"token_type_ids": [[0, 0, 2]]}, "token_type_ids",

@@ -247,17 +247,6 @@ def test_a_quiet_time_of_small_runs_does_not_hide_how_quick_full_ones_are() -> N
     assert target.tokens_per_s == pytest.approx(100)
 
 
-def test_a_run_that_gave_way_does_not_hide_how_quick_others_are() -> None:
-    queue, target = Queue(1000), Target(echo, 100)
-    target.tokens_per_s = 100
-    for seconds, rate in ((10, 100), (0.5, 120)):
-        submit(queue, target, of_lengths(100))
-        micro = queue.take(0)._replace(gives_way=True)
-        micro.sequences[0].job.results.receive([0], echo(of_lengths(100)))
-        queue.settle(micro, None, seconds)
-        assert target.tokens_per_s == pytest.approx(rate)
-
-
 def test_expired_and_cancelled_jobs_are_dropped_before_they_are_computed() -> None:
     queue, target = Queue(1000), Target(echo, 4)
     late = submit(queue, target, of_lengths(4, 4), deadline=5)

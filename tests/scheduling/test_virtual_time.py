@@ -26,8 +26,9 @@ def test_flows_that_always_have_work_get_equal_shares_whatever_a_turn_costs() ->
     given = dict.fromkeys(cost, 0.0)
     for _ in range(1000):
         flow = turns.next()
+        assert flow
         given[flow] += cost[flow]
-        turns.charge(cost[flow])
+        turns.charge(flow, cost[flow])
     assert max(given.values()) - min(given.values()) <= 20
     assert turns.virtual_time == pytest.approx(
         sum(given.values()) / 3, abs=20
@@ -39,12 +40,14 @@ def test_a_flow_that_comes_anew_is_next_and_has_saved_up_nothing() -> None:
     first = busy(turns)
     for _ in range(100):
         assert turns.next() is first
-        turns.charge(5)
+        turns.charge(first, 5)
     second = busy(turns)
     order = []
     for _ in range(6):
-        order.append(turns.next())
-        turns.charge(5)
+        flow = turns.next()
+        assert flow
+        order.append(flow)
+        turns.charge(flow, 5)
     assert order == [second, first] * 3
 
 
@@ -52,17 +55,30 @@ def test_a_flow_that_was_given_much_waits_although_it_left_in_between() -> None:
     turns = StartTimeFairQueue[Flow]()
     one, other = busy(turns), busy(turns)
     assert turns.next() is one
-    turns.charge(100)
+    turns.charge(one, 100)
     one.num_jobs = 0
     for _ in range(10):
         assert turns.next() is other
-        turns.charge(5)
+        turns.charge(other, 5)
     one.num_jobs = 1
     turns.activate(one)
     for _ in range(10):
         assert turns.next() is other
-        turns.charge(5)
+        turns.charge(other, 5)
     assert turns.next() is one
+
+
+def test_a_flow_that_may_not_be_served_keeps_its_place() -> None:
+    turns = StartTimeFairQueue[Flow]()
+    first, second = busy(turns), busy(turns)
+    assert turns.next(lambda flow: False) is None
+    for _ in range(3):
+        assert turns.next(lambda flow: flow is second) is second
+        turns.charge(second, 5)
+    for _ in range(3):
+        assert turns.next() is first
+        turns.charge(first, 5)
+    assert turns.next(lambda flow: flow is second) is second
 
 
 def test_sorted_jobs_are_by_rank_and_then_by_arrival() -> None:

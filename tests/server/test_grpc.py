@@ -15,6 +15,7 @@ from typing import Any, NoReturn
 import pytest
 from pydantic import SecretStr
 
+from addnorm.service.inference.pipeline import QUICK_BYTES
 from addnorm.service.models.registry import Models
 from addnorm.service.protocols.kserve.over_grpc.grpc_methods import (
     METHODS,
@@ -80,7 +81,9 @@ def test_a_key_has_its_limit_over_both_transports(few: Models) -> None:
 
 def begun(call: GrpcClient, service: Service, *headers: tuple[str, str], **options: Any) -> Any:
     """A call whose run is held up."""
-    body = message_types()["inference.ModelInferRequest"](model_name="notebook", **ALONE)
+    body = message_types()["inference.ModelInferRequest"](
+        model_name="notebook", id="a" * QUICK_BYTES, **ALONE
+    )
     under_way = call.method("ModelInfer").future(
         body.SerializeToString(), metadata=headers, **options
     )
@@ -97,6 +100,7 @@ def test_a_call_that_is_cancelled_frees_its_job(few: Models) -> None:
     with calling(few, worker_threads=1) as (call, service, _), runs_held_up(few) as go:
         first, second = begun(call, service), begun(call, service)
         assert eventually(lambda: service.scheduler.num_queued_tokens() == 5)
+        assert (service.gate.total["calls"], service.gate.total["bodies"]) == (2, 0)
         second.cancel()
         assert eventually(lambda: service.grpc.calls.in_flight == 1)
         assert eventually(lambda: statuses(service, "499") == 1)

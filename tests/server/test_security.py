@@ -283,34 +283,6 @@ def test_the_images_health_check_asks_with_and_without_https(
         assert gone.returncode == 1
 
 
-TWICE = {
-    "/v1/infer": [
-        '{"model": "notebook", "input_ids": [[9999]], "input_ids": [[1]]}',
-        '{"model": "notebook", "model": "gpt", "input_ids": [[1]]}',
-        r'{"model": "notebook", "\u006dodel": "gpt", "input_ids": [[1]]}',
-        '{"model": "notebook", "input_ids": [[1]], "logits": {"top_k": 3, "top_k": 1},'
-        ' "outputs": ["logits"]}',
-        '{"model": "notebook", "input_ids": [[1]], "logits": {"top_k": 3}, "logits": {"top_k": 1}}',
-    ],
-    "/v1/embeddings": ['{"model": "notebook", "input": [[9999]], "input": [[1]]}'],
-    "/v2/models/notebook/infer": [
-        '{"inputs": [{"name": "input_ids", "shape": [1, 1], "shape": [1, 1], "datatype": "INT64",'
-        ' "data": [1]}]}',
-        '{"parameters": {"a": 1, "a": 1}, "inputs": [{"name": "input_ids", "shape": [1, 1],'
-        ' "datatype": "INT64", "data": [1]}]}',
-    ],
-}
-
-
-@pytest.mark.parametrize(
-    ("path", "body"), [(path, body) for path, bodies in TWICE.items() for body in bodies]
-)
-def test_a_key_sent_twice_is_rejected(client: httpx.Client, path: str, body: str) -> None:
-    answer = client.post(path, content=body, headers={"content-type": "application/json"})
-    assert answer.status_code == 400, answer.text[:200]
-    assert "send each key once" in answer.text
-
-
 def test_colons_and_quotes_within_strings_are_no_keys(text_client: httpx.Client) -> None:
     texts = ["a: b", 'say "c": d', '\\": \\\\": "', ":::", '{"a": 1, "a": 2}']
     for body in ({"model": TEXT_MODEL, "texts": texts}, {"texts": texts, "model": TEXT_MODEL}):

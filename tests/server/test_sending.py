@@ -3,6 +3,7 @@
 import asyncio
 import socket
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from typing import NamedTuple
 from urllib.parse import urlsplit
@@ -12,6 +13,7 @@ import orjson
 import pytest
 from fastapi import Request, Response
 
+from addnorm.service.inference.pipeline import QUICK_BYTES
 from addnorm.service.inference.request_path import Call
 from addnorm.service.models.registry import Models
 from addnorm.service.protocols.codec.decoding import Tools
@@ -23,9 +25,10 @@ from addnorm.service.protocols.table import PROTOCOLS
 from addnorm.service.server.wiring import Service, build
 from addnorm.service.settings import Settings
 from tests.conftest import OWN, client_of
-from tests.support.waiting import PATIENCE_S, eventually
+from tests.support.waiting import PATIENCE_S, eventually, runs_held_up
 
 MIB = 2**20
+JSON = {"content-type": "application/json"}
 LIMITS = {"max_response_bytes": 3 * MIB, "max_pending_response_bytes": 4 * MIB}
 
 
@@ -131,3 +134,18 @@ def test_files_of_the_documentation_are_held_once(served: Served) -> None:
     assert served.client.get("/swagger/favicon-32x32.png").headers["content-type"] == "image/png"
     for name in ("nothing", "__init__.py", "..%2f__init__.py", "../__init__.py"):
         assert served.client.get(f"/swagger/{name}").status_code == 404
+
+
+def test_a_body_counts_until_it_is_decoded_and_its_answer_from_then_on(
+    few: Models, served: Served
+) -> None:
+    total, sent = served.service.gate.total, {"model": "notebook", "input_ids": [[1, 3, 2]]}
+    body = orjson.dumps(sent) + b" " * QUICK_BYTES  # smaller ones do not count
+    with runs_held_up(few) as go, ThreadPoolExecutor(1) as other:
+        answer = other.submit(served.client.post, "/v1/infer", content=body, headers=JSON)
+        assert eventually(lambda: served.service.scheduler.num_busy == 1)
+        assert (total["requests"], total["bodies"]) == (1, 0)
+        assert total["responses"] > 0
+        go.set()
+        assert answer.result().status_code == 200
+    assert eventually(lambda: not any(total.values()))

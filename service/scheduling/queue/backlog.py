@@ -26,8 +26,8 @@ class Backlog(Flow):
       late together.
     """
 
-    def __init__(self, owner: "KeyBacklogs") -> None:
-        self.owner = owner
+    def __init__(self, owner: "KeyBacklogs", is_bulk: bool = False) -> None:
+        self.owner, self.is_bulk = owner, is_bulk
         self.by_age = SortedJobs(lambda job: job.number)
         self.by_size = SortedJobs(lambda job: job.size)
         self.num_tokens = 0  # that wait
@@ -38,12 +38,14 @@ class Backlog(Flow):
         self.by_size.add(job)
         self.num_jobs += 1
         self.owner.num_jobs += 1
+        self.owner.num_bulk += self.is_bulk
 
     def remove(self, job: Job) -> None:
         self.by_age.remove(job)
         self.by_size.remove(job)
         self.num_jobs -= 1
         self.owner.num_jobs -= 1
+        self.owner.num_bulk -= self.is_bulk
 
     def order(self) -> SortedJobs:
         """The order of the present turn."""
@@ -64,17 +66,20 @@ class Backlog(Flow):
 
 
 class KeyBacklogs(Flow):
-    """All backlogs of one API key, one for each target it has asked for. Without keys there is one
-    of these.
+    """All backlogs of one API key, one for each target it has asked for, and one for bulk jobs of
+    the target. Without keys there is one of these.
 
     Targets are held weakly: a model that is no longer served is freed, and its backlogs with it.
     """
 
     def __init__(self) -> None:
         self.by_target: WeakKeyDictionary[Target, Backlog] = WeakKeyDictionary()
+        self.bulk: WeakKeyDictionary[Target, Backlog] = WeakKeyDictionary()  # apart from the others
+        self.num_bulk = 0  # jobs that wait
         self.fairness: StartTimeFairQueue[Backlog] = StartTimeFairQueue()
 
-    def backlog(self, target: Target) -> Backlog:
-        if target not in self.by_target:
-            self.by_target[target] = Backlog(self)
-        return self.by_target[target]
+    def backlog(self, target: Target, is_bulk: bool = False) -> Backlog:
+        backlogs = self.bulk if is_bulk else self.by_target
+        if target not in backlogs:
+            backlogs[target] = Backlog(self, is_bulk)
+        return backlogs[target]

@@ -10,6 +10,9 @@ Order is decided at three levels.
 The scheduling unit is the sequence: a micro-batch takes sequences of near-equal length from the
 jobs that are next. There is no batching window: the next micro-batch is what queued while the
 worker threads were busy.
+
+Bulk jobs are large, and keep nobody waiting: they have backlogs of their own, run in small
+micro-batches without company, and leave the last idle worker to other jobs while there are any.
 """
 
 import math
@@ -37,8 +40,14 @@ from addnorm.service.scheduling.queue.start_time_fairness import StartTimeFairQu
 #   (mixed lengths give 59 % real tokens with 1, 78 % with 3, 89 % with 10).
 # MIN_TOKENS_PER_WORKER: idle worker threads share what waits, but none gets fewer real tokens than
 #   this. Larger: short requests use fewer cores. Smaller: waking a thread costs more than it gains.
+# BULK_TOKENS: of a micro-batch of a bulk job, if the token budget is not less. Larger: who asks
+#   while bulk jobs take every worker waits longer. Smaller: more is spent on each run.
+# ALONE_S: after so long without another job, bulk jobs take every worker. Larger: they are slower
+#   beside callers who ask now and then. Smaller: more of those wait for a run of theirs.
 CANDIDATE_BATCHES = 3
 MIN_TOKENS_PER_WORKER = 16
+BULK_TOKENS = 256
+ALONE_S = 5.0
 
 
 class JobQueue:
@@ -46,7 +55,8 @@ class JobQueue:
 
     def __init__(self, num_workers: int = 1) -> None:
         self.num_workers = num_workers
-        self.num_tokens = 0  # real tokens that wait
+        self.num_tokens = 0  # real tokens that wait, but for those of bulk jobs
+        self.num_bulk = 0  # bulk jobs that wait
         self.jobs: dict[int, Job] = {}  # by number
         # targets with jobs that wait, and the backlogs that these are in
         self.active: dict[Target, dict[Backlog, None]] = {}
@@ -58,6 +68,7 @@ class JobQueue:
         self._done: deque[int] = deque()  # jobs whose future is done; some may still wait
         self._numbers = count()
         self._known: WeakSet[Job] = WeakSet()  # all that are referred to, also those that run
+        self._others_at = -math.inf  # when a job that is no bulk job was last added
 
     def worker_s(self) -> float:
         """Predicted time that one worker thread would need for everything that waits now."""
@@ -71,8 +82,13 @@ class JobQueue:
         """The backlogs of one API key: one for every target it has asked for."""
         return self._keys[key].by_target if key in self._keys else {}
 
-    def backlog(self, key: str, target: Target) -> Backlog:
-        return self._keys.setdefault(key, KeyBacklogs()).backlog(target)
+    def backlog(self, key: str, target: Target, is_bulk: bool = False) -> Backlog:
+        return self._keys.setdefault(key, KeyBacklogs()).backlog(target, is_bulk)
+
+    def num_bulk_workers(self, now: float) -> int:
+        """How many workers bulk jobs may use: one is left to other jobs while there are any."""
+        is_alone = now >= self._others_at + ALONE_S
+        return self.num_workers if is_alone else max(1, self.num_workers - 1)
 
     def add(
         self,
@@ -82,11 +98,14 @@ class JobQueue:
         deadline: float,
         backlog: Backlog,
         results: Results,
-        is_piece: bool = False,
     ) -> Job:
         """Queues the batch as a job of this backlog."""
         job = self._make_job(target, batch, now, deadline, results)
-        job.is_piece, job.backlog = is_piece, backlog
+        job.backlog, job.is_bulk = backlog, backlog.is_bulk
+        if job.is_bulk:
+            self.num_bulk += 1
+        else:
+            self._others_at = now
         self.active.setdefault(target, {})[backlog] = None
         backlog.add(job)
         self._insert(job)
@@ -123,6 +142,7 @@ class JobQueue:
         self._deadlines.remove(job)
         self._first.pop(job.number, None)
         self._count(job, -job.num_tokens)
+        self.num_bulk -= job.is_bulk
         if backlog := job.backlog:
             backlog.remove(job)
             if not backlog.num_jobs:
@@ -132,8 +152,11 @@ class JobQueue:
         job.waiting = []
 
     def _count(self, job: Job, num_tokens: int) -> None:
-        """So many tokens more wait, or fewer."""
+        """So many tokens more wait, or fewer. Those of bulk jobs are in no account but their own:
+        many may wait, and others are served meanwhile."""
         job.num_tokens += num_tokens
+        if job.is_bulk:
+            return
         self.num_tokens += num_tokens
         job.target.num_tokens += num_tokens
         if job.backlog:
@@ -151,12 +174,17 @@ class JobQueue:
             return self._take_first(now)
         if not self.jobs:
             return None
-        job = self._next()
-        target = job.target
-        share = target.token_budget
-        if target.is_shared_out and not job.is_piece:
-            share = max(MIN_TOKENS_PER_WORKER, math.ceil(target.num_tokens / num_idle))
-        candidates = self._candidates(job, CANDIDATE_BATCHES * target.token_budget)
+        job = self._next(now, num_idle)
+        if job is None:
+            return None
+        target, candidates = job.target, job.waiting
+        if job.is_bulk:  # without company, which would wait as long as it runs
+            share = BULK_TOKENS
+        else:
+            share = target.token_budget
+            if target.is_shared_out:
+                share = max(MIN_TOKENS_PER_WORKER, math.ceil(target.num_tokens / num_idle))
+            candidates = self._candidates(job, CANDIDATE_BATCHES * target.token_budget)
         taken = _nearest(candidates, job.waiting[-1], min(target.token_budget, share))
         self._charge(job.backlog, target, taken)
         self._take_out(taken, now)
@@ -168,9 +196,17 @@ class JobQueue:
         self._take_out(taken, now)
         return MicroBatch.of(job.target, taken, now)
 
-    def _next(self) -> Job:
-        """The job whose turn it is, where none goes first."""
-        return self._fairness.next().fairness.next().order().first()
+    def _next(self, now: float, num_idle: int) -> Job | None:
+        """The job whose turn it is, where none goes first. None if bulk jobs alone wait, and the
+        worker is to be left to others."""
+        key = self._fairness.next()
+        assert key
+        backlog = key.fairness.next()
+        assert backlog
+        if backlog.is_bulk and self.num_workers - num_idle >= self.num_bulk_workers(now):
+            key = self._fairness.next(lambda key: key.num_jobs > key.num_bulk)
+            backlog = key.fairness.next(lambda backlog: not backlog.is_bulk) if key else None
+        return backlog.order().first() if backlog else None
 
     def _charge(self, backlog: Backlog, target: Target, taken: list[Waiting]) -> None:
         """Other backlogs pay nothing for their part of the micro-batch: without it the space would
@@ -178,8 +214,8 @@ class JobQueue:
         own = [sequence.length for sequence in taken if sequence.job.backlog is backlog]
         backlog.charge(sum(own))
         cost_s = max(sum(own), MIN_TOKENS_PER_WORKER) * target.s_per_token
-        backlog.owner.fairness.charge(cost_s)
-        self._fairness.charge(cost_s)
+        backlog.owner.fairness.charge(backlog, cost_s)
+        self._fairness.charge(backlog.owner, cost_s)
 
     def _take_out(self, taken: list[Waiting], now: float) -> None:
         """Takes sequences out of the queue."""
@@ -210,22 +246,24 @@ class JobQueue:
 
     def _following(self, job: Job) -> Iterator[Job]:
         """The job, then the other jobs of its target in the order of this turn, its own backlog's
-        first. Pieces of bulk requests keep no other job waiting, so they run apart."""
+        first. Bulk jobs run apart."""
         yield job
         own = job.backlog
         smallest_first = own.is_for_smallest()
-        others = (backlog for backlog in self.active[job.target] if backlog is not own)
+        others = (
+            backlog
+            for backlog in self.active[job.target]
+            if backlog is not own and not backlog.is_bulk
+        )
         for backlog in chain([own], others):
             jobs = backlog.by_size if smallest_first else backlog.by_age
-            yield from (
-                other for other in jobs if other is not job and other.is_piece is job.is_piece
-            )
+            yield from (other for other in jobs if other is not job)
 
     def settle(self, micro: MicroBatch, error: Exception | None, now: float) -> None:
         """The rows of the micro-batch were delivered, or an error came in their place, which fails
         its jobs only."""
         if error is None and not micro.on_all_cores:  # the rate is of one worker
-            micro.target.update_rate(micro.num_tokens, now - micro.taken, micro.gives_way)
+            micro.target.update_rate(micro.num_tokens, now - micro.taken)
         for job, sequences in micro.by_job():
             if error is None:
                 job.settle(len(sequences), now)

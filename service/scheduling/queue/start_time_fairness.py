@@ -1,5 +1,6 @@
 """Start-time fair queueing: which of several flows is served next. Knows no jobs and no seconds."""
 
+from collections.abc import Callable
 from heapq import heappop, heappush, heapreplace
 from itertools import count
 from typing import Generic, TypeVar
@@ -44,25 +45,29 @@ class StartTimeFairQueue(Generic[SomeFlow]):
             flow.is_in_heap, flow.start = True, max(flow.start, self.virtual_time)
             heappush(self._heap, (flow.start, next(self._numbers), flow))
 
-    def next(self) -> SomeFlow:
-        """The flow to serve now. At least one flow must have a job that waits."""
-        while True:
+    def next(self, may: Callable[[SomeFlow], bool] | None = None) -> SomeFlow | None:
+        """The flow to serve now, of those that have a job that waits; None without one.
+
+        may: whether a flow may be served. One that may not keeps its place. It costs more time.
+        """
+        while self._heap:
             start, _, flow = self._heap[0]
             if start == flow.start and flow.num_jobs:
-                self.virtual_time = max(self.virtual_time, start)
-                return flow
+                break
             heappop(self._heap)
             if start == flow.start:
                 flow.is_in_heap = False
+        for start, _, flow in sorted(self._heap) if may else self._heap[:1]:
+            if start == flow.start and flow.num_jobs and (not may or may(flow)):
+                self.virtual_time = max(self.virtual_time, start)
+                return flow
+        return None
 
-    def charge(self, cost: float) -> None:
-        """The flow that `next` returned was given this much."""
-        flow = self._heap[0][2]
+    def charge(self, flow: SomeFlow, cost: float) -> None:
+        """The flow was given this much; it gets so much back if negative."""
+        is_head = bool(self._heap) and self._heap[0][2] is flow
         flow.start += cost
-        heapreplace(self._heap, (flow.start, next(self._numbers), flow))
-
-    def correct(self, flow: SomeFlow, cost: float) -> None:
-        """The flow was given so much more than it was charged; less if negative."""
-        flow.start += cost
-        if flow.is_in_heap:
+        if is_head:
+            heapreplace(self._heap, (flow.start, next(self._numbers), flow))
+        elif flow.is_in_heap and cost:
             heappush(self._heap, (flow.start, next(self._numbers), flow))

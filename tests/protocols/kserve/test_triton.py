@@ -193,7 +193,9 @@ def test_it_shows_our_messages(triton: Call) -> None:
 ANALYZER = shutil.which("perf_analyzer")
 
 
-@pytest.mark.skipif(ANALYZER is None, reason="docs/clients.md says where perf_analyzer comes from")
+@pytest.mark.skipif(
+    ANALYZER is None, reason="perf_analyzer, of tritonclient 2.46, is not installed"
+)
 @pytest.mark.parametrize(
     "load", [["--concurrency-range", "1:3:1"], ["--request-rate-range", "10:20:10"]]
 )
@@ -205,7 +207,9 @@ def test_perf_analyzer_measures_to_the_end(url: str, load: list[str]) -> None:
     )
 
 
-@pytest.mark.skipif(ANALYZER is None, reason="docs/clients.md says where perf_analyzer comes from")
+@pytest.mark.skipif(
+    ANALYZER is None, reason="perf_analyzer, of tritonclient 2.46, is not installed"
+)
 @pytest.mark.parametrize(
     ("data", "words"),
     [("random", "attention_mask[0][0] is"), ("zero", "Inferences/Second vs. Client")],

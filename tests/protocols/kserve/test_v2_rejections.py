@@ -126,6 +126,8 @@ HTTP: list[tuple[str, Any, str]] = [
     *(("notebook", *row) for row in (
         (b'{"inputs": [', NO_JSON),
         (b'{"id": "\xff"}', NO_JSON),
+        (b'{"inputs": [{"shape": [1, 1], "shape": [1, 1]}]}', "...send each key once"),
+        (b'{"parameters": {"a": 1, "a": 1}, "inputs": []}', "...send each key once"),
         ({"inputs": None}, "inputs is missing"),
         ({"input": 1}, "input is unknown"),
         ({"model_name": "gpt"}, "model_name is 'gpt', the path says 'notebook'"),
