@@ -15,6 +15,7 @@ from typing import ParamSpec, TypeVar
 from addnorm.service.errors import ClientGone
 from addnorm.service.locks import LockOrder, new_lock
 from addnorm.service.scheduling.deadline import Deadline
+from addnorm.service.scheduling.gate import Rule
 from addnorm.service.scheduling.handover import Handover
 from addnorm.service.scheduling.queue.start_time_fairness import Flow, StartTimeFairQueue
 
@@ -29,13 +30,13 @@ Arguments = ParamSpec("Arguments")
 #   waits longer for long work that came before it.
 # MAX_THREADS: works that have begun, of one `Turns`. Larger: more memory and threads in a flood.
 #   Smaller: short work waits for long work to end.
-# THREADS_RATIO: a key may have this many times the threads that are left.
+# THREADS: how keys share them.
 # CALL_S: within which work for nobody in particular is done.
 SLICE_S = 0.01
 CALL_S = 60.0
 PAUSE_S = 0.002
 OLDER_RATIO = 8
-MAX_THREADS, THREADS_RATIO = 256, 8
+MAX_THREADS, THREADS = 256, Rule(ratio=8)
 
 
 class KeyTurns(Flow):
@@ -225,8 +226,8 @@ class Turns:
     def _give_slots(self) -> list[Turn]:
         """Free slots go to those whose turn it is: these."""
         for flow in list(self._crowded):
-            while flow.later and flow.num_threads < THREADS_RATIO * (
-                MAX_THREADS - self._num_threads
+            while flow.later and THREADS.grants(
+                MAX_THREADS, self._num_threads, flow.num_threads, 0, 1
             ):
                 flow.num_threads += 1
                 self._num_threads += 1

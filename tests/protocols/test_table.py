@@ -26,7 +26,7 @@ TABLE = Table(
                 route("/one", "second"),
                 route("/of/{name}/{number:int}", "numbered"),
                 route("/of/{name:path}/all", "all"),
-                route("/of/{name}", "named"),
+                route("/of/{name:path}", "named"),
             ),
         )
     ]
@@ -40,10 +40,10 @@ TABLE = Table(
         ("/two", None, {}),
         ("/one/", None, {}),
         ("/of/a", "named", {"name": "a"}),
-        ("/of/a/b", None, {}),
-        ("/of/a/7", "numbered", {"name": "a", "number": "7"}),
+        ("/of/a/b", "named", {"name": "a/b"}),
+        ("/of/a/007", "numbered", {"name": "a", "number": "7"}),
         ("/of/a/b/all", "all", {"name": "a/b"}),
-        ("", None, {}),
+        ("/off/a", None, {}),
     ],
 )
 def test_a_row_is_found_by_its_path(path: str, found: str | None, names: dict[str, str]) -> None:

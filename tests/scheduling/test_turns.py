@@ -16,7 +16,7 @@ from addnorm.service.scheduling.turns import (
     MAX_THREADS,
     OLDER_RATIO,
     SLICE_S,
-    THREADS_RATIO,
+    THREADS,
     Turns,
     checkpoint,
     worked_s,
@@ -274,7 +274,7 @@ def test_a_flood_of_one_key_leaves_threads_to_others() -> None:
         one = ask("one")
         assert await asyncio.to_thread(eventually, lambda: "one" in begun)
         left = MAX_THREADS - begun.count("many")
-        assert left >= MAX_THREADS // (THREADS_RATIO + 1)
+        assert left >= MAX_THREADS // (THREADS.ratio + 1)
         go.set()
         await asyncio.gather(one, *many)
 
