@@ -290,7 +290,7 @@ def test_others_have_their_turn_between_the_pieces_of_one_caller(text_bundles: P
         watch.go.set()
         assert small.result().status_code == 200
         behind = [texts[0][:5] for _, texts in watch.calls[before:]].index("a b c")
-        assert behind <= 2  # one that runs, and one that began on the way
+        assert behind <= 3  # the first pieces of those that came before: they have 32 in all
         assert [answer.result().status_code for answer in slow] == [200] * 4
 
 
