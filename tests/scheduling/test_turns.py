@@ -88,17 +88,33 @@ def test_short_work_passes_long_work_that_came_before() -> None:
 
 
 def test_no_flood_of_short_work_starves_long_work() -> None:
-    """It has its second slice once the flood had so many times its first."""
-    played = Played()
+    """It has its second slice once the flood had so many times its first. One of the flood always
+    waits: each ends after the next has come."""
+    played, has_come = Played(), threading.Semaphore(0)
+
+    def short() -> None:
+        assert has_come.acquire(timeout=PATIENCE_S)
+        played.pieces("short", 1, SLICE_S / 2)
 
     async def flood() -> None:
-        for _ in range(200):
-            await played.ask("", 1, SLICE_S / 2, "short")
+        before: asyncio.Future[None] | None = None
+        for number in range(100):
+            deadline = Deadline(PATIENCE_S, holdings=Holdings(""))
+            asked = asyncio.ensure_future(played.turns.run(deadline, short))
+            await asyncio.sleep(0)
+            if number:
+                has_come.release()
+            if before:
+                await before
+            before = asked
+        has_come.release()
+        assert before
+        await before
 
-    played.play(flood(), flood(), played.ask("", 3, SLICE_S, "long"))
+    played.play(flood(), played.ask("", 3, SLICE_S, "long"))
     first, second, third = (n for n, name in enumerate(played.order) if name == "long")
-    for before, after in ((first, second), (second, third)):
-        assert after - before <= 2 * OLDER_RATIO + 2, played.order
+    for earlier, later in ((first, second), (second, third)):
+        assert later - earlier <= 2 * OLDER_RATIO + 2, played.order
 
 
 def test_keys_take_turns_however_many_requests_each_has() -> None:
