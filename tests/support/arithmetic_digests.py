@@ -82,12 +82,7 @@ class Head:
 def logprobs() -> list[Any]:
     """Log-probabilities of one token at each row, and of the likeliest."""
     rows = heads.HeadRows(numbers(20, 5003), np.arange(20))
-    steps = heads.token_logprobs(Head(), rows, np.arange(20) * 7, 5)  # type: ignore[arg-type]
-    while True:
-        try:
-            next(steps)
-        except StopIteration as end:
-            return list(end.value)
+    return list(heads.token_logprobs(Head(), rows, np.arange(20) * 7, 5))  # type: ignore[arg-type]
 
 
 def entities() -> list[Any]:
