@@ -3,7 +3,7 @@
 import re
 import subprocess
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 from contextlib import ExitStack, contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -170,6 +170,7 @@ def test_a_busy_replica_gets_no_request_while_another_is_free(
     with ThreadPoolExecutor(2) as callers:
         both = [callers.submit(client.post, "/v1/infer", content=b"{}") for _ in range(2)]
         assert eventually(lambda: len(busy.asked) == len(free.asked) == 1)
+        wait(both, PATIENCE_S, FIRST_COMPLETED)  # until then both are busy
         for _ in range(4):
             assert client.post("/v1/infer", content=b"{}").status_code == 200
         busy.go.set()
