@@ -185,8 +185,8 @@ def draw(found: dict[str, dict[str, float]], path: Path) -> None:
         near = found[name][f"overlap@{NEAREST}"]
         axes.text(rates[at], at, f"  {near:.3f}, {changed} of 96", va="center", fontsize=8)
     axes.set_xlim(0, 1.3 * max(rates))
-    axes.set_xlabel("texts per second; beside the bar: overlap@10 with PyTorch, and texts of 96"
-                    " whose bits change with their batch", fontsize=8)  # fmt: skip
+    axes.set_xlabel("texts per second; beside the bar: overlap@10 with PyTorch,\n"
+                    "and texts of 96 whose bits change with their batch", fontsize=8)  # fmt: skip
     axes.spines[["top", "right"]].set_visible(False)
     axes.tick_params(labelsize=8)
     figure.tight_layout()
