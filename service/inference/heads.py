@@ -12,7 +12,7 @@ from addnorm.service.runtime.engine import Engine
 from addnorm.service.runtime.manifest import Pooling
 from addnorm.service.scheduling.turns import checkpoint
 
-POOLED_STEP = 256  # spans that are pooled in one step
+PIECE_SPANS = 256  # spans that are pooled in one step
 SHRINK = np.float32(2.0**-80)  # exact; the length of any shrunk vector fits in float32
 MIN_LENGTH = np.float32(1e-12)  # shorter vectors are divided by this, as torch's normalize does
 
@@ -132,8 +132,8 @@ class HeadRows(NamedTuple):
         """One for each span."""
         sequences = np.searchsorted(batch.offsets, spans.ranges[:, 0], side="right") - 1
         vectors = np.empty((len(sequences), activations.shape[1]), np.float32)
-        for start in range(0, len(sequences), POOLED_STEP):
-            some = slice(start, start + POOLED_STEP)
+        for start in range(0, len(sequences), PIECE_SPANS):
+            some = slice(start, start + PIECE_SPANS)
             vectors[some] = _pooled_ranges(
                 activations, spans.ranges[some], sequences[some], pooling
             )

@@ -1,7 +1,6 @@
 """The path that all protocols share: an InferenceRequest in, an InferenceResponse out.
 
-check -> get the rows (`computing.py`) -> make the outputs, in the caller's
-layout -> encode them.
+check -> get the rows (`computing.py`) -> make the outputs, in the caller's layout -> encode them.
 """
 
 import time

@@ -22,7 +22,7 @@ from addnorm.service.scheduling.turns import checkpoint
 
 ENTRY_BYTES, ARRAY_BYTES = 400, 200  # beside the numbers: of an entry, and of each of its arrays
 DIGEST_BYTES = 32  # so long that nobody can find two sequences with one digest
-DIGEST_STEP = 64  # sequences whose digests are made in one step
+PIECE_SEQUENCES = 64  # sequences whose digests are made in one step
 EntryKey = tuple[str, bytes, Pick]  # the API key's name, the sequence's digest, what is kept
 
 
@@ -161,6 +161,6 @@ def sequence_digests(batch: Batch) -> list[bytes]:
         else:
             digest = blake2b(tokens[start:end], digest_size=DIGEST_BYTES)
         made.append(digest.digest())
-        if len(made) % DIGEST_STEP == 0:
+        if len(made) % PIECE_SEQUENCES == 0:
             checkpoint()
     return made

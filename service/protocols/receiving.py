@@ -24,9 +24,9 @@ log = logging.getLogger("addnorm")
 
 
 class BodyReceiver:
-    def __init__(self, settings: Settings, gate: Gate, threads: Turns) -> None:
-        """threads: where large bodies are decompressed."""
-        self._settings, self._gate, self._threads = settings, gate, threads
+    def __init__(self, settings: Settings, gate: Gate, turns: Turns) -> None:
+        """turns: where large bodies are decompressed."""
+        self._settings, self._gate, self._turns = settings, gate, turns
 
     async def receive(self, headers: Headers, receive: Receive, context: RequestContext) -> bytes:
         """The body, decompressed. It is rejected as soon as it is known to be over the limit."""
@@ -68,7 +68,7 @@ class BodyReceiver:
             deadline = context.deadline or Deadline(
                 self._settings.timeout_s, holdings=context.holdings
             )
-            plain = await self._threads.run(deadline, decompress, body, coding, max_bytes)
+            plain = await self._turns.run(deadline, decompress, body, coding, max_bytes)
         return plain
 
 

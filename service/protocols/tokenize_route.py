@@ -16,7 +16,7 @@ from addnorm.service.protocols.codec.validation import Strict
 from addnorm.service.protocols.dialect_errors import OPENAI_ERRORS
 from addnorm.service.protocols.route import Protocol, Route
 from addnorm.service.protocols.texts.sequences import Integers
-from addnorm.service.protocols.texts.text_steps import Shown
+from addnorm.service.protocols.texts.text_portions import Shown
 from addnorm.service.protocols.texts.texts import PROMPT_NAME, Texts, TextsToTokenize
 from addnorm.service.protocols.texts.truncation import cuts
 from addnorm.service.runtime.manifest import InputType

@@ -178,9 +178,9 @@ class Turns:
                     self._give_up(turn)
         self._executor.shutdown()
 
-    def _work(self, turn: Turn, work: Callable[[], Done], result: "Future[Done] | None") -> None:
+    def _work(self, turn: Turn, work: Callable[[], Done], result: "Future[Done]") -> None:
         """On a thread of its own."""
-        if turn.is_over or result is None:
+        if turn.is_over:  # the executor took it, and found no thread for it
             return
         before, _own.turn = _own.turn, turn
         turn.piece_began = turn.began
@@ -191,7 +191,7 @@ class Turns:
             self._end(turn)
             with suppress(InvalidStateError):  # nobody waits for it any more
                 result.set_exception(error)
-            result = None  # the error has this frame, and must not be kept alive by it
+            del result  # the error has this frame, and must not be kept alive by it
         else:
             self._end(turn)
             with suppress(InvalidStateError):

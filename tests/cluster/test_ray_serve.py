@@ -21,6 +21,10 @@ ROOT = Path(__file__).parents[2]
 EXAMPLE = yaml.safe_load((ROOT / "deploy" / "ray-serve.yaml").read_text())
 
 
+def test_the_example_gives_bulk_requests_their_time() -> None:
+    assert EXAMPLE["http_options"]["request_timeout_s"] > Settings().bulk_timeout_s
+
+
 @pytest.fixture
 def log_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     """The log is afterwards as it was."""

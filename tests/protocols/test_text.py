@@ -19,7 +19,7 @@ from transformers import AutoTokenizer, BertModel
 
 from addnorm.service.errors import StartupError
 from addnorm.service.protocols.codec.bodies import parsed_bytes
-from addnorm.service.protocols.texts.texts import STEP_CHARACTERS
+from addnorm.service.protocols.texts.texts import PIECE_CHARACTERS
 from addnorm.service.runtime import bundle as bundles
 from addnorm.service.runtime.tokenizing.tokenizer import Tokenizer
 from tests.conftest import client_of, inference_of
@@ -210,7 +210,7 @@ def test_long_work_is_done_in_pieces_off_the_event_loop_and_no_further_than_the_
         assert post(client, texts=["a"], outputs=["pooled"]).status_code == 200
         assert not watch.calls.pop()[0].startswith("tokenize")  # quicker than a change of threads
         assert post(client, texts=["a " * 250] * 1000, truncate=True).status_code == 400
-    each = STEP_CHARACTERS // 500
+    each = PIECE_CHARACTERS // 500
     assert {len(texts) for _, texts in watch.calls} == {each}
     assert len(watch.calls) == -(
         -2001 // (each * MAX_TEXT_TOKENS)

@@ -178,17 +178,22 @@ def test_a_caller_that_leaves_while_it_waits_gives_its_turn_to_others() -> None:
 
 
 def test_one_who_leaves_between_two_slices_ends_while_others_work() -> None:
-    """Its thread is not left waiting for a turn that nobody wants."""
-    played, ended = Played(), threading.Event()
-    go = threading.Event()
+    """Its thread is not left waiting for a turn that nobody wants, nor does the wait count as
+    work."""
+    played, worked = Played(), list[float]()
+    began, ended, go = threading.Event(), threading.Event(), threading.Event()
 
     def leaves() -> None:
+        since = worked_s()
         try:
             played.pieces("leaves", 100, SLICE_S)
         finally:
+            worked.append(worked_s() - since)
             ended.set()
 
     def holds() -> None:
+        played.now += 10 * SLICE_S
+        began.set()
         assert go.wait(PATIENCE_S)
 
     async def run() -> None:
@@ -197,8 +202,7 @@ def test_one_who_leaves_between_two_slices_ends_while_others_work() -> None:
         other = asyncio.ensure_future(
             played.turns.run(Deadline(PATIENCE_S, holdings=Holdings("b")), holds)
         )
-        while not played.order:
-            await asyncio.sleep(0)
+        await asyncio.to_thread(began.wait, PATIENCE_S)
         gone.leave()
         with pytest.raises(ClientGone):
             await left
@@ -208,6 +212,7 @@ def test_one_who_leaves_between_two_slices_ends_while_others_work() -> None:
         await other
 
     played.play(run())
+    assert worked == pytest.approx([SLICE_S])
 
 
 def test_a_caller_that_leaves_in_a_piece_is_charged_for_it() -> None:

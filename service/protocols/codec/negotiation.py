@@ -17,9 +17,9 @@ WINDOWS = {
     "gzip": 16 + zlib.MAX_WBITS,
     "deflate": zlib.MAX_WBITS,
 }  # zlib's wbits; deflate means zlib's own format
-STEP_VALUES = 32_768  # numbers written in one go: 2 to 4 ms, in which no other thread runs
+PIECE_VALUES = 32_768  # numbers written in one go: 2 to 4 ms, in which no other thread runs
 VALUE_BYTES = 12  # of one, about
-STEP_BYTES = STEP_VALUES * VALUE_BYTES
+PIECE_BYTES = PIECE_VALUES * VALUE_BYTES
 Headers = Mapping[str, str]  # names in lower case
 LEVEL = 1  # of compression: answers are floats, which higher levels hardly make smaller
 
@@ -116,7 +116,7 @@ def compress(parts: Sequence[bytes | memoryview], coding: str) -> list[bytes | m
     stream = zlib.compressobj(LEVEL, wbits=WINDOWS[coding])
     done: list[bytes | memoryview] = []
     for part in parts:
-        for piece in sliced(part, STEP_BYTES):
+        for piece in sliced(part, PIECE_BYTES):
             if made := stream.compress(piece):
                 done.append(made)
             checkpoint()
@@ -138,7 +138,7 @@ class Several(list[Any]):
 
 
 def written(value: Any, num_bytes: int) -> list[bytes | memoryview]:
-    """The value as JSON, numpy's arrays as lists, in parts of about STEP_BYTES.
+    """The value as JSON, numpy's arrays as lists, in parts of about PIECE_BYTES.
 
     Joined they are the bytes of one `orjson.dumps`, which would hold the interpreter's lock to its
     end. An iterator, in the value or in another one, is an array: its items are made one after
@@ -146,13 +146,13 @@ def written(value: Any, num_bytes: int) -> list[bytes | memoryview]:
 
     num_bytes: about how many it will be.
     """
-    if num_bytes <= STEP_BYTES and not _is_lazy(value):
+    if num_bytes <= PIECE_BYTES and not _is_lazy(value):
         return [_dumped(value)]
     parts: list[bytes | memoryview] = []
     pending = bytearray()  # not a list of the small parts: see `fragment`
     for part in _parts(value):
         pending += part
-        if len(pending) >= STEP_BYTES:
+        if len(pending) >= PIECE_BYTES:
             parts.append(bytes(pending))
             pending.clear()
         checkpoint()
@@ -205,7 +205,7 @@ def _lazy_parts(items: Iterator[Any]) -> Iterator[bytes]:
 def _array_parts(values: Any) -> Iterator[bytes]:
     joint = b"["
     for start, end, size in _groups(values):
-        if end - start == 1 and size > STEP_VALUES and not isinstance(values[start], str):
+        if end - start == 1 and size > PIECE_VALUES and not isinstance(values[start], str):
             yield joint
             yield from _parts(values[start])
         else:
@@ -215,10 +215,10 @@ def _array_parts(values: Any) -> Iterator[bytes]:
 
 
 def _groups(values: Any) -> Iterator[tuple[int, int, int]]:
-    """Groups of about STEP_VALUES numbers: the first item, one past the last, their numbers."""
+    """Groups of about PIECE_VALUES numbers: the first item, one past the last, their numbers."""
     if isinstance(values, np.ndarray):
         each = values.size // len(values)
-        step = max(1, STEP_VALUES // max(1, each))
+        step = max(1, PIECE_VALUES // max(1, each))
         yield from (
             (start, min(start + step, len(values)), each * step)
             for start in range(0, len(values), step)
@@ -227,7 +227,7 @@ def _groups(values: Any) -> Iterator[tuple[int, int, int]]:
     start = size = 0
     for end, item in enumerate(values):
         more = _size(item)
-        if end > start and size + more > STEP_VALUES:
+        if end > start and size + more > PIECE_VALUES:
             yield start, end, size
             start, size = end, 0
         size += more

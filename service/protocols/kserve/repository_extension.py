@@ -109,7 +109,7 @@ async def _read(request: Request, model: type[Body]) -> Body:
     _check_open(parts)
     context = context_of(request.scope)
     body = await parts.receiver.receive(request.headers, request.receive, context)
-    deadline = Deadline(parts.settings.timeout_s)
+    deadline = Deadline(parts.settings.timeout_s, holdings=context.holdings)
     return await parts.tools.bodies.read_json(model, body or b"{}", deadline)
 
 

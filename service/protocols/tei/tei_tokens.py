@@ -19,7 +19,7 @@ from addnorm.service.protocols.tei.tei_schema import (
     TeiDecodeRequest,
     TeiTokenizeRequest,
 )
-from addnorm.service.protocols.texts.text_steps import Shown
+from addnorm.service.protocols.texts.text_portions import Shown
 from addnorm.service.protocols.texts.texts import TextsToTokenize
 from addnorm.service.runtime.tokenizing.tokenizer import Text, Tokenizer
 

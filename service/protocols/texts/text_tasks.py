@@ -30,7 +30,7 @@ from addnorm.service.tasks.pieces import Pieces
 
 LABEL_BYTES = 60  # of a label and its score as JSON, about, beside the label's own
 ENTITY_BYTES = 150  # of an entity, beside the text's own
-STEP_TARGETS = 32  # tokenized in one piece
+PIECE_TARGETS = 32  # tokenized in one piece
 
 
 class TextTask(NamedTuple):
@@ -196,8 +196,8 @@ def _masks(field: str, batch: Batch, targets: Sequence[str], pieces: Pieces) -> 
         text_bytes += len(found) * json_bytes(pieces.texts([own.tolist()], len(found) == 1))
         checkpoint()
     known = dict[int, None]()
-    for start in range(0, len(targets), STEP_TARGETS):
-        some = targets[start : start + STEP_TARGETS]
+    for start in range(0, len(targets), PIECE_TARGETS):
+        some = targets[start : start + PIECE_TARGETS]
         known |= dict.fromkeys(fill_mask.target_ids(some, pieces))
         checkpoint()
     starts = zip(batch.offsets.tolist(), positions, strict=False)

@@ -18,7 +18,7 @@ from addnorm.service.errors import EmptyInput, InvalidInput
 from addnorm.service.models.model import Model
 from addnorm.service.protocols.texts.places import Place, in_list
 from addnorm.service.protocols.texts.sizes import check_pairs, check_size
-from addnorm.service.protocols.texts.text_steps import batched, decoded_ids, portions
+from addnorm.service.protocols.texts.text_portions import batched, decoded_ids, portions
 from addnorm.service.runtime.batch import Batch, Padding
 from addnorm.service.runtime.manifest import InputType
 from addnorm.service.runtime.tokenizing.tokenizer import CannotCut, Text, Tokenizer, num_characters
@@ -28,7 +28,7 @@ from addnorm.service.scheduling.turns import Arguments, Done, Turns, checkpoint
 from addnorm.service.settings import Settings
 
 QUICK_CHARACTERS = 256  # take about 0.1 ms, as long as a change of threads, and 2 ms at worst
-STEP_CHARACTERS = 8192  # tokenized in one piece: takes about 5 ms, 70 ms at worst
+PIECE_CHARACTERS = 8192  # tokenized in one piece: takes about 5 ms, 70 ms at worst
 QUICK_TEXTS = 32  # empty ones take time too: about 8 us where all of their tokens are shown
 Made = TypeVar("Made", bound=Sized)  # of one text
 
@@ -310,7 +310,7 @@ def _in_portions(
     InvalidInput for a text with more tokens than the limit, or with none, if there is a limit."""
     done: list[Made] = []
     num_tokens = 0
-    for portion in portions(asked.texts, asked.sizes(), STEP_CHARACTERS):
+    for portion in portions(asked.texts, asked.sizes(), PIECE_CHARACTERS):
         try:
             made = work(asked.whole(portion))
         except CannotCut as error:

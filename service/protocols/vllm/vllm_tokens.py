@@ -21,7 +21,7 @@ from addnorm.service.protocols.codec.validation import Strict
 from addnorm.service.protocols.dialect_errors import OPENAI_ERRORS
 from addnorm.service.protocols.route import FastApiRoute, Route, parts_of
 from addnorm.service.protocols.texts.sequences import Row
-from addnorm.service.protocols.texts.text_steps import Shown
+from addnorm.service.protocols.texts.text_portions import Shown
 from addnorm.service.protocols.texts.texts import TextsToTokenize
 from addnorm.service.runtime.tokenizing.tokenizer import Text, Tokenizer
 

@@ -211,7 +211,7 @@ class GrpcCalls:
         if deadline := context.deadline:
             if deadline.left_s() < TIMER_S:
                 error = deadline.expired()
-            deadline.leave()  # ends steps that other threads do for it
+            deadline.leave()  # ends what other threads do for it
         context.note(error)
         context.status = error.status
 

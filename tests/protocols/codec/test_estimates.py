@@ -16,7 +16,7 @@ from addnorm.service.inference.outputs.values import Dense, Parts, Ragged
 from addnorm.service.inference.request import InferenceRequest, InferenceResponse, check
 from addnorm.service.inference.request_path import Call
 from addnorm.service.protocols.codec.decoding import RawRequest
-from addnorm.service.protocols.codec.negotiation import STEP_BYTES
+from addnorm.service.protocols.codec.negotiation import PIECE_BYTES
 from addnorm.service.protocols.route import Decoded, Route
 from addnorm.service.protocols.serving import decode
 from addnorm.service.protocols.table import PROTOCOLS
@@ -28,7 +28,7 @@ from tests.support.task_models import DEFAULTS
 from tests.support.waiting import PATIENCE_S
 
 NUM = 2000  # of texts, where they are short
-PIECE_BYTES = 6 * STEP_BYTES  # held while a piece is written, however long the answer is
+PIECE_BYTES = 6 * PIECE_BYTES  # held while a piece is written, however long the answer is
 HELD = 1.3  # times what was estimated
 SENT = 3.0  # times what is sent, at most estimated
 ROUTES = {

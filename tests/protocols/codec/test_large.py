@@ -23,8 +23,8 @@ from addnorm.service.models.registry import Models
 from addnorm.service.protocols.codec import bodies
 from addnorm.service.protocols.codec import negotiation as content
 from addnorm.service.protocols.codec.negotiation import (
-    STEP_BYTES,
-    STEP_VALUES,
+    PIECE_BYTES,
+    PIECE_VALUES,
     Several,
     compress,
     decompress,
@@ -74,7 +74,7 @@ VALUES: dict[str, Any] = {
 @pytest.mark.parametrize("name", VALUES)
 def test_json_in_pieces_is_the_json_of_one(name: str) -> None:
     whole = orjson.dumps(VALUES[name], option=orjson.OPT_SERIALIZE_NUMPY)
-    for num_bytes in (len(whole), 10 * STEP_BYTES):
+    for num_bytes in (len(whole), 10 * PIECE_BYTES):
         assert b"".join(written(VALUES[name], num_bytes)) == whole
 
 
@@ -85,7 +85,7 @@ def lazy(value: Any) -> Any:
     return map(lazy, value) if isinstance(value, list) else value
 
 
-@pytest.mark.parametrize("num_bytes", [0, 10 * STEP_BYTES])
+@pytest.mark.parametrize("num_bytes", [0, 10 * PIECE_BYTES])
 def test_json_of_what_is_made_while_it_is_written_is_the_same(num_bytes: int) -> None:
     values = ([], [[], [[]], 1], {"a": [{"b": [1.5, "c"]}, None], "d": "e"}, VALUES["embeddings"])
     for value in values:
@@ -102,11 +102,11 @@ def test_of_what_is_made_while_it_is_written_only_the_json_is_held() -> None:
     rows = ({"values": [float(n)] * 1000} for n in range(1000))
     tracemalloc.start()
     try:
-        parts = written(rows, 10 * STEP_BYTES)
+        parts = written(rows, 10 * PIECE_BYTES)
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
-    assert peak < sum(map(len, parts)) + 4 * STEP_BYTES
+    assert peak < sum(map(len, parts)) + 4 * PIECE_BYTES
 
 
 @pytest.mark.parametrize(
@@ -125,9 +125,9 @@ def test_no_more_is_written_in_one_go_than_a_piece(
         return whole(value)
 
     monkeypatch.setattr(content, "_dumped", dumped)
-    parts = written(VALUES[name], 10 * STEP_BYTES)
-    assert max(sizes) <= STEP_VALUES
-    assert max(map(len, parts)) < 4 * STEP_BYTES
+    parts = written(VALUES[name], 10 * PIECE_BYTES)
+    assert max(sizes) <= PIECE_VALUES
+    assert max(map(len, parts)) < 4 * PIECE_BYTES
 
 
 @pytest.mark.parametrize("coding", ["gzip", "deflate"])

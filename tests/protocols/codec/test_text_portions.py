@@ -12,7 +12,7 @@ import orjson
 import pytest
 from tokenizers import Tokenizer
 
-from addnorm.service.protocols.texts.text_steps import STEP_TEXTS, decoded_ids, portions
+from addnorm.service.protocols.texts.text_portions import PIECE_TEXTS, decoded_ids, portions
 from addnorm.service.protocols.texts.texts import QUICK_CHARACTERS, QUICK_TEXTS, TextReader
 from addnorm.service.scheduling.deadline import Deadline
 from addnorm.service.settings import Settings
@@ -54,7 +54,7 @@ def test_a_piece_has_few_items_of_little_size_or_one_that_is_large() -> None:
     sizes = [0] * 600 + [5, 6, 20, 1, 2]
     found = list(portions(range(len(sizes)), sizes, 10))
     assert [index for portion in found for index in portion] == list(range(len(sizes)))
-    assert list(map(len, found)) == [STEP_TEXTS, STEP_TEXTS, 600 - 2 * STEP_TEXTS + 1, 1, 1, 2]
+    assert list(map(len, found)) == [PIECE_TEXTS, PIECE_TEXTS, 600 - 2 * PIECE_TEXTS + 1, 1, 1, 2]
 
 
 def fake(library: Tokenizer) -> Any:

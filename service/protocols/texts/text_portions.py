@@ -14,8 +14,8 @@ from addnorm.service.runtime.tokenizing.tokenizer import Tokenizer, Tokens
 from addnorm.service.runtime.unpadding import from_lists
 from addnorm.service.scheduling.turns import checkpoint
 
-STEP_TEXTS = 256  # tokenized in one piece, however short: takes 2 ms where all tokens are shown
-STEP_IDS = 4096  # turned into texts in one piece: takes about 5 ms; a longer row alone
+PIECE_TEXTS = 256  # tokenized in one piece, however short: takes 2 ms where all tokens are shown
+PIECE_IDS = 4096  # turned into texts in one piece: takes about 5 ms; a longer row alone
 Item = TypeVar("Item")
 
 
@@ -31,11 +31,11 @@ class Shown:
 
 
 def portions(items: Sequence[Item], sizes: list[int], most: int) -> Iterator[Sequence[Item]]:
-    """Consecutive ones: at most STEP_TEXTS, their sizes together at most `most`; a larger one
+    """Consecutive ones: at most PIECE_TEXTS, their sizes together at most `most`; a larger one
     alone."""
     start = total = 0
     for end, size in enumerate(sizes):
-        if (total and total + size > most) or end - start == STEP_TEXTS:
+        if (total and total + size > most) or end - start == PIECE_TEXTS:
             yield items[start:end]
             start, total = end, 0
         total += size
@@ -53,7 +53,7 @@ def decoded_ids(
     field: str, rows: Sequence[Sequence[int]], skip_special_tokens: bool, of: Tokenizer, ref: str
 ) -> list[orjson.Fragment]:
     texts = list[orjson.Fragment]()
-    for portion in portions(rows, list(map(len, rows)), STEP_IDS):
+    for portion in portions(rows, list(map(len, rows)), PIECE_IDS):
         for row in portion:
             _check_ids(field, row, of, ref)
         # for several rows the library gives Python's global lock to others
