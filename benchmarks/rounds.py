@@ -9,7 +9,7 @@ from statistics import median as middle
 
 from tqdm import tqdm
 
-from addnorm.load.measure.run import Figures, Load
+from addnorm.load.run import Figures, Load
 from benchmarks.contender import FP32, INT8, NAIVE, Contender, Contenders, Line
 
 FRACTIONS = (0.2, 0.4, 0.6, 0.8, 0.9, 1.0)  # of a contender's own capacity: loads of the open loop

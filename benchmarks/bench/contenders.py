@@ -6,9 +6,9 @@ from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 
-from addnorm.load.measure.check import NAIVE_TOLERANCE
-from addnorm.load.measure.stream import PROFILES, Stream, make
+from addnorm.load.run import NAIVE_TOLERANCE
 from addnorm.load.servers import Server
+from addnorm.load.stream import PROFILES, Stream, make
 from addnorm.service.runtime.bundle import Bundle
 from benchmarks import peers, processes
 from benchmarks.bench import texts

@@ -5,8 +5,8 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from addnorm.load.measure.run import Figures, Load
-from addnorm.load.measure.stream import SWEEP_LONGEST
+from addnorm.load.run import Figures, Load
+from addnorm.load.stream import SWEEP_LONGEST
 from benchmarks import comparison, needs, peers
 from benchmarks.bench import curves
 from benchmarks.bench.contenders import Servers

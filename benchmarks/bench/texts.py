@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from tokenizers import Tokenizer
 
-from addnorm.load.measure.stream import PROFILES, Request, Stream, log_normal_lengths
+from addnorm.load.stream import PROFILES, Request, Stream, log_normal_lengths
 from addnorm.service.runtime.batch import Ints
 from addnorm.service.runtime.bundle import Bundle
 from benchmarks.data.texts import words_of

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from addnorm.load.client import Client, closed_loop, runner
-from addnorm.load.measure.run import Figures
+from addnorm.load.run import Figures
 from addnorm.load.servers import Server
 from benchmarks.contender import FP32, INT8
 from benchmarks.rounds import Side

@@ -16,9 +16,15 @@ from tokenizers.processors import TemplateProcessing
 from addnorm.export.sources import sources
 from addnorm.export.writer import Plan, export
 from addnorm.load.client import Answers
-from addnorm.load.measure.check import NAIVE_TOLERANCE, Reference, compute_alone
-from addnorm.load.measure.run import Figures, Load, measure
-from addnorm.load.measure.stream import PROFILES, Stream, make
+from addnorm.load.run import (
+    NAIVE_TOLERANCE,
+    Figures,
+    Load,
+    Reference,
+    compute_alone,
+    measure,
+)
+from addnorm.load.stream import PROFILES, Stream, make
 from addnorm.service.runtime import bundle as bundle_format
 from addnorm.service.runtime.batch import Floats, Ints
 from addnorm.service.runtime.bundle import Bundle
