@@ -30,7 +30,7 @@ from addnorm.service.runtime.batch import Floats, Ints
 from addnorm.service.runtime.bundle import Bundle
 from addnorm.service.runtime.manifest import Limits
 from benchmarks import peers, processes
-from benchmarks.bench import texts
+from benchmarks.bench import contenders
 from benchmarks.bench.contenders import ONE_THREAD
 from benchmarks.bench.rows import TITLES
 from benchmarks.contender import FP32, INT8, NAIVE
@@ -57,7 +57,7 @@ def bundle(tmp_path: Path) -> Any:
 
 @pytest.fixture
 def streams(bundle: Any) -> dict[str, Stream]:
-    return texts.streams(bundle, {"model": "m"})
+    return contenders.streams(bundle, {"model": "m"})
 
 
 def compute(output: str, sequence: Ints) -> Floats:

@@ -197,20 +197,19 @@ def _greedy(
 ) -> Iterator[Counter[int]]:
     """Answers by status, complete once the block has ended."""
     key = {"authorization": f"Bearer {KEYS['greedy']}"} if greed.has_key else {}
-    requests = [request.having(**key) for request in greed.make(manifest)]
+    request = greed.make(manifest).having(**key)
     end, answers = time.monotonic() + seconds, Counter[int]()
     if not (greed.is_read and greed.is_whole):
         with ExitStack() as open_ones:
             for _ in range(greed.connections):
-                open_ones.enter_context(_stuck(server, requests[0], greed.is_whole))
+                open_ones.enter_context(_stuck(server, request, greed.is_whole))
             yield answers
         return
 
     def ask() -> None:
         caller = Caller(server.host, server.port, seconds + LEAVE_S)
         while time.monotonic() < end:
-            for request in requests:
-                answers[caller.ask(request)] += 1
+            answers[caller.ask(request)] += 1
         caller.close()
 
     threads = [threading.Thread(target=ask) for _ in range(greed.connections)]
@@ -274,7 +273,7 @@ def _unread_pipe(opened: ExitStack) -> IO[bytes]:
 
 
 def run(options: Options) -> Findings:
-    from benchmarks.stress.models import export_task_models  # brings PyTorch, which others lack
+    from benchmarks.stress.copies import export_task_models  # brings PyTorch, which others lack
 
     wanted = [greed for greed in GREEDS if options.wants(greed.name, within=True)]
     seconds = CASE_S * options.share

@@ -58,13 +58,15 @@ class Told:
             self.constants.update(x for x in step.values if not x.of_rows)
         elif step.op in LOOKUPS and step.values[0].of_rows and step.inputs[0] not in live:
             # a table is read at the ids themselves
-            for table in (found for found, _ in (self._live[x] for x in live) if found is not None):
-                other = (table.double() != self._all.double()).nonzero().flatten().tolist()
-                if len(table) == len(other):
+            for numbers, _ in (self._live[x] for x in live):
+                if numbers is None:
+                    continue
+                other = (numbers.double() != self._all.double()).nonzero().flatten().tolist()
+                if len(numbers) == len(other):
                     why = "a table is read at numbers that are no token ids"
                     raise Unrecognized(why, step.values[0])
                 if other:
-                    read = ", ".join(f"{x} as {table[x]:g}" for x in other[:NUM_SHOWN])
+                    read = ", ".join(f"{x} as {numbers[x]:g}" for x in other[:NUM_SHOWN])
                     raise _refusal(step, f"reads ids as others: {read}")
         elif step.rows:
             raise _refusal(step, "computes with activations and the numbers of token ids")
