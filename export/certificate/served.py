@@ -394,7 +394,7 @@ def _rows(path: Served, case: Case, precision: str) -> list[Arrays]:
         [
             # a quarter of the memory of Python's floats
             *(np.array([*compress(grid[i], mask)], np.float64) for grid in grids),
-            *(np.array(vector[i], np.float64) for vector in vectors),
+            *(np.array(_numbers(vector[i]), np.float64) for vector in vectors),
         ]
         for i, mask in enumerate(masks)
     ]
