@@ -14,7 +14,6 @@ from tokenizers import Tokenizer
 from addnorm.load.run import NAIVE_TOLERANCE
 from addnorm.load.servers import Server
 from addnorm.load.stream import PROFILES, Request, Stream, log_normal_lengths, make
-from addnorm.service.runtime.batch import Ints
 from addnorm.service.runtime.bundle import Bundle
 from benchmarks import peers, processes
 from benchmarks.contender import FP32, INT8, NAIVE, Contender, Contenders, in_precision
@@ -39,7 +38,12 @@ def streams(bundle: Bundle, fields: dict[str, Any], seed: int = 0) -> dict[str, 
     fields: of each body (model, precision).
     """
     texts = _texts(bundle, seed)
-    ids = [_tokenize(bundle, of_request) for of_request in texts]
+    tokenizer = Tokenizer.from_file(str(bundle.path / "tokenizer.json"))
+    tokenizer.no_padding()
+    ids = [
+        [np.array(encoding.ids, np.int64) for encoding in tokenizer.encode_batch(of_request)]
+        for of_request in texts
+    ]
     sent = {"texts": texts, "ids": [[s.tolist() for s in sequences] for sequences in ids]}
     return {
         name: Stream(
@@ -70,13 +74,6 @@ def _texts(bundle: Bundle, seed: int) -> list[list[str]]:
     ]
 
 
-def _tokenize(bundle: Bundle, texts: list[str]) -> list[Ints]:
-    """Token ids of each text as the server makes them."""
-    tokenizer = Tokenizer.from_file(str(bundle.path / "tokenizer.json"))
-    tokenizer.no_padding()
-    return [np.array(encoding.ids, np.int64) for encoding in tokenizer.encode_batch(texts)]
-
-
 @dataclass(frozen=True)
 class Servers:
     """Starts servers when they are first asked; they end with the stack.
@@ -89,7 +86,8 @@ class Servers:
 
     def preset(self, bundle: Bundle, padded: Bundle) -> Contenders:
         """padded: the same model in the layout that the naive server needs."""
-        _check_one_model(bundle, padded)
+        if bundle.manifest.source != padded.manifest.source:  # the ratios would say nothing
+            raise SystemExit(f"{bundle.path} and {padded.path} are of different models")
         ours = self._addnorm(bundle)
         near = ours[FP32].reference.with_tolerance(NAIVE_TOLERANCE)
         naive = [
@@ -163,12 +161,6 @@ def _streams_of(bundle: Bundle) -> Callable[[str, Mapping[str, str]], Stream]:
         return streams(bundle, {"model": bundle.manifest.name, **fields})[traffic]
 
     return make_stream
-
-
-def _check_one_model(packed: Bundle, padded: Bundle) -> None:
-    """Both bundles, one model in two layouts: else the ratios would say nothing."""
-    if packed.manifest.source != padded.manifest.source:
-        raise SystemExit(f"{packed.path} and {padded.path} are of different models")
 
 
 def _by_name(contenders: list[Contender]) -> Contenders:

@@ -96,19 +96,14 @@ def table_of(kept: Kept, name: str) -> str:
 
 def where(entry: Mapping[str, Any]) -> str:
     """One sentence: commit and machine."""
-    commit = f"commit {entry['commit']}" if "commit" in entry else _by_hand(entry)
-    facts = (f"{name.replace('_', ' ')} {_short(fact)}" for name, fact in entry["machine"].items())
-    return f"Measured: {'; '.join((commit, *facts))}."
-
-
-def _short(fact: object) -> str:
-    return f"{fact:.3g}" if isinstance(fact, float) else str(fact)
-
-
-def _by_hand(entry: Mapping[str, Any]) -> str:
-    """program: the commit whose program measured it, where the present one measures otherwise."""
+    # program: the commit whose program measured it, where the present one measures otherwise
     program = f", by the program of commit {entry['program']}" if "program" in entry else ""
-    return f"written down by hand in commit {entry['recorded_by']}{program}"
+    by_hand = f"written down by hand in commit {entry.get('recorded_by')}{program}"
+    said = [f"commit {entry['commit']}" if "commit" in entry else by_hand]
+    for name, fact in entry["machine"].items():
+        short = f"{fact:.3g}" if isinstance(fact, float) else str(fact)
+        said.append(f"{name.replace('_', ' ')} {short}")
+    return f"Measured: {'; '.join(said)}."
 
 
 def figure(kept: Kept, name: str) -> str:
@@ -125,7 +120,11 @@ def figure(kept: Kept, name: str) -> str:
     if len(found) != 1:
         raise ValueError(f"`{name}`: {len(found)} cells of {experiment}'s tables are so called")
     (cell,) = found
-    return _ratio(cell, name) if is_ratio else cell.partition(" (")[0]
+    if not is_ratio:
+        return cell.partition(" (")[0]
+    if ratio := RATIO.search(cell):
+        return ratio[1]
+    raise ValueError(f"`{name}`: there is no ratio in `{cell}`")
 
 
 OF_RUNS = {
@@ -140,12 +139,6 @@ def experiment_of(block: str) -> str:
     kind, _, rest = block.partition(" ")
     run = rest if kind in OF_RUNS else block if " / " in block else ""
     return run.partition(" ")[0]
-
-
-def _ratio(cell: str, name: str) -> str:
-    if found := RATIO.search(cell):
-        return found[1]
-    raise ValueError(f"`{name}`: there is no ratio in `{cell}`")
 
 
 def _entry(kept: Kept, name: str) -> Mapping[str, Any]:

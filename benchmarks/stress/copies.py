@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from tokenizers import Tokenizer
-from transformers import BertConfig, BertForMaskedLM, BertForSequenceClassification, PreTrainedModel
+from transformers import BertConfig, BertForMaskedLM, BertForSequenceClassification
 from transformers.utils.logging import disable_progress_bar
 
 from addnorm.export.sources import sources
@@ -71,7 +71,9 @@ def export_task_models(root: Path, checkpoints: Path) -> None:
         MASKED_LM: BertForMaskedLM(_config(words, 384)),
     }
     for name, model in made.items():
-        folder = _saved(model, words, checkpoints / name)
+        disable_progress_bar()
+        model.save_pretrained(folder := checkpoints / name)
+        words.save(str(folder / "tokenizer.json"))
         export(sources.checkpoint(folder), root, name, None, Plan())
 
 
@@ -85,10 +87,3 @@ def _config(words: Tokenizer, width: int, **more: Any) -> BertConfig:
         max_position_embeddings=MAX_POSITIONS,
         **more,
     )
-
-
-def _saved(model: PreTrainedModel, words: Tokenizer, folder: Path) -> Path:
-    disable_progress_bar()
-    model.save_pretrained(folder)
-    words.save(str(folder / "tokenizer.json"))
-    return folder

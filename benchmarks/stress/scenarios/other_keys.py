@@ -260,16 +260,12 @@ def serving(root: Path, greed: Greed, worktree: Path | None) -> Iterator[Server]
         log: IO[bytes] | None = None
         if not greed.log_is_read:
             settings["ADDNORM_LOG_LEVEL"] = "info"
-            log = _unread_pipe(opened)
+            reader, writer = os.pipe()
+            opened.callback(os.close, reader)
+            log = opened.enter_context(os.fdopen(writer, "wb"))
         server = opened.enter_context(processes.folder(root, worktree, log, **settings))
         header = f"Authorization: Bearer {KEYS['other']}"
         yield Server(server.host, server.port, server.pid, (header,))
-
-
-def _unread_pipe(opened: ExitStack) -> IO[bytes]:
-    reader, writer = os.pipe()
-    opened.callback(os.close, reader)
-    return opened.enter_context(os.fdopen(writer, "wb"))
 
 
 def run(options: Options) -> Findings:
