@@ -18,7 +18,6 @@ from addnorm.export.modules.operators.parts import Unrecognized
 from addnorm.export.modules.operators.trace import Calls, Enough, Trace
 from addnorm.export.sources.original import Array, Original, OriginalError, tensor_of
 from addnorm.model.config import Pick
-from addnorm.model.pooling import pick_vectors
 from addnorm.model.transformer import Transformer
 
 COMPARED = (1, 2, 19, 512)  # lengths of the sequences, if there, and the longest
@@ -191,12 +190,11 @@ def pad_of(drawn: Transformer, ask: Asking, pooling: Pick, told: Told) -> int | 
     if not more and length > 0:
         original = Original(ask, config, pooling, pad)
         row = [*drawn_ids(length, config.vocab_size, {pad}), pad, pad]
-        ids, types = as_inputs(row, ask)
-        expected = original.rows(row, None if types is None else types[0].tolist())
-        real = torch.ones_like(ids)
-        real[:, length:] = 0
-        for seen in (real, torch.ones_like(ids)):
-            found = _answer_to_real(drawn, original, (ids, seen, types), real)
+        types = as_inputs(row, ask)[1]
+        inputs = row, None if types is None else types[0].tolist()
+        expected = original.rows(*inputs)
+        for sees_pads in (False, True):
+            found = original.rows_of_model(drawn, *inputs, 2, sees_pads)
             if _share(found, expected[:length] if expected.ndim == 2 else expected) <= AGREES:
                 return pad
     raise Unrecognized(
@@ -204,24 +202,6 @@ def pad_of(drawn: Transformer, ask: Asking, pooling: Pick, told: Told) -> int | 
         " texts, if the answer to what comes before it is the same with and without it. Leave the"
         " others out"
     )
-
-
-def _answer_to_real(
-    model: Transformer, original: Original, inputs: tuple[Tensor, Tensor, Any], real: Tensor
-) -> Array:
-    """The answer to the real tokens, where others may be seen."""
-    output, of_every_token = original.compared
-    with torch.no_grad():
-        found, *_ = model(*inputs)
-        if output in model.heads:
-            found = model.head(output, found, real)
-        elif not of_every_token:
-            found = pick_vectors(original.pooling, found, real)
-    rows: Array = found[0].numpy()
-    if rows.ndim == 1:
-        return rows
-    rows = rows[: int(real.sum())]
-    return rows if of_every_token else rows[-1]
 
 
 def _share(found: Array, expected: Array) -> float:
