@@ -31,6 +31,7 @@ Key = tuple[str, bytes]  # output, sequence
 # output, a sequence -> its activations, its pooled vector, or that as /v1/embeddings gives it
 Compute = Callable[[str, Ints], Floats]
 Figures = dict[str, float]  # numbers of a Result, or of what else is measured, by name
+OF_KIND = "errors: "  # in Figures, before a kind of error: a status, "wrong" and others
 
 
 def compute_alone(bundle: Bundle, precision: str) -> Compute:
@@ -195,7 +196,8 @@ class Result:
         numbers = {
             name: value for name, value in asdict(self).items() if isinstance(value, int | float)
         }
-        return {**numbers, "num_errors": self.num_errors}
+        kinds = {f"{OF_KIND}{kind}": number for kind, number in self.errors.items()}
+        return {**numbers, "num_errors": self.num_errors, **kinds}
 
 
 def measure(
