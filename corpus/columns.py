@@ -9,10 +9,10 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from addnorm.corpus.errors import CorpusError
-from addnorm.service.inference.outputs import Logits, Output, Pooled, Sparse, TokenVectors, Value
-from addnorm.service.inference.outputs.output import Asked
-from addnorm.service.inference.outputs.per_token import SomeTokenVectors
-from addnorm.service.inference.request import InferenceResponse
+from addnorm.service.engine.outputs import Logits, Output, Pooled, Sparse, TokenVectors, Value
+from addnorm.service.engine.outputs.output import Asked
+from addnorm.service.engine.outputs.per_token import SomeTokenVectors
+from addnorm.service.asking.request import InferenceResponse
 from addnorm.service.models.model import Model
 from addnorm.service.runtime.manifest import InputType, Task
 from addnorm.service.tasks.classification import probabilities

@@ -16,12 +16,12 @@ from addnorm.corpus.columns import KINDS, EmbedOptions, output
 from addnorm.corpus.errors import CorpusError
 from addnorm.corpus.in_process import open_service
 from addnorm.service.errors import NotFinite, ServiceError
-from addnorm.service.inference.request import InferenceRequest
-from addnorm.service.inference.request_path import Call, Prepared
+from addnorm.service.asking.request import InferenceRequest
+from addnorm.service.asking.request_path import Call, Prepared
 from addnorm.service.protocols.texts.texts import TextsToTokenize
 from addnorm.service.runtime.batch import Batch, Ints, Padding
 from addnorm.service.runtime.tokenizing.tokenizer import Text
-from addnorm.service.scheduling.deadline import Deadline
+from addnorm.service.asking.deadline import Deadline
 from addnorm.service.server.wiring import Service
 
 # of requests: the caller bounds what is under way

@@ -20,8 +20,8 @@ from addnorm.export.sources.program import (
     mask_targets,
     split_task,
 )
-from addnorm.service.inference.request import InferenceRequest
-from addnorm.service.inference.request_path import Call
+from addnorm.service.asking.request import InferenceRequest
+from addnorm.service.asking.request_path import Call
 from addnorm.service.protocols.codec.validation import fit
 from addnorm.service.protocols.cohere import cohere_rerank
 from addnorm.service.protocols.native import text_routes

@@ -23,9 +23,9 @@ from addnorm.export.certificate.cases import PLACES, Case, case_named, cases
 from addnorm.model.config import Pick
 from addnorm.model.pooling import pick_vectors
 from addnorm.model.transformer import Transformer
-from addnorm.service.inference.outputs import OutputKind
-from addnorm.service.inference.request import InferenceRequest
-from addnorm.service.inference.request_path import Call
+from addnorm.service.engine.outputs import OutputKind
+from addnorm.service.asking.request import InferenceRequest
+from addnorm.service.asking.request_path import Call
 from addnorm.service.loading.loader import PADDINGS
 from addnorm.service.models.model import Model
 from addnorm.service.models.registry import Models

@@ -16,7 +16,7 @@ from addnorm.service.runtime.engine import Engine, OpenEngine
 from addnorm.service.runtime.manifest import Limits
 from addnorm.service.runtime.session import is_of_onnxruntime
 from addnorm.service.runtime.tokenizing import tokenizer as text
-from addnorm.service.scheduling.job import Target
+from addnorm.service.engine.target import Target
 
 log = logging.getLogger("addnorm")
 # Warm-up chooses a target's token budget: the second smallest of the engine's, a larger one if each

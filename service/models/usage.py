@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from addnorm.service.locks import LockOrder, new_lock
 from addnorm.service.runtime.batch import AnyRows, Batch
-from addnorm.service.scheduling.job import Run
+from addnorm.service.engine.target import Run
 
 # Triton's name -> the stage of a request here
 STAGES = {

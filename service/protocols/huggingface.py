@@ -20,9 +20,9 @@ from pydantic import (
 from pydantic_core import PydanticCustomError
 
 from addnorm.service.errors import InvalidInput
-from addnorm.service.inference.outputs import Pooled
-from addnorm.service.inference.request import InferenceRequest, InferenceResponse
-from addnorm.service.inference.request_path import Call
+from addnorm.service.engine.outputs import Pooled
+from addnorm.service.asking.request import InferenceRequest, InferenceResponse
+from addnorm.service.asking.request_path import Call
 from addnorm.service.models.model import Model
 from addnorm.service.protocols.codec.decoding import Tools
 from addnorm.service.protocols.codec.foreign_fields import FOREIGN

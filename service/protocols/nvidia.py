@@ -10,8 +10,8 @@ from typing import Annotated, Any, Literal
 from fastapi import Request
 from pydantic import Field
 
-from addnorm.service.inference.request import InferenceResponse
-from addnorm.service.inference.request_path import Call
+from addnorm.service.asking.request import InferenceResponse
+from addnorm.service.asking.request_path import Call
 from addnorm.service.protocols.codec.decoding import Tools
 from addnorm.service.protocols.codec.validation import Strict, agreed
 from addnorm.service.protocols.dialect_errors import NVIDIA_ERRORS

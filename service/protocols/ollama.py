@@ -15,9 +15,9 @@ from pydantic import Field
 
 from addnorm.service import VERSION
 from addnorm.service.errors import ModelNotFound
-from addnorm.service.inference.outputs import Pooled
-from addnorm.service.inference.request import InferenceRequest, InferenceResponse
-from addnorm.service.inference.request_path import Call
+from addnorm.service.engine.outputs import Pooled
+from addnorm.service.asking.request import InferenceRequest, InferenceResponse
+from addnorm.service.asking.request_path import Call
 from addnorm.service.models.model import Model
 from addnorm.service.models.names import TAG
 from addnorm.service.models.registry import Models

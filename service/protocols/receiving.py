@@ -12,11 +12,11 @@ from addnorm.service.errors import (
     RequestTimeout,
     UnsupportedMediaType,
 )
-from addnorm.service.inference.pipeline import QUICK_BYTES
+from addnorm.service.asking.pipeline import QUICK_BYTES
 from addnorm.service.protocols.codec.negotiation import WINDOWS, Headers, decompress
-from addnorm.service.scheduling.deadline import Deadline
-from addnorm.service.scheduling.gate import Gate
-from addnorm.service.scheduling.turns import Turns
+from addnorm.service.asking.deadline import Deadline
+from addnorm.service.asking.gate import Gate
+from addnorm.service.asking.turns import Turns
 from addnorm.service.settings import Settings
 from addnorm.service.telemetry.request_context import RequestContext
 

@@ -11,9 +11,9 @@ from typing import Any, Literal, NamedTuple
 from fastapi import Request
 from pydantic import BaseModel
 
-from addnorm.service.inference.request_path import Call, Prepared, RequestPath
+from addnorm.service.asking.request_path import Call, Prepared, RequestPath
 from addnorm.service.loading.repository import Repository
-from addnorm.service.models.readiness import Readiness
+from addnorm.service.asking.readiness import Readiness
 from addnorm.service.models.registry import Models
 from addnorm.service.protocols.codec.decoding import Tools
 from addnorm.service.protocols.codec.negotiation import JSON
@@ -27,7 +27,7 @@ from addnorm.service.protocols.codec.openapi import (
 from addnorm.service.protocols.codec.payload import Payload
 from addnorm.service.protocols.dialect_errors import ErrorFormat
 from addnorm.service.protocols.receiving import BodyReceiver
-from addnorm.service.scheduling.turns import Turns
+from addnorm.service.asking.turns import Turns
 from addnorm.service.settings import Settings
 from addnorm.service.telemetry.exposition import Exposition
 from addnorm.service.telemetry.request_context import Envelope

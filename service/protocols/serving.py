@@ -9,7 +9,7 @@ from typing import Any
 from starlette.types import Receive, Send
 
 from addnorm.service.errors import InvalidInput
-from addnorm.service.inference.request_path import Call
+from addnorm.service.asking.request_path import Call
 from addnorm.service.protocols.codec.bodies import held_bytes
 from addnorm.service.protocols.codec.decoding import RawRequest, Tools
 from addnorm.service.protocols.codec.negotiation import (
@@ -21,7 +21,7 @@ from addnorm.service.protocols.codec.negotiation import (
 )
 from addnorm.service.protocols.codec.payload import NO_HEADERS, Payload, compressing
 from addnorm.service.protocols.route import Parts, Route
-from addnorm.service.scheduling.deadline import Deadline
+from addnorm.service.asking.deadline import Deadline
 from addnorm.service.telemetry.request_context import RequestContext
 
 ANSWER_BYTES = 64  # for each byte of a body, of which each may be a token

@@ -10,7 +10,7 @@ from typing import Any
 
 from pydantic import BaseModel, Field, RootModel
 
-from addnorm.service.inference.request_path import Call
+from addnorm.service.asking.request_path import Call
 from addnorm.service.protocols import huggingface
 from addnorm.service.protocols.codec.decoding import Tools
 from addnorm.service.protocols.codec.validation import Strict

@@ -8,7 +8,7 @@ from pydantic import BaseModel, Field
 from tokenizers import Encoding
 
 from addnorm.service.errors import InvalidInput
-from addnorm.service.inference.request_path import Call
+from addnorm.service.asking.request_path import Call
 from addnorm.service.models.model import Model
 from addnorm.service.protocols.codec.decoding import Tools
 from addnorm.service.protocols.codec.negotiation import fragment

@@ -26,7 +26,7 @@ from addnorm.service.protocols.codec.negotiation import sliced
 from addnorm.service.protocols.route import Parts
 from addnorm.service.protocols.serving import answer, send_payload
 from addnorm.service.protocols.table import Table
-from addnorm.service.scheduling.gate import Gate
+from addnorm.service.asking.gate import Gate
 from addnorm.service.server.auth import Entrance
 from addnorm.service.server.error_response import error_response, note_error
 from addnorm.service.server.http.head import wrong_head

@@ -12,7 +12,7 @@ from contextlib import AbstractContextManager
 from typing import NamedTuple
 
 from addnorm.service.errors import OutOfScope, StartupError, Unauthenticated
-from addnorm.service.scheduling.gate import Gate
+from addnorm.service.asking.gate import Gate
 from addnorm.service.settings import Settings
 from addnorm.service.telemetry.request_context import RequestContext
 

@@ -7,12 +7,12 @@ from types import MappingProxyType
 
 from opentelemetry.trace import Tracer
 
-from addnorm.service.inference.computing import Computing
-from addnorm.service.inference.pipeline import Pipeline
-from addnorm.service.inference.request_path import RequestPath
-from addnorm.service.inference.sequence_cache import SequenceCache
+from addnorm.service.asking.computing import Computing
+from addnorm.service.asking.pipeline import Pipeline
+from addnorm.service.asking.request_path import RequestPath
+from addnorm.service.asking.sequence_cache import SequenceCache
 from addnorm.service.loading.repository import Repository
-from addnorm.service.models.readiness import Readiness
+from addnorm.service.asking.readiness import Readiness
 from addnorm.service.models.registry import Models
 from addnorm.service.protocols.codec.bodies import BodyReader
 from addnorm.service.protocols.codec.decoding import Tools
@@ -21,10 +21,10 @@ from addnorm.service.protocols.receiving import BodyReceiver
 from addnorm.service.protocols.route import Parts, Protocol
 from addnorm.service.protocols.table import PROTOCOLS, Table
 from addnorm.service.protocols.texts.texts import TextReader
-from addnorm.service.scheduling.gate import Gate
-from addnorm.service.scheduling.queue.fair_queue import JobQueue
-from addnorm.service.scheduling.scheduler import Scheduler
-from addnorm.service.scheduling.turns import Turns
+from addnorm.service.asking.gate import Gate
+from addnorm.service.asking.fair_queue import JobQueue
+from addnorm.service.asking.scheduler import Scheduler
+from addnorm.service.asking.turns import Turns
 from addnorm.service.server.app import App
 from addnorm.service.server.auth import Entrance, Keys
 from addnorm.service.server.grpc.grpc_calls import GrpcCalls

@@ -18,8 +18,9 @@ import numpy as np
 
 from addnorm.service.runtime import selfcheck
 from addnorm.service.runtime.batch import AnyRows, Batch, Rows
-from addnorm.service.scheduling.job import MicroBatch, Target
-from addnorm.service.scheduling.scheduler import Observer
+from addnorm.service.engine.target import Target
+from addnorm.service.asking.job import MicroBatch
+from addnorm.service.asking.scheduler import Observer
 
 log = logging.getLogger("addnorm")
 MAX_KEPT = 4  # micro-batches

@@ -11,8 +11,8 @@ from typing import Any
 
 from addnorm.service.errors import ServiceError
 from addnorm.service.models.usage import Statistics
-from addnorm.service.scheduling.deadline import Deadline
-from addnorm.service.scheduling.gate import Holdings
+from addnorm.service.asking.deadline import Deadline
+from addnorm.service.asking.gate import Holdings
 
 KEY = "context"
 REQUEST_ID = re.compile(rb"[\w.:-]{1,128}")

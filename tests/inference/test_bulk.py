@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 
 from addnorm.service.errors import ClientGone, DeadlineNotMet, InvalidInput
-from addnorm.service.inference.outputs import Activations, Output, Pooled
-from addnorm.service.inference.request import InferenceRequest, InferenceResponse
+from addnorm.service.engine.outputs import Activations, Output, Pooled
+from addnorm.service.asking.request import InferenceRequest, InferenceResponse
 from addnorm.service.loading.loader import load_all
 from addnorm.service.models.registry import Models
 from addnorm.service.runtime.unpadding import from_lists
-from addnorm.service.scheduling.deadline import Deadline
+from addnorm.service.asking.deadline import Deadline
 from addnorm.service.server.wiring import Service, build
 from addnorm.service.settings import Settings
 from tests.support.waiting import PATIENCE_S, eventually, runs_held_up, until

@@ -29,7 +29,7 @@ from hypothesis.stateful import (
 from onnx import numpy_helper
 
 from addnorm.service.errors import ClientGone, Expired, NotFinite, Overloaded
-from addnorm.service.inference.outputs import (
+from addnorm.service.engine.outputs import (
     Activations,
     Logits,
     NormStatistics,
@@ -37,15 +37,15 @@ from addnorm.service.inference.outputs import (
     Pooled,
     PromptLogprobs,
 )
-from addnorm.service.inference.request import InferenceRequest, InferenceResponse
+from addnorm.service.asking.request import InferenceRequest, InferenceResponse
 from addnorm.service.models.model import Model
 from addnorm.service.models.registry import Models
 from addnorm.service.runtime import bundle as bundles
 from addnorm.service.runtime.batch import Batch, Rows
 from addnorm.service.runtime.bundle import Bundle
 from addnorm.service.runtime.unpadding import from_lists
-from addnorm.service.scheduling.deadline import Deadline
-from addnorm.service.scheduling.gate import Holdings
+from addnorm.service.asking.deadline import Deadline
+from addnorm.service.asking.gate import Holdings
 from addnorm.service.server.wiring import Service, build
 from addnorm.service.settings import Settings
 from tests.conftest import OWN

@@ -16,14 +16,15 @@ import orjson
 import pytest
 
 from addnorm.service.errors import ClientGone, Expired, Overloaded
-from addnorm.service.inference.cost import FADE_S, Cost, Rate, measured
-from addnorm.service.inference.outputs import Activations, Logits, Output, TopLogits, Value
-from addnorm.service.inference.request import InferenceRequest, InferenceResponse
+from addnorm.service.asking.cost import FADE_S, Cost, Rate, measured
+from addnorm.service.engine.outputs import Activations, Logits, Output, TopLogits, Value
+from addnorm.service.asking.request import InferenceRequest, InferenceResponse
 from addnorm.service.models.registry import Models
 from addnorm.service.runtime.unpadding import from_lists
-from addnorm.service.scheduling.deadline import Deadline
-from addnorm.service.scheduling.gate import Holdings
-from addnorm.service.scheduling.turns import Turns, checkpoint
+from addnorm.service.asking.deadline import Deadline
+from addnorm.service.asking.gate import Holdings
+from addnorm.service.engine.checkpoint import checkpoint
+from addnorm.service.asking.turns import Turns
 from addnorm.service.server.wiring import build
 from addnorm.service.settings import Settings
 from tests.conftest import Serve

@@ -14,10 +14,11 @@ import numpy as np
 import pytest
 
 from addnorm.service.errors import Overloaded
-from addnorm.service.models.readiness import Readiness
+from addnorm.service.asking.readiness import Readiness
 from addnorm.service.runtime.batch import Batch, Rows
-from addnorm.service.scheduling.job import AllRows, Job, Target
-from addnorm.service.scheduling.scheduler import Scheduler
+from addnorm.service.engine.target import Target
+from addnorm.service.asking.job import AllRows, Job
+from addnorm.service.asking.scheduler import Scheduler
 from addnorm.service.server.wiring import Service
 from tests.conftest import client_of, inference_of
 from tests.support.scheduling import echo, of_lengths

@@ -11,8 +11,8 @@ import pytest
 from addnorm.service.errors import OutOfMemory, Overloaded
 from addnorm.service.protocols.codec.negotiation import JSON
 from addnorm.service.protocols.codec.safetensors_body import SAFETENSORS
-from addnorm.service.scheduling.deadline import Deadline
-from addnorm.service.scheduling.job import Target
+from addnorm.service.asking.deadline import Deadline
+from addnorm.service.engine.target import Target
 from addnorm.service.server.wiring import Service
 from tests.conftest import client_of, inference_of
 from tests.support.scheduling import Queue, echo, of_lengths, submit

@@ -7,9 +7,9 @@ import httpx
 import orjson
 import pytest
 
-from addnorm.service.inference.outputs import Pooled
-from addnorm.service.inference.request import InferenceRequest, InferenceResponse
-from addnorm.service.inference.request_path import Call
+from addnorm.service.engine.outputs import Pooled
+from addnorm.service.asking.request import InferenceRequest, InferenceResponse
+from addnorm.service.asking.request_path import Call
 from addnorm.service.models.registry import Models
 from addnorm.service.protocols.codec.decoding import Tools
 from addnorm.service.protocols.codec.negotiation import written

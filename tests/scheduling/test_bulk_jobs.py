@@ -6,9 +6,10 @@ import threading
 import pytest
 
 from addnorm.service.runtime.batch import Batch, Rows
-from addnorm.service.scheduling.job import AllRows, Job, Target
-from addnorm.service.scheduling.queue.fair_queue import ALONE_S, BULK_TOKENS
-from addnorm.service.scheduling.scheduler import Scheduler
+from addnorm.service.engine.target import Target
+from addnorm.service.asking.job import AllRows, Job
+from addnorm.service.asking.fair_queue import ALONE_S, BULK_TOKENS
+from addnorm.service.asking.scheduler import Scheduler
 from tests.support.scheduling import Queue, echo, gate_of, lengths, of_lengths, submit, values
 from tests.support.waiting import PATIENCE_S, eventually
 

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from addnorm.service.scheduling.job import Target
+from addnorm.service.engine.target import Target
 from tests.support.scheduling import gate_of
 from tests.support.simulation import Group, Outcome, Simulation, no_rows
 

@@ -16,8 +16,9 @@ from addnorm.service.inference import heads
 from addnorm.service.models.registry import Meant, Models
 from addnorm.service.runtime.batch import Batch, Rows
 from addnorm.service.runtime.manifest import Task
-from addnorm.service.scheduling.job import MicroBatch, Run, Target
-from addnorm.service.scheduling.scheduler import Observer, Scheduler
+from addnorm.service.engine.target import Run, Target
+from addnorm.service.asking.job import MicroBatch
+from addnorm.service.asking.scheduler import Observer, Scheduler
 from addnorm.service.server.wiring import build
 from addnorm.service.settings import Settings
 from addnorm.service.telemetry.metrics import Metrics

@@ -9,8 +9,8 @@ from addnorm.service.errors import (
     ResponsesFull,
     TooManyAtOnce,
 )
-from addnorm.service.scheduling.gate import Gate, Holdings
-from addnorm.service.scheduling.queue.fair_queue import JobQueue
+from addnorm.service.asking.gate import Gate, Holdings
+from addnorm.service.asking.fair_queue import JobQueue
 
 LIMIT = 9_000_000
 

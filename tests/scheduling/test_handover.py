@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from addnorm.service.errors import Expired
-from addnorm.service.scheduling.deadline import Deadline
-from addnorm.service.scheduling.handover import Handover
+from addnorm.service.asking.deadline import Deadline
+from addnorm.service.asking.handover import Handover
 
 
 class CountingLoop(asyncio.SelectorEventLoop):

@@ -20,8 +20,9 @@ from hypothesis.stateful import (
 
 from addnorm.service.errors import ServiceError
 from addnorm.service.runtime.batch import AnyRows, Batch
-from addnorm.service.scheduling.job import AllRows, Job, MicroBatch, Target
-from addnorm.service.scheduling.queue.backlog import Backlog
+from addnorm.service.engine.target import Target
+from addnorm.service.asking.job import AllRows, Job, MicroBatch
+from addnorm.service.asking.backlog import Backlog
 from tests.support.scheduling import Queue, add_first, echo, values
 
 STEPS = 50  # of one order of events, at most

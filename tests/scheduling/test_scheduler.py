@@ -8,8 +8,8 @@ import pytest
 
 from addnorm.service.errors import Expired, Overloaded, ServiceError
 from addnorm.service.runtime.batch import Batch, Rows
-from addnorm.service.scheduling.job import Target
-from addnorm.service.scheduling.scheduler import Scheduler
+from addnorm.service.engine.target import Target
+from addnorm.service.asking.scheduler import Scheduler
 from tests.support.scheduling import (
     Queue,
     batch,

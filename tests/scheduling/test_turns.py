@@ -10,9 +10,9 @@ from itertools import pairwise
 import pytest
 
 from addnorm.service.errors import ClientGone, Expired
-from addnorm.service.scheduling.deadline import Deadline
-from addnorm.service.scheduling.gate import Holdings
-from addnorm.service.scheduling.turns import (
+from addnorm.service.asking.deadline import Deadline
+from addnorm.service.asking.gate import Holdings
+from addnorm.service.asking.turns import (
     MAX_THREADS,
     OLDER_RATIO,
     SLICE_S,

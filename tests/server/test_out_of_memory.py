@@ -13,18 +13,18 @@ import pytest
 from fastapi import Request
 
 from addnorm.service.errors import OutOfMemory
-from addnorm.service.inference.outputs import Activations
-from addnorm.service.inference.request import InferenceRequest, InferenceResponse
+from addnorm.service.engine.outputs import Activations
+from addnorm.service.asking.request import InferenceRequest, InferenceResponse
 from addnorm.service.models.registry import Models
 from addnorm.service.protocols.dialect_errors import OPENAI_ERRORS
 from addnorm.service.protocols.route import FastApiRoute, Protocol
 from addnorm.service.runtime.batch import Batch, Rows
 from addnorm.service.runtime.engine import run_session
 from addnorm.service.runtime.unpadding import from_lists
-from addnorm.service.scheduling.deadline import Deadline
-from addnorm.service.scheduling.gate import Holdings
-from addnorm.service.scheduling.job import Target
-from addnorm.service.scheduling.scheduler import Scheduler
+from addnorm.service.asking.deadline import Deadline
+from addnorm.service.asking.gate import Holdings
+from addnorm.service.engine.target import Target
+from addnorm.service.asking.scheduler import Scheduler
 from addnorm.service.server.wiring import Service, build
 from addnorm.service.settings import Settings
 from tests.support.scheduling import gate_of, of_lengths

@@ -13,8 +13,8 @@ import orjson
 import pytest
 from fastapi import Request, Response
 
-from addnorm.service.inference.pipeline import QUICK_BYTES
-from addnorm.service.inference.request_path import Call
+from addnorm.service.asking.pipeline import QUICK_BYTES
+from addnorm.service.asking.request_path import Call
 from addnorm.service.models.registry import Models
 from addnorm.service.protocols.codec.decoding import Tools
 from addnorm.service.protocols.codec.validation import Strict

@@ -5,9 +5,10 @@ from itertools import pairwise
 import numpy as np
 
 from addnorm.service.runtime.batch import Batch, Rows
-from addnorm.service.scheduling.gate import Gate
-from addnorm.service.scheduling.job import AllRows, Job, MicroBatch, Target
-from addnorm.service.scheduling.queue.fair_queue import JobQueue
+from addnorm.service.asking.gate import Gate
+from addnorm.service.engine.target import Target
+from addnorm.service.asking.job import AllRows, Job, MicroBatch
+from addnorm.service.asking.fair_queue import JobQueue
 from tests.support.waiting import PATIENCE_S
 
 

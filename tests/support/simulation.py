@@ -16,8 +16,9 @@ import numpy as np
 
 from addnorm.service.errors import Expired, Overloaded
 from addnorm.service.runtime.batch import Batch, Rows
-from addnorm.service.scheduling.gate import Gate
-from addnorm.service.scheduling.job import Job, MicroBatch, Target
+from addnorm.service.asking.gate import Gate
+from addnorm.service.engine.target import Target
+from addnorm.service.asking.job import Job, MicroBatch
 
 BYTES_PER_TOKEN = 5  # of a JSON body
 

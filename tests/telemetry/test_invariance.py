@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from addnorm.service.runtime.batch import Batch, Rows
-from addnorm.service.scheduling.job import Target
-from addnorm.service.scheduling.scheduler import Scheduler
+from addnorm.service.engine.target import Target
+from addnorm.service.asking.scheduler import Scheduler
 from addnorm.service.telemetry.invariance import MAX_KEPT, InvarianceCheck
 from addnorm.service.telemetry.metrics import Metrics
 from tests.conftest import client_of, inference_of

@@ -5,13 +5,13 @@ from typing import Any
 
 import numpy as np
 
-from addnorm.service.inference.pipeline import QUICK_BYTES
+from addnorm.service.asking.pipeline import QUICK_BYTES
 from addnorm.service.protocols.codec.foreign_fields import IgnoredFields
 from addnorm.service.protocols.codec.negotiation import Headers, sent_type
 from addnorm.service.protocols.codec.safetensors_body import SAFETENSORS
 from addnorm.service.protocols.codec.validation import Body, fit, parse, validated
-from addnorm.service.scheduling.deadline import Deadline
-from addnorm.service.scheduling.turns import Arguments, Done, Turns
+from addnorm.service.asking.deadline import Deadline
+from addnorm.service.asking.turns import Arguments, Done, Turns
 from addnorm.service.settings import Settings
 
 MEDIUM_BYTES = 256 * 1024  # take about 10 ms, in pieces that hold up nobody; 8 MB have one of 40 ms

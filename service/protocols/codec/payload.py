@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from numpy.typing import NDArray
 
-from addnorm.service.inference.request import InferenceResponse
+from addnorm.service.asking.request import InferenceResponse
 from addnorm.service.protocols.codec.negotiation import JSON, compress
 
 NO_HEADERS: Mapping[str, str] = MappingProxyType({})

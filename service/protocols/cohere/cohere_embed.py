@@ -10,11 +10,11 @@ from typing import Annotated, Any, Literal, get_args
 from pydantic import Field
 
 from addnorm.service.errors import InvalidInput
-from addnorm.service.inference.outputs.output import JSON_BYTES_PER_BYTE, JSON_BYTES_PER_FLOAT
-from addnorm.service.inference.outputs.pooled import PooledByDType, check_dimensions
-from addnorm.service.inference.outputs.small_vectors import VectorDType, width_of
-from addnorm.service.inference.request import InferenceRequest, InferenceResponse
-from addnorm.service.inference.request_path import Call
+from addnorm.service.engine.outputs.output import JSON_BYTES_PER_BYTE, JSON_BYTES_PER_FLOAT
+from addnorm.service.engine.outputs.pooled import PooledByDType, check_dimensions
+from addnorm.service.engine.outputs.small_vectors import VectorDType, width_of
+from addnorm.service.asking.request import InferenceRequest, InferenceResponse
+from addnorm.service.asking.request_path import Call
 from addnorm.service.models.model import Model
 from addnorm.service.protocols.codec.decoding import Tools
 from addnorm.service.protocols.codec.payload import base64_of

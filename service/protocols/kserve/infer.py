@@ -9,9 +9,9 @@ from fastapi.utils import generate_unique_id
 from numpy.typing import NDArray
 
 from addnorm.service.errors import InvalidInput, UnknownField
-from addnorm.service.inference.outputs import Output, Pooled, Value
-from addnorm.service.inference.request import InferenceRequest, InferenceResponse
-from addnorm.service.inference.request_path import Call, Encoded, Prepared
+from addnorm.service.engine.outputs import Output, Pooled, Value
+from addnorm.service.asking.request import InferenceRequest, InferenceResponse
+from addnorm.service.asking.request_path import Call, Encoded, Prepared
 from addnorm.service.models.model import Model
 from addnorm.service.protocols.codec.decoding import RawRequest, Tools
 from addnorm.service.protocols.codec.negotiation import JSON, OCTETS, written

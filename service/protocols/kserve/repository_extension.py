@@ -18,7 +18,7 @@ from addnorm.service.protocols.codec.openapi import body_schema
 from addnorm.service.protocols.codec.validation import Body
 from addnorm.service.protocols.dialect_errors import V2_ERRORS
 from addnorm.service.protocols.route import FastApiRoute, Parts, parts_of
-from addnorm.service.scheduling.deadline import Deadline
+from addnorm.service.asking.deadline import Deadline
 from addnorm.service.telemetry.request_context import context_of
 
 log = logging.getLogger("addnorm")

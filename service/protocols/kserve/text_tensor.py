@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from addnorm.service.errors import InvalidInput
-from addnorm.service.inference.request_path import Call
+from addnorm.service.asking.request_path import Call
 from addnorm.service.models.model import Model
 from addnorm.service.protocols.codec.decoding import Tools
 from addnorm.service.protocols.codec.shown import shown

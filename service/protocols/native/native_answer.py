@@ -1,11 +1,11 @@
 """InferenceResponse -> the native protocol's JSON and safetensors."""
 
-from addnorm.service.inference.request import InferenceResponse
+from addnorm.service.asking.request import InferenceResponse
 from addnorm.service.protocols.codec import safetensors_body as tensors
 from addnorm.service.protocols.codec.negotiation import written
 from addnorm.service.protocols.codec.payload import Payload
 from addnorm.service.protocols.codec.safetensors_body import SAFETENSORS, Arrays
-from addnorm.service.scheduling.turns import checkpoint
+from addnorm.service.engine.checkpoint import checkpoint
 
 
 def encode(response: InferenceResponse) -> Payload:

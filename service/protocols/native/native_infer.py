@@ -7,12 +7,12 @@ from typing import NamedTuple
 import numpy as np
 
 from addnorm.service.errors import InvalidInput, UnsupportedMediaType
-from addnorm.service.inference.heads import Spans
-from addnorm.service.inference.outputs import Output, Value
-from addnorm.service.inference.outputs.output import Asked
-from addnorm.service.inference.outputs.small_vectors import VectorDType
-from addnorm.service.inference.request import InferenceRequest
-from addnorm.service.inference.request_path import Call
+from addnorm.service.engine.heads import Spans
+from addnorm.service.engine.outputs import Output, Value
+from addnorm.service.engine.outputs.output import Asked
+from addnorm.service.engine.outputs.small_vectors import VectorDType
+from addnorm.service.asking.request import InferenceRequest
+from addnorm.service.asking.request_path import Call
 from addnorm.service.models.model import Model
 from addnorm.service.protocols.codec import safetensors_body as tensors
 from addnorm.service.protocols.codec.decoding import RawRequest, Tools

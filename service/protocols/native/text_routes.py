@@ -6,8 +6,8 @@ from typing import Any
 
 from pydantic import BaseModel, Field
 
-from addnorm.service.inference.request import InferenceResponse
-from addnorm.service.inference.request_path import Call
+from addnorm.service.asking.request import InferenceResponse
+from addnorm.service.asking.request_path import Call
 from addnorm.service.protocols.codec.decoding import Tools
 from addnorm.service.protocols.codec.validation import Strict
 from addnorm.service.protocols.native.native_schema import Usage

@@ -12,9 +12,9 @@ import numpy as np
 from pydantic import BaseModel, Field
 
 from addnorm.service.errors import InvalidInput
-from addnorm.service.inference.outputs import Output, ScoredPrompts, TopLogits, Value
-from addnorm.service.inference.request import InferenceRequest, InferenceResponse
-from addnorm.service.inference.request_path import Call
+from addnorm.service.engine.outputs import Output, ScoredPrompts, TopLogits, Value
+from addnorm.service.asking.request import InferenceRequest, InferenceResponse
+from addnorm.service.asking.request_path import Call
 from addnorm.service.protocols.codec.decoding import Tools
 from addnorm.service.protocols.codec.validation import Strict
 from addnorm.service.protocols.route import Decoded, Route

@@ -10,10 +10,10 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from addnorm.service.errors import InvalidInput
-from addnorm.service.inference.outputs import Pooled
-from addnorm.service.inference.outputs.small_vectors import VectorDType
-from addnorm.service.inference.request import InferenceRequest, InferenceResponse
-from addnorm.service.inference.request_path import Call
+from addnorm.service.engine.outputs import Pooled
+from addnorm.service.engine.outputs.small_vectors import VectorDType
+from addnorm.service.asking.request import InferenceRequest, InferenceResponse
+from addnorm.service.asking.request_path import Call
 from addnorm.service.models.model import Model
 from addnorm.service.protocols.codec.decoding import Tools
 from addnorm.service.protocols.codec.validation import Strict, agreed

@@ -10,9 +10,9 @@ from functools import partial
 from typing import Any
 
 from addnorm.service.errors import EmptyInput
-from addnorm.service.inference.outputs import Activations, Output, Pooled, Sparse, Value
-from addnorm.service.inference.request import InferenceRequest, InferenceResponse
-from addnorm.service.inference.request_path import Call
+from addnorm.service.engine.outputs import Activations, Output, Pooled, Sparse, Value
+from addnorm.service.asking.request import InferenceRequest, InferenceResponse
+from addnorm.service.asking.request_path import Call
 from addnorm.service.protocols.codec.decoding import Tools
 from addnorm.service.protocols.codec.negotiation import Several
 from addnorm.service.protocols.route import Decoded, Route

@@ -13,8 +13,8 @@ from typing import Annotated, Any, Generic, TypeVar
 from pydantic import BaseModel, Field
 
 from addnorm.service.errors import EmptyInput, InvalidInput
-from addnorm.service.inference.request import InferenceResponse
-from addnorm.service.inference.request_path import Call
+from addnorm.service.asking.request import InferenceResponse
+from addnorm.service.asking.request_path import Call
 from addnorm.service.protocols.codec.decoding import Tools
 from addnorm.service.protocols.codec.shown import shown
 from addnorm.service.protocols.codec.validation import Strict

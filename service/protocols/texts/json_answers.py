@@ -7,8 +7,8 @@ from functools import partial
 from itertools import islice
 from typing import Any, NamedTuple
 
-from addnorm.service.inference.outputs import Pooled
-from addnorm.service.inference.request import InferenceRequest, InferenceResponse
+from addnorm.service.engine.outputs import Pooled
+from addnorm.service.asking.request import InferenceRequest, InferenceResponse
 from addnorm.service.models.model import Model
 from addnorm.service.protocols.codec.negotiation import written
 from addnorm.service.protocols.codec.payload import Payload, base64_of

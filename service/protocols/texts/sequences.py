@@ -6,7 +6,7 @@ from pydantic import Field, PlainValidator, TypeAdapter
 from pydantic_core import PydanticCustomError
 
 from addnorm.service.errors import EmptyInput, InvalidInput
-from addnorm.service.inference.request_path import Call
+from addnorm.service.asking.request_path import Call
 from addnorm.service.models.model import Model
 from addnorm.service.protocols.codec.decoding import Tools
 from addnorm.service.protocols.codec.validation import Strict

@@ -7,9 +7,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from tokenizers import Encoding
 
-from addnorm.service.inference.outputs import Logits, LogitsAt, Output
-from addnorm.service.inference.request import InferenceRequest, InferenceResponse
-from addnorm.service.inference.request_path import Call
+from addnorm.service.engine.outputs import Logits, LogitsAt, Output
+from addnorm.service.asking.request import InferenceRequest, InferenceResponse
+from addnorm.service.asking.request_path import Call
 from addnorm.service.protocols.codec.decoding import Tools
 from addnorm.service.protocols.texts.places import text_with_label
 from addnorm.service.protocols.texts.sizes import check_size, json_bytes
@@ -23,7 +23,7 @@ from addnorm.service.protocols.texts.task_options import (
 )
 from addnorm.service.protocols.texts.texts import TextsToTokenize, check_single
 from addnorm.service.runtime.batch import Batch, Ints, Padding
-from addnorm.service.scheduling.turns import checkpoint
+from addnorm.service.engine.checkpoint import checkpoint
 from addnorm.service.tasks import classification, fill_mask, tagging
 from addnorm.service.tasks.classification import Function
 from addnorm.service.tasks.pieces import Pieces

@@ -22,9 +22,10 @@ from addnorm.service.protocols.texts.text_portions import batched, decoded_ids, 
 from addnorm.service.runtime.batch import Batch, Padding
 from addnorm.service.runtime.manifest import InputType
 from addnorm.service.runtime.tokenizing.tokenizer import CannotCut, Text, Tokenizer, num_characters
-from addnorm.service.scheduling.deadline import Deadline
-from addnorm.service.scheduling.gate import Gate
-from addnorm.service.scheduling.turns import Arguments, Done, Turns, checkpoint
+from addnorm.service.asking.deadline import Deadline
+from addnorm.service.asking.gate import Gate
+from addnorm.service.engine.checkpoint import checkpoint
+from addnorm.service.asking.turns import Arguments, Done, Turns
 from addnorm.service.settings import Settings
 
 QUICK_CHARACTERS = 256  # take about 0.1 ms, as long as a change of threads, and 2 ms at worst

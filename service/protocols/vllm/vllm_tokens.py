@@ -14,7 +14,7 @@ from pydantic import Field
 
 from addnorm.service import VERSION
 from addnorm.service.errors import EmptyInput
-from addnorm.service.inference.request_path import Call
+from addnorm.service.asking.request_path import Call
 from addnorm.service.protocols.codec.decoding import Tools
 from addnorm.service.protocols.codec.negotiation import fragment
 from addnorm.service.protocols.codec.validation import Strict

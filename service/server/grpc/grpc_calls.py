@@ -18,10 +18,10 @@ from addnorm.service.errors import (
     RequestTimeout,
     ServiceError,
 )
-from addnorm.service.inference.request_path import Call
+from addnorm.service.asking.request_path import Call
 from addnorm.service.protocols.kserve.over_grpc.grpc_methods import GrpcMethod
 from addnorm.service.protocols.route import Parts
-from addnorm.service.scheduling.deadline import Deadline
+from addnorm.service.asking.deadline import Deadline
 from addnorm.service.server.auth import Entrance, Headers
 from addnorm.service.server.error_response import note_error, retry_after
 from addnorm.service.telemetry.report import Reporter

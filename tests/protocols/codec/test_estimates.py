@@ -10,17 +10,17 @@ import numpy as np
 import orjson
 import pytest
 
-from addnorm.service.inference.outputs import SparseVectors, TopK, Value
-from addnorm.service.inference.outputs.prompt_logprobs import Scored
-from addnorm.service.inference.outputs.values import Dense, Parts, Ragged
-from addnorm.service.inference.request import InferenceRequest, InferenceResponse, check
-from addnorm.service.inference.request_path import Call
+from addnorm.service.engine.outputs import SparseVectors, TopK, Value
+from addnorm.service.engine.outputs.prompt_logprobs import Scored
+from addnorm.service.engine.outputs.values import Dense, Parts, Ragged
+from addnorm.service.asking.request import InferenceRequest, InferenceResponse, check
+from addnorm.service.asking.request_path import Call
 from addnorm.service.protocols.codec.decoding import RawRequest
 from addnorm.service.protocols.codec.negotiation import PIECE_BYTES
 from addnorm.service.protocols.route import Decoded, Route
 from addnorm.service.protocols.serving import decode
 from addnorm.service.protocols.table import PROTOCOLS
-from addnorm.service.scheduling.deadline import Deadline
+from addnorm.service.asking.deadline import Deadline
 from addnorm.service.server.wiring import Service
 from addnorm.service.telemetry.request_context import RequestContext
 from tests.conftest import inference_of

@@ -34,7 +34,7 @@ from addnorm.service.protocols.codec.negotiation import (
 from addnorm.service.protocols.codec.shown import shown
 from addnorm.service.protocols.codec.validation import BLOCK_BYTES, parse, validated
 from addnorm.service.protocols.native.native_schema import INFER
-from addnorm.service.scheduling.turns import checkpoint
+from addnorm.service.engine.checkpoint import checkpoint
 from addnorm.service.server.wiring import build
 from addnorm.service.settings import Settings
 from tests.conftest import Serve, serving

@@ -14,7 +14,7 @@ from tokenizers import Tokenizer
 
 from addnorm.service.protocols.texts.text_portions import PIECE_TEXTS, decoded_ids, portions
 from addnorm.service.protocols.texts.texts import QUICK_CHARACTERS, QUICK_TEXTS, TextReader
-from addnorm.service.scheduling.deadline import Deadline
+from addnorm.service.asking.deadline import Deadline
 from addnorm.service.settings import Settings
 from tests.support.language_model import tokenizer as of_bytes
 from tests.support.pipelines import FAMILIES, LINES

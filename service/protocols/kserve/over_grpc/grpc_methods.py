@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, NamedTuple
 
 from addnorm.service.errors import InvalidInput, NotFound, NotReady
-from addnorm.service.inference.request_path import Call
+from addnorm.service.asking.request_path import Call
 from addnorm.service.protocols.codec.payload import NO_HEADERS
 from addnorm.service.protocols.kserve import infer
 from addnorm.service.protocols.kserve.metadata import about, about_server, config, find

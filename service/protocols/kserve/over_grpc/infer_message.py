@@ -6,8 +6,8 @@ from typing import Any
 import numpy as np
 
 from addnorm.service.errors import InvalidInput
-from addnorm.service.inference.pipeline import QUICK_BYTES
-from addnorm.service.inference.request import InferenceResponse
+from addnorm.service.asking.pipeline import QUICK_BYTES
+from addnorm.service.asking.request import InferenceResponse
 from addnorm.service.protocols.codec.safetensors_body import raw_bytes
 from addnorm.service.protocols.codec.validation import fit
 from addnorm.service.protocols.kserve.infer import Wanted, tensors_of
@@ -16,7 +16,7 @@ from addnorm.service.protocols.kserve.over_grpc.messages import message_types, p
 from addnorm.service.protocols.kserve.schema import V2InferRequest
 from addnorm.service.protocols.kserve.tensors import KINDS
 from addnorm.service.protocols.kserve.text_tensor import PREFIX
-from addnorm.service.scheduling.turns import checkpoint
+from addnorm.service.engine.checkpoint import checkpoint
 from addnorm.service.settings import Settings
 
 # Bytes held for each byte of a message: itself, what protobuf and Python have of it, a text; and
