@@ -5,7 +5,7 @@ import math
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
 
-from addnorm.service.asking.request import InferenceRequest
+from addnorm.service.asking.ask import Ask
 from addnorm.service.asking.turns import worked_s
 
 # WINDOW_S: measurements count over about this much work. Larger: predictions follow a change later.
@@ -62,46 +62,45 @@ class Cost:
     def __init__(self) -> None:
         self._rates: dict[Hashable, Rate] = {}
 
-    def predicted_s(self, request: InferenceRequest, num_bytes: int) -> float:
-        """num_bytes: of the response, estimated."""
-        made_s = self.making(request).s_per_unit * num_head_rows(request)
-        return made_s + self.writing(request).s_per_unit * num_bytes
+    def predicted_s(self, ask: Ask) -> float:
+        made_s = self.making(ask).s_per_unit * num_head_rows(ask)
+        return made_s + self.writing(ask).s_per_unit * ask.num_bytes
 
-    def making(self, request: InferenceRequest) -> Rate:
+    def making(self, ask: Ask) -> Rate:
         """Per row that a head runs on."""
-        bundle = request.model.bundle
-        costs = (output.cost for output in request.outputs if output.head(bundle))
+        bundle = ask.model.bundle
+        costs = (output.cost for output in ask.outputs if output.head(bundle))
         return self._rate(bundle.ref, *costs)
 
-    def writing(self, request: InferenceRequest) -> Rate:
+    def writing(self, ask: Ask) -> Rate:
         """Per byte of the response, as estimated. Models and routes have rates of their own, since
         writing includes a task's results; and so have outputs whose estimates are high."""
-        estimated = (output.name for output in request.outputs if output.is_estimated)
-        kind = request.model.name, request.route, request.answer_bytes is None
-        return self._rate(*kind, request.binary, request.coding, *estimated)
+        estimated = (output.name for output in ask.outputs if output.is_estimated)
+        kind = ask.model.name, ask.route, ask.answer_bytes is None
+        return self._rate(*kind, ask.binary, ask.coding, *estimated)
 
-    def fade(self, request: InferenceRequest, now: float) -> None:
+    def fade(self, ask: Ask, now: float) -> None:
         """A request was rejected for its prediction: the rates may be wrong."""
-        self.making(request).fade(now)
-        self.writing(request).fade(now)
+        self.making(ask).fade(now)
+        self.writing(ask).fade(now)
 
     def _rate(self, *kind: Hashable) -> Rate:
         return self._rates.setdefault(kind, Rate())
 
 
-def num_head_rows(request: InferenceRequest) -> int:
+def num_head_rows(ask: Ask) -> int:
     """The number of rows that heads run on."""
-    return sum(num_rows for num_rows, _ in _head_runs(request))
+    return sum(num_rows for num_rows, _ in _head_runs(ask))
 
 
-def num_head_values(request: InferenceRequest) -> int:
+def num_head_values(ask: Ask) -> int:
     """The number of values that heads make."""
-    return sum(num_rows * width for num_rows, width in _head_runs(request))
+    return sum(num_rows * width for num_rows, width in _head_runs(ask))
 
 
-def _head_runs(request: InferenceRequest) -> Iterator[tuple[int, int]]:
+def _head_runs(ask: Ask) -> Iterator[tuple[int, int]]:
     """Rows that each head runs on, and the values it makes of each."""
-    bundle = request.model.bundle
-    for output in request.outputs:
+    bundle = ask.model.bundle
+    for output in ask.outputs:
         if head := output.head(bundle):
-            yield output.num_rows(bundle, request.batch), bundle.width(head)
+            yield output.num_rows(bundle, ask.batch), bundle.width(head)

@@ -1,34 +1,34 @@
 """The gate: what the requests of each API key hold, and the one place that rejects a request for
 the sake of others. Knows no tensors, HTTP, clock and threads.
 
-It is asked by the head of a request (`admit`, `check_load`), and again once it is known what the
-request needs: bytes and time of its answer (`weigh`), tokens (`submit`). A job is admitted if the
-queue has space for it, and if it is predicted to be computed before its deadline. After a
-rejection, load is shed: similar requests are rejected before their body is read.
+It is asked twice: by the head of a request (`admit`), and once it is known what the request needs
+(`weigh`): bytes and time of its answer, tokens. An ask is admitted if the queue has space for it,
+and if it is predicted to be computed before its deadline. After a rejection, load is shed: similar
+requests are rejected before their body is read. In between requests tell what they hold (`hold`).
 """
 
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 from weakref import WeakKeyDictionary
 
+from addnorm.service.asking.ask import Account, Ask
+from addnorm.service.asking.backlog import SMALL_RATIO, Backlog, KeyBacklogs
+from addnorm.service.asking.fair_queue import FairQueue
+from addnorm.service.engine.target import Target
 from addnorm.service.errors import (
     BodiesFull,
     DeadlineNotMet,
     Expired,
+    InvalidInput,
     QueueFull,
     ResponsesFull,
     ServiceError,
     TooManyAtOnce,
     TooManyConnections,
 )
-from addnorm.service.runtime.batch import Batch
-from addnorm.service.engine.target import Target
-from addnorm.service.asking.job import AllRows, Job, Results
-from addnorm.service.asking.backlog import SMALL_RATIO, Backlog, KeyBacklogs
-from addnorm.service.asking.fair_queue import JobQueue
 
 
 class Rule(NamedTuple):
@@ -57,34 +57,33 @@ class Rule(NamedTuple):
         return is_small or of_key + more <= self.ratio * left
 
 
-# "requests": that are answered now. "calls": those of them that came over gRPC. "bodies": bytes of
-# bodies and of what is read of them. "responses": bytes of answers, and of the rows that they are
-# made of. "answer_s", "bulk_s": predicted seconds, of making answers and of computing bulk
-# requests. "tokens": real ones that wait, of a key for one target; the queue counts them.
-Account = Literal["requests", "calls", "bodies", "responses", "answer_s", "bulk_s", "tokens"]
+# Accounts. "requests": that are answered now. "calls": those of them that came over gRPC. "bodies":
+# bytes of bodies and of what is read of them. "responses": bytes of answers, and of the rows that
+# they are made of. "answer_s", "bulk_s": predicted seconds, of making answers and of computing bulk
+# asks. "tokens": real ones that wait, of a key for one target; the queue counts them.
 BYTES = Rule(ratio=8, small_ratio=64)  # also of calls
 TOKENS = Rule(ratio=16)
 
 # The figures are of a simulated flood (`flood` in tests/scheduling/test_fairness.py): five times
-# the capacity, one second for each job. What the values must achieve is tested there.
+# the capacity, one second for each ask. What the values must achieve is tested there.
 #
 # Prediction
-# OWN_MARGIN: on the predicted time of the job itself, because rates are averages. Larger: more jobs
-#   are rejected that would be in time. Smaller: jobs that nothing delays come slightly late.
-# WAIT_FACTOR: on the predicted time of what waits, because smaller jobs that come later may get
-#   every other turn. With 1, 40 % of the admitted jobs are late. Larger: waits are shorter, and
-#   more jobs are rejected that would be in time. Smaller: less is left for load that comes later.
-# BATCHES_BEFORE: micro-batches before even the smallest job: the present one, and one of larger
-#   jobs. Larger: small jobs with little time are rejected behind long ones. Smaller: they are late.
-# TINY_RATIO: a job this many times smaller than the mean waiting job is predicted by its own turns
-#   instead of all that waits. Larger: fewer small jobs are admitted behind long ones. Smaller:
-#   small jobs fill the queue (with 4, admitted jobs have 81 % of the mean size; with 16, 98 %).
+# OWN_MARGIN: on the predicted time of the ask itself, because rates are averages. Larger: more asks
+#   are rejected that would be in time. Smaller: asks that nothing delays come slightly late.
+# WAIT_FACTOR: on the predicted time of what waits, because smaller asks that come later may get
+#   every other turn. With 1, 40 % of the admitted asks are late. Larger: waits are shorter, and
+#   more asks are rejected that would be in time. Smaller: less is left for load that comes later.
+# BATCHES_BEFORE: micro-batches before even the smallest ask: the present one, and one of larger
+#   asks. Larger: small asks with little time are rejected behind long ones. Smaller: they are late.
+# TINY_RATIO: an ask this many times smaller than the mean waiting ask is predicted by its own turns
+#   instead of all that waits. Larger: fewer small asks are admitted behind long ones. Smaller:
+#   small asks fill the queue (with 4, admitted asks have 81 % of the mean size; with 16, 98 %).
 OWN_MARGIN = 1.2
 WAIT_FACTOR = 2
 BATCHES_BEFORE = 2
 TINY_RATIO = 2 * SMALL_RATIO
 # Rejection
-# TRIAL_RATIO: if nothing waits, a job runs as a trial unless it is predicted to take this many
+# TRIAL_RATIO: if nothing waits, an ask runs as a trial unless it is predicted to take this many
 #   times the time it has. Larger: more is computed that comes late. Smaller: a rate measured in a
 #   bad moment rejects for longer.
 # SIMILAR_TIME: load shedding also covers requests with this many times the time of the rejected
@@ -92,14 +91,14 @@ TINY_RATIO = 2 * SMALL_RATIO
 #   times are each read before they are rejected.
 TRIAL_RATIO = 3
 SIMILAR_TIME = 1.05
-
-
-class Holdings:
-    """What one request holds, and the name of its API key."""
-
-    def __init__(self, key: str = "") -> None:
-        self.key = key
-        self.amounts: dict[Account, float] = {}
+# Bulk asks: the queue keeps no other caller waiting for them, so it may hold any number of their
+# tokens.
+# BULK_SEQUENCES, BULK_TOKENS: of an ask that is none. Larger: one ask fills more of the queue.
+#   Smaller: more asks leave a worker to others, and take longer for it.
+# TIME_FACTOR: on the predicted time, for the deadline where the caller names none. Larger: one that
+#   stands still is given up later. Smaller: one that others slow down is given up.
+BULK_SEQUENCES, BULK_TOKENS = 1024, 65_536
+TIME_FACTOR = 4
 
 
 class LoadShedding(NamedTuple):
@@ -132,8 +131,19 @@ class Arrival(NamedTuple):
 class Gate:
     """Stands before a queue. Time is an argument: any number that grows."""
 
-    def __init__(self, queue: JobQueue, limits: Mapping[Account, int]) -> None:
+    def __init__(
+        self,
+        queue: FairQueue,
+        limits: Mapping[Account, int],
+        timeout_s: float = 30.0,
+        bulk_timeout_s: float = 600.0,
+        num_encoders: int = 1,
+    ) -> None:
+        """timeout_s, bulk_timeout_s: least and longest time of bulk asks whose callers name none.
+        num_encoders: threads that make answers."""
         self.queue, self.limits = queue, limits
+        self._timeout_s, self._bulk_timeout_s = timeout_s, bulk_timeout_s
+        self._num_encoders = num_encoders
         # what all requests hold, and those of each key; of the event loop alone
         self.total: defaultdict[Account, float] = defaultdict(int)
         self._by_key: defaultdict[Account, dict[str, float]] = defaultdict(dict)
@@ -141,25 +151,25 @@ class Gate:
         self._shedding: WeakKeyDictionary[Backlog, LoadShedding] = WeakKeyDictionary()
 
     @contextmanager
-    def admit(self, holdings: Holdings, max_requests: int = 0) -> Iterator[None]:
+    def admit(self, ask: Ask, max_requests: int = 0) -> Iterator[None]:
         """For `with`: a request is answered. Whatever becomes of it, all that it holds is given
         back at the end. TooManyAtOnce if its key has max_requests already; 0: any number."""
-        now = self._by_key["requests"].get(holdings.key, 0)
+        now = self._by_key["requests"].get(ask.key, 0)
         if max_requests and now >= max_requests:
-            why = f"the API key {holdings.key!r} has {now} requests under way, its limit is"
+            why = f"the API key {ask.key!r} has {now} requests under way, its limit is"
             raise rejection(TooManyAtOnce, f"{why} {max_requests};")
-        self.keep(holdings, "requests", 1)
+        self.keep(ask, "requests", 1)
         try:
             yield
         finally:
-            for account in holdings.amounts:
-                self.keep(holdings, account, 0)
+            for account in ask.held:
+                self.keep(ask, account, 0)
 
-    def hold(self, holdings: Holdings, account: Account, amount: float) -> None:
+    def hold(self, ask: Ask, account: Account, amount: float) -> None:
         """From now on the request holds so much. BodiesFull, ResponsesFull or TooManyConnections if
         that is more than before and its key has no space for it."""
         total, limit = self.total[account], self.limits[account]
-        own, of_key = holdings.amounts.get(account, 0), self._of_key(account, holdings.key)
+        own, of_key = ask.held.get(account, 0), self._of_key(account, ask.key)
         more = amount - own
         if more > 0 and not BYTES.grants(limit, total, of_key, own, more):
             if account == "calls":
@@ -171,19 +181,19 @@ class Gate:
                 f" {more:,} more, the limit is {limit:,}, of which a caller leaves"
                 f" 1/{BYTES.ratio + 1} to others;",
             )
-        self.keep(holdings, account, amount)
+        self.keep(ask, account, amount)
 
-    def keep(self, holdings: Holdings, account: Account, amount: float) -> None:
+    def keep(self, ask: Ask, account: Account, amount: float) -> None:
         """The same whatever the limit: it is held already."""
-        more = amount - holdings.amounts.get(account, 0)
+        more = amount - ask.held.get(account, 0)
         if not more:
             return
-        holdings.amounts[account] = amount
+        ask.held[account] = amount
         self.total[account] += more
-        of_key = self._of_key(account, holdings.key) + more
-        self._by_key[account][holdings.key] = of_key
+        of_key = self._of_key(account, ask.key) + more
+        self._by_key[account][ask.key] = of_key
         if not of_key:
-            del self._by_key[account][holdings.key]
+            del self._by_key[account][ask.key]
 
     def _of_key(self, account: Account, key: str) -> float:
         return self._by_key[account].get(key, 0)
@@ -193,33 +203,6 @@ class Gate:
         by_key = self._by_key[account]
         others = (seconds for other, seconds in by_key.items() if other != key)
         return served_before(own_s, self._of_key(account, key), others)
-
-    def weigh(
-        self, holdings: Holdings, num_bytes: int, answer_s: float, left_s: float, num_threads: int
-    ) -> None:
-        """Counts the answer of a decoded request, and what is kept for it. ResponsesFull. Expired
-        if the request has less time than making its answer takes; DeadlineNotMet if it has less
-        than that and what answers before it take.
-
-        left_s: until the deadline. num_threads: that make answers.
-        """
-        self.hold(holdings, "responses", num_bytes)
-        if not answer_s:
-            return
-        if answer_s > left_s:
-            raise Expired(
-                f"making and writing the answer takes about {answer_s:.3g} s, the deadline is in"
-                f" {left_s:.3g} s: ask for less at once, or allow more time"
-            )
-        others_s = self.before_s("answer_s", holdings.key, answer_s) / num_threads
-        if answer_s + others_s > left_s:
-            raise rejection(
-                DeadlineNotMet,
-                f"overloaded: answers being made take {others_s:.3g} s, this one about"
-                f" {answer_s:.3g} s more, the deadline is in {left_s:.3g} s;",
-                others_s,
-            )
-        self.keep(holdings, "answer_s", answer_s)
 
     @property
     def is_shedding(self) -> bool:
@@ -242,37 +225,85 @@ class Gate:
         if shed and shed[0] and all(shed):
             raise self._overloaded(shed[0].kind)
 
-    def submit(
-        self,
-        target: Target,
-        batch: Batch,
-        now: float,
-        deadline: float,
-        key: str = "",
-        results: Results | None = None,
-        is_bulk: bool = False,
-    ) -> Job:
-        """Queues the batch for the API key of this name. Overloaded or Expired if it is not
-        admitted.
+    def is_bulk(self, ask: Ask, now: float) -> bool:
+        """Whether it is a bulk ask: a large one, or one of several sequences that a slow machine
+        might not answer in the time that other asks have."""
+        batch, most = ask.batch, min(BULK_TOKENS, self.limits["tokens"])
+        if len(batch) > BULK_SEQUENCES or batch.num_tokens > most:
+            return True
+        own_s = self._bulk_s(ask, now)
+        is_slow = self._timeout_s < TIME_FACTOR * own_s and own_s < self._bulk_timeout_s
+        return is_slow and len(batch) > 1
 
-        results: a row for each token if None. is_bulk: it was admitted by its time alone.
-        """
-        results = results or AllRows(batch)
-        if deadline <= now:
+    def weigh(self, ask: Ask, now: float) -> None:
+        """Counts the answer of a decoded request and what is kept for it, and queues what is
+        missing of its rows. ResponsesFull, QueueFull, DeadlineNotMet; Expired if it has not even
+        the time that computing it takes."""
+        if ask.is_bulk:
+            self._weigh_bulk(ask, now)
+        self.hold(ask, "responses", ask.num_bytes + ask.kept_bytes)
+        left_s = ask.started + ask.timeout_s - now
+        if ask.answer_s:
+            others_s = self.before_s("answer_s", ask.key, ask.answer_s) / self._num_encoders
+            if ask.answer_s + others_s > left_s:
+                raise rejection(
+                    DeadlineNotMet,
+                    f"overloaded: answers being made take {others_s:.3g} s, this one about"
+                    f" {ask.answer_s:.3g} s more, the deadline is in {left_s:.3g} s;",
+                    others_s,
+                )
+            self.keep(ask, "answer_s", ask.answer_s)
+        if not ask.rows.missing:
+            return
+        ask.until = now + left_s - ask.answer_s
+        if ask.until <= now:
             raise Expired("deadline: it passed before the request was read")
         self.queue.sweep(now)
-        backlog = self.queue.backlog(key, target, is_bulk)
-        if not is_bulk:
-            self._check(Arrival(target, backlog, batch.num_tokens, deadline - now))
-        return self.queue.add(target, batch, now, deadline, backlog, results)
+        backlog = self.queue.backlog(ask.key, ask.target, ask.is_bulk)
+        if not ask.is_bulk:
+            self._check(Arrival(ask.target, backlog, ask.rows.num_missing_tokens, ask.until - now))
+        self.queue.add(ask, now, backlog)
+
+    def _weigh_bulk(self, ask: Ask, now: float) -> None:
+        """Gives it the time that it needs, unless its caller named a deadline. DeadlineNotMet if it
+        is predicted to be late. Counted from then on, until it is computed."""
+        if (num_bytes := ask.num_bytes + ask.kept_bytes) > (limit := self.limits["responses"]):
+            raise InvalidInput(
+                f"{ask.field}: the answer and what it is made of would take"
+                f" {num_bytes / 2**20:.0f} MiB, the limit is {limit / 2**20:.0f}: send less at"
+                " once",
+                param=ask.field,
+            )
+        own_s = OWN_MARGIN * (bulk_s := self._bulk_s(ask, now))
+        others_s = self.before_s("bulk_s", ask.key, own_s) + WAIT_FACTOR * self.queue.wait_s()
+        finish_s = own_s + others_s + ask.answer_s
+        if not ask.is_callers:
+            wanted_s = now - ask.started + TIME_FACTOR * finish_s
+            ask.timeout_s = max(self._timeout_s, min(wanted_s, self._bulk_timeout_s))
+        if finish_s > (left_s := ask.started + ask.timeout_s - now):
+            if not others_s:  # for the rate alone, which may be wrong: only runs correct it
+                ask.target.raise_rate()
+            raise rejection(
+                DeadlineNotMet,
+                f"{ask.field} has {ask.batch.num_tokens:,} tokens: the answer would take"
+                f" {finish_s:.3g} s, of which {others_s:.3g} s for others; the deadline is in"
+                f" {left_s:.3g} s: send less at once, allow more time, or",
+                max(1.0, others_s),
+            )
+        self.keep(ask, "bulk_s", bulk_s)
+
+    def _bulk_s(self, ask: Ask, now: float) -> float:
+        """Predicted seconds of computing it as a bulk ask."""
+        num_workers = self.queue.num_bulk_workers(now)
+        return ask.batch.num_tokens * ask.target.s_per_token / num_workers
 
     def start_over(self) -> None:
         """An empty queue in place of one that failed. Its load shedding ends with its backlogs."""
-        self.queue = JobQueue(self.queue.num_workers)
+        self.queue = FairQueue(self.queue.num_workers)
 
     def _check(self, arrival: Arrival) -> None:
         limit, waiting, more = self.limits["tokens"], self.queue.num_tokens, arrival.num_tokens
-        # a backlog leaves space to other backlogs, and its large jobs leave some to its small jobs
+        # a backlog leaves space to other backlogs, and its large asks leave some to its small asks
         if not TOKENS.grants(limit, waiting, arrival.backlog.num_tokens, 0, more):
             self._start_shedding(arrival, math.inf, QueueFull)
             raise self._overloaded(QueueFull, f" of at most {limit:,}, too many to add {more:,}")
@@ -300,7 +331,7 @@ class Gate:
         backlog = arrival.backlog
         if 2 * arrival.num_tokens > backlog.num_tokens:
             return  # it was rejected for its own size, which says nothing about others
-        mean = backlog.num_tokens // backlog.num_jobs
+        mean = backlog.num_tokens // backlog.num_waiting
         until = backlog.num_tokens - arrival.target.token_budget
         self._shedding[backlog] = LoadShedding(time_s, mean, until, kind)
 
@@ -313,7 +344,7 @@ class Gate:
         return shedding if shedding and shedding.covers(time_s, token_bound) else None
 
     def _finish_s(self, arrival: Arrival) -> float:
-        """Predicted time until the job is computed: after all that waits, or earlier if its turns
+        """Predicted time until the ask is computed: after all that waits, or earlier if its turns
         come earlier."""
         own_s = OWN_MARGIN * arrival.worker_s / self.queue.num_workers
         last_s = own_s + WAIT_FACTOR * self.queue.wait_s()
@@ -325,7 +356,7 @@ class Gate:
         return min(last_s, own_s + BATCHES_BEFORE * largest_s + others_s)
 
     def _others_s(self, arrival: Arrival) -> float:
-        """Worker time that goes to other jobs first: of the same backlog, then of the key's other
+        """Worker time that goes to other asks first: of the same backlog, then of the key's other
         targets, then of other keys."""
         own, targets_s, keys_s = (
             arrival.backlog,
@@ -356,16 +387,16 @@ def served_before(own: float, of_flow: float, of_others: Iterable[float]) -> flo
 
 
 def _num_before(arrival: Arrival) -> int:
-    """Tokens of the backlog that run before the job: all, or for a tiny job only those of jobs as
+    """Tokens of the backlog that run before the ask: all, or for a tiny ask only those of asks as
     small."""
     backlog, size = arrival.backlog, arrival.num_tokens
-    if TINY_RATIO * size * backlog.num_jobs > backlog.num_tokens:
+    if TINY_RATIO * size * backlog.num_waiting > backlog.num_tokens:
         return backlog.num_tokens
     return size * backlog.by_size.num_up_to(size)
 
 
 def _check_trial(arrival: Arrival, finish_s: float) -> None:
-    """Nothing waits. Expired for a job that is hopelessly late; any other runs as a trial, because
+    """Nothing waits. Expired for an ask that is hopelessly late; any other runs as a trial, because
     only runs correct a rate. Each rejection raises the rate, so that one wrong measurement does not
     reject for ever."""
     if finish_s > TRIAL_RATIO * arrival.time_s:

@@ -1,5 +1,5 @@
 """Results of other threads -> the event loop. Those that come close together wake it once: each
-wake-up is a system call, after which both threads want the interpreter's lock. Knows no jobs."""
+wake-up is a system call, after which both threads want the interpreter's lock. Knows no queue."""
 
 import asyncio
 from collections import deque
@@ -8,7 +8,7 @@ from contextlib import suppress
 from functools import partial
 from typing import Any, TypeVar
 
-from addnorm.service.asking.deadline import Deadline
+from addnorm.service.asking.ask import Ask
 
 Result = TypeVar("Result")
 
@@ -20,14 +20,14 @@ class Handover:
         self._settled: deque[tuple[asyncio.Future[Any], Future[Any]]] = deque()
         self._woken: asyncio.AbstractEventLoop | None = None  # that will hand over
 
-    async def result(self, future: "Future[Result]", deadline: Deadline) -> Result:
+    async def result(self, future: "Future[Result]", ask: Ask) -> Result:
         """What another thread gives the future. Expired or ClientGone, and it is cancelled, as soon
         as nobody waits for it."""
         loop = asyncio.get_running_loop()
         waiter: asyncio.Future[Result] = loop.create_future()
         future.add_done_callback(partial(self._note, loop, waiter))
         try:
-            return await deadline.wait(waiter)
+            return await ask.wait(waiter)
         except BaseException:
             future.cancel()  # no effect on one that is done
             raise

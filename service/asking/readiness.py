@@ -6,13 +6,14 @@ Knows no HTTP.
 import asyncio
 import time
 
+from addnorm.service.asking.ask import Ask
+from addnorm.service.asking.rows import AskedRows
+from addnorm.service.asking.scheduler import Scheduler
+from addnorm.service.engine.target import Target
 from addnorm.service.errors import NotReady, ServiceError, WorkersHung
 from addnorm.service.models.model import Model
 from addnorm.service.models.registry import Models
 from addnorm.service.runtime import selfcheck
-from addnorm.service.engine.target import Target
-from addnorm.service.asking.job import Job
-from addnorm.service.asking.scheduler import Scheduler
 
 Failures = list[tuple[str, str]]  # a model's name, and what is wrong with it
 MAX_HUNG = 4  # session runs for each worker thread: only a new process frees so many threads
@@ -32,7 +33,7 @@ class Readiness:
         self.draining = False  # set once, when the server begins to shut down
         self._models, self._scheduler = models, scheduler
         self._timeout_s, self._fresh_s = timeout_s, fresh_s
-        self._asked: dict[Target, Job] = {}  # known-answer tests without an answer so far
+        self._asked: dict[Target, Ask] = {}  # known-answer tests without an answer so far
         self._flight: asyncio.Task[Failures] | None = None
         self._landed = 0.0
 
@@ -76,22 +77,26 @@ class Readiness:
         assert model.bundle.certificate
         known_answer = model.bundle.certificate["known_answer"][precision]
         target = model.targets[precision]
-        job = self._asked.get(target)
-        if job is None or not self._scheduler.holds(job):
-            batch = selfcheck.known_answer_batch(known_answer)
-            job = self._asked[target] = self._scheduler.submit_first(target, batch)
+        ask = self._asked.get(target)
+        if ask is None or not self._scheduler.holds(ask):
+            ask = self._asked[target] = Ask(id="known answer")
+            ask.target, ask.batch = target, selfcheck.known_answer_batch(known_answer)
+            ask.rows = AskedRows(ask.batch, ("every",))
+            self._scheduler.submit_first(ask)
         loop, settled = asyncio.get_running_loop(), asyncio.Event()
-        job.future.add_done_callback(lambda _: loop.call_soon_threadsafe(settled.set))
+        ask.future.add_done_callback(lambda _: loop.call_soon_threadsafe(settled.set))
         try:
             async with asyncio.timeout(self._timeout_s):
                 await settled.wait()
-        except TimeoutError:  # the job stays where it is
+        except TimeoutError:  # the ask stays where it is
             return f"does not answer its known-answer test within {self._timeout_s:g} s"
         del self._asked[target]
         try:
-            rows = job.future.result()
+            ask.future.result()
         except Exception as error:  # whatever it is, the next check asks again
             what = error.message if isinstance(error, ServiceError) else type(error).__name__
             return f"does not answer its known-answer test: {what}"
+        rows = ask.rows.gathered().rows
+        assert rows
         known = selfcheck.gives_known_answer(known_answer, rows, precision)
         return None if known else "does not give its known answer"

@@ -6,17 +6,18 @@ import math
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import pairwise
 
-from addnorm.service.errors import NotFinite, RunTimedOut
+from addnorm.service.asking.ask import Ask
+from addnorm.service.asking.fair_queue import MIN_TOKENS_PER_WORKER
+from addnorm.service.asking.gate import Gate
+from addnorm.service.asking.micro_batch import MicroBatch
+from addnorm.service.engine.target import Target
+from addnorm.service.errors import NotFinite, RunTimedOut, ServiceError
 from addnorm.service.locks import LockOrder, new_condition
 from addnorm.service.runtime.batch import AnyRows, Batch
-from addnorm.service.asking.gate import Gate
-from addnorm.service.engine.target import Target
-from addnorm.service.asking.job import AllRows, Job, MicroBatch, Results, service_error
-from addnorm.service.asking.fair_queue import MIN_TOKENS_PER_WORKER
 
 log = logging.getLogger("addnorm")
 TICKS = 10  # of the watchdog, within the run timeout
@@ -24,7 +25,7 @@ TICKS = 10  # of the watchdog, within the run timeout
 
 class Observer:
     """Told of the workers' work, on their threads. If an observer raises, the error is logged and
-    no job fails."""
+    no ask fails."""
 
     def on_computed(self, micro: MicroBatch, rows: AnyRows) -> None:
         """A micro-batch was computed. rows: of its tokens, in its order."""
@@ -56,7 +57,7 @@ class Scheduler:
         self._observers: Sequence[Observer] = ()  # set before any thread starts
         self._closed = threading.Event()
         # Its holder does no work on arrays: the event loop waits for it. It also guards what the
-        # queue holds: jobs, backlogs, and what is counted of targets.
+        # queue holds: asks, backlogs, and what is counted of targets.
         self._changed = new_condition(LockOrder.SCHEDULER)
         self._gate = gate  # its queue and load shedding are guarded by _changed
         self._closing = False  # guarded by _changed
@@ -87,29 +88,14 @@ class Scheduler:
             with self._changed:
                 self._gate.check_load(timeout_s, key, num_bytes, model)
 
-    def submit(
-        self,
-        target: Target,
-        batch: Batch,
-        timeout_s: float,
-        key: str = "",
-        results: Results | None = None,
-        is_bulk: bool = False,
-        wakes: bool = True,
-    ) -> Job:
-        """Queues the batch, or raises Overloaded or Expired. Cancelling the job's future removes it
-        from the queue.
-
-        key: the name of the caller's API key, for fairness among keys. results: a row for each
-        token if None. is_bulk: see `JobQueue`; it was admitted by its time. wakes: False if the
-        caller calls `wake` itself.
-        """
-        now, results = time.monotonic(), results or AllRows(batch)
+    def submit(self, ask: Ask, wakes: bool = True) -> None:
+        """Weighs the ask and queues what is missing of its rows: see `Gate.weigh`, whose errors it
+        raises. Cancelling its future removes it from the queue. wakes: False if the caller calls
+        `wake` itself."""
         with self._changed:
-            job = self._gate.submit(target, batch, now, now + timeout_s, key, results, is_bulk)
+            self._gate.weigh(ask, time.monotonic())
             if wakes:
                 self.wake()
-        return job
 
     def wake(self) -> None:
         """Wakes as many idle workers as what waits is enough for."""
@@ -117,28 +103,22 @@ class Scheduler:
             shares = self._gate.queue.num_tokens // MIN_TOKENS_PER_WORKER
             self._changed.notify(self.num_workers if self._gate.queue.num_bulk else max(1, shares))
 
-    def paused(self) -> AbstractContextManager[bool]:
-        """For `with`: no micro-batch begins or ends meanwhile. Keep it short."""
-        return self._changed
-
-    def submit_first(self, target: Target, batch: Batch) -> Job:
-        """Queues the batch before all others, whatever waits."""
-        results = AllRows(batch)
+    def submit_first(self, ask: Ask) -> None:
+        """Queues the ask before all others, whatever waits."""
         with self._changed:
-            job = self._gate.queue.add_first(target, batch, time.monotonic(), results)
+            self._gate.queue.add_first(ask, time.monotonic())
             self._changed.notify()
-        return job
 
-    def holds(self, job: Job) -> bool:
-        """Whether the job waits, or a worker runs it."""
+    def holds(self, ask: Ask) -> bool:
+        """Whether the ask waits, or a worker runs it."""
         with self._changed:
             taken = (
-                own.job
+                own.ask
                 for worker in self._workers
                 for micro in worker.todo
                 for own in micro.sequences
             )
-            return self._gate.queue.jobs.get(job.number) is job or job in taken
+            return self._gate.queue.asks.get(ask.number) is ask or ask in taken
 
     @property
     def num_hung(self) -> int:
@@ -160,7 +140,7 @@ class Scheduler:
     def is_idle(self) -> bool:
         """Whether nothing waits and a worker has nothing to do."""
         with self._changed:
-            return not self._gate.queue.jobs and self.num_busy < self.num_workers
+            return not self._gate.queue.asks and self.num_busy < self.num_workers
 
     def close(self) -> None:
         """Runs what is queued, then ends the workers. Does not wait for workers that hang."""
@@ -184,14 +164,14 @@ class Scheduler:
 
     @contextmanager
     def _using_queue(self, worker: Worker) -> Iterator[None]:
-        """Takes the lock. No error of the queue ends a thread or leaves a job waiting: what the
-        queue knows may be wrong after it, so all its jobs fail, those that run too, and an empty
+        """Takes the lock. No error of the queue ends a thread or leaves an ask waiting: what the
+        queue knows may be wrong after it, so all its asks fail, those that run too, and an empty
         queue takes its place."""
         with self._changed:
             try:
                 yield
             except Exception as error:
-                log.exception("the queue failed, and all jobs with it")
+                log.exception("the queue failed, and all requests in it")
                 worker.todo = []
                 self._gate.queue.give_up(service_error(error))
                 self._gate.start_over()
@@ -236,12 +216,12 @@ class Scheduler:
             if micro is None:
                 return
             worker.todo = [micro._replace(on_all_cores=self._leaves_cores_idle(micro))]
-            if micro.is_bulk:  # another worker may run more of the job, if not before then now
+            if micro.is_bulk:  # another worker may run more of the ask, if not before then now
                 self._changed.notify()
 
     def _leaves_cores_idle(self, micro: MicroBatch) -> bool:
         """Whether the other workers would be idle for most of its run on one thread: all that waits
-        and runs is less. Bulk jobs that wait do not count."""
+        and runs is less. Bulk asks that wait do not count."""
         if not micro.target.run_on_all_cores or micro.is_bulk:
             return False
         running = [other for worker in self._workers for other in worker.todo]
@@ -253,7 +233,7 @@ class Scheduler:
         now = time.monotonic()
         with self._using_queue(worker):
             if worker not in self._workers:
-                return  # it was replaced, and its jobs have failed already
+                return  # it was replaced, and its asks have failed already
             del worker.todo[0]
             if isinstance(outcome, Exception):
                 self._settle_failed(worker, micro, outcome, now)
@@ -263,8 +243,8 @@ class Scheduler:
     def _settle_failed(
         self, worker: Worker, micro: MicroBatch, error: Exception, now: float
     ) -> None:
-        if len(jobs := micro.by_job()) > 1:  # again, job by job: only one is at fault
-            worker.todo = [micro._replace(sequences=sequences) for _, sequences in jobs]
+        if len(asks := micro.by_ask()) > 1:  # again, ask by ask: only one is at fault
+            worker.todo = [micro._replace(sequences=sequences) for _, sequences in asks]
             return
         self._gate.queue.settle(micro, error, now)
 
@@ -279,7 +259,7 @@ class Scheduler:
                         self._replace(worker)
 
     def _replace(self, worker: Worker) -> None:
-        """Fails the worker's jobs and starts another worker. A late result of its session run is
+        """Fails the worker's asks and starts another worker. A late result of its session run is
         ignored."""
         self._workers.remove(worker)
         self._hung.append(worker)
@@ -303,13 +283,13 @@ class Scheduler:
 
 
 def _run(micro: MicroBatch) -> AnyRows | Exception:
-    """Computes the micro-batch and gives each job its rows."""
+    """Computes the micro-batch and gives each ask its rows."""
     try:
         batch, rows = micro.run()
         if rows.not_finite():
             raise _not_finite(micro, batch, rows)
         micro.deliver(rows)
-    except Exception as error:  # any error of a session fails these jobs only, never the worker
+    except Exception as error:  # any error of a session fails these asks only, never the worker
         return service_error(error)
     return rows
 
@@ -321,3 +301,13 @@ def _not_finite(micro: MicroBatch, batch: Batch, rows: AnyRows) -> NotFinite:
         for sequence, (start, end) in zip(micro.sequences, pairwise(batch.offsets), strict=True)
         if (output := rows.span(start, end).not_finite())
     )
+
+
+def service_error(error: Exception) -> Exception:
+    """What callers are told of any error of a session, or of what became of its rows. MemoryError
+    stays as it is: any stage may raise it."""
+    if isinstance(error, ServiceError | MemoryError):
+        return error
+    told = ServiceError(f"inference failed: {type(error).__name__}")
+    told.__cause__ = error
+    return told

@@ -1,4 +1,4 @@
-"""Start-time fair queueing: which of several flows is served next. Knows no jobs and no seconds."""
+"""Start-time fair queueing: which of several flows is served next. Knows no asks and no seconds."""
 
 from collections.abc import Callable
 from heapq import heappop, heappush, heapreplace
@@ -12,7 +12,7 @@ class Flow:
 
     start = 0.0
     is_in_heap = False  # of its StartTimeFairQueue
-    num_jobs = 0  # that wait; a flow without any is skipped
+    num_waiting = 0  # that wait; a flow without any is skipped
 
 
 SomeFlow = TypeVar("SomeFlow", bound=Flow)
@@ -40,25 +40,25 @@ class StartTimeFairQueue(Generic[SomeFlow]):
         self._numbers = count()
 
     def activate(self, flow: SomeFlow) -> None:
-        """Call when the flow has a job that waits. A flow that is active already stays as it is."""
+        """Call when the flow has work that waits. A flow that is active already stays as it is."""
         if not flow.is_in_heap:
             flow.is_in_heap, flow.start = True, max(flow.start, self.virtual_time)
             heappush(self._heap, (flow.start, next(self._numbers), flow))
 
     def next(self, may: Callable[[SomeFlow], bool] | None = None) -> SomeFlow | None:
-        """The flow to serve now, of those that have a job that waits; None without one.
+        """The flow to serve now, of those that have an ask that waits; None without one.
 
         may: whether a flow may be served. One that may not keeps its place. It costs more time.
         """
         while self._heap:
             start, _, flow = self._heap[0]
-            if start == flow.start and flow.num_jobs:
+            if start == flow.start and flow.num_waiting:
                 break
             heappop(self._heap)
             if start == flow.start:
                 flow.is_in_heap = False
         for start, _, flow in sorted(self._heap) if may else self._heap[:1]:
-            if start == flow.start and flow.num_jobs and (not may or may(flow)):
+            if start == flow.start and flow.num_waiting and (not may or may(flow)):
                 self.virtual_time = max(self.virtual_time, start)
                 return flow
         return None

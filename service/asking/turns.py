@@ -12,13 +12,13 @@ from heapq import heapify, heappop, heappush
 from itertools import count
 from typing import ParamSpec, TypeVar
 
-from addnorm.service.engine.checkpoint import own
-from addnorm.service.errors import ClientGone
-from addnorm.service.locks import LockOrder, new_lock
-from addnorm.service.asking.deadline import Deadline
+from addnorm.service.asking.ask import Ask
 from addnorm.service.asking.gate import Rule
 from addnorm.service.asking.handover import Handover
 from addnorm.service.asking.start_time_fairness import Flow, StartTimeFairQueue
+from addnorm.service.engine.checkpoint import own
+from addnorm.service.errors import ClientGone
+from addnorm.service.locks import LockOrder, new_lock
 
 Done = TypeVar("Done")
 Arguments = ParamSpec("Arguments")
@@ -53,8 +53,8 @@ class KeyTurns(Flow):
 class Turn:
     """One work, while it waits and while it runs."""
 
-    def __init__(self, of: "Turns", flow: KeyTurns, deadline: Deadline, number: int) -> None:
-        self.of, self.flow, self.deadline, self.number = of, flow, deadline, number
+    def __init__(self, of: "Turns", flow: KeyTurns, ask: Ask, number: int) -> None:
+        self.of, self.flow, self.ask, self.number = of, flow, ask, number
         self.since = flow.seconds / OLDER_RATIO
         self.seconds = 0.0  # that it worked before its present slice
         self.began = self.piece_began = 0.0  # of the present slice, and of the present piece
@@ -65,7 +65,7 @@ class Turn:
 
     def check(self) -> None:
         """ClientGone or Expired if nobody waits for it any more."""
-        self.deadline.check()
+        self.ask.check()
         if self.error:
             raise self.error
 
@@ -106,7 +106,7 @@ class Turns:
 
     async def run(
         self,
-        deadline: Deadline,
+        ask: Ask,
         work: Callable[Arguments, Done],
         *args: Arguments.args,
         **named: Arguments.kwargs,
@@ -115,15 +115,15 @@ class Turns:
         the work ends at its next checkpoint."""
         result: Future[Done] = Future()
         with self._lock:
-            flow = self._keys.setdefault(deadline.key, KeyTurns())
-            turn = Turn(self, flow, deadline, next(self._numbers))
+            flow = self._keys.setdefault(ask.key, KeyTurns())
+            turn = Turn(self, flow, ask, next(self._numbers))
             turn.start = partial(self._work, turn, partial(work, *args, **named), result)
             flow.later.append(turn)
             self._crowded[flow] = None
             begun = self._give_slots()
         self._begin(begun)
         try:
-            return await self._handover.result(result, deadline)
+            return await self._handover.result(result, ask)
         except BaseException:
             with self._lock:
                 self._give_up(turn)
@@ -133,7 +133,7 @@ class Turns:
 
     async def call(self, work: Callable[[], Done]) -> Done:
         """What the work makes, for nobody in particular."""
-        return await self.run(Deadline(CALL_S), work)
+        return await self.run(Ask(timeout_s=CALL_S), work)
 
     def pass_checkpoint(self, turn: Turn) -> None:
         """On the thread of the turn."""
@@ -227,7 +227,7 @@ class Turns:
             assert chosen
             self._fairness.charge(chosen, SLICE_S)
             turn = heappop(chosen.waiting)[2]
-            chosen.num_jobs -= 1
+            chosen.num_waiting -= 1
             self._num_waiting -= 1
             self._num_free -= 1
             turn.has_slot, turn.began = True, self._clock()
@@ -237,7 +237,7 @@ class Turns:
     def _wait(self, turn: Turn) -> None:
         flow = turn.flow
         heappush(flow.waiting, (turn.since + turn.seconds, turn.number, turn))
-        flow.num_jobs += 1
+        flow.num_waiting += 1
         self._num_waiting += 1
         self._fairness.activate(flow)
 
@@ -260,7 +260,7 @@ class Turns:
             return
         flow.waiting.remove(entry)
         heapify(flow.waiting)
-        flow.num_jobs -= 1
+        flow.num_waiting -= 1
         self._num_waiting -= 1
         if turn.start is None:
             turn.goes_on.set()

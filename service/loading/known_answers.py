@@ -8,7 +8,7 @@ import hashlib
 from collections.abc import Iterator, Mapping
 from typing import get_args
 
-from addnorm.service.asking.kept_rows import KeptRows
+from addnorm.service.engine.kept_rows import KeptRows
 from addnorm.service.engine.outputs import OUTPUTS, Pooled
 from addnorm.service.engine.outputs import Computed as ForOutputs
 from addnorm.service.engine.outputs.values import Array

@@ -8,6 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from addnorm.service.cores import usable_cores
+from addnorm.service.engine.target import Target
 from addnorm.service.errors import InvalidInput
 from addnorm.service.models.usage import Statistics
 from addnorm.service.runtime.batch import Batch
@@ -16,7 +17,6 @@ from addnorm.service.runtime.engine import Engine, OpenEngine
 from addnorm.service.runtime.manifest import Limits
 from addnorm.service.runtime.session import is_of_onnxruntime
 from addnorm.service.runtime.tokenizing import tokenizer as text
-from addnorm.service.engine.target import Target
 
 log = logging.getLogger("addnorm")
 # Warm-up chooses a target's token budget: the second smallest of the engine's, a larger one if each

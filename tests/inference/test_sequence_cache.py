@@ -9,7 +9,7 @@ import httpx
 import numpy as np
 import pytest
 
-from addnorm.service.asking.sequence_cache import SequenceCache, sequence_digests
+from addnorm.service.asking.cache import SequenceCache, sequence_digests
 from addnorm.service.models.registry import Models
 from addnorm.service.runtime.batch import Batch, Rows
 from addnorm.service.engine.target import Target

@@ -9,7 +9,7 @@ import pytest
 from safetensors.numpy import load
 
 from addnorm.service.errors import InvalidInput, NotFinite
-from addnorm.service.asking.kept_rows import KeptRows
+from addnorm.service.engine.kept_rows import KeptRows
 from addnorm.service.engine.outputs import Computed, Sparse, SparseVectors
 from addnorm.service.runtime.batch import Batch, Floats, Padding, Rows, offsets_of
 

@@ -17,7 +17,8 @@ from addnorm.service.errors import Overloaded
 from addnorm.service.asking.readiness import Readiness
 from addnorm.service.runtime.batch import Batch, Rows
 from addnorm.service.engine.target import Target
-from addnorm.service.asking.job import AllRows, Job
+from addnorm.service.asking.ask import AllRows
+from addnorm.service.asking.ask import Job
 from addnorm.service.asking.scheduler import Scheduler
 from addnorm.service.server.wiring import Service
 from tests.conftest import client_of, inference_of

@@ -10,7 +10,7 @@ from addnorm.service.runtime import selfcheck
 from addnorm.service.runtime.batch import Batch
 from addnorm.service.runtime.manifest import Limits
 from addnorm.service.engine.target import Target
-from addnorm.service.asking.job import MicroBatch
+from addnorm.service.asking.micro_batch import MicroBatch
 from tests.support.scheduling import Queue, batch, echo, submit
 from tests.support.texts import TEXT_MODEL
 

@@ -7,7 +7,8 @@ import pytest
 
 from addnorm.service.runtime.batch import Batch, Rows
 from addnorm.service.engine.target import Target
-from addnorm.service.asking.job import AllRows, Job
+from addnorm.service.asking.ask import AllRows
+from addnorm.service.asking.ask import Job
 from addnorm.service.asking.fair_queue import ALONE_S, BULK_TOKENS
 from addnorm.service.asking.scheduler import Scheduler
 from tests.support.scheduling import Queue, echo, gate_of, lengths, of_lengths, submit, values

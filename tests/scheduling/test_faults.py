@@ -17,7 +17,7 @@ from addnorm.service.models.registry import Meant, Models
 from addnorm.service.runtime.batch import Batch, Rows
 from addnorm.service.runtime.manifest import Task
 from addnorm.service.engine.target import Run, Target
-from addnorm.service.asking.job import MicroBatch
+from addnorm.service.asking.micro_batch import MicroBatch
 from addnorm.service.asking.scheduler import Observer, Scheduler
 from addnorm.service.server.wiring import build
 from addnorm.service.settings import Settings

@@ -21,7 +21,9 @@ from hypothesis.stateful import (
 from addnorm.service.errors import ServiceError
 from addnorm.service.runtime.batch import AnyRows, Batch
 from addnorm.service.engine.target import Target
-from addnorm.service.asking.job import AllRows, Job, MicroBatch
+from addnorm.service.asking.ask import AllRows
+from addnorm.service.asking.ask import Job
+from addnorm.service.asking.micro_batch import MicroBatch
 from addnorm.service.asking.backlog import Backlog
 from tests.support.scheduling import Queue, add_first, echo, values
 

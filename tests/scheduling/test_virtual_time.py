@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from addnorm.service.engine.target import Target
-from addnorm.service.asking.job import SortedJobs
+from addnorm.service.asking.ask import SortedJobs
 from addnorm.service.asking.start_time_fairness import Flow, StartTimeFairQueue
 from tests.support.scheduling import Queue, add_first, batch, echo, lengths, of_lengths, run, submit
 

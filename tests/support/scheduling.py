@@ -7,7 +7,9 @@ import numpy as np
 from addnorm.service.runtime.batch import Batch, Rows
 from addnorm.service.asking.gate import Gate
 from addnorm.service.engine.target import Target
-from addnorm.service.asking.job import AllRows, Job, MicroBatch
+from addnorm.service.asking.ask import AllRows
+from addnorm.service.asking.ask import Job
+from addnorm.service.asking.micro_batch import MicroBatch
 from addnorm.service.asking.fair_queue import JobQueue
 from tests.support.waiting import PATIENCE_S
 

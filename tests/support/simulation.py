@@ -18,7 +18,8 @@ from addnorm.service.errors import Expired, Overloaded
 from addnorm.service.runtime.batch import Batch, Rows
 from addnorm.service.asking.gate import Gate
 from addnorm.service.engine.target import Target
-from addnorm.service.asking.job import Job, MicroBatch
+from addnorm.service.asking.ask import Job
+from addnorm.service.asking.micro_batch import MicroBatch
 
 BYTES_PER_TOKEN = 5  # of a JSON body
 

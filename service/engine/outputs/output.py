@@ -10,7 +10,7 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict
 
 from addnorm.service.engine.heads import HeadRows, Spans, headed
-from addnorm.service.asking.kept_rows import KeptRows
+from addnorm.service.engine.kept_rows import KeptRows
 from addnorm.service.engine.outputs.small_vectors import VectorDType
 from addnorm.service.engine.outputs.values import Array, ByRow, Value, by_sequence, by_token
 from addnorm.service.runtime.batch import Batch, Padding, Rows
