@@ -235,7 +235,7 @@ def test_the_way_to_the_pipeline_needs_no_web_framework() -> None:
 import sys
 for blocked in ("starlette", "fastapi", "uvicorn", "httptools"):
     sys.modules[blocked] = None
-import addnorm.service.asking.request_path
+import addnorm.service.asking.answer
 import addnorm.service.protocols.codec.decoding
 import addnorm.service.protocols.codec.payload
 import addnorm.service.protocols.codec.safetensors_body

@@ -28,7 +28,7 @@ from hypothesis.stateful import (
 )
 from onnx import numpy_helper
 
-from addnorm.service.errors import ClientGone, Expired, NotFinite, Overloaded
+from addnorm.service.asking.ask import Ask
 from addnorm.service.engine.outputs import (
     Activations,
     Logits,
@@ -37,18 +37,16 @@ from addnorm.service.engine.outputs import (
     Pooled,
     PromptLogprobs,
 )
-from addnorm.service.asking.request import InferenceRequest, InferenceResponse
+from addnorm.service.errors import ClientGone, Expired, NotFinite, Overloaded
 from addnorm.service.models.model import Model
 from addnorm.service.models.registry import Models
 from addnorm.service.runtime import bundle as bundles
 from addnorm.service.runtime.batch import Batch, Rows
 from addnorm.service.runtime.bundle import Bundle
-from addnorm.service.runtime.unpadding import from_lists
-from addnorm.service.asking.deadline import Deadline
-from addnorm.service.asking.gate import Holdings
 from addnorm.service.server.wiring import Service, build
 from addnorm.service.settings import Settings
 from tests.conftest import OWN
+from tests.support.asks import ask_for
 from tests.support.metrics import total
 from tests.support.waiting import PATIENCE_S, eventually
 
@@ -76,18 +74,20 @@ ASKED = st.tuples(
 )
 
 
-def rows_of(response: InferenceResponse) -> list[bytes]:
+def rows_of(ask: Ask) -> list[bytes]:
     """The bytes of each sequence's numbers."""
-    (value,) = response.values.values()
+    (value,) = ask.values.values()
     json = value.for_json()
     parts = list(json.values()) if isinstance(json, dict) else [json]
-    num_rows = len(response.request.batch)
+    num_rows = len(ask.batch)
     return [b"".join(np.asarray(part[row]).tobytes() for part in parts) for row in range(num_rows)]
 
 
-def request_of(model: Model, sequences: list[Sequence], output: str) -> InferenceRequest:
-    batch, padding = from_lists([list(tokens) for tokens in sequences])
-    return InferenceRequest(model, batch, padding, (OUTPUTS[output],))
+def request_of(
+    model: Model, sequences: list[Sequence], output: str, timeout_s: float, key: str = ""
+) -> Ask:
+    own = {"timeout_s": timeout_s, "key": key, "encode": rows_of}
+    return ask_for(model, sequences, OUTPUTS[output], **own)
 
 
 @dataclass
@@ -119,7 +119,7 @@ class Pending:
     variant: int
     sequences: list[Sequence]
     output: str
-    deadline: Deadline
+    ask: Ask
     answer: "Future[tuple[list[bytes], Any]]"
     may_fail: bool  # one of its sequences does
     may_end: bool = False  # its caller leaves, or its deadline may pass
@@ -136,11 +136,9 @@ class World:
         self.seen = Counter[str]()
         self._alone: dict[tuple[int, Sequence, str], bytes] = {}
 
-    def start(self, service: Service, request: InferenceRequest, deadline: Deadline) -> Any:
+    def start(self, service: Service, ask: Ask) -> Any:
         """It has been looked up, and submitted, when this returns."""
-        answer = asyncio.run_coroutine_threadsafe(
-            service.pipeline.run(request, rows_of, deadline), self.loop
-        )
+        answer = asyncio.run_coroutine_threadsafe(service.answers.answer(ask), self.loop)
         self.on_loop(lambda: None)
         return answer
 
@@ -154,8 +152,8 @@ class World:
         """The row by an engine of its own, without a cache."""
         known = (variant, sequence, output)
         if known not in self._alone:
-            request = request_of(self._models[variant], [sequence], output)
-            ((row,), _) = self.start(self.plain, request, Deadline(LONG_S)).result(PATIENCE_S)
+            alone = request_of(self._models[variant], [sequence], output, LONG_S)
+            (row,) = self.start(self.plain, alone).result(PATIENCE_S)
             self._alone[known] = row
         return self._alone[known]
 
@@ -193,15 +191,15 @@ class CacheMachine(RuleBasedStateMachine):
 
     def _ask(self, sequences: list[Sequence], output: str, key: str, is_short: bool) -> None:
         world, before = self.world, self.world.count("cache_hits")
-        request = request_of(world.cached.models.find("notebook"), sequences, output)
-        deadline = Deadline(SHORT_S if is_short else LONG_S, holdings=Holdings(key))
+        model, timeout_s = world.cached.models.find("notebook"), SHORT_S if is_short else LONG_S
+        ask = request_of(model, sequences, output, timeout_s, key)
         may_fail = any(self.faults.left[tokens] for tokens in sequences)
-        answer = world.start(world.cached, request, deadline)
+        answer = world.start(world.cached, ask)
         num_known = sum(tokens in self.asked[key] for tokens in sequences)
         assert world.count("cache_hits") - before <= num_known, "held for another key"
         self.asked[key] |= set(sequences)
         self.pending.append(
-            Pending(self.variant, sequences, output, deadline, answer, may_fail, is_short)
+            Pending(self.variant, sequences, output, ask, answer, may_fail, is_short)
         )
 
     @rule()
@@ -243,7 +241,7 @@ class CacheMachine(RuleBasedStateMachine):
     def leave(self, data: st.DataObject) -> None:
         one = data.draw(st.sampled_from(self.pending))
         one.may_end = True
-        self.world.on_loop(one.deadline.leave)
+        self.world.on_loop(one.ask.leave)
 
     @rule()
     def finish(self) -> None:
@@ -265,16 +263,16 @@ class CacheMachine(RuleBasedStateMachine):
             world.seen["failed"] += 1
         else:
             alone = [world.alone(one.variant, tokens, one.output) for tokens in one.sequences]
-            assert one.answer.result()[0] == alone, one
+            assert one.answer.result() == alone, one
             world.seen["answered"] += 1
 
     def _nothing_in_flight(self) -> bool:
         scheduler = self.world.cached.scheduler
-        with scheduler.paused():
+        with scheduler._changed:
             queue = scheduler._gate.queue
             backlogs = [queue.backlogs(key) for key in KEYS]
             return not (
-                queue.jobs
+                queue.asks
                 or queue.num_tokens
                 or scheduler.num_busy
                 or any(
@@ -292,7 +290,7 @@ class CacheMachine(RuleBasedStateMachine):
             self.replaced += map(weakref.ref, model.targets.values())
         del model
         assert eventually(self._is_freed)
-        assert not cached.pipeline.cache.num_bytes
+        assert not cached.answers.cache.num_bytes
 
     def _is_freed(self) -> bool:
         gc.collect()

@@ -15,20 +15,18 @@ import httpx
 import orjson
 import pytest
 
-from addnorm.service.errors import ClientGone, Expired, Overloaded
+from addnorm.service.asking.ask import Ask
 from addnorm.service.asking.cost import FADE_S, Cost, Rate, measured
-from addnorm.service.engine.outputs import Activations, Logits, Output, TopLogits, Value
-from addnorm.service.asking.request import InferenceRequest, InferenceResponse
-from addnorm.service.models.registry import Models
-from addnorm.service.runtime.unpadding import from_lists
-from addnorm.service.asking.deadline import Deadline
-from addnorm.service.asking.gate import Holdings
-from addnorm.service.engine.checkpoint import checkpoint
 from addnorm.service.asking.turns import Turns
+from addnorm.service.engine.checkpoint import checkpoint
+from addnorm.service.engine.outputs import Activations, Logits, Output, TopLogits, Value
+from addnorm.service.errors import ClientGone, Expired, Overloaded
+from addnorm.service.models.registry import Models
 from addnorm.service.server.wiring import build
 from addnorm.service.settings import Settings
 from tests.conftest import Serve
 from tests.support import web
+from tests.support.asks import ask_for
 from tests.support.metrics import samples
 from tests.support.waiting import PATIENCE_S, eventually
 
@@ -105,9 +103,8 @@ def test_a_caller_that_leaves_ends_the_writing(server: httpx.Client) -> None:
 # without HTTP
 
 
-def one(models: Models, output: Output[Value] | None = None) -> InferenceRequest:
-    batch, padding = from_lists([[1, 2, 3]])
-    return InferenceRequest(models.find("gpt"), batch, padding, (output or Logits(),))
+def one(models: Models, output: Output[Value] | None = None, **fields: Any) -> Ask:
+    return ask_for(models.find("gpt"), [[1, 2, 3]], output or Logits(), **fields)
 
 
 def slowly(num_pieces: int, done: list[int]) -> str:
@@ -123,10 +120,10 @@ def test_work_ends_with_the_piece_in_which_the_deadline_passes() -> None:
         for number in range(2000):
             done.append(number)
             if number == 5:
-                deadline.arrived -= 2 * deadline.timeout_s
+                deadline.started -= 2 * deadline.timeout_s
             checkpoint()
 
-    threads, deadline, done = Turns(1, "test"), Deadline(PATIENCE_S), list[int]()
+    threads, deadline, done = Turns(1, "test"), Ask(timeout_s=PATIENCE_S), list[int]()
     with pytest.raises(Expired):
         asyncio.run(threads.run(deadline, work))
     threads.close()
@@ -135,7 +132,7 @@ def test_work_ends_with_the_piece_in_which_the_deadline_passes() -> None:
 
 def test_work_ends_when_the_caller_leaves() -> None:
     async def left() -> None:
-        deadline = Deadline(60)
+        deadline = Ask(timeout_s=60)
         asyncio.get_running_loop().call_later(0.05, deadline.leave)
         await threads.run(deadline, slowly, 20_000, done)
 
@@ -148,10 +145,10 @@ def test_work_ends_when_the_caller_leaves() -> None:
 
 def test_one_who_waits_for_a_thread_hears_of_the_deadline_in_time() -> None:
     async def waits() -> None:
-        busy = asyncio.create_task(threads.run(Deadline(2 * PATIENCE_S), blocks))
+        busy = asyncio.create_task(threads.run(Ask(timeout_s=2 * PATIENCE_S), blocks))
         await asyncio.sleep(0)
         with pytest.raises(Expired):
-            await threads.run(Deadline(0.1), slowly, 1, [])
+            await threads.run(Ask(timeout_s=0.1), slowly, 1, [])
         assert not busy.done()
         go.set()
         await busy
@@ -169,10 +166,10 @@ def test_threads_are_shared_by_turns() -> None:
 
     async def both() -> None:
         async def little() -> None:
-            await threads.run(Deadline(2 * PATIENCE_S), slowly, 3, [])
+            await threads.run(Ask(timeout_s=2 * PATIENCE_S), slowly, 3, [])
             done.set()
 
-        await asyncio.gather(threads.run(Deadline(2 * PATIENCE_S), much), little())
+        await asyncio.gather(threads.run(Ask(timeout_s=2 * PATIENCE_S), much), little())
 
     def much() -> None:
         """Ends once the other is done."""
@@ -189,16 +186,17 @@ def test_threads_are_shared_by_turns() -> None:
 
 @pytest.mark.parametrize("stage", ["before", "in the queue", "while writing"])
 def test_the_deadline_is_looked_at_in_every_stage(few: Models, stage: str) -> None:
-    def encode(answer: InferenceResponse) -> str:
+    def encode(ask: Ask) -> str:
         return slowly(1 if stage == "in the queue" else 1000, [])
 
     inference = build(few, Settings(worker_threads=1, cache_bytes=0))
     timeout_s, arrived = {
-        "before": (1.0, time.monotonic() - 2), "in the queue": (1e-4, None),
-        "while writing": (0.2, None),
+        "before": (1.0, time.monotonic() - 2), "in the queue": (1e-4, time.monotonic()),
+        "while writing": (0.2, time.monotonic()),
     }[stage]  # fmt: skip
+    ask = one(few, encode=encode, timeout_s=timeout_s, started=arrived)
     with pytest.raises(Expired):
-        asyncio.run(inference.pipeline.run(one(few), encode, Deadline(timeout_s, arrived)))
+        asyncio.run(inference.answers.answer(ask))
     inference.close()
 
 
@@ -206,14 +204,14 @@ def test_answers_under_way_are_counted_on(few: Models) -> None:
     """What others' answers take is a reason to come back later; what one's own takes is not."""
     inference = build(few, Settings(worker_threads=1, cache_bytes=0))
     query = one(few)
-    cost = inference.pipeline.costs["a"]
+    cost = inference.answers.costs["a"]
     cost.making(query).add(3, 0.6, is_done=True)
     cost.writing(query).add(1000, 0.0, is_done=True)
 
     async def ask(timeout_s: float, key: str = "a", num_pieces: int = 60) -> str:
-        deadline = Deadline(timeout_s, holdings=Holdings(key))
-        made, _ = await inference.pipeline.run(query, lambda _: slowly(num_pieces, []), deadline)
-        return made
+        ask = one(few, key=key, timeout_s=timeout_s, encode=lambda _: slowly(num_pieces, []))
+        with inference.gate.admit(ask):
+            return await inference.answers.answer(ask)  # type: ignore[no-any-return]
 
     async def three() -> list[Any]:
         return await asyncio.gather(ask(60), ask(0.5), ask(1.0), return_exceptions=True)
@@ -231,16 +229,16 @@ def test_answers_under_way_are_counted_on(few: Models) -> None:
 
 def test_one_kind_of_answer_teaches_nothing_of_others(few: Models) -> None:
     """Fill-mask makes its results while it writes."""
-    cost, slow = Cost(), one(few)._replace(route="/v1/fill-mask", answer_bytes=1000)
+    mask = {"route": "/v1/fill-mask", "num_bytes": 1000}
+    cost, slow = Cost(), one(few, answer_bytes=1000, **mask)
     cost.writing(slow).add(1000, 10.0, is_done=True)
     cost.making(slow).add(3, 10.0, is_done=True)
-    again = slow._replace(answer_bytes=2000)
-    assert cost.predicted_s(again, 1000) == pytest.approx(20.0)
+    assert cost.predicted_s(one(few, answer_bytes=2000, **mask)) == pytest.approx(20.0)
     for other in (
-        again._replace(route="/v1/infer", outputs=(Activations(),)),
-        again._replace(answer_bytes=None, outputs=(Activations(),)),
+        one(few, Activations(), answer_bytes=2000, route="/v1/infer", num_bytes=1000),
+        one(few, Activations(), **mask),
     ):
-        assert cost.predicted_s(other, 1000) == 0.0
+        assert cost.predicted_s(other) == 0.0
 
 
 def test_rates_follow_what_was_measured_and_fade_while_they_reject() -> None:
@@ -263,14 +261,15 @@ def test_rates_follow_what_was_measured_and_fade_while_they_reject() -> None:
 
 
 def test_a_small_answer_is_predicted_to_take_what_its_rows_and_bytes_take(few: Models) -> None:
-    cost, all_rows, last_row = Cost(), one(few), one(few, Logits(positions="last"))
-    assert cost.predicted_s(all_rows, 1000) == 0.0
+    cost, all_rows = Cost(), one(few, num_bytes=1000)
+    last_row = one(few, Logits(positions="last"), num_bytes=1000)
+    assert cost.predicted_s(all_rows) == 0.0
     cost.making(all_rows).add(30, 0.3, is_done=True)
     cost.writing(all_rows).add(10_000, 0.1, is_done=True)
-    assert cost.predicted_s(all_rows, 1000) == pytest.approx(3 * 0.01 + 0.01)
-    assert cost.predicted_s(last_row, 1000) == pytest.approx(1 * 0.01 + 0.01)
-    assert cost.predicted_s(one(few, Activations()), 1000) == pytest.approx(0.01)
-    assert cost.predicted_s(one(few, TopLogits(top_k=2)), 0) == 0.0  # was never measured
+    assert cost.predicted_s(all_rows) == pytest.approx(3 * 0.01 + 0.01)
+    assert cost.predicted_s(last_row) == pytest.approx(1 * 0.01 + 0.01)
+    assert cost.predicted_s(one(few, Activations(), num_bytes=1000)) == pytest.approx(0.01)
+    assert cost.predicted_s(one(few, TopLogits(top_k=2))) == 0.0  # was never measured
 
 
 @pytest.mark.parametrize("is_done", [True, False])

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from addnorm.service.asking.cache import SequenceCache, sequence_digests
+from addnorm.service.engine.target import Target
 from addnorm.service.models.registry import Models
 from addnorm.service.runtime.batch import Batch, Rows
-from addnorm.service.engine.target import Target
 from addnorm.service.server.wiring import Service, build
 from addnorm.service.settings import Settings
 from tests.conftest import client_of
@@ -175,9 +175,9 @@ def test_a_sequence_is_computed_once_under_any_padding(
     embedded = caller.post("/v1/embeddings", json={"model": MODEL, "input": [[1, 3, 4], [2, 5]]})
     assert [one["embedding"] for one in embedded.json()["data"]] == [first, second]
     assert counts(service) == (5, 4, 1)
-    assert service.pipeline.cache.num_bytes > 0
+    assert service.answers.cache.num_bytes > 0
     shown = caller.get("/metrics").text
-    assert f"addnorm_cache_bytes {service.pipeline.cache.num_bytes:.1f}" in shown
+    assert f"addnorm_cache_bytes {service.answers.cache.num_bytes:.1f}" in shown
 
 
 def test_rows_of_tokens_are_held_where_they_are_asked_for(
@@ -222,4 +222,4 @@ def test_without_bytes_nothing_is_held_or_merged(few: Models) -> None:
         for _ in range(2):
             client.post("/v1/infer", json={"model": MODEL, "input_ids": [[1, 2], [1, 2]]})
         assert counts(service) == (0, 0, 0)
-        assert service.pipeline.cache.num_bytes == 0
+        assert service.answers.cache.num_bytes == 0

@@ -5,19 +5,27 @@ import threading
 
 import pytest
 
-from addnorm.service.runtime.batch import Batch, Rows
-from addnorm.service.engine.target import Target
-from addnorm.service.asking.ask import AllRows
-from addnorm.service.asking.ask import Job
+from addnorm.service.asking.ask import Ask
 from addnorm.service.asking.fair_queue import ALONE_S, BULK_TOKENS
 from addnorm.service.asking.scheduler import Scheduler
-from tests.support.scheduling import Queue, echo, gate_of, lengths, of_lengths, submit, values
+from addnorm.service.engine.target import Target
+from addnorm.service.runtime.batch import Batch, Rows
+from tests.support.scheduling import (
+    Queue,
+    echo,
+    gate_of,
+    lengths,
+    of_lengths,
+    submit,
+    submit_to,
+    values,
+)
 from tests.support.waiting import PATIENCE_S, eventually
 
 
-def bulk(queue: Queue, target: Target, *sizes: int, key: str = "", now: float = 0) -> Job:
+def bulk(queue: Queue, target: Target, *sizes: int, key: str = "", now: float = 0) -> Ask:
     batch = of_lengths(*sizes)
-    return queue.gate.submit(target, batch, now, now + 1000, key, AllRows(batch), is_bulk=True)
+    return submit(queue, target, batch, now, now + 1e6, key, is_bulk=True)
 
 
 @pytest.mark.parametrize(("num_workers", "left"), [(1, 1), (2, 1), (8, 7)])
@@ -43,7 +51,7 @@ def test_the_last_idle_worker_takes_another_job_or_none() -> None:
     assert queue.take(ALONE_S, num_idle=1) is None
     for _ in range(2):
         assert lengths(queue.take(1 + ALONE_S, num_idle=1)) == [16]
-    assert not queue.jobs
+    assert not queue.asks
     assert not queue.num_bulk
 
 
@@ -53,7 +61,7 @@ def test_keys_have_equal_shares_however_many_bulk_jobs_each_has() -> None:
     for _ in range(3):
         bulk(queue, target, *[64] * 4, key="many")
     one = bulk(queue, target, *[64] * 3, key="one")
-    taken = [micro.sequences[0].job for micro in (queue.take(0, 2) for _ in range(6)) if micro]
+    taken = [micro.sequences[0].ask for micro in (queue.take(0, 2) for _ in range(6)) if micro]
     assert taken.count(one) == 3
 
 
@@ -75,7 +83,7 @@ def test_it_runs_with_no_other_job() -> None:
     submit(queue, target, of_lengths(16))
     taken = [lengths(queue.take(0)) for _ in range(2)]
     assert sorted(taken) == [[16, 16], [16, 16]]
-    assert not queue.jobs
+    assert not queue.asks
     bulk(queue, target, 16, 16, 16)
     submit(queue, target, of_lengths(8))
     assert sorted(lengths(queue.take(0)) for _ in range(2)) == [[8], [16, 16, 16]]
@@ -105,7 +113,7 @@ def test_all_workers_run_it_once_it_is_alone() -> None:
     scheduler = Scheduler(gate_of(2, 10_000))
     scheduler.start()
     sizes = [BULK_TOKENS] * 4
-    job = scheduler.submit(Target(together, BULK_TOKENS), of_lengths(*sizes), 60, is_bulk=True)
+    job = submit_to(scheduler, Target(together, BULK_TOKENS), of_lengths(*sizes), 60, is_bulk=True)
     assert values(job) == [[size] * size for size in sizes]
     scheduler.close()
 
@@ -123,12 +131,12 @@ def test_a_short_job_finds_an_idle_worker_beside_it() -> None:
 
     scheduler = Scheduler(gate_of(2, 10_000))
     scheduler.start()
-    assert values(scheduler.submit(Target(echo, 64), of_lengths(1), 60)) == [[1]]
+    assert values(submit_to(scheduler, Target(echo, 64), of_lengths(1), 60)) == [[1]]
     sizes = [BULK_TOKENS] * 4
-    job = scheduler.submit(Target(held, BULK_TOKENS), of_lengths(*sizes), 60, is_bulk=True)
+    job = submit_to(scheduler, Target(held, BULK_TOKENS), of_lengths(*sizes), 60, is_bulk=True)
     assert began.wait(PATIENCE_S)
     for length in range(1, 5):
-        assert values(scheduler.submit(Target(echo, 64), of_lengths(length), 60)) == [
+        assert values(submit_to(scheduler, Target(echo, 64), of_lengths(length), 60)) == [
             [length] * length
         ]
     assert eventually(lambda: scheduler.num_busy == 1)

@@ -11,21 +11,21 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from addnorm.service.asking.micro_batch import MicroBatch
+from addnorm.service.asking.scheduler import Observer, Scheduler
+from addnorm.service.engine import heads
+from addnorm.service.engine.target import Run, Target
 from addnorm.service.errors import NotFinite, RunTimedOut, ServiceError
-from addnorm.service.inference import heads
 from addnorm.service.models.registry import Meant, Models
 from addnorm.service.runtime.batch import Batch, Rows
 from addnorm.service.runtime.manifest import Task
-from addnorm.service.engine.target import Run, Target
-from addnorm.service.asking.micro_batch import MicroBatch
-from addnorm.service.asking.scheduler import Observer, Scheduler
 from addnorm.service.server.wiring import build
 from addnorm.service.settings import Settings
 from addnorm.service.telemetry.metrics import Metrics
 from tests.conftest import OWN, client_of, inference_of, serving
 from tests.support import web
 from tests.support.metrics import value
-from tests.support.scheduling import batch, echo, gate_of, of_lengths, values
+from tests.support.scheduling import ask_of, batch, echo, gate_of, of_lengths, submit_to, values
 from tests.support.waiting import PATIENCE_S, eventually
 
 POISON = 7
@@ -65,7 +65,7 @@ def scheduling(
 def reserve(scheduler: Scheduler) -> Iterator[None]:
     """The only worker is busy meanwhile, so that what is submitted runs together."""
     engine = Hanging()
-    job = scheduler.submit(Target(engine, 1), batch([POISON]), 30)
+    job = submit_to(scheduler, Target(engine, 1), batch([POISON]), 30)
     engine.hangs.acquire()
     yield
     engine.go.set()
@@ -77,9 +77,9 @@ def test_only_the_poisoned_job_fails_and_its_mates_are_answered() -> None:
     with scheduling(1, metrics) as scheduler:
         target = Target(poisoned, 100, "model")
         with reserve(scheduler):
-            mates = [scheduler.submit(target, batch([i, i], [i, i, i]), 30) for i in (1, 2)]
-            bad = scheduler.submit(target, batch([3, 3], [POISON, 3, 3]), 30)
-            mates.append(scheduler.submit(target, batch([4, 4], [4, 4, 4]), 30))
+            mates = [submit_to(scheduler, target, batch([i, i], [i, i, i]), 30) for i in (1, 2)]
+            bad = submit_to(scheduler, target, batch([3, 3], [POISON, 3, 3]), 30)
+            mates.append(submit_to(scheduler, target, batch([4, 4], [4, 4, 4]), 30))
         assert [values(job) for job in mates] == [[[i, i], [i, i, i]] for i in (1, 2, 4)]
         with pytest.raises(ServiceError, match="inference failed: ValueError"):
             bad.future.result(PATIENCE_S)
@@ -101,8 +101,8 @@ def test_only_the_job_whose_rows_are_not_finite_fails() -> None:
     with scheduling(1) as scheduler:
         target = Target(overflowing, 100, "model")
         with reserve(scheduler):
-            mates = [scheduler.submit(target, batch([i, i]), 30) for i in (1, 2)]
-            bad = scheduler.submit(target, batch([3, 3], [POISON, 3]), 30)
+            mates = [submit_to(scheduler, target, batch([i, i]), 30) for i in (1, 2)]
+            bad = submit_to(scheduler, target, batch([3, 3], [POISON, 3]), 30)
         assert [values(job) for job in mates] == [[[i, i]] for i in (1, 2)]
         with pytest.raises(NotFinite, match=r"^activations of sequence 0 are not finite"):
             bad.future.result(PATIENCE_S)
@@ -117,7 +117,7 @@ def test_one_value_that_is_not_finite_is_found_in_any_output(output: str, value:
         return rows
 
     with scheduling(1) as scheduler:
-        job = scheduler.submit(Target(broken, 100), batch([1, 2], [3, 4]), 30)
+        job = submit_to(scheduler, Target(broken, 100), batch([1, 2], [3, 4]), 30)
         with pytest.raises(NotFinite, match=f"^{output} of sequence 1 are not finite") as failed:
             job.future.result(PATIENCE_S)
     assert (failed.value.status, failed.value.code) == (500, "not_finite")
@@ -196,10 +196,10 @@ def test_rows_that_do_not_fit_their_sequences_fail_the_job_and_not_the_worker_th
     ]
     with scheduling() as scheduler:
         for engine in engines:
-            job = scheduler.submit(Target(engine, 100), batch([1, 2], [3]), 30)
+            job = submit_to(scheduler, Target(engine, 100), batch([1, 2], [3]), 30)
             with pytest.raises(ServiceError, match="inference failed: AssertionError"):
                 job.future.result(PATIENCE_S)
-        assert values(scheduler.submit(Target(echo, 100), batch([8]), 30)) == [[8]]
+        assert values(submit_to(scheduler, Target(echo, 100), batch([8]), 30)) == [[8]]
 
 
 class Breaking(Target):
@@ -232,17 +232,18 @@ def test_an_error_of_the_queue_ends_no_thread_and_leaves_no_job_waiting(
         for num_looks in count(1):
             target, scheduler.run_timeout_s = Breaking(run, num_looks), 2.0
             with reserve(scheduler):
-                jobs = [scheduler.submit_first(target, batch([4]))]
+                scheduler.submit_first(first := ask_of(target, batch([4])))
+                jobs = [first]
                 for sequences in ([[3, 3]], [[POISON], [2, 2]]):
                     with suppress(KeyError):
-                        jobs.append(scheduler.submit(target, batch(*sequences), 30))
+                        jobs.append(submit_to(scheduler, target, batch(*sequences), 30))
             if what == "hangs":
                 scheduler.run_timeout_s = 0.1
             errors = [job.future.exception(PATIENCE_S) for job in jobs]
             num_broken += any("KeyError" in str(error) for error in errors)
             assert eventually(lambda: scheduler.num_busy == 0)
             assert scheduler.num_queued_tokens() == target.num_tokens == 0
-            assert values(scheduler.submit(Target(echo, 100), batch([8]), 30)) == [[8]]
+            assert values(submit_to(scheduler, Target(echo, 100), batch([8]), 30)) == [[8]]
             if target.num_looks > 0:
                 break
         engine.go.set()
@@ -258,7 +259,7 @@ def test_an_observer_that_raises_costs_nobody_an_answer(caplog: pytest.LogCaptur
     metrics = Metrics()
     with scheduling(1, Broken(), metrics) as scheduler:
         for token in (8, 9):
-            job = scheduler.submit(Target(echo, 100, "model"), batch([token]), 30)
+            job = submit_to(scheduler, Target(echo, 100, "model"), batch([token]), 30)
             assert values(job) == [[token]]
     assert "cannot count" in caplog.text
     assert value(metrics, "addnorm_micro_batch_tokens_count", model="model") == 2
@@ -268,9 +269,11 @@ def test_a_worker_thread_that_hangs_is_replaced_and_its_late_result_is_ignored()
     metrics, engine = Metrics(), Hanging()
     with scheduling(1, metrics, run_timeout_s=0.1) as scheduler:
         target = Target(engine, 3)
-        stuck = scheduler.submit(target, batch([POISON], [1, 1, 1]), 30)  # its other sequence waits
+        stuck = submit_to(
+            scheduler, target, batch([POISON], [1, 1, 1]), 30
+        )  # its other sequence waits
         assert engine.hangs.acquire(timeout=PATIENCE_S)
-        next_one = scheduler.submit(target, batch([8, 8]), 30)
+        next_one = submit_to(scheduler, target, batch([8, 8]), 30)
         with pytest.raises(RunTimedOut, match=r"did not end within 0\.1 s"):
             stuck.future.result(PATIENCE_S)
         scheduler.run_timeout_s = PATIENCE_S  # a slow machine is no hanging engine
@@ -282,7 +285,7 @@ def test_a_worker_thread_that_hangs_is_replaced_and_its_late_result_is_ignored()
         time.sleep(0.05)
         assert target.tokens_per_s == measured
         assert scheduler.num_busy == scheduler.num_queued_tokens() == 0
-        assert values(scheduler.submit(target, batch([9]), 30)) == [[9]]
+        assert values(submit_to(scheduler, target, batch([9]), 30)) == [[9]]
 
 
 def test_mates_answered_before_a_retry_hangs_keep_their_answers() -> None:
@@ -296,7 +299,7 @@ def test_mates_answered_before_a_retry_hangs_keep_their_answers() -> None:
     with scheduling(1, run_timeout_s=2.0) as scheduler:
         target = Target(fail_together, 100)
         with reserve(scheduler):
-            jobs = [scheduler.submit(target, batch([token]), 30) for token in (1, POISON, 2)]
+            jobs = [submit_to(scheduler, target, batch([token]), 30) for token in (1, POISON, 2)]
         assert values(jobs[0]) == [[1]]
         scheduler.run_timeout_s = 0.2
         for job in jobs[1:]:
@@ -309,9 +312,9 @@ def test_closing_does_not_wait_for_worker_threads_that_hang() -> None:
     engine = Hanging()
     scheduler = Scheduler(gate_of(1, 1000), run_timeout_s=0.2)
     scheduler.start()
-    accepted = scheduler.submit(Target(echo, 100), of_lengths(1), 30)
+    accepted = submit_to(scheduler, Target(echo, 100), of_lengths(1), 30)
     for _ in range(500):  # 100 s, if it waited for each
-        scheduler.submit(Target(engine, 1), batch([POISON]), 30)
+        submit_to(scheduler, Target(engine, 1), batch([POISON]), 30)
     started = time.monotonic()
     scheduler.close()
     assert time.monotonic() - started < 20

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from addnorm.service.errors import Expired
-from addnorm.service.asking.deadline import Deadline
+from addnorm.service.asking.ask import Ask
 from addnorm.service.asking.handover import Handover
+from addnorm.service.errors import Expired
 
 
 class CountingLoop(asyncio.SelectorEventLoop):
@@ -25,7 +25,9 @@ def test_results_that_come_together_wake_the_loop_once() -> None:
     async def settled_together(handover: Handover) -> tuple[list[int], int]:
         """The results of five futures, and how often the loop was woken for them."""
         futures = [Future[int]() for _ in range(5)]
-        waiting = [asyncio.ensure_future(handover.result(each, Deadline(30))) for each in futures]
+        waiting = [
+            asyncio.ensure_future(handover.result(each, Ask(timeout_s=30))) for each in futures
+        ]
         await asyncio.sleep(0)
         loop = asyncio.get_running_loop()
         assert isinstance(loop, CountingLoop)
@@ -48,10 +50,10 @@ def test_an_error_and_a_cancelled_future_reach_who_waits() -> None:
         handover, failed, cancelled = Handover(), Future[int](), Future[int]()
         failed.set_exception(ValueError("bad"))
         with pytest.raises(ValueError, match="bad"):
-            await handover.result(failed, Deadline(30))
+            await handover.result(failed, Ask(timeout_s=30))
         cancelled.cancel()
         with pytest.raises(Expired):
-            await handover.result(cancelled, Deadline(30))
+            await handover.result(cancelled, Ask(timeout_s=30))
 
     asyncio.run(run())
 
@@ -60,7 +62,7 @@ def test_what_nobody_waits_for_any_more_is_cancelled() -> None:
     async def run() -> Future[int]:
         late = Future[int]()
         with pytest.raises(Expired):
-            await Handover().result(late, Deadline(0.01))
+            await Handover().result(late, Ask(timeout_s=0.01))
         return late
 
     assert asyncio.run(run()).cancelled()
@@ -69,7 +71,7 @@ def test_what_nobody_waits_for_any_more_is_cancelled() -> None:
 def test_a_wake_up_that_a_closed_loop_has_lost_keeps_no_later_one() -> None:
     handover, lost = Handover(), Future[int]()
     loop = asyncio.new_event_loop()
-    task = loop.create_task(handover.result(lost, Deadline(30)))
+    task = loop.create_task(handover.result(lost, Ask(timeout_s=30)))
     loop.run_until_complete(asyncio.sleep(0))
     lost.set_result(1)
     loop.close()
@@ -77,7 +79,7 @@ def test_a_wake_up_that_a_closed_loop_has_lost_keeps_no_later_one() -> None:
     async def run() -> int:
         future = Future[int]()
         future.set_result(2)
-        return await handover.result(future, Deadline(30))
+        return await handover.result(future, Ask(timeout_s=30))
 
     assert asyncio.run(run()) == 2
     assert not task.done()

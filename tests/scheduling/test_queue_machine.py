@@ -18,21 +18,21 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
+from addnorm.service.asking.ask import Ask
+from addnorm.service.asking.backlog import Backlog
+from addnorm.service.asking.micro_batch import MicroBatch
+from addnorm.service.asking.rows import AskedRows
+from addnorm.service.engine.target import Target
 from addnorm.service.errors import ServiceError
 from addnorm.service.runtime.batch import AnyRows, Batch
-from addnorm.service.engine.target import Target
-from addnorm.service.asking.ask import AllRows
-from addnorm.service.asking.ask import Job
-from addnorm.service.asking.micro_batch import MicroBatch
-from addnorm.service.asking.backlog import Backlog
-from tests.support.scheduling import Queue, add_first, echo, values
+from tests.support.scheduling import Queue, add_first, ask_of, echo, values
 
 STEPS = 50  # of one order of events, at most
 KEYS = ("a", "b")
 TARGETS = st.integers(0, 1)
 
 
-class Full(AllRows):
+class Full(AskedRows):
     """Has no memory for any rows."""
 
     def receive(self, sequences: object, rows: AnyRows) -> None:
@@ -50,7 +50,7 @@ class AnyOrder(RuleBasedStateMachine):
         super().__init__()
         self.queue, self.now = Queue(10**6, num_workers=3), 0
         self.targets = [Target(echo, 8), Target(echo, 24, is_shared_out=False)]
-        self.expected: dict[Job, list[list[int]]] = {}
+        self.expected: dict[Ask, list[list[int]]] = {}
         self.running: list[MicroBatch] = []
         self.tokens = count()  # of sequences that equal no other
 
@@ -67,12 +67,10 @@ class AnyOrder(RuleBasedStateMachine):
     ) -> None:
         sequences = [row(next(self.tokens), length) for length in lengths]
         target, batch = self.targets[at], _batch(sequences)
-        results, backlog = (
-            (Full if is_full else AllRows)(batch),
-            self.queue.backlog(key, target, is_bulk),
-        )
-        until = self.now + time
-        job = self.queue.add(target, batch, self.now, until, backlog, results)
+        job = ask_of(target, batch)
+        job.rows = (Full if is_full else AskedRows)(batch, ("every",))
+        job.until, job.is_bulk = self.now + time, is_bulk
+        self.queue.add(job, self.now, self.queue.backlog(key, target, is_bulk))
         self.expected[job] = sequences
 
     @rule(at=TARGETS, length=st.integers(3, 9))
@@ -84,16 +82,16 @@ class AnyOrder(RuleBasedStateMachine):
     @rule(num_idle=st.integers(1, 3))
     def take(self, num_idle: int) -> None:
         micro = self.queue.take(self.now, num_idle)
-        left = self.queue.jobs.values()
+        left = self.queue.asks.values()
         assert micro or (num_idle == 1 and all(job.is_bulk for job in left)) or not left
         if micro:
             self.running.append(micro)
-            assert not any(job.future.done() for job, _ in micro.by_job()), "nobody waits for it"
-            assert len({job.is_bulk for job, _ in micro.by_job()}) == 1
-            if any(job.backlog is None for job, _ in micro.by_job()):
+            assert not any(job.future.done() for job, _ in micro.by_ask()), "nobody waits for it"
+            assert len({job.is_bulk for job, _ in micro.by_ask()}) == 1
+            if any(job.backlog is None for job, _ in micro.by_ask()):
                 assert len(micro.sequences) == 1, "a known-answer test runs alone"
             else:
-                assert not any(job.backlog is None for job in self.queue.jobs.values())
+                assert not any(job.backlog is None for job in self.queue.asks.values())
 
     @precondition(lambda self: self.running)
     @rule(at=st.integers(0, 3))
@@ -115,7 +113,7 @@ class AnyOrder(RuleBasedStateMachine):
 
     def _failed(self, micro: MicroBatch, error: Exception) -> None:
         """Its jobs run again one by one, as a worker has them run."""
-        if len(jobs := micro.by_job()) > 1:
+        if len(jobs := micro.by_ask()) > 1:
             self.running += [micro._replace(sequences=own) for _, own in jobs]
         else:
             self.queue.settle(micro, error, self.now)
@@ -137,14 +135,14 @@ class AnyOrder(RuleBasedStateMachine):
     def wait(self, seconds: int) -> None:
         self.now += seconds
         self.queue.sweep(self.now)
-        for job in self.queue.jobs.values():
+        for job in self.queue.asks.values():
             assert not job.future.done(), "a job waits that nobody waits for"
-            assert job.deadline > self.now
+            assert job.until > self.now
 
     @invariant()
     def counts_each_sequence_once(self) -> None:
         by_target, by_backlog = Counter[Target](), Counter[Backlog]()
-        for job in self.queue.jobs.values():
+        for job in self.queue.asks.values():
             if not job.is_bulk:
                 by_target[job.target] += job.num_tokens
                 by_backlog[job.backlog] += job.num_tokens
@@ -158,17 +156,17 @@ class AnyOrder(RuleBasedStateMachine):
 
     @invariant()
     def knows_which_backlogs_have_jobs(self) -> None:
-        jobs = Counter(job.backlog for job in self.queue.jobs.values() if job.backlog)
+        jobs = Counter(job.backlog for job in self.queue.asks.values() if job.backlog)
         active = {(target, each) for target, those in self.queue.active.items() for each in those}
-        assert active == {(job.target, job.backlog) for job in self.queue.jobs.values()} - {
+        assert active == {(job.target, job.backlog) for job in self.queue.asks.values()} - {
             (target, None) for target in self.targets
         }
         assert all(self.queue.active.values())
-        for backlog, num_jobs in jobs.items():
-            assert backlog.num_jobs == num_jobs == len(backlog.by_age) == len(backlog.by_size)
+        for backlog, num_waiting in jobs.items():
+            assert backlog.num_waiting == num_waiting == len(backlog.by_age) == len(backlog.by_size)
         owners = {each.owner for each in jobs}
-        assert sum(owner.num_jobs for owner in owners) == jobs.total()
-        num_bulk = sum(job.is_bulk for job in self.queue.jobs.values())
+        assert sum(owner.num_waiting for owner in owners) == jobs.total()
+        num_bulk = sum(job.is_bulk for job in self.queue.asks.values())
         assert sum(owner.num_bulk for owner in owners) == self.queue.num_bulk == num_bulk
 
     @invariant()
@@ -178,14 +176,14 @@ class AnyOrder(RuleBasedStateMachine):
 
     @invariant()
     def loses_no_job(self) -> None:
-        held = set(self.queue.jobs.values())
+        held = set(self.queue.asks.values())
         for micro in self.running:
             for own in micro.sequences:
-                held.add(own.job)
+                held.add(own.ask)
         assert all(job in held or job.future.done() for job in self.expected)
 
     def teardown(self) -> None:
-        while self.running or self.queue.jobs:
+        while self.running or self.queue.asks:
             while self.running:
                 self.end(0)
             self.take(3)

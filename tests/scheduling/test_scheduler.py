@@ -6,10 +6,10 @@ from contextlib import suppress
 import numpy as np
 import pytest
 
+from addnorm.service.asking.scheduler import Scheduler
+from addnorm.service.engine.target import Target
 from addnorm.service.errors import Expired, Overloaded, ServiceError
 from addnorm.service.runtime.batch import Batch, Rows
-from addnorm.service.engine.target import Target
-from addnorm.service.asking.scheduler import Scheduler
 from tests.support.scheduling import (
     Queue,
     batch,
@@ -20,6 +20,7 @@ from tests.support.scheduling import (
     run,
     settle,
     submit,
+    submit_to,
     values,
 )
 from tests.support.waiting import PATIENCE_S, eventually
@@ -52,7 +53,7 @@ def test_rows_of_a_job_that_ran_in_one_piece_are_not_copied_and_others_hold_no_m
     shared = [
         any(np.shares_memory(own, part) for rows in computed for part in rows)
         for job in (whole, split)
-        for own in job.future.result()
+        for own in job.rows.gathered().rows or ()
     ]
     assert shared == [True] * 3 + [False] * 3
 
@@ -273,7 +274,7 @@ def test_a_failed_micro_batch_fails_its_jobs_only_and_frees_their_other_sequence
     run(queue, 1)
     assert values(other) == [[9] * 9]
     assert queue.num_tokens == 0
-    assert not queue.jobs
+    assert not queue.asks
 
 
 def test_worker_threads_run_side_by_side_and_close_answers_what_was_accepted() -> None:
@@ -286,7 +287,7 @@ def test_worker_threads_run_side_by_side_and_close_answers_what_was_accepted() -
     scheduler = Scheduler(gate_of(2, 1000))
     scheduler.start()
     target = Target(together, 4)
-    jobs = [scheduler.submit(target, of_lengths(4, 4), 30) for _ in range(5)]
+    jobs = [submit_to(scheduler, target, of_lengths(4, 4), 30) for _ in range(5)]
     scheduler.close()
     assert all(values(job) == [[4] * 4, [4] * 4] for job in jobs)
 
@@ -323,11 +324,11 @@ def test_a_micro_batch_runs_on_all_cores_while_other_workers_would_be_idle(
     busy.tokens_per_s = target.tokens_per_s = 1e6
     scheduler = Scheduler(gate_of(2, 10_000))
     if others:
-        first = scheduler.submit(busy, of_lengths(*others), 60)
+        first = submit_to(scheduler, busy, of_lengths(*others), 60)
     scheduler.start()
     if others:
         assert eventually(lambda: scheduler.num_busy == 1)
-    job = scheduler.submit(target, of_lengths(*own), 60)
+    job = submit_to(scheduler, target, of_lengths(*own), 60)
     assert [len(x) for x in values(job)] == own
     gate.set()
     if others:

@@ -9,18 +9,10 @@ from itertools import pairwise
 
 import pytest
 
+from addnorm.service.asking.ask import Ask
+from addnorm.service.asking.turns import MAX_THREADS, OLDER_RATIO, SLICE_S, THREADS, Turns, worked_s
+from addnorm.service.engine.checkpoint import checkpoint
 from addnorm.service.errors import ClientGone, Expired
-from addnorm.service.asking.deadline import Deadline
-from addnorm.service.asking.gate import Holdings
-from addnorm.service.asking.turns import (
-    MAX_THREADS,
-    OLDER_RATIO,
-    SLICE_S,
-    THREADS,
-    Turns,
-    checkpoint,
-    worked_s,
-)
 from tests.support.waiting import PATIENCE_S, eventually
 
 
@@ -46,7 +38,7 @@ class Played:
         return worked_s() - began
 
     async def ask(self, key: str, num: int, seconds: float, name: str = "") -> float:
-        deadline = Deadline(PATIENCE_S, holdings=Holdings(key))
+        deadline = Ask(key=key, timeout_s=PATIENCE_S)
         return await self.turns.run(deadline, self.pieces, name or key, num, seconds)
 
     def play(self, *work: Awaitable[object]) -> list[object]:
@@ -55,9 +47,7 @@ class Played:
 
         async def together() -> list[object]:
             before = asyncio.ensure_future(
-                self.turns.run(
-                    Deadline(PATIENCE_S, holdings=Holdings("before")), go.wait, PATIENCE_S
-                )
+                self.turns.run(Ask(key="before", timeout_s=PATIENCE_S), go.wait, PATIENCE_S)
             )
             await asyncio.sleep(0)
             made = asyncio.gather(*work)
@@ -99,7 +89,7 @@ def test_no_flood_of_short_work_starves_long_work() -> None:
     async def flood() -> None:
         before: asyncio.Future[None] | None = None
         for number in range(100):
-            deadline = Deadline(PATIENCE_S, holdings=Holdings(""))
+            deadline = Ask(key="", timeout_s=PATIENCE_S)
             asked = asyncio.ensure_future(played.turns.run(deadline, short))
             await asyncio.sleep(0)
             if number:
@@ -161,9 +151,9 @@ def test_a_caller_that_leaves_while_it_waits_gives_its_turn_to_others() -> None:
         assert go.wait(PATIENCE_S)
 
     async def run() -> None:
-        first = asyncio.ensure_future(played.turns.run(Deadline(PATIENCE_S), holds))
+        first = asyncio.ensure_future(played.turns.run(Ask(timeout_s=PATIENCE_S), holds))
         await asyncio.to_thread(began.wait, PATIENCE_S)
-        gone = Deadline(PATIENCE_S, holdings=Holdings("gone"))
+        gone = Ask(key="gone", timeout_s=PATIENCE_S)
         left = asyncio.ensure_future(played.turns.run(gone, played.order.append, "left"))
         stays = asyncio.ensure_future(played.ask("stays", 1, SLICE_S))
         await asyncio.sleep(0)
@@ -197,11 +187,9 @@ def test_one_who_leaves_between_two_slices_ends_while_others_work() -> None:
         assert go.wait(PATIENCE_S)
 
     async def run() -> None:
-        gone = Deadline(PATIENCE_S, holdings=Holdings("a"))
+        gone = Ask(key="a", timeout_s=PATIENCE_S)
         left = asyncio.ensure_future(played.turns.run(gone, leaves))
-        other = asyncio.ensure_future(
-            played.turns.run(Deadline(PATIENCE_S, holdings=Holdings("b")), holds)
-        )
+        other = asyncio.ensure_future(played.turns.run(Ask(key="b", timeout_s=PATIENCE_S), holds))
         await asyncio.to_thread(began.wait, PATIENCE_S)
         gone.leave()
         with pytest.raises(ClientGone):
@@ -227,7 +215,7 @@ def test_a_caller_that_leaves_in_a_piece_is_charged_for_it() -> None:
         played.order.append("goes on")
 
     async def run() -> None:
-        leaves = Deadline(PATIENCE_S, holdings=Holdings("leaves"))
+        leaves = Ask(key="leaves", timeout_s=PATIENCE_S)
         left = asyncio.ensure_future(played.turns.run(leaves, long_piece))
         await asyncio.to_thread(began.wait, PATIENCE_S)
         leaves.leave()
@@ -257,14 +245,14 @@ def test_no_slot_is_lost_whoever_leaves_and_whatever_fails() -> None:
         return 1
 
     async def caller(number: int) -> None:
-        deadline = Deadline(draws.choice([1e-4, PATIENCE_S]), holdings=Holdings(str(number % 3)))
+        deadline = Ask(key=str(number % 3), timeout_s=draws.choice([1e-4, PATIENCE_S]))
         if draws.random() < 0.3:
             asyncio.get_running_loop().call_later(0.01 * draws.random(), deadline.leave)
         await turns.run(deadline, work)
 
     async def play() -> list[object]:
         made = await asyncio.gather(*map(caller, range(300)), return_exceptions=True)
-        await asyncio.gather(*(turns.run(Deadline(PATIENCE_S), both.wait) for _ in range(4)))
+        await asyncio.gather(*(turns.run(Ask(timeout_s=PATIENCE_S), both.wait) for _ in range(4)))
         return list(made)
 
     both = threading.Barrier(2, timeout=PATIENCE_S)
@@ -286,9 +274,7 @@ def test_a_flood_of_one_key_leaves_threads_to_others() -> None:
 
     async def play() -> None:
         def ask(key: str) -> Awaitable[None]:
-            return asyncio.ensure_future(
-                turns.run(Deadline(PATIENCE_S, holdings=Holdings(key)), work, key)
-            )
+            return asyncio.ensure_future(turns.run(Ask(key=key, timeout_s=PATIENCE_S), work, key))
 
         many = [ask("many") for _ in range(MAX_THREADS)]
         await asyncio.to_thread(eventually, lambda: turns._num_threads > 200)
@@ -317,10 +303,10 @@ def test_a_process_without_threads_answers_with_an_error_and_goes_on() -> None:
     async def play() -> None:
         executor, turns._executor = turns._executor, NoThreads()  # type: ignore[assignment]
         with pytest.raises(RuntimeError, match="can't start"):
-            await turns.run(Deadline(PATIENCE_S), checkpoint)
+            await turns.run(Ask(timeout_s=PATIENCE_S), checkpoint)
         starts.pop()()
         turns._executor = executor
-        assert await turns.run(Deadline(PATIENCE_S), lambda: 1) == 1
+        assert await turns.run(Ask(timeout_s=PATIENCE_S), lambda: 1) == 1
 
     asyncio.run(play())
     turns.close()

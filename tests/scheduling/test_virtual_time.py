@@ -7,16 +7,16 @@ import weakref
 import numpy as np
 import pytest
 
-from addnorm.service.engine.target import Target
-from addnorm.service.asking.ask import SortedJobs
+from addnorm.service.asking.backlog import SortedAsks
 from addnorm.service.asking.start_time_fairness import Flow, StartTimeFairQueue
+from addnorm.service.engine.target import Target
 from tests.support.scheduling import Queue, add_first, batch, echo, lengths, of_lengths, run, submit
 
 
 def busy(turns: StartTimeFairQueue[Flow]) -> Flow:
     """A flow that always has something that waits."""
     flow = Flow()
-    flow.num_jobs = 1
+    flow.num_waiting = 1
     turns.activate(flow)
     return flow
 
@@ -57,11 +57,11 @@ def test_a_flow_that_was_given_much_waits_although_it_left_in_between() -> None:
     one, other = busy(turns), busy(turns)
     assert turns.next() is one
     turns.charge(one, 100)
-    one.num_jobs = 0
+    one.num_waiting = 0
     for _ in range(10):
         assert turns.next() is other
         turns.charge(other, 5)
-    one.num_jobs = 1
+    one.num_waiting = 1
     turns.activate(one)
     for _ in range(10):
         assert turns.next() is other
@@ -83,7 +83,7 @@ def test_a_flow_that_may_not_be_served_keeps_its_place() -> None:
 
 
 def test_sorted_jobs_are_by_rank_and_then_by_arrival() -> None:
-    queue, target, by_size = Queue(1000), Target(echo, 4), SortedJobs(lambda job: job.size)
+    queue, target, by_size = Queue(1000), Target(echo, 4), SortedAsks(lambda job: job.size)
     c, a, b, d = (submit(queue, target, of_lengths(size)) for size in (2, 1, 1, 3))
     for job in (c, b, a, d):
         by_size.add(job)
@@ -100,7 +100,7 @@ def test_a_known_answer_test_goes_before_all_and_costs_nobody_a_turn() -> None:
     known_answer = add_first(queue, other, batch([7, 7]))
     micro = queue.take(0)
     assert micro is not None
-    assert micro.sequences[0].job is known_answer
+    assert micro.sequences[0].ask is known_answer
     assert lengths(queue.take(0)) == [4]
 
 

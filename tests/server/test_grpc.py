@@ -15,7 +15,7 @@ from typing import Any, NoReturn
 import pytest
 from pydantic import SecretStr
 
-from addnorm.service.asking.pipeline import QUICK_BYTES
+from addnorm.service.asking.answer import QUICK_BYTES
 from addnorm.service.models.registry import Models
 from addnorm.service.protocols.kserve.over_grpc.grpc_methods import (
     METHODS,
