@@ -1,1 +1,1 @@
-"""One request from its check to its outputs."""
+"""One request: the ask, its limits and its price, who is computed next, the cache, its answer."""

@@ -12,7 +12,7 @@ from addnorm.service.engine.target import Target
 
 # An ask counts as small beside another that has this many times its tokens. Larger: fewer asks pass
 # long ones early. Smaller: asks of about one size overtake each other, so past capacity all of them
-# are late together (simulated flood of tests/scheduling/test_fairness.py: 6 % late with 2, none
+# are late together (simulated flood of tests/asking/test_fairness.py: 6 % late with 2, none
 # with 8).
 SMALL_RATIO = 8
 

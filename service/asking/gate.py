@@ -64,7 +64,7 @@ class Rule(NamedTuple):
 BYTES = Rule(ratio=8, small_ratio=64)  # also of calls
 TOKENS = Rule(ratio=16)
 
-# The figures are of a simulated flood (`flood` in tests/scheduling/test_fairness.py): five times
+# The figures are of a simulated flood (`flood` in tests/asking/test_fairness.py): five times
 # the capacity, one second for each ask. What the values must achieve is tested there.
 #
 # Prediction

@@ -1,1 +1,1 @@
-"""Who is computed next, who is rejected, deadlines, and what requests hold."""
+"""Outputs, heads and what is kept of rows. Knows models and tokens, no requests."""

@@ -8,9 +8,9 @@ from addnorm.service.runtime.batch import AnyRows, Batch
 #
 # SMOOTHING: weight of a new measurement. At 0.2 about five full runs replace the old rate. Larger
 #   follows noise; smaller predicts wrongly for longer after the load of the machine changes.
-# OPTIMISM: factor on the rate when a job is rejected for the rate alone. A wrong, low rate would
-#   otherwise reject jobs for ever, because only runs correct it. Larger tries hopeless jobs more
-#   often; smaller recovers later.
+# OPTIMISM: factor on the rate when a request is rejected for the rate alone. A wrong, low rate
+#   would otherwise reject for ever, because only runs correct it. Larger tries hopeless requests
+#   more often; smaller recovers later.
 SMOOTHING = 0.2
 OPTIMISM = 1.05
 
@@ -18,7 +18,7 @@ Run = Callable[[Batch], AnyRows]  # the one seam: a micro-batch in, a row for ea
 
 
 class Target:
-    """One engine (model, version, precision) as jobs see it: run function, rate, what waits."""
+    """One engine (model, version, precision) as requests see it: run function, rate, what waits."""
 
     def __init__(
         self,
@@ -55,6 +55,6 @@ class Target:
             self.tokens_per_s += SMOOTHING * (rate - self.tokens_per_s)
 
     def raise_rate(self) -> None:
-        """A job was rejected for the rate alone, though nothing waited: the rate may be wrong."""
+        """A request was rejected for the rate alone, though nothing waited: it may be wrong."""
         if self.tokens_per_s:
             self.tokens_per_s *= OPTIMISM

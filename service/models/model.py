@@ -1,5 +1,5 @@
 """One version of one model: its bundle, and for each precision an engine and the target that its
-jobs go to. Knows no requests."""
+requests go to. Knows no requests."""
 
 import logging
 import time
@@ -29,7 +29,7 @@ TYPICAL_LENGTH = 30  # tokens of the sequences that warm-up runs
 
 
 class Runner(NamedTuple):
-    """The engine of a model in one precision, and how jobs see it."""
+    """The engine of a model in one precision, and how requests see it."""
 
     engine: Engine
     target: Target
@@ -45,7 +45,7 @@ class Reproduction(NamedTuple):
 
 class Model:
     """One version of one model: its bundle, and for each precision an engine and the target that
-    its jobs go to."""
+    its requests go to."""
 
     def __init__(
         self,
