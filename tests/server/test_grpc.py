@@ -127,14 +127,12 @@ def test_a_calls_own_deadline_is_the_requests(
             begun(call, service, timeout=1.0).result()
         assert caught.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
         assert eventually(lambda: statuses(service, "504") == 1)
-        lines: Any = []
-        assert eventually(
-            lambda: (
-                lines.extend(one for one in caplog.records if getattr(one, "route", "") == INFER)
-                or lines
-            )
-        )
-        (told,) = lines
+
+        def lines() -> list[Any]:
+            return [one for one in caplog.records if getattr(one, "route", "") == INFER]
+
+        assert eventually(lambda: bool(lines()))
+        (told,) = lines()
         assert told.code == "deadline_exceeded"
         assert 0 < told.timeout_ms < 1010
         go.set()
