@@ -26,8 +26,8 @@ MAY_IMPORT = {
 AROUND = ("benchmarks", "tests")
 # Parts of service: each may import itself and those below it.
 LAYERS = (
-    "command", "server", "protocols", "tasks", "loading", "inference", "telemetry", "models",
-    "scheduling", "runtime", "environment", "settings", "cores", "locks", "errors", "arithmetic",
+    "command", "server", "protocols", "tasks", "telemetry", "asking", "loading", "models",
+    "engine", "runtime", "environment", "settings", "cores", "locks", "errors", "arithmetic",
 )  # fmt: skip
 
 
@@ -236,7 +236,7 @@ def test_the_way_to_the_pipeline_needs_no_web_framework() -> None:
 import sys
 for blocked in ("starlette", "fastapi", "uvicorn", "httptools"):
     sys.modules[blocked] = None
-import addnorm.service.inference.request_path
+import addnorm.service.asking.answer
 import addnorm.service.protocols.codec.decoding
 import addnorm.service.protocols.codec.payload
 import addnorm.service.protocols.codec.safetensors_body

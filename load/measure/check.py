@@ -12,7 +12,7 @@ from tqdm import tqdm
 
 from addnorm.load.client import NO_RESPONSE, Answers
 from addnorm.load.measure.stream import Request, Stream
-from addnorm.service.inference import heads
+from addnorm.service.engine import heads
 from addnorm.service.runtime.batch import Batch, Floats, Ints
 from addnorm.service.runtime.bundle import Bundle
 from addnorm.service.runtime.engine import Engine
