@@ -9,10 +9,10 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from addnorm.corpus.errors import CorpusError
-from addnorm.service.inference.outputs import Logits, Output, Pooled, Sparse, TokenVectors, Value
-from addnorm.service.inference.outputs.output import Asked
-from addnorm.service.inference.outputs.per_token import SomeTokenVectors
-from addnorm.service.inference.request import InferenceResponse
+from addnorm.service.asking.ask import Ask
+from addnorm.service.engine.outputs import Logits, Output, Pooled, Sparse, TokenVectors, Value
+from addnorm.service.engine.outputs.output import Asked
+from addnorm.service.engine.outputs.per_token import SomeTokenVectors
 from addnorm.service.models.model import Model
 from addnorm.service.runtime.manifest import InputType, Task
 from addnorm.service.tasks.classification import probabilities
@@ -39,7 +39,7 @@ class Kind(NamedTuple):
 
     task: Task  # that the model must be made for
     dtypes: tuple[DType, ...]
-    column: Callable[[InferenceResponse], pa.Array]  # of what the output made of n texts
+    column: Callable[[Ask], pa.Array]  # of what the output made of n texts
     options: tuple[str, ...] = ()  # that are for it alone
 
     def check(self, options: EmbedOptions) -> None:
@@ -74,22 +74,22 @@ def output(options: EmbedOptions, model: Model) -> Output[Value]:
     return Logits()
 
 
-def _entries(response: InferenceResponse) -> pa.Array:
-    vectors = response.value(Sparse)
+def _entries(ask: Ask) -> pa.Array:
+    vectors = ask.value(Sparse)
     parts = [_lists(vectors.indices, np.int32), _lists(vectors.values, np.float32)]
     return pa.StructArray.from_arrays(parts, ["indices", "values"])
 
 
-def _token_vectors(response: InferenceResponse) -> pa.Array:
-    kind = TokenVectors if TokenVectors in response.values else SomeTokenVectors
-    made = response.value(kind)
+def _token_vectors(ask: Ask) -> pa.Array:
+    kind = TokenVectors if TokenVectors in ask.values else SomeTokenVectors
+    made = ask.value(kind)
     return pa.ListArray.from_arrays(_offsets(made.rows), _lists_of_one_size(made.joined))
 
 
-def _scores(response: InferenceResponse) -> pa.Array:
+def _scores(ask: Ask) -> pa.Array:
     """`[n, labels]`, as `/v1/classify` and the routes for reranking give them."""
-    is_multi_label = response.request.model.bundle.manifest.multi_label
-    logits = response.value(Logits).joined
+    is_multi_label = ask.model.bundle.manifest.multi_label
+    logits = ask.value(Logits).joined
     return _lists_of_one_size(probabilities(logits, "sigmoid" if is_multi_label else None))
 
 
@@ -111,7 +111,7 @@ def _offsets(rows: Iterable[NDArray[Any]]) -> pa.Array:
 KINDS = {
     "pooled": Kind(
         "embed", ("float32", "float16", "int8"),
-        lambda response: _lists_of_one_size(response.value(Pooled).joined), ("dimensions",),
+        lambda ask: _lists_of_one_size(ask.value(Pooled).joined), ("dimensions",),
     ),
     "sparse": Kind("sparse", ("float32",), _entries, ("top_k",)),
     "multi-vector": Kind("multi_vector", ("float32", "float16"), _token_vectors, ("input_type",)),

@@ -14,16 +14,14 @@ import pyarrow as pa
 
 from addnorm.corpus.columns import KINDS, EmbedOptions, output
 from addnorm.corpus.errors import CorpusError
+from addnorm.service.asking.ask import Ask
 from addnorm.service.errors import NotFinite, ServiceError, StartupError
-from addnorm.service.inference.request import InferenceRequest
-from addnorm.service.inference.request_path import Call, Prepared
 from addnorm.service.loading.loader import load
 from addnorm.service.models.registry import Models
 from addnorm.service.protocols.texts.texts import TextsToTokenize
 from addnorm.service.runtime import bundle as bundles
 from addnorm.service.runtime.batch import Batch, Ints, Padding
 from addnorm.service.runtime.tokenizing.tokenizer import Text
-from addnorm.service.scheduling.deadline import Deadline
 from addnorm.service.server.wiring import Service, build
 from addnorm.service.settings import Settings
 
@@ -140,9 +138,9 @@ class Embedder:
                 asked = TextsToTokenize.typed(*own, self.options.input_type)
             else:
                 asked = TextsToTokenize.prompted(*own, self.options.prompt_name)
-            deadline = Deadline(FOREVER_S)
-            with self._service.gate.admit(deadline.holdings):
-                batch, _ = await self._service.tools.texts.tokenize(asked, deadline)
+            ask = Ask(timeout_s=FOREVER_S)
+            with self._service.gate.admit(ask):
+                batch, _ = await self._service.tools.texts.tokenize(asked, ask)
         except ServiceError as error:
             if len(texts) > 1:
                 for row, text in enumerate(texts, first_row):
@@ -169,22 +167,15 @@ class Embedder:
     async def _compute_part(
         self, batch: Batch, rows: Ints, done: Callable[[Batch], object]
     ) -> pa.Array:
-        request = InferenceRequest(
-            self.model,
-            batch,
-            Padding(batch.lengths, None),
-            (self._output,),
-            self.options.precision,
-            dtype="float16" if self.options.dtype == "float16" else "float32",
-            binary=True,
-            field=FIELD,
-        )
-
-        async def decode(_: Call) -> Prepared[pa.Array]:
-            return request, KINDS[self.options.output].column
+        async def decode(ask: Ask) -> Callable[[Ask], pa.Array]:
+            ask.model, ask.precision, ask.field = self.model, self.options.precision, FIELD
+            ask.batch, ask.padding = batch, Padding(batch.lengths, None)
+            ask.outputs, ask.binary = (self._output,), True
+            ask.dtype = "float16" if self.options.dtype == "float16" else "float32"
+            return KINDS[self.options.output].column
 
         try:
-            made, _ = await self._service.request_path.ask(FOREVER_S, decode)
+            made, _ = await self._service.answers.ask(FOREVER_S, decode)
         except NotFinite as error:
             raise CorpusError(f"row {rows[error.sequence]}: {error.message}") from None
         except ServiceError as error:

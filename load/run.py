@@ -19,7 +19,7 @@ from tqdm import tqdm
 from addnorm.load.client import NO_RESPONSE, Answers, Client, closed_loop, open_loop, runner
 from addnorm.load.servers import Server
 from addnorm.load.stream import Request, Stream
-from addnorm.service.inference import heads
+from addnorm.service.engine import heads
 from addnorm.service.runtime.batch import Batch, Floats, Ints
 from addnorm.service.runtime.bundle import Bundle
 from addnorm.service.runtime.engine import Engine

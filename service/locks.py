@@ -14,9 +14,9 @@ class LockOrder(IntEnum):
 
     TURNS = 0  # who works and who waits of one kind of large work
     REPOSITORY = 1  # one change of the served models at a time
-    SCHEDULER = 2  # queue, load shedding, workers, what is counted of jobs and targets
+    SCHEDULER = 2  # queue, load shedding, workers, what is counted of requests and targets
     CACHE = 3  # what is held of computed sequences
-    ROWS = 4  # the rows of one job, until they have their memory
+    ROWS = 4  # the rows of one request, until they have their memory
     STATISTICS = 5  # the session runs of one model
 
 

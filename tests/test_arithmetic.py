@@ -19,10 +19,10 @@ RECORDED = json.loads((Path(__file__).parent / "golden" / "arithmetic.json").rea
 WIDTHS = [1, 2, 3, 4, 7, arithmetic.LANES - 1, arithmetic.LANES, 2 * arithmetic.LANES + 5]
 LARGEST = float(np.finfo(np.float32).max)
 OTHER_USES = {  # file -> how many, why
-    "service/inference/cost.py": (2, "predicts times"),
-    "service/inference/outputs/lens.py": (2, "of lengths"),
-    "service/inference/outputs/sparse.py": (1, "of lengths"),
-    "service/inference/request.py": (1, "of lengths"),
+    "service/asking/cost.py": (2, "predicts times"),
+    "service/engine/outputs/lens.py": (2, "of lengths"),
+    "service/engine/outputs/sparse.py": (1, "of lengths"),
+    "service/asking/request.py": (1, "of lengths"),
     "service/runtime/unpadding.py": (3, "of a mask, and of lengths"),
     "corpus/index_check.py": (5, "of masks; cosines that only find which vectors are near"),
 }

@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from addnorm.service.asking.scheduler import Scheduler
 from addnorm.service.locks import LockOrder, new_condition, new_lock
-from addnorm.service.scheduling.scheduler import Scheduler
 from tests.conftest import client_of, inference_of
 from tests.support.locks import CheckedLock, held, taken_wrongly
 from tests.support.scheduling import gate_of

@@ -27,7 +27,7 @@ REMAINING = {  # file -> how many, why
     "protocols/codec/test_large.py": (2, "how large the steps within one body are"),
     "protocols/test_own_ids.py": (1, "tiktoken's table of encodings, which it downloads"),
     "runtime/test_signature.py": (3, "a package that is absent, a link that moves between checks"),
-    "scheduling/test_faults.py": (1, "the system's wall clock"),
+    "asking/test_faults.py": (1, "the system's wall clock"),
     "support/instrumented.py": (1, "FastAPI's class, as auto-instrumentation replaces it"),
     "support/exports.py": (4, "PyTorch's exporter runs once for all tests"),
     "telemetry/test_logs.py": (1, "a switch of logging"),

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from addnorm.load.stream import PROFILES, make
 from addnorm.model.config import Config
-from addnorm.service.inference import heads
+from addnorm.service.engine import heads
 from addnorm.service.loading import loader
 from addnorm.service.models.model import Model
 from addnorm.service.runtime import selfcheck

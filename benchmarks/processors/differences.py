@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import orjson
 
-from addnorm.service.inference.outputs import OUTPUTS
+from addnorm.service.engine.outputs import OUTPUTS
 from benchmarks.processors import questions
 from benchmarks.processors.worker import REFUSED
 

@@ -6,8 +6,8 @@ Knows the server alone: arm64's environment has nothing else.
 from collections.abc import Iterator
 from typing import Any, NamedTuple, get_args
 
-from addnorm.service.inference.outputs import OUTPUTS
-from addnorm.service.inference.outputs.small_vectors import VectorDType
+from addnorm.service.engine.outputs import OUTPUTS
+from addnorm.service.engine.outputs.small_vectors import VectorDType
 from addnorm.service.runtime import bundle as bundles
 from addnorm.service.runtime import selfcheck
 from addnorm.service.runtime.batch import Batch

@@ -20,12 +20,11 @@ from addnorm.export.sources.program import (
     mask_targets,
     split_task,
 )
-from addnorm.service.inference.request import InferenceRequest
-from addnorm.service.inference.request_path import Call
+from addnorm.service.asking.ask import Ask
+from addnorm.service.protocols.codec.payload import Encode
 from addnorm.service.protocols.codec.validation import fit
 from addnorm.service.protocols.cohere import cohere_rerank
 from addnorm.service.protocols.native import text_routes
-from addnorm.service.protocols.route import Decoded
 from addnorm.service.runtime.bundle import TOKENIZER, Bundle
 from addnorm.service.runtime.manifest import Manifest
 from addnorm.service.server.wiring import Service
@@ -50,8 +49,8 @@ def embed_by_server(
     ServiceError if it is rejected."""
     own = {"texts": texts, "outputs": ["pooled"], "truncate": True, "precision": precision}
     body = {**own, "normalize": manifest.normalize, **options}
-    answer, request = run(infer_body(service, body))
-    return Embedded(_ids(request), np.array(orjson.loads(answer)["pooled"]))
+    answer, ask = run(infer_body(service, body))
+    return Embedded(_ids(ask), np.array(orjson.loads(answer)["pooled"]))
 
 
 class ServedTasks:
@@ -89,8 +88,8 @@ class ServedTasks:
         for text in texts:
             query, document = tuple(text)
             body = {"query": query, "documents": [document], "raw_scores": raw_scores}
-            answer, request = self._ask("/v1/rerank", body)
-            found += _answers(request, [[answer["results"][0]["relevance_score"]]])
+            answer, ask = self._ask("/v1/rerank", body)
+            found += _answers(ask, [[answer["results"][0]["relevance_score"]]])
         return found
 
     def relevance(self, texts: Sequence[Text]) -> list[Answer]:
@@ -99,19 +98,19 @@ class ServedTasks:
 
     def classify(self, texts: Sequence[Text]) -> list[Answer]:
         """Scores of all labels, in the order of the logits."""
-        answer, request = self._ask("/v1/classify", {"texts": _as_json(texts), "truncate": True})
+        answer, ask = self._ask("/v1/classify", {"texts": _as_json(texts), "truncate": True})
         width = self._bundle.width("logits")
         names = self._bundle.manifest.labels or [f"LABEL_{index}" for index in range(width)]
-        return _answers(request, [_scores_in_order(own, names) for own in answer["results"]])
+        return _answers(ask, [_scores_in_order(own, names) for own in answer["results"]])
 
     def zero_shot(self, texts: Sequence[Text]) -> list[Answer]:
         """Scores of some labels; the ids are those of the last label's hypothesis."""
         found = []
         for text in texts:
             body = {"texts": [text], "candidate_labels": [*CANDIDATES], "truncate": True}
-            answer, request = self._ask("/v1/zero-shot", body)
+            answer, ask = self._ask("/v1/zero-shot", body)
             scores = _scores_in_order(answer["results"][0], CANDIDATES)
-            found.append(Answer(_ids(request)[-1], np.array(scores, np.float32)))
+            found.append(Answer(_ids(ask)[-1], np.array(scores, np.float32)))
         return found
 
     def tag(self, texts: Sequence[Text], aggregation_strategy: str = "none") -> list[Answer]:
@@ -119,21 +118,21 @@ class ServedTasks:
         score."""
         body = {"texts": texts, "ignore_labels": [], "truncate": True}
         body["aggregation_strategy"] = aggregation_strategy
-        answer, request = self._ask("/v1/tag", body)
+        answer, ask = self._ask("/v1/tag", body)
         labels = self._bundle.manifest.labels or ()
-        return _answers(request, [entity_rows(own, labels) for own in answer["results"]])
+        return _answers(ask, [entity_rows(own, labels) for own in answer["results"]])
 
     def fill_mask(self, texts: Sequence[Text]) -> list[Answer]:
         """For each mask the logarithms of some tokens' scores."""
         tokenizer = Tokenizer.from_file(str(self._bundle.path / TOKENIZER))
         targets = mask_targets(tokenizer.get_vocab())
         body = {"texts": texts, "targets": targets, "top_k": len(targets)}
-        answer, request = self._ask("/v1/fill-mask", body)
+        answer, ask = self._ask("/v1/fill-mask", body)
         rows = [
             [logarithms((one["token"], one["score"]) for one in mask) for mask in own]
             for own in answer["results"]
         ]
-        return _answers(request, rows)
+        return _answers(ask, rows)
 
     def read(self, texts: Sequence[Text]) -> list[Answer]:
         """Hidden states."""
@@ -141,27 +140,27 @@ class ServedTasks:
 
     def _infer(self, texts: Sequence[Text], output: str, **options: Any) -> list[Answer]:
         body = {"texts": _as_json(texts), "outputs": [output], "truncate": True, **options}
-        answer, request = run(infer_body(self._service, {**body, "precision": self._precision}))
+        answer, ask = run(infer_body(self._service, {**body, "precision": self._precision}))
         rows = orjson.loads(answer)[output]
         if output == "sparse":
             dense = np.zeros((len(rows), self._bundle.width("logits")), np.float32)
             for row, weights in zip(dense, rows, strict=True):
                 row[weights["indices"]] = weights["values"]
             rows = [*dense]
-        return _answers(request, rows)
+        return _answers(ask, rows)
 
-    def _ask(self, path: str, body: dict[str, Any]) -> tuple[dict[str, Any], InferenceRequest]:
-        """The answer of a route, parsed, and the request that the body became."""
+    def _ask(self, path: str, body: dict[str, Any]) -> tuple[dict[str, Any], Ask]:
+        """The answer of a route, parsed, and the ask that the body became."""
         row, service = ROUTES[path], self._service
         asked = {**body, "precision": self._precision}
 
-        async def decode(call: Call) -> Decoded:
+        async def decode(ask: Ask) -> Encode:
             assert callable(row.decode)
-            made: Decoded = await row.decode(fit(row.body, asked), call, service.tools)
-            return made
+            encode: Encode = await row.decode(fit(row.body, asked), ask, service.tools)
+            return encode
 
-        payload, request = run(service.request_path.ask(PATIENCE_S, decode))
-        return orjson.loads(b"".join(payload.parts)), request
+        payload, ask = run(service.answers.ask(PATIENCE_S, decode))
+        return orjson.loads(b"".join(payload.parts)), ask
 
 
 def _as_json(texts: Sequence[Text]) -> list[Any]:
@@ -173,13 +172,13 @@ def _scores_in_order(labelled: Sequence[Mapping[str, Any]], names: Sequence[str]
     return [scores[name] for name in names]
 
 
-def _ids(request: InferenceRequest) -> list[Ids]:
-    batch = request.batch
+def _ids(ask: Ask) -> list[Ids]:
+    batch = ask.batch
     types = np.zeros_like(batch.tokens) if batch.types is None else batch.types
     rows = (np.split(values, batch.offsets[1:-1]) for values in (batch.tokens, types))
     return [Ids(*(row.tolist() for row in own)) for own in zip(*rows, strict=True)]
 
 
-def _answers(request: InferenceRequest, rows: Sequence[Any]) -> list[Answer]:
-    both = zip(_ids(request), rows, strict=True)
+def _answers(ask: Ask, rows: Sequence[Any]) -> list[Answer]:
+    both = zip(_ids(ask), rows, strict=True)
     return [Answer(ids, np.array(row, np.float32)) for ids, row in both]

@@ -24,17 +24,16 @@ from addnorm.export.certificate import tolerances
 from addnorm.model.config import Pick
 from addnorm.model.pooling import pick_vectors
 from addnorm.model.transformer import Transformer
-from addnorm.service.inference.outputs import OutputKind
-from addnorm.service.inference.request import InferenceRequest
-from addnorm.service.inference.request_path import Call
+from addnorm.service.asking.ask import Ask
+from addnorm.service.engine.outputs import OutputKind
 from addnorm.service.loading.loader import PADDINGS
 from addnorm.service.models.model import Model
 from addnorm.service.models.registry import Models
+from addnorm.service.protocols.codec.payload import Encode
 from addnorm.service.protocols.codec.validation import fit
 from addnorm.service.protocols.native.native_answer import encode
 from addnorm.service.protocols.native.native_infer import infer
 from addnorm.service.protocols.native.native_schema import INFER, Bodies
-from addnorm.service.protocols.route import Decoded
 from addnorm.service.runtime import selfcheck
 from addnorm.service.runtime.batch import Batch, Grid
 from addnorm.service.runtime.engine import Engine
@@ -208,15 +207,16 @@ class Served:
 
 async def infer_body(
     service: Service, body: dict[str, Any], bodies: Bodies = INFER
-) -> tuple[bytes, InferenceRequest]:
-    """The answer to a body of /v1/infer, and the request that it became."""
+) -> tuple[bytes, Ask]:
+    """The answer to a body of /v1/infer, and the ask that it became."""
     asked = fit(bodies.request, body)
 
-    async def decode(call: Call) -> Decoded:
-        return await infer(asked, call, service.tools), encode
+    async def decode(ask: Ask) -> Encode:
+        await infer(asked, ask, service.tools)
+        return encode
 
-    payload, request = await service.request_path.ask(PATIENCE_S, decode)
-    return b"".join(payload.parts), request
+    payload, ask = await service.answers.ask(PATIENCE_S, decode)
+    return b"".join(payload.parts), ask
 
 
 def run(coroutine: Coroutine[Any, Any, T]) -> T:

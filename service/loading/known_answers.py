@@ -8,10 +8,10 @@ import hashlib
 from collections.abc import Iterator, Mapping
 from typing import get_args
 
-from addnorm.service.inference.kept_rows import KeptRows
-from addnorm.service.inference.outputs import OUTPUTS, Pooled
-from addnorm.service.inference.outputs import Computed as ForOutputs
-from addnorm.service.inference.outputs.values import Array
+from addnorm.service.engine.kept_rows import KeptRows
+from addnorm.service.engine.outputs import OUTPUTS, Pooled
+from addnorm.service.engine.outputs import Computed as ForOutputs
+from addnorm.service.engine.outputs.values import Array
 from addnorm.service.runtime.batch import Batch, Padding, Rows
 from addnorm.service.runtime.bundle import Bundle
 from addnorm.service.runtime.engine import Engine

@@ -1,1 +1,1 @@
-"""What is served: the models with their engines, readiness, usage."""
+"""What is served: the models with their engines, their names, usage."""

@@ -1,5 +1,5 @@
 """One version of one model: its bundle, and for each precision an engine and the target that its
-jobs go to. Knows no requests."""
+requests go to. Knows no requests."""
 
 import logging
 import time
@@ -8,6 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from addnorm.service.cores import usable_cores
+from addnorm.service.engine.target import Target
 from addnorm.service.errors import InvalidInput
 from addnorm.service.models.usage import Statistics
 from addnorm.service.runtime.batch import Batch
@@ -16,7 +17,6 @@ from addnorm.service.runtime.engine import Engine, OpenEngine
 from addnorm.service.runtime.manifest import Limits
 from addnorm.service.runtime.session import is_of_onnxruntime
 from addnorm.service.runtime.tokenizing import tokenizer as text
-from addnorm.service.scheduling.job import Target
 
 log = logging.getLogger("addnorm")
 # Warm-up chooses a target's token budget: the second smallest of the engine's, a larger one if each
@@ -29,7 +29,7 @@ TYPICAL_LENGTH = 30  # tokens of the sequences that warm-up runs
 
 
 class Runner(NamedTuple):
-    """The engine of a model in one precision, and how jobs see it."""
+    """The engine of a model in one precision, and how requests see it."""
 
     engine: Engine
     target: Target
@@ -45,7 +45,7 @@ class Reproduction(NamedTuple):
 
 class Model:
     """One version of one model: its bundle, and for each precision an engine and the target that
-    its jobs go to."""
+    its requests go to."""
 
     def __init__(
         self,

@@ -6,9 +6,9 @@ from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from addnorm.service.engine.target import Run
 from addnorm.service.locks import LockOrder, new_lock
 from addnorm.service.runtime.batch import AnyRows, Batch
-from addnorm.service.scheduling.job import Run
 
 # Triton's name -> the stage of a request here
 STAGES = {

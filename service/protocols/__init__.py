@@ -1,1 +1,1 @@
-"""Protocols turn bodies into an InferenceRequest, and an InferenceResponse into bytes."""
+"""Protocols turn bodies into what is asked, and outputs into bytes."""

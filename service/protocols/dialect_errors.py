@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal, NamedTuple, Union
 
 from pydantic import BaseModel, Field, RootModel, create_model
 
+from addnorm.service.asking.ask import Envelope
 from addnorm.service.errors import (
     BodyTooLarge,
     EmptyInput,
@@ -20,7 +21,6 @@ from addnorm.service.errors import (
 )
 from addnorm.service.protocols.codec.negotiation import JSON
 from addnorm.service.protocols.codec.openapi import Responses
-from addnorm.service.telemetry.request_context import Envelope
 
 SENT: dict[int, tuple[str, ServiceError]] = {  # status -> what it means, and one that is sent
     400: (

@@ -19,16 +19,16 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
+from addnorm.service.asking.ask import Ask
+from addnorm.service.engine.outputs import Pooled
 from addnorm.service.errors import InvalidInput
-from addnorm.service.inference.outputs import Pooled
-from addnorm.service.inference.request import InferenceRequest, InferenceResponse
-from addnorm.service.inference.request_path import Call
 from addnorm.service.models.model import Model
 from addnorm.service.protocols.codec.decoding import Tools
 from addnorm.service.protocols.codec.foreign_fields import FOREIGN
+from addnorm.service.protocols.codec.payload import Encode
 from addnorm.service.protocols.codec.validation import Strict, into_body
 from addnorm.service.protocols.dialect_errors import HUGGING_FACE_ERRORS
-from addnorm.service.protocols.route import Decoded, FastApiRoute, Protocol, Route, parts_of
+from addnorm.service.protocols.route import FastApiRoute, Protocol, Route, parts_of
 from addnorm.service.protocols.texts import text_tasks
 from addnorm.service.protocols.texts.json_answers import (
     JsonAnswer,
@@ -46,7 +46,7 @@ from addnorm.service.protocols.texts.task_options import (
     TagOptions,
     ZeroShotOptions,
 )
-from addnorm.service.protocols.texts.text_tasks import TextTask
+from addnorm.service.protocols.texts.text_tasks import Finish
 from addnorm.service.protocols.texts.texts import PROMPT_NAME, TextsToTokenize
 from addnorm.service.protocols.texts.truncation import cuts
 from addnorm.service.tasks.pieces import Pieces
@@ -124,28 +124,28 @@ BY_TASK: dict[str, tuple[type[Strict], Any]] = {
 }
 
 
-async def infer(asked: HuggingFaceRequest, call: Call, tools: Tools) -> Decoded:
+async def infer(body: HuggingFaceRequest, ask: Ask, tools: Tools) -> Encode:
     """InvalidInput names the field."""
-    ref = call.names["model"]
-    if "version" in call.names:
+    ref = ask.names["model"]
+    if "version" in ask.names:
         name, colon, prompt = ref.partition(":")
-        ref = f"{name}/{call.names['version']}{colon}{prompt}"
-    model, prompt_name = call.model_and_prompt(tools.models, ref, asked.prompt_name)
-    if isinstance(asked.inputs, Sentences):
-        return await _similarity(call, tools, model, asked, prompt_name)
-    texts = [asked.inputs] if isinstance(asked.inputs, str) else asked.inputs
-    known, run = _task(asked, model)
+        ref = f"{name}/{ask.names['version']}{colon}{prompt}"
+    model, prompt_name = ask.find_model_and_prompt(tools.models, ref, body.prompt_name)
+    if isinstance(body.inputs, Sentences):
+        return await _similarity(ask, tools, model, body, prompt_name)
+    texts = [body.inputs] if isinstance(body.inputs, str) else body.inputs
+    known, run = _task(body, model)
     # sentence-transformers cuts texts, transformers' pipelines for the other tasks do not
-    truncate = cuts(tools, asked.truncate, by_default=run is None)
+    truncate = cuts(tools, body.truncate, by_default=run is None)
     to_tokenize = TextsToTokenize.prompted("inputs", texts, truncate, model, prompt_name)
-    parameters = asked.parameters or TaskParameters()
+    parameters = body.parameters or TaskParameters()
     _check_known(parameters, known, f"what is asked of {model.bundle.ref}")
     if run is None:
-        return await _features(call, tools, to_tokenize, asked)
-    task = await run(call, tools, to_tokenize, parameters)
+        return await _features(ask, tools, to_tokenize, body)
+    finish = await run(ask, tools, to_tokenize, parameters)
     # transformers answers a list of one text by one object too, in this task
-    is_one = isinstance(asked.inputs, str) or (run is text_tasks.zero_shot and len(texts) == 1)
-    return task.request, JsonAnswer(partial(_results, task, is_one, run))
+    is_one = isinstance(body.inputs, str) or (run is text_tasks.zero_shot and len(texts) == 1)
+    return JsonAnswer(partial(_results, finish, is_one, run))
 
 
 def _check_known(parameters: TaskParameters, known: type[Strict], what: str) -> None:
@@ -158,76 +158,73 @@ def _check_known(parameters: TaskParameters, known: type[Strict], what: str) -> 
         )
 
 
-def _task(asked: HuggingFaceRequest, model: Model) -> tuple[type[Strict], Any]:
+def _task(body: HuggingFaceRequest, model: Model) -> tuple[type[Strict], Any]:
     """The options that the task meant knows, and how it is done; None: feature extraction."""
-    if any(getattr(asked, name) is not None for name in OF_FEATURES):
+    if any(getattr(body, name) is not None for name in OF_FEATURES):
         return Strict, None
-    if asked.parameters and asked.parameters.candidate_labels:
+    if body.parameters and body.parameters.candidate_labels:
         return ZeroShotOptions, text_tasks.zero_shot
     tasks = (BY_TASK[task] for task in model.bundle.tasks if task in BY_TASK)
     found = next(tasks, None)
-    if found is None and asked.parameters is not None:
+    if found is None and body.parameters is not None:
         # Python's client sends parameters with every task but feature extraction, also without any
         raise InvalidInput(
             f"parameters is set, but {model.bundle.ref} only gives vectors: leave it out",
             param="parameters",
         )
     found = found or (Strict, None)
-    if found[1] is text_tasks.fill_masks and asked.parameters is None:
+    if found[1] is text_tasks.fill_masks and body.parameters is None:
         # Python's client sends parameters with every task but this one, JavaScript's with none
-        return found if _has_mask(asked, model) else (Strict, None)
+        return found if _has_mask(body, model) else (Strict, None)
     return found
 
 
-def _has_mask(asked: HuggingFaceRequest, model: Model) -> bool:
+def _has_mask(body: HuggingFaceRequest, model: Model) -> bool:
     mask = Pieces.of(model.tokenizer.library).mask if model.tokenizer else None
-    texts = [asked.inputs] if isinstance(asked.inputs, str) else asked.inputs
+    texts = [body.inputs] if isinstance(body.inputs, str) else body.inputs
     return mask is not None and isinstance(texts, list) and all(mask[1] in text for text in texts)
 
 
 async def _features(
-    call: Call, tools: Tools, texts: TextsToTokenize, asked: HuggingFaceRequest
-) -> Decoded:
+    ask: Ask, tools: Tools, texts: TextsToTokenize, body: HuggingFaceRequest
+) -> Encode:
     """A vector for each text, as the model's authors pool and scale it."""
     normalize = texts.model.bundle.manifest.normalize
-    if asked.normalize is not None:
-        normalize = asked.normalize
-    batch, padding = await tools.texts.tokenize(texts, call.deadline)
-    output = Pooled(normalize=normalize, dimensions=asked.dimensions)
-    request = InferenceRequest(texts.model, batch, padding, (output,), field="inputs")
-    in_text = asked.encoding_format == "base64"
-    return request, embedded(lambda response, vectors: vectors, in_base64 if in_text else pooled)
+    if body.normalize is not None:
+        normalize = body.normalize
+    ask.batch, ask.padding = await tools.texts.tokenize(texts, ask)
+    output = Pooled(normalize=normalize, dimensions=body.dimensions)
+    ask.outputs, ask.field = (output,), "inputs"
+    in_text = body.encoding_format == "base64"
+    return embedded(lambda ask, vectors: vectors, in_base64 if in_text else pooled)
 
 
 async def _similarity(
-    call: Call,
+    ask: Ask,
     tools: Tools,
     model: Model,
-    asked: HuggingFaceRequest,
+    body: HuggingFaceRequest,
     prompt_name: str | None,
-) -> Decoded:
-    assert isinstance(asked.inputs, Sentences)
-    _check_known(asked.parameters or TaskParameters(), Strict, "similarity")
+) -> Encode:
+    assert isinstance(body.inputs, Sentences)
+    _check_known(body.parameters or TaskParameters(), Strict, "similarity")
     for name in OF_FEATURES:
-        if getattr(asked, name) is not None:
+        if getattr(body, name) is not None:
             raise InvalidInput(f"{name} is set, but has no meaning for similarity", param=name)
-    if not asked.inputs.sentences:
+    if not body.inputs.sentences:
         raise InvalidInput("inputs.sentences is empty: send at least one text", param="inputs")
-    sentences = [asked.inputs.source_sentence, *asked.inputs.sentences]
-    truncate = cuts(tools, asked.truncate, by_default=True)
+    sentences = [body.inputs.source_sentence, *body.inputs.sentences]
+    truncate = cuts(tools, body.truncate, by_default=True)
     texts = TextsToTokenize.prompted("inputs", sentences, truncate, model, prompt_name)
     texts = texts._replace(named=source_or_sentence)
-    batch, padding = await tools.texts.tokenize(texts, call.deadline)
-    output = Pooled.compared(model.bundle)
-    request = InferenceRequest(model, batch, padding, (output,), field="inputs")
-    return request, compared(model)
+    ask.batch, ask.padding = await tools.texts.tokenize(texts, ask)
+    ask.outputs, ask.field = (Pooled.compared(model.bundle),), "inputs"
+    return compared(model)
 
 
-def _results(
-    task: TextTask, is_one: bool, run: Callable[..., Any], response: InferenceResponse
-) -> Any:
+def _results(finish: Finish, is_one: bool, run: Callable[..., Any], ask: Ask) -> Any:
     """One text: its own result. The client takes the first of the lists of a classification."""
-    results = task.finish(response)
+    results = finish(ask)
     if run is text_tasks.fill_masks:
         results = map(_of_masks, results)
     return next(results) if is_one and run is not text_tasks.classify else results

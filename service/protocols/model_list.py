@@ -6,8 +6,8 @@ from typing import Annotated, Any, Literal
 from fastapi import Query, Request
 from pydantic import BaseModel, Field
 
+from addnorm.service.engine.outputs import OUTPUTS
 from addnorm.service.errors import NotFound
-from addnorm.service.inference.outputs import OUTPUTS
 from addnorm.service.models.model import Model
 from addnorm.service.models.registry import Models
 from addnorm.service.protocols.dialect_errors import OPENAI_ERRORS

@@ -10,12 +10,12 @@ from typing import Annotated, Any, Literal
 from fastapi import Request
 from pydantic import Field
 
-from addnorm.service.inference.request import InferenceResponse
-from addnorm.service.inference.request_path import Call
+from addnorm.service.asking.ask import Ask
 from addnorm.service.protocols.codec.decoding import Tools
+from addnorm.service.protocols.codec.payload import Encode
 from addnorm.service.protocols.codec.validation import Strict, agreed
 from addnorm.service.protocols.dialect_errors import NVIDIA_ERRORS
-from addnorm.service.protocols.route import Decoded, FastApiRoute, Protocol, Route, parts_of
+from addnorm.service.protocols.route import FastApiRoute, Protocol, Route, parts_of
 from addnorm.service.protocols.texts.json_answers import Ranking, ranked, usage
 from addnorm.service.protocols.texts.places import query_with
 from addnorm.service.protocols.texts.text_tasks import score_pairs
@@ -40,29 +40,29 @@ class RankingRequest(Strict):
     top_n: int | None = Field(None, ge=0, description="`top_k`, as RAGFlow calls it.")
 
 
-async def rank(asked: RankingRequest, call: Call, tools: Tools) -> Decoded:
+async def rank(body: RankingRequest, ask: Ask, tools: Tools) -> Encode:
     """InvalidInput names the field."""
-    model = call.model(tools.models, call.named(asked.model), "rerank")
-    pairs = [(asked.query.text, passage.text) for passage in asked.passages]
+    model = ask.find_model(tools.models, ask.names.get("model", body.model), "rerank")
+    pairs = [(body.query.text, passage.text) for passage in body.passages]
     texts = TextsToTokenize(
         "passages",
         pairs,
-        cuts(tools, None if asked.truncate is None else asked.truncate == "END"),
+        cuts(tools, None if body.truncate is None else body.truncate == "END"),
         model,
         can_cut=False,
         named=query_with("passages"),
     )
-    num_best = agreed(top_k=asked.top_k, top_n=asked.top_n) or None
-    task = await score_pairs(call, tools, texts, "none")
-    return task.request, ranked(task, _words, Ranking(len(pairs), _entry, num_best))
+    num_best = agreed(top_k=body.top_k, top_n=body.top_n) or None
+    finish = await score_pairs(ask, tools, texts, "none")
+    return ranked(finish, _words, Ranking(len(pairs), _entry, num_best))
 
 
 def _entry(index: int, logit: Any) -> dict[str, Any]:
     return {"index": index, "logit": logit}
 
 
-def _words(response: InferenceResponse, rankings: list[dict[str, Any]]) -> dict[str, Any]:
-    return {"rankings": rankings, "usage": usage(response)}
+def _words(ask: Ask, rankings: list[dict[str, Any]]) -> dict[str, Any]:
+    return {"rankings": rankings, "usage": usage(ask)}
 
 
 EXAMPLE = {

@@ -14,19 +14,18 @@ from fastapi import Request
 from pydantic import Field
 
 from addnorm.service import VERSION
+from addnorm.service.asking.ask import Ask
+from addnorm.service.engine.outputs import Pooled
 from addnorm.service.errors import ModelNotFound
-from addnorm.service.inference.outputs import Pooled
-from addnorm.service.inference.request import InferenceRequest, InferenceResponse
-from addnorm.service.inference.request_path import Call
 from addnorm.service.models.model import Model
 from addnorm.service.models.names import TAG
 from addnorm.service.models.registry import Models
 from addnorm.service.protocols.codec.decoding import Tools
 from addnorm.service.protocols.codec.negotiation import JSON
-from addnorm.service.protocols.codec.payload import Payload
+from addnorm.service.protocols.codec.payload import Encode, Payload
 from addnorm.service.protocols.codec.validation import Strict
 from addnorm.service.protocols.dialect_errors import OLLAMA_ERRORS
-from addnorm.service.protocols.route import Decoded, FastApiRoute, Protocol, Route, parts_of
+from addnorm.service.protocols.route import FastApiRoute, Protocol, Route, parts_of
 from addnorm.service.protocols.texts.json_answers import embedded
 from addnorm.service.protocols.texts.sequences import OneOrSeveral
 from addnorm.service.protocols.texts.texts import TextsToTokenize
@@ -49,44 +48,44 @@ class OllamaEmbeddingsRequest(OllamaOptions):
     prompt: str
 
 
-async def embed(asked: OllamaEmbedRequest, call: Call, tools: Tools) -> Decoded:
-    of = asked.input, asked.truncate, asked.dimensions
-    return await _request(asked, "input", *of, call, tools), embedded(partial(_words, asked.model))
+async def embed(body: OllamaEmbedRequest, ask: Ask, tools: Tools) -> Encode:
+    of = body.input, body.truncate, body.dimensions
+    await _read(body, "input", *of, ask, tools)
+    return embedded(partial(_words, body.model))
 
 
-async def embeddings(asked: OllamaEmbeddingsRequest, call: Call, tools: Tools) -> Decoded:
-    return await _request(asked, "prompt", [asked.prompt], None, None, call, tools), embedded(
-        _words_of_one
-    )
+async def embeddings(body: OllamaEmbeddingsRequest, ask: Ask, tools: Tools) -> Encode:
+    await _read(body, "prompt", [body.prompt], None, None, ask, tools)
+    return embedded(_words_of_one)
 
 
-async def _request(
-    asked: OllamaOptions,
+async def _read(
+    body: OllamaOptions,
     field: str,
     sent: list[str],
     truncate: bool | None,
     dimensions: int | None,
-    call: Call,
+    ask: Ask,
     tools: Tools,
-) -> InferenceRequest:
+) -> None:
     """InvalidInput names the field."""
-    model, prompt_name = call.model_and_prompt(tools.models, asked.model, None, "embed")
+    model, prompt_name = ask.find_model_and_prompt(tools.models, body.model, None, "embed")
     cut = cuts(tools, truncate, by_default=True)
     texts = TextsToTokenize.prompted(field, sent, cut, model, prompt_name)
-    batch, padding = await tools.texts.tokenize(texts, call.deadline)
+    ask.batch, ask.padding = await tools.texts.tokenize(texts, ask)
     output = Pooled(normalize=model.bundle.manifest.normalize, dimensions=dimensions)
-    return InferenceRequest(model, batch, padding, (output,), field=field)
+    ask.outputs, ask.field = (output,), field
 
 
-def _words(name: str | None, response: InferenceResponse, vectors: Any) -> dict[str, Any]:
+def _words(name: str | None, ask: Ask, vectors: Any) -> dict[str, Any]:
     return {
-        "model": name or response.request.model.name,
+        "model": name or ask.model.name,
         "embeddings": vectors,
-        "prompt_eval_count": response.request.batch.num_tokens,
+        "prompt_eval_count": ask.batch.num_tokens,
     }
 
 
-def _words_of_one(response: InferenceResponse, vectors: Any) -> dict[str, Any]:
+def _words_of_one(ask: Ask, vectors: Any) -> dict[str, Any]:
     return {"embedding": vectors[0]}
 
 
@@ -106,9 +105,9 @@ class PullRequest(Strict):
     insecure: bool | None = Field(None, description="Has no effect: nothing is fetched.")
 
 
-async def show(asked: ShowRequest, call: Call, tools: Tools) -> bytes:
+async def show(body: ShowRequest, ask: Ask, tools: Tools) -> bytes:
     """ModelNotFound names the model."""
-    model, _ = call.model_and_prompt(tools.models, asked.model or asked.name, None)
+    model, _ = ask.find_model_and_prompt(tools.models, body.model or body.name, None)
     manifest = model.bundle.manifest
     about = {
         "modified_at": _modified(model),
@@ -138,17 +137,17 @@ def _details(model: Model) -> dict[str, Any]:
     }
 
 
-async def pull(asked: PullRequest, call: Call, tools: Tools) -> Payload:
+async def pull(body: PullRequest, ask: Ask, tools: Tools) -> Payload:
     """Nothing is to be fetched of what is served. ModelNotFound in Ollama's words of another."""
     try:
-        call.model_and_prompt(tools.models, asked.model or asked.name, None)
+        ask.find_model_and_prompt(tools.models, body.model or body.name, None)
     except ModelNotFound as error:
         raise ModelNotFound(
             f"pull model manifest: file does not exist: {error.message}", param="model"
         ) from None
-    states = ("pulling manifest", "success") if asked.stream else ("success",)
+    states = ("pulling manifest", "success") if body.stream else ("success",)
     lines = [orjson.dumps({"status": state}) for state in states]
-    return Payload([b"\n".join(lines) + b"\n"], LINES if asked.stream else JSON)
+    return Payload([b"\n".join(lines) + b"\n"], LINES if body.stream else JSON)
 
 
 async def tags(request: Request) -> dict[str, Any]:

@@ -11,9 +11,11 @@ from typing import Any, Literal, NamedTuple
 from fastapi import Request
 from pydantic import BaseModel
 
-from addnorm.service.inference.request_path import Call, Prepared, RequestPath
+from addnorm.service.asking.answer import Answers
+from addnorm.service.asking.ask import Ask, Envelope
+from addnorm.service.asking.readiness import Readiness
+from addnorm.service.asking.turns import Turns
 from addnorm.service.loading.repository import Repository
-from addnorm.service.models.readiness import Readiness
 from addnorm.service.models.registry import Models
 from addnorm.service.protocols.codec.decoding import Tools
 from addnorm.service.protocols.codec.negotiation import JSON
@@ -24,17 +26,16 @@ from addnorm.service.protocols.codec.openapi import (
     examples,
     json_body,
 )
-from addnorm.service.protocols.codec.payload import Payload
 from addnorm.service.protocols.dialect_errors import ErrorFormat
 from addnorm.service.protocols.receiving import BodyReceiver
-from addnorm.service.scheduling.turns import Turns
 from addnorm.service.settings import Settings
 from addnorm.service.telemetry.exposition import Exposition
-from addnorm.service.telemetry.request_context import Envelope
 
 Scope = Literal["infer", "admin", "metrics"]
-Decoded = Prepared[Payload]  # of a route that infers; others make a Payload, or JSON as bytes
-Decode = Callable[[Any, Call, Tools], Awaitable[Any]]  # of the body as its type
+# the body as its type -> how its answer is encoded; a route that does not infer makes a Payload, or
+# JSON as bytes
+Decode = Callable[[Any, Ask, Tools], Awaitable[Any]]
+KEY = "ask"  # in the state of an ASGI scope
 PARAMETER = re.compile(r"\{(\w+)(?::\w+)?\}")
 
 
@@ -50,13 +51,13 @@ class OneOf(NamedTuple):
 class Route:
     """A row: what is sent to a path by POST, and the function that makes a request of it.
 
-    decode: a function, or by the name of a field: the first that a body has tells which of several
-    dialects is meant. body: what is documented, and read unless a field decides. reads: JSON alone;
-    JSON whatever media type is named, for clients of which some name none, as curl; or the function
-    reads bytes itself. infers: False: the function makes the answer. examples, answers: bodies and
-    answers by title. media_types: of bodies and answers, beside JSON; answer_types: of answers
-    alone. errors: None: the dialect's. documented: arguments of FastAPI's in place of those made
-    here.
+    decode: a function that fills the ask, or by the name of a field: the first that a body has
+    tells which of several dialects is meant. body: what is documented, and read unless a field
+    decides. reads: JSON alone; JSON whatever media type is named, for clients of which some name
+    none, as curl; or the function reads bytes itself. infers: False: the function makes the answer.
+    examples, answers: bodies and answers by title. media_types: of bodies and answers, beside JSON;
+    answer_types: of answers alone. errors: None: the dialect's. documented: arguments of FastAPI's
+    in place of those made here.
     """
 
     path: str
@@ -118,7 +119,7 @@ class Parts:
     settings: Settings
     tools: Tools
     receiver: BodyReceiver
-    request_path: RequestPath
+    answers: Answers
     readiness: Readiness
     repository: Repository
     exposition: Exposition
@@ -158,6 +159,13 @@ class FastApiRoute:
             **own,
             **self.documented,
         }
+
+
+def ask_of(scope: Any) -> Ask:
+    """The request's, by its ASGI scope; begun by whoever asks first."""
+    ask: Ask = scope.setdefault("state", {}).setdefault(KEY, None) or Ask()
+    scope["state"][KEY] = ask
+    return ask
 
 
 def parts_of(request: Request) -> Parts:

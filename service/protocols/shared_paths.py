@@ -10,9 +10,10 @@ from typing import Any
 
 from pydantic import BaseModel, Field, RootModel
 
-from addnorm.service.inference.request_path import Call
+from addnorm.service.asking.ask import Ask
 from addnorm.service.protocols import huggingface
 from addnorm.service.protocols.codec.decoding import Tools
+from addnorm.service.protocols.codec.payload import Encode
 from addnorm.service.protocols.codec.validation import Strict
 from addnorm.service.protocols.cohere import cohere_rerank as cohere
 from addnorm.service.protocols.dialect_errors import (
@@ -26,7 +27,7 @@ from addnorm.service.protocols.dialect_errors import (
     TOKENIZE_ERRORS,
 )
 from addnorm.service.protocols.openai import embeddings
-from addnorm.service.protocols.route import Decode, Decoded, OneOf, Protocol, Route
+from addnorm.service.protocols.route import Decode, OneOf, Protocol, Route
 from addnorm.service.protocols.tei import tei_tasks, tei_tokens
 from addnorm.service.protocols.tei.tei_about import OF_MODEL, described
 from addnorm.service.protocols.tei.tei_schema import (
@@ -125,25 +126,25 @@ class RootBody(
     /embed, or of /predict where the server's model classifies."""
 
 
-async def by_model(asked: TeiInputsRequest, call: Call, tools: Tools) -> Decoded:
+async def by_model(body: TeiInputsRequest, ask: Ask, tools: Tools) -> Encode:
     """What the model is made for. text-embeddings-inference has two tasks of texts alone, all
     others are the hub client's."""
-    tasks = described(tools.models, asked.model).bundle.tasks
-    body: type[BaseModel] = huggingface.HuggingFaceRequest
+    tasks = described(tools.models, body.model).bundle.tasks
+    meant: type[BaseModel] = huggingface.HuggingFaceRequest
     decode: Decode = of_hub
-    if "embed" in tasks and not isinstance(asked.inputs, dict):
-        body, decode = TeiEmbedRequest, tei_tasks.embed
+    if "embed" in tasks and not isinstance(body.inputs, dict):
+        meant, decode = TeiEmbedRequest, tei_tasks.embed
     elif "classify" in tasks:
-        body, decode = TeiPredictRequest, tei_tasks.predict
-    sent = {name: value for name, value in asked if value is not None}
-    fitted = await tools.bodies.fit(body, sent, call.num_bytes, call.deadline)
-    made: Decoded = await decode(fitted, call, tools)
-    return made
+        meant, decode = TeiPredictRequest, tei_tasks.predict
+    sent = {name: value for name, value in body if value is not None}
+    fitted = await tools.bodies.fit(meant, sent, ask.num_body_bytes, ask)
+    encode: Encode = await decode(fitted, ask, tools)
+    return encode
 
 
-async def of_hub(asked: huggingface.HuggingFaceRequest, call: Call, tools: Tools) -> Decoded:
-    call = call._replace(names={"model": asked.model or described(tools.models).bundle.ref})
-    return await huggingface.infer(asked, call, tools)
+async def of_hub(body: huggingface.HuggingFaceRequest, ask: Ask, tools: Tools) -> Encode:
+    ask.names = {"model": body.model or described(tools.models).bundle.ref}
+    return await huggingface.infer(body, ask, tools)
 
 
 BY_MODEL = {

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from starlette.routing import compile_path
 
+from addnorm.service.asking.ask import Envelope
 from addnorm.service.protocols import (
     cohere,
     huggingface,
@@ -23,7 +24,6 @@ from addnorm.service.protocols import (
 )
 from addnorm.service.protocols.dialect_errors import OPENAI_ERRORS
 from addnorm.service.protocols.route import Protocol, Route, Scope
-from addnorm.service.telemetry.request_context import Envelope
 
 PROTOCOLS: tuple[Protocol, ...] = (  # in the documentation's order
     native.PROTOCOL,

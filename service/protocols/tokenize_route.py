@@ -7,8 +7,8 @@ import orjson
 from pydantic import BaseModel, Field
 from tokenizers import Encoding
 
+from addnorm.service.asking.ask import Ask
 from addnorm.service.errors import InvalidInput
-from addnorm.service.inference.request_path import Call
 from addnorm.service.models.model import Model
 from addnorm.service.protocols.codec.decoding import Tools
 from addnorm.service.protocols.codec.negotiation import fragment
@@ -132,9 +132,9 @@ def _answer(model: Model, tokenizer: Tokenizer, shown: list[Shown]) -> bytes:
     )
 
 
-def _named(asked: TokenizeRequest, rows: list[list[int]], model: Model, tools: Tools) -> bytes:
+def _named(body: TokenizeRequest, rows: list[list[int]], model: Model, tools: Tools) -> bytes:
     """The tokens of ids, as the vocabulary writes them."""
-    if asked.texts is not None:
+    if body.texts is not None:
         raise InvalidInput("texts and input_ids are both given: send one", param="input_ids")
     if (num_ids := sum(map(len, rows))) > MAX_IDS:
         raise InvalidInput(
@@ -160,24 +160,24 @@ def _named(asked: TokenizeRequest, rows: list[list[int]], model: Model, tools: T
     )
 
 
-async def tokenize(asked: TokenizeRequest, call: Call, tools: Tools) -> bytes:
+async def tokenize(body: TokenizeRequest, ask: Ask, tools: Tools) -> bytes:
     """InvalidInput names the field."""
-    model, prompt_name = call.model_and_prompt(tools.models, asked.model, asked.prompt_name)
-    if asked.input_ids is not None:
-        return _named(asked, asked.input_ids, model, tools)
-    if asked.texts is None:
+    model, prompt_name = ask.find_model_and_prompt(tools.models, body.model, body.prompt_name)
+    if body.input_ids is not None:
+        return _named(body, body.input_ids, model, tools)
+    if body.texts is None:
         raise InvalidInput("texts is missing: send texts, or input_ids", param="texts")
-    truncate = cuts(tools, asked.truncate)
-    if asked.input_type is None:
-        texts = TextsToTokenize.prompted("texts", asked.texts, truncate, model, prompt_name)
+    truncate = cuts(tools, body.truncate)
+    if body.input_type is None:
+        texts = TextsToTokenize.prompted("texts", body.texts, truncate, model, prompt_name)
     elif prompt_name is None:
-        texts = TextsToTokenize.typed("texts", asked.texts, truncate, model, asked.input_type)
+        texts = TextsToTokenize.typed("texts", body.texts, truncate, model, body.input_type)
     else:
         raise InvalidInput("input_type and a prompt are both named: send one", param="input_type")
     tokenizer = tools.texts.tokenizer(texts)
     # texts that are too long are shown too, so that callers see by how much
     work = partial(_shown, tokenizer, truncate)
-    shown = await tools.texts.tokenize_with(texts, work, call.deadline)
+    shown = await tools.texts.tokenize_with(texts, work, ask)
     return _answer(model, tokenizer, shown)
 
 

@@ -4,6 +4,8 @@ routes, and serves those that are no rows of ours.
 
 import asyncio
 import math
+import random
+import re
 import time
 from collections.abc import Mapping
 from typing import Any
@@ -20,26 +22,22 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT
 
 from addnorm.service import VERSION
+from addnorm.service.asking.ask import Ask
+from addnorm.service.asking.gate import Gate
 from addnorm.service.errors import Draining
 from addnorm.service.protocols.codec import openapi
 from addnorm.service.protocols.codec.negotiation import sliced
-from addnorm.service.protocols.route import Parts
+from addnorm.service.protocols.route import KEY, Parts, ask_of
 from addnorm.service.protocols.serving import answer, send_payload
 from addnorm.service.protocols.table import Table
-from addnorm.service.scheduling.gate import Gate
 from addnorm.service.server.auth import Entrance
 from addnorm.service.server.error_response import error_response, note_error
 from addnorm.service.server.http.head import wrong_head
 from addnorm.service.server.origins import Origins, named_origins
 from addnorm.service.telemetry.report import Reporter
-from addnorm.service.telemetry.request_context import (
-    RequestContext,
-    attach_context,
-    context_of,
-    request_id,
-)
 
 SENT_BYTES = 256 * 1024  # of a response, handed to the socket at once
+REQUEST_ID = re.compile(rb"[\w.:-]{1,128}")
 
 
 class App:
@@ -77,35 +75,34 @@ class App:
         self.last_asked = -math.inf  # when the last request came that was no probe
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Begins the request's context, and reports the request at its end."""
+        """Begins the ask, and reports it at its end."""
         if scope["type"] != "http":
             await self._fastapi(scope, receive, send)
             return
         sent = (value for name, value in scope["headers"] if name == b"x-request-id")
-        context = attach_context(scope.setdefault("state", {}))
-        context.request_id = request_id(next(sent, b""))
-        context.started = time.monotonic()
+        ask = ask_of(scope)
+        ask.id, ask.started = request_id(next(sent, b"")), time.monotonic()
         if scope["method"] == "HEAD":
             scope = {**scope, "method": "GET"}  # uvicorn leaves the body out
         if meant := self._paths.get((scope["method"], scope["path"])):
             scope = {**scope, "path": meant}
         if not scope["path"].startswith(self._table.probes):
-            self.last_asked = context.started
+            self.last_asked = ask.started
 
         async def send_marked(message: Message) -> None:
             if message["type"] == "http.response.start":
-                context.status = message["status"]
-                added = [(b"x-request-id", context.request_id.encode())]
+                ask.status = message["status"]
+                added = [(b"x-request-id", ask.id.encode())]
                 if self._parts.readiness.draining:
                     added.append((b"connection", b"close"))
                 message["headers"] = [*message["headers"], *added]
             try:
                 await send(message)
             except RuntimeError:  # uvloop's, of a connection that was lost this moment
-                if not (context.is_closing and context.is_closing()):
+                if not (ask.is_closing and ask.is_closing()):
                     raise
-            if context.first_byte_s is None and message["type"] == "http.response.body":
-                context.first_byte_s = time.monotonic() - context.started
+            if ask.first_byte_s is None and message["type"] == "http.response.body":
+                ask.first_byte_s = time.monotonic() - ask.started
 
         self.in_flight += 1
         try:
@@ -113,13 +110,14 @@ class App:
         except asyncio.CancelledError:
             if not self._parts.readiness.draining:
                 raise
-            context.note(Draining("the server ended before the answer was taken"))
+            ask.note(Draining("the server ended before the answer was taken"))
         finally:
             self.in_flight -= 1
-            if context.leaving:
-                context.leaving.cancel()
-                context.leaving = None  # it holds the context, and with it the body
-            self._reporter.report(scope, context)
+            if ask.leaving:
+                ask.leaving.cancel()
+                ask.leaving = None  # it holds the ask
+            self._reporter.report(scope, ask)
+            del scope["state"][KEY]  # an idle connection must not keep the ask, and with it a model
 
     def _catch_errors(self, app: ASGIApp) -> ASGIApp:
         """The application, and an answer to whatever it raises."""
@@ -128,10 +126,10 @@ class App:
             try:
                 await app(scope, receive, send)
             except Exception as error:  # whatever it is, the caller gets a response
-                if scope["type"] != "http" or (context := context_of(scope)).status is not None:
+                if scope["type"] != "http" or (ask := ask_of(scope)).status is not None:
                     raise  # the response has begun: only the connection can be closed
-                known = note_error(error, scope["method"], scope["path"], context)
-                envelope = context.envelope or self._table.envelope(scope["path"])
+                known = note_error(error, scope["method"], scope["path"], ask)
+                envelope = ask.envelope or self._table.envelope(scope["path"])
                 await error_response(envelope, known)(scope, receive, send)
 
         return call
@@ -140,34 +138,40 @@ class App:
         """Rejects by the head: pages of other origins, what the connection found, callers without a
         key for the path, and keys with too many requests under way. Then the row's answer is made
         and sent, or FastAPI has the path."""
-        context, method, path = context_of(scope), scope["method"], scope["path"]
+        ask, method, path = ask_of(scope), scope["method"], scope["path"]
         self._origins.check(scope)
-        surplus = None if path.startswith(self._table.probes) else context.surplus
+        surplus = None if path.startswith(self._table.probes) else ask.surplus
         if error := surplus or wrong_head(scope):
             raise error
         needed = self._table.scope(method, path)
-        with self._entrance.enter(scope["headers"], needed, context):
-            sending = Sending(send, self._entrance.gate, context, is_open=needed is None)
+        with self._entrance.enter(scope["headers"], needed, ask):
+            sending = Sending(send, self._entrance.gate, ask, is_open=needed is None)
             own_path = path.removeprefix(scope.get("root_path", ""))
             found = self._table.find(own_path) if method == "POST" else None
             if found is None:
                 await self._fastapi(scope, receive, sending)
                 return
-            scope["route"] = found[0]
+            scope["route"] = route = found[0]
+            ask.route, ask.names = route.path, found[1]
             headers = {  # of several equal names the first
                 name.decode("latin-1"): value.decode("latin-1")
                 for name, value in reversed(scope["headers"])
             }
-            payload = await answer(*found, headers, receive, context, self._parts)
+            payload = await answer(route, headers, receive, ask, self._parts)
             await send_payload(payload, sending)
+
+
+def request_id(sent: bytes) -> str:
+    """The caller's, or a new one."""
+    return sent.decode() if REQUEST_ID.fullmatch(sent) else f"{random.getrandbits(128):032x}"
 
 
 class Sending:
     """Sends large answers piece by piece, and counts each as a pending response until its caller
     has taken it. What is open to all does not count: all its readers share the same bytes."""
 
-    def __init__(self, send: Send, gate: Gate, context: RequestContext, is_open: bool) -> None:
-        self._send, self._gate, self._context, self._is_open = send, gate, context, is_open
+    def __init__(self, send: Send, gate: Gate, ask: Ask, is_open: bool) -> None:
+        self._send, self._gate, self._ask, self._is_open = send, gate, ask, is_open
         self._is_counted = False
 
     async def __call__(self, message: Message) -> None:
@@ -176,8 +180,8 @@ class Sending:
             sizes = (value for name, value in message["headers"] if name == b"content-length")
             num_bytes = int(next(sizes, b"0"))
             self._is_counted = num_bytes > HIGH_WATER_LIMIT and not self._is_open
-            hold = self._gate.keep if self._context.is_inferred else self._gate.hold
-            hold(self._context.holdings, "responses", num_bytes if self._is_counted else 0)
+            hold = self._gate.keep if self._ask.is_inferred else self._gate.hold
+            hold(self._ask, "responses", num_bytes if self._is_counted else 0)
             await self._send(message)
         elif not self._is_counted:
             await self._send(message)

@@ -11,10 +11,10 @@ from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import NamedTuple
 
+from addnorm.service.asking.ask import Ask
+from addnorm.service.asking.gate import Gate
 from addnorm.service.errors import OutOfScope, StartupError, Unauthenticated
-from addnorm.service.scheduling.gate import Gate
 from addnorm.service.settings import Settings
-from addnorm.service.telemetry.request_context import RequestContext
 
 SCOPES = ("infer", "admin", "metrics")
 LEAST_CHARACTERS = 16  # of a key written out; one drawn at random has more
@@ -81,25 +81,23 @@ class Entrance:
     def __init__(self, keys: Keys, gate: Gate) -> None:
         self.keys, self.gate = keys, gate
 
-    def enter(
-        self, headers: Headers, needed: str | None, context: RequestContext
-    ) -> AbstractContextManager[None]:
+    def enter(self, headers: Headers, needed: str | None, ask: Ask) -> AbstractContextManager[None]:
         """A context within which the request is answered. Unauthenticated, OutOfScope,
         TooManyAtOnce.
 
         needed: a scope; None: no key.
         """
         if not self.keys or needed is None:
-            return self.gate.admit(context.holdings)
+            return self.gate.admit(ask)
         sent = dict(reversed(headers))  # of several equal names the first
         # Azure's clients send the key alone, in a header of their own
         alone = b"Bearer " + sent[b"api-key"] if b"api-key" in sent else b""
         key = self.keys.find(sent.get(b"authorization", alone))
-        context.holdings.key = key.name
+        ask.key = key.name
         if needed not in key.scopes:
             allowed = ", ".join(sorted(key.scopes))
             raise OutOfScope(f"the API key {key.name!r} is for {allowed}; this needs {needed}")
-        return self.gate.admit(context.holdings, key.max_at_once)
+        return self.gate.admit(ask, key.max_at_once)
 
 
 def _read(settings: Settings) -> dict[bytes, Key]:

@@ -8,6 +8,7 @@ from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
+from addnorm.service.asking.ask import Ask, Envelope
 from addnorm.service.errors import (
     InternalError,
     MethodNotAllowed,
@@ -16,7 +17,6 @@ from addnorm.service.errors import (
     ServiceError,
 )
 from addnorm.service.protocols.codec.negotiation import JSON
-from addnorm.service.telemetry.request_context import Envelope, RequestContext
 
 log = logging.getLogger("addnorm")
 STARLETTE = {404: NotFound, 405: MethodNotAllowed}  # what its routers raise
@@ -38,11 +38,9 @@ def retry_after(error: ServiceError) -> int | None:
     return None if error.retry_after_s is None else max(1, math.ceil(error.retry_after_s))
 
 
-def note_error(
-    error: BaseException, method: str, path: str, context: RequestContext
-) -> ServiceError:
+def note_error(error: BaseException, method: str, path: str, ask: Ask) -> ServiceError:
     """The error that a request's caller is told of for any exception; its report says so too."""
-    known: ServiceError = InternalError(context.request_id)
+    known: ServiceError = InternalError(ask.id)
     if isinstance(error, ServiceError):
         known = error
     elif isinstance(error, MemoryError):
@@ -51,9 +49,9 @@ def note_error(
         allowed = Headers(error.headers or {}).get("allow")
         what = f"send {allowed}" if allowed else "there is no such path; /docs lists all paths"
         known = STARLETTE[error.status_code](f"{method} {path}: {what}", headers=error.headers)
-    context.note(known)
+    ask.note(known)
     if known.status == 500 or isinstance(known, OutOfMemory):
-        where = f"{method} {path[:200]}, request {context.request_id}"
+        where = f"{method} {path[:200]}, request {ask.id}"
         traceback = error if known.status == 500 else None
         log.error("%s: %s", where, known.message, exc_info=traceback)
     # Frees what its frames hold: bodies and rows. Some of these frames hold the future that holds

@@ -7,12 +7,14 @@ from types import MappingProxyType
 
 from opentelemetry.trace import Tracer
 
-from addnorm.service.inference.computing import Computing
-from addnorm.service.inference.pipeline import Pipeline
-from addnorm.service.inference.request_path import RequestPath
-from addnorm.service.inference.sequence_cache import SequenceCache
+from addnorm.service.asking.answer import Answers
+from addnorm.service.asking.cache import SequenceCache
+from addnorm.service.asking.fair_queue import FairQueue
+from addnorm.service.asking.gate import Gate
+from addnorm.service.asking.readiness import Readiness
+from addnorm.service.asking.scheduler import Scheduler
+from addnorm.service.asking.turns import Turns
 from addnorm.service.loading.repository import Repository
-from addnorm.service.models.readiness import Readiness
 from addnorm.service.models.registry import Models
 from addnorm.service.protocols.codec.bodies import BodyReader
 from addnorm.service.protocols.codec.decoding import Tools
@@ -21,10 +23,6 @@ from addnorm.service.protocols.receiving import BodyReceiver
 from addnorm.service.protocols.route import Parts, Protocol
 from addnorm.service.protocols.table import PROTOCOLS, Table
 from addnorm.service.protocols.texts.texts import TextReader
-from addnorm.service.scheduling.gate import Gate
-from addnorm.service.scheduling.queue.fair_queue import JobQueue
-from addnorm.service.scheduling.scheduler import Scheduler
-from addnorm.service.scheduling.turns import Turns
 from addnorm.service.server.app import App
 from addnorm.service.server.auth import Entrance, Keys
 from addnorm.service.server.grpc.grpc_calls import GrpcCalls
@@ -54,12 +52,8 @@ class Service(Parts):
     to_close: tuple[Closable, ...]
 
     @property
-    def pipeline(self) -> Pipeline:
-        return self.request_path.pipeline
-
-    @property
     def gate(self) -> Gate:
-        return self.request_path.gate
+        return self.answers.gate
 
     def close(self) -> None:
         """Ends all threads. What is queued is computed first."""
@@ -96,19 +90,23 @@ def build(
     """StartupError if the API keys cannot be read. paths: see App."""
     keys = Keys(settings)
     gate = Gate(
-        JobQueue(num_workers(models, settings)),
+        FairQueue(num_workers(models, settings)),
         {
             "tokens": settings.max_queue_tokens,
             "bodies": settings.max_pending_body_bytes,
             "responses": settings.max_pending_response_bytes,
             "calls": settings.max_connections,
         },
+        settings.timeout_s,
+        settings.bulk_timeout_s,
+        settings.num_cores,
     )
     scheduler = Scheduler(gate, settings.run_timeout_s)
     pools = Pools(settings.num_cores)
     metrics, cache = Metrics(), SequenceCache(settings.cache_bytes)
-    computing = Computing(scheduler, pools.encoders, cache, metrics.count_lookups)
-    pipeline = Pipeline(settings, computing, gate, pools.encoders, pools.lens)
+    answers = Answers(
+        settings, gate, scheduler, cache, pools.encoders, pools.lens, metrics.count_lookups
+    )
     invariance_check = InvarianceCheck(
         settings.invariance_check_share, scheduler.is_idle, metrics.count_invariance_check
     )
@@ -120,7 +118,7 @@ def build(
             TextReader(settings, gate, pools.tokenizers),
         ),
         receiver=BodyReceiver(settings, gate, pools.large_readers),
-        request_path=RequestPath(pipeline, gate),
+        answers=answers,
         readiness=Readiness(models, scheduler, KNOWN_ANSWER_SHARE * settings.run_timeout_s),
         repository=Repository(models, settings),
         exposition=Exposition(metrics, models, settings.provider, scheduler, gate, cache),

@@ -1,1 +1,1 @@
-"""Request context, log, metrics, traces, and the invariance check."""
+"""Report, log, metrics, traces, and the invariance check."""

@@ -7,9 +7,10 @@ from prometheus_client import Metric, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
+from addnorm.service.asking.ask import Account
+from addnorm.service.asking.gate import Gate
+from addnorm.service.asking.scheduler import Scheduler
 from addnorm.service.models.registry import Models
-from addnorm.service.scheduling.gate import Account, Gate
-from addnorm.service.scheduling.scheduler import Scheduler
 from addnorm.service.telemetry import logs
 from addnorm.service.telemetry.metrics import Metrics
 

@@ -16,10 +16,11 @@ from itertools import pairwise
 
 import numpy as np
 
+from addnorm.service.asking.micro_batch import MicroBatch
+from addnorm.service.asking.scheduler import Observer
+from addnorm.service.engine.target import Target
 from addnorm.service.runtime import selfcheck
 from addnorm.service.runtime.batch import AnyRows, Batch, Rows
-from addnorm.service.scheduling.job import MicroBatch, Target
-from addnorm.service.scheduling.scheduler import Observer
 
 log = logging.getLogger("addnorm")
 MAX_KEPT = 4  # micro-batches

@@ -14,9 +14,10 @@ from prometheus_client import (
 from prometheus_client.metrics import MetricWrapperBase
 from prometheus_client.process_collector import ProcessCollector
 
+from addnorm.service.asking.micro_batch import MicroBatch
+from addnorm.service.asking.scheduler import Observer
+from addnorm.service.engine.target import Target
 from addnorm.service.runtime.batch import AnyRows
-from addnorm.service.scheduling.job import MicroBatch, Target
-from addnorm.service.scheduling.scheduler import Observer
 
 Labelled = TypeVar("Labelled", bound=MetricWrapperBase)
 SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)

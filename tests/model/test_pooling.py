@@ -9,7 +9,7 @@ import torch
 from addnorm.model.config import Config, HeadConfig
 from addnorm.model.pooling import pick_vectors
 from addnorm.model.transformer import Transformer
-from addnorm.service.inference.heads import pooled
+from addnorm.service.engine.heads import pooled
 from addnorm.service.runtime.batch import Batch, Rows
 from addnorm.service.runtime.manifest import Pooling
 

@@ -1,11 +1,10 @@
 """Readiness: known-answer tests go through queue and workers, and name the model that fails."""
 
 import asyncio
-import math
 import threading
 import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -13,14 +12,14 @@ from typing import Any
 import numpy as np
 import pytest
 
+from addnorm.service.asking.readiness import Readiness
+from addnorm.service.asking.scheduler import Scheduler
+from addnorm.service.engine.target import Target
 from addnorm.service.errors import Overloaded
-from addnorm.service.models.readiness import Readiness
 from addnorm.service.runtime.batch import Batch, Rows
-from addnorm.service.scheduling.job import AllRows, Job, Target
-from addnorm.service.scheduling.scheduler import Scheduler
 from addnorm.service.server.wiring import Service
 from tests.conftest import client_of, inference_of
-from tests.support.scheduling import echo, of_lengths
+from tests.support.scheduling import ask_of, echo, of_lengths, submit_to
 from tests.support.waiting import PATIENCE_S, eventually
 
 
@@ -113,8 +112,8 @@ def test_a_known_answer_test_that_can_have_no_answer_is_asked_again(notebooks: P
         left._asked[target].future.cancel()
         assert wrong(left).endswith("does not answer its known-answer test: CancelledError")
         go.set()
-        batch = of_lengths(1)
-        lost = Job(0, target, batch, 0, math.inf, AllRows(batch))  # no worker will ever take it
+        lost = ask_of(target, of_lengths(1))  # no worker will ever take it
+        lost.future = Future()
         readiness._asked[target] = lost
         assert wrong(readiness) == wrong(patient(inference)) == ""
 
@@ -128,7 +127,7 @@ def test_no_free_worker_thread_is_not_ready_and_a_new_one_is(notebooks: Path) ->
         return echo(batch)
 
     with inferring(notebooks, run_timeout_s=5.0) as inference:
-        inference.scheduler.submit(Target(hangs, 100), of_lengths(3), 30)
+        submit_to(inference.scheduler, Target(hangs, 100), of_lengths(3), 30)
         assert hung.wait(PATIENCE_S)
         readiness = readiness_of(inference)
         assert "does not answer its known-answer test within 0.3 s" in wrong(readiness)
@@ -146,22 +145,21 @@ def test_a_full_queue_is_ready(notebooks: Path) -> None:
         turns.acquire(timeout=PATIENCE_S)
         return echo(batch)
 
-    def num_jobs(scheduler: Scheduler) -> int:
-        with scheduler.paused():
-            return len(scheduler._gate.queue.jobs)
+    def num_asks(scheduler: Scheduler) -> int:
+        return len(scheduler._gate.queue.asks)
 
     with inferring(notebooks, max_queue_tokens=1000) as inference:
         target = Target(slow, 10)
-        jobs = [inference.scheduler.submit(target, of_lengths(900), 600)]
+        jobs = [submit_to(inference.scheduler, target, of_lengths(900), 600)]
         assert taken.acquire(timeout=PATIENCE_S)
-        jobs += [inference.scheduler.submit(target, of_lengths(10), 600) for _ in range(94)]
+        jobs += [submit_to(inference.scheduler, target, of_lengths(10), 600) for _ in range(94)]
         with pytest.raises(Overloaded):
-            inference.scheduler.submit(target_of(inference), of_lengths(60), 600)
+            submit_to(inference.scheduler, target_of(inference), of_lengths(60), 600)
         for num_waiting in (94, 93, 92):
             with ThreadPoolExecutor(1) as callers:
                 answer = callers.submit(wrong, patient(inference))
                 # the known-answer test is one more
-                assert eventually(lambda n=num_waiting: num_jobs(inference.scheduler) == n + 1)
+                assert eventually(lambda n=num_waiting: num_asks(inference.scheduler) == n + 1)
                 turns.release()  # the micro-batch that runs ends; the next one of these waits
                 assert answer.result(PATIENCE_S) == ""
             assert taken.acquire(timeout=PATIENCE_S)
@@ -231,10 +229,10 @@ def test_livez_fails_once_so_many_runs_hang_that_only_a_new_process_helps(notebo
     ):
         target, num_workers = Target(hangs, 1), inference.scheduler.num_workers
         for _ in range(4 * num_workers - 1):
-            inference.scheduler.submit(target, of_lengths(1), 60)
+            submit_to(inference.scheduler, target, of_lengths(1), 60)
         assert eventually(lambda: inference.scheduler.num_hung == 4 * num_workers - 1)
         assert c.get("/livez").status_code == 200
-        inference.scheduler.submit(target, of_lengths(1), 60)
+        submit_to(inference.scheduler, target, of_lengths(1), 60)
         assert eventually(lambda: inference.scheduler.num_hung == 4 * num_workers)
         for path in ("/livez", "/v2/health/live"):
             answer = c.get(path)

@@ -8,11 +8,11 @@ from typing import Any
 import httpx
 import pytest
 
+from addnorm.service.asking.ask import Ask
+from addnorm.service.engine.target import Target
 from addnorm.service.errors import OutOfMemory, Overloaded
 from addnorm.service.protocols.codec.negotiation import JSON
 from addnorm.service.protocols.codec.safetensors_body import SAFETENSORS
-from addnorm.service.scheduling.deadline import Deadline
-from addnorm.service.scheduling.job import Target
 from addnorm.service.server.wiring import Service
 from tests.conftest import client_of, inference_of
 from tests.support.scheduling import Queue, echo, of_lengths, submit
@@ -57,7 +57,7 @@ def sent(client: httpx.Client, service: Service) -> dict[str, set[str]]:
     return found | {
         "429": {_masked(_rejected())},
         "503": {_masked(OutOfMemory().message)},
-        "504": {_masked(Deadline(30).expired().message)},
+        "504": {_masked(Ask(timeout_s=30).expired().message)},
     }
 
 

@@ -12,9 +12,9 @@ from pydantic import Field
 from safetensors.numpy import load
 
 from addnorm.export.certificate.served import bits, path_of
-from addnorm.service.inference.outputs import OUTPUTS, OutputKinds
-from addnorm.service.inference.outputs.output import Asked, Computed, Output, Strict
-from addnorm.service.inference.outputs.values import ByRow, Ragged
+from addnorm.service.engine.outputs import OUTPUTS, OutputKinds
+from addnorm.service.engine.outputs.output import Asked, Computed, Output, Strict
+from addnorm.service.engine.outputs.values import ByRow, Ragged
 from addnorm.service.models.registry import Models
 from addnorm.service.protocols import native
 from addnorm.service.protocols.codec.safetensors_body import SAFETENSORS

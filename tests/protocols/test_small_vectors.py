@@ -10,7 +10,7 @@ import pytest
 from openai import OpenAI
 from safetensors.numpy import load, save
 
-from addnorm.service.inference.outputs.output import JSON_BYTES_PER_BYTE
+from addnorm.service.engine.outputs.output import JSON_BYTES_PER_BYTE
 from tests.support.texts import D_MODEL, TEXT_MODEL, ids_of
 
 TEXTS = ["Pads are dropped.", "a b c", "padding costs nothing", "a"]

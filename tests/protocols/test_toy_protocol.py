@@ -7,17 +7,16 @@ import httpx
 import orjson
 import pytest
 
-from addnorm.service.inference.outputs import Pooled
-from addnorm.service.inference.request import InferenceRequest, InferenceResponse
-from addnorm.service.inference.request_path import Call
+from addnorm.service.asking.ask import Ask
+from addnorm.service.engine.outputs import Pooled
 from addnorm.service.models.registry import Models
 from addnorm.service.protocols.codec.decoding import Tools
 from addnorm.service.protocols.codec.negotiation import written
-from addnorm.service.protocols.codec.payload import Payload
+from addnorm.service.protocols.codec.payload import Encode, Payload
 from addnorm.service.protocols.codec.safetensors_body import SAFETENSORS
 from addnorm.service.protocols.codec.validation import Strict
 from addnorm.service.protocols.dialect_errors import MESSAGE, error_format
-from addnorm.service.protocols.route import Decoded, Protocol, Route
+from addnorm.service.protocols.route import Protocol, Route
 from addnorm.service.protocols.table import PROTOCOLS
 from addnorm.service.runtime.unpadding import from_lists
 from addnorm.service.server.wiring import build
@@ -33,18 +32,19 @@ class ToyBody(Strict):
     ids: list[list[int]]
 
 
-async def add(asked: ToyBody, call: Call, tools: Tools) -> Decoded:
-    model = call.model(tools.models, call.names["model"])
-    outputs = (Pooled(normalize=False),)
-    return InferenceRequest(model, *from_lists(asked.ids), outputs, field="ids"), encode
+async def add(body: ToyBody, ask: Ask, tools: Tools) -> Encode:
+    ask.find_model(tools.models, ask.names["model"])
+    ask.batch, ask.padding = from_lists(body.ids)
+    ask.outputs, ask.field = (Pooled(normalize=False),), "ids"
+    return encode
 
 
-def encode(response: InferenceResponse) -> Payload:
-    return Payload(written(response.value(Pooled).joined, response.num_bytes))
+def encode(ask: Ask) -> Payload:
+    return Payload(written(ask.value(Pooled).joined, ask.num_bytes))
 
 
-async def count(asked: ToyBody, call: Call, tools: Tools) -> bytes:
-    return orjson.dumps(len(asked.ids))
+async def count(body: ToyBody, ask: Ask, tools: Tools) -> bytes:
+    return orjson.dumps(len(body.ids))
 
 
 TOY = Protocol(

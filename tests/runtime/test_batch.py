@@ -4,12 +4,13 @@ from pathlib import Path
 
 import numpy as np
 
+from addnorm.service.asking.micro_batch import MicroBatch
+from addnorm.service.engine.target import Target
 from addnorm.service.models.model import Model
 from addnorm.service.runtime import bundle as bundles
 from addnorm.service.runtime import selfcheck
 from addnorm.service.runtime.batch import Batch
 from addnorm.service.runtime.manifest import Limits
-from addnorm.service.scheduling.job import MicroBatch, Target
 from tests.support.scheduling import Queue, batch, echo, submit
 from tests.support.texts import TEXT_MODEL
 

@@ -15,7 +15,7 @@ from typing import Any, NoReturn
 import pytest
 from pydantic import SecretStr
 
-from addnorm.service.inference.pipeline import QUICK_BYTES
+from addnorm.service.asking.answer import QUICK_BYTES
 from addnorm.service.models.registry import Models
 from addnorm.service.protocols.kserve.over_grpc.grpc_methods import (
     METHODS,
@@ -127,8 +127,12 @@ def test_a_calls_own_deadline_is_the_requests(
             begun(call, service, timeout=1.0).result()
         assert caught.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
         assert eventually(lambda: statuses(service, "504") == 1)
-        (line,) = (each for each in caplog.records if getattr(each, "route", "") == INFER)
-        told: Any = line
+
+        def lines() -> list[Any]:
+            return [one for one in caplog.records if getattr(one, "route", "") == INFER]
+
+        assert eventually(lambda: bool(lines()))
+        (told,) = lines()
         assert told.code == "deadline_exceeded"
         assert 0 < told.timeout_ms < 1010
         go.set()

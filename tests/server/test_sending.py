@@ -13,8 +13,8 @@ import orjson
 import pytest
 from fastapi import Request, Response
 
-from addnorm.service.inference.pipeline import QUICK_BYTES
-from addnorm.service.inference.request_path import Call
+from addnorm.service.asking.answer import QUICK_BYTES
+from addnorm.service.asking.ask import Ask
 from addnorm.service.models.registry import Models
 from addnorm.service.protocols.codec.decoding import Tools
 from addnorm.service.protocols.codec.validation import Strict
@@ -69,7 +69,7 @@ class Served(NamedTuple):
 def served(few: Models) -> Iterator[Served]:
     made: list[int] = []
 
-    async def make(asked: Sized, call: Call, tools: Tools) -> bytes:
+    async def make(asked: Sized, ask: Ask, tools: Tools) -> bytes:
         await asyncio.sleep(0)
         made.append(service.gate.total["responses"])
         return bytes(asked.num_bytes)

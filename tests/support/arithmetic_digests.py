@@ -18,9 +18,9 @@ from tokenizers.pre_tokenizers import Whitespace
 
 from addnorm.corpus.index_check import compare
 from addnorm.service import arithmetic
-from addnorm.service.inference import heads
-from addnorm.service.inference.outputs import small_vectors, sparse
-from addnorm.service.inference.outputs.values import Dense
+from addnorm.service.engine import heads
+from addnorm.service.engine.outputs import small_vectors, sparse
+from addnorm.service.engine.outputs.values import Dense
 from addnorm.service.runtime.batch import Floats, Rows
 from addnorm.service.runtime.manifest import Pooling
 from addnorm.service.tasks import classification, fill_mask, similarity, tagging

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 from safetensors.numpy import save
 
-from addnorm.service.inference.outputs import OUTPUTS
+from addnorm.service.engine.outputs import OUTPUTS
 from addnorm.service.protocols.codec.safetensors_body import SAFETENSORS
 from addnorm.service.runtime.bundle import Bundle
 from tests.support.texts import WORDS

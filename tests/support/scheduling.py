@@ -1,26 +1,33 @@
 """Batches whose tokens are their lengths, a fake engine, and short forms for a queue."""
 
+import time
 from itertools import pairwise
 
 import numpy as np
 
+from addnorm.service.asking.ask import Ask
+from addnorm.service.asking.fair_queue import FairQueue
+from addnorm.service.asking.gate import Gate
+from addnorm.service.asking.micro_batch import MicroBatch
+from addnorm.service.asking.rows import AskedRows
+from addnorm.service.asking.scheduler import Scheduler
+from addnorm.service.engine.target import Target
 from addnorm.service.runtime.batch import Batch, Rows
-from addnorm.service.scheduling.gate import Gate
-from addnorm.service.scheduling.job import AllRows, Job, MicroBatch, Target
-from addnorm.service.scheduling.queue.fair_queue import JobQueue
 from tests.support.waiting import PATIENCE_S
 
+MUCH = 2**50  # bytes
 
-class Queue(JobQueue):
+
+class Queue(FairQueue):
     """A queue with its gate."""
 
     def __init__(self, max_queue_tokens: int, num_workers: int = 1) -> None:
         super().__init__(num_workers)
-        self.gate = Gate(self, {"tokens": max_queue_tokens})
+        self.gate = Gate(self, {"tokens": max_queue_tokens, "responses": MUCH})
 
 
 def gate_of(num_workers: int, max_queue_tokens: int) -> Gate:
-    return Gate(JobQueue(num_workers), {"tokens": max_queue_tokens})
+    return Gate(FairQueue(num_workers), {"tokens": max_queue_tokens, "responses": MUCH})
 
 
 def batch(*sequences: list[int]) -> Batch:
@@ -37,17 +44,29 @@ def echo(batch: Batch) -> Rows:
     return Rows(column, column.copy(), column.copy())
 
 
-def values(job: Job) -> list[list[float]]:
-    """What each sequence of the job was answered, by any of the three outputs."""
-    rows = job.future.result(PATIENCE_S)
+def values(ask: Ask) -> list[list[float]]:
+    """What each sequence of the ask was answered, by any of the three outputs."""
+    ask.future.result(PATIENCE_S)
+    rows = ask.rows.gathered().rows
+    assert rows
     assert (rows.activations == rows.norm_mean).all()
     assert (rows.activations == rows.norm_rstd).all()
-    spans = pairwise(job.batch.offsets)
+    spans = pairwise(ask.batch.offsets)
     return [rows.activations[start:end, 0].tolist() for start, end in spans]
 
 
-def add_first(queue: Queue, target: Target, batch: Batch) -> Job:
-    return queue.add_first(target, batch, 0, AllRows(batch))
+def ask_of(
+    target: Target, batch: Batch, now: float = 0, deadline: float = 100, key: str = ""
+) -> Ask:
+    """For the rows of every token."""
+    ask = Ask(key=key, started=now, timeout_s=deadline - now)
+    ask.target, ask.batch, ask.rows = target, batch, AskedRows(batch, ("every",))
+    return ask
+
+
+def add_first(queue: Queue, target: Target, batch: Batch) -> Ask:
+    queue.add_first(ask := ask_of(target, batch), 0)
+    return ask
 
 
 def lengths(micro: MicroBatch | None) -> list[int]:
@@ -67,6 +86,25 @@ def settle(queue: Queue, micro: MicroBatch, now: float) -> None:
 
 
 def submit(
-    queue: Queue, target: Target, batch: Batch, now: float = 0, deadline: float = 100, key: str = ""
-) -> Job:
-    return queue.gate.submit(target, batch, now, deadline, key)
+    queue: Queue,
+    target: Target,
+    batch: Batch,
+    now: float = 0,
+    deadline: float = 100,
+    key: str = "",
+    is_bulk: bool = False,
+) -> Ask:
+    ask = ask_of(target, batch, now, deadline, key)
+    ask.is_bulk = is_bulk
+    queue.gate.weigh(ask, now)
+    return ask
+
+
+def submit_to(
+    scheduler: Scheduler, target: Target, batch: Batch, timeout_s: float, is_bulk: bool = False
+) -> Ask:
+    now = time.monotonic()
+    ask = ask_of(target, batch, now, now + timeout_s)
+    ask.is_bulk = is_bulk
+    scheduler.submit(ask)
+    return ask

@@ -14,10 +14,13 @@ from itertools import count
 
 import numpy as np
 
+from addnorm.service.asking.ask import Ask
+from addnorm.service.asking.gate import Gate
+from addnorm.service.asking.micro_batch import MicroBatch
+from addnorm.service.engine.target import Target
 from addnorm.service.errors import Expired, Overloaded
 from addnorm.service.runtime.batch import Batch, Rows
-from addnorm.service.scheduling.gate import Gate
-from addnorm.service.scheduling.job import Job, MicroBatch, Target
+from tests.support.scheduling import ask_of
 
 BYTES_PER_TOKEN = 5  # of a JSON body
 
@@ -132,7 +135,7 @@ class Simulation:
             partial(self._answered, group, self.now, sum(lengths), self._num_taken)
         )
 
-    def _submit(self, group: Group, lengths: list[int]) -> Job | None:
+    def _submit(self, group: Group, lengths: list[int]) -> Ask | None:
         outcome = self.outcomes[group.name]
         outcome.sent.append(sum(lengths))
         outcome.num_unread += 1
@@ -141,9 +144,8 @@ class Simulation:
             outcome.num_unread -= 1
             outcome.num_read += 1
             batch = Batch.of([np.zeros(length, np.int64) for length in lengths])
-            job = self.gate.submit(
-                group.target, batch, self.now, self.now + group.time_s, group.key
-            )
+            job = ask_of(group.target, batch, self.now, self.now + group.time_s, group.key)
+            self.gate.weigh(job, self.now)
             outcome.num_read -= 1
             outcome.admitted.append(sum(lengths))
             return job

@@ -9,14 +9,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from addnorm.service.asking.scheduler import Scheduler
+from addnorm.service.engine.target import Target
 from addnorm.service.runtime.batch import Batch, Rows
-from addnorm.service.scheduling.job import Target
-from addnorm.service.scheduling.scheduler import Scheduler
 from addnorm.service.telemetry.invariance import MAX_KEPT, InvarianceCheck
 from addnorm.service.telemetry.metrics import Metrics
 from tests.conftest import client_of, inference_of
 from tests.support.metrics import samples, value
-from tests.support.scheduling import batch, echo, gate_of, of_lengths
+from tests.support.scheduling import batch, echo, gate_of, of_lengths, submit_to
 from tests.support.waiting import PATIENCE_S, eventually
 
 
@@ -42,7 +42,7 @@ def counted(metrics: Metrics, what: str) -> float | None:
 
 
 def ask(scheduler: Scheduler, target: Target, batch: Batch) -> None:
-    scheduler.submit(target, batch, 30).future.result(PATIENCE_S)
+    submit_to(scheduler, target, batch, 30).future.result(PATIENCE_S)
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import numpy as np
 import orjson
 from numpy.typing import NDArray
 
-from addnorm.service.inference.outputs.output import (
+from addnorm.service.engine.outputs.output import (
     BINARY_BYTES,
     JSON_BYTES_PER_FLOAT,
     JSON_BYTES_PER_PAD,

@@ -5,13 +5,13 @@ from typing import Any
 
 import numpy as np
 
-from addnorm.service.inference.pipeline import QUICK_BYTES
+from addnorm.service.asking.answer import QUICK_BYTES
+from addnorm.service.asking.ask import Ask
+from addnorm.service.asking.turns import Arguments, Done, Turns
 from addnorm.service.protocols.codec.foreign_fields import IgnoredFields
 from addnorm.service.protocols.codec.negotiation import Headers, sent_type
 from addnorm.service.protocols.codec.safetensors_body import SAFETENSORS
 from addnorm.service.protocols.codec.validation import Body, fit, parse, validated
-from addnorm.service.scheduling.deadline import Deadline
-from addnorm.service.scheduling.turns import Arguments, Done, Turns
 from addnorm.service.settings import Settings
 
 MEDIUM_BYTES = 256 * 1024  # take about 10 ms, in pieces that hold up nobody; 8 MB have one of 40 ms
@@ -38,7 +38,7 @@ class BodyReader:
     async def read(
         self,
         num_bytes: int,
-        deadline: Deadline,
+        ask: Ask,
         work: Callable[Arguments, Done],
         *args: Arguments.args,
         **named: Arguments.kwargs,
@@ -47,23 +47,21 @@ class BodyReader:
         if num_bytes <= QUICK_BYTES:
             return work(*args, **named)
         readers = self._readers if num_bytes <= MEDIUM_BYTES else self._large_readers
-        return await readers.run(deadline, work, *args, **named)
+        return await readers.run(ask, work, *args, **named)
 
-    async def read_json(self, model: type[Body], body: bytes, deadline: Deadline) -> Body:
+    async def read_json(self, model: type[Body], body: bytes, ask: Ask) -> Body:
         """The body as the model. InvalidInput names the field that does not fit."""
         return await self.read(
-            len(body), deadline, validated, model, body, self._settings, self._ignored.add
+            len(body), ask, validated, model, body, self._settings, self._ignored.add
         )
 
-    async def read_object(self, body: bytes, deadline: Deadline) -> dict[str, Any]:
+    async def read_object(self, body: bytes, ask: Ask) -> dict[str, Any]:
         """The body's fields, for `fit`."""
-        return await self.read(len(body), deadline, parse, body, self._settings)
+        return await self.read(len(body), ask, parse, body, self._settings)
 
-    async def fit(
-        self, model: type[Body], value: dict[str, Any], num_bytes: int, deadline: Deadline
-    ) -> Body:
+    async def fit(self, model: type[Body], value: dict[str, Any], num_bytes: int, ask: Ask) -> Body:
         """The body of so many bytes as the model, as `read_json` would."""
-        return await self.read(num_bytes, deadline, fit, model, value, self._ignored.add)
+        return await self.read(num_bytes, ask, fit, model, value, self._ignored.add)
 
 
 def held_bytes(body: bytes, headers: Headers) -> int:

@@ -7,9 +7,9 @@ from typing import Any, overload
 import numpy as np
 import orjson
 
+from addnorm.service.engine.checkpoint import checkpoint
 from addnorm.service.errors import BodyTooLarge, InvalidInput, NotAcceptable, UnsupportedMediaType
 from addnorm.service.protocols.codec.safetensors_body import SAFETENSORS
-from addnorm.service.scheduling.turns import checkpoint
 
 JSON = "application/json"
 OCTETS = "application/octet-stream"

@@ -7,11 +7,11 @@ from typing import Any, NamedTuple
 
 from numpy.typing import NDArray
 
-from addnorm.service.inference.request import InferenceResponse
+from addnorm.service.asking.ask import Ask
 from addnorm.service.protocols.codec.negotiation import JSON, compress
 
 NO_HEADERS: Mapping[str, str] = MappingProxyType({})
-Times = Callable[[Mapping[str, float]], Mapping[str, str]]  # seconds of the stages -> headers
+Times = Callable[[Ask], Mapping[str, str]]  # seconds of the stages -> headers
 
 
 class Payload(NamedTuple):
@@ -28,7 +28,7 @@ class Payload(NamedTuple):
         return sum(map(len, self.parts))
 
 
-Encode = Callable[[InferenceResponse], Payload]
+Encode = Callable[[Ask], Payload]
 
 
 def base64_of(vector: NDArray[Any]) -> str:
@@ -37,8 +37,8 @@ def base64_of(vector: NDArray[Any]) -> str:
     return base64.b64encode(vector.astype(little, copy=False).tobytes()).decode()
 
 
-def compressing(encode: Encode, coding: str, response: InferenceResponse) -> Payload:
+def compressing(encode: Encode, coding: str, ask: Ask) -> Payload:
     """`encode`, and the payload compressed."""
-    plain = encode(response)
+    plain = encode(ask)
     parts = compress(plain.parts, coding)
     return plain._replace(parts=parts, headers={**plain.headers, "content-encoding": coding})

@@ -11,12 +11,12 @@ from typing import Any, TypeVar, get_args
 import orjson
 from pydantic import BaseModel, ValidationError
 
+from addnorm.service.engine.checkpoint import checkpoint
+from addnorm.service.engine.outputs.output import Strict as Strict  # the base of bodies
 from addnorm.service.errors import BodyTooLarge, InvalidInput, UnknownField
-from addnorm.service.inference.outputs.output import Strict as Strict  # the base of bodies
 from addnorm.service.protocols.codec import foreign_fields
 from addnorm.service.protocols.codec.foreign_fields import BOOLEANS
 from addnorm.service.protocols.codec.shown import shown
-from addnorm.service.scheduling.turns import checkpoint
 from addnorm.service.settings import Settings
 
 NO_MEMORY = "Not enough memory"  # in orjson's words

@@ -9,17 +9,16 @@ from typing import Annotated, Any, Literal, get_args
 
 from pydantic import Field
 
+from addnorm.service.asking.ask import Ask
+from addnorm.service.engine.outputs.output import JSON_BYTES_PER_BYTE, JSON_BYTES_PER_FLOAT
+from addnorm.service.engine.outputs.pooled import PooledByDType, check_dimensions
+from addnorm.service.engine.outputs.small_vectors import VectorDType, width_of
 from addnorm.service.errors import InvalidInput
-from addnorm.service.inference.outputs.output import JSON_BYTES_PER_BYTE, JSON_BYTES_PER_FLOAT
-from addnorm.service.inference.outputs.pooled import PooledByDType, check_dimensions
-from addnorm.service.inference.outputs.small_vectors import VectorDType, width_of
-from addnorm.service.inference.request import InferenceRequest, InferenceResponse
-from addnorm.service.inference.request_path import Call
 from addnorm.service.models.model import Model
 from addnorm.service.protocols.codec.decoding import Tools
-from addnorm.service.protocols.codec.payload import base64_of
+from addnorm.service.protocols.codec.payload import Encode, base64_of
 from addnorm.service.protocols.codec.validation import Strict
-from addnorm.service.protocols.route import Decoded, Route
+from addnorm.service.protocols.route import Route
 from addnorm.service.protocols.texts.input_types import typed
 from addnorm.service.protocols.texts.json_answers import embedded
 from addnorm.service.protocols.texts.sequences import Strings
@@ -98,65 +97,57 @@ EXAMPLES: dict[str, Any] = {
 }
 
 
-async def embed(is_v1: bool, asked: EmbedRequest, call: Call, tools: Tools) -> Decoded:
+async def embed(is_v1: bool, body: EmbedRequest, ask: Ask, tools: Tools) -> Encode:
     """InvalidInput names the field."""
-    field, sent = _checked_texts(asked)
-    model, alias = call.model_and_prompt(tools.models, asked.model, None, "embed")
-    _check_limits(asked, model)
-    types = list(dict.fromkeys(asked.embedding_types or KINDS[:1]))
-    sent_cut = None if asked.truncate is None else asked.truncate != "NONE"
+    field, sent = _checked_texts(body)
+    model, alias = ask.find_model_and_prompt(tools.models, body.model, None, "embed")
+    _check_limits(body, model)
+    types = list(dict.fromkeys(body.embedding_types or KINDS[:1]))
+    sent_cut = None if body.truncate is None else body.truncate != "NONE"
     cut = cuts(tools, sent_cut, by_default=True)
-    texts = _prompted(asked, field, sent, model, alias, cut)
-    batch, padding = await tools.texts.tokenize(texts, call.deadline)
+    texts = _prompted(body, field, sent, model, alias, cut)
+    ask.batch, ask.padding = await tools.texts.tokenize(texts, ask)
     dtypes = dict.fromkeys(_dtype(kind) for kind in types)
     output = PooledByDType(
         normalize=model.bundle.manifest.normalize,
-        dimensions=asked.output_dimension,
+        dimensions=body.output_dimension,
         dtypes=tuple(dtypes),
         field="embedding_types",
     )
-    dimensions = asked.output_dimension or model.bundle.width("pooled")
+    dimensions = body.output_dimension or model.bundle.width("pooled")
     vector_bytes = sum(NUMBER_BYTES[kind] * width_of(_dtype(kind), dimensions) for kind in types)
-    request = InferenceRequest(
-        model,
-        batch,
-        padding,
-        (output,),
-        asked.precision,
-        field=field,
-        answer_bytes=call.num_bytes + len(sent) * vector_bytes,
-    )
-    is_plain = is_v1 and asked.embedding_types is None
-    words = partial(_words, is_plain, sent, call.context.request_id)
-    return request, embedded(words, partial(_by_type, types))
+    ask.outputs, ask.precision, ask.field = (output,), body.precision or ask.precision, field
+    ask.answer_bytes = ask.num_body_bytes + len(sent) * vector_bytes
+    is_plain = is_v1 and body.embedding_types is None
+    return embedded(partial(_words, is_plain, sent), partial(_by_type, types))
 
 
-def _checked_texts(asked: EmbedRequest) -> tuple[str, list[str]]:
+def _checked_texts(body: EmbedRequest) -> tuple[str, list[str]]:
     """The field that has the texts, and these."""
-    if asked.inputs is not None and asked.texts is not None:
+    if body.inputs is not None and body.texts is not None:
         raise InvalidInput("texts and inputs are both set: send one of them", param="inputs")
-    if asked.inputs is not None:
-        return "inputs", [each.content[0].text for each in asked.inputs]
-    if asked.texts is None:
+    if body.inputs is not None:
+        return "inputs", [each.content[0].text for each in body.inputs]
+    if body.texts is None:
         raise InvalidInput("texts is missing: send the texts to embed", param="texts")
-    return "texts", asked.texts
+    return "texts", body.texts
 
 
-def _check_limits(asked: EmbedRequest, model: Model) -> None:
-    check_dimensions("output_dimension", asked.output_dimension, model.bundle)
-    check_limit("max_tokens", asked.max_tokens, model)
+def _check_limits(body: EmbedRequest, model: Model) -> None:
+    check_dimensions("output_dimension", body.output_dimension, model.bundle)
+    check_limit("max_tokens", body.max_tokens, model)
 
 
 def _prompted(
-    asked: EmbedRequest, field: str, texts: list[str], model: Model, alias: str | None, cut: bool
+    body: EmbedRequest, field: str, texts: list[str], model: Model, alias: str | None, cut: bool
 ) -> TextsToTokenize:
     """alias: the prompt that the model's name has."""
-    if asked.input_type is None:
+    if body.input_type is None:
         made = TextsToTokenize.prompted(field, texts, cut, model, alias)
     else:
         made = TextsToTokenize(field, texts, cut, model)
-        made = typed(made, "input_type", asked.input_type, alias)
-    made = made._replace(left=asked.truncate == "START", can_cut=False)
+        made = typed(made, "input_type", body.input_type, alias)
+    made = made._replace(left=body.truncate == "START", can_cut=False)
     made.check_prompt_is_kept()
     return made
 
@@ -165,22 +156,20 @@ def _dtype(kind: EmbeddingType) -> VectorDType:
     return "float32" if kind == "float" or kind == "base64" else kind
 
 
-def _by_type(types: list[EmbeddingType], response: InferenceResponse) -> dict[str, Any]:
-    by_dtype = response.value(PooledByDType).parts
+def _by_type(types: list[EmbeddingType], ask: Ask) -> dict[str, Any]:
+    by_dtype = ask.value(PooledByDType).parts
     by_type: dict[str, Any] = {kind: by_dtype[_dtype(kind)].joined for kind in types}
     if "base64" in by_type:
         by_type["base64"] = map(base64_of, by_type["base64"])
     return by_type
 
 
-def _words(
-    is_plain: bool, texts: list[str], request_id: str, response: InferenceResponse, by_type: Any
-) -> dict[str, Any]:
+def _words(is_plain: bool, texts: list[str], ask: Ask, by_type: Any) -> dict[str, Any]:
     """is_plain: a list of vectors, as /v1/embed answers where no type is asked for."""
-    num_tokens = response.request.batch.num_tokens
+    num_tokens = ask.batch.num_tokens
     return {
         "response_type": "embeddings_floats" if is_plain else "embeddings_by_type",
-        "id": request_id,
+        "id": ask.id,
         "embeddings": by_type["float"] if is_plain else by_type,
         "texts": texts,
         "meta": {

@@ -9,12 +9,12 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
+from addnorm.service.asking.ask import Ask
 from addnorm.service.errors import InvalidInput
-from addnorm.service.inference.request import InferenceResponse
-from addnorm.service.inference.request_path import Call
 from addnorm.service.protocols.codec.decoding import Tools
+from addnorm.service.protocols.codec.payload import Encode
 from addnorm.service.protocols.codec.validation import Strict, agreed
-from addnorm.service.protocols.route import Decoded, Route
+from addnorm.service.protocols.route import Route
 from addnorm.service.protocols.texts.json_answers import Ranking, ranked, usage
 from addnorm.service.protocols.texts.places import query_with
 from addnorm.service.protocols.texts.text_tasks import score_pairs
@@ -76,22 +76,22 @@ EXAMPLES: dict[str, Any] = {
 }
 
 
-async def rerank(asked: RerankRequest, call: Call, tools: Tools) -> Decoded:
+async def rerank(body: RerankRequest, ask: Ask, tools: Tools) -> Encode:
     """InvalidInput names the field."""
-    model = call.model(tools.models, call.named(asked.model), "rerank")
-    check_limit("truncate_prompt_tokens", asked.truncate_prompt_tokens, model, whole=-1)
-    num_best = agreed(top_n=asked.top_n, top_k=asked.top_k) or None
-    documents = [text if isinstance(text, str) else text.text for text in asked.documents]
-    pairs = [(asked.query, document) for document in documents]
+    model = ask.find_model(tools.models, ask.names.get("model", body.model), "rerank")
+    check_limit("truncate_prompt_tokens", body.truncate_prompt_tokens, model, whole=-1)
+    num_best = agreed(top_n=body.top_n, top_k=body.top_k) or None
+    documents = [text if isinstance(text, str) else text.text for text in body.documents]
+    pairs = [(body.query, document) for document in documents]
     texts = TextsToTokenize(
-        "documents", pairs, asked.truncation, model, can_cut=False, named=query_with("documents")
+        "documents", pairs, body.truncation, model, can_cut=False, named=query_with("documents")
     )
-    function: Function = "none" if asked.raw_scores else "sigmoid"
-    sent_back = 2 * call.num_bytes if asked.return_documents else 0
-    task = await score_pairs(call, tools, texts, function, asked.precision, sent_back)
-    _check_documents(asked.max_tokens_per_doc, task.request.batch)
-    ranking = Ranking(len(documents), partial(_entry, asked), num_best)
-    return task.request, ranked(task, partial(_words, call.context.request_id), ranking)
+    function: Function = "none" if body.raw_scores else "sigmoid"
+    sent_back = 2 * ask.num_body_bytes if body.return_documents else 0
+    finish = await score_pairs(ask, tools, texts, function, body.precision, sent_back)
+    _check_documents(body.max_tokens_per_doc, ask.batch)
+    ranking = Ranking(len(documents), partial(_entry, body), num_best)
+    return ranked(finish, _words, ranking)
 
 
 def _check_documents(most: int | None, batch: Batch) -> None:
@@ -106,22 +106,20 @@ def _check_documents(most: int | None, batch: Batch) -> None:
         )
 
 
-def _entry(asked: RerankRequest, index: int, score: Any) -> dict[str, Any]:
-    document = {"document": _whole(asked.documents[index])} if asked.return_documents else {}
+def _entry(body: RerankRequest, index: int, score: Any) -> dict[str, Any]:
+    document = {"document": _whole(body.documents[index])} if body.return_documents else {}
     return {"index": index, "relevance_score": score, **document}
 
 
-def _words(
-    request_id: str, response: InferenceResponse, results: list[dict[str, Any]]
-) -> dict[str, Any]:
+def _words(ask: Ask, results: list[dict[str, Any]]) -> dict[str, Any]:
     return {
-        "id": request_id,
+        "id": ask.id,
         "object": "rerank",
-        "model": response.request.model.answered_name,
+        "model": ask.model.answered_name,
         "results": results,
         "data": _for_voyage(results),
-        "usage": usage(response),
-        "meta": {"tokens": {"input_tokens": response.request.batch.num_tokens}},
+        "usage": usage(ask),
+        "meta": {"tokens": {"input_tokens": ask.batch.num_tokens}},
     }
 
 

@@ -2,21 +2,20 @@
 
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 from fastapi.utils import generate_unique_id
 from numpy.typing import NDArray
 
+from addnorm.service.asking.ask import Ask
+from addnorm.service.engine.outputs import Output, Pooled, Value
 from addnorm.service.errors import InvalidInput, UnknownField
-from addnorm.service.inference.outputs import Output, Pooled, Value
-from addnorm.service.inference.request import InferenceRequest, InferenceResponse
-from addnorm.service.inference.request_path import Call, Encoded, Prepared
 from addnorm.service.models.model import Model
 from addnorm.service.protocols.codec.decoding import RawRequest, Tools
 from addnorm.service.protocols.codec.negotiation import JSON, OCTETS, written
 from addnorm.service.protocols.codec.openapi import body_schema
-from addnorm.service.protocols.codec.payload import Payload
+from addnorm.service.protocols.codec.payload import Encode, Payload
 from addnorm.service.protocols.codec.safetensors_body import raw_bytes
 from addnorm.service.protocols.kserve import tensors, text_tensor
 from addnorm.service.protocols.kserve.metadata import ref
@@ -28,7 +27,7 @@ from addnorm.service.protocols.kserve.schema import (
     V2InferResponse,
 )
 from addnorm.service.protocols.kserve.tensors import LENGTH_HEADER, NativeTensor
-from addnorm.service.protocols.route import Decoded, Route
+from addnorm.service.protocols.route import Route
 from addnorm.service.runtime.batch import Batch, Padding
 from addnorm.service.runtime.unpadding import from_grid
 
@@ -48,6 +47,7 @@ class Wanted(NamedTuple):
     binary: bool
 
 
+Encoded = TypeVar("Encoded")
 BINARY = {
     "schema": {
         "type": "string",
@@ -67,68 +67,63 @@ LENGTH = {
 
 
 # writes the wanted outputs of a response to the request with this id
-Write = Callable[[list[Wanted], str | None, InferenceResponse], Encoded]
+Write = Callable[[list[Wanted], str | None, Ask], Encoded]
 
 
 async def infer(
-    asked: V2InferRequest,
+    body: V2InferRequest,
     contents: Iterable[memoryview | None],
-    call: Call,
+    ask: Ask,
     tools: Tools,
     write: Write[Encoded],
-) -> Prepared[Encoded]:
+) -> Callable[[Ask], Encoded]:
     """contents: as `tensors.read` takes them. InvalidInput names the field."""
-    own, of_texts = asked.parameters, text_tensor.is_of_texts(asked.inputs)
-    named = ref(tools.models, **call.names)
+    own, of_texts = body.parameters, text_tensor.is_of_texts(body.inputs)
+    named = ref(tools.models, **ask.names)
     if of_texts:
-        model, prompt = call.model_and_prompt(tools.models, named, own.prompt_name)
+        model, prompt = ask.find_model_and_prompt(tools.models, named, own.prompt_name)
     else:
-        model = call.model(tools.models, named)
-    _check_name(asked, model, call.names["model"])
-    _check_parameters(asked, of_texts)
+        model = ask.find_model(tools.models, named)
+    _check_name(body, model, ask.names["model"])
+    _check_parameters(body, of_texts)
     if of_texts:
-        batch, padding = await text_tensor.tokenized(
-            asked.inputs[0], contents, own, model, prompt, call, tools
+        ask.batch, ask.padding = await text_tensor.tokenized(
+            body.inputs[0], contents, own, model, prompt, ask, tools
         )
         if own.normalize is None:
             own = own.model_copy(update={"normalize": model.bundle.manifest.normalize})
     else:
-        about = call.num_bytes, call.deadline
-        batch, padding = await tools.bodies.read(*about, _from_tensors, asked, contents)
-    wanted = _wanted(asked, model, of_texts)
-    request = InferenceRequest(
-        model,
-        batch,
-        padding,
-        _native(wanted, own),
-        precision=own.precision,
-        timeout_s=own.timeout / 1e6 or None,
-        binary=all(output.binary for output in wanted),
-        field=asked.inputs[0].name if of_texts else "input_ids",
-    )
-    return request, partial(write, wanted, asked.id)
+        about = ask.num_body_bytes, ask
+        ask.batch, ask.padding = await tools.bodies.read(*about, _from_tensors, body, contents)
+    wanted = _wanted(body, model, of_texts)
+    ask.outputs, ask.precision = _native(wanted, own), own.precision or ask.precision
+    ask.binary = all(output.binary for output in wanted)
+    ask.field = body.inputs[0].name if of_texts else "input_ids"
+    if own.timeout and not ask.is_callers:  # the header wins over the body
+        ask.timeout_s, ask.is_callers = own.timeout / 1e6, True
+    return partial(write, wanted, body.id)
 
 
 def _from_tensors(
-    asked: V2InferRequest, contents: Iterable[memoryview | None]
+    body: V2InferRequest, contents: Iterable[memoryview | None]
 ) -> tuple[Batch, Padding]:
-    grids = tensors.read(asked.inputs, contents)
+    grids = tensors.read(body.inputs, contents)
     input_ids = grids["input_ids"].astype(np.int64, copy=False)
     mask = grids.get("attention_mask", np.ones_like(input_ids))
     return from_grid(input_ids, mask, grids.get("token_type_ids"))
 
 
-def _check_name(asked: V2InferRequest, model: Model, named: str) -> None:
-    if asked.model_name not in (None, model.name, named):
+def _check_name(body: V2InferRequest, model: Model, named: str) -> None:
+    if body.model_name not in (None, model.name, named):
         raise InvalidInput(
-            f"model_name is {asked.model_name!r:.200}, the path says {named[:200]!r}",
+            f"model_name is {body.model_name!r:.200}, the path says {named[:200]!r}",
             param="model_name",
         )
 
 
-def _check_parameters(asked: V2InferRequest, of_texts: bool) -> None:
+def _check_parameters(body: V2InferRequest, of_texts: bool) -> None:
     """V2's own names without a meaning here are rejected; the caller's are accepted."""
-    for name in asked.parameters.model_extra or {}:
+    for name in body.parameters.model_extra or {}:
         if name in REFUSED or name.startswith("triton_"):
             reason = REFUSED.get(name, "names in triton_ are Triton's own")
             raise UnknownField(
@@ -136,7 +131,7 @@ def _check_parameters(asked: V2InferRequest, of_texts: bool) -> None:
             )
     if not of_texts:
         for name in ("truncate", "prompt_name"):
-            if getattr(asked.parameters, name):
+            if getattr(body.parameters, name):
                 raise InvalidInput(
                     f"parameters.{name} is set, but it is for texts: send a tensor of datatype"
                     " BYTES",
@@ -144,22 +139,22 @@ def _check_parameters(asked: V2InferRequest, of_texts: bool) -> None:
                 )
 
 
-def _wanted(asked: V2InferRequest, model: Model, of_texts: bool) -> list[Wanted]:
+def _wanted(body: V2InferRequest, model: Model, of_texts: bool) -> list[Wanted]:
     """The outputs in the order asked for. If the request names none, all of them, but for texts the
     one with a row for each text: clients that send texts expect one."""
-    known, binary = tensors.outputs(model.bundle), asked.parameters.binary_data_output
-    if asked.outputs is None and of_texts:
+    known, binary = tensors.outputs(model.bundle), body.parameters.binary_data_output
+    if body.outputs is None and of_texts:
         a_row = len(tensors.shapes(model.bundle).get("logits", [])) == 2
         name = "logits" if a_row else "pooled"
         return [Wanted(name, known[name], binary)]
-    if asked.outputs is None:
+    if body.outputs is None:
         return [Wanted(name, native, binary) for name, native in known.items()]
-    if not asked.outputs:
+    if not body.outputs:
         raise InvalidInput(f"outputs is empty: ask for some of {', '.join(known)}", param="outputs")
-    names = [output.name for output in asked.outputs]
-    for output in asked.outputs:
+    names = [output.name for output in body.outputs]
+    for output in body.outputs:
         _check_output(output, known, model.bundle.ref, names)
-    as_bytes = (output.parameters.binary_data for output in asked.outputs)
+    as_bytes = (output.parameters.binary_data for output in body.outputs)
     return [
         Wanted(name, known[name], binary if own is None else own)
         for name, own in zip(names, as_bytes, strict=True)
@@ -191,9 +186,9 @@ def _native(wanted: list[Wanted], own: Parameters) -> tuple[Output[Value], ...]:
     return tuple(pooled if kind is Pooled else kind() for kind in kinds)
 
 
-def encode(wanted: list[Wanted], request_id: str | None, response: InferenceResponse) -> Payload:
-    """InferenceResponse -> JSON, and the bytes of the outputs that go out so, not copied."""
-    manifest, made = response.request.model.bundle.manifest, tensors_of(response)
+def encode(wanted: list[Wanted], request_id: str | None, ask: Ask) -> Payload:
+    """Outputs -> JSON, and the bytes of the outputs that go out so, not copied."""
+    manifest, made = ask.model.bundle.manifest, tensors_of(ask)
     described: list[dict[str, Any]] = []
     raw: list[bytes | memoryview] = []
     for name, native, binary in wanted:
@@ -210,7 +205,7 @@ def encode(wanted: list[Wanted], request_id: str | None, response: InferenceResp
         "model_version": str(manifest.version),
         "outputs": described,
     }
-    head = written(body, response.num_bytes)
+    head = written(body, ask.num_bytes)
     return (
         Payload([*head, *raw], OCTETS, {LENGTH_HEADER: str(sum(map(len, head)))})
         if raw
@@ -218,19 +213,19 @@ def encode(wanted: list[Wanted], request_id: str | None, response: InferenceResp
     )
 
 
-def tensors_of(response: InferenceResponse) -> dict[str, NDArray[Any]]:
+def tensors_of(ask: Ask) -> dict[str, NDArray[Any]]:
     """All tensors that were made, by their native names."""
     made: dict[str, NDArray[Any]] = {}
-    for output, value in response.values.items():
+    for output, value in ask.values.items():
         made |= value.tensors(output.name)
     return made
 
 
-async def decode(raw: RawRequest, call: Call, tools: Tools) -> Decoded:
+async def decode(raw: RawRequest, ask: Ask, tools: Tools) -> Encode:
     """JSON, and after it the bytes of tensors."""
-    body, tail = tensors.split(raw)
-    asked = await tools.bodies.read_json(V2InferRequest, body, call.deadline)
-    return await infer(asked, tensors.after_json(asked.inputs, tail), call, tools, encode)
+    json, tail = tensors.split(raw)
+    body = await tools.bodies.read_json(V2InferRequest, json, ask)
+    return await infer(body, tensors.after_json(body.inputs, tail), ask, tools, encode)
 
 
 def _documented(*names: str) -> dict[str, Any]:

@@ -17,9 +17,7 @@ from addnorm.service.protocols.codec.negotiation import JSON
 from addnorm.service.protocols.codec.openapi import body_schema
 from addnorm.service.protocols.codec.validation import Body
 from addnorm.service.protocols.dialect_errors import V2_ERRORS
-from addnorm.service.protocols.route import FastApiRoute, Parts, parts_of
-from addnorm.service.scheduling.deadline import Deadline
-from addnorm.service.telemetry.request_context import context_of
+from addnorm.service.protocols.route import FastApiRoute, Parts, ask_of, parts_of
 
 log = logging.getLogger("addnorm")
 CLOSED = {"model": V2_ERRORS.body, "description": "ADDNORM_ADMIN is not set."}
@@ -107,10 +105,10 @@ async def _read(request: Request, model: type[Body]) -> Body:
     """The body, which may be empty. Forbidden unless ADDNORM_ADMIN is set."""
     parts = parts_of(request)
     _check_open(parts)
-    context = context_of(request.scope)
-    body = await parts.receiver.receive(request.headers, request.receive, context)
-    deadline = Deadline(parts.settings.timeout_s, holdings=context.holdings)
-    return await parts.tools.bodies.read_json(model, body or b"{}", deadline)
+    ask = ask_of(request.scope)
+    ask.timeout_s = parts.settings.timeout_s
+    body = await parts.receiver.receive(request.headers, request.receive, ask)
+    return await parts.tools.bodies.read_json(model, body or b"{}", ask)
 
 
 def _check_open(parts: Parts) -> None:

@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from addnorm.service.engine.outputs import OUTPUTS, OutputKind, OutputKinds
 from addnorm.service.errors import InvalidInput
-from addnorm.service.inference.outputs import OUTPUTS, OutputKind, OutputKinds
 from addnorm.service.protocols.codec.decoding import RawRequest
 from addnorm.service.protocols.codec.shown import shown
 from addnorm.service.protocols.codec.validation import with_whole_floats

@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
+from addnorm.service.asking.ask import Ask
 from addnorm.service.errors import InvalidInput
-from addnorm.service.inference.request_path import Call
 from addnorm.service.models.model import Model
 from addnorm.service.protocols.codec.decoding import Tools
 from addnorm.service.protocols.codec.shown import shown
@@ -46,7 +46,7 @@ async def tokenized(
     own: Parameters,
     model: Model,
     prompt_name: str | None,
-    call: Call,
+    ask: Ask,
     tools: Tools,
 ) -> tuple[Batch, Padding]:
     """Laid out in a grid as wide as the longest text. A pair of texts is a row of two."""
@@ -55,11 +55,11 @@ async def tokenized(
             f"{tensor.name}.shape is {tensor.shape}: send [texts], or [pairs, 2]", param=tensor.name
         )
     check_size(tensor.name, tensor.shape[0], "texts", tools.texts.settings.max_sequences)
-    texts = await tools.bodies.read(call.num_bytes, call.deadline, _texts, tensor, contents)
+    texts = await tools.bodies.read(ask.num_body_bytes, ask, _texts, tensor, contents)
     asked = TextsToTokenize.prompted(
         tensor.name, texts, cuts(tools, own.truncate), model, prompt_name
     )
-    batch, padding = await tools.texts.tokenize(asked, call.deadline)
+    batch, padding = await tools.texts.tokenize(asked, ask)
     places = np.arange(max(padding.lengths.tolist()))
     return batch, Padding(padding.lengths, places < padding.lengths[:, None])
 

@@ -1,39 +1,37 @@
-"""InferenceResponse -> the native protocol's JSON and safetensors."""
+"""Outputs -> the native protocol's JSON and safetensors."""
 
-from addnorm.service.inference.request import InferenceResponse
+from addnorm.service.asking.ask import Ask
+from addnorm.service.engine.checkpoint import checkpoint
 from addnorm.service.protocols.codec import safetensors_body as tensors
 from addnorm.service.protocols.codec.negotiation import written
 from addnorm.service.protocols.codec.payload import Payload
 from addnorm.service.protocols.codec.safetensors_body import SAFETENSORS, Arrays
-from addnorm.service.scheduling.turns import checkpoint
 
 
-def encode(response: InferenceResponse) -> Payload:
-    """InferenceResponse -> JSON, floats with the fewest digits that give the same float back."""
-    request = response.request
-    usage = {"real_tokens": request.batch.num_tokens, "pad_tokens": request.padding.num_pads}
+def encode(ask: Ask) -> Payload:
+    """Outputs -> JSON, floats with the fewest digits that give the same float back."""
+    usage = {"real_tokens": ask.batch.num_tokens, "pad_tokens": ask.padding.num_pads}
     body = {
-        "model": request.model.answered_name,
-        "version": str(request.model.bundle.manifest.version),
-        **{output.name: value.for_json() for output, value in response.values.items()},
+        "model": ask.model.answered_name,
+        "version": str(ask.model.bundle.manifest.version),
+        **{output.name: value.for_json() for output, value in ask.values.items()},
         "usage": usage,
     }
-    return Payload(written(body, response.num_bytes))
+    return Payload(written(body, ask.num_bytes))
 
 
-def encode_tensors(response: InferenceResponse) -> Payload:
-    """InferenceResponse -> safetensors: ragged rows end to end, with their lengths."""
-    request = response.request
+def encode_tensors(ask: Ask) -> Payload:
+    """Outputs -> safetensors: ragged rows end to end, with their lengths."""
     arrays: Arrays = {}
-    for output, value in response.values.items():
+    for output, value in ask.values.items():
         arrays |= value.tensors(output.name)
         checkpoint()
-    if request.padding.mask is None:
-        arrays["lengths"] = request.padding.lengths
+    if ask.padding.mask is None:
+        arrays["lengths"] = ask.padding.lengths
     metadata = {
-        "model": request.model.answered_name,
-        "version": str(request.model.bundle.manifest.version),
-        "real_tokens": str(request.batch.num_tokens),
-        "pad_tokens": str(request.padding.num_pads),
+        "model": ask.model.answered_name,
+        "version": str(ask.model.bundle.manifest.version),
+        "real_tokens": str(ask.batch.num_tokens),
+        "pad_tokens": str(ask.padding.num_pads),
     }
     return Payload(tensors.write(arrays, metadata), SAFETENSORS)

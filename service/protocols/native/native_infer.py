@@ -2,21 +2,19 @@
 
 from collections.abc import Sequence
 from functools import partial
-from typing import NamedTuple
 
 import numpy as np
 
+from addnorm.service.asking.ask import Ask
+from addnorm.service.engine.heads import Spans
+from addnorm.service.engine.outputs import Output, Value
+from addnorm.service.engine.outputs.output import Asked
+from addnorm.service.engine.outputs.small_vectors import VectorDType
 from addnorm.service.errors import InvalidInput, UnsupportedMediaType
-from addnorm.service.inference.heads import Spans
-from addnorm.service.inference.outputs import Output, Value
-from addnorm.service.inference.outputs.output import Asked
-from addnorm.service.inference.outputs.small_vectors import VectorDType
-from addnorm.service.inference.request import InferenceRequest
-from addnorm.service.inference.request_path import Call
-from addnorm.service.models.model import Model
 from addnorm.service.protocols.codec import safetensors_body as tensors
 from addnorm.service.protocols.codec.decoding import RawRequest, Tools
 from addnorm.service.protocols.codec.negotiation import JSON, negotiate, sent_type
+from addnorm.service.protocols.codec.payload import Encode
 from addnorm.service.protocols.codec.safetensors_body import SAFETENSORS, Arrays
 from addnorm.service.protocols.native.native_answer import encode, encode_tensors
 from addnorm.service.protocols.native.native_schema import (
@@ -27,7 +25,7 @@ from addnorm.service.protocols.native.native_schema import (
     InferRequest,
     Options,
 )
-from addnorm.service.protocols.route import Decoded, Route
+from addnorm.service.protocols.route import Route
 from addnorm.service.protocols.texts import spans
 from addnorm.service.protocols.texts.texts import TextsToTokenize
 from addnorm.service.protocols.texts.truncation import cuts
@@ -37,116 +35,95 @@ from addnorm.service.runtime.tokenizing.tokenizer import Text
 from addnorm.service.runtime.unpadding import from_grid, from_lists, from_rows
 
 
-async def infer(asked: InferRequest, call: Call, tools: Tools) -> InferenceRequest:
-    """The request for token ids or for texts. InvalidInput names the field."""
-    return _request(asked, await _read(asked, call, tools))
+async def infer(body: InferRequest, ask: Ask, tools: Tools) -> None:
+    """What is asked of token ids or of texts. InvalidInput names the field."""
+    model, prompt_name = ask.find_model_and_prompt(tools.models, body.model, body.prompt_name)
+    if body.texts is not None:
+        await _read_texts(body, body.texts, prompt_name, ask, tools)
+        return
+    about = ask.num_body_bytes, ask
+    ask.batch, ask.padding = await tools.bodies.read(*about, _from_lists, body, prompt_name)
+    found = await _token_spans(body, ask, tools)
+    _want(ask, body, found, _names(body, model.bundle))
 
 
-async def infer_tensors(
-    options: Options, arrays: Arrays, call: Call, tools: Tools
-) -> InferenceRequest:
-    """The request for token ids as arrays. InvalidInput names the field."""
-    model = call.model(tools.models, options.model)
-    about = call.num_bytes, call.deadline
-    batch, padding = await tools.bodies.read(*about, _from_arrays, arrays)
-    found = await _token_spans(options, padding, call, tools)
-    return _request(options, Read(model, batch, padding, found, _names(options, model.bundle)))
+async def infer_tensors(options: Options, arrays: Arrays, ask: Ask, tools: Tools) -> None:
+    """What is asked of token ids as arrays. InvalidInput names the field."""
+    model = ask.find_model(tools.models, options.model)
+    about = ask.num_body_bytes, ask
+    ask.batch, ask.padding = await tools.bodies.read(*about, _from_arrays, arrays)
+    found = await _token_spans(options, ask, tools)
+    _want(ask, options, found, _names(options, model.bundle))
 
 
-class Read(NamedTuple):
-    """What a body asks for is of this. names: of the outputs, checked."""
-
-    model: Model
-    batch: Batch
-    padding: Padding
-    spans: Spans | None
-    names: Sequence[str]
-
-
-def _request(options: Options, read: Read) -> InferenceRequest:
-    return InferenceRequest(
-        read.model,
-        read.batch,
-        read.padding,
-        _outputs(options, read),
-        options.precision,
-        dtype="float16" if options.dtype == "float16" else "float32",
-        field=options.field,
-    )
-
-
-async def _read(asked: InferRequest, call: Call, tools: Tools) -> Read:
-    model, prompt_name = call.model_and_prompt(tools.models, asked.model, asked.prompt_name)
-    if asked.texts is not None:
-        return await _read_texts(asked, asked.texts, model, prompt_name, call, tools)
-    about = call.num_bytes, call.deadline
-    batch, padding = await tools.bodies.read(*about, _from_lists, asked, prompt_name)
-    found = await _token_spans(asked, padding, call, tools)
-    return Read(model, batch, padding, found, _names(asked, model.bundle))
+def _want(ask: Ask, options: Options, found: Spans | None, names: Sequence[str]) -> None:
+    """names: of the outputs, checked."""
+    dtype, skipped = _vector_dtype(options), options.skipped_ids(ask.model.bundle)
+    shared = Asked(None, options.pooling, options.normalize, dtype, found, skipped)
+    ask.outputs = tuple(_output(name, options, shared) for name in names)
+    ask.precision = options.precision or ask.precision
+    ask.dtype = "float16" if options.dtype == "float16" else "float32"
+    ask.field = options.field
 
 
 async def _read_texts(
-    asked: InferRequest,
-    given: list[Text],
-    model: Model,
-    prompt_name: str | None,
-    call: Call,
-    tools: Tools,
-) -> Read:
-    if not (asked.input_ids is asked.attention_mask is asked.token_type_ids is None):
+    body: InferRequest, given: list[Text], prompt_name: str | None, ask: Ask, tools: Tools
+) -> None:
+    if not (body.input_ids is body.attention_mask is body.token_type_ids is None):
         raise InvalidInput(
             "texts stand alone: send either them, or input_ids with attention_mask and"
             " token_type_ids",
             param="texts",
         )
-    truncate = cuts(tools, asked.truncate)
-    if asked.input_type is None:
+    model, truncate = ask.model, cuts(tools, body.truncate)
+    if body.input_type is None:
         texts = TextsToTokenize.prompted("texts", given, truncate, model, prompt_name)
     elif prompt_name is None:
-        texts = TextsToTokenize.typed("texts", given, truncate, model, asked.input_type)
+        texts = TextsToTokenize.typed("texts", given, truncate, model, body.input_type)
     else:
         raise InvalidInput(
-            f"input_type is {asked.input_type!r}, and the prompt {prompt_name[:60]!r} is named too:"
+            f"input_type is {body.input_type!r}, and the prompt {prompt_name[:60]!r} is named too:"
             " the input type chooses the prompt",
             param="input_type",
         )
-    names = _names(asked, model.bundle)  # what cannot be had is rejected before texts are tokenized
-    if asked.spans is None:
-        return Read(model, *await tools.texts.tokenize(texts, call.deadline), None, names)
-    batch, padding, encodings = await tools.texts.tokenize_with_offsets(texts, call.deadline)
+    names = _names(body, model.bundle)  # what cannot be had is rejected before texts are tokenized
+    if body.spans is None:
+        ask.batch, ask.padding = await tools.texts.tokenize(texts, ask)
+        _want(ask, body, None, names)
+        return
+    ask.batch, ask.padding, encodings = await tools.texts.tokenize_with_offsets(texts, ask)
     places = spans.in_texts(given, texts, encodings)
     found = await tools.bodies.read(
-        call.num_bytes, call.deadline, spans.read, asked.spans, places, asked.field
+        ask.num_body_bytes, ask, spans.read, body.spans, places, body.field
     )
-    return Read(model, batch, padding, found, names)
+    _want(ask, body, found, names)
 
 
-async def _token_spans(asked: Options, padding: Padding, call: Call, tools: Tools) -> Spans | None:
+async def _token_spans(body: Options, ask: Ask, tools: Tools) -> Spans | None:
     """Spans from ranges of input_ids."""
-    if asked.spans is None:
+    if body.spans is None:
         return None
-    places = spans.in_layout(padding)
+    places = spans.in_layout(ask.padding)
     return await tools.bodies.read(
-        call.num_bytes, call.deadline, spans.read, asked.spans, places, asked.field
+        ask.num_body_bytes, ask, spans.read, body.spans, places, body.field
     )
 
 
-async def _decode(bodies: Bodies, raw: RawRequest, call: Call, tools: Tools) -> Decoded:
+async def _decode(bodies: Bodies, raw: RawRequest, ask: Ask, tools: Tools) -> Encode:
     """JSON or safetensors, in and out."""
     answer_type = negotiate(raw.headers, (JSON, SAFETENSORS))
     media_type = sent_type(raw.headers)
     if media_type == JSON:
-        asked = await tools.bodies.read_json(bodies.request, raw.body, call.deadline)
-        request = await infer(asked, call, tools)
+        body = await tools.bodies.read_json(bodies.request, raw.body, ask)
+        await infer(body, ask, tools)
     elif media_type == SAFETENSORS:
-        found = await tools.bodies.read(len(raw.body), call.deadline, tensors.read, raw.body)
-        options = await tools.bodies.read_json(bodies.options, found.request, call.deadline)
-        request = await infer_tensors(options, found.arrays, call, tools)
+        found = await tools.bodies.read(len(raw.body), ask, tensors.read, raw.body)
+        options = await tools.bodies.read_json(bodies.options, found.request, ask)
+        await infer_tensors(options, found.arrays, ask, tools)
     else:
         raise UnsupportedMediaType(f"Content-Type is {media_type!r}: send {JSON} or {SAFETENSORS}")
-    if answer_type == JSON:
-        return request, encode
-    return request._replace(binary=True), encode_tensors
+    ask.binary = answer_type != JSON
+    return encode_tensors if ask.binary else encode
 
 
 def route(bodies: Bodies) -> Route:
@@ -165,10 +142,10 @@ def route(bodies: Bodies) -> Route:
     )
 
 
-def _from_lists(asked: InferRequest, prompt_name: str | None) -> tuple[Batch, Padding]:
-    if asked.input_ids is None:
+def _from_lists(body: InferRequest, prompt_name: str | None) -> tuple[Batch, Padding]:
+    if body.input_ids is None:
         raise InvalidInput("input_ids is missing: send token ids, or texts", param="input_ids")
-    if asked.truncate:
+    if body.truncate:
         raise InvalidInput(
             "truncate is set, but it cuts texts only: cut input_ids yourself", param="truncate"
         )
@@ -177,9 +154,9 @@ def _from_lists(asked: InferRequest, prompt_name: str | None) -> tuple[Batch, Pa
             "prompt_name is set, but prompts are for texts: put the prompt's ids into input_ids",
             param="prompt_name",
         )
-    if asked.input_type is not None:
+    if body.input_type is not None:
         raise InvalidInput("input_type is set, but it is for texts", param="input_type")
-    return from_lists(asked.input_ids, asked.attention_mask, asked.token_type_ids)
+    return from_lists(body.input_ids, body.attention_mask, body.token_type_ids)
 
 
 def _from_arrays(arrays: Arrays) -> tuple[Batch, Padding]:
@@ -204,51 +181,44 @@ def _check_axes(arrays: Arrays, **num_axes: int) -> None:
             )
 
 
-def _names(asked: Options, bundle: Bundle) -> Sequence[str]:
+def _names(body: Options, bundle: Bundle) -> Sequence[str]:
     """The outputs asked for. InvalidInput for what they, or options beside them, cannot be."""
-    names = asked.wanted(bundle)
+    names = body.wanted(bundle)
     if names is None:
-        names = asked.known.default_names(bundle)
-    asked.known.check_names(names, bundle)
-    _check_fields(asked, names)
-    _check_dtype(asked, names)
+        names = body.known.default_names(bundle)
+    body.known.check_names(names, bundle)
+    _check_fields(body, names)
+    _check_dtype(body, names)
     return names
 
 
-def _check_dtype(asked: Options, names: Sequence[str]) -> None:
+def _check_dtype(body: Options, names: Sequence[str]) -> None:
     """InvalidInput for small vectors of other outputs."""
-    if _vector_dtype(asked) != "float32" and names != ("pooled",):
+    if _vector_dtype(body) != "float32" and names != ("pooled",):
         raise InvalidInput(
-            f"dtype is {asked.dtype!r}, which is for pooled vectors alone, and outputs are"
+            f"dtype is {body.dtype!r}, which is for pooled vectors alone, and outputs are"
             f' {", ".join(names)}: ask for "outputs": ["pooled"]',
             param="dtype",
         )
 
 
-def _vector_dtype(asked: Options) -> VectorDType:
-    return "float32" if asked.dtype == "float16" else asked.dtype
+def _vector_dtype(body: Options) -> VectorDType:
+    return "float32" if body.dtype == "float16" else body.dtype
 
 
-def _check_fields(asked: Options, names: Sequence[str]) -> None:
+def _check_fields(body: Options, names: Sequence[str]) -> None:
     """InvalidInput for an option of an output that is not asked for: it is a mistake, not something
     to ignore."""
-    for field, output in asked.known.fields:
-        if getattr(asked, field) and output not in names:
+    for field, output in body.known.fields:
+        if getattr(body, field) and output not in names:
             raise InvalidInput(f"{field} is set, but outputs lacks {output!r}", param=field)
-    if asked.normalize and not {"pooled", "token_vectors"} & set(names):
+    if body.normalize and not {"pooled", "token_vectors"} & set(names):
         raise InvalidInput(
             "normalize is set, but outputs lacks 'pooled' and 'token_vectors'", param="normalize"
         )
 
 
-def _outputs(asked: Options, read: Read) -> tuple[Output[Value], ...]:
-    """The outputs asked for, with their options."""
-    dtype, skipped = _vector_dtype(asked), asked.skipped_ids(read.model.bundle)
-    shared = Asked(None, asked.pooling, asked.normalize, dtype, read.spans, skipped)
-    return tuple(_output(name, asked, shared) for name in read.names)
-
-
-def _output(name: str, asked: Options, shared: Asked) -> Output[Value]:
-    kind = asked.known.by_name[name]
-    own = getattr(asked, name) if kind.options else None
+def _output(name: str, options: Options, shared: Asked) -> Output[Value]:
+    kind = options.known.by_name[name]
+    own = getattr(options, name) if kind.options else None
     return kind.asked_for(shared._replace(own=own) if own else shared)

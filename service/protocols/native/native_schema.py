@@ -4,7 +4,7 @@ from typing import Annotated, Any, ClassVar, Literal, NamedTuple, TypeVar, cast
 
 from pydantic import BaseModel, Field, create_model
 
-from addnorm.service.inference.outputs import OUTPUTS, OutputKinds
+from addnorm.service.engine.outputs import OUTPUTS, OutputKinds
 from addnorm.service.protocols.codec import safetensors_body
 from addnorm.service.protocols.codec.safetensors_body import SAFETENSORS
 from addnorm.service.protocols.codec.validation import Strict

@@ -6,12 +6,12 @@ from typing import Any
 
 from pydantic import BaseModel, Field
 
-from addnorm.service.inference.request import InferenceResponse
-from addnorm.service.inference.request_path import Call
+from addnorm.service.asking.ask import Ask
 from addnorm.service.protocols.codec.decoding import Tools
+from addnorm.service.protocols.codec.payload import Encode
 from addnorm.service.protocols.codec.validation import Strict
 from addnorm.service.protocols.native.native_schema import Usage
-from addnorm.service.protocols.route import Decoded, Route
+from addnorm.service.protocols.route import Route
 from addnorm.service.protocols.texts import text_tasks
 from addnorm.service.protocols.texts.json_answers import JsonAnswer
 from addnorm.service.protocols.texts.task_options import (
@@ -20,7 +20,7 @@ from addnorm.service.protocols.texts.task_options import (
     TagOptions,
     ZeroShotOptions,
 )
-from addnorm.service.protocols.texts.text_tasks import TextTask
+from addnorm.service.protocols.texts.text_tasks import Finish
 from addnorm.service.protocols.texts.texts import PROMPT_NAME, Texts, TextsToTokenize
 from addnorm.service.protocols.texts.truncation import cuts
 from addnorm.service.runtime.manifest import Precision, Task
@@ -104,26 +104,25 @@ class ZeroShotResponse(ClassifyResponse):
 
 async def infer(
     task: Task,
-    run: Callable[..., Awaitable[TextTask]],
-    asked: TextsRequest,
-    call: Call,
+    run: Callable[..., Awaitable[Finish]],
+    body: TextsRequest,
+    ask: Ask,
     tools: Tools,
-) -> Decoded:
+) -> Encode:
     """run: see `texts/text_tasks.py`. InvalidInput names the field."""
-    model, prompt = call.model_and_prompt(tools.models, asked.model, asked.prompt_name, task)
-    truncate = cuts(tools, asked.truncate)
-    texts = TextsToTokenize.prompted("texts", asked.texts, truncate, model, prompt)
-    made = await run(call, tools, texts, asked, asked.precision)
-    return made.request, JsonAnswer(partial(_words, made))
+    model, prompt = ask.find_model_and_prompt(tools.models, body.model, body.prompt_name, task)
+    truncate = cuts(tools, body.truncate)
+    texts = TextsToTokenize.prompted("texts", body.texts, truncate, model, prompt)
+    finish = await run(ask, tools, texts, body, body.precision)
+    return JsonAnswer(partial(_words, finish))
 
 
-def _words(task: TextTask, response: InferenceResponse) -> dict[str, Any]:
-    request = response.request
+def _words(finish: Finish, ask: Ask) -> dict[str, Any]:
     return {
-        "model": request.model.answered_name,
-        "version": str(request.model.bundle.manifest.version),
-        "results": task.finish(response),
-        "usage": {"real_tokens": request.batch.num_tokens, "pad_tokens": 0},
+        "model": ask.model.answered_name,
+        "version": str(ask.model.bundle.manifest.version),
+        "results": finish(ask),
+        "usage": {"real_tokens": ask.batch.num_tokens, "pad_tokens": 0},
     }
 
 
@@ -132,7 +131,7 @@ def _route(
     task: Task,
     body: type[TextsRequest],
     response: type[BaseModel],
-    run: Callable[..., Awaitable[TextTask]],
+    run: Callable[..., Awaitable[Finish]],
     summary: str,
     example: dict[str, Any],
 ) -> Route:

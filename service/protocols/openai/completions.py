@@ -11,13 +11,13 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 from pydantic import BaseModel, Field
 
+from addnorm.service.asking.ask import Ask
+from addnorm.service.engine.outputs import Output, ScoredPrompts, TopLogits, Value
 from addnorm.service.errors import InvalidInput
-from addnorm.service.inference.outputs import Output, ScoredPrompts, TopLogits, Value
-from addnorm.service.inference.request import InferenceRequest, InferenceResponse
-from addnorm.service.inference.request_path import Call
 from addnorm.service.protocols.codec.decoding import Tools
+from addnorm.service.protocols.codec.payload import Encode
 from addnorm.service.protocols.codec.validation import Strict
-from addnorm.service.protocols.route import Decoded, Route
+from addnorm.service.protocols.route import Route
 from addnorm.service.protocols.texts.json_answers import JsonAnswer
 from addnorm.service.protocols.texts.sequences import (
     OTHER_VOCABULARY,
@@ -118,72 +118,66 @@ EXAMPLES: dict[str, Any] = {
 CHOICE_BYTES, TOKEN_BYTES, CANDIDATE_BYTES = 150, 45, 27  # of JSON, about
 
 
-async def score(asked: CompletionRequest, call: Call, tools: Tools) -> Decoded:
+async def score(body: CompletionRequest, ask: Ask, tools: Tools) -> Encode:
     """InvalidInput names the field."""
-    model, prompt_name = call.model_and_prompt(tools.models, asked.model, None, "complete")
-    _check(asked)
+    model, prompt_name = ask.find_model_and_prompt(tools.models, body.model, None, "complete")
+    _check(body)
     # callers score with a tokenizer that they chose for this model, which may add nothing
-    sent = SequencesToRead("prompt", asked.prompt, None, model, prompt_name, only_own=False)
-    batch, padding = await sent.read(call, tools)
-    num_shown = len(batch) + (batch.num_tokens if asked.echo else 0)
-    token_bytes = TOKEN_BYTES + CANDIDATE_BYTES * (1 + (asked.logprobs or 0))
-    request = InferenceRequest(
-        model,
-        batch,
-        padding,
-        (_output(asked, model.bundle.width("logits")),),
-        asked.precision,
-        answer_bytes=CHOICE_BYTES * len(batch) + token_bytes * num_shown,
-        field="prompt",
-        hint=OTHER_VOCABULARY,
-    )
-    return request, JsonAnswer(partial(_words, asked, call.context.request_id))
+    sent = SequencesToRead("prompt", body.prompt, None, model, prompt_name, only_own=False)
+    ask.batch, ask.padding = await sent.read(ask, tools)
+    num_shown = len(ask.batch) + (ask.batch.num_tokens if body.echo else 0)
+    token_bytes = TOKEN_BYTES + CANDIDATE_BYTES * (1 + (body.logprobs or 0))
+    ask.outputs = (_output(body, model.bundle.width("logits")),)
+    ask.precision, ask.field = body.precision or ask.precision, "prompt"
+    ask.hint = OTHER_VOCABULARY
+    ask.answer_bytes = CHOICE_BYTES * len(ask.batch) + token_bytes * num_shown
+    return JsonAnswer(partial(_words, body))
 
 
-def _check(asked: CompletionRequest) -> None:
+def _check(body: CompletionRequest) -> None:
     """InvalidInput for what would need more than one new token, or one drawn by chance."""
-    if asked.max_tokens not in (0, 1):
+    if body.max_tokens not in (0, 1):
         sent = "missing, which asks for 16 new tokens"
-        if asked.max_tokens is not None:
-            sent = str(asked.max_tokens)
+        if body.max_tokens is not None:
+            sent = str(body.max_tokens)
         raise InvalidInput(
             f"max_tokens is {sent}: this server scores, it does not generate; send 0, or 1 for the"
             " likeliest next token",
             param="max_tokens",
         )
-    if not asked.max_tokens and not _scores_prompt(asked):
+    if not body.max_tokens and not _scores_prompt(body):
         raise InvalidInput(
             "max_tokens is 0, but echo and logprobs are not both set: nothing would be answered"
             " but what was sent",
             param="max_tokens",
         )
-    _check_temperature(asked)
+    _check_temperature(body)
 
 
-def _check_temperature(asked: CompletionRequest) -> None:
-    if asked.max_tokens and asked.temperature != 0:
-        sent = "missing, which means 1" if asked.temperature is None else asked.temperature
+def _check_temperature(body: CompletionRequest) -> None:
+    if body.max_tokens and body.temperature != 0:
+        sent = "missing, which means 1" if body.temperature is None else body.temperature
         raise InvalidInput(
             f"temperature is {sent}: the new token is always the likeliest one, never drawn by"
             " chance; send 0",
             param="temperature",
         )
-    if asked.temperature not in (None, 0, 1):
+    if body.temperature not in (None, 0, 1):
         raise InvalidInput(
-            f"temperature is {asked.temperature}: log-probabilities are the model's own, those of"
+            f"temperature is {body.temperature}: log-probabilities are the model's own, those of"
             " 1; leave temperature out",
             param="temperature",
         )
 
 
-def _scores_prompt(asked: CompletionRequest) -> bool:
-    return bool(asked.echo) and asked.logprobs is not None
+def _scores_prompt(body: CompletionRequest) -> bool:
+    return bool(body.echo) and body.logprobs is not None
 
 
-def _output(asked: CompletionRequest, vocab_size: int) -> Output[Value]:
+def _output(body: CompletionRequest, vocab_size: int) -> Output[Value]:
     """vocab_size: there are no more candidates."""
-    top_k = min(max(1, asked.logprobs or 0), vocab_size)
-    return ScoredPrompts(top_k) if _scores_prompt(asked) else TopLogits("last", top_k)
+    top_k = min(max(1, body.logprobs or 0), vocab_size)
+    return ScoredPrompts(top_k) if _scores_prompt(body) else TopLogits("last", top_k)
 
 
 class Candidates(NamedTuple):
@@ -202,18 +196,18 @@ class Choice(NamedTuple):
     candidates: Candidates  # for the last tokens shown
 
 
-def _choice(asked: CompletionRequest, index: int, response: InferenceResponse) -> Choice:
-    prompt = response.request.batch.sequence(index).tokens.tolist()
-    if not _scores_prompt(asked):
-        top, this = response.value(TopLogits), slice(index, index + 1)
+def _choice(body: CompletionRequest, index: int, ask: Ask) -> Choice:
+    prompt = ask.batch.sequence(index).tokens.tolist()
+    if not _scores_prompt(body):
+        top, this = ask.value(TopLogits), slice(index, index + 1)
         token_ids, logprobs = top.token_ids.joined[this], top.logprobs.joined[this]
         ids = [*prompt, int(token_ids[0, 0])]
-        num_shown = len(ids) if asked.echo else 1
+        num_shown = len(ids) if body.echo else 1
         return Choice(ids, num_shown, logprobs[:, 0], Candidates(token_ids, logprobs))
-    scored = response.value(ScoredPrompts)
+    scored = ask.value(ScoredPrompts)
     own_logprobs = scored.own.rows[index]
     token_ids, logprobs = scored.next.token_ids.rows[index], scored.next.logprobs.rows[index]
-    if not asked.max_tokens:
+    if not body.max_tokens:
         candidates = Candidates(token_ids[:-1], logprobs[:-1])
         return Choice(prompt, len(prompt), own_logprobs, candidates)
     ids = [*prompt, int(token_ids[-1, 0])]
@@ -221,19 +215,16 @@ def _choice(asked: CompletionRequest, index: int, response: InferenceResponse) -
     return Choice(ids, len(ids), own, Candidates(token_ids, logprobs))
 
 
-def _words(
-    asked: CompletionRequest, request_id: str, response: InferenceResponse
-) -> dict[str, Any]:
-    request = response.request
-    num_tokens, num = request.batch.num_tokens, len(request.batch)
-    num_new = num * (asked.max_tokens or 0)
+def _words(body: CompletionRequest, ask: Ask) -> dict[str, Any]:
+    num_tokens, num = ask.batch.num_tokens, len(ask.batch)
+    num_new = num * (body.max_tokens or 0)
     return {
-        "id": f"cmpl-{request_id}",
+        "id": f"cmpl-{ask.id}",
         "object": "text_completion",
         "created": int(time.time()),
-        "model": request.model.answered_name,
-        "system_fingerprint": request.fingerprint,
-        "choices": (_written(asked, index, response) for index in range(num)),
+        "model": ask.model.answered_name,
+        "system_fingerprint": ask.fingerprint,
+        "choices": (_written(body, index, ask) for index in range(num)),
         "usage": {
             "prompt_tokens": num_tokens,
             "completion_tokens": num_new,
@@ -242,20 +233,20 @@ def _words(
     }
 
 
-def _written(asked: CompletionRequest, index: int, response: InferenceResponse) -> dict[str, Any]:
+def _written(body: CompletionRequest, index: int, ask: Ask) -> dict[str, Any]:
     """One choice as JSON."""
-    tokenizer = response.request.model.tokenizer
+    tokenizer = ask.model.tokenizer
     library = tokenizer.library if tokenizer else None
-    choice = _choice(asked, index, response)
+    choice = _choice(body, index, ask)
     start = len(choice.ids) - choice.num_shown
     texts = scoring.texts_of([*choice.ids, *choice.candidates.token_ids.flat], library)
     text, begins = scoring.joined(choice.ids, texts, library)
     logprobs = None
-    if asked.logprobs is not None:
+    if body.logprobs is not None:
         logprobs = {
             "tokens": [texts[token] for token in choice.ids[start:]],
             "token_logprobs": choice.logprobs,
-            "top_logprobs": _top_logprobs(choice, asked.logprobs, texts),
+            "top_logprobs": _top_logprobs(choice, body.logprobs, texts),
             "text_offset": begins[start:],
         }
     return {

@@ -4,20 +4,19 @@ Source: OpenAI's API reference and its Python SDK, which asks for base64 unless 
 """
 
 from dataclasses import replace
-from functools import partial
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
+from addnorm.service.asking.ask import Ask
+from addnorm.service.engine.outputs import Pooled
+from addnorm.service.engine.outputs.small_vectors import VectorDType
 from addnorm.service.errors import InvalidInput
-from addnorm.service.inference.outputs import Pooled
-from addnorm.service.inference.outputs.small_vectors import VectorDType
-from addnorm.service.inference.request import InferenceRequest, InferenceResponse
-from addnorm.service.inference.request_path import Call
 from addnorm.service.models.model import Model
 from addnorm.service.protocols.codec.decoding import Tools
+from addnorm.service.protocols.codec.payload import Encode
 from addnorm.service.protocols.codec.validation import Strict, agreed
-from addnorm.service.protocols.route import Decoded, Route
+from addnorm.service.protocols.route import Route
 from addnorm.service.protocols.texts.json_answers import embedded, in_base64, pooled, usage
 from addnorm.service.protocols.texts.sequences import (
     OTHER_VOCABULARY,
@@ -159,52 +158,45 @@ EXAMPLES: dict[str, Any] = {
 }
 
 
-async def embed(asked: EmbeddingsRequest, call: Call, tools: Tools) -> Decoded:
+async def embed(body: EmbeddingsRequest, ask: Ask, tools: Tools) -> Encode:
     """InvalidInput names the field."""
-    model, prompt_name = call.model_and_prompt(
-        tools.models, call.named(asked.model), asked.prompt_name, "embed"
+    model, prompt_name = ask.find_model_and_prompt(
+        tools.models, ask.names.get("model", body.model), body.prompt_name, "embed"
     )
-    as_base64 = (asked.encoding_format or asked.only_type()) == "base64"
+    as_base64 = (body.encoding_format or body.only_type()) == "base64"
     normalize = model.bundle.manifest.normalize
     output = Pooled(
-        normalize=normalize if asked.normalized is None else asked.normalized,
-        dimensions=asked.vector_dimensions(),
-        dtype=asked.vector_dtype(),
+        normalize=normalize if body.normalized is None else body.normalized,
+        dimensions=body.vector_dimensions(),
+        dtype=body.vector_dtype(),
     )
     sent = SequencesToRead(
         "input",
-        asked.input,
-        cuts_sequences(tools, asked.input, asked.cuts(model)),
+        body.input,
+        cuts_sequences(tools, body.input, body.cuts(model)),
         model,
         prompt_name,
-        left=asked.truncate == "START",
+        left=body.truncate == "START",
         keeps_prompt=True,
         hint=HINT,
-        input_type=asked.typed(),
+        input_type=body.typed(),
     )
-    request = InferenceRequest(
-        model,
-        *await sent.read(call, tools),
-        (output,),
-        precision=asked.precision,
-        binary=as_base64,
-        field="input",
-        hint=HINT,
-    )
-    words = partial(_words, call.context.request_id)
-    return request, embedded(words, in_base64 if as_base64 else pooled)
+    ask.batch, ask.padding = await sent.read(ask, tools)
+    ask.outputs, ask.precision = (output,), body.precision or ask.precision
+    ask.binary, ask.field, ask.hint = as_base64, "input", HINT
+    return embedded(_words, in_base64 if as_base64 else pooled)
 
 
-def _words(request_id: str, response: InferenceResponse, vectors: Any) -> dict[str, Any]:
+def _words(ask: Ask, vectors: Any) -> dict[str, Any]:
     return {
-        "id": request_id,
+        "id": ask.id,
         "object": "list",
         "data": [
             {"object": "embedding", "index": index, "embedding": vector}
             for index, vector in enumerate(vectors)
         ],
-        "model": response.request.model.answered_name,
-        "usage": usage(response),
+        "model": ask.model.answered_name,
+        "usage": usage(ask),
     }
 
 

@@ -4,18 +4,17 @@ answers.
 Source: its router/src/http/server.rs. Its statuses are not taken over: ours say more.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
+from addnorm.service.asking.ask import Ask
+from addnorm.service.engine.outputs import Activations, Output, Pooled, Sparse, Value
 from addnorm.service.errors import EmptyInput
-from addnorm.service.inference.outputs import Activations, Output, Pooled, Sparse, Value
-from addnorm.service.inference.request import InferenceRequest, InferenceResponse
-from addnorm.service.inference.request_path import Call
 from addnorm.service.protocols.codec.decoding import Tools
 from addnorm.service.protocols.codec.negotiation import Several
-from addnorm.service.protocols.route import Decoded, Route
+from addnorm.service.protocols.route import Route
 from addnorm.service.protocols.tei.tei_schema import (
     TeiEmbedAllRequest,
     TeiEmbedRequest,
@@ -41,40 +40,37 @@ from addnorm.service.runtime.batch import Floats, Ints
 from addnorm.service.runtime.manifest import Task
 from addnorm.service.tasks.classification import Function
 
-Shaped = tuple[InferenceRequest, JsonAnswer]
 FIELD = "inputs"
 ENTRIES_AT_ONCE = 1024  # of a sparse vector
 ENTRY_BYTES = 48  # of one as JSON, and as numbers until it is written
 
 
-async def embed(asked: TeiEmbedRequest, call: Call, tools: Tools) -> Shaped:
-    output = Pooled(normalize=asked.normalize, dimensions=asked.dimensions)
+async def embed(body: TeiEmbedRequest, ask: Ask, tools: Tools) -> JsonAnswer:
+    output = Pooled(normalize=body.normalize, dimensions=body.dimensions)
     return await _of_sequences(
-        asked, "embed", output, call, tools, embedded(lambda response, vectors: vectors)
+        body, "embed", output, ask, tools, embedded(lambda ask, vectors: vectors)
     )
 
 
-async def embed_all(asked: TeiEmbedAllRequest, call: Call, tools: Tools) -> Decoded:
+async def embed_all(body: TeiEmbedAllRequest, ask: Ask, tools: Tools) -> JsonAnswer:
     return await _of_sequences(
-        asked,
+        body,
         "embed",
         Activations(),
-        call,
+        ask,
         tools,
-        JsonAnswer(lambda response: response.value(Activations).for_json()),
+        JsonAnswer(lambda ask: ask.value(Activations).for_json()),
     )
 
 
-async def embed_sparse(asked: TeiEmbedAllRequest, call: Call, tools: Tools) -> Shaped:
-    request, encode = await _of_sequences(
-        asked, "sparse", Sparse(), call, tools, JsonAnswer(_vectors)
-    )
-    num_entries = Sparse().max_entries(request.model.bundle, request.batch)
-    return request._replace(answer_bytes=ENTRY_BYTES * num_entries), encode
+async def embed_sparse(body: TeiEmbedAllRequest, ask: Ask, tools: Tools) -> JsonAnswer:
+    answer = await _of_sequences(body, "sparse", Sparse(), ask, tools, JsonAnswer(_vectors))
+    ask.answer_bytes = ENTRY_BYTES * Sparse().max_entries(ask.model.bundle, ask.batch)
+    return answer
 
 
-def _vectors(response: InferenceResponse) -> Iterator[Any]:
-    vectors = response.value(Sparse)
+def _vectors(ask: Ask) -> Iterator[Any]:
+    vectors = ask.value(Sparse)
     return map(_entries, vectors.indices, vectors.values)
 
 
@@ -86,90 +82,87 @@ def _entries(indices: Ints, values: Floats) -> Iterator[Any]:
         yield Several({"index": index, "value": value} for index, value in pairs)
 
 
-async def similarity(asked: TeiSimilarityRequest, call: Call, tools: Tools) -> Decoded:
-    options = asked.parameters or TeiSimilarityParameters()
-    sentences = asked.inputs.sentences
+async def similarity(body: TeiSimilarityRequest, ask: Ask, tools: Tools) -> JsonAnswer:
+    options = body.parameters or TeiSimilarityParameters()
+    sentences = body.inputs.sentences
     if not sentences:
         raise EmptyInput("inputs.sentences is empty: send at least one text", param=FIELD)
-    model, prompt_name = call.model_and_prompt(
-        tools.models, asked.model, options.prompt_name, "embed"
+    model, prompt_name = ask.find_model_and_prompt(
+        tools.models, body.model, options.prompt_name, "embed"
     )
     texts = TextsToTokenize.prompted(
         FIELD,
-        [asked.inputs.source_sentence, *sentences],
+        [body.inputs.source_sentence, *sentences],
         cuts(tools, options.truncate, by_default=True),
         model,
         prompt_name,
     )._replace(left=options.left, named=source_or_sentence)
-    batch, padding = await tools.texts.tokenize(texts, call.deadline)
-    output = Pooled.compared(model.bundle)
-    request = InferenceRequest(model, batch, padding, (output,), field=FIELD)
-
-    return request, replace(compared(model), times=partial(_times, sum(texts.sizes())))
+    ask.batch, ask.padding = await tools.texts.tokenize(texts, ask)
+    ask.outputs, ask.field = (Pooled.compared(model.bundle),), FIELD
+    return replace(compared(model), times=partial(_times, sum(texts.sizes())))
 
 
-async def predict(asked: TeiPredictRequest, call: Call, tools: Tools) -> Shaped:
-    model = call.model(tools.models, asked.model, "classify")
-    truncate = cuts(tools, asked.truncate, by_default=True)
-    texts = TextsToTokenize(FIELD, asked.inputs.texts, truncate, model, left=asked.left)
-    options = ClassifyOptions(function_to_apply="none" if asked.raw_scores else None)
-    task = await classify(call, tools, texts, options)
+async def predict(body: TeiPredictRequest, ask: Ask, tools: Tools) -> JsonAnswer:
+    model = ask.find_model(tools.models, body.model, "classify")
+    truncate = cuts(tools, body.truncate, by_default=True)
+    texts = TextsToTokenize(FIELD, body.inputs.texts, truncate, model, left=body.left)
+    options = ClassifyOptions(function_to_apply="none" if body.raw_scores else None)
+    finish = await classify(ask, tools, texts, options)
 
-    def shape(response: InferenceResponse) -> Any:
-        results = task.finish(response)
-        return results if asked.inputs.is_batch else next(results)
+    def shape(ask: Ask) -> Any:
+        results = finish(ask)
+        return results if body.inputs.is_batch else next(results)
 
-    return task.request, JsonAnswer(shape, partial(_times, sum(texts.sizes())))
-
-
-async def rerank(asked: TeiRerankRequest, call: Call, tools: Tools) -> Decoded:
-    request, encoding = await rerank_each([asked], call, tools)
-    return request, replace(encoding, shape=lambda response: encoding.shape(response)[0])
+    return JsonAnswer(shape, partial(_times, sum(texts.sizes())))
 
 
-async def rerank_each(asked: Sequence[TeiRerankRequest], call: Call, tools: Tools) -> Shaped:
+async def rerank(body: TeiRerankRequest, ask: Ask, tools: Tools) -> JsonAnswer:
+    encoding = await rerank_each([body], ask, tools)
+    return replace(encoding, shape=lambda ask: encoding.shape(ask)[0])
+
+
+async def rerank_each(body: Sequence[TeiRerankRequest], ask: Ask, tools: Tools) -> JsonAnswer:
     """A ranking for each of them. All have the options of the first, save top_n and return_text."""
-    model = call.model(tools.models, call.named(asked[0].model), "rerank")
-    pairs = [(one.query, text) for one in asked for text in one.texts]
-    truncate = cuts(tools, asked[0].truncate, by_default=True)
+    model = ask.find_model(tools.models, ask.names.get("model", body[0].model), "rerank")
+    pairs = [(one.query, text) for one in body for text in one.texts]
+    truncate = cuts(tools, body[0].truncate, by_default=True)
     texts = TextsToTokenize(
-        "texts", pairs, truncate, model, left=asked[0].left, named=query_with("texts")
+        "texts", pairs, truncate, model, left=body[0].left, named=query_with("texts")
     )
-    function: Function = "none" if asked[0].raw_scores else "sigmoid"
-    sent_back = call.num_bytes if any(one.return_text for one in asked) else 0
-    task = await score_pairs(call, tools, texts, function, answer_bytes=sent_back)
-    rankings = (Ranking(len(one.texts), partial(_rank, one), one.top_n or None) for one in asked)
-    answer = ranked(task, lambda response, *entries: list(entries), *rankings)
-    return task.request, replace(answer, times=partial(_times, sum(texts.sizes())))
+    function: Function = "none" if body[0].raw_scores else "sigmoid"
+    sent_back = ask.num_body_bytes if any(one.return_text for one in body) else 0
+    finish = await score_pairs(ask, tools, texts, function, answer_bytes=sent_back)
+    rankings = (Ranking(len(one.texts), partial(_rank, one), one.top_n or None) for one in body)
+    answer = ranked(finish, lambda ask, *entries: list(entries), *rankings)
+    return replace(answer, times=partial(_times, sum(texts.sizes())))
 
 
-def _rank(asked: TeiRerankRequest, index: int, score: Any) -> dict[str, Any]:
-    text = {"text": asked.texts[index]} if asked.return_text else {}
+def _rank(body: TeiRerankRequest, index: int, score: Any) -> dict[str, Any]:
+    text = {"text": body.texts[index]} if body.return_text else {}
     return {"index": index, **text, "score": score}
 
 
 async def _of_sequences(
-    asked: TeiEmbedAllRequest,
+    body: TeiEmbedAllRequest,
     task: Task,
     output: Output[Value],
-    call: Call,
+    ask: Ask,
     tools: Tools,
     answer: JsonAnswer,
-) -> Shaped:
+) -> JsonAnswer:
     """One output of texts or ids."""
-    model, prompt_name = call.model_and_prompt(tools.models, asked.model, asked.prompt_name, task)
-    truncate = cuts_sequences(tools, asked.inputs, asked.truncate, by_default=True)
-    sent = SequencesToRead(FIELD, asked.inputs, truncate, model, prompt_name, asked.left)
-    batch, padding = await sent.read(call, tools)
-    request = InferenceRequest(model, batch, padding, (output,), field=FIELD, hint=OTHER_VOCABULARY)
-    return request, replace(answer, times=partial(_times, sum(map(len, asked.inputs))))
+    model, prompt_name = ask.find_model_and_prompt(tools.models, body.model, body.prompt_name, task)
+    truncate = cuts_sequences(tools, body.inputs, body.truncate, by_default=True)
+    sent = SequencesToRead(FIELD, body.inputs, truncate, model, prompt_name, body.left)
+    ask.batch, ask.padding = await sent.read(ask, tools)
+    ask.outputs, ask.field, ask.hint = (output,), FIELD, OTHER_VOCABULARY
+    return replace(answer, times=partial(_times, sum(map(len, body.inputs))))
 
 
-def _times(
-    num_characters: int, request: InferenceRequest, stages_s: Mapping[str, float]
-) -> dict[str, str]:
+def _times(num_characters: int, ask: Ask) -> dict[str, str]:
     """Milliseconds, as text-embeddings-inference tells them. num_characters: of the request; ids
     count as one each."""
+    stages_s = ask.stages_s
     total_s = sum(stages_s.values())
     times_s = {
         "x-compute-time": total_s,
@@ -179,9 +172,9 @@ def _times(
         "x-inference-time": stages_s["infer"],
     }
     return {
-        "x-compute-type": request.runner.engine.provider,
+        "x-compute-type": ask.engine.provider,
         "x-compute-characters": str(num_characters),
-        "x-compute-tokens": str(request.batch.num_tokens),
+        "x-compute-tokens": str(ask.batch.num_tokens),
         **{name: str(round(seconds * 1000)) for name, seconds in times_s.items()},
     }
 

@@ -8,8 +8,8 @@ from itertools import accumulate
 import orjson
 from tokenizers import Encoding
 
+from addnorm.service.asking.ask import Ask
 from addnorm.service.errors import EmptyInput
-from addnorm.service.inference.request_path import Call
 from addnorm.service.models.model import Model
 from addnorm.service.protocols.codec.decoding import Tools
 from addnorm.service.protocols.codec.negotiation import fragment
@@ -24,19 +24,19 @@ from addnorm.service.protocols.texts.texts import TextsToTokenize
 from addnorm.service.runtime.tokenizing.tokenizer import Text, Tokenizer
 
 
-async def tokenize(asked: TeiTokenizeRequest, call: Call, tools: Tools) -> bytes:
+async def tokenize(body: TeiTokenizeRequest, ask: Ask, tools: Tools) -> bytes:
     """Texts may have any number of tokens."""
-    model = _model(asked.model, call, tools)
-    texts = TextsToTokenize.prompted("inputs", asked.inputs, False, model, asked.prompt_name)
+    model = _model(body.model, ask, tools)
+    texts = TextsToTokenize.prompted("inputs", body.inputs, False, model, body.prompt_name)
     texts = texts._replace(can_cut=False)
-    work = partial(_shown, tools.texts.tokenizer(texts), asked.add_special_tokens)
-    shown = await tools.texts.tokenize_with(texts, work, call.deadline)
+    work = partial(_shown, tools.texts.tokenizer(texts), body.add_special_tokens)
+    shown = await tools.texts.tokenize_with(texts, work, ask)
     return orjson.dumps([text.fields["tokens"] for text in shown])
 
 
-def _model(sent: str | None, call: Call, tools: Tools) -> Model:
-    named = call.named(sent)
-    return call.model(tools.models, named or described(tools.models).bundle.ref)
+def _model(sent: str | None, ask: Ask, tools: Tools) -> Model:
+    named = ask.names.get("model", sent)
+    return ask.find_model(tools.models, named or described(tools.models).bundle.ref)
 
 
 def _shown(tokenizer: Tokenizer, add_special_tokens: bool, piece: Sequence[Text]) -> list[Shown]:
@@ -73,12 +73,12 @@ def _byte_places(text: str) -> Sequence[int]:
     return list(accumulate((len(character.encode()) for character in text), initial=0))
 
 
-async def decode(asked: TeiDecodeRequest, call: Call, tools: Tools) -> bytes:
+async def decode(body: TeiDecodeRequest, ask: Ask, tools: Tools) -> bytes:
     """InvalidInput names the field."""
-    if not asked.ids:
+    if not body.ids:
         raise EmptyInput("ids is empty: send at least one token id", param="ids")
     texts = await tools.texts.decode(
-        "ids", asked.ids, asked.skip_special_tokens, _model(asked.model, call, tools), call.deadline
+        "ids", body.ids, body.skip_special_tokens, _model(body.model, ask, tools), ask
     )
     return orjson.dumps(texts)
 

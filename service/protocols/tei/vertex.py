@@ -12,13 +12,12 @@ from typing import Annotated, Any, Generic, TypeVar
 
 from pydantic import BaseModel, Field
 
+from addnorm.service.asking.ask import Ask
 from addnorm.service.errors import EmptyInput, InvalidInput
-from addnorm.service.inference.request import InferenceResponse
-from addnorm.service.inference.request_path import Call
 from addnorm.service.protocols.codec.decoding import Tools
 from addnorm.service.protocols.codec.shown import shown
 from addnorm.service.protocols.codec.validation import Strict
-from addnorm.service.protocols.route import Decoded, Route
+from addnorm.service.protocols.route import Route
 from addnorm.service.protocols.tei import tei_tasks
 from addnorm.service.protocols.tei.tei_about import described
 from addnorm.service.protocols.tei.tei_schema import (
@@ -28,7 +27,7 @@ from addnorm.service.protocols.tei.tei_schema import (
     TeiRequest,
     TeiRerankRequest,
 )
-from addnorm.service.protocols.texts.json_answers import Shape
+from addnorm.service.protocols.texts.json_answers import JsonAnswer, Shape
 from addnorm.service.protocols.texts.sizes import check_size
 
 Instance = TypeVar("Instance", bound=TeiRequest)
@@ -49,30 +48,30 @@ class Instances(BaseModel, Generic[Instance]):
     instances: Annotated[list[Instance], Field(fail_fast=True)]
 
 
-async def predict(asked: VertexRequest, call: Call, tools: Tools) -> Decoded:
-    if not asked.instances:
+async def predict(body: VertexRequest, ask: Ask, tools: Tools) -> JsonAnswer:
+    if not body.instances:
         raise EmptyInput("instances is empty: send at least one", param="instances")
-    tasks = described(tools.models, _named(asked.instances[0])).bundle.tasks
-    if "query" in asked.instances[0]:
-        rerankings = await _instances(TeiRerankRequest, asked, call, tools)
-        request, encoding = await tei_tasks.rerank_each(rerankings, call, tools)
-        return request, replace(encoding, shape=partial(_predictions, encoding.shape, None))
+    tasks = described(tools.models, _named(body.instances[0])).bundle.tasks
+    if "query" in body.instances[0]:
+        rerankings = await _instances(TeiRerankRequest, body, ask, tools)
+        encoding = await tei_tasks.rerank_each(rerankings, ask, tools)
+        return replace(encoding, shape=partial(_predictions, encoding.shape, None))
     if "embed" in tasks or "sparse" in tasks:
         embed = tei_tasks.embed if "embed" in tasks else tei_tasks.embed_sparse
-        embeddings = await _instances(TeiEmbedRequest, asked, call, tools)
+        embeddings = await _instances(TeiEmbedRequest, body, ask, tools)
         _check_kind(embeddings)
         inputs = [each for one in embeddings for each in one.inputs]
         whole = embeddings[0].model_copy(update={"inputs": inputs})
-        request, encoding = await embed(whole, call, tools)
+        encoding = await embed(whole, ask, tools)
         share = partial(_shared, [len(one.inputs) for one in embeddings])
     else:
-        predictions = await _instances(TeiPredictRequest, asked, call, tools)
+        predictions = await _instances(TeiPredictRequest, body, ask, tools)
         texts = [one.inputs for one in predictions]
         joined = PredictInputs([text for one in texts for text in one.texts], is_batch=True)
         whole_batch = predictions[0].model_copy(update={"inputs": joined})
-        request, encoding = await tei_tasks.predict(whole_batch, call, tools)
+        encoding = await tei_tasks.predict(whole_batch, ask, tools)
         share = partial(_shared, [len(one.texts) if one.is_batch else None for one in texts])
-    return request, replace(encoding, shape=partial(_predictions, encoding.shape, share))
+    return replace(encoding, shape=partial(_predictions, encoding.shape, share))
 
 
 def _named(instance: dict[str, Any]) -> str | None:
@@ -82,12 +81,12 @@ def _named(instance: dict[str, Any]) -> str | None:
 
 
 async def _instances(
-    instance: type[Instance], asked: VertexRequest, call: Call, tools: Tools
+    instance: type[Instance], body: VertexRequest, ask: Ask, tools: Tools
 ) -> list[Instance]:
     """All as one type, and with the same options. InvalidInput names what differs."""
-    check_size("instances", len(asked.instances), "instances", tools.texts.settings.max_sequences)
-    value = {"instances": asked.instances}
-    fitted = await tools.bodies.fit(Instances[instance], value, call.num_bytes, call.deadline)  # type: ignore[valid-type]
+    check_size("instances", len(body.instances), "instances", tools.texts.settings.max_sequences)
+    value = {"instances": body.instances}
+    fitted = await tools.bodies.fit(Instances[instance], value, ask.num_body_bytes, ask)  # type: ignore[valid-type]
     instances: list[Instance] = fitted.instances
     for field in (name for name in instance.model_fields if name not in OWN):
         first, *others = (getattr(one, field) for one in instances)
@@ -124,9 +123,9 @@ def _shared(counts: Sequence[int | None], results: Any) -> Iterator[Any]:
 def _predictions(
     shape: Shape,
     share: Callable[[Any], Iterator[Any]] | None,
-    response: InferenceResponse,
+    ask: Ask,
 ) -> Any:
-    results = shape(response)
+    results = shape(ask)
     return {"predictions": share(results) if share else results}
 
 

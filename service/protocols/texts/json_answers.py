@@ -3,20 +3,19 @@ What is added here is in the answers of all of them."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import partial
 from itertools import islice
 from typing import Any, NamedTuple
 
-from addnorm.service.inference.outputs import Pooled
-from addnorm.service.inference.request import InferenceRequest, InferenceResponse
+from addnorm.service.asking.ask import Ask
+from addnorm.service.engine.outputs import Pooled
 from addnorm.service.models.model import Model
 from addnorm.service.protocols.codec.negotiation import written
 from addnorm.service.protocols.codec.payload import Payload, base64_of
-from addnorm.service.protocols.texts.text_tasks import TextTask
+from addnorm.service.protocols.texts.text_tasks import Finish
 from addnorm.service.tasks.classification import best
 from addnorm.service.tasks.similarity import similarities
 
-Shape = Callable[[InferenceResponse], Any]  # outputs -> the answer as JSON has it
+Shape = Callable[[Ask], Any]  # outputs -> the answer as JSON has it
 
 
 @dataclass(frozen=True)
@@ -25,31 +24,31 @@ class JsonAnswer:
     such."""
 
     shape: Shape
-    times: Callable[[InferenceRequest, Mapping[str, float]], Mapping[str, str]] | None = None
+    times: Callable[[Ask], Mapping[str, str]] | None = None
 
-    def __call__(self, response: InferenceResponse) -> Payload:
-        parts = written(self.shape(response), response.num_bytes)
-        return Payload(parts, times=self.times and partial(self.times, response.request))
-
-
-def pooled(response: InferenceResponse) -> Any:
-    return response.value(Pooled).joined
+    def __call__(self, ask: Ask) -> Payload:
+        parts = written(self.shape(ask), ask.num_bytes)
+        return Payload(parts, times=self.times)
 
 
-def in_base64(response: InferenceResponse) -> list[str]:
-    return list(map(base64_of, pooled(response)))
+def pooled(ask: Ask) -> Any:
+    return ask.value(Pooled).joined
 
 
-def embedded(words: Callable[[InferenceResponse, Any], Any], vectors: Shape = pooled) -> JsonAnswer:
+def in_base64(ask: Ask) -> list[str]:
+    return list(map(base64_of, pooled(ask)))
+
+
+def embedded(words: Callable[[Ask, Any], Any], vectors: Shape = pooled) -> JsonAnswer:
     """A vector for each sequence. words: the answer that has them."""
-    return JsonAnswer(lambda response: words(response, vectors(response)))
+    return JsonAnswer(lambda ask: words(ask, vectors(ask)))
 
 
 def compared(model: Model) -> JsonAnswer:
     """How alike the first vector is with each of the others, as the model's authors compare."""
 
-    def shape(response: InferenceResponse) -> Any:
-        vectors = pooled(response)
+    def shape(ask: Ask) -> Any:
+        vectors = pooled(ask)
         return similarities(model.bundle.manifest.similarity, vectors[0], vectors[1:])
 
     return JsonAnswer(shape)
@@ -69,19 +68,19 @@ class Ranking(NamedTuple):
         return [self.entry(index, scores[index]) for index in order]
 
 
-def ranked(task: TextTask, words: Callable[..., Any], *rankings: Ranking) -> JsonAnswer:
+def ranked(finish: Finish, words: Callable[..., Any], *rankings: Ranking) -> JsonAnswer:
     """The scores of `text_tasks.score_pairs`. words: the answer, from the response and the entries
     of each ranking."""
 
-    def shape(response: InferenceResponse) -> Any:
-        scores = task.finish(response)
+    def shape(ask: Ask) -> Any:
+        scores = finish(ask)
         entries = [one.entries(list(islice(scores, one.num_texts))) for one in rankings]
-        return words(response, *entries)
+        return words(ask, *entries)
 
     return JsonAnswer(shape)
 
 
-def usage(response: InferenceResponse) -> dict[str, int]:
+def usage(ask: Ask) -> dict[str, int]:
     """OpenAI's count of tokens, which others took over."""
-    num_tokens = response.request.batch.num_tokens
+    num_tokens = ask.batch.num_tokens
     return {"prompt_tokens": num_tokens, "total_tokens": num_tokens}

@@ -5,8 +5,8 @@ from typing import Annotated, Any, NamedTuple
 from pydantic import Field, PlainValidator, TypeAdapter
 from pydantic_core import PydanticCustomError
 
+from addnorm.service.asking.ask import Ask
 from addnorm.service.errors import EmptyInput, InvalidInput
-from addnorm.service.inference.request_path import Call
 from addnorm.service.models.model import Model
 from addnorm.service.protocols.codec.decoding import Tools
 from addnorm.service.protocols.codec.validation import Strict
@@ -76,7 +76,7 @@ class SequencesToRead(NamedTuple):
     input_type: tuple[str, str] | None = None  # the field that has it, and the type
     only_own: bool = True  # whether ids are rejected that nothing tells to be the model's own
 
-    async def read(self, call: Call, tools: Tools) -> tuple[Batch, Padding]:
+    async def read(self, ask: Ask, tools: Tools) -> tuple[Batch, Padding]:
         """Ragged. InvalidInput for what does not fit ids."""
         field, sequences, truncate, model, prompt_name, left, *_ = self
         if not sequences:
@@ -88,7 +88,7 @@ class SequencesToRead(NamedTuple):
             texts = texts._replace(can_cut=truncate is not None, left=left)
             if self.keeps_prompt:
                 texts.check_prompt_is_kept()
-            return await tools.texts.tokenize(texts, call.deadline)
+            return await tools.texts.tokenize(texts, ask)
         for index, sequence in enumerate(sequences):
             if not sequence:
                 raise InvalidInput(f"{field}[{index}] is empty: leave it out", param=field)
@@ -110,7 +110,7 @@ class SequencesToRead(NamedTuple):
             )
         rows = [ids for ids in sequences if isinstance(ids, list)]  # all of them
         is_checked = self.only_own and not tools.texts.settings.trust_token_ids
-        about = call.num_bytes, call.deadline
+        about = ask.num_body_bytes, ask
         return await tools.bodies.read(*about, self._ragged, rows, is_checked)
 
     def _ragged(self, rows: list[list[int]], is_checked: bool) -> tuple[Batch, Padding]:

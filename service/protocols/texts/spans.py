@@ -8,12 +8,12 @@ import numpy as np
 from pydantic import Field
 from tokenizers import Encoding
 
+from addnorm.service.engine.checkpoint import checkpoint
+from addnorm.service.engine.heads import Spans
 from addnorm.service.errors import InvalidInput
-from addnorm.service.inference.heads import Spans
 from addnorm.service.protocols.texts.texts import TextsToTokenize
 from addnorm.service.runtime.batch import Ints, Padding
 from addnorm.service.runtime.tokenizing.tokenizer import Text
-from addnorm.service.scheduling.turns import checkpoint
 
 Range = Annotated[list[int], Field(min_length=2, max_length=2)]
 Ranges = Annotated[list[Annotated[list[Range], Field(fail_fast=True)]], Field(fail_fast=True)]

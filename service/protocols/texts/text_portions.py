@@ -7,12 +7,12 @@ from typing import TypeVar
 
 import orjson
 
+from addnorm.service.engine.checkpoint import checkpoint
 from addnorm.service.errors import InvalidInput
 from addnorm.service.protocols.codec.negotiation import fragment
 from addnorm.service.runtime.batch import Batch, Padding
 from addnorm.service.runtime.tokenizing.tokenizer import Tokenizer, Tokens
 from addnorm.service.runtime.unpadding import from_lists
-from addnorm.service.scheduling.turns import checkpoint
 
 PIECE_TEXTS = 256  # tokenized in one piece, however short: takes 2 ms where all tokens are shown
 PIECE_IDS = 4096  # turned into texts in one piece: takes about 5 ms; a longer row alone

@@ -1,4 +1,4 @@
-"""Tasks over texts, whatever the protocol: texts and options -> a request, and how its outputs
+"""Tasks over texts, whatever the protocol: texts and options -> what is asked, and how its outputs
 become one result for each text."""
 
 from collections.abc import Callable, Iterator, Sequence
@@ -7,9 +7,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from tokenizers import Encoding
 
-from addnorm.service.inference.outputs import Logits, LogitsAt, Output
-from addnorm.service.inference.request import InferenceRequest, InferenceResponse
-from addnorm.service.inference.request_path import Call
+from addnorm.service.asking.ask import Ask
+from addnorm.service.engine.checkpoint import checkpoint
+from addnorm.service.engine.outputs import Logits, LogitsAt, Output
 from addnorm.service.protocols.codec.decoding import Tools
 from addnorm.service.protocols.texts.places import text_with_label
 from addnorm.service.protocols.texts.sizes import check_size, json_bytes
@@ -22,8 +22,7 @@ from addnorm.service.protocols.texts.task_options import (
     ZeroShotOptions,
 )
 from addnorm.service.protocols.texts.texts import TextsToTokenize, check_single
-from addnorm.service.runtime.batch import Batch, Ints, Padding
-from addnorm.service.scheduling.turns import checkpoint
+from addnorm.service.runtime.batch import Batch, Ints
 from addnorm.service.tasks import classification, fill_mask, tagging
 from addnorm.service.tasks.classification import Function
 from addnorm.service.tasks.pieces import Pieces
@@ -33,62 +32,61 @@ ENTITY_BYTES = 150  # of an entity, beside the text's own
 PIECE_TARGETS = 32  # tokenized in one piece
 
 
-class TextTask(NamedTuple):
-    """finish: the outputs -> a result for each text, in the order sent. Each is made when it is
-    asked for, so that not all are held."""
-
-    request: InferenceRequest
-    finish: Callable[[InferenceResponse], Iterator[Any]]
+# the outputs -> a result for each text, in the order sent; each is made when it is asked for, so
+# that not all are held
+Finish = Callable[[Ask], Iterator[Any]]
 
 
 async def score_pairs(
-    call: Call,
+    ask: Ask,
     tools: Tools,
     texts: TextsToTokenize,
     function: Function | None,
     precision: str | None = None,
     answer_bytes: int = 0,
-) -> TextTask:
+) -> Finish:
     """The score of each pair `np.float32`, for a model that can rerank. answer_bytes: of what the
     protocol adds to the scores."""
-    batch, padding = await tools.texts.tokenize(texts, call.deadline)
+    ask.batch, ask.padding = await tools.texts.tokenize(texts, ask)
 
-    def finish(response: InferenceResponse) -> Iterator[Any]:
-        scores = classification.probabilities(response.value(Logits).joined, function)
+    def finish(ask: Ask) -> Iterator[Any]:
+        scores = classification.probabilities(ask.value(Logits).joined, function)
         return iter(scores[:, 0])
 
-    num_bytes = LABEL_BYTES * len(batch) + answer_bytes
-    return TextTask(_request(texts, batch, padding, Logits(), precision, num_bytes), finish)
+    num_bytes = LABEL_BYTES * len(ask.batch) + answer_bytes
+    _want(ask, texts, Logits(), precision, num_bytes)
+    return finish
 
 
 async def classify(
-    call: Call,
+    ask: Ask,
     tools: Tools,
     texts: TextsToTokenize,
     options: ClassifyOptions,
     precision: str | None = None,
-) -> TextTask:
+) -> Finish:
     """The labels of each text or pair, likeliest first."""
     labels = _labels(texts)
     function = options.function_to_apply or texts.model.bundle.manifest.score_function
-    batch, padding = await tools.texts.tokenize(texts, call.deadline)
+    ask.batch, ask.padding = await tools.texts.tokenize(texts, ask)
 
-    def finish(response: InferenceResponse) -> Iterator[Any]:
-        logits = response.value(Logits).joined
+    def finish(ask: Ask) -> Iterator[Any]:
+        logits = ask.value(Logits).joined
         for scores in classification.probabilities(logits, function):
             yield classification.ranked(scores, labels, options.top_k)
 
-    answer_bytes = len(batch) * _label_bytes(labels)
-    return TextTask(_request(texts, batch, padding, Logits(), precision, answer_bytes), finish)
+    answer_bytes = len(ask.batch) * _label_bytes(labels)
+    _want(ask, texts, Logits(), precision, answer_bytes)
+    return finish
 
 
 async def zero_shot(
-    call: Call,
+    ask: Ask,
     tools: Tools,
     texts: TextsToTokenize,
     options: ZeroShotOptions,
     precision: str | None = None,
-) -> TextTask:
+) -> Finish:
     """The candidate labels of each text, likeliest first, by a model that was trained to find
     entailment."""
     bundle = texts.model.bundle
@@ -101,33 +99,34 @@ async def zero_shot(
     pairs = [(text, hypothesis) for text in whole for hypothesis in hypotheses]
     named = text_with_label(texts.field, len(candidates))
     made = texts._replace(texts=pairs, named=named)
-    batch, padding = await tools.texts.tokenize(made, call.deadline)
+    ask.batch, ask.padding = await tools.texts.tokenize(made, ask)
 
-    def finish(response: InferenceResponse) -> Iterator[Any]:
-        logits = response.value(Logits).joined
+    def finish(ask: Ask) -> Iterator[Any]:
+        logits = ask.value(Logits).joined
         for start in range(0, len(logits), len(candidates)):
             own = logits[start : start + len(candidates)]
             yield classification.zero_shot(own, candidates, entailment, options.multi_label)
 
     answer_bytes = len(texts.texts) * _label_bytes(candidates)
-    return TextTask(_request(texts, batch, padding, Logits(), precision, answer_bytes), finish)
+    _want(ask, texts, Logits(), precision, answer_bytes)
+    return finish
 
 
 async def tag(
-    call: Call,
+    ask: Ask,
     tools: Tools,
     texts: TextsToTokenize,
     options: TagOptions,
     precision: str | None = None,
-) -> TextTask:
+) -> Finish:
     """The tags or entities of each text, in the order of the text."""
     check_single(texts.field, texts.texts)
     labels, ignored = _labels(texts), frozenset(options.ignore_labels)
-    batch, padding, encodings = await tools.texts.tokenize_with_offsets(texts, call.deadline)
+    ask.batch, ask.padding, encodings = await tools.texts.tokenize_with_offsets(texts, ask)
     pieces = Pieces.of(tools.texts.tokenizer(texts).library)
 
-    def finish(response: InferenceResponse) -> Iterator[Any]:
-        logits = response.value(Logits).rows
+    def finish(ask: Ask) -> Iterator[Any]:
+        logits = ask.value(Logits).rows
         for text, encoding, own in zip(texts.texts, encodings, logits, strict=True):
             yield tagging.tagged(
                 f"{texts.prompt}{text}",
@@ -139,29 +138,31 @@ async def tag(
                 ignored,
             )
 
-    answer_bytes = ENTITY_BYTES * batch.num_tokens + 2 * _kept_bytes(texts, encodings)
-    return TextTask(_request(texts, batch, padding, Logits(), precision, answer_bytes), finish)
+    answer_bytes = ENTITY_BYTES * ask.batch.num_tokens + 2 * _kept_bytes(texts, encodings)
+    _want(ask, texts, Logits(), precision, answer_bytes)
+    return finish
 
 
 async def fill_masks(
-    call: Call,
+    ask: Ask,
     tools: Tools,
     texts: TextsToTokenize,
     options: FillMaskOptions,
     precision: str | None = None,
-) -> TextTask:
+) -> Finish:
     """The candidates of each mask of each text, likeliest first: a list for each mask."""
     top_k = options.top_k or DEFAULT_CANDIDATES
     check_size("top_k", top_k, "candidates of each mask", MAX_CANDIDATES, "ask for less")
     pieces = Pieces.of(tools.texts.tokenizer(texts).library)
-    batch, padding = await tools.texts.tokenize(texts, call.deadline)
+    ask.batch, ask.padding = await tools.texts.tokenize(texts, ask)
     sent = options.targets or []
-    num_texts, num_characters = len(batch) + len(sent), batch.num_tokens + sum(map(len, sent))
-    about = texts.field, batch, sent, pieces
-    masks = await tools.texts.run(num_texts, num_characters, call.deadline, _masks, *about)
+    num_texts = len(ask.batch) + len(sent)
+    num_characters = ask.batch.num_tokens + sum(map(len, sent))
+    about = texts.field, ask.batch, sent, pieces
+    masks = await tools.texts.run(num_texts, num_characters, ask, _masks, *about)
 
-    def finish(response: InferenceResponse) -> Iterator[Any]:
-        rows = iter(response.value(LogitsAt).joined)
+    def finish(ask: Ask) -> Iterator[Any]:
+        rows = iter(ask.value(LogitsAt).joined)
         for own_ids, positions in zip(masks.ids, masks.positions, strict=True):
             text = fill_mask.MaskedText(own_ids, positions, pieces)
             yield (
@@ -174,7 +175,8 @@ async def fill_masks(
     # beside the response: the logits, all of which are held
     answer_bytes = num_each * (masks.text_bytes + ENTITY_BYTES * num_masks) + 4 * num_masks * width
     output = LogitsAt(tokens=masks.places)
-    return TextTask(_request(texts, batch, padding, output, precision, answer_bytes), finish)
+    _want(ask, texts, output, precision, answer_bytes)
+    return finish
 
 
 class _Masks(NamedTuple):
@@ -222,20 +224,8 @@ def _labels(texts: TextsToTokenize) -> Sequence[str]:
     return classification.label_names(bundle.manifest.labels, bundle.width("logits"))
 
 
-def _request(
-    texts: TextsToTokenize,
-    batch: Batch,
-    padding: Padding,
-    output: Output[Any],
-    precision: str | None,
-    answer_bytes: int,
-) -> InferenceRequest:
-    return InferenceRequest(
-        texts.model,
-        batch,
-        padding,
-        (output,),
-        precision,
-        field=texts.field,
-        answer_bytes=answer_bytes,
-    )
+def _want(
+    ask: Ask, texts: TextsToTokenize, output: Output[Any], precision: str | None, answer_bytes: int
+) -> None:
+    ask.outputs, ask.precision = (output,), precision or ask.precision
+    ask.field, ask.answer_bytes = texts.field, answer_bytes

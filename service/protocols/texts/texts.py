@@ -14,6 +14,10 @@ from pydantic import Field, PlainValidator
 from pydantic_core import PydanticCustomError
 from tokenizers import Encoding
 
+from addnorm.service.asking.ask import Ask
+from addnorm.service.asking.gate import Gate
+from addnorm.service.asking.turns import Arguments, Done, Turns
+from addnorm.service.engine.checkpoint import checkpoint
 from addnorm.service.errors import EmptyInput, InvalidInput
 from addnorm.service.models.model import Model
 from addnorm.service.protocols.texts.places import Place, in_list
@@ -22,9 +26,6 @@ from addnorm.service.protocols.texts.text_portions import batched, decoded_ids, 
 from addnorm.service.runtime.batch import Batch, Padding
 from addnorm.service.runtime.manifest import InputType
 from addnorm.service.runtime.tokenizing.tokenizer import CannotCut, Text, Tokenizer, num_characters
-from addnorm.service.scheduling.deadline import Deadline
-from addnorm.service.scheduling.gate import Gate
-from addnorm.service.scheduling.turns import Arguments, Done, Turns, checkpoint
 from addnorm.service.settings import Settings
 
 QUICK_CHARACTERS = 256  # take about 0.1 ms, as long as a change of threads, and 2 ms at worst
@@ -160,7 +161,7 @@ class TextReader:
         longer."""
         self.settings, self._gate, self._turns = settings, gate, turns
 
-    async def tokenize(self, asked: TextsToTokenize, deadline: Deadline) -> tuple[Batch, Padding]:
+    async def tokenize(self, asked: TextsToTokenize, ask: Ask) -> tuple[Batch, Padding]:
         """Ragged sequences with special tokens. InvalidInput for a text that is too long."""
         tokenizer = self.tokenizer(asked)
 
@@ -169,10 +170,10 @@ class TextReader:
             most = self.settings.max_tokens
             return batched(_in_portions(asked, tokens, most, tokenizer.max_text_tokens))
 
-        return await self._work(asked, deadline, work)
+        return await self._work(asked, ask, work)
 
     async def tokenize_with_offsets(
-        self, asked: TextsToTokenize, deadline: Deadline
+        self, asked: TextsToTokenize, ask: Ask
     ) -> tuple[Batch, Padding, list[Encoding]]:
         """Tokenizes as `tokenize` does, with words and offsets, which take longer."""
         tokenizer = self.tokenizer(asked)
@@ -185,32 +186,28 @@ class TextReader:
             checkpoint()
             return *batched(tokens), encodings
 
-        return await self._work(asked, deadline, work)
+        return await self._work(asked, ask, work)
 
     async def tokenize_with(
         self,
         asked: TextsToTokenize,
         work: Callable[[Sequence[Text]], list[Made]],
-        deadline: Deadline,
+        ask: Ask,
     ) -> list[Made]:
         """What `work` makes of each text, by its deadline and while its caller is there."""
         most = self.settings.max_tokens
-        return await self._work(asked, deadline, lambda: _in_portions(asked, work, most))
+        return await self._work(asked, ask, lambda: _in_portions(asked, work, most))
 
-    async def _work(
-        self, asked: TextsToTokenize, deadline: Deadline, work: Callable[[], Done]
-    ) -> Done:
+    async def _work(self, asked: TextsToTokenize, ask: Ask, work: Callable[[], Done]) -> Done:
         """The texts count as part of the body, until that is decoded."""
-        holdings = deadline.holdings
-        held = holdings.amounts.get("bodies", 0) + num_bytes(asked.texts)
-        self._gate.hold(holdings, "bodies", held)
-        return await self.run(len(asked.texts), sum(asked.sizes()), deadline, work)
+        self._gate.hold(ask, "bodies", ask.held.get("bodies", 0) + num_bytes(asked.texts))
+        return await self.run(len(asked.texts), sum(asked.sizes()), ask, work)
 
     async def run(
         self,
         num_texts: int,
         num_characters: int,
-        deadline: Deadline,
+        ask: Ask,
         work: Callable[Arguments, Done],
         *args: Arguments.args,
         **named: Arguments.kwargs,
@@ -219,7 +216,7 @@ class TextReader:
         else by turns."""
         if num_characters <= QUICK_CHARACTERS and num_texts <= QUICK_TEXTS:
             return work(*args, **named)
-        return await self._turns.run(deadline, work, *args, **named)
+        return await self._turns.run(ask, work, *args, **named)
 
     async def decode(
         self,
@@ -227,7 +224,7 @@ class TextReader:
         rows: Sequence[Sequence[int]],
         skip_special_tokens: bool,
         model: Model,
-        deadline: Deadline,
+        ask: Ask,
     ) -> list[orjson.Fragment]:
         """The texts of token ids as JSON. InvalidInput for ids that no token has, and too many of
         them."""
@@ -237,7 +234,7 @@ class TextReader:
         check_size(field, len(rows), "lists", self.settings.max_sequences)
         check_size(field, num, "ids", self.settings.max_tokens)
         about = field, rows, skip_special_tokens, model.tokenizer, model.bundle.ref
-        return await self.run(len(rows), num, deadline, decoded_ids, *about)
+        return await self.run(len(rows), num, ask, decoded_ids, *about)
 
     def check_pairs(self, asked: TextsToTokenize, field: str, num: int) -> None:
         """InvalidInput if the texts, each with every one of so many of another field, are too many

@@ -1,18 +1,17 @@
 """vLLM's /score, /classify and /pooling. Source: vLLM's pooling entrypoints."""
 
 from dataclasses import replace
-from functools import partial
 from typing import Any, Literal
 
 from pydantic import AliasChoices, Field
 
+from addnorm.service.asking.ask import Ask
+from addnorm.service.engine.outputs import Logits, Pooled
 from addnorm.service.errors import InvalidInput
-from addnorm.service.inference.outputs import Logits, Pooled
-from addnorm.service.inference.request import InferenceRequest, InferenceResponse
-from addnorm.service.inference.request_path import Call
 from addnorm.service.protocols.codec.decoding import Tools
+from addnorm.service.protocols.codec.payload import Encode
 from addnorm.service.protocols.codec.validation import Strict
-from addnorm.service.protocols.route import Decoded, Route
+from addnorm.service.protocols.route import Route
 from addnorm.service.protocols.texts.json_answers import (
     JsonAnswer,
     Ranking,
@@ -59,34 +58,34 @@ class PoolingRequest(InputRequest):
     )
 
 
-async def score(asked: ScoreRequest, call: Call, tools: Tools) -> Decoded:
+async def score(body: ScoreRequest, ask: Ask, tools: Tools) -> Encode:
     """InvalidInput if the two lists do not fit each other."""
-    first, second = asked.text_1, asked.text_2
+    first, second = body.text_1, body.text_2
     if len(first) not in (1, len(second)):
         raise InvalidInput(
             f"text_1 has {len(first)} texts, text_2 has {len(second)}: send one, or as many",
             param="text_1",
         )
     pairs = list(zip(first * len(second) if len(first) == 1 else first, second, strict=True))
-    texts = _texts(asked, "text_2", pairs, "rerank", call, tools)
-    task = await score_pairs(call, tools, texts, "sigmoid")
+    texts = _texts(body, "text_2", pairs, "rerank", ask, tools)
+    finish = await score_pairs(ask, tools, texts, "sigmoid")
     ranking = Ranking(len(pairs), _score, in_order=True)
-    return task.request, ranked(task, partial(_words, call.context.request_id), ranking)
+    return ranked(finish, _words, ranking)
 
 
 def _score(index: int, score: Any) -> dict[str, Any]:
     return {"index": index, "object": "score", "score": score}
 
 
-async def classify(asked: InputRequest, call: Call, tools: Tools) -> Decoded:
-    texts = _texts(asked, "input", asked.input, "classify", call, tools)
-    batch, padding = await tools.texts.tokenize(texts, call.deadline)
-    request = InferenceRequest(texts.model, batch, padding, (Logits(),), field="input")
-    return request, JsonAnswer(partial(_classes, call.context.request_id))
+async def classify(body: InputRequest, ask: Ask, tools: Tools) -> Encode:
+    texts = _texts(body, "input", body.input, "classify", ask, tools)
+    ask.batch, ask.padding = await tools.texts.tokenize(texts, ask)
+    ask.outputs, ask.field = (Logits(),), "input"
+    return JsonAnswer(_classes)
 
 
-def _classes(request_id: str, response: InferenceResponse) -> dict[str, Any]:
-    manifest, logits = response.request.model.bundle.manifest, response.value(Logits).joined
+def _classes(ask: Ask) -> dict[str, Any]:
+    manifest, logits = ask.model.bundle.manifest, ask.value(Logits).joined
     labels = classification.label_names(manifest.labels, logits.shape[1])
     function: Function | None = manifest.score_function
     entries = [
@@ -98,45 +97,42 @@ def _classes(request_id: str, response: InferenceResponse) -> dict[str, Any]:
         }
         for index, probs in enumerate(classification.probabilities(logits, function))
     ]
-    return _words(request_id, response, entries)
+    return _words(ask, entries)
 
 
-async def pool(asked: PoolingRequest, call: Call, tools: Tools) -> Decoded:
-    texts = _texts(asked, "input", asked.input, "embed", call, tools)
-    batch, padding = await tools.texts.tokenize(texts, call.deadline)
+async def pool(body: PoolingRequest, ask: Ask, tools: Tools) -> Encode:
+    texts = _texts(body, "input", body.input, "embed", ask, tools)
+    ask.batch, ask.padding = await tools.texts.tokenize(texts, ask)
     output = Pooled(normalize=texts.model.bundle.manifest.normalize)
-    request = InferenceRequest(texts.model, batch, padding, (output,), field="input")
-    words = partial(_vectors, call.context.request_id)
-    return request, embedded(words, in_base64 if asked.encoding_format == "base64" else pooled)
+    ask.outputs, ask.field = (output,), "input"
+    return embedded(_vectors, in_base64 if body.encoding_format == "base64" else pooled)
 
 
-def _vectors(request_id: str, response: InferenceResponse, vectors: Any) -> dict[str, Any]:
+def _vectors(ask: Ask, vectors: Any) -> dict[str, Any]:
     entries = [
         {"index": index, "object": "pooling", "data": vector}
         for index, vector in enumerate(vectors)
     ]
-    return _words(request_id, response, entries)
+    return _words(ask, entries)
 
 
 def _texts(
-    asked: _Asked, field: str, sent: list[Any], task: Task, call: Call, tools: Tools
+    body: _Asked, field: str, sent: list[Any], task: Task, ask: Ask, tools: Tools
 ) -> TextsToTokenize:
-    model, prompt_name = call.model_and_prompt(tools.models, asked.model, None, task)
-    check_limit("truncate_prompt_tokens", asked.truncate_prompt_tokens, model, whole=-1)
-    cut = cuts(tools, None if asked.truncate_prompt_tokens is None else True)
+    model, prompt_name = ask.find_model_and_prompt(tools.models, body.model, None, task)
+    check_limit("truncate_prompt_tokens", body.truncate_prompt_tokens, model, whole=-1)
+    cut = cuts(tools, None if body.truncate_prompt_tokens is None else True)
     made = TextsToTokenize.prompted(field, sent, cut, model, prompt_name)
     return made._replace(can_cut=False)
 
 
-def _words(
-    request_id: str, response: InferenceResponse, entries: list[dict[str, Any]]
-) -> dict[str, Any]:
+def _words(ask: Ask, entries: list[dict[str, Any]]) -> dict[str, Any]:
     return {
-        "id": request_id,
+        "id": ask.id,
         "object": "list",
-        "model": response.request.model.answered_name,
+        "model": ask.model.answered_name,
         "data": entries,
-        "usage": usage(response),
+        "usage": usage(ask),
     }
 
 

@@ -13,8 +13,8 @@ from fastapi import Request
 from pydantic import Field
 
 from addnorm.service import VERSION
+from addnorm.service.asking.ask import Ask
 from addnorm.service.errors import EmptyInput
-from addnorm.service.inference.request_path import Call
 from addnorm.service.protocols.codec.decoding import Tools
 from addnorm.service.protocols.codec.negotiation import fragment
 from addnorm.service.protocols.codec.validation import Strict
@@ -39,13 +39,13 @@ class DetokenizeRequest(Strict):
     tokens: Annotated[Row, Field(description="Special tokens are kept in the text.")]
 
 
-async def tokenize(asked: PromptTokenizeRequest, call: Call, tools: Tools) -> bytes:
+async def tokenize(body: PromptTokenizeRequest, ask: Ask, tools: Tools) -> bytes:
     """The text may have any number of tokens."""
-    model = call.model(tools.models, call.named(asked.model), "complete")
-    texts = TextsToTokenize("prompt", [asked.prompt], False, model, can_cut=False)
+    model = ask.find_model(tools.models, ask.names.get("model", body.model), "complete")
+    texts = TextsToTokenize("prompt", [body.prompt], False, model, can_cut=False)
     tokenizer = tools.texts.tokenizer(texts)
-    work = partial(_shown, tokenizer, asked.add_special_tokens)
-    (shown,) = await tools.texts.tokenize_with(texts, work, call.deadline)
+    work = partial(_shown, tokenizer, body.add_special_tokens)
+    (shown,) = await tools.texts.tokenize_with(texts, work, ask)
     positions = model.bundle.manifest.limits.max_positions
     return orjson.dumps({**shown.fields, "count": len(shown), "max_model_len": positions})
 
@@ -55,12 +55,12 @@ def _shown(tokenizer: Tokenizer, add_special_tokens: bool, piece: Sequence[Text]
     return [Shown(len(one), {"tokens": fragment(one.ids)}) for one in encodings]
 
 
-async def detokenize(asked: DetokenizeRequest, call: Call, tools: Tools) -> bytes:
+async def detokenize(body: DetokenizeRequest, ask: Ask, tools: Tools) -> bytes:
     """InvalidInput names the field."""
-    if not asked.tokens:
+    if not body.tokens:
         raise EmptyInput("tokens is empty: send at least one token id", param="tokens")
-    model = call.model(tools.models, asked.model, "complete")
-    (text,) = await tools.texts.decode("tokens", [asked.tokens], False, model, call.deadline)
+    model = ask.find_model(tools.models, body.model, "complete")
+    (text,) = await tools.texts.decode("tokens", [body.tokens], False, model, ask)
     return orjson.dumps({"prompt": text})
 
 

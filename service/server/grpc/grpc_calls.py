@@ -10,6 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from addnorm.service.asking.ask import Ask
 from addnorm.service.errors import (
     BodyTooLarge,
     ClientGone,
@@ -18,14 +19,12 @@ from addnorm.service.errors import (
     RequestTimeout,
     ServiceError,
 )
-from addnorm.service.inference.request_path import Call
 from addnorm.service.protocols.kserve.over_grpc.grpc_methods import GrpcMethod
 from addnorm.service.protocols.route import Parts
-from addnorm.service.scheduling.deadline import Deadline
+from addnorm.service.server.app import request_id
 from addnorm.service.server.auth import Entrance, Headers
 from addnorm.service.server.error_response import note_error, retry_after
 from addnorm.service.telemetry.report import Reporter
-from addnorm.service.telemetry.request_context import RequestContext, request_id
 
 # names of grpc.StatusCode by the status that the same error has over HTTP
 CODES = {
@@ -83,46 +82,46 @@ class GrpcCalls:
             (name.encode(), value.encode() if isinstance(value, str) else value)
             for name, value in caller.invocation_metadata() or ()
         ]
-        context = RequestContext(request_id(dict(headers).get(b"x-request-id", b"")))
+        ask = Ask(request_id(dict(headers).get(b"x-request-id", b"")), method.path)
         self.in_flight += 1
         self.num_begun += 1
         try:
             if self.told:
                 await self.told.wait()
             if method.is_probe:
-                with self.entrance.enter(headers, None, context):
-                    await self._respond(method, self._receive_probe, caller, headers, context)
+                with self.entrance.enter(headers, None, ask):
+                    await self._respond(method, self._receive_probe, caller, headers, ask)
             else:
                 self.last_asked = time.monotonic()
                 if self.told:
                     raise Draining(
                         "the server is shutting down: send the request to another", retry_after_s=1
                     )
-                with self.entrance.enter(headers, "infer", context):
-                    self.entrance.gate.hold(context.holdings, "calls", 1)
-                    await self._respond(method, self._receive, caller, headers, context)
-            context.status = 200
+                with self.entrance.enter(headers, "infer", ask):
+                    self.entrance.gate.hold(ask, "calls", 1)
+                    await self._respond(method, self._receive, caller, headers, ask)
+            ask.status = 200
         except asyncio.CancelledError:
-            self._note_end(context)
+            self._note_end(ask)
             raise
         except Exception as error:  # whatever it is, the caller gets a status
-            await self._abort(method, caller, error, context)
+            await self._abort(method, caller, error, ask)
         finally:
             self.in_flight -= 1
             # the call as a request over HTTP/2, which it is
             scope = {"method": "POST", "path": method.path, "route": method, "scheme": "http"}
-            self.reporter.report({**scope, "http_version": "2", "headers": headers}, context)
+            self.reporter.report({**scope, "http_version": "2", "headers": headers}, ask)
 
     async def _respond(
         self,
         method: GrpcMethod,
-        receive: Callable[[Caller, RequestContext], Awaitable[bytes]],
+        receive: Callable[[Caller, Ask], Awaitable[bytes]],
         caller: Caller,
         headers: Headers,
-        context: RequestContext,
+        ask: Ask,
     ) -> None:
         async def receive_body() -> bytes:
-            body = await receive(caller, context)
+            body = await receive(caller, ask)
             if not isinstance(body, bytes):  # gRPC has ended the call, or the caller has
                 raise ClientGone("the call ended before its message, or its message is too large")
             limit = method.max_bytes or settings.max_body_bytes
@@ -132,14 +131,12 @@ class GrpcCalls:
 
         settings, left_s = self.parts.settings, caller.time_remaining()
         timeout_s = settings.timeout_s if left_s is None else min(left_s, MAX_TIMEOUT_S)
-        context.deadline = Deadline(timeout_s, context.started, context.holdings)
-        context.deadline.is_callers = left_s is not None
-        anew = b"no-cache" in dict(headers).get(b"cache-control", b"").lower()
-        call = Call(context.deadline, context, route=method.path, anew=anew)
-        answer = await method.answer(self.parts, receive_body, call)
-        caller.set_trailing_metadata(_metadata(context, **answer.metadata))
+        ask.timeout_s, ask.is_callers = timeout_s, left_s is not None
+        ask.anew = b"no-cache" in dict(headers).get(b"cache-control", b"").lower()
+        answer = await method.answer(self.parts, receive_body, ask)
+        caller.set_trailing_metadata(_metadata(ask, **answer.metadata))
         # a pending response until it is sent
-        self.entrance.gate.keep(context.holdings, "responses", len(answer.message))
+        self.entrance.gate.keep(ask, "responses", len(answer.message))
         limit_s = self.probe_s if method.is_probe else settings.send_timeout_s
         try:
             async with asyncio.timeout(limit_s):
@@ -147,15 +144,15 @@ class GrpcCalls:
         except TimeoutError:
             raise ClientGone(f"the answer was not taken within {limit_s:g} s") from None
 
-    async def _receive(self, caller: Caller, context: RequestContext) -> Any:
+    async def _receive(self, caller: Caller, ask: Ask) -> Any:
         """Overloaded if it is slow and its key has no space for it."""
         settings, loop = self.parts.settings, asyncio.get_running_loop()
-        gate, holdings = self.entrance.gate, context.holdings
+        gate = self.entrance.gate
         full: list[Overloaded] = []
 
         def count() -> None:
             try:
-                gate.hold(holdings, "bodies", settings.max_body_bytes)
+                gate.hold(ask, "bodies", settings.max_body_bytes)
             except Overloaded as error:
                 full.append(error)
                 timeout.reschedule(loop.time())
@@ -168,9 +165,9 @@ class GrpcCalls:
             raise full.pop() if full else _late(settings.body_timeout_s) from None
         finally:
             counting.cancel()
-            gate.hold(holdings, "bodies", 0)
+            gate.hold(ask, "bodies", 0)
 
-    async def _receive_probe(self, caller: Caller, context: RequestContext) -> Any:
+    async def _receive_probe(self, caller: Caller, ask: Ask) -> Any:
         """A probe may be as large as any, so one is received at a time: others meanwhile count
         as empty, and so ask for the whole server."""
         if self._is_reading_probe:
@@ -184,17 +181,15 @@ class GrpcCalls:
         finally:
             self._is_reading_probe = False
 
-    async def _abort(
-        self, method: GrpcMethod, caller: Caller, error: Exception, context: RequestContext
-    ) -> None:
+    async def _abort(self, method: GrpcMethod, caller: Caller, error: Exception, ask: Ask) -> None:
         import grpc
 
         has_ended = caller.done() or isinstance(error, grpc.aio.BaseError)
         if has_ended and not isinstance(error, ServiceError):  # no fault of the server
             error = ClientGone("the call ended before the answer")
-        known = note_error(error, "POST", method.path, context)
-        context.status = known.status
-        metadata = _metadata(context)
+        known = note_error(error, "POST", method.path, ask)
+        ask.status = known.status
+        metadata = _metadata(ask)
         if (seconds := retry_after(known)) is not None:
             # the second is gRPC's own, for clients that retry by themselves
             pushback = ("grpc-retry-pushback-ms", str(math.ceil(seconds * 1000)))
@@ -203,22 +198,21 @@ class GrpcCalls:
         with suppress(grpc.aio.InternalError):  # the call has ended, so nobody can be told
             await caller.abort(code, known.message, metadata)
 
-    def _note_end(self, context: RequestContext) -> None:
+    def _note_end(self, ask: Ask) -> None:
         """gRPC has ended the call: its caller left, its time is up, or the server ends."""
         error: ServiceError = ClientGone("the caller left before the answer")
         if self.parts.readiness.draining:
             error = Draining("the server ended before the answer was taken")
-        if deadline := context.deadline:
-            if deadline.left_s() < TIMER_S:
-                error = deadline.expired()
-            deadline.leave()  # ends what other threads do for it
-        context.note(error)
-        context.status = error.status
+        if ask.left_s() < TIMER_S:
+            error = ask.expired()
+        ask.leave()  # ends what other threads do for it
+        ask.note(error)
+        ask.status = error.status
 
 
 def _late(limit_s: float) -> RequestTimeout:
     return RequestTimeout(f"the message did not arrive within {limit_s:g} s")
 
 
-def _metadata(context: RequestContext, **more: str) -> tuple[tuple[str, str], ...]:
-    return (("x-request-id", context.request_id), *more.items())
+def _metadata(ask: Ask, **more: str) -> tuple[tuple[str, str], ...]:
+    return (("x-request-id", ask.id), *more.items())

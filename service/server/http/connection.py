@@ -23,10 +23,10 @@ from addnorm.service.errors import (
     TooManyConnections,
 )
 from addnorm.service.protocols.dialect_errors import OPENAI_ERRORS
+from addnorm.service.protocols.route import ask_of
 from addnorm.service.server.error_response import error_response
 from addnorm.service.server.http.head import MAX_HEAD_BYTES, too_large
 from addnorm.service.settings import Settings
-from addnorm.service.telemetry.request_context import attach_context
 
 BODY_GRACE_S = 2.0  # the application rejects a slow body first, with a message
 INVALID_HTTP = (
@@ -168,11 +168,11 @@ class Connection(HttpToolsProtocol):
         self._in_head, self._in_body, self._num_loose = False, True, 0
         self._since = self.loop.time()
         self.idle.pop(self, None)
-        context = attach_context(self.scope["state"])
-        context.is_closing = self.transport.is_closing
+        ask = ask_of(self.scope)
+        ask.is_closing = self.transport.is_closing
         if self in self.surplus:
             limit = self.settings.max_connections
-            context.surplus = TooManyConnections(
+            ask.surplus = TooManyConnections(
                 f"{limit} connections are open, the limit; retry in 1 s", retry_after_s=1
             )
         super().on_headers_complete()

@@ -10,19 +10,17 @@ import numpy as np
 import orjson
 import pytest
 
-from addnorm.service.inference.outputs import SparseVectors, TopK, Value
-from addnorm.service.inference.outputs.prompt_logprobs import Scored
-from addnorm.service.inference.outputs.values import Dense, Parts, Ragged
-from addnorm.service.inference.request import InferenceRequest, InferenceResponse, check
-from addnorm.service.inference.request_path import Call
+from addnorm.service.asking.ask import Ask
+from addnorm.service.asking.limits import check
+from addnorm.service.engine.outputs import SparseVectors, TopK, Value
+from addnorm.service.engine.outputs.prompt_logprobs import Scored
+from addnorm.service.engine.outputs.values import Dense, Parts, Ragged
 from addnorm.service.protocols.codec.decoding import RawRequest
 from addnorm.service.protocols.codec.negotiation import PIECE_BYTES
-from addnorm.service.protocols.route import Decoded, Route
+from addnorm.service.protocols.route import Route
 from addnorm.service.protocols.serving import decode
 from addnorm.service.protocols.table import PROTOCOLS
-from addnorm.service.scheduling.deadline import Deadline
 from addnorm.service.server.wiring import Service
-from addnorm.service.telemetry.request_context import RequestContext
 from tests.conftest import inference_of
 from tests.support.task_models import DEFAULTS
 from tests.support.waiting import PATIENCE_S
@@ -44,41 +42,41 @@ def logits(*shape: int) -> np.ndarray:
     return drawn.standard_normal(shape).astype(np.float32)
 
 
-def of_tokens(request: InferenceRequest) -> Value:
-    return Ragged([logits(length, 5) for length in request.batch.lengths.tolist()])
+def of_tokens(ask: Ask) -> Value:
+    return Ragged([logits(length, 5) for length in ask.batch.lengths.tolist()])
 
 
-def of_pairs(request: InferenceRequest) -> Value:
-    return Dense(logits(len(request.batch), 3))
+def of_pairs(ask: Ask) -> Value:
+    return Dense(logits(len(ask.batch), 3))
 
 
-def of_rerank(request: InferenceRequest) -> Value:
-    return Dense(logits(len(request.batch), 1))
+def of_rerank(ask: Ask) -> Value:
+    return Dense(logits(len(ask.batch), 1))
 
 
-def of_masks(request: InferenceRequest) -> Value:
-    num = sum((request.batch.tokens == 22).tolist())
+def of_masks(ask: Ask) -> Value:
+    num = sum((ask.batch.tokens == 22).tolist())
     return Dense(logits(num, 23))
 
 
-def of_sparse(request: InferenceRequest) -> Value:
+def of_sparse(ask: Ask) -> Value:
     """A value with as many entries as there may be."""
-    lengths = np.minimum(32 * request.batch.lengths, 23).tolist()
+    lengths = np.minimum(32 * ask.batch.lengths, 23).tolist()
     return SparseVectors(
         [np.arange(length) for length in lengths],
         [np.abs(logits(length)) for length in lengths],
     )
 
 
-def of_prompts(request: InferenceRequest) -> Value:
-    lengths = request.batch.lengths.tolist()
+def of_prompts(ask: Ask) -> Value:
+    lengths = ask.batch.lengths.tolist()
     own = Ragged([logits(length) for length in lengths])
     ids = Ragged([drawn.integers(0, 300, (length, 5)) for length in lengths])
     return Scored(own, TopK(ids, Ragged([logits(length, 5) for length in lengths])))
 
 
-def of_types(request: InferenceRequest) -> Value:
-    num = len(request.batch)
+def of_types(ask: Ask) -> Value:
+    num = len(ask.batch)
     small = drawn.integers(0, 100, (num, 36))
     whole = {"float32": logits(num, 36), "int8": small.astype(np.int8)}
     by_dtype = {**whole, "ubinary": small[:, :5].astype(np.uint8)}
@@ -87,7 +85,7 @@ def of_types(request: InferenceRequest) -> Value:
 
 WIDE, MASKS = "\N{CJK UNIFIED IDEOGRAPH-4E2D}", " ".join(["[MASK]"] * 30)
 LABELS = [f"{WIDE * 900}{index}" for index in range(4)]
-Case = tuple[str, dict[str, Any], Callable[[InferenceRequest], Value]]
+Case = tuple[str, dict[str, Any], Callable[[Ask], Value]]
 CASES: dict[str, Case] = {
     "labels for each text": (
         "/v1/zero-shot",
@@ -145,13 +143,13 @@ def service(task_bundles: Path) -> Iterator[Service]:
     made.close()
 
 
-def decoded(service: Service, path: str, body: Any) -> Decoded:
+def decoded(service: Service, path: str, body: Any) -> Ask:
     content = orjson.dumps(body)
     names = {"model": "classifier"} if "{" in path else {}
-    call = Call(Deadline(PATIENCE_S), RequestContext(), names=names, num_bytes=len(content))
+    ask = Ask(timeout_s=PATIENCE_S, names=names, num_body_bytes=len(content))
     raw = RawRequest(content, {"content-type": "application/json"})
-    made: Decoded = asyncio.run(decode(ROUTES[path], raw, call, service.tools))
-    return made
+    ask.encode = asyncio.run(decode(ROUTES[path], raw, ask, service.tools))
+    return ask
 
 
 def num_bytes(value: Value) -> int:
@@ -163,18 +161,18 @@ def num_bytes(value: Value) -> int:
 def test_no_answer_holds_more_than_was_estimated(service: Service, case: str) -> None:
     """Its outputs, what is made of them, and its bytes; the piece that is being written aside."""
     path, body, value_of = CASES[case]
-    request, encode = decoded(service, path, body)
-    estimated = check(request, service.settings)
-    (output,) = request.outputs
-    response = InferenceResponse(request, {type(output): value_of(request)}, estimated)
-    encode(response)  # what is imported or cached at first is of no request
+    ask = decoded(service, path, body)
+    check(ask, service.settings)
+    (output,) = ask.outputs
+    ask.values = {type(output): value_of(ask)}
+    ask.encode(ask)  # what is imported or cached at first is of no request
     tracemalloc.start()
     try:
-        payload = encode(response)
+        payload = ask.encode(ask)
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
     sent = sum(map(len, payload.parts))
-    held = sum(map(num_bytes, response.values.values())) + peak - PIECE_BYTES
-    assert held <= HELD * estimated
-    assert estimated <= SENT * sent
+    held = sum(map(num_bytes, ask.values.values())) + peak - PIECE_BYTES
+    assert held <= HELD * ask.num_bytes
+    assert ask.num_bytes <= SENT * sent

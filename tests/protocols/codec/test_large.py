@@ -18,6 +18,7 @@ import pytest
 from prometheus_client import Metric
 from prometheus_client.registry import Collector
 
+from addnorm.service.engine.checkpoint import checkpoint
 from addnorm.service.errors import BodyTooLarge, InvalidInput
 from addnorm.service.models.registry import Models
 from addnorm.service.protocols.codec import bodies
@@ -34,7 +35,6 @@ from addnorm.service.protocols.codec.negotiation import (
 from addnorm.service.protocols.codec.shown import shown
 from addnorm.service.protocols.codec.validation import BLOCK_BYTES, parse, validated
 from addnorm.service.protocols.native.native_schema import INFER
-from addnorm.service.scheduling.turns import checkpoint
 from addnorm.service.server.wiring import build
 from addnorm.service.settings import Settings
 from tests.conftest import Serve, serving

@@ -12,8 +12,8 @@ import pytest
 from safetensors.numpy import load, save
 from starlette.datastructures import Headers
 
+from addnorm.service.engine.outputs.values import Dense
 from addnorm.service.errors import InvalidInput, NotAcceptable
-from addnorm.service.inference.outputs.values import Dense
 from addnorm.service.protocols.codec.negotiation import JSON, negotiate, wanted_coding
 from addnorm.service.protocols.codec.safetensors_body import SAFETENSORS
 from addnorm.service.runtime.batch import Batch, Rows

@@ -12,9 +12,9 @@ import orjson
 import pytest
 from tokenizers import Tokenizer
 
+from addnorm.service.asking.ask import Ask
 from addnorm.service.protocols.texts.text_portions import PIECE_TEXTS, decoded_ids, portions
 from addnorm.service.protocols.texts.texts import QUICK_CHARACTERS, QUICK_TEXTS, TextReader
-from addnorm.service.scheduling.deadline import Deadline
 from addnorm.service.settings import Settings
 from tests.support.language_model import tokenizer as of_bytes
 from tests.support.pipelines import FAMILIES, LINES
@@ -27,7 +27,7 @@ class Noted:
 
     num_works = 0
 
-    async def run(self, deadline: Deadline, work: Callable[[], Any]) -> Any:
+    async def run(self, deadline: Ask, work: Callable[[], Any]) -> Any:
         self.num_works += 1
         return work()
 
@@ -45,7 +45,7 @@ def test_many_empty_texts_are_no_quick_work(
 ) -> None:
     turns: Any = Noted()
     reader = TextReader(Settings(), gate_of(1, 1000), turns)
-    work = reader.run(num_texts, num_characters, Deadline(60), lambda: "done")
+    work = reader.run(num_texts, num_characters, Ask(timeout_s=60), lambda: "done")
     assert asyncio.run(work) == "done"
     assert turns.num_works == (not is_quick)
 

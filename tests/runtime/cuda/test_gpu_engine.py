@@ -13,8 +13,8 @@ import onnxruntime as ort
 import pytest
 
 from addnorm.export.certificate import tolerances
+from addnorm.service.engine.heads import pooled
 from addnorm.service.errors import NotFinite, StartupError
-from addnorm.service.inference.heads import pooled
 from addnorm.service.loading.loader import load, load_all
 from addnorm.service.models.model import Model, measure_rates
 from addnorm.service.models.registry import Models

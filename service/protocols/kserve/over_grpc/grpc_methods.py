@@ -5,8 +5,8 @@ import time
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, NamedTuple
 
+from addnorm.service.asking.ask import Ask
 from addnorm.service.errors import InvalidInput, NotFound, NotReady
-from addnorm.service.inference.request_path import Call
 from addnorm.service.protocols.codec.payload import NO_HEADERS
 from addnorm.service.protocols.kserve import infer
 from addnorm.service.protocols.kserve.metadata import about, about_server, config, find
@@ -35,7 +35,7 @@ class GrpcMethod(NamedTuple):
     """A row. receive, which is called once, gives the message that is answered."""
 
     path: str
-    answer: Callable[[Parts, Receive, Call], Awaitable[Answer]]
+    answer: Callable[[Parts, Receive, Ask], Awaitable[Answer]]
     max_bytes: int | None = 4096  # of the message, which has at most names; None: as of any body
 
     @property
@@ -47,25 +47,26 @@ class GrpcMethod(NamedTuple):
         return self.path.startswith(PROBES)
 
 
-async def model_infer(parts: Parts, receive: Receive, call: Call) -> Answer:
-    path, context, tools = parts.request_path, call.context, parts.tools
-    path.pipeline.scheduler.check_load(call.deadline.timeout_s, context.holdings.key, math.inf)
+async def model_infer(parts: Parts, receive: Receive, ask: Ask) -> Answer:
+    gate, tools = parts.answers.gate, parts.tools
+    parts.answers.scheduler.check_load(ask.timeout_s, ask.key, math.inf)
     body = await receive()
-    call.deadline.check()
+    ask.check()
     num_held = infer_message.held_bytes(body, parts.settings)
-    context.decoded_from = time.monotonic()
-    path.gate.hold(context.holdings, "bodies", num_held)
-    message, asked = await tools.bodies.read(len(body), call.deadline, infer_message.read, body)
+    ask.decoded_from, ask.num_body_bytes = time.monotonic(), len(body)
+    gate.hold(ask, "bodies", num_held)
+    message, asked = await tools.bodies.read(len(body), ask, infer_message.read, body)
     version = {"version": message.model_version} if message.model_version else {}
-    names = {"model": message.model_name, **version}
-    call = call._replace(num_bytes=len(body), names=names)
+    ask.names = {"model": message.model_name, **version}
     contents = infer_message.contents(message)
-    request, encode = await infer.infer(asked, contents, call, tools, infer_message.write)
-    path.gate.hold(context.holdings, "bodies", 0)
+    ask.encode = await infer.infer(asked, contents, ask, tools, infer_message.write)
+    ask.binary = True
+    gate.hold(ask, "bodies", 0)
     del body, message, asked, contents  # not to be held while the answer is computed
-    encoded, request = await path.answer(call, request._replace(binary=True), encode)
-    fingerprint = {FINGERPRINT_HEADER: request.fingerprint}
-    return Answer(encoded, fingerprint | server_timing(context.stages_s))
+    encoded = await parts.answers.answer(ask)
+    made = Answer(encoded, {FINGERPRINT_HEADER: ask.fingerprint} | server_timing(ask.stages_s))
+    ask.forget()
+    return made
 
 
 async def server_live(parts: Parts, asked: Any) -> dict[str, Any]:
@@ -131,7 +132,7 @@ def _method(
 ) -> GrpcMethod:
     """make: the request -> the fields of the response. kind: of both, without their endings."""
 
-    async def answer(parts: Parts, receive: Receive, call: Call) -> Answer:
+    async def answer(parts: Parts, receive: Receive, ask: Ask) -> Answer:
         fields = await make(parts, parse(f"{kind}Request", await receive()))
         return Answer(message_types()[f"{kind}Response"](**fields).SerializeToString())
 

@@ -5,9 +5,10 @@ from typing import Any
 
 import numpy as np
 
+from addnorm.service.asking.answer import QUICK_BYTES
+from addnorm.service.asking.ask import Ask
+from addnorm.service.engine.checkpoint import checkpoint
 from addnorm.service.errors import InvalidInput
-from addnorm.service.inference.pipeline import QUICK_BYTES
-from addnorm.service.inference.request import InferenceResponse
 from addnorm.service.protocols.codec.safetensors_body import raw_bytes
 from addnorm.service.protocols.codec.validation import fit
 from addnorm.service.protocols.kserve.infer import Wanted, tensors_of
@@ -16,7 +17,6 @@ from addnorm.service.protocols.kserve.over_grpc.messages import message_types, p
 from addnorm.service.protocols.kserve.schema import V2InferRequest
 from addnorm.service.protocols.kserve.tensors import KINDS
 from addnorm.service.protocols.kserve.text_tensor import PREFIX
-from addnorm.service.scheduling.turns import checkpoint
 from addnorm.service.settings import Settings
 
 # Bytes held for each byte of a message: itself, what protobuf and Python have of it, a text; and
@@ -115,9 +115,9 @@ def _typed(tensor: Any) -> memoryview:
         ) from None
 
 
-def write(wanted: list[Wanted], request_id: str | None, response: InferenceResponse) -> bytes:
-    """InferenceResponse -> ModelInferResponse, every output in raw_output_contents."""
-    manifest, made = response.request.model.bundle.manifest, tensors_of(response)
+def write(wanted: list[Wanted], request_id: str | None, ask: Ask) -> bytes:
+    """Outputs -> ModelInferResponse, every output in raw_output_contents."""
+    manifest, made = ask.model.bundle.manifest, tensors_of(ask)
     message = message_types()["inference.ModelInferResponse"](
         model_name=manifest.name, model_version=str(manifest.version), id=request_id or ""
     )

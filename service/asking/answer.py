@@ -1,0 +1,185 @@
+"""The story of a decoded request, to its encoded answer; for every caller: HTTP, gRPC, `addnorm
+embed`, the certificate. Knows no bytes of bodies, no headers and no server.
+"""
+
+import asyncio
+import time
+from collections import defaultdict
+from collections.abc import Awaitable, Callable
+from functools import partial
+from typing import Any
+
+from addnorm.service.asking.ask import Ask
+from addnorm.service.asking.cache import SequenceCache, sequence_digests
+from addnorm.service.asking.cost import Cost, measured, num_head_rows, num_head_values
+from addnorm.service.asking.gate import Gate
+from addnorm.service.asking.handover import Handover
+from addnorm.service.asking.limits import batch_bytes, check, has_lens, kept_bytes, picks
+from addnorm.service.asking.rows import AskedRows
+from addnorm.service.asking.scheduler import Scheduler
+from addnorm.service.asking.turns import Turns
+from addnorm.service.engine.checkpoint import checkpoint
+from addnorm.service.engine.outputs import Computed, Output, Value
+from addnorm.service.errors import Expired, NotFinite
+from addnorm.service.settings import Settings
+
+QUICK_BYTES = 64 * 1024  # JSON of this size takes about 0.1 ms
+QUICK_HEAD_VALUES = 256  # a few labels of a few sequences: well below a millisecond
+QUICK_TOKENS, QUICK_SEQUENCES = 8192, 64  # their digests take about 0.1 ms
+CountLookups = Callable[[str, int, int, int], None]
+
+
+class Answers:
+    """Shared by all requests."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        gate: Gate,
+        scheduler: Scheduler,
+        cache: SequenceCache,
+        encoders: Turns,
+        lens_turns: Turns,
+        count_lookups: CountLookups,
+    ) -> None:
+        """encoders: where large answers are made; lens_turns: where those of a lens are, whose
+        steps are runs of the whole model. count_lookups: called with the model, and how many
+        sequences of a request the cache held, how many it did not, and how many of those have an
+        equal one in the request."""
+        self.settings, self.gate, self.scheduler, self.cache = settings, gate, scheduler, cache
+        # by API key, so that nobody's slow requests teach what others' will take
+        self.costs: defaultdict[str, Cost] = defaultdict(Cost)
+        self._encoders, self._lens_turns = encoders, lens_turns
+        self._count_lookups, self._handover = count_lookups, Handover()
+        self._waking: asyncio.AbstractEventLoop | None = None  # whose present round wakes workers
+
+    async def ask(
+        self, timeout_s: float, decode: Callable[[Ask], Awaitable[Callable[[Ask], Any]]]
+    ) -> tuple[Any, Ask]:
+        """What `answer` gives, for a caller in this process. decode: fills the ask, and says how
+        its outputs are encoded."""
+        ask = Ask(timeout_s=timeout_s)
+        with self.gate.admit(ask):
+            ask.encode = await decode(ask)
+            return await self.answer(ask), ask
+
+    async def answer(self, ask: Ask) -> Any:
+        """What `ask.encode` makes of its outputs; `ask.stages_s` has the time of each stage.
+        ServiceError: what the caller is told instead; Expired or ClientGone between any two stages.
+        What it holds is given back by whoever admitted it."""
+        decoded = time.monotonic()
+        ask.decoded_from = ask.decoded_from or decoded
+        ask.stages_s = {"decode": decoded - ask.decoded_from}
+        ask.precision = ask.precision or ask.model.default_precision
+        if ask.dimensions is not None:
+            ask.outputs = tuple(output.narrowed(ask.dimensions) for output in ask.outputs)
+        ask.statistics, ask.num_sequences = ask.model.statistics, len(ask.padding.lengths)
+        ask.real_tokens, ask.pad_tokens = ask.batch.num_tokens, ask.padding.num_pads
+        check(ask, self.settings)
+        ask.check()
+
+        await self._look_up(ask)
+        is_quick = ask.num_bytes <= QUICK_BYTES and num_head_values(ask) <= QUICK_HEAD_VALUES
+        cost = self.costs[ask.key]
+        if not is_quick:  # the time of a quick answer is not worth counting
+            self._predict(ask, cost)
+        if self.gate.is_bulk(ask, time.monotonic()):
+            ask.is_bulk = True
+            ask.kept_bytes += batch_bytes(ask)  # its tokens are in no account
+        self.scheduler.submit(ask, wakes=False)
+        if ask.rows.missing:
+            self._wake_workers()
+            try:
+                await self._handover.result(ask.future, ask)
+            except NotFinite as error:
+                raise by_row(ask, error) from error
+            assert ask.taken is not None
+            queued_s, ran_s = ask.taken - ask.submitted, ask.computed - ask.taken
+            ask.stages_s |= {"queue": queued_s, "infer": ran_s}
+        else:
+            ask.stages_s |= {"queue": 0.0, "infer": 0.0}
+        self.gate.keep(ask, "bulk_s", 0)
+
+        started = time.monotonic()
+        if is_quick:
+            make(ask)
+            encoded = ask.encode(ask)
+        else:
+            turns = self._lens_turns if has_lens(ask) else self._encoders
+            encoded = await turns.run(ask, _encoded, ask, cost)
+            self.gate.keep(ask, "answer_s", 0)
+        ask.check()
+        ask.stages_s["encode"] = time.monotonic() - started
+        ask.is_inferred = True
+        return encoded
+
+    async def _look_up(self, ask: Ask) -> None:
+        """Finds what the cache holds of its rows."""
+        batch, cache, kept = ask.batch, self.cache, picks(ask)
+        digests, found, hold = None, {}, None
+        if cache.max_bytes and not ask.anew and len(batch):
+            if batch.num_tokens <= QUICK_TOKENS and len(batch) <= QUICK_SEQUENCES:
+                digests = sequence_digests(batch)
+            else:
+                digests = await self._encoders.run(ask, sequence_digests, batch)
+            found = cache.find(ask.target, ask.key, digests, kept)
+            hold = partial(cache.hold, ask.target, ask.key, digests)
+        ask.rows = rows = AskedRows(batch, kept, ask.engine.d_model, digests, found, hold)
+        ask.kept_bytes = kept_bytes(ask, kept)
+        if not len(batch):
+            rows.receive((), ask.engine.empty())
+        elif digests:
+            num_missed = len(batch) - rows.num_held
+            num_equal = num_missed - len(rows.missing)
+            self._count_lookups(ask.model.name, rows.num_held, num_missed, num_equal)
+
+    def _predict(self, ask: Ask, cost: Cost) -> None:
+        """Expired if the request has less time than making its answer takes."""
+        ask.answer_s = cost.predicted_s(ask)
+        if ask.answer_s > (left_s := ask.left_s()):
+            cost.fade(ask, time.monotonic())
+            raise Expired(
+                f"making and writing the answer takes about {ask.answer_s:.3g} s, the deadline is"
+                f" in {left_s:.3g} s: ask for less at once, or allow more time"
+            )
+
+    def _wake_workers(self) -> None:
+        """Once for all requests of this round of the event loop: a worker that is woken wants the
+        interpreter's lock, which the next request needs too."""
+        loop = asyncio.get_running_loop()
+        if self._waking is not loop:
+            self._waking = loop
+            loop.call_soon(self._wake)
+
+    def _wake(self) -> None:
+        self._waking = None
+        self.scheduler.wake()
+
+
+def make(ask: Ask) -> None:
+    """Makes its outputs of its rows, which are let go. NotFinite names the caller's row."""
+    made: dict[type[Output[Any]], Value] = {}
+    try:
+        kept = ask.rows.gathered()
+        del ask.rows
+        of = Computed(ask.model.bundle, ask.engine, ask.batch, ask.padding, kept)
+        for output in ask.outputs:
+            value = output.make(of)
+            made[type(output)] = value.halved(output.name) if ask.dtype == "float16" else value
+            checkpoint()
+    except NotFinite as error:
+        raise by_row(ask, error) from error
+    ask.values = made
+
+
+def _encoded(ask: Ask, cost: Cost) -> Any:
+    """The time it takes makes later predictions."""
+    with measured(cost.making(ask), num_head_rows(ask)):
+        make(ask)
+    with measured(cost.writing(ask), ask.num_bytes):
+        return ask.encode(ask)
+
+
+def by_row(ask: Ask, error: NotFinite) -> NotFinite:
+    """The same error, by the row of the caller's layout: the batch has no rows of pads only."""
+    return NotFinite(error.output, ask.padding.row_of(error.sequence))

@@ -1,0 +1,196 @@
+"""One request, from its head to its report: who asks, what is asked, what it costs, where its rows
+go, and what became of it. Knows no wire."""
+
+import asyncio
+import math
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+from dataclasses import dataclass
+from dataclasses import field as default
+from typing import Any, Literal, TypeVar, cast
+
+from addnorm.service.asking.rows import AskedRows
+from addnorm.service.engine.outputs import DType, Output, Value
+from addnorm.service.engine.target import Target
+from addnorm.service.errors import ClientGone, Expired, InvalidInput, ServiceError
+from addnorm.service.models.model import Model
+from addnorm.service.models.registry import Models
+from addnorm.service.models.usage import Statistics
+from addnorm.service.runtime.batch import Batch, Padding
+from addnorm.service.runtime.engine import Engine
+from addnorm.service.runtime.manifest import Task
+
+# what a request may hold: see `gate.py`
+Account = Literal["requests", "calls", "bodies", "responses", "answer_s", "bulk_s", "tokens"]
+Envelope = Callable[[ServiceError], dict[str, Any]]  # an error -> the body that tells of it
+Made = TypeVar("Made", bound=Value)
+Result = TypeVar("Result")
+
+
+@dataclass(eq=False, slots=True, weakref_slot=True)
+class Ask:
+    """Above each group stands who writes it; all others read. The event loop alone writes, but for
+    what the queue and its workers do."""
+
+    # whoever receives it
+    id: str = ""
+    route: str = ""  # how long an answer takes is predicted from others of its route
+    key: str = ""  # the name of the caller's API key, for fairness among keys
+    started: float = default(default_factory=time.monotonic)  # the deadline counts from here
+    timeout_s: float = math.inf
+    is_callers: bool = True  # False: the caller named no deadline, and a bulk ask gets more time
+    # that the route's path has: a model, a version
+    names: Mapping[str, str] = default(default_factory=dict)
+    num_body_bytes: int = 0  # decompressed
+    anew: bool = False  # whether all is computed, whatever the cache holds
+    coding: str | None = None  # of the answer, if it is compressed
+    # the connection
+    surplus: ServiceError | None = None  # more connections are open than are answered
+    is_closing: Callable[[], bool] | None = None  # whether the connection is lost, or soon is
+    leaving: "asyncio.Task[None] | None" = None  # waits for the caller to leave
+    has_left: bool = False
+    # the decode of its dialect; None: as the bundle says
+    model: Model = default(init=False)
+    precision: str | None = None
+    dimensions: int | None = None  # that the model's name asks for
+    batch: Batch = default(init=False)
+    padding: Padding = default(init=False)
+    outputs: tuple[Output[Value], ...] = ()
+    encode: Callable[["Ask"], Any] = default(init=False)  # its outputs -> what the caller gets
+    dtype: DType = "float32"  # of activations, logits and pooled vectors as they are sent
+    binary: bool = False  # whether numbers are sent as bytes, not as text
+    answer_bytes: int | None = None  # of the answer, where it is not the outputs themselves
+    field: str = "input_ids"  # the caller's name for the sequences, for errors
+    hint: str = ""  # why one of the caller's ids may be outside the vocabulary
+    envelope: Envelope | None = None  # of errors, where the path does not say which
+    # `limits.py` and the gate
+    engine: Engine = default(init=False)
+    target: Target = default(init=False)
+    num_bytes: int = 0  # of the answer, estimated
+    kept_bytes: int = 0  # of the rows and of what else is kept until the answer is made
+    answer_s: float = 0.0  # predicted, of making and writing the answer
+    held: dict[Account, float] = default(default_factory=dict)
+    # cache, queue and workers
+    rows: AskedRows = default(init=False)
+    number: int = 0  # in order of arrival
+    waiting: list[Any] = default(default_factory=list)  # its sequences that no worker has taken
+    backlog: Any = None  # of the queue, also while it runs; None: it goes before all others
+    is_bulk: bool = False  # it leaves a worker to others, and runs on one core, with no other asks
+    size: int = 0  # tokens that must be computed
+    num_tokens: int = 0  # of these, that wait
+    num_settled: int = 0  # sequences that were computed
+    submitted: float = 0.0
+    until: float = math.inf  # when its rows must be there
+    taken: float | None = None  # when its first sequence was
+    computed: float = 0.0
+    future: "Future[None]" = default(init=False)  # done once its rows are there
+    values: Mapping[type[Output[Any]], Value] = default(
+        init=False
+    )  # by class, in the order asked for
+    # whoever passes, for the report
+    model_name: str = ""
+    statistics: Statistics | None = None  # of the model's version
+    num_sequences: int = 0
+    real_tokens: int = 0
+    pad_tokens: int = 0
+    decoded_from: float | None = None  # time.monotonic(); the stages follow each other from there
+    stages_s: dict[str, float] = default(default_factory=dict)
+    is_inferred: bool = False  # an answer was computed and encoded
+    code: str = ""  # of an error
+    param: str = ""  # the field that the error is about
+    rejection: str = ""  # why it was rejected, if it was: a reason of addnorm_rejections
+    status: int | None = None  # of the answer, once its head was sent
+    first_byte_s: float | None = None  # after `started`; when the answer's first bytes were sent
+    # `wait`
+    stop: Callable[[], object] | None = None  # ends the present wait
+
+    def left_s(self) -> float:
+        return self.started + self.timeout_s - time.monotonic()
+
+    def check(self) -> None:
+        """ClientGone or Expired if nobody waits for the answer any more."""
+        if self.has_left:
+            raise ClientGone("the caller left before the answer")
+        if self.left_s() <= 0:
+            raise self.expired()
+
+    def expired(self) -> Expired:
+        return Expired(
+            f"deadline: no answer within {self.timeout_s:g} s: allow more time, or ask for less"
+        )
+
+    def leave(self) -> None:
+        """The caller has left."""
+        self.has_left = True
+        if self.stop:
+            self.stop()
+
+    async def wait(self, future: "asyncio.Future[Result]") -> Result:
+        """The result of the future. Expired or ClientGone, and the future is cancelled, as soon as
+        nobody waits for it. Whatever waits for another thread waits here."""
+        timer = asyncio.get_running_loop().call_later(self.left_s(), future.cancel)
+        self.stop = future.cancel
+        try:
+            return await future
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if task and task.cancelling():  # the task was cancelled, not the future
+                raise
+            self.check()
+            raise self.expired() from None  # timers may be some milliseconds early
+        finally:
+            timer.cancel()
+            self.stop = None
+
+    def find_model(self, models: Models, ref: str | None, task: Task | None = None) -> Model:
+        """The model that is meant. The log names it from now on, even if the request fails."""
+        model, prompt_name = self.find_model_and_prompt(models, ref, None, task)
+        if prompt_name is not None:
+            raise InvalidInput(
+                f"model names the prompt {prompt_name[:60]!r}, which has no meaning here: send"
+                f" {model.name!r}",
+                param="model",
+            )
+        return model
+
+    def find_model_and_prompt(
+        self,
+        models: Models,
+        ref: str | None,
+        prompt_name: str | None,
+        task: Task | None = None,
+    ) -> tuple[Model, str | None]:
+        """The model as `find_model` finds it, and its prompt, which its name may say too."""
+        meant = models.meant(ref, task)
+        if meant.prompt_name is not None and prompt_name is not None:
+            raise InvalidInput(
+                f"prompt_name is {prompt_name[:60]!r}, but model already names the prompt"
+                f" {meant.prompt_name[:60]!r}: send one of them",
+                param="prompt_name",
+            )
+        self.model, self.model_name = meant.model, meant.model.name
+        self.precision, self.dimensions = meant.precision, meant.dimensions
+        return meant.model, meant.prompt_name if prompt_name is None else prompt_name
+
+    @property
+    def fingerprint(self) -> str:
+        """The fingerprint of what computes it: see `runtime/fingerprint.py`."""
+        return self.engine.fingerprint.digest
+
+    def value(self, kind: type[Output[Made]]) -> Made:
+        """What the one output of this class made."""
+        return cast(Made, self.values[kind])
+
+    def note(self, error: ServiceError) -> None:
+        """Keeps what is told of the error: the error itself would keep its frames."""
+        self.code = error.code
+        self.param = (error.param or "") if error.names_own_field else ""
+        self.rejection = error.reason if error.is_rejection else ""
+
+    def forget(self) -> None:
+        """Lets go of the model and of all that is large: who reads the answer may be slow."""
+        for name in ("model", "batch", "padding", "encode", "engine", "target", "rows", "values"):
+            if hasattr(self, name):
+                delattr(self, name)
+        self.outputs, self.backlog = (), None

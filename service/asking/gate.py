@@ -1,0 +1,407 @@
+"""The gate: what the requests of each API key hold, and the one place that rejects a request for
+the sake of others. Knows no tensors, HTTP, clock and threads.
+
+It is asked twice: by the head of a request (`admit`), and once it is known what the request needs
+(`weigh`): bytes and time of its answer, tokens. An ask is admitted if the queue has space for it,
+and if it is predicted to be computed before its deadline. After a rejection, load is shed: similar
+requests are rejected before their body is read. In between requests tell what they hold (`hold`).
+"""
+
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import NamedTuple
+from weakref import WeakKeyDictionary
+
+from addnorm.service.asking.ask import Account, Ask
+from addnorm.service.asking.backlog import SMALL_RATIO, Backlog, KeyBacklogs
+from addnorm.service.asking.fair_queue import FairQueue
+from addnorm.service.engine.target import Target
+from addnorm.service.errors import (
+    BodiesFull,
+    DeadlineNotMet,
+    Expired,
+    InvalidInput,
+    QueueFull,
+    ResponsesFull,
+    ServiceError,
+    TooManyAtOnce,
+    TooManyConnections,
+)
+
+
+class Rule(NamedTuple):
+    """How API keys share an account.
+
+    ratio: a key may hold this many times what it leaves free. Larger: one key leaves less to
+    others. Smaller: it cannot use what nobody else wants.
+    small_ratio: a request is small, and granted whatever its key holds, if it leaves this many
+    times its own size free. Larger: more requests are rejected beside large ones of their own key.
+    Smaller: one key's small requests leave less to other keys.
+    """
+
+    ratio: int
+    small_ratio: float = math.inf
+
+    def grants(self, limit: float, total: float, of_key: float, own: float, more: float) -> bool:
+        """Whether a request that holds `own` may hold so much more. One that is alone may: other
+        limits bound a single request.
+
+        total: what all requests hold; of_key: what those of its key do.
+        """
+        if total == own:
+            return True
+        left = limit - total - more
+        is_small = self.small_ratio * (own + more) <= left
+        return is_small or of_key + more <= self.ratio * left
+
+
+# Accounts. "requests": that are answered now. "calls": those of them that came over gRPC. "bodies":
+# bytes of bodies and of what is read of them. "responses": bytes of answers, and of the rows that
+# they are made of. "answer_s", "bulk_s": predicted seconds, of making answers and of computing bulk
+# asks. "tokens": real ones that wait, of a key for one target; the queue counts them.
+BYTES = Rule(ratio=8, small_ratio=64)  # also of calls
+TOKENS = Rule(ratio=16)
+
+# The figures are of a simulated flood (`flood` in tests/asking/test_fairness.py): five times
+# the capacity, one second for each ask. What the values must achieve is tested there.
+#
+# Prediction
+# OWN_MARGIN: on the predicted time of the ask itself, because rates are averages. Larger: more asks
+#   are rejected that would be in time. Smaller: asks that nothing delays come slightly late.
+# WAIT_FACTOR: on the predicted time of what waits, because smaller asks that come later may get
+#   every other turn. With 1, 40 % of the admitted asks are late. Larger: waits are shorter, and
+#   more asks are rejected that would be in time. Smaller: less is left for load that comes later.
+# BATCHES_BEFORE: micro-batches before even the smallest ask: the present one, and one of larger
+#   asks. Larger: small asks with little time are rejected behind long ones. Smaller: they are late.
+# TINY_RATIO: an ask this many times smaller than the mean waiting ask is predicted by its own turns
+#   instead of all that waits. Larger: fewer small asks are admitted behind long ones. Smaller:
+#   small asks fill the queue (with 4, admitted asks have 81 % of the mean size; with 16, 98 %).
+OWN_MARGIN = 1.2
+WAIT_FACTOR = 2
+BATCHES_BEFORE = 2
+TINY_RATIO = 2 * SMALL_RATIO
+# Rejection
+# TRIAL_RATIO: if nothing waits, an ask runs as a trial unless it is predicted to take this many
+#   times the time it has. Larger: more is computed that comes late. Smaller: a rate measured in a
+#   bad moment rejects for longer.
+# SIMILAR_TIME: load shedding also covers requests with this many times the time of the rejected
+#   one. Larger: requests are rejected that might be admitted. Smaller: requests with nearly equal
+#   times are each read before they are rejected.
+TRIAL_RATIO = 3
+SIMILAR_TIME = 1.05
+# Bulk asks: the queue keeps no other caller waiting for them, so it may hold any number of their
+# tokens.
+# BULK_SEQUENCES, BULK_TOKENS: of an ask that is none. Larger: one ask fills more of the queue.
+#   Smaller: more asks leave a worker to others, and take longer for it.
+# TIME_FACTOR: on the predicted time, for the deadline where the caller names none. Larger: one that
+#   stands still is given up later. Smaller: one that others slow down is given up.
+BULK_SEQUENCES, BULK_TOKENS = 1024, 65_536
+TIME_FACTOR = 4
+
+
+class LoadShedding(NamedTuple):
+    """After a rejection: which requests for the backlog are rejected too, and for how long."""
+
+    time_s: float  # those with no more time than this
+    num_tokens: int  # that may have as many tokens as this, or more
+    until_num_tokens: int  # while more than this many of the backlog's tokens wait
+    kind: type[ServiceError]  # of the first rejection
+
+    def covers(self, time_s: float, token_bound: float) -> bool:
+        """token_bound: the request has no more tokens than this."""
+        return time_s <= self.time_s and token_bound >= self.num_tokens
+
+
+class Arrival(NamedTuple):
+    """A batch that asks for admission."""
+
+    target: Target
+    backlog: Backlog  # that it would join
+    num_tokens: int  # that must be computed for it
+    time_s: float  # until its deadline
+
+    @property
+    def worker_s(self) -> float:
+        """Predicted time of one worker thread."""
+        return self.num_tokens * self.target.s_per_token
+
+
+class Gate:
+    """Stands before a queue. Time is an argument: any number that grows."""
+
+    def __init__(
+        self,
+        queue: FairQueue,
+        limits: Mapping[Account, int],
+        timeout_s: float = 30.0,
+        bulk_timeout_s: float = 600.0,
+        num_encoders: int = 1,
+    ) -> None:
+        """timeout_s, bulk_timeout_s: least and longest time of bulk asks whose callers name none.
+        num_encoders: threads that make answers."""
+        self.queue, self.limits = queue, limits
+        self._timeout_s, self._bulk_timeout_s = timeout_s, bulk_timeout_s
+        self._num_encoders = num_encoders
+        # what all requests hold, and those of each key; of the event loop alone
+        self.total: defaultdict[Account, float] = defaultdict(int)
+        self._by_key: defaultdict[Account, dict[str, float]] = defaultdict(dict)
+        # guarded as the queue is
+        self._shedding: WeakKeyDictionary[Backlog, LoadShedding] = WeakKeyDictionary()
+
+    @contextmanager
+    def admit(self, ask: Ask, max_requests: int = 0) -> Iterator[None]:
+        """For `with`: a request is answered. Whatever becomes of it, all that it holds is given
+        back at the end. TooManyAtOnce if its key has max_requests already; 0: any number."""
+        now = self._by_key["requests"].get(ask.key, 0)
+        if max_requests and now >= max_requests:
+            why = f"the API key {ask.key!r} has {now} requests under way, its limit is"
+            raise rejection(TooManyAtOnce, f"{why} {max_requests};")
+        self.keep(ask, "requests", 1)
+        try:
+            yield
+        finally:
+            for account in ask.held:
+                self.keep(ask, account, 0)
+
+    def hold(self, ask: Ask, account: Account, amount: float) -> None:
+        """From now on the request holds so much. BodiesFull, ResponsesFull or TooManyConnections if
+        that is more than before and its key has no space for it."""
+        total, limit = self.total[account], self.limits[account]
+        own, of_key = ask.held.get(account, 0), self._of_key(account, ask.key)
+        more = amount - own
+        if more > 0 and not BYTES.grants(limit, total, of_key, own, more):
+            if account == "calls":
+                why = f"{total} calls over gRPC are under way, the limit is {limit}, of which each"
+                raise rejection(TooManyConnections, f"{why} API key leaves some to others;")
+            raise rejection(
+                BodiesFull if account == "bodies" else ResponsesFull,
+                f"overloaded: {account} in progress hold {total:,} bytes, this request needs"
+                f" {more:,} more, the limit is {limit:,}, of which a caller leaves"
+                f" 1/{BYTES.ratio + 1} to others;",
+            )
+        self.keep(ask, account, amount)
+
+    def keep(self, ask: Ask, account: Account, amount: float) -> None:
+        """The same whatever the limit: it is held already."""
+        more = amount - ask.held.get(account, 0)
+        if not more:
+            return
+        ask.held[account] = amount
+        self.total[account] += more
+        of_key = self._of_key(account, ask.key) + more
+        self._by_key[account][ask.key] = of_key
+        if not of_key:
+            del self._by_key[account][ask.key]
+
+    def _of_key(self, account: Account, key: str) -> float:
+        return self._by_key[account].get(key, 0)
+
+    def before_s(self, account: Account, key: str, own_s: float) -> float:
+        """Predicted seconds of this account that go before own_s of the key."""
+        by_key = self._by_key[account]
+        others = (seconds for other, seconds in by_key.items() if other != key)
+        return served_before(own_s, self._of_key(account, key), others)
+
+    @property
+    def is_shedding(self) -> bool:
+        """Whether `check_load` may reject anything."""
+        return bool(self._shedding)
+
+    def check_load(
+        self, time_s: float, key: str = "", num_bytes: float = math.inf, model: str | None = None
+    ) -> None:
+        """Overloaded if load shedding covers the request. It is cheapest to reject before the body
+        is read.
+
+        num_bytes: of the body, which has no more tokens than bytes. model: None if only the body
+        names it. Then the request is rejected only if load shedding covers it for every target that
+        the key has asked for.
+        """
+        asked = self.queue.backlogs(key).items()
+        backlogs = [backlog for target, backlog in asked if model in (None, target.name)]
+        shed = [self._shed(backlog, time_s, num_bytes) for backlog in backlogs]
+        if shed and shed[0] and all(shed):
+            raise self._overloaded(shed[0].kind)
+
+    def is_bulk(self, ask: Ask, now: float) -> bool:
+        """Whether it is a bulk ask: a large one, or one of several sequences that a slow machine
+        might not answer in the time that other asks have."""
+        batch, most = ask.batch, min(BULK_TOKENS, self.limits["tokens"])
+        if len(batch) > BULK_SEQUENCES or batch.num_tokens > most:
+            return True
+        own_s = self._bulk_s(ask, now)
+        is_slow = self._timeout_s < TIME_FACTOR * own_s and own_s < self._bulk_timeout_s
+        return is_slow and len(batch) > 1
+
+    def weigh(self, ask: Ask, now: float) -> None:
+        """Counts the answer of a decoded request and what is kept for it, and queues what is
+        missing of its rows. ResponsesFull, QueueFull, DeadlineNotMet; Expired if it has not even
+        the time that computing it takes."""
+        if ask.is_bulk:
+            self._weigh_bulk(ask, now)
+        self.hold(ask, "responses", ask.num_bytes + ask.kept_bytes)
+        left_s = ask.started + ask.timeout_s - now
+        if ask.answer_s:
+            others_s = self.before_s("answer_s", ask.key, ask.answer_s) / self._num_encoders
+            if ask.answer_s + others_s > left_s:
+                raise rejection(
+                    DeadlineNotMet,
+                    f"overloaded: answers being made take {others_s:.3g} s, this one about"
+                    f" {ask.answer_s:.3g} s more, the deadline is in {left_s:.3g} s;",
+                    others_s,
+                )
+            self.keep(ask, "answer_s", ask.answer_s)
+        if not ask.rows.missing:
+            return
+        ask.until = now + left_s - ask.answer_s
+        if ask.until <= now:
+            raise Expired("deadline: it passed before the request was read")
+        self.queue.sweep(now)
+        backlog = self.queue.backlog(ask.key, ask.target, ask.is_bulk)
+        if not ask.is_bulk:
+            self._check(Arrival(ask.target, backlog, ask.rows.num_missing_tokens, ask.until - now))
+        self.queue.add(ask, now, backlog)
+
+    def _weigh_bulk(self, ask: Ask, now: float) -> None:
+        """Gives it the time that it needs, unless its caller named a deadline. DeadlineNotMet if it
+        is predicted to be late. Counted from then on, until it is computed."""
+        if (num_bytes := ask.num_bytes + ask.kept_bytes) > (limit := self.limits["responses"]):
+            raise InvalidInput(
+                f"{ask.field}: the answer and what it is made of would take"
+                f" {num_bytes / 2**20:.0f} MiB, the limit is {limit / 2**20:.0f}: send less at"
+                " once",
+                param=ask.field,
+            )
+        own_s = OWN_MARGIN * (bulk_s := self._bulk_s(ask, now))
+        others_s = self.before_s("bulk_s", ask.key, own_s) + WAIT_FACTOR * self.queue.wait_s()
+        finish_s = own_s + others_s + ask.answer_s
+        if not ask.is_callers:
+            wanted_s = now - ask.started + TIME_FACTOR * finish_s
+            ask.timeout_s = max(self._timeout_s, min(wanted_s, self._bulk_timeout_s))
+        if finish_s > (left_s := ask.started + ask.timeout_s - now):
+            if not others_s:  # for the rate alone, which may be wrong: only runs correct it
+                ask.target.raise_rate()
+            raise rejection(
+                DeadlineNotMet,
+                f"{ask.field} has {ask.batch.num_tokens:,} tokens: the answer would take"
+                f" {finish_s:.3g} s, of which {others_s:.3g} s for others; the deadline is in"
+                f" {left_s:.3g} s: send less at once, allow more time, or",
+                max(1.0, others_s),
+            )
+        self.keep(ask, "bulk_s", bulk_s)
+
+    def _bulk_s(self, ask: Ask, now: float) -> float:
+        """Predicted seconds of computing it as a bulk ask."""
+        num_workers = self.queue.num_bulk_workers(now)
+        return ask.batch.num_tokens * ask.target.s_per_token / num_workers
+
+    def start_over(self) -> None:
+        """An empty queue in place of one that failed. Its load shedding ends with its backlogs."""
+        self.queue = FairQueue(self.queue.num_workers)
+
+    def _check(self, arrival: Arrival) -> None:
+        limit, waiting, more = self.limits["tokens"], self.queue.num_tokens, arrival.num_tokens
+        # a backlog leaves space to other backlogs, and its large asks leave some to its small asks
+        if not TOKENS.grants(limit, waiting, arrival.backlog.num_tokens, 0, more):
+            self._start_shedding(arrival, math.inf, QueueFull)
+            raise self._overloaded(QueueFull, f" of at most {limit:,}, too many to add {more:,}")
+        if shed := self._shed(arrival.backlog, arrival.time_s, TINY_RATIO * more):
+            raise self._overloaded(shed.kind)
+        finish_s = self._finish_s(arrival)
+        if not waiting:
+            _check_trial(arrival, finish_s)
+        elif finish_s > arrival.time_s:
+            self._start_shedding(arrival, SIMILAR_TIME * arrival.time_s, DeadlineNotMet)
+            raise self._overloaded(
+                DeadlineNotMet,
+                f"; the answer would take {finish_s:.3g} s, the deadline is in"
+                f" {arrival.time_s:.3g} s",
+            )
+
+    def _overloaded(self, kind: type[ServiceError], why: str = "") -> ServiceError:
+        queued = f"overloaded: {self.queue.num_tokens:,} tokens are queued{why};"
+        return rejection(kind, queued, self.queue.wait_s())
+
+    def _start_shedding(self, arrival: Arrival, time_s: float, kind: type[ServiceError]) -> None:
+        """Until a micro-batch of the backlog is taken. Then the next request is admitted, whatever
+        its size: if load shedding ended with each small gap, only the smallest requests would be
+        admitted."""
+        backlog = arrival.backlog
+        if 2 * arrival.num_tokens > backlog.num_tokens:
+            return  # it was rejected for its own size, which says nothing about others
+        mean = backlog.num_tokens // backlog.num_waiting
+        until = backlog.num_tokens - arrival.target.token_budget
+        self._shedding[backlog] = LoadShedding(time_s, mean, until, kind)
+
+    def _shed(self, backlog: Backlog, time_s: float, token_bound: float) -> LoadShedding | None:
+        """What rejects such a request for this backlog, if anything does."""
+        shedding = self._shedding.get(backlog)
+        if shedding and backlog.num_tokens <= shedding.until_num_tokens:
+            del self._shedding[backlog]
+            return None
+        return shedding if shedding and shedding.covers(time_s, token_bound) else None
+
+    def _finish_s(self, arrival: Arrival) -> float:
+        """Predicted time until the ask is computed: after all that waits, or earlier if its turns
+        come earlier."""
+        own_s = OWN_MARGIN * arrival.worker_s / self.queue.num_workers
+        last_s = own_s + WAIT_FACTOR * self.queue.wait_s()
+        if last_s <= arrival.time_s:
+            return last_s  # early enough: the rest costs more time
+        active = self.queue.active
+        largest_s = max((target.token_budget * target.s_per_token for target in active), default=0)
+        others_s = WAIT_FACTOR * self._others_s(arrival) / self.queue.num_workers
+        return min(last_s, own_s + BATCHES_BEFORE * largest_s + others_s)
+
+    def _others_s(self, arrival: Arrival) -> float:
+        """Worker time that goes to other asks first: of the same backlog, then of the key's other
+        targets, then of other keys."""
+        own, targets_s, keys_s = (
+            arrival.backlog,
+            list[float](),
+            defaultdict[KeyBacklogs, float](float),
+        )
+        for target, backlogs in self.queue.active.items():
+            for other in backlogs:
+                other_s = other.num_tokens * target.s_per_token
+                if other.owner is not own.owner:
+                    keys_s[other.owner] += other_s
+                elif other is not own:
+                    targets_s.append(other_s)
+        backlog_s = _num_before(arrival) * arrival.target.s_per_token
+        key_s = served_before(arrival.worker_s, backlog_s, targets_s)
+        return served_before(arrival.worker_s, key_s, keys_s.values())
+
+
+def rejection(kind: type[ServiceError], why: str, wait_s: float = 1.0) -> ServiceError:
+    """What a request is told that must come again, after wait_s. why: without its last words."""
+    return kind(f"{why} retry in {max(1, math.ceil(wait_s))} s", retry_after_s=wait_s)
+
+
+def served_before(own: float, of_flow: float, of_others: Iterable[float]) -> float:
+    """What is served before something that needs `own`, if fairly: all that its own flow waits for,
+    and of each other flow no more than its own is given meanwhile."""
+    return of_flow + sum(min(of_flow + own, other) for other in of_others)
+
+
+def _num_before(arrival: Arrival) -> int:
+    """Tokens of the backlog that run before the ask: all, or for a tiny ask only those of asks as
+    small."""
+    backlog, size = arrival.backlog, arrival.num_tokens
+    if TINY_RATIO * size * backlog.num_waiting > backlog.num_tokens:
+        return backlog.num_tokens
+    return size * backlog.by_size.num_up_to(size)
+
+
+def _check_trial(arrival: Arrival, finish_s: float) -> None:
+    """Nothing waits. Expired for an ask that is hopelessly late; any other runs as a trial, because
+    only runs correct a rate. Each rejection raises the rate, so that one wrong measurement does not
+    reject for ever."""
+    if finish_s > TRIAL_RATIO * arrival.time_s:
+        arrival.target.raise_rate()
+        raise Expired(
+            f"deadline: computing takes about {1000 * finish_s:.0f} ms,"
+            f" {1000 * arrival.time_s:.0f} ms are left: allow more time or send less"
+        )

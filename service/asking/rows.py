@@ -1,0 +1,135 @@
+"""Where the rows of one request's sequences go: from the cache, from an equal sequence of the
+request, and from the workers."""
+
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
+from typing import cast
+
+import numpy as np
+
+from addnorm.service.engine.heads import pooled
+from addnorm.service.engine.kept_rows import Kept, KeptRows, spans
+from addnorm.service.locks import LockOrder, new_lock
+from addnorm.service.runtime.batch import AnyRows, Batch, Floats, Ints, Rows, offsets_of
+from addnorm.service.runtime.manifest import Pick, Pooling
+
+NOTHING: Mapping[bytes, Mapping[Pick, Kept]] = MappingProxyType({})
+Hold = Callable[[Sequence[int], Pick, Sequence[Kept]], None]
+
+
+class AskedRows:
+    """Sequences are named by their index in the batch."""
+
+    def __init__(
+        self,
+        batch: Batch,
+        picks: Sequence[Pick],
+        d_model: int = 0,
+        digests: Sequence[bytes] | None = None,
+        found: Mapping[bytes, Mapping[Pick, Kept]] = {},
+        hold: Hold | None = None,
+    ) -> None:
+        """picks: what is kept, see `needed`. d_model: width of picked rows. digests: of each
+        sequence; None: all are computed. found: what the cache holds, by digest. hold: is given
+        what was kept of sequences; what it is given must be copied."""
+        self.batch, self._picks, self._hold = batch, picks, hold
+        # for each sequence the first one that is equal: itself, if none before
+        self._equal_to: Sequence[int] = range(len(batch))
+        self._held: Mapping[int, Mapping[Pick, Kept]] = {}  # what the cache had, of first ones
+        self.missing: Sequence[int] = range(len(batch))  # first ones that must be computed
+        if digests is not None:
+            first: dict[bytes, int] = {}
+            self._equal_to = [first.setdefault(digest, at) for at, digest in enumerate(digests)]
+            self._held = {first[digest]: kept for digest, kept in found.items()}
+            self.missing = [index for digest, index in first.items() if digest not in found]
+        self.lengths: Sequence[int] = batch.lengths.tolist()
+        self._offsets = batch.offsets  # of those that are computed
+        self._place: dict[int, int] | None = None  # of each of them; None: all are, in order
+        if len(self.missing) < len(batch):
+            self._offsets = offsets_of(batch.lengths[self.missing])
+            self._place = {index: at for at, index in enumerate(self.missing)}
+        # worker threads may get the first rows at the same time
+        self._allocating = new_lock(LockOrder.ROWS)
+        # written once all were received; guarded by _allocating until set
+        self._rows: Rows | None = None
+        self._picked: dict[Pooling, Floats] = {
+            pick: np.empty((len(self.missing), d_model), np.float32)
+            for pick in picks
+            if pick != "every"
+        }
+
+    @property
+    def num_missing_tokens(self) -> int:
+        return int(self._offsets[-1])
+
+    @property
+    def num_held(self) -> int:
+        return sum(first in self._held for first in self._equal_to)
+
+    def receive(self, sequences: Sequence[int], rows: AnyRows) -> None:
+        """Rows of some of the missing sequences, end to end. Worker threads call it, several at
+        once, each with other sequences. NotFinite names a sequence whose pooled row is not."""
+        offsets = self._offsets
+        places: slice | Ints = slice(None)
+        if len(sequences) < len(self.missing):
+            offsets = offsets_of(self.batch.lengths[sequences])
+            at = sequences if self._place is None else [self._place[one] for one in sequences]
+            places = np.asarray(at)
+        if "every" in self._picks:
+            own = rows.on_host()
+            self._keep_all(places, own)
+            if self._hold:
+                self._hold(sequences, "every", spans(own, offsets))
+        for pick, vectors in self._picked.items():
+            vectors[places] = made = pooled(rows, offsets, pick, sequences)
+            if self._hold:
+                self._hold(sequences, pick, list(made))
+
+    def _keep_all(self, places: slice | Ints, own: Rows) -> None:
+        """If all sequences come at once, their rows are kept as they are; else they are copied to
+        their places."""
+        if isinstance(places, slice):
+            self._rows = own
+            return
+        with self._allocating:
+            self._rows = self._rows or own.allocate(int(self._offsets[-1]))
+        start = 0
+        for place in places.tolist():
+            first, last = self._offsets[place], self._offsets[place + 1]
+            end = start + last - first
+            for kept, part in zip(self._rows, own, strict=True):
+                kept[first:last] = part[start:end]
+            start = end
+
+    def gathered(self) -> KeptRows:
+        """What is kept of all sequences, once the missing ones were received."""
+        place = self._place
+        if place is None:
+            return KeptRows(self.batch, self._rows, self._picked)
+        if "every" in self._picks:
+            new = spans(self._rows, self._offsets) if self._rows else []
+            rows = [
+                new[place[first]] if first in place else cast(Rows, self._held[first]["every"])
+                for first in self._equal_to
+            ]
+            return KeptRows(self.batch, Rows(*map(np.concatenate, zip(*rows, strict=True))), {})
+        made = {
+            pick: np.stack(
+                [
+                    vectors[place[first]] if first in place else self._held_vector(first, pick)
+                    for first in self._equal_to
+                ]
+            )
+            for pick, vectors in self._picked.items()
+        }
+        return KeptRows(self.batch, None, made)
+
+    def _held_vector(self, index: int, pick: Pooling) -> Floats:
+        """NotFinite if it is not."""
+        held = self._held[index]
+        if pick in held:
+            return cast(Floats, held[pick])
+        rows = cast(Rows, held["every"])
+        offsets = np.array([0, len(rows.activations)])
+        vector: Floats = pooled(rows, offsets, pick, np.array([index]))[0]
+        return vector

@@ -1,0 +1,313 @@
+"""The worker threads: they take from the queue, run, and settle. A watchdog replaces those that
+hang. Knows no HTTP."""
+
+import logging
+import math
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+from addnorm.service.asking.ask import Ask
+from addnorm.service.asking.fair_queue import MIN_TOKENS_PER_WORKER
+from addnorm.service.asking.gate import Gate
+from addnorm.service.asking.micro_batch import MicroBatch
+from addnorm.service.engine.target import Target
+from addnorm.service.errors import NotFinite, RunTimedOut, ServiceError
+from addnorm.service.locks import LockOrder, new_condition
+from addnorm.service.runtime.batch import AnyRows, Batch
+
+log = logging.getLogger("addnorm")
+TICKS = 10  # of the watchdog, within the run timeout
+
+
+class Observer:
+    """Told of the workers' work, on their threads. If an observer raises, the error is logged and
+    no ask fails."""
+
+    def on_computed(self, micro: MicroBatch, rows: AnyRows) -> None:
+        """A micro-batch was computed. rows: of its tokens, in its order."""
+
+    def on_failed(self, target: Target) -> None:
+        """A session run raised an error."""
+
+    def on_replaced(self) -> None:
+        """A worker hung and was replaced."""
+
+
+@dataclass(eq=False)
+class Worker:
+    """One thread, the micro-batches it has taken and not yet settled, and the ticks that its
+    present run has lasted."""
+
+    # guarded by Scheduler._changed
+    todo: list[MicroBatch] = field(default_factory=list)
+    ticks: int = 0
+    thread: threading.Thread = field(init=False)
+
+
+class Scheduler:
+    """The worker threads that empty the queue behind the gate."""
+
+    def __init__(self, gate: Gate, run_timeout_s: float = 20.0) -> None:
+        """Starts no thread: see `start`. run_timeout_s: a longer session run counts as hanging."""
+        self.num_workers, self.run_timeout_s = gate.queue.num_workers, run_timeout_s
+        self._observers: Sequence[Observer] = ()  # set before any thread starts
+        self._closed = threading.Event()
+        # Its holder does no work on arrays: the event loop waits for it. It also guards what the
+        # queue holds: asks, backlogs, and what is counted of targets.
+        self._changed = new_condition(LockOrder.SCHEDULER)
+        self._gate = gate  # its queue and load shedding are guarded by _changed
+        self._closing = False  # guarded by _changed
+        # those that take from the queue; guarded by _changed
+        self._workers: list[Worker] = []
+        # replaced ones, whose session runs have not returned; guarded by _changed
+        self._hung: list[Worker] = []
+
+    def start(self, observers: Sequence[Observer] = ()) -> None:
+        """Starts the worker threads and the watchdog."""
+        self._observers = observers
+        with self._changed:
+            for _ in range(self.num_workers):
+                self._start_worker()
+        threading.Thread(target=self._watch, name="watchdog", daemon=True).start()
+
+    @property
+    def num_busy(self) -> int:
+        """Workers that run a micro-batch."""
+        with self._changed:
+            return sum(bool(worker.todo) for worker in self._workers)
+
+    def check_load(
+        self, timeout_s: float, key: str = "", num_bytes: float = math.inf, model: str | None = None
+    ) -> None:
+        """Overloaded if load shedding covers a request with such a body: see Gate.check_load."""
+        if self._gate.is_shedding:  # read without the lock, for which workers may make wait
+            with self._changed:
+                self._gate.check_load(timeout_s, key, num_bytes, model)
+
+    def submit(self, ask: Ask, wakes: bool = True) -> None:
+        """Weighs the ask and queues what is missing of its rows: see `Gate.weigh`, whose errors it
+        raises. Cancelling its future removes it from the queue. wakes: False if the caller calls
+        `wake` itself."""
+        with self._changed:
+            self._gate.weigh(ask, time.monotonic())
+            if wakes:
+                self.wake()
+
+    def wake(self) -> None:
+        """Wakes as many idle workers as what waits is enough for."""
+        with self._changed:
+            shares = self._gate.queue.num_tokens // MIN_TOKENS_PER_WORKER
+            self._changed.notify(self.num_workers if self._gate.queue.num_bulk else max(1, shares))
+
+    def submit_first(self, ask: Ask) -> None:
+        """Queues the ask before all others, whatever waits."""
+        with self._changed:
+            self._gate.queue.add_first(ask, time.monotonic())
+            self._changed.notify()
+
+    def holds(self, ask: Ask) -> bool:
+        """Whether the ask waits, or a worker runs it."""
+        with self._changed:
+            taken = (
+                own.ask
+                for worker in self._workers
+                for micro in worker.todo
+                for own in micro.sequences
+            )
+            return self._gate.queue.asks.get(ask.number) is ask or ask in taken
+
+    @property
+    def num_hung(self) -> int:
+        """Replaced workers whose session runs have not returned: each still holds a thread and
+        memory."""
+        with self._changed:
+            self._hung = [worker for worker in self._hung if worker.thread.is_alive()]
+            return len(self._hung)
+
+    def num_queued_tokens(self) -> int:
+        with self._changed:
+            return self._gate.queue.num_tokens
+
+    def wait_s(self) -> float:
+        """Predicted time until everything that waits now is computed."""
+        with self._changed:
+            return self._gate.queue.wait_s()
+
+    def is_idle(self) -> bool:
+        """Whether nothing waits and a worker has nothing to do."""
+        with self._changed:
+            return not self._gate.queue.asks and self.num_busy < self.num_workers
+
+    def close(self) -> None:
+        """Runs what is queued, then ends the workers. Does not wait for workers that hang."""
+        with self._changed:
+            self._closing = True
+            self._changed.notify_all()
+            self._changed.wait_for(lambda: not self._workers, 2 * self.run_timeout_s)
+        self._closed.set()
+
+    def _start_worker(self) -> None:
+        worker = Worker()
+        worker.thread = threading.Thread(
+            target=self._serve, args=(worker,), name="worker", daemon=True
+        )
+        self._workers.append(worker)
+        worker.thread.start()
+
+    def _serve(self, worker: Worker) -> None:
+        while self._step(worker):
+            pass
+
+    @contextmanager
+    def _using_queue(self, worker: Worker) -> Iterator[None]:
+        """Takes the lock. No error of the queue ends a thread or leaves an ask waiting: what the
+        queue knows may be wrong after it, so all its asks fail, those that run too, and an empty
+        queue takes its place."""
+        with self._changed:
+            try:
+                yield
+            except Exception as error:
+                log.exception("the queue failed, and all requests in it")
+                worker.todo = []
+                self._gate.queue.give_up(service_error(error))
+                self._gate.start_over()
+
+    def _step(self, worker: Worker) -> bool:
+        """Runs one micro-batch. False when the worker has to end.
+
+        A function of its own, so that its locals end with it: an idle worker must keep no model and
+        no rows in memory.
+        """
+        micro = self._next(worker)
+        if micro is None:
+            return False
+        outcome = _run(micro)
+        if isinstance(outcome, Exception):
+            self._tell(lambda observer: observer.on_failed(micro.target))
+        else:
+            self._tell(lambda observer: observer.on_computed(micro, outcome))
+        self._settle(worker, micro, outcome)
+        return True
+
+    def _next(self, worker: Worker) -> MicroBatch | None:
+        """Waits for work. None once the scheduler closes or the worker was replaced."""
+        with self._changed:
+            worker.ticks = 0
+            while worker in self._workers:
+                if not worker.todo:
+                    self._take(worker)
+                if worker.todo:
+                    return worker.todo[0]
+                if self._closing:
+                    self._workers.remove(worker)
+                    self._changed.notify_all()
+                else:
+                    self._changed.wait()
+            return None
+
+    def _take(self, worker: Worker) -> None:
+        now = time.monotonic()
+        with self._using_queue(worker):
+            micro = self._gate.queue.take(now, self.num_workers - self.num_busy)
+            if micro is None:
+                return
+            worker.todo = [micro._replace(on_all_cores=self._leaves_cores_idle(micro))]
+            if micro.is_bulk:  # another worker may run more of the ask, if not before then now
+                self._changed.notify()
+
+    def _leaves_cores_idle(self, micro: MicroBatch) -> bool:
+        """Whether the other workers would be idle for most of its run on one thread: all that waits
+        and runs is less. Bulk asks that wait do not count."""
+        if not micro.target.run_on_all_cores or micro.is_bulk:
+            return False
+        running = [other for worker in self._workers for other in worker.todo]
+        running_s = sum(other.cost_s for other in running)
+        others_s = running_s + self._gate.queue.worker_s()
+        return others_s < (self.num_workers - 1) * micro.cost_s / 2
+
+    def _settle(self, worker: Worker, micro: MicroBatch, outcome: AnyRows | Exception) -> None:
+        now = time.monotonic()
+        with self._using_queue(worker):
+            if worker not in self._workers:
+                return  # it was replaced, and its asks have failed already
+            del worker.todo[0]
+            if isinstance(outcome, Exception):
+                self._settle_failed(worker, micro, outcome, now)
+                return
+            self._gate.queue.settle(micro, None, now)
+
+    def _settle_failed(
+        self, worker: Worker, micro: MicroBatch, error: Exception, now: float
+    ) -> None:
+        if len(asks := micro.by_ask()) > 1:  # again, ask by ask: only one is at fault
+            worker.todo = [micro._replace(sequences=sequences) for _, sequences in asks]
+            return
+        self._gate.queue.settle(micro, error, now)
+
+    def _watch(self) -> None:
+        """Counts its own ticks instead of seconds, so that no worker is replaced because the whole
+        process was stopped."""
+        while not self._closed.wait(self.run_timeout_s / TICKS):
+            with self._changed:
+                for worker in list(self._workers):
+                    worker.ticks += bool(worker.todo)
+                    if worker.ticks > TICKS or not worker.thread.is_alive():
+                        self._replace(worker)
+
+    def _replace(self, worker: Worker) -> None:
+        """Fails the worker's asks and starts another worker. A late result of its session run is
+        ignored."""
+        self._workers.remove(worker)
+        self._hung.append(worker)
+        error = RunTimedOut(f"inference did not end within {self.run_timeout_s:g} s")
+        with self._using_queue(worker):
+            for micro in worker.todo:
+                name, num_sequences = micro.target.name, len(micro.sequences)
+                log.error(
+                    "replaced a worker that hung in %s with %d sequences", name, num_sequences
+                )
+                self._gate.queue.settle(micro, error, time.monotonic())
+        self._start_worker()
+        self._tell(lambda observer: observer.on_replaced())
+
+    def _tell(self, tell: Callable[[Observer], None]) -> None:
+        for observer in self._observers:
+            try:
+                tell(observer)
+            except Exception:  # no error of an observer may end a worker
+                log.exception("an observer of the workers failed")
+
+
+def _run(micro: MicroBatch) -> AnyRows | Exception:
+    """Computes the micro-batch and gives each ask its rows."""
+    try:
+        batch, rows = micro.run()
+        if rows.not_finite():
+            raise _not_finite(micro, batch, rows)
+        micro.deliver(rows)
+    except Exception as error:  # any error of a session fails these asks only, never the worker
+        return service_error(error)
+    return rows
+
+
+def _not_finite(micro: MicroBatch, batch: Batch, rows: AnyRows) -> NotFinite:
+    """Names the first sequence with such a value."""
+    return next(
+        NotFinite(output, sequence.sequence_index)
+        for sequence, (start, end) in zip(micro.sequences, pairwise(batch.offsets), strict=True)
+        if (output := rows.span(start, end).not_finite())
+    )
+
+
+def service_error(error: Exception) -> Exception:
+    """What callers are told of any error of a session, or of what became of its rows. MemoryError
+    stays as it is: any stage may raise it."""
+    if isinstance(error, ServiceError | MemoryError):
+        return error
+    told = ServiceError(f"inference failed: {type(error).__name__}")
+    told.__cause__ = error
+    return told

@@ -1,0 +1,1 @@
+"""Outputs, heads and what is kept of rows. Knows models and tokens, no requests."""

@@ -1,0 +1,205 @@
+"""Pooling, and heads: they run on the rows asked for and on no others."""
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from addnorm.service.arithmetic import add_rows, lengths, log_sum_exp, max_rows
+from addnorm.service.engine.checkpoint import checkpoint
+from addnorm.service.errors import NotFinite
+from addnorm.service.runtime.batch import AnyRows, Batch, Floats, Ints, Rows, all_finite
+from addnorm.service.runtime.engine import Engine
+from addnorm.service.runtime.manifest import Pooling
+
+PIECE_SPANS = 256  # spans that are pooled in one step
+SHRINK = np.float32(2.0**-80)  # exact; the length of any shrunk vector fits in float32
+MIN_LENGTH = np.float32(1e-12)  # shorter vectors are divided by this, as torch's normalize does
+
+
+class Spans(NamedTuple):
+    """Ranges of tokens, end to end as the caller's rows have them. Each holds tokens of one
+    sequence, at least one."""
+
+    ranges: Ints  # [n, 2] the first token in the batch, and one past the last
+    lengths: Ints  # [num_rows] how many of each of the caller's rows
+
+
+def pooled(
+    rows: AnyRows,
+    offsets: Ints,
+    pooling: Pooling,
+    sequences: Sequence[int] | Ints | None = None,
+) -> Floats:
+    """A vector for each sequence `[num_sequences, d_model]`. Rows on a device are pooled there.
+
+    offsets: where each begins and ends. sequences: their indices, in order if None. NotFinite names
+    one whose vector is not finite.
+    """
+    if not isinstance(rows, Rows):
+        vectors = rows.pooled(pooling)
+        check_finite("pooled", vectors, sequences)
+        return vectors
+    ranges = np.array([offsets[:-1], offsets[1:]]).T
+    return _pooled_ranges(rows.activations, ranges, sequences, pooling)
+
+
+def _pooled_ranges(
+    activations: Floats,
+    ranges: Ints,
+    sequences: Sequence[int] | Ints | None,
+    pooling: Pooling,
+) -> Floats:
+    """A vector for each range of tokens. sequences: that each is of."""
+    with np.errstate(over="ignore", invalid="ignore"):  # what is not finite is found below
+        vectors = _pool(activations, ranges, pooling)
+    check_finite("pooled", vectors, sequences)
+    return vectors
+
+
+def _pool(activations: Floats, ranges: Ints, pooling: Pooling) -> Floats:
+    if pooling == "first":
+        return activations[ranges[:, 0]]
+    if pooling == "last":
+        return activations[ranges[:, 1] - 1]
+    vectors = np.empty((len(ranges), activations.shape[1]), np.float32)
+    for vector, (start, end) in zip(vectors, ranges.tolist(), strict=True):
+        REDUCTIONS[pooling](activations[start:end], vector)
+    return vectors
+
+
+def _mean(rows: Floats, out: Floats) -> None:
+    add_rows(rows, out)
+    out /= np.float32(len(rows))
+
+
+def _mean_sqrt(rows: Floats, out: Floats) -> None:
+    """The sum by the square root of the length."""
+    add_rows(rows, out)
+    out /= np.sqrt(np.float32(len(rows)))
+
+
+def _weighted_mean(rows: Floats, out: Floats) -> None:
+    """The i-th token, from 1, counts i times."""
+    weights = np.arange(1, len(rows) + 1, dtype=np.float32)
+    add_rows(rows * weights[:, None], out)
+    out /= np.float32(len(rows) * (len(rows) + 1) // 2)
+
+
+REDUCTIONS: dict[str, Callable[[Floats, Floats], None]] = {
+    "mean": _mean,
+    "mean_sqrt": _mean_sqrt,
+    "weighted_mean": _weighted_mean,
+    "max": max_rows,
+}
+
+
+def check_finite(
+    output: str, values: Floats, sequences: Sequence[int] | Ints | None = None
+) -> None:
+    """NotFinite names the first sequence with a value `[n, w]` that is not finite. sequences: of
+    each of n; in order if None."""
+    if not all_finite(values):
+        index = int((~np.isfinite(values).all(1)).argmax())
+        raise NotFinite(output, index if sequences is None else int(sequences[index]))
+
+
+def unit(vectors: Floats) -> Floats:
+    """Finite `[n, w]` scaled to length 1; zeros stay zeros."""
+    with np.errstate(over="ignore"):
+        divisors = lengths(vectors)
+    if not (fits := np.isfinite(divisors)).all():
+        vectors = vectors * np.where(fits, np.float32(1), SHRINK)
+        divisors = lengths(vectors)
+    return np.divide(vectors, np.maximum(divisors, MIN_LENGTH), dtype=np.float32)
+
+
+class HeadRows(NamedTuple):
+    """The rows that a head runs on, and the sequence that each belongs to."""
+
+    activations: Floats  # [n, d_model]
+    sequences: Ints  # [n]
+
+    @classmethod
+    def every(cls, activations: Floats, batch: Batch) -> "HeadRows":
+        """The rows of every token."""
+        return cls(activations, np.repeat(np.arange(len(batch)), batch.lengths))
+
+    @classmethod
+    def pooled_in(
+        cls, spans: Spans, pooling: Pooling, activations: Floats, batch: Batch
+    ) -> "HeadRows":
+        """One for each span."""
+        sequences = np.searchsorted(batch.offsets, spans.ranges[:, 0], side="right") - 1
+        vectors = np.empty((len(sequences), activations.shape[1]), np.float32)
+        for start in range(0, len(sequences), PIECE_SPANS):
+            some = slice(start, start + PIECE_SPANS)
+            vectors[some] = _pooled_ranges(
+                activations, spans.ranges[some], sequences[some], pooling
+            )
+            checkpoint()
+        return cls(vectors, sequences)
+
+    @classmethod
+    def at(cls, tokens: Ints, activations: Floats, batch: Batch) -> "HeadRows":
+        """The rows of the tokens with these indices in the batch."""
+        sequences = np.searchsorted(batch.offsets, tokens, side="right") - 1
+        return cls(activations[tokens], sequences)
+
+
+def headed(engine: Engine, output: str, rows: HeadRows, width: int) -> Floats:
+    """What a head makes of the rows, `[n, width]`. NotFinite if a value is not."""
+    out = np.empty((len(rows.activations), width), np.float32)
+    for span, chunk in chunks(engine, output, rows):
+        out[span] = chunk
+        checkpoint()
+    return out
+
+
+def top_k(engine: Engine, rows: HeadRows, k: int) -> tuple[Ints, Floats]:
+    """Ids and log-probabilities of the k likeliest tokens, each `[n, k]`. Never holds the logits of
+    all rows."""
+    token_ids = np.empty((len(rows.activations), k), np.int64)
+    logprobs = np.empty(token_ids.shape, np.float32)
+    for span, chunk in chunks(engine, "logits", rows):
+        token_ids[span], logprobs[span] = _best(chunk, k, log_sum_exp(chunk))
+    return token_ids, logprobs
+
+
+def token_logprobs(
+    engine: Engine, rows: HeadRows, tokens: Ints, k: int
+) -> tuple[Floats, Ints, Floats]:
+    """The log-probability of one token at each row, `[n]`, and what `top_k` gives, for k of 0 too.
+    Never holds the logits of all rows."""
+    token_ids = np.empty((len(tokens), k), np.int64)
+    best = np.empty(token_ids.shape, np.float32)
+    own = np.empty(len(tokens), np.float32)
+    for span, chunk in chunks(engine, "logits", rows):
+        log_sum = log_sum_exp(chunk)
+        own[span] = (np.take_along_axis(chunk, tokens[span, None], 1) - log_sum)[:, 0]
+        if k:
+            token_ids[span], best[span] = _best(chunk, k, log_sum)
+        checkpoint()
+    return own, token_ids, best
+
+
+def chunks(engine: Engine, output: str, rows: HeadRows) -> Iterator[tuple[slice, Floats]]:
+    """A head's answers to some rows at a time, and which rows these are. NotFinite if a value is
+    not."""
+    step = engine.head_rows(output)
+    for start in range(0, len(rows.activations), step):
+        span = slice(start, start + step)
+        chunk = engine.head(output, rows.activations[span])
+        check_finite(output, chunk, rows.sequences[span])
+        yield span, chunk
+
+
+def _best(logits: Floats, k: int, log_sum: Floats) -> tuple[np.ndarray, Floats]:
+    """logits `[n, V]` -> ids and log-probabilities `[n, k]`, likeliest first, lower ids first."""
+    ids = np.empty((len(logits), k), np.int64)
+    for out, row in zip(ids, logits, strict=True):
+        least = np.partition(row, -k)[-k]
+        candidates = np.flatnonzero(row >= least)  # in order of id; more than k only if values tie
+        out[:] = candidates[np.argsort(-row[candidates], kind="stable")[:k]]
+        checkpoint()
+    return ids, np.take_along_axis(logits, ids, 1) - log_sum

@@ -1,0 +1,225 @@
+"""Outputs of a model seen from inside: the hidden states and the attention of its layers.
+
+A graph of its own makes them, of one sequence after the other. The body runs too: so such a request
+waits in the queue and passes admission control like any other.
+"""
+
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+from typing import Annotated, ClassVar
+
+import numpy as np
+from pydantic import Field
+
+from addnorm.service.engine.checkpoint import checkpoint
+from addnorm.service.engine.heads import check_finite
+from addnorm.service.engine.outputs.output import Asked, Computed, Output, Strict
+from addnorm.service.engine.outputs.values import ByLayer, ByRow, Dense, Ragged, by_token
+from addnorm.service.errors import InvalidInput
+from addnorm.service.runtime.batch import Batch, Floats, Padding
+from addnorm.service.runtime.bundle import LENS, Bundle
+from addnorm.service.runtime.engine import Engine
+from addnorm.service.runtime.manifest import Pick
+
+Numbers = Annotated[list[int], Field(fail_fast=True)]
+
+
+class HiddenStatesOptions(Strict):
+    layers: Numbers | None = Field(
+        None,
+        description="Which: 0 is what enters the first layer, n_layers what leaves the last. By"
+        " default all.",
+    )
+
+
+class AttentionsOptions(Strict):
+    layers: Numbers | None = Field(None, description="Which, from 0 on. By default all.")
+    heads: Numbers | None = Field(
+        None, description="Which of each layer, from 0 on. By default all."
+    )
+
+
+@dataclass(frozen=True, eq=False)
+class LensOutput(Output[ByLayer]):
+    """layers: their numbers; None: all."""
+
+    is_default = False
+    is_derived = True
+    is_of_lens = True
+    smallest: ClassVar[str]  # options that ask for the least
+    layers: tuple[int, ...] | None = None
+
+    @classmethod
+    def is_of(cls, bundle: Bundle) -> bool:
+        return bundle.has_lens
+
+    @classmethod
+    def grid_tensors(cls) -> tuple[str, ...]:
+        return ()
+
+    @property
+    def remedy(self) -> str:
+        return f'ask for less, as with "{self.name}": {self.smallest}, or send less at once'
+
+    def head(self, bundle: Bundle) -> str | None:
+        return LENS  # its time is predicted as a head's, by tokens
+
+    def head_run_values(self, bundle: Bundle, engine: Engine, batch: Batch) -> int:
+        return 0  # what a run of the lens makes is the response, which is estimated
+
+    def pick(self, bundle: Bundle) -> Pick:
+        return "every"
+
+    def needs(self, bundle: Bundle) -> Pick:
+        return "first"  # nothing, but no pick is less
+
+    def num_layers(self, bundle: Bundle) -> int:
+        """That it can show."""
+        raise NotImplementedError
+
+    def shown_layers(self, bundle: Bundle) -> Sequence[int]:
+        return range(self.num_layers(bundle)) if self.layers is None else self.layers
+
+    def check(self, bundle: Bundle) -> None:
+        self._check_numbers("layers", self.layers, self.num_layers(bundle), bundle)
+
+    def _check_numbers(
+        self, option: str, numbers: tuple[int, ...] | None, limit: int, bundle: Bundle
+    ) -> None:
+        """InvalidInput unless they are some of 0 to limit - 1, each once."""
+        if numbers is None:
+            return
+        param, known = f"{self.name}.{option}", set[int]()
+        said = None if numbers else "is empty"
+        for number in numbers:
+            if number in known or not 0 <= number < limit:
+                said = f"has {number} twice" if number in known else f"has {number}"
+                break
+            known.add(number)
+        if said:
+            raise InvalidInput(
+                f"{param} {said}: one or more of 0 to {limit - 1} for {bundle.ref}, each once",
+                param=param,
+            )
+
+    @property
+    def cost(self) -> Hashable:
+        return LENS
+
+
+@dataclass(frozen=True, eq=False)
+class HiddenStates(LensOutput):
+    """Layer i is what enters block i; the last one is `activations`."""
+
+    name, smallest = "hidden_states", '{"layers": [0]}'
+    json_type = list[list[list[list[float]]]]
+    description = (
+        "[layers][B][S][d_model], of bundles exported with a lens, in the order asked for. The last"
+        " layer's are `activations`, after a final norm if the model has one."
+    )
+    options = HiddenStatesOptions
+
+    @classmethod
+    def asked_for(cls, asked: Asked) -> "HiddenStates":
+        return cls(_numbers(asked.own.layers)) if asked.own else cls()
+
+    def num_layers(self, bundle: Bundle) -> int:
+        return bundle.n_layers + 1
+
+    def width(self, bundle: Bundle) -> int:
+        return len(self.shown_layers(bundle)) * bundle.manifest.d_model
+
+    def make(self, of: Computed) -> ByLayer:
+        layers, rows = self.shown_layers(of.bundle), list[list[Floats]]()
+        for index in range(len(of.batch)):
+            seen = of.engine.see(of.batch.sequence(index), hidden_layers=layers)
+            rows.append(_finite(self.name, seen.hidden_states, index))
+            checkpoint()
+        values = [np.concatenate(of_layer) for of_layer in zip(*rows, strict=True)]
+        if not rows:
+            values = [np.zeros((0, of.bundle.manifest.d_model), np.float32)] * len(layers)
+        return ByLayer(layers, [by_token(of.padding, of_layer) for of_layer in values])
+
+
+@dataclass(frozen=True, eq=False)
+class Attentions(LensOutput):
+    """What each token's attention takes of each token: queries before keys. heads: None: all."""
+
+    name, smallest = "attentions", '{"layers": [0], "heads": [0]}'
+    json_type = list[list[list[list[list[float]]]]]
+    description = (
+        "[layers][B][heads][S][S], queries before keys, of bundles exported with a lens: what each"
+        " token's attention takes of each token. A real token's add up to 1."
+    )
+    options = AttentionsOptions
+    heads: tuple[int, ...] | None = None
+
+    @classmethod
+    def asked_for(cls, asked: Asked) -> "Attentions":
+        own = asked.own or AttentionsOptions()
+        return cls(_numbers(own.layers), _numbers(own.heads))
+
+    def check(self, bundle: Bundle) -> None:
+        super().check(bundle)
+        self._check_numbers("heads", self.heads, bundle.n_heads, bundle)
+
+    def num_layers(self, bundle: Bundle) -> int:
+        return bundle.n_layers
+
+    def shown_heads(self, bundle: Bundle) -> Sequence[int]:
+        return range(bundle.n_heads) if self.heads is None else self.heads
+
+    def width(self, bundle: Bundle) -> int:
+        """For each pair of tokens."""
+        return len(self.shown_layers(bundle)) * len(self.shown_heads(bundle))
+
+    def num_values(self, bundle: Bundle, batch: Batch) -> int:
+        return int(np.square(batch.lengths).sum()) * self.width(bundle)
+
+    def num_pads(self, bundle: Bundle, padding: Padding) -> int:
+        """Pairs of places of which one is a pad."""
+        if padding.mask is None:
+            return 0
+        rows, seq = padding.mask.shape
+        return int(rows * seq * seq - np.square(padding.lengths).sum())
+
+    def make(self, of: Computed) -> ByLayer:
+        layers, heads = self.shown_layers(of.bundle), self.shown_heads(of.bundle)
+        maps = list[list[Floats]]()
+        for index in range(len(of.batch)):
+            seen = of.engine.see(of.batch.sequence(index), attention_layers=layers, heads=heads)
+            maps.append(_finite(self.name, seen.attentions, index))
+            checkpoint()
+        values = list[ByRow]()
+        for number in range(len(layers)):
+            of_layer = [of_sequence[number] for of_sequence in maps]
+            values.append(_scattered(of_layer, len(heads), of.padding))
+            checkpoint()
+        return ByLayer(layers, values)
+
+
+def _numbers(asked: list[int] | None) -> tuple[int, ...] | None:
+    return None if asked is None else tuple(asked)
+
+
+def _finite(output: str, values: list[Floats], sequence: int) -> list[Floats]:
+    """NotFinite if one is not."""
+    for value in values:
+        check_finite(output, value.reshape(1, -1), [sequence])
+    return values
+
+
+def _scattered(maps: list[Floats], num_heads: int, padding: Padding) -> ByRow:
+    """Maps of each sequence `[h, n, n]` -> `[rows, h, seq, seq]`, zeros at pads; ragged: a
+    `[h, n, n]` for each row."""
+    left = iter(maps)
+    if padding.mask is None:
+        empty = np.zeros((num_heads, 0, 0), np.float32)
+        return Ragged([next(left) if length else empty for length in padding.lengths])
+    rows, seq = padding.mask.shape
+    grid = np.zeros((rows, num_heads, seq, seq), np.float32)
+    for own, mask in zip(grid, padding.mask, strict=True):
+        if mask.any():
+            places = np.flatnonzero(mask)
+            own[:, places[:, None], places] = next(left)
+    return Dense(grid)

@@ -1,0 +1,137 @@
+"""The output `logits`: of every token, of some, of each sequence's last, or of each sequence.
+Whole, or only the likeliest."""
+
+from collections.abc import Hashable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import numpy as np
+from pydantic import BaseModel, Field
+
+from addnorm.service.engine.heads import HeadRows, headed, top_k
+from addnorm.service.engine.outputs.output import Asked, Computed, Made_co, Output, Strict
+from addnorm.service.engine.outputs.values import NO_TOKEN, ByRow, Dense, TopK, Value
+from addnorm.service.errors import InvalidInput
+from addnorm.service.runtime.batch import Batch, Ints, Padding
+from addnorm.service.runtime.bundle import Bundle
+from addnorm.service.runtime.manifest import Pick
+
+Positions = Literal["all", "last"]
+MAX_COMPARED = 4_000_000  # logits whose bits are compared at once; beyond it only each last token's
+
+
+class LogitsOptions(Strict):
+    positions: Positions | None = Field(
+        None,
+        description="Logits of every token, which is the default, or of each sequence's last. Only"
+        " for models with logits of every token.",
+    )
+    top_k: int | None = Field(
+        None, description="Only the k likeliest tokens or labels, with their log-probabilities."
+    )
+
+
+class TopTokens(BaseModel):
+    token_ids: list[Any] = Field(
+        description="[B][S][k], or [B][k] for positions `last`; null at pads."
+    )
+    logprobs: list[Any]
+
+
+@dataclass(frozen=True, eq=False)
+class LogitsOutput(Output[Made_co]):
+    """Logits of the rows that the head is for. positions: see `/v1/infer`."""
+
+    name = "logits"
+    json_type = list[list[list[float]]] | list[list[float]] | TopTokens
+    description = (
+        "[B][S][V], or [B][V] for `last`; V is the number of labels if there are such, and a model"
+        " that classifies whole sequences has [B][V]."
+    )
+    options = LogitsOptions
+    positions: Positions | None = None
+
+    def check(self, bundle: Bundle) -> None:
+        if self.positions is not None and bundle.manifest.heads[self.name].pick != "every":
+            raise InvalidInput(
+                f"logits.positions is {self.positions!r}, but {bundle.ref} has one row of logits a"
+                " sequence: leave it out",
+                param="logits.positions",
+            )
+
+    def pick(self, bundle: Bundle) -> Pick:
+        return "last" if self.positions == "last" else super().pick(bundle)
+
+
+@dataclass(frozen=True, eq=False)
+class Logits(LogitsOutput[ByRow]):
+    @classmethod
+    def asked_for(cls, asked: Asked) -> Output[Value]:
+        own: LogitsOptions | None = asked.own
+        if own is None:
+            return Logits()
+        if own.top_k is None:
+            return Logits(own.positions)
+        return TopLogits(own.positions, own.top_k)
+
+    @classmethod
+    def compared_options(cls, bundle: Bundle, num_tokens: int) -> Mapping[str, Any]:
+        """Empty where there is one row of logits a sequence."""
+        head = bundle.manifest.heads[cls.name]
+        if head.pick != "every":
+            return {}
+        return {"positions": "all" if num_tokens * head.width <= MAX_COMPARED else "last"}
+
+    @property
+    def remedy(self) -> str:
+        return 'ask for "outputs": ["activations"], or "logits": {"top_k": 5}'
+
+    def make(self, of: Computed) -> ByRow:
+        return self._headed(of)
+
+
+@dataclass(frozen=True, eq=False)
+class LogitsAt(LogitsOutput[Dense]):
+    """Logits of some tokens, whatever their sequence, `[n, w]`. tokens: their indices in the
+    batch."""
+
+    tokens: Ints = field(default_factory=lambda: np.empty(0, np.int64))
+
+    def num_rows(self, bundle: Bundle, batch: Batch) -> int:
+        return len(self.tokens)
+
+    def num_pads(self, bundle: Bundle, padding: Padding) -> int:
+        return 0
+
+    def make(self, of: Computed) -> Dense:
+        rows = HeadRows.at(self.tokens, of.rows.activations, of.batch)
+        return Dense(headed(of.engine, self.name, rows, self.width(of.bundle)))
+
+
+@dataclass(frozen=True, eq=False)
+class TopLogits(LogitsOutput[TopK]):
+    """Only the k likeliest of each row, with their log-probabilities."""
+
+    top_k: int = 1
+
+    def check(self, bundle: Bundle) -> None:
+        width = bundle.width(self.name)
+        if not 1 <= self.top_k <= width:
+            raise InvalidInput(
+                f"logits.top_k is {self.top_k}: 1 to {width} for {bundle.ref}",
+                param="logits.top_k",
+            )
+        super().check(bundle)
+
+    def width(self, bundle: Bundle) -> int:
+        return 2 * self.top_k
+
+    @property
+    def cost(self) -> Hashable:
+        """Sorting the likeliest tokens takes longer for a larger k."""
+        return self.name, self.top_k.bit_length()
+
+    def make(self, of: Computed) -> TopK:
+        rows = of.head_rows(self.pick(of.bundle))
+        token_ids, logprobs = top_k(of.engine, rows, self.top_k)
+        return TopK(self.laid_out(token_ids, of, NO_TOKEN), self.laid_out(logprobs, of))

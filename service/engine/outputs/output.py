@@ -1,0 +1,215 @@
+"""What all outputs share: which models have one, what requests may say of it, how it is documented,
+which rows it is made of, how many numbers it has, and how it is made.
+"""
+
+from collections.abc import Hashable, Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
+
+import numpy as np
+from pydantic import BaseModel, ConfigDict
+
+from addnorm.service.engine.heads import HeadRows, Spans, headed
+from addnorm.service.engine.kept_rows import KeptRows
+from addnorm.service.engine.outputs.small_vectors import VectorDType
+from addnorm.service.engine.outputs.values import Array, ByRow, Value, by_sequence, by_token
+from addnorm.service.runtime.batch import Batch, Padding, Rows
+from addnorm.service.runtime.bundle import Bundle
+from addnorm.service.runtime.engine import Engine
+from addnorm.service.runtime.manifest import Pick, Pooling
+
+JSON_BYTES_PER_FLOAT = 13  # of a float32 written with all its digits, sign and comma
+JSON_BYTES_PER_BYTE = 5  # "-128,"
+JSON_BYTES_PER_PAD = 4  # "0.0,"
+BINARY_BYTES = 4  # of any float32
+Made_co = TypeVar("Made_co", bound=Value, covariant=True)
+
+
+class Strict(BaseModel):
+    """A part of a body: no conversions, no unknown keys."""
+
+    model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
+
+
+class Asked(NamedTuple):
+    """What a request says of its outputs.
+
+    own: what stands under the output's name, as its `options`. skipped_ids: tokens that have no
+    vector of their own; None: all have one.
+    """
+
+    own: Any = None
+    pooling: Pooling | None = None
+    normalize: bool = False
+    dtype: VectorDType = "float32"
+    spans: Spans | None = None
+    skipped_ids: tuple[int, ...] | None = None
+
+
+class Computed(NamedTuple):
+    """What outputs are made of."""
+
+    bundle: Bundle
+    engine: Engine
+    batch: Batch
+    padding: Padding
+    kept: KeptRows
+
+    @property
+    def rows(self) -> Rows:
+        """Rows of every token. They are there only if an output needs "every"."""
+        assert self.kept.rows
+        return self.kept.rows
+
+    def head_rows(self, pick: Pick) -> HeadRows:
+        """Rows of every token, or one row for each sequence."""
+        if pick == "every":
+            return HeadRows.every(self.rows.activations, self.batch)
+        return HeadRows(self.kept.of(pick), np.arange(len(self.batch)))
+
+
+@dataclass(frozen=True, eq=False)
+class Output(Generic[Made_co]):
+    """One that is asked for, with its options.
+
+    A class that is listed in `OUTPUTS` has a place in every protocol that sends outputs by name. It
+    may leave the work to other classes of its name, for values of other kinds (`asked_for`).
+    Defaults are those of an output that a head of its name makes.
+    """
+
+    name: ClassVar[str]
+    json_type: ClassVar[Any]  # of its JSON, as pydantic knows types
+    description: ClassVar[str | None] = None
+    options: ClassVar[type[Strict] | None] = None  # what a request may say under its name
+    is_default: ClassVar[bool] = True  # whether it is made where a request names no output
+    is_derived: ClassVar[bool] = False  # only of some models: listed after the others
+    is_of_lens: ClassVar[bool] = False  # a lens makes it, by running the whole model again
+    is_estimated: ClassVar[bool] = False  # whether it may have less numbers than num_values
+
+    @classmethod
+    def is_of(cls, bundle: Bundle) -> bool:
+        """Whether the model has it."""
+        return cls.name in bundle.manifest.heads
+
+    @classmethod
+    def fields(cls) -> tuple[str, ...]:
+        """Request fields that are for this output alone."""
+        return (cls.name,) if cls.options else ()
+
+    @classmethod
+    def asked_for(cls, asked: Asked) -> "Output[Value]":
+        """The output with the options of a request."""
+        return cls()
+
+    @classmethod
+    def of_options(cls, own: Mapping[str, Any]) -> "Output[Value]":
+        """The output with the options that a request has under its name, and nothing else."""
+        return cls.asked_for(Asked(cls.options(**own) if cls.options else None))
+
+    @classmethod
+    def compared_options(cls, bundle: Bundle, num_tokens: int) -> Mapping[str, Any]:
+        """What a request has under its name where a certificate compares answers: so many tokens
+        give few values."""
+        return {}
+
+    @classmethod
+    def grid_tensors(cls) -> tuple[str, ...]:
+        """Names of its tensors of float32 where the request is a grid. Empty: their shape is not
+        known beforehand."""
+        return (cls.name,)
+
+    @classmethod
+    def grid_shape(cls, bundle: Bundle) -> list[int]:
+        """Shape of each of these tensors, -1 where the request decides."""
+        output = cls()
+        num_axes = 2 if output.is_by_token(bundle) else 1
+        return [*[-1] * num_axes, output.width(bundle)]
+
+    def check(self, bundle: Bundle) -> None:
+        """InvalidInput if an option does not fit the model."""
+
+    def narrowed(self, dimensions: int) -> "Output[Made_co]":
+        """So many dimensions, where it has them and the request does not say how many."""
+        return self
+
+    @property
+    def remedy(self) -> str | None:
+        """What to ask for if the response is too large; None: another output."""
+        return None
+
+    def head(self, bundle: Bundle) -> str | None:
+        """The head that makes it, if one does."""
+        return self.name if self.name in bundle.manifest.heads else None
+
+    def pick(self, bundle: Bundle) -> Pick:
+        """The rows it is made of: every token's, or one for each sequence."""
+        head = self.head(bundle)
+        return bundle.manifest.heads[head].pick if head else "every"
+
+    def needs(self, bundle: Bundle) -> Pick:
+        """The rows that must be kept for it."""
+        return self.pick(bundle)
+
+    def is_by_token(self, bundle: Bundle) -> bool:
+        """Whether it has values for each token, not for each sequence."""
+        return self.pick(bundle) == "every"
+
+    def width(self, bundle: Bundle) -> int:
+        """Numbers for each row."""
+        return bundle.width(self.name)
+
+    def num_rows(self, bundle: Bundle, batch: Batch) -> int:
+        """How many rows it is made of."""
+        return batch.num_tokens if self.pick(bundle) == "every" else len(batch)
+
+    def num_values(self, bundle: Bundle, batch: Batch) -> int:
+        """How many numbers it has, pads left out."""
+        return self.num_rows(bundle, batch) * self.width(bundle)
+
+    def num_pads(self, bundle: Bundle, padding: Padding) -> int:
+        """Rows of the caller's layout that stay empty."""
+        if self.pick(bundle) == "every":
+            return padding.num_pads
+        return padding.num_empty_rows
+
+    def head_run_values(self, bundle: Bundle, engine: Engine, batch: Batch) -> int:
+        """How many numbers one run of its head makes; 0 if none makes it."""
+        if (head := self.head(bundle)) is None:
+            return 0
+        return bundle.width(head) * min(engine.head_rows(head), self.num_rows(bundle, batch))
+
+    @property
+    def is_small(self) -> bool:
+        """Whether its numbers are sent as int8 or uint8."""
+        return False
+
+    def num_bytes(self, bundle: Bundle, batch: Batch, padding: Padding, is_binary: bool) -> int:
+        """Bytes of the output as it is sent, estimated before any work."""
+        num_values = self.num_values(bundle, batch)
+        num_pads = self.width(bundle) * self.num_pads(bundle, padding)
+        if is_binary:
+            return (num_values + num_pads) * (1 if self.is_small else BINARY_BYTES)
+        of_number = JSON_BYTES_PER_BYTE if self.is_small else JSON_BYTES_PER_FLOAT
+        return num_values * of_number + num_pads * JSON_BYTES_PER_PAD
+
+    @property
+    def cost(self) -> Hashable:
+        """Requests with equal ones take the same time for each row."""
+        return self.name
+
+    def make(self, of: Computed) -> Made_co:
+        """Makes the value in the caller's layout, with a `checkpoint()` after each piece of some
+        milliseconds. NotFinite if a number is not."""
+        raise NotImplementedError
+
+    def laid_out(self, values: Array, of: Computed, fill: float = 0.0) -> ByRow:
+        """Values of its rows in the caller's layout, with `fill` at pads."""
+        if self.pick(of.bundle) == "every":
+            return by_token(of.padding, values, fill)
+        return by_sequence(of.padding, values, fill)
+
+    def _headed(self, of: Computed) -> ByRow:
+        """What its head makes of its rows."""
+        rows = of.head_rows(self.pick(of.bundle))
+        made = headed(of.engine, self.name, rows, self.width(of.bundle))
+        return self.laid_out(made, of)

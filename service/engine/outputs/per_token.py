@@ -1,0 +1,106 @@
+"""Outputs of every token: activations, LayerNorm statistics and vectors."""
+
+from dataclasses import dataclass
+
+import numpy as np
+from pydantic import BaseModel, Field
+
+from addnorm.service.engine.checkpoint import checkpoint
+from addnorm.service.engine.heads import HeadRows, headed, unit
+from addnorm.service.engine.outputs.output import Asked, Computed, Output
+from addnorm.service.engine.outputs.values import ByRow, Parts, Ragged, by_token
+from addnorm.service.runtime.batch import Batch, Floats, Ints, Padding
+from addnorm.service.runtime.bundle import Bundle
+
+
+class Activations(Output[ByRow]):
+    name = "activations"
+    json_type = list[list[list[float]]]
+    description = "[B][S][d_model]"
+
+    @classmethod
+    def is_of(cls, bundle: Bundle) -> bool:
+        return True
+
+    def make(self, of: Computed) -> ByRow:
+        return by_token(of.padding, of.rows.activations)
+
+
+class NormStats(BaseModel):
+    mean: list[list[list[float]]] = Field(description="[B][S][n_norms]")
+    rstd: list[list[list[float]]] = Field(description="[B][S][n_norms], 1 / sqrt(variance + eps)")
+
+
+class NormStatistics(Output[Parts]):
+    name = "norm_stats"
+    json_type = NormStats
+    is_default = False
+
+    @classmethod
+    def is_of(cls, bundle: Bundle) -> bool:
+        return True
+
+    @classmethod
+    def grid_tensors(cls) -> tuple[str, ...]:
+        return tuple(f"{cls.name}.{part}" for part in NormStats.model_fields)
+
+    @classmethod
+    def grid_shape(cls, bundle: Bundle) -> list[int]:
+        return [-1, -1, bundle.manifest.n_norms]
+
+    def width(self, bundle: Bundle) -> int:
+        return 2 * bundle.manifest.n_norms
+
+    def make(self, of: Computed) -> Parts:
+        parts = {"mean": of.rows.norm_mean, "rstd": of.rows.norm_rstd}
+        return Parts({part: by_token(of.padding, values) for part, values in parts.items()})
+
+
+@dataclass(frozen=True, eq=False)
+class TokenVectors(Output[ByRow]):
+    name = "token_vectors"
+    json_type = list[list[list[float]]]
+    description = (
+        "[B][S][width], of models that compare texts token by token; with `input_type` of the"
+        " tokens that count."
+    )
+    normalize: bool = False
+
+    @classmethod
+    def asked_for(cls, asked: Asked) -> "TokenVectors":
+        if asked.skipped_ids is None:
+            return TokenVectors(asked.normalize)
+        return SomeTokenVectors(asked.normalize, asked.skipped_ids)
+
+    def make(self, of: Computed) -> ByRow:
+        rows = of.head_rows(self.pick(of.bundle))
+        return self.laid_out(self._vectors(rows, of), of)
+
+    def _vectors(self, rows: HeadRows, of: Computed) -> Floats:
+        vectors = headed(of.engine, self.name, rows, self.width(of.bundle))
+        checkpoint()
+        return unit(vectors) if self.normalize else vectors
+
+
+@dataclass(frozen=True, eq=False)
+class SomeTokenVectors(TokenVectors):
+    """skipped_ids: tokens that are left out."""
+
+    skipped_ids: tuple[int, ...] = ()
+
+    def num_rows(self, bundle: Bundle, batch: Batch) -> int:
+        return len(self._tokens(batch))
+
+    def num_pads(self, bundle: Bundle, padding: Padding) -> int:
+        return 0
+
+    def make(self, of: Computed) -> Ragged:
+        rows = HeadRows.at(self._tokens(of.batch), of.rows.activations, of.batch)
+        vectors = self._vectors(rows, of)
+        lengths = np.zeros(len(of.padding.lengths), np.int64)
+        lengths[of.padding.lengths > 0] = np.bincount(rows.sequences, minlength=len(of.batch))
+        return Ragged(np.split(vectors, lengths.cumsum()[:-1]), has_own_lengths=True)
+
+    def _tokens(self, batch: Batch) -> Ints:
+        """Indices of those that have a vector."""
+        return np.flatnonzero(~np.isin(batch.tokens, self.skipped_ids))

@@ -1,0 +1,184 @@
+"""The output `pooled`: a vector for each sequence or span, whole or cut, in float32 or smaller
+numbers."""
+
+from dataclasses import dataclass, replace
+from typing import Self
+
+import numpy as np
+
+from addnorm.service.engine.checkpoint import checkpoint
+from addnorm.service.engine.heads import HeadRows, Spans, headed, unit
+from addnorm.service.engine.outputs.output import Asked, Computed, Made_co, Output
+from addnorm.service.engine.outputs.small_vectors import RANGED, VectorDType, converted, width_of
+from addnorm.service.engine.outputs.values import Array, Dense, Parts, Ragged, Value, by_sequence
+from addnorm.service.errors import InvalidInput
+from addnorm.service.runtime.batch import Batch, Floats, Padding
+from addnorm.service.runtime.bundle import Bundle
+from addnorm.service.runtime.manifest import Pick, Pooling
+
+NO_SPANS = Spans(np.empty((0, 2), np.int64), np.empty(0, np.int64))
+
+
+@dataclass(frozen=True, eq=False)
+class VectorsOutput(Output[Made_co]):
+    """pooling: None: as the bundle says. dimensions: only the first so many, which are scaled after
+    they are cut."""
+
+    name = "pooled"
+    json_type = list[list[float]] | list[list[int]] | list[list[list[float]]]
+    description = (
+        "[B][d_model], or as wide as the model's own vectors; with `spans` a list of such for each"
+        " sequence."
+    )
+    is_default = False
+    pooling: Pooling | None = None
+    normalize: bool = False
+    dimensions: int | None = None
+    dtype: VectorDType = "float32"
+
+    @classmethod
+    def is_of(cls, bundle: Bundle) -> bool:
+        return True
+
+    @classmethod
+    def fields(cls) -> tuple[str, ...]:
+        return ("pooling", "spans")
+
+    def narrowed(self, dimensions: int) -> Self:
+        return self if self.dimensions else replace(self, dimensions=dimensions)
+
+    def check(self, bundle: Bundle) -> None:
+        check_dimensions("dimensions", self.dimensions, bundle)
+        self.check_dtype("dtype", self.dtype, bundle)
+
+    def check_dtype(self, field: str, dtype: VectorDType, bundle: Bundle) -> None:
+        """InvalidInput if the bundle's ranges are not those of these vectors. field: the caller's
+        name for dtype."""
+        if dtype in RANGED and (why := self._misfit(bundle)):
+            raise InvalidInput(
+                f"{field} is {dtype!r}: {why}; or ask for floats, binary or ubinary", param=field
+            )
+
+    def _misfit(self, bundle: Bundle) -> str | None:
+        """How the vectors differ from those that the ranges are of, and what to do. None if they
+        fit."""
+        manifest = bundle.manifest
+        if manifest.vector_ranges is None:
+            return (
+                f"{bundle.ref} has no ranges to make it with: export it again; they are recorded"
+                " where there is a tokenizer"
+            )
+        if self.pooling not in (None, manifest.pooling):
+            what = f"are pooled by {manifest.pooling!r}: leave pooling out"
+        elif manifest.normalize and not self.normalize:
+            what = 'have length 1: send "normalize": true'
+        elif self.normalize and not manifest.normalize:
+            what = "keep their length: leave normalize out"
+        elif self.dimensions not in (None, bundle.width(self.name)):
+            what = f"have {bundle.width(self.name)} dimensions: ask for all of them"
+        else:
+            return None
+        return f"its ranges are of {bundle.ref}'s own vectors, which {what}"
+
+    def pick(self, bundle: Bundle) -> Pooling:
+        return self.pooling or bundle.manifest.pooling
+
+    def width(self, bundle: Bundle) -> int:
+        return width_of(self.dtype, self.dimensions or bundle.width(self.name))
+
+    @property
+    def is_small(self) -> bool:
+        return self.dtype != "float32"
+
+    def _vectors(self, rows: HeadRows, of: Computed) -> Floats:
+        """Vectors of the pooled rows, `[n, w]`."""
+        vectors = rows.activations
+        if self.head(of.bundle):
+            vectors = headed(of.engine, self.name, rows, of.bundle.width(self.name))
+        checkpoint()
+        vectors = np.ascontiguousarray(vectors[:, : self.dimensions])
+        return unit(vectors) if self.normalize else vectors
+
+    def _of_sequences(self, of: Computed) -> Floats:
+        return self._vectors(of.head_rows(self.pick(of.bundle)), of)
+
+    def _as_dtype(self, vectors: Floats, dtype: VectorDType, of: Computed) -> Array:
+        return converted(vectors, dtype, of.bundle.manifest.vector_ranges)
+
+
+@dataclass(frozen=True, eq=False)
+class Pooled(VectorsOutput[Dense]):
+    """A vector for each sequence; 0 for rows of pads only in any dtype."""
+
+    @classmethod
+    def asked_for(cls, asked: Asked) -> Output[Value]:
+        if asked.spans is None:
+            return Pooled(asked.pooling, asked.normalize, dtype=asked.dtype)
+        return PooledSpans(asked.pooling, asked.normalize, dtype=asked.dtype, spans=asked.spans)
+
+    @classmethod
+    def compared(cls, bundle: Bundle) -> "Pooled":
+        """Vectors as `tasks.similarity` compares them."""
+        manifest = bundle.manifest
+        return Pooled(normalize=manifest.normalize or manifest.similarity == "cosine")
+
+    def make(self, of: Computed) -> Dense:
+        vectors = self._of_sequences(of)
+        return by_sequence(of.padding, self._as_dtype(vectors, self.dtype, of))
+
+
+@dataclass(frozen=True, eq=False)
+class PooledSpans(VectorsOutput[Ragged]):
+    """A vector for each span."""
+
+    spans: Spans = NO_SPANS
+
+    def needs(self, bundle: Bundle) -> Pick:
+        return "every"
+
+    def num_rows(self, bundle: Bundle, batch: Batch) -> int:
+        return len(self.spans.ranges)
+
+    def num_pads(self, bundle: Bundle, padding: Padding) -> int:
+        return 0
+
+    def make(self, of: Computed) -> Ragged:
+        pooling, activations = self.pick(of.bundle), of.rows.activations
+        rows = HeadRows.pooled_in(self.spans, pooling, activations, of.batch)
+        vectors = self._as_dtype(self._vectors(rows, of), self.dtype, of)
+        ends = self.spans.lengths.cumsum()[:-1]
+        return Ragged(np.split(vectors, ends), has_own_lengths=True)
+
+
+@dataclass(frozen=True, eq=False)
+class PooledByDType(VectorsOutput[Parts]):
+    """The same vectors in several dtypes, which name the parts. field: the caller's name for
+    dtypes."""
+
+    dtypes: tuple[VectorDType, ...] = ()
+    field: str = "dtypes"
+
+    def check(self, bundle: Bundle) -> None:
+        super().check(bundle)
+        for dtype in self.dtypes:
+            self.check_dtype(self.field, dtype, bundle)
+
+    def width(self, bundle: Bundle) -> int:
+        dimensions = self.dimensions or bundle.width(self.name)
+        return sum(width_of(dtype, dimensions) for dtype in self.dtypes)
+
+    @property
+    def is_small(self) -> bool:
+        return "float32" not in self.dtypes
+
+    def make(self, of: Computed) -> Parts:
+        vectors = self._of_sequences(of)
+        made = {dtype: self._as_dtype(vectors, dtype, of) for dtype in self.dtypes}
+        return Parts({dtype: by_sequence(of.padding, own) for dtype, own in made.items()})
+
+
+def check_dimensions(field: str, dimensions: int | None, bundle: Bundle) -> None:
+    """InvalidInput unless the model's vectors have so many. field: the caller's name for it."""
+    width = bundle.width("pooled")
+    if dimensions is not None and not 1 <= dimensions <= width:
+        raise InvalidInput(f"{field} is {dimensions}: 1 to {width} for {bundle.ref}", param=field)

@@ -1,0 +1,108 @@
+"""The output `prompt_logprobs`: how likely each token of a prompt is after those before it."""
+
+from collections.abc import Hashable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from addnorm.service.engine.heads import check_finite, token_logprobs
+from addnorm.service.engine.outputs.output import Computed, Made_co, Output
+from addnorm.service.engine.outputs.values import NO_TOKEN, Array, ByRow, TopK, Value
+from addnorm.service.runtime.batch import Floats, Ints
+from addnorm.service.runtime.bundle import Bundle
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Logprobs(Value):
+    """own: `[rows, seq]`, or `[n]` for each row if ragged."""
+
+    own: ByRow
+
+    def for_json(self) -> Any:
+        return self.own.for_json()
+
+    def tensors(self, name: str) -> dict[str, Array]:
+        return self.own.tensors(name)
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Scored(Value):
+    """own: see `Logprobs`. next: the likeliest tokens after each token."""
+
+    own: ByRow
+    next: TopK
+
+    def for_json(self) -> dict[str, Any]:
+        return {"logprobs": self.own.for_json(), "next": self.next.for_json()}
+
+    def tensors(self, name: str) -> dict[str, Array]:
+        return {**self.own.tensors(f"{name}.logprobs"), **self.next.tensors(f"{name}.next")}
+
+
+@dataclass(frozen=True, eq=False)
+class PromptOutput(Output[Made_co]):
+    """The log-probability of each token given those before it in its sequence: NaN for the first,
+    and at pads."""
+
+    name = "prompt_logprobs"
+    json_type = list[list[float | None]]
+    description = (
+        "[B][S], of language models: the log-probability of each token given those before it; null"
+        " for a sequence's first token and at pads."
+    )
+    is_default = False
+    is_derived = True
+
+    @classmethod
+    def is_of(cls, bundle: Bundle) -> bool:
+        return "complete" in bundle.tasks
+
+    @classmethod
+    def grid_tensors(cls) -> tuple[str, ...]:
+        return ()
+
+    def head(self, bundle: Bundle) -> str | None:
+        return "logits"
+
+    def width(self, bundle: Bundle) -> int:
+        return 1
+
+    def _logprobs(self, of: Computed, top_k: int) -> tuple[ByRow, Ints, Floats]:
+        """Log-probabilities of the tokens; and the most likely tokens after each, their ids and
+        log-probabilities `[n, k]`."""
+        rows = of.head_rows("every")
+        # each row is asked for the token after it; a sequence's last for one that is not its own
+        asked = np.roll(of.batch.tokens, -1)
+        following, token_ids, best = token_logprobs(of.engine, rows, asked, top_k)
+        logprobs, firsts = np.roll(following, 1), of.batch.offsets[:-1]
+        logprobs[firsts] = 0.0
+        check_finite(self.name, logprobs[:, None], rows.sequences)
+        logprobs[firsts] = np.nan
+        own = self.laid_out(logprobs[:, None], of, np.nan).without_width()
+        return own, token_ids, best
+
+
+@dataclass(frozen=True, eq=False)
+class PromptLogprobs(PromptOutput[Logprobs]):
+    def make(self, of: Computed) -> Logprobs:
+        own, *_ = self._logprobs(of, 0)
+        return Logprobs(own)
+
+
+@dataclass(frozen=True, eq=False)
+class ScoredPrompts(PromptOutput[Scored]):
+    """top_k: also the likeliest next tokens of every row."""
+
+    top_k: int = 1
+
+    def width(self, bundle: Bundle) -> int:
+        return 1 + 2 * self.top_k
+
+    @property
+    def cost(self) -> Hashable:
+        return self.name, self.top_k.bit_length()
+
+    def make(self, of: Computed) -> Scored:
+        own, token_ids, best = self._logprobs(of, self.top_k)
+        return Scored(own, TopK(self.laid_out(token_ids, of, NO_TOKEN), self.laid_out(best, of)))

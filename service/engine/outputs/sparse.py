@@ -1,0 +1,159 @@
+"""Sparse vectors as SPLADE makes them (arXiv 2109.10086, equation 6): for each sequence the largest
+of its tokens' log1p(relu(logits)), special tokens too."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from pydantic import BaseModel, Field
+
+from addnorm.service.arithmetic import log1p
+from addnorm.service.engine.checkpoint import checkpoint
+from addnorm.service.engine.heads import HeadRows, chunks
+from addnorm.service.engine.outputs.output import Asked, Computed, Output, Strict
+from addnorm.service.engine.outputs.values import SparseVectors
+from addnorm.service.errors import InvalidInput
+from addnorm.service.runtime.batch import Batch, Floats, Ints, Padding
+from addnorm.service.runtime.bundle import Bundle
+from addnorm.service.runtime.engine import Engine
+
+# Entries of sparse vectors for each token. SPLADE models have 1 to 10; models that were not trained
+# so have them for half of the vocabulary.
+ENTRIES_PER_TOKEN = 32
+
+
+MAX_COMPARED = 256  # entries of each vector; random weights have some for half of the vocabulary
+
+
+class SparseOptions(Strict):
+    top_k: int | None = Field(
+        None, description="Only the k largest entries; by default all that are not zero."
+    )
+
+
+class SparseVector(BaseModel):
+    """The entries that are not zero."""
+
+    indices: list[int] = Field(description="Token ids, ascending.")
+    values: list[float]
+
+
+@dataclass(frozen=True, eq=False)
+class Sparse(Output[SparseVectors]):
+    """A sparse vector for each sequence. top_k: only its k largest entries."""
+
+    name = "sparse"
+    json_type = list[SparseVector]
+    description = (
+        "[B], of models that predict masked tokens: the largest of each sequence's"
+        " log(1 + max(0, logits)), as SPLADE's vectors are."
+    )
+    options = SparseOptions
+    is_default = False
+    is_derived = True
+    is_estimated = True
+    top_k: int | None = None
+
+    @classmethod
+    def is_of(cls, bundle: Bundle) -> bool:
+        return "sparse" in bundle.tasks
+
+    @classmethod
+    def asked_for(cls, asked: Asked) -> "Sparse":
+        return cls(asked.own.top_k if asked.own else None)
+
+    @classmethod
+    def compared_options(cls, bundle: Bundle, num_tokens: int) -> Mapping[str, Any]:
+        return {"top_k": min(MAX_COMPARED, bundle.width("logits"))}
+
+    @classmethod
+    def grid_tensors(cls) -> tuple[str, ...]:
+        return ()
+
+    def is_by_token(self, bundle: Bundle) -> bool:
+        return False
+
+    def check(self, bundle: Bundle) -> None:
+        width = self.width(bundle)
+        if self.top_k is not None and not 1 <= self.top_k <= width:
+            raise InvalidInput(
+                f"sparse.top_k is {self.top_k}: 1 to {width} for {bundle.ref}",
+                param="sparse.top_k",
+            )
+
+    def head(self, bundle: Bundle) -> str | None:
+        return "logits"
+
+    def width(self, bundle: Bundle) -> int:
+        return bundle.width("logits")
+
+    def num_values(self, bundle: Bundle, batch: Batch) -> int:
+        return 2 * self.max_entries(bundle, batch)
+
+    def num_pads(self, bundle: Bundle, padding: Padding) -> int:
+        return 0
+
+    def make(self, of: Computed) -> SparseVectors:
+        width, limit = self.width(of.bundle), self.max_entries(of.bundle, of.batch)
+        num_left = max(limit, width)  # one sequence alone is never rejected
+        rows = of.head_rows(self.pick(of.bundle))
+        found = list[tuple[Ints, Floats]]()
+        for largest in largest_logits(of.engine, rows, width):
+            if largest is not None:
+                found.append(entries(largest, self.top_k))
+                num_left -= len(found[-1][0])
+            if num_left < 0:
+                raise _too_many_entries(of, limit)
+            checkpoint()
+        sequences = iter(found)
+        none = np.empty(0, np.int64), np.empty(0, np.float32)
+        by_row = [next(sequences) if length else none for length in of.padding.lengths.tolist()]
+        indices, values = zip(*by_row, strict=True)
+        return SparseVectors(list(indices), list(values))
+
+    def max_entries(self, bundle: Bundle, batch: Batch) -> int:
+        """Entries of all sequences together, estimated; one sequence alone may have more."""
+        if self.top_k is not None:
+            return self.top_k * len(batch)
+        return int(np.minimum(ENTRIES_PER_TOKEN * batch.lengths, self.width(bundle)).sum())
+
+
+def _too_many_entries(of: Computed, limit: int) -> InvalidInput:
+    return InvalidInput(
+        f"sparse vectors have more than {limit} entries that are not zero, the limit for"
+        f" {len(of.batch)} sequences of {of.batch.num_tokens} tokens: send fewer at once, or ask"
+        ' /v1/infer for "sparse": {"top_k": 256}',
+        param="sparse",
+    )
+
+
+def largest_logits(engine: Engine, rows: HeadRows, width: int) -> Iterator[Floats | None]:
+    """For each sequence the largest logits of its tokens `[width]`; None after each head run.
+
+    Never holds the logits of all rows.
+    """
+    largest = np.full(width, -np.inf, np.float32)
+    ends_sequence = np.diff(rows.sequences, append=-1) != 0
+    for span, chunk in chunks(engine, "logits", rows):
+        yield None
+        start = 0
+        for end in (np.flatnonzero(ends_sequence[span]) + 1).tolist():
+            yield np.maximum(largest, chunk[start:end].max(0))
+            largest.fill(-np.inf)
+            start = end
+        if start < len(chunk):  # its sequence goes on in the next chunk
+            np.maximum(largest, chunk[start:].max(0), out=largest)
+
+
+def entries(largest: Floats, top_k: int | None) -> tuple[Ints, Floats]:
+    """Indices and values of a sequence, from its largest logits `[V]`. log1p(relu(x)) grows with x,
+    so it is taken once, of the largest.
+
+    top_k: only the k largest, of equal ones those with lower indices.
+    """
+    indices = np.flatnonzero(largest > 0)
+    if top_k is not None and len(indices) > top_k:
+        order = np.argsort(-largest[indices], kind="stable")
+        indices = np.sort(indices[order[:top_k]])
+    return indices, log1p(largest[indices])

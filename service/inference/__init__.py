@@ -1,1 +1,0 @@
-"""One request from its check to its outputs."""

@@ -1,1 +1,0 @@
-"""Who is computed next, who is rejected, deadlines, and what requests hold."""

@@ -1,1 +1,0 @@
-"""Which waiting sequences are computed next, and which of them are equal."""

@@ -1,0 +1,215 @@
+"""The queue in any order of events: its sums are right after each, and every job ends.
+
+`--queue-steps 100000` tries more orders than the suite does.
+"""
+
+from collections import Counter
+from itertools import count
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, Phase, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
+
+from addnorm.service.asking.ask import Ask
+from addnorm.service.asking.backlog import Backlog
+from addnorm.service.asking.micro_batch import MicroBatch
+from addnorm.service.asking.rows import AskedRows
+from addnorm.service.engine.target import Target
+from addnorm.service.errors import ServiceError
+from addnorm.service.runtime.batch import AnyRows, Batch
+from tests.support.scheduling import Queue, add_first, ask_of, echo, values
+
+STEPS = 50  # of one order of events, at most
+KEYS = ("a", "b")
+TARGETS = st.integers(0, 1)
+
+
+class Full(AskedRows):
+    """Has no memory for any rows."""
+
+    def receive(self, sequences: object, rows: AnyRows) -> None:
+        raise MemoryError
+
+
+def row(token: int, length: int) -> list[int]:
+    return [token] * length
+
+
+class AnyOrder(RuleBasedStateMachine):
+    """Arrivals, known-answer tests, runs that end and fail and hang, departures, deadlines."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.queue, self.now = Queue(10**6, num_workers=3), 0
+        self.targets = [Target(echo, 8), Target(echo, 24, is_shared_out=False)]
+        self.expected: dict[Ask, list[list[int]]] = {}
+        self.running: list[MicroBatch] = []
+        self.tokens = count()  # of sequences that equal no other
+
+    @rule(
+        at=TARGETS,
+        key=st.sampled_from(KEYS),
+        lengths=st.lists(st.integers(1, 5), min_size=1, max_size=3),
+        time=st.integers(1, 30),
+        is_bulk=st.sampled_from((False, False, True)),
+        is_full=st.booleans(),
+    )
+    def arrive(
+        self, at: int, key: str, lengths: list[int], time: int, is_bulk: bool, is_full: bool
+    ) -> None:
+        sequences = [row(next(self.tokens), length) for length in lengths]
+        target, batch = self.targets[at], _batch(sequences)
+        job = ask_of(target, batch)
+        job.rows = (Full if is_full else AskedRows)(batch, ("every",))
+        job.until, job.is_bulk = self.now + time, is_bulk
+        self.queue.add(job, self.now, self.queue.backlog(key, target, is_bulk))
+        self.expected[job] = sequences
+
+    @rule(at=TARGETS, length=st.integers(3, 9))
+    def ask_known_answer(self, at: int, length: int) -> None:
+        sequences = [row(next(self.tokens), length)]
+        self.expected[add_first(self.queue, self.targets[at], _batch(sequences))] = sequences
+
+    @precondition(lambda self: len(self.running) < 4)
+    @rule(num_idle=st.integers(1, 3))
+    def take(self, num_idle: int) -> None:
+        micro = self.queue.take(self.now, num_idle)
+        left = self.queue.asks.values()
+        assert micro or (num_idle == 1 and all(job.is_bulk for job in left)) or not left
+        if micro:
+            self.running.append(micro)
+            assert not any(job.future.done() for job, _ in micro.by_ask()), "nobody waits for it"
+            assert len({job.is_bulk for job, _ in micro.by_ask()}) == 1
+            if any(job.backlog is None for job, _ in micro.by_ask()):
+                assert len(micro.sequences) == 1, "a known-answer test runs alone"
+            else:
+                assert not any(job.backlog is None for job in self.queue.asks.values())
+
+    @precondition(lambda self: self.running)
+    @rule(at=st.integers(0, 3))
+    def end(self, at: int) -> None:
+        """Does what a worker does."""
+        micro = self.running.pop(at % len(self.running))
+        rows = micro.target.run(micro.batch())
+        try:
+            micro.deliver(rows)
+        except MemoryError as error:
+            self._failed(micro, error)
+            return
+        self.queue.settle(micro, None, self.now)
+
+    @precondition(lambda self: self.running)
+    @rule(at=st.integers(0, 3))
+    def fail(self, at: int) -> None:
+        self._failed(self.running.pop(at % len(self.running)), ServiceError("broken"))
+
+    def _failed(self, micro: MicroBatch, error: Exception) -> None:
+        """Its jobs run again one by one, as a worker has them run."""
+        if len(jobs := micro.by_ask()) > 1:
+            self.running += [micro._replace(sequences=own) for _, own in jobs]
+        else:
+            self.queue.settle(micro, error, self.now)
+
+    @precondition(lambda self: self.running)
+    @rule(at=st.integers(0, 3))
+    def hang(self, at: int) -> None:
+        micro = self.running.pop(at % len(self.running))
+        self.queue.settle(micro, ServiceError("hung"), self.now)
+
+    @precondition(lambda self: self.expected)
+    @rule(at=st.integers(0, 100), sweeps=st.booleans())
+    def leave(self, at: int, sweeps: bool) -> None:
+        list(self.expected)[-1 - at % len(self.expected)].future.cancel()
+        if sweeps:
+            self.queue.sweep(self.now)
+
+    @rule(seconds=st.integers(1, 10))
+    def wait(self, seconds: int) -> None:
+        self.now += seconds
+        self.queue.sweep(self.now)
+        for job in self.queue.asks.values():
+            assert not job.future.done(), "a job waits that nobody waits for"
+            assert job.until > self.now
+
+    @invariant()
+    def counts_each_sequence_once(self) -> None:
+        by_target, by_backlog = Counter[Target](), Counter[Backlog]()
+        for job in self.queue.asks.values():
+            if not job.is_bulk:
+                by_target[job.target] += job.num_tokens
+                by_backlog[job.backlog] += job.num_tokens
+            assert job.num_tokens == sum(sequence.length for sequence in job.waiting)
+        assert self.queue.num_tokens == sum(by_target.values())
+        for target in self.targets:
+            assert target.num_tokens == by_target[target]
+            for key in KEYS:
+                backlog = self.queue.backlog(key, target)
+                assert backlog.num_tokens == by_backlog[backlog]
+
+    @invariant()
+    def knows_which_backlogs_have_jobs(self) -> None:
+        jobs = Counter(job.backlog for job in self.queue.asks.values() if job.backlog)
+        active = {(target, each) for target, those in self.queue.active.items() for each in those}
+        assert active == {(job.target, job.backlog) for job in self.queue.asks.values()} - {
+            (target, None) for target in self.targets
+        }
+        assert all(self.queue.active.values())
+        for backlog, num_waiting in jobs.items():
+            assert backlog.num_waiting == num_waiting == len(backlog.by_age) == len(backlog.by_size)
+        owners = {each.owner for each in jobs}
+        assert sum(owner.num_waiting for owner in owners) == jobs.total()
+        num_bulk = sum(job.is_bulk for job in self.queue.asks.values())
+        assert sum(owner.num_bulk for owner in owners) == self.queue.num_bulk == num_bulk
+
+    @invariant()
+    def runs_each_sequence_once_at_a_time(self) -> None:
+        running = [own for micro in self.running for own in micro.sequences]
+        assert len(running) == len(set(running))
+
+    @invariant()
+    def loses_no_job(self) -> None:
+        held = set(self.queue.asks.values())
+        for micro in self.running:
+            for own in micro.sequences:
+                held.add(own.ask)
+        assert all(job in held or job.future.done() for job in self.expected)
+
+    def teardown(self) -> None:
+        while self.running or self.queue.asks:
+            while self.running:
+                self.end(0)
+            self.take(3)
+        assert self.queue.take(self.now) is None
+        for job, sequences in self.expected.items():
+            assert job.future.done(), "a job was lost"
+            if not job.future.cancelled() and not job.future.exception():
+                assert values(job) == sequences
+        assert not self.queue.num_tokens
+        assert not self.queue.active
+
+
+def _batch(sequences: list[list[int]]) -> Batch:
+    return Batch.of([np.array(sequence, np.int64) for sequence in sequences])
+
+
+def test_in_any_order_of_events_sums_are_right_and_every_job_ends(
+    request: pytest.FixtureRequest,
+) -> None:
+    run_state_machine_as_test(  # type: ignore[no-untyped-call]
+        AnyOrder,
+        settings=settings(
+            max_examples=request.config.getoption("--queue-steps") // STEPS,
+            stateful_step_count=STEPS,
+            deadline=None,
+            phases=(Phase.generate,),  # to find a shorter failure takes minutes
+            suppress_health_check=list(HealthCheck),
+        ),
+    )

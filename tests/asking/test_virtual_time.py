@@ -1,0 +1,142 @@
+"""Turns among flows, and what the queue keeps of those that come and go."""
+
+import gc
+import time
+import weakref
+
+import numpy as np
+import pytest
+
+from addnorm.service.asking.backlog import SortedAsks
+from addnorm.service.asking.start_time_fairness import Flow, StartTimeFairQueue
+from addnorm.service.engine.target import Target
+from tests.support.scheduling import Queue, add_first, batch, echo, lengths, of_lengths, run, submit
+
+
+def busy(turns: StartTimeFairQueue[Flow]) -> Flow:
+    """A flow that always has something that waits."""
+    flow = Flow()
+    flow.num_waiting = 1
+    turns.activate(flow)
+    return flow
+
+
+def test_flows_that_always_have_work_get_equal_shares_whatever_a_turn_costs() -> None:
+    turns = StartTimeFairQueue[Flow]()
+    cost = {busy(turns): float(at) for at in (1, 3, 10)}
+    given = dict.fromkeys(cost, 0.0)
+    for _ in range(1000):
+        flow = turns.next()
+        assert flow
+        given[flow] += cost[flow]
+        turns.charge(flow, cost[flow])
+    assert max(given.values()) - min(given.values()) <= 20
+    assert turns.virtual_time == pytest.approx(
+        sum(given.values()) / 3, abs=20
+    )  # a third of what was served
+
+
+def test_a_flow_that_comes_anew_is_next_and_has_saved_up_nothing() -> None:
+    turns = StartTimeFairQueue[Flow]()
+    first = busy(turns)
+    for _ in range(100):
+        assert turns.next() is first
+        turns.charge(first, 5)
+    second = busy(turns)
+    order = []
+    for _ in range(6):
+        flow = turns.next()
+        assert flow
+        order.append(flow)
+        turns.charge(flow, 5)
+    assert order == [second, first] * 3
+
+
+def test_a_flow_that_was_given_much_waits_although_it_left_in_between() -> None:
+    turns = StartTimeFairQueue[Flow]()
+    one, other = busy(turns), busy(turns)
+    assert turns.next() is one
+    turns.charge(one, 100)
+    one.num_waiting = 0
+    for _ in range(10):
+        assert turns.next() is other
+        turns.charge(other, 5)
+    one.num_waiting = 1
+    turns.activate(one)
+    for _ in range(10):
+        assert turns.next() is other
+        turns.charge(other, 5)
+    assert turns.next() is one
+
+
+def test_a_flow_that_may_not_be_served_keeps_its_place() -> None:
+    turns = StartTimeFairQueue[Flow]()
+    first, second = busy(turns), busy(turns)
+    assert turns.next(lambda flow: False) is None
+    for _ in range(3):
+        assert turns.next(lambda flow: flow is second) is second
+        turns.charge(second, 5)
+    for _ in range(3):
+        assert turns.next() is first
+        turns.charge(first, 5)
+    assert turns.next(lambda flow: flow is second) is second
+
+
+def test_sorted_jobs_are_by_rank_and_then_by_arrival() -> None:
+    queue, target, by_size = Queue(1000), Target(echo, 4), SortedAsks(lambda job: job.size)
+    c, a, b, d = (submit(queue, target, of_lengths(size)) for size in (2, 1, 1, 3))
+    for job in (c, b, a, d):
+        by_size.add(job)
+    assert list(by_size) == [a, b, c, d]
+    assert [by_size.num_up_to(size) for size in (0, 1, 2, 9)] == [0, 2, 3, 4]
+    by_size.remove(b)
+    assert list(by_size) == [a, c, d]
+
+
+def test_a_known_answer_test_goes_before_all_and_costs_nobody_a_turn() -> None:
+    queue, target, other = Queue(1000), Target(echo, 4), Target(echo, 4)
+    for _ in range(3):
+        submit(queue, target, of_lengths(4), key="a")
+    known_answer = add_first(queue, other, batch([7, 7]))
+    micro = queue.take(0)
+    assert micro is not None
+    assert micro.sequences[0].ask is known_answer
+    assert lengths(queue.take(0)) == [4]
+
+
+def test_nothing_of_a_target_or_a_job_outlives_them() -> None:
+    """Models are swapped under load: what is kept of them would stay in memory."""
+    queue, target = Queue(1000), Target(echo, 4)
+    gc.disable()
+    try:
+        job = submit(queue, target, of_lengths(2), key="a")
+        run(queue, 0)
+        queue.take(1)
+        kept = weakref.ref(job), weakref.ref(target)
+        del job, target
+        assert [reference() for reference in kept] == [None, None]
+    finally:
+        gc.enable()
+    submit(queue, Target(echo, 4), of_lengths(2), key="a")
+    assert lengths(queue.take(1)) == [2]
+
+
+def test_ten_thousand_waiting_jobs_make_nobody_slow() -> None:
+    """About 30 us of CPU time each; looking at every job took 27 ms."""
+    queue, made = Queue(10**9), [Target(echo, 256) for _ in range(4)]
+    draws = np.random.default_rng(0)
+    for target in made:
+        target.tokens_per_s = 10_000
+    for at in range(10_000):
+        submit(
+            queue,
+            made[at % 4],
+            of_lengths(*draws.integers(1, 100, 2)),
+            deadline=1e9,
+            key=f"key {at % 8}",
+        )
+    started = time.thread_time()
+    for at in range(100):
+        submit(queue, made[at % 4], of_lengths(30), deadline=2.1 * queue.wait_s(), key="key 1")
+        queue.take(0)
+    assert (time.thread_time() - started) / 100 < 0.005
