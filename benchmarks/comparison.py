@@ -1,10 +1,12 @@
 """Sides measured in turn -> ratios beside a baseline, and the goals that were missed."""
 
 import os
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median as middle
 
+from addnorm.load.measure.run import OF_KIND
 from benchmarks.findings import Findings, Options
 from benchmarks.rounds import Clock, Rounds, Side, interleave, prepare
 from benchmarks.tables import Row, contenders_table, is_rate, ratios
@@ -56,6 +58,23 @@ def compared(
         "the baseline: **median**, least - most; more is better."
     )
     missed = [sentence for goal in goals for sentence in goal.missed(figures)]
-    wrong = sum(int(run.get("num_errors", 0)) for runs in figures.values() for run in runs)
-    missed += [f"{wrong} answers were not right"] * bool(wrong)
+    missed += _not_right(figures)
     return Findings(f"{note}\n\n{contenders_table(figures, rows, titles)}", missed, figures)
+
+
+def _not_right(figures: Rounds) -> Iterator[str]:
+    """A sentence for each side whose answers were not all right."""
+    for side, runs in figures.items():
+        found = Counter[str]()
+        for run in runs:
+            found.update({kind: int(run[kind]) for kind in run if kind.startswith(OF_KIND)})
+        if found:
+            kinds = ((kind.removeprefix(OF_KIND), number) for kind, number in found.items())
+            said = ", ".join(f"{number} {_in_words(kind)}" for kind, number in kinds)
+            yield f"{side}: {found.total()} answers were not right: {said}"
+
+
+def _in_words(kind: str) -> str:
+    if kind == "504":
+        return "late (504)"
+    return f"refused with {kind}" if kind.isdigit() else kind

@@ -9,7 +9,7 @@ from statistics import median as middle
 
 from tqdm import tqdm
 
-from addnorm.load.measure.run import Figures, Load
+from addnorm.load.measure.run import OF_KIND, Figures, Load
 from benchmarks.contender import FP32, INT8, NAIVE, Contender, Contenders, Line
 
 FRACTIONS = (0.2, 0.4, 0.6, 0.8, 0.9, 1.0)  # of a contender's own capacity: loads of the open loop
@@ -145,7 +145,12 @@ def median(rounds: list[Figures], metric: str) -> float:
 
 
 def compared(who: str, so_far: Rounds) -> Figures:
-    """How many of its answers were compared, and how many were not right."""
+    """How many of its answers were compared, and how many were not right, by kind too."""
     keys = [key for key in so_far if key.endswith(f"/{who}") and not key.startswith("tiny")]
     runs = [figures for key in keys for figures in so_far[key]]
-    return {name: sum(run.get(name, 0) for run in runs) for name in ("num_answers", "num_errors")}
+    counts = (
+        "num_answers",
+        "num_errors",
+        *{kind for run in runs for kind in run if kind.startswith(OF_KIND)},
+    )
+    return {name: sum(run.get(name, 0) for run in runs) for name in counts}

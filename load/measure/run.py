@@ -16,6 +16,7 @@ from addnorm.load.measure.stream import Stream
 from addnorm.load.servers import Server
 
 Figures = dict[str, float]  # numbers of a Result, or of what else is measured, by name
+OF_KIND = "errors: "  # in Figures, before a kind of error: a status, "wrong" and others
 
 
 @dataclass(frozen=True)
@@ -60,7 +61,8 @@ class Result:
         numbers = {
             name: value for name, value in asdict(self).items() if isinstance(value, int | float)
         }
-        return {**numbers, "num_errors": self.num_errors}
+        kinds = {f"{OF_KIND}{kind}": number for kind, number in self.errors.items()}
+        return {**numbers, "num_errors": self.num_errors, **kinds}
 
 
 def measure(

@@ -178,7 +178,7 @@ class Ask:
 
     @property
     def fingerprint(self) -> str:
-        """Of what computes it: see `runtime/fingerprint.py`."""
+        """The fingerprint of what computes it: see `runtime/fingerprint.py`."""
         return self.engine.fingerprint.digest
 
     def value(self, kind: type[Output[Made]]) -> Made:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from benchmarks import __main__ as runner
-from benchmarks import needs, registry
+from benchmarks import comparison, needs, registry
 from benchmarks.comparison import Goal
 from benchmarks.findings import Findings, Options
 from benchmarks.registry import EXPERIMENTS, PROOFS, Experiment
@@ -106,6 +106,13 @@ def test_a_goal_is_a_median_of_ratios_of_which_more_is_better(metric: str, ours:
     (said,) = Goal("load", "a", "b", metric, 2.1).missed(figures)
     assert "a is 2.000 x over b, at least 2.1 x is wanted" in said
     assert list(Goal("other", "a", "b", metric, 2.1).missed(figures)) == []
+
+
+def test_answers_that_are_not_right_are_told_by_side_and_kind() -> None:
+    runs = [{"errors: 504": 2, "errors: wrong": 1, "num_errors": 3}, {"errors: 429": 4}]
+    found = comparison.compared({"load/a": runs, "load/b": [{"num_errors": 0}]}, (), {})
+    said = "load/a: 7 answers were not right: 2 late (504), 1 wrong, 4 refused with 429"
+    assert found.missed == [said]
 
 
 def test_the_marks_of_the_tests_are_the_registrys(pytestconfig: pytest.Config) -> None:

@@ -182,7 +182,11 @@ def test_a_bare_digest_names_no_part(
 
 
 def test_a_bare_digest_of_another_precision_names_it() -> None:
-    parts = {digest: {"precision": name} for name, digest in (("fp32", "a"), ("int8", "b"))}
+    """Each precision has bits of its own: these name no processor."""
+    parts = {
+        digest: {"precision": name, "processor": f"{ANY} {digest}"}
+        for name, digest in (("fp32", "a"), ("int8", "b"))
+    }
     rows = np.arange(2)
     vectors = np.eye(2, dtype=np.float32)
     served = Embedded(vectors, "m", Recorded("a", parts["a"]), parts)

@@ -127,8 +127,12 @@ def test_a_calls_own_deadline_is_the_requests(
             begun(call, service, timeout=1.0).result()
         assert caught.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
         assert eventually(lambda: statuses(service, "504") == 1)
-        (line,) = (each for each in caplog.records if getattr(each, "route", "") == INFER)
-        told: Any = line
+
+        def lines() -> list[Any]:
+            return [one for one in caplog.records if getattr(one, "route", "") == INFER]
+
+        assert eventually(lambda: bool(lines()))
+        (told,) = lines()
         assert told.code == "deadline_exceeded"
         assert 0 < told.timeout_ms < 1010
         go.set()
