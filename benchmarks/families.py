@@ -22,7 +22,7 @@ from benchmarks.comparison import Goal
 from benchmarks.contender import FP32, INT8, Line
 from benchmarks.findings import BUILD, BUNDLES, Findings, Options, newest
 from benchmarks.rounds import Rounds, Side, served
-from benchmarks.tables import TITLES, Row, ratios, table
+from benchmarks.tables import TITLES, Row, ratios, short, table
 
 SEED = 0
 LENGTHS = (32, 256)  # tokens of a text
@@ -172,7 +172,7 @@ def shapes(options: Options) -> Findings:
         if options.wants(name):
             figures[name] = _cost(shape.graphs(BUILD / "shapes" / name), options)
             print(name, figures[name], flush=True)
-    rows = [[f"`{name}`", *(f"{n:,.3g}" for n in cost.values())] for name, cost in figures.items()]
+    rows = [[f"`{name}`", *map(short, cost.values())] for name, cost in figures.items()]
     return Findings(table(["shape", *next(iter(figures.values()), ())], rows), (), figures)
 
 

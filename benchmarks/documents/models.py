@@ -62,5 +62,5 @@ def models_table(kept: Kept) -> str:
 
 def _both(kept: Kept, shape: str, cost: str) -> str:
     if f"`{shape}`" not in kept["shapes"]["report"]:
-        return "not measured"
+        return "-"
     return " / ".join(figure(kept, f"shapes / {shape} / {cost}, {who}") for who in ("fp32", "int8"))

@@ -322,10 +322,7 @@ def world(variants: list[Bundle], request: pytest.FixtureRequest) -> Iterator[Wo
         build(Models([]), Settings(**{**OWN, "cache_bytes": size})) for size in (request.param, 0)
     )
     world = World(variants, cached, plain)
-    gc.collect()
-    gc.freeze()  # what other tests left is looked through once, not after every example
     yield world
-    gc.unfreeze()
     world.loop.call_soon_threadsafe(world.loop.stop)
     cached.close()
     plain.close()

@@ -9,7 +9,6 @@ import httpx
 import numpy as np
 import openai
 import pytest
-from langchain_openai import OpenAIEmbeddings
 from openai import OpenAI
 
 from tests.conftest import ExportPreset, inference_of, serving
@@ -132,6 +131,8 @@ def test_a_full_queue_is_the_sdks_rate_limit_error_and_its_own_retries_get_throu
 
 
 def test_langchain_gets_the_same_vectors(text_url: str, expected: Any) -> None:
+    from langchain_openai import OpenAIEmbeddings  # takes each process that collects a second
+
     own = {"base_url": f"{text_url}/v1", "api_key": "none", "check_embedding_ctx_length": False}
     got = OpenAIEmbeddings(model=TEXT_MODEL, **own).embed_documents(TEXTS)
     np.testing.assert_array_equal(np.array(got, np.float32), expected)

@@ -9,7 +9,6 @@ import httpx
 import openai
 import pytest
 import tiktoken
-from langchain_openai import OpenAIEmbeddings
 
 from tests.conftest import client_of, inference_of
 from tests.support.texts import TEXT_MODEL, ids_of
@@ -98,6 +97,8 @@ def test_langchain_with_its_defaults_is_told_what_to_set(
     text_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its defaults are OpenAI's vocabulary, here one of bytes whose ids the model has too."""
+    from langchain_openai import OpenAIEmbeddings  # takes each process that collects a second
+
     first = b"pads reohmtx"
     ranks = {
         bytes([byte]): rank for rank, byte in enumerate(dict.fromkeys(first + bytes(range(256))))

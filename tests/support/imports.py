@@ -2,6 +2,7 @@
 
 import ast
 from collections.abc import Container
+from functools import cache
 from pathlib import Path
 
 
@@ -10,13 +11,19 @@ def imported(path: Path, modules: Container[str] = ()) -> set[str]:
     its own is.
     """
     names: set[str] = set()
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in _imports(path):
         if isinstance(node, ast.Import):
             names |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom):
+        else:
             assert node.level == 0, f"{path}: relative import"
             found = {f"{node.module}.{alias.name}" for alias in node.names}
             names |= found
             if not all(name in modules for name in found):
                 names.add(str(node.module))
     return names
+
+
+@cache
+def _imports(path: Path) -> list[ast.Import | ast.ImportFrom]:
+    nodes = ast.walk(ast.parse(path.read_text()))
+    return [node for node in nodes if isinstance(node, ast.Import | ast.ImportFrom)]
