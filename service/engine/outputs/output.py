@@ -59,7 +59,7 @@ class Size(NamedTuple):
     is_small: bool = False
 
     def num_bytes(self, is_binary: bool) -> int:
-        """Of the output as it is sent, estimated."""
+        """Bytes of the output as it is sent, estimated."""
         if is_binary:
             return (self.num_values + self.num_pads) * (1 if self.is_small else BINARY_BYTES)
         of_number = JSON_BYTES_PER_BYTE if self.is_small else JSON_BYTES_PER_FLOAT
