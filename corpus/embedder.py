@@ -115,7 +115,8 @@ class Embedder:
 
     def num_bytes(self, batch: Batch) -> int:
         """Bytes of the tokens and of the column, estimated."""
-        values = self._output.num_values(self.model.bundle, batch)
+        padding = Padding(batch.lengths, None)
+        values = self._output.size(self.model.bundle, batch, padding).num_values
         return batch.tokens.nbytes + 4 * values
 
     async def compute_column(self, texts: Sequence[Text]) -> pa.Array:
