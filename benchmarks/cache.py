@@ -6,11 +6,9 @@ repeats by Zipf's law, then sequences that are all new. All answers of both are 
 
 from collections.abc import Callable, Mapping
 
-from addnorm.load.measure import pool
-from addnorm.load.measure.check import Reference, compute_alone
-from addnorm.load.measure.run import Figures, Load, measure
-from addnorm.load.measure.stream import PROFILES, Stream
+from addnorm.load.run import Figures, Load, Reference, compute_alone, measure
 from addnorm.load.servers import CacheCounts, Server
+from addnorm.load.stream import PROFILES, Stream, unique, zipf
 from addnorm.service.runtime.bundle import Bundle
 from addnorm.service.settings import Settings
 from benchmarks import comparison, processes
@@ -59,7 +57,7 @@ def measured(
     )
     streams = _streams(bundle, lines, num_distinct)
     sent = [request for stream in streams.values() for request in stream.requests]
-    warm_up = pool.unique(PROFILE, bundle.manifest.limits, NUM_WARM_UP, seed=1, sent=sent)
+    warm_up = unique(PROFILE, bundle.manifest.limits, NUM_WARM_UP, seed=1, sent=sent)
     cached = processes.addnorm(bundle, **ALIKE, ADDNORM_CACHE_BYTES=DEFAULT_CACHE_BYTES)
     figures: Rounds = {}
     with cached as on, processes.addnorm(bundle, **ALIKE) as off:
@@ -80,8 +78,8 @@ def _streams(
     bundle: Bundle, lines: Mapping[str, tuple[int, int]], num_distinct: int
 ) -> dict[str, Stream]:
     limits, num = bundle.manifest.limits, {line: rounds * n for line, (rounds, n) in lines.items()}
-    repeats = pool.zipf(PROFILE, limits, num["repeats"], EXPONENT, num_distinct)
-    new = pool.unique(PROFILE, limits, num["new"], sent=repeats.requests)
+    repeats = zipf(PROFILE, limits, num["repeats"], EXPONENT, num_distinct)
+    new = unique(PROFILE, limits, num["new"], sent=repeats.requests)
     return {"repeats": repeats, "new": new}
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median as middle
 
-from addnorm.load.measure.run import OF_KIND
+from addnorm.load.run import OF_KIND
 from benchmarks.findings import Findings, Options
 from benchmarks.rounds import Clock, Rounds, Side, interleave, prepare
 from benchmarks.tables import Row, contenders_table, is_rate, ratios

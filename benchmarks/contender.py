@@ -3,10 +3,9 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
-from addnorm.load.measure.check import Reference, compute_alone
-from addnorm.load.measure.run import Figures, Load, measure
-from addnorm.load.measure.stream import PROFILES, Stream, make
+from addnorm.load.run import Figures, Load, Reference, compute_alone, measure
 from addnorm.load.servers import Server
+from addnorm.load.stream import PROFILES, Stream, make
 from addnorm.service.runtime.bundle import Bundle
 
 NAIVE, FP32, INT8 = "naive", "fp32", "int8"

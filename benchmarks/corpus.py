@@ -12,11 +12,11 @@ from tempfile import TemporaryDirectory
 from addnorm.corpus import embedding_job
 from addnorm.corpus.columns import EmbedOptions
 from addnorm.corpus.embedder import Embedder
+from addnorm.corpus.embedding_job import Progress
 from addnorm.corpus.parts import Parts
-from addnorm.corpus.progress import Progress
 from addnorm.corpus.storage import Location
 from addnorm.corpus.texts_source import Source
-from addnorm.load.measure.run import Figures
+from addnorm.load.run import Figures
 from addnorm.service.runtime.batch import Batch
 from benchmarks import comparison
 from benchmarks.bench.ceilings import sorted_batches

@@ -9,7 +9,7 @@ from statistics import median as middle
 
 from tqdm import tqdm
 
-from addnorm.load.measure.run import OF_KIND, Figures, Load
+from addnorm.load.run import OF_KIND, Figures, Load
 from benchmarks.contender import FP32, INT8, NAIVE, Contender, Contenders, Line
 
 FRACTIONS = (0.2, 0.4, 0.6, 0.8, 0.9, 1.0)  # of a contender's own capacity: loads of the open loop
@@ -125,17 +125,16 @@ def open_loops(
     if not loads:
         return {}  # nobody gave a right answer
     num_arrivals = max(MIN_ARRIVALS, budget_s / sum(1 / rate for _, rate in loads))
-    points = {who: [_lone(figures[f"small-1/{who}"])] for who in capacity}
+    points = {}
+    for who in capacity:
+        lone = {name: median(figures[f"small-1/{who}"], name) for name in ("p50_ms", "p99_ms")}
+        points[who] = [{"rate": 0.0, **lone}]
     for who, rate in loads:
         clock.show(f"open loop, {rate:.0f} requests/s: {who}")
         if points[who][-1]["p50_ms"] < SATURATED_MS:
             load = Load(64, num_arrivals / rate, rate)
             points[who].append({"rate": rate, **contenders[who].run("small", load)})
     return points
-
-
-def _lone(rounds: list[Figures]) -> Figures:
-    return {"rate": 0.0, **{name: median(rounds, name) for name in ("p50_ms", "p99_ms")}}
 
 
 def median(rounds: list[Figures], metric: str) -> float:

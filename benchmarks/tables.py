@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from math import isnan, nan
 from statistics import median as middle
 
-from addnorm.load.measure.run import Figures
+from addnorm.load.run import Figures
 from benchmarks.contender import FP32, INT8, NAIVE
 from benchmarks.rounds import Rounds, median
 

@@ -74,10 +74,6 @@ def output(options: EmbedOptions, model: Model) -> Output[Value]:
     return Logits()
 
 
-def _pooled_vectors(ask: Ask) -> pa.Array:
-    return _lists_of_one_size(ask.value(Pooled).joined)
-
-
 def _entries(ask: Ask) -> pa.Array:
     vectors = ask.value(Sparse)
     parts = [_lists(vectors.indices, np.int32), _lists(vectors.values, np.float32)]
@@ -113,8 +109,11 @@ def _offsets(rows: Iterable[NDArray[Any]]) -> pa.Array:
 
 
 KINDS = {
-    "pooled": Kind("embed", ("float32", "float16", "int8"), _pooled_vectors, ("dimensions",)),
+    "pooled": Kind(
+        "embed", ("float32", "float16", "int8"),
+        lambda ask: _lists_of_one_size(ask.value(Pooled).joined), ("dimensions",),
+    ),
     "sparse": Kind("sparse", ("float32",), _entries, ("top_k",)),
     "multi-vector": Kind("multi_vector", ("float32", "float16"), _token_vectors, ("input_type",)),
     "scores": Kind("classify", ("float32",), _scores),
-}
+}  # fmt: skip

@@ -48,7 +48,13 @@ def check(arguments: Sequence[str]) -> None:
             code = EQUAL
         print("\n".join(found.lines()))
         if options.json:
-            _write(options.json, {**found.as_json(), "exit_code": code, **_as_json(options)})
+            given = vars(options)
+            paths = {name: str(value) for name, value in given.items() if isinstance(value, Path)}
+            written = {**found.as_json(), "exit_code": code, "options": {**given, **paths}}
+            try:
+                options.json.write_text(json.dumps(written, indent=2) + "\n")
+            except OSError as error:
+                raise CorpusError(f"--json {options.json}: {error.strerror}") from None
     except CorpusError as error:
         _give_up(f"addnorm check: {error}")
     except Exception:  # Python's own exit code would say that the vectors differ
@@ -135,18 +141,6 @@ async def _embed(options: argparse.Namespace, sample: Sample, key: str | None) -
         return await client.embed(asking, sample.texts, sample.rows.tolist(), asked)
 
 
-def _as_json(options: argparse.Namespace) -> dict[str, object]:
-    paths = {name: str(value) for name, value in vars(options).items() if isinstance(value, Path)}
-    return {"options": {**vars(options), **paths}}
-
-
-def _write(path: Path, report: dict[str, object]) -> None:
-    try:
-        path.write_text(json.dumps(report, indent=2) + "\n")
-    except OSError as error:
-        raise CorpusError(f"--json {path}: {error.strerror}") from None
-
-
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="addnorm check",
@@ -154,22 +148,19 @@ def _parser() -> argparse.ArgumentParser:
         epilog="Example: addnorm check vectors.parquet --url http://localhost:8000",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("vectors", metavar="VECTORS.parquet", help="a file, or its s3://...")
-    parser.add_argument("--text-column", metavar="NAME", help="text by default")
-    parser.add_argument("--vector-column", metavar="NAME", help="vector by default")
-    parser.add_argument(
+    add = parser.add_argument
+    add("vectors", metavar="VECTORS.parquet", help="a file, or its s3://...")
+    add("--text-column", metavar="NAME", help="text by default")
+    add("--vector-column", metavar="NAME", help="vector by default")
+    add(
         "--fingerprint",
         metavar="DIGEST|JSON",
         help="of the stored vectors; by default what the file's metadata holds",
     )
-    parser.add_argument(
-        "--sample", type=positive, default=1000, metavar="N", help="rows compared (1000)"
-    )
-    parser.add_argument("--seed", type=int, default=0, metavar="N", help="which rows (0)")
-    parser.add_argument(
-        "--accept", choices=["rounding"], help="a verdict besides bit-equal that exits with 0"
-    )
-    parser.add_argument("--json", type=Path, metavar="FILE", help="where to write all figures")
+    add("--sample", type=positive, default=1000, metavar="N", help="rows compared (1000)")
+    add("--seed", type=int, default=0, metavar="N", help="which rows (0)")
+    add("--accept", choices=["rounding"], help="a verdict besides bit-equal that exits with 0")
+    add("--json", type=Path, metavar="FILE", help="where to write all figures")
     group = parser.add_argument_group("what embeds the texts")
     where = group.add_mutually_exclusive_group(required=True)
     where.add_argument("--url", type=_url, help="of a server, such as http://localhost:8000")

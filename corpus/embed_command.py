@@ -12,12 +12,10 @@ from typing import get_args
 from addnorm.corpus import embedding_job
 from addnorm.corpus.columns import KINDS, DType, EmbedOptions
 from addnorm.corpus.command import positive
-from addnorm.corpus.embedder import Embedder, as_dict
-from addnorm.corpus.embedding_job import WINDOW_ROWS
+from addnorm.corpus.embedder import Embedder, as_dict, open_service
+from addnorm.corpus.embedding_job import WINDOW_ROWS, Progress
 from addnorm.corpus.errors import CorpusError
-from addnorm.corpus.in_process import open_service
 from addnorm.corpus.parts import Parts, Plan
-from addnorm.corpus.progress import Progress
 from addnorm.corpus.storage import Location
 from addnorm.corpus.texts_source import Source
 from addnorm.service.runtime.device import memory
@@ -95,14 +93,22 @@ def _embed(options: argparse.Namespace, means: Means) -> None:
             return
         num_rows = source.count()
         with parts.open():
+            left, column = num_rows - parts.num_rows, options.vector_column
             try:
-                done = _run(options, source, embedder, parts, num_rows, means.window_rows)
+                with closing(Progress(num_rows, parts.num_rows)) as progress:
+                    job = embedding_job.run(
+                        source, embedder, parts, column, progress, means.window_rows
+                    )
+                    asyncio.run(job)
             except CorpusError:
                 _check_unchanged(options, source, parts)  # what cannot be read may have changed
                 raise
             _check_unchanged(options, source, parts)
             parts.join(num_rows)
-        print(done)
+        print(
+            f"{options.out}: {num_rows:,} rows, {left:,} of them now: {progress.num_tokens:,}"
+            f" tokens, {progress.tokens_per_s:,.0f} a second"
+        )
     finally:
         embedder.close()
 
@@ -113,27 +119,6 @@ def _check_unchanged(options: argparse.Namespace, source: Source, parts: Parts) 
         raise CorpusError(
             f"{options.input} changed while it was read: remove {parts.folder} to start again"
         )
-
-
-def _run(
-    options: argparse.Namespace,
-    source: Source,
-    embedder: Embedder,
-    parts: Parts,
-    num_rows: int,
-    window_rows: int,
-) -> str:
-    """The job, and a line on what was done."""
-    left = num_rows - parts.num_rows
-    with closing(Progress(num_rows, parts.num_rows)) as progress:
-        job = embedding_job.run(
-            source, embedder, parts, options.vector_column, progress, window_rows
-        )
-        asyncio.run(job)
-    return (
-        f"{options.out}: {num_rows:,} rows, {left:,} of them now: {progress.num_tokens:,} tokens,"
-        f" {progress.tokens_per_s:,.0f} a second"
-    )
 
 
 def _source(options: argparse.Namespace) -> Source:
@@ -172,39 +157,24 @@ def _parser() -> argparse.ArgumentParser:
         epilog="Example: addnorm embed texts.jsonl vectors.parquet --bundle bundles/my-model/1",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument(
+    add = parser.add_argument
+    add(
         "input",
         metavar="IN",
         help="a file .parquet, .jsonl, .ndjson or .csv, or a folder of them; or its s3://...",
     )
-    parser.add_argument("out", metavar="OUT.parquet", help="a file, or s3://...")
-    parser.add_argument(
-        "--bundle", type=Path, required=True, metavar="DIR", help="<name>/<version>"
-    )
-    parser.add_argument("--output", choices=KINDS, default="pooled", help="pooled by default")
-    parser.add_argument(
-        "--dtype", choices=get_args(DType), default="float32", help="float32 by default"
-    )
-    parser.add_argument("--text-column", default="text", metavar="NAME", help="text by default")
-    parser.add_argument(
-        "--second-text-column", metavar="NAME", help="of pairs, with --output scores"
-    )
-    parser.add_argument(
-        "--vector-column", default="vector", metavar="NAME", help="vector by default"
-    )
-    parser.add_argument("--precision", choices=get_args(Precision), help="the model's default")
-    parser.add_argument("--prompt-name", metavar="NAME", help="the model's default prompt")
-    parser.add_argument(
-        "--input-type", choices=get_args(InputType), help="of multi-vector: queries or documents"
-    )
-    parser.add_argument("--dimensions", type=positive, metavar="N", help="only the first N numbers")
-    parser.add_argument(
-        "--top-k", type=positive, metavar="N", help="of sparse: only the N largest entries"
-    )
-    parser.add_argument(
-        "--truncate", action="store_true", help="cut texts that are too long, instead of stopping"
-    )
-    parser.add_argument(
-        "--worker-threads", type=positive, default=0, metavar="N", help="as many as cores"
-    )
+    add("out", metavar="OUT.parquet", help="a file, or s3://...")
+    add("--bundle", type=Path, required=True, metavar="DIR", help="<name>/<version>")
+    add("--output", choices=KINDS, default="pooled", help="pooled by default")
+    add("--dtype", choices=get_args(DType), default="float32", help="float32 by default")
+    add("--text-column", default="text", metavar="NAME", help="text by default")
+    add("--second-text-column", metavar="NAME", help="of pairs, with --output scores")
+    add("--vector-column", default="vector", metavar="NAME", help="vector by default")
+    add("--precision", choices=get_args(Precision), help="the model's default")
+    add("--prompt-name", metavar="NAME", help="the model's default prompt")
+    add("--input-type", choices=get_args(InputType), help="of multi-vector: queries or documents")
+    add("--dimensions", type=positive, metavar="N", help="only the first N numbers")
+    add("--top-k", type=positive, metavar="N", help="of sparse: only the N largest entries")
+    add("--truncate", action="store_true", help="cut texts that are too long, instead of stopping")
+    add("--worker-threads", type=positive, default=0, metavar="N", help="as many as cores")
     return parser

@@ -14,14 +14,18 @@ import pyarrow as pa
 
 from addnorm.corpus.columns import KINDS, EmbedOptions, output
 from addnorm.corpus.errors import CorpusError
-from addnorm.corpus.in_process import open_service
 from addnorm.service.asking.ask import Ask
-from addnorm.service.errors import NotFinite, ServiceError
+from addnorm.service.errors import NotFinite, ServiceError, StartupError
+from addnorm.service.loading.loader import load
+from addnorm.service.models.registry import Models
 from addnorm.service.protocols.texts.texts import TextsToTokenize
+from addnorm.service.runtime import bundle as bundles
 from addnorm.service.runtime.batch import Batch, Ints, Padding
 from addnorm.service.runtime.tokenizing.tokenizer import Text
-from addnorm.service.server.wiring import Service
+from addnorm.service.server.wiring import Service, build
+from addnorm.service.settings import Settings
 
+RUN_S = 3600.0  # one of the longest sequences, on a slow machine
 # of requests: the caller bounds what is under way
 NO_LIMIT = 2**40
 NO_LIMITS = dict.fromkeys(
@@ -39,6 +43,19 @@ MICRO_BATCHES = 8
 SPARE_REQUESTS = 3
 TEXTS_AT_ONCE = 256  # tokenized
 FIELD = "text"  # in the server's messages
+
+
+def open_service(bundle: Path, **changed: Any) -> Service:
+    """To be closed. CorpusError if the bundle is refused.
+
+    changed: settings that are not the default ones. The environment is not read. No run counts as
+    hanging: nobody waits for an answer within seconds.
+    """
+    settings = Settings(invariance_check_share=0, **{"run_timeout_s": RUN_S, **changed})
+    try:
+        return build(Models([load(bundles.read(bundle), settings)]), settings)
+    except StartupError as error:
+        raise CorpusError(str(error)) from None
 
 
 class Computing(NamedTuple):
@@ -98,7 +115,8 @@ class Embedder:
 
     def num_bytes(self, batch: Batch) -> int:
         """Bytes of the tokens and of the column, estimated."""
-        values = self._output.num_values(self.model.bundle, batch)
+        padding = Padding(batch.lengths, None)
+        values = self._output.size(self.model.bundle, batch, padding).num_values
         return batch.tokens.nbytes + 4 * values
 
     async def compute_column(self, texts: Sequence[Text]) -> pa.Array:

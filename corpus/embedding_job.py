@@ -4,22 +4,77 @@ While a window is computed, the next one is read and tokenized, and the one befo
 """
 
 import asyncio
-from collections.abc import AsyncIterator
-from typing import NamedTuple
+import sys
+import time
+from collections.abc import AsyncIterator, Callable
+from datetime import timedelta
+from typing import Any, NamedTuple
 
 import pyarrow as pa
+from tqdm import tqdm
 
 from addnorm.corpus.embedder import Computing, Embedder, join_batches
 from addnorm.corpus.parts import Parts
-from addnorm.corpus.progress import Progress
 from addnorm.corpus.texts_source import Source
 from addnorm.service.runtime.batch import Batch
 
+LINE_EVERY_S = 30.0  # a log of ten hours has 1,200 of them
 # A window is sorted by length as a whole, and is one part of the result. It ends with the first
 # piece that fills one of these. Larger: more memory, and a kill loses more. Smaller: lengths differ
 # more within a micro-batch, and each window costs a file.
 WINDOW_ROWS = 16_384
 WINDOW_BYTES = 64 * 2**20  # rows, tokens and vectors
+
+
+class Progress:
+    """Told of each request that is computed. To be closed."""
+
+    def __init__(
+        self,
+        num_rows: int,
+        num_done: int = 0,
+        shown: bool = True,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """num_done: of the rows, by an earlier process."""
+        self.num_tokens = 0
+        self._num_rows, self._num_done, self._num_now = num_rows, num_done, 0
+        self._shown, self._clock = shown, clock
+        self._started = self._last_line = clock()
+        is_hidden = None if shown else True  # None: where stderr is no terminal
+        self._bar: Any = tqdm(
+            total=num_rows, initial=num_done, unit=" rows", disable=is_hidden, file=sys.stderr
+        )
+
+    def close(self) -> None:
+        self._bar.close()
+
+    @property
+    def tokens_per_s(self) -> float:
+        return self.num_tokens / self._seconds
+
+    @property
+    def _seconds(self) -> float:
+        return max(self._clock() - self._started, 1e-9)
+
+    def count(self, batch: Batch) -> None:
+        self.num_tokens += batch.num_tokens
+        self._num_now += len(batch)
+        self._bar.set_postfix_str(f"{self.tokens_per_s:,.0f} tokens/s", refresh=False)
+        self._bar.update(len(batch))
+        if not self._shown or not self._bar.disable:
+            return
+        if self._clock() - self._last_line < LINE_EVERY_S:
+            return
+        self._last_line = self._clock()
+        done = self._num_done + self._num_now
+        left = timedelta(seconds=round((self._num_rows - done) * self._seconds / self._num_now))
+        print(
+            f"addnorm embed: {done:,} of {self._num_rows:,} rows, {self.tokens_per_s:,.0f}"
+            f" tokens a second, about {left} left",
+            file=sys.stderr,
+            flush=True,
+        )
 
 
 class Window(NamedTuple):

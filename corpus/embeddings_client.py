@@ -18,8 +18,8 @@ import numpy as np
 from numpy.typing import NDArray
 from tqdm import tqdm
 
+from addnorm.corpus.embedder import open_service
 from addnorm.corpus.errors import CorpusError
-from addnorm.corpus.in_process import open_service
 from addnorm.service.protocols.serving import FINGERPRINT_HEADER
 from addnorm.service.runtime.fingerprint import Recorded
 
@@ -115,8 +115,15 @@ async def embed(
                     tasks.create_task(worker(bar))
         except ExceptionGroup as group:  # one worker's reason is enough
             raise group.exceptions[0] from None
-        in_order = [answers[start] for start in sorted(answers)]
-        return await _join(client, in_order, options.model)
+    in_order = [answers[start] for start in sorted(answers)]
+    if len({answer.digest for answer in in_order}) > 1:
+        raise CorpusError("the server replaced the model during the check: check again")
+    # the name that was asked for, which may have a version
+    model, digest = options.model or in_order[0].model, in_order[0].digest
+    known = await _fetch_fingerprints(client, model) if digest else {}
+    recorded = Recorded(digest, known.get(digest)) if digest else None
+    vectors = np.concatenate([answer.vectors for answer in in_order])
+    return Embedded(vectors, model, recorded, known)
 
 
 async def _ask_in_parts(
@@ -128,7 +135,10 @@ async def _ask_in_parts(
 ) -> AsyncIterator[tuple[int, _Answer]]:
     """(start, answer) of the batch, or of parts of it where the server rejects its size."""
     num_texts = batch.stop - batch.start
-    response = await _send_patiently(client, _body(texts[batch], options))
+    asked = {name: value for name, value in vars(options).items() if value is not None}
+    # base64 keeps the exact bits. Texts are cut as the model's authors cut them
+    how = {"encoding_format": "base64", "truncate": True}
+    response = await _send_patiently(client, {**asked, "input": [*texts[batch]], **how})
     if response.is_success:
         yield batch.start, _read(response, num_texts, options)
         return
@@ -141,12 +151,6 @@ async def _ask_in_parts(
     for half in (slice(batch.start, middle), slice(middle, batch.stop)):
         async for found in _ask_in_parts(client, texts, rows, half, options):
             yield found
-
-
-def _body(texts: Sequence[str], options: Options) -> dict[str, Any]:
-    """base64 keeps the exact bits. Texts are cut as the model's authors cut them."""
-    asked = {name: value for name, value in vars(options).items() if value is not None}
-    return {**asked, "input": list(texts), "encoding_format": "base64", "truncate": True}
 
 
 async def _send_patiently(client: httpx.AsyncClient, body: dict[str, Any]) -> httpx.Response:
@@ -196,20 +200,6 @@ def _read(response: httpx.Response, num_texts: int, options: Options) -> _Answer
     if len(vectors) != num_texts:
         raise CorpusError(f"{response.url} answered something else than vectors of the texts")
     return _Answer(vectors, model, response.headers.get(FINGERPRINT_HEADER))
-
-
-async def _join(
-    client: httpx.AsyncClient, answers: Sequence[_Answer], asked: str | None
-) -> Embedded:
-    """CorpusError if they are not all of one model. asked: its name, which may have a version."""
-    digests = {answer.digest for answer in answers}
-    if len(digests) > 1:
-        raise CorpusError("the server replaced the model during the check: check again")
-    model, digest = asked or answers[0].model, answers[0].digest
-    known = await _fetch_fingerprints(client, model) if digest else {}
-    recorded = Recorded(digest, known.get(digest)) if digest else None
-    vectors = np.concatenate([answer.vectors for answer in answers])
-    return Embedded(vectors, model, recorded, known)
 
 
 async def _fetch_fingerprints(client: httpx.AsyncClient, model: str) -> dict[str, Parts]:

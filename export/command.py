@@ -9,7 +9,7 @@ from errno import ENOSPC
 from pathlib import Path
 from typing import Any
 
-from addnorm.export import checking, findings, verifying, writer
+from addnorm.export import checking, verifying, writer
 from addnorm.export.modules import from_code
 from addnorm.export.sources import sources
 from addnorm.export.sources.program import Text
@@ -36,7 +36,7 @@ def export(arguments: Sequence[str]) -> None:
         default = options.default_precision or precisions[0]
         plan = Plan(options.layout, precisions, default, options.lens)
         source = _source(options)
-        for line in findings.lines(source):
+        for line in checking.findings(source):
             writer.say(line)
         if options.check:
             for line in checking.check(source):
@@ -211,29 +211,21 @@ def _add_comparing(group: Any) -> None:
 
 
 def _add_writing(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group("what is written")
-    group.add_argument(
-        "--out", type=Path, metavar="BUNDLES", help="where to write <name>/<version>/"
-    )
-    group.add_argument(
-        "--name", help="the preset's, the folder's or the repository's name by default"
-    )
-    group.add_argument("--version", type=int, help="the next free whole number by default")
-    group.add_argument(
-        "--layout", choices=["packed", "padded"], default="packed", help="packed computes no pads"
-    )
-    group.add_argument(
+    add = parser.add_argument_group("what is written").add_argument
+    add("--out", type=Path, metavar="BUNDLES", help="where to write <name>/<version>/")
+    add("--name", help="the preset's, the folder's or the repository's name by default")
+    add("--version", type=int, help="the next free whole number by default")
+    layouts = ["packed", "padded"]
+    add("--layout", choices=layouts, default="packed", help="packed computes no pads")
+    add(
         "--precision",
         default="fp32",
         metavar="P[,P]",
         help="fp32, fp16, int8, or several of them; fp16 is for GPUs, int8 is row-wise",
     )
-    group.add_argument(
-        "--default-precision",
-        choices=list(GRAPHS),
-        help="for requests that name none; the first by default",
-    )
-    group.add_argument(
+    of_requests = "for requests that name none; the first by default"
+    add("--default-precision", choices=list(GRAPHS), help=of_requests)
+    add(
         "--lens",
         action="store_true",
         help="requests may ask for the hidden states and the attention of each layer, in fp32;"

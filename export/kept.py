@@ -38,14 +38,11 @@ def keep(arguments: Sequence[str]) -> None:
         description="Exports models that were not exported before, for a later `addnorm serve`.",
         epilog="Example: addnorm keep BAAI/bge-small-en-v1.5 --precision int8 --kept /models",
     )
-    parser.add_argument("models", nargs="+", metavar="DIR|ORG/NAME[@REVISION]")
-    parser.add_argument("--precision", default="fp32", metavar="P[,P]", help="as of `serve` (fp32)")
-    parser.add_argument(
-        "--kept", type=Path, required=True, metavar="DIR", help="where bundles are kept"
-    )
-    parser.add_argument(
-        "--list", type=Path, metavar="FILE", help="a file that gets the folder of each, one a line"
-    )
+    add = parser.add_argument
+    add("models", nargs="+", metavar="DIR|ORG/NAME[@REVISION]")
+    add("--precision", default="fp32", metavar="P[,P]", help="as of `serve` (fp32)")
+    add("--kept", type=Path, required=True, metavar="DIR", help="where bundles are kept")
+    add("--list", type=Path, metavar="FILE", help="a file that gets the folder of each, one a line")
     options = parser.parse_args(arguments)
     try:
         folders = dict[str, Path]()

@@ -1,6 +1,7 @@
 """`export_bundle` and `verify_bundle`: certified bundles of models that are in memory."""
 
 import json
+import re
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
@@ -10,17 +11,20 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Literal
 
+from tokenizers import Regex, Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.normalizers import Replace
+from tokenizers.pre_tokenizers import Split, WhitespaceSplit
 from torch import nn
 
 from addnorm.export import verifying, writer
-from addnorm.export.modules.source import of_module
+from addnorm.export.modules.recognize import of_module
 from addnorm.export.sources import sources
 from addnorm.export.sources.folder_tokenizer import NoTexts
 from addnorm.export.sources.original import digest
 from addnorm.export.sources.program import Program, Sample, silence_libraries
 from addnorm.export.sources.sources import Reference, Source, UsageError
 from addnorm.export.sources.texts import load_tokenizer
-from addnorm.export.sources.vocabulary import write as write_vocabulary
 from addnorm.export.writer import REFUSALS, Plan
 from addnorm.model.checkpoints import Choices, sentence_transformers
 from addnorm.model.config import Config
@@ -28,6 +32,8 @@ from addnorm.model.transformer import Transformer
 from addnorm.service.runtime import bundle as bundles
 from addnorm.service.runtime.bundle import TOKENIZER, Bundle
 from addnorm.service.runtime.manifest import Pooling
+
+UNKNOWN = re.compile(r"[\[<(]?unk(nown)?[\])>]?", re.IGNORECASE)  # what such an entry is called
 
 
 class ExportError(Exception):
@@ -248,3 +254,38 @@ def saved_source(
         origin = {"module": name, "sha256": digest(model), **kept}
         with closing(Program(model, own_tokenizer, limit)) as program:
             yield sources.with_program(replace(found, name=name, origin=origin), program)
+
+
+def write_vocabulary(vocabulary: Mapping[str, int], folder: Path) -> Path:
+    """Writes the tokenizer to the folder. A text is split into characters if all entries but those
+    in brackets are single ones; else at white space. An entry such as <unk> stands for what is not
+    in it. Without one, characters that are not in it are left out.
+
+    -> folder. UsageError if it is no such dict.
+    """
+    if not isinstance(vocabulary, Mapping) or not vocabulary:
+        raise UsageError("vocabulary is a dict of characters or words to token ids")
+    for entry, index in vocabulary.items():
+        if not isinstance(entry, str) or not entry or type(index) is not int or index < 0:
+            raise UsageError(f"vocabulary has {entry!r}: {index!r}: a text and an id of 0 or more")
+    if len(set(vocabulary.values())) < len(vocabulary):
+        raise UsageError("vocabulary gives one id to several entries")
+    unknown = next((entry for entry in vocabulary if UNKNOWN.fullmatch(entry)), None)
+    tokenizer = Tokenizer(WordLevel(dict(vocabulary), unk_token=unknown or ""))
+    plain = [entry for entry in vocabulary if not _is_special(entry)]
+    if all(len(entry) == 1 for entry in plain):
+        tokenizer.pre_tokenizer = Split(Regex(r"[\s\S]"), "isolated")
+        if unknown is None:
+            known = "".join(f"\\x{{{ord(entry):X}}}" for entry in plain)
+            tokenizer.normalizer = Replace(Regex(f"[^{known}]"), "")
+    elif unknown is None:
+        raise UsageError("vocabulary of words has no entry for the others: add one such as <unk>")
+    else:
+        tokenizer.pre_tokenizer = WhitespaceSplit()
+    tokenizer.add_special_tokens([entry for entry in vocabulary if _is_special(entry)])
+    tokenizer.save(str(folder / TOKENIZER))
+    return folder
+
+
+def _is_special(entry: str) -> bool:
+    return len(entry) > 2 and (entry[0], entry[-1]) in (("<", ">"), ("[", "]"))

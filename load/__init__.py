@@ -1,1 +1,1 @@
-"""`addnorm load`: measure/ sends requests and checks the answers."""
+"""`addnorm load`: sends streams of requests, and checks the answers."""

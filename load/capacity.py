@@ -9,11 +9,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
-from prometheus_client.parser import text_string_to_metric_families
 
 from addnorm.load.client import Answers, Client, closed_loop, open_loop, runner
-from addnorm.load.measure.stream import Profile, make
 from addnorm.load.servers import Server
+from addnorm.load.stream import Profile, make
 from addnorm.service.runtime.manifest import Limits
 
 # CALLERS: with so many the server is never idle. TAIL: longest text over the mean.
@@ -26,7 +25,8 @@ RUN_S = 5.0
 MIN_ARRIVALS = 100
 TRIES, STEP = 10, 0.85
 COMPUTED = "Cache-Control: no-cache"  # the server neither takes nor holds results
-NAN = math.nan
+NAN = math.nan  # where the server has no metric that we may read
+CPU_S = "process_cpu_seconds_total"
 
 
 @dataclass(frozen=True)
@@ -139,25 +139,16 @@ class Subject:
         """The rate that CALLERS reach, with texts of so many tokens on average."""
         client, order = self._client(tokens)
         await closed_loop(client, order, CALLERS, self.seconds / 5)  # the rates settle
-        before = await asyncio.to_thread(self.metric, "process_cpu_seconds_total")
+        before = await asyncio.to_thread(self.server.metrics)
         answers = await closed_loop(client, order, CALLERS, self.seconds)
-        after = await asyncio.to_thread(self.metric, "process_cpu_seconds_total")
-        return Run.count(answers, after - before)
+        after = await asyncio.to_thread(self.server.metrics)
+        return Run.count(answers, after.get(CPU_S, NAN) - before.get(CPU_S, NAN))
 
     async def try_rate(self, rate: float, seed: int = 0) -> Run:
         """Poisson arrivals, drawn from the seed."""
         client, order = self._client(self.goal.tokens)
         seconds = max(self.seconds, MIN_ARRIVALS / rate)
         return Run.count(await open_loop(client, order, CONNECTIONS, seconds, rate, seed))
-
-    def metric(self, name: str) -> float:
-        """Not a number where the server has none that we may read."""
-        try:
-            text = self.server.get("/metrics").decode()
-            found = text_string_to_metric_families(text)
-            return next(one.value for all in found for one in all.samples if one.name == name)
-        except (OSError, ValueError, StopIteration):
-            return NAN
 
     def _client(self, tokens: int) -> tuple[Client, Iterator[int]]:
         if tokens not in self._clients:
@@ -184,7 +175,7 @@ async def _measure(subject: Subject) -> Capacity:
         rate *= STEP if number else 1
         if (tried := await subject.try_rate(rate)).holds(goal.p99_s):
             break
-    cores = subject.metric("addnorm_worker_threads")
+    cores = subject.server.metrics().get("addnorm_worker_threads", NAN)
     return Capacity(goal, cores, most, bare, rate, tried)
 
 

@@ -2,52 +2,73 @@
 
 import argparse
 import json
+import math
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from http.client import HTTPException
 from pathlib import Path
 from urllib.error import HTTPError
 from urllib.parse import urlsplit
 
-from addnorm.load import beside, capacity, options
-from addnorm.load.measure import pool
-from addnorm.load.measure.check import WRONG, Reference, compute_alone
-from addnorm.load.measure.prose import prose
-from addnorm.load.measure.run import Load, Result, measure
-from addnorm.load.measure.stream import PROFILES, Stream, make
+from addnorm.load import beside, capacity
+from addnorm.load.run import (
+    NAIVE_TOLERANCE,
+    WRONG,
+    Load,
+    Reference,
+    Result,
+    compute_alone,
+    measure,
+)
 from addnorm.load.servers import CacheCounts, Server
+from addnorm.load.stream import PROFILES, Stream, make, prose, unique, zipf
 from addnorm.service.errors import StartupError
 from addnorm.service.runtime import bundle as bundles
 from addnorm.service.runtime.bundle import Bundle
 from addnorm.service.runtime.manifest import Limits
 
 MODEL = "--model names the model to ask, where a server has several"
+NUM_DISTINCT = 50_000
+NUM_REQUESTS = 20_000
+OF_ONE_LOAD = (
+    *("profile", "zipf", "distinct", "unique", "requests", "most_alone", "concurrency", "rate"),
+    *("seconds", "warm_up", "seed"),
+)
+OF_A_TARGET = ("tokens", "p99_ms")
+OF_A_COMPARISON = ("beside_model", "beside_key_env", "texts_file")
 
 
 def load(words: Sequence[str]) -> None:
     """Loads a server. Exits with code 1 if an answer was wrong, or if it cannot begin."""
-    parser = options.parser()
+    parser = _parser()
     arguments = parser.parse_args(words)
-    given = options.names_given(parser, words)
+    given = _names_given(parser, words)
     if arguments.target is not None and arguments.beside is not None:
         parser.error("--target and --beside are two measurements: give one of them")
-    others = [*options.OF_ONE_LOAD, "json", "bundle", "accept"]
+    others = [*OF_ONE_LOAD, "json", "bundle", "accept"]
+
+    def refuse(names: Sequence[str], why: str) -> None:
+        """Exits with code 2 if one of these was given, also with its default."""
+        for name in names:
+            if name in given:
+                parser.error(f"--{name.replace('_', '-')} is {why}")
+
     if arguments.target is None:
-        _refuse_options(parser, given, options.OF_A_TARGET, "of --target")
+        refuse(OF_A_TARGET, "of --target")
     if arguments.beside is None:
-        _refuse_options(parser, given, options.OF_A_COMPARISON, "of --beside")
+        refuse(OF_A_COMPARISON, "of --beside")
     if arguments.target is not None:
-        _refuse_options(parser, given, others, "not of --target")
+        refuse(others, "not of --target")
         _hold(arguments)
         return
     if arguments.beside is not None:
-        others = [name for name in others if name not in ("concurrency", "seconds")]
-        _refuse_options(parser, given, others, "not of --beside")
+        given -= {"concurrency", "seconds"}
+        refuse(others, "not of --beside")
         _compare(arguments)
         return
-    _refuse_options(parser, given, ("texts",), "of --target and --beside")
+    refuse(("texts",), "of --target and --beside")
     if arguments.bundle is None:
         parser.error("--bundle, --target or --beside is needed")
     try:
@@ -197,15 +218,6 @@ def _ours(arguments: argparse.Namespace) -> Server:
     return replace(server, pid=arguments.pid, headers=headers)
 
 
-def _refuse_options(
-    parser: argparse.ArgumentParser, given: set[str], names: Sequence[str], why: str
-) -> None:
-    """Exits with code 2 if one of these was given, also with its default."""
-    for name in names:
-        if name in given:
-            parser.error(f"--{name.replace('_', '-')} is {why}")
-
-
 def _stream(arguments: argparse.Namespace, limits: Limits) -> Stream:
     """ValueError if the options contradict each other, or the limits allow no such stream."""
     profile, seed = PROFILES[arguments.profile], arguments.seed
@@ -216,12 +228,12 @@ def _stream(arguments: argparse.Namespace, limits: Limits) -> Stream:
         raise ValueError("--distinct is of --zipf")
     if arguments.requests is not None and arguments.zipf is None and not arguments.unique:
         raise ValueError("--requests is of --zipf and --unique: other streams do not end")
-    num_requests = options.NUM_REQUESTS if arguments.requests is None else arguments.requests
+    num_requests = NUM_REQUESTS if arguments.requests is None else arguments.requests
     if arguments.unique:
-        return pool.unique(profile, limits, num_requests, seed, fields)
+        return unique(profile, limits, num_requests, seed, fields)
     if arguments.zipf is not None:
-        num_distinct = options.NUM_DISTINCT if arguments.distinct is None else arguments.distinct
-        return pool.zipf(profile, limits, num_requests, arguments.zipf, num_distinct, seed, fields)
+        num_distinct = NUM_DISTINCT if arguments.distinct is None else arguments.distinct
+        return zipf(profile, limits, num_requests, arguments.zipf, num_distinct, seed, fields)
     return make(profile, limits, seed, fields)
 
 
@@ -247,12 +259,119 @@ def warning(counts: CacheCounts | None, what: str) -> str | None:
 def table(figures: Mapping[str, object]) -> str:
     """Markdown, a line per figure."""
     lines = ["| figure | value |", "|---|---|"]
-    return "\n".join([*lines, *(f"| {name} | {_show(value)} |" for name, value in figures.items())])
+    for name, value in figures.items():
+        shown = "-" if value is None else str(value)
+        if isinstance(value, float):
+            shown = f"{value:,.3f}"
+        if isinstance(value, dict):
+            shown = ", ".join(f"{name} {number}" for name, number in value.items()) or "-"
+        lines.append(f"| {name} | {shown} |")
+    return "\n".join(lines)
 
 
-def _show(value: object) -> str:
-    if isinstance(value, float):
-        return f"{value:,.3f}"
-    if isinstance(value, dict):
-        return ", ".join(f"{name} {number}" for name, number in value.items()) or "-"
-    return "-" if value is None else str(value)
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="addnorm load",
+        description="Loads a server, checks every answer, and prints a table.",
+        epilog="Example: addnorm load --bundle bundles/all-minilm-l6-v2/1 --model "
+        "all-minilm-l6-v2 --seconds 5",
+    )
+    add = parser.add_argument
+    add("--url", default="http://127.0.0.1:8000")
+    of_bundle = (
+        "what the server serves: <bundles>/<name>/<version>; needed unless --target is given"
+    )
+    add("--bundle", type=Path, help=of_bundle)
+    add("--profile", choices=PROFILES, default="small")
+    # the share of the profile's sequences that repeats, and how much of it is computed alone
+    of_zipf = "repeats: every sequence is drawn from a pool, the i-th with i^-EXPONENT"
+    add("--zipf", type=float, metavar="EXPONENT", help=of_zipf)
+    add("--distinct", type=_positive, help=f"sequences in the pool of --zipf ({NUM_DISTINCT:,})")
+    add("--unique", action="store_true", help="no sequence is sent twice")
+    add(
+        "--requests",
+        type=_positive,
+        help=f"of --zipf and --unique, made in advance; the last ends the run ({NUM_REQUESTS:,})",
+    )
+    add(
+        "--most-alone",
+        type=_positive,
+        metavar="N",
+        help="compute so many of the answered sequences, drawn by a seed, instead of all; the "
+        "answers to each of the others must be equal",
+    )
+    of_callers = "callers; with --rate the most connections"
+    add("--concurrency", type=_positive, default=8, help=of_callers)
+    of_rate = "open loop: Poisson arrivals a second; latency from the intended time"
+    add("--rate", type=_above_zero, help=of_rate)
+    add("--seconds", type=_above_zero, default=10.0)
+    add("--warm-up", type=_not_negative, default=1.0, metavar="SECONDS")
+    of_key = "environment variable that holds the API key"
+    add("--api-key-env", metavar="VARIABLE", help=of_key)
+    add("--precision", help="sent in each body, and that of the reference")
+    add("--model", help="sent in each body; needed where several models are served")
+    of_type = "media type of the answers: application/vnd.safetensors, or JSON by default"
+    add("--accept", help=of_type)
+    of_bits = f"instead of equal bits; {NAIVE_TOLERANCE:g} for other servers"
+    add("--tolerance", type=float, help=of_bits)
+    add("--pid", type=int, help="the server's process, to read its CPU time and memory")
+    add("--seed", type=int, default=0)
+    add("--json", type=Path, help="where to write the result")
+    _add_other_measurements(parser)
+    return parser
+
+
+def _names_given(parser: argparse.ArgumentParser, words: Sequence[str]) -> set[str]:
+    """The options that stand among these words, by their names in what `parser` finds."""
+    absent = object()
+    blank = argparse.Namespace(**dict.fromkeys(vars(parser.parse_args(words)), absent))
+    found = vars(parser.parse_args(words, blank))
+    return {name for name, value in found.items() if value is not absent}
+
+
+def _add_other_measurements(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add(
+        "--target",
+        type=_above_zero,
+        metavar="REQUESTS",
+        help="a second: says whether this server holds them, and how many machines would; answers"
+        " are computed, never cached, and not compared",
+    )
+    add("--texts", type=_positive, default=1, help="of --target and --beside: in a request (1)")
+    add("--tokens", type=_positive, default=60, help="of --target: of a text, on average (60)")
+    of_p99 = "of --target: what 99 of 100 requests may take (200)"
+    add("--p99-ms", type=_above_zero, default=200.0, help=of_p99)
+    add(
+        "--beside",
+        metavar="URL",
+        help="another server of /v1/embeddings, of any make: both get the same texts in turn; the"
+        " URL may have the path before /embeddings, such as http://localhost:8080/v3",
+    )
+    add("--beside-model", metavar="NAME", help="the model's name there; that of --model without")
+    add("--beside-key-env", metavar="VARIABLE", help="as --api-key-env, for that server")
+    of_file = "of --beside: a text a line, in place of 256 pieces of Python's documentation"
+    add("--texts-file", type=Path, help=of_file)
+
+
+def _number(
+    kind: type[float], fits: Callable[[float], bool], needed: str
+) -> Callable[[str], float]:
+    """Reads the number of an option, which must fit."""
+
+    def read(text: str) -> float:
+        try:
+            number = kind(text)
+        except ValueError:
+            why = f"invalid {kind.__name__} value: {text!r}"
+            raise argparse.ArgumentTypeError(why) from None
+        if not fits(number):
+            raise argparse.ArgumentTypeError(f"must be {needed}, not {text}")
+        return number
+
+    return read
+
+
+_above_zero = _number(float, lambda x: 0 < x < math.inf, "a finite number above 0")
+_not_negative = _number(float, lambda x: 0 <= x < math.inf, "a finite number, 0 or more")
+_positive = _number(int, lambda x: x >= 1, "at least 1")

@@ -2,7 +2,8 @@
 
 import os
 import urllib.request
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from http.client import HTTPException
 from pathlib import Path
@@ -30,12 +31,8 @@ class CacheCounts:
     merged: int = 0
 
     @classmethod
-    def of_metrics(cls, text: str) -> "CacheCounts | None":
-        """Reads the counts from Prometheus' text. None if no series in it is Addnorm's."""
-        values: dict[str, float] = {}
-        for family in text_string_to_metric_families(text):
-            for sample in family.samples:
-                values[sample.name] = values.get(sample.name, 0.0) + sample.value
+    def of_metrics(cls, values: Mapping[str, float]) -> "CacheCounts | None":
+        """None if no metric is Addnorm's."""
         if not any(name.startswith("addnorm_") for name in values):
             return None
         return cls(*(int(values.get(name, 0)) for name in CACHE_COUNTS))
@@ -88,9 +85,22 @@ class Server:
         sizes = dict(line.split(":") for line in text.splitlines()[1:])
         return int(sizes[kind].split()[0]) / 1024
 
+    def metrics(self) -> dict[str, float]:
+        """Each metric's sum over its labels. Empty where there are none that we may read."""
+        try:
+            return sum_metrics(self.get("/metrics").decode())
+        except (OSError, ValueError, HTTPException):  # of other servers, or for lack of a key
+            return {}
+
     def cache_counts(self) -> CacheCounts | None:
         """Since its start. None if it has no metrics that we may read, or is not Addnorm."""
-        try:
-            return CacheCounts.of_metrics(self.get("/metrics").decode())
-        except (OSError, ValueError, HTTPException):  # of other servers, or for lack of a key
-            return None
+        return CacheCounts.of_metrics(self.metrics())
+
+
+def sum_metrics(text: str) -> dict[str, float]:
+    """The values in Prometheus' text. ValueError if it is none."""
+    values = Counter[str]()
+    for family in text_string_to_metric_families(text):
+        for sample in family.samples:
+            values[sample.name] += sample.value  # type: ignore[assignment]
+    return dict(values)

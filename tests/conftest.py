@@ -5,26 +5,33 @@ import json
 import os
 import subprocess
 import threading
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import httpx
 import pytest
 import torch
+from fastapi import FastAPI
 from filelock import FileLock
 from opentelemetry.trace import Tracer
+from starlette.routing import BaseRoute
 
 from addnorm.export.sources import sources
 from addnorm.export.sources.sources import Source
 from addnorm.export.writer import Plan, export
+from addnorm.model.config import HeadConfig
 from addnorm.model.presets import PRESETS
 from addnorm.model.transformer import Transformer, randomize
 from addnorm.service import locks
 from addnorm.service.loading.loader import load_all
 from addnorm.service.models.registry import Models, Root
+from addnorm.service.protocols.codec import openapi
 from addnorm.service.runtime import bundle
 from addnorm.service.runtime.bundle import Bundle
 from addnorm.service.server.http.connection import Connection
@@ -42,7 +49,12 @@ from tests.support.waiting import eventually
 GOLDEN = Path(__file__).parent / "golden"
 # What is asked again is computed again: a cache would compare an answer with itself.
 OWN: dict[str, Any] = {"worker_threads": 2, "port": 0, "cache_bytes": 0}
-DEEP = ("gpt", "encoder", "minilm")  # presets of several equal layers
+# presets of several equal layers, and what else takes long of them
+DEEP: dict[str, dict[str, Any]] = {
+    "gpt": {},
+    "encoder": {},
+    "minilm": {"heads": {"logits": HeadConfig("every", 999)}},  # as wide as the vocabulary
+}
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -104,12 +116,32 @@ def exports_of_this_run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[No
         yield
 
 
+@pytest.fixture(scope="session", autouse=True)
+def routes_documented_once() -> Iterator[None]:
+    """FastAPI takes a seventh of a second for the routes of each server, and each certificate
+    builds two. Equal routes are one here."""
+    known = defaultdict[str, list[tuple[dict[str, Any], BaseRoute]]](list)
+    add = FastAPI.add_api_route
+
+    def add_known(app: FastAPI, path: str, **options: Any) -> None:
+        route = next((route for made, route in known[path] if made == options), None)
+        if route is None:
+            add(apart := FastAPI(), path, **options)
+            route = apart.router.routes[-1]
+            known[path].append((options, route))
+        app.router.routes.append(route)
+
+    schemas = mock.patch.object(openapi, "body_schema", cache(openapi.body_schema))
+    with mock.patch.object(FastAPI, "add_api_route", add_known), schemas:
+        yield
+
+
 def preset(name: str) -> Source:
     """A preset with two layers at most: the same kinds of blocks, in a third of the time."""
     source = sources.preset(name)
     if name not in DEEP:
         return source
-    config = replace(PRESETS[name], n_layers=2)
+    config = replace(PRESETS[name], n_layers=2, **DEEP[name])
     return replace(source, model=randomize(Transformer(config), seed=1).eval())
 
 

@@ -24,7 +24,7 @@ OTHER_USES = {  # file -> how many, why
     "service/engine/outputs/sparse.py": (1, "of lengths"),
     "service/asking/request.py": (1, "of lengths"),
     "service/runtime/unpadding.py": (3, "of a mask, and of lengths"),
-    "corpus/comparison.py": (5, "of masks; cosines that only find which vectors are near"),
+    "corpus/index_check.py": (5, "of masks; cosines that only find which vectors are near"),
 }
 
 

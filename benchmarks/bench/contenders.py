@@ -1,21 +1,28 @@
 """The servers of each model: Addnorm, another checkout of it, and those of others."""
 
+import json
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
+from typing import Any
 
-from addnorm.load.measure.check import NAIVE_TOLERANCE
-from addnorm.load.measure.stream import PROFILES, Stream, make
+import numpy as np
+from tokenizers import Tokenizer
+
+from addnorm.load.run import NAIVE_TOLERANCE
 from addnorm.load.servers import Server
+from addnorm.load.stream import PROFILES, Request, Stream, log_normal_lengths, make
 from addnorm.service.runtime.bundle import Bundle
 from benchmarks import peers, processes
-from benchmarks.bench import texts
 from benchmarks.contender import FP32, INT8, NAIVE, Contender, Contenders, in_precision
+from benchmarks.data.texts import words_of
 from benchmarks.findings import MINILM, newest
 from benchmarks.tables import BEFORE
 
+NUM_REQUESTS = 64  # distinct ones
+PATH = "/v1/embeddings"
 ONE_THREAD, TYPED, READY, INFINITY = "naive-1", "typed", "ready", "infinity"
 TRANSFORMERS = "transformers"  # behind FastAPI, in PyTorch
 TENSORS = {FP32: "fp32-tensors", INT8: "int8-tensors"}  # whose answers are safetensors
@@ -23,6 +30,48 @@ TENSORS = {FP32: "fp32-tensors", INT8: "int8-tensors"}  # whose answers are safe
 # more than 0.1. So its answers are checked coarsely.
 TOLERANCE = {FP32: NAIVE_TOLERANCE, INT8: 1.0}
 FLAGS = {NAIVE: (), ONE_THREAD: ("one-thread",), TYPED: ("typed",)}
+
+
+def streams(bundle: Bundle, fields: dict[str, Any], seed: int = 0) -> dict[str, Stream]:
+    """`texts` and `ids`: requests of equal sequences, with lengths as in the profile `small`.
+
+    fields: of each body (model, precision).
+    """
+    texts = _texts(bundle, seed)
+    tokenizer = Tokenizer.from_file(str(bundle.path / "tokenizer.json"))
+    tokenizer.no_padding()
+    ids = [
+        [np.array(encoding.ids, np.int64) for encoding in tokenizer.encode_batch(of_request)]
+        for of_request in texts
+    ]
+    sent = {"texts": texts, "ids": [[s.tolist() for s in sequences] for sequences in ids]}
+    return {
+        name: Stream(
+            [
+                Request(
+                    tuple(sequences), "embedding", json.dumps({**fields, "input": own}).encode()
+                )
+                for sequences, own in zip(ids, inputs, strict=True)
+            ],
+            seed,
+            path=PATH,
+        )
+        for name, inputs in sent.items()
+    }
+
+
+def _texts(bundle: Bundle, seed: int) -> list[list[str]]:
+    """The texts of each request. Each word is one token, so that a text is as long as it was
+    drawn."""
+    draws, words = np.random.default_rng(seed), words_of(bundle.path)
+    small = PROFILES["small"]
+    longest = min(small.max_length, bundle.manifest.limits.max_text_tokens - 2)  # [CLS] and [SEP]
+    profile = replace(small, max_length=longest)
+    nums = draws.integers(small.min_sequences, small.max_sequences, NUM_REQUESTS, endpoint=True)
+    return [
+        [" ".join(draws.choice(words, n)) for n in log_normal_lengths(profile, int(num), draws)]
+        for num in nums
+    ]
 
 
 @dataclass(frozen=True)
@@ -37,7 +86,8 @@ class Servers:
 
     def preset(self, bundle: Bundle, padded: Bundle) -> Contenders:
         """padded: the same model in the layout that the naive server needs."""
-        _check_one_model(bundle, padded)
+        if bundle.manifest.source != padded.manifest.source:  # the ratios would say nothing
+            raise SystemExit(f"{bundle.path} and {padded.path} are of different models")
         ours = self._addnorm(bundle)
         near = ours[FP32].reference.with_tolerance(NAIVE_TOLERANCE)
         naive = [
@@ -108,15 +158,9 @@ class Servers:
 
 def _streams_of(bundle: Bundle) -> Callable[[str, Mapping[str, str]], Stream]:
     def make_stream(traffic: str, fields: Mapping[str, str]) -> Stream:
-        return texts.streams(bundle, {"model": bundle.manifest.name, **fields})[traffic]
+        return streams(bundle, {"model": bundle.manifest.name, **fields})[traffic]
 
     return make_stream
-
-
-def _check_one_model(packed: Bundle, padded: Bundle) -> None:
-    """Both bundles, one model in two layouts: else the ratios would say nothing."""
-    if packed.manifest.source != padded.manifest.source:
-        raise SystemExit(f"{packed.path} and {padded.path} are of different models")
 
 
 def _by_name(contenders: list[Contender]) -> Contenders:

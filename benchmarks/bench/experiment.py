@@ -5,8 +5,8 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from addnorm.load.measure.run import Figures, Load
-from addnorm.load.measure.stream import SWEEP_LONGEST
+from addnorm.load.run import Figures, Load
+from addnorm.load.stream import SWEEP_LONGEST
 from benchmarks import comparison, needs, peers
 from benchmarks.bench import curves
 from benchmarks.bench.contenders import Servers
@@ -71,7 +71,9 @@ def _bits(preset: Contenders, so_far: Rounds, clock: Clock) -> dict[str, Figures
 def _findings(
     options: Options, figures: Rounds, points: Rounds, counted: dict[str, Figures]
 ) -> Findings:
-    found = comparison.compared({**figures, **_open(points)}, ROWS, TITLES)
+    # those of the open loop too, so that wrong answers are seen; no row shows them
+    every = {**figures, **{f"open/{who}": runs for who, runs in points.items()}}
+    found = comparison.compared(every, ROWS, TITLES)
     parts = [
         *_notes(options),
         found.tables,
@@ -82,11 +84,6 @@ def _findings(
     ]
     seen = {"rounds": figures, "open_loop": points, "bits": counted}
     return Findings("\n\n".join(filter(None, parts)), found.missed, seen, _plots(figures, points))
-
-
-def _open(points: Rounds) -> Rounds:
-    """So that wrong answers are seen; no row shows them."""
-    return {f"open/{who}": runs for who, runs in points.items()}
 
 
 def _plots(figures: Rounds, points: Rounds) -> dict[str, partial[None]]:

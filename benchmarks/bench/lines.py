@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator
 from functools import partial
 
-from addnorm.load.measure.stream import PROFILES, SWEEP_LONGEST, make
+from addnorm.load.stream import PROFILES, SWEEP_LONGEST, make
 from addnorm.service.environment import read_settings
 from benchmarks.bench.ceilings import Offline, Sgemm, fixed
 from benchmarks.bench.contenders import INFINITY, ONE_THREAD, READY, TENSORS, TYPED

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from addnorm.load.measure.stream import SWEEP_LONGEST
+from addnorm.load.stream import SWEEP_LONGEST
 from benchmarks import tables
 from benchmarks.bench.contenders import INFINITY, ONE_THREAD, READY, TENSORS, TYPED
 from benchmarks.bench.lines import LINES, OURS

@@ -1,6 +1,6 @@
 """All groups of client packages: which environment each has, and the table of what came of them."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
 
@@ -58,17 +58,16 @@ def clients_list() -> str:
                 others.setdefault(f"{row.outcome}{reason}", []).append(row.name)
     whole = [package for package, (*_, others) in lines.items() if not others]
     entries = [
-        (package, len(vectors) + len(rankings) or "", _said(others))
+        (
+            package,
+            len(vectors) + len(rankings) or "",
+            "; ".join(f"{'; '.join(names)}: {outcome}" for outcome, names in others.items()),
+        )
         for package, (vectors, rankings, others) in lines.items()
         if others
     ]
     equal = f"Equal in all calls: {', '.join(whole)}."
     return f"{equal}\n\n{listed(entries)}"
-
-
-def _said(others: Mapping[str, Sequence[str]]) -> str:
-    """What came of calls, and of which."""
-    return "; ".join(f"{'; '.join(names)}: {outcome}" for outcome, names in others.items())
 
 
 def _pinned(path: Path) -> Iterator[tuple[str, str]]:

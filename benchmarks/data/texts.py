@@ -7,7 +7,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from tokenizers import Tokenizer
 
-from addnorm.load.measure.stream import PROFILES, log_normal_lengths
+from addnorm.load.stream import PROFILES, log_normal_lengths
 
 ROW_GROUP = 10_000
 

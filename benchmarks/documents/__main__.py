@@ -5,15 +5,19 @@ experiments first, from build/benchmarks.
 """
 
 import argparse
+import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
 from benchmarks.clients import groups
-from benchmarks.documents import blocks, figures, folders, headlines, models, reference
+from benchmarks.documents import figures, reference
 from benchmarks.report import Report
 
+BEGIN, END = "<!-- begin: {} -->", "<!-- end -->"
+BLOCK = re.compile(r"<!-- begin: (?P<name>[^>\n]+?) -->(?P<text>.*?)<!-- end -->", re.DOTALL)
+MARKER = re.compile(r"<!-- (?:begin: [^>\n]+|end) -->")
 ROOT = Path(__file__).parents[2]
 TABLES: Mapping[str, Callable[[], str]] = {
     "settings": reference.settings_list,
@@ -23,6 +27,29 @@ TABLES: Mapping[str, Callable[[], str]] = {
     "metrics": reference.metrics_list,
     "clients": groups.clients_list,
 }
+
+
+def filled(page: str, text_of: Callable[[str], str]) -> str:
+    """The page with every block as `text_of` has it by its name. ValueError where markers are not
+    in pairs, or stand where Markdown does not take them."""
+    _refuse_odd_markers(page)
+    return BLOCK.sub(lambda found: _block(found, text_of), page)
+
+
+def _block(found: re.Match[str], text_of: Callable[[str], str]) -> str:
+    name, line = found["name"], "\n" if found["text"].startswith("\n") else ""
+    before = found.string[: found.start()].rpartition("\n")[2]
+    if not line and not before.strip(" \t>*-"):
+        raise ValueError(f"the block `{name}` begins a line: put a word before it")
+    return "".join((BEGIN.format(name), line, text_of(name), line, END))
+
+
+def _refuse_odd_markers(page: str) -> None:
+    """What is left without the blocks has no marker, and no block has one inside."""
+    texts = [BLOCK.sub("", page), *(found["text"] for found in BLOCK.finditer(page))]
+    for text in texts:
+        if odd := MARKER.search(text):
+            raise ValueError(f"`{odd[0]}` has no other half")
 
 
 def pages(root: Path = ROOT) -> list[Path]:
@@ -35,11 +62,11 @@ def text_of(name: str, kept: figures.Kept, root: Path = ROOT) -> str:
     if name in TABLES:
         return TABLES[name]()
     if name == "headlines":
-        return headlines.headlines_table(kept)
+        return figures.headlines_table(kept)
     if name == "models":
-        return models.models_table(kept)
+        return figures.models_table(kept)
     if kind == "folders":
-        return folders.folders_list(root, rest)
+        return reference.folders_list(root, rest)
     if kind in figures.OF_RUNS:
         return figures.OF_RUNS[kind](kept, rest)
     return figures.figure(kept, name)
@@ -61,7 +88,7 @@ def _written(root: Path, kept: figures.Kept, check: bool) -> list[Path]:
     for page in pages(root):
         before = page.read_text()
         try:
-            after = blocks.filled(before, partial(text_of, kept=kept, root=root))
+            after = filled(before, partial(text_of, kept=kept, root=root))
         except ValueError as error:
             raise SystemExit(f"{page.relative_to(root)}: {error}") from None
         if after != before:

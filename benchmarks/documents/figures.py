@@ -10,7 +10,7 @@ import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from benchmarks.registry import EXPERIMENTS, GROUPS
 from benchmarks.report import Report
@@ -20,6 +20,34 @@ KEPT = Path("benchmarks/figures.json")  # in the repository
 FACTS = ("commit", "machine", "missed", "report")
 RATIO = re.compile(r"(\d[\d.,]* x)")
 Kept = Mapping[str, Mapping[str, Any]]
+NAIVE = "FastAPI + onnxruntime"
+RATIOS = (  # what is sent, beside what, the row of the experiment's table
+    ("32 sequences, 70 % padding, 8 callers", NAIVE, "bench / big / useful tokens/s"),
+    ("1 to 4 sequences, 1 caller", NAIVE, "bench / small-1 / p50, ms"),
+    ("1 sequence of 512 tokens, 1 caller", NAIVE, "bench / one-512 / p50, ms"),
+    (
+        "hidden states as JSON, 8 callers",
+        f"{NAIVE}, typed",
+        "bench / the same, naive with a declared answer type / useful tokens/s",
+    ),
+    (
+        "1 to 4 texts, 8 callers",
+        "Infinity",
+        "bench / 1 - 4 texts on /v1/embeddings, 8 callers / useful tokens/s",
+    ),
+    (
+        "512 texts in one call",
+        "`SentenceTransformer.encode`, no server",
+        "texts / all texts in one call; encode without any server / texts/s",
+    ),
+    (
+        "1 text a request, 8 callers",
+        "FastAPI + sentence-transformers",
+        "texts / 8 callers, 1 text a request / texts/s",
+    ),
+)
+COLUMNS = ("name", "task", "longest text", "MiB", "texts/s, 32 tokens", "texts/s, 256 tokens")
+NUM_FACTS = 3  # the columns before the costs
 
 
 def read(path: Path) -> dict[str, Mapping[str, Any]]:
@@ -68,19 +96,14 @@ def table_of(kept: Kept, name: str) -> str:
 
 def where(entry: Mapping[str, Any]) -> str:
     """One sentence: commit and machine."""
-    commit = f"commit {entry['commit']}" if "commit" in entry else _by_hand(entry)
-    facts = (f"{name.replace('_', ' ')} {_short(fact)}" for name, fact in entry["machine"].items())
-    return f"Measured: {'; '.join((commit, *facts))}."
-
-
-def _short(fact: object) -> str:
-    return f"{fact:.3g}" if isinstance(fact, float) else str(fact)
-
-
-def _by_hand(entry: Mapping[str, Any]) -> str:
-    """program: the commit whose program measured it, where the present one measures otherwise."""
+    # program: the commit whose program measured it, where the present one measures otherwise
     program = f", by the program of commit {entry['program']}" if "program" in entry else ""
-    return f"written down by hand in commit {entry['recorded_by']}{program}"
+    by_hand = f"written down by hand in commit {entry.get('recorded_by')}{program}"
+    said = [f"commit {entry['commit']}" if "commit" in entry else by_hand]
+    for name, fact in entry["machine"].items():
+        short = f"{fact:.3g}" if isinstance(fact, float) else str(fact)
+        said.append(f"{name.replace('_', ' ')} {short}")
+    return f"Measured: {'; '.join(said)}."
 
 
 def figure(kept: Kept, name: str) -> str:
@@ -97,7 +120,11 @@ def figure(kept: Kept, name: str) -> str:
     if len(found) != 1:
         raise ValueError(f"`{name}`: {len(found)} cells of {experiment}'s tables are so called")
     (cell,) = found
-    return _ratio(cell, name) if is_ratio else cell.partition(" (")[0]
+    if not is_ratio:
+        return cell.partition(" (")[0]
+    if ratio := RATIO.search(cell):
+        return ratio[1]
+    raise ValueError(f"`{name}`: there is no ratio in `{cell}`")
 
 
 OF_RUNS = {
@@ -112,12 +139,6 @@ def experiment_of(block: str) -> str:
     kind, _, rest = block.partition(" ")
     run = rest if kind in OF_RUNS else block if " / " in block else ""
     return run.partition(" ")[0]
-
-
-def _ratio(cell: str, name: str) -> str:
-    if found := RATIO.search(cell):
-        return found[1]
-    raise ValueError(f"`{name}`: there is no ratio in `{cell}`")
 
 
 def _entry(kept: Kept, name: str) -> Mapping[str, Any]:
@@ -141,3 +162,72 @@ def _rows(markdown: str) -> Iterator[dict[str, str]]:
         if columns and not set(line) <= set("|-: "):
             yield dict(zip(columns, cells, strict=False))
         columns = columns or cells
+
+
+def headlines_table(kept: Kept) -> str:
+    rows = (
+        (
+            sent,
+            beside,
+            *(figure(kept, f"{row} / {who} / ratio") for who in ("Addnorm fp32", "Addnorm int8")),
+        )
+        for sent, beside, row in RATIOS
+    )
+    return table(["load", "beside", "fp32", "int8"], rows)
+
+
+class Model(NamedTuple):
+    """A model of the hub. shape: of benchmarks.families. longest: tokens of a text or a pair."""
+
+    name: str
+    task: str
+    shape: str
+    longest: int
+
+
+MODELS = (
+    Model("sentence-transformers/all-MiniLM-L6-v2", "embed", "minilm-l6", 256),
+    Model("sentence-transformers/all-MiniLM-L12-v2", "embed", "minilm-l12", 128),
+    Model("sentence-transformers/all-mpnet-base-v2", "embed", "mpnet-base", 384),
+    Model("BAAI/bge-small-en-v1.5", "embed", "minilm-l12", 512),
+    Model("BAAI/bge-base-en-v1.5", "embed", "bert-base", 512),
+    Model("BAAI/bge-m3", "embed (dense vectors alone)", "xlm-roberta-large", 8192),
+    Model("intfloat/multilingual-e5-small", "embed", "multilingual-small", 512),
+    Model("intfloat/multilingual-e5-base", "embed", "xlm-roberta-base", 512),
+    Model("intfloat/multilingual-e5-large", "embed", "xlm-roberta-large", 512),
+    Model("thenlper/gte-small", "embed", "minilm-l12", 512),
+    Model("Alibaba-NLP/gte-modernbert-base", "embed", "modernbert-base", 8192),
+    Model("Alibaba-NLP/gte-multilingual-base", "embed", "gte-multilingual-base", 8192),
+    Model("mixedbread-ai/mxbai-embed-large-v1", "embed", "bert-large", 512),
+    Model("nomic-ai/nomic-embed-text-v1.5", "embed", "nomic-base", 2048),
+    Model("ibm-granite/granite-embedding-small-english-r2", "embed", "modernbert-small", 8192),
+    Model("ibm-granite/granite-embedding-english-r2", "embed", "modernbert-base", 8192),
+    Model("Qwen/Qwen3-Embedding-0.6B", "embed", "qwen3-0.6b", 32768),
+    Model("cross-encoder/ms-marco-MiniLM-L6-v2", "rerank", "minilm-l6", 512),
+    Model("BAAI/bge-reranker-base", "rerank", "xlm-roberta-base", 512),
+    Model("BAAI/bge-reranker-v2-m3", "rerank", "xlm-roberta-large", 8192),
+    Model("mixedbread-ai/mxbai-rerank-xsmall-v1", "rerank", "deberta-v3-xsmall", 512),
+    Model("mixedbread-ai/mxbai-rerank-base-v1", "rerank", "deberta-v3-base", 512),
+    Model("tomaarsen/Qwen3-Reranker-0.6B-seq-cls", "rerank", "qwen3-0.6b", 32768),
+    Model("meta-llama/Llama-Prompt-Guard-2-22M", "classify", "deberta-v3-xsmall", 512),
+    Model("meta-llama/Llama-Prompt-Guard-2-86M", "classify", "mdeberta-v3-base", 512),
+    Model("protectai/deberta-v3-base-prompt-injection-v2", "classify", "deberta-v3-base", 512),
+    Model("dslim/bert-base-NER", "tag", "bert-base", 512),
+    Model("MoritzLaurer/deberta-v3-base-zeroshot-v2.0", "zero-shot", "deberta-v3-base", 512),
+)
+
+
+def models_table(kept: Kept) -> str:
+    """Each cost in fp32/int8. No costs where no run of `shapes` is kept."""
+    costs = COLUMNS[NUM_FACTS:] if "shapes" in kept else ()
+    rows = (
+        (f"`{name}`", task, f"{longest:,}", *(_both(kept, shape, cost) for cost in costs))
+        for name, task, shape, longest in MODELS
+    )
+    return table((*COLUMNS[:NUM_FACTS], *costs), rows)
+
+
+def _both(kept: Kept, shape: str, cost: str) -> str:
+    if f"`{shape}`" not in kept["shapes"]["report"]:
+        return "-"
+    return "/".join(figure(kept, f"shapes / {shape} / {cost}, {who}") for who in ("fp32", "int8"))

@@ -1,10 +1,13 @@
 """Lists of what the service has: settings, routes, errors, metrics. Read from the code."""
 
+import ast
 import asyncio
 import json
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import closing
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -119,3 +122,23 @@ def _document() -> dict[str, Any]:
 
     with _service() as service:
         return asyncio.run(asked(service))
+
+
+def folders_list(root: Path, folder: str) -> str:
+    """The folders in one. Those below them have a sentence too."""
+    packages = sorted((root / folder).rglob("*/__init__.py"))
+    purposes = {path.parent: purpose(path) for path in packages}
+    return listed(
+        (f"`{package.name}/`", "", said)
+        for package, said in purposes.items()
+        if package.parent == root / folder
+    )
+
+
+def purpose(path: Path) -> str:
+    """The first sentence of a file. ValueError without one."""
+    said = ast.get_docstring(ast.parse(path.read_text()))
+    if not said:
+        raise ValueError(f"{path} does not begin with a sentence that says what it does")
+    paragraph = " ".join(said.partition("\n\n")[0].split())
+    return re.split(r"(?<=\.) (?=[A-Z`])", paragraph)[0].rstrip(".:")

@@ -23,7 +23,7 @@ from addnorm.export import writer
 from addnorm.export.cuda.on_gpu import measured
 from addnorm.export.sources import sources
 from addnorm.export.writer import Plan
-from addnorm.load.measure.run import Load
+from addnorm.load.run import Load
 from addnorm.model.transformer import Transformer
 from addnorm.service.environment import read_settings
 from addnorm.service.runtime import bundle as bundles

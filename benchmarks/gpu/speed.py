@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from addnorm.load.measure.stream import PROFILES, make
+from addnorm.load.stream import PROFILES, make
 from addnorm.model.config import Config
 from addnorm.service.engine import heads
 from addnorm.service.loading import loader

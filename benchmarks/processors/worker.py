@@ -12,8 +12,8 @@ from pathlib import Path
 
 import httpx
 
+from addnorm.corpus.embedder import open_service
 from addnorm.corpus.errors import CorpusError
-from addnorm.corpus.in_process import open_service
 from addnorm.service.server.wiring import Service
 from benchmarks.processors.questions import questions
 

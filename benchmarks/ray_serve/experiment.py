@@ -5,7 +5,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from addnorm.load.measure.stream import PROFILES, make
+from addnorm.load.stream import PROFILES, make
 from addnorm.service.loading.folders import find
 from addnorm.service.runtime import bundle as bundles
 from addnorm.service.runtime.bundle import Bundle

@@ -9,8 +9,8 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from addnorm.load.measure.prose import prose
 from addnorm.load.servers import Server
+from addnorm.load.stream import prose
 from benchmarks import comparison, peers, processes, tables
 from benchmarks.contender import FP32, INT8
 from benchmarks.findings import MINILM, PEER_PYTHON, Findings, Options, newest

@@ -18,8 +18,8 @@ import numpy as np
 import numpy.typing as npt
 from tqdm import tqdm
 
-from addnorm.load.measure.prose import prose
 from addnorm.load.servers import Server
+from addnorm.load.stream import prose
 from benchmarks import peers, processes
 from benchmarks.contender import FP32, INT8
 from benchmarks.findings import BUILD, MINILM, Findings, Options, newest

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from addnorm.load.client import Client, closed_loop, runner
-from addnorm.load.measure.run import Figures
+from addnorm.load.run import Figures
 from addnorm.load.servers import Server
 from benchmarks.contender import FP32, INT8
 from benchmarks.rounds import Side
@@ -98,7 +98,7 @@ def vectors_table(ways: Sequence[Way], expected: Vectors) -> str:
             f"{np.abs(found - expected).max():.1e}",
             f"{_cosines(found, expected).min():.7f}",
             f"{_cosines(found, expected).mean():.7f}",
-            f"{_same_neighbour(found[0], expected):.1%}",
+            f"{np.mean(_nearest(found[0]) == _nearest(expected)):.1%}",
             f"{num_changed(ways, who)} of {NUM_TEXTS}",
         )
         for who in dict.fromkeys(way.who for way in ways)
@@ -122,10 +122,6 @@ def num_changed(ways: Sequence[Way], who: str) -> int:
 def _cosines(found: NDArray[np.float32], expected: Vectors) -> NDArray[np.float32]:
     cosines: NDArray[np.float32] = (found * expected).sum(2)  # all have length 1
     return cosines
-
-
-def _same_neighbour(one: Vectors, other: Vectors) -> float:
-    return float(np.mean(_nearest(one) == _nearest(other)))
 
 
 def _nearest(vectors: Vectors) -> NDArray[np.int64]:

@@ -16,7 +16,7 @@ from tokenizers import Tokenizer
 from addnorm.export import vector_ranges
 from addnorm.export.certificate import answered, tolerances
 from addnorm.export.certificate.answered import Array, ServedTasks, embed_by_server
-from addnorm.export.sources import pair_template, sample_texts, texts
+from addnorm.export.sources import sample_texts, texts
 from addnorm.export.sources.program import Answer, Ids, Program, Text, split_task
 from addnorm.export.sources.texts import Texts
 from addnorm.model.checkpoints import sentence_transformers
@@ -284,7 +284,7 @@ class _Authors:
         before a pair."""
         if self.manifest.pair_template and not isinstance(text, str):
             instruction, settings = self.told
-            told = pair_template.render(self.tokenizer, instruction, *text, settings)
+            told = texts.render_pair(self.tokenizer, instruction, *text, settings)
             tokens = self.tokenizer(told, add_special_tokens=False)["input_ids"]
             return Ids([*tokens], [0] * len(tokens))
         parts: tuple[str, ...]

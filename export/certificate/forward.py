@@ -10,13 +10,14 @@ from itertools import compress
 import numpy as np
 
 from addnorm.export.certificate import tolerances
-from addnorm.export.certificate.cases import Case, cases
 from addnorm.export.certificate.served import (
+    Case,
     CertificationError,
     NamedCompare,
     Served,
     by_head,
     by_torch,
+    cases,
     picked_rows,
     real_rows,
 )

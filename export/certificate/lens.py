@@ -10,9 +10,15 @@ import torch
 from numpy.typing import NDArray
 
 from addnorm.export.certificate import tolerances
-from addnorm.export.certificate.batch_invariance import NamedPairs, Pair
-from addnorm.export.certificate.cases import Case, case_named, cases
-from addnorm.export.certificate.served import NamedCompare, Served
+from addnorm.export.certificate.served import (
+    Case,
+    NamedCompare,
+    NamedPairs,
+    Pair,
+    Served,
+    case_named,
+    cases,
+)
 from addnorm.model.transformer import Transformer
 
 Array = NDArray[Any]

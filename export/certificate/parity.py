@@ -14,9 +14,14 @@ from tqdm import tqdm
 
 from addnorm.export.certificate import authors, forward, lens, served
 from addnorm.export.certificate.authors import Compare
-from addnorm.export.certificate.batch_invariance import NamedPairs, count_unequal
 from addnorm.export.certificate.graph import exact
-from addnorm.export.certificate.served import CertificationError, NamedCompare, Served
+from addnorm.export.certificate.served import (
+    CertificationError,
+    NamedCompare,
+    NamedPairs,
+    Served,
+    count_unequal,
+)
 from addnorm.export.certificate.tolerances import Result
 from addnorm.export.sources.original import Original
 from addnorm.export.sources.program import Program, Sample, Text, ids_of, texts_of

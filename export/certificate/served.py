@@ -1,16 +1,19 @@
 """Cases of the certificate: what is served against PyTorch, and its bits against themselves.
 
-Cases go through the server's own request path and encode; a few through the bare
-graph. The reference is always the plain `Padded` model in PyTorch, so packing is proved too.
+Cases are seeded requests. They go through the server's own request path and encode; a few through
+the bare graph. The reference is always the plain `Padded` model in PyTorch, so packing is proved
+too. Of bits, this counts how many differ and by how much: the certificate allows no difference on
+the CPU, and writes down what holds on CUDA.
 """
 
 import asyncio
-from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from functools import cache, partial
 from itertools import chain, compress
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import orjson
@@ -18,8 +21,6 @@ import torch
 from numpy.typing import NDArray
 
 from addnorm.export.certificate import tolerances
-from addnorm.export.certificate.batch_invariance import Arrays, NamedPairs, Pair
-from addnorm.export.certificate.cases import PLACES, Case, case_named, cases
 from addnorm.model.config import Pick
 from addnorm.model.pooling import pick_vectors
 from addnorm.model.transformer import Transformer
@@ -34,12 +35,20 @@ from addnorm.service.protocols.native.native_answer import encode
 from addnorm.service.protocols.native.native_infer import infer
 from addnorm.service.protocols.native.native_schema import INFER, Bodies
 from addnorm.service.runtime import selfcheck
-from addnorm.service.runtime.batch import Grid
+from addnorm.service.runtime.batch import Batch, Grid
+from addnorm.service.runtime.engine import Engine
+from addnorm.service.runtime.manifest import Limits
 from addnorm.service.server.wiring import Service, build
 from addnorm.service.settings import Settings
 
-T = TypeVar("T")
 Array = NDArray[Any]
+PLACES = ("right", "left", "holes")  # of pads
+Arrays = Sequence[NDArray[Any]]  # all outputs of a sequence or a row, its activations first
+Pair = tuple[Arrays, Arrays]  # the same numbers, computed in two ways
+NamedPairs = tuple[str, Callable[[str], Mapping[str, Iterable[Pair]]]]  # precision -> by output
+NUM_SEQUENCES = 64  # of the pool that compositions are drawn from
+MOST_TOGETHER = 32
+T = TypeVar("T")
 NamedCompare = tuple[str, Callable[[str], Iterable[tolerances.Result]]]  # called with a precision
 BIT_LENGTHS = (1, 2, 3, 5, 8, 16, 17, 33, 64, 100, 129, 512)
 PATIENCE_S = 3600.0  # for one case, all in one run too: a slow machine is no fault of the graph
@@ -49,6 +58,119 @@ SETTINGS = Settings(
     cache_bytes=0,
     **dict.fromkeys(("timeout_s", "bulk_timeout_s", "run_timeout_s"), PATIENCE_S),
 )
+
+
+@dataclass(frozen=True)
+class Case:
+    """A request: rows of token ids, of their types or none, and a mask or none."""
+
+    name: str
+    input_ids: list[list[int]]
+    attention_mask: list[list[int]] | None = None
+    token_type_ids: list[list[int]] | None = None
+
+    @classmethod
+    def from_batch(cls, name: str, batch: Batch) -> "Case":
+        """The sequences of a batch, ragged."""
+        types = None if batch.types is None else _split(batch.types, batch)
+        return cls(name, _split(batch.tokens, batch), None, types)
+
+    def row(self, index: int) -> "Case":
+        """One of its rows, alone."""
+        mask = self.attention_mask and [self.attention_mask[index]]
+        types = self.token_type_ids and [self.token_type_ids[index]]
+        return Case(f"{self.name}, row {index}", [self.input_ids[index]], mask, types)
+
+    def grid(self) -> Grid:
+        """`[B, S]`; ragged rows are padded on the right."""
+        types = None if self.token_type_ids is None else _padded_right(self.token_type_ids)
+        mask = self.attention_mask or _padded_right([[1] * len(row) for row in self.input_ids])
+        return Grid(_padded_right(self.input_ids), np.array(mask, np.int64), types)
+
+
+def _split(values: Array, batch: Batch) -> list[list[int]]:
+    return [row.tolist() for row in np.split(values, batch.offsets[1:-1])]
+
+
+def _padded_right(rows: list[list[int]]) -> Array:
+    width = max(map(len, rows))
+    return np.array([row + [0] * (width - len(row)) for row in rows], np.int64)
+
+
+def cases(limits: Limits) -> list[Case]:
+    """The seeded requests of the certificate."""
+    longest, ends = limits.max_positions, np.array([0, limits.vocab_size - 1])
+    drawn = selfcheck.sequences(limits, [1, longest, 3, 29, 7, 60, 2])
+    ragged = Batch.joined([(drawn, index) for index in range(2, len(drawn))])
+    padded = [_pad_batch(ragged, where) for where in PLACES]
+    masks = padded[0].attention_mask
+    assert masks
+    pads_alone = [[0] * len(mask) if row == 1 else mask for row, mask in enumerate(masks)]
+    return [
+        Case.from_batch("length 1", drawn.sequence(0)),
+        Case("lowest and highest id", [[int(ids)] for ids in limits.without_pads(ends)]),
+        Case.from_batch(f"maximum length {longest}", drawn.sequence(1)),
+        Case.from_batch("ragged", ragged),
+        *padded,
+        replace(padded[0], name="a row of pads alone", attention_mask=pads_alone),
+    ]
+
+
+def case_named(limits: Limits, name: str) -> Case:
+    return next(case for case in cases(limits) if case.name == name)
+
+
+def _pad_batch(batch: Batch, where: str) -> Case:
+    grids = [selfcheck.place(batch.sequence(index), 64, where) for index in range(len(batch))]
+    ids, masks, types = zip(*grids, strict=True)
+    return Case(
+        f"pads {where}",
+        np.concatenate(ids).tolist(),
+        np.concatenate(masks).tolist(),
+        None if batch.types is None else np.concatenate(types).tolist(),
+    )
+
+
+class Bits(NamedTuple):
+    """Result of comparing some pairs bit by bit. Differences and values are those of
+    activations."""
+
+    compared: int
+    unequal: int
+    largest_difference: float
+    largest_value: float
+
+
+def count_unequal(pairs: Iterable[Pair]) -> Bits:
+    compared = unequal = 0
+    difference = value = 0.0
+    for one, other in pairs:
+        compared += 1
+        value = _largest_of(value, one[0])
+        if not selfcheck.same_bits(one, other):
+            unequal += 1
+            difference = _largest_of(difference, one[0] - other[0])
+    return Bits(compared, unequal, difference, value)
+
+
+def _largest_of(known: float, values: NDArray[Any]) -> float:
+    """NaN if any is."""
+    return float(np.maximum(known, np.abs(values).max(initial=0)))
+
+
+def compositions(engine: Engine, limits: Limits, num: int) -> Iterator[Pair]:
+    """Every sequence of so many drawn batches, beside the same sequence alone."""
+    draws = np.random.default_rng(0)
+    lengths = np.clip(draws.lognormal(3.2, 0.9, NUM_SEQUENCES).astype(int), 1, 512)
+    pool = selfcheck.sequences(limits, lengths.tolist())
+    alone = [engine.run(pool.sequence(index)) for index in range(NUM_SEQUENCES)]
+    for _ in range(num):
+        chosen = draws.choice(NUM_SEQUENCES, draws.integers(2, MOST_TOGETHER + 1), replace=False)
+        batch = Batch.joined([(pool, int(index)) for index in chosen])
+        rows = engine.run(batch)
+        for place, index in enumerate(chosen):
+            start, end = batch.offsets[place : place + 2].tolist()
+            yield rows.span(start, end), alone[index]
 
 
 class CertificationError(Exception):
@@ -114,6 +236,10 @@ def path_of(model: Model, bodies: Bodies = INFER) -> Iterator[Served]:
 
 def named_cases(path: Served, reference: Transformer) -> list[NamedCompare]:
     """Every case by name, as a function to be called with the precision."""
+
+    def pads_alone(precision: str) -> Iterator[tolerances.Result]:
+        yield "not zero", int(not selfcheck.all_pad_is_zero(path.model.engine(precision))), 0
+
     compared = list[NamedCompare]()
     for case in cases(path.model.bundle.manifest.limits):
         computed = cache(partial(by_torch, reference, case.grid()))  # the same for each precision
@@ -121,7 +247,7 @@ def named_cases(path: Served, reference: Transformer) -> list[NamedCompare]:
     return [
         *compared,
         ("bare graph, pads holes", partial(_bare_graph, path, reference)),
-        ("bare graph, pads alone", partial(_pads_alone, path)),
+        ("bare graph, pads alone", pads_alone),
     ]
 
 
@@ -219,11 +345,6 @@ def _bare_graph(
     flat = (-1, expected.shape[-1])
     served, expected = got.reshape(flat), expected.reshape(flat)
     yield from tolerances.vectors("activations", served, expected, precision)
-
-
-def _pads_alone(path: Served, precision: str) -> Iterator[tolerances.Result]:
-    is_zero = selfcheck.all_pad_is_zero(path.model.engine(precision))
-    yield "not zero", 0 if is_zero else 1, 0
 
 
 def _bare_pairs(path: Served, precision: str) -> Mapping[str, Iterable[Pair]]:

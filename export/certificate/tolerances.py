@@ -47,7 +47,10 @@ NEAR = {
 
 def vectors(output: str, got: Array, expected: Array, precision: str) -> Iterator[Result]:
     """Vectors `[n, w]`."""
-    gaps = _cosine_gaps(got, expected)
+    # 1 - cosine of each row; of a row that should be zero, 0 if it is and 1 if not
+    product = np.linalg.norm(got, axis=-1) * np.linalg.norm(expected, axis=-1)
+    gaps = 1 - (got * expected).sum(-1) / np.where(product > 0, product, 1)
+    gaps = np.where(expected.any(-1), gaps, got.any(-1))
     if precision == "fp32":
         yield output, largest(got - expected), ABSOLUTE * max(1.0, largest(expected))
         yield f"{output}, 1 - cosine", float(gaps.max(initial=0)), 1 - COSINE
@@ -97,11 +100,3 @@ def norms(
 
 def largest(values: Array) -> float:
     return float(np.abs(values).max(initial=0))
-
-
-def _cosine_gaps(got: Array, expected: Array) -> Array:
-    """1 - cosine of each row; of a row that should be zero, 0 if it is and 1 if not."""
-    dots = (got * expected).sum(-1)
-    lengths = np.linalg.norm(got, axis=-1) * np.linalg.norm(expected, axis=-1)
-    gaps = 1 - dots / np.where(lengths > 0, lengths, 1)
-    return np.where(expected.any(-1), gaps, got.any(-1))

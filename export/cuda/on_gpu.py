@@ -1,37 +1,44 @@
 """What holds on a GPU, as a section of the certificate: differences from PyTorch within the limits,
 where the nodes run, and whether bits are equal alone and in company, or by how much they differ.
+
+No row may go through the CPU beside a GPU. Loading has refused operators that compute rows; those
+that index may do both, so each node there is looked up in the graph's file.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Set
 from dataclasses import asdict
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import onnxruntime
+from onnx import GraphProto, NodeProto, TensorProto
 from tqdm import tqdm
 
 from addnorm.export.certificate import lens, parity, served
-from addnorm.export.certificate.batch_invariance import (
+from addnorm.export.certificate.graph import structure
+from addnorm.export.certificate.served import (
     Bits,
+    CertificationError,
     NamedPairs,
     Pair,
     compositions,
     count_unequal,
 )
-from addnorm.export.certificate.served import CertificationError
-from addnorm.export.cuda.rows_through_cpu import refuse_rows_on_cpu
 from addnorm.model.transformer import Transformer
 from addnorm.service.loading.loader import check
 from addnorm.service.models.model import Model
 from addnorm.service.runtime.bundle import Bundle
 from addnorm.service.runtime.cuda.gpu import gpu_name
 from addnorm.service.runtime.cuda.gpu_engine import GpuEngine
+from addnorm.service.runtime.device.placement import CPU, operator
 from addnorm.service.runtime.engine import OpenEngine
 from addnorm.service.runtime.session import runs_in_words
 
 COMPOSITIONS = 200  # drawn batches for each precision
+INDICES = (TensorProto.INT64, TensorProto.INT32, TensorProto.BOOL)
 
 
 def measured(
@@ -79,9 +86,14 @@ def _bits(
     model: Model, reference: Transformer, num_compositions: int
 ) -> Iterator[tuple[str, str, str, Bits]]:
     """Case, output, precision and what was found."""
+
+    def drawn_batches(precision: str) -> Mapping[str, Iterable[Pair]]:
+        engine, limits = model.engine(precision), model.bundle.manifest.limits
+        return {"unequal sequences": compositions(engine, limits, num_compositions)}
+
     with served.path_of(model) as path:
         for precision in model.engines:
-            drawn = f"{num_compositions} drawn batches", partial(_drawn, model, num_compositions)
+            drawn = f"{num_compositions} drawn batches", drawn_batches
             of_lens = lens.bits(path, reference) if precision == "fp32" else []
             cases: list[NamedPairs] = [*served.bits(path), *of_lens, drawn]
             for case, pairs in cases:
@@ -95,6 +107,51 @@ def _bits(
                     yield case, output, precision, bits
 
 
-def _drawn(model: Model, num: int, precision: str) -> Mapping[str, Iterable[Pair]]:
-    engine, limits = model.engine(precision), model.bundle.manifest.limits
-    return {"unequal sequences": compositions(engine, limits, num)}
+def refuse_rows_on_cpu(model: Model) -> None:
+    """CertificationError names nodes on the CPU through which rows go."""
+    for precision, engine in model.engines.items():
+        for name, nodes in engine.nodes().items():
+            if name == "lens":  # the CPU runs it
+                continue
+            bundle = model.bundle
+            file = bundle.graph(precision, True) if name == "body" else bundle.head(name)
+            graph = onnx.load(str(file), load_external_data=False).graph
+            # a node that is not in the file came of one that onnxruntime took apart: nothing else
+            # makes nodes before they are placed
+            free = Counter(
+                (operator(node.domain, node.op_type), node.name) for node in without_rows(graph)
+            )
+            left = []
+            for node in nodes:
+                if node.provider == CPU:
+                    if not free[node.operator, node.name]:
+                        left.append(node)
+                    free[node.operator, node.name] -= 1
+            if left:
+                first = ", ".join(f"{node.operator} {node.name}".rstrip() for node in left[:3])
+                more = f" and {len(left) - 3} more" if len(left) > 3 else ""
+                raise CertificationError(f"{file.name}: rows go through the CPU: {first}{more}")
+
+
+def without_rows(graph: GraphProto, outside: Set[str] = frozenset()) -> Iterator[NodeProto]:
+    """The nodes that take no row and no weight, also those in bodies of Scans. Indices, masks and
+    shapes come from integers and from single numbers alone.
+
+    outside: what is a row or a weight around a body.
+    """
+    rows = {*outside}
+    rows |= {
+        tensor.name
+        for tensor in graph.initializer
+        if tensor.data_type not in INDICES and np.prod(tensor.dims, dtype=int) > 1
+    }
+    rows |= {value.name for value in graph.input if value.type.tensor_type.elem_type not in INDICES}
+    for node in graph.node:
+        bodies = [item.g for item in node.attribute if item.HasField("g")]
+        free = [own for body in bodies for own in without_rows(body, rows)]
+        yield from free
+        computes = len(free) < sum(len([*structure.nodes(body)]) for body in bodies)
+        if computes or (rows.intersection(node.input) and node.op_type not in ("Shape", "Size")):
+            rows.update(node.output)
+        else:
+            yield node

@@ -110,7 +110,11 @@ class _Halving:
                 self._types[name] = FLOAT
 
     def _convert(self, node: NodeProto, floats: Sequence[str]) -> None:
-        kind = self._kind(node, floats)
+        # it computes in one type. Squares (of an RMSNorm) may leave fp16
+        computed = {self._types[name] for name in floats if name not in self._constants}
+        is_square = node.op_type == "Mul" and len({*node.input}) == 1
+        is_float = is_square or node.op_type in IN_FLOAT or FLOAT in computed
+        kind = int(FLOAT if is_float and node.op_type not in IN_HALF else HALF)
         is_masked = node.op_type in ATTENTION
         names = {name: self._in_type(name, kind, is_masked) for name in floats}
         for item in _nodes(node):
@@ -126,15 +130,6 @@ class _Halving:
             is_statistic = index in STATISTICS.get(node.op_type, ())
             self._types[name] = FLOAT if is_statistic else kind
             self._of_weights.add(name)
-
-    def _kind(self, node: NodeProto, floats: Sequence[str]) -> int:
-        """Which type the node computes in. Squares (of an RMSNorm) may leave fp16."""
-        if node.op_type in IN_HALF:
-            return int(HALF)
-        computed = {self._types[name] for name in floats if name not in self._constants}
-        is_square = node.op_type == "Mul" and len({*node.input}) == 1
-        is_float = is_square or node.op_type in IN_FLOAT or FLOAT in computed
-        return int(FLOAT if is_float else HALF)
 
     def _in_type(self, name: str, kind: int, is_masked: bool) -> str:
         """The name of a value in that type. is_masked: it may hold a mask's numbers."""

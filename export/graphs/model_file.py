@@ -155,14 +155,15 @@ def load(path: Path, owner: Path | None = None) -> Graph:
     if not items:
         return Graph(proto)
     data = data_file(owner or path)
-    spans = {item.name: _span(item, path, data) for item in items}
+    spans = [_span(item, path, data) for item in items]
     if not data.is_file():
         raise ValueError(f"{data.name} is missing")
-    mapped = np.memmap(data, np.uint8, "r")
-    values = {
-        item.name: _array(item, mapped[spans[item.name]], f"{path.name}: {item.name}", data)
-        for item in items
-    }
+    mapped, values = np.memmap(data, np.uint8, "r"), {}
+    for item, span in zip(items, spans, strict=True):
+        found, dtype = mapped[span], NUMBERS.get(item.data_type)
+        if dtype is None or found.nbytes != math.prod(item.dims) * dtype.itemsize:
+            raise ValueError(f"{path.name}: {item.name} is not within {data.name}")
+        values[item.name] = found.view(dtype).reshape(item.dims)
     return Graph(proto, values)
 
 
@@ -180,14 +181,6 @@ def _span(item: TensorProto, path: Path, data: Path) -> slice:
         raise ValueError(f"{path.name}: {item.name} has external data {entries}, numbers expected")
     offset, length = int(place["offset"]), int(place["length"])
     return slice(offset, offset + length)
-
-
-def _array(item: TensorProto, found: Array, where: str, data: Path) -> Array:
-    dtype = NUMBERS.get(item.data_type)
-    if dtype is None or found.nbytes != math.prod(item.dims) * dtype.itemsize:
-        raise ValueError(f"{where} is not within {data.name}")
-    array: Array = found.view(dtype)
-    return array.reshape(item.dims)
 
 
 def as_bytes(array: Array) -> memoryview:

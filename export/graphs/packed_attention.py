@@ -72,7 +72,8 @@ class PackedAttention:
         """The Scan, from rows to `contexts` and the softmax that a lens shows."""
         parts = range(self._parts)
         self.contexts = [f"{PREFIX}{self._scan.output[0]}.{part}" for part in parts]
-        queries = [self._gather(self._query_cells, self._offsets(part)) for part in parts]
+        firsts = np.arange(self._n_heads)[:, None] * self._parts  # of each head of queries, [H, 1]
+        queries = [self._gather(self._query_cells, firsts + part) for part in parts]
         keys = [self._gather(self._key_cells, self._shared_offsets(part)) for part in parts]
         values = [self._values(part) for part in parts]
         block = _Block(self._scan.name, self._nodes.constants)
@@ -112,12 +113,9 @@ class PackedAttention:
             found.append(written.p2c(by_tile, table, tiles))
         return found
 
-    def _offsets(self, part: int) -> Array:
-        """`[H, 1]`: where a part of each head of queries lies behind the first."""
-        return np.arange(self._n_heads)[:, None] * self._parts + part
-
     def _shared_offsets(self, part: int) -> Array:
-        """`[H, 1]`: likewise of the head of keys, or of values, that each head of queries reads."""
+        """`[H, 1]`: where a part of the head of keys, or of values, that each head of queries reads
+        lies behind the first."""
         heads: Array = np.arange(self._n_heads)[:, None] // self._share
         return heads * self._parts + part
 

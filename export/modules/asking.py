@@ -1,4 +1,5 @@
-"""How a module is asked: with one sequence at a time, on its own weights or on drawn ones."""
+"""How a module is asked: with one sequence at a time, on its own weights or on drawn ones. And the
+whole beside the `Transformer` that it is found to be, both with weights drawn anew."""
 
 import copy
 import inspect
@@ -10,12 +11,18 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from addnorm.export.modules.operators import lengths
+from addnorm.export.modules.operators.ids import Told
 from addnorm.export.modules.operators.lengths import Call, Run
 from addnorm.export.modules.operators.parts import Unrecognized
 from addnorm.export.modules.operators.trace import Calls, Enough, Trace
-from addnorm.export.sources.original import OriginalError, tensor_of
+from addnorm.export.sources.original import Array, Original, OriginalError, tensor_of
 from addnorm.model.config import Pick
 from addnorm.model.transformer import Transformer
+
+COMPARED = (1, 2, 19, 512)  # lengths of the sequences, if there, and the longest
+AGREES = 1e-3  # of the largest number, of float32 through all layers
+NEAR = 1e-5  # where the forward of a length is another than that of the longest
 
 
 @dataclass(frozen=True)
@@ -116,30 +123,30 @@ def drawn_anew(
     """All weights drawn, until the block ends: with those that training begins with, attention is
     nearly uniform, gammas are 1 and biases 0, and most mistakes do not show.
 
-    size: of all but the parameters `unscaled`. dtype: of weights and buffers; their own by default.
+    size: of all but the parameters `unscaled`. dtype: of weights, buffers, and the numbers that a
+    forward makes itself, such as a token's share in a mean; their own by default.
     """
-    generator = torch.Generator().manual_seed(0)
+    generator, default = torch.Generator().manual_seed(0), torch.get_default_dtype()
     before = [(x, x.data) for x in (*module.parameters(), *module.buffers())]
     try:
         for name, parameter in module.named_parameters():
-            scale = 1.0 if name in unscaled else size
-            drawn = _draw(parameter.shape, generator).mul_(scale)
+            # a matrix's numbers keep the size of rows, a vector's are around 0.7
+            drawn = torch.randn(parameter.shape, generator=generator)
+            if drawn.dim() < 2:
+                drawn.mul_(0.3).add_(0.7)
+            else:
+                drawn.mul_(1.2 * drawn.shape[-1] ** -0.5)
+            drawn.mul_(1.0 if name in unscaled else size)
             parameter.data = drawn.to(parameter.device, dtype or parameter.dtype)
         for buffer in module.buffers():
             if dtype and buffer.is_floating_point():
                 buffer.data = buffer.data.to(dtype)
+        torch.set_default_dtype(dtype or default)
         yield
     finally:
+        torch.set_default_dtype(default)
         for tensor, data in before:
             tensor.data = data
-
-
-def _draw(shape: torch.Size, generator: torch.Generator) -> Tensor:
-    """New numbers: a matrix's keep the size of rows, a vector's are around 0.7."""
-    drawn = torch.randn(shape, generator=generator)
-    if len(shape) < 2:
-        return drawn.mul_(0.3).add_(0.7)
-    return drawn.mul_(1.2 * shape[-1] ** -0.5)
 
 
 def takes_types(call: Callable[..., Any]) -> bool:
@@ -169,3 +176,68 @@ def drawn_ids(length: int, vocab_size: int, pads: set[int], seed: int = 0) -> li
     generator = torch.Generator().manual_seed(seed)
     places = torch.randperm(max(length, len(known)), generator=generator)[:length]
     return [known[place % len(known)] for place in places.tolist()]
+
+
+def pad_of(drawn: Transformer, ask: Asking, pooling: Pick, told: Told) -> int | None:
+    """The id that the module tells from others. Unrecognized unless it is a pad: behind other
+    tokens it changes no answer, but that some modules let tokens see it."""
+    if not told.ids:
+        return None
+    named = ", ".join(f"{index} ({step.op}{step.where})" for index, step in told.ids.items())
+    pad, *more = told.ids
+    config = drawn.config
+    length = min(5, config.max_positions - 2)
+    if not more and length > 0:
+        original = Original(ask, config, pooling, pad)
+        row = [*drawn_ids(length, config.vocab_size, {pad}), pad, pad]
+        types = as_inputs(row, ask)[1]
+        inputs = row, None if types is None else types[0].tolist()
+        expected = original.rows(*inputs)
+        for sees_pads in (False, True):
+            found = original.rows_of_model(drawn, *inputs, 2, sees_pads)
+            if _share(found, expected[:length] if expected.ndim == 2 else expected) <= AGREES:
+                return pad
+    raise Unrecognized(
+        f"it tells token ids from others: {named}; one id can be a pad, which is refused inside"
+        " texts, if the answer to what comes before it is the same with and without it. Leave the"
+        " others out"
+    )
+
+
+def _share(found: Array, expected: Array) -> float:
+    """The largest difference, as a share of the largest number."""
+    return float(abs(found - expected).max() / abs(expected).max())
+
+
+def refuse_unlike(drawn: Transformer, ask: Asking, pooling: Pick, pad: int | None) -> None:
+    """Unrecognized unless the whole, with weights drawn anew, answers as the module: on some
+    lengths, and on all whose forward is another than that of the longest."""
+    config, pads = drawn.config, set() if pad is None else {pad}
+    longest = config.max_positions
+    original = Original(ask, config, pooling, pad)
+    usual = drawn_ids(longest, config.vocab_size, pads)
+    unlike = dict(
+        lengths.unlike_lengths(lambda n: list_calls(ask, *as_inputs(usual[:n], ask)), longest)
+    )
+    known = sorted({min(length, longest) for length in (*COMPARED, longest)})
+    near = 0.0
+    for seed, length in enumerate([*known, *(x for x in unlike if x not in known)]):
+        row = drawn_ids(length, config.vocab_size, pads, seed)
+        _, types = as_inputs(row, ask)
+        inputs = row, None if types is None else types[0].tolist()
+        expected, found = original.rows(*inputs), original.rows_of_model(drawn, *inputs)
+        difference, is_usual = _share(found, expected), length in known and length not in unlike
+        near = max(near, difference) if is_usual else near
+        if not difference <= (AGREES if is_usual else max(NEAR, 10 * near)):
+            other = max(unlike, default=1) if length == longest else length
+            parting = ""
+            if other > 1 and other in unlike:
+                call = list_calls(ask, *as_inputs(usual[:other], ask), with_lines=True)[
+                    unlike[other]
+                ]
+                at = f" at {call.line}" if call.line else ""
+                parting = f"; {other} and {longest} tokens part at {call.op}{at}"
+            raise Unrecognized(
+                f"of {length} tokens, {original.compared.output} differ by {difference:.2g} of the"
+                f" largest number{parting}"
+            )

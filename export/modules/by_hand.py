@@ -3,15 +3,14 @@
 Weights are drawn anew and small too, so that a wrong `Config` shows, eps included.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from itertools import product
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from addnorm.export.modules import whole
+from addnorm.export.modules import asking
 from addnorm.export.modules.asking import (
     Asking,
     Recognized,
@@ -89,8 +88,8 @@ def fill_model(
         layout, near = _layout(config, twin, keys, ask, {*told.ids})
         with drawn_anew(twin):
             drawn = _model(config, keys, twin.state_dict(), layout)
-            pad = whole.pad_of(drawn, ask, "mean", told)
-            whole.refuse_unlike(drawn, ask, "mean", pad)
+            pad = asking.pad_of(drawn, ask, "mean", told)
+            asking.refuse_unlike(drawn, ask, "mean", pad)
     model = _model(config, keys, twin.state_dict(), layout)
     asked = Asking(reference or module, module)
     lines = [f"  by hand: {len(keys)} parameters; matrices {layout} (trial: {near})"]
@@ -191,7 +190,7 @@ def _difference(
 ) -> float:
     """The largest on weights of this size, as a share of the largest number."""
     gammas = {key for name, parts in keys.items() if name.endswith("gamma") for key in parts}
-    with drawn_anew(module, size, gammas, torch.float64), _in_float64():
+    with drawn_anew(module, size, gammas, torch.float64):
         model = _model(config, keys, module.state_dict(), layout)
         pad = min(pads, default=None)
         original = Original(ask, config, pad=pad, dtype=torch.float64)
@@ -203,17 +202,6 @@ def _difference(
             difference = abs(found - expected).max() / max(abs(expected).max(), 1e-30)
             worst = max(worst, float(difference) if difference == difference else torch.inf)
     return worst
-
-
-@contextmanager
-def _in_float64() -> Iterator[None]:
-    """Numbers that a forward makes itself, such as a token's share in a mean, are of this type."""
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(torch.float64)
-    try:
-        yield
-    finally:
-        torch.set_default_dtype(before)
 
 
 def _model(config: Config, keys: Keys, stored: Mapping[str, Tensor], layout: Layout) -> Transformer:
@@ -239,16 +227,11 @@ def _parameter(
     joined = torch.cat(parts)
     if joined.shape != ours.shape:
         raise MisshapenError(f"{name} is {list(joined.shape)}, {list(ours.shape)} expected")
-    if ".qkv." in name and len(parts) == 1:
-        joined = _in_order(joined, layout.fused, config.n_heads)
-    return joined
-
-
-def _in_order(fused: Tensor, order: str, n_heads: int) -> Tensor:
-    """Rows `[3 * d, ..]` in any order -> queries, keys, values, head by head."""
-    width = len(fused) // 3 // n_heads
-    sizes = {"3": 3, "h": n_heads, "d": width}
-    names = order.strip("()").split(", ")
-    rows = fused.reshape(*(sizes[name] for name in names), *fused.shape[1:])
+    if ".qkv." not in name or len(parts) > 1:
+        return joined
+    # rows [3 * d, ..] in any order -> queries, keys, values, head by head
+    sizes = {"3": 3, "h": config.n_heads, "d": len(joined) // 3 // config.n_heads}
+    names = layout.fused.strip("()").split(", ")
+    rows = joined.reshape(*(sizes[name] for name in names), *joined.shape[1:])
     axes = [names.index(name) for name in ("3", "h", "d")]
     return rows.permute(*axes, *range(3, rows.dim())).flatten(0, 2)

@@ -6,13 +6,14 @@ The code is run on purpose. Its weights are read as tensors only.
 import importlib
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from torch import nn
 
-from addnorm.export.modules.source import of_module
-from addnorm.export.sources.sources import Source, UsageError, with_origin
+from addnorm.export.modules.recognize import of_module
+from addnorm.export.sources.sources import Source, UsageError
 from addnorm.model.checkpoints import weights
 from addnorm.service.runtime.files import sha256
 from addnorm.service.runtime.manifest import Manifest
@@ -53,7 +54,7 @@ def of_code(
         origin["weights"] = {str(file): sha256(file)}
     if tokenizer is not None:
         origin["tokenizer"] = str(tokenizer)
-    return with_origin(source, origin)
+    return replace(source, origin={**source.origin, **origin})
 
 
 def source_of_manifest(manifest: Manifest, file: Path | None) -> Source:
@@ -72,7 +73,8 @@ def source_of_manifest(manifest: Manifest, file: Path | None) -> Source:
     )
     if file is None or stored is None:
         return source
-    return with_origin(source, {"weights": {stored: sha256(file)}})
+    again = {"weights": {stored: sha256(file)}}
+    return replace(source, origin={**source.origin, **again})
 
 
 def make_module(path: str) -> nn.Module:

@@ -1,13 +1,14 @@
-"""A module -> the `Transformer` that it is, and how it is asked; or the reason why it is none."""
+"""A module that somebody wrote -> the `Transformer` that it is, and how it is asked, as the source
+of a bundle; or the reason why it is none. One whose parts are named is filled by hand."""
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from addnorm.export.modules import whole
+from addnorm.export.modules import asking, by_hand
 from addnorm.export.modules.asking import (
     Asking,
     Recognized,
@@ -25,13 +26,20 @@ from addnorm.export.modules.operators.ids import Told
 from addnorm.export.modules.operators.parts import Parts, Unrecognized
 from addnorm.export.modules.operators.shape import Shape
 from addnorm.export.modules.operators.trace import LOOKUPS, Trace, Value, plain_attention
-from addnorm.export.sources.original import OriginalError, as_found
+from addnorm.export.sources import sources
+from addnorm.export.sources.original import OriginalError, as_found, digest
+from addnorm.export.sources.sources import Source, UsageError
 from addnorm.model.config import Config
 from addnorm.model.transformer import Transformer
 
 LENGTHS = (7, 5, 3)  # of the sequences that are followed: the first that the module takes
 WIDTH = 14  # of names in the findings
 NO_LIMIT = 512  # positions, where the module sets no limit
+WAYS_ON = (
+    "Ways on: reference=lambda ids: ... says how it is called, and which answer is meant;"
+    " weights={...} and config=Config(...) name its parts by hand; see docs/own-models.md"
+)
+ANY = ("max_positions", "positions", "layer_groups")  # compared in another way, or without effect
 
 
 def recognize(
@@ -118,9 +126,9 @@ def _follow(ask: Asking, max_positions: int | None) -> Recognized:
             shape, config, trace, _places(ask, shape, limit, ids[0], constants)
         )
         pooling = "mean" if config.heads else shape.head.pick or "mean"
-        pad = whole.pad_of(drawn, ask, pooling, told)
+        pad = asking.pad_of(drawn, ask, pooling, told)
         try:
-            whole.refuse_unlike(drawn, ask, pooling, pad)
+            asking.refuse_unlike(drawn, ask, pooling, pad)
         except Unrecognized as error:
             why = f"each part agrees, and the whole does not: {error}; {_departs(drawn, shape)}"
             raise Unrecognized(why) from error
@@ -180,10 +188,9 @@ def _places(
     ask: Asking, shape: Shape, length: int, usual: int, constants: Collection[int]
 ) -> Tensor:
     """usual: an id that is told from no other."""
-    last = weights.last_place(shape)
-    if last is None:
-        assert shape.embedding.tokens
-        return torch.zeros(length, shape.embedding.tokens.tensor.shape[1])
+    if not shape.embedding.places:
+        return torch.zeros(length, shape.width)
+    last = max(value.number for value, _ in shape.embedding.places)
     trace = trace_forward(ask, *as_inputs([usual] * length, ask), last, constants)
     return weights.places(shape, trace, length)
 
@@ -199,7 +206,7 @@ def _departs(drawn: Transformer, shape: Shape) -> str:
     ends = [shape.blocks[0].entry, *(block.exit_ for block in shape.blocks)]
     for number, (ours, end) in enumerate(zip(hidden, ends, strict=True)):
         theirs = end.tensor.reshape(ours.shape)
-        if (ours - theirs).abs().max() > whole.AGREES * theirs.abs().max():
+        if (ours - theirs).abs().max() > asking.AGREES * theirs.abs().max():
             return f"they depart in {f'block {number - 1}' if number else 'the embeddings'}"
     return f"the {len(hidden)} hidden states of {ids.shape[1]} tokens agree"
 
@@ -209,7 +216,13 @@ def _findings(shape: Shape, config: Config, limits: list[int]) -> Iterator[tuple
     block, notes = shape.blocks[0], shape.notes
     scale = f", times {config.embedding_scale:g}" if config.embedding_scale != 1 else ""
     yield "tokens", f"{config.vocab_size:,} ids, width {shape.width}{scale} (shapes)"
-    yield "positions", _positions(shape, config, limits)
+    positions = f"{config.max_positions:,}, "
+    positions += "added to tokens" if shape.embedding.places else "none are added"
+    if limits:
+        positions += f" (the smallest table or mask has {min(limits):,})"
+    else:
+        positions += '; the module sets no limit: config={"max_positions": N} sets another'
+    yield "positions", positions
     if config.type_vocab_size > 1:
         yield "types", f"{config.type_vocab_size} (shapes)"
     extra = {"embeddings": config.embedding_norm, "the last block": config.final_norm}
@@ -229,16 +242,6 @@ def _findings(shape: Shape, config: Config, limits: list[int]) -> Iterator[tuple
     yield "head", _head(shape, config)
 
 
-def _positions(shape: Shape, config: Config, limits: list[int]) -> str:
-    added = "added to tokens" if shape.embedding.places else "none are added"
-    if limits:
-        return f"{config.max_positions:,}, {added} (the smallest table or mask has {min(limits):,})"
-    return (
-        f"{config.max_positions:,}, {added}; the module sets no limit:"
-        ' config={"max_positions": N} sets another'
-    )
-
-
 def _head(shape: Shape, config: Config) -> str:
     head = shape.head
     trial = f"trial: {shape.notes.get('row of the head')}"
@@ -251,3 +254,61 @@ def _head(shape: Shape, config: Config) -> str:
     dense = f", after a layer of {made.dense} and {made.activation}" if made.dense else ""
     norm = " and a norm" if made.norm else ""
     return f"logits: {made.width:,} {row}{dense}{norm}"
+
+
+def of_module(
+    module: nn.Module,
+    *,
+    reference: Callable[..., Any] | None,
+    config: Config | Mapping[str, Any] | None,
+    weights: Mapping[str, str | Sequence[str]] | None,
+    pooling: str | None,
+    batch_first: bool | None = None,
+    **options: Any,
+) -> Source:
+    """config: fields that must be as found; max_positions where the module sets no limit. weights:
+    see `by_hand`. batch_first: see `recognize`. options: of `sources.module`.
+
+    UsageError if it is not recognized, in words.
+    """
+    module = getattr(module, "_orig_mod", module)  # of torch.compile
+    name = type(module).__qualname__
+    stated: dict[str, Any] = {}
+    if isinstance(config, Config):
+        stated = {field: getattr(config, field) for field in Config.__dataclass_fields__}
+    elif config is not None:
+        stated = dict(config)
+    if unknown := sorted(stated.keys() - Config.__dataclass_fields__.keys()):
+        raise UsageError(f"config names {', '.join(unknown)}: a Config has no such field")
+    try:
+        if weights is not None:
+            found = by_hand.fill_model(module, weights, config, reference)
+        else:
+            found = recognize(module, reference, stated.get("max_positions"), batch_first)
+            _refuse_contradictions(stated, found.model.config)
+    except (Unrecognized, OriginalError) as error:
+        raise UsageError(f"{name}: {error}. {WAYS_ON}") from error
+    except (LookupError, RuntimeError, TypeError, ValueError) as error:
+        first = f"{type(error).__name__}: {error}".partition("\n")[0]
+        raise UsageError(f"{name} cannot be followed: {first}. {WAYS_ON}") from error
+    print(f"recognized {name}:", *found.lines, sep="\n", flush=True)
+    source = sources.module(
+        found.model, reference=found.ask, pad=found.pad, pooling=pooling or found.pooling, **options
+    )
+    kept = {key: source.origin[key] for key in ("max_length",) if key in source.origin}
+    origin = {"module": name, "sha256": digest(module), **kept}
+    return replace(source, name=name, origin=origin)
+
+
+def _refuse_contradictions(stated: Mapping[str, Any], found: Config) -> None:
+    """Unrecognized for a field that the module contradicts."""
+    wrong = [
+        f"{field} is {value!r}, the module has {getattr(found, field)!r}"
+        for field, value in stated.items()
+        if field not in ANY and value != getattr(found, field)
+    ]
+    asked = stated.get("max_positions", found.max_positions)
+    if asked > found.max_positions:
+        wrong.append(f"max_positions is {asked}, the module takes {found.max_positions}")
+    if wrong:
+        raise Unrecognized(f"config is not the module's: {'; '.join(wrong)}")

@@ -88,7 +88,13 @@ def fetch(
         folder = Path(
             download(allow_patterns=_patterns([*files_to_read(listed, (), False), *code]))
         )
-        if modules := _modules(folder / "modules.json"):
+        try:  # folders that modules.json names otherwise than sentence-transformers does
+            entries = json.loads((folder / "modules.json").read_bytes())
+            paths = [entry["path"] for entry in entries]
+        except (OSError, ValueError, TypeError, LookupError, RecursionError):
+            paths = []  # what is wrong in it is said when it is read
+        named = [path for path in paths if isinstance(path, str) and path]
+        if modules := [path for path in named if not MODULE.fullmatch(path)]:
             download(allow_patterns=_patterns(files_to_read(listed, modules, False)))
     look(folder, listed)  # before what takes long
     with _in_words(repository, revision, endpoint):
@@ -110,29 +116,32 @@ def _info(repository: str, revision: str, endpoint: str | None) -> "ModelInfo":
 
 @contextmanager
 def _in_words(repository: str, revision: str, endpoint: str | None) -> Iterator[None]:
-    from huggingface_hub import HfApi
+    from huggingface_hub import HfApi, errors
 
     try:
         yield
     except Exception as error:  # of its HTTP client too, which differs between releases
+        log_in = "run `hf auth login` or set HF_TOKEN"
+        match error.__cause__ if isinstance(error, errors.LocalEntryNotFoundError) else error:
+            case errors.GatedRepoError():
+                why = f"it is gated: ask for access on its page, then {log_in}"
+            case errors.RepositoryNotFoundError():
+                why = f"no such repository there, no such folder here; for a private one, {log_in}"
+            case errors.RevisionNotFoundError():
+                why = f"it has no revision {revision!r}"
+            case errors.OfflineModeIsEnabled():
+                why = "HF_HUB_OFFLINE is set"
+            case errors.HfHubHTTPError() as answered:
+                why = f"it answers {answered.response.status_code}"
+            case other:
+                first = str(other or error).partition("\n")[0]
+                why = f"{type(other or error).__name__}: {first}"
         where = HfApi(endpoint).endpoint
-        raise DownloadError(
-            f"{repository} cannot be downloaded from {where}: {_reason(error, revision)}"
-        ) from None
+        raise DownloadError(f"{repository} cannot be downloaded from {where}: {why}") from None
 
 
 def _patterns(files: Iterable[str]) -> list[str]:
     return [glob.escape(file) for file in files]
-
-
-def _modules(file: Path) -> list[str]:
-    """Folders that modules.json names otherwise than sentence-transformers does; what is wrong in
-    it is said when it is read."""
-    try:
-        paths = [entry["path"] for entry in json.loads(file.read_bytes())]
-    except (OSError, ValueError, TypeError, LookupError, RecursionError):
-        return []
-    return [path for path in paths if isinstance(path, str) and path and not MODULE.fullmatch(path)]
 
 
 def files_to_read(
@@ -163,24 +172,3 @@ def _weight_files(names: list[str]) -> list[str]:
         if file in names:
             return [file]
     return []
-
-
-def _reason(error: Exception, revision: str) -> str:
-    """Why the download failed, in one line."""
-    from huggingface_hub import errors
-
-    log_in = "run `hf auth login` or set HF_TOKEN"
-    match error.__cause__ if isinstance(error, errors.LocalEntryNotFoundError) else error:
-        case errors.GatedRepoError():
-            return f"it is gated: ask for access on its page, then {log_in}"
-        case errors.RepositoryNotFoundError():
-            return f"no such repository there, no such folder here; for a private one, {log_in}"
-        case errors.RevisionNotFoundError():
-            return f"it has no revision {revision!r}"
-        case errors.OfflineModeIsEnabled():
-            return "HF_HUB_OFFLINE is set"
-        case errors.HfHubHTTPError() as answered:
-            return f"it answers {answered.response.status_code}"
-        case other:
-            first = str(other or error).partition("\n")[0]
-            return f"{type(other or error).__name__}: {first}"

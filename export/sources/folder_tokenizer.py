@@ -42,8 +42,16 @@ def load(
     if not any(path for pattern in FILES for path in folder.glob(pattern)):
         raise NoTexts(f"there is no {TOKENIZER} in {folder}, and no vocabulary to make it of")
     json_files.settings(folder / CONFIG)
-    if (folder / TOKENIZER).exists():
-        _refuse_large(folder / TOKENIZER)
+    if (file := folder / TOKENIZER).exists():
+        # what would take minutes
+        if (num_bytes := file.stat().st_size) > MOST_TOKENIZER_BYTES:
+            most = MOST_TOKENIZER_BYTES
+            raise CheckpointError(f"{file} has {num_bytes} bytes, the limit is {most}")
+        # a key of each; counted as bytes, since reading 300,000 of them takes half a minute
+        if (count := file.read_bytes().count(b'"content"')) > MOST_ADDED_TOKENS:
+            most = MOST_ADDED_TOKENS
+            raise CheckpointError(f"{file} has {count} added tokens, the limit is {most}")
+        parse(file)
     found = _by_class(folder, settings)
     if found.is_fast and (problem := growth_problem(found.backend_tokenizer)):
         raise CheckpointError(f"{folder}: the tokenizer cannot be used: {problem}")
@@ -130,16 +138,6 @@ def lower(tokenizer: "PreTrainedTokenizerBase") -> None:
     parts = [*cast(Any, normalizer)] if isinstance(normalizer, Sequence) else [normalizer]
     if not any(isinstance(part, Lowercase) for part in parts):
         backend.normalizer = Sequence([Lowercase(), *(part for part in parts if part is not None)])
-
-
-def _refuse_large(file: Path) -> None:
-    """CheckpointError if it is broken, or would take minutes."""
-    if (num_bytes := file.stat().st_size) > MOST_TOKENIZER_BYTES:
-        raise CheckpointError(f"{file} has {num_bytes} bytes, the limit is {MOST_TOKENIZER_BYTES}")
-    # a key of each; counted as bytes, since reading 300,000 of them takes half a minute
-    if (count := file.read_bytes().count(b'"content"')) > MOST_ADDED_TOKENS:
-        raise CheckpointError(f"{file} has {count} added tokens, the limit is {MOST_ADDED_TOKENS}")
-    parse(file)
 
 
 def parse(file: Path) -> Tokenizer:

@@ -91,20 +91,27 @@ class Original:
         return self._known[key]
 
     def rows_of_model(
-        self, model: Transformer, ids: Sequence[int], types: Sequence[int] | None
+        self,
+        model: Transformer,
+        ids: Sequence[int],
+        types: Sequence[int] | None,
+        num_pads: int = 0,
+        sees_pads: bool = False,
     ) -> Array:
-        """The model's answer in PyTorch, as `rows`. model: on the CPU, in evaluation mode."""
+        """The model's answer in PyTorch, as `rows`. model: on the CPU, in evaluation mode.
+        num_pads: at the end; the answer is to what comes before them. sees_pads: whether tokens
+        see them."""
         inputs = [None if row is None else torch.tensor([row]) for row in (ids, types)]
-        mask = torch.ones(1, len(ids), dtype=torch.int64)
-        output, of_every_token = self.compared
+        num_real, (output, of_every_token) = len(ids) - num_pads, self.compared
+        real = (torch.arange(len(ids)) < num_real).long()[None]
         with torch.no_grad():
-            found, *_ = model(inputs[0], mask, inputs[1])
+            found, *_ = model(inputs[0], torch.ones_like(real) if sees_pads else real, inputs[1])
             if output in model.heads:
-                found = model.head(output, found, mask)
+                found = model.head(output, found, real)
             elif not of_every_token:
-                found = pick_vectors(self.pooling, found, mask)
-        rows = _squeeze(found, len(ids)) if found.dim() > 2 else found[0].numpy()
-        return rows if of_every_token or rows.ndim == 1 else rows[-1]
+                found = pick_vectors(self.pooling, found, real)
+        rows: Array = found[0].numpy()
+        return rows if rows.ndim == 1 else rows[:num_real] if of_every_token else rows[num_real - 1]
 
     def _kind(self) -> Compared:
         length = min(3, self._config.max_positions)

@@ -66,12 +66,11 @@ def compare(asked: Sequence[Text], ours: Sequence[Any], theirs: Sequence[Any]) -
     """Compares the token ids of each text. Plain and short texts are shown."""
     differ = [text for text, a, b in zip(asked, ours, theirs, strict=True) if a != b]
     differ.sort(key=lambda text: (not "".join(text).isascii(), len("".join(text))))
-    return Unlike(len(differ), len(asked), tuple(map(_shorten, differ[:SHOWN])))
-
-
-def _shorten(text: Text) -> str:
-    told = ascii(text)
-    return told if len(told) <= SHOWN_CHARACTERS else f"{told[:SHOWN_CHARACTERS]}..."
+    more = [
+        told[:SHOWN_CHARACTERS] + "..." * (len(told) > SHOWN_CHARACTERS)
+        for told in map(ascii, differ[:SHOWN])
+    ]
+    return Unlike(len(differ), len(asked), tuple(more))
 
 
 def _characters(draws: random.Random) -> Iterator[str]:

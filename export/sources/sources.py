@@ -350,11 +350,6 @@ def _refuse_pads_around(loaded: Checkpoint, found: Texts | NoTexts) -> None:
         )
 
 
-def with_origin(source: Source, more: Mapping[str, Any]) -> Source:
-    """More for the manifest's `source`."""
-    return replace(source, origin={**source.origin, **more})
-
-
 def _facts(found: Texts | NoTexts) -> dict[str, Any]:
     """The manifest's fields of texts."""
     if isinstance(found, NoTexts):

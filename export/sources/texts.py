@@ -1,4 +1,6 @@
-"""How a checkpoint folder's authors treat texts: its tokenizer, and how many tokens they cut to."""
+"""How a checkpoint folder's authors treat texts: its tokenizer, how many tokens they cut to, and
+the text that a reranker's authors write around a query and a document, by the chat template of
+their tokenizer: roles are query and document, as sentence-transformers and vLLM ask for them."""
 
 import math
 import sys
@@ -10,17 +12,18 @@ from typing import TYPE_CHECKING, Any
 
 from tokenizers import Tokenizer
 
-from addnorm.export.sources import folder_tokenizer, pair_template, sample_texts
+from addnorm.export.sources import folder_tokenizer, sample_texts
 from addnorm.export.sources.folder_tokenizer import NoTexts
 from addnorm.export.sources.sample_texts import Unlike
 from addnorm.export.sources.sentencepieces import UnlikeError
 from addnorm.model.checkpoints import CheckpointError, json_files, sentence_transformers
 from addnorm.model.checkpoints.sentence_transformers import SentenceTransformers
 from addnorm.service.runtime.manifest import InputRules, InputType
-from addnorm.service.runtime.tokenizing.pair_text import Template
+from addnorm.service.runtime.tokenizing.tokenizer import Template
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
+
 
 AS_WRITTEN = {"tokenizer": "as written"}  # in the manifest's `source`
 SPECIAL_TOKENS = ("eos_token", "bos_token", "pad_token")
@@ -32,6 +35,7 @@ NOT_DONE = {
 }
 CHAT_TEMPLATE = "chat_template"  # its settings, of which alone processing_kwargs may speak
 LENGTHS: dict[InputType, str] = {"query": "query_length", "document": "document_length"}
+FIRST, SECOND = "zq4query7f", "zq4document7f"  # that no template has
 
 
 @dataclass(frozen=True)
@@ -98,7 +102,7 @@ def read(folder: Path, max_positions: int, as_written: bool = False) -> Texts:
     rules = _input_types(authors, tokenizer, max_positions)
     template = None
     if authors.fills_template:
-        template = pair_template.read(tokenizer, *template_arguments(authors))
+        template = read_pair_template(tokenizer, *template_arguments(authors))
     return Texts(
         content, limit, limited_by, num_special, num_ids, has_types, special, rules, splits_special,
         type(tokenizer).__name__, unlike_file, template,
@@ -187,3 +191,47 @@ def _authors_limit(authors: SentenceTransformers) -> tuple[int, str] | None:
                 )
             return int(min(limit, sys.maxsize)), where
     return None
+
+
+def read_pair_template(
+    tokenizer: "PreTrainedTokenizerBase", instruction: str, settings: Mapping[str, Any]
+) -> Template | None:
+    """None if the tokenizer has no template for a query and a document.
+
+    instruction: of the default prompt, "" for the template's own. settings: of the template.
+    NoTexts if it does not keep texts as they are, or if the tokenizer adds special tokens to it.
+    """
+    if not tokenizer.chat_template:
+        return None
+    try:
+        told = render_pair(tokenizer, instruction, FIRST, SECOND, settings)
+    except Exception:  # a chat's template fails by any error of its own for other roles
+        return None
+    before, first, rest = told.partition(FIRST)
+    between, second, behind = rest.partition(SECOND)
+    if not (first and second):
+        return None
+    template = before, between, behind
+    for texts in ((" a\n", "\n b "), ("", "")):
+        joined = f"{before}{texts[0]}{between}{texts[1]}{behind}"
+        if render_pair(tokenizer, instruction, *texts, settings) != joined:
+            raise NoTexts("its chat template changes a query or a document, which is not supported")
+    if tokenizer.num_special_tokens_to_add(pair=False):
+        raise NoTexts("its tokenizer adds special tokens to its chat template: not supported")
+    return template
+
+
+def render_pair(
+    tokenizer: "PreTrainedTokenizerBase",
+    instruction: str,
+    query: str,
+    document: str,
+    settings: Mapping[str, Any],
+) -> str:
+    """The whole text, by the authors' template."""
+    messages = [{"role": "query", "content": query}, {"role": "document", "content": document}]
+    if instruction:
+        messages.insert(0, {"role": "system", "content": instruction})
+    made = tokenizer.apply_chat_template(messages, tokenize=False, **settings)
+    assert isinstance(made, str)
+    return made

@@ -125,7 +125,10 @@ def load_checkpoint(folder: Path, choices: Choices | None = None) -> Checkpoint:
     if authors.is_embedder:  # of which sentence-transformers loads the body, whatever head it has
         table, reader.without_head = None, True
     if table:
-        table = _complete_table(table, raw)
+        try:
+            table = replace(table, **table.derived(raw))
+        except ValueError as error:
+            raise CheckpointError(f"config.json: {error}") from None
         tie(table, reader, raw)
     config = replace(config, heads=_heads(table, reader, config, authors))
     labels = _labels(table, fields, config, choices) if table else None
@@ -241,14 +244,6 @@ def _fill_model(
             elif table:
                 fill_head(head, table, reader)
     return model
-
-
-def _complete_table(table: HeadTable, raw: Raw) -> HeadTable:
-    """The table with what config.json decides. CheckpointError for what is not supported."""
-    try:
-        return replace(table, **table.derived(raw))
-    except ValueError as error:
-        raise CheckpointError(f"config.json: {error}") from None
 
 
 def _problem_type(fields: Raw) -> str | None:

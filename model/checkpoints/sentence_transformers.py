@@ -7,15 +7,16 @@ transformer.
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-from addnorm.model.checkpoints import dense, fields, json_files, logit_score, multi_vector
+from addnorm.model.checkpoints import dense, fields, json_files, logit_score
 from addnorm.model.checkpoints.dense import Dense
 from addnorm.model.checkpoints.logit_score import LogitScore
-from addnorm.model.checkpoints.multi_vector import Mask
 from addnorm.model.checkpoints.reader import CheckpointError
 from addnorm.model.config import Pick
 
+InputType = Literal["query", "document"]
+INPUT_TYPES: tuple[InputType, ...] = ("query", "document")
 MODULES, PROMPTS = "modules.json", "config_sentence_transformers.json"
 # settings of the transformer: the first that is not empty
 SETTINGS = tuple(
@@ -49,15 +50,8 @@ FLAGS = {  # as releases before 5.4 wrote them
     "pooling_mode_mean_sqrt_len_tokens": "mean_sqrt_len_tokens",
 }
 KINDS = (
-    "Transformer",
-    "MLMTransformer",
-    "Pooling",
-    "Dense",
-    "Dropout",
-    "Normalize",
-    "MultiVectorMask",
-    "SpladePooling",
-    "LogitScore",
+    *("Transformer", "MLMTransformer", "Pooling", "Dense", "Dropout", "Normalize"),
+    *("MultiVectorMask", "SpladePooling", "LogitScore"),
 )
 MODALITIES = "modality_config"
 PYLATES = "ColBERT"  # the model_type of PyLate's releases before 4
@@ -77,6 +71,33 @@ REFUSED = {  # modules -> why
     "BoW": "there is no transformer",
     "CLIPModel": "it has a tower of images",
 }
+
+
+@dataclass(frozen=True)
+class Mask:
+    """The settings of a MultiVectorMask.
+
+    skipped_words: tokens whose vectors are left out of texts of the types in skipped_in.
+    """
+
+    skipped_words: tuple[str, ...] = ()
+    skipped_in: tuple[InputType, ...] = ("document",)
+
+
+def read_mask(folder: Path) -> Mask:
+    """CheckpointError if it does more than leave words out."""
+    file = folder / "config.json"
+    config = json_files.settings(file)
+    if config.get("keep_only_token_ids"):
+        raise CheckpointError(f"{file}: keep_only_token_ids is for images, which are not served")
+    words, tasks = config.get("skiplist_words") or [], config.get("skiplist_tasks")
+    tasks = ["document"] if tasks is None else [tasks] if isinstance(tasks, str) else tasks
+    if not all(isinstance(word, str) for word in words):
+        raise CheckpointError(f"{file} is broken: skiplist_words are no words")
+    if unknown := [task for task in tasks if task not in INPUT_TYPES]:
+        known = ", ".join(INPUT_TYPES)
+        raise CheckpointError(f"{file}: skiplist_tasks has {unknown[0]!r}, supported are {known}")
+    return Mask(tuple(words), tuple(kind for kind in INPUT_TYPES if kind in tasks))
 
 
 @dataclass(frozen=True)
@@ -267,7 +288,7 @@ class _Modules:
         elif kind == "MultiVectorMask" and not self.mask:
             if "token_vectors" not in self.dense:
                 raise refusal(kind, NO_DENSE)
-            self.mask = multi_vector.read(folder)
+            self.mask = read_mask(folder)
         elif kind == "LogitScore" and not (self.score or self.pooling or self.dense):
             self.score = logit_score.read(folder)
         elif kind == "SpladePooling":

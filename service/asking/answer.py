@@ -11,10 +11,10 @@ from typing import Any
 
 from addnorm.service.asking.ask import Ask
 from addnorm.service.asking.cache import SequenceCache, sequence_digests
-from addnorm.service.asking.cost import Cost, measured, num_head_rows, num_head_values
+from addnorm.service.asking.cost import Cost, measured, num_head_rows
 from addnorm.service.asking.gate import Gate
 from addnorm.service.asking.handover import Handover
-from addnorm.service.asking.limits import batch_bytes, check, has_lens, kept_bytes, picks
+from addnorm.service.asking.limits import check
 from addnorm.service.asking.rows import AskedRows
 from addnorm.service.asking.scheduler import Scheduler
 from addnorm.service.asking.turns import Turns
@@ -79,13 +79,16 @@ class Answers:
         ask.check()
 
         await self._look_up(ask)
-        is_quick = ask.num_bytes <= QUICK_BYTES and num_head_values(ask) <= QUICK_HEAD_VALUES
+        num_head_values = sum(size.num_rows * size.head_width for size in ask.sizes)
+        is_quick = ask.num_bytes <= QUICK_BYTES and num_head_values <= QUICK_HEAD_VALUES
         cost = self.costs[ask.key]
         if not is_quick:  # the time of a quick answer is not worth counting
             self._predict(ask, cost)
         if self.gate.is_bulk(ask, time.monotonic()):
             ask.is_bulk = True
-            ask.kept_bytes += batch_bytes(ask)  # its tokens are in no account
+            types = ask.batch.types
+            # its tokens are in no account
+            ask.kept_bytes += ask.batch.tokens.nbytes + (0 if types is None else types.nbytes)
         self.scheduler.submit(ask, wakes=False)
         if ask.rows.missing:
             self._wake_workers()
@@ -105,7 +108,8 @@ class Answers:
             make(ask)
             encoded = ask.encode(ask)
         else:
-            turns = self._lens_turns if has_lens(ask) else self._encoders
+            has_lens = any(output.is_of_lens for output in ask.outputs)
+            turns = self._lens_turns if has_lens else self._encoders
             encoded = await turns.run(ask, _encoded, ask, cost)
             self.gate.keep(ask, "answer_s", 0)
         ask.check()
@@ -115,17 +119,16 @@ class Answers:
 
     async def _look_up(self, ask: Ask) -> None:
         """Finds what the cache holds of its rows."""
-        batch, cache, kept = ask.batch, self.cache, picks(ask)
+        batch, cache = ask.batch, self.cache
         digests, found, hold = None, {}, None
         if cache.max_bytes and not ask.anew and len(batch):
             if batch.num_tokens <= QUICK_TOKENS and len(batch) <= QUICK_SEQUENCES:
                 digests = sequence_digests(batch)
             else:
                 digests = await self._encoders.run(ask, sequence_digests, batch)
-            found = cache.find(ask.target, ask.key, digests, kept)
+            found = cache.find(ask.target, ask.key, digests, ask.picks)
             hold = partial(cache.hold, ask.target, ask.key, digests)
-        ask.rows = rows = AskedRows(batch, kept, ask.engine.d_model, digests, found, hold)
-        ask.kept_bytes = kept_bytes(ask, kept)
+        ask.rows = rows = AskedRows(batch, ask.picks, ask.engine.d_model, digests, found, hold)
         if not len(batch):
             rows.receive((), ask.engine.empty())
         elif digests:

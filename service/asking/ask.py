@@ -4,7 +4,7 @@ go, and what became of it. Knows no wire."""
 import asyncio
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from dataclasses import field as default
@@ -12,6 +12,7 @@ from typing import Any, Literal, TypeVar, cast
 
 from addnorm.service.asking.rows import AskedRows
 from addnorm.service.engine.outputs import DType, Output, Value
+from addnorm.service.engine.outputs.output import Size
 from addnorm.service.engine.target import Target
 from addnorm.service.errors import ClientGone, Expired, InvalidInput, ServiceError
 from addnorm.service.models.model import Model
@@ -19,7 +20,7 @@ from addnorm.service.models.registry import Models
 from addnorm.service.models.usage import Statistics
 from addnorm.service.runtime.batch import Batch, Padding
 from addnorm.service.runtime.engine import Engine
-from addnorm.service.runtime.manifest import Task
+from addnorm.service.runtime.manifest import Pick, Task
 
 # what a request may hold: see `gate.py`
 Account = Literal["requests", "calls", "bodies", "responses", "answer_s", "bulk_s", "tokens"]
@@ -67,7 +68,9 @@ class Ask:
     # `limits.py` and the gate
     engine: Engine = default(init=False)
     target: Target = default(init=False)
+    sizes: Sequence[Size] = ()  # of its outputs
     num_bytes: int = 0  # of the answer, estimated
+    picks: tuple[Pick, ...] = ()  # what must be kept of its rows
     kept_bytes: int = 0  # of the rows and of what else is kept until the answer is made
     answer_s: float = 0.0  # predicted, of making and writing the answer
     held: dict[Account, float] = default(default_factory=dict)

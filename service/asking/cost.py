@@ -90,17 +90,4 @@ class Cost:
 
 def num_head_rows(ask: Ask) -> int:
     """The number of rows that heads run on."""
-    return sum(num_rows for num_rows, _ in _head_runs(ask))
-
-
-def num_head_values(ask: Ask) -> int:
-    """The number of values that heads make."""
-    return sum(num_rows * width for num_rows, width in _head_runs(ask))
-
-
-def _head_runs(ask: Ask) -> Iterator[tuple[int, int]]:
-    """Rows that each head runs on, and the values it makes of each."""
-    bundle = ask.model.bundle
-    for output in ask.outputs:
-        if head := output.head(bundle):
-            yield output.num_rows(bundle, ask.batch), bundle.width(head)
+    return sum(size.num_rows for size in ask.sizes if size.head)

@@ -16,7 +16,7 @@ micro-batches without company, and leave the last idle worker to other asks whil
 """
 
 import math
-from bisect import bisect_left
+from bisect import bisect_left, insort
 from collections import defaultdict, deque
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Future, InvalidStateError
@@ -25,7 +25,7 @@ from itertools import chain, count
 from weakref import WeakSet
 
 from addnorm.service.asking.ask import Ask
-from addnorm.service.asking.backlog import Backlog, KeyBacklogs, SortedAsks
+from addnorm.service.asking.backlog import Backlog, KeyBacklogs, Ranked, take_out
 from addnorm.service.asking.micro_batch import MicroBatch, Waiting
 from addnorm.service.asking.start_time_fairness import StartTimeFairQueue
 from addnorm.service.engine.target import Target
@@ -60,7 +60,7 @@ class FairQueue:
         self._first: dict[int, Ask] = {}
         self._keys: dict[str, KeyBacklogs] = {}
         self._fairness: StartTimeFairQueue[KeyBacklogs] = StartTimeFairQueue()
-        self._deadlines = SortedAsks(lambda ask: ask.until)
+        self._deadlines: list[Ranked] = []
         self._done: deque[int] = deque()  # asks whose future is done; some may still wait
         self._numbers = count()
         self._known: WeakSet[Ask] = WeakSet()  # all that are referred to, also those that run
@@ -116,13 +116,13 @@ class FairQueue:
         # the future must not refer to its ask: such a cycle would outlive both
         ask.future.add_done_callback(lambda _: self._done.append(number))
         self.asks[number] = ask
-        self._deadlines.add(ask)
+        insort(self._deadlines, (ask.until, number, ask))
         self._count(ask, ask.size)
 
     def _remove(self, ask: Ask) -> None:
         """All its sequences were taken, or nobody waits for it."""
         del self.asks[ask.number]
-        self._deadlines.remove(ask)
+        take_out(self._deadlines, ask.until, ask)
         self._first.pop(ask.number, None)
         self._count(ask, -ask.num_tokens)
         self.num_bulk -= ask.is_bulk
@@ -189,7 +189,7 @@ class FairQueue:
         if backlog.is_bulk and self.num_workers - num_idle >= self.num_bulk_workers(now):
             key = self._fairness.next(lambda key: key.num_waiting > key.num_bulk)
             backlog = key.fairness.next(lambda backlog: not backlog.is_bulk) if key else None
-        return backlog.order().first() if backlog else None
+        return backlog.order()[0][2] if backlog else None
 
     def _charge(self, backlog: Backlog, target: Target, taken: list[Waiting]) -> None:
         """Other backlogs pay nothing for their part of the micro-batch: without it the space would
@@ -234,7 +234,7 @@ class FairQueue:
         first. Bulk asks run apart."""
         yield ask
         own = ask.backlog
-        smallest_first = own.is_for_smallest()
+        smallest_first = own.order() is own.by_size
         others = (
             backlog
             for backlog in self.active[ask.target]
@@ -242,7 +242,7 @@ class FairQueue:
         )
         for backlog in chain([own], others):
             asks = backlog.by_size if smallest_first else backlog.by_age
-            yield from (other for other in asks if other is not ask)
+            yield from (other for _, _, other in asks if other is not ask)
 
     def settle(self, micro: MicroBatch, error: Exception | None, now: float) -> None:
         """The rows of the micro-batch were delivered, or an error came in their place, which fails
@@ -275,7 +275,7 @@ class FairQueue:
         while self._done:
             if ask := self.asks.get(self._done.popleft()):
                 self._remove(ask)
-        while self._deadlines and (late := self._deadlines.first()).until <= now:
+        while self._deadlines and (late := self._deadlines[0][2]).until <= now:
             waited_s = now - late.submitted
             _fail(late, Expired(f"deadline: it passed after {waited_s:.2f} s in the queue"))
             self._remove(late)

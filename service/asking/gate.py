@@ -8,6 +8,7 @@ requests are rejected before their body is read. In between requests tell what t
 """
 
 import math
+from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -392,7 +393,7 @@ def _num_before(arrival: Arrival) -> int:
     backlog, size = arrival.backlog, arrival.num_tokens
     if TINY_RATIO * size * backlog.num_waiting > backlog.num_tokens:
         return backlog.num_tokens
-    return size * backlog.by_size.num_up_to(size)
+    return size * bisect_left(backlog.by_size, (size, math.inf))
 
 
 def _check_trial(arrival: Arrival, finish_s: float) -> None:

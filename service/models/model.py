@@ -64,11 +64,8 @@ class Model:
         self.bundle = bundle
         self.answered_name = bundle.ref if answers_version else bundle.manifest.name
         is_there = default_precision in bundle.manifest.precisions
-        self.default_precision = (
-            default_precision
-            if default_precision and is_there
-            else bundle.manifest.default_precision
-        )
+        own = bundle.manifest.default_precision
+        self.default_precision = default_precision if default_precision and is_there else own
         self.tokenizer = text.load(bundle)
         self.tokenizers_by_type = text.load_by_type(bundle)
         threads = num_threads or usable_cores()
@@ -143,9 +140,8 @@ def measure_rates(engine: Engine, limits: Limits, seconds: float) -> dict[int, f
         shape = max(1, budget // length), length
         return Batch.of(list(draws.integers(0, limits.vocab_size, shape)))
 
-    engine.compute(
-        draw(length)
-    ).not_finite()  # a GPU loads its kernels at the first run, which takes seconds
+    # a GPU loads its kernels at the first run, which takes seconds
+    engine.compute(draw(length)).not_finite()
     ends, clock = time.monotonic() + seconds, engine.clock
     rates: dict[int, float] = {}
     order = ROUNDS * engine.budgets

@@ -8,12 +8,7 @@ from typing import Literal, NamedTuple
 
 from addnorm.service.errors import InvalidInput, ModelNotFound, ServiceError, StartupError
 from addnorm.service.models.model import Model
-from addnorm.service.models.names import (
-    TAG,
-    Alias,
-    check_alias,
-    check_distinct,
-)
+from addnorm.service.models.names import TAG, Alias, check_alias, check_distinct
 from addnorm.service.runtime.bundle import Bundle
 from addnorm.service.runtime.manifest import Task
 
@@ -220,10 +215,8 @@ class Models:
         # every model has pooled vectors, also if it is made for something else
         if task and task not in ("embed", *model.bundle.tasks):
             known = " and ".join(WORDS[task] for task in model.bundle.tasks)
-            raise InvalidInput(
-                f"{model.bundle.ref} cannot {WORDS[task]}: it can {known}",
-                param="model",
-            )
+            why = f"{model.bundle.ref} cannot {WORDS[task]}: it can {known}"
+            raise InvalidInput(why, param="model")
         suffix = _prompt(ref, suffix, model.bundle)
         if suffix is not None and alias.prompt_name is not None:
             raise InvalidInput(

@@ -184,7 +184,14 @@ def read_uncertified(path: Path) -> Bundle:
         written = files.read(path / MANIFEST, MOST_JSON_BYTES)
         manifest = Manifest.model_validate_json(written)
     except FileNotFoundError:
-        raise _no_manifest(path) from None
+        if not path.is_dir():
+            raise StartupError(f"bundle {path}: there is no such folder") from None
+        if is_version(path):
+            raise _refuse(path, f"{MANIFEST} is missing", "export") from None
+        inside = chain(path.glob(f"*/{MANIFEST}"), path.glob(f"*/*/{MANIFEST}"))
+        example = next((file.parent for file in inside), "bundles/notebook/1")
+        what = f"{MANIFEST} is missing: a bundle is a folder <name>/<version>, such as {example}"
+        raise StartupError(f"bundle {path}: {what}") from None
     except TooLarge as error:
         raise _refuse(path, str(error), "export") from None
     except ValidationError as error:
@@ -257,17 +264,6 @@ def write_certificate(bundle: Bundle, certificate: dict[str, Any]) -> None:
     partial = bundle.path / f".{CERTIFICATE}"
     partial.write_text(json.dumps(complete, indent=2) + "\n")
     partial.rename(bundle.path / CERTIFICATE)
-
-
-def _no_manifest(path: Path) -> StartupError:
-    if not path.is_dir():
-        return StartupError(f"bundle {path}: there is no such folder")
-    if not is_version(path):
-        inside = chain(path.glob(f"*/{MANIFEST}"), path.glob(f"*/*/{MANIFEST}"))
-        example = next((file.parent for file in inside), "bundles/notebook/1")
-        what = f"{MANIFEST} is missing: a bundle is a folder <name>/<version>"
-        return StartupError(f"bundle {path}: {what}, such as {example}")
-    return _refuse(path, f"{MANIFEST} is missing", "export")
 
 
 def _refuse(path: Path, what: str, remedy: Literal["export", "verify"]) -> StartupError:

@@ -138,9 +138,8 @@ class Manifest(_Part):
     int8: Int8 = Int8()
     heads: dict[Made, Head]  # by output
     labels: tuple[str, ...] | None  # of the logits, in order; None: they have no names
-    multi_label: bool = (
-        False  # whether several labels of one text may be true: sigmoid, not softmax
-    )
+    # whether several labels of one text may be true: sigmoid, not softmax
+    multi_label: bool = False
     regression: bool = False  # whether the logits are the answer: no sigmoid, no softmax
     default_precision: str
     pooling: Pooling

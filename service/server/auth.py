@@ -89,20 +89,15 @@ class Entrance:
         """
         if not self.keys or needed is None:
             return self.gate.admit(ask)
-        key = self.keys.find(_authorization(headers))
+        sent = dict(reversed(headers))  # of several equal names the first
+        # Azure's clients send the key alone, in a header of their own
+        alone = b"Bearer " + sent[b"api-key"] if b"api-key" in sent else b""
+        key = self.keys.find(sent.get(b"authorization", alone))
         ask.key = key.name
         if needed not in key.scopes:
             allowed = ", ".join(sorted(key.scopes))
             raise OutOfScope(f"the API key {key.name!r} is for {allowed}; this needs {needed}")
         return self.gate.admit(ask, key.max_at_once)
-
-
-def _authorization(headers: Headers) -> bytes:
-    """The header. Azure's clients send the key alone, in a header of their own."""
-    sent = dict(reversed(headers))  # of several equal names the first
-    if b"authorization" not in sent and b"api-key" in sent:
-        return b"Bearer " + sent[b"api-key"]
-    return sent.get(b"authorization", b"")
 
 
 def _read(settings: Settings) -> dict[bytes, Key]:

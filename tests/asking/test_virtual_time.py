@@ -7,7 +7,6 @@ import weakref
 import numpy as np
 import pytest
 
-from addnorm.service.asking.backlog import SortedAsks
 from addnorm.service.asking.start_time_fairness import Flow, StartTimeFairQueue
 from addnorm.service.engine.target import Target
 from tests.support.scheduling import Queue, add_first, batch, echo, lengths, of_lengths, run, submit
@@ -82,15 +81,16 @@ def test_a_flow_that_may_not_be_served_keeps_its_place() -> None:
     assert turns.next(lambda flow: flow is second) is second
 
 
-def test_sorted_jobs_are_by_rank_and_then_by_arrival() -> None:
-    queue, target, by_size = Queue(1000), Target(echo, 4), SortedAsks(lambda job: job.size)
+def test_asks_wait_by_size_and_then_by_arrival() -> None:
+    queue, target = Queue(1000), Target(echo, 4)
     c, a, b, d = (submit(queue, target, of_lengths(size)) for size in (2, 1, 1, 3))
-    for job in (c, b, a, d):
-        by_size.add(job)
-    assert list(by_size) == [a, b, c, d]
-    assert [by_size.num_up_to(size) for size in (0, 1, 2, 9)] == [0, 2, 3, 4]
-    by_size.remove(b)
-    assert list(by_size) == [a, c, d]
+    by_size = c.backlog.by_size
+    assert [ask for _, _, ask in by_size] == [a, b, c, d]
+    queue.sweep(0)
+    b.future.cancel()
+    queue.sweep(0)
+    assert [ask for _, _, ask in by_size] == [a, c, d]
+    assert [ask for _, _, ask in c.backlog.by_age] == [c, a, d]
 
 
 def test_a_known_answer_test_goes_before_all_and_costs_nobody_a_turn() -> None:

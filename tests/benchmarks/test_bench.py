@@ -16,15 +16,21 @@ from tokenizers.processors import TemplateProcessing
 from addnorm.export.sources import sources
 from addnorm.export.writer import Plan, export
 from addnorm.load.client import Answers
-from addnorm.load.measure.check import NAIVE_TOLERANCE, Reference, compute_alone
-from addnorm.load.measure.run import Figures, Load, measure
-from addnorm.load.measure.stream import PROFILES, Stream, make
+from addnorm.load.run import (
+    NAIVE_TOLERANCE,
+    Figures,
+    Load,
+    Reference,
+    compute_alone,
+    measure,
+)
+from addnorm.load.stream import PROFILES, Stream, make
 from addnorm.service.runtime import bundle as bundle_format
 from addnorm.service.runtime.batch import Floats, Ints
 from addnorm.service.runtime.bundle import Bundle
 from addnorm.service.runtime.manifest import Limits
 from benchmarks import peers, processes
-from benchmarks.bench import texts
+from benchmarks.bench import contenders
 from benchmarks.bench.contenders import ONE_THREAD
 from benchmarks.bench.rows import TITLES
 from benchmarks.contender import FP32, INT8, NAIVE
@@ -51,7 +57,7 @@ def bundle(tmp_path: Path) -> Any:
 
 @pytest.fixture
 def streams(bundle: Any) -> dict[str, Stream]:
-    return texts.streams(bundle, {"model": "m"})
+    return contenders.streams(bundle, {"model": "m"})
 
 
 def compute(output: str, sequence: Ints) -> Floats:

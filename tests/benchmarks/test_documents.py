@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.documents import __main__ as documents
-from benchmarks.documents import blocks, figures
+from benchmarks.documents import figures
 from benchmarks.registry import EXPERIMENTS
 
 TABLE = """\
@@ -63,7 +63,7 @@ def test_every_figure_is_of_an_experiment_that_can_be_run_again() -> None:
     blocks_of = {
         found["name"]: page.name
         for page in documents.pages()
-        for found in blocks.BLOCK.finditer(page.read_text())
+        for found in documents.BLOCK.finditer(page.read_text())
     }
     quoted = {name: figures.experiment_of(name) for name in blocks_of}
     gone = [name for name, of in quoted.items() if of and of not in EXPERIMENTS]

@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 
 from benchmarks.stress import asker
+from benchmarks.stress.caller import Request
 from benchmarks.stress.requests.greedy import Greed
 from benchmarks.stress.scenarios import other_keys
 from tests.support.fake_server import fake_server
@@ -41,7 +42,7 @@ def test_a_late_answer_counts_for_every_ask_that_it_held_up() -> None:
 def test_what_one_key_costs_another_is_named() -> None:
     """A rejection, a wait of 51 ms more than a run takes, memory that was not counted; and none."""
     alone = other_keys.Waits(Counter({200: 9}), 1.0, 2.0)
-    greed = Greed("many pairs", lambda _: [])
+    greed = Greed("many pairs", lambda _: Request("/"))
     late, refused = replace(alone, p99_ms=83.0), replace(alone, statuses=Counter({200: 8, 429: 1}))
     held_up = replace(alone, p99_ms=53.0)
     kinds = ["small", "large", other_keys.LIVEZ]

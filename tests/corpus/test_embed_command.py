@@ -15,11 +15,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from addnorm.corpus import command, embed_command, embedder, in_process
+from addnorm.corpus import command, embed_command, embedder
 from addnorm.corpus.embed_command import Means
+from addnorm.corpus.embedding_job import Progress
 from addnorm.corpus.errors import CorpusError
 from addnorm.corpus.parts import PLAN_KEY, Parts, plan_of
-from addnorm.corpus.progress import Progress
 from addnorm.corpus.ray_data import Addnorm
 from addnorm.corpus.storage import Location
 from addnorm.service.runtime import bundle as bundles
@@ -49,7 +49,7 @@ def means(services: dict[Path, Service]) -> Means:
 
     def opened(bundle: Path, **settings: Any) -> Service:
         if bundle not in services:
-            services[bundle] = in_process.open_service(bundle, **settings)
+            services[bundle] = embedder.open_service(bundle, **settings)
         return replace(services[bundle], to_close=())
 
     return Means(opened, window_rows=WINDOW_ROWS)
@@ -582,7 +582,7 @@ def test_equal_texts_are_computed_once(text_bundles: Path, tmp_path: Path) -> No
     computed = list[int]()
 
     def counted(bundle: Path, **settings: Any) -> Service:
-        service = in_process.open_service(bundle, **settings)
+        service = embedder.open_service(bundle, **settings)
         target = service.models.find(None).target(None)
         run = target.run
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from addnorm.export import findings
+from addnorm.export import checking
 from addnorm.export.sources import sources, texts
 from addnorm.export.sources.folder_tokenizer import NoTexts
 from addnorm.export.sources.sources import Reference
@@ -44,7 +44,7 @@ def test_an_export_says_what_is_not_served_and_what_is_not_read(tmp_path: Path) 
     (tmp_path / "colbert_linear.pt").write_bytes(b"")
     source = sources.checkpoint(tmp_path, reference=Reference("none"))
     assert source.facts["similarity"] == "dot"
-    assert [*findings.lines(source)][-3:] == [
+    assert [*checking.findings(source)][-3:] == [
         f"fields that are not read: {PROGRAM}: its_own",
         "beside it, not served: colbert_linear.pt (FlagEmbedding's head of vectors of tokens)",
         "similarity: dot",
@@ -55,7 +55,7 @@ def test_an_export_says_that_scores_are_the_authors_with_raw_scores(tmp_path: Pa
     save(made("BertForSequenceClassification", num_labels=1), tmp_path)
     tell(tmp_path, PROGRAM, activation_fn="torch.nn.modules.linear.Identity")
     source = sources.checkpoint(tmp_path, reference=Reference("none"))
-    assert "scores of pairs: their authors' are the logits" in [*findings.lines(source)][-1]
+    assert "scores of pairs: their authors' are the logits" in [*checking.findings(source)][-1]
 
 
 @pytest.mark.parametrize(

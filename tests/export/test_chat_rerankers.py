@@ -10,11 +10,11 @@ import pytest
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
-from addnorm.export.sources import pair_template, sources
+from addnorm.export.sources import sources, texts
 from addnorm.export.sources.folder_tokenizer import NoTexts
 from addnorm.export.writer import Plan, export
 from addnorm.model.checkpoints import CheckpointError, load_checkpoint
-from addnorm.service.runtime.tokenizing.pair_text import pair_text
+from addnorm.service.runtime.tokenizing.tokenizer import pair_text
 from tests.conftest import client_of, inference_of
 from tests.support import language_model
 from tests.support.families import made, save
@@ -190,12 +190,12 @@ def test_a_score_needs_a_language_model(tmp_path: Path) -> None:
 
 def test_templates_that_are_not_of_pairs_or_change_texts() -> None:
     tokenizer, settings = words(), {"add_generation_prompt": True}
-    before, between, behind = pair_template.read(tokenizer, "Judge", settings) or ("", "", "")
+    before, between, behind = texts.read_pair_template(tokenizer, "Judge", settings) or ("", "", "")
     assert before.endswith("<Instruct>: Judge\n<Query>: ")
     assert (between, behind[:10]) == ("\n<Document>: ", "<|im_end|>")
     tokenizer.chat_template = TEMPLATE.replace('told("query")', 'told("query") | trim')
     with pytest.raises(NoTexts, match="its chat template changes a query or a document"):
-        pair_template.read(tokenizer, "", settings)
+        texts.read_pair_template(tokenizer, "", settings)
     for template in ("{{ messages[0].content }}", "{{ raise_exception('no') }}", None):
         tokenizer.chat_template = template
-        assert pair_template.read(tokenizer, "", settings) is None
+        assert texts.read_pair_template(tokenizer, "", settings) is None

@@ -11,7 +11,7 @@ import pytest
 from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers, processors, trainers
 from transformers import AutoTokenizer
 
-from addnorm.export import command, findings
+from addnorm.export import checking, command
 from addnorm.export.certificate.served import CertificationError
 from addnorm.export.checking import check, served_by_torch
 from addnorm.export.sources import sample_texts, sources
@@ -147,7 +147,7 @@ def test_texts_are_read_by_the_class_or_by_the_file(tmp_path: Path, name: str) -
     file, kind, model, changes = KINDS[name]
     folder = folder_of(tmp_path, file(), kind, model)
     source = sources.checkpoint(folder)
-    (said,) = (line for line in findings.lines(source) if line.startswith("tokenizer: "))
+    (said,) = (line for line in checking.findings(source) if line.startswith("tokenizer: "))
     assert ("unlike the folder's file as it is written in " in said) == changes
     assert any("token ids" in line for line in check(source))
     by_class = AutoTokenizer.from_pretrained(folder)(TEXTS)["input_ids"]

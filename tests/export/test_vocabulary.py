@@ -7,7 +7,7 @@ import torch
 from tokenizers import Tokenizer
 
 from addnorm.export import export_bundle, verify_bundle
-from addnorm.export.sources.vocabulary import write
+from addnorm.export.library import write_vocabulary
 from tests.conftest import inference_of, serving
 from tests.support import web
 from tests.support.people.encoders import OwnLayers
@@ -18,7 +18,7 @@ CHARACTERS = {
 
 
 def tokenizer(vocabulary: dict[str, int], folder: Path) -> Tokenizer:
-    return Tokenizer.from_file(str(write(vocabulary, folder) / "tokenizer.json"))
+    return Tokenizer.from_file(str(write_vocabulary(vocabulary, folder) / "tokenizer.json"))
 
 
 def test_characters_words_and_what_is_unknown(tmp_path: Path) -> None:

@@ -86,9 +86,6 @@ class Machine(Subject):
         self.tried.append(rate)
         return Run(rate, 0.1 if rate <= self.held else 0.3, 0)
 
-    def metric(self, name: str) -> float:
-        return math.nan
-
 
 def test_rates_are_tried_until_one_is_held() -> None:
     slow, fast, hopeless = Machine(100, 70), Machine(900, 600), Machine(4.9, 4)

@@ -8,10 +8,9 @@ import orjson
 import pytest
 
 from addnorm.corpus import embeddings_client
-from addnorm.load.measure.check import NAIVE_TOLERANCE, Reference
-from addnorm.load.measure.run import Load, Result, measure
-from addnorm.load.measure.stream import PROFILES, SWEEP_LONGEST, make
+from addnorm.load.run import NAIVE_TOLERANCE, Load, Reference, Result, measure
 from addnorm.load.servers import Server
+from addnorm.load.stream import PROFILES, SWEEP_LONGEST, make
 from addnorm.service.runtime.batch import Floats, Ints
 from addnorm.service.runtime.manifest import Limits
 from tests.support.fake_server import Answer, fake_server

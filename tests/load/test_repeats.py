@@ -8,10 +8,17 @@ import pytest
 
 from addnorm.load import command
 from addnorm.load.client import Answers
-from addnorm.load.measure import pool
-from addnorm.load.measure.check import Reference
-from addnorm.load.measure.stream import PROFILES, Stream
-from addnorm.load.servers import CacheCounts
+from addnorm.load.run import Reference
+from addnorm.load.servers import CacheCounts, sum_metrics
+from addnorm.load.stream import (
+    PROFILES,
+    Stream,
+    TooFewSequences,
+    distinct,
+    unique,
+    zipf,
+    zipf_ranks,
+)
 from addnorm.service.runtime.batch import Floats, Ints
 from addnorm.service.runtime.manifest import Limits
 
@@ -27,7 +34,7 @@ def sequences(stream: Stream) -> list[bytes]:
 def test_draws_follow_zipfs_law(exponent: float) -> None:
     """Each of the first ranks, and all of the others together, within five deviations."""
     num, num_distinct = 200_000, 1000
-    ranks = pool.zipf_ranks(exponent, num_distinct, num, np.random.default_rng(0))
+    ranks = zipf_ranks(exponent, num_distinct, num, np.random.default_rng(0))
     law = np.arange(1, num_distinct + 1) ** -exponent
     law /= law.sum()
     seen = np.bincount(ranks, minlength=num_distinct) / num
@@ -38,7 +45,7 @@ def test_draws_follow_zipfs_law(exponent: float) -> None:
 
 def test_a_stream_with_repeats_is_drawn_from_so_many_distinct_sequences() -> None:
     """The commonest in proportion to the law; the profile's sizes and lengths; an end."""
-    stream = pool.zipf(SMALL, LIMITS, 2000, 1.0, 100)
+    stream = zipf(SMALL, LIMITS, 2000, 1.0, 100)
     drawn = Counter(sequences(stream))
     assert len(drawn) == 100
     assert drawn.most_common(1)[0][1] / drawn.total() == pytest.approx(1 / 5.187, rel=0.1)
@@ -52,8 +59,10 @@ def test_a_stream_with_repeats_is_drawn_from_so_many_distinct_sequences() -> Non
 @pytest.mark.parametrize("kind", ["zipf", "unique"])
 def test_a_seed_decides_the_stream(kind: str) -> None:
     def bodies(seed: int) -> list[bytes]:
-        law = (1.0, 500) if kind == "zipf" else ()
-        stream: Stream = getattr(pool, kind)(SMALL, LIMITS, 50, *law, seed=seed)
+        if kind == "zipf":
+            stream = zipf(SMALL, LIMITS, 50, 1.0, 500, seed=seed)
+        else:
+            stream = unique(SMALL, LIMITS, 50, seed=seed)
         return [request.body for request in stream.requests]
 
     assert bodies(3) == bodies(3) != bodies(4)
@@ -62,8 +71,8 @@ def test_a_seed_decides_the_stream(kind: str) -> None:
 def test_a_stream_without_repeats_has_none() -> None:
     """Not even of a model with so few tokens that draws often agree."""
     for limits in (LIMITS, Limits(max_positions=5, vocab_size=6)):
-        stream = pool.unique(SMALL, limits, 1000)
-        after = pool.unique(SMALL, limits, 1000, seed=1, sent=stream.requests)
+        stream = unique(SMALL, limits, 1000)
+        after = unique(SMALL, limits, 1000, seed=1, sent=stream.requests)
         assert max(Counter(sequences(stream) + sequences(after)).values()) == 1
     parts = stream.parts(300)
     assert [len(part.requests) for part in parts] == [300, 300, 300, 100]
@@ -73,9 +82,9 @@ def test_a_stream_without_repeats_has_none() -> None:
 def test_more_distinct_sequences_than_there_are_is_an_error() -> None:
     limits = Limits(max_positions=2, vocab_size=3)
     tiny = PROFILES["tiny"]
-    assert len(pool.distinct(tiny, limits, 12, np.random.default_rng(0))) == 12
-    with pytest.raises(pool.TooFewSequences, match=r"found 12 distinct .* 13 are wanted"):
-        pool.distinct(tiny, limits, 13, np.random.default_rng(0))
+    assert len(distinct(tiny, limits, 12, np.random.default_rng(0))) == 12
+    with pytest.raises(TooFewSequences, match=r"found 12 distinct .* 13 are wanted"):
+        distinct(tiny, limits, 13, np.random.default_rng(0))
 
 
 def compute(_: str, sequence: Ints) -> Floats:
@@ -97,7 +106,7 @@ def answered(stream: Stream, wrong: dict[int, bytes]) -> Answers:
 
 
 def test_the_answers_to_a_sequence_must_agree_even_if_it_was_not_computed_alone() -> None:
-    stream = pool.zipf(SMALL, LIMITS, 300, 1.0, 50)
+    stream = zipf(SMALL, LIMITS, 300, 1.0, 50)
     reference = Reference(compute, most_alone=10)
     reference.learn(stream.requests)
     assert reference.coverage(stream.requests) == (len(set(sequences(stream))), 10)
@@ -116,7 +125,7 @@ def test_the_answers_to_a_sequence_must_agree_even_if_it_was_not_computed_alone(
 
 
 def test_what_is_computed_alone_is_a_seeded_draw() -> None:
-    stream = pool.unique(SMALL, LIMITS, 100)
+    stream = unique(SMALL, LIMITS, 100)
     drawn = []
     for _ in range(2):
         seen: list[bytes] = []
@@ -145,11 +154,11 @@ addnorm_cache_bytes{model="a"} 4096.0
 def test_cache_counts_are_read_from_the_metrics() -> None:
     """The counts are those of all models: zeros if nothing was looked up, None for another
     server."""
-    counts = CacheCounts.of_metrics(METRICS)
+    counts = CacheCounts.of_metrics(sum_metrics(METRICS))
     assert counts == CacheCounts(33, 5, 0)
     assert counts.since(CacheCounts(30, 1, 0)) == CacheCounts(3, 4, 0)
-    assert CacheCounts.of_metrics("addnorm_worker_threads 2.0\n") == CacheCounts()
-    assert CacheCounts.of_metrics("tei_request_count 2.0\n") is None
+    assert CacheCounts.of_metrics(sum_metrics("addnorm_worker_threads 2.0\n")) == CacheCounts()
+    assert CacheCounts.of_metrics(sum_metrics("tei_request_count 2.0\n")) is None
 
 
 @pytest.mark.parametrize(

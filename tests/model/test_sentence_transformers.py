@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from addnorm.model.checkpoints import CheckpointError, load_checkpoint, sentence_transformers
-from addnorm.model.checkpoints.multi_vector import Mask
+from addnorm.model.checkpoints.sentence_transformers import Mask
 from tests.support.families import made, save
 from tests.support.sentence_transformers import write_dense, write_modules, write_settings
 

@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from addnorm.load.measure.prose import prose
+from addnorm.load.stream import prose
 from benchmarks import processes
 from benchmarks.findings import BUILD, MINILM, PEER_PYTHON, newest
 from tests.support import web

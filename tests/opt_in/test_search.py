@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from addnorm.load.measure.prose import prose
+from addnorm.load.stream import prose
 from addnorm.service.runtime import bundle as bundles
 from addnorm.service.runtime.fingerprint import METADATA_KEY
 from benchmarks.findings import BUILD, newest

@@ -3,7 +3,7 @@
 Each is within the limits of the default settings, or was before such limits were known.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import orjson
@@ -42,11 +42,10 @@ RERANKER, ENTAILMENT, MASKED_LM = "reranker", "entailment", "masked-lm"  # of st
 
 @dataclass(frozen=True)
 class Greed:
-    """Requests of one kind, sent in turn over some connections. make: from the embedder's
-    manifest."""
+    """A request, sent again and again over some connections. make: from the embedder's manifest."""
 
     name: str
-    make: Callable[[Manifest], Sequence[Request]]
+    make: Callable[[Manifest], Request]
     connections: int = 2
     is_read: bool = True  # whether the answer is
     is_whole: bool = True  # whether the body is sent to its end
@@ -55,166 +54,135 @@ class Greed:
     has_key: bool = True  # whether a key is sent; without, what needs none is asked for
 
 
-def _long_template(_: Manifest) -> list[Request]:
-    labels = [f"label {number}" for number in range(400)]
-    return [_zero_shot(["a"], labels, hypothesis_template="{}" + "x" * 2 * MB)]
-
-
-def _many_pairs(_: Manifest) -> list[Request]:
-    return [_zero_shot(["a"] * 2020, ["b"] * 2020)]
-
-
-def _long_label(_: Manifest) -> list[Request]:
-    return [_zero_shot(["a"] * 60, ["l" * 4 * MB], truncate=True)]
-
-
 def _zero_shot(texts: list[str], labels: list[str], **more: object) -> Request:
     body = {"model": ENTAILMENT, "texts": texts, "candidate_labels": labels, **more}
     return Request.json("/v1/zero-shot", body)
-
-
-def _long_target(_: Manifest) -> list[Request]:
-    return [_fill_mask("ba [MASK]", targets=["a b c d " * (MB // 4)])]
-
-
-def _many_masks(_: Manifest) -> list[Request]:
-    return [_fill_mask("[MASK]\u4e00" * 255, top_k=100)]
 
 
 def _fill_mask(text: str, **more: object) -> Request:
     return Request.json("/v1/fill-mask", {"model": MASKED_LM, "texts": [text], **more})
 
 
-def _equal_rows(manifest: Manifest) -> list[Request]:
+def _many_masks(_: Manifest) -> Request:
+    return _fill_mask("[MASK]\u4e00" * 255, top_k=100)
+
+
+def _equal_rows(manifest: Manifest) -> Request:
     """Answers of about 90 MB: equal sequences are computed once, so they cost next to nothing."""
     length = min(500, manifest.limits.max_positions)
     num = min(90 * MB // (4 * manifest.d_model), LIMITS.max_tokens) // length
     fields = {"input_ids": [[5] * length] * num, "outputs": ["activations"]}
-    return [infer(manifest, fields, accept=SAFETENSORS)]
+    return infer(manifest, fields, accept=SAFETENSORS)
 
 
-def _spaces(_: Manifest) -> list[Request]:
-    return [Request("/v1/embeddings", b" " * BODY_BYTES, JSON)]
-
-
-def _long_query(_: Manifest) -> list[Request]:
-    body = {"model": RERANKER, "query": "a" * 260_000, "documents": ["b"] * 1024}
-    return [Request.json("/v1/rerank", body)]
-
-
-def _wide_heads(_: Manifest) -> list[Request]:
+def _wide_heads(_: Manifest) -> Request:
     fields = {"input_ids": [[5 + row] * 500 for row in range(8)], "outputs": ["logits"]}
-    return [Request.json("/v1/infer", {"model": MASKED_LM, **fields, "logits": {"top_k": 1}})]
+    return Request.json("/v1/infer", {"model": MASKED_LM, **fields, "logits": {"top_k": 1}})
 
 
-def _sparse(_: Manifest) -> list[Request]:
-    """Random weights leave half of the vocabulary positive."""
-    texts = [f"{'ba ' * 470}{number}" for number in range(130)]
-    return [Request.json("/embed_sparse", {"inputs": texts})]
-
-
-def _long_row_of_ids(manifest: Manifest) -> list[Request]:
-    return [Request.json("/detokenize", {"model": manifest.name, "tokens": [100] * 65_000})]
-
-
-def _repeated_types(manifest: Manifest) -> list[Request]:
+def _repeated_types(manifest: Manifest) -> Request:
     body = {"model": manifest.name, "texts": ["a"] * 100, "input_type": "search_document"}
-    return [Request.json("/v2/embed", {**body, "embedding_types": ["base64"] * 3850})]
+    return Request.json("/v2/embed", {**body, "embedding_types": ["base64"] * 3850})
 
 
-def _empty_texts(manifest: Manifest) -> list[Request]:
-    return [Request.json("/v1/tokenize", {"model": manifest.name, "texts": [""] * 1024})]
-
-
-def _bulk(manifest: Manifest) -> list[Request]:
+def _bulk(manifest: Manifest) -> Request:
     """About as many tokens as a request may have."""
     documents = [f"{number} " + "pads are dropped " * 45 for number in range(LIMITS.max_sequences)]
-    return [Request.json("/v1/embeddings", {"model": manifest.name, "input": documents})]
+    return Request.json(EMBEDDINGS, {"model": manifest.name, "input": documents})
 
 
-def _openapi(_: Manifest) -> list[Request]:
-    return [Request("/openapi.json")]
-
-
-def _many_tokens(manifest: Manifest) -> list[Request]:
-    """Answers of 18 MB that no engine computes."""
-    body = {"model": manifest.name, "inputs": ["a " * 140] * LIMITS.max_sequences}
-    return [Request.json("/tokenize", body)]
-
-
-def _many_instances(_: Manifest) -> list[Request]:
-    return [Request.json("/vertex", {"instances": [{"inputs": "a"}] * 8000})]
-
-
-def _many_tensors(_: Manifest) -> list[Request]:
+def _many_tensors(_: Manifest) -> Request:
     """A header of safetensors that names many tensors of no bytes."""
     tensor = {"dtype": "I64", "shape": [0], "data_offsets": [0, 0]}
     header = orjson.dumps({f"t{number}": tensor for number in range(100_000)})
     body = len(header).to_bytes(8, "little") + header
-    return [Request("/v1/infer", body, {"content-type": SAFETENSORS})]
+    return Request("/v1/infer", body, {"content-type": SAFETENSORS})
 
 
-def _deep_lists(manifest: Manifest) -> list[Request]:
+def _deep_lists(manifest: Manifest) -> Request:
     deep = b"[1," + b"[" * 250 + b"]" * 250 + b"]"
     body = b'{"model":"%b","inputs":[%b]}' % (manifest.name.encode(), b",".join([deep] * 2000))
-    return [Request("/embed", body, JSON)]
+    return Request("/embed", body, JSON)
 
 
-def _small(manifest: Manifest) -> list[Request]:
-    return [Request.json("/v1/embeddings", {"model": manifest.name, "input": "a text"})]
+def _named(path: str, **fields: object) -> Callable[[Manifest], Request]:
+    """A body that names the embedder."""
+    return lambda manifest: Request.json(path, {"model": manifest.name, **fields})
 
 
-def _of_one(name: str, make: Callable[[Manifest], Request]) -> Greed:
-    return Greed(name, lambda manifest: [make(manifest)])
+def _other(path: str, **fields: object) -> Callable[[Manifest], Request]:
+    """A body that names another model, or none."""
+    return lambda _: Request.json(path, fields)
 
 
 def _texts(path: str, make: Callable[[Manifest], list[str]]) -> Callable[[Manifest], Request]:
     return lambda manifest: of_texts(path, make, manifest)
 
 
-ONE_REQUEST: dict[str, Callable[[Manifest], Request]] = {  # again and again
-    "8 MiB of spaces, gzip": spaces,
-    "8 MiB of escapes for a name, gzip": lambda _: long_name(rb"\u0041"),
-    "260,000 integers of 60 digits, gzip": lambda _: packed(integers(60)),
-    "a million chunks of a byte": small_chunks,
-    "norm_stats of 300,000 pads": lambda m: padding(m, "norm_stats", LIMITS.max_padded_tokens),
-    "activations of 174,000 pads, gzip": (
-        lambda m: padding(m, "activations", pads(m.d_model)).having(accept_encoding="gzip")
-    ),
-    "the same as safetensors": tensor_pads,
-    "the same by V2": v2_pads,
-    "3,300,000 cells, a wrong mask": wrong_mask,
-    "300,000 floats of 55 digits by V2, gzip": lambda m: v2_floats(55, m),
-    "embeddings of 2,048 sequences": embeddings,
-    "900 texts of words in no vocabulary": _texts(EMBEDDINGS, lambda _: hopeless(900)),
-    "texts of one endless word": _texts(TOKENIZE, lambda m: longest(m, texts.run_on)),
-    "texts of accents": _texts(INFER, lambda m: longest(m, texts.accents)),
-}
-
-
+LABELS = [f"label {number}" for number in range(400)]
+# random weights leave half of the vocabulary positive
+SPARSE = [f"{'ba ' * 470}{number}" for number in range(130)]
 GREEDS = (
-    *(_of_one(name, make) for name, make in ONE_REQUEST.items()),
-    Greed("a template of 2 MB for 400 labels", _long_template),
-    Greed("a target of 2 MB", _long_target),
-    Greed("2,020 texts for 2,020 labels", _many_pairs),
+    Greed("8 MiB of spaces, gzip", spaces),
+    Greed("8 MiB of escapes for a name, gzip", lambda _: long_name(rb"\u0041")),
+    Greed("260,000 integers of 60 digits, gzip", lambda _: packed(integers(60))),
+    Greed("a million chunks of a byte", small_chunks),
+    Greed(
+        "norm_stats of 300,000 pads", lambda m: padding(m, "norm_stats", LIMITS.max_padded_tokens)
+    ),
+    Greed(
+        "activations of 174,000 pads, gzip",
+        lambda m: padding(m, "activations", pads(m.d_model)).having(accept_encoding="gzip"),
+    ),
+    Greed("the same as safetensors", tensor_pads),
+    Greed("the same by V2", v2_pads),
+    Greed("3,300,000 cells, a wrong mask", wrong_mask),
+    Greed("300,000 floats of 55 digits by V2, gzip", lambda m: v2_floats(55, m)),
+    Greed("embeddings of 2,048 sequences", embeddings),
+    Greed("900 texts of words in no vocabulary", _texts(EMBEDDINGS, lambda _: hopeless(900))),
+    Greed("texts of one endless word", _texts(TOKENIZE, lambda m: longest(m, texts.run_on))),
+    Greed("texts of accents", _texts(INFER, lambda m: longest(m, texts.accents))),
+    Greed(
+        "a template of 2 MB for 400 labels",
+        lambda _: _zero_shot(["a"], LABELS, hypothesis_template="{}" + "x" * 2 * MB),
+    ),
+    Greed("a target of 2 MB", lambda _: _fill_mask("ba [MASK]", targets=["a b c d " * (MB // 4)])),
+    Greed("2,020 texts for 2,020 labels", lambda _: _zero_shot(["a"] * 2020, ["b"] * 2020)),
     Greed("six answers of 90 MB that are not read", _equal_rows, 6, is_read=False),
-    Greed("17 bodies of 16 MB without their ends", _spaces, 17, is_whole=False),
-    Greed("a query of 260 KB for 1,024 documents", _long_query, 1),
+    Greed(
+        "17 bodies of 16 MB without their ends",
+        lambda _: Request(EMBEDDINGS, b" " * BODY_BYTES, JSON), 17, is_whole=False,
+    ),
+    Greed(
+        "a query of 260 KB for 1,024 documents",
+        _other("/v1/rerank", model=RERANKER, query="a" * 260_000, documents=["b"] * 1024), 1,
+    ),
     Greed("30 requests for logits of 4,000 tokens", _wide_heads, 30),
-    Greed("30 bodies of 7 MB", lambda _: [integers(19)], 30),
+    Greed("30 bodies of 7 MB", lambda _: integers(19), 30),
     Greed("answers that take long to write", _many_masks, slow_answer=True),
-    Greed("sparse vectors of half a vocabulary", _sparse, 5),
+    Greed("sparse vectors of half a vocabulary", _other("/embed_sparse", inputs=SPARSE), 5),
     Greed("a text of 255 masks", _many_masks, 6),
-    Greed("a row of 65,000 ids to decode", _long_row_of_ids),
+    Greed("a row of 65,000 ids to decode", _named("/detokenize", tokens=[100] * 65_000)),
     Greed("a type of vectors asked for 3,850 times", _repeated_types),
-    Greed("a label of 4 MB for 60 texts", _long_label),
-    Greed("1,024 empty texts", _empty_texts, 4),
+    Greed(
+        "a label of 4 MB for 60 texts",
+        lambda _: _zero_shot(["a"] * 60, ["l" * 4 * MB], truncate=True),
+    ),
+    Greed("1,024 empty texts", _named(TOKENIZE, texts=[""] * 1024), 4),
     Greed("2,048 texts of 140 tokens", _bulk, 1),
-    Greed("the OpenAPI document", _openapi, 4),
-    Greed("unread OpenAPI documents without a key", _openapi, 1000, is_read=False, has_key=False),
-    Greed("12 answers of 18 MB of tokens that are not read", _many_tokens, 12, is_read=False),
-    Greed("8,000 instances for Vertex AI", _many_instances, 4),
+    Greed("the OpenAPI document", lambda _: Request("/openapi.json"), 4),
+    Greed(
+        "unread OpenAPI documents without a key",
+        lambda _: Request("/openapi.json"), 1000, is_read=False, has_key=False,
+    ),
+    Greed(  # that no engine computes
+        "12 answers of 18 MB of tokens that are not read",
+        _named("/tokenize", inputs=["a " * 140] * LIMITS.max_sequences), 12, is_read=False,
+    ),
+    Greed(
+        "8,000 instances for Vertex AI", _other("/vertex", instances=[{"inputs": "a"}] * 8000), 4
+    ),
     Greed("a safetensors header of 100,000 tensors", _many_tensors, 4),
     Greed("2,000 lists nested 250 deep", _deep_lists, 4),
-    Greed("a log that nobody reads", _small, 4, log_is_read=False),
-)
+    Greed("a log that nobody reads", _named(EMBEDDINGS, input="a text"), 4, log_is_read=False),
+)  # fmt: skip

@@ -197,20 +197,19 @@ def _greedy(
 ) -> Iterator[Counter[int]]:
     """Answers by status, complete once the block has ended."""
     key = {"authorization": f"Bearer {KEYS['greedy']}"} if greed.has_key else {}
-    requests = [request.having(**key) for request in greed.make(manifest)]
+    request = greed.make(manifest).having(**key)
     end, answers = time.monotonic() + seconds, Counter[int]()
     if not (greed.is_read and greed.is_whole):
         with ExitStack() as open_ones:
             for _ in range(greed.connections):
-                open_ones.enter_context(_stuck(server, requests[0], greed.is_whole))
+                open_ones.enter_context(_stuck(server, request, greed.is_whole))
             yield answers
         return
 
     def ask() -> None:
         caller = Caller(server.host, server.port, seconds + LEAVE_S)
         while time.monotonic() < end:
-            for request in requests:
-                answers[caller.ask(request)] += 1
+            answers[caller.ask(request)] += 1
         caller.close()
 
     threads = [threading.Thread(target=ask) for _ in range(greed.connections)]
@@ -261,20 +260,16 @@ def serving(root: Path, greed: Greed, worktree: Path | None) -> Iterator[Server]
         log: IO[bytes] | None = None
         if not greed.log_is_read:
             settings["ADDNORM_LOG_LEVEL"] = "info"
-            log = _unread_pipe(opened)
+            reader, writer = os.pipe()
+            opened.callback(os.close, reader)
+            log = opened.enter_context(os.fdopen(writer, "wb"))
         server = opened.enter_context(processes.folder(root, worktree, log, **settings))
         header = f"Authorization: Bearer {KEYS['other']}"
         yield Server(server.host, server.port, server.pid, (header,))
 
 
-def _unread_pipe(opened: ExitStack) -> IO[bytes]:
-    reader, writer = os.pipe()
-    opened.callback(os.close, reader)
-    return opened.enter_context(os.fdopen(writer, "wb"))
-
-
 def run(options: Options) -> Findings:
-    from benchmarks.stress.models import export_task_models  # brings PyTorch, which others lack
+    from benchmarks.stress.copies import export_task_models  # brings PyTorch, which others lack
 
     wanted = [greed for greed in GREEDS if options.wants(greed.name, within=True)]
     seconds = CASE_S * options.share

@@ -6,9 +6,8 @@ with Retry-After.
 
 from dataclasses import dataclass, replace
 
-from addnorm.load.measure.check import Reference, compute_alone
-from addnorm.load.measure.run import Load, Result, measure
-from addnorm.load.measure.stream import PROFILES, Stream, make
+from addnorm.load.run import Load, Reference, Result, compute_alone, measure
+from addnorm.load.stream import PROFILES, Stream, make
 from addnorm.service.cores import usable_cores
 from addnorm.service.runtime.bundle import Bundle
 from benchmarks import processes

@@ -13,8 +13,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from addnorm.load.client import Client, runner
-from addnorm.load.measure.stream import PROFILES, Request, make
 from addnorm.load.servers import Server
+from addnorm.load.stream import PROFILES, Request, make
 from addnorm.service.runtime.bundle import Bundle
 from benchmarks import processes
 from benchmarks.findings import Findings, Options, figures_table

@@ -19,8 +19,8 @@ import orjson
 from tqdm import tqdm
 
 from addnorm.load.client import Client, runner
-from addnorm.load.measure.stream import PROFILES, make
 from addnorm.load.servers import Server
+from addnorm.load.stream import PROFILES, make
 from addnorm.service.runtime.bundle import Bundle
 from benchmarks import processes
 from benchmarks.findings import Findings, Options, figures_table

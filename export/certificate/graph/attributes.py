@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from onnx import ModelProto, NodeProto, TensorProto
 
-from addnorm.export.certificate.graph import distances, places, portable_nodes, structure
+from addnorm.export.certificate.graph import places, portable_nodes, structure
 from addnorm.export.graphs.model_file import Graph
 from addnorm.model.config import Activation, Config, HeadConfig
 
@@ -24,7 +24,7 @@ def body(graph: Graph, config: Config, precision: str, portable: bool) -> Iterat
     yield from places.rotations(graph, config)
     yield from places.windows(graph, config)
     yield from portable_nodes.gates(graph, config)
-    yield from distances.vectors(graph, config)
+    yield from places.vectors(graph, config)
     if portable:
         yield from portable_nodes.attentions(graph, config)
         yield from _portable(graph, config, _widths(config), config.activation, config.n_layers)
@@ -32,7 +32,7 @@ def body(graph: Graph, config: Config, precision: str, portable: bool) -> Iterat
     own: dict[str, Any] = {"softmax_precision": TensorProto.FLOAT} if precision == "fp16" else {}
     heads = {"q_num_heads": config.n_heads, "kv_num_heads": config.kv_heads}
     if config.positions.disentangled:
-        own["scale"] = float(distances.scale(config))
+        own["scale"] = float(places.scale(config))
     yield from _compare_nodes(graph.proto, "Attention", heads | own, config.n_layers)
     yield from _attributes(graph, config, _widths(config), config.activation, config.n_layers)
 
@@ -41,7 +41,8 @@ def _widths(config: Config) -> list[int]:
     """How many numbers each norm of the body is of."""
     of_rows = [config.d_model] * (config.n_norms - config.embedding_norm)
     of_embeddings = [config.embedding_size or config.d_model] * config.embedding_norm
-    of_distances = [config.d_model] * distances.has_norm(config)
+    shape = config.positions.disentangled  # whose norm no token passes
+    of_distances = [config.d_model] * bool(shape and shape.norm)
     of_heads = [config.head_dims] * (2 * config.n_layers * config.qk_norm)
     return of_embeddings + of_rows + of_distances + of_heads
 

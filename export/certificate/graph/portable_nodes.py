@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 from onnx import NodeProto, TensorProto
 
-from addnorm.export.certificate.graph import distances, structure
+from addnorm.export.certificate.graph import places, structure
 from addnorm.export.certificate.graph.reading import BROKEN, Reader, Unlike
 from addnorm.export.graphs.model_file import Graph
 from addnorm.model.config import Config
@@ -35,9 +35,9 @@ def attentions(graph: Graph, config: Config) -> Iterator[str]:
         "heads": config.n_heads,
         "kv_heads": config.kv_heads,
         "dims": dims,
-        "scale": distances.scale(config),
+        "scale": places.scale(config),
         "biased": config.causal or config.positions.buckets > 0,
-        "terms": distances.terms(config),
+        "terms": places.terms(config),
         "local": False,
     }
     for layer, scan in enumerate(scans):
@@ -73,7 +73,7 @@ def _attention(graph: Graph, scan: NodeProto) -> dict[str, Any]:
     while (made := read.producer(total)).op_type == "Add":
         total = made.input[0]
     scale = read.node(total, "Mul")
-    terms = [*distances.read_terms(read, scan, body, scale.input[0])]
+    terms = [*places.read_terms(read, scan, body, scale.input[0])]
     num_floats = len(scan.input) - (2 if terms else 0)
     # neighbours read the same heads of keys
     known = sorted({*shared})

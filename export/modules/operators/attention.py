@@ -168,23 +168,19 @@ def _projection(heads: list[Indices], length: int) -> Projection:
     sources = tuple(dict.fromkeys(source for head in heads for source in head.sources))
     widths = [source.value.tensor.numel() // length for source in sources]
     first = dict(zip(sources, [0, *torch.tensor(widths).cumsum(0).tolist()], strict=False))
-    chosen = [_columns(head, first, length) for head in heads]
+    chosen, in_order = [], torch.arange(length)[None, :, None]
+    for head in heads:
+        places, ours = [], []
+        for source in head.sources:
+            width, entry = source.width, torch.arange(source.value.tensor.numel())
+            places.append(entry // width % length)
+            ours.append(first[source] + entry // (width * length) * width + entry % width)
+        token, column = torch.cat(places)[head.entries], torch.cat(ours)[head.entries]
+        # each token's entries are of the same columns, [n, d/H]
+        if not (token == in_order).all() or not (column == column[:, :1]).all():
+            raise Unrecognized("attention mixes the places of tokens", head.sources[0].value)
+        chosen.append(column[:, 0])
     return Projection(sources, torch.cat(chosen), heads[0].factor)
-
-
-def _columns(head: Indices, first: Mapping[Landmark, int], length: int) -> Tensor:
-    """`[n, d/H]`, where each token's entries are of the same columns."""
-    places, ours = [], []
-    for source in head.sources:
-        width, number = source.width, source.value.tensor.numel()
-        entry = torch.arange(number)
-        places.append(entry // width % length)
-        ours.append(first[source] + entry // (width * length) * width + entry % width)
-    token, column = torch.cat(places)[head.entries], torch.cat(ours)[head.entries]
-    in_order = torch.arange(length)[None, :, None]
-    if not (token == in_order).all() or not (column == column[:, :1]).all():
-        raise Unrecognized("attention mixes the places of tokens", head.sources[0].value)
-    return column[:, 0]
 
 
 def _output_columns(heads: list[Head], gathered: Indices, length: int) -> Tensor:

@@ -79,18 +79,14 @@ def is_explained(step: Step, parts: Iterable[str]) -> bool:
     divides_by_rows = step.op in ("div", "addcdiv") and step.arguments[-1] in step.rows
     if step.op in (SUMS if len(step.rows) > 1 else AFFINE) and not divides_by_rows:
         return True
-    return any(step.op in PARTS[part] for part in parts) and _is_relu(step)
+    if step.op in ("clamp", "clamp_min", "threshold"):  # elsewhere than at 0 alone it is no relu
+        bounds = [*step.arguments[1:], *step.options.values()]
+        if not set(bounds) <= {0, None} or bounds[0] != 0:
+            return False
+    return any(step.op in PARTS[part] for part in parts)
 
 
 def explain(part: str, steps: Collection[Step]) -> None:
     """A trial found these to be such a part."""
     for step in steps:
         step.parts.add(part)
-
-
-def _is_relu(step: Step) -> bool:
-    """True unless it is a clamp elsewhere than at 0 alone."""
-    if step.op not in ("clamp", "clamp_min", "threshold"):
-        return True
-    bounds = [*step.arguments[1:], *step.options.values()]
-    return set(bounds) <= {0, None} and bounds[0] == 0

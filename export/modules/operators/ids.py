@@ -5,7 +5,6 @@ however the code says it. Ids may be read in a table as they are. What is the sa
 few is a constant wherever these few are not. Anything else is refused.
 """
 
-from collections.abc import Collection
 from typing import Any
 
 import torch
@@ -58,7 +57,17 @@ class Told:
         if not live:
             self.constants.update(x for x in step.values if not x.of_rows)
         elif step.op in LOOKUPS and step.values[0].of_rows and step.inputs[0] not in live:
-            self._refuse_others(step, live)
+            # a table is read at the ids themselves
+            for numbers, _ in (self._live[x] for x in live):
+                if numbers is None:
+                    continue
+                other = (numbers.double() != self._all.double()).nonzero().flatten().tolist()
+                if len(numbers) == len(other):
+                    why = "a table is read at numbers that are no token ids"
+                    raise Unrecognized(why, step.values[0])
+                if other:
+                    read = ", ".join(f"{x} as {numbers[x]:g}" for x in other[:NUM_SHOWN])
+                    raise _refusal(step, f"reads ids as others: {read}")
         elif step.rows:
             raise _refusal(step, "computes with activations and the numbers of token ids")
         elif step.op in VIEWS:
@@ -67,20 +76,6 @@ class Told:
                 self._live[made] = table, tensor
         elif step.op not in SHAPE_ONLY:
             self._tell(step, live)
-
-    def _refuse_others(self, step: Step, live: Collection[Value]) -> None:
-        """A table is read at the ids themselves."""
-        for table, _ in (self._live[x] for x in live):
-            if table is None:
-                continue
-            other = (table.double() != self._all.double()).nonzero().flatten().tolist()
-            if len(table) == len(other):
-                raise Unrecognized(
-                    "a table is read at numbers that are no token ids", step.values[0]
-                )
-            if other:
-                read = ", ".join(f"{x} as {table[x]:g}" for x in other[:NUM_SHOWN])
-                raise _refusal(step, f"reads ids as others: {read}")
 
     def _tell(self, step: Step, live: list[Value]) -> None:
         """An operator on each id by itself."""

@@ -58,7 +58,9 @@ class Run(TorchDispatchMode):
         if not tensors:
             return func(*args, **kwargs)
         given = tuple([x.clone() for x in found if id(x) not in known])
-        op, is_mutable = _KINDS.get(func) or _KINDS.setdefault(func, _kind(func))
+        if func not in _KINDS:
+            _KINDS[func] = str(func.overloadpacket.__name__), bool(func._schema.is_mutable)
+        op, is_mutable = _KINDS[func]
         line = authors_line() if self._with_lines else ""
         self.calls.append(Call(op, tuple(numbers), tensors, given, line))
         if op in OF_NUMBERS or sum([x.numel() for x in found]) < SMALL:
@@ -75,10 +77,6 @@ class Run(TorchDispatchMode):
                 known[id(x)] = len(self._alive)
                 self._alive.append(x)
         return result
-
-
-def _kind(func: Any) -> tuple[str, bool]:
-    return str(func.overloadpacket.__name__), bool(func._schema.is_mutable)
 
 
 def _flatten(found: Sequence[Any]) -> list[Any]:

@@ -74,9 +74,13 @@ class Parts:
     def original(self, value: Value) -> Value:
         """The first value with these numbers in this order: without views, dropout and the like."""
         if value not in self._same:
-            found = value
-            while (before := _source_of_view(found)) is not None:
-                found = before
+            found, rows = value, {*value.step.rows} if value.step else set()
+            while len(rows) == 1:
+                (row,) = rows
+                new, old = found.tensor.reshape(-1), row.tensor.reshape(-1)
+                if len(new) != len(old) or not torch.equal(new, old):
+                    break
+                found, rows = row, {*row.step.rows} if row.step else set()
             self._same[value] = found
         return self._same[value]
 
@@ -141,17 +145,6 @@ class Parts:
             and step.values[0].of_rows
             and not any(x.of_rows for x in step.inputs)
         )
-
-
-def _source_of_view(value: Value) -> Value | None:
-    """The value that it is a copy, or another view, of."""
-    rows = set(value.step.rows) if value.step else set()
-    if len(rows) != 1:
-        return None
-    (row,) = rows
-    new, old = value.tensor, row.tensor
-    is_same = new.numel() == old.numel() and torch.equal(new.reshape(-1), old.reshape(-1))
-    return row if is_same else None
 
 
 def columns(weight: Tensor) -> Tensor:

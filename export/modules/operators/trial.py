@@ -96,7 +96,9 @@ def norm(entry: Value, exit_: Value) -> tuple[Norm, str]:
         why = "norm: a token's row depends on others' rows, so tokens are mixed"
         raise Unrecognized(why, exit_)
     # which of the vectors may be gamma, and which beta
-    options = [*_vectors(steps, n), None, None][:2]
+    constants = dict.fromkeys(constant for step in steps for constant in step.constants)
+    vectors = [x for x in constants if x.tensor.numel() == n and not x.of_ids]
+    options = [*(x for x in vectors if x.tensor.is_floating_point()), None, None][:2]
     pairs = [*dict.fromkeys(permutations(options, 2))]
     tried: dict[str, float] = {}
     norms: dict[str, tuple[Norm, str]] = {}
@@ -126,16 +128,6 @@ def _normalize(rows: Tensor, steps: list[Step]) -> Iterator[tuple[float, str, Te
     for eps in sorted({*stated, *EPS}):
         for words, deviation in DEVIATIONS.items():
             yield eps, words, centred / deviation.denominator(variance, eps, rows.shape[-1])
-
-
-def _vectors(steps: list[Step], n: int) -> list[Value]:
-    """Constants that may be gamma or beta."""
-    constants = dict.fromkeys(constant for step in steps for constant in step.constants)
-    return [
-        x
-        for x in constants
-        if x.tensor.numel() == n and x.tensor.is_floating_point() and not x.of_ids
-    ]
 
 
 def activation(entry: Value, exit_: Value) -> Activation:

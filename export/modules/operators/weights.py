@@ -115,11 +115,6 @@ def places(shape: Shape, trace: Trace, length: int) -> Tensor:
     return total
 
 
-def last_place(shape: Shape) -> int | None:
-    """The number of the last value that `places` reads. None if there is none."""
-    return max((value.number for value, _ in shape.embedding.places), default=None)
-
-
 def limits(shape: Shape) -> list[int]:
     """Tokens that a sequence may have, as tables of places and masks of a fixed size say."""
     width, found = shape.embedding.tokens.tensor.shape[1], []  # type: ignore[union-attr]

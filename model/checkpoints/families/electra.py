@@ -32,7 +32,6 @@ ELECTRA = Family(
             "discriminator_predictions.dense_prediction",
             dense="discriminator_predictions.dense",
             activation=None,
-            labels=("replaced",),
         ),
         bert.classifier("classifier.dense", "classifier.out_proj", activation="gelu"),
         bert.TOKENS,

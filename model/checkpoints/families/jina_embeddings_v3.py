@@ -37,13 +37,8 @@ _JINA = Family(
     derived=lambda raw: {"positions": rotary.of_all_layers(raw, ["dynamic"])},
     also_read=rotary.READ,
     no_effect=(
-        "lora_*",
-        "task_instructions",
-        "matryoshka_dimensions",
-        "truncate_dim",
-        "load_trained_adapters",
-        "emb_pooler",
-        "use_reentrant",
+        *("lora_*", "task_instructions", "matryoshka_dimensions", "truncate_dim"),
+        *("load_trained_adapters", "emb_pooler", "use_reentrant"),
     ),
     unused=(r"pooler\..*",),
 )

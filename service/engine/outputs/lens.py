@@ -13,12 +13,11 @@ from pydantic import Field
 
 from addnorm.service.engine.checkpoint import checkpoint
 from addnorm.service.engine.heads import check_finite
-from addnorm.service.engine.outputs.output import Asked, Computed, Output, Strict
+from addnorm.service.engine.outputs.output import Asked, Computed, Output, Size, Strict
 from addnorm.service.engine.outputs.values import ByLayer, ByRow, Dense, Ragged, by_token
 from addnorm.service.errors import InvalidInput
 from addnorm.service.runtime.batch import Batch, Floats, Padding
 from addnorm.service.runtime.bundle import LENS, Bundle
-from addnorm.service.runtime.engine import Engine
 from addnorm.service.runtime.manifest import Pick
 
 Numbers = Annotated[list[int], Field(fail_fast=True)]
@@ -63,9 +62,6 @@ class LensOutput(Output[ByLayer]):
 
     def head(self, bundle: Bundle) -> str | None:
         return LENS  # its time is predicted as a head's, by tokens
-
-    def head_run_values(self, bundle: Bundle, engine: Engine, batch: Batch) -> int:
-        return 0  # what a run of the lens makes is the response, which is estimated
 
     def pick(self, bundle: Bundle) -> Pick:
         return "every"
@@ -173,15 +169,14 @@ class Attentions(LensOutput):
         """For each pair of tokens."""
         return len(self.shown_layers(bundle)) * len(self.shown_heads(bundle))
 
-    def num_values(self, bundle: Bundle, batch: Batch) -> int:
-        return int(np.square(batch.lengths).sum()) * self.width(bundle)
-
-    def num_pads(self, bundle: Bundle, padding: Padding) -> int:
-        """Pairs of places of which one is a pad."""
-        if padding.mask is None:
-            return 0
-        rows, seq = padding.mask.shape
-        return int(rows * seq * seq - np.square(padding.lengths).sum())
+    def size(self, bundle: Bundle, batch: Batch, padding: Padding) -> Size:
+        """Pads are pairs of places of which one is a pad."""
+        num_pairs, num_pads = int(np.square(batch.lengths).sum()), 0
+        if padding.mask is not None:
+            rows, seq = padding.mask.shape
+            num_pads = rows * seq * seq - num_pairs
+        size, width = super().size(bundle, batch, padding), self.width(bundle)
+        return size._replace(num_values=num_pairs * width, num_pads=num_pads * width)
 
     def make(self, of: Computed) -> ByLayer:
         layers, heads = self.shown_layers(of.bundle), self.shown_heads(of.bundle)

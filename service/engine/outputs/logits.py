@@ -9,7 +9,7 @@ import numpy as np
 from pydantic import BaseModel, Field
 
 from addnorm.service.engine.heads import HeadRows, headed, top_k
-from addnorm.service.engine.outputs.output import Asked, Computed, Made_co, Output, Strict
+from addnorm.service.engine.outputs.output import Asked, Computed, Made_co, Output, Size, Strict
 from addnorm.service.engine.outputs.values import NO_TOKEN, ByRow, Dense, TopK, Value
 from addnorm.service.errors import InvalidInput
 from addnorm.service.runtime.batch import Batch, Ints, Padding
@@ -97,11 +97,8 @@ class LogitsAt(LogitsOutput[Dense]):
 
     tokens: Ints = field(default_factory=lambda: np.empty(0, np.int64))
 
-    def num_rows(self, bundle: Bundle, batch: Batch) -> int:
-        return len(self.tokens)
-
-    def num_pads(self, bundle: Bundle, padding: Padding) -> int:
-        return 0
+    def size(self, bundle: Bundle, batch: Batch, padding: Padding) -> Size:
+        return self._size(bundle, len(self.tokens), num_pads=0)
 
     def make(self, of: Computed) -> Dense:
         rows = HeadRows.at(self.tokens, of.rows.activations, of.batch)

@@ -46,6 +46,26 @@ class Asked(NamedTuple):
     skipped_ids: tuple[int, ...] | None = None
 
 
+class Size(NamedTuple):
+    """What an output takes. num_rows: that it is made of, and its head runs on. num_values: its
+    numbers. num_pads: numbers that only fill the caller's layout. head_width: what its head makes
+    of a row. is_small: whether its numbers are sent as int8 or uint8."""
+
+    num_rows: int
+    num_values: int
+    num_pads: int
+    head: str | None
+    head_width: int
+    is_small: bool = False
+
+    def num_bytes(self, is_binary: bool) -> int:
+        """Bytes of the output as it is sent, estimated."""
+        if is_binary:
+            return (self.num_values + self.num_pads) * (1 if self.is_small else BINARY_BYTES)
+        of_number = JSON_BYTES_PER_BYTE if self.is_small else JSON_BYTES_PER_FLOAT
+        return self.num_values * of_number + self.num_pads * JSON_BYTES_PER_PAD
+
+
 class Computed(NamedTuple):
     """What outputs are made of."""
 
@@ -84,7 +104,7 @@ class Output(Generic[Made_co]):
     is_default: ClassVar[bool] = True  # whether it is made where a request names no output
     is_derived: ClassVar[bool] = False  # only of some models: listed after the others
     is_of_lens: ClassVar[bool] = False  # a lens makes it, by running the whole model again
-    is_estimated: ClassVar[bool] = False  # whether it may have less numbers than num_values
+    is_estimated: ClassVar[bool] = False  # whether it may have less numbers than its size says
 
     @classmethod
     def is_of(cls, bundle: Bundle) -> bool:
@@ -158,39 +178,17 @@ class Output(Generic[Made_co]):
         """Numbers for each row."""
         return bundle.width(self.name)
 
-    def num_rows(self, bundle: Bundle, batch: Batch) -> int:
-        """How many rows it is made of."""
-        return batch.num_tokens if self.pick(bundle) == "every" else len(batch)
-
-    def num_values(self, bundle: Bundle, batch: Batch) -> int:
-        """How many numbers it has, pads left out."""
-        return self.num_rows(bundle, batch) * self.width(bundle)
-
-    def num_pads(self, bundle: Bundle, padding: Padding) -> int:
-        """Rows of the caller's layout that stay empty."""
+    def size(self, bundle: Bundle, batch: Batch, padding: Padding) -> Size:
+        """What it takes, known before any work."""
         if self.pick(bundle) == "every":
-            return padding.num_pads
-        return padding.num_empty_rows
+            return self._size(bundle, batch.num_tokens, padding.num_pads)
+        return self._size(bundle, len(batch), padding.num_empty_rows)
 
-    def head_run_values(self, bundle: Bundle, engine: Engine, batch: Batch) -> int:
-        """How many numbers one run of its head makes; 0 if none makes it."""
-        if (head := self.head(bundle)) is None:
-            return 0
-        return bundle.width(head) * min(engine.head_rows(head), self.num_rows(bundle, batch))
-
-    @property
-    def is_small(self) -> bool:
-        """Whether its numbers are sent as int8 or uint8."""
-        return False
-
-    def num_bytes(self, bundle: Bundle, batch: Batch, padding: Padding, is_binary: bool) -> int:
-        """Bytes of the output as it is sent, estimated before any work."""
-        num_values = self.num_values(bundle, batch)
-        num_pads = self.width(bundle) * self.num_pads(bundle, padding)
-        if is_binary:
-            return (num_values + num_pads) * (1 if self.is_small else BINARY_BYTES)
-        of_number = JSON_BYTES_PER_BYTE if self.is_small else JSON_BYTES_PER_FLOAT
-        return num_values * of_number + num_pads * JSON_BYTES_PER_PAD
+    def _size(self, bundle: Bundle, num_rows: int, num_pads: int) -> Size:
+        """num_rows: that it is made of. num_pads: rows of the caller's layout that stay empty."""
+        width, head = self.width(bundle), self.head(bundle)
+        head_width = bundle.width(head) if head else 0
+        return Size(num_rows, num_rows * width, num_pads * width, head, head_width)
 
     @property
     def cost(self) -> Hashable:

@@ -7,7 +7,7 @@ from pydantic import BaseModel, Field
 
 from addnorm.service.engine.checkpoint import checkpoint
 from addnorm.service.engine.heads import HeadRows, headed, unit
-from addnorm.service.engine.outputs.output import Asked, Computed, Output
+from addnorm.service.engine.outputs.output import Asked, Computed, Output, Size
 from addnorm.service.engine.outputs.values import ByRow, Parts, Ragged, by_token
 from addnorm.service.runtime.batch import Batch, Floats, Ints, Padding
 from addnorm.service.runtime.bundle import Bundle
@@ -88,11 +88,8 @@ class SomeTokenVectors(TokenVectors):
 
     skipped_ids: tuple[int, ...] = ()
 
-    def num_rows(self, bundle: Bundle, batch: Batch) -> int:
-        return len(self._tokens(batch))
-
-    def num_pads(self, bundle: Bundle, padding: Padding) -> int:
-        return 0
+    def size(self, bundle: Bundle, batch: Batch, padding: Padding) -> Size:
+        return self._size(bundle, len(self._tokens(batch)), num_pads=0)
 
     def make(self, of: Computed) -> Ragged:
         rows = HeadRows.at(self._tokens(of.batch), of.rows.activations, of.batch)

@@ -8,7 +8,7 @@ import numpy as np
 
 from addnorm.service.engine.checkpoint import checkpoint
 from addnorm.service.engine.heads import HeadRows, Spans, headed, unit
-from addnorm.service.engine.outputs.output import Asked, Computed, Made_co, Output
+from addnorm.service.engine.outputs.output import Asked, Computed, Made_co, Output, Size
 from addnorm.service.engine.outputs.small_vectors import RANGED, VectorDType, converted, width_of
 from addnorm.service.engine.outputs.values import Array, Dense, Parts, Ragged, Value, by_sequence
 from addnorm.service.errors import InvalidInput
@@ -86,9 +86,9 @@ class VectorsOutput(Output[Made_co]):
     def width(self, bundle: Bundle) -> int:
         return width_of(self.dtype, self.dimensions or bundle.width(self.name))
 
-    @property
-    def is_small(self) -> bool:
-        return self.dtype != "float32"
+    def _size(self, bundle: Bundle, num_rows: int, num_pads: int) -> Size:
+        size = super()._size(bundle, num_rows, num_pads)
+        return size._replace(is_small=self.dtype != "float32")
 
     def _vectors(self, rows: HeadRows, of: Computed) -> Floats:
         """Vectors of the pooled rows, `[n, w]`."""
@@ -136,11 +136,8 @@ class PooledSpans(VectorsOutput[Ragged]):
     def needs(self, bundle: Bundle) -> Pick:
         return "every"
 
-    def num_rows(self, bundle: Bundle, batch: Batch) -> int:
-        return len(self.spans.ranges)
-
-    def num_pads(self, bundle: Bundle, padding: Padding) -> int:
-        return 0
+    def size(self, bundle: Bundle, batch: Batch, padding: Padding) -> Size:
+        return self._size(bundle, len(self.spans.ranges), num_pads=0)
 
     def make(self, of: Computed) -> Ragged:
         pooling, activations = self.pick(of.bundle), of.rows.activations
@@ -167,9 +164,9 @@ class PooledByDType(VectorsOutput[Parts]):
         dimensions = self.dimensions or bundle.width(self.name)
         return sum(width_of(dtype, dimensions) for dtype in self.dtypes)
 
-    @property
-    def is_small(self) -> bool:
-        return "float32" not in self.dtypes
+    def _size(self, bundle: Bundle, num_rows: int, num_pads: int) -> Size:
+        size = super()._size(bundle, num_rows, num_pads)
+        return size._replace(is_small="float32" not in self.dtypes)
 
     def make(self, of: Computed) -> Parts:
         vectors = self._of_sequences(of)

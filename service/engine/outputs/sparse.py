@@ -11,7 +11,7 @@ from pydantic import BaseModel, Field
 from addnorm.service.arithmetic import log1p
 from addnorm.service.engine.checkpoint import checkpoint
 from addnorm.service.engine.heads import HeadRows, chunks
-from addnorm.service.engine.outputs.output import Asked, Computed, Output, Strict
+from addnorm.service.engine.outputs.output import Asked, Computed, Output, Size, Strict
 from addnorm.service.engine.outputs.values import SparseVectors
 from addnorm.service.errors import InvalidInput
 from addnorm.service.runtime.batch import Batch, Floats, Ints, Padding
@@ -88,11 +88,9 @@ class Sparse(Output[SparseVectors]):
     def width(self, bundle: Bundle) -> int:
         return bundle.width("logits")
 
-    def num_values(self, bundle: Bundle, batch: Batch) -> int:
-        return 2 * self.max_entries(bundle, batch)
-
-    def num_pads(self, bundle: Bundle, padding: Padding) -> int:
-        return 0
+    def size(self, bundle: Bundle, batch: Batch, padding: Padding) -> Size:
+        num_values = 2 * self.max_entries(bundle, batch)
+        return super().size(bundle, batch, padding)._replace(num_values=num_values, num_pads=0)
 
     def make(self, of: Computed) -> SparseVectors:
         width, limit = self.width(of.bundle), self.max_entries(of.bundle, of.batch)

@@ -15,8 +15,8 @@ from addnorm.service.errors import StartupError
 from addnorm.service.runtime.bundle import TOKENIZER, Bundle
 from addnorm.service.runtime.manifest import InputType
 from addnorm.service.runtime.tokenizing.own_ids import ends_of
-from addnorm.service.runtime.tokenizing.pair_text import pair_text
 
+Template = tuple[str, str, str]  # before the first text, between the two, behind the second
 # else each call starts threads of its own, which compete with the worker threads
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
 FEWEST_CHARACTERS = 256  # that any text may have: of few tokens, all may be long
@@ -40,6 +40,27 @@ Pair = tuple[str, str]
 Text = str | Pair
 # one of the library's methods
 Encode = Callable[[tokenizers.Tokenizer, list[Text]], list[Encoding]]
+
+
+def pair_text(
+    template: Template,
+    pair: tuple[str, str],
+    tokenizer: tokenizers.Tokenizer,
+    max_tokens: int | None,
+) -> str | None:
+    """max_tokens: the second text is cut until the whole has no more; the rest must stay, because
+    the answer is read at its end. None for any number. Returns None if the first leaves no room.
+    """
+    (first, second), (before, between, behind) = pair, template
+    while True:
+        told = f"{before}{first}{between}{second}{behind}"
+        over = 0 if max_tokens is None else len(tokenizer.encode(told)) - max_tokens
+        if over <= 0:
+            return told
+        offsets = tokenizer.encode(second, add_special_tokens=False).offsets
+        if over > len(offsets):
+            return None
+        second = second[: offsets[-over][0]]
 
 
 def num_characters(text: Text) -> int:

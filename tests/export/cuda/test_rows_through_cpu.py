@@ -11,7 +11,7 @@ from onnx import TensorProto, helper
 
 from addnorm.export.certificate.graph import structure
 from addnorm.export.certificate.served import CertificationError
-from addnorm.export.cuda.rows_through_cpu import refuse_rows_on_cpu, without_rows
+from addnorm.export.cuda.on_gpu import refuse_rows_on_cpu, without_rows
 from addnorm.service.models.model import Model
 from addnorm.service.runtime import bundle as bundles
 from addnorm.service.runtime.bundle import Bundle

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 
 from addnorm.export import export_bundle
-from addnorm.export.certificate.cases import cases
+from addnorm.export.certificate.served import cases
 from addnorm.service.runtime import selfcheck
 from tests.conftest import client_of, inference_of
 from tests.support.people import Annotated
