@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from addnorm.load.run import Figures, Load, Reference, compute_alone, measure
 from addnorm.load.servers import CacheCounts, Server
 from addnorm.load.stream import PROFILES, Stream, unique, zipf
-from addnorm.service.runtime.bundle import Bundle
+from addnorm.service.engine.bundle import Bundle
 from addnorm.service.settings import Settings
 from benchmarks import comparison, processes
 from benchmarks.comparison import Goal

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from addnorm.load.run import Figures, Load, Reference, compute_alone, measure
 from addnorm.load.servers import Server
 from addnorm.load.stream import PROFILES, Stream, make
-from addnorm.service.runtime.bundle import Bundle
+from addnorm.service.engine.bundle import Bundle
 
 NAIVE, FP32, INT8 = "naive", "fp32", "int8"
 WARM_UP_S = 1.0

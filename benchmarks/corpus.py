@@ -17,7 +17,7 @@ from addnorm.corpus.parts import Parts
 from addnorm.corpus.storage import Location
 from addnorm.corpus.texts_source import Source
 from addnorm.load.run import Figures
-from addnorm.service.runtime.batch import Batch
+from addnorm.service.engine.batch import Batch
 from benchmarks import comparison
 from benchmarks.bench.ceilings import sorted_batches
 from benchmarks.comparison import Goal

@@ -13,8 +13,8 @@ from typing import Any
 
 from addnorm.export.sources import sources
 from addnorm.export.writer import Plan, export, write_uncertified
-from addnorm.service.runtime import bundle as bundles
-from addnorm.service.runtime.bundle import Bundle
+from addnorm.service.engine import bundle as bundles
+from addnorm.service.engine.bundle import Bundle
 from benchmarks import comparison
 from benchmarks.bench.ceilings import Offline, fixed
 from benchmarks.bench.contenders import TRANSFORMERS, Servers

@@ -4,8 +4,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from addnorm.service.runtime import bundle as bundles
-from addnorm.service.runtime.bundle import Bundle
+from addnorm.service.engine import bundle as bundles
+from addnorm.service.engine.bundle import Bundle
 from benchmarks.tables import table
 
 BUNDLES = Path("bundles")

@@ -15,7 +15,7 @@ from tempfile import TemporaryDirectory
 from typing import IO
 
 from addnorm.load.servers import Server
-from addnorm.service.runtime.bundle import Bundle
+from addnorm.service.engine.bundle import Bundle
 
 LOOPBACK = "127.0.0.1"
 START_S = 120.0  # a server that needs longer is taken for dead

@@ -9,7 +9,7 @@ from typing import Any
 
 import onnxruntime
 
-from addnorm.service.runtime.device.processor import processor
+from addnorm.service.engine.device.processor import processor
 from benchmarks.findings import Findings
 
 

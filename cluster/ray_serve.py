@@ -13,13 +13,13 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict
 
 from addnorm.cluster.queued_tokens import BUSY, TOKENS
+from addnorm.service.engine.device import memory
 from addnorm.service.environment import read_settings
 from addnorm.service.loading.loader import load_all
-from addnorm.service.runtime.device import memory
 from addnorm.service.server.app import ForOtherServers
 from addnorm.service.server.wiring import Service, build
-from addnorm.service.telemetry import logs
-from addnorm.service.telemetry.tracing import tracer_of_environment
+from addnorm.service.wire.telemetry import logs
+from addnorm.service.wire.telemetry.tracing import tracer_of_environment
 
 FLUSH_S = 0.1  # how long a line of the log may wait
 KEYS_S = 1.0  # how often the file of API keys is looked at

@@ -10,12 +10,12 @@ from numpy.typing import NDArray
 
 from addnorm.corpus.errors import CorpusError
 from addnorm.service.asking.ask import Ask
+from addnorm.service.asking.tasks.classification import probabilities
+from addnorm.service.engine.manifest import InputType, Task
+from addnorm.service.engine.model import Model
 from addnorm.service.engine.outputs import Logits, Output, Pooled, Sparse, TokenVectors, Value
 from addnorm.service.engine.outputs.output import Asked
 from addnorm.service.engine.outputs.per_token import SomeTokenVectors
-from addnorm.service.models.model import Model
-from addnorm.service.runtime.manifest import InputType, Task
-from addnorm.service.tasks.classification import probabilities
 
 DType = Literal["float32", "float16", "int8"]
 

@@ -20,8 +20,8 @@ from addnorm.corpus.index_check import Report, report
 from addnorm.corpus.parts import PLAN_KEY, plan_of
 from addnorm.corpus.storage import Location
 from addnorm.corpus.vectors_file import Sample, VectorsFile
-from addnorm.service.runtime.fingerprint import from_text
-from addnorm.service.runtime.manifest import Precision
+from addnorm.service.engine.fingerprint import from_text
+from addnorm.service.engine.manifest import Precision
 
 EQUAL, DIFFERENT, CANNOT_CHECK = 0, 1, 2
 DESCRIPTION = """\

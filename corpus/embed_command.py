@@ -18,9 +18,9 @@ from addnorm.corpus.errors import CorpusError
 from addnorm.corpus.parts import Parts, Plan
 from addnorm.corpus.storage import Location
 from addnorm.corpus.texts_source import Source
-from addnorm.service.runtime.device import memory
-from addnorm.service.runtime.fingerprint import METADATA_KEY, to_text
-from addnorm.service.runtime.manifest import InputType, Precision
+from addnorm.service.engine.device import memory
+from addnorm.service.engine.fingerprint import METADATA_KEY, to_text
+from addnorm.service.engine.manifest import InputType, Precision
 from addnorm.service.server.wiring import Service
 
 LABELS_KEY = "addnorm.labels"

@@ -15,15 +15,15 @@ import pyarrow as pa
 from addnorm.corpus.columns import KINDS, EmbedOptions, output
 from addnorm.corpus.errors import CorpusError
 from addnorm.service.asking.ask import Ask
+from addnorm.service.engine import bundle as bundles
+from addnorm.service.engine.batch import Batch, Ints, Padding
+from addnorm.service.engine.registry import Models
+from addnorm.service.engine.tokenizing.tokenizer import Text
 from addnorm.service.errors import NotFinite, ServiceError, StartupError
 from addnorm.service.loading.loader import load
-from addnorm.service.models.registry import Models
-from addnorm.service.protocols.texts.texts import TextsToTokenize
-from addnorm.service.runtime import bundle as bundles
-from addnorm.service.runtime.batch import Batch, Ints, Padding
-from addnorm.service.runtime.tokenizing.tokenizer import Text
 from addnorm.service.server.wiring import Service, build
 from addnorm.service.settings import Settings
+from addnorm.service.wire.texts.texts import TextsToTokenize
 
 RUN_S = 3600.0  # one of the longest sequences, on a slow machine
 # of requests: the caller bounds what is under way

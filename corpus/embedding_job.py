@@ -16,7 +16,7 @@ from tqdm import tqdm
 from addnorm.corpus.embedder import Computing, Embedder, join_batches
 from addnorm.corpus.parts import Parts
 from addnorm.corpus.texts_source import Source
-from addnorm.service.runtime.batch import Batch
+from addnorm.service.engine.batch import Batch
 
 LINE_EVERY_S = 30.0  # a log of ten hours has 1,200 of them
 # A window is sorted by length as a whole, and is one part of the result. It ends with the first

@@ -20,8 +20,8 @@ from tqdm import tqdm
 
 from addnorm.corpus.embedder import open_service
 from addnorm.corpus.errors import CorpusError
-from addnorm.service.protocols.serving import FINGERPRINT_HEADER
-from addnorm.service.runtime.fingerprint import Recorded
+from addnorm.service.engine.fingerprint import Recorded
+from addnorm.service.wire.serving import FINGERPRINT_HEADER
 
 TEXTS_AT_ONCE = 32  # in one request
 REQUESTS_AT_ONCE = 4

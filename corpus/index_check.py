@@ -12,7 +12,7 @@ from addnorm.corpus.embeddings_client import Embedded
 from addnorm.corpus.errors import CorpusError
 from addnorm.corpus.vectors_file import Sample
 from addnorm.service.arithmetic import dots, lengths, row_sums
-from addnorm.service.runtime.fingerprint import ANY, Recorded
+from addnorm.service.engine.fingerprint import ANY, Recorded
 
 Verdict = Literal[
     "bit-equal", "other rows", "some rows", "rounding", "scaled", "approximation", "other vectors"

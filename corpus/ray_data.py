@@ -12,7 +12,7 @@ import pyarrow as pa
 from addnorm.corpus.columns import EmbedOptions
 from addnorm.corpus.embedder import Embedder
 from addnorm.corpus.texts_source import check_rows
-from addnorm.service.runtime.fingerprint import METADATA_KEY, to_text
+from addnorm.service.engine.fingerprint import METADATA_KEY, to_text
 
 
 class Addnorm:

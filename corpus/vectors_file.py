@@ -14,7 +14,7 @@ from tqdm import tqdm
 
 from addnorm.corpus.errors import CorpusError
 from addnorm.corpus.storage import Location, in_one_line
-from addnorm.service.runtime.fingerprint import METADATA_KEY
+from addnorm.service.engine.fingerprint import METADATA_KEY
 
 BATCH_ROWS = 1024
 NUMBERS = (pa.float32(), pa.float16(), pa.float64(), pa.int8(), pa.uint8())

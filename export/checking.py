@@ -19,13 +19,13 @@ from addnorm.export.sources.texts import Texts, is_as_written
 from addnorm.export.writer import Plan
 from addnorm.model.config import Pick
 from addnorm.model.transformer import Transformer
-from addnorm.service.models.model import Model
-from addnorm.service.runtime import files
-from addnorm.service.runtime.batch import Batch, Floats, Rows
-from addnorm.service.runtime.bundle import TOKENIZER, Bundle
-from addnorm.service.runtime.engine import Engine
-from addnorm.service.runtime.fingerprint import Fingerprint
-from addnorm.service.runtime.manifest import FORMAT, Manifest, Pooling, tasks_of
+from addnorm.service.engine import files
+from addnorm.service.engine.batch import Batch, Floats, Rows
+from addnorm.service.engine.bundle import TOKENIZER, Bundle
+from addnorm.service.engine.engine import Engine
+from addnorm.service.engine.fingerprint import Fingerprint
+from addnorm.service.engine.manifest import FORMAT, Manifest, Pooling, tasks_of
+from addnorm.service.engine.model import Model
 
 HUB = ("repository", "revision")  # of a source's origin
 NUM_SHOWN = 5  # of labels, files and keys

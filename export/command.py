@@ -17,7 +17,7 @@ from addnorm.export.sources.sources import Reference, Source, UsageError
 from addnorm.export.writer import GRAPHS, REFUSALS, Plan
 from addnorm.model.checkpoints import Choices
 from addnorm.model.presets import PRESETS
-from addnorm.service.runtime.device import memory
+from addnorm.service.engine.device import memory
 
 WHERE = "DIR|ORG/NAME[@REVISION]"
 WEIGHTS = "the module's state_dict, which torch.save wrote; it is read as tensors only"

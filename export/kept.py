@@ -24,9 +24,9 @@ from urllib.parse import quote
 from addnorm.export.sources import download
 from addnorm.export.sources.download import DownloadError
 from addnorm.service import VERSION
+from addnorm.service.engine import bundle as bundles
+from addnorm.service.engine import files
 from addnorm.service.errors import StartupError
-from addnorm.service.runtime import bundle as bundles
-from addnorm.service.runtime import files
 
 COMMIT = re.compile("[0-9a-f]{40}")
 

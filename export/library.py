@@ -29,9 +29,9 @@ from addnorm.export.writer import REFUSALS, Plan
 from addnorm.model.checkpoints import Choices, sentence_transformers
 from addnorm.model.config import Config
 from addnorm.model.transformer import Transformer
-from addnorm.service.runtime import bundle as bundles
-from addnorm.service.runtime.bundle import TOKENIZER, Bundle
-from addnorm.service.runtime.manifest import Pooling
+from addnorm.service.engine import bundle as bundles
+from addnorm.service.engine.bundle import TOKENIZER, Bundle
+from addnorm.service.engine.manifest import Pooling
 
 UNKNOWN = re.compile(r"[\[<(]?unk(nown)?[\])>]?", re.IGNORECASE)  # what such an entry is called
 

@@ -15,10 +15,10 @@ from tokenizers import Tokenizer
 
 from addnorm.export.certificate.answered import Array, Embedded, embed_by_server
 from addnorm.export.certificate.served import path_of
-from addnorm.service.models.model import Model
-from addnorm.service.runtime.batch import Floats
-from addnorm.service.runtime.bundle import TOKENIZER, Bundle
-from addnorm.service.runtime.manifest import Manifest
+from addnorm.service.engine.batch import Floats
+from addnorm.service.engine.bundle import TOKENIZER, Bundle
+from addnorm.service.engine.manifest import Manifest
+from addnorm.service.engine.model import Model
 from addnorm.service.server.wiring import Service
 
 NUM_TEXTS = 256

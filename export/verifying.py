@@ -12,13 +12,13 @@ from addnorm.export.sources import sources
 from addnorm.export.sources.folder_tokenizer import NoTexts
 from addnorm.export.sources.sources import AUTHOR, OWN_READING, Reference, Source, UsageError
 from addnorm.export.writer import certificate_of, say
+from addnorm.service.engine import bundle as bundles
+from addnorm.service.engine.bundle import Bundle
+from addnorm.service.engine.cuda.gpu_engine import THE_GPU, GpuEngine
+from addnorm.service.engine.engine import OpenEngine
+from addnorm.service.engine.signature import SIGNATURE
 from addnorm.service.errors import StartupError
 from addnorm.service.loading.known_answers import different
-from addnorm.service.runtime import bundle as bundles
-from addnorm.service.runtime.bundle import Bundle
-from addnorm.service.runtime.cuda.gpu_engine import THE_GPU, GpuEngine
-from addnorm.service.runtime.engine import OpenEngine
-from addnorm.service.runtime.signature import SIGNATURE
 
 
 def verify(

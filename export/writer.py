@@ -27,12 +27,12 @@ from addnorm.export.sources.sources import Source, UsageError
 from addnorm.model.checkpoints import CheckpointError
 from addnorm.model.grid import OPSET
 from addnorm.model.transformer import Transformer
+from addnorm.service.engine import bundle as bundles
+from addnorm.service.engine.batch import Floats
+from addnorm.service.engine.bundle import Bundle
+from addnorm.service.engine.manifest import Limits
+from addnorm.service.engine.tokenizing import tokenizer as text
 from addnorm.service.errors import StartupError
-from addnorm.service.runtime import bundle as bundles
-from addnorm.service.runtime.batch import Floats
-from addnorm.service.runtime.bundle import Bundle
-from addnorm.service.runtime.manifest import Limits
-from addnorm.service.runtime.tokenizing import tokenizer as text
 
 REFUSALS = (  # what `export` and `verify` raise for models, folders and arguments that do not fit
     CertificationError,

@@ -13,7 +13,7 @@ import numpy as np
 from addnorm.load.client import Answers, Client, closed_loop, open_loop, runner
 from addnorm.load.servers import Server
 from addnorm.load.stream import Profile, make
-from addnorm.service.runtime.manifest import Limits
+from addnorm.service.engine.manifest import Limits
 
 # CALLERS: with so many the server is never idle. TAIL: longest text over the mean.
 # RUN_S: of each measurement. MIN_ARRIVALS: of an open loop; fewer have no p99.

@@ -24,10 +24,10 @@ from addnorm.load.run import (
 )
 from addnorm.load.servers import CacheCounts, Server
 from addnorm.load.stream import PROFILES, Stream, make, prose, unique, zipf
+from addnorm.service.engine import bundle as bundles
+from addnorm.service.engine.bundle import Bundle
+from addnorm.service.engine.manifest import Limits
 from addnorm.service.errors import StartupError
-from addnorm.service.runtime import bundle as bundles
-from addnorm.service.runtime.bundle import Bundle
-from addnorm.service.runtime.manifest import Limits
 
 MODEL = "--model names the model to ask, where a server has several"
 NUM_DISTINCT = 50_000

@@ -20,9 +20,9 @@ from addnorm.load.client import NO_RESPONSE, Answers, Client, closed_loop, open_
 from addnorm.load.servers import Server
 from addnorm.load.stream import Request, Stream
 from addnorm.service.engine import heads
-from addnorm.service.runtime.batch import Batch, Floats, Ints
-from addnorm.service.runtime.bundle import Bundle
-from addnorm.service.runtime.engine import Engine
+from addnorm.service.engine.batch import Batch, Floats, Ints
+from addnorm.service.engine.bundle import Bundle
+from addnorm.service.engine.engine import Engine
 
 WRONG = "wrong"
 NAIVE_TOLERANCE = 1e-3  # of a padded graph on this load; ours has none

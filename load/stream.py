@@ -18,8 +18,8 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from addnorm.service.runtime.batch import Batch, Ints
-from addnorm.service.runtime.manifest import Limits
+from addnorm.service.engine.batch import Batch, Ints
+from addnorm.service.engine.manifest import Limits
 
 SIGMA = 0.6  # of the logarithm of lengths: real text has a long tail
 NUM_VARIANTS = 4  # distinct sequences of one length: the same ones are co-batched with many others

@@ -10,13 +10,13 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+from addnorm.service.engine import bundle as bundles
+from addnorm.service.engine import signature
 from addnorm.service.environment import describe, read_settings
 from addnorm.service.errors import StartupError
-from addnorm.service.runtime import bundle as bundles
-from addnorm.service.runtime import signature
 from addnorm.service.server import process
 from addnorm.service.settings import Settings, descriptions
-from addnorm.service.telemetry import logs
+from addnorm.service.wire.telemetry import logs
 
 # process lists show the command line, so keys are no option
 OPTIONS = [name for name in Settings.model_fields if name != "api_keys"]

@@ -29,15 +29,15 @@ from addnorm.model.config import HeadConfig
 from addnorm.model.presets import PRESETS
 from addnorm.model.transformer import Transformer, randomize
 from addnorm.service import locks
+from addnorm.service.engine import bundle
+from addnorm.service.engine.bundle import Bundle
+from addnorm.service.engine.registry import Models, Root
 from addnorm.service.loading.loader import load_all
-from addnorm.service.models.registry import Models, Root
-from addnorm.service.protocols.codec import openapi
-from addnorm.service.runtime import bundle
-from addnorm.service.runtime.bundle import Bundle
 from addnorm.service.server.http.connection import Connection
 from addnorm.service.server.process import Server
 from addnorm.service.server.wiring import Service, build
 from addnorm.service.settings import Settings
+from addnorm.service.wire.codec import openapi
 from tests.support import exports, multi_vector, opt_in, web
 from tests.support.exports import shared_exports
 from tests.support.locks import CheckedLock, taken_wrongly

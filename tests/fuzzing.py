@@ -4,7 +4,7 @@ from typing import Any
 
 import schemathesis
 
-from addnorm.service.protocols.codec.foreign_fields import FOREIGN
+from addnorm.service.wire.codec.foreign_fields import FOREIGN
 
 TEXT_MODEL = "all-minilm-l6-v2"
 NAMES = ("notebook", TEXT_MODEL)

@@ -26,8 +26,8 @@ MAY_IMPORT = {
 AROUND = ("benchmarks", "tests")
 # Parts of service: each may import itself and those below it.
 LAYERS = (
-    "command", "server", "protocols", "tasks", "telemetry", "asking", "loading", "models",
-    "engine", "runtime", "environment", "settings", "cores", "locks", "errors", "arithmetic",
+    "command", "server", "dialects", "wire", "asking", "loading", "engine",
+    "environment", "settings", "cores", "locks", "errors", "arithmetic",
 )  # fmt: skip
 
 
@@ -77,8 +77,8 @@ def test_imports_within_service_run_downward_only() -> None:
 def test_no_dialect_imports_another() -> None:
     """A dialect is a folder or a file. What several share stands beside, or in a folder without
     a protocol. Paths that several have are put together in files beside them."""
-    protocols = ROOT / "service" / "protocols"
-    of_several = {"shared_paths", "table"}
+    protocols = ROOT / "service" / "dialects"
+    of_several = {"shared_paths"}
     found = {
         path.relative_to(protocols).parts[0].removesuffix(".py")
         for path in (*protocols.glob("*/__init__.py"), *protocols.glob("[a-z]*.py"))
@@ -92,16 +92,16 @@ def test_no_dialect_imports_another() -> None:
         used = {
             name.split(".")[3]
             for name in imported(path)
-            if name.startswith("addnorm.service.protocols.")
+            if name.startswith("addnorm.service.dialects.")
         }
         assert not used & found - {own}, path
 
 
 def test_answers_of_vectors_and_of_rankings_are_made_in_one_place_each() -> None:
     """A header or a field for all rerank answers is one edit."""
-    protocols = ROOT / "service" / "protocols"
+    paths = sources("service/dialects", "service/wire")
     for made, word in (("ranked", r"\bbest\("), ("embedded", r"\.value\(Pooled\)")):
-        found = {path.name for path in protocols.rglob("*.py") if re.search(word, path.read_text())}
+        found = {path.name for path in paths if re.search(word, path.read_text())}
         assert found == {"json_answers.py"}, made
 
 
@@ -237,11 +237,11 @@ import sys
 for blocked in ("starlette", "fastapi", "uvicorn", "httptools"):
     sys.modules[blocked] = None
 import addnorm.service.asking.answer
-import addnorm.service.protocols.codec.decoding
-import addnorm.service.protocols.codec.payload
-import addnorm.service.protocols.codec.safetensors_body
-import addnorm.service.protocols.texts.sequences
-import addnorm.service.protocols.texts.text_tasks
+import addnorm.service.wire.codec.decoding
+import addnorm.service.wire.codec.payload
+import addnorm.service.wire.codec.safetensors_body
+import addnorm.service.wire.texts.sequences
+import addnorm.service.wire.texts.text_tasks
 """
     subprocess.run([sys.executable, "-c", program], cwd=ROOT, check=True, timeout=60)
 
@@ -297,7 +297,7 @@ def test_what_returns_nothing_is_named_by_a_verb() -> None:
 
 def test_a_request_that_is_turned_down_is_rejected() -> None:
     """Bundles, weights and files are refused, requests are rejected."""
-    folders = ("server", "protocols", "scheduling", "inference", "telemetry")
+    folders = ("server", "dialects", "wire", "asking")
     for path in sources(*(f"service/{folder}" for folder in folders)):
         names = re.findall(r"\w*[Rr]efus\w*", path.read_text())
         assert not names, f"{path}: {names}"

@@ -10,7 +10,7 @@ import pytest
 from numpy.typing import NDArray
 
 from addnorm.service import arithmetic
-from addnorm.service.runtime.batch import Floats
+from addnorm.service.engine.batch import Floats
 from tests.support.arithmetic_digests import digests, numbers
 from tests.support.forbidden_arithmetic import forbidden
 
@@ -23,7 +23,7 @@ OTHER_USES = {  # file -> how many, why
     "service/engine/outputs/lens.py": (2, "of lengths"),
     "service/engine/outputs/sparse.py": (1, "of lengths"),
     "service/asking/request.py": (1, "of lengths"),
-    "service/runtime/unpadding.py": (3, "of a mask, and of lengths"),
+    "service/engine/unpadding.py": (3, "of a mask, and of lengths"),
     "corpus/index_check.py": (5, "of masks; cosines that only find which vectors are near"),
 }
 

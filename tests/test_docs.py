@@ -18,8 +18,8 @@ from addnorm.export import writer
 from addnorm.export.certificate.forward import refuse_unlike
 from addnorm.export.sources.folder_tokenizer import NoTexts
 from addnorm.export.sources.sources import Source
-from addnorm.service.runtime.fingerprint import Fingerprint
-from addnorm.service.runtime.manifest import Limits
+from addnorm.service.engine.fingerprint import Fingerprint
+from addnorm.service.engine.manifest import Limits
 from benchmarks.documents.__main__ import pages
 from benchmarks.registry import EXPERIMENTS, GROUPS, PROOFS
 

@@ -59,7 +59,7 @@ def modules(root: Path) -> set[str]:
 def opened(root: Path) -> set[str]:
     """Files that are no modules, which the server opens."""
     places = (
-        "page/*.*", "page/*/*", "runtime/cuda/pooling/*", "protocols/kserve/over_grpc/*.binpb",
+        "page/*.*", "page/*/*", "engine/cuda/pooling/*", "dialects/kserve/over_grpc/*.binpb",
     )  # fmt: skip
     found = [path for place in places for path in (root / "service").glob(place)]
     return {f"addnorm/{path.relative_to(root)}" for path in found}

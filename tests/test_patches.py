@@ -25,13 +25,13 @@ REMAINING = {  # file -> how many, why
     "export/modules/test_examples.py": (1, "the words of a command line"),
     "export/modules/test_from_code.py": (1, "the current folder, from which code is imported"),
     "loading/test_repository.py": (1, "the system's listing of a folder, which root may read"),
-    "protocols/codec/test_large.py": (2, "how large the steps within one body are"),
-    "protocols/test_own_ids.py": (1, "tiktoken's table of encodings, which it downloads"),
-    "runtime/test_signature.py": (3, "a package that is absent, a link that moves between checks"),
+    "wire/codec/test_large.py": (2, "how large the steps within one body are"),
+    "dialects/test_own_ids.py": (1, "tiktoken's table of encodings, which it downloads"),
+    "engine/test_signature.py": (3, "a package that is absent, a link that moves between checks"),
     "asking/test_faults.py": (1, "the system's wall clock"),
     "support/instrumented.py": (1, "FastAPI's class, as auto-instrumentation replaces it"),
     "support/exports.py": (4, "PyTorch's exporter runs once for all tests"),
-    "telemetry/test_logs.py": (1, "a switch of logging"),
+    "wire/telemetry/test_logs.py": (1, "a switch of logging"),
     "test_docs.py": (1, "the programs of a page call the real export"),
 }
 

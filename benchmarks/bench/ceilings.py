@@ -11,10 +11,10 @@ import onnx
 import onnxruntime as ort
 from onnx import TensorProto, helper, numpy_helper
 
-from addnorm.service.runtime.batch import Batch, Ints
-from addnorm.service.runtime.bundle import Bundle
-from addnorm.service.runtime.engine import Engine
-from addnorm.service.runtime.manifest import Limits
+from addnorm.service.engine.batch import Batch, Ints
+from addnorm.service.engine.bundle import Bundle
+from addnorm.service.engine.engine import Engine
+from addnorm.service.engine.manifest import Limits
 
 SGEMM_ROWS = 256
 

@@ -14,7 +14,7 @@ from tokenizers import Tokenizer
 from addnorm.load.run import NAIVE_TOLERANCE
 from addnorm.load.servers import Server
 from addnorm.load.stream import PROFILES, Request, Stream, log_normal_lengths, make
-from addnorm.service.runtime.bundle import Bundle
+from addnorm.service.engine.bundle import Bundle
 from benchmarks import peers, processes
 from benchmarks.contender import FP32, INT8, NAIVE, Contender, Contenders, in_precision
 from benchmarks.data.texts import words_of

@@ -14,14 +14,14 @@ import httpx
 from prometheus_client import Metric
 from prometheus_client.metrics import MetricWrapperBase
 
+from addnorm.service.engine.registry import Models
 from addnorm.service.environment import PREFIX
 from addnorm.service.errors import ServiceError
-from addnorm.service.models.registry import Models
-from addnorm.service.protocols.codec.foreign_fields import FOREIGN
 from addnorm.service.server import wiring
 from addnorm.service.server.wiring import Service
 from addnorm.service.settings import Settings, descriptions
-from addnorm.service.telemetry.exposition import INFO_LABELS
+from addnorm.service.wire.codec.foreign_fields import FOREIGN
+from addnorm.service.wire.telemetry.exposition import INFO_LABELS
 from benchmarks.tables import listed
 
 

@@ -25,12 +25,12 @@ from addnorm.export.sources import sources
 from addnorm.export.writer import Plan
 from addnorm.load.run import Load
 from addnorm.model.transformer import Transformer
+from addnorm.service.engine import bundle as bundles
+from addnorm.service.engine.bundle import Bundle
+from addnorm.service.engine.cuda.gpu import CUDA
+from addnorm.service.engine.cuda.gpu_engine import engines_for
+from addnorm.service.engine.engine import OpenEngine
 from addnorm.service.environment import read_settings
-from addnorm.service.runtime import bundle as bundles
-from addnorm.service.runtime.bundle import Bundle
-from addnorm.service.runtime.cuda.gpu import CUDA
-from addnorm.service.runtime.cuda.gpu_engine import engines_for
-from addnorm.service.runtime.engine import OpenEngine
 from addnorm.service.settings import Settings
 from benchmarks import peers, processes
 from benchmarks.contender import Contender, in_precision

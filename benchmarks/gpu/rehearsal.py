@@ -5,11 +5,11 @@ from pathlib import Path
 
 from onnxruntime import InferenceSession
 
-from addnorm.service.runtime.bundle import Bundle
-from addnorm.service.runtime.cuda.gpu import CUDA, Gpu
-from addnorm.service.runtime.cuda.gpu_engine import GpuEngine
-from addnorm.service.runtime.device.placement import Node
-from addnorm.service.runtime.session import open_session
+from addnorm.service.engine.bundle import Bundle
+from addnorm.service.engine.cuda.gpu import CUDA, Gpu
+from addnorm.service.engine.cuda.gpu_engine import GpuEngine
+from addnorm.service.engine.device.placement import Node
+from addnorm.service.engine.session import open_session
 
 
 @dataclass(frozen=True)

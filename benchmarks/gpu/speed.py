@@ -12,14 +12,13 @@ from torch.nn import functional as F
 
 from addnorm.load.stream import PROFILES, make
 from addnorm.model.config import Config
-from addnorm.service.engine import heads
+from addnorm.service.engine import heads, selfcheck
+from addnorm.service.engine.batch import Batch, Ints
+from addnorm.service.engine.bundle import Bundle
+from addnorm.service.engine.engine import Engine, OpenEngine
+from addnorm.service.engine.manifest import Limits
+from addnorm.service.engine.model import Model
 from addnorm.service.loading import loader
-from addnorm.service.models.model import Model
-from addnorm.service.runtime import selfcheck
-from addnorm.service.runtime.batch import Batch, Ints
-from addnorm.service.runtime.bundle import Bundle
-from addnorm.service.runtime.engine import Engine, OpenEngine
-from addnorm.service.runtime.manifest import Limits
 from addnorm.service.settings import Settings
 from benchmarks.bench.ceilings import sorted_batches
 from benchmarks.peers.torch_server import padded

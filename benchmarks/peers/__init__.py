@@ -8,7 +8,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from addnorm.load.servers import Server
-from addnorm.service.runtime.bundle import Bundle
+from addnorm.service.engine.bundle import Bundle
 from benchmarks import processes
 from benchmarks.findings import BUILD
 

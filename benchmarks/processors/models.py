@@ -21,7 +21,7 @@ from addnorm.export.writer import Plan, export
 from addnorm.model.checkpoints.families import FAMILIES
 from addnorm.model.presets import PRESETS
 from addnorm.model.transformer import Transformer, randomize
-from addnorm.service.runtime.manifest import Limits
+from addnorm.service.engine.manifest import Limits
 from benchmarks.stress.requests import texts
 
 # others are earlier names of these

@@ -6,13 +6,13 @@ Knows the server alone: arm64's environment has nothing else.
 from collections.abc import Iterator
 from typing import Any, NamedTuple, get_args
 
+from addnorm.service.engine import bundle as bundles
+from addnorm.service.engine import selfcheck
+from addnorm.service.engine.batch import Batch
+from addnorm.service.engine.bundle import Bundle
+from addnorm.service.engine.manifest import Pooling, Task
 from addnorm.service.engine.outputs import OUTPUTS
 from addnorm.service.engine.outputs.small_vectors import VectorDType
-from addnorm.service.runtime import bundle as bundles
-from addnorm.service.runtime import selfcheck
-from addnorm.service.runtime.batch import Batch
-from addnorm.service.runtime.bundle import Bundle
-from addnorm.service.runtime.manifest import Pooling, Task
 
 # above 16 keys the sums of some kernels have as many lanes as the processor
 LENGTHS = (2, 17, 65, 1, 129, 33)

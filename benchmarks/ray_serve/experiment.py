@@ -6,9 +6,9 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from addnorm.load.stream import PROFILES, make
+from addnorm.service.engine import bundle as bundles
+from addnorm.service.engine.bundle import Bundle
 from addnorm.service.loading.folders import find
-from addnorm.service.runtime import bundle as bundles
-from addnorm.service.runtime.bundle import Bundle
 from benchmarks import processes
 from benchmarks.findings import BUILD, Findings, Options, newest
 from benchmarks.ray_serve import autoscaling, changes

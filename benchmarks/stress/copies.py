@@ -11,9 +11,9 @@ from transformers.utils.logging import disable_progress_bar
 
 from addnorm.export.sources import sources
 from addnorm.export.writer import Plan, export
-from addnorm.service.runtime import bundle as bundles
-from addnorm.service.runtime.bundle import TOKENIZER, Bundle
-from addnorm.service.runtime.manifest import Limits
+from addnorm.service.engine import bundle as bundles
+from addnorm.service.engine.bundle import TOKENIZER, Bundle
+from addnorm.service.engine.manifest import Limits
 from benchmarks.stress.requests import texts
 from benchmarks.stress.requests.greedy import ENTAILMENT, MASKED_LM, RERANKER
 from benchmarks.stress.requests.texts import tokenizer

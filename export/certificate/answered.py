@@ -21,13 +21,13 @@ from addnorm.export.sources.program import (
     split_task,
 )
 from addnorm.service.asking.ask import Ask
-from addnorm.service.protocols.codec.payload import Encode
-from addnorm.service.protocols.codec.validation import fit
-from addnorm.service.protocols.cohere import cohere_rerank
-from addnorm.service.protocols.native import text_routes
-from addnorm.service.runtime.bundle import TOKENIZER, Bundle
-from addnorm.service.runtime.manifest import Manifest
+from addnorm.service.dialects.cohere import cohere_rerank
+from addnorm.service.dialects.native import text_routes
+from addnorm.service.engine.bundle import TOKENIZER, Bundle
+from addnorm.service.engine.manifest import Manifest
 from addnorm.service.server.wiring import Service
+from addnorm.service.wire.codec.payload import Encode
+from addnorm.service.wire.codec.validation import fit
 
 Array = NDArray[Any]
 ROUTES = {row.path: row for row in (*text_routes.ROUTES, *cohere_rerank.ROUTES)}

@@ -23,9 +23,9 @@ from addnorm.export.certificate.served import (
 )
 from addnorm.export.sources.original import Original, OriginalError
 from addnorm.model.transformer import Transformer
-from addnorm.service.runtime import selfcheck
-from addnorm.service.runtime.batch import Grid
-from addnorm.service.runtime.manifest import Limits
+from addnorm.service.engine import selfcheck
+from addnorm.service.engine.batch import Grid
+from addnorm.service.engine.manifest import Limits
 
 LENGTHS = (3, 1, 512, 29, 7)  # of sequences, cut to the model's
 

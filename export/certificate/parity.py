@@ -26,15 +26,15 @@ from addnorm.export.certificate.tolerances import Result
 from addnorm.export.sources.original import Original
 from addnorm.export.sources.program import Program, Sample, Text, ids_of, texts_of
 from addnorm.model.transformer import Transformer
+from addnorm.service.engine import selfcheck
+from addnorm.service.engine.bundle import TOKENIZER, Bundle
+from addnorm.service.engine.device import memory, placement
+from addnorm.service.engine.device.placement import Placement
+from addnorm.service.engine.device.processor import processor
+from addnorm.service.engine.model import Model
 from addnorm.service.errors import NotFinite
 from addnorm.service.loading import known_answers
 from addnorm.service.loading.loader import PADDINGS
-from addnorm.service.models.model import Model
-from addnorm.service.runtime import selfcheck
-from addnorm.service.runtime.bundle import TOKENIZER, Bundle
-from addnorm.service.runtime.device import memory, placement
-from addnorm.service.runtime.device.placement import Placement
-from addnorm.service.runtime.device.processor import processor
 
 
 @dataclass(frozen=True)

@@ -25,21 +25,21 @@ from addnorm.model.config import Pick
 from addnorm.model.pooling import pick_vectors
 from addnorm.model.transformer import Transformer
 from addnorm.service.asking.ask import Ask
+from addnorm.service.dialects.native.native_answer import encode
+from addnorm.service.dialects.native.native_infer import infer
+from addnorm.service.dialects.native.native_schema import INFER, Bodies
+from addnorm.service.engine import selfcheck
+from addnorm.service.engine.batch import Batch, Grid
+from addnorm.service.engine.engine import Engine
+from addnorm.service.engine.manifest import Limits
+from addnorm.service.engine.model import Model
 from addnorm.service.engine.outputs import OutputKind
+from addnorm.service.engine.registry import Models
 from addnorm.service.loading.loader import PADDINGS
-from addnorm.service.models.model import Model
-from addnorm.service.models.registry import Models
-from addnorm.service.protocols.codec.payload import Encode
-from addnorm.service.protocols.codec.validation import fit
-from addnorm.service.protocols.native.native_answer import encode
-from addnorm.service.protocols.native.native_infer import infer
-from addnorm.service.protocols.native.native_schema import INFER, Bodies
-from addnorm.service.runtime import selfcheck
-from addnorm.service.runtime.batch import Batch, Grid
-from addnorm.service.runtime.engine import Engine
-from addnorm.service.runtime.manifest import Limits
 from addnorm.service.server.wiring import Service, build
 from addnorm.service.settings import Settings
+from addnorm.service.wire.codec.payload import Encode
+from addnorm.service.wire.codec.validation import fit
 
 Array = NDArray[Any]
 PLACES = ("right", "left", "holes")  # of pads

@@ -28,14 +28,14 @@ from addnorm.export.certificate.served import (
     count_unequal,
 )
 from addnorm.model.transformer import Transformer
+from addnorm.service.engine.bundle import Bundle
+from addnorm.service.engine.cuda.gpu import gpu_name
+from addnorm.service.engine.cuda.gpu_engine import GpuEngine
+from addnorm.service.engine.device.placement import CPU, operator
+from addnorm.service.engine.engine import OpenEngine
+from addnorm.service.engine.model import Model
+from addnorm.service.engine.session import runs_in_words
 from addnorm.service.loading.loader import check
-from addnorm.service.models.model import Model
-from addnorm.service.runtime.bundle import Bundle
-from addnorm.service.runtime.cuda.gpu import gpu_name
-from addnorm.service.runtime.cuda.gpu_engine import GpuEngine
-from addnorm.service.runtime.device.placement import CPU, operator
-from addnorm.service.runtime.engine import OpenEngine
-from addnorm.service.runtime.session import runs_in_words
 
 COMPOSITIONS = 200  # drawn batches for each precision
 INDICES = (TensorProto.INT64, TensorProto.INT32, TensorProto.BOOL)

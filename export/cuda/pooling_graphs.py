@@ -14,8 +14,8 @@ from addnorm.export.graphs import model_file
 from addnorm.export.graphs.graph import BODY_OUTPUTS, export_module
 from addnorm.export.graphs.model_file import Graph
 from addnorm.model.pooling import WEIGHTS
-from addnorm.service.runtime.cuda.gpu_engine import POOLING_OUTPUTS, pooling_graph
-from addnorm.service.runtime.manifest import Pooling
+from addnorm.service.engine.cuda.gpu_engine import POOLING_OUTPUTS, pooling_graph
+from addnorm.service.engine.manifest import Pooling
 
 
 class GridPooling(nn.Module):

@@ -36,9 +36,9 @@ from onnx import ModelProto, NodeProto, TensorProto, helper
 
 from addnorm.export.graphs.model_file import Graph, with_nodes
 from addnorm.export.graphs.nodes import read_by
-from addnorm.service.runtime.batch import Floats
-from addnorm.service.runtime.manifest import Int8, Limits
-from addnorm.service.runtime.selfcheck import sequences
+from addnorm.service.engine.batch import Floats
+from addnorm.service.engine.manifest import Int8, Limits
+from addnorm.service.engine.selfcheck import sequences
 
 Array = NDArray[Any]
 # of a weight; for smaller ones quantizing rows costs more than int8 saves (128 x 128: 0.95 x fp32)

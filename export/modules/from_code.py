@@ -15,8 +15,8 @@ from torch import nn
 from addnorm.export.modules.recognize import of_module
 from addnorm.export.sources.sources import Source, UsageError
 from addnorm.model.checkpoints import weights
-from addnorm.service.runtime.files import sha256
-from addnorm.service.runtime.manifest import Manifest
+from addnorm.service.engine.files import sha256
+from addnorm.service.engine.manifest import Manifest
 
 NESTED = ("model", "state_dict", "model_state_dict")  # where training scripts put the weights
 COMPILED = "_orig_mod."  # what torch.compile puts before keys

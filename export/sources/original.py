@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from addnorm.model.config import Config, Pick
 from addnorm.model.pooling import pick_vectors
 from addnorm.model.transformer import Transformer
-from addnorm.service.runtime.manifest import Limits
+from addnorm.service.engine.manifest import Limits
 
 Array = NDArray[np.float32]
 FIELDS = ("logits", "last_hidden_state")  # of transformers' outputs, the first that there is

@@ -27,7 +27,7 @@ from addnorm.export.sources import folder_tokenizer
 from addnorm.export.sources.original import as_found
 from addnorm.model.checkpoints import architectures, json_files
 from addnorm.model.checkpoints.families import FAMILIES, name_of
-from addnorm.service.tasks.tagging import Aggregation
+from addnorm.service.asking.tasks.tagging import Aggregation
 
 Array = NDArray[Any]
 Text = str | tuple[str, str]

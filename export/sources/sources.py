@@ -30,8 +30,8 @@ from addnorm.model.checkpoints.families import FAMILIES
 from addnorm.model.config import Config, Pick
 from addnorm.model.layout import LAYOUTS
 from addnorm.model.transformer import Head, Transformer, shorten
-from addnorm.service.runtime.files import sha256
-from addnorm.service.runtime.manifest import Pooling
+from addnorm.service.engine.files import sha256
+from addnorm.service.engine.manifest import Pooling
 
 SEED = 42
 OUTPUTS = ("logits", "pooled", "token_vectors")  # that heads can make

@@ -18,8 +18,8 @@ from addnorm.export.sources.sample_texts import Unlike
 from addnorm.export.sources.sentencepieces import UnlikeError
 from addnorm.model.checkpoints import CheckpointError, json_files, sentence_transformers
 from addnorm.model.checkpoints.sentence_transformers import SentenceTransformers
-from addnorm.service.runtime.manifest import InputRules, InputType
-from addnorm.service.runtime.tokenizing.tokenizer import Template
+from addnorm.service.engine.manifest import InputRules, InputType
+from addnorm.service.engine.tokenizing.tokenizer import Template
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

@@ -1,1 +1,2 @@
-"""One request: the ask, its limits and its price, who is computed next, the cache, its answer."""
+"""One request: the ask, its limits, its price, its deadline; the gate, the queue, workers, the
+cache, tasks. Knows no wire."""

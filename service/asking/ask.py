@@ -11,16 +11,16 @@ from dataclasses import field as default
 from typing import Any, Literal, TypeVar, cast
 
 from addnorm.service.asking.rows import AskedRows
+from addnorm.service.engine.batch import Batch, Padding
+from addnorm.service.engine.engine import Engine
+from addnorm.service.engine.manifest import Pick, Task
+from addnorm.service.engine.model import Model
 from addnorm.service.engine.outputs import DType, Output, Value
 from addnorm.service.engine.outputs.output import Size
+from addnorm.service.engine.registry import Models
 from addnorm.service.engine.target import Target
+from addnorm.service.engine.usage import Statistics
 from addnorm.service.errors import ClientGone, Expired, InvalidInput, ServiceError
-from addnorm.service.models.model import Model
-from addnorm.service.models.registry import Models
-from addnorm.service.models.usage import Statistics
-from addnorm.service.runtime.batch import Batch, Padding
-from addnorm.service.runtime.engine import Engine
-from addnorm.service.runtime.manifest import Pick, Task
 
 # what a request may hold: see `gate.py`
 Account = Literal["requests", "calls", "bodies", "responses", "answer_s", "bulk_s", "tokens"]
@@ -178,7 +178,7 @@ class Ask:
 
     @property
     def fingerprint(self) -> str:
-        """The fingerprint of what computes it: see `runtime/fingerprint.py`."""
+        """The fingerprint of what computes it: see `engine/fingerprint.py`."""
         return self.engine.fingerprint.digest
 
     def value(self, kind: type[Output[Made]]) -> Made:

@@ -13,12 +13,12 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
+from addnorm.service.engine.batch import Batch, Rows
 from addnorm.service.engine.checkpoint import checkpoint
 from addnorm.service.engine.kept_rows import Kept
+from addnorm.service.engine.manifest import Pick
 from addnorm.service.engine.target import Target
 from addnorm.service.locks import LockOrder, new_lock
-from addnorm.service.runtime.batch import Batch, Rows
-from addnorm.service.runtime.manifest import Pick
 
 ENTRY_BYTES, ARRAY_BYTES = 400, 200  # beside the numbers: of an entry, and of each of its arrays
 DIGEST_BYTES = 32  # so long that nobody can find two sequences with one digest

@@ -3,10 +3,10 @@
 import numpy as np
 
 from addnorm.service.asking.ask import Ask
+from addnorm.service.engine.batch import Ints, Padding
 from addnorm.service.engine.kept_rows import needed
 from addnorm.service.engine.outputs.output import BINARY_BYTES
 from addnorm.service.errors import InvalidInput
-from addnorm.service.runtime.batch import Ints, Padding
 from addnorm.service.settings import Settings
 
 

@@ -5,8 +5,8 @@ from operator import attrgetter
 from typing import NamedTuple
 
 from addnorm.service.asking.ask import Ask
+from addnorm.service.engine.batch import AnyRows, Batch
 from addnorm.service.engine.target import Target
-from addnorm.service.runtime.batch import AnyRows, Batch
 
 
 class Waiting(NamedTuple):

@@ -9,11 +9,11 @@ import time
 from addnorm.service.asking.ask import Ask
 from addnorm.service.asking.rows import AskedRows
 from addnorm.service.asking.scheduler import Scheduler
+from addnorm.service.engine import selfcheck
+from addnorm.service.engine.model import Model
+from addnorm.service.engine.registry import Models
 from addnorm.service.engine.target import Target
 from addnorm.service.errors import NotReady, ServiceError, WorkersHung
-from addnorm.service.models.model import Model
-from addnorm.service.models.registry import Models
-from addnorm.service.runtime import selfcheck
 
 Failures = list[tuple[str, str]]  # a model's name, and what is wrong with it
 MAX_HUNG = 4  # session runs for each worker thread: only a new process frees so many threads

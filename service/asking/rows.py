@@ -7,11 +7,11 @@ from typing import cast
 
 import numpy as np
 
+from addnorm.service.engine.batch import AnyRows, Batch, Floats, Ints, Rows, offsets_of
 from addnorm.service.engine.heads import pooled
 from addnorm.service.engine.kept_rows import Kept, KeptRows, spans
+from addnorm.service.engine.manifest import Pick, Pooling
 from addnorm.service.locks import LockOrder, new_lock
-from addnorm.service.runtime.batch import AnyRows, Batch, Floats, Ints, Rows, offsets_of
-from addnorm.service.runtime.manifest import Pick, Pooling
 
 NOTHING: Mapping[bytes, Mapping[Pick, Kept]] = MappingProxyType({})
 Hold = Callable[[Sequence[int], Pick, Sequence[Kept]], None]

@@ -14,10 +14,10 @@ from addnorm.service.asking.ask import Ask
 from addnorm.service.asking.fair_queue import MIN_TOKENS_PER_WORKER
 from addnorm.service.asking.gate import Gate
 from addnorm.service.asking.micro_batch import MicroBatch
+from addnorm.service.engine.batch import AnyRows, Batch
 from addnorm.service.engine.target import Target
 from addnorm.service.errors import NotFinite, RunTimedOut, ServiceError
 from addnorm.service.locks import LockOrder, new_condition
-from addnorm.service.runtime.batch import AnyRows, Batch
 
 log = logging.getLogger("addnorm")
 TICKS = 10  # of the watchdog, within the run timeout

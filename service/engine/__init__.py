@@ -1,1 +1,2 @@
-"""Outputs, heads and what is kept of rows. Knows models and tokens, no requests."""
+"""Models and tokens: bundles, sessions, tokenizers, batches, outputs. Knows no requests, keys or
+HTTP."""

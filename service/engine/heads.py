@@ -6,11 +6,11 @@ from typing import NamedTuple
 import numpy as np
 
 from addnorm.service.arithmetic import add_rows, lengths, log_sum_exp, max_rows
+from addnorm.service.engine.batch import AnyRows, Batch, Floats, Ints, Rows, all_finite
 from addnorm.service.engine.checkpoint import checkpoint
+from addnorm.service.engine.engine import Engine
+from addnorm.service.engine.manifest import Pooling
 from addnorm.service.errors import NotFinite
-from addnorm.service.runtime.batch import AnyRows, Batch, Floats, Ints, Rows, all_finite
-from addnorm.service.runtime.engine import Engine
-from addnorm.service.runtime.manifest import Pooling
 
 PIECE_SPANS = 256  # spans that are pooled in one step
 SHRINK = np.float32(2.0**-80)  # exact; the length of any shrunk vector fits in float32

@@ -5,9 +5,9 @@ from collections.abc import Mapping
 from itertools import pairwise
 from typing import NamedTuple
 
+from addnorm.service.engine.batch import Batch, Floats, Ints, Rows
 from addnorm.service.engine.heads import pooled
-from addnorm.service.runtime.batch import Batch, Floats, Ints, Rows
-from addnorm.service.runtime.manifest import Pick, Pooling
+from addnorm.service.engine.manifest import Pick, Pooling
 
 Kept = Rows | Floats  # of one sequence: the rows of its tokens, or a picked row `[d_model]`
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from addnorm.service.runtime.batch import AnyRows, Batch
+from addnorm.service.engine.batch import AnyRows, Batch
 
 # How the measured rate of a target follows its runs.
 #

@@ -1,1 +1,1 @@
-"""Loading: bundles are proved and warm before they are served, and their folder is followed."""
+"""Bundles are proved and warm before they are served, and their folder is followed."""

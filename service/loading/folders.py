@@ -4,9 +4,9 @@ Reads none."""
 from pathlib import Path
 from typing import NamedTuple
 
+from addnorm.service.engine import bundle as bundles
+from addnorm.service.engine.registry import Root
 from addnorm.service.errors import StartupError
-from addnorm.service.models.registry import Root
-from addnorm.service.runtime import bundle as bundles
 
 
 class Listing(NamedTuple):

@@ -8,16 +8,16 @@ import hashlib
 from collections.abc import Iterator, Mapping
 from typing import get_args
 
+from addnorm.service.engine.batch import Batch, Padding, Rows
+from addnorm.service.engine.bundle import Bundle
+from addnorm.service.engine.engine import Engine
+from addnorm.service.engine.fingerprint import NUM_DIGITS
 from addnorm.service.engine.kept_rows import KeptRows
+from addnorm.service.engine.manifest import Limits, Pooling
 from addnorm.service.engine.outputs import OUTPUTS, Pooled
 from addnorm.service.engine.outputs import Computed as ForOutputs
 from addnorm.service.engine.outputs.values import Array
-from addnorm.service.runtime.batch import Batch, Padding, Rows
-from addnorm.service.runtime.bundle import Bundle
-from addnorm.service.runtime.engine import Engine
-from addnorm.service.runtime.fingerprint import NUM_DIGITS
-from addnorm.service.runtime.manifest import Limits, Pooling
-from addnorm.service.runtime.selfcheck import Computed, sequences
+from addnorm.service.engine.selfcheck import Computed, sequences
 
 # Kernels of processors differ above 16 keys, and where a length is no multiple of their lanes
 LENGTHS = (1, 2, 17, 65, 129, 257, 512)

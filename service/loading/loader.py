@@ -5,19 +5,19 @@ import math
 import time
 from collections.abc import Callable
 
+from addnorm.service.engine import bundle as bundles
+from addnorm.service.engine import selfcheck
+from addnorm.service.engine.bundle import Bundle
+from addnorm.service.engine.cuda.gpu_engine import engines_for
+from addnorm.service.engine.engine import OpenEngine
+from addnorm.service.engine.model import Model, Reproduction
+from addnorm.service.engine.names import read_aliases, read_pins
+from addnorm.service.engine.registry import WORDS, Models, Root
+from addnorm.service.engine.selfcheck import Computed, unequal
+from addnorm.service.engine.session import runs_in_words
 from addnorm.service.errors import StartupError
 from addnorm.service.loading import folders
 from addnorm.service.loading.known_answers import LENGTHS, compute, different, digests
-from addnorm.service.models.model import Model, Reproduction
-from addnorm.service.models.names import read_aliases, read_pins
-from addnorm.service.models.registry import WORDS, Models, Root
-from addnorm.service.runtime import bundle as bundles
-from addnorm.service.runtime import selfcheck
-from addnorm.service.runtime.bundle import Bundle
-from addnorm.service.runtime.cuda.gpu_engine import engines_for
-from addnorm.service.runtime.engine import OpenEngine
-from addnorm.service.runtime.selfcheck import Computed, unequal
-from addnorm.service.runtime.session import runs_in_words
 from addnorm.service.settings import Settings
 
 log = logging.getLogger("addnorm")

@@ -13,15 +13,15 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
+from addnorm.service.engine import bundle as bundles
+from addnorm.service.engine.device import memory
+from addnorm.service.engine.engine import Engine
+from addnorm.service.engine.model import Model
+from addnorm.service.engine.registry import Models, Root
 from addnorm.service.errors import BundleRefused, NotFound, StartupError
 from addnorm.service.loading import folders
 from addnorm.service.loading.loader import load
 from addnorm.service.locks import LockOrder, new_lock
-from addnorm.service.models.model import Model
-from addnorm.service.models.registry import Models, Root
-from addnorm.service.runtime import bundle as bundles
-from addnorm.service.runtime.device import memory
-from addnorm.service.runtime.engine import Engine
 from addnorm.service.settings import Settings
 
 log = logging.getLogger("addnorm")

@@ -13,7 +13,7 @@ from typing import Any
 from fastapi import Request, Response
 
 # not `fastapi.FastAPI`: in its place OpenTelemetry's auto-instrumentation puts a class of its own,
-# whose spans would stand beside those of telemetry/tracing.py
+# whose spans would stand beside those of wire/telemetry/tracing.py
 from fastapi.applications import FastAPI
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
@@ -25,16 +25,16 @@ from addnorm.service import VERSION
 from addnorm.service.asking.ask import Ask
 from addnorm.service.asking.gate import Gate
 from addnorm.service.errors import Draining
-from addnorm.service.protocols.codec import openapi
-from addnorm.service.protocols.codec.negotiation import sliced
-from addnorm.service.protocols.route import KEY, Parts, ask_of
-from addnorm.service.protocols.serving import answer, send_payload
-from addnorm.service.protocols.table import Table
 from addnorm.service.server.auth import Entrance
 from addnorm.service.server.error_response import error_response, note_error
 from addnorm.service.server.http.head import wrong_head
 from addnorm.service.server.origins import Origins, named_origins
-from addnorm.service.telemetry.report import Reporter
+from addnorm.service.server.table import Table
+from addnorm.service.wire.codec import openapi
+from addnorm.service.wire.codec.negotiation import sliced
+from addnorm.service.wire.route import KEY, Parts, ask_of
+from addnorm.service.wire.serving import answer, send_payload
+from addnorm.service.wire.telemetry.report import Reporter
 
 SENT_BYTES = 256 * 1024  # of a response, handed to the socket at once
 REQUEST_ID = re.compile(rb"[\w.:-]{1,128}")

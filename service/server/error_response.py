@@ -16,7 +16,7 @@ from addnorm.service.errors import (
     OutOfMemory,
     ServiceError,
 )
-from addnorm.service.protocols.codec.negotiation import JSON
+from addnorm.service.wire.codec.negotiation import JSON
 
 log = logging.getLogger("addnorm")
 STARLETTE = {404: NotFound, 405: MethodNotAllowed}  # what its routers raise

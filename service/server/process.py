@@ -26,19 +26,19 @@ from typing import Any, NoReturn, cast
 
 import uvicorn
 
+from addnorm.service.engine.device import memory
+from addnorm.service.engine.registry import Root
 from addnorm.service.environment import vertex_routes
 from addnorm.service.errors import StartupError
 from addnorm.service.loading.loader import load_all
-from addnorm.service.models.registry import Root
-from addnorm.service.runtime.device import memory
 from addnorm.service.server.app import App
 from addnorm.service.server.grpc.grpc_listener import check_installed
 from addnorm.service.server.http.connection import Connection, protocol_factory
 from addnorm.service.server.origins import is_loopback
 from addnorm.service.server.wiring import Service, build
 from addnorm.service.settings import Settings
-from addnorm.service.telemetry import logs
-from addnorm.service.telemetry.tracing import tracer_of_environment
+from addnorm.service.wire.telemetry import logs
+from addnorm.service.wire.telemetry.tracing import tracer_of_environment
 
 ANY_IPV4, ANY_IPV6 = "0.0.0.0", "::"
 TICKS_PER_S = 10  # uvicorn's

@@ -14,24 +14,24 @@ from addnorm.service.asking.gate import Gate
 from addnorm.service.asking.readiness import Readiness
 from addnorm.service.asking.scheduler import Scheduler
 from addnorm.service.asking.turns import Turns
+from addnorm.service.dialects.kserve.over_grpc.grpc_methods import PROBES
+from addnorm.service.engine.registry import Models
 from addnorm.service.loading.repository import Repository
-from addnorm.service.models.registry import Models
-from addnorm.service.protocols.codec.bodies import BodyReader
-from addnorm.service.protocols.codec.decoding import Tools
-from addnorm.service.protocols.kserve.over_grpc.grpc_methods import PROBES
-from addnorm.service.protocols.receiving import BodyReceiver
-from addnorm.service.protocols.route import Parts, Protocol
-from addnorm.service.protocols.table import PROTOCOLS, Table
-from addnorm.service.protocols.texts.texts import TextReader
 from addnorm.service.server.app import App
 from addnorm.service.server.auth import Entrance, Keys
 from addnorm.service.server.grpc.grpc_calls import GrpcCalls
 from addnorm.service.server.grpc.grpc_listener import GrpcListener
+from addnorm.service.server.table import PROTOCOLS, Table
 from addnorm.service.settings import Settings
-from addnorm.service.telemetry.exposition import Exposition
-from addnorm.service.telemetry.invariance import InvarianceCheck
-from addnorm.service.telemetry.metrics import Metrics
-from addnorm.service.telemetry.report import Reporter
+from addnorm.service.wire.codec.bodies import BodyReader
+from addnorm.service.wire.codec.decoding import Tools
+from addnorm.service.wire.receiving import BodyReceiver
+from addnorm.service.wire.route import Parts, Protocol
+from addnorm.service.wire.telemetry.exposition import Exposition
+from addnorm.service.wire.telemetry.invariance import InvarianceCheck
+from addnorm.service.wire.telemetry.metrics import Metrics
+from addnorm.service.wire.telemetry.report import Reporter
+from addnorm.service.wire.texts.texts import TextReader
 
 KNOWN_ANSWER_SHARE = 0.1  # of a run's longest time: so long a known-answer test may take
 

@@ -13,9 +13,9 @@ import pytest
 
 from addnorm.service.asking.ask import Ask
 from addnorm.service.engine.outputs import Activations, Output, Pooled
+from addnorm.service.engine.registry import Models
 from addnorm.service.errors import ClientGone, DeadlineNotMet, InvalidInput
 from addnorm.service.loading.loader import load_all
-from addnorm.service.models.registry import Models
 from addnorm.service.server.wiring import Service, build
 from addnorm.service.settings import Settings
 from tests.support.asks import ask_for

@@ -8,8 +8,8 @@ import pytest
 from addnorm.service.asking.ask import Ask
 from addnorm.service.asking.fair_queue import ALONE_S, BULK_TOKENS
 from addnorm.service.asking.scheduler import Scheduler
+from addnorm.service.engine.batch import Batch, Rows
 from addnorm.service.engine.target import Target
-from addnorm.service.runtime.batch import Batch, Rows
 from tests.support.scheduling import (
     Queue,
     echo,

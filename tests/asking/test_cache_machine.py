@@ -29,6 +29,10 @@ from hypothesis.stateful import (
 from onnx import numpy_helper
 
 from addnorm.service.asking.ask import Ask
+from addnorm.service.engine import bundle as bundles
+from addnorm.service.engine.batch import Batch, Rows
+from addnorm.service.engine.bundle import Bundle
+from addnorm.service.engine.model import Model
 from addnorm.service.engine.outputs import (
     Activations,
     Logits,
@@ -37,12 +41,8 @@ from addnorm.service.engine.outputs import (
     Pooled,
     PromptLogprobs,
 )
+from addnorm.service.engine.registry import Models
 from addnorm.service.errors import ClientGone, Expired, NotFinite, Overloaded
-from addnorm.service.models.model import Model
-from addnorm.service.models.registry import Models
-from addnorm.service.runtime import bundle as bundles
-from addnorm.service.runtime.batch import Batch, Rows
-from addnorm.service.runtime.bundle import Bundle
 from addnorm.service.server.wiring import Service, build
 from addnorm.service.settings import Settings
 from tests.conftest import OWN

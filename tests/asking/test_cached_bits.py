@@ -15,11 +15,11 @@ from typing import NamedTuple
 import httpx
 import pytest
 
+from addnorm.service.engine import bundle as bundles
+from addnorm.service.engine.bundle import Bundle
+from addnorm.service.engine.model import Model
+from addnorm.service.engine.registry import Models
 from addnorm.service.loading import folders
-from addnorm.service.models.model import Model
-from addnorm.service.models.registry import Models
-from addnorm.service.runtime import bundle as bundles
-from addnorm.service.runtime.bundle import Bundle
 from addnorm.service.server.wiring import build
 from addnorm.service.settings import Settings
 from tests.conftest import OWN, client_of

@@ -20,8 +20,8 @@ from addnorm.service.asking.cost import FADE_S, Cost, Rate, measured
 from addnorm.service.asking.turns import Turns
 from addnorm.service.engine.checkpoint import checkpoint
 from addnorm.service.engine.outputs import Activations, Logits, Output, TopLogits, Value
+from addnorm.service.engine.registry import Models
 from addnorm.service.errors import ClientGone, Expired, Overloaded
-from addnorm.service.models.registry import Models
 from addnorm.service.server.wiring import build
 from addnorm.service.settings import Settings
 from tests.conftest import Serve

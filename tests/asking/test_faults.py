@@ -14,14 +14,14 @@ import pytest
 from addnorm.service.asking.micro_batch import MicroBatch
 from addnorm.service.asking.scheduler import Observer, Scheduler
 from addnorm.service.engine import heads
+from addnorm.service.engine.batch import Batch, Rows
+from addnorm.service.engine.manifest import Task
+from addnorm.service.engine.registry import Meant, Models
 from addnorm.service.engine.target import Run, Target
 from addnorm.service.errors import NotFinite, RunTimedOut, ServiceError
-from addnorm.service.models.registry import Meant, Models
-from addnorm.service.runtime.batch import Batch, Rows
-from addnorm.service.runtime.manifest import Task
 from addnorm.service.server.wiring import build
 from addnorm.service.settings import Settings
-from addnorm.service.telemetry.metrics import Metrics
+from addnorm.service.wire.telemetry.metrics import Metrics
 from tests.conftest import OWN, client_of, inference_of, serving
 from tests.support import web
 from tests.support.metrics import value

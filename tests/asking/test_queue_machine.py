@@ -22,9 +22,9 @@ from addnorm.service.asking.ask import Ask
 from addnorm.service.asking.backlog import Backlog
 from addnorm.service.asking.micro_batch import MicroBatch
 from addnorm.service.asking.rows import AskedRows
+from addnorm.service.engine.batch import AnyRows, Batch
 from addnorm.service.engine.target import Target
 from addnorm.service.errors import ServiceError
-from addnorm.service.runtime.batch import AnyRows, Batch
 from tests.support.scheduling import Queue, add_first, ask_of, echo, values
 
 STEPS = 50  # of one order of events, at most

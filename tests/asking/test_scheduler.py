@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 from addnorm.service.asking.scheduler import Scheduler
+from addnorm.service.engine.batch import Batch, Rows
 from addnorm.service.engine.target import Target
 from addnorm.service.errors import Expired, Overloaded, ServiceError
-from addnorm.service.runtime.batch import Batch, Rows
 from tests.support.scheduling import (
     Queue,
     batch,

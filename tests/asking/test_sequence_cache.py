@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from addnorm.service.asking.cache import SequenceCache, sequence_digests
+from addnorm.service.engine.batch import Batch, Rows
+from addnorm.service.engine.registry import Models
 from addnorm.service.engine.target import Target
-from addnorm.service.models.registry import Models
-from addnorm.service.runtime.batch import Batch, Rows
 from addnorm.service.server.wiring import Service, build
 from addnorm.service.settings import Settings
 from tests.conftest import client_of

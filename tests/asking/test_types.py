@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load, save
 
-from addnorm.service.protocols.codec.safetensors_body import SAFETENSORS
+from addnorm.service.wire.codec.safetensors_body import SAFETENSORS
 from tests.support.texts import TEXT_MODEL
 
 IDS = [[2, 4, 5, 3, 8, 9, 3], [2, 6, 3], [2, 7, 11, 3, 10, 3]]

@@ -25,10 +25,10 @@ from addnorm.load.run import (
     measure,
 )
 from addnorm.load.stream import PROFILES, Stream, make
-from addnorm.service.runtime import bundle as bundle_format
-from addnorm.service.runtime.batch import Floats, Ints
-from addnorm.service.runtime.bundle import Bundle
-from addnorm.service.runtime.manifest import Limits
+from addnorm.service.engine import bundle as bundle_format
+from addnorm.service.engine.batch import Floats, Ints
+from addnorm.service.engine.bundle import Bundle
+from addnorm.service.engine.manifest import Limits
 from benchmarks import peers, processes
 from benchmarks.bench import contenders
 from benchmarks.bench.contenders import ONE_THREAD

@@ -22,8 +22,8 @@ from addnorm.corpus.errors import CorpusError
 from addnorm.corpus.parts import PLAN_KEY, Parts, plan_of
 from addnorm.corpus.ray_data import Addnorm
 from addnorm.corpus.storage import Location
-from addnorm.service.runtime import bundle as bundles
-from addnorm.service.runtime.batch import Batch
+from addnorm.service.engine import bundle as bundles
+from addnorm.service.engine.batch import Batch
 from addnorm.service.server.wiring import Service
 from tests.conftest import inference_of, serving
 from tests.support import corpus_files, web
@@ -583,7 +583,7 @@ def test_equal_texts_are_computed_once(text_bundles: Path, tmp_path: Path) -> No
 
     def counted(bundle: Path, **settings: Any) -> Service:
         service = embedder.open_service(bundle, **settings)
-        target = service.models.find(None).target(None)
+        target = service.engine.find(None).target(None)
         run = target.run
 
         def counting(batch: Any) -> Any:

@@ -17,7 +17,7 @@ from addnorm.corpus.embeddings_client import Embedded
 from addnorm.corpus.index_check import Difference, report
 from addnorm.corpus.parts import PLAN_KEY
 from addnorm.corpus.vectors_file import Sample
-from addnorm.service.runtime.fingerprint import ANY, METADATA_KEY, Recorded, digest_of, to_text
+from addnorm.service.engine.fingerprint import ANY, METADATA_KEY, Recorded, digest_of, to_text
 from tests.support.texts import TEXT_MODEL, WORDS
 
 NUM_TEXTS = 50

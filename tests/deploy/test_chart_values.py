@@ -12,7 +12,7 @@ import yaml
 from jsonschema import Draft7Validator
 
 from addnorm.service import VERSION
-from addnorm.service.models.registry import Models
+from addnorm.service.engine.registry import Models
 from addnorm.service.server.wiring import build
 from addnorm.service.settings import Settings
 from tests.conftest import serving

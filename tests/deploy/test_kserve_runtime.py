@@ -15,7 +15,7 @@ import httpx
 import pytest
 import yaml
 
-from addnorm.service.runtime import bundle
+from addnorm.service.engine import bundle
 from addnorm.service.settings import Settings
 from benchmarks.processes import free_port
 from benchmarks.stress.copies import republish

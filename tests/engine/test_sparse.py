@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from safetensors.numpy import load
 
+from addnorm.service.engine.batch import Batch, Floats, Padding, Rows, offsets_of
 from addnorm.service.engine.kept_rows import KeptRows
 from addnorm.service.engine.outputs import Computed, Sparse, SparseVectors
 from addnorm.service.errors import InvalidInput, NotFinite
-from addnorm.service.runtime.batch import Batch, Floats, Padding, Rows, offsets_of
 
 LENGTHS = (1, 300, 5, 200, 512, 2)  # heads run on 256 rows at a time
 MODEL = "masked-lm"

@@ -10,7 +10,7 @@ from addnorm.export import checking
 from addnorm.export.sources import sources, texts
 from addnorm.export.sources.folder_tokenizer import NoTexts
 from addnorm.export.sources.sources import Reference
-from addnorm.service.protocols.texts.texts import TextsToTokenize
+from addnorm.service.wire.texts.texts import TextsToTokenize
 from tests.support.families import made, save
 from tests.support.sentence_transformers import tell
 from tests.support.texts import checkpoint

@@ -29,10 +29,10 @@ from addnorm.export.writer import Plan, check_fit
 from addnorm.model import presets
 from addnorm.model.presets import PRESETS
 from addnorm.model.transformer import Transformer
-from addnorm.service.models.model import Model
-from addnorm.service.runtime import bundle as bundles
-from addnorm.service.runtime.batch import Floats
-from addnorm.service.runtime.bundle import Bundle
+from addnorm.service.engine import bundle as bundles
+from addnorm.service.engine.batch import Floats
+from addnorm.service.engine.bundle import Bundle
+from addnorm.service.engine.model import Model
 from tests.support.mutation import KINDS, Mutant, Subject, mutants, verdict, write
 
 UNSEEN = 7  # an id of `postnorm` that no case of the certificate contains

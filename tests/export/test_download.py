@@ -12,7 +12,7 @@ import pytest
 
 from addnorm.export.sources.download import DownloadError, address, fetch, files_to_read
 from addnorm.model.checkpoints import CheckpointError
-from addnorm.service.runtime.files import sha256
+from addnorm.service.engine.files import sha256
 from tests.support.hub import COMMIT, REPOSITORY, Hub, hub
 from tests.support.texts import checkpoint
 

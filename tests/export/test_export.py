@@ -26,7 +26,7 @@ from addnorm.model.layout import Packed
 from addnorm.model.norms import LayerNorm
 from addnorm.model.presets import PRESETS, build
 from addnorm.model.transformer import Transformer, randomize
-from addnorm.service.runtime import bundle as bundles
+from addnorm.service.engine import bundle as bundles
 from tests.support.exports import shared_exports
 
 SMALL = Config(

@@ -13,7 +13,7 @@ from transformers.utils.logging import disable_progress_bar
 from addnorm.export.command import export
 from addnorm.export.sources import sources
 from addnorm.model.checkpoints import CheckpointError, Choices
-from addnorm.service.runtime.manifest import Manifest
+from addnorm.service.engine.manifest import Manifest
 from tests.support.families import made, save
 
 SHOWN = """\

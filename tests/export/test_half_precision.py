@@ -15,9 +15,9 @@ from addnorm.export.graphs import all_graphs
 from addnorm.export.graphs.half_precision import SUFFIX, HalfPrecisionError, to_half
 from addnorm.export.graphs.model_file import Graph
 from addnorm.model.presets import build
-from addnorm.service.models.model import Model
-from addnorm.service.runtime import bundle as bundles
-from addnorm.service.runtime.bundle import Bundle
+from addnorm.service.engine import bundle as bundles
+from addnorm.service.engine.bundle import Bundle
+from addnorm.service.engine.model import Model
 
 FLOAT, HALF = TensorProto.FLOAT, TensorProto.FLOAT16
 

@@ -12,8 +12,8 @@ import pytest
 
 from addnorm.export import kept
 from addnorm.service.command import serve, where_kept
+from addnorm.service.engine.files import sha256
 from addnorm.service.errors import StartupError
-from addnorm.service.runtime.files import sha256
 from tests.support import web
 from tests.support.hub import COMMIT, REPOSITORY, hub
 from tests.support.process import Process

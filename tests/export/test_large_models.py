@@ -18,12 +18,12 @@ from addnorm.export.graphs.quantize import measure, quantize
 from addnorm.export.sources import sources
 from addnorm.export.writer import Plan
 from addnorm.model.presets import build
+from addnorm.service.engine import bundle as bundles
+from addnorm.service.engine import selfcheck
+from addnorm.service.engine.bundle import Bundle
+from addnorm.service.engine.manifest import Limits, Manifest
 from addnorm.service.errors import StartupError
 from addnorm.service.loading.loader import load
-from addnorm.service.runtime import bundle as bundles
-from addnorm.service.runtime import selfcheck
-from addnorm.service.runtime.bundle import Bundle
-from addnorm.service.runtime.manifest import Limits, Manifest
 from addnorm.service.settings import Settings
 from tests.support.bundles import flip
 

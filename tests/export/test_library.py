@@ -17,10 +17,10 @@ from torch import Tensor, nn
 from addnorm.export import ExportError, command, export_bundle, verify_bundle
 from addnorm.model.config import Config, HeadConfig
 from addnorm.model.transformer import Transformer, randomize
+from addnorm.service.engine import bundle as bundles
+from addnorm.service.engine.bundle import Bundle
 from addnorm.service.errors import StartupError
 from addnorm.service.loading import loader
-from addnorm.service.runtime import bundle as bundles
-from addnorm.service.runtime.bundle import Bundle
 from addnorm.service.settings import Settings
 from tests.conftest import inference_of, serving
 from tests.support import web

@@ -19,9 +19,9 @@ from addnorm.export.sources import program as programs
 from addnorm.export.sources import sources
 from addnorm.export.sources.program import Answer, Program, ProgramError, Text
 from addnorm.export.sources.sources import Reference, UsageError
+from addnorm.service.engine import bundle as bundles
 from addnorm.service.errors import StartupError
 from addnorm.service.loading import loader
-from addnorm.service.runtime import bundle as bundles
 from addnorm.service.settings import Settings
 from tests.support.families import made, save
 from tests.support.sentence_transformers import tell

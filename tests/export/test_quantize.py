@@ -22,10 +22,10 @@ from addnorm.export.certificate.graph.exact import INT8_STEPS, Expected, Files
 from addnorm.export.certificate.parity import CertificationError
 from addnorm.export.graphs import quantize as quantizing
 from addnorm.export.graphs.model_file import load
+from addnorm.service.engine import bundle as bundles
+from addnorm.service.engine.bundle import Bundle
+from addnorm.service.engine.model import Model
 from addnorm.service.loading.loader import check
-from addnorm.service.models.model import Model
-from addnorm.service.runtime import bundle as bundles
-from addnorm.service.runtime.bundle import Bundle
 from tests.conftest import preset
 
 ROOT = Path(__file__).parents[2]

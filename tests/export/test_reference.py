@@ -19,8 +19,8 @@ from addnorm.export.library import saved_source
 from addnorm.export.sources.original import Original
 from addnorm.model.config import Config, HeadConfig, Pick
 from addnorm.model.transformer import Transformer
-from addnorm.service.models.model import Model
-from addnorm.service.runtime.manifest import Limits
+from addnorm.service.engine.manifest import Limits
+from addnorm.service.engine.model import Model
 from tests.support.families import made
 from tests.support.texts import WORDS, tokenizer
 

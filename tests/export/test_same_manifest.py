@@ -9,8 +9,8 @@ import pytest
 from addnorm.export.sources import sources
 from addnorm.export.sources.sources import Source
 from addnorm.export.writer import Plan, write_uncertified
-from addnorm.service.runtime import bundle as bundles
-from addnorm.service.runtime.bundle import Bundle
+from addnorm.service.engine import bundle as bundles
+from addnorm.service.engine.bundle import Bundle
 from tests.conftest import preset
 from tests.support.texts import TEXT_MODEL
 

@@ -12,8 +12,8 @@ from transformers import BertModel
 from addnorm.export.sources import sources
 from addnorm.export.verifying import verify
 from addnorm.export.writer import Plan, export
-from addnorm.service.runtime import bundle as bundles
-from addnorm.service.runtime.files import sha256
+from addnorm.service.engine import bundle as bundles
+from addnorm.service.engine.files import sha256
 from tests.conftest import inference_of, serving
 from tests.support import web
 from tests.support.sentence_transformers import write_dense, write_modules, write_settings

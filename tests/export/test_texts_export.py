@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from addnorm.export import command
+from addnorm.service.engine import bundle as bundles
+from addnorm.service.engine.files import describe
+from addnorm.service.engine.tokenizing.tokenizer import Tokenizer
 from addnorm.service.errors import StartupError
-from addnorm.service.runtime import bundle as bundles
-from addnorm.service.runtime.files import describe
-from addnorm.service.runtime.tokenizing.tokenizer import Tokenizer
 from tests.support.sentence_transformers import tell
 from tests.support.texts import MAX_POSITIONS, MAX_TEXT_TOKENS, TEXT_MODEL
 

@@ -12,10 +12,10 @@ from addnorm.export import vector_ranges
 from addnorm.export.certificate import authors, tolerances
 from addnorm.export.certificate.served import path_of
 from addnorm.export.sources import sources
-from addnorm.service.models.model import Model
-from addnorm.service.runtime import bundle as bundles
-from addnorm.service.runtime.bundle import TOKENIZER
-from addnorm.service.runtime.manifest import Manifest
+from addnorm.service.engine import bundle as bundles
+from addnorm.service.engine.bundle import TOKENIZER
+from addnorm.service.engine.manifest import Manifest
+from addnorm.service.engine.model import Model
 from tests.support.texts import D_MODEL, TEXT_MODEL
 
 CASE = "vector ranges"

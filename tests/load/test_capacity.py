@@ -9,7 +9,7 @@ from addnorm.load import command
 from addnorm.load.capacity import Capacity, Goal, Run, Subject, measure, served_limits
 from addnorm.load.client import Answers
 from addnorm.load.servers import Server
-from addnorm.service.runtime.manifest import Limits
+from addnorm.service.engine.manifest import Limits
 from tests.conftest import Serve
 from tests.support.fake_server import fake_server
 from tests.support.metrics import samples

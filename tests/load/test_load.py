@@ -11,8 +11,8 @@ from addnorm.corpus import embeddings_client
 from addnorm.load.run import NAIVE_TOLERANCE, Load, Reference, Result, measure
 from addnorm.load.servers import Server
 from addnorm.load.stream import PROFILES, SWEEP_LONGEST, make
-from addnorm.service.runtime.batch import Floats, Ints
-from addnorm.service.runtime.manifest import Limits
+from addnorm.service.engine.batch import Floats, Ints
+from addnorm.service.engine.manifest import Limits
 from tests.support.fake_server import Answer, fake_server
 
 LIMITS = Limits(max_positions=512, vocab_size=1000)

@@ -19,8 +19,8 @@ from addnorm.load.stream import (
     zipf,
     zipf_ranks,
 )
-from addnorm.service.runtime.batch import Floats, Ints
-from addnorm.service.runtime.manifest import Limits
+from addnorm.service.engine.batch import Floats, Ints
+from addnorm.service.engine.manifest import Limits
 
 LIMITS = Limits(max_positions=512, vocab_size=1000)
 SMALL = PROFILES["small"]

@@ -14,17 +14,17 @@ from onnxruntime import InferenceSession
 
 from addnorm.export.certificate import parity
 from addnorm.export.certificate.served import CertificationError
+from addnorm.service.engine import bundle as bundles
+from addnorm.service.engine.batch import Floats, Grid
+from addnorm.service.engine.bundle import Bundle
+from addnorm.service.engine.device.processor import processor
+from addnorm.service.engine.engine import Engine
+from addnorm.service.engine.fingerprint import ANY, Fingerprint
+from addnorm.service.engine.model import Model, Reproduction
+from addnorm.service.engine.registry import Models
 from addnorm.service.errors import StartupError
 from addnorm.service.loading import loader
 from addnorm.service.loading.known_answers import TOGETHER, compute, different, digests
-from addnorm.service.models.model import Model, Reproduction
-from addnorm.service.models.registry import Models
-from addnorm.service.runtime import bundle as bundles
-from addnorm.service.runtime.batch import Floats, Grid
-from addnorm.service.runtime.bundle import Bundle
-from addnorm.service.runtime.device.processor import processor
-from addnorm.service.runtime.engine import Engine
-from addnorm.service.runtime.fingerprint import ANY, Fingerprint
 from addnorm.service.server.wiring import build
 from addnorm.service.settings import Settings
 from tests.conftest import ExportPreset, client_of

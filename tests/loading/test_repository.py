@@ -20,13 +20,13 @@ from typing import Any
 import httpx
 import pytest
 
+from addnorm.service.engine import bundle as bundles
+from addnorm.service.engine.batch import Batch, Rows
+from addnorm.service.engine.model import Model
+from addnorm.service.engine.registry import Models
 from addnorm.service.errors import BundleRefused, NotFound, StartupError
 from addnorm.service.loading import folders
 from addnorm.service.loading.repository import Repository
-from addnorm.service.models.model import Model
-from addnorm.service.models.registry import Models
-from addnorm.service.runtime import bundle as bundles
-from addnorm.service.runtime.batch import Batch, Rows
 from addnorm.service.server.wiring import Service
 from benchmarks import processes
 from benchmarks.stress.copies import republish
@@ -134,7 +134,7 @@ def test_a_version_that_an_alias_cannot_mean_is_not_loaded(
             answer = web.post(f"{pinned}/{version}/pin")
             assert answer.status_code == 400
             assert f"version is {version}: ADDNORM_ALIASES: asker has prompt" in answer.text
-        assert service.models.meant("asker").model.bundle.ref == "embedder/1"
+        assert service.engine.meant("asker").model.bundle.ref == "embedder/1"
 
 
 def test_a_load_that_fails_in_part_says_what_is_served_now(

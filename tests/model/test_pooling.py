@@ -9,9 +9,9 @@ import torch
 from addnorm.model.config import Config, HeadConfig
 from addnorm.model.pooling import pick_vectors
 from addnorm.model.transformer import Transformer
+from addnorm.service.engine.batch import Batch, Rows
 from addnorm.service.engine.heads import pooled
-from addnorm.service.runtime.batch import Batch, Rows
-from addnorm.service.runtime.manifest import Pooling
+from addnorm.service.engine.manifest import Pooling
 
 MASK = torch.tensor([[0, 1, 0, 1, 1], [1, 1, 1, 1, 1], [0, 0, 0, 1, 0], [0, 0, 0, 0, 0]])
 

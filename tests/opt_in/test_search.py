@@ -14,8 +14,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from addnorm.load.stream import prose
-from addnorm.service.runtime import bundle as bundles
-from addnorm.service.runtime.fingerprint import METADATA_KEY
+from addnorm.service.engine import bundle as bundles
+from addnorm.service.engine.fingerprint import METADATA_KEY
 from benchmarks.findings import BUILD, newest
 from benchmarks.processes import serving
 from tests.support import web

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from addnorm.service.engine.registry import Models
 from addnorm.service.loading.loader import load_all
-from addnorm.service.models.registry import Models
 from addnorm.service.server.wiring import build
 from addnorm.service.settings import Settings
 from tests.conftest import OWN, linked, serving

@@ -9,8 +9,8 @@ from tests.support import web
 
 pytest.importorskip("selenium", reason="selenium is not installed: `make browser`")
 
-from addnorm.service.models.model import Reproduction
-from addnorm.service.models.registry import Models
+from addnorm.service.engine.model import Reproduction
+from addnorm.service.engine.registry import Models
 from tests.support.pages import Playground
 
 

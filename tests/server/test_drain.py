@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from addnorm.service.models.registry import Models
+from addnorm.service.engine.registry import Models
 from addnorm.service.server.process import TICKS_PER_S, Server
 from addnorm.service.server.wiring import Service, build
 from addnorm.service.settings import Settings

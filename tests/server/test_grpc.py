@@ -16,13 +16,13 @@ import pytest
 from pydantic import SecretStr
 
 from addnorm.service.asking.answer import QUICK_BYTES
-from addnorm.service.models.registry import Models
-from addnorm.service.protocols.kserve.over_grpc.grpc_methods import (
+from addnorm.service.dialects.kserve.over_grpc.grpc_methods import (
     METHODS,
     Answer,
     GrpcMethod,
 )
-from addnorm.service.protocols.kserve.over_grpc.messages import message_types
+from addnorm.service.dialects.kserve.over_grpc.messages import message_types
+from addnorm.service.engine.registry import Models
 from addnorm.service.server.grpc.grpc_calls import GrpcCalls
 from addnorm.service.server.process import Server
 from addnorm.service.server.wiring import Service, build

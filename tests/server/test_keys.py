@@ -16,10 +16,10 @@ import orjson
 import pytest
 from pydantic import SecretStr
 
+from addnorm.service.engine.registry import Models
 from addnorm.service.errors import StartupError, Unauthenticated
-from addnorm.service.models.registry import Models
-from addnorm.service.protocols.table import PROTOCOLS, Table
 from addnorm.service.server.auth import Keys
+from addnorm.service.server.table import PROTOCOLS, Table
 from addnorm.service.settings import Settings
 from tests.conftest import Serve
 from tests.support import web

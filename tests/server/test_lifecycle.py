@@ -15,8 +15,8 @@ from typing import Any
 import httpx
 import pytest
 
+from addnorm.service.engine.batch import Batch, Rows
 from addnorm.service.errors import StartupError
-from addnorm.service.runtime.batch import Batch, Rows
 from addnorm.service.server.process import enough_threads
 from tests.conftest import client_of, inference_of
 from tests.support import web

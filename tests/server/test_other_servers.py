@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import pytest
 from starlette.types import Message
 
-from addnorm.service.models.registry import Models
+from addnorm.service.engine.registry import Models
 from addnorm.service.server.app import ForOtherServers
 from addnorm.service.server.wiring import Service, build
 from addnorm.service.settings import Settings

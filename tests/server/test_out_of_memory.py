@@ -14,16 +14,16 @@ from fastapi import Request
 
 from addnorm.service.asking.ask import Ask
 from addnorm.service.asking.scheduler import Scheduler
+from addnorm.service.engine.batch import Batch, Rows
+from addnorm.service.engine.engine import run_session
 from addnorm.service.engine.outputs import Activations
+from addnorm.service.engine.registry import Models
 from addnorm.service.engine.target import Target
 from addnorm.service.errors import OutOfMemory
-from addnorm.service.models.registry import Models
-from addnorm.service.protocols.dialect_errors import OPENAI_ERRORS
-from addnorm.service.protocols.route import FastApiRoute, Protocol
-from addnorm.service.runtime.batch import Batch, Rows
-from addnorm.service.runtime.engine import run_session
 from addnorm.service.server.wiring import Service, build
 from addnorm.service.settings import Settings
+from addnorm.service.wire.dialect_errors import OPENAI_ERRORS
+from addnorm.service.wire.route import FastApiRoute, Protocol
 from tests.support.asks import ask_for
 from tests.support.scheduling import gate_of, of_lengths, submit_to
 from tests.support.waiting import PATIENCE_S
@@ -69,7 +69,7 @@ def test_nothing_is_held_after_an_answer_for_which_there_is_no_memory(
         np.empty(2**55)
 
     own = {"answer_bytes": num_values, "key": "a", "encode": encode}
-    ask = ask_for(service.models.find("gpt"), [[1, 2, 3]], Activations(), **own)
+    ask = ask_for(service.engine.find("gpt"), [[1, 2, 3]], Activations(), **own)
     with pytest.raises(MemoryError), service.gate.admit(ask):
         asyncio.run(service.answers.answer(ask))
     assert not any(service.gate.total.values())

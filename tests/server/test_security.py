@@ -23,9 +23,9 @@ import yaml
 from pydantic import BaseModel
 
 from addnorm.service import protocols, settings
+from addnorm.service.engine import bundle
+from addnorm.service.engine.registry import Models
 from addnorm.service.errors import StartupError
-from addnorm.service.models.registry import Models
-from addnorm.service.runtime import bundle
 from addnorm.service.server.process import Server
 from addnorm.service.server.wiring import build
 from tests.conftest import Serve
@@ -172,7 +172,7 @@ def test_nothing_is_unpickled_run_or_taken_from_elsewhere() -> None:
 
 def request_models() -> Iterator[type[BaseModel]]:
     """What callers' JSON is read into."""
-    for module in pkgutil.walk_packages(protocols.__path__, "addnorm.service.protocols."):
+    for module in pkgutil.walk_packages(protocols.__path__, "addnorm.service.dialects."):
         for kind in vars(importlib.import_module(module.name)).values():
             if isinstance(kind, type) and issubclass(kind, BaseModel):
                 yield from [kind] if kind.model_config.get("strict") else []

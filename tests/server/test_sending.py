@@ -15,15 +15,15 @@ from fastapi import Request, Response
 
 from addnorm.service.asking.answer import QUICK_BYTES
 from addnorm.service.asking.ask import Ask
-from addnorm.service.models.registry import Models
-from addnorm.service.protocols.codec.decoding import Tools
-from addnorm.service.protocols.codec.validation import Strict
-from addnorm.service.protocols.dialect_errors import OPENAI_ERRORS
-from addnorm.service.protocols.route import FastApiRoute, Protocol, Route
-from addnorm.service.protocols.serving import ANSWER_BYTES
-from addnorm.service.protocols.table import PROTOCOLS
+from addnorm.service.engine.registry import Models
+from addnorm.service.server.table import PROTOCOLS
 from addnorm.service.server.wiring import Service, build
 from addnorm.service.settings import Settings
+from addnorm.service.wire.codec.decoding import Tools
+from addnorm.service.wire.codec.validation import Strict
+from addnorm.service.wire.dialect_errors import OPENAI_ERRORS
+from addnorm.service.wire.route import FastApiRoute, Protocol, Route
+from addnorm.service.wire.serving import ANSWER_BYTES
 from tests.conftest import OWN, client_of
 from tests.support.waiting import PATIENCE_S, eventually, runs_held_up
 

@@ -15,7 +15,7 @@ import pytest
 
 from addnorm.load.client import Client, runner
 from addnorm.load.servers import Server
-from addnorm.service.runtime import bundle as bundle_format
+from addnorm.service.engine import bundle as bundle_format
 from benchmarks import processes
 from tests.support.metrics import samples
 from tests.support.mutants import mutants

@@ -18,13 +18,13 @@ from tokenizers.pre_tokenizers import Whitespace
 
 from addnorm.corpus.index_check import compare
 from addnorm.service import arithmetic
+from addnorm.service.asking.tasks import classification, fill_mask, similarity, tagging
+from addnorm.service.asking.tasks.pieces import Pieces
 from addnorm.service.engine import heads
+from addnorm.service.engine.batch import Floats, Rows
+from addnorm.service.engine.manifest import Pooling
 from addnorm.service.engine.outputs import small_vectors, sparse
 from addnorm.service.engine.outputs.values import Dense
-from addnorm.service.runtime.batch import Floats, Rows
-from addnorm.service.runtime.manifest import Pooling
-from addnorm.service.tasks import classification, fill_mask, similarity, tagging
-from addnorm.service.tasks.pieces import Pieces
 
 Make = Callable[[], Any]
 WIDTHS = (1, 2, 3, 5, 8, 31, 128, 383, 384, 4096, 4097, 9001)

@@ -6,9 +6,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from addnorm.service.models.registry import Models
-from addnorm.service.protocols.kserve.over_grpc.grpc_methods import HEALTH, INFERENCE
-from addnorm.service.protocols.kserve.over_grpc.messages import message_types
+from addnorm.service.dialects.kserve.over_grpc.grpc_methods import HEALTH, INFERENCE
+from addnorm.service.dialects.kserve.over_grpc.messages import message_types
+from addnorm.service.engine.registry import Models
 from addnorm.service.server.wiring import Service, build
 from addnorm.service.settings import Settings
 from tests.conftest import OWN, serving

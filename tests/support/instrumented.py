@@ -61,7 +61,7 @@ def main(root: Path) -> None:
     from addnorm.service.loading.loader import load_all
     from addnorm.service.server.wiring import build
     from addnorm.service.settings import Settings
-    from addnorm.service.telemetry.tracing import tracer_of_environment
+    from addnorm.service.wire.telemetry.tracing import tracer_of_environment
 
     settings = Settings(worker_threads=1, token_budget=1024)
     service = build(load_all(root, settings), settings, tracer_of_environment())

@@ -2,7 +2,7 @@
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from addnorm.service.telemetry.metrics import Metrics
+from addnorm.service.wire.telemetry.metrics import Metrics
 
 
 def value(metrics: Metrics, name: str, **labels: str) -> float | None:

@@ -18,8 +18,8 @@ from addnorm.export.sources.sources import Source, UsageError
 from addnorm.export.sources.texts import Texts
 from addnorm.model.config import Config
 from addnorm.model.transformer import Transformer
+from addnorm.service.engine.manifest import Limits
 from addnorm.service.errors import StartupError
-from addnorm.service.runtime.manifest import Limits
 
 LAYER = "blocks.1."  # of the blocks, one is changed: a table has one entry for all
 NO_OTHER = 5e-5  # half of the limit; a scale before a norm changes less, by its eps

@@ -12,9 +12,9 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 from safetensors.numpy import save
 
+from addnorm.service.engine.bundle import Bundle
 from addnorm.service.engine.outputs import OUTPUTS
-from addnorm.service.protocols.codec.safetensors_body import SAFETENSORS
-from addnorm.service.runtime.bundle import Bundle
+from addnorm.service.wire.codec.safetensors_body import SAFETENSORS
 from tests.support.texts import WORDS
 
 PLAIN = [word for word in WORDS if word.isalpha()]

@@ -28,11 +28,11 @@ from addnorm.export.graphs.model_file import Graph
 from addnorm.export.sources import sources
 from addnorm.export.sources.sources import Source
 from addnorm.export.writer import GRAPHS, Plan, export
-from addnorm.service.models.model import Model
-from addnorm.service.runtime import bundle as bundles
-from addnorm.service.runtime.batch import Grid
-from addnorm.service.runtime.bundle import Bundle
-from addnorm.service.runtime.engine import Engine
+from addnorm.service.engine import bundle as bundles
+from addnorm.service.engine.batch import Grid
+from addnorm.service.engine.bundle import Bundle
+from addnorm.service.engine.engine import Engine
+from addnorm.service.engine.model import Model
 from tests.support.families import LARGER, made, save
 from tests.support.texts import WORDS, tokenizer
 

@@ -11,8 +11,8 @@ from addnorm.service.asking.gate import Gate
 from addnorm.service.asking.micro_batch import MicroBatch
 from addnorm.service.asking.rows import AskedRows
 from addnorm.service.asking.scheduler import Scheduler
+from addnorm.service.engine.batch import Batch, Rows
 from addnorm.service.engine.target import Target
-from addnorm.service.runtime.batch import Batch, Rows
 from tests.support.waiting import PATIENCE_S
 
 MUCH = 2**50  # bytes

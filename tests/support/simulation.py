@@ -17,9 +17,9 @@ import numpy as np
 from addnorm.service.asking.ask import Ask
 from addnorm.service.asking.gate import Gate
 from addnorm.service.asking.micro_batch import MicroBatch
+from addnorm.service.engine.batch import Batch, Rows
 from addnorm.service.engine.target import Target
 from addnorm.service.errors import Expired, Overloaded
-from addnorm.service.runtime.batch import Batch, Rows
 from tests.support.scheduling import ask_of
 
 BYTES_PER_TOKEN = 5  # of a JSON body

@@ -6,8 +6,8 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from addnorm.service.models.registry import Models
-from addnorm.service.runtime.batch import Batch, Rows
+from addnorm.service.engine.batch import Batch, Rows
+from addnorm.service.engine.registry import Models
 
 PATIENCE_S = 60.0  # for what must happen, however busy the machine is
 

@@ -9,15 +9,15 @@ import numpy as np
 import orjson
 from numpy.typing import NDArray
 
+from addnorm.service.engine.manifest import Manifest
 from addnorm.service.engine.outputs.output import (
     BINARY_BYTES,
     JSON_BYTES_PER_FLOAT,
     JSON_BYTES_PER_PAD,
 )
-from addnorm.service.protocols.codec.safetensors_body import SAFETENSORS
-from addnorm.service.runtime.manifest import Manifest
-from addnorm.service.runtime.tokenizing.tokenizer import CHARACTERS_PER_TOKEN
+from addnorm.service.engine.tokenizing.tokenizer import CHARACTERS_PER_TOKEN
 from addnorm.service.settings import Settings
+from addnorm.service.wire.codec.safetensors_body import SAFETENSORS
 from benchmarks.stress.caller import JSON, Request
 from benchmarks.stress.requests import texts
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 import orjson
 
-from addnorm.service.protocols.codec.safetensors_body import SAFETENSORS
-from addnorm.service.runtime.manifest import Manifest
+from addnorm.service.engine.manifest import Manifest
+from addnorm.service.wire.codec.safetensors_body import SAFETENSORS
 from benchmarks.stress.caller import JSON, Request
 from benchmarks.stress.requests import texts
 from benchmarks.stress.requests.bodies import (

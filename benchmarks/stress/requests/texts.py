@@ -9,7 +9,7 @@ from tokenizers.normalizers import BertNormalizer
 from tokenizers.pre_tokenizers import BertPreTokenizer
 from tokenizers.processors import TemplateProcessing
 
-from addnorm.service.runtime.manifest import Limits
+from addnorm.service.engine.manifest import Limits
 
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]"]
 NO_LETTER = "\ua66e"  # a letter of Unicode that no vocabulary has

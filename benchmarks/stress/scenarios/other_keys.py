@@ -25,7 +25,7 @@ from tqdm import tqdm
 
 from addnorm.load.client import NO_RESPONSE
 from addnorm.load.servers import Server
-from addnorm.service.runtime.manifest import Manifest
+from addnorm.service.engine.manifest import Manifest
 from benchmarks import processes
 from benchmarks.findings import Findings, Options, newest
 from benchmarks.stress.asker import Asker, Delay, asker

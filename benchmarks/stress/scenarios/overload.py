@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from addnorm.load.run import Load, Reference, Result, compute_alone, measure
 from addnorm.load.stream import PROFILES, Stream, make
 from addnorm.service.cores import usable_cores
-from addnorm.service.runtime.bundle import Bundle
+from addnorm.service.engine.bundle import Bundle
 from benchmarks import processes
 from benchmarks.findings import Findings, Options, figures_table
 

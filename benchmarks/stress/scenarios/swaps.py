@@ -21,7 +21,7 @@ from tqdm import tqdm
 from addnorm.load.client import Client, runner
 from addnorm.load.servers import Server
 from addnorm.load.stream import PROFILES, make
-from addnorm.service.runtime.bundle import Bundle
+from addnorm.service.engine.bundle import Bundle
 from benchmarks import processes
 from benchmarks.findings import Findings, Options, figures_table
 from benchmarks.stress.copies import republish

@@ -35,9 +35,9 @@ from addnorm.model.config import Config
 from addnorm.model.grid import OPSET
 from addnorm.model.layout import LAYOUTS
 from addnorm.model.transformer import Transformer
-from addnorm.service.runtime.batch import Floats
-from addnorm.service.runtime.bundle import GPU_GRAPH, LENS, Bundle
-from addnorm.service.runtime.manifest import Int8, Manifest
+from addnorm.service.engine.batch import Floats
+from addnorm.service.engine.bundle import GPU_GRAPH, LENS, Bundle
+from addnorm.service.engine.manifest import Int8, Manifest
 
 Array = NDArray[Any]
 RANGES = "model.int8.ranges.safetensors"

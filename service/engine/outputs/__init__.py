@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
 
+from addnorm.service.engine.bundle import Bundle
 from addnorm.service.engine.outputs.lens import Attentions, HiddenStates
 from addnorm.service.engine.outputs.logits import Logits, LogitsAt, TopLogits
 from addnorm.service.engine.outputs.output import Computed, Output
@@ -14,7 +15,6 @@ from addnorm.service.engine.outputs.prompt_logprobs import PromptLogprobs, Score
 from addnorm.service.engine.outputs.sparse import Sparse
 from addnorm.service.engine.outputs.values import SparseVectors, TopK, Value
 from addnorm.service.errors import InvalidInput
-from addnorm.service.runtime.bundle import Bundle
 
 __all__ = [
     "OUTPUTS",

@@ -11,14 +11,14 @@ from typing import Annotated, ClassVar
 import numpy as np
 from pydantic import Field
 
+from addnorm.service.engine.batch import Batch, Floats, Padding
+from addnorm.service.engine.bundle import LENS, Bundle
 from addnorm.service.engine.checkpoint import checkpoint
 from addnorm.service.engine.heads import check_finite
+from addnorm.service.engine.manifest import Pick
 from addnorm.service.engine.outputs.output import Asked, Computed, Output, Size, Strict
 from addnorm.service.engine.outputs.values import ByLayer, ByRow, Dense, Ragged, by_token
 from addnorm.service.errors import InvalidInput
-from addnorm.service.runtime.batch import Batch, Floats, Padding
-from addnorm.service.runtime.bundle import LENS, Bundle
-from addnorm.service.runtime.manifest import Pick
 
 Numbers = Annotated[list[int], Field(fail_fast=True)]
 

@@ -8,13 +8,13 @@ from typing import Any, Literal
 import numpy as np
 from pydantic import BaseModel, Field
 
+from addnorm.service.engine.batch import Batch, Ints, Padding
+from addnorm.service.engine.bundle import Bundle
 from addnorm.service.engine.heads import HeadRows, headed, top_k
+from addnorm.service.engine.manifest import Pick
 from addnorm.service.engine.outputs.output import Asked, Computed, Made_co, Output, Size, Strict
 from addnorm.service.engine.outputs.values import NO_TOKEN, ByRow, Dense, TopK, Value
 from addnorm.service.errors import InvalidInput
-from addnorm.service.runtime.batch import Batch, Ints, Padding
-from addnorm.service.runtime.bundle import Bundle
-from addnorm.service.runtime.manifest import Pick
 
 Positions = Literal["all", "last"]
 MAX_COMPARED = 4_000_000  # logits whose bits are compared at once; beyond it only each last token's

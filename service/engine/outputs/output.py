@@ -9,14 +9,14 @@ from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
 import numpy as np
 from pydantic import BaseModel, ConfigDict
 
+from addnorm.service.engine.batch import Batch, Padding, Rows
+from addnorm.service.engine.bundle import Bundle
+from addnorm.service.engine.engine import Engine
 from addnorm.service.engine.heads import HeadRows, Spans, headed
 from addnorm.service.engine.kept_rows import KeptRows
+from addnorm.service.engine.manifest import Pick, Pooling
 from addnorm.service.engine.outputs.small_vectors import VectorDType
 from addnorm.service.engine.outputs.values import Array, ByRow, Value, by_sequence, by_token
-from addnorm.service.runtime.batch import Batch, Padding, Rows
-from addnorm.service.runtime.bundle import Bundle
-from addnorm.service.runtime.engine import Engine
-from addnorm.service.runtime.manifest import Pick, Pooling
 
 JSON_BYTES_PER_FLOAT = 13  # of a float32 written with all its digits, sign and comma
 JSON_BYTES_PER_BYTE = 5  # "-128,"

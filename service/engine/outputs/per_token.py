@@ -5,12 +5,12 @@ from dataclasses import dataclass
 import numpy as np
 from pydantic import BaseModel, Field
 
+from addnorm.service.engine.batch import Batch, Floats, Ints, Padding
+from addnorm.service.engine.bundle import Bundle
 from addnorm.service.engine.checkpoint import checkpoint
 from addnorm.service.engine.heads import HeadRows, headed, unit
 from addnorm.service.engine.outputs.output import Asked, Computed, Output, Size
 from addnorm.service.engine.outputs.values import ByRow, Parts, Ragged, by_token
-from addnorm.service.runtime.batch import Batch, Floats, Ints, Padding
-from addnorm.service.runtime.bundle import Bundle
 
 
 class Activations(Output[ByRow]):

@@ -6,15 +6,15 @@ from typing import Self
 
 import numpy as np
 
+from addnorm.service.engine.batch import Batch, Floats, Padding
+from addnorm.service.engine.bundle import Bundle
 from addnorm.service.engine.checkpoint import checkpoint
 from addnorm.service.engine.heads import HeadRows, Spans, headed, unit
+from addnorm.service.engine.manifest import Pick, Pooling
 from addnorm.service.engine.outputs.output import Asked, Computed, Made_co, Output, Size
 from addnorm.service.engine.outputs.small_vectors import RANGED, VectorDType, converted, width_of
 from addnorm.service.engine.outputs.values import Array, Dense, Parts, Ragged, Value, by_sequence
 from addnorm.service.errors import InvalidInput
-from addnorm.service.runtime.batch import Batch, Floats, Padding
-from addnorm.service.runtime.bundle import Bundle
-from addnorm.service.runtime.manifest import Pick, Pooling
 
 NO_SPANS = Spans(np.empty((0, 2), np.int64), np.empty(0, np.int64))
 

@@ -6,11 +6,11 @@ from typing import Any
 
 import numpy as np
 
+from addnorm.service.engine.batch import Floats, Ints
+from addnorm.service.engine.bundle import Bundle
 from addnorm.service.engine.heads import check_finite, token_logprobs
 from addnorm.service.engine.outputs.output import Computed, Made_co, Output
 from addnorm.service.engine.outputs.values import NO_TOKEN, Array, ByRow, TopK, Value
-from addnorm.service.runtime.batch import Floats, Ints
-from addnorm.service.runtime.bundle import Bundle
 
 
 @dataclass(frozen=True, eq=False, slots=True)

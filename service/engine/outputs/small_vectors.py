@@ -10,7 +10,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from addnorm.service.runtime.batch import Floats
+from addnorm.service.engine.batch import Floats
 
 VectorDType = Literal["float32", "int8", "uint8", "binary", "ubinary"]
 RANGED: tuple[VectorDType, ...] = ("int8", "uint8")

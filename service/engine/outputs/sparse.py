@@ -9,14 +9,14 @@ import numpy as np
 from pydantic import BaseModel, Field
 
 from addnorm.service.arithmetic import log1p
+from addnorm.service.engine.batch import Batch, Floats, Ints, Padding
+from addnorm.service.engine.bundle import Bundle
 from addnorm.service.engine.checkpoint import checkpoint
+from addnorm.service.engine.engine import Engine
 from addnorm.service.engine.heads import HeadRows, chunks
 from addnorm.service.engine.outputs.output import Asked, Computed, Output, Size, Strict
 from addnorm.service.engine.outputs.values import SparseVectors
 from addnorm.service.errors import InvalidInput
-from addnorm.service.runtime.batch import Batch, Floats, Ints, Padding
-from addnorm.service.runtime.bundle import Bundle
-from addnorm.service.runtime.engine import Engine
 
 # Entries of sparse vectors for each token. SPLADE models have 1 to 10; models that were not trained
 # so have them for half of the vocabulary.

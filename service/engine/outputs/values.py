@@ -9,8 +9,8 @@ from typing import Any, ClassVar, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from addnorm.service.engine.batch import Floats, Ints, Padding
 from addnorm.service.errors import InvalidInput
-from addnorm.service.runtime.batch import Floats, Ints, Padding
 
 NO_TOKEN = -1
 Array = NDArray[Any]

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from addnorm.service.asking.ask import Ask
+from addnorm.service.dialects.kserve.over_grpc.grpc_methods import GrpcMethod
 from addnorm.service.errors import (
     BodyTooLarge,
     ClientGone,
@@ -19,12 +20,11 @@ from addnorm.service.errors import (
     RequestTimeout,
     ServiceError,
 )
-from addnorm.service.protocols.kserve.over_grpc.grpc_methods import GrpcMethod
-from addnorm.service.protocols.route import Parts
 from addnorm.service.server.app import request_id
 from addnorm.service.server.auth import Entrance, Headers
 from addnorm.service.server.error_response import note_error, retry_after
-from addnorm.service.telemetry.report import Reporter
+from addnorm.service.wire.route import Parts
+from addnorm.service.wire.telemetry.report import Reporter
 
 # names of grpc.StatusCode by the status that the same error has over HTTP
 CODES = {

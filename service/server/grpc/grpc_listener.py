@@ -11,8 +11,8 @@ from importlib.util import find_spec
 from typing import Any
 
 from addnorm.service import to_install
+from addnorm.service.dialects.kserve.over_grpc.grpc_methods import METHODS, GrpcMethod
 from addnorm.service.errors import StartupError
-from addnorm.service.protocols.kserve.over_grpc.grpc_methods import METHODS, GrpcMethod
 from addnorm.service.server.grpc.grpc_calls import Caller, GrpcCalls
 from addnorm.service.server.http.head import MAX_HEAD_BYTES
 from addnorm.service.settings import Settings

@@ -22,11 +22,11 @@ from addnorm.service.errors import (
     ServiceError,
     TooManyConnections,
 )
-from addnorm.service.protocols.dialect_errors import OPENAI_ERRORS
-from addnorm.service.protocols.route import ask_of
 from addnorm.service.server.error_response import error_response
 from addnorm.service.server.http.head import MAX_HEAD_BYTES, too_large
 from addnorm.service.settings import Settings
+from addnorm.service.wire.dialect_errors import OPENAI_ERRORS
+from addnorm.service.wire.route import ask_of
 
 BODY_GRACE_S = 2.0  # the application rejects a slow body first, with a message
 INVALID_HTTP = (

@@ -15,14 +15,14 @@ from addnorm.export.cuda.on_gpu import measured
 from addnorm.export.sources import sources
 from addnorm.export.verifying import certify_again
 from addnorm.model.presets import build
+from addnorm.service.engine import bundle as bundles
+from addnorm.service.engine.batch import AnyRows, Batch
+from addnorm.service.engine.bundle import CERTIFICATE, Bundle
+from addnorm.service.engine.cuda.gpu import CUDA
+from addnorm.service.engine.device.placement import CPU, Node
+from addnorm.service.engine.engine import OpenEngine
 from addnorm.service.errors import StartupError
 from addnorm.service.loading import loader
-from addnorm.service.runtime import bundle as bundles
-from addnorm.service.runtime.batch import AnyRows, Batch
-from addnorm.service.runtime.bundle import CERTIFICATE, Bundle
-from addnorm.service.runtime.cuda.gpu import CUDA
-from addnorm.service.runtime.device.placement import CPU, Node
-from addnorm.service.runtime.engine import OpenEngine
 from addnorm.service.settings import Settings
 from benchmarks.gpu.rehearsal import RehearsedEngine
 

@@ -12,11 +12,11 @@ from onnx import TensorProto, helper
 from addnorm.export.certificate.graph import structure
 from addnorm.export.certificate.served import CertificationError
 from addnorm.export.cuda.on_gpu import refuse_rows_on_cpu, without_rows
-from addnorm.service.models.model import Model
-from addnorm.service.runtime import bundle as bundles
-from addnorm.service.runtime.bundle import Bundle
-from addnorm.service.runtime.cuda.gpu import SHAPES_AND_INDICES
-from addnorm.service.runtime.device.placement import CPU, Node
+from addnorm.service.engine import bundle as bundles
+from addnorm.service.engine.bundle import Bundle
+from addnorm.service.engine.cuda.gpu import SHAPES_AND_INDICES
+from addnorm.service.engine.device.placement import CPU, Node
+from addnorm.service.engine.model import Model
 
 
 @pytest.mark.parametrize("precision", ["fp32", "fp16"])

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from addnorm.export import command
-from addnorm.service.runtime import bundle as bundles
+from addnorm.service.engine import bundle as bundles
 from tests.support.people.encoders import OwnLayers
 
 CODE = """

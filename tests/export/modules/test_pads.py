@@ -7,7 +7,7 @@ import torch
 
 from addnorm.export import export_bundle
 from addnorm.export.certificate.served import cases
-from addnorm.service.runtime import selfcheck
+from addnorm.service.engine import selfcheck
 from tests.conftest import client_of, inference_of
 from tests.support.people import Annotated
 

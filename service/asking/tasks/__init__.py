@@ -1,0 +1,1 @@
+"""Outputs to labels, entities and words: functions of arrays."""

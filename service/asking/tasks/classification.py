@@ -1,0 +1,101 @@
+"""Logits of sequences -> probabilities, sorted labels, zero-shot labels. Knows no requests.
+
+Source: transformers' TextClassificationPipeline and ZeroShotClassificationPipeline.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from addnorm.service.arithmetic import exp, row_sums
+from addnorm.service.engine.batch import Floats
+from addnorm.service.errors import InvalidInput
+
+Function = Literal["softmax", "sigmoid", "none"]
+TEMPLATE = "This example is {}."  # a hypothesis
+PLACE = "{}"  # of the label in it
+ENTAILMENT = "entail"  # how the name of the label begins, in any case
+
+
+@dataclass(frozen=True, slots=True)
+class Labelled:
+    label: str
+    score: np.float32
+
+
+def label_names(labels: Sequence[str] | None, width: int) -> tuple[str, ...]:
+    """width: number of labels. Without names they are called as transformers calls them."""
+    return tuple(labels) if labels else tuple(f"LABEL_{index}" for index in range(width))
+
+
+def probabilities(logits: Floats, function: Function | None = None) -> Floats:
+    """Logits `[n, labels]` -> scores `[n, labels]`. A row's bits do not depend on the others.
+
+    function: by default sigmoid for one label, else softmax.
+    """
+    function = function or ("sigmoid" if logits.shape[1] == 1 else "softmax")
+    if function == "none":
+        return logits
+    values = logits.astype(np.float64)  # which no float32 overflows by itself
+    if function == "sigmoid":
+        small = exp(-np.abs(values))
+        scores: Floats = (np.where(values < 0, small, 1) / (1 + small)).astype(np.float32)
+        return scores
+    values = exp(values - values.max(1, keepdims=True))
+    return (values / row_sums(values)).astype(np.float32)
+
+
+def ranked(scores: Floats, labels: Sequence[str], top_k: int | None = None) -> list[Labelled]:
+    """Scores `[labels]` of one sequence, highest first; equal ones in the order of the labels.
+
+    top_k: how many; all if None or if there are fewer.
+    """
+    return [Labelled(labels[index], scores[index]) for index in best(scores, top_k)]
+
+
+def best(scores: Sequence[np.float32] | Floats, top_k: int | None = None) -> list[int]:
+    """Indices of the scores, highest first; equal ones in their order. top_k: see `ranked`."""
+    order: list[int] = np.argsort(-np.array(scores), kind="stable")[:top_k].tolist()
+    return order
+
+
+def entailment_index(labels: Sequence[str] | None, model: str = "the model") -> int:
+    """InvalidInput if no label's name says entailment: the model cannot do zero-shot."""
+    for index, label in enumerate(labels or ()):
+        if label.lower().startswith(ENTAILMENT):
+            return index
+    known = f"its labels are {', '.join(map(repr, labels))}" if labels else "it has none"
+    raise InvalidInput(
+        f"{model} cannot do zero-shot classification: it needs a label whose name begins with"
+        f" {ENTAILMENT!r}, {known}",
+        param="model",
+    )
+
+
+def hypotheses(candidates: Sequence[str], template: str = TEMPLATE) -> Iterator[str]:
+    """The template with each candidate label. InvalidInput unless it has one place for it."""
+    if template.count(PLACE) != 1 or set("{}") & set(template.replace(PLACE, "")):
+        raise InvalidInput(
+            f"hypothesis_template is {template[:60]!r}: it needs {PLACE} once, where the label"
+            " goes, and no other braces",
+            param="hypothesis_template",
+        )
+    return (template.replace(PLACE, label) for label in candidates)
+
+
+def zero_shot(
+    logits: Floats, candidates: Sequence[str], entailment: int, multi_label: bool = False
+) -> list[Labelled]:
+    """Logits `[candidates, labels]` of (text, hypothesis) pairs -> candidates, likeliest first.
+
+    entailment: the index of its label. multi_label: each candidate by itself, entailment against
+    contradiction, instead of all against each other. One candidate is always by itself.
+    """
+    if multi_label or len(candidates) == 1:
+        contradiction = -1 if entailment == 0 else 0  # as transformers guesses it
+        scores = probabilities(logits[:, [contradiction, entailment]], "softmax")[:, 1]
+    else:
+        scores = probabilities(logits[None, :, entailment], "softmax")[0]
+    return ranked(scores, candidates)

@@ -1,0 +1,273 @@
+"""The six tasks of `huggingface_hub.InferenceClient(model="http://HOST/hf/NAME")`, on one path.
+
+The client posts `{"inputs", "parameters"}` whatever the task, so the model and the body say which
+task is meant. Source: huggingface_hub's client.
+"""
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from itertools import chain, islice
+from typing import Annotated, Any, Literal
+
+from fastapi import Request
+from pydantic import (
+    Field,
+    PlainValidator,
+    TypeAdapter,
+    ValidationError,
+    model_validator,
+)
+from pydantic_core import PydanticCustomError
+
+from addnorm.service.asking.ask import Ask
+from addnorm.service.asking.tasks.pieces import Pieces
+from addnorm.service.asking.tasks.tagging import Aggregation
+from addnorm.service.engine.model import Model
+from addnorm.service.engine.outputs import Pooled
+from addnorm.service.errors import InvalidInput
+from addnorm.service.wire.codec.decoding import Tools
+from addnorm.service.wire.codec.foreign_fields import FOREIGN
+from addnorm.service.wire.codec.payload import Encode
+from addnorm.service.wire.codec.validation import Strict, into_body
+from addnorm.service.wire.dialect_errors import HUGGING_FACE_ERRORS
+from addnorm.service.wire.route import FastApiRoute, Protocol, Route, parts_of
+from addnorm.service.wire.texts import text_tasks
+from addnorm.service.wire.texts.json_answers import (
+    JsonAnswer,
+    compared,
+    embedded,
+    in_base64,
+    pooled,
+)
+from addnorm.service.wire.texts.places import source_or_sentence
+from addnorm.service.wire.texts.sequences import Strings
+from addnorm.service.wire.texts.task_options import (
+    ClassifyOptions,
+    FillMaskOptions,
+    Labels,
+    TagOptions,
+    ZeroShotOptions,
+)
+from addnorm.service.wire.texts.text_tasks import Finish
+from addnorm.service.wire.texts.texts import PROMPT_NAME, TextsToTokenize
+from addnorm.service.wire.texts.truncation import cuts
+
+
+class Sentences(Strict):
+    source_sentence: str
+    sentences: Strings
+
+
+Inputs = str | Strings | Sentences
+KINDS = TypeAdapter[Inputs](Inputs)
+
+
+def _inputs(value: Any) -> Inputs:
+    try:
+        return KINDS.validate_python(value, strict=True)
+    except ValidationError:
+        raise PydanticCustomError(
+            "inputs_kind",
+            "Input should be a text, a list of texts, or source_sentence with sentences",
+        ) from None
+
+
+class TaskParameters(ClassifyOptions, TagOptions, FillMaskOptions, ZeroShotOptions):
+    """Parameters of all tasks; which of them a task knows is checked once the task is known."""
+
+    top_k: int | None = Field(None, ge=1)
+    aggregation_strategy: Aggregation = Field(
+        "simple",
+        description="As in /v1/tag, but `simple` by default, as Hugging Face's API has it.",
+    )
+    candidate_labels: Labels = Field([], description="Makes it a zero-shot classification.")
+
+
+OF_FEATURES = ("normalize", "dimensions", "encoding_format")
+BESIDE_PARAMETERS = frozenset((*OF_FEATURES, "truncate", "prompt_name", *FOREIGN))
+
+
+class HuggingFaceRequest(Strict):
+    """What is beside `parameters` may stand in there too, as in the hub's own API."""
+
+    model: str | None = Field(None, description="The path's name wins.")
+    inputs: Annotated[Inputs, PlainValidator(_inputs, Inputs)]
+    parameters: TaskParameters | None = None
+    prompt_name: str | None = PROMPT_NAME
+    truncate: bool | None = Field(
+        None, description="Whether texts that are too long are cut, instead of rejected."
+    )
+    normalize: bool | None = Field(
+        None, description="This and the next two ask for vectors, whatever the model is made for."
+    )
+    dimensions: int | None = Field(None, ge=1)
+    encoding_format: Literal["float", "base64"] | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _flat(cls, value: Any) -> Any:
+        return into_body(value, BESIDE_PARAMETERS)
+
+
+EXAMPLES: dict[str, Any] = {
+    "a vector": {"inputs": "Pads are dropped.", "normalize": True},
+    "entities": {
+        "inputs": "Ada lives in London.",
+        "parameters": {"aggregation_strategy": "simple"},
+    },
+}
+# what a model does with plain texts -> the options that this knows, and how it is done
+BY_TASK: dict[str, tuple[type[Strict], Any]] = {
+    "classify": (ClassifyOptions, text_tasks.classify),
+    "tag": (TagOptions, text_tasks.tag),
+    "fill_mask": (FillMaskOptions, text_tasks.fill_masks),
+}
+
+
+async def infer(body: HuggingFaceRequest, ask: Ask, tools: Tools) -> Encode:
+    """InvalidInput names the field."""
+    ref = ask.names["model"]
+    if "version" in ask.names:
+        name, colon, prompt = ref.partition(":")
+        ref = f"{name}/{ask.names['version']}{colon}{prompt}"
+    model, prompt_name = ask.find_model_and_prompt(tools.models, ref, body.prompt_name)
+    if isinstance(body.inputs, Sentences):
+        return await _similarity(ask, tools, model, body, prompt_name)
+    texts = [body.inputs] if isinstance(body.inputs, str) else body.inputs
+    known, run = _task(body, model)
+    # sentence-transformers cuts texts, transformers' pipelines for the other tasks do not
+    truncate = cuts(tools, body.truncate, by_default=run is None)
+    to_tokenize = TextsToTokenize.prompted("inputs", texts, truncate, model, prompt_name)
+    parameters = body.parameters or TaskParameters()
+    _check_known(parameters, known, f"what is asked of {model.bundle.ref}")
+    if run is None:
+        return await _features(ask, tools, to_tokenize, body)
+    finish = await run(ask, tools, to_tokenize, parameters)
+    # transformers answers a list of one text by one object too, in this task
+    is_one = isinstance(body.inputs, str) or (run is text_tasks.zero_shot and len(texts) == 1)
+    return JsonAnswer(partial(_results, finish, is_one, run))
+
+
+def _check_known(parameters: TaskParameters, known: type[Strict], what: str) -> None:
+    """InvalidInput for a parameter that would have no effect."""
+    for name in sorted(parameters.model_fields_set - set(known.model_fields)):
+        raise InvalidInput(
+            f"parameters.{name} is set, but has no meaning for {what}; known are"
+            f" {', '.join(known.model_fields) or 'none'}",
+            param="parameters",
+        )
+
+
+def _task(body: HuggingFaceRequest, model: Model) -> tuple[type[Strict], Any]:
+    """The options that the task meant knows, and how it is done; None: feature extraction."""
+    if any(getattr(body, name) is not None for name in OF_FEATURES):
+        return Strict, None
+    if body.parameters and body.parameters.candidate_labels:
+        return ZeroShotOptions, text_tasks.zero_shot
+    tasks = (BY_TASK[task] for task in model.bundle.tasks if task in BY_TASK)
+    found = next(tasks, None)
+    if found is None and body.parameters is not None:
+        # Python's client sends parameters with every task but feature extraction, also without any
+        raise InvalidInput(
+            f"parameters is set, but {model.bundle.ref} only gives vectors: leave it out",
+            param="parameters",
+        )
+    found = found or (Strict, None)
+    if found[1] is text_tasks.fill_masks and body.parameters is None:
+        # Python's client sends parameters with every task but this one, JavaScript's with none
+        return found if _has_mask(body, model) else (Strict, None)
+    return found
+
+
+def _has_mask(body: HuggingFaceRequest, model: Model) -> bool:
+    mask = Pieces.of(model.tokenizer.library).mask if model.tokenizer else None
+    texts = [body.inputs] if isinstance(body.inputs, str) else body.inputs
+    return mask is not None and isinstance(texts, list) and all(mask[1] in text for text in texts)
+
+
+async def _features(
+    ask: Ask, tools: Tools, texts: TextsToTokenize, body: HuggingFaceRequest
+) -> Encode:
+    """A vector for each text, as the model's authors pool and scale it."""
+    normalize = texts.model.bundle.manifest.normalize
+    if body.normalize is not None:
+        normalize = body.normalize
+    ask.batch, ask.padding = await tools.texts.tokenize(texts, ask)
+    output = Pooled(normalize=normalize, dimensions=body.dimensions)
+    ask.outputs, ask.field = (output,), "inputs"
+    in_text = body.encoding_format == "base64"
+    return embedded(lambda ask, vectors: vectors, in_base64 if in_text else pooled)
+
+
+async def _similarity(
+    ask: Ask,
+    tools: Tools,
+    model: Model,
+    body: HuggingFaceRequest,
+    prompt_name: str | None,
+) -> Encode:
+    assert isinstance(body.inputs, Sentences)
+    _check_known(body.parameters or TaskParameters(), Strict, "similarity")
+    for name in OF_FEATURES:
+        if getattr(body, name) is not None:
+            raise InvalidInput(f"{name} is set, but has no meaning for similarity", param=name)
+    if not body.inputs.sentences:
+        raise InvalidInput("inputs.sentences is empty: send at least one text", param="inputs")
+    sentences = [body.inputs.source_sentence, *body.inputs.sentences]
+    truncate = cuts(tools, body.truncate, by_default=True)
+    texts = TextsToTokenize.prompted("inputs", sentences, truncate, model, prompt_name)
+    texts = texts._replace(named=source_or_sentence)
+    ask.batch, ask.padding = await tools.texts.tokenize(texts, ask)
+    ask.outputs, ask.field = (Pooled.compared(model.bundle),), "inputs"
+    return compared(model)
+
+
+def _results(finish: Finish, is_one: bool, run: Callable[..., Any], ask: Ask) -> Any:
+    """One text: its own result. The client takes the first of the lists of a classification."""
+    results = finish(ask)
+    if run is text_tasks.fill_masks:
+        results = map(_of_masks, results)
+    return next(results) if is_one and run is not text_tasks.classify else results
+
+
+def _of_masks(masks: Iterator[Any]) -> Any:
+    """One mask: its own candidates."""
+    first, second = next(masks), list(islice(masks, 1))
+    return chain([first], second, masks) if second else first
+
+
+async def health(request: Request, model: str) -> dict[str, str]:
+    # what `InferenceClient.health_check` asks of a model
+    parts_of(request).models.meant(model)
+    return {"status": "ok"}
+
+
+PROTOCOL = Protocol(
+    tag="Hugging Face",
+    reference="https://huggingface.co/docs/huggingface_hub/package_reference/inference_client",
+    routes=(
+        *(
+            Route(
+                path=path,
+                name=name,
+                summary="Classification, tagging, masks, zero-shot labels, similarity or vectors,"
+                " as huggingface_hub's client asks for them",
+                body=HuggingFaceRequest,
+                decode=infer,
+                examples=EXAMPLES,
+            )
+            for path, name in (
+                ("/hf/{model}/{version:int}", "hugging_face_version"),
+                ("/hf/{model:path}", "hugging_face"),  # names may have slashes
+            )
+        ),
+        FastApiRoute(
+            "/hf/{model:path}/health",
+            health,
+            "Whether the model is served, as huggingface_hub's client asks",
+            {404: {"model": HUGGING_FACE_ERRORS.body, "description": "No such model."}},
+            "hugging_face_health",
+        ),
+    ),
+    errors=HUGGING_FACE_ERRORS,
+)

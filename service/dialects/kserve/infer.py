@@ -1,0 +1,278 @@
+"""POST /v2/models/{model}/infer: tensors as JSON or as bytes, which each tensor chooses."""
+
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
+from typing import Any, NamedTuple, TypeVar
+
+import numpy as np
+from fastapi.utils import generate_unique_id
+from numpy.typing import NDArray
+
+from addnorm.service.asking.ask import Ask
+from addnorm.service.dialects.kserve import tensors, text_tensor
+from addnorm.service.dialects.kserve.metadata import ref
+from addnorm.service.dialects.kserve.schema import (
+    EXAMPLES,
+    OutputTensor,
+    Parameters,
+    V2InferRequest,
+    V2InferResponse,
+)
+from addnorm.service.dialects.kserve.tensors import LENGTH_HEADER, NativeTensor
+from addnorm.service.engine.batch import Batch, Padding
+from addnorm.service.engine.model import Model
+from addnorm.service.engine.outputs import Output, Pooled, Value
+from addnorm.service.engine.unpadding import from_grid
+from addnorm.service.errors import InvalidInput, UnknownField
+from addnorm.service.wire.codec.decoding import RawRequest, Tools
+from addnorm.service.wire.codec.negotiation import JSON, OCTETS, written
+from addnorm.service.wire.codec.openapi import body_schema
+from addnorm.service.wire.codec.payload import Encode, Payload
+from addnorm.service.wire.codec.safetensors_body import raw_bytes
+from addnorm.service.wire.route import Route
+
+SEQUENCE = ("sequence_id", "sequence_start", "sequence_end")
+REFUSED = {
+    **dict.fromkeys(SEQUENCE, "every request stands alone"),
+    "priority": "turns are fair by size; `timeout` is honoured",
+    "headers": "send HTTP headers",
+}
+
+
+class Wanted(NamedTuple):
+    """An output asked for, and whether it goes out as bytes."""
+
+    name: str
+    native: NativeTensor
+    binary: bool
+
+
+Encoded = TypeVar("Encoded")
+BINARY = {
+    "schema": {
+        "type": "string",
+        "format": "binary",
+        "description": "JSON as above, then the bytes of every tensor with `binary_data_size`,"
+        " little-endian, row-major and in the tensors' order. The header"
+        " `Inference-Header-Content-Length` has the number of bytes of JSON; in requests that"
+        " header alone decides, whatever the content type.",
+    }
+}
+LENGTH = {
+    "name": LENGTH_HEADER,
+    "in": "header",
+    "schema": {"type": "integer", "minimum": 1},
+    "description": "Bytes of JSON in the decompressed body. Without it the whole body is JSON.",
+}
+
+
+# writes the wanted outputs of a response to the request with this id
+Write = Callable[[list[Wanted], str | None, Ask], Encoded]
+
+
+async def infer(
+    body: V2InferRequest,
+    contents: Iterable[memoryview | None],
+    ask: Ask,
+    tools: Tools,
+    write: Write[Encoded],
+) -> Callable[[Ask], Encoded]:
+    """contents: as `tensors.read` takes them. InvalidInput names the field."""
+    own, of_texts = body.parameters, text_tensor.is_of_texts(body.inputs)
+    named = ref(tools.models, **ask.names)
+    if of_texts:
+        model, prompt = ask.find_model_and_prompt(tools.models, named, own.prompt_name)
+    else:
+        model = ask.find_model(tools.models, named)
+    _check_name(body, model, ask.names["model"])
+    _check_parameters(body, of_texts)
+    if of_texts:
+        ask.batch, ask.padding = await text_tensor.tokenized(
+            body.inputs[0], contents, own, model, prompt, ask, tools
+        )
+        if own.normalize is None:
+            own = own.model_copy(update={"normalize": model.bundle.manifest.normalize})
+    else:
+        about = ask.num_body_bytes, ask
+        ask.batch, ask.padding = await tools.bodies.read(*about, _from_tensors, body, contents)
+    wanted = _wanted(body, model, of_texts)
+    ask.outputs, ask.precision = _native(wanted, own), own.precision or ask.precision
+    ask.binary = all(output.binary for output in wanted)
+    ask.field = body.inputs[0].name if of_texts else "input_ids"
+    if own.timeout and not ask.is_callers:  # the header wins over the body
+        ask.timeout_s, ask.is_callers = own.timeout / 1e6, True
+    return partial(write, wanted, body.id)
+
+
+def _from_tensors(
+    body: V2InferRequest, contents: Iterable[memoryview | None]
+) -> tuple[Batch, Padding]:
+    grids = tensors.read(body.inputs, contents)
+    input_ids = grids["input_ids"].astype(np.int64, copy=False)
+    mask = grids.get("attention_mask", np.ones_like(input_ids))
+    return from_grid(input_ids, mask, grids.get("token_type_ids"))
+
+
+def _check_name(body: V2InferRequest, model: Model, named: str) -> None:
+    if body.model_name not in (None, model.name, named):
+        raise InvalidInput(
+            f"model_name is {body.model_name!r:.200}, the path says {named[:200]!r}",
+            param="model_name",
+        )
+
+
+def _check_parameters(body: V2InferRequest, of_texts: bool) -> None:
+    """V2's own names without a meaning here are rejected; the caller's are accepted."""
+    for name in body.parameters.model_extra or {}:
+        if name in REFUSED or name.startswith("triton_"):
+            reason = REFUSED.get(name, "names in triton_ are Triton's own")
+            raise UnknownField(
+                f"parameters.{name[:60]} is not supported: {reason}", param=name[:60]
+            )
+    if not of_texts:
+        for name in ("truncate", "prompt_name"):
+            if getattr(body.parameters, name):
+                raise InvalidInput(
+                    f"parameters.{name} is set, but it is for texts: send a tensor of datatype"
+                    " BYTES",
+                    param=name,
+                )
+
+
+def _wanted(body: V2InferRequest, model: Model, of_texts: bool) -> list[Wanted]:
+    """The outputs in the order asked for. If the request names none, all of them, but for texts the
+    one with a row for each text: clients that send texts expect one."""
+    known, binary = tensors.outputs(model.bundle), body.parameters.binary_data_output
+    if body.outputs is None and of_texts:
+        a_row = len(tensors.shapes(model.bundle).get("logits", [])) == 2
+        name = "logits" if a_row else "pooled"
+        return [Wanted(name, known[name], binary)]
+    if body.outputs is None:
+        return [Wanted(name, native, binary) for name, native in known.items()]
+    if not body.outputs:
+        raise InvalidInput(f"outputs is empty: ask for some of {', '.join(known)}", param="outputs")
+    names = [output.name for output in body.outputs]
+    for output in body.outputs:
+        _check_output(output, known, model.bundle.ref, names)
+    as_bytes = (output.parameters.binary_data for output in body.outputs)
+    return [
+        Wanted(name, known[name], binary if own is None else own)
+        for name, own in zip(names, as_bytes, strict=True)
+    ]
+
+
+def _check_output(
+    output: OutputTensor, known: Mapping[str, NativeTensor], ref: str, names: list[str]
+) -> None:
+    if output.name not in known:
+        raise InvalidInput(
+            f"outputs has {output.name[:200]!r}: {ref} has {', '.join(known)}",
+            param="outputs",
+        )
+    if names.count(output.name) > 1:
+        raise InvalidInput(f"outputs has {output.name!r} twice", param="outputs")
+    for name in output.parameters.model_extra or {}:
+        if name == "classification" or name.startswith("shared_memory"):
+            raise InvalidInput(
+                f"{output.name}: {name} is not offered, the tensor is sent as it is",
+                param=output.name,
+            )
+
+
+def _native(wanted: list[Wanted], own: Parameters) -> tuple[Output[Value], ...]:
+    """The native outputs that V2's are read from."""
+    kinds = dict.fromkeys(each.native.output for each in wanted)
+    pooled = Pooled(own.pooling, bool(own.normalize))
+    return tuple(pooled if kind is Pooled else kind() for kind in kinds)
+
+
+def encode(wanted: list[Wanted], request_id: str | None, ask: Ask) -> Payload:
+    """Outputs -> JSON, and the bytes of the outputs that go out so, not copied."""
+    manifest, made = ask.model.bundle.manifest, tensors_of(ask)
+    described: list[dict[str, Any]] = []
+    raw: list[bytes | memoryview] = []
+    for name, native, binary in wanted:
+        tensor = made[native.name]
+        about = {"name": name, "datatype": "FP32", "shape": tensor.shape}
+        if binary:
+            raw.append(raw_bytes(tensor))
+            described.append({**about, "parameters": {"binary_data_size": tensor.nbytes}})
+        else:
+            described.append({**about, "data": tensor.reshape(-1)})
+    body = {
+        **({} if request_id is None else {"id": request_id}),
+        "model_name": manifest.name,
+        "model_version": str(manifest.version),
+        "outputs": described,
+    }
+    head = written(body, ask.num_bytes)
+    return (
+        Payload([*head, *raw], OCTETS, {LENGTH_HEADER: str(sum(map(len, head)))})
+        if raw
+        else Payload(head)
+    )
+
+
+def tensors_of(ask: Ask) -> dict[str, NDArray[Any]]:
+    """All tensors that were made, by their native names."""
+    made: dict[str, NDArray[Any]] = {}
+    for output, value in ask.values.items():
+        made |= value.tensors(output.name)
+    return made
+
+
+async def decode(raw: RawRequest, ask: Ask, tools: Tools) -> Encode:
+    """JSON, and after it the bytes of tensors."""
+    json, tail = tensors.split(raw)
+    body = await tools.bodies.read_json(V2InferRequest, json, ask)
+    return await infer(body, tensors.after_json(body.inputs, tail), ask, tools, encode)
+
+
+def _documented(*names: str) -> dict[str, Any]:
+    """names: of the path's parameters."""
+    as_json = {"schema": body_schema(V2InferRequest), "examples": EXAMPLES}
+    of_path = [
+        {
+            "name": name,
+            "in": "path",
+            "required": True,
+            "schema": {"type": "string", "title": name.capitalize()},
+        }
+        for name in names
+    ]
+    return {
+        "openapi_extra": {
+            "parameters": [*of_path, LENGTH],
+            "requestBody": {"required": True, "content": {JSON: as_json, OCTETS: BINARY}},
+        },
+        "generate_unique_id_function": generate_unique_id,
+    }
+
+
+ROUTES = tuple(
+    Route(
+        path=path,
+        name=name,
+        summary=summary,
+        body=V2InferRequest,
+        decode=decode,
+        reads="bytes",
+        response=V2InferResponse,
+        media_types={OCTETS: BINARY},
+        documented=documented,
+    )
+    for path, name, summary, documented in (
+        (
+            "/v2/models/{model:path}/versions/{version}/infer",
+            "infer_version",
+            "Inference by one version",
+            _documented("model", "version"),
+        ),
+        (
+            "/v2/models/{model:path}/infer",
+            "infer",
+            "Inference by the version that the name means",
+            _documented("model"),
+        ),
+    )
+)

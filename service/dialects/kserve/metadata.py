@@ -1,0 +1,153 @@
+"""What V2 says of the server and of its models: metadata, configuration, readiness."""
+
+from typing import Any
+
+from fastapi import Request
+
+from addnorm.service import VERSION
+from addnorm.service.dialects.kserve import tensors
+from addnorm.service.engine.model import Model
+from addnorm.service.engine.registry import Models
+from addnorm.service.errors import MethodNotAllowed
+from addnorm.service.wire.dialect_errors import V2_ERRORS
+from addnorm.service.wire.route import FastApiRoute, Parts, parts_of
+
+PLATFORM, BACKEND = "onnxruntime_onnx", "onnxruntime"
+# Not schedule_policy: `timeout` is honoured, `priority` is not.
+# Not classification: tensors are sent as they are.
+EXTENSIONS = ("binary_tensor_data", "parameters", "statistics", "model_configuration")
+ADMIN_EXTENSIONS = ("model_repository",)
+
+
+async def server_metadata(request: Request) -> dict[str, Any]:
+    return about_server(parts_of(request))
+
+
+def about_server(parts: Parts) -> dict[str, Any]:
+    extensions = EXTENSIONS + (ADMIN_EXTENSIONS if parts.settings.admin else ())
+    return {"name": "addnorm", "version": VERSION, "extensions": extensions}
+
+
+async def live(request: Request) -> dict[str, bool]:
+    parts_of(request).readiness.check_alive()
+    return {"live": True}
+
+
+async def ready(request: Request) -> dict[str, bool]:
+    await parts_of(request).readiness.check()
+    return {"ready": True}
+
+
+async def infer_by_get(request: Request) -> None:
+    raise MethodNotAllowed(f"GET {request.url.path}: send POST", headers={"allow": "POST"})
+
+
+async def model_metadata(request: Request, model: str) -> dict[str, Any]:
+    return about(parts_of(request), model)
+
+
+async def version_metadata(request: Request, model: str, version: str) -> dict[str, Any]:
+    return about(parts_of(request), model, version)
+
+
+def about(parts: Parts, model: str, version: str | None = None) -> dict[str, Any]:
+    bundle = find(parts.models, model, version).bundle
+    versions = parts.models.versions(bundle.manifest.name)
+    return {
+        "name": model,
+        "versions": [str(number) for number in sorted(versions)],
+        "platform": PLATFORM,
+        "inputs": [
+            {"name": name, "datatype": "INT64", "shape": [-1, -1]}
+            for name in tensors.inputs(bundle)
+        ],
+        "outputs": [
+            {"name": name, "datatype": "FP32", "shape": shape}
+            for name, shape in tensors.shapes(bundle).items()
+        ],
+    }
+
+
+async def model_config(request: Request, model: str) -> dict[str, Any]:
+    return config(parts_of(request), model)
+
+
+async def version_config(request: Request, model: str, version: str) -> dict[str, Any]:
+    return config(parts_of(request), model, version)
+
+
+def config(parts: Parts, model: str, version: str | None = None) -> dict[str, Any]:
+    bundle = find(parts.models, model, version).bundle
+    return {
+        "name": model,
+        "platform": PLATFORM,
+        "backend": BACKEND,
+        "max_batch_size": parts.settings.max_sequences,
+        "input": [
+            {
+                "name": name,
+                "data_type": "TYPE_INT64",
+                "dims": [-1],  # without the batch
+                "optional": name in tensors.OPTIONAL,
+            }
+            for name in tensors.inputs(bundle)
+        ],
+        "output": [
+            {"name": name, "data_type": "TYPE_FP32", "dims": shape[1:]}
+            for name, shape in tensors.shapes(bundle).items()
+        ],
+        "dynamic_batching": {},  # present: requests are batched together
+        "model_transaction_policy": {"decoupled": False},
+    }
+
+
+async def model_ready(request: Request, model: str) -> dict[str, Any]:
+    return await _ready(parts_of(request), model)
+
+
+async def version_ready(request: Request, model: str, version: str) -> dict[str, Any]:
+    return await _ready(parts_of(request), model, version)
+
+
+async def _ready(parts: Parts, model: str, version: str | None = None) -> dict[str, Any]:
+    found = find(parts.models, model, version)
+    await parts.readiness.check(found.name)
+    return {"ready": True, "name": model}
+
+
+def find(models: Models, model: str, version: str | None = None) -> Model:
+    return models.find(ref(models, model, version))
+
+
+def ref(models: Models, model: str, version: str | None = None) -> str:
+    """What names the model. A slash in `model` that is not an alias's is rejected: it would name a
+    version."""
+    if "/" in model and model not in models.aliases:
+        raise models.not_served(model)
+    return model if version is None else f"{models.find(model).name}/{version}"
+
+
+MODEL, VERSION_OF_MODEL = "/v2/models/{model:path}", "/v2/models/{model:path}/versions/{version}"
+ROUTES = (
+    FastApiRoute("/v2", server_metadata, "The server's name, version and extensions"),
+    FastApiRoute(
+        "/v2/health/live", live, "The process answers, and can go on", V2_ERRORS.only(503)
+    ),
+    FastApiRoute(
+        "/v2/health/ready", ready, "Every model gives its known answer", V2_ERRORS.only(503)
+    ),
+    *(
+        FastApiRoute(path, answer, summary, V2_ERRORS.documented)
+        for path, answer, summary in (
+            (f"{VERSION_OF_MODEL}/config", version_config, "One version's configuration"),
+            (f"{MODEL}/config", model_config, "A model's configuration"),
+            (f"{VERSION_OF_MODEL}/ready", version_ready, "Whether a version can be asked"),
+            (f"{MODEL}/ready", model_ready, "Whether a model can be asked"),
+            # a name may have slashes, as an alias: what it would swallow stands before it
+            (f"{VERSION_OF_MODEL}/infer", infer_by_get, None),
+            (f"{MODEL}/infer", infer_by_get, None),
+            (VERSION_OF_MODEL, version_metadata, "One version's inputs and outputs"),
+            (MODEL, model_metadata, "A model's inputs and outputs"),
+        )
+    ),
+)

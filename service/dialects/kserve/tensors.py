@@ -1,0 +1,224 @@
+"""V2's tensors: its names for inputs and outputs, and how they are read from JSON or from bytes.
+
+Source: Triton's binary tensor data extension. The bytes follow the JSON, little-endian, row-major
+and in the tensors' order.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from addnorm.service.dialects.kserve.schema import InputTensor
+from addnorm.service.engine.bundle import Bundle
+from addnorm.service.engine.outputs import OUTPUTS, OutputKind, OutputKinds
+from addnorm.service.errors import InvalidInput
+from addnorm.service.wire.codec.decoding import RawRequest
+from addnorm.service.wire.codec.shown import shown
+from addnorm.service.wire.codec.validation import with_whole_floats
+
+LENGTH_HEADER = "inference-header-content-length"  # of the JSON in front of the bytes, in bytes
+
+
+class Kind(NamedTuple):
+    """How one datatype is read."""
+
+    dtype: str
+    json: tuple[type, ...]
+
+
+KINDS = {
+    "INT64": Kind("<i8", (int,)),
+    "INT32": Kind("<i4", (int,)),
+    "UINT8": Kind("u1", (int,)),
+    "BOOL": Kind("u1", (bool,)),  # as bytes, a bool may lie: 2 is neither
+    "FP32": Kind("<f4", (int, float)),
+}
+INPUTS = {
+    "input_ids": ("INT64", "INT32"),
+    "attention_mask": tuple(KINDS),
+    "token_type_ids": ("INT64", "INT32"),
+}
+OPTIONAL = ("attention_mask", "token_type_ids")
+NAMES = {"norm_stats.mean": "norm_mean", "norm_stats.rstd": "norm_rstd"}  # native -> V2's
+
+
+def inputs(bundle: Bundle) -> list[str]:
+    """The names of the model's inputs. All are `[batch, seq]`."""
+    has_types = bundle.manifest.limits.type_vocab_size > 1
+    return [name for name in INPUTS if has_types or name != "token_type_ids"]
+
+
+class NativeTensor(NamedTuple):
+    """One of the tensors of a native output, by the native name."""
+
+    output: OutputKind
+    name: str
+
+
+def named(known: OutputKinds) -> dict[str, NativeTensor]:
+    """Tensors by V2's names."""
+    return {
+        NAMES.get(name, name): NativeTensor(kind, name)
+        for kind in known.known
+        for name in kind.grid_tensors()
+    }
+
+
+TENSORS = named(OUTPUTS)
+
+
+def outputs(bundle: Bundle) -> dict[str, NativeTensor]:
+    """Output tensors of the model, by V2's names. All are FP32."""
+    return {name: native for name, native in TENSORS.items() if native.output.is_of(bundle)}
+
+
+def shapes(bundle: Bundle) -> dict[str, list[int]]:
+    """-1 where the caller's batch decides."""
+    return {name: native.output.grid_shape(bundle) for name, native in outputs(bundle).items()}
+
+
+def split(raw: RawRequest) -> tuple[bytes, memoryview]:
+    """A body -> its JSON, and the bytes that follow it. Without LENGTH_HEADER all is JSON."""
+    body = memoryview(raw.body)
+    length = raw.headers.get(LENGTH_HEADER)
+    if length is None:
+        return raw.body, body[len(body) :]
+    if not (
+        length.isascii() and length.isdigit() and len(length) < 19 and int(length) <= len(body)
+    ):
+        raise InvalidInput(
+            f"{LENGTH_HEADER} is {length[:60]!r}: the bytes of JSON, at most the body's"
+            f" {len(body)}",
+            param=LENGTH_HEADER,
+        )
+    if not int(length):
+        raise InvalidInput(
+            f"{LENGTH_HEADER} is 0: a body without JSON is for models of one input, these have"
+            f" more: {', '.join(INPUTS)}",
+            param=LENGTH_HEADER,
+        )
+    return raw.body[: int(length)], body[int(length) :]
+
+
+def read(
+    inputs: Sequence[InputTensor], contents: Iterable[memoryview | None]
+) -> dict[str, NDArray[Any]]:
+    """Name -> `[batch, seq]`, not copied if sent as bytes. InvalidInput says what does not fit.
+
+    contents: the bytes of each input, None where it has its values in `data`.
+    """
+    grids: dict[str, NDArray[Any]] = {}
+    for tensor, raw in zip(inputs, contents, strict=True):
+        if tensor.name not in INPUTS:
+            raise InvalidInput(
+                f"inputs has {tensor.name[:200]!r}: known are {', '.join(INPUTS)}, and texts of"
+                " datatype BYTES",
+                param="inputs",
+            )
+        if tensor.name in grids:
+            raise InvalidInput(f"inputs has {tensor.name!r} twice", param="inputs")
+        grids[tensor.name] = _grid(tensor, raw)
+    if "input_ids" not in grids:
+        raise InvalidInput("inputs lacks input_ids", param="inputs")
+    return grids
+
+
+def after_json(inputs: Sequence[InputTensor], tail: memoryview) -> Iterator[memoryview | None]:
+    """The bytes of each input, as they follow the JSON."""
+    for tensor in inputs:
+        num_bytes = tensor.parameters.binary_data_size
+        if num_bytes is not None:
+            _check_size(tensor, num_bytes, len(tail))
+            yield tail[:num_bytes]
+            tail = tail[num_bytes:]
+        else:
+            yield None
+    if tail:
+        raise InvalidInput(
+            f"unexpected additional input data: {len(tail)} bytes after the last tensor",
+            param="inputs",
+        )
+
+
+def _check_size(tensor: InputTensor, num_bytes: int, num_left: int) -> None:
+    if tensor.data is not None:
+        raise InvalidInput(f"{tensor.name} has both data and binary_data_size", param=tensor.name)
+    if num_bytes > num_left:
+        raise InvalidInput(
+            f"unexpected size for input {tensor.name!r}, expecting {num_bytes - num_left}"
+            " additional bytes",
+            param=tensor.name,
+        )
+
+
+def _grid(tensor: InputTensor, raw: memoryview | None) -> NDArray[Any]:
+    if any(name.startswith("shared_memory") for name in tensor.parameters.model_extra or {}):
+        raise InvalidInput(f"{tensor.name}: shared memory is not offered", param=tensor.name)
+    if tensor.datatype not in INPUTS[tensor.name]:
+        raise InvalidInput(
+            f"{tensor.name} has datatype {tensor.datatype[:60]!r}: send"
+            f" {', '.join(INPUTS[tensor.name])}",
+            param=tensor.name,
+        )
+    if len(tensor.shape) != 2:
+        raise InvalidInput(
+            f"{tensor.name}.shape is {tensor.shape}: send [batch, seq]", param=tensor.name
+        )
+    values = _from_json(tensor) if raw is None else _from_bytes(tensor, raw)
+    num_values = tensor.shape[0] * tensor.shape[1]
+    if len(values) != num_values:
+        raise InvalidInput(
+            f"{tensor.name} has {len(values)} values, its shape {tensor.shape} {num_values}",
+            param=tensor.name,
+        )
+    return values.reshape(tensor.shape)
+
+
+def _from_bytes(tensor: InputTensor, raw: memoryview) -> NDArray[Any]:
+    dtype = np.dtype(KINDS[tensor.datatype].dtype)
+    if len(raw) % dtype.itemsize:
+        raise InvalidInput(
+            f"{tensor.name} has {len(raw)} bytes, no multiple of the {dtype.itemsize} of"
+            f" {tensor.datatype}",
+            param=tensor.name,
+        )
+    return np.frombuffer(raw, dtype)
+
+
+def _from_json(tensor: InputTensor) -> NDArray[Any]:
+    values, kinds = _flat(tensor), KINDS[tensor.datatype].json
+    if kinds == (int,) and float in set(map(type, values)):
+        values = with_whole_floats(values)
+    if not set(map(type, values)) <= set(kinds):
+        place = next(i for i, value in enumerate(values) if type(value) not in kinds)
+        raise InvalidInput(
+            f"{tensor.name}.data[{place}] is {shown(values[place])}, no {tensor.datatype}",
+            param=tensor.name,
+        )
+    try:
+        return np.array(values, np.float32 if tensor.datatype == "FP32" else np.int64)
+    except OverflowError:
+        place = next(i for i, value in enumerate(values) if not -(2**63) <= value < 2**63)
+        raise InvalidInput(
+            f"{tensor.name}.data[{place}] is outside 64-bit integers", param=tensor.name
+        ) from None
+
+
+def _flat(tensor: InputTensor) -> list[Any]:
+    """Flat data as it is; nested data of `[batch][seq]` row after row."""
+    if tensor.data is None:
+        raise InvalidInput(
+            f"{tensor.name}.data is missing, and no binary_data_size either", param=tensor.name
+        )
+    if not tensor.data or not isinstance(tensor.data[0], list):
+        return tensor.data
+    for row, values in enumerate(tensor.data):
+        if not isinstance(values, list) or len(values) != tensor.shape[1]:
+            size = f"has {len(values)} values" if isinstance(values, list) else "is no list"
+            raise InvalidInput(
+                f"{tensor.name}.data[{row}] {size}, its shape is {tensor.shape}", param=tensor.name
+            )
+    return list(chain.from_iterable(tensor.data))

@@ -1,0 +1,257 @@
+"""What is served: models, their versions and limits, and what was proved of them."""
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+
+from fastapi import Query, Request
+from pydantic import BaseModel, Field
+
+from addnorm.service.engine.device.processor import processor
+from addnorm.service.engine.manifest import Limits, Pooling, Task
+from addnorm.service.engine.model import Model
+from addnorm.service.engine.outputs import OUTPUTS
+from addnorm.service.engine.registry import Models
+from addnorm.service.errors import NotFound
+from addnorm.service.wire.dialect_errors import OPENAI_ERRORS
+from addnorm.service.wire.route import FastApiRoute, Protocol, parts_of
+
+
+class ModelEntry(BaseModel):
+    """OpenAI's model object, and what is ours."""
+
+    id: str
+    object: Literal["model"] = "model"
+    created: int = Field(description="Unix time of the first version's export.")
+    owned_by: Literal["addnorm"] = "addnorm"
+    version: str = Field(description="Of which this entry tells: what the name means.")
+    versions: list[str]
+    config: dict[str, Any] = Field(description="The model's shape, in the exporter's words.")
+    inputs: list[str] = Field(
+        description="What requests may hold: `token_type_ids` where the model has token types,"
+        " `texts` where the bundle has a tokenizer."
+    )
+    outputs: list[str]
+    tasks: list[Task] = Field(
+        description="What its heads are for. Requests that name no model go to the one model of"
+        " their task."
+    )
+    aliases: list[str] = Field(
+        description="Names under which its prompts are put before each text, for clients that can"
+        " only name a model, and the other names that the operator gave it."
+    )
+    labels: list[str] | None = Field(
+        description="Of the logits, in their order; null where they have no names."
+    )
+    limits: Limits
+    precisions: list[str]
+    default_precision: str = Field(description="Of requests that name no precision.")
+    prompts: dict[str, str] = Field(
+        description="Name of each prompt, and what it puts before a text."
+    )
+    default_prompt_name: str | None = Field(description="Of requests that name no prompt.")
+    pooling: Pooling
+    normalize: bool = Field(
+        description="Whether embeddings have length 1; /v1/infer does it only when asked."
+    )
+    vector_ranges: tuple[tuple[float, ...], tuple[float, ...]] | None = Field(
+        description="Lowest and highest value of each dimension, by which int8 and uint8 vectors"
+        " are made. Null where there are none, and in the list of all models."
+    )
+    fingerprint: dict[str, str] = Field(
+        description="By precision: a digest of all that decides the bits of answers, beside tokens"
+        " and options. Every answer has it in x-addnorm-fingerprint."
+    )
+    fingerprint_parts: dict[str, dict[str, str]] = Field(
+        description="By precision: what the fingerprint is a digest of."
+    )
+    processor: str = Field(
+        description="Of this machine: system, architecture, and the instruction sets by which"
+        " kernels are chosen."
+    )
+    reproduces_certificate: dict[str, bool | None] = Field(
+        description="By precision: whether this machine gives the bits that the certificate"
+        " records. Machines that do have one fingerprint. Null where they are not compared: on a"
+        " GPU, and where an older certificate records none."
+    )
+    different_from_certificate: dict[str, list[str]] = Field(
+        description="By precision: the known answers that have other bits here."
+    )
+    compared_with: dict[str, Any] = Field(
+        description="What the certificate compares its answers with: `kind`, and of a program its"
+        " `name` with the version, the outputs and the tasks."
+    )
+    layout: Literal["packed", "padded"]
+    source: dict[str, Any]
+    files: dict[str, str] = Field(description="sha256 of each file of the bundle.")
+
+
+class CohereModel(BaseModel):
+    """Cohere's model object."""
+
+    name: str
+    endpoints: list[Task]
+    context_length: int = Field(description="Tokens that a text may have.")
+
+
+class ModelList(BaseModel):
+    object: Literal["list"] = "list"
+    data: list[ModelEntry]
+    models: list[CohereModel] = Field(description="The same, for Cohere's clients.")
+
+
+async def predict(name: str) -> None:
+    # KServe's first protocol, which nobody should be told to ask by GET
+    raise NotFound(
+        f"POST /v1/models/{name[:200]}:predict is KServe's V1 protocol, which is not served"
+        f" here: send the request to /v2/models/{name[:200]}/infer, as V2 has it"
+    )
+
+
+async def list_models(
+    request: Request,
+    endpoint: Annotated[
+        str | None, Query(description="Only models of this task, as Cohere's clients ask.")
+    ] = None,
+) -> ModelList:
+    models, short = parts_of(request).models, {"vector_ranges": None}  # they are long
+    entries = [
+        _entry(models, model.name, models.versions(model.name), model)
+        for model in models.defaults()
+    ]
+    found = [name for name, alias in models.aliases.items() if models.get(alias.ref)]
+    entries += [_named_entry(models, name) for name in found]
+    asked = [entry for entry in entries if endpoint in (None, *entry.tasks)]
+    return ModelList(
+        data=[entry.model_copy(update=short) for entry in asked],
+        models=[
+            CohereModel(
+                name=entry.id,
+                endpoints=entry.tasks,
+                context_length=entry.limits.max_text_tokens,
+            )
+            for entry in asked
+        ],
+    )
+
+
+async def show_model(request: Request, name: str) -> ModelEntry:
+    """Shows a model, which may be named by an alias."""
+    return _named_entry(parts_of(request).models, name)
+
+
+async def show_version(request: Request, name: str, version: str) -> ModelEntry:
+    return _named_entry(parts_of(request).models, f"{name}/{version}")
+
+
+def _named_entry(models: Models, name: str) -> ModelEntry:
+    meant = models.meant(name)
+    model, prompt = meant.model, meant.prompt_name
+    entry = _entry(models, meant.name, models.versions(model.name), model)
+    about = {"id": name, "default_precision": meant.precision or entry.default_precision}
+    if prompt and name in models.aliases:
+        about["default_prompt_name"] = prompt
+    return entry.model_copy(update=about)
+
+
+async def show_certificate(request: Request, name: str) -> dict[str, Any]:
+    return _certificate(parts_of(request).models, name)
+
+
+async def show_version_certificate(request: Request, name: str, version: str) -> dict[str, Any]:
+    return _certificate(parts_of(request).models, f"{name}/{version}")
+
+
+def _certificate(models: Models, ref: str) -> dict[str, Any]:
+    certificate = models.find(ref).bundle.certificate
+    assert certificate
+    return certificate
+
+
+def _entry(models: Models, ref: str, versions: Mapping[int, Model], model: Model) -> ModelEntry:
+    """The entry of one version. It has the numbers of all versions."""
+    manifest = model.bundle.manifest
+    return ModelEntry(
+        id=ref,
+        created=min(int(version.bundle.created_s) for version in versions.values()),
+        version=str(manifest.version),
+        versions=[str(version) for version in sorted(versions)],
+        config=manifest.config,
+        inputs=_inputs(model),
+        outputs=list(OUTPUTS.names(model.bundle)),
+        tasks=list(model.bundle.tasks),
+        aliases=[
+            *(f"{ref}:{prompt}" for prompt in manifest.prompts),
+            *(name for name, alias in models.aliases.items() if models.get(alias.ref) is model),
+        ],
+        labels=None if manifest.labels is None else list(manifest.labels),
+        limits=manifest.limits,
+        precisions=list(manifest.precisions),
+        default_precision=model.default_precision,
+        prompts=manifest.prompts,
+        default_prompt_name=manifest.default_prompt_name,
+        pooling=manifest.pooling,
+        normalize=manifest.normalize,
+        vector_ranges=manifest.vector_ranges,
+        fingerprint={name: engine.fingerprint.digest for name, engine in model.engines.items()},
+        fingerprint_parts={
+            name: engine.fingerprint.parts() for name, engine in model.engines.items()
+        },
+        processor=processor().kind,
+        reproduces_certificate={
+            name: found.is_equal for name, found in model.reproductions.items()
+        },
+        different_from_certificate={
+            name: list(found.different) for name, found in model.reproductions.items()
+        },
+        compared_with=model.bundle.compared_with,
+        layout=manifest.layout,
+        source=manifest.source,
+        files={name: file.sha256 for name, file in manifest.files.items()},
+    )
+
+
+def _inputs(model: Model) -> list[str]:
+    types = ["token_type_ids"] if model.bundle.manifest.limits.type_vocab_size > 1 else []
+    return ["input_ids", "attention_mask", *types, *(["texts"] if model.tokenizer else [])]
+
+
+PROTOCOL = Protocol(
+    tag="models",
+    routes=(
+        FastApiRoute(
+            "/v1/models",
+            list_models,
+            "The models served here, in OpenAI's list shape",
+            OPENAI_ERRORS.only(503),
+            "list_models",
+        ),
+        *(
+            FastApiRoute(f"/v1/models/{path}", answer, summary, OPENAI_ERRORS.only(404, 503), name)
+            for path, answer, summary, name in (
+                (
+                    "{name}",
+                    show_model,
+                    "One model, by the version that its name means",
+                    "show_model",
+                ),
+                (
+                    "{name}/certificate",
+                    show_certificate,
+                    "What was proved of the version that the model's name means",
+                    "show_certificate",
+                ),
+                (
+                    "{name}/{version}/certificate",
+                    show_version_certificate,
+                    "What was proved of one version",
+                    "show_version_certificate",
+                ),
+                # after the certificate: no version has its name
+                ("{name}/{version}", show_version, "One version of a model", "show_version"),
+            )
+        ),
+        FastApiRoute("/v1/models/{name:path}", show_model),  # a name with slashes
+        FastApiRoute("/v1/models/{name:path}:predict", predict, method="POST"),
+    ),
+    errors=OPENAI_ERRORS,
+)

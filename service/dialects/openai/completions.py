@@ -1,0 +1,283 @@
+"""OpenAI's completions under /v1, for scoring only: the log-probabilities of a prompt's tokens, and
+the likeliest next one. Nothing is generated.
+
+Source: OpenAI's API reference and its Python SDK; lm-eval's local-completions.
+"""
+
+import time
+from functools import partial
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+from pydantic import BaseModel, Field
+
+from addnorm.service.asking.ask import Ask
+from addnorm.service.asking.tasks import scoring
+from addnorm.service.engine.batch import Floats, Ints
+from addnorm.service.engine.manifest import Precision
+from addnorm.service.engine.outputs import Output, ScoredPrompts, TopLogits, Value
+from addnorm.service.errors import InvalidInput
+from addnorm.service.wire.codec.decoding import Tools
+from addnorm.service.wire.codec.payload import Encode
+from addnorm.service.wire.codec.validation import Strict
+from addnorm.service.wire.route import Route
+from addnorm.service.wire.texts.json_answers import JsonAnswer
+from addnorm.service.wire.texts.sequences import (
+    OTHER_VOCABULARY,
+    Sequences,
+    SequencesToRead,
+)
+
+MAX_LOGPROBS = 20  # OpenAI takes 5, others 20
+
+
+class CompletionRequest(Strict):
+    """OpenAI's fields; `precision` is ours."""
+
+    model: str | None = Field(None, description="By default the one model that can score.")
+    prompt: Sequences = Field(
+        description="A text, token ids of the model's own vocabulary with its special tokens, or a"
+        " list of such."
+    )
+    max_tokens: int | None = Field(
+        None,
+        description="0: the prompt's tokens are scored. 1: the likeliest next token is added. No"
+        " more is generated, so it cannot be left out.",
+    )
+    echo: bool | None = Field(None, description="Whether the prompt is answered too.")
+    logprobs: int | None = Field(
+        None,
+        ge=0,
+        le=MAX_LOGPROBS,
+        description="Log-probabilities of the tokens answered, and at each place of so many of the"
+        " likeliest.",
+    )
+    temperature: float | None = Field(
+        None, description="0: the new token is the likeliest. Without a new token also 1."
+    )
+    precision: Precision | None = Field(
+        None, description="One the model has; by default as it says."
+    )
+
+
+class CompletionLogprobs(BaseModel):
+    """An entry for each token of `text`."""
+
+    tokens: list[str] = Field(
+        description="Each by itself; `token_id:N` where the model has no tokenizer."
+    )
+    token_logprobs: list[float | None] = Field(
+        description="Of each token given those before it; null for a prompt's first."
+    )
+    top_logprobs: list[dict[str, float] | None] = Field(
+        description="The likeliest tokens at its place, and the token itself. Of tokens of the same"
+        " text the likelier one."
+    )
+    text_offset: list[int] = Field(
+        description="The character of prompt and new token where it begins."
+    )
+
+
+class CompletionChoice(BaseModel):
+    index: int
+    text: str = Field(description="Of the tokens, special tokens included.")
+    logprobs: CompletionLogprobs | None
+    finish_reason: Literal["length"]
+
+
+class CompletionUsage(BaseModel):
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+
+
+class CompletionResponse(BaseModel):
+    """A choice for each prompt, in the order sent."""
+
+    id: str
+    object: Literal["text_completion"]
+    created: int = Field(description="Unix time.")
+    model: str
+    system_fingerprint: str = Field(description="As in x-addnorm-fingerprint.")
+    choices: list[CompletionChoice]
+    usage: CompletionUsage
+
+
+EXAMPLES: dict[str, Any] = {
+    "token ids": {
+        "model": "notebook",
+        "prompt": [[1, 3, 4]],
+        "max_tokens": 1,
+        "temperature": 0,
+        "echo": True,
+        "logprobs": 1,
+    }
+}
+
+
+CHOICE_BYTES, TOKEN_BYTES, CANDIDATE_BYTES = 150, 45, 27  # of JSON, about
+
+
+async def score(body: CompletionRequest, ask: Ask, tools: Tools) -> Encode:
+    """InvalidInput names the field."""
+    model, prompt_name = ask.find_model_and_prompt(tools.models, body.model, None, "complete")
+    _check(body)
+    # callers score with a tokenizer that they chose for this model, which may add nothing
+    sent = SequencesToRead("prompt", body.prompt, None, model, prompt_name, only_own=False)
+    ask.batch, ask.padding = await sent.read(ask, tools)
+    num_shown = len(ask.batch) + (ask.batch.num_tokens if body.echo else 0)
+    token_bytes = TOKEN_BYTES + CANDIDATE_BYTES * (1 + (body.logprobs or 0))
+    ask.outputs = (_output(body, model.bundle.width("logits")),)
+    ask.precision, ask.field = body.precision or ask.precision, "prompt"
+    ask.hint = OTHER_VOCABULARY
+    ask.answer_bytes = CHOICE_BYTES * len(ask.batch) + token_bytes * num_shown
+    return JsonAnswer(partial(_words, body))
+
+
+def _check(body: CompletionRequest) -> None:
+    """InvalidInput for what would need more than one new token, or one drawn by chance."""
+    if body.max_tokens not in (0, 1):
+        sent = "missing, which asks for 16 new tokens"
+        if body.max_tokens is not None:
+            sent = str(body.max_tokens)
+        raise InvalidInput(
+            f"max_tokens is {sent}: this server scores, it does not generate; send 0, or 1 for the"
+            " likeliest next token",
+            param="max_tokens",
+        )
+    if not body.max_tokens and not _scores_prompt(body):
+        raise InvalidInput(
+            "max_tokens is 0, but echo and logprobs are not both set: nothing would be answered"
+            " but what was sent",
+            param="max_tokens",
+        )
+    _check_temperature(body)
+
+
+def _check_temperature(body: CompletionRequest) -> None:
+    if body.max_tokens and body.temperature != 0:
+        sent = "missing, which means 1" if body.temperature is None else body.temperature
+        raise InvalidInput(
+            f"temperature is {sent}: the new token is always the likeliest one, never drawn by"
+            " chance; send 0",
+            param="temperature",
+        )
+    if body.temperature not in (None, 0, 1):
+        raise InvalidInput(
+            f"temperature is {body.temperature}: log-probabilities are the model's own, those of"
+            " 1; leave temperature out",
+            param="temperature",
+        )
+
+
+def _scores_prompt(body: CompletionRequest) -> bool:
+    return bool(body.echo) and body.logprobs is not None
+
+
+def _output(body: CompletionRequest, vocab_size: int) -> Output[Value]:
+    """vocab_size: there are no more candidates."""
+    top_k = min(max(1, body.logprobs or 0), vocab_size)
+    return ScoredPrompts(top_k) if _scores_prompt(body) else TopLogits("last", top_k)
+
+
+class Candidates(NamedTuple):
+    """The likeliest tokens at some places, each `[n, k]`."""
+
+    token_ids: Ints
+    logprobs: Floats
+
+
+class Choice(NamedTuple):
+    """One prompt's answer, before it is text."""
+
+    ids: list[int]  # of the prompt and the new token, if it is asked for
+    num_shown: int  # of them, from the last
+    logprobs: Floats  # of those shown, where they are asked for; NaN for a prompt's first
+    candidates: Candidates  # for the last tokens shown
+
+
+def _choice(body: CompletionRequest, index: int, ask: Ask) -> Choice:
+    prompt = ask.batch.sequence(index).tokens.tolist()
+    if not _scores_prompt(body):
+        top, this = ask.value(TopLogits), slice(index, index + 1)
+        token_ids, logprobs = top.token_ids.joined[this], top.logprobs.joined[this]
+        ids = [*prompt, int(token_ids[0, 0])]
+        num_shown = len(ids) if body.echo else 1
+        return Choice(ids, num_shown, logprobs[:, 0], Candidates(token_ids, logprobs))
+    scored = ask.value(ScoredPrompts)
+    own_logprobs = scored.own.rows[index]
+    token_ids, logprobs = scored.next.token_ids.rows[index], scored.next.logprobs.rows[index]
+    if not body.max_tokens:
+        candidates = Candidates(token_ids[:-1], logprobs[:-1])
+        return Choice(prompt, len(prompt), own_logprobs, candidates)
+    ids = [*prompt, int(token_ids[-1, 0])]
+    own = np.append(own_logprobs, logprobs[-1, 0])
+    return Choice(ids, len(ids), own, Candidates(token_ids, logprobs))
+
+
+def _words(body: CompletionRequest, ask: Ask) -> dict[str, Any]:
+    num_tokens, num = ask.batch.num_tokens, len(ask.batch)
+    num_new = num * (body.max_tokens or 0)
+    return {
+        "id": f"cmpl-{ask.id}",
+        "object": "text_completion",
+        "created": int(time.time()),
+        "model": ask.model.answered_name,
+        "system_fingerprint": ask.fingerprint,
+        "choices": (_written(body, index, ask) for index in range(num)),
+        "usage": {
+            "prompt_tokens": num_tokens,
+            "completion_tokens": num_new,
+            "total_tokens": num_tokens + num_new,
+        },
+    }
+
+
+def _written(body: CompletionRequest, index: int, ask: Ask) -> dict[str, Any]:
+    """One choice as JSON."""
+    tokenizer = ask.model.tokenizer
+    library = tokenizer.library if tokenizer else None
+    choice = _choice(body, index, ask)
+    start = len(choice.ids) - choice.num_shown
+    texts = scoring.texts_of([*choice.ids, *choice.candidates.token_ids.flat], library)
+    text, begins = scoring.joined(choice.ids, texts, library)
+    logprobs = None
+    if body.logprobs is not None:
+        logprobs = {
+            "tokens": [texts[token] for token in choice.ids[start:]],
+            "token_logprobs": choice.logprobs,
+            "top_logprobs": _top_logprobs(choice, body.logprobs, texts),
+            "text_offset": begins[start:],
+        }
+    return {
+        "index": index,
+        "text": text[begins[start] :],
+        "logprobs": logprobs,
+        "finish_reason": "length",
+    }
+
+
+def _top_logprobs(choice: Choice, num: int, texts: dict[int, str]) -> list[Any]:
+    """num: of the likeliest at each place."""
+    token_ids, logprobs = choice.candidates
+    first = len(choice.logprobs) - len(token_ids)  # a prompt's first token has no candidates
+    own = zip(choice.ids[-choice.num_shown :], choice.logprobs, strict=True)
+    return [
+        None
+        if place < first
+        else scoring.likely(
+            token, token_ids[place - first, :num], logprobs[place - first, :num], texts
+        )
+        for place, token in enumerate(own)
+    ]
+
+
+ROUTE = Route(
+    path="/v1/completions",
+    name="completions",
+    summary="Log-probabilities of prompts, as OpenAI's clients ask for them",
+    body=CompletionRequest,
+    decode=score,
+    response=CompletionResponse,
+    examples=EXAMPLES,
+)

@@ -1,0 +1,200 @@
+"""POST /v1/tokenize: the tokens of texts, as the other routes would compute them, and of ids."""
+
+from collections.abc import Sequence
+from functools import partial
+
+import orjson
+from pydantic import BaseModel, Field
+from tokenizers import Encoding
+
+from addnorm.service.asking.ask import Ask
+from addnorm.service.engine.manifest import InputType
+from addnorm.service.engine.model import Model
+from addnorm.service.engine.tokenizing.tokenizer import Text, Tokenizer
+from addnorm.service.errors import InvalidInput
+from addnorm.service.wire.codec.decoding import Tools
+from addnorm.service.wire.codec.negotiation import fragment
+from addnorm.service.wire.codec.validation import Strict
+from addnorm.service.wire.dialect_errors import OPENAI_ERRORS
+from addnorm.service.wire.route import Protocol, Route
+from addnorm.service.wire.texts.sequences import Integers
+from addnorm.service.wire.texts.text_portions import Shown
+from addnorm.service.wire.texts.texts import PROMPT_NAME, Texts, TextsToTokenize
+from addnorm.service.wire.texts.truncation import cuts
+
+MAX_IDS = 10_000  # whose tokens one request may ask for: they are looked up on the event loop
+
+
+class TokenizeRequest(Strict):
+    model: str | None = Field(
+        None,
+        description="`name` or `name/version`; the latest version by default, or the pinned one.",
+    )
+    texts: Texts | None = None
+    input_ids: Integers | None = Field(
+        None,
+        description=f"In place of texts: ids whose tokens are wanted, at most {MAX_IDS:,}.",
+    )
+    truncate: bool | None = Field(
+        None, description="Whether texts are cut to the model's limit, as /v1/infer would."
+    )
+    prompt_name: str | None = PROMPT_NAME
+    input_type: InputType | None = Field(
+        None, description="As in /v1/infer: the prompt and the limit of queries or of documents."
+    )
+
+
+class TokenizeResponse(BaseModel):
+    """A list per text in each field. /v1/infer takes the ids and their types as they are."""
+
+    model: str
+    version: str
+    input_ids: list[list[int]] = Field(
+        description="With the special tokens that the model expects."
+    )
+    token_type_ids: list[list[int]] | None = Field(
+        None, description="Only where the model has token types."
+    )
+    tokens: list[list[str]]
+    offsets: list[list[list[int]]] | None = Field(
+        None,
+        description="Of texts alone: first and one past the last character of each token in its own"
+        " text, with its prompt before it; 0, 0 for special tokens.",
+    )
+    sequence_ids: list[list[int | None]] | None = Field(
+        None,
+        description="Of texts alone: which text of a pair each token is of, 0 or 1; 0 in a single"
+        " text, null for special tokens.",
+    )
+    num_tokens: list[int] = Field(
+        description="Of each text: the other routes reject, or cut, one with more than `limit`."
+    )
+    limit: int = Field(
+        description="Tokens of a text that the model takes, special tokens included."
+    )
+
+
+EXAMPLES = {
+    "a text and a pair": {
+        "model": "all-minilm-l6-v2",
+        "texts": ["Pads are dropped.", ["Tokenize", "Pads."]],
+    },
+    "ids whose tokens are wanted": {"model": "all-minilm-l6-v2", "input_ids": [[2, 3]]},
+}
+ANSWER = {
+    "model": "all-minilm-l6-v2",
+    "version": "1",
+    "input_ids": [
+        [101, 19586, 2024, 3333, 1012, 102],
+        [101, 19204, 4697, 102, 19586, 1012, 102],
+    ],
+    "token_type_ids": [[0, 0, 0, 0, 0, 0], [0, 0, 0, 0, 1, 1, 1]],
+    "tokens": [
+        ["[CLS]", "pads", "are", "dropped", ".", "[SEP]"],
+        ["[CLS]", "token", "##ize", "[SEP]", "pads", ".", "[SEP]"],
+    ],
+    "offsets": [
+        [[0, 0], [0, 4], [5, 8], [9, 16], [16, 17], [0, 0]],
+        [[0, 0], [0, 5], [5, 8], [0, 0], [0, 4], [4, 5], [0, 0]],
+    ],
+    "sequence_ids": [[None, 0, 0, 0, 0, None], [None, 0, 0, None, 1, 1, None]],
+    "num_tokens": [6, 7],
+    "limit": 256,
+}
+
+
+def _shown(tokenizer: Tokenizer, truncate: bool, piece: Sequence[Text]) -> list[Shown]:
+    encodings = tokenizer.encode(piece, truncate)
+    return [_show(encoding, tokenizer.has_types) for encoding in encodings]
+
+
+def _show(encoding: Encoding, has_types: bool) -> Shown:
+    parts = {
+        "input_ids": encoding.ids,
+        **({"token_type_ids": encoding.type_ids} if has_types else {}),
+        "tokens": encoding.tokens,
+        "offsets": encoding.offsets,
+        "sequence_ids": encoding.sequence_ids,
+    }
+    fields = {name: fragment(part) for name, part in parts.items()}
+    return Shown(len(encoding), fields)
+
+
+def _answer(model: Model, tokenizer: Tokenizer, shown: list[Shown]) -> bytes:
+    return orjson.dumps(
+        {
+            "model": model.answered_name,
+            "version": str(model.bundle.manifest.version),
+            **{name: [text.fields[name] for text in shown] for name in shown[0].fields},
+            "num_tokens": [text.num_tokens for text in shown],
+            "limit": tokenizer.max_text_tokens,
+        }
+    )
+
+
+def _named(body: TokenizeRequest, rows: list[list[int]], model: Model, tools: Tools) -> bytes:
+    """The tokens of ids, as the vocabulary writes them."""
+    if body.texts is not None:
+        raise InvalidInput("texts and input_ids are both given: send one", param="input_ids")
+    if (num_ids := sum(map(len, rows))) > MAX_IDS:
+        raise InvalidInput(
+            f"input_ids has {num_ids} ids, at most {MAX_IDS} are read", param="input_ids"
+        )
+    if (tokenizer := model.tokenizer) is None:
+        raise InvalidInput(f"{model.bundle.ref} has no tokenizer", param="input_ids")
+    for row, ids in enumerate(rows):
+        if wrong := [one for one in ids if not 0 <= one < tokenizer.num_ids]:
+            most = tokenizer.num_ids - 1
+            raise InvalidInput(
+                f"input_ids[{row}] has {wrong[0]}: ids are 0 to {most}", param="input_ids"
+            )
+    return orjson.dumps(
+        {
+            "model": model.answered_name,
+            "version": str(model.bundle.manifest.version),
+            "input_ids": rows,
+            "tokens": [[tokenizer.library.id_to_token(one) or "" for one in ids] for ids in rows],
+            "num_tokens": list(map(len, rows)),
+            "limit": tokenizer.max_text_tokens,
+        }
+    )
+
+
+async def tokenize(body: TokenizeRequest, ask: Ask, tools: Tools) -> bytes:
+    """InvalidInput names the field."""
+    model, prompt_name = ask.find_model_and_prompt(tools.models, body.model, body.prompt_name)
+    if body.input_ids is not None:
+        return _named(body, body.input_ids, model, tools)
+    if body.texts is None:
+        raise InvalidInput("texts is missing: send texts, or input_ids", param="texts")
+    truncate = cuts(tools, body.truncate)
+    if body.input_type is None:
+        texts = TextsToTokenize.prompted("texts", body.texts, truncate, model, prompt_name)
+    elif prompt_name is None:
+        texts = TextsToTokenize.typed("texts", body.texts, truncate, model, body.input_type)
+    else:
+        raise InvalidInput("input_type and a prompt are both named: send one", param="input_type")
+    tokenizer = tools.texts.tokenizer(texts)
+    # texts that are too long are shown too, so that callers see by how much
+    work = partial(_shown, tokenizer, truncate)
+    shown = await tools.texts.tokenize_with(texts, work, ask)
+    return _answer(model, tokenizer, shown)
+
+
+PROTOCOL = Protocol(
+    tag="inference",
+    routes=(
+        Route(
+            path="/v1/tokenize",
+            name="tokenize",
+            summary="The token ids of texts, as the other routes would compute them",
+            body=TokenizeRequest,
+            decode=tokenize,
+            infers=False,
+            response=TokenizeResponse,
+            examples=EXAMPLES,
+            answers={"a text and a pair": ANSWER},
+        ),
+    ),
+    errors=OPENAI_ERRORS,
+)

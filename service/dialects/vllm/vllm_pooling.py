@@ -1,0 +1,167 @@
+"""vLLM's /score, /classify and /pooling. Source: vLLM's pooling entrypoints."""
+
+from dataclasses import replace
+from typing import Any, Literal
+
+from pydantic import AliasChoices, Field
+
+from addnorm.service.asking.ask import Ask
+from addnorm.service.asking.tasks import classification
+from addnorm.service.asking.tasks.classification import Function
+from addnorm.service.engine.manifest import Task
+from addnorm.service.engine.outputs import Logits, Pooled
+from addnorm.service.errors import InvalidInput
+from addnorm.service.wire.codec.decoding import Tools
+from addnorm.service.wire.codec.payload import Encode
+from addnorm.service.wire.codec.validation import Strict
+from addnorm.service.wire.route import Route
+from addnorm.service.wire.texts.json_answers import (
+    JsonAnswer,
+    Ranking,
+    embedded,
+    in_base64,
+    pooled,
+    ranked,
+    usage,
+)
+from addnorm.service.wire.texts.sequences import OneOrSeveral
+from addnorm.service.wire.texts.text_tasks import score_pairs
+from addnorm.service.wire.texts.texts import TextsToTokenize
+from addnorm.service.wire.texts.truncation import check_limit, cuts
+
+
+class _Asked(Strict):
+    model: str | None = Field(None, description="By default the one model made for this.")
+    truncate_prompt_tokens: int | None = Field(
+        None, ge=-1, description="Cuts. At least the model's limit, which -1 stands for."
+    )
+
+
+class ScoreRequest(_Asked):
+    text_1: OneOrSeveral = Field(
+        validation_alias=AliasChoices("text_1", "queries", "data_1"),
+        description="One text, or as many as text_2 has. `queries` and `data_1` mean the same.",
+    )
+    text_2: OneOrSeveral = Field(
+        validation_alias=AliasChoices("text_2", "documents", "data_2"),
+        description="Each is scored with its text of text_1. `documents` and `data_2` mean it too.",
+    )
+
+
+class InputRequest(_Asked):
+    input: OneOrSeveral = Field(description="A text, or a list of texts.")
+
+
+class PoolingRequest(InputRequest):
+    encoding_format: Literal["float", "base64"] | None = Field(
+        None, description="Numbers, or base64 of their bytes: little-endian float32."
+    )
+
+
+async def score(body: ScoreRequest, ask: Ask, tools: Tools) -> Encode:
+    """InvalidInput if the two lists do not fit each other."""
+    first, second = body.text_1, body.text_2
+    if len(first) not in (1, len(second)):
+        raise InvalidInput(
+            f"text_1 has {len(first)} texts, text_2 has {len(second)}: send one, or as many",
+            param="text_1",
+        )
+    pairs = list(zip(first * len(second) if len(first) == 1 else first, second, strict=True))
+    texts = _texts(body, "text_2", pairs, "rerank", ask, tools)
+    finish = await score_pairs(ask, tools, texts, "sigmoid")
+    ranking = Ranking(len(pairs), _score, in_order=True)
+    return ranked(finish, _words, ranking)
+
+
+def _score(index: int, score: Any) -> dict[str, Any]:
+    return {"index": index, "object": "score", "score": score}
+
+
+async def classify(body: InputRequest, ask: Ask, tools: Tools) -> Encode:
+    texts = _texts(body, "input", body.input, "classify", ask, tools)
+    ask.batch, ask.padding = await tools.texts.tokenize(texts, ask)
+    ask.outputs, ask.field = (Logits(),), "input"
+    return JsonAnswer(_classes)
+
+
+def _classes(ask: Ask) -> dict[str, Any]:
+    manifest, logits = ask.model.bundle.manifest, ask.value(Logits).joined
+    labels = classification.label_names(manifest.labels, logits.shape[1])
+    function: Function | None = manifest.score_function
+    entries = [
+        {
+            "index": index,
+            "label": labels[int(probs.argmax())],
+            "probs": probs,
+            "num_classes": len(labels),
+        }
+        for index, probs in enumerate(classification.probabilities(logits, function))
+    ]
+    return _words(ask, entries)
+
+
+async def pool(body: PoolingRequest, ask: Ask, tools: Tools) -> Encode:
+    texts = _texts(body, "input", body.input, "embed", ask, tools)
+    ask.batch, ask.padding = await tools.texts.tokenize(texts, ask)
+    output = Pooled(normalize=texts.model.bundle.manifest.normalize)
+    ask.outputs, ask.field = (output,), "input"
+    return embedded(_vectors, in_base64 if body.encoding_format == "base64" else pooled)
+
+
+def _vectors(ask: Ask, vectors: Any) -> dict[str, Any]:
+    entries = [
+        {"index": index, "object": "pooling", "data": vector}
+        for index, vector in enumerate(vectors)
+    ]
+    return _words(ask, entries)
+
+
+def _texts(
+    body: _Asked, field: str, sent: list[Any], task: Task, ask: Ask, tools: Tools
+) -> TextsToTokenize:
+    model, prompt_name = ask.find_model_and_prompt(tools.models, body.model, None, task)
+    check_limit("truncate_prompt_tokens", body.truncate_prompt_tokens, model, whole=-1)
+    cut = cuts(tools, None if body.truncate_prompt_tokens is None else True)
+    made = TextsToTokenize.prompted(field, sent, cut, model, prompt_name)
+    return made._replace(can_cut=False)
+
+
+def _words(ask: Ask, entries: list[dict[str, Any]]) -> dict[str, Any]:
+    return {
+        "id": ask.id,
+        "object": "list",
+        "model": ask.model.answered_name,
+        "data": entries,
+        "usage": usage(ask),
+    }
+
+
+TEXTS = ["Pads are dropped."]
+SCORE = Route(
+    path="/score",
+    name="vllm_score",
+    summary="Scores of pairs of texts, as vLLM answers",
+    body=ScoreRequest,
+    decode=score,
+    examples={"a pair": {"text_1": "What is dropped?", "text_2": TEXTS}},
+)
+ROUTES = (
+    SCORE,
+    replace(SCORE, path="/v1/score", name="vllm_v1_score"),
+    Route(
+        path="/classify",
+        name="vllm_classify",
+        summary="The label of each text with the probabilities of all, as vLLM answers",
+        body=InputRequest,
+        decode=classify,
+        examples={"a text": {"input": TEXTS}},
+    ),
+    Route(
+        path="/pooling",
+        name="vllm_pooling",
+        summary="Vectors of texts, as vLLM answers",
+        body=PoolingRequest,
+        decode=pool,
+        examples={"a text": {"input": TEXTS}},
+    ),
+)

@@ -1,0 +1,274 @@
+"""The bundle format: reader and writer. A bundle is a folder `<name>/<version>/`:
+
+manifest.json  model.onnx  certificate.json  tokenizer.json?
+model.fp16.onnx?  model.int8.onnx?  model.int8.ranges.safetensors?
+logits.onnx?  pooled.onnx?  token_vectors.onnx?      heads, by the output that they make
+lens.onnx?                                           the fp32 body seen from inside
+*.onnx.data?                                         a graph's weights, if over 1 GiB, and those
+                                                     that the lens shares
+model.sig?                                           see signature.py
+
+The manifest holds the sha256 of every file but the certificate, which holds the manifest's, and the
+signature, which is made last and holds all of them.
+"""
+
+import hashlib
+import json
+import os
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from errno import EACCES
+from functools import cached_property
+from itertools import chain
+from pathlib import Path
+from typing import Any, Literal
+
+import orjson
+from pydantic import ValidationError
+
+from addnorm.service.engine import files, signature
+from addnorm.service.engine.files import TooLarge
+from addnorm.service.engine.manifest import FORMAT, Certified, Manifest, Task, tasks_of
+from addnorm.service.engine.signature import SIGNATURE
+from addnorm.service.errors import StartupError
+
+MANIFEST, CERTIFICATE = "manifest.json", "certificate.json"
+TOKENIZER = "tokenizer.json"
+GPU_GRAPH = "model.cuda.onnx"  # fp32, with Attention and LayerNormalization
+LENS = "lens.onnx"
+GRAPH = ".onnx"  # ends of names
+# JSON takes up to twenty times its bytes in memory. Those of large models have up to 1 MiB, their
+# tokenizers 40 MiB.
+MOST_JSON_BYTES, MOST_TOKENIZER_BYTES = 16 * 2**20, 128 * 2**20
+NEVER = "1970-01-01T00:00:00+00:00"  # while it is being certified
+# kinds of what a certificate compares with that a server may ask for: a program of transformers or
+# sentence-transformers, a module of one's own, and presets
+COMPARED = ("program", "reference", "preset")
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
+
+
+@dataclass(frozen=True)
+class Bundle:
+    """A bundle on disk whose files match its manifest."""
+
+    path: Path
+    manifest: Manifest
+    manifest_sha256: str
+    certificate: dict[str, Any] | None = None  # None only while it is being certified
+
+    @property
+    def ref(self) -> str:
+        return f"{self.manifest.name}/{self.manifest.version}"
+
+    @property
+    def created_s(self) -> float:
+        """Unix time of the export."""
+        created = (self.certificate or {}).get("created") or self.manifest.created
+        return datetime.fromisoformat(created or NEVER).timestamp()
+
+    @property
+    def has_lens(self) -> bool:
+        return LENS in self.manifest.files
+
+    @property
+    def n_layers(self) -> int:
+        return int(self.manifest.config["n_layers"])
+
+    @property
+    def n_heads(self) -> int:
+        """Attention heads of a layer."""
+        return int(self.manifest.config["n_heads"])
+
+    @cached_property
+    def tasks(self) -> tuple[Task, ...]:
+        """The tasks that the model is made for."""
+        manifest = self.manifest
+        limits, is_causal = manifest.limits, manifest.config["causal"]
+        return tasks_of(manifest.heads, manifest.labels, limits.vocab_size, is_causal)
+
+    @property
+    def compared_with(self) -> dict[str, Any]:
+        """The program or module that its answers equal, and by which class, as certified."""
+        recorded = (self.certificate or {}).get("compared_with")
+        # older exporters compared models in memory with themselves, folders with their own reading
+        return recorded or {"kind": next(iter(self.manifest.source), "itself")}
+
+    @property
+    def is_compared(self) -> bool:
+        """It was compared with the code of whoever wrote the model. A preset is our own."""
+        return self.compared_with.get("kind") in COMPARED
+
+    def width(self, output: str) -> int:
+        """Numbers that the output's head makes of a row; those of the row if it has none."""
+        head = self.manifest.heads.get(output)
+        return head.width if head else self.manifest.d_model
+
+    def head(self, output: str) -> Path:
+        """The graph of a head."""
+        return self.path / head_file(output)
+
+    def graph(self, precision: str, on_gpu: bool = False) -> Path:
+        """on_gpu: fp32 has a graph of its own there, in bundles that are exported for a GPU."""
+        if on_gpu and precision == "fp32" and GPU_GRAPH in self.manifest.files:
+            return self.path / GPU_GRAPH
+        return self.path / self.manifest.precisions[precision]
+
+
+def head_file(output: str) -> str:
+    return f"{output}.onnx"
+
+
+def is_version(path: Path) -> bool:
+    """A folder is named as a version of a model."""
+    return path.name.isascii() and path.name.isdigit()
+
+
+def unreadable(path: Path, error: OSError) -> str:
+    """Why it cannot be read, and what to do. A common cause is another user's umask of 077."""
+    how = "repair or remove it"
+    if error.errno == EACCES:
+        how = f"let this user read it, with `chmod -R a+rX {path}`"
+    file = error.filename or path
+    return f"{file} cannot be read by user {os.geteuid()}: {error.strerror}; {how}"
+
+
+def read(path: Path, trusted: Sequence[Path] = ()) -> Bundle:
+    """A certified bundle, every file checked against its sha256.
+
+    trusted: public keys and certificates, of which one must have signed it; none: anybody may have
+    made it. StartupError says what does not match.
+    """
+    try:
+        signed = signature.check(path, trusted) if trusted else None  # before anything is parsed
+        bundle = read_uncertified(path)
+        certificate, certificate_sha256 = _read_certificate(bundle)
+    except OSError as error:
+        raise StartupError(f"bundle {path}: {unreadable(path, error)}") from None
+    # the manifest has the sha256 of the other files, as they were read
+    read = {MANIFEST: bundle.manifest_sha256, CERTIFICATE: certificate_sha256}
+    if signed is not None and not read.items() <= signed.items():
+        raise StartupError(f"bundle {path} changed while it was read; load it again")
+    return replace(bundle, certificate=certificate)
+
+
+def _read_certificate(bundle: Bundle) -> tuple[dict[str, Any], str]:
+    """Reads the certificate and its sha256, and checks that it has what the server needs."""
+    path = bundle.path
+    try:
+        written = files.read(path / CERTIFICATE, MOST_JSON_BYTES)
+        certificate = orjson.loads(written)
+    except TooLarge as error:
+        raise _refuse(path, str(error), "verify") from None
+    except (FileNotFoundError, ValueError):
+        certificate = None
+    if not isinstance(certificate, dict):
+        raise _refuse(path, f"{CERTIFICATE} is missing or broken", "verify")
+    if certificate.get("manifest_sha256") != bundle.manifest_sha256:
+        raise _refuse(path, f"{CERTIFICATE} is of another {MANIFEST}", "verify")
+    if certificate.get("passed") is not True:
+        raise _refuse(path, f"{CERTIFICATE} records a failed check", "export")
+    try:
+        known = Certified.model_validate(certificate)
+    except ValidationError as error:
+        raise _refuse(path, f"{CERTIFICATE} is broken: {_first(error)}", "verify") from None
+    if what := known.misfit(bundle.manifest):
+        raise _refuse(path, f"{CERTIFICATE} is broken: {what}", "verify")
+    return certificate, hashlib.sha256(written).hexdigest()
+
+
+def read_uncertified(path: Path) -> Bundle:
+    """A bundle whose files match its manifest, certified or not yet."""
+    try:
+        written = files.read(path / MANIFEST, MOST_JSON_BYTES)
+        manifest = Manifest.model_validate_json(written)
+    except FileNotFoundError:
+        if not path.is_dir():
+            raise StartupError(f"bundle {path}: there is no such folder") from None
+        if is_version(path):
+            raise _refuse(path, f"{MANIFEST} is missing", "export") from None
+        inside = chain(path.glob(f"*/{MANIFEST}"), path.glob(f"*/*/{MANIFEST}"))
+        example = next((file.parent for file in inside), "bundles/notebook/1")
+        what = f"{MANIFEST} is missing: a bundle is a folder <name>/<version>, such as {example}"
+        raise StartupError(f"bundle {path}: {what}") from None
+    except TooLarge as error:
+        raise _refuse(path, str(error), "export") from None
+    except ValidationError as error:
+        raise _refuse(path, f"{MANIFEST} is broken: {_first(error)}", "export") from None
+    if manifest.format != FORMAT:
+        what = f"{MANIFEST} has format {manifest.format}, this version reads {FORMAT}"
+        raise _refuse(path, what, "export")
+    if misfit := manifest.misfit():
+        raise _refuse(path, f"{MANIFEST} has {misfit}", "export")
+    _check_files(path, manifest)
+    return Bundle(path, manifest, hashlib.sha256(written).hexdigest())
+
+
+def _check_files(path: Path, manifest: Manifest) -> None:
+    """StartupError unless the manifest has all that is loaded, as it is, with the files that graphs
+    take weights from. All of these lie in the bundle's folder."""
+    tokenizer = manifest.files.get(TOKENIZER)
+    if tokenizer and tokenizer.num_bytes > MOST_TOKENIZER_BYTES:
+        what = f"{TOKENIZER} has {tokenizer.num_bytes} bytes, the limit is {MOST_TOKENIZER_BYTES}"
+        raise _refuse(path, what, "export")
+    heads = map(head_file, manifest.heads)
+    for name in sorted({*manifest.precisions.values(), *heads, *manifest.files}):
+        if name not in manifest.files:
+            raise _refuse(path, f"{MANIFEST} has no sha256 of {name}, which is loaded", "export")
+        if difference := files.difference(path / name, manifest.files[name]):
+            raise _refuse(path, difference, "export")
+        if name.endswith(GRAPH):
+            try:
+                named = files.files_beside(path / name)
+            except ValueError as error:
+                raise _refuse(path, f"{name} is no graph: {error}", "export") from None
+            for other in sorted(named - manifest.files.keys()):
+                what = (
+                    f"{MANIFEST} has no sha256 of {other[:100]!r}, from which {name} takes weights"
+                )
+                raise _refuse(path, what, "export")
+
+
+def _first(error: ValidationError) -> str:
+    """Its first problem, in one line."""
+    first = error.errors(include_url=False, include_input=False)[0]
+    where = ".".join(" ".join(str(part).split())[:100] for part in first["loc"]) or "JSON"
+    return f"{where}: {first['msg']}"
+
+
+def write_manifest(path: Path, manifest: dict[str, Any]) -> Bundle:
+    """Writes the manifest for the files in `path`, and reads it back.
+
+    manifest: all fields but format and files.
+    """
+    described = {
+        file.name: files.describe(file)
+        for file in sorted(path.iterdir())
+        if file.name not in (MANIFEST, CERTIFICATE, SIGNATURE)
+    }
+    complete = Manifest(format=FORMAT, files=described, **manifest)
+    written = complete.model_dump_json(indent=2, exclude={"created"})
+    (path / MANIFEST).write_text(written + "\n")
+    return read_uncertified(path)
+
+
+def write_certificate(bundle: Bundle, certificate: dict[str, Any]) -> None:
+    """created: now, if the certificate does not say when."""
+    complete = {
+        "bundle": bundle.ref,
+        "manifest_sha256": bundle.manifest_sha256,
+        "created": datetime.now(UTC).isoformat(timespec="seconds"),
+        **certificate,
+    }
+    partial = bundle.path / f".{CERTIFICATE}"
+    partial.write_text(json.dumps(complete, indent=2) + "\n")
+    partial.rename(bundle.path / CERTIFICATE)
+
+
+def _refuse(path: Path, what: str, remedy: Literal["export", "verify"]) -> StartupError:
+    how = {
+        "export": "export it again with `addnorm export`",
+        "verify": f"certify it with `addnorm verify {path}`",
+    }[remedy]
+    return StartupError(f"bundle {path}: {what}; {how}")

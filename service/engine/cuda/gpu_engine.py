@@ -1,0 +1,156 @@
+"""Engines on a GPU, whose rows stay there: the `DeviceRows` of batch.py."""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import cache, partial
+from pathlib import Path
+from typing import Any, get_args
+
+import numpy as np
+import onnxruntime as ort
+from numpy.typing import NDArray
+
+from addnorm.service.engine.batch import Batch, Floats, Ints, Rows
+from addnorm.service.engine.bundle import Bundle
+from addnorm.service.engine.cuda.gpu import Gpu, gpu_name
+from addnorm.service.engine.engine import HEAD_ROWS, Engine, OpenEngine
+from addnorm.service.engine.manifest import Pooling
+from addnorm.service.engine.session import Sessions
+from addnorm.service.settings import Settings
+
+WIDTH_STEP = 8  # columns of a grid: onnxruntime's memory-efficient kernel asks for 4
+THE_GPU = Gpu()
+# of a graph that pools: vectors `[num_sequences, d_model]`, and which sequences are finite,
+# `[num_sequences, 3]`, for each part of Rows
+POOLING_OUTPUTS = ("vectors", "finite")
+
+
+def pooling_graph(pooling: Pooling) -> Path:
+    """Written by export/cuda/pooling_graphs.py."""
+    return Path(__file__).parent / "pooling" / f"{pooling}.onnx"
+
+
+class GpuEngine(Engine):
+    """An engine whose body and heads run on a GPU. Rows stay there and are pooled there, and only
+    what is asked for comes back."""
+
+    provider = "cuda"
+    exact = on_cores = False
+    # while one thread hands out what a run gave, the GPU has the next; not measured yet
+    num_workers = 2
+    budgets = (1024, 2048, 4096, 8192, 16384, 32768)
+
+    def __init__(
+        self, bundle: Bundle, precision: str, num_threads: int = 1, gpu: Gpu = THE_GPU
+    ) -> None:
+        """StartupError as of `Gpu.open`."""
+        self._gpu, self._max_positions = gpu, bundle.manifest.limits.max_positions
+        super().__init__(bundle, precision, num_threads)
+        self.usual = bundle.manifest.pooling  # that most requests ask for
+        self._pooling = {kind: gpu.open(pooling_graph(kind)) for kind in get_args(Pooling)}
+
+    @staticmethod
+    def clock() -> float:
+        return time.monotonic()
+
+    def compute(self, batch: Batch) -> "GpuRows":
+        """Attention with a mask takes its fast kernel only on a grid of a multiple of WIDTH_STEP
+        columns."""
+        longest = int(batch.lengths.max())
+        width = max(longest, min(self._max_positions, -(-longest // WIDTH_STEP) * WIDTH_STEP))
+        binding = self._body.io_binding()
+        for name, cells in self._inputs(batch.grid(width)).items():
+            binding.bind_cpu_input(name, cells)
+        for name in Rows._fields:
+            binding.bind_output(name, self._gpu.memory)
+        self._body.run_with_iobinding(binding)
+        return self.rows(batch, binding.get_outputs())
+
+    def rows(self, batch: Batch, parts: Sequence[ort.OrtValue]) -> "GpuRows":
+        """parts: of the batch's Rows on the GPU, each `[num_sequences, seq, ...]`, 0 at pads."""
+        made = cache(partial(self.pooled, batch, parts))
+        copied = cache(partial(_copy, batch, parts))
+        return GpuRows(batch.offsets, self.usual, made, copied, 0, batch.num_tokens)
+
+    def pooled(
+        self, batch: Batch, parts: Sequence[ort.OrtValue], pooling: Pooling
+    ) -> list[NDArray[Any]]:
+        """parts: of the batch's Rows, on the GPU -> POOLING_OUTPUTS, on the host."""
+        binding = self._pooling[pooling].io_binding()
+        for name, part in zip(Rows._fields, parts, strict=True):
+            binding.bind_ortvalue_input(name, part)
+        binding.bind_cpu_input("lengths", batch.lengths)
+        for name in POOLING_OUTPUTS:
+            binding.bind_output(name, "cpu")
+        self._pooling[pooling].run_with_iobinding(binding)
+        return [value.numpy() for value in binding.get_outputs()]
+
+    def run_on_all_cores(self, batch: Batch) -> Rows:
+        """The same as `run`."""
+        return self.run(batch)
+
+    def head_rows(self, output: str) -> int:
+        return HEAD_ROWS
+
+    def _graph(self, bundle: Bundle, precision: str) -> Path:
+        return bundle.graph(precision, on_gpu=True)
+
+    def _open_body(self, graph: Path, num_threads: int, fits_16_bits: bool) -> Sessions:
+        session = self._gpu.open(graph)
+        return Sessions(session, session)
+
+    def _open_head(self, graph: Path) -> ort.InferenceSession:
+        return self._gpu.open(graph)
+
+    def _described(self) -> str:
+        return f"cuda: {gpu_name()}, no TF32"
+
+
+@dataclass(frozen=True, eq=False)
+class GpuRows:
+    """A row per token of some sequences of a run, still on the GPU. Of one thread."""
+
+    offsets: Ints  # of all sequences of the run
+    usual: Pooling  # that most requests ask for
+    made: Callable[[Pooling], list[NDArray[Any]]]  # POOLING_OUTPUTS of the run, made once
+    copied: Callable[[], Rows]  # all rows of the run, copied once
+    start: int  # in tokens, where sequences begin and end
+    end: int
+
+    @property
+    def num_tokens(self) -> int:
+        return self.end - self.start
+
+    def span(self, start: int, end: int) -> "GpuRows":
+        """Rows start to end, which are those of whole sequences."""
+        return replace(self, start=self.start + start, end=self.start + end)
+
+    def pooled(self, pooling: Pooling) -> Floats:
+        """A vector for each sequence `[num_sequences, d_model]`, finite or not."""
+        return self.made(pooling)[0][self._sequences()]
+
+    def not_finite(self) -> str | None:
+        """The name of the first output that holds NaN or infinity."""
+        parts = zip(Rows._fields, self.made(self.usual)[1][self._sequences()].T, strict=True)
+        return next((name for name, finite in parts if not finite.all()), None)
+
+    def on_host(self) -> Rows:
+        return self.copied().span(self.start, self.end)
+
+    def _sequences(self) -> slice:
+        return slice(*np.searchsorted(self.offsets, (self.start, self.end)).tolist())
+
+
+def _copy(batch: Batch, parts: Sequence[ort.OrtValue]) -> Rows:
+    """Parts of Rows, each `[num_sequences, seq, ...]` -> a row for each token, pads dropped."""
+    grids = [part.numpy() for part in parts]
+    real = np.arange(grids[0].shape[1]) < batch.lengths[:, None]
+    return Rows(*(grid[real] for grid in grids))
+
+
+def engines_for(settings: Settings) -> OpenEngine:
+    """What opens the engines of a server: on a GPU if ADDNORM_PROVIDER is cuda, or auto and there
+    is one."""
+    has_gpu = settings.provider == "auto" and THE_GPU.runs(pooling_graph("first"))
+    return GpuEngine if has_gpu or settings.provider == "cuda" else Engine

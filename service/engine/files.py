@@ -1,0 +1,129 @@
+"""Files that nobody vouches for yet: read up to a size, compared with their sha256, and asked which
+other files they take weights from.
+
+For the latter it reads protobuf's encoding (https://protobuf.dev/programming-guides/encoding) with
+the numbers of onnx/onnx.proto, since the server has no package onnx.
+"""
+
+import hashlib
+import mmap
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+from addnorm.service.engine.manifest import File
+
+# No entry that names a file is without these bytes: its key, after the key's length, which may be
+# written in more bytes than it needs.
+KEY = re.compile(rb"[\x08\x00]location")
+# message -> number of its field -> the message there. Weights stand in any of these.
+FIELDS = {
+    "Model": {7: "Graph", 20: "Training", 25: "Function"},
+    "Training": {1: "Graph", 2: "Graph"},
+    "Graph": {1: "Node", 5: "Tensor", 15: "SparseTensor"},
+    "Function": {7: "Node", 11: "Attribute"},
+    "Node": {5: "Attribute"},
+    "Attribute": {
+        5: "Tensor", 6: "Graph", 10: "Tensor", 11: "Graph", 22: "SparseTensor", 23: "SparseTensor",
+    },
+    "SparseTensor": {1: "Tensor", 2: "Tensor"},
+    "Tensor": {13: "Entry"},
+}  # fmt: skip
+ENTRY_KEY, ENTRY_VALUE = 1, 2
+VARINT, EIGHT_BYTES, LENGTH, FOUR_BYTES = 0, 1, 2, 5  # kinds of fields
+
+
+class TooLarge(Exception):
+    """The message has name, size and limit."""
+
+
+def read(file: Path, most_bytes: int) -> bytes:
+    """TooLarge if it has more. FileNotFoundError if it is no file."""
+    if not file.is_file():
+        raise FileNotFoundError(file)
+    with file.open("rb") as stream:
+        num_bytes = os.fstat(stream.fileno()).st_size
+        content = stream.read(most_bytes + 1) if num_bytes <= most_bytes else b""
+    if max(num_bytes, len(content)) > most_bytes:  # the latter if it grew meanwhile
+        raise TooLarge(f"{file.name} has {num_bytes} bytes, the limit is {most_bytes}")
+    return content
+
+
+def difference(file: Path, recorded: File) -> str | None:
+    """How a file differs from what is recorded of it. None if it does not."""
+    if not file.is_file():
+        return f"{file.name} is missing"
+    if (num_bytes := file.stat().st_size) != recorded.num_bytes:
+        return f"{file.name} has {num_bytes} bytes, {recorded.num_bytes} recorded"
+    return None if sha256(file) == recorded.sha256 else f"{file.name} does not match its sha256"
+
+
+def describe(file: Path) -> File:
+    return File(sha256=sha256(file), num_bytes=file.stat().st_size)
+
+
+def sha256(file: Path) -> str:
+    with file.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+def files_beside(graph: Path) -> set[str]:
+    """The files that a graph takes weights from, as it names them. ValueError if it cannot be
+    read."""
+    with graph.open("rb") as file:
+        if not (size := graph.stat().st_size):
+            return set()
+        with mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ) as content:
+            if not KEY.search(content):
+                return set()
+            with memoryview(content) as view:
+                return set(_locations(view, 0, size))
+
+
+def _locations(view: memoryview, start: int, end: int) -> Iterator[str]:
+    """The values of all entries `location` of the model in these bytes."""
+    left = [("Model", start, end)]
+    while left:
+        message, start, end = left.pop()
+        named = {ENTRY_KEY: b"", ENTRY_VALUE: b""}  # the last of each counts
+        for number, begin, stop in _fields(view, start, end):
+            if message == "Entry":
+                named[number] = bytes(view[begin:stop])
+            elif kind := FIELDS[message].get(number):
+                left.append((kind, begin, stop))
+        if named[ENTRY_KEY] == b"location":
+            yield named[ENTRY_VALUE].decode()
+
+
+def _fields(view: memoryview, start: int, end: int) -> Iterator[tuple[int, int, int]]:
+    """Number, begin and end of each field of bytes in a message."""
+    while start < end:
+        tag, start = _varint(view, start, end)
+        kind = tag & 7
+        if kind == VARINT:
+            _, start = _varint(view, start, end)
+        elif kind == LENGTH:
+            length, start = _varint(view, start, end)
+            if length > end - start:
+                raise ValueError("a field ends behind its message")
+            yield tag >> 3, start, start + length
+            start += length
+        elif kind in (EIGHT_BYTES, FOUR_BYTES):
+            start += 8 if kind == EIGHT_BYTES else 4
+        else:
+            raise ValueError(f"a field is of kind {kind}")
+
+
+def _varint(view: memoryview, start: int, end: int) -> tuple[int, int]:
+    """The number that begins there, and where it ends."""
+    value = 0
+    for shift in range(0, 70, 7):
+        if start >= end:
+            break
+        byte = view[start]
+        start += 1
+        value |= (byte & 127) << shift
+        if byte < 128:
+            return value, start
+    raise ValueError("a number has no end")

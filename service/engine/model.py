@@ -1,0 +1,174 @@
+"""One version of one model: its bundle, and for each precision an engine and the target that its
+requests go to. Knows no requests."""
+
+import logging
+import time
+from typing import NamedTuple
+
+import numpy as np
+
+from addnorm.service.cores import usable_cores
+from addnorm.service.engine.batch import Batch
+from addnorm.service.engine.bundle import Bundle
+from addnorm.service.engine.engine import Engine, OpenEngine
+from addnorm.service.engine.manifest import Limits
+from addnorm.service.engine.session import is_of_onnxruntime
+from addnorm.service.engine.target import Target
+from addnorm.service.engine.tokenizing import tokenizer as text
+from addnorm.service.engine.usage import Statistics
+from addnorm.service.errors import InvalidInput
+
+log = logging.getLogger("addnorm")
+# Warm-up chooses a target's token budget: the second smallest of the engine's, a larger one if each
+# step up to it brings GAIN, the smallest only if it is as quick. So where sizes are about as quick,
+# noise does not choose. Larger micro-batches have more pads, and answer later.
+GAIN = 1.1
+ROUNDS = 5
+WARM_UP_S = 1.5  # of one bundle; with the checks, loading takes less than 2 s more
+TYPICAL_LENGTH = 30  # tokens of the sequences that warm-up runs
+
+
+class Runner(NamedTuple):
+    """The engine of a model in one precision, and how requests see it."""
+
+    engine: Engine
+    target: Target
+
+
+class Reproduction(NamedTuple):
+    """The comparison of an engine's bits with the known answers in its certificate."""
+
+    is_equal: bool | None = None  # None: not compared
+    why: str = ""  # why it was not compared
+    different: tuple[str, ...] = ()  # the known answers that have other bits, in words
+
+
+class Model:
+    """One version of one model: its bundle, and for each precision an engine and the target that
+    its requests go to."""
+
+    def __init__(
+        self,
+        bundle: Bundle,
+        *,
+        token_budget: int = 0,
+        num_threads: int | None = None,
+        open_engine: OpenEngine = Engine,
+        default_precision: str | None = None,
+        answers_version: bool = False,
+    ) -> None:
+        """token_budget: of a micro-batch; 0 if warm_up is to choose it. num_threads: of a run on
+        all cores; None if the process's. open_engine: makes each engine. default_precision: of
+        requests that name none, if the bundle has it. answers_version: whether answers name the
+        version too."""
+        self.bundle = bundle
+        self.answered_name = bundle.ref if answers_version else bundle.manifest.name
+        is_there = default_precision in bundle.manifest.precisions
+        own = bundle.manifest.default_precision
+        self.default_precision = default_precision if default_precision and is_there else own
+        self.tokenizer = text.load(bundle)
+        self.tokenizers_by_type = text.load_by_type(bundle)
+        threads = num_threads or usable_cores()
+        self.engines = {
+            name: open_engine(bundle, name, threads) for name in bundle.manifest.precisions
+        }
+        self.reproductions = dict.fromkeys(self.engines, Reproduction())  # loading finds them
+        self.token_budget = token_budget
+        name = bundle.manifest.name
+        self.statistics = Statistics()
+        self.targets = {
+            precision: Target(
+                self.statistics.measure(engine.compute),
+                token_budget or engine.budgets[1],
+                name,
+                exact=engine.exact,
+                run_on_all_cores=self.statistics.measure(engine.run_on_all_cores)
+                if engine.on_cores
+                else None,
+                is_shared_out=engine.on_cores,
+            )
+            for precision, engine in self.engines.items()
+        }
+
+    @property
+    def name(self) -> str:
+        return self.bundle.manifest.name
+
+    def target(self, precision: str | None) -> Target:
+        return self.runner(precision).target
+
+    def engine(self, precision: str | None) -> Engine:
+        return self.runner(precision).engine
+
+    def runner(self, precision: str | None) -> Runner:
+        """None: the default. InvalidInput if the model has no such precision."""
+        precision = precision or self.default_precision
+        if precision not in self.engines:
+            raise InvalidInput(
+                f"precision is {precision!r}: {self.bundle.ref} has {', '.join(self.engines)}",
+                param="precision",
+            )
+        return Runner(self.engines[precision], self.targets[precision])
+
+    def warm_up(self, before: "Model | None" = None) -> None:
+        """Runs growing micro-batches: memory is allocated for the largest, and each target gets its
+        token budget.
+
+        before: the version that runs now. If it has the same shape, its budgets and rates are
+        taken: while it works, nothing can be measured.
+        """
+        alike = before and before.bundle.manifest.config == self.bundle.manifest.config
+        known = before.targets if before and alike else {}
+        for precision, engine in self.engines.items():
+            target, like = self.targets[precision], known.get(precision)
+            seconds = 0.0 if like else WARM_UP_S / len(self.engines)
+            rates = measure_rates(engine, self.bundle.manifest.limits, seconds)
+            target.tokens_per_s = max(rates.values())
+            if like:
+                target.token_budget, target.tokens_per_s = like.token_budget, like.tokens_per_s
+            elif not self.token_budget:
+                target.token_budget = budget = best_budget(rates)
+                log.info("%s %s: %d tokens a micro-batch", self.bundle.ref, precision, budget)
+
+
+def measure_rates(engine: Engine, limits: Limits, seconds: float) -> dict[int, float]:
+    """Tokens/s at each of the engine's budgets, the best of ROUNDS. Stops early when time is up, or
+    where there is too little memory for more."""
+    draws, length = np.random.default_rng(0), min(TYPICAL_LENGTH, limits.max_positions)
+
+    def draw(budget: int) -> Batch:
+        shape = max(1, budget // length), length
+        return Batch.of(list(draws.integers(0, limits.vocab_size, shape)))
+
+    # a GPU loads its kernels at the first run, which takes seconds
+    engine.compute(draw(length)).not_finite()
+    ends, clock = time.monotonic() + seconds, engine.clock
+    rates: dict[int, float] = {}
+    order = ROUNDS * engine.budgets
+    for budget, following in zip(order, (*order[1:], 0), strict=True):
+        batch, began, started = draw(budget), time.monotonic(), clock()
+        try:
+            engine.compute(batch).not_finite()  # as a worker does
+        except Exception as error:
+            if not rates or not is_of_onnxruntime(error):
+                raise
+            log.warning("%d tokens at once do not run here: %s", batch.num_tokens, error)
+            return rates
+        took, now = clock() - started, time.monotonic()
+        rates[budget] = max(rates.get(budget, 0.0), batch.num_tokens / max(took, 1e-9))
+        if now + (now - began) * following / budget > ends:
+            return rates
+    return rates
+
+
+def best_budget(rates: dict[int, float]) -> int:
+    """rates: tokens/s by budget, ascending."""
+    smallest, *larger = rates
+    if not larger or rates[smallest] >= rates[larger[0]]:
+        return smallest
+    best, *larger = larger
+    for budget in larger:
+        if rates[budget] < GAIN * rates[best]:
+            break
+        best = budget
+    return best

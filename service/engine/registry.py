@@ -1,0 +1,293 @@
+"""The models that are served: name and version -> engines. Knows no requests."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import Literal, NamedTuple
+
+from addnorm.service.engine.bundle import Bundle
+from addnorm.service.engine.manifest import Task
+from addnorm.service.engine.model import Model
+from addnorm.service.engine.names import TAG, Alias, check_alias, check_distinct
+from addnorm.service.errors import InvalidInput, ModelNotFound, ServiceError, StartupError
+
+MAX_NAME = 1000  # characters of a name that may be known: each of its colons is tried
+NO_DEFAULTS: Mapping[Task, str] = MappingProxyType({})
+NO_ALIASES: Mapping[str, Alias] = MappingProxyType({})
+NO_PINS: Mapping[str, int] = MappingProxyType({})
+WORDS: dict[Task, str] = {
+    "embed": "embed texts",
+    "rerank": "rerank",
+    "classify": "classify texts",
+    "tag": "tag tokens",
+    "fill_mask": "fill masks",
+    "sparse": "make sparse vectors",
+    "multi_vector": "make a vector for each token",
+    "complete": "score completions",
+}
+State = Literal["READY", "LOADING", "UNAVAILABLE"]  # in KServe's words
+Root = Path | tuple[Path, ...]  # the folder of all models, or the folder of each
+
+
+def _prompt(ref: str, suffix: str | None, bundle: Bundle) -> str | None:
+    """The prompt that what follows a name's colon means. ModelNotFound names the whole."""
+    prompts = bundle.manifest.prompts
+    if suffix is None or suffix in prompts:
+        return suffix
+    prompt_name = f":{suffix}".removesuffix(f":{TAG}")[1:]
+    if prompt_name and prompt_name not in prompts:
+        known = f"the prompts of {bundle.ref} are {', '.join(prompts)}"
+        known = known if prompts else f"{bundle.ref} has no prompts"
+        raise ModelNotFound(f"model {ref[:200]!r} is not served here: {known}", param="model")
+    return prompt_name or None
+
+
+class Entry(NamedTuple):
+    """A version that is served or lies on disk. reason: why it is not served, or what is wrong on
+    disk."""
+
+    name: str
+    version: int
+    state: State
+    reason: str
+
+
+@dataclass(frozen=True)
+class Meant:
+    """A model, and what else the name says that it was found by."""
+
+    model: Model
+    name: str  # an alias or a bundle's own, without what follows its colon
+    prompt_name: str | None
+    precision: str | None
+    dimensions: int | None
+
+
+class Models:
+    """All served models, found by the names of `names.py`. One thread may change them, and one pin
+    them, while others read.
+
+    Readers see mappings that are never changed, only replaced.
+    """
+
+    def __init__(
+        self,
+        models: list[Model],
+        root: Root | None = None,
+        defaults: Mapping[Task, str] = NO_DEFAULTS,
+        aliases: Mapping[str, Alias] = NO_ALIASES,
+        pins: Mapping[str, int] = NO_PINS,
+    ) -> None:
+        """root: where they were loaded from. defaults: the model of requests for a task that
+        name none. pins: the versions that bare names mean, where it is not the latest. StartupError
+        for an alias that is another name too, or of what there is not."""
+        self.root = root
+        self.aliases = aliases
+        self._defaults = defaults
+        self._pins = pins
+        self._versions: Mapping[str, Mapping[int, Model]] = {}
+        # state and reason of versions that are not served, or broken on disk
+        self._notes: Mapping[str, tuple[State, str]] = {}
+        for model in models:
+            check_distinct(self.aliases, model.bundle)
+            self.add(model)
+        for name, version in pins.items():
+            try:
+                self.find(f"{name}/{version}")
+            except ModelNotFound as error:
+                raise StartupError(f"ADDNORM_VERSIONS: {name}={version}: {error}") from None
+        for name, alias in aliases.items():
+            if alias.ref in self.aliases:
+                raise StartupError(
+                    f"ADDNORM_ALIASES: {name} is an alias of an alias: write the name of the bundle"
+                )
+            try:
+                check_alias(name, alias, self._model_of(alias.ref).bundle)
+            except ModelNotFound as error:
+                raise StartupError(f"ADDNORM_ALIASES: {name}: {error}") from None
+        for task, name in defaults.items():
+            try:
+                self.find(name, task)
+            except ServiceError as error:
+                raise StartupError(f"ADDNORM_DEFAULT_MODELS: {task}={name}: {error}") from None
+
+    def check_new(self, bundle: Bundle) -> None:
+        """StartupError for a bundle that is loaded while others are served, if a name of it is an
+        alias, or an alias or a default would mean it and ask for what it does not have."""
+        check_distinct(self.aliases, bundle)
+        name, version = bundle.manifest.name, bundle.manifest.version
+        pin, newest = self._pins.get(name), max(self._versions.get(name, {}), default=0)
+        is_meant = pin == version if pin else version >= newest
+        self._check_meant(bundle, {bundle.ref, name} if is_meant else {bundle.ref})
+
+    def _check_meant(self, bundle: Bundle, refs: set[str]) -> None:
+        """StartupError if an alias or a default of one of these names asks for what the bundle does
+        not have."""
+        for alias_name, alias in self.aliases.items():
+            if alias.ref in refs:
+                check_alias(alias_name, alias, bundle)
+        for task, name in self._defaults.items():
+            if name in refs and task not in ("embed", *bundle.tasks):
+                raise StartupError(
+                    f"ADDNORM_DEFAULT_MODELS: {task}={name}: {bundle.ref} cannot {WORDS[task]}"
+                )
+
+    def __iter__(self) -> Iterator[tuple[str, Mapping[int, Model]]]:
+        """(name, {version: model}), names sorted."""
+        return iter(sorted(self._versions.items()))
+
+    def all(self) -> list[Model]:
+        """Every version of every model."""
+        return [model for _, versions in self for model in versions.values()]
+
+    def index(self) -> list[Entry]:
+        """Every version known, with its state."""
+        notes: dict[str, tuple[State, str]] = {**self._notes}
+        for model in self.all():
+            notes[model.bundle.ref] = ("READY", notes.get(model.bundle.ref, ("", ""))[1])
+        return sorted(
+            Entry(ref.split("/")[0], int(ref.split("/")[1]), *note) for ref, note in notes.items()
+        )
+
+    def add(self, model: Model) -> None:
+        """Serves the model, in place of one with its name and version."""
+        manifest = model.bundle.manifest
+        versions = {**self._versions.get(manifest.name, {}), manifest.version: model}
+        self._versions = {**self._versions, manifest.name: versions}
+        self.note(model.bundle.ref, None)
+
+    def remove(self, ref: str) -> Model | None:
+        """Stops serving `name/version`. Returns the model, if it was served."""
+        name, version = ref.split("/")
+        left = {**self._versions.get(name, {})}
+        model = left.pop(int(version), None)
+        others = {known: versions for known, versions in self._versions.items() if known != name}
+        self._versions = {**others, name: left} if left else others
+        self.note(ref, None)
+        return model
+
+    def note(self, ref: str, state: State | None, reason: str = "") -> None:
+        """Keeps for the index why `name/version` is not served, or what is wrong on disk. None
+        removes the note."""
+        others = {known: note for known, note in self._notes.items() if known != ref}
+        self._notes = {**others, ref: (state, reason)} if state else others
+
+    def pin(self, name: str, version: int | None) -> None:
+        """The bare name means this version from now on; None: the latest. ModelNotFound if that is
+        not served, StartupError if an alias or a default asks for what it does not have."""
+        meant = version or max(self.versions(name))
+        self._check_meant(self.find(f"{name}/{meant}").bundle, {name})
+        others = {known: other for known, other in self._pins.items() if known != name}
+        self._pins = {**others, name: version} if version else others
+
+    def get(self, ref: str) -> Model | None:
+        """The model of `name/version`, or what `name` means; None if there is none."""
+        try:
+            return self.find(ref)
+        except ModelNotFound:
+            return None
+
+    def defaults(self) -> list[Model]:
+        """The model that each bare name means, names sorted."""
+        return [model for name, _ in self if (model := self.get(name))]
+
+    def versions(self, name: str) -> Mapping[int, Model]:
+        """All versions of one model."""
+        if name not in self._versions:
+            raise self.not_served(name)
+        return self._versions[name]
+
+    def find(self, ref: str | None, task: Task | None = None) -> Model:
+        """The model meant by a name, or by nothing where one model is served.
+
+        task: what it must be made for. Without a name it is the default for the task, or the one
+        model that is made for it.
+        """
+        return self.meant(ref, task).model
+
+    def meant(self, ref: str | None, task: Task | None = None) -> Meant:
+        """The model that `find` finds, with what else its name says."""
+        if ref is None:
+            ref = self._default(task) if task else self._only()
+        name, alias, suffix = self._split(ref)
+        model = self._model_of(alias.ref)
+        # every model has pooled vectors, also if it is made for something else
+        if task and task not in ("embed", *model.bundle.tasks):
+            known = " and ".join(WORDS[task] for task in model.bundle.tasks)
+            why = f"{model.bundle.ref} cannot {WORDS[task]}: it can {known}"
+            raise InvalidInput(why, param="model")
+        suffix = _prompt(ref, suffix, model.bundle)
+        if suffix is not None and alias.prompt_name is not None:
+            raise InvalidInput(
+                f"model is {ref[:200]!r}, whose name before the colon has the prompt"
+                f" {alias.prompt_name!r} already: leave the colon and what follows it out",
+                param="model",
+            )
+        prompt_name = alias.prompt_name if suffix is None else suffix
+        return Meant(model, name, prompt_name, alias.precision, alias.dimensions)
+
+    def _split(self, ref: str) -> tuple[str, Alias, str | None]:
+        """The longest beginning of the name that is known; what that stands for; and what follows
+        its colon. ModelNotFound names the whole."""
+        head = ref if len(ref) <= MAX_NAME else ""
+        while head:
+            if known := self.aliases.get(head):
+                break
+            if ":" not in head and head.partition("/")[0] in self._versions:
+                known = Alias(head)
+                break
+            head = head.rpartition(":")[0]
+        else:
+            raise self.not_served(ref)
+        return head, known, ref[len(head) + 1 :] if len(head) < len(ref) else None
+
+    def _model_of(self, ref: str) -> Model:
+        name, slash, version = ref.partition("/")
+        versions = self._versions.get(name)
+        if versions is None:
+            raise self.not_served(ref)
+        if not slash:
+            version = str(self._pins.get(name) or max(versions))
+        number = (
+            int(version) if version.isascii() and version.isdigit() and len(version) < 18 else -1
+        )
+        if number not in versions or str(number) != version:
+            known = ", ".join(map(str, sorted(versions)))
+            raise ModelNotFound(
+                f"model {name!r} has no version {version[:200]!r}: it has {known}"
+                f"{'' if slash else '; it is pinned'}",
+                param="model",
+            )
+        return versions[number]
+
+    def not_served(self, ref: str) -> ModelNotFound:
+        """Names the whole, not a part of it."""
+        served = ", ".join([*sorted(self._versions), *self.aliases]) or "none"
+        return ModelNotFound(
+            f"model {ref[:200]!r} is not served here; served are: {served}", param="model"
+        )
+
+    def _default(self, task: Task) -> str:
+        if task in self._defaults:
+            return self._defaults[task]
+        names = [
+            model.bundle.manifest.name for model in self.defaults() if task in model.bundle.tasks
+        ]
+        if not names:
+            raise InvalidInput(f"no model served here can {WORDS[task]}", param="model")
+        if len(names) > 1:
+            raise InvalidInput(
+                f"model is missing; {', '.join(names)} can {WORDS[task]}: name one, or set"
+                f" ADDNORM_DEFAULT_MODELS={task}={names[0]}",
+                param="model",
+            )
+        return names[0]
+
+    def _only(self) -> str:
+        names = sorted(self._versions)
+        if len(names) > 1:
+            raise InvalidInput(f"model is missing; served here: {', '.join(names)}", param="model")
+        if not names:
+            raise ModelNotFound("no model is served here", param="model")
+        return names[0]

@@ -1,0 +1,165 @@
+"""Checks that a loaded engine is batch-invariant: a sequence gives the same bits alone, co-batched
+and padded.
+
+Used at every load and, with more cases, by the certificate.
+"""
+
+import math
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from addnorm.service.engine.batch import Batch, Grid, Ints, Rows
+from addnorm.service.engine.engine import Engine
+from addnorm.service.engine.manifest import Limits
+
+# processors round differently; another model differs by far more
+KNOWN_ANSWER_RTOL = {"fp32": 1e-3, "fp16": 1e-2, "int8": 1e-3}
+
+
+def sequences(limits: Limits, lengths: Sequence[int], seed: int = 0) -> Batch:
+    """Seeded sequences of these lengths, cut to the model's. Each has the lowest and highest id,
+    and token types where the model has them."""
+    lengths = [min(length, limits.max_positions) for length in lengths]
+    tokens = [limits.without_pads(ids) for ids in _draw(limits.vocab_size, lengths, seed)]
+    if limits.type_vocab_size == 1:
+        return Batch.of(tokens)
+    # another seed: with the same one a token's type would follow from its id
+    return Batch.of(tokens, _draw(limits.type_vocab_size, lengths, seed + 1))
+
+
+def _draw(num_values: int, lengths: Sequence[int], seed: int) -> list[Ints]:
+    """For each length so many values, the lowest and highest among them."""
+    draws = np.random.default_rng(seed)
+    drawn = [draws.integers(0, num_values, length) for length in lengths]
+    for values in drawn:
+        values[0], values[-1] = 0, num_values - 1
+    return drawn
+
+
+def place(sequence: Batch, width: int, where: str, seed: int = 0) -> Grid:
+    """A batch of one sequence as `[1, width]`, with pads right, left or in holes."""
+    draws, length = np.random.default_rng(seed), sequence.num_tokens
+    columns = {
+        "right": np.arange(length),
+        "left": np.arange(width - length, width),
+        "holes": np.sort(draws.choice(width, length, replace=False)),
+    }[where]
+
+    def fill(values: Ints | int, pad: int) -> Ints:
+        cells = np.full((1, width), pad, np.int64)
+        cells[0, columns] = values
+        return cells
+
+    types = None if sequence.types is None else fill(sequence.types, 1)
+    return Grid(fill(sequence.tokens, 1), fill(1, 0), types)
+
+
+def same_bits(left: Sequence[NDArray[Any]], right: Sequence[NDArray[Any]]) -> bool:
+    return all(
+        a.shape == b.shape and a.tobytes() == b.tobytes() for a, b in zip(left, right, strict=True)
+    )
+
+
+class Computed(NamedTuple):
+    """Sequences, and the rows of each."""
+
+    batch: Batch
+    rows: list[Rows]
+
+    @classmethod
+    def together(cls, engine: Engine, batch: Batch, num_together: int) -> "Computed":
+        """Computed in batches of so many neighbours, the last of which may have fewer; on all
+        cores."""
+        rows = list[Rows]()
+        for start in range(0, len(batch), num_together):
+            end = min(start + num_together, len(batch))
+            some = Batch.joined([(batch, index) for index in range(start, end)])
+            made = engine.run_on_all_cores(some)
+            rows += [made.span(*span) for span in pairwise(some.offsets.tolist())]
+        return cls(batch, rows)
+
+    def up_to(self, num_tokens: int) -> "Computed":
+        """Leaves out what has more tokens."""
+        lengths = self.batch.lengths.tolist()
+        chosen = [index for index, length in enumerate(lengths) if length <= num_tokens]
+        batch = Batch.joined([(self.batch, index) for index in chosen])
+        return Computed(batch, [self.rows[index] for index in chosen])
+
+    def joined(self) -> Rows:
+        """The rows of all, end to end."""
+        return Rows(*map(np.concatenate, zip(*self.rows, strict=True)))
+
+
+def pairs(
+    engine: Engine, known: Computed, paddings: Sequence[str], most_padded: float = math.inf
+) -> Iterator[tuple[str, Rows, Rows]]:
+    """Runs the sequences all together, each alone and those of up to most_padded tokens padded, on
+    one thread. Yields two results that should have the same bits, and what to say if they have
+    not."""
+    said = f"{len(known.batch)} sequences on one thread differ from the same on all cores"
+    yield said, engine.run(known.batch), known.joined()
+    for index, rows in enumerate(known.rows):
+        sequence, words = known.batch.sequence(index), f"{rows.num_tokens} tokens alone differ from"
+        alone = engine.run(sequence)
+        yield f"{words} the same tokens co-batched", alone, rows
+        for where in paddings if rows.num_tokens <= most_padded else ():
+            grid = place(sequence, rows.num_tokens + 5, where)
+            real = grid.attention_mask[0] != 0
+            padded = Rows(*(output[0][real] for output in engine.run_grid(grid)))
+            yield f"{words} the same tokens padded ({where})", alone, padded
+
+
+def unequal(
+    engine: Engine, known: Computed, paddings: Sequence[str], most_padded: float = math.inf
+) -> Iterator[str]:
+    """A line for each of these that differ."""
+    for words, one, other in pairs(engine, known, paddings, most_padded):
+        if not same_bits(one, other):
+            yield words
+
+
+def make_known_answer(engine: Engine, limits: Limits) -> dict[str, Any]:
+    """The known-answer test: a short sequence and its answer, to be recorded in the certificate."""
+    sequence = sequences(limits, [8])
+    types = {} if sequence.types is None else {"token_type_ids": sequence.types.tolist()}
+    last = engine.run(sequence).activations[-1]
+    return {"input_ids": sequence.tokens.tolist(), **types, "activations": last.tolist()}
+
+
+def known_answer_batch(known_answer: dict[str, Any]) -> Batch:
+    """The sequence of the known-answer test."""
+    types = known_answer.get("token_type_ids")
+    return Batch.of(
+        [np.array(known_answer["input_ids"], np.int64)],
+        None if types is None else [np.array(types, np.int64)],
+    )
+
+
+def gives_known_answer(known_answer: dict[str, Any], rows: Rows, precision: str) -> bool:
+    """These rows are the known answer, but for rounding."""
+    got, known = rows.activations[-1], np.array(known_answer["activations"], np.float32)
+    return got.shape == known.shape and bool(
+        np.abs(got - known).max() <= KNOWN_ANSWER_RTOL[precision] * max(1.0, np.abs(known).max())
+    )
+
+
+def lens_shows_what_runs(engine: Engine, limits: Limits) -> bool:
+    """The last layer that the lens shows is what the body makes: bit for bit if it is exact."""
+    sequence = sequences(limits, [8])
+    shown = engine.see(sequence, hidden_layers=[engine.n_layers]).hidden_states[0]
+    made = engine.run(sequence).activations
+    if engine.exact:
+        return shown.tobytes() == made.tobytes()
+    return bool(
+        np.abs(shown - made).max() <= KNOWN_ANSWER_RTOL["fp32"] * max(1.0, np.abs(made).max())
+    )
+
+
+def all_pad_is_zero(engine: Engine) -> bool:
+    """A grid without a real token gives zeros."""
+    nothing = np.zeros((2, 3), np.int64)
+    return not any(output.any() for output in engine.run_grid(Grid(nothing, nothing)))

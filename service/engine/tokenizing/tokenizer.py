@@ -1,0 +1,350 @@
+"""Texts -> token ids, by a bundle's own tokenizer.json. Knows models' limits, no requests."""
+
+import json
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import groupby
+from typing import Any
+
+import tokenizers
+from tokenizers import Encoding
+
+from addnorm.service.engine.bundle import TOKENIZER, Bundle
+from addnorm.service.engine.manifest import InputType
+from addnorm.service.engine.tokenizing.own_ids import ends_of
+from addnorm.service.errors import StartupError
+
+Template = tuple[str, str, str]  # before the first text, between the two, behind the second
+# else each call starts threads of its own, which compete with the worker threads
+os.environ["TOKENIZERS_PARALLELISM"] = "false"
+FEWEST_CHARACTERS = 256  # that any text may have: of few tokens, all may be long
+# Characters of a text for each token that it may have. Languages have 2 to 5.
+CHARACTERS_PER_TOKEN = 16  # more are refused before any work, unless the text may be cut
+LIKELY_CHARACTERS = 8  # mostly enough to cut the text
+# Of a text that is cut so many are read for its first tokens, where it has few: runs of blanks,
+# words of thousands of letters. They take 0.1 to 1 s, in one step.
+MAX_CUT_CHARACTERS = 2**17
+# So many of a text that is read to its end, though it is cut: at its left, or beside another. The
+# most costly ones (ligatures that stand for 18 letters) take 0.6 s.
+MAX_WHOLE_CHARACTERS = 2**15
+GROWTH = 4  # of the beginning that is read, where it did not hold the tokens needed
+EDGE_CHARACTERS = 64  # at the end of a beginning: what follows may still change their tokens
+LONGEST_FIRST = "longest_first"
+# Characters that the replacements of a tokenizer may make of one, each after the other. Ten of
+# "a" by ten "a" would make 10 GB of a single one.
+MOST_GROWTH = 1000
+
+Pair = tuple[str, str]
+Text = str | Pair
+# one of the library's methods
+Encode = Callable[[tokenizers.Tokenizer, list[Text]], list[Encoding]]
+
+
+def pair_text(
+    template: Template,
+    pair: tuple[str, str],
+    tokenizer: tokenizers.Tokenizer,
+    max_tokens: int | None,
+) -> str | None:
+    """max_tokens: the second text is cut until the whole has no more; the rest must stay, because
+    the answer is read at its end. None for any number. Returns None if the first leaves no room.
+    """
+    (first, second), (before, between, behind) = pair, template
+    while True:
+        told = f"{before}{first}{between}{second}{behind}"
+        over = 0 if max_tokens is None else len(tokenizer.encode(told)) - max_tokens
+        if over <= 0:
+            return told
+        offsets = tokenizer.encode(second, add_special_tokens=False).offsets
+        if over > len(offsets):
+            return None
+        second = second[: offsets[-over][0]]
+
+
+def num_characters(text: Text) -> int:
+    """Characters of a text, or of both texts of a pair."""
+    return len(text) if isinstance(text, str) else len(text[0]) + len(text[1])
+
+
+@dataclass(frozen=True, slots=True)
+class Tokens:
+    """The tokens of a text, special tokens included."""
+
+    ids: list[int]
+    types: list[int] | None  # None: all 0, or the model takes none
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+
+class CannotCut(Exception):
+    """A text cannot be cut as the library cuts it: `reason` follows its place."""
+
+    def __init__(self, index: int, reason: str, part: int | None = None) -> None:
+        """index: of the text among those given. part: which text of the pair; None: all of it."""
+        super().__init__(index, reason)
+        self.index, self.reason, self.part = index, reason, part
+
+
+class Tokenizer:
+    """Safe to call from several threads at once: its tokenizers never change once made."""
+
+    def __init__(self, bundle: Bundle, max_text_tokens: int | None = None) -> None:
+        """max_text_tokens: by default the manifest's. StartupError if the file is broken, or
+        has ids that the model lacks."""
+        limits = bundle.manifest.limits
+        self.max_text_tokens = max_text_tokens or limits.max_text_tokens
+        self.max_characters = max(CHARACTERS_PER_TOKEN * limits.max_positions, FEWEST_CHARACTERS)
+        self.max_cut_characters = max(MAX_CUT_CHARACTERS, self.max_characters)
+        self.max_whole_characters = max(MAX_WHOLE_CHARACTERS, self.max_characters)
+        self.has_types = limits.type_vocab_size > 1 and bundle.manifest.texts_have_types
+        self._template = bundle.manifest.pair_template
+        self._whole, self._cut, self._cut_pairs = (_load_file(bundle) for _ in range(3))
+        self._pair_strategy = (self._whole.truncation or {}).get("strategy", LONGEST_FIRST)
+        for tokenizer in (self._whole, self._cut, self._cut_pairs):
+            tokenizer.no_truncation()
+        self.num_special = self._whole.num_special_tokens_to_add(is_pair=False)
+        self.num_special_of_pair = self._whole.num_special_tokens_to_add(is_pair=True)
+        self.ends = ends_of(self._whole)  # of the ids of each text; empty if it marks none
+        highest, special = self.num_ids - 1, self.num_special
+        if highest >= limits.vocab_size:
+            raise StartupError(
+                f"bundle {bundle.path}: {TOKENIZER} has ids up to {highest}, the model's are below"
+                f" {limits.vocab_size}: export it again with the tokenizer it was trained with"
+            )
+        if not special < self.max_text_tokens <= limits.max_positions:
+            raise StartupError(
+                f"bundle {bundle.path}: texts may have {self.max_text_tokens} tokens; with"
+                f" {special} special tokens and {limits.max_positions} positions it must be"
+                f" {special + 1} to {limits.max_positions}: export it again"
+            )
+        # they keep the special tokens around the texts
+        self._cut.enable_truncation(self.max_text_tokens)
+        self._cut_pairs.enable_truncation(self.max_text_tokens, strategy=self._pair_strategy)
+        added = (token.content for token in self._whole.get_added_tokens_decoder().values())
+        self._edge = EDGE_CHARACTERS + max(map(len, added), default=0)
+
+    @property
+    def library(self) -> tokenizers.Tokenizer:
+        """The library's, which neither pads nor cuts. It must not be changed."""
+        return self._whole
+
+    def tokens(self, texts: Sequence[Text], truncate: bool, left: bool = False) -> list[Tokens]:
+        """The tokens of each text or pair.
+
+        truncate: cuts them to `max_text_tokens`, or raises CannotCut. left: cuts off their
+        beginnings.
+        """
+        # of the library's methods this one holds Python's global lock for the shortest time
+        encode = tokenizers.Tokenizer.encode_batch_fast
+        return list(map(self.tokens_of, self._encode(encode, texts, truncate, left)))
+
+    def encode(self, texts: Sequence[Text], truncate: bool) -> list[Encoding]:
+        """Encodes as `tokens` does, with words and offsets."""
+        return self._encode(tokenizers.Tokenizer.encode_batch, texts, truncate)
+
+    @cached_property
+    def num_ids(self) -> int:
+        """The highest id of a token, and one."""
+        return max(self._whole.get_vocab().values(), default=-1) + 1
+
+    def tokens_of(self, encoding: Encoding) -> Tokens:
+        """An encoding's, as `tokens` makes them."""
+        types: list[int] | None = encoding.type_ids if self.has_types else None
+        return Tokens(encoding.ids, types if types and any(types) else None)
+
+    def _encode(
+        self, encode: Encode, texts: Sequence[Text], truncate: bool, left: bool = False
+    ) -> list[Encoding]:
+        if self._template:
+            texts = [self._as_one(*numbered, truncate) for numbered in enumerate(texts)]
+        if not truncate:
+            return encode(self._whole, list(texts))
+        readable = self._whole_ends if left else self._readable
+        cutters = self._left if left else (self._cut, self._cut_pairs)
+        kept = [readable(index, text) for index, text in enumerate(texts)]
+        found: list[Encoding] = []
+        for is_text, group in groupby(kept, lambda text: isinstance(text, str)):
+            if is_text:
+                found += encode(cutters[0], list(group))
+            else:
+                found += self._encode_pairs(encode, cutters[1], list(group), len(found))
+        return found
+
+    def _as_one(self, index: int, text: Text, truncate: bool) -> str:
+        """A pair in the template. truncate: cuts its second text."""
+        if isinstance(text, str):
+            return text
+        assert self._template
+        first, second = text
+        if truncate and len(second) > self.max_characters:
+            second = self._beginning(index, second, self.max_text_tokens, 1)
+        is_readable = not truncate or len(first) <= self.max_whole_characters
+        limit = self.max_text_tokens if truncate else None
+        told = (
+            pair_text(self._template, (first, second), self._whole, limit) if is_readable else None
+        )
+        if told is None:
+            raise CannotCut(
+                index, "is cut in its second text only: the first leaves no room for it"
+            )
+        return told
+
+    @cached_property
+    def _left(self) -> tuple[tokenizers.Tokenizer, tokenizers.Tokenizer]:
+        """Tokenizers that cut texts, and pairs, on the left. Few callers need them."""
+        plain = self._whole.to_str()
+        texts, pairs = (tokenizers.Tokenizer.from_str(plain) for _ in range(2))
+        for tokenizer in (texts, pairs):
+            tokenizer.encode_special_tokens = self._whole.encode_special_tokens
+        texts.enable_truncation(self.max_text_tokens, direction="left")
+        pairs.enable_truncation(
+            self.max_text_tokens, strategy=self._pair_strategy, direction="left"
+        )
+        return texts, pairs
+
+    def _whole_ends(self, index: int, text: Text) -> Text:
+        """The text as it is. CannotCut if it is long: where it is cut on the left depends on its
+        tokens from the first on."""
+        if (num := num_characters(text)) > self.max_whole_characters:
+            reason = f"has {num} characters: only {self.max_whole_characters} are read to cut on"
+            raise CannotCut(index, f"{reason} the left")
+        if not isinstance(text, str) and self.num_special_of_pair > self.max_text_tokens:
+            raise self._no_room_for_pairs(index)
+        return text
+
+    def _encode_pairs(
+        self, encode: Encode, cutter: tokenizers.Tokenizer, pairs: list[Text], start: int
+    ) -> list[Encoding]:
+        """start: the index of the first among all texts. CannotCut if the file says which text of
+        a pair is cut, and the other is too long."""
+        try:
+            return encode(cutter, pairs)
+        except Exception:  # tokenizers has no class of its own
+            for index, pair in enumerate(pairs, start):
+                try:
+                    encode(cutter, [pair])
+                except Exception as error:
+                    which, other = "first", "second"
+                    if self._pair_strategy == "only_second":
+                        which, other = other, which
+                    reason = f"is cut in its {which} text only, and the {other} leaves no room"
+                    raise CannotCut(index, f"{reason} for it") from error
+            raise
+
+    def _readable(self, index: int, text: Text) -> Text:
+        """Enough of a text, or of a pair, to cut it to the same tokens as the whole. Bounds the
+        work."""
+        if isinstance(text, str):
+            return self._beginning(index, text, self.max_text_tokens - self.num_special)
+        if self.num_special_of_pair > self.max_text_tokens:
+            raise self._no_room_for_pairs(index)
+        first, second = map(len, text)
+        if max(first, second) <= self.max_characters:
+            return text
+        if min(first, second) > self.max_whole_characters:
+            # both would have to be read to the end, to know which has more tokens
+            reason = f"is a pair of texts of more than {self.max_whole_characters} characters each"
+            raise CannotCut(index, reason)
+        longer = int(second > first)
+        other = self._whole.encode_batch([text[1 - longer]], add_special_tokens=False)[0]
+        # as many as are ever kept, and more than the other has: where both are cut depends on that
+        num_needed = max(self.max_text_tokens, len(other) + 1)
+        beginning = self._beginning(index, text[longer], num_needed, longer)
+        return (text[0], beginning) if longer else (beginning, text[1])
+
+    def _no_room_for_pairs(self, index: int) -> CannotCut:
+        reason = f"has {self.num_special_of_pair} special tokens, the limit is"
+        return CannotCut(index, f"{reason} {self.max_text_tokens}")
+
+    def _beginning(self, index: int, text: str, num_needed: int, part: int | None = None) -> str:
+        """A beginning of the text with so many tokens that nothing behind it changes.
+
+        part: which text of a pair it is.
+        """
+        size = min(LIKELY_CHARACTERS * self.max_text_tokens, self.max_cut_characters)
+        while len(text) > size:
+            if self._num_settled(text[:size]) >= num_needed:
+                return text[:size]
+            if size == self.max_cut_characters:
+                break
+            size = min(GROWTH * size, self.max_cut_characters)
+        else:
+            return text
+        raise CannotCut(
+            index,
+            f"has {len(text)} characters, and its first {self.max_cut_characters} do not hold"
+            f" the tokens needed to cut it to {self.max_text_tokens}",
+            part,
+        )
+
+    def _num_settled(self, beginning: str) -> int:
+        """Number of leading tokens that are the same whatever text follows.
+
+        They are those of the words that end well before the edge: the last word may go on behind
+        the edge, and an added token may begin shortly before it.
+        """
+        encoding = self._whole.encode_batch([beginning], add_special_tokens=False)[0]
+        words, edge = encoding.word_ids, len(beginning) - self._edge
+        beyond = (index for index, (_, end) in enumerate(encoding.offsets) if end > edge)
+        first = next(beyond, len(words) - 1)  # neither it nor the rest of its word is settled
+        return words.index(words[first]) if words else 0
+
+
+def load(bundle: Bundle) -> Tokenizer | None:
+    """None where the bundle has no tokenizer."""
+    return Tokenizer(bundle) if TOKENIZER in bundle.manifest.files else None
+
+
+def load_by_type(bundle: Bundle) -> dict[InputType, Tokenizer]:
+    """For those input types whose texts have a limit of their own."""
+    return {
+        input_type: Tokenizer(bundle, rules.max_tokens)
+        for input_type, rules in bundle.manifest.input_types.items()
+        if rules.max_tokens is not None and TOKENIZER in bundle.manifest.files
+    }
+
+
+def _load_file(bundle: Bundle) -> tokenizers.Tokenizer:
+    """The file's tokenizer, without the padding that the file sets."""
+    try:
+        tokenizer = tokenizers.Tokenizer.from_file(str(bundle.path / TOKENIZER))
+    except Exception as error:  # tokenizers has no class of its own
+        raise StartupError(
+            f"bundle {bundle.path}: {TOKENIZER} is broken: {error}; export it again"
+        ) from error
+    if problem := growth_problem(tokenizer):
+        raise StartupError(f"bundle {bundle.path}: {TOKENIZER}: {problem}")
+    tokenizer.no_padding()
+    tokenizer.encode_special_tokens = bundle.manifest.split_special_tokens
+    return tokenizer
+
+
+def growth_problem(tokenizer: tokenizers.Tokenizer) -> str | None:
+    """Tells if its replacements make texts, or what ids are decoded to, very much longer; None if
+    they do not."""
+    for part in (tokenizer.normalizer, tokenizer.decoder):
+        growth = 1.0 if part is None else _growth(json.loads(part.__getstate__()))
+        if growth > MOST_GROWTH:
+            return (
+                f"its replacements may make {growth:.3g} characters of one, the limit is"
+                f" {MOST_GROWTH}"
+            )
+    return None
+
+
+def _growth(part: dict[str, Any]) -> float:
+    """How many characters a normalizer, or a decoder, may make of one."""
+    if part["type"] == "Sequence":
+        made = 1.0
+        for inner in part.get("normalizers") or part.get("decoders") or ():
+            made *= _growth(inner)
+        return made
+    if part["type"] != "Replace":
+        return 1.0
+    # a regular expression may match one character, or the place between two
+    replaced = part["pattern"].get("String", "")
+    content = len(part["content"])
+    return max(1.0, content / len(replaced)) if replaced else 1.0 + content

@@ -1,1 +1,0 @@
-"""What is served: the models with their engines, their names, usage."""

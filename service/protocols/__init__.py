@@ -1,1 +1,0 @@
-"""Protocols turn bodies into what is asked, and outputs into bytes."""

@@ -1,1 +1,0 @@
-"""Bundles on disk and their signatures, onnxruntime sessions, batches, and tokenizers."""

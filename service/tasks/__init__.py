@@ -1,1 +1,0 @@
-"""Outputs to labels, entities and words: functions of arrays, without requests."""

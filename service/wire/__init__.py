@@ -1,0 +1,2 @@
+"""A call in, a payload out: routes, codecs, texts and their answers, telemetry. Knows no
+dialect."""

@@ -1,0 +1,249 @@
+"""Media types and content codings of bodies, negotiated. Knows bytes and headers only."""
+
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, overload
+
+import numpy as np
+import orjson
+
+from addnorm.service.engine.checkpoint import checkpoint
+from addnorm.service.errors import BodyTooLarge, InvalidInput, NotAcceptable, UnsupportedMediaType
+from addnorm.service.wire.codec.safetensors_body import SAFETENSORS
+
+JSON = "application/json"
+OCTETS = "application/octet-stream"
+WINDOWS = {
+    "gzip": 16 + zlib.MAX_WBITS,
+    "deflate": zlib.MAX_WBITS,
+}  # zlib's wbits; deflate means zlib's own format
+PIECE_VALUES = 32_768  # numbers written in one go: 2 to 4 ms, in which no other thread runs
+VALUE_BYTES = 12  # of one, about
+PIECE_BYTES = PIECE_VALUES * VALUE_BYTES
+Headers = Mapping[str, str]  # names in lower case
+LEVEL = 1  # of compression: answers are floats, which higher levels hardly make smaller
+
+
+def sent_type(headers: Headers) -> str:
+    """The request's media type without its parameters; JSON where none is named."""
+    return headers.get("content-type", JSON).partition(";")[0].strip().lower()[:60]
+
+
+def require_json(headers: Headers) -> None:
+    """For routes that take nothing else."""
+    if (media_type := sent_type(headers)) != JSON:
+        raise UnsupportedMediaType(f"Content-Type is {media_type!r}: send {JSON}")
+
+
+def negotiate(headers: Headers, offered: Sequence[str]) -> str:
+    """The offered media type that Accept prefers; the first without Accept, and where Accept has
+    none of them: a server may disregard it (RFC 9110, 12.5.1), and many clients send one that they
+    do not mean, as `text/event-stream`. NotAcceptable for safetensors where there are none: who
+    asks for these bytes cannot read JSON.
+
+    Among types of equal quality one that is named goes before one that a range covers, and then
+    the one that is offered first.
+    """
+    accept = headers.get("accept", "*/*")
+    if accept in ("*/*", offered[0]):
+        return offered[0]
+    ranges = dict(_weighted(accept))
+    best = max(offered, key=lambda media_type: _preference(ranges, media_type))
+    if _preference(ranges, best)[0]:
+        return best
+    if ranges.get(SAFETENSORS) and SAFETENSORS not in offered:
+        message = f"Accept is {accept[:200]!r}: offered are {' and '.join(offered)}"
+        raise NotAcceptable(message, param="accept")
+    return offered[0]
+
+
+def _preference(ranges: dict[str, float], media_type: str) -> tuple[float, int]:
+    """Quality and precision of the most precise range that covers the media type."""
+    kind = media_type.partition("/")[0]
+    for precision, media_range in ((2, media_type), (1, f"{kind}/*"), (0, "*/*")):
+        if media_range in ranges:
+            return ranges[media_range], precision
+    return 0.0, 0
+
+
+def _weighted(header: str) -> list[tuple[str, float]]:
+    """`a;q=0.5, b` -> [("a", 0.5), ("b", 1.0)]. A q that is no number counts as none."""
+    weighted = []
+    for element in header.lower().split(","):
+        name, *parameters = (part.strip() for part in element.split(";"))
+        quality = next((value[2:].strip() for value in parameters if value.startswith("q=")), "1")
+        try:
+            weighted.append((name, min(1.0, max(0.0, float(quality)))))
+        except ValueError:
+            weighted.append((name, 1.0))
+    return weighted
+
+
+@overload
+def decompress(body: bytes, coding: str, max_bytes: int) -> bytes: ...
+@overload
+def decompress(body: bytes, coding: str, max_bytes: int, most: int) -> bytes | None: ...
+def decompress(body: bytes, coding: str, max_bytes: int, most: int | None = None) -> bytes | None:
+    """Never makes more than max_bytes. None if there are more than `most`."""
+    stream = zlib.decompressobj(WINDOWS[coding])
+    try:
+        plain = stream.decompress(body, 1 + (max_bytes if most is None else min(most, max_bytes)))
+    except zlib.error as error:
+        raise InvalidInput(f"the body is not {coding}: {error}", param="content-encoding") from None
+    if len(plain) > max_bytes:
+        raise BodyTooLarge(f"the body has more than {max_bytes} bytes decompressed, the limit")
+    if most is not None and len(plain) > most:
+        return None
+    if not stream.eof or stream.unused_data:
+        what = "has bytes after its end" if stream.eof else "is cut short"
+        raise InvalidInput(f"the body's {coding} stream {what}", param="content-encoding")
+    return plain
+
+
+def wanted_coding(headers: Headers) -> str | None:
+    """The content coding of the response: the one that accept-encoding names alone, if known.
+
+    A list is no wish: HTTP libraries send one by themselves.
+    """
+    accept = headers.get("accept-encoding")
+    if accept is None or "," in accept:
+        return None
+    ((coding, quality),) = _weighted(accept)
+    return coding if coding in WINDOWS and quality else None
+
+
+def compress(parts: Sequence[bytes | memoryview], coding: str) -> list[bytes | memoryview]:
+    stream = zlib.compressobj(LEVEL, wbits=WINDOWS[coding])
+    done: list[bytes | memoryview] = []
+    for part in parts:
+        for piece in sliced(part, PIECE_BYTES):
+            if made := stream.compress(piece):
+                done.append(made)
+            checkpoint()
+    return [*done, stream.flush()]
+
+
+def sliced(part: bytes | memoryview, num_bytes: int) -> Iterator[bytes | memoryview]:
+    """Slices of at most `num_bytes` bytes, none of them copied."""
+    if len(part) <= num_bytes:
+        yield part
+        return
+    whole = memoryview(part)
+    for start in range(0, len(whole), num_bytes):
+        yield whole[start : start + num_bytes]
+
+
+class Several(list[Any]):
+    """Neighbouring items of an array that is made while it is written."""
+
+
+def written(value: Any, num_bytes: int) -> list[bytes | memoryview]:
+    """The value as JSON, numpy's arrays as lists, in parts of about PIECE_BYTES.
+
+    Joined they are the bytes of one `orjson.dumps`, which would hold the interpreter's lock to its
+    end. An iterator, in the value or in another one, is an array: its items are made one after
+    another, or `Several` at once, and only their JSON is kept.
+
+    num_bytes: about how many it will be.
+    """
+    if num_bytes <= PIECE_BYTES and not _is_lazy(value):
+        return [_dumped(value)]
+    parts: list[bytes | memoryview] = []
+    pending = bytearray()  # not a list of the small parts: see `fragment`
+    for part in _parts(value):
+        pending += part
+        if len(pending) >= PIECE_BYTES:
+            parts.append(bytes(pending))
+            pending.clear()
+        checkpoint()
+    return [*parts, bytes(pending)]
+
+
+def fragment(value: Any) -> orjson.Fragment:
+    """The value as JSON, as a part of a later `orjson.dumps`. A copy: what orjson returns takes
+    4 KiB or more, however short it is."""
+    return orjson.Fragment(bytes(memoryview(orjson.dumps(value))))
+
+
+def _is_lazy(value: Any) -> bool:
+    if isinstance(value, dict):
+        return any(map(_is_lazy, value.values()))
+    return isinstance(value, Iterator)
+
+
+def _parts(value: Any) -> Iterator[bytes]:
+    """Joined they are the value's JSON."""
+    if isinstance(value, dict) and value:
+        joint = b"{"
+        for name, item in value.items():
+            yield joint + _dumped(name) + b":"
+            yield from _parts(item)
+            joint = b","
+        yield b"}"
+    elif isinstance(value, list | np.ndarray) and len(value):
+        yield from _array_parts(value)
+    elif isinstance(value, Iterator):
+        yield from _lazy_parts(value)
+    else:
+        yield _dumped(value)
+
+
+def _lazy_parts(items: Iterator[Any]) -> Iterator[bytes]:
+    joint = b"["
+    for item in items:
+        if not isinstance(item, Several):
+            yield joint
+            yield from _parts(item)
+        elif item:
+            yield joint + _dumped(item)[1:-1]
+        else:
+            continue
+        joint = b","
+    yield b"[]" if joint == b"[" else b"]"
+
+
+def _array_parts(values: Any) -> Iterator[bytes]:
+    joint = b"["
+    for start, end, size in _groups(values):
+        if end - start == 1 and size > PIECE_VALUES and not isinstance(values[start], str):
+            yield joint
+            yield from _parts(values[start])
+        else:
+            yield joint + _dumped(values[start:end])[1:-1]
+        joint = b","
+    yield b"]"
+
+
+def _groups(values: Any) -> Iterator[tuple[int, int, int]]:
+    """Groups of about PIECE_VALUES numbers: the first item, one past the last, their numbers."""
+    if isinstance(values, np.ndarray):
+        each = values.size // len(values)
+        step = max(1, PIECE_VALUES // max(1, each))
+        yield from (
+            (start, min(start + step, len(values)), each * step)
+            for start in range(0, len(values), step)
+        )
+        return
+    start = size = 0
+    for end, item in enumerate(values):
+        more = _size(item)
+        if end > start and size + more > PIECE_VALUES:
+            yield start, end, size
+            start, size = end, 0
+        size += more
+    yield start, len(values), size
+
+
+def _size(value: Any) -> int:
+    """Numbers in the value; of a text, as many as take its place."""
+    if isinstance(value, np.ndarray):
+        return value.size
+    if isinstance(value, dict):
+        return sum(map(_size, value.values()))
+    if isinstance(value, list):
+        return sum(map(_size, value))
+    return 1 + len(value) // VALUE_BYTES if isinstance(value, str) else 1
+
+
+def _dumped(value: Any) -> bytes:
+    return orjson.dumps(value, option=orjson.OPT_SERIALIZE_NUMPY)

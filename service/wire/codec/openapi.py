@@ -1,0 +1,128 @@
+"""The OpenAPI document beyond what FastAPI sees: bodies read by routes, examples."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from fastapi import FastAPI
+from fastapi.openapi.utils import get_openapi
+from fastapi.routing import APIRoute
+from pydantic import BaseModel
+
+from addnorm.service.wire.codec.negotiation import JSON
+
+COMPONENTS = "#/components/schemas/"
+ABOUT = ("title", "description", "default")  # what a schema says of a field beside its values
+NULL = {"type": "null"}
+Responses = dict[int | str, dict[str, Any]]
+
+
+DEADLINE: dict[str, Any] = {
+    "name": "x-request-timeout-ms",
+    "in": "header",
+    "description": "The deadline, instead of the server's own.",
+    "schema": {"type": "integer", "minimum": 1, "maximum": 999_999_999},
+}
+
+
+def by_name(route: APIRoute) -> str:
+    """What a generated client calls the operation."""
+    return route.name
+
+
+def examples(named: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: {"value": value} for name, value in named.items()}
+
+
+def json_body(
+    model: type[BaseModel], named: Mapping[str, Any], **media_types: Any
+) -> dict[str, Any]:
+    """`openapi_extra` of a route that reads its own body. named: example bodies by title."""
+    content = {
+        JSON: {"schema": body_schema(model), "examples": examples(named)},
+        **media_types,
+    }
+    return {"requestBody": {"required": True, "content": content}}
+
+
+def body_schema(model: type[BaseModel]) -> dict[str, Any]:
+    """Schema of a body that `codec/validation.py` reads: where a field may be absent, null is
+    taken."""
+    schema: dict[str, Any] = _with_nulls(model.model_json_schema())
+    return schema
+
+
+def _with_nulls(node: Any) -> Any:
+    if isinstance(node, list):
+        return [_with_nulls(part) for part in node]
+    if not isinstance(node, dict):
+        return node
+    node = {key: _with_nulls(part) for key, part in node.items()}
+    if isinstance(fields := node.get("properties"), dict):
+        required = node.get("required", ())
+        for name, schema in fields.items():
+            fields[name] = schema if name in required else _or_null(schema)
+        if node.get("additionalProperties") is False:
+            node["additionalProperties"] = NULL
+    return node
+
+
+def _or_null(schema: dict[str, Any]) -> dict[str, Any]:
+    """The schema with null added where pydantic writes `| None`: beside what describes the
+    field."""
+    about = {key: part for key, part in schema.items() if key in ABOUT}
+    value = {key: part for key, part in schema.items() if key not in ABOUT}
+    choices = value.get("anyOf", [value])
+    if not value or NULL in choices or value == NULL:
+        return schema
+    return {"anyOf": [*choices, NULL], **about}
+
+
+def document(app: FastAPI) -> dict[str, Any]:
+    """FastAPI's document, with bodies' schemas among the components, for generated clients."""
+    if app.openapi_schema is None:
+        made = get_openapi(
+            title=app.title,
+            version=app.version,
+            description=app.description,
+            routes=app.routes,
+            tags=app.openapi_tags,
+        )
+        made = _rewritten(made)  # a copy: routes keep theirs
+        schemas = made.setdefault("components", {}).setdefault("schemas", {})
+        for media_type in _bodies(made):
+            schema = media_type["schema"]
+            found = {**schema.pop("$defs", {}), schema["title"]: schema}
+            for name, part in found.items():
+                assert schemas.setdefault(name, part) == part, f"two schemas are called {name}"
+            media_type["schema"] = {"$ref": COMPONENTS + schema["title"]}
+        _drop_422(made)
+        app.openapi_schema = made
+    return app.openapi_schema
+
+
+def _drop_422(made: dict[str, Any]) -> None:
+    """FastAPI documents a 422 for every route with a parameter. Routes answer 400 instead."""
+    for methods in made["paths"].values():
+        for operation in methods.values():
+            operation["responses"].pop("422", None)
+    for name in ("HTTPValidationError", "ValidationError"):
+        made["components"]["schemas"].pop(name, None)
+
+
+def _bodies(made: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """The JSON media type of each body that stands in the document as a whole."""
+    for methods in made["paths"].values():
+        for operation in methods.values():
+            media_type = operation.get("requestBody", {}).get("content", {}).get(JSON, {})
+            if "title" in media_type.get("schema", {}):
+                yield media_type
+
+
+def _rewritten(node: Any) -> Any:
+    """A copy whose references among pydantic's `$defs` lead to the components."""
+    if isinstance(node, dict):
+        return {
+            key: value.replace("#/$defs/", COMPONENTS) if key == "$ref" else _rewritten(value)
+            for key, value in node.items()
+        }
+    return [_rewritten(part) for part in node] if isinstance(node, list) else node

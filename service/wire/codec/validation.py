@@ -1,0 +1,407 @@
+"""JSON bodies into models, in bounded time, and what does not fit in our words. Knows no HTTP.
+
+What clients in other languages write for a whole number, a boolean or nothing is taken as that
+where the model rejects it as it is, so bodies that fit pay nothing.
+"""
+
+import re
+from collections.abc import Callable, Container, Iterable, Iterator
+from typing import Any, TypeVar, get_args
+
+import orjson
+from pydantic import BaseModel, ValidationError
+
+from addnorm.service.engine.checkpoint import checkpoint
+from addnorm.service.engine.outputs.output import Strict as Strict  # the base of bodies
+from addnorm.service.errors import BodyTooLarge, InvalidInput, UnknownField
+from addnorm.service.settings import Settings
+from addnorm.service.wire.codec import foreign_fields
+from addnorm.service.wire.codec.foreign_fields import BOOLEANS
+from addnorm.service.wire.codec.shown import shown
+
+NO_MEMORY = "Not enough memory"  # in orjson's words
+MAX_KEYS = 1000  # of all objects of a body, beside those of documents
+MAX_FIELDS = 4  # of a document, on average
+MAX_DEPTH = 20  # bodies have 5
+CONTAINERS = (dict, list)
+# what pydantic puts into a path where a value may be of several kinds
+KIND = re.compile(r"^(str|int|float|bool)$|[A-Z\[]")
+# of pydantic's complaints those that speak of Python
+WORDS = {
+    "model_type": "Input should be an object",
+    "model_attributes_type": "Input should be an object",
+    "dict_type": "Input should be an object",
+    "none_required": "Input should be left out",
+    "too_short": "Input should have {min_length} items or more",
+    "too_long": "Input should have {max_length} items or fewer",
+    "string_too_long": "Input should have {max_length} characters or fewer",
+}
+# kinds of values that are mended, one after another where pydantic tells of one at a time
+MAX_ROUNDS = 50
+EXACT = 2.0**53  # whole numbers below it are exact as floats
+NUMBER = re.compile(r"-?\d{1,15}(?:\.\d{1,15})?")
+BLOCK_BYTES = 1024 * 1024
+# Whatever so few bytes hold is parsed in 0.1 ms. Larger: small bodies of many keys hold up others.
+# Smaller: requests of a few sequences are counted, which takes three times their parsing.
+UNCOUNTED_BYTES = 8 * 1024
+
+Body = TypeVar("Body", bound=BaseModel)
+Value = TypeVar("Value")
+Ignored = Callable[[str], None]
+
+
+def _nobody(name: str) -> None:
+    """Where no log is to tell of it."""
+
+
+def validated(
+    model: type[Body], body: bytes, settings: Settings, ignored: Ignored = _nobody
+) -> Body:
+    """JSON -> the model. InvalidInput says in our words what does not fit. ignored: as of `fit`."""
+    value = parse(body, settings)
+    return fit(model, value, ignored)
+
+
+def parse(body: bytes, settings: Settings) -> dict[str, Any]:
+    """JSON -> its object, which may hold any fields. Those that are null are left out.
+
+    Each piece holds the interpreter's lock to its end, so the size of each is checked before it.
+    """
+    if len(body) > settings.max_json_bytes:
+        raise BodyTooLarge(
+            f"the body has {len(body)} bytes of JSON, the limit is {settings.max_json_bytes}: send"
+            " tensors as bytes, or less at once"
+        )
+    if len(body) > UNCOUNTED_BYTES:
+        _check_counts(body, settings)
+    try:
+        value = orjson.loads(body)
+    except orjson.JSONDecodeError as error:
+        if NO_MEMORY in str(error):
+            raise MemoryError(NO_MEMORY) from None
+        raise InvalidInput(f"the body is not a JSON object: {error}"[:200]) from None
+    checkpoint()
+    if not isinstance(value, dict):
+        raise InvalidInput(f"the body is not a JSON object: got {shown(value)}")
+    _check_each_key_once(body, value, settings)
+    checkpoint()
+    if b"null" in body:
+        _drop_nulls(value)
+        checkpoint()
+    return value
+
+
+def fit(model: type[Body], value: dict[str, Any], ignored: Ignored = _nobody) -> Body:
+    """InvalidInput names the field that does not fit. value: is changed to what is meant. ignored:
+    is told the fields that have no effect here."""
+    _leave_out(model, value, ignored)
+    for _ in range(MAX_ROUNDS):
+        try:
+            return model.model_validate(value)
+        except ValidationError as error:
+            if not _mend_all(value, error, ignored):
+                raise _validation_error(error, model) from None
+    raise InvalidInput("the body has too many kinds of values that do not fit")
+
+
+def _leave_out(model: type[BaseModel], value: dict[str, Any], ignored: Ignored) -> None:
+    """Removes fields of others, and texts that are empty where a field may be left out: clients
+    send these for what was not set."""
+    foreign = [name for name in value if foreign_fields.listed(name)]
+    empty = [name for name, sent in value.items() if sent == ""]
+    if not foreign and not empty:
+        return  # as nearly always
+    own = model.model_fields
+    for name in foreign:
+        if name not in own:
+            _ignore(value, name, name, ignored)
+    for name in empty:
+        if name in own and not own[name].is_required() and own[name].default is None:
+            del value[name]
+
+
+def _ignore(holder: dict[str, Any], name: str, place: str, ignored: Ignored) -> None:
+    listed = foreign_fields.listed(name)
+    assert listed
+    foreign_fields.check(listed, holder[name], place)
+    del holder[name]
+    ignored(listed)
+
+
+def _mend_all(value: dict[str, Any], error: ValidationError, ignored: Ignored) -> bool:
+    """Returns whether anything was mended. Complaints of one kind about items of one list are
+    looked at once."""
+    kinds = {
+        (
+            complaint["type"],
+            *(part for part in complaint["loc"] if isinstance(part, str)),
+        ): complaint
+        for complaint in reversed(error.errors(include_url=False))
+    }
+    mended = [_mend(value, complaint, ignored) for complaint in kinds.values()]
+    return any(mended)
+
+
+def _mend(value: dict[str, Any], complaint: Any, ignored: Ignored) -> bool:
+    """Changes the value that a complaint of pydantic's is about, and those like it in the same
+    lists, if it is clear what is meant. Returns whether it did."""
+    path, what = _path(value, complaint["loc"]), complaint["type"]
+    if not path or (what == "greater_than_equal" and complaint["ctx"]["ge"] != 1):
+        return False
+    *before, last = path
+    if what == "extra_forbidden" and not foreign_fields.listed(str(last)):
+        return False
+    is_mended = False
+    for holder in _alike(value, before):
+        if isinstance(holder, list):
+            is_mended |= what == "int_type" and _mend_ids(holder)
+        elif what == "extra_forbidden" and last in holder:
+            _ignore(holder, str(last), _place(path), ignored)
+            is_mended = True
+        elif last in holder and (meant := _meant(what, holder[last])) is not holder[last]:
+            holder[last] = meant
+            if meant is None:
+                del holder[last]
+            is_mended = True
+    return is_mended
+
+
+def with_whole_floats(ids: list[Any]) -> list[Any]:
+    """The same with whole numbers that are written as floats as integers. A text is a mistake."""
+    return [int(sent) if type(sent) is float and _is_whole(sent) else sent for sent in ids]
+
+
+def _mend_ids(ids: list[Any]) -> bool:
+    found = with_whole_floats(ids)
+    is_mended = list(map(type, found)) != list(map(type, ids))
+    ids[:] = found
+    return is_mended
+
+
+def _is_whole(sent: float) -> bool:
+    return sent.is_integer() and abs(sent) < EXACT
+
+
+def _meant(what: str, sent: Any) -> Any:
+    """What a value stands for; None: nothing. The value itself if that is not clear."""
+    if what in ("int_type", "float_type") and isinstance(sent, str) and NUMBER.fullmatch(sent):
+        number = float(sent)
+    else:
+        number = sent
+    if what == "int_type" and type(number) is float and _is_whole(number):
+        return int(number)
+    if what == "float_type":
+        return number
+    if what == "bool_type" and isinstance(sent, str):
+        return BOOLEANS.get(sent.lower(), sent)
+    if what == "greater_than_equal" and sent == 0:
+        return None  # of what begins at 1
+    return sent
+
+
+def _path(value: Any, loc: tuple[int | str, ...]) -> list[int | str]:
+    """Keys and indices of a complaint's place, without the kinds that pydantic puts between."""
+    path: list[int | str] = []
+    for part in loc:
+        if isinstance(value, dict):
+            is_key = part in value
+        else:
+            is_key = isinstance(value, list) and isinstance(part, int) and part < len(value)
+        if is_key:
+            value = value[part]
+            path.append(part)
+    return path
+
+
+def _alike(value: Any, path: list[int | str]) -> list[Any]:
+    """Objects and lists to which the path leads, also by other indices of the same lists."""
+    found = [value]
+    for part in path:
+        if isinstance(part, int):
+            inside = (inner for holder in found if isinstance(holder, list) for inner in holder)
+        else:
+            inside = (
+                holder[part] for holder in found if isinstance(holder, dict) and part in holder
+            )
+        found = [inner for inner in inside if isinstance(inner, CONTAINERS)]
+    return found
+
+
+def agreed(**sent: Value | None) -> Value | None:
+    """What fields of one meaning say, each None if it was not sent. InvalidInput if two differ."""
+    said = {field: value for field, value in sent.items() if value is not None}
+    (first, value), *others = said.items() or [("", None)]
+    for field, other in others:
+        if other != value:
+            raise InvalidInput(
+                f"{field} and {first} mean the same and say different things: send one of them",
+                param=field,
+            )
+    return value
+
+
+def into_body(value: Any, names: Container[str] | None = None) -> Any:
+    """Moves what stands in the body's `parameters` beside it, as it means the same there. names: of
+    what is moved; None: all. InvalidInput if both places have it and differ."""
+    parameters = value.get("parameters") if isinstance(value, dict) else None
+    if not isinstance(parameters, dict):
+        return value
+    moved = [name for name in parameters if names is None or name in names]
+    for name in moved:
+        sent = parameters.pop(name)
+        value[name] = agreed(**{f"parameters.{name}": sent, name: value.get(name)})
+    if not parameters and (moved or names is None):
+        del value["parameters"]
+    return value
+
+
+def _check_each_key_once(body: bytes, value: Any, settings: Settings) -> None:
+    """Where a key is sent twice this parser takes the last value, and others the first.
+
+    Then what a proxy has checked would not be what is computed.
+    """
+    is_flat = body.count(b"{") == 1 and body.count(b"[") < MAX_DEPTH
+    num_keys = len(value) if is_flat else _num_keys(value)
+    if body.count(b":") == num_keys:
+        return  # as nearly always
+    num_sent = sum(outside.count(b":") for outside in outside_strings(body, _max_strings(settings)))
+    if num_sent > num_keys:
+        raise InvalidInput(
+            f"the body has {num_sent} keys, of which {num_keys} differ: send each key once"
+        )
+
+
+def _drop_nulls(value: dict[str, Any] | list[Any]) -> None:
+    """A field that is null is absent, known or not: clients send null for what was not set.
+
+    The items of a list stay: a null among them is a value. No deeper than `_num_keys` has looked.
+    """
+    inside: Iterable[Any] = ()
+    if isinstance(value, dict):
+        for name in [name for name, inner in value.items() if inner is None]:
+            del value[name]
+        inside = value.values()
+    elif value and type(value[0]) in (str, *CONTAINERS):
+        inside = value
+    for inner in inside:
+        if type(inner) in CONTAINERS:
+            _drop_nulls(inner)
+
+
+def _num_keys(value: Any, depth: int = 1) -> int:
+    """The number of keys of all objects. InvalidInput if nested too deep."""
+    if depth > MAX_DEPTH:
+        raise InvalidInput(f"the body is nested more than {MAX_DEPTH} deep, the limit")
+    if type(value) is dict:
+        return len(value) + sum(
+            _num_keys(inner, depth + 1) for inner in value.values() if type(inner) in CONTAINERS
+        )
+    if not set(map(type, value)).isdisjoint(CONTAINERS):  # quick where all are numbers
+        inside = (inner for inner in value if type(inner) in CONTAINERS)
+        return sum(_num_keys(inner, depth + 1) for inner in inside)
+    return 0
+
+
+def _max_lists(settings: Settings) -> int:
+    return 3 * settings.max_sequences + 100  # of ids, masks and types
+
+
+def max_values(settings: Settings) -> int:
+    """A request's: ids, masks and types of its tokens, and what is beside them."""
+    return 3 * settings.max_padded_tokens + _max_lists(settings) + MAX_KEYS
+
+
+def _max_strings(settings: Settings) -> int:
+    return 2 * _max_keys(settings)  # each key with a text
+
+
+def _max_keys(settings: Settings) -> int:
+    return MAX_KEYS + MAX_FIELDS * settings.max_sequences
+
+
+def _check_counts(body: bytes, settings: Settings) -> None:
+    """Rejects bodies that are within their size, but take long to parse and so hold up others."""
+    num_lists = _max_lists(settings)
+    num_keys = _max_keys(settings)
+    most = {
+        b":": ("keys", num_keys),
+        b"{": ("objects", num_keys),
+        b"[": ("lists", num_lists),
+        b",": ("values", max_values(settings)),
+    }
+    max_strings = _max_strings(settings)
+    for character, limit in (
+        *((character, limit) for character, (_, limit) in most.items()),
+        (b'"', 2 * max_strings),
+    ):
+        if body.count(character) > limit:
+            break
+        checkpoint()
+    else:
+        return
+    numbers = dict.fromkeys(most, 0)
+    for outside in outside_strings(body, max_strings):
+        for character, (what, limit) in most.items():
+            numbers[character] += outside.count(character)
+            if numbers[character] > limit:
+                raise InvalidInput(f"the body has more than {limit} {what}, the limit")
+        checkpoint()
+
+
+def outside_strings(body: bytes, max_strings: int) -> Iterator[bytes]:
+    """What is not in strings, which may hold any character, block by block."""
+    start = num_quotes = 0
+    while start < len(body):
+        block = body[start : start + BLOCK_BYTES]
+        start += len(block)
+        if (len(block) - len(block.rstrip(b"\\"))) % 2:  # the last of them escapes what comes next
+            block += body[start : start + 1]
+            start += 1
+        block = block.replace(b"\\\\", b"").replace(b'\\"', b"")
+        is_inside, num_quotes = num_quotes % 2, num_quotes + block.count(b'"')
+        if num_quotes > 2 * max_strings:
+            raise InvalidInput(f"the body has more than {max_strings} strings, the limit")
+        yield b"".join(block.split(b'"')[is_inside::2])
+
+
+def _validation_error(error: ValidationError, model: type[BaseModel]) -> InvalidInput:
+    """pydantic's first complaint in our words: field, what is wrong, value."""
+    first = error.errors(include_url=False)[0]
+    is_unknown = first["type"] == "extra_forbidden"
+    loc = [part if isinstance(part, int) else part[:200] for part in first["loc"]]
+    name = loc[-1:] if is_unknown else []  # as it was sent: topN is no kind
+    before = loc[: len(loc) - len(name)]
+    loc = [part for part in before if isinstance(part, int) or not KIND.search(part)] + name
+    field = _place(loc)[:200]
+    if not field:
+        return InvalidInput(f"the body is not a JSON object: {first['msg']}")
+    param = field.split("[")[0]
+    if is_unknown:
+        return UnknownField(
+            f"{field} is unknown; known are {', '.join(_known(model, first['loc']))}", param=param
+        )
+    if first["type"] == "missing":
+        return InvalidInput(f"{field} is missing", param=param)
+    what = WORDS.get(first["type"], first["msg"]).format(**first.get("ctx", {}))
+    sent = first["input"]
+    got = f"{len(sent)}" if first["type"].endswith("too_long") else shown(sent)
+    return InvalidInput(f"{field}: {what}, got {got}", param=param)
+
+
+def _place(path: Iterable[int | str]) -> str:
+    """A path as messages have it: `documents[0].text`."""
+    parts = (f"[{part}]" if isinstance(part, int) else f".{part}" for part in path)
+    return "".join(parts).lstrip(".")
+
+
+def _known(model: type[BaseModel], loc: tuple[int | str, ...]) -> Iterable[str]:
+    """The keys that stand where `loc` ends."""
+    for part in loc[:-1]:
+        inner = model.model_fields[part].annotation if isinstance(part, str) else None
+        nested = [
+            kind
+            for kind in (*get_args(inner), inner)
+            if isinstance(kind, type) and issubclass(kind, BaseModel)
+        ]
+        model = nested[0] if nested else model
+    return model.model_fields

@@ -1,0 +1,192 @@
+"""A protocol: the rows of all that the server has of one dialect. `table.py` finds a row by its
+path, `serving.py` answers what is sent to it.
+"""
+
+import re
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, Literal, NamedTuple
+
+from fastapi import Request
+from pydantic import BaseModel
+
+from addnorm.service.asking.answer import Answers
+from addnorm.service.asking.ask import Ask, Envelope
+from addnorm.service.asking.readiness import Readiness
+from addnorm.service.asking.turns import Turns
+from addnorm.service.engine.registry import Models
+from addnorm.service.loading.repository import Repository
+from addnorm.service.settings import Settings
+from addnorm.service.wire.codec.decoding import Tools
+from addnorm.service.wire.codec.negotiation import JSON
+from addnorm.service.wire.codec.openapi import (
+    DEADLINE,
+    Responses,
+    by_name,
+    examples,
+    json_body,
+)
+from addnorm.service.wire.dialect_errors import ErrorFormat
+from addnorm.service.wire.receiving import BodyReceiver
+from addnorm.service.wire.telemetry.exposition import Exposition
+
+Scope = Literal["infer", "admin", "metrics"]
+# the body as its type -> how its answer is encoded; a route that does not infer makes a Payload, or
+# JSON as bytes
+Decode = Callable[[Any, Ask, Tools], Awaitable[Any]]
+KEY = "ask"  # in the state of an ASGI scope
+PARAMETER = re.compile(r"\{(\w+)(?::\w+)?\}")
+
+
+class OneOf(NamedTuple):
+    """One of the dialects that share a path."""
+
+    body: type[BaseModel]
+    envelope: Envelope
+    decode: Decode
+
+
+@dataclass(frozen=True, kw_only=True)
+class Route:
+    """A row: what is sent to a path by POST, and the function that makes a request of it.
+
+    decode: a function that fills the ask, or by the name of a field: the first that a body has
+    tells which of several dialects is meant. body: what is documented, and read unless a field
+    decides. reads: JSON alone; JSON whatever media type is named, for clients of which some name
+    none, as curl; or the function reads bytes itself. infers: False: the function makes the answer.
+    examples, answers: bodies and answers by title. media_types: of bodies and answers, beside JSON;
+    answer_types: of answers alone. errors: None: the dialect's. documented: arguments of FastAPI's
+    in place of those made here.
+    """
+
+    path: str
+    name: str  # what generated clients call it
+    summary: str
+    body: type[BaseModel]
+    decode: Decode | Mapping[str, OneOf]
+    reads: Literal["json", "any", "bytes"] = "json"
+    infers: bool = True
+    response: Any = None
+    examples: Mapping[str, Any] = field(default_factory=dict)
+    answers: Mapping[str, Any] = field(default_factory=dict)
+    media_types: Mapping[str, Any] = field(default_factory=dict)
+    answer_types: Mapping[str, Any] = field(default_factory=dict)
+    errors: ErrorFormat | None = None
+    documented: Mapping[str, Any] = field(default_factory=dict)
+
+    @cached_property
+    def path_format(self) -> str:
+        """What it is called in the report, as FastAPI's routes have it."""
+        return PARAMETER.sub(r"{\1}", self.path)
+
+    def documentation(self, errors: ErrorFormat) -> dict[str, Any]:
+        """Arguments for FastAPI's `add_api_route`. errors: the dialect's."""
+        responses = (self.errors or errors).documented
+        shown = {JSON: {"examples": examples(self.answers)}} if self.answers else {}
+        if content := {**shown, **self.media_types, **self.answer_types}:
+            responses = {200: {"content": content}, **responses}
+        own = [
+            {"name": name, "in": "path", "required": True, "schema": {"type": "string"}}
+            for name in PARAMETER.findall(self.path)
+        ]
+        # the place of the parameters, which the document keeps
+        described: dict[str, Any] = {"parameters": own} if own else {}
+        described |= json_body(self.body, self.examples, **self.media_types)
+        described["parameters"] = [*own, DEADLINE]
+        return {
+            "endpoint": _nothing_calls_it,
+            "methods": ["POST"],
+            "name": self.name,
+            "summary": self.summary,
+            "response_model": self.response,
+            "responses": responses,
+            "openapi_extra": described,
+            "generate_unique_id_function": by_name,
+            **self.documented,
+        }
+
+
+async def _nothing_calls_it() -> None:
+    # no docstring, as FastAPI would show it
+    raise AssertionError("a row of the table is served by it")
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What requests are answered with."""
+
+    settings: Settings
+    tools: Tools
+    receiver: BodyReceiver
+    answers: Answers
+    readiness: Readiness
+    repository: Repository
+    exposition: Exposition
+    readers: Turns  # where large responses are made
+
+    @property
+    def models(self) -> Models:
+        return self.tools.models
+
+
+@dataclass(frozen=True)
+class FastApiRoute:
+    """A row that FastAPI serves: it has no body, or its function reads it.
+
+    answer: FastAPI's; `parts_of` gives it the server's parts. summary: None: not documented. name:
+    what generated clients call it; None: what FastAPI makes of the function's and the path.
+    documented: more arguments of FastAPI's.
+    """
+
+    path: str
+    answer: Callable[..., Any]
+    summary: str | None = None
+    errors: Responses = field(default_factory=dict)
+    name: str | None = None
+    method: Literal["GET", "POST"] = "GET"
+    documented: Mapping[str, Any] = field(default_factory=dict)
+
+    def documentation(self, errors: ErrorFormat) -> dict[str, Any]:
+        """Arguments for FastAPI's `add_api_route`."""
+        own = {"name": self.name, "generate_unique_id_function": by_name} if self.name else {}
+        return {
+            "endpoint": self.answer,
+            "methods": [self.method],
+            "summary": self.summary,
+            "responses": self.errors,
+            "include_in_schema": self.summary is not None,
+            **own,
+            **self.documented,
+        }
+
+
+def ask_of(scope: Any) -> Ask:
+    """The request's, by its ASGI scope; begun by whoever asks first."""
+    ask: Ask = scope.setdefault("state", {}).setdefault(KEY, None) or Ask()
+    scope["state"][KEY] = ask
+    return ask
+
+
+def parts_of(request: Request) -> Parts:
+    """The server's, for a function that FastAPI calls."""
+    parts: Parts = request.app.state.parts
+    return parts
+
+
+@dataclass(frozen=True, kw_only=True)
+class Protocol:
+    """One dialect: `PROTOCOLS` of `table.py` are those that are served."""
+
+    tag: str  # of the documentation
+    routes: tuple[Route | FastApiRoute, ...]  # in the documentation's order
+    errors: ErrorFormat
+    reference: str = ""  # the page of who made the dialect, which describes its answers
+    beginning: str = ""  # of paths that are this dialect's, also those that are not served
+    # of API keys: what a path needs that is not `infer`; `/a/*` is all below /a/, `GET /a` is by
+    # this method alone. None: no key
+    scopes: Mapping[str, Scope | None] = field(default_factory=dict)
+    # beginnings of paths that orchestrators ask: answered while draining and over the connection
+    # limit, not traced; health checks that succeed are not logged either
+    health: tuple[str, ...] = ()
+    other_probes: tuple[str, ...] = ()

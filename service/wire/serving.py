@@ -1,0 +1,128 @@
+"""The story of one request to a row of the table: from its head to its answer."""
+
+import math
+import time
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+from starlette.types import Receive, Send
+
+from addnorm.service.asking.ask import Ask
+from addnorm.service.errors import InvalidInput
+from addnorm.service.wire.codec.bodies import held_bytes
+from addnorm.service.wire.codec.decoding import RawRequest, Tools
+from addnorm.service.wire.codec.negotiation import (
+    JSON,
+    Headers,
+    negotiate,
+    require_json,
+    wanted_coding,
+)
+from addnorm.service.wire.codec.payload import Payload, compressing
+from addnorm.service.wire.route import Parts, Route
+
+ANSWER_BYTES = 64  # for each byte of a body, of which each may be a token
+TIMEOUT_HEADER = "x-request-timeout-ms"
+FINGERPRINT_HEADER = "x-addnorm-fingerprint"
+
+
+async def answer(
+    route: Route, headers: Headers, receive: Receive, ask: Ask, parts: Parts
+) -> Payload:
+    """The encoded answer with all its headers. ServiceError: what the caller is told instead;
+    Expired or ClientGone between any two stages."""
+    settings, gate = parts.settings, parts.answers.gate
+    ask.timeout_s, ask.is_callers = timeout(headers, settings.timeout_s)
+    ask.anew = "no-cache" in headers.get("cache-control", "").lower()  # RFC 9111, 5.2.1.4
+    if route.infers:  # load shedding, by the head alone
+        declared = headers.get("content-length")
+        is_plain = declared is not None and "content-encoding" not in headers
+        num_bytes = int(declared or 0) if is_plain else math.inf  # as it will be parsed
+        parts.answers.scheduler.check_load(
+            ask.timeout_s, ask.key, num_bytes, ask.names.get("model")
+        )
+    body = await parts.receiver.receive(headers, receive, ask)
+    ask.check()
+    ask.decoded_from, ask.num_body_bytes = time.monotonic(), len(body)
+    gate.hold(ask, "bodies", held_bytes(body, headers))
+    if not route.infers:  # the answer is counted as it is once it is sent
+        num_made = ANSWER_BYTES * min(len(body), settings.max_tokens)
+        gate.hold(ask, "responses", num_made)
+    made = await decode(route, RawRequest(body, headers), ask, parts.tools)
+    gate.hold(ask, "bodies", 0)
+    del body  # it must not be held while the answer is computed
+    if not route.infers:
+        other = made if isinstance(made, Payload) else Payload([made])
+        if (num := other.num_bytes) > (limit := settings.max_response_bytes):
+            raise InvalidInput(
+                f"the answer has {num} bytes, the limit is {limit}"
+                " (ADDNORM_MAX_RESPONSE_BYTES): send less at once"
+            )
+        return other
+    ask.encode = made
+    if coding := wanted_coding(headers):
+        ask.coding, ask.encode = coding, partial(compressing, made, coding)
+    del made
+    payload: Payload = await parts.answers.answer(ask)
+    own = {FINGERPRINT_HEADER: ask.fingerprint, **server_timing(ask.stages_s)}
+    if payload.times:
+        own |= payload.times(ask)
+    ask.forget()
+    return payload._replace(headers={**payload.headers, **own}, times=None)
+
+
+async def decode(route: Route, raw: RawRequest, ask: Ask, tools: Tools) -> Any:
+    """What the row's function makes of the body. InvalidInput names the field. On a shared path
+    errors have the dialect's envelope once it is known."""
+    found, body = route.decode, route.body
+    if route.reads == "bytes":
+        assert callable(found)
+        return await found(raw, ask, tools)
+    if route.reads == "json":
+        require_json(raw.headers)
+    negotiate(raw.headers, (JSON,))
+    if callable(found):
+        return await found(await tools.bodies.read_json(body, raw.body, ask), ask, tools)
+    value = await tools.bodies.read_object(raw.body, ask)
+    field = next((field for field in found if field in value), None)
+    if field is None:
+        raise InvalidInput(f"{' or '.join(found)} is missing: one of them tells the dialect")
+    dialect = found[field]
+    ask.envelope = dialect.envelope
+    fitted = await tools.bodies.fit(dialect.body, value, len(raw.body), ask)
+    return await dialect.decode(fitted, ask, tools)
+
+
+def timeout(headers: Headers, timeout_s: float) -> tuple[float, bool]:
+    """The seconds that a request has, and whether its caller says so: timeout_s if not."""
+    sent = headers.get(TIMEOUT_HEADER)
+    if sent is None:
+        return timeout_s, False
+    digits = sent.strip()
+    if not (digits.isascii() and digits.isdigit() and len(digits) < 10 and int(digits)):
+        raise InvalidInput(
+            f"{TIMEOUT_HEADER} is {sent[:60]!r}: a whole number of milliseconds, 1 to 999999999",
+            param=TIMEOUT_HEADER,
+        )
+    return int(digits) / 1000, True
+
+
+def server_timing(stages_s: Mapping[str, float]) -> dict[str, str]:
+    stages = (f"{stage};dur={seconds * 1000:.2f}" for stage, seconds in stages_s.items())
+    return {"server-timing": ", ".join(stages)}
+
+
+async def send_payload(payload: Payload, send: Send) -> None:
+    """Part by part."""
+    headers = {
+        **payload.headers,
+        "content-type": payload.media_type,
+        "content-length": str(payload.num_bytes),
+    }
+    raw = [(name.encode(), value.encode()) for name, value in headers.items()]
+    await send({"type": "http.response.start", "status": 200, "headers": raw})
+    *others, last = payload.parts
+    for part in others:
+        await send({"type": "http.response.body", "body": part, "more_body": True})
+    await send({"type": "http.response.body", "body": last})

@@ -1,0 +1,91 @@
+"""Reports a request once, at its end: to metrics, the model's statistics, traces and the log."""
+
+import logging
+import math
+import time
+from itertools import accumulate, pairwise
+
+from opentelemetry.trace import Tracer
+from starlette.types import Scope
+
+from addnorm.service.asking.ask import Ask
+from addnorm.service.wire.telemetry import tracing
+from addnorm.service.wire.telemetry.metrics import Metrics
+
+log = logging.getLogger("addnorm.access")
+
+
+class Reporter:
+    """Reads what the ask has gathered. Never sees content."""
+
+    def __init__(
+        self,
+        metrics: Metrics,
+        health: tuple[str, ...],
+        probes: tuple[str, ...],
+        tracer: Tracer | None = None,
+    ) -> None:
+        """health: beginnings of paths whose successes are logged for debugging only; probes: of
+        those that are not traced."""
+        self._metrics, self._tracer = metrics, tracer
+        self._health, self._probes = health, probes
+
+    def report(self, scope: Scope, ask: Ask) -> None:
+        # the route's template: there is no bound on the number of paths
+        route = getattr(scope.get("route"), "path_format", "unknown")
+        now, status = time.monotonic(), ask.status or 500
+        seconds = now - ask.started
+        self._metrics.count_request(route, ask.model_name, status, seconds)
+        if ask.rejection:
+            self._metrics.count_rejection(ask.rejection)
+        if ask.statistics is not None and ask.decoded_from is not None:
+            if ask.is_inferred:
+                ask.statistics.count_request(ask.num_sequences, ask.stages_s)
+                self._metrics.count_inference(
+                    ask.model_name, ask.real_tokens, ask.pad_tokens, ask.stages_s
+                )
+            else:
+                ask.statistics.count_failure(now - ask.decoded_from)
+        trace = {}
+        if self._tracer and not scope["path"].startswith(self._probes):
+            own: dict[str, str | int] = {"addnorm.request_id": ask.id}
+            if ask.model_name:
+                own |= {"addnorm.model": ask.model_name, "addnorm.real_tokens": ask.real_tokens}
+                own |= {"addnorm.pad_tokens": ask.pad_tokens}
+            trace["trace_id"] = tracing.record(
+                self._tracer, scope, route, status, own, ask.started, _spans(ask)
+            )
+        is_healthy_probe = status == 200 and scope["path"].startswith(self._health)
+        level = logging.DEBUG if is_healthy_probe else logging.INFO  # asked every few seconds
+        if not log.isEnabledFor(level):
+            return
+        known = {"key": ask.key, "code": ask.code, "field": ask.param}
+        line = {
+            "request_id": ask.id,
+            "method": scope["method"],
+            "route": route,
+            "status": status,
+            "ms": round(seconds * 1000, 3),
+            "model": ask.model_name,
+            "real_tokens": ask.real_tokens,
+            "pad_tokens": ask.pad_tokens,
+            **{name: value for name, value in known.items() if value},
+            **_times_ms(ask),
+        }
+        log.log(level, "request", extra={**line, **trace})
+
+
+def _times_ms(ask: Ask) -> dict[str, float]:
+    """Milliseconds of the stages, and the deadline and the first byte, where they are known."""
+    seconds = dict(ask.stages_s)
+    if ask.first_byte_s is not None:
+        seconds["first_byte"] = ask.first_byte_s
+    if ask.timeout_s < math.inf:
+        seconds["timeout"] = ask.timeout_s
+    return {f"{name}_ms": round(value * 1000, 3) for name, value in seconds.items()}
+
+
+def _spans(ask: Ask) -> dict[str, tuple[float, float]]:
+    """Each stage's start and end."""
+    ends = accumulate(ask.stages_s.values(), initial=ask.decoded_from or 0.0)
+    return dict(zip(ask.stages_s, pairwise(ends), strict=True))

@@ -1,0 +1,86 @@
+"""Responses as JSON, in the words of any dialect: one place for all vectors, one for all rankings.
+What is added here is in the answers of all of them."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any, NamedTuple
+
+from addnorm.service.asking.ask import Ask
+from addnorm.service.asking.tasks.classification import best
+from addnorm.service.asking.tasks.similarity import similarities
+from addnorm.service.engine.model import Model
+from addnorm.service.engine.outputs import Pooled
+from addnorm.service.wire.codec.negotiation import written
+from addnorm.service.wire.codec.payload import Payload, base64_of
+from addnorm.service.wire.texts.text_tasks import Finish
+
+Shape = Callable[[Ask], Any]  # outputs -> the answer as JSON has it
+
+
+@dataclass(frozen=True)
+class JsonAnswer:
+    """Encodes a response. times: headers from the seconds of the stages, where the dialect has
+    such."""
+
+    shape: Shape
+    times: Callable[[Ask], Mapping[str, str]] | None = None
+
+    def __call__(self, ask: Ask) -> Payload:
+        parts = written(self.shape(ask), ask.num_bytes)
+        return Payload(parts, times=self.times)
+
+
+def pooled(ask: Ask) -> Any:
+    return ask.value(Pooled).joined
+
+
+def in_base64(ask: Ask) -> list[str]:
+    return list(map(base64_of, pooled(ask)))
+
+
+def embedded(words: Callable[[Ask, Any], Any], vectors: Shape = pooled) -> JsonAnswer:
+    """A vector for each sequence. words: the answer that has them."""
+    return JsonAnswer(lambda ask: words(ask, vectors(ask)))
+
+
+def compared(model: Model) -> JsonAnswer:
+    """How alike the first vector is with each of the others, as the model's authors compare."""
+
+    def shape(ask: Ask) -> Any:
+        vectors = pooled(ask)
+        return similarities(model.bundle.manifest.similarity, vectors[0], vectors[1:])
+
+    return JsonAnswer(shape)
+
+
+class Ranking(NamedTuple):
+    """The texts of one query. entry: of a text, from its index and its score. num_best: None: all.
+    in_order: as sent, instead of the best first."""
+
+    num_texts: int
+    entry: Callable[[int, Any], dict[str, Any]]
+    num_best: int | None = None
+    in_order: bool = False
+
+    def entries(self, scores: list[Any]) -> list[dict[str, Any]]:
+        order = range(len(scores)) if self.in_order else best(scores, self.num_best)
+        return [self.entry(index, scores[index]) for index in order]
+
+
+def ranked(finish: Finish, words: Callable[..., Any], *rankings: Ranking) -> JsonAnswer:
+    """The scores of `text_tasks.score_pairs`. words: the answer, from the response and the entries
+    of each ranking."""
+
+    def shape(ask: Ask) -> Any:
+        scores = finish(ask)
+        entries = [one.entries(list(islice(scores, one.num_texts))) for one in rankings]
+        return words(ask, *entries)
+
+    return JsonAnswer(shape)
+
+
+def usage(ask: Ask) -> dict[str, int]:
+    """OpenAI's count of tokens, which others took over."""
+    num_tokens = ask.batch.num_tokens
+    return {"prompt_tokens": num_tokens, "total_tokens": num_tokens}

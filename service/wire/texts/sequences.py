@@ -1,0 +1,142 @@
+"""Texts or token ids in one field, as OpenAI's routes take them: one or several, of one kind."""
+
+from typing import Annotated, Any, NamedTuple
+
+from pydantic import Field, PlainValidator, TypeAdapter
+from pydantic_core import PydanticCustomError
+
+from addnorm.service.asking.ask import Ask
+from addnorm.service.engine.batch import Batch, Padding
+from addnorm.service.engine.model import Model
+from addnorm.service.engine.tokenizing.own_ids import Ends, has_ends
+from addnorm.service.engine.unpadding import from_lists
+from addnorm.service.errors import EmptyInput, InvalidInput
+from addnorm.service.wire.codec.decoding import Tools
+from addnorm.service.wire.codec.validation import Strict
+from addnorm.service.wire.texts.input_types import prompt_of, typed
+from addnorm.service.wire.texts.texts import TextsToTokenize
+
+Row = Annotated[list[int], Field(fail_fast=True)]  # a bad body must not cost a million errors
+Integers = Annotated[list[Row], Field(fail_fast=True)]
+Strings = Annotated[list[str], Field(fail_fast=True)]
+
+
+class TextObject(Strict):
+    text: str
+
+
+OBJECTS = TypeAdapter(Annotated[list[TextObject], Field(fail_fast=True)])
+ONE_ROW, ROWS, TEXTS = TypeAdapter(Row), TypeAdapter(Integers), TypeAdapter(Strings)
+# where ids that are not the model's own may come from
+OTHER_VOCABULARY = ". Ids of another vocabulary, such as tiktoken's, mean nothing to it"
+
+
+def _sequences(value: Any) -> list[str] | list[list[int]]:
+    """One text or one sequence becomes a list of one. What the first element is, all must be."""
+    if isinstance(value, str):
+        return [value]
+    first = value[0] if isinstance(value, list) and value else []
+    if isinstance(first, dict):  # Jina's
+        return [each.text for each in OBJECTS.validate_python(value, strict=True)]
+    is_pair = isinstance(first, list) and first and isinstance(first[0], str)
+    if not isinstance(value, list) or is_pair or not isinstance(first, str | list | int | float):
+        raise PydanticCustomError(
+            "input_kind",
+            "Input should be a text, a list of texts, token ids, or a list of such; no pairs",
+        )
+    if isinstance(first, str):
+        return TEXTS.validate_python(value, strict=True)
+    if isinstance(first, list):
+        return ROWS.validate_python(value, strict=True)
+    return [ONE_ROW.validate_python(value, strict=True)]
+
+
+def _one_or_several(value: Any) -> list[str]:
+    return [value] if isinstance(value, str) else TEXTS.validate_python(value, strict=True)
+
+
+OneOrSeveral = Annotated[list[str], PlainValidator(_one_or_several, str | list[str])]
+Sequences = Annotated[
+    list[str] | list[list[int]],
+    PlainValidator(_sequences, str | list[str] | list[int] | list[list[int]] | list[TextObject]),
+]
+
+
+class SequencesToRead(NamedTuple):
+    """The sequences of one request, with their prompt."""
+
+    field: str  # the request's field that has them
+    sequences: list[str] | list[list[int]]
+    truncate: bool | None  # None: the protocol has no such field
+    model: Model
+    prompt_name: str | None
+    left: bool = False  # whether texts are cut at their beginnings
+    keeps_prompt: bool = False  # whether it is rejected if that would cut off the prompt
+    hint: str = OTHER_VOCABULARY  # why ids may be none of the model's own
+    input_type: tuple[str, str] | None = None  # the field that has it, and the type
+    only_own: bool = True  # whether ids are rejected that nothing tells to be the model's own
+
+    async def read(self, ask: Ask, tools: Tools) -> tuple[Batch, Padding]:
+        """Ragged. InvalidInput for what does not fit ids."""
+        field, sequences, truncate, model, prompt_name, left, *_ = self
+        if not sequences:
+            raise EmptyInput(f"{field} is empty: send at least one text or sequence", param=field)
+        if isinstance(sequences[0], str):
+            texts = TextsToTokenize.prompted(field, sequences, bool(truncate), model, prompt_name)
+            if self.input_type:
+                texts = typed(texts, *self.input_type, prompt_name)
+            texts = texts._replace(can_cut=truncate is not None, left=left)
+            if self.keeps_prompt:
+                texts.check_prompt_is_kept()
+            return await tools.texts.tokenize(texts, ask)
+        for index, sequence in enumerate(sequences):
+            if not sequence:
+                raise InvalidInput(f"{field}[{index}] is empty: leave it out", param=field)
+        if truncate:
+            raise InvalidInput(
+                "truncate is set, but it cuts texts only: cut the token ids yourself",
+                param="truncate",
+            )
+        if self.input_type and (prompt := prompt_of(model, *self.input_type, prompt_name)):
+            raise InvalidInput(
+                f"{self.input_type[0]} is {self.input_type[1]!r}, which puts the model's prompt"
+                f" {prompt!r} before texts: put its ids into {field}, and leave it out",
+                param=self.input_type[0],
+            )
+        if prompt_name is not None:
+            raise InvalidInput(
+                f"prompt_name is set, but prompts are for texts: put the prompt's ids into {field}",
+                param="prompt_name",
+            )
+        rows = [ids for ids in sequences if isinstance(ids, list)]  # all of them
+        is_checked = self.only_own and not tools.texts.settings.trust_token_ids
+        about = ask.num_body_bytes, ask
+        return await tools.bodies.read(*about, self._ragged, rows, is_checked)
+
+    def _ragged(self, rows: list[list[int]], is_checked: bool) -> tuple[Batch, Padding]:
+        made = from_lists(rows, field=self.field)
+        if is_checked and self.model.tokenizer is not None:
+            self._check_own(rows, self.model.tokenizer.ends)
+        return made
+
+    def _check_own(self, rows: list[list[int]], ends: tuple[Ends, ...]) -> None:
+        """Ids of another vocabulary may be in the model's range. What they give would be wrong, and
+        nobody would see it."""
+        if not ends:
+            raise InvalidInput(
+                f"{self.field} has token ids, and nothing tells whether they are"
+                f" {self.model.bundle.ref}'s own: its tokenizer does not put special tokens at both"
+                " ends of a text. Send texts, or token ids to /v1/infer; ADDNORM_TRUST_TOKEN_IDS"
+                f" lets them in here{self.hint}",
+                param=self.field,
+            )
+        foreign = (index for index, ids in enumerate(rows) if not has_ends(ids, ends))
+        if (index := next(foreign, None)) is not None:
+            ids = rows[index]
+            (first, *_), (*_, last) = ends[0]
+            raise InvalidInput(
+                f"{self.field}[{index}] begins with {ids[0]} and ends with {ids[-1]}: a text's ids"
+                f" of {self.model.bundle.ref} begin with {first} and end with {last}, its special"
+                f" tokens{self.hint}",
+                param=self.field,
+            )

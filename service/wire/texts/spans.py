@@ -1,0 +1,123 @@
+"""Ranges of characters or of tokens, as callers send them -> the tokens of the batch in each."""
+
+from bisect import bisect_left
+from collections.abc import Iterator, Sequence
+from typing import Annotated, NamedTuple
+
+import numpy as np
+from pydantic import Field
+from tokenizers import Encoding
+
+from addnorm.service.engine.batch import Ints, Padding
+from addnorm.service.engine.checkpoint import checkpoint
+from addnorm.service.engine.heads import Spans
+from addnorm.service.engine.tokenizing.tokenizer import Text
+from addnorm.service.errors import InvalidInput
+from addnorm.service.wire.texts.texts import TextsToTokenize
+
+Range = Annotated[list[int], Field(min_length=2, max_length=2)]
+Ranges = Annotated[list[Annotated[list[Range], Field(fail_fast=True)]], Field(fail_fast=True)]
+NOWHERE = -1
+
+
+class Places(NamedTuple):
+    """Where the tokens of one of the caller's rows are, in units of its ranges."""
+
+    of_tokens: Ints  # ascending but for NOWHERE
+    size: int  # of the row
+    units: str
+
+
+def in_layout(padding: Padding) -> Iterator[Places]:
+    """Ranges of places in the caller's layout. Pads in a range do not count."""
+    for row, length in enumerate(padding.lengths.tolist()):
+        if padding.mask is None:
+            yield Places(np.arange(length), length, "tokens")
+        else:
+            mask = padding.mask[row]
+            yield Places(np.flatnonzero(mask), len(mask), "tokens")
+
+
+def in_texts(
+    texts: Sequence[Text], asked: TextsToTokenize, encodings: Sequence[Encoding]
+) -> Iterator[Places]:
+    """Ranges of characters of the texts, not of the prompts that `asked` has before them.
+
+    A token is where its last character is, so of two ranges that touch it is in one. Special
+    tokens have no characters.
+    """
+    for index, text in enumerate(texts):
+        if not isinstance(text, str):
+            raise InvalidInput(
+                f"spans is set, but {asked.field}[{index}] is a pair: spans are for single texts",
+                param="spans",
+            )
+        starts, ends = np.array(encodings[index].offsets).T
+        last = ends - 1 - len(asked.prompt)
+        places = np.where(starts < ends, last, NOWHERE)
+        end = int(places.max()) + 1
+        if asked.truncate and text[end:].strip():
+            yield Places(places, end, "characters that are left once it is cut")
+        else:
+            yield Places(places, len(text), "characters")
+
+
+def read(ranges: list[list[list[int]]], rows: Iterator[Places], field: str) -> Spans:
+    """InvalidInput names the range that does not fit. field: the caller's name for the rows."""
+    found, lengths, start = list[tuple[int, int]](), list[int](), 0
+    for row, places in enumerate(rows):
+        wanted = ranges[row] if row < len(ranges) else []
+        num_tokens = len(places.of_tokens)
+        if len(wanted) > num_tokens:
+            raise InvalidInput(
+                f"spans[{row}] has {len(wanted)} ranges, the limit is {num_tokens}: one for each"
+                f" token of {field}[{row}]",
+                param="spans",
+            )
+        tokens = _InOrder.of(places)
+        for index, (begin, end) in enumerate(wanted):
+            place = f"spans[{row}][{index}] is [{begin}, {end}]"
+            first, last = _tokens_in(begin, end, tokens, places, place, f"{field}[{row}]")
+            found.append((start + first, start + last + 1))
+        lengths.append(len(wanted))
+        start += num_tokens
+        checkpoint()
+    if len(ranges) != len(lengths):
+        raise InvalidInput(
+            f"spans has {len(ranges)} lists, {field} has {len(lengths)}: send a list of ranges for"
+            " each, empty for those without",
+            param="spans",
+        )
+    return Spans(np.array(found, np.int64).reshape(-1, 2), np.array(lengths))
+
+
+class _InOrder(NamedTuple):
+    """The tokens of a row that are somewhere, and where: a range is found among them by halving, as
+    a row may have a range for each of its tokens."""
+
+    indices: list[int]
+    places: list[int]  # ascending
+
+    @classmethod
+    def of(cls, places: Places) -> "_InOrder":
+        indices = np.flatnonzero(places.of_tokens != NOWHERE)
+        return cls(indices.tolist(), places.of_tokens[indices].tolist())
+
+
+def _tokens_in(
+    begin: int, end: int, tokens: _InOrder, places: Places, place: str, row: str
+) -> tuple[int, int]:
+    """The first and the last token of the row in the range."""
+    if not 0 <= begin < end <= places.size:
+        raise InvalidInput(
+            f"{place}: a range of {row} is [first, one past the last] of its {places.size}"
+            f" {places.units}",
+            param="spans",
+        )
+    first, after = bisect_left(tokens.places, begin), bisect_left(tokens.places, end)
+    if first == after:
+        raise InvalidInput(
+            f"{place}: it holds no token of {row}, special tokens and pads not counted",
+            param="spans",
+        )
+    return tokens.indices[first], tokens.indices[after - 1]

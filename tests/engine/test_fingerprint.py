@@ -1,0 +1,78 @@
+"""The fingerprint: what it is a digest of, and where it is shown."""
+
+from dataclasses import fields, replace
+from pathlib import Path
+
+import httpx
+import pytest
+
+from addnorm.service.engine import bundle as bundles
+from addnorm.service.engine.device.processor import Processor
+from addnorm.service.engine.fingerprint import Fingerprint, from_text, to_text
+from tests.support.metrics import samples
+
+HERE = Fingerprint.here("0" * 64, "fp32", "cpu")
+
+
+@pytest.mark.parametrize("part", [field.name for field in fields(Fingerprint)])
+def test_each_part_changes_the_digest(part: str) -> None:
+    assert replace(HERE, **{part: "another"}).digest != HERE.digest
+    assert replace(HERE, **{part: getattr(HERE, part)}).digest == HERE.digest
+
+
+def test_a_processor_class_has_instruction_sets_and_no_name() -> None:
+    x86 = "processor : 0\nmodel name : Some CPU\nflags : fpu avx2 ht avx512_vnni\n"
+    found = Processor.parse(x86)
+    assert found.instruction_sets == ("avx2", "avx512_vnni")
+    assert (found.name, found.has_vnni) == ("Some CPU", True)
+    assert Processor.parse(x86.replace("Some", "Other").replace(" ht", "")).kind == found.kind
+    without = Processor.parse(x86.replace(" avx512_vnni", ""))
+    assert without.kind != found.kind
+    assert not without.has_vnni
+    arm = "CPU implementer : 0x41\nFeatures : fp asimd i8mm\nCPU part : 0xd40\n"
+    assert Processor.parse(arm).kind.endswith(" 0x41 0xd40 asimd i8mm")
+
+
+def test_it_is_shown_everywhere(text_client: httpx.Client, text_bundles: Path) -> None:
+    entry = text_client.get("/v1/models").json()["data"][0]
+    bundle = bundles.read(text_bundles / entry["id"] / entry["versions"][-1])
+    assert bundle.certificate
+    for precision in entry["precisions"]:
+        answers = bundle.certificate["known_digests"][precision]
+        known = Fingerprint.here(bundle.manifest_sha256, precision, "cpu").proved(answers)
+        asked = {"model": entry["id"], "input_ids": [[1]], "precision": precision}
+        answer = text_client.post("/v1/infer", json=asked)
+        assert answer.headers["x-addnorm-fingerprint"] == known.digest
+        assert entry["fingerprint"][precision] == known.digest
+        assert entry["fingerprint_parts"][precision] == known.parts()
+        assert bundle.certificate["fingerprint"][precision] == known.digest
+    answer = text_client.post("/v1/embeddings", json={"model": entry["id"], "input": "a"})
+    assert answer.headers["x-addnorm-fingerprint"] in entry["fingerprint"].values()
+    info = [
+        dict(labels)
+        for name, labels in samples(text_client.get("/metrics").text)
+        if name == "addnorm_model_info"
+    ]
+    assert {labels["fingerprint"] for labels in info} >= set(entry["fingerprint"].values())
+
+
+def test_its_text_is_read_back() -> None:
+    assert from_text(to_text(HERE.parts())) == (HERE.digest, HERE.parts())
+    assert from_text(f" {HERE.digest}\n") == (HERE.digest, None)
+    assert from_text(f'{{"fingerprint": "{HERE.digest}"}}') == (HERE.digest, None)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "is no fingerprint"),
+        (HERE.digest[1:], "32 hexadecimal digits"),
+        ("[]", "is no fingerprint"),
+        ('{"precision": "fp32"}', "is no fingerprint"),
+        ('{"fingerprint": 1}', "is no fingerprint"),
+        (to_text(HERE.parts()).replace("fp32", "int8"), "is not that of the parts beside it"),
+    ],
+)
+def test_a_text_that_is_none_is_refused(text: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        from_text(text)

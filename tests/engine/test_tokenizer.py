@@ -1,0 +1,190 @@
+"""Texts and pairs are cut where the library cuts the whole text or pair, or are refused."""
+
+import json
+import random
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import tokenizers
+from tokenizers.models import BPE, Unigram
+from tokenizers.pre_tokenizers import ByteLevel, Metaspace
+
+from addnorm.service.engine import bundle as bundles
+from addnorm.service.engine.bundle import Bundle
+from addnorm.service.engine.tokenizing.tokenizer import (
+    MAX_CUT_CHARACTERS,
+    CannotCut,
+    Tokenizer,
+    num_characters,
+)
+from tests.support.texts import MAX_TEXT_TOKENS, TEXT_MODEL, library
+
+STRATEGIES = ["longest_first", "only_first", "only_second"]
+PARTS = [
+    "a", "the same", "[MASK]", "[SEP]", "tokenizes", "x" * 150, " " * 40, "\u200b" * 90, "e\u0301",
+    ".", "中", "unheard",
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def bundle(text_bundles: Path) -> Bundle:
+    return bundles.read(text_bundles / TEXT_MODEL / "1")
+
+
+def with_limit(bundle: Bundle, limit: int) -> Bundle:
+    limits = bundle.manifest.limits.model_copy(update={"max_text_tokens": limit})
+    return replace(bundle, manifest=bundle.manifest.model_copy(update={"limits": limits}))
+
+
+def of_strategy(bundle: Bundle, strategy: str, folder: Path) -> Bundle:
+    """The bundle with a tokenizer.json that cuts by this strategy."""
+    found = library()
+    found.enable_truncation(8, strategy=strategy)
+    found.save(str(folder / "tokenizer.json"))
+    return replace(bundle, path=folder)
+
+
+def drawn(draws: random.Random, most: int) -> str:
+    chosen = draws.choices(PARTS, k=3)
+    return "".join(draws.choice(chosen) + draws.choice(["", " ", " "])
+                   for _ in range(draws.randint(0, most)))  # fmt: skip
+
+
+@pytest.mark.parametrize("limit", [MAX_TEXT_TOKENS, MAX_TEXT_TOKENS - 1])
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_texts_and_pairs_are_cut_like_the_librarys_whole_ones_or_not_at_all(
+    bundle: Bundle, tmp_path: Path, strategy: str, limit: int
+) -> None:
+    mine = Tokenizer(with_limit(of_strategy(bundle, strategy, tmp_path), limit))
+    mine.max_cut_characters = mine.max_whole_characters = mine.max_characters
+    theirs, draws = library(), random.Random(0)
+    theirs.enable_truncation(limit, strategy=strategy)
+    of_one_text = library(limit)
+    num_long = num_refused = 0
+    for _ in range(1500):
+        lengths = draws.sample([2, 8, 90, 90], 2)
+        pair = [drawn(draws, length) for length in lengths[: draws.choice((1, 2, 2))]]
+        text = pair[0] if len(pair) == 1 else (pair[0], pair[1])
+        try:
+            expected = (theirs if len(pair) == 2 else of_one_text).encode(*pair)
+        except Exception:
+            with pytest.raises(CannotCut):
+                mine.tokens([text], truncate=True)
+            continue
+        try:
+            (cut,) = mine.tokens([text], truncate=True)
+        except CannotCut:
+            assert max(map(len, pair)) > mine.max_characters
+            num_refused += 1
+            continue
+        assert cut.ids == expected.ids, pair
+        assert (cut.types or [0] * len(cut)) == expected.type_ids
+        num_long += max(map(len, pair)) > mine.max_characters
+    assert num_long > 50
+    assert num_refused > 50
+
+
+def test_a_pair_whose_other_text_leaves_no_room_is_named_by_its_index(
+    bundle: Bundle, tmp_path: Path
+) -> None:
+    mine = Tokenizer(of_strategy(bundle, "only_second", tmp_path))
+    with pytest.raises(CannotCut) as raised:
+        mine.tokens(["a", ("a", "b"), "a " * 20, ("a", "b"), ("a " * 20, "b")], truncate=True)
+    assert raised.value.index == 4
+    assert raised.value.reason.startswith("is cut in its second text only, and the first leaves")
+    assert json.loads((tmp_path / "tokenizer.json").read_text())["truncation"]
+
+
+def test_texts_and_pairs_keep_their_order(bundle: Bundle, tmp_path: Path) -> None:
+    texts = ["a", ("a", "b"), ("b", "c"), "a " * 20, ("a " * 20, "b"), "c"]
+    for mine in (Tokenizer(bundle), Tokenizer(of_strategy(bundle, "only_first", tmp_path))):
+        for truncate in (True, False):
+            alone = [mine.tokens([text], truncate)[0] for text in texts]
+            assert mine.tokens(texts, truncate) == alone
+            assert [shown.ids for shown in mine.encode(texts, truncate)] == [
+                tokens.ids for tokens in alone
+            ]
+
+
+def test_a_limit_below_a_pairs_special_tokens_refuses_pairs_to_be_cut(bundle: Bundle) -> None:
+    mine = Tokenizer(with_limit(bundle, 3))
+    assert mine.tokens([("a", "b")], truncate=True)[0].ids == [2, 3, 3]
+    mine.num_special_of_pair = 4
+    with pytest.raises(CannotCut, match="4 special tokens, the limit is 3"):
+        mine.tokens([("a", "b")], truncate=True)
+
+
+def test_characters_of_a_pair_are_those_of_both() -> None:
+    assert (num_characters("abc"), num_characters(("ab", "c"))) == (3, 3)
+
+
+def bpe() -> tokenizers.Tokenizer:
+    """A tokenizer of bytes, as GPT-2's, with tokens of many blanks and of many letters."""
+    vocab = {letter: index for index, letter in enumerate(sorted(ByteLevel.alphabet()))}
+    merges = list[tuple[str, str]]()
+    for letter in ("Ġ", "x"):
+        for size in (1, 2, 4, 8):
+            merges.append((letter * size, letter * size))
+            vocab[letter * 2 * size] = len(vocab)
+    made = tokenizers.Tokenizer(BPE(vocab, merges))
+    made.pre_tokenizer = ByteLevel(add_prefix_space=False)
+    return made
+
+
+def unigram() -> tokenizers.Tokenizer:
+    pieces = ["<unk>", "▁", "▁" * 8, "x" * 16, "x", *"abcdefghijklmnopqrstuvwyz", "▁the"]
+    made = tokenizers.Tokenizer(
+        Unigram([(piece, -float(at)) for at, piece in enumerate(pieces)], 0)
+    )
+    made.pre_tokenizer = Metaspace()
+    return made
+
+
+LONG_TEXTS = {
+    "blanks": "Page 1\n" + " " * 20_000 + "the end" + " the same text" * 10,
+    "one word": "x" * 9_000,
+    "a word, and more": "the same " + "x" * 40_000 + " text",
+    "base 64": "a: " + "iVBORw0KGgo+/A" * 2_860,
+    "dots": "Contents " + "." * 20_000 + " 12",
+    "what is dropped": "a" + "\u200b" * 30_000 + "b",
+    "lines": "a" + "\n \t" * 10_000 + "b",
+    "a long word first, then texts": "y" * 20_000 + " the same text" * 2_000,
+}
+
+
+@pytest.mark.parametrize("left", [False, True])
+@pytest.mark.parametrize("kind", ["wordpiece", "bpe", "unigram"])
+@pytest.mark.parametrize("name", LONG_TEXTS)
+def test_texts_of_few_tokens_are_cut_as_the_library_cuts_the_whole(
+    bundle: Bundle, tmp_path: Path, name: str, kind: str, left: bool
+) -> None:
+    """Runs of blanks and words of thousands of letters, as crawlers and extractors make them."""
+    made = {"wordpiece": library, "bpe": bpe, "unigram": unigram}[kind]()
+    made.save(str(tmp_path / "tokenizer.json"))
+    limits = bundle.manifest.limits.model_copy(update={"vocab_size": 400})
+    manifest = bundle.manifest.model_copy(update={"limits": limits})
+    mine = Tokenizer(replace(bundle, path=tmp_path, manifest=manifest))
+    made.enable_truncation(MAX_TEXT_TOKENS, direction="left" if left else "right")
+    text = LONG_TEXTS[name]
+    if left and len(text) > mine.max_whole_characters:
+        with pytest.raises(CannotCut, match="characters: only 32768 are read to cut on the left"):
+            mine.tokens([text], truncate=True, left=True)
+        return
+    (cut,) = mine.tokens([text], truncate=True, left=left)
+    assert cut.ids == made.encode(text).ids
+
+
+def test_a_text_of_few_tokens_is_read_no_further_than_its_limit(bundle: Bundle) -> None:
+    mine, blanks = Tokenizer(bundle), " " * MAX_CUT_CHARACTERS
+    assert len(mine.tokens([blanks], truncate=True)[0]) == 2
+    with pytest.raises(CannotCut, match="its first 131072 do not hold the tokens needed"):
+        mine.tokens([blanks + " "], truncate=True)
+
+
+def test_a_pair_is_cut_where_both_of_its_texts_have_few_tokens(bundle: Bundle) -> None:
+    theirs = library()
+    theirs.enable_truncation(MAX_TEXT_TOKENS)
+    for pair in (("a" + " " * 20_000 + "b", "x" * 9_000), ("a b", "c" + " " * 90_000 + "a")):
+        (cut,) = Tokenizer(bundle).tokens([pair], truncate=True)
+        assert cut.ids == theirs.encode(*pair).ids
