@@ -9,6 +9,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -30,6 +31,7 @@ from addnorm.model.transformer import Transformer, randomize
 from addnorm.service import locks
 from addnorm.service.loading.loader import load_all
 from addnorm.service.models.registry import Models, Root
+from addnorm.service.protocols.codec import openapi
 from addnorm.service.runtime import bundle
 from addnorm.service.runtime.bundle import Bundle
 from addnorm.service.server.http.connection import Connection
@@ -129,7 +131,8 @@ def routes_documented_once() -> Iterator[None]:
             known[path].append((options, route))
         app.router.routes.append(route)
 
-    with mock.patch.object(FastAPI, "add_api_route", add_known):
+    schemas = mock.patch.object(openapi, "body_schema", cache(openapi.body_schema))
+    with mock.patch.object(FastAPI, "add_api_route", add_known), schemas:
         yield
 
 

@@ -218,7 +218,7 @@ MODELS = (
 
 
 def models_table(kept: Kept) -> str:
-    """Each cost in fp32 / int8. No costs where no run of `shapes` is kept."""
+    """Each cost in fp32/int8. No costs where no run of `shapes` is kept."""
     costs = COLUMNS[NUM_FACTS:] if "shapes" in kept else ()
     rows = (
         (f"`{name}`", task, f"{longest:,}", *(_both(kept, shape, cost) for cost in costs))
@@ -230,4 +230,4 @@ def models_table(kept: Kept) -> str:
 def _both(kept: Kept, shape: str, cost: str) -> str:
     if f"`{shape}`" not in kept["shapes"]["report"]:
         return "-"
-    return " / ".join(figure(kept, f"shapes / {shape} / {cost}, {who}") for who in ("fp32", "int8"))
+    return "/".join(figure(kept, f"shapes / {shape} / {cost}, {who}") for who in ("fp32", "int8"))

@@ -88,7 +88,13 @@ def fetch(
         folder = Path(
             download(allow_patterns=_patterns([*files_to_read(listed, (), False), *code]))
         )
-        if modules := _modules(folder / "modules.json"):
+        try:  # folders that modules.json names otherwise than sentence-transformers does
+            entries = json.loads((folder / "modules.json").read_bytes())
+            paths = [entry["path"] for entry in entries]
+        except (OSError, ValueError, TypeError, LookupError, RecursionError):
+            paths = []  # what is wrong in it is said when it is read
+        named = [path for path in paths if isinstance(path, str) and path]
+        if modules := [path for path in named if not MODULE.fullmatch(path)]:
             download(allow_patterns=_patterns(files_to_read(listed, modules, False)))
     look(folder, listed)  # before what takes long
     with _in_words(repository, revision, endpoint):
@@ -136,16 +142,6 @@ def _in_words(repository: str, revision: str, endpoint: str | None) -> Iterator[
 
 def _patterns(files: Iterable[str]) -> list[str]:
     return [glob.escape(file) for file in files]
-
-
-def _modules(file: Path) -> list[str]:
-    """Folders that modules.json names otherwise than sentence-transformers does; what is wrong in
-    it is said when it is read."""
-    try:
-        paths = [entry["path"] for entry in json.loads(file.read_bytes())]
-    except (OSError, ValueError, TypeError, LookupError, RecursionError):
-        return []
-    return [path for path in paths if isinstance(path, str) and path and not MODULE.fullmatch(path)]
 
 
 def files_to_read(

@@ -18,7 +18,7 @@ micro-batches without company, and leave the last idle worker to other asks whil
 import math
 from bisect import bisect_left, insort
 from collections import defaultdict, deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
 from itertools import chain, count
@@ -154,30 +154,29 @@ class FairQueue:
         """
         self.sweep(now)
         if self._first:
-            return self._take_first(now)
-        if not self.asks:
+            ask = next(iter(self._first.values()))
+            taken = ask.waiting
+            self._take_out(taken, now)
+            return MicroBatch.of(ask.target, taken, now)
+        if not self.asks or (chosen := self._next(now, num_idle)) is None:
             return None
-        ask = self._next(now, num_idle)
-        if ask is None:
-            return None
-        target, candidates = ask.target, ask.waiting
-        if ask.is_bulk:  # without company, which would wait as long as it runs
+        target, backlog, candidates = chosen.target, chosen.backlog, chosen.waiting
+        if chosen.is_bulk:  # without company, which would wait as long as it runs
             share = BULK_TOKENS
         else:
             share = target.token_budget
             if target.is_shared_out:
                 share = max(MIN_TOKENS_PER_WORKER, math.ceil(target.num_tokens / num_idle))
-            candidates = self._candidates(ask, CANDIDATE_BATCHES * target.token_budget)
-        taken = _nearest(candidates, ask.waiting[-1], min(target.token_budget, share))
-        self._charge(ask.backlog, target, taken)
+            candidates = self._candidates(chosen, CANDIDATE_BATCHES * target.token_budget)
+        taken = _nearest(candidates, chosen.waiting[-1], min(target.token_budget, share))
+        # other backlogs pay nothing for their part: without it the space would stay empty
+        num_own = sum(one.length for one in taken if one.ask.backlog is backlog)
+        backlog.charge(num_own)
+        cost_s = max(num_own, MIN_TOKENS_PER_WORKER) * target.s_per_token
+        backlog.owner.fairness.charge(backlog, cost_s)
+        self._fairness.charge(backlog.owner, cost_s)
         self._take_out(taken, now)
         return MicroBatch.of(target, taken, now)
-
-    def _take_first(self, now: float) -> MicroBatch:
-        ask = next(iter(self._first.values()))
-        taken = ask.waiting
-        self._take_out(taken, now)
-        return MicroBatch.of(ask.target, taken, now)
 
     def _next(self, now: float, num_idle: int) -> Ask | None:
         """The ask whose turn it is, where none goes first. None if bulk asks alone wait, and the
@@ -190,15 +189,6 @@ class FairQueue:
             key = self._fairness.next(lambda key: key.num_waiting > key.num_bulk)
             backlog = key.fairness.next(lambda backlog: not backlog.is_bulk) if key else None
         return backlog.order()[0][2] if backlog else None
-
-    def _charge(self, backlog: Backlog, target: Target, taken: list[Waiting]) -> None:
-        """Other backlogs pay nothing for their part of the micro-batch: without it the space would
-        stay empty."""
-        own = [sequence.length for sequence in taken if sequence.ask.backlog is backlog]
-        backlog.charge(sum(own))
-        cost_s = max(sum(own), MIN_TOKENS_PER_WORKER) * target.s_per_token
-        backlog.owner.fairness.charge(backlog, cost_s)
-        self._fairness.charge(backlog.owner, cost_s)
 
     def _take_out(self, taken: list[Waiting], now: float) -> None:
         """Takes sequences out of the queue."""
@@ -215,34 +205,25 @@ class FairQueue:
                 del ask.waiting[bisect_left(ask.waiting, sequence)]
 
     def _candidates(self, ask: Ask, num_tokens: int) -> list[Waiting]:
-        """About so many tokens of the target, of the asks that are next, sorted by length.
+        """About so many tokens, sorted by length: of the ask, then of the other asks of its target
+        in the order of this turn, its own backlog's first. Bulk asks run apart.
 
         If all asks were candidates, an ask's odd lengths would wait while later asks fill the
         micro-batches, and the gate could not predict when the ask is done.
         """
-        candidates: list[Waiting] = []
-        for other in self._following(ask):
-            candidates += other.waiting
-            num_tokens -= other.num_tokens
-            if num_tokens <= 0:
-                break
+        own, candidates = ask.backlog, list(ask.waiting)
+        num_tokens -= ask.num_tokens
+        smallest_first = own.order() is own.by_size
+        others = (one for one in self.active[ask.target] if one is not own and not one.is_bulk)
+        for backlog in chain([own], others):
+            for _, _, other in backlog.by_size if smallest_first else backlog.by_age:
+                if num_tokens <= 0:
+                    break
+                if other is not ask:
+                    candidates += other.waiting
+                    num_tokens -= other.num_tokens
         candidates.sort()
         return candidates
-
-    def _following(self, ask: Ask) -> Iterator[Ask]:
-        """The ask, then the other asks of its target in the order of this turn, its own backlog's
-        first. Bulk asks run apart."""
-        yield ask
-        own = ask.backlog
-        smallest_first = own.order() is own.by_size
-        others = (
-            backlog
-            for backlog in self.active[ask.target]
-            if backlog is not own and not backlog.is_bulk
-        )
-        for backlog in chain([own], others):
-            asks = backlog.by_size if smallest_first else backlog.by_age
-            yield from (other for _, _, other in asks if other is not ask)
 
     def settle(self, micro: MicroBatch, error: Exception | None, now: float) -> None:
         """The rows of the micro-batch were delivered, or an error came in their place, which fails

@@ -170,7 +170,7 @@ class Gate:
         """From now on the request holds so much. BodiesFull, ResponsesFull or TooManyConnections if
         that is more than before and its key has no space for it."""
         total, limit = self.total[account], self.limits[account]
-        own, of_key = ask.held.get(account, 0), self._of_key(account, ask.key)
+        own, of_key = ask.held.get(account, 0), self._by_key[account].get(ask.key, 0)
         more = amount - own
         if more > 0 and not BYTES.grants(limit, total, of_key, own, more):
             if account == "calls":
@@ -191,19 +191,16 @@ class Gate:
             return
         ask.held[account] = amount
         self.total[account] += more
-        of_key = self._of_key(account, ask.key) + more
-        self._by_key[account][ask.key] = of_key
-        if not of_key:
-            del self._by_key[account][ask.key]
-
-    def _of_key(self, account: Account, key: str) -> float:
-        return self._by_key[account].get(key, 0)
+        by_key = self._by_key[account]
+        by_key[ask.key] = by_key.get(ask.key, 0) + more
+        if not by_key[ask.key]:
+            del by_key[ask.key]
 
     def before_s(self, account: Account, key: str, own_s: float) -> float:
         """Predicted seconds of this account that go before own_s of the key."""
         by_key = self._by_key[account]
         others = (seconds for other, seconds in by_key.items() if other != key)
-        return served_before(own_s, self._of_key(account, key), others)
+        return served_before(own_s, by_key.get(key, 0), others)
 
     @property
     def is_shedding(self) -> bool:
@@ -312,7 +309,14 @@ class Gate:
             raise self._overloaded(shed.kind)
         finish_s = self._finish_s(arrival)
         if not waiting:
-            _check_trial(arrival, finish_s)
+            # Only runs correct a rate: so what is not hopelessly late runs as a trial. Each
+            # rejection raises the rate, so that one wrong measurement does not reject for ever.
+            if finish_s > TRIAL_RATIO * arrival.time_s:
+                arrival.target.raise_rate()
+                raise Expired(
+                    f"deadline: computing takes about {1000 * finish_s:.0f} ms,"
+                    f" {1000 * arrival.time_s:.0f} ms are left: allow more time or send less"
+                )
         elif finish_s > arrival.time_s:
             self._start_shedding(arrival, SIMILAR_TIME * arrival.time_s, DeadlineNotMet)
             raise self._overloaded(
@@ -394,15 +398,3 @@ def _num_before(arrival: Arrival) -> int:
     if TINY_RATIO * size * backlog.num_waiting > backlog.num_tokens:
         return backlog.num_tokens
     return size * bisect_left(backlog.by_size, (size, math.inf))
-
-
-def _check_trial(arrival: Arrival, finish_s: float) -> None:
-    """Nothing waits. Expired for an ask that is hopelessly late; any other runs as a trial, because
-    only runs correct a rate. Each rejection raises the rate, so that one wrong measurement does not
-    reject for ever."""
-    if finish_s > TRIAL_RATIO * arrival.time_s:
-        arrival.target.raise_rate()
-        raise Expired(
-            f"deadline: computing takes about {1000 * finish_s:.0f} ms,"
-            f" {1000 * arrival.time_s:.0f} ms are left: allow more time or send less"
-        )

@@ -104,7 +104,9 @@ def test_a_caller_that_leaves_ends_the_writing(server: httpx.Client) -> None:
 
 
 def one(models: Models, output: Output[Value] | None = None, **fields: Any) -> Ask:
-    return ask_for(models.find("gpt"), [[1, 2, 3]], output or Logits(), **fields)
+    ask = ask_for(models.find("gpt"), [[1, 2, 3]], output or Logits(), **fields)
+    ask.sizes = [one.size(ask.model.bundle, ask.batch, ask.padding) for one in ask.outputs]
+    return ask
 
 
 def slowly(num_pieces: int, done: list[int]) -> str:

@@ -174,8 +174,7 @@ def test_graphs_of_the_layout_padded_are_read_back_too(name: str) -> None:
 def test_a_lens_of_terms_of_distances_is_read_back_too() -> None:
     """An export that kept one width had a table of its distances alone."""
     model = model_of(replace(DISTANCES, n_layers=1))
-    lens = all_graphs.Graphs.export(model, lens=True).lens
-    assert lens
+    lens = make_portable(graph_module.export_lens(model))
     assert [*attributes.body(lens, model.config, "fp32", portable=True)] == []
 
 

@@ -41,7 +41,8 @@ def _widths(config: Config) -> list[int]:
     """How many numbers each norm of the body is of."""
     of_rows = [config.d_model] * (config.n_norms - config.embedding_norm)
     of_embeddings = [config.embedding_size or config.d_model] * config.embedding_norm
-    of_distances = [config.d_model] * places.has_norm(config)
+    shape = config.positions.disentangled  # whose norm no token passes
+    of_distances = [config.d_model] * bool(shape and shape.norm)
     of_heads = [config.head_dims] * (2 * config.n_layers * config.qk_norm)
     return of_embeddings + of_rows + of_distances + of_heads
 

@@ -106,12 +106,6 @@ def terms(config: Config) -> list[str]:
     return [name for name in ("c2p", "p2c") if shape and getattr(shape, name)]
 
 
-def has_norm(config: Config) -> bool:
-    """True if there is a norm that no token passes."""
-    shape = config.positions.disentangled
-    return shape is not None and shape.norm
-
-
 def scale(config: Config) -> np.float32:
     """The factor of scores."""
     dims = config.head_dims
