@@ -90,6 +90,10 @@ class Answers:
             # its tokens are in no account
             ask.kept_bytes += ask.batch.tokens.nbytes + (0 if types is None else types.nbytes)
         self.scheduler.submit(ask, wakes=False)
+        if ask.rows.was_looked_up:
+            num_missed = len(ask.batch) - (num_held := ask.rows.num_held)
+            num_equal = num_missed - len(ask.rows.missing)
+            self._count_lookups(ask.model.name, num_held, num_missed, num_equal)
         if ask.rows.missing:
             self._wake_workers()
             try:
@@ -128,13 +132,9 @@ class Answers:
                 digests = await self._encoders.run(ask, sequence_digests, batch)
             found = cache.find(ask.target, ask.key, digests, ask.picks)
             hold = partial(cache.hold, ask.target, ask.key, digests)
-        ask.rows = rows = AskedRows(batch, ask.picks, ask.engine.d_model, digests, found, hold)
+        ask.rows = AskedRows(batch, ask.picks, ask.engine.d_model, digests, found, hold)
         if not len(batch):
-            rows.receive((), ask.engine.empty())
-        elif digests:
-            num_missed = len(batch) - rows.num_held
-            num_equal = num_missed - len(rows.missing)
-            self._count_lookups(ask.model.name, rows.num_held, num_missed, num_equal)
+            ask.rows.receive((), ask.engine.empty())
 
     def _predict(self, ask: Ask, cost: Cost) -> None:
         """Expired if the request has less time than making its answer takes."""

@@ -33,6 +33,7 @@ class AskedRows:
         sequence; None: all are computed. found: what the cache holds, by digest. hold: is given
         what was kept of sequences; what it is given must be copied."""
         self.batch, self._picks, self._hold = batch, picks, hold
+        self.was_looked_up = digests is not None
         # for each sequence the first one that is equal: itself, if none before
         self._equal_to: Sequence[int] = range(len(batch))
         self._held: Mapping[int, Mapping[Pick, Kept]] = {}  # what the cache had, of first ones
