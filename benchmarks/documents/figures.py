@@ -173,7 +173,7 @@ def headlines_table(kept: Kept) -> str:
         )
         for sent, beside, row in RATIOS
     )
-    return table(["load", "beside", "fp32", "int8"], rows)
+    return table(["load", "compared with", "fp32", "int8"], rows)
 
 
 class Model(NamedTuple):

@@ -97,10 +97,16 @@ def made(url: str, texts: Sequence[str], peer: np.ndarray) -> dict[str, Index]:
     int8, of_int8 = embedded(url, texts, precision="int8")
     others, of_other = embedded(url, texts, model=OTHER)
     smaller, _ = embedded(url, texts, dtype="int8")
+    smallest, _ = embedded(url, texts, dtype="int8", precision="int8")
+    bits, _ = embedded(url, texts, dtype="ubinary")
     with web.client(base_url=url) as client:
         ranges = client.get(f"/v1/models/{MODEL}").json()["vector_ranges"]
     lowest, highest = (np.array(each, np.float32) for each in ranges)
-    turned_back = lowest + (smaller + np.float32(128.5)) * (highest - lowest) / np.float32(255)
+    turned_back, both = (
+        lowest + (each + np.float32(128.5)) * (highest - lowest) / np.float32(255)
+        for each in (smaller, smallest)
+    )
+    signs = 2 * np.unpackbits(bits.astype(np.uint8), axis=1).astype(np.float32) - 1
     behind_prompt, _ = embedded(url, [f"query: {text}" for text in texts])
     beginnings, _ = embedded(url, [" ".join(text.split()[:16]) for text in texts])
     changed = fp32.copy()
@@ -117,6 +123,10 @@ def made(url: str, texts: Sequence[str], peer: np.ndarray) -> dict[str, Index]:
         "int8": Index(int8, of_int8, "approximation", ("precision",)),
         "int8, int8 asked": Index(int8, of_int8, "bit-equal", options=("--precision", "int8")),
         "answers in int8, turned back": Index(turned_back, fingerprint, "approximation"),
+        "answers in int8 of int8, turned back": Index(
+            both, of_int8, "approximation", ("precision",)
+        ),
+        "answers in bits, as 1 and -1": Index(signs, fingerprint, "other vectors"),
         "another model": Index(others, of_other, "other vectors", ("manifest_sha256",)),
         "not normalized": Index(fp32 * np.float32(3.7), fingerprint, "scaled"),
         "fp32 cut to float16, stored as float32": Index(
