@@ -65,7 +65,7 @@ def load(words: Sequence[str]) -> None:
         return
     if arguments.beside is not None:
         given -= {"concurrency", "seconds"}
-        refuse(others, "not of --beside")
+        refuse(["precision", *others], "not of --beside")
         _compare(arguments)
         return
     refuse(("texts",), "of --target and --beside")

@@ -31,6 +31,7 @@ OPTIONS = [  # beside --bundle; what is printed
     ("--texts 3", "--texts is of --target and --beside"),
     ("--texts-file x", "--texts-file is of --beside"),
     ("--beside http://x --rate 3", "--rate is not of --beside"),
+    ("--beside http://x --precision int8", "--precision is not of --beside"),
     ("--beside http://x --target 3", "give one of them"),
     ("--target 5", "--bundle is not of --target"),
 ]
