@@ -94,11 +94,11 @@ TRIAL_RATIO = 3
 SIMILAR_TIME = 1.05
 # Bulk asks: the queue keeps no other caller waiting for them, so it may hold any number of their
 # tokens.
-# BULK_SEQUENCES, BULK_TOKENS: of an ask that is none. Larger: one ask fills more of the queue.
+# MAX_SEQUENCES, MAX_TOKENS: of an ask that is none. Larger: one ask fills more of the queue.
 #   Smaller: more asks leave a worker to others, and take longer for it.
 # TIME_FACTOR: on the predicted time, for the deadline where the caller names none. Larger: one that
 #   stands still is given up later. Smaller: one that others slow down is given up.
-BULK_SEQUENCES, BULK_TOKENS = 1024, 65_536
+MAX_SEQUENCES, MAX_TOKENS = 1024, 65_536
 TIME_FACTOR = 4
 
 
@@ -226,8 +226,8 @@ class Gate:
     def is_bulk(self, ask: Ask, now: float) -> bool:
         """Whether it is a bulk ask: a large one, or one of several sequences that a slow machine
         might not answer in the time that other asks have."""
-        batch, most = ask.batch, min(BULK_TOKENS, self.limits["tokens"])
-        if len(batch) > BULK_SEQUENCES or batch.num_tokens > most:
+        batch, most = ask.batch, min(MAX_TOKENS, self.limits["tokens"])
+        if len(batch) > MAX_SEQUENCES or batch.num_tokens > most:
             return True
         own_s = self._bulk_s(ask, now)
         is_slow = self._timeout_s < TIME_FACTOR * own_s and own_s < self._bulk_timeout_s

@@ -583,7 +583,7 @@ def test_equal_texts_are_computed_once(text_bundles: Path, tmp_path: Path) -> No
 
     def counted(bundle: Path, **settings: Any) -> Service:
         service = embedder.open_service(bundle, **settings)
-        target = service.engine.find(None).target(None)
+        target = service.models.find(None).target(None)
         run = target.run
 
         def counting(batch: Any) -> Any:

@@ -134,7 +134,7 @@ def test_a_version_that_an_alias_cannot_mean_is_not_loaded(
             answer = web.post(f"{pinned}/{version}/pin")
             assert answer.status_code == 400
             assert f"version is {version}: ADDNORM_ALIASES: asker has prompt" in answer.text
-        assert service.engine.meant("asker").model.bundle.ref == "embedder/1"
+        assert service.models.meant("asker").model.bundle.ref == "embedder/1"
 
 
 def test_a_load_that_fails_in_part_says_what_is_served_now(

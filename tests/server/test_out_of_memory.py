@@ -69,7 +69,7 @@ def test_nothing_is_held_after_an_answer_for_which_there_is_no_memory(
         np.empty(2**55)
 
     own = {"answer_bytes": num_values, "key": "a", "encode": encode}
-    ask = ask_for(service.engine.find("gpt"), [[1, 2, 3]], Activations(), **own)
+    ask = ask_for(service.models.find("gpt"), [[1, 2, 3]], Activations(), **own)
     with pytest.raises(MemoryError), service.gate.admit(ask):
         asyncio.run(service.answers.answer(ask))
     assert not any(service.gate.total.values())

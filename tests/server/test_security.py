@@ -22,7 +22,7 @@ import pytest
 import yaml
 from pydantic import BaseModel
 
-from addnorm.service import protocols, settings
+from addnorm.service import dialects, settings, wire
 from addnorm.service.engine import bundle
 from addnorm.service.engine.registry import Models
 from addnorm.service.errors import StartupError
@@ -172,8 +172,13 @@ def test_nothing_is_unpickled_run_or_taken_from_elsewhere() -> None:
 
 def request_models() -> Iterator[type[BaseModel]]:
     """What callers' JSON is read into."""
-    for module in pkgutil.walk_packages(protocols.__path__, "addnorm.service.dialects."):
-        for kind in vars(importlib.import_module(module.name)).values():
+    modules = [
+        module.name
+        for room in (dialects, wire)
+        for module in pkgutil.walk_packages(room.__path__, f"{room.__name__}.")
+    ]
+    for name in modules:
+        for kind in vars(importlib.import_module(name)).values():
             if isinstance(kind, type) and issubclass(kind, BaseModel):
                 yield from [kind] if kind.model_config.get("strict") else []
 
