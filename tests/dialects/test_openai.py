@@ -12,6 +12,7 @@ import pytest
 from openai import OpenAI
 
 from tests.conftest import ExportPreset, inference_of, serving
+from tests.support import web
 from tests.support.texts import D_MODEL, LONG, MAX_TEXT_TOKENS, TEXT_MODEL, ids_of
 from tests.support.waiting import eventually, runs_held_up
 
@@ -108,10 +109,10 @@ def test_a_full_queue_is_the_sdks_rate_limit_error_and_its_own_retries_get_throu
     service = inference_of((export_preset("encoder"),), max_queue_tokens=1000, worker_threads=1)
     with (
         serving(service) as url,
+        OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as sdk,
         runs_held_up(service.models, "encoder") as go,
         ThreadPoolExecutor(12) as callers,
     ):
-        sdk = OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0)
 
         def ask(patient: OpenAI) -> str:
             try:
@@ -134,5 +135,7 @@ def test_langchain_gets_the_same_vectors(text_url: str, expected: Any) -> None:
     from langchain_openai import OpenAIEmbeddings  # takes each process that collects a second
 
     own = {"base_url": f"{text_url}/v1", "api_key": "none", "check_embedding_ctx_length": False}
-    got = OpenAIEmbeddings(model=TEXT_MODEL, **own).embed_documents(TEXTS)
+    with web.client() as client:  # its own would stay open
+        langchain = OpenAIEmbeddings(model=TEXT_MODEL, http_client=client, **own)
+        got = langchain.embed_documents(TEXTS)
     np.testing.assert_array_equal(np.array(got, np.float32), expected)

@@ -11,6 +11,7 @@ import pytest
 import tiktoken
 
 from tests.conftest import client_of, inference_of
+from tests.support import web
 from tests.support.texts import TEXT_MODEL, ids_of
 
 TEXTS = ["pads are dropped", "the same text"]
@@ -105,12 +106,16 @@ def test_langchain_with_its_defaults_is_told_what_to_set(
     }
     own = tiktoken.Encoding("cl100k_base", pat_str=r".", mergeable_ranks=ranks, special_tokens={})
     monkeypatch.setitem(tiktoken.registry.ENCODINGS, "cl100k_base", own)
-    defaults = OpenAIEmbeddings(model=TEXT_MODEL, base_url=f"{text_url}/v1", api_key="none")
-    for ask in (defaults.embed_query, lambda text: defaults.embed_documents([text])):
-        for text in TEXTS:
-            assert max(own.encode(text)) <= max(map(max, ids_of(TEXTS)))  # none is out of range
-            with pytest.raises(openai.BadRequestError, match="check_embedding_ctx_length=False"):
-                ask(text)
+    assert max(map(max, map(own.encode, TEXTS))) <= max(map(max, ids_of(TEXTS)))  # all in range
+    about: Any = {"base_url": f"{text_url}/v1", "api_key": "none"}
+    with web.client() as client:  # its own would stay open
+        defaults = OpenAIEmbeddings(model=TEXT_MODEL, http_client=client, **about)
+        for ask in (defaults.embed_query, lambda text: defaults.embed_documents([text])):
+            for text in TEXTS:
+                with pytest.raises(
+                    openai.BadRequestError, match="check_embedding_ctx_length=False"
+                ):
+                    ask(text)
 
 
 # whose callers know the model's vocabulary
