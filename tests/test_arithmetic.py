@@ -20,9 +20,9 @@ WIDTHS = [1, 2, 3, 4, 7, arithmetic.LANES - 1, arithmetic.LANES, 2 * arithmetic.
 LARGEST = float(np.finfo(np.float32).max)
 OTHER_USES = {  # file -> how many, why
     "service/asking/cost.py": (2, "predicts times"),
-    "service/engine/outputs/lens.py": (2, "of lengths"),
+    "service/engine/outputs/lens.py": (1, "of lengths"),
     "service/engine/outputs/sparse.py": (1, "of lengths"),
-    "service/asking/request.py": (1, "of lengths"),
+    "service/asking/limits.py": (1, "of lengths"),
     "service/engine/unpadding.py": (3, "of a mask, and of lengths"),
     "corpus/index_check.py": (5, "of masks; cosines that only find which vectors are near"),
 }
