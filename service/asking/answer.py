@@ -83,13 +83,18 @@ class Answers:
         is_quick = ask.num_bytes <= QUICK_BYTES and num_head_values <= QUICK_HEAD_VALUES
         cost = self.costs[ask.key]
         if not is_quick:  # the time of a quick answer is not worth counting
-            self._predict(ask, cost)
+            ask.answer_s = cost.predicted_s(ask)
         if self.gate.is_bulk(ask, time.monotonic()):
             ask.is_bulk = True
             types = ask.batch.types
             # its tokens are in no account
             ask.kept_bytes += ask.batch.tokens.nbytes + (0 if types is None else types.nbytes)
-        self.scheduler.submit(ask, wakes=False)
+        try:
+            self.scheduler.submit(ask, wakes=False)
+        except Expired:
+            if ask.answer_s > ask.left_s():  # rejected for a prediction, which may be wrong
+                cost.fade(ask, time.monotonic())
+            raise
         if ask.rows.was_looked_up:
             num_missed = len(ask.batch) - (num_held := ask.rows.num_held)
             num_equal = num_missed - len(ask.rows.missing)
@@ -135,16 +140,6 @@ class Answers:
         ask.rows = AskedRows(batch, ask.picks, ask.engine.d_model, digests, found, hold)
         if not len(batch):
             ask.rows.receive((), ask.engine.empty())
-
-    def _predict(self, ask: Ask, cost: Cost) -> None:
-        """Expired if the request has less time than making its answer takes."""
-        ask.answer_s = cost.predicted_s(ask)
-        if ask.answer_s > (left_s := ask.left_s()):
-            cost.fade(ask, time.monotonic())
-            raise Expired(
-                f"making and writing the answer takes about {ask.answer_s:.3g} s, the deadline is"
-                f" in {left_s:.3g} s: ask for less at once, or allow more time"
-            )
 
     def _wake_workers(self) -> None:
         """Once for all requests of this round of the event loop: a worker that is woken wants the

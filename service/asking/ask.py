@@ -88,9 +88,8 @@ class Ask:
     taken: float | None = None  # when its first sequence was
     computed: float = 0.0
     future: "Future[None]" = default(init=False)  # done once its rows are there
-    values: Mapping[type[Output[Any]], Value] = default(
-        init=False
-    )  # by class, in the order asked for
+    # by class, in the order asked for
+    values: Mapping[type[Output[Any]], Value] = default(init=False)
     # whoever passes, for the report
     model_name: str = ""
     statistics: Statistics | None = None  # of the model's version

@@ -1,10 +1,11 @@
 """The gate: what the requests of each API key hold, and the one place that rejects a request for
 the sake of others. Knows no tensors, HTTP, clock and threads.
 
-It is asked twice: by the head of a request (`admit`), and once it is known what the request needs
-(`weigh`): bytes and time of its answer, tokens. An ask is admitted if the queue has space for it,
-and if it is predicted to be computed before its deadline. After a rejection, load is shed: similar
-requests are rejected before their body is read. In between requests tell what they hold (`hold`).
+It is asked by the head of a request (`admit`, `check_load`), and once it is known what the request
+needs (`weigh`): bytes and time of its answer, tokens. An ask is admitted if the queue has space for
+it, and if it is predicted to be computed before its deadline. After a rejection, load is shed:
+similar requests are rejected before their body is read. In between requests tell what they hold
+(`hold`).
 """
 
 import math
@@ -235,12 +236,17 @@ class Gate:
 
     def weigh(self, ask: Ask, now: float) -> None:
         """Counts the answer of a decoded request and what is kept for it, and queues what is
-        missing of its rows. ResponsesFull, QueueFull, DeadlineNotMet; Expired if it has not even
-        the time that computing it takes."""
+        missing of its rows. ResponsesFull, QueueFull, DeadlineNotMet; Expired if it has less time
+        than computing it alone takes, or making its answer."""
         if ask.is_bulk:
             self._weigh_bulk(ask, now)
         self.hold(ask, "responses", ask.num_bytes + ask.kept_bytes)
         left_s = ask.started + ask.timeout_s - now
+        if ask.answer_s > left_s:
+            raise Expired(
+                f"making and writing the answer takes about {ask.answer_s:.3g} s, the deadline is"
+                f" in {left_s:.3g} s: ask for less at once, or allow more time"
+            )
         if ask.answer_s:
             others_s = self.before_s("answer_s", ask.key, ask.answer_s) / self._num_encoders
             if ask.answer_s + others_s > left_s:

@@ -26,7 +26,7 @@ class AskedRows:
         picks: Sequence[Pick],
         d_model: int = 0,
         digests: Sequence[bytes] | None = None,
-        found: Mapping[bytes, Mapping[Pick, Kept]] = {},
+        found: Mapping[bytes, Mapping[Pick, Kept]] = NOTHING,
         hold: Hold | None = None,
     ) -> None:
         """picks: what is kept, see `needed`. d_model: width of picked rows. digests: of each

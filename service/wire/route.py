@@ -163,8 +163,10 @@ class FastApiRoute:
 
 def ask_of(scope: Any) -> Ask:
     """The request's, by its ASGI scope; begun by whoever asks first."""
-    ask: Ask = scope.setdefault("state", {}).setdefault(KEY, None) or Ask()
-    scope["state"][KEY] = ask
+    state: dict[str, Any] = scope.setdefault("state", {})
+    if KEY not in state:
+        state[KEY] = Ask()
+    ask: Ask = state[KEY]
     return ask
 
 

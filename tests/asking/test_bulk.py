@@ -11,7 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from addnorm.service.asking.answer import QUICK_BYTES
 from addnorm.service.asking.ask import Ask
+from addnorm.service.asking.limits import check
 from addnorm.service.engine.outputs import Activations, Output, Pooled
 from addnorm.service.engine.registry import Models
 from addnorm.service.errors import ClientGone, DeadlineNotMet, InvalidInput
@@ -157,6 +159,26 @@ def test_its_deadline_follows_its_size_at_the_measured_speed(models: Models, tar
     target.tokens_per_s = sum(LENGTHS) / 20
     with service(models, bulk_timeout_s=31.0) as on:
         assert timeout_s(on, 30.0) == 31
+
+
+@pytest.mark.parametrize("is_callers", [False, True])
+def test_its_deadline_counts_the_answer_that_takes_longer_than_others_may(
+    models: Models, target: Any, is_callers: bool
+) -> None:
+    """Writing takes 40 s: more than the 30 s that others have."""
+    ask = asked(models, Activations(), ROWS, timeout_s=30.0, is_callers=is_callers)
+    with service(models) as on:
+        rate = on.answers.costs[""].writing(ask)
+        check(ask, on.settings)
+        assert ask.num_bytes > QUICK_BYTES
+        rate.add(ask.num_bytes, 40.0, is_done=True)
+        if is_callers:
+            with pytest.raises(DeadlineNotMet, match=r"the answer would take 4\d(\.\d)? s"):
+                run(on, ask)
+            assert not any(on.gate.total.values())
+        else:
+            run(on, ask)
+            assert ask.timeout_s > 4 * 40
 
 
 @pytest.mark.parametrize("is_callers", [True, False])

@@ -8,6 +8,7 @@ from addnorm.service.asking.gate import Gate
 from addnorm.service.asking.rows import AskedRows
 from addnorm.service.errors import (
     DeadlineNotMet,
+    Expired,
     Overloaded,
     ResponsesFull,
     TooManyAtOnce,
@@ -156,9 +157,12 @@ def test_of_other_keys_answers_only_as_much_comes_before_as_a_key_is_given_itsel
 
 
 def test_an_answer_that_would_be_late_is_not_begun() -> None:
-    """For the answers before it."""
+    """Answers before it are a reason to come back later; its own time is not."""
     gate = Gate(FairQueue(), {"responses": LIMIT}, num_encoders=2)
     first, second = Ask(timeout_s=10.0), Ask(timeout_s=10.0)
+    with pytest.raises(Expired, match=r"takes about 10\.5 s, the deadline is in 10 s") as late:
+        weigh(gate, first, answer_s=10.5)
+    assert late.value.retry_after_s is None
     weigh(gate, first, num_bytes=7, answer_s=9.0)
     with pytest.raises(DeadlineNotMet, match=r"take 4\.5 s, this one about 6 s more") as after:
         weigh(gate, second, answer_s=6.0)

@@ -161,47 +161,47 @@ class TextReader:
         longer."""
         self.settings, self._gate, self._turns = settings, gate, turns
 
-    async def tokenize(self, asked: TextsToTokenize, ask: Ask) -> tuple[Batch, Padding]:
+    async def tokenize(self, given: TextsToTokenize, ask: Ask) -> tuple[Batch, Padding]:
         """Ragged sequences with special tokens. InvalidInput for a text that is too long."""
-        tokenizer = self.tokenizer(asked)
+        tokenizer = self.tokenizer(given)
 
         def work() -> tuple[Batch, Padding]:
-            tokens = partial(tokenizer.tokens, truncate=asked.truncate, left=asked.left)
+            tokens = partial(tokenizer.tokens, truncate=given.truncate, left=given.left)
             most = self.settings.max_tokens
-            return batched(_in_portions(asked, tokens, most, tokenizer.max_text_tokens))
+            return batched(_in_portions(given, tokens, most, tokenizer.max_text_tokens))
 
-        return await self._work(asked, ask, work)
+        return await self._work(given, ask, work)
 
     async def tokenize_with_offsets(
-        self, asked: TextsToTokenize, ask: Ask
+        self, given: TextsToTokenize, ask: Ask
     ) -> tuple[Batch, Padding, list[Encoding]]:
         """Tokenizes as `tokenize` does, with words and offsets, which take longer."""
-        tokenizer = self.tokenizer(asked)
+        tokenizer = self.tokenizer(given)
 
         def work() -> tuple[Batch, Padding, list[Encoding]]:
-            encode = partial(tokenizer.encode, truncate=asked.truncate)
+            encode = partial(tokenizer.encode, truncate=given.truncate)
             most = self.settings.max_tokens
-            encodings = _in_portions(asked, encode, most, tokenizer.max_text_tokens)
+            encodings = _in_portions(given, encode, most, tokenizer.max_text_tokens)
             tokens = list(map(tokenizer.tokens_of, encodings))
             checkpoint()
             return *batched(tokens), encodings
 
-        return await self._work(asked, ask, work)
+        return await self._work(given, ask, work)
 
     async def tokenize_with(
         self,
-        asked: TextsToTokenize,
+        given: TextsToTokenize,
         work: Callable[[Sequence[Text]], list[Made]],
         ask: Ask,
     ) -> list[Made]:
         """What `work` makes of each text, by its deadline and while its caller is there."""
         most = self.settings.max_tokens
-        return await self._work(asked, ask, lambda: _in_portions(asked, work, most))
+        return await self._work(given, ask, lambda: _in_portions(given, work, most))
 
-    async def _work(self, asked: TextsToTokenize, ask: Ask, work: Callable[[], Done]) -> Done:
+    async def _work(self, given: TextsToTokenize, ask: Ask, work: Callable[[], Done]) -> Done:
         """The texts count as part of the body, until that is decoded."""
-        self._gate.hold(ask, "bodies", ask.held.get("bodies", 0) + num_bytes(asked.texts))
-        return await self.run(len(asked.texts), sum(asked.sizes()), ask, work)
+        self._gate.hold(ask, "bodies", ask.held.get("bodies", 0) + num_bytes(given.texts))
+        return await self.run(len(given.texts), sum(given.sizes()), ask, work)
 
     async def run(
         self,
@@ -236,28 +236,28 @@ class TextReader:
         about = field, rows, skip_special_tokens, model.tokenizer, model.bundle.ref
         return await self.run(len(rows), num, ask, decoded_ids, *about)
 
-    def check_pairs(self, asked: TextsToTokenize, field: str, num: int) -> None:
+    def check_pairs(self, given: TextsToTokenize, field: str, num: int) -> None:
         """InvalidInput if the texts, each with every one of so many of another field, are too many
         pairs. Known from the sizes: called before they are made."""
-        self.tokenizer(asked)
-        check_pairs(asked.field, len(asked.texts), field, num, self.settings.max_sequences)
+        self.tokenizer(given)
+        check_pairs(given.field, len(given.texts), field, num, self.settings.max_sequences)
 
-    def tokenizer(self, asked: TextsToTokenize) -> Tokenizer:
+    def tokenizer(self, given: TextsToTokenize) -> Tokenizer:
         """The model's tokenizer. InvalidInput if there is none, or the texts are over a limit."""
-        field, texts, tokenizer = asked.field, asked.texts, asked.model.tokenizer
-        if asked.input_type:
-            tokenizer = asked.model.tokenizers_by_type.get(asked.input_type, tokenizer)
+        field, texts, tokenizer = given.field, given.texts, given.model.tokenizer
+        if given.input_type:
+            tokenizer = given.model.tokenizers_by_type.get(given.input_type, tokenizer)
         if tokenizer is None:
             raise InvalidInput(
-                f"{asked.model.bundle.ref} has no tokenizer: send token ids instead of texts",
+                f"{given.model.bundle.ref} has no tokenizer: send token ids instead of texts",
                 param=field,
             )
         if not texts:
             raise EmptyInput(f"{field} is empty: send at least one text", param=field)
         check_size(field, len(texts), "texts", self.settings.max_sequences)
         limit = tokenizer.max_characters
-        if not asked.truncate and (longest := max(sizes := asked.sizes())) > limit:
-            raise _too_long(asked, sizes.index(longest), longest, "characters", limit)
+        if not given.truncate and (longest := max(sizes := given.sizes())) > limit:
+            raise _too_long(given, sizes.index(longest), longest, "characters", limit)
         return tokenizer
 
 
@@ -298,7 +298,7 @@ def check_single(field: str, texts: Sequence[Text], option: str | None = None) -
 
 
 def _in_portions(
-    asked: TextsToTokenize,
+    given: TextsToTokenize,
     work: Callable[[Sequence[Text]], list[Made]],
     most: int,
     limit: int | None = None,
@@ -307,36 +307,36 @@ def _in_portions(
     InvalidInput for a text with more tokens than the limit, or with none, if there is a limit."""
     done: list[Made] = []
     num_tokens = 0
-    for portion in portions(asked.texts, asked.sizes(), PIECE_CHARACTERS):
+    for portion in portions(given.texts, given.sizes(), PIECE_CHARACTERS):
         try:
-            made = work(asked.whole(portion))
+            made = work(given.whole(portion))
         except CannotCut as error:
-            place = asked.place(len(done) + error.index, error.part)
-            raise InvalidInput(f"{place} {error.reason}: shorten it", param=asked.field) from None
+            place = given.place(len(done) + error.index, error.part)
+            raise InvalidInput(f"{place} {error.reason}: shorten it", param=given.field) from None
         for index, one in enumerate(made, len(done)):
             if limit is not None and len(one) > limit:
-                raise _too_long(asked, index, len(one), "tokens", limit)
+                raise _too_long(given, index, len(one), "tokens", limit)
             if limit is not None and not len(one):
                 raise InvalidInput(
-                    f"{asked.place(index)} has no tokens: send a text that is not empty",
-                    param=asked.field,
+                    f"{given.place(index)} has no tokens: send a text that is not empty",
+                    param=given.field,
                 )
         done += made
         num_tokens += sum(map(len, made))
         if num_tokens > most:
             raise InvalidInput(
-                f"{asked.field} has more than {most} tokens, the limit: send less at once",
-                param=asked.field,
+                f"{given.field} has more than {most} tokens, the limit: send less at once",
+                param=given.field,
             )
         checkpoint()
     return done
 
 
-def _too_long(asked: TextsToTokenize, index: int, size: int, unit: str, limit: int) -> InvalidInput:
-    cut = ', or send "truncate": true' if asked.can_cut else ""
-    of_type = f" of a {asked.input_type}" if asked.input_type else ""
+def _too_long(given: TextsToTokenize, index: int, size: int, unit: str, limit: int) -> InvalidInput:
+    cut = ', or send "truncate": true' if given.can_cut else ""
+    of_type = f" of a {given.input_type}" if given.input_type else ""
     return InvalidInput(
-        f"{asked.place(index)} has {size} {unit}, {size - limit} more than"
-        f" {asked.model.bundle.ref} takes{of_type} ({limit}): shorten it{cut}",
-        param=asked.field,
+        f"{given.place(index)} has {size} {unit}, {size - limit} more than"
+        f" {given.model.bundle.ref} takes{of_type} ({limit}): shorten it{cut}",
+        param=given.field,
     )
