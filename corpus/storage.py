@@ -6,7 +6,7 @@ Knows no formats but Parquet, which is read in pieces from either.
 import io
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -20,7 +20,7 @@ from pyarrow import fs
 
 from addnorm.corpus.errors import CorpusError
 
-BUFFER_BYTES = 2**20  # asked of a store at once
+BUFFER_BYTES = 2**20  # read at once
 _DISK = fs.LocalFileSystem()
 
 
@@ -105,11 +105,11 @@ class Location:
         return io.BufferedReader(stream, BUFFER_BYTES)
 
     def open_parquet(self, **options: Any) -> pq.ParquetFile:
-        """To be read in pieces: a row group's columns are not read into memory as a whole."""
-        if self.on_disk:
-            return pq.ParquetFile(self.path, memory_map=True, **options)
+        """To be read in pieces: a row group's columns are not read into memory as a whole. Nor is a
+        file mapped: one that is cut meanwhile would end the process."""
         file = self.files.open_input_file(self.path)
-        return pq.ParquetFile(file, buffer_size=BUFFER_BYTES, **options)
+        ahead = not self.on_disk  # a store answers few large reads sooner
+        return pq.ParquetFile(file, buffer_size=BUFFER_BYTES, pre_buffer=ahead, **options)
 
     def make_folder(self) -> None:
         """A store gets an empty object, which shows early whether anything can be written."""
@@ -143,6 +143,20 @@ class Location:
             self.files.open_output_stream(self.path, compression=None) as stream,
         ):
             stream.write(content.read_buffer())
+
+
+def read_batches(
+    file: pq.ParquetFile, num_rows: int, columns: list[str], groups: Sequence[int] | None = None
+) -> Iterator[pa.RecordBatch]:
+    """So many rows at once, of some row groups or of all. OSError where rows are missing: of a file
+    that was cut meanwhile pyarrow gives what it finds, and says nothing."""
+    groups = range(file.num_row_groups) if groups is None else groups
+    num_left = sum(file.metadata.row_group(group).num_rows for group in groups)
+    for batch in file.iter_batches(num_rows, list(groups), columns):
+        num_left -= batch.num_rows
+        yield batch
+    if num_left:
+        raise OSError(f"it ends {num_left} rows too soon")
 
 
 @contextmanager

@@ -17,7 +17,7 @@ import pyarrow.csv
 import pyarrow.parquet as pq
 
 from addnorm.corpus.errors import CorpusError
-from addnorm.corpus.storage import Location, in_one_line, reason
+from addnorm.corpus.storage import Location, in_one_line, read_batches, reason
 from addnorm.corpus.vectors_file import check_texts, first_not_utf8
 from addnorm.service.engine.tokenizing.tokenizer import Text
 
@@ -151,7 +151,7 @@ def _fit(piece: Any, schema: pa.Schema) -> pa.RecordBatch:
 def _read_parquet(path: Location, schema: pa.Schema) -> Pieces:
     file = path.open_parquet()
     names = [name for name in schema.names if name in file.schema_arrow.names]
-    for piece in file.iter_batches(PIECE_ROWS, columns=names):
+    for piece in read_batches(file, PIECE_ROWS, names):
         yield _fit(piece, schema)
 
 

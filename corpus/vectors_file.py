@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from tqdm import tqdm
 
 from addnorm.corpus.errors import CorpusError
-from addnorm.corpus.storage import Location, in_one_line
+from addnorm.corpus.storage import Location, in_one_line, read_batches
 from addnorm.service.engine.fingerprint import METADATA_KEY
 
 BATCH_ROWS = 1024
@@ -97,7 +97,7 @@ class VectorsFile:
         with tqdm(total=num_read, desc="reading", unit=" rows", leave=False, disable=None) as bar:
             for group in groups:
                 start = starts[group]
-                for batch in self._file.iter_batches(BATCH_ROWS, [group], list(self.columns)):
+                for batch in read_batches(self._file, BATCH_ROWS, list(self.columns), [group]):
                     here = rows[np.searchsorted(rows, start) :]
                     here = here[: np.searchsorted(here, start + batch.num_rows)]
                     if len(here):

@@ -1,16 +1,19 @@
 """Files in a store that has no rename, no lock and no links give what those of a disk give."""
 
+import os
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from pyarrow import fs
 
 from addnorm.corpus.errors import CorpusError
 from addnorm.corpus.parts import Parts
-from addnorm.corpus.storage import Location
+from addnorm.corpus.storage import Location, read_batches
 from addnorm.corpus.texts_source import Source
 from tests.support import corpus_files
 
@@ -24,6 +27,17 @@ def store(tmp_path: Path) -> Location:
     (tmp_path / "bucket").mkdir()
     files = fs.SubTreeFileSystem(str(tmp_path), fs.LocalFileSystem())
     return Location("bucket", files, "s3://")
+
+
+def test_a_file_that_is_cut_while_it_is_read_ends_no_process(tmp_path: Path) -> None:
+    """Mapped into memory it would: by a signal."""
+    rows = pa.table({"number": np.random.default_rng(0).random(1_000_000)})
+    pq.write_table(rows, file := tmp_path / "texts.parquet", row_group_size=50_000)
+    pieces = read_batches(Location.parse(file).open_parquet(), 1000, ["number"])
+    next(pieces)
+    os.truncate(file, 5000)
+    with pytest.raises(OSError, match="rows too soon"):
+        list(pieces)
 
 
 @pytest.mark.parametrize("suffix", [".parquet", ".jsonl", ".csv"])
