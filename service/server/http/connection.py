@@ -107,9 +107,8 @@ class Connection(HttpToolsProtocol):
                     self.logger.warning("Invalid HTTP request received.")
                     self._reject(InvalidHttp(INVALID_HTTP))
                     break
-                # Java's client asks for HTTP/2, which a server may ignore (RFC 9110, 7.8).
-                # httptools would take what follows for the other protocol's: it gets the head again,
-                # without that
+                # Java's client asks for HTTP/2, which a server may ignore (RFC 9110, 7.8). What
+                # follows would be the other protocol's to the parser: it gets the head without that
                 version = self.parser.get_http_version().encode()
                 head = [b"%b %b HTTP/%b" % (method, self.url, version)]
                 head += [b"%b: %b" % each for each in self.headers if each[0] != b"upgrade"]
