@@ -17,7 +17,7 @@ from typing import NamedTuple
 from weakref import WeakKeyDictionary
 
 from addnorm.service.asking.ask import Account, Ask
-from addnorm.service.asking.queue import SMALL_RATIO, Backlog, FairQueue, KeyBacklogs
+from addnorm.service.asking.fair_queue import SMALL_RATIO, Backlog, FairQueue, KeyBacklogs
 from addnorm.service.errors import (
     BodiesFull,
     DeadlineNotMet,

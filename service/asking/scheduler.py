@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 
 from addnorm.service.asking.ask import Ask
+from addnorm.service.asking.fair_queue import MIN_TOKENS_PER_WORKER, MicroBatch
 from addnorm.service.asking.gate import Gate
-from addnorm.service.asking.queue import MIN_TOKENS_PER_WORKER, MicroBatch
 from addnorm.service.engine.batch import AnyRows
 from addnorm.service.engine.target import Target
 from addnorm.service.errors import NotFinite, RunTimedOut, ServiceError

@@ -9,8 +9,8 @@ from opentelemetry.trace import Tracer
 
 from addnorm.service.asking.answer import Answers
 from addnorm.service.asking.cache import SequenceCache
+from addnorm.service.asking.fair_queue import FairQueue
 from addnorm.service.asking.gate import Gate
-from addnorm.service.asking.queue import FairQueue
 from addnorm.service.asking.readiness import Readiness
 from addnorm.service.asking.scheduler import Scheduler
 from addnorm.service.asking.turns import Turns

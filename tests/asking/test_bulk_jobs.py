@@ -6,7 +6,7 @@ import threading
 import pytest
 
 from addnorm.service.asking.ask import Ask
-from addnorm.service.asking.queue import ALONE_S, BULK_TOKENS
+from addnorm.service.asking.fair_queue import ALONE_S, BULK_TOKENS
 from addnorm.service.asking.scheduler import Scheduler
 from addnorm.service.engine.batch import Batch, Rows
 from addnorm.service.engine.target import Target

@@ -3,8 +3,8 @@
 import pytest
 
 from addnorm.service.asking.ask import Ask
+from addnorm.service.asking.fair_queue import FairQueue
 from addnorm.service.asking.gate import Gate
-from addnorm.service.asking.queue import FairQueue
 from addnorm.service.asking.rows import AskedRows
 from addnorm.service.errors import (
     DeadlineNotMet,

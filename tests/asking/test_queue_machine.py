@@ -19,7 +19,7 @@ from hypothesis.stateful import (
 )
 
 from addnorm.service.asking.ask import Ask
-from addnorm.service.asking.queue import Backlog, MicroBatch
+from addnorm.service.asking.fair_queue import Backlog, MicroBatch
 from addnorm.service.asking.rows import AskedRows
 from addnorm.service.engine.batch import AnyRows, Batch
 from addnorm.service.engine.target import Target

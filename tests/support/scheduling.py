@@ -6,8 +6,8 @@ from itertools import pairwise
 import numpy as np
 
 from addnorm.service.asking.ask import Ask
+from addnorm.service.asking.fair_queue import FairQueue, MicroBatch
 from addnorm.service.asking.gate import Gate
-from addnorm.service.asking.queue import FairQueue, MicroBatch
 from addnorm.service.asking.rows import AskedRows
 from addnorm.service.asking.scheduler import Scheduler
 from addnorm.service.engine.batch import Batch, Rows
