@@ -15,7 +15,7 @@ from prometheus_client.metrics import MetricWrapperBase
 from prometheus_client.process_collector import ProcessCollector
 
 from addnorm.service.asking.ask import Ask
-from addnorm.service.asking.micro_batch import MicroBatch
+from addnorm.service.asking.fair_queue import MicroBatch
 from addnorm.service.asking.scheduler import Observer
 from addnorm.service.engine.batch import AnyRows
 from addnorm.service.engine.target import Target
