@@ -131,8 +131,13 @@ class Batch:
         """Padded on the right to `width` tokens; to the longest sequence if None."""
         lengths = self.lengths
         mask = np.arange(width or lengths.max()) < lengths[:, None]
-        types = None if self.types is None else _on_grid(mask, self.types)
-        return Grid(_on_grid(mask, self.tokens), mask.astype(np.int64), types)
+        tokens = np.zeros(mask.shape, np.int64)
+        tokens[mask] = self.tokens
+        types = None
+        if self.types is not None:
+            types = np.zeros(mask.shape, np.int64)
+            types[mask] = self.types
+        return Grid(tokens, mask.astype(np.int64), types)
 
 
 @dataclass(frozen=True, eq=False)
@@ -173,12 +178,6 @@ class Padding:
         """Values of each sequence `[num_sequences, w]` -> `[num_rows, w]`, with `fill` for rows of
         pads only."""
         return _place(self.lengths > 0, values, fill) if self.num_empty_rows else values
-
-
-def _on_grid(mask: NDArray[np.bool_], values: Ints) -> Ints:
-    grid = np.zeros(mask.shape, np.int64)
-    grid[mask] = values
-    return grid
 
 
 def _place(mask: NDArray[np.bool_], values: NDArray[Any], fill: float) -> NDArray[Any]:

@@ -20,7 +20,7 @@ from addnorm.service.engine.bundle import Bundle
 from addnorm.service.engine.heads import Spans
 from addnorm.service.engine.outputs import Output, Value
 from addnorm.service.engine.outputs.output import Asked
-from addnorm.service.engine.outputs.small_vectors import VectorDType
+from addnorm.service.engine.outputs.values import VectorDType
 from addnorm.service.engine.tokenizing.tokenizer import Text
 from addnorm.service.engine.unpadding import from_grid, from_lists, from_rows
 from addnorm.service.errors import InvalidInput, UnsupportedMediaType
