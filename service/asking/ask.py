@@ -21,8 +21,7 @@ from addnorm.service.engine.model import Model
 from addnorm.service.engine.outputs import DType, Output, Value
 from addnorm.service.engine.outputs.output import Size
 from addnorm.service.engine.registry import Models
-from addnorm.service.engine.target import Target
-from addnorm.service.engine.usage import Statistics
+from addnorm.service.engine.target import Statistics, Target
 from addnorm.service.errors import ClientGone, Expired, InvalidInput, ServiceError
 
 # what a request may hold: see `gate.py`

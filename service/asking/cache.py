@@ -34,7 +34,7 @@ class Entry(NamedTuple):
 
 
 class Entries(OrderedDict[EntryKey, Entry]):
-    """Of one engine, the least recently used first."""
+    """What is held of one engine, the least recently used first."""
 
     num_bytes = 0
 
