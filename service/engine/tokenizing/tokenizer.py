@@ -70,7 +70,7 @@ def num_characters(text: Text) -> int:
 
 
 def ids_and_types(encoding: Encoding) -> Ints:
-    """Of its tokens, `[num_tokens, 2]`: smaller than the encoding itself."""
+    """The ids and types of its tokens `[num_tokens, 2]`, which are smaller than the encoding."""
     return np.array((encoding.ids, encoding.type_ids), np.int64).T
 
 
