@@ -5,7 +5,7 @@ Order is decided at three levels.
 1. API keys share the worker threads by start-time fair queueing (Goyal, Vin, Cheng 1996), by
    computing time.
 2. The targets (model and precision) of a key share the key's part in the same way.
-3. Within a key and target, the smallest ask and the oldest ask take turns (`backlog.py`).
+3. Within a key and target, the smallest ask and the oldest ask take turns (`Backlog`).
 
 The scheduling unit is the sequence: a micro-batch takes sequences of near-equal length from the
 asks that are next. There is no batching window: the next micro-batch is what queued while the
@@ -18,19 +18,24 @@ micro-batches without company, and leave the last idle worker to other asks whil
 import math
 from bisect import bisect_left, insort
 from collections import defaultdict, deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
-from itertools import chain, count
-from weakref import WeakSet
+from heapq import heappop, heappush, heapreplace
+from itertools import count, groupby
+from operator import attrgetter
+from typing import Generic, NamedTuple, TypeVar
+from weakref import WeakKeyDictionary, WeakSet
 
 from addnorm.service.asking.ask import Ask
-from addnorm.service.asking.backlog import Backlog, KeyBacklogs, Ranked, take_out
-from addnorm.service.asking.micro_batch import MicroBatch, Waiting
-from addnorm.service.asking.start_time_fairness import StartTimeFairQueue
+from addnorm.service.engine.batch import AnyRows, Batch
 from addnorm.service.engine.target import Target
 from addnorm.service.errors import Expired
 
+# SMALL_RATIO: an ask counts as small beside another that has this many times its tokens. Larger:
+#   fewer asks pass long ones early. Smaller: asks of about one size overtake each other, so past
+#   capacity all of them are late together (simulated flood of tests/asking/test_fairness.py: 6 %
+#   late with 2, none with 8).
 # CANDIDATE_BATCHES: a micro-batch is chosen from this many micro-batches' worth of waiting tokens.
 #   Larger: lengths match better, but odd lengths wait longer. Smaller: more padding in the session
 #   (mixed lengths give 59 % real tokens with 1, 78 % with 3, 89 % with 10).
@@ -40,10 +45,171 @@ from addnorm.service.errors import Expired
 #   while bulk asks take every worker waits longer. Smaller: more is spent on each run.
 # ALONE_S: after so long without another ask, bulk asks take every worker. Larger: they are slower
 #   beside callers who ask now and then. Smaller: more of those wait for a run of theirs.
+SMALL_RATIO = 8
 CANDIDATE_BATCHES = 3
 MIN_TOKENS_PER_WORKER = 16
 BULK_TOKENS = 256
 ALONE_S = 5.0
+
+
+class Flow:
+    """One of several that share something fairly. `start` is the virtual start time of its next
+    turn."""
+
+    start = 0.0
+    is_in_heap = False  # of its StartTimeFairQueue
+    num_waiting = 0  # that wait; a flow without any is skipped
+
+
+SomeFlow = TypeVar("SomeFlow", bound=Flow)
+
+
+class StartTimeFairQueue(Generic[SomeFlow]):
+    """Start-time fair queueing (Goyal, Vin, Cheng 1996), with equal weights.
+
+    The flow whose turn has the least virtual start time is served. The start time of its next turn
+    grows by the cost of what it was given. So flows that always have work get equal shares,
+    whatever they ask for at once.
+
+    Virtual time is the start time of the turn in service. A flow that becomes active starts at the
+    virtual time, or where its last turn ended if that is later. So it is served soon, and saves
+    nothing up while it has no work.
+
+    Each operation costs O(log flows).
+    """
+
+    def __init__(self) -> None:
+        self.virtual_time = 0.0
+        # (start, number, flow): among equal starts, the flow that was served last comes last. An
+        # entry with another start than its flow's is void: the flow has a later entry.
+        self._heap: list[tuple[float, int, SomeFlow]] = []
+        self._numbers = count()
+
+    def activate(self, flow: SomeFlow) -> None:
+        """Call when the flow has work that waits. A flow that is active already stays as it is."""
+        if not flow.is_in_heap:
+            flow.is_in_heap, flow.start = True, max(flow.start, self.virtual_time)
+            heappush(self._heap, (flow.start, next(self._numbers), flow))
+
+    def next(self, may: Callable[[SomeFlow], bool] | None = None) -> SomeFlow | None:
+        """The flow to serve now, of those that have an ask that waits; None without one.
+
+        may: whether a flow may be served. One that may not keeps its place. It costs more time.
+        """
+        while self._heap:
+            start, _, flow = self._heap[0]
+            if start == flow.start and flow.num_waiting:
+                break
+            heappop(self._heap)
+            if start == flow.start:
+                flow.is_in_heap = False
+        for start, _, flow in sorted(self._heap) if may else self._heap[:1]:
+            if start == flow.start and flow.num_waiting and (not may or may(flow)):
+                self.virtual_time = max(self.virtual_time, start)
+                return flow
+        return None
+
+    def charge(self, flow: SomeFlow, cost: float) -> None:
+        """The flow was given this much; it gets so much back if negative."""
+        is_head = bool(self._heap) and self._heap[0][2] is flow
+        flow.start += cost
+        if is_head:
+            heapreplace(self._heap, (flow.start, next(self._numbers), flow))
+        elif flow.is_in_heap and cost:
+            heappush(self._heap, (flow.start, next(self._numbers), flow))
+
+
+class Waiting(NamedTuple):
+    """One sequence of an ask that no worker thread has taken yet. Sorts by length, then by
+    arrival."""
+
+    length: int
+    number: int  # of the ask
+    sequence_index: int  # in the batch of the ask
+    ask: Ask
+
+
+class MicroBatch:
+    """Sequences of one target that run together. Those of one ask stand together, in the ask's
+    order."""
+
+    def __init__(
+        self, target: Target, sequences: list[Waiting], taken: float, on_all_cores: bool = False
+    ) -> None:
+        """on_all_cores: else it runs on its worker's thread alone."""
+        self.target, self.taken, self.on_all_cores = target, taken, on_all_cores
+        self.sequences = sorted(sequences, key=attrgetter("number", "sequence_index"))
+        self.parts = [(ask, list(own)) for ask, own in groupby(self.sequences, attrgetter("ask"))]
+        self.num_tokens = sum(sequence.length for sequence in sequences)
+        self.is_bulk = sequences[0].ask.is_bulk
+
+    def batch(self) -> Batch:
+        ask = self.sequences[0].ask
+        if len(self.parts) == 1 and len(self.sequences) == len(ask.batch):
+            return ask.batch
+        return Batch.joined([(ask.batch, index) for _, _, index, ask in self.sequences])
+
+    def deliver(self, rows: AnyRows) -> None:
+        """Gives each ask its rows."""
+        start = 0
+        for ask, sequences in self.parts:
+            end = start + sum(sequence.length for sequence in sequences)
+            ask.rows.receive([own.sequence_index for own in sequences], rows.span(start, end))
+            start = end
+
+
+# rank, number of the ask, ask; sorted, so among equals by arrival. Numbers differ: asks are never
+# compared. With 10,000 asks an insertion moves 80 kB, which takes about 2 us.
+Ranked = tuple[float, int, Ask]
+
+
+class Backlog(Flow):
+    """The asks of one API key for one target.
+
+    Turns alternate between the smallest ask and the oldest ask. If the smallest is SMALL_RATIO
+    times smaller, both get equally many tokens; otherwise the oldest gets SMALL_RATIO times as
+    many. Three things follow:
+
+    - A small ask waits for at most one micro-batch of larger asks.
+    - A flood of small asks at most doubles the wait of a large ask.
+    - Asks of about one size run in the order of arrival. If they took turns instead, all would be
+      late together.
+    """
+
+    def __init__(self, owner: "KeyBacklogs", is_bulk: bool = False) -> None:
+        self.owner, self.is_bulk = owner, is_bulk
+        self.by_age: list[Ranked] = []
+        self.by_size: list[Ranked] = []
+        self.num_tokens = 0  # that wait
+        self._lead = 0  # tokens that smallest asks were given more than oldest asks
+
+    def order(self) -> list[Ranked]:
+        """The order of the present turn: by size if it is the smallest ask's, else by age."""
+        is_for_smallest = self._lead <= 0 and self.by_size[0][0] < self.by_age[0][2].size
+        return self.by_size if is_for_smallest else self.by_age
+
+    def charge(self, num_tokens: int) -> None:
+        """The ask whose turn it is was given so many tokens. Call before any ask is removed."""
+        smallest, oldest = self.by_size[0][2].size, self.by_age[0][2].size
+        if self.order() is self.by_size:
+            is_small = SMALL_RATIO * smallest <= oldest
+            self._lead += num_tokens if is_small else SMALL_RATIO * num_tokens
+        elif smallest < oldest:
+            self._lead -= num_tokens
+
+
+class KeyBacklogs(Flow):
+    """All backlogs of one API key, one for each target it has asked for, and one for bulk asks of
+    the target. Without keys there is one of these.
+
+    Targets are held weakly: a model that is no longer served is freed, and its backlogs with it.
+    """
+
+    def __init__(self) -> None:
+        self.by_target: WeakKeyDictionary[Target, Backlog] = WeakKeyDictionary()
+        self.bulk: WeakKeyDictionary[Target, Backlog] = WeakKeyDictionary()  # apart from the others
+        self.num_bulk = 0  # asks that wait
+        self.fairness: StartTimeFairQueue[Backlog] = StartTimeFairQueue()
 
 
 class FairQueue:
@@ -66,46 +232,32 @@ class FairQueue:
         self._known: WeakSet[Ask] = WeakSet()  # all that are referred to, also those that run
         self._others_at = -math.inf  # when an ask that is no bulk ask was last added
 
-    def worker_s(self) -> float:
-        """Predicted time that one worker thread would need for everything that waits now."""
-        return sum(target.s_per_token * target.num_tokens for target in self.active)
-
     def wait_s(self) -> float:
         """Predicted time until everything that waits now is computed."""
-        return self.worker_s() / self.num_workers
+        worker_s = sum(target.s_per_token * target.num_tokens for target in self.active)
+        return worker_s / self.num_workers
 
     def backlogs(self, key: str) -> Mapping[Target, Backlog]:
         """The backlogs of one API key: one for every target it has asked for."""
         return self._keys[key].by_target if key in self._keys else {}
 
     def backlog(self, key: str, target: Target, is_bulk: bool = False) -> Backlog:
-        return self._keys.setdefault(key, KeyBacklogs()).backlog(target, is_bulk)
+        if (owner := self._keys.get(key)) is None:
+            owner = self._keys[key] = KeyBacklogs()
+        backlogs = owner.bulk if is_bulk else owner.by_target
+        if target not in backlogs:
+            backlogs[target] = Backlog(owner, is_bulk)
+        return backlogs[target]
 
     def num_bulk_workers(self, now: float) -> int:
         """How many workers bulk asks may use: one is left to other asks while there are any."""
         is_alone = now >= self._others_at + ALONE_S
         return self.num_workers if is_alone else max(1, self.num_workers - 1)
 
-    def add(self, ask: Ask, now: float, backlog: Backlog) -> None:
-        """Queues what is missing of the ask's rows. `until` is when they must be there."""
-        ask.backlog = backlog
-        if ask.is_bulk:
-            self.num_bulk += 1
-        else:
-            self._others_at = now
-        self._begin(ask, now)
-        self.active.setdefault(ask.target, {})[backlog] = None
-        backlog.add(ask)
-        backlog.owner.fairness.activate(backlog)
-        self._fairness.activate(backlog.owner)
-
-    def add_first(self, ask: Ask, now: float) -> None:
-        """Queues the ask before all others. For the server's own known-answer tests, which are
+    def add(self, ask: Ask, now: float) -> None:
+        """Queues what is missing of the ask's rows, which must be there by `until`: in its backlog,
+        or before all others if it has none. So do the server's own known-answer tests, which are
         small and few."""
-        self._begin(ask, now)
-        self._first[ask.number] = ask
-
-    def _begin(self, ask: Ask, now: float) -> None:
         rows, ask.future, ask.submitted = ask.rows, Future(), now
         ask.number = number = next(self._numbers)
         ask.waiting = sorted(Waiting(rows.lengths[at], number, at, ask) for at in rows.missing)
@@ -118,21 +270,40 @@ class FairQueue:
         self.asks[number] = ask
         insort(self._deadlines, (ask.until, number, ask))
         self._count(ask, ask.size)
+        if (backlog := ask.backlog) is None:
+            self._first[number] = ask
+            return
+        if not ask.is_bulk:
+            self._others_at = now
+        self.active.setdefault(ask.target, {})[backlog] = None
+        insort(backlog.by_age, (number, number, ask))
+        insort(backlog.by_size, (ask.size, number, ask))
+        backlog.num_waiting += 1
+        backlog.owner.num_waiting += 1
+        backlog.owner.num_bulk += ask.is_bulk
+        self.num_bulk += ask.is_bulk
+        backlog.owner.fairness.activate(backlog)
+        self._fairness.activate(backlog.owner)
 
     def _remove(self, ask: Ask) -> None:
         """All its sequences were taken, or nobody waits for it."""
-        del self.asks[ask.number]
-        take_out(self._deadlines, ask.until, ask)
-        self._first.pop(ask.number, None)
+        number, backlog, ask.waiting = ask.number, ask.backlog, []
+        del self.asks[number]
+        del self._deadlines[bisect_left(self._deadlines, (ask.until, number))]
         self._count(ask, -ask.num_tokens)
+        if backlog is None:
+            del self._first[number]
+            return
+        del backlog.by_age[bisect_left(backlog.by_age, (number, number))]
+        del backlog.by_size[bisect_left(backlog.by_size, (ask.size, number))]
+        backlog.num_waiting -= 1
+        backlog.owner.num_waiting -= 1
+        backlog.owner.num_bulk -= ask.is_bulk
         self.num_bulk -= ask.is_bulk
-        if backlog := ask.backlog:
-            backlog.remove(ask)
-            if not backlog.num_waiting:
-                del self.active[ask.target][backlog]
-                if not self.active[ask.target]:
-                    del self.active[ask.target]
-        ask.waiting = []
+        if not backlog.num_waiting:
+            del self.active[ask.target][backlog]
+            if not self.active[ask.target]:
+                del self.active[ask.target]
 
     def _count(self, ask: Ask, num_tokens: int) -> None:
         """So many tokens more wait, or fewer. Those of bulk asks are in no account but their own:
@@ -147,51 +318,36 @@ class FairQueue:
 
     def take(self, now: float, num_idle: int = 1) -> MicroBatch | None:
         """The next micro-batch: the longest sequence of the ask whose turn it is, and sequences of
-        similar length.
+        similar length. None if nothing waits, or bulk asks alone and the worker is to be left to
+        others.
 
         num_idle: worker threads without work, this one included. They share what waits, if it may
         be shared out.
         """
         self.sweep(now)
+        if not self.asks:
+            return None
         if self._first:
             ask = next(iter(self._first.values()))
-            taken = ask.waiting
-            self._take_out(taken, now)
-            return MicroBatch.of(ask.target, taken, now)
-        if not self.asks or (chosen := self._next(now, num_idle)) is None:
-            return None
-        target, backlog, candidates = chosen.target, chosen.backlog, chosen.waiting
-        if chosen.is_bulk:  # without company, which would wait as long as it runs
-            share = BULK_TOKENS
+            target, taken = ask.target, ask.waiting
         else:
-            share = target.token_budget
-            if target.is_shared_out:
-                share = max(MIN_TOKENS_PER_WORKER, math.ceil(target.num_tokens / num_idle))
-            candidates = self._candidates(chosen, CANDIDATE_BATCHES * target.token_budget)
-        taken = _nearest(candidates, chosen.waiting[-1], min(target.token_budget, share))
-        # other backlogs pay nothing for their part: without it the space would stay empty
-        num_own = sum(one.length for one in taken if one.ask.backlog is backlog)
-        backlog.charge(num_own)
-        cost_s = max(num_own, MIN_TOKENS_PER_WORKER) * target.s_per_token
-        backlog.owner.fairness.charge(backlog, cost_s)
-        self._fairness.charge(backlog.owner, cost_s)
-        self._take_out(taken, now)
-        return MicroBatch.of(target, taken, now)
-
-    def _next(self, now: float, num_idle: int) -> Ask | None:
-        """The ask whose turn it is, where none goes first. None if bulk asks alone wait, and the
-        worker is to be left to others."""
-        key = self._fairness.next()
-        assert key
-        backlog = key.fairness.next()
-        assert backlog
-        if backlog.is_bulk and self.num_workers - num_idle >= self.num_bulk_workers(now):
-            key = self._fairness.next(lambda key: key.num_waiting > key.num_bulk)
-            backlog = key.fairness.next(lambda backlog: not backlog.is_bulk) if key else None
-        return backlog.order()[0][2] if backlog else None
-
-    def _take_out(self, taken: list[Waiting], now: float) -> None:
-        """Takes sequences out of the queue."""
+            key = self._fairness.next()
+            assert key
+            backlog = key.fairness.next()
+            assert backlog
+            if backlog.is_bulk and self.num_workers - num_idle >= self.num_bulk_workers(now):
+                key = self._fairness.next(lambda key: key.num_waiting > key.num_bulk)
+                backlog = key.fairness.next(lambda backlog: not backlog.is_bulk) if key else None
+                if backlog is None:
+                    return None
+            taken = self._choose(backlog, num_idle)
+            target = taken[0].ask.target
+            # other backlogs pay nothing for their part: without it the space would stay empty
+            num_own = sum(one.length for one in taken if one.ask.backlog is backlog)
+            backlog.charge(num_own)
+            cost_s = max(num_own, MIN_TOKENS_PER_WORKER) * target.s_per_token
+            backlog.owner.fairness.charge(backlog, cost_s)
+            self._fairness.charge(backlog.owner, cost_s)
         gone = defaultdict[Ask, list[Waiting]](list)
         for sequence in taken:
             self._count(sequence.ask, -sequence.length)
@@ -203,34 +359,53 @@ class FairQueue:
                 continue
             for sequence in sequences:
                 del ask.waiting[bisect_left(ask.waiting, sequence)]
+        return MicroBatch(target, taken, now)
 
-    def _candidates(self, ask: Ask, num_tokens: int) -> list[Waiting]:
-        """About so many tokens, sorted by length: of the ask, then of the other asks of its target
-        in the order of this turn, its own backlog's first. Bulk asks run apart.
+    def _choose(self, backlog: Backlog, num_idle: int) -> list[Waiting]:
+        """The longest sequence of the backlog's next ask, and its neighbours in length, of about
+        CANDIDATE_BATCHES micro-batches' tokens: of the ask, then of the other asks of its target in
+        the order of this turn, its own backlog's first. Bulk asks run without company, which would
+        wait as long as they run.
 
         If all asks were candidates, an ask's odd lengths would wait while later asks fill the
         micro-batches, and the gate could not predict when the ask is done.
         """
-        own, candidates = ask.backlog, list(ask.waiting)
-        num_tokens -= ask.num_tokens
-        smallest_first = own.order() is own.by_size
-        others = (one for one in self.active[ask.target] if one is not own and not one.is_bulk)
-        for backlog in chain([own], others):
-            for _, _, other in backlog.by_size if smallest_first else backlog.by_age:
-                if num_tokens <= 0:
-                    break
-                if other is not ask:
-                    candidates += other.waiting
-                    num_tokens -= other.num_tokens
-        candidates.sort()
-        return candidates
+        order = backlog.order()
+        ask = order[0][2]
+        target, anchor, candidates = ask.target, ask.waiting[-1], list(ask.waiting)
+        left = target.token_budget
+        if ask.is_bulk:
+            left = min(left, BULK_TOKENS)
+        else:
+            if target.is_shared_out:
+                share = math.ceil(target.num_tokens / num_idle)
+                left = min(left, max(MIN_TOKENS_PER_WORKER, share))
+            more = CANDIDATE_BATCHES * target.token_budget - ask.num_tokens
+            others = [one for one in self.active[target] if one is not backlog and not one.is_bulk]
+            for each in (backlog, *others):
+                for _, _, other in each.by_size if order is backlog.by_size else each.by_age:
+                    if more <= 0:
+                        break
+                    if other is not ask:
+                        candidates += other.waiting
+                        more -= other.num_tokens
+            candidates.sort()
+        low = bisect_left(candidates, anchor)
+        high, left = low + 1, left - anchor.length
+        while low > 0 and candidates[low - 1].length <= left:  # first the shorter ones
+            low -= 1
+            left -= candidates[low].length
+        while high < len(candidates) and candidates[high].length <= left:
+            left -= candidates[high].length
+            high += 1
+        return candidates[low:high]
 
     def settle(self, micro: MicroBatch, error: Exception | None, now: float) -> None:
         """The rows of the micro-batch were delivered, or an error came in their place, which fails
         its asks only."""
         if error is None and not micro.on_all_cores:  # the rate is of one worker
             micro.target.update_rate(micro.num_tokens, now - micro.taken)
-        for ask, sequences in micro.by_ask():
+        for ask, sequences in micro.parts:
             if error is None:
                 ask.num_settled += len(sequences)
                 if ask.num_settled == len(ask.rows.missing):
@@ -260,20 +435,6 @@ class FairQueue:
             waited_s = now - late.submitted
             _fail(late, Expired(f"deadline: it passed after {waited_s:.2f} s in the queue"))
             self._remove(late)
-
-
-def _nearest(candidates: list[Waiting], anchor: Waiting, budget: int) -> list[Waiting]:
-    """The anchor and its neighbours in length: first the shorter ones, then the longer ones, within
-    the budget."""
-    low = bisect_left(candidates, anchor)
-    high, left = low + 1, budget - anchor.length
-    while low > 0 and candidates[low - 1].length <= left:
-        low -= 1
-        left -= candidates[low].length
-    while high < len(candidates) and candidates[high].length <= left:
-        left -= candidates[high].length
-        high += 1
-    return candidates[low:high]
 
 
 def _fail(ask: Ask, error: Exception) -> None:

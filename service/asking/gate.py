@@ -17,9 +17,7 @@ from typing import NamedTuple
 from weakref import WeakKeyDictionary
 
 from addnorm.service.asking.ask import Account, Ask
-from addnorm.service.asking.backlog import SMALL_RATIO, Backlog, KeyBacklogs
-from addnorm.service.asking.fair_queue import FairQueue
-from addnorm.service.engine.target import Target
+from addnorm.service.asking.fair_queue import SMALL_RATIO, Backlog, FairQueue, KeyBacklogs
 from addnorm.service.errors import (
     BodiesFull,
     DeadlineNotMet,
@@ -111,24 +109,6 @@ class LoadShedding(NamedTuple):
     until_num_tokens: int  # while more than this many of the backlog's tokens wait
     kind: type[ServiceError]  # of the first rejection
 
-    def covers(self, time_s: float, token_bound: float) -> bool:
-        """token_bound: the request has no more tokens than this."""
-        return time_s <= self.time_s and token_bound >= self.num_tokens
-
-
-class Arrival(NamedTuple):
-    """A batch that asks for admission."""
-
-    target: Target
-    backlog: Backlog  # that it would join
-    num_tokens: int  # that must be computed for it
-    time_s: float  # until its deadline
-
-    @property
-    def worker_s(self) -> float:
-        """Predicted time of one worker thread."""
-        return self.num_tokens * self.target.s_per_token
-
 
 class Gate:
     """Stands before a queue. Time is an argument: any number that grows."""
@@ -150,7 +130,7 @@ class Gate:
         self.total: defaultdict[Account, float] = defaultdict(int)
         self._by_key: defaultdict[Account, dict[str, float]] = defaultdict(dict)
         # guarded as the queue is
-        self._shedding: WeakKeyDictionary[Backlog, LoadShedding] = WeakKeyDictionary()
+        self.shedding: WeakKeyDictionary[Backlog, LoadShedding] = WeakKeyDictionary()
 
     @contextmanager
     def admit(self, ask: Ask, max_requests: int = 0) -> Iterator[None]:
@@ -203,11 +183,6 @@ class Gate:
         others = (seconds for other, seconds in by_key.items() if other != key)
         return served_before(own_s, by_key.get(key, 0), others)
 
-    @property
-    def is_shedding(self) -> bool:
-        """Whether `check_load` may reject anything."""
-        return bool(self._shedding)
-
     def check_load(
         self, time_s: float, key: str = "", num_bytes: float = math.inf, model: str | None = None
     ) -> None:
@@ -227,12 +202,13 @@ class Gate:
     def is_bulk(self, ask: Ask, now: float) -> bool:
         """Whether it is a bulk ask: a large one, or one of several sequences that a slow machine
         might not answer in the time that other asks have."""
-        batch, most = ask.batch, min(MAX_TOKENS, self.limits["tokens"])
-        if len(batch) > MAX_SEQUENCES or batch.num_tokens > most:
+        num_sequences, most = len(ask.batch), min(MAX_TOKENS, self.limits["tokens"])
+        if num_sequences > MAX_SEQUENCES or ask.batch.num_tokens > most:
             return True
+        if num_sequences < 2:
+            return False
         own_s = self._bulk_s(ask, now)
-        is_slow = self._timeout_s < TIME_FACTOR * own_s and own_s < self._bulk_timeout_s
-        return is_slow and len(batch) > 1
+        return self._timeout_s < TIME_FACTOR * own_s and own_s < self._bulk_timeout_s
 
     def weigh(self, ask: Ask, now: float) -> None:
         """Counts the answer of a decoded request and what is kept for it, and queues what is
@@ -263,10 +239,10 @@ class Gate:
         if ask.until <= now:
             raise Expired("deadline: it passed before the request was read")
         self.queue.sweep(now)
-        backlog = self.queue.backlog(ask.key, ask.target, ask.is_bulk)
+        ask.backlog = self.queue.backlog(ask.key, ask.target, ask.is_bulk)
         if not ask.is_bulk:
-            self._check(Arrival(ask.target, backlog, ask.rows.num_missing_tokens, ask.until - now))
-        self.queue.add(ask, now, backlog)
+            self._weigh_tokens(ask, ask.rows.num_missing_tokens, ask.until - now)
+        self.queue.add(ask, now)
 
     def _weigh_bulk(self, ask: Ask, now: float) -> None:
         """Gives it the time that it needs, unless its caller named a deadline. DeadlineNotMet if it
@@ -305,85 +281,86 @@ class Gate:
         """An empty queue in place of one that failed. Its load shedding ends with its backlogs."""
         self.queue = FairQueue(self.queue.num_workers)
 
-    def _check(self, arrival: Arrival) -> None:
-        limit, waiting, more = self.limits["tokens"], self.queue.num_tokens, arrival.num_tokens
+    def _weigh_tokens(self, ask: Ask, more: int, time_s: float) -> None:
+        """QueueFull without space for so many tokens more. Expired or DeadlineNotMet if it is
+        predicted to take longer than it has."""
+        backlog, limit, waiting = ask.backlog, self.limits["tokens"], self.queue.num_tokens
         # a backlog leaves space to other backlogs, and its large asks leave some to its small asks
-        if not TOKENS.grants(limit, waiting, arrival.backlog.num_tokens, 0, more):
-            self._start_shedding(arrival, math.inf, QueueFull)
+        if not TOKENS.grants(limit, waiting, backlog.num_tokens, 0, more):
+            self._start_shedding(ask, more, math.inf, QueueFull)
             raise self._overloaded(QueueFull, f" of at most {limit:,}, too many to add {more:,}")
-        if shed := self._shed(arrival.backlog, arrival.time_s, TINY_RATIO * more):
+        if shed := self._shed(backlog, time_s, TINY_RATIO * more):
             raise self._overloaded(shed.kind)
-        finish_s = self._finish_s(arrival)
+        finish_s = self._finish_s(ask, more, time_s)
         if not waiting:
             # Only runs correct a rate: so what is not hopelessly late runs as a trial. Each
             # rejection raises the rate, so that one wrong measurement does not reject for ever.
-            if finish_s > TRIAL_RATIO * arrival.time_s:
-                arrival.target.raise_rate()
+            if finish_s > TRIAL_RATIO * time_s:
+                ask.target.raise_rate()
                 raise Expired(
                     f"deadline: computing takes about {1000 * finish_s:.0f} ms,"
-                    f" {1000 * arrival.time_s:.0f} ms are left: allow more time or send less"
+                    f" {1000 * time_s:.0f} ms are left: allow more time or send less"
                 )
-        elif finish_s > arrival.time_s:
-            self._start_shedding(arrival, SIMILAR_TIME * arrival.time_s, DeadlineNotMet)
+        elif finish_s > time_s:
+            self._start_shedding(ask, more, SIMILAR_TIME * time_s, DeadlineNotMet)
             raise self._overloaded(
                 DeadlineNotMet,
-                f"; the answer would take {finish_s:.3g} s, the deadline is in"
-                f" {arrival.time_s:.3g} s",
+                f"; the answer would take {finish_s:.3g} s, the deadline is in {time_s:.3g} s",
             )
 
     def _overloaded(self, kind: type[ServiceError], why: str = "") -> ServiceError:
         queued = f"overloaded: {self.queue.num_tokens:,} tokens are queued{why};"
         return rejection(kind, queued, self.queue.wait_s())
 
-    def _start_shedding(self, arrival: Arrival, time_s: float, kind: type[ServiceError]) -> None:
+    def _start_shedding(self, ask: Ask, more: int, time_s: float, kind: type[ServiceError]) -> None:
         """Until a micro-batch of the backlog is taken. Then the next request is admitted, whatever
         its size: if load shedding ended with each small gap, only the smallest requests would be
         admitted."""
-        backlog = arrival.backlog
-        if 2 * arrival.num_tokens > backlog.num_tokens:
+        backlog: Backlog = ask.backlog
+        if 2 * more > backlog.num_tokens:
             return  # it was rejected for its own size, which says nothing about others
         mean = backlog.num_tokens // backlog.num_waiting
-        until = backlog.num_tokens - arrival.target.token_budget
-        self._shedding[backlog] = LoadShedding(time_s, mean, until, kind)
+        until = backlog.num_tokens - ask.target.token_budget
+        self.shedding[backlog] = LoadShedding(time_s, mean, until, kind)
 
     def _shed(self, backlog: Backlog, time_s: float, token_bound: float) -> LoadShedding | None:
-        """What rejects such a request for this backlog, if anything does."""
-        shedding = self._shedding.get(backlog)
-        if shedding and backlog.num_tokens <= shedding.until_num_tokens:
-            del self._shedding[backlog]
+        """What rejects a request of no more tokens for this backlog, if anything does."""
+        shedding = self.shedding.get(backlog)
+        if shedding is None:
             return None
-        return shedding if shedding and shedding.covers(time_s, token_bound) else None
+        if backlog.num_tokens <= shedding.until_num_tokens:
+            del self.shedding[backlog]
+            return None
+        is_covered = time_s <= shedding.time_s and token_bound >= shedding.num_tokens
+        return shedding if is_covered else None
 
-    def _finish_s(self, arrival: Arrival) -> float:
+    def _finish_s(self, ask: Ask, more: int, time_s: float) -> float:
         """Predicted time until the ask is computed: after all that waits, or earlier if its turns
         come earlier."""
-        own_s = OWN_MARGIN * arrival.worker_s / self.queue.num_workers
-        last_s = own_s + WAIT_FACTOR * self.queue.wait_s()
-        if last_s <= arrival.time_s:
+        queue, worker_s = self.queue, more * ask.target.s_per_token
+        own_s = OWN_MARGIN * worker_s / queue.num_workers
+        last_s = own_s + WAIT_FACTOR * queue.wait_s()
+        if last_s <= time_s:
             return last_s  # early enough: the rest costs more time
-        active = self.queue.active
-        largest_s = max((target.token_budget * target.s_per_token for target in active), default=0)
-        others_s = WAIT_FACTOR * self._others_s(arrival) / self.queue.num_workers
-        return min(last_s, own_s + BATCHES_BEFORE * largest_s + others_s)
-
-    def _others_s(self, arrival: Arrival) -> float:
-        """Worker time that goes to other asks first: of the same backlog, then of the key's other
-        targets, then of other keys."""
-        own, targets_s, keys_s = (
-            arrival.backlog,
-            list[float](),
-            defaultdict[KeyBacklogs, float](float),
-        )
-        for target, backlogs in self.queue.active.items():
+        # worker time that goes to others first: of the same backlog, of a tiny ask only what is as
+        # small; then of the key's other targets, then of other keys
+        own: Backlog = ask.backlog
+        num_before, targets_s = own.num_tokens, list[float]()
+        keys_s = defaultdict[KeyBacklogs, float](float)
+        if TINY_RATIO * more * own.num_waiting <= own.num_tokens:
+            num_before = more * bisect_left(own.by_size, (more, math.inf))
+        for target, backlogs in queue.active.items():
             for other in backlogs:
                 other_s = other.num_tokens * target.s_per_token
                 if other.owner is not own.owner:
                     keys_s[other.owner] += other_s
                 elif other is not own:
                     targets_s.append(other_s)
-        backlog_s = _num_before(arrival) * arrival.target.s_per_token
-        key_s = served_before(arrival.worker_s, backlog_s, targets_s)
-        return served_before(arrival.worker_s, key_s, keys_s.values())
+        key_s = served_before(worker_s, num_before * ask.target.s_per_token, targets_s)
+        others_s = served_before(worker_s, key_s, keys_s.values()) / queue.num_workers
+        batches_s = (target.token_budget * target.s_per_token for target in queue.active)
+        largest_s = max(batches_s, default=0)
+        return min(last_s, own_s + BATCHES_BEFORE * largest_s + WAIT_FACTOR * others_s)
 
 
 def rejection(kind: type[ServiceError], why: str, wait_s: float = 1.0) -> ServiceError:
@@ -395,12 +372,3 @@ def served_before(own: float, of_flow: float, of_others: Iterable[float]) -> flo
     """What is served before something that needs `own`, if fairly: all that its own flow waits for,
     and of each other flow no more than its own is given meanwhile."""
     return of_flow + sum(min(of_flow + own, other) for other in of_others)
-
-
-def _num_before(arrival: Arrival) -> int:
-    """Tokens of the backlog that run before the ask: all, or for a tiny ask only those of asks as
-    small."""
-    backlog, size = arrival.backlog, arrival.num_tokens
-    if TINY_RATIO * size * backlog.num_waiting > backlog.num_tokens:
-        return backlog.num_tokens
-    return size * bisect_left(backlog.by_size, (size, math.inf))

@@ -5,22 +5,22 @@ import logging
 import math
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import pairwise
 
 from addnorm.service.asking.ask import Ask
-from addnorm.service.asking.fair_queue import MIN_TOKENS_PER_WORKER
+from addnorm.service.asking.fair_queue import MIN_TOKENS_PER_WORKER, MicroBatch
 from addnorm.service.asking.gate import Gate
-from addnorm.service.asking.micro_batch import MicroBatch
-from addnorm.service.engine.batch import AnyRows, Batch
+from addnorm.service.engine.batch import AnyRows
 from addnorm.service.engine.target import Target
 from addnorm.service.errors import NotFinite, RunTimedOut, ServiceError
 from addnorm.service.locks import LockOrder, new_condition
 
 log = logging.getLogger("addnorm")
 TICKS = 10  # of the watchdog, within the run timeout
+OBSERVER_FAILED = "an observer of the workers failed"
 
 
 class Observer:
@@ -84,7 +84,7 @@ class Scheduler:
         self, timeout_s: float, key: str = "", num_bytes: float = math.inf, model: str | None = None
     ) -> None:
         """Overloaded if load shedding covers a request with such a body: see Gate.check_load."""
-        if self._gate.is_shedding:  # read without the lock, for which workers may make wait
+        if self._gate.shedding:  # read without the lock, for which workers may make wait
             with self._changed:
                 self._gate.check_load(timeout_s, key, num_bytes, model)
 
@@ -106,7 +106,7 @@ class Scheduler:
     def submit_first(self, ask: Ask) -> None:
         """Queues the ask before all others, whatever waits."""
         with self._changed:
-            self._gate.queue.add_first(ask, time.monotonic())
+            self._gate.queue.add(ask, time.monotonic())
             self._changed.notify()
 
     def holds(self, ask: Ask) -> bool:
@@ -162,6 +162,73 @@ class Scheduler:
         while self._step(worker):
             pass
 
+    def _step(self, worker: Worker) -> bool:
+        """Takes one micro-batch, runs and settles it. False when the worker has to end.
+
+        A function of its own, so that its locals end with it: an idle worker must keep no model and
+        no rows in memory.
+        """
+        micro = self._take(worker)
+        if micro is None:
+            return False
+        outcome = _run(micro)
+        for observer in self._observers:
+            try:
+                if isinstance(outcome, Exception):
+                    observer.on_failed(micro.target)
+                else:
+                    observer.on_computed(micro, outcome)
+            except Exception:  # no error of an observer may end a worker
+                log.exception(OBSERVER_FAILED)
+        now = time.monotonic()
+        with self._using_queue(worker):
+            if worker not in self._workers:
+                return True  # it was replaced, and its asks have failed already
+            del worker.todo[0]
+            if not isinstance(outcome, Exception):
+                self._gate.queue.settle(micro, None, now)
+            elif len(micro.parts) == 1:
+                self._gate.queue.settle(micro, outcome, now)
+            else:  # again, ask by ask: only one is at fault
+                how = micro.taken, micro.on_all_cores
+                worker.todo = [MicroBatch(micro.target, own, *how) for _, own in micro.parts]
+        return True
+
+    def _take(self, worker: Worker) -> MicroBatch | None:
+        """Waits for work. None once the scheduler closes or the worker was replaced."""
+        with self._changed:
+            worker.ticks = 0
+            while worker in self._workers:
+                if not worker.todo:
+                    with self._using_queue(worker):
+                        self._take_from_queue(worker)
+                if worker.todo:
+                    return worker.todo[0]
+                if self._closing:
+                    self._workers.remove(worker)
+                    self._changed.notify_all()
+                else:
+                    self._changed.wait()
+            return None
+
+    def _take_from_queue(self, worker: Worker) -> None:
+        queue = self._gate.queue
+        running = [micro for other in self._workers for micro in other.todo]
+        num_busy = sum(bool(other.todo) for other in self._workers)
+        micro = queue.take(time.monotonic(), self.num_workers - num_busy)
+        if micro is None:
+            return
+        worker.todo = [micro]
+        if micro.is_bulk:  # another worker may run more of the ask, if not before then now
+            self._changed.notify()
+        elif micro.target.run_on_all_cores:
+            # if the other workers would be idle for most of its run on one thread: all that waits
+            # and runs is less. Bulk asks that wait do not count
+            running_s = sum(other.num_tokens * other.target.s_per_token for other in running)
+            others_s = running_s + queue.wait_s() * self.num_workers
+            own_s = micro.num_tokens * micro.target.s_per_token
+            micro.on_all_cores = others_s < (self.num_workers - 1) * own_s / 2
+
     @contextmanager
     def _using_queue(self, worker: Worker) -> Iterator[None]:
         """Takes the lock. No error of the queue ends a thread or leaves an ask waiting: what the
@@ -175,78 +242,6 @@ class Scheduler:
                 worker.todo = []
                 self._gate.queue.give_up(service_error(error))
                 self._gate.start_over()
-
-    def _step(self, worker: Worker) -> bool:
-        """Runs one micro-batch. False when the worker has to end.
-
-        A function of its own, so that its locals end with it: an idle worker must keep no model and
-        no rows in memory.
-        """
-        micro = self._next(worker)
-        if micro is None:
-            return False
-        outcome = _run(micro)
-        if isinstance(outcome, Exception):
-            self._tell(lambda observer: observer.on_failed(micro.target))
-        else:
-            self._tell(lambda observer: observer.on_computed(micro, outcome))
-        self._settle(worker, micro, outcome)
-        return True
-
-    def _next(self, worker: Worker) -> MicroBatch | None:
-        """Waits for work. None once the scheduler closes or the worker was replaced."""
-        with self._changed:
-            worker.ticks = 0
-            while worker in self._workers:
-                if not worker.todo:
-                    self._take(worker)
-                if worker.todo:
-                    return worker.todo[0]
-                if self._closing:
-                    self._workers.remove(worker)
-                    self._changed.notify_all()
-                else:
-                    self._changed.wait()
-            return None
-
-    def _take(self, worker: Worker) -> None:
-        now = time.monotonic()
-        with self._using_queue(worker):
-            micro = self._gate.queue.take(now, self.num_workers - self.num_busy)
-            if micro is None:
-                return
-            worker.todo = [micro._replace(on_all_cores=self._leaves_cores_idle(micro))]
-            if micro.is_bulk:  # another worker may run more of the ask, if not before then now
-                self._changed.notify()
-
-    def _leaves_cores_idle(self, micro: MicroBatch) -> bool:
-        """Whether the other workers would be idle for most of its run on one thread: all that waits
-        and runs is less. Bulk asks that wait do not count."""
-        if not micro.target.run_on_all_cores or micro.is_bulk:
-            return False
-        running = [other for worker in self._workers for other in worker.todo]
-        running_s = sum(other.cost_s for other in running)
-        others_s = running_s + self._gate.queue.worker_s()
-        return others_s < (self.num_workers - 1) * micro.cost_s / 2
-
-    def _settle(self, worker: Worker, micro: MicroBatch, outcome: AnyRows | Exception) -> None:
-        now = time.monotonic()
-        with self._using_queue(worker):
-            if worker not in self._workers:
-                return  # it was replaced, and its asks have failed already
-            del worker.todo[0]
-            if isinstance(outcome, Exception):
-                self._settle_failed(worker, micro, outcome, now)
-                return
-            self._gate.queue.settle(micro, None, now)
-
-    def _settle_failed(
-        self, worker: Worker, micro: MicroBatch, error: Exception, now: float
-    ) -> None:
-        if len(asks := micro.by_ask()) > 1:  # again, ask by ask: only one is at fault
-            worker.todo = [micro._replace(sequences=sequences) for _, sequences in asks]
-            return
-        self._gate.queue.settle(micro, error, now)
 
     def _watch(self) -> None:
         """Counts its own ticks instead of seconds, so that no worker is replaced because the whole
@@ -272,35 +267,30 @@ class Scheduler:
                 )
                 self._gate.queue.settle(micro, error, time.monotonic())
         self._start_worker()
-        self._tell(lambda observer: observer.on_replaced())
-
-    def _tell(self, tell: Callable[[Observer], None]) -> None:
         for observer in self._observers:
             try:
-                tell(observer)
-            except Exception:  # no error of an observer may end a worker
-                log.exception("an observer of the workers failed")
+                observer.on_replaced()
+            except Exception:
+                log.exception(OBSERVER_FAILED)
 
 
 def _run(micro: MicroBatch) -> AnyRows | Exception:
     """Computes the micro-batch and gives each ask its rows."""
     try:
-        batch, rows = micro.run()
-        if rows.not_finite():
-            raise _not_finite(micro, batch, rows)
+        batch, target = micro.batch(), micro.target
+        on_all_cores = target.run_on_all_cores if micro.on_all_cores else None
+        rows = (on_all_cores or target.run)(batch)
+        assert rows.num_tokens == micro.num_tokens
+        if rows.not_finite():  # names the first sequence with such a value
+            raise next(
+                NotFinite(output, own.sequence_index)
+                for own, (start, end) in zip(micro.sequences, pairwise(batch.offsets), strict=True)
+                if (output := rows.span(start, end).not_finite())
+            )
         micro.deliver(rows)
     except Exception as error:  # any error of a session fails these asks only, never the worker
         return service_error(error)
     return rows
-
-
-def _not_finite(micro: MicroBatch, batch: Batch, rows: AnyRows) -> NotFinite:
-    """Names the first sequence with such a value."""
-    return next(
-        NotFinite(output, sequence.sequence_index)
-        for sequence, (start, end) in zip(micro.sequences, pairwise(batch.offsets), strict=True)
-        if (output := rows.span(start, end).not_finite())
-    )
 
 
 def service_error(error: Exception) -> Exception:

@@ -13,9 +13,9 @@ from itertools import count
 from typing import ParamSpec, TypeVar
 
 from addnorm.service.asking.ask import Ask
+from addnorm.service.asking.fair_queue import Flow, StartTimeFairQueue
 from addnorm.service.asking.gate import Rule
 from addnorm.service.asking.handover import Handover
-from addnorm.service.asking.start_time_fairness import Flow, StartTimeFairQueue
 from addnorm.service.engine.checkpoint import own
 from addnorm.service.errors import ClientGone
 from addnorm.service.locks import LockOrder, new_lock

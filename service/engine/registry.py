@@ -30,19 +30,6 @@ State = Literal["READY", "LOADING", "UNAVAILABLE"]  # in KServe's words
 Root = Path | tuple[Path, ...]  # the folder of all models, or the folder of each
 
 
-def _prompt(ref: str, suffix: str | None, bundle: Bundle) -> str | None:
-    """The prompt that what follows a name's colon means. ModelNotFound names the whole."""
-    prompts = bundle.manifest.prompts
-    if suffix is None or suffix in prompts:
-        return suffix
-    prompt_name = f":{suffix}".removesuffix(f":{TAG}")[1:]
-    if prompt_name and prompt_name not in prompts:
-        known = f"the prompts of {bundle.ref} are {', '.join(prompts)}"
-        known = known if prompts else f"{bundle.ref} has no prompts"
-        raise ModelNotFound(f"model {ref[:200]!r} is not served here: {known}", param="model")
-    return prompt_name or None
-
-
 class Entry(NamedTuple):
     """A version that is served or lies on disk. reason: why it is not served, or what is wrong on
     disk."""
@@ -207,40 +194,44 @@ class Models:
         return self.meant(ref, task).model
 
     def meant(self, ref: str | None, task: Task | None = None) -> Meant:
-        """The model that `find` finds, with what else its name says."""
+        """The model that `find` finds, with what else its name says: an alias, or a prompt behind a
+        colon. ModelNotFound names the whole."""
         if ref is None:
             ref = self._default(task) if task else self._only()
-        name, alias, suffix = self._split(ref)
+        name = ref if len(ref) <= MAX_NAME else ""
+        while name:  # until its longest beginning that is known
+            if alias := self.aliases.get(name):
+                break
+            if ":" not in name and name.partition("/")[0] in self._versions:
+                alias = Alias(name)
+                break
+            name = name.rpartition(":")[0]
+        else:
+            raise self.not_served(ref)
         model = self._model_of(alias.ref)
         # every model has pooled vectors, also if it is made for something else
         if task and task not in ("embed", *model.bundle.tasks):
             known = " and ".join(WORDS[task] for task in model.bundle.tasks)
             why = f"{model.bundle.ref} cannot {WORDS[task]}: it can {known}"
             raise InvalidInput(why, param="model")
-        suffix = _prompt(ref, suffix, model.bundle)
-        if suffix is not None and alias.prompt_name is not None:
+        prompts = model.bundle.manifest.prompts
+        prompt_name = ref[len(name) + 1 :] if len(name) < len(ref) else None
+        if prompt_name is not None and prompt_name not in prompts:
+            prompt_name = f":{prompt_name}".removesuffix(f":{TAG}")[1:] or None
+            if prompt_name and prompt_name not in prompts:
+                known = f"the prompts of {model.bundle.ref} are {', '.join(prompts)}"
+                known = known if prompts else f"{model.bundle.ref} has no prompts"
+                raise ModelNotFound(
+                    f"model {ref[:200]!r} is not served here: {known}", param="model"
+                )
+        if prompt_name is not None and alias.prompt_name is not None:
             raise InvalidInput(
                 f"model is {ref[:200]!r}, whose name before the colon has the prompt"
                 f" {alias.prompt_name!r} already: leave the colon and what follows it out",
                 param="model",
             )
-        prompt_name = alias.prompt_name if suffix is None else suffix
+        prompt_name = alias.prompt_name if prompt_name is None else prompt_name
         return Meant(model, name, prompt_name, alias.precision, alias.dimensions)
-
-    def _split(self, ref: str) -> tuple[str, Alias, str | None]:
-        """The longest beginning of the name that is known; what that stands for; and what follows
-        its colon. ModelNotFound names the whole."""
-        head = ref if len(ref) <= MAX_NAME else ""
-        while head:
-            if known := self.aliases.get(head):
-                break
-            if ":" not in head and head.partition("/")[0] in self._versions:
-                known = Alias(head)
-                break
-            head = head.rpartition(":")[0]
-        else:
-            raise self.not_served(ref)
-        return head, known, ref[len(head) + 1 :] if len(head) < len(ref) else None
 
     def _model_of(self, ref: str) -> Model:
         name, slash, version = ref.partition("/")

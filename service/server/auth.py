@@ -36,11 +36,7 @@ class Keys:
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
         self._stamp = self._read_stamp()
-        self._known = _read(settings)
-
-    def __bool__(self) -> bool:
-        """Without keys every path is open."""
-        return bool(self._known)
+        self.known = _read(settings)  # by their digests; without any every path is open
 
     def find(self, authorization: bytes) -> Key:
         """The key in `Bearer KEY`. Unauthenticated unless it is known."""
@@ -49,7 +45,7 @@ class Keys:
             raise Unauthenticated("no API key was sent: add the header `Authorization: Bearer KEY`")
         digest = hashlib.sha256(sent.strip()).digest()
         # the time of this look-up tells something of digests, but no key follows from a digest
-        key = self._known.get(digest)
+        key = self.known.get(digest)
         if key is None or not hmac.compare_digest(key.digest, digest):
             raise Unauthenticated("the API key that was sent is unknown: check the header")
         return key
@@ -61,8 +57,8 @@ class Keys:
             return
         self._stamp = stamp
         try:
-            self._known = _read(self._settings)
-            log.info("read %d API keys again", len(self._known))
+            self.known = _read(self._settings)
+            log.info("read %d API keys again", len(self.known))
         except StartupError as error:
             log.error("the API keys stay as they were: %s", error)
 
@@ -87,7 +83,7 @@ class Entrance:
 
         needed: a scope; None: no key.
         """
-        if not self.keys or needed is None:
+        if not self.keys.known or needed is None:
             return self.gate.admit(ask)
         sent = dict(reversed(headers))  # of several equal names the first
         # Azure's clients send the key alone, in a header of their own

@@ -51,7 +51,7 @@ class Origins:
         if method == "OPTIONS" and b"access-control-request-method" in headers:
             what = self._rejection(method, scope["path"], origin or b"")
             raise MethodNotAllowed(what, headers={"allow": "GET, POST"})
-        if self._keys or "*" in self._named:
+        if self._keys.known or "*" in self._named:
             return
         host = headers.get(b"host", b"").decode("latin-1")
         if self._is_loopback and b"host" in headers:

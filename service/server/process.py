@@ -81,7 +81,7 @@ def serve(bundles: Root, settings: Settings) -> None:
     models, settings = load_all(bundles, settings), limit_connections(settings)
     with enough_threads():
         service = build(models, settings, tracer_of_environment(), paths=paths)
-    if not service.keys and not is_loopback(settings.host):
+    if not service.keys.known and not is_loopback(settings.host):
         log.warning(
             "no API keys: every caller that reaches %s is served; see ADDNORM_API_KEYS_FILE",
             settings.host,
@@ -234,6 +234,12 @@ class Server(uvicorn.Server):
         await self._service.grpc.start()  # first: what answers over HTTP has both
         await super().startup(sockets)
         loop = asyncio.get_running_loop()
+        self._new_connection = partial(
+            cast(Any, self.config.http_protocol_class),
+            config=self.config,
+            server_state=self.server_state,
+            app_state=self.lifespan.state,
+        )
         listen = partial(
             loop.create_server,
             self._new_connection,
@@ -250,12 +256,6 @@ class Server(uvicorn.Server):
             # of the one socket that they share, and of all connections that are accepted there
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, UNSENT_BYTES)
             self.servers.append(await listen(sock=sock))
-
-    def _new_connection(self) -> asyncio.BaseProtocol:
-        made = cast(Any, self.config.http_protocol_class)(
-            config=self.config, server_state=self.server_state, app_state=self.lifespan.state
-        )
-        return cast(asyncio.BaseProtocol, made)
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:

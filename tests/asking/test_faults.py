@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from addnorm.service.asking.micro_batch import MicroBatch
+from addnorm.service.asking.fair_queue import MicroBatch
 from addnorm.service.asking.scheduler import Observer, Scheduler
 from addnorm.service.engine import heads
 from addnorm.service.engine.batch import Batch, Rows

@@ -19,8 +19,7 @@ from hypothesis.stateful import (
 )
 
 from addnorm.service.asking.ask import Ask
-from addnorm.service.asking.backlog import Backlog
-from addnorm.service.asking.micro_batch import MicroBatch
+from addnorm.service.asking.fair_queue import Backlog, MicroBatch
 from addnorm.service.asking.rows import AskedRows
 from addnorm.service.engine.batch import AnyRows, Batch
 from addnorm.service.engine.target import Target
@@ -70,7 +69,8 @@ class AnyOrder(RuleBasedStateMachine):
         job = ask_of(target, batch)
         job.rows = (Full if is_full else AskedRows)(batch, ("every",))
         job.until, job.is_bulk = self.now + time, is_bulk
-        self.queue.add(job, self.now, self.queue.backlog(key, target, is_bulk))
+        job.backlog = self.queue.backlog(key, target, is_bulk)
+        self.queue.add(job, self.now)
         self.expected[job] = sequences
 
     @rule(at=TARGETS, length=st.integers(3, 9))
@@ -86,9 +86,9 @@ class AnyOrder(RuleBasedStateMachine):
         assert micro or (num_idle == 1 and all(job.is_bulk for job in left)) or not left
         if micro:
             self.running.append(micro)
-            assert not any(job.future.done() for job, _ in micro.by_ask()), "nobody waits for it"
-            assert len({job.is_bulk for job, _ in micro.by_ask()}) == 1
-            if any(job.backlog is None for job, _ in micro.by_ask()):
+            assert not any(job.future.done() for job, _ in micro.parts), "nobody waits for it"
+            assert len({job.is_bulk for job, _ in micro.parts}) == 1
+            if any(job.backlog is None for job, _ in micro.parts):
                 assert len(micro.sequences) == 1, "a known-answer test runs alone"
             else:
                 assert not any(job.backlog is None for job in self.queue.asks.values())
@@ -113,8 +113,8 @@ class AnyOrder(RuleBasedStateMachine):
 
     def _failed(self, micro: MicroBatch, error: Exception) -> None:
         """Its jobs run again one by one, as a worker has them run."""
-        if len(jobs := micro.by_ask()) > 1:
-            self.running += [micro._replace(sequences=own) for _, own in jobs]
+        if len(jobs := micro.parts) > 1:
+            self.running += [MicroBatch(micro.target, own, micro.taken) for _, own in jobs]
         else:
             self.queue.settle(micro, error, self.now)
 

@@ -345,5 +345,6 @@ def test_a_run_on_all_cores_does_not_change_the_rate_of_one_worker() -> None:
         micro = queue.take(0)
         assert micro
         micro.deliver(echo(micro.batch()))
-        queue.settle(micro._replace(on_all_cores=on_all_cores), None, 0.1)
+        micro.on_all_cores = on_all_cores
+        queue.settle(micro, None, 0.1)
         assert (target.tokens_per_s == 10) is on_all_cores

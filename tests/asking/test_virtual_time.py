@@ -7,7 +7,7 @@ import weakref
 import numpy as np
 import pytest
 
-from addnorm.service.asking.start_time_fairness import Flow, StartTimeFairQueue
+from addnorm.service.asking.fair_queue import Flow, StartTimeFairQueue
 from addnorm.service.engine.target import Target
 from tests.support.scheduling import Queue, add_first, batch, echo, lengths, of_lengths, run, submit
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import numpy as np
 
-from addnorm.service.asking.micro_batch import MicroBatch
+from addnorm.service.asking.fair_queue import MicroBatch
 from addnorm.service.engine import bundle as bundles
 from addnorm.service.engine import selfcheck
 from addnorm.service.engine.batch import Batch

@@ -6,9 +6,8 @@ from itertools import pairwise
 import numpy as np
 
 from addnorm.service.asking.ask import Ask
-from addnorm.service.asking.fair_queue import FairQueue
+from addnorm.service.asking.fair_queue import FairQueue, MicroBatch
 from addnorm.service.asking.gate import Gate
-from addnorm.service.asking.micro_batch import MicroBatch
 from addnorm.service.asking.rows import AskedRows
 from addnorm.service.asking.scheduler import Scheduler
 from addnorm.service.engine.batch import Batch, Rows
@@ -65,7 +64,7 @@ def ask_of(
 
 
 def add_first(queue: Queue, target: Target, batch: Batch) -> Ask:
-    queue.add_first(ask := ask_of(target, batch), 0)
+    queue.add(ask := ask_of(target, batch), 0)
     return ask
 
 

@@ -15,8 +15,8 @@ from itertools import count
 import numpy as np
 
 from addnorm.service.asking.ask import Ask
+from addnorm.service.asking.fair_queue import MicroBatch
 from addnorm.service.asking.gate import Gate
-from addnorm.service.asking.micro_batch import MicroBatch
 from addnorm.service.engine.batch import Batch, Rows
 from addnorm.service.engine.target import Target
 from addnorm.service.errors import Expired, Overloaded

@@ -10,7 +10,6 @@ from pydantic import Field
 
 from addnorm.service.asking.ask import Ask
 from addnorm.service.engine.manifest import Precision
-from addnorm.service.engine.model import Model
 from addnorm.service.engine.outputs import Pooled
 from addnorm.service.engine.outputs.small_vectors import VectorDType
 from addnorm.service.errors import InvalidInput
@@ -80,42 +79,6 @@ class EmbeddingsFields(Strict):
         None, description="Jina's: whether vectors have length 1; by default as the bundle says."
     )
 
-    def vector_dtype(self) -> VectorDType:
-        sent = {
-            "dtype": self.dtype,
-            "output_dtype": self.output_dtype,
-            "embedding_type": self.only_type(),
-        }
-        named: dict[str, Any] = {
-            field: DTYPES.get(kind, kind) for field, kind in sent.items() if kind is not None
-        }
-        return agreed(**named) or "float32"
-
-    def only_type(self) -> JinaType | None:
-        kind = self.embedding_type
-        return kind[0] if isinstance(kind, list) else kind
-
-    def vector_dimensions(self) -> int | None:
-        return agreed(dimensions=self.dimensions, output_dimension=self.output_dimension)
-
-    def typed(self) -> tuple[str, str] | None:
-        """The field that says what the texts are for, and what it says."""
-        if self.input_type is not None and self.task is not None:
-            raise InvalidInput("task and input_type are both set: send one of them", param="task")
-        if self.task is not None:
-            return "task", self.task
-        return None if self.input_type is None else ("input_type", self.input_type)
-
-    def cuts(self, model: Model) -> bool | None:
-        """Whether texts that are too long are cut, where a field says so. InvalidInput if another
-        length is asked for."""
-        check_limit("truncate_prompt_tokens", self.truncate_prompt_tokens, model, whole=-1)
-        return agreed(
-            truncate=None if self.truncate is None else self.truncate not in (False, "NONE"),
-            truncation=self.truncation,
-            truncate_prompt_tokens=None if self.truncate_prompt_tokens is None else True,
-        )
-
 
 # LangChain sends texts as ids of OpenAI's own vocabulary unless told not to
 HINT = (
@@ -163,28 +126,42 @@ async def embed(body: EmbeddingsRequest, ask: Ask, tools: Tools) -> Encode:
     model, prompt_name = ask.find_model_and_prompt(
         tools.models, ask.names.get("model", body.model), body.prompt_name, "embed"
     )
-    as_base64 = (body.encoding_format or body.only_type()) == "base64"
-    normalize = model.bundle.manifest.normalize
-    output = Pooled(
-        normalize=normalize if body.normalized is None else body.normalized,
-        dimensions=body.vector_dimensions(),
-        dtype=body.vector_dtype(),
+    # the vectors
+    jinas = body.embedding_type[0] if isinstance(body.embedding_type, list) else body.embedding_type
+    dtypes: dict[str, Any] = {
+        "dtype": body.dtype,
+        "output_dtype": body.output_dtype and DTYPES.get(body.output_dtype, body.output_dtype),
+        "embedding_type": jinas and DTYPES.get(jinas, jinas),
+    }
+    dimensions = agreed(dimensions=body.dimensions, output_dimension=body.output_dimension)
+    normalize = model.bundle.manifest.normalize if body.normalized is None else body.normalized
+    output = Pooled(normalize=normalize, dimensions=dimensions, dtype=agreed(**dtypes) or "float32")
+    ask.outputs, ask.precision = (output,), body.precision or ask.precision
+    ask.binary = (body.encoding_format or jinas) == "base64"
+    # the sequences
+    check_limit("truncate_prompt_tokens", body.truncate_prompt_tokens, model, whole=-1)
+    truncate = agreed(
+        truncate=None if body.truncate is None else body.truncate not in (False, "NONE"),
+        truncation=body.truncation,
+        truncate_prompt_tokens=None if body.truncate_prompt_tokens is None else True,
     )
+    if body.input_type is not None and body.task is not None:
+        raise InvalidInput("task and input_type are both set: send one of them", param="task")
+    kind = body.task or body.input_type
     sent = SequencesToRead(
         "input",
         body.input,
-        cuts_sequences(tools, body.input, body.cuts(model)),
+        cuts_sequences(tools, body.input, truncate),
         model,
         prompt_name,
         left=body.truncate == "START",
         keeps_prompt=True,
         hint=HINT,
-        input_type=body.typed(),
+        input_type=None if kind is None else ("task" if body.task else "input_type", kind),
     )
+    ask.field, ask.hint = "input", HINT
     ask.batch, ask.padding = await sent.read(ask, tools)
-    ask.outputs, ask.precision = (output,), body.precision or ask.precision
-    ask.binary, ask.field, ask.hint = as_base64, "input", HINT
-    return embedded(_words, in_base64 if as_base64 else pooled)
+    return embedded(_words, in_base64 if ask.binary else pooled)
 
 
 def _words(ask: Ask, vectors: Any) -> dict[str, Any]:

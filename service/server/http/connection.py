@@ -5,11 +5,12 @@ becomes a request is answered here. The application bounds the time of bodies th
 """
 
 import time
-from asyncio import BaseTransport, BufferedProtocol
-from collections.abc import Callable
+from asyncio import BufferedProtocol
+from collections.abc import Callable, Collection
 from fcntl import ioctl
+from functools import partial
 from termios import FIONREAD
-from typing import Any, ClassVar, cast
+from typing import Any, ClassVar
 
 from httptools import HttpParserError, HttpParserUpgrade, HttpRequestParser
 from uvicorn.config import Config
@@ -43,50 +44,11 @@ SILENT_S = 1.0
 class Flow(FlowControl):
     """uvicorn's, but nothing is read while requests sent ahead wait: all of them would be kept."""
 
-    def __init__(self, connection: HttpToolsProtocol) -> None:
-        super().__init__(connection.transport)
-        self._pipeline = connection.pipeline
+    pipeline: Collection[Any]  # the connection's
 
     def resume_reading(self) -> None:
-        if not self._pipeline:
+        if not self.pipeline:
             super().resume_reading()
-
-
-class Parser:
-    """httptools' parser, but after a head that asks for another protocol it goes on in HTTP/1.1.
-
-    Java's client asks for HTTP/2, which a server may ignore (RFC 9110, 7.8). httptools would take
-    what follows for the other protocol's.
-    """
-
-    def __init__(self, connection: HttpToolsProtocol) -> None:
-        self._connection = connection
-        self._parser = self._new()
-
-    def _new(self) -> HttpRequestParser:
-        parser = HttpRequestParser(self._connection)
-        # as uvicorn does, so that requests sent ahead are read
-        parser.set_dangerous_leniencies(lenient_data_after_close=True)
-        return parser
-
-    def feed_data(self, data: bytes) -> None:
-        while data:
-            try:
-                self._parser.feed_data(data)
-                return
-            except HttpParserUpgrade as asked:
-                method, version = self._parser.get_method(), self._parser.get_http_version()
-                if method == b"CONNECT":
-                    raise HttpParserError("CONNECT is for proxies") from None
-                head = [b"%b %b HTTP/%b" % (method, self._connection.url, version.encode())]
-                head += [
-                    b"%b: %b" % each for each in self._connection.headers if each[0] != b"upgrade"
-                ]
-                data = b"\r\n".join((*head, b"", data[asked.args[0] :]))
-                self._parser = self._new()
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._parser, name)
 
 
 class Connection(HttpToolsProtocol):
@@ -100,7 +62,6 @@ class Connection(HttpToolsProtocol):
 
     def __init__(self, config: Config, *arguments: Any, **named: Any) -> None:
         super().__init__(config, *arguments, **named)
-        self.parser = cast(HttpRequestParser, Parser(self))
         self._since: float | None = None  # when the head or body that is being received began
         self._in_head = self._in_body = False
         # bytes that are not body: since the last head or body began or ended, or body came
@@ -109,7 +70,8 @@ class Connection(HttpToolsProtocol):
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
-        self.flow = Flow(self)
+        self.flow = Flow(transport)
+        self.flow.pipeline = self.pipeline
         self._since = self.idle_since = self.loop.time()
         self._all_sent = self._since  # when there was last nothing to send
         self.idle[self] = None
@@ -134,7 +96,26 @@ class Connection(HttpToolsProtocol):
         if self._since is None:
             self._since = self.loop.time()
         self._num_loose += len(data)
-        super().data_received(data)
+        self._unset_keepalive_if_required()
+        while data:
+            try:
+                self.parser.feed_data(data)
+                break
+            except (HttpParserUpgrade, HttpParserError) as asked:
+                method = self.parser.get_method()
+                if isinstance(asked, HttpParserError) or method == b"CONNECT":  # for proxies
+                    self.logger.warning("Invalid HTTP request received.")
+                    self._reject(InvalidHttp(INVALID_HTTP))
+                    break
+                # Java's client asks for HTTP/2, which a server may ignore (RFC 9110, 7.8). What
+                # follows would be the other protocol's to the parser: it gets the head without that
+                version = self.parser.get_http_version().encode()
+                head = [b"%b %b HTTP/%b" % (method, self.url, version)]
+                head += [b"%b: %b" % each for each in self.headers if each[0] != b"upgrade"]
+                data = b"\r\n".join((*head, b"", data[asked.args[0] :]))
+                self.parser = HttpRequestParser(self)
+                # as uvicorn does, so that requests sent ahead are read
+                self.parser.set_dangerous_leniencies(lenient_data_after_close=True)
         if self._num_loose > MAX_HEAD_BYTES and not self._is_rejected:
             self._reject(too_large(self._num_loose))
 
@@ -158,13 +139,9 @@ class Connection(HttpToolsProtocol):
         super().on_message_begin()
         self._in_head, self._num_loose = True, 0
 
-    def on_header(self, name: bytes, value: bytes) -> None:
-        if self._in_head:  # else it is a trailer, which is ignored
-            super().on_header(name, value)
-
     def on_headers_complete(self) -> None:
         if self.parser.should_upgrade():
-            return  # the head is parsed again, see Parser
+            return  # the head is parsed again
         self._in_head, self._in_body, self._num_loose = False, True, 0
         self._since = self.loop.time()
         self.idle.pop(self, None)
@@ -176,6 +153,7 @@ class Connection(HttpToolsProtocol):
                 f"{limit} connections are open, the limit; retry in 1 s", retry_after_s=1
             )
         super().on_headers_complete()
+        self.headers = []  # of the trailers, which are ignored
 
     def on_body(self, body: bytes) -> None:
         self._num_loose = 0
@@ -203,10 +181,6 @@ class Connection(HttpToolsProtocol):
 
     def _is_answering(self) -> bool:
         return self.cycle is not None and not self.cycle.response_complete
-
-    def send_400_response(self, msg: str) -> None:
-        """uvicorn calls it when the parser does not accept the bytes."""
-        self._reject(InvalidHttp(INVALID_HTTP))
 
     def _reject(self, error: ServiceError) -> None:
         """Answers what never became a whole request, and closes.
@@ -249,9 +223,12 @@ class PieceReader(BufferedProtocol):
     Event loops hand a Protocol up to 256 KiB at once, which may be 10,000 requests.
     """
 
-    def __init__(self, connection: Connection, buffer: bytearray) -> None:
-        """buffer: may be shared, since what is read is parsed at once."""
-        self._connection, self._buffer = connection, buffer
+    def __init__(self, kind: type[Connection], buffer: bytearray, **named: Any) -> None:
+        """named: arguments of the connection. buffer: may be shared, since what is read is parsed
+        at once."""
+        self._connection, self._buffer = kind(**named), buffer
+        for name in ("connection_made", "connection_lost", "pause_writing", "resume_writing"):
+            setattr(self, name, getattr(self._connection, name))
 
     def get_buffer(self, sizehint: int) -> bytearray:
         return self._buffer
@@ -262,18 +239,6 @@ class PieceReader(BufferedProtocol):
         if time.monotonic() - started > LONG_PIECE_S:
             self._connection.yield_to_others()
 
-    def connection_made(self, transport: BaseTransport) -> None:
-        self._connection.connection_made(transport)
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        self._connection.connection_lost(exc)
-
-    def pause_writing(self) -> None:
-        self._connection.pause_writing()
-
-    def resume_writing(self) -> None:
-        self._connection.resume_writing()
-
 
 def protocol_factory(
     settings: Settings, connection: type[Connection] = Connection
@@ -281,5 +246,4 @@ def protocol_factory(
     """Makes the connections of one server, for uvicorn."""
     own: dict[str, Any] = {"settings": settings, "idle": {}, "surplus": {}}
     kind = type("Connection", (connection,), own)
-    buffer = bytearray(READ_BYTES)
-    return lambda **named: PieceReader(kind(**named), buffer)
+    return partial(PieceReader, kind, bytearray(READ_BYTES))

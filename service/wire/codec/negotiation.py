@@ -105,8 +105,8 @@ def wanted_coding(headers: Headers) -> str | None:
 
     A list is no wish: HTTP libraries send one by themselves.
     """
-    accept = headers.get("accept-encoding")
-    if accept is None or "," in accept:
+    accept = headers.get("accept-encoding", "identity")
+    if "," in accept or accept == "identity":
         return None
     ((coding, quality),) = _weighted(accept)
     return coding if coding in WINDOWS and quality else None

@@ -83,7 +83,16 @@ def parse(body: bytes, settings: Settings) -> dict[str, Any]:
     checkpoint()
     if not isinstance(value, dict):
         raise InvalidInput(f"the body is not a JSON object: got {shown(value)}")
-    _check_each_key_once(body, value, settings)
+    # Where a key is sent twice this parser takes the last value, and others the first: what a proxy
+    # has checked would not be what is computed
+    is_flat = body.count(b"{") == 1 and body.count(b"[") < MAX_DEPTH
+    num_keys = len(value) if is_flat else _num_keys(value)
+    if body.count(b":") != num_keys:
+        outside = outside_strings(body, _max_strings(settings))
+        if (num_sent := sum(part.count(b":") for part in outside)) > num_keys:
+            raise InvalidInput(
+                f"the body has {num_sent} keys, of which {num_keys} differ: send each key once"
+            )
     checkpoint()
     if b"null" in body:
         _drop_nulls(value)
@@ -93,8 +102,18 @@ def parse(body: bytes, settings: Settings) -> dict[str, Any]:
 
 def fit(model: type[Body], value: dict[str, Any], ignored: Ignored = _nobody) -> Body:
     """InvalidInput names the field that does not fit. value: is changed to what is meant. ignored:
-    is told the fields that have no effect here."""
-    _leave_out(model, value, ignored)
+    is told the fields that have no effect here.
+
+    Fields of others are left out, and texts that are empty where a field may be left out: clients
+    send these for what was not set.
+    """
+    own = model.model_fields
+    for name in [name for name, sent in value.items() if sent == "" or name not in own]:
+        if name in own:
+            if not own[name].is_required() and own[name].default is None:
+                del value[name]
+        elif foreign_fields.listed(name):
+            _ignore(value, name, name, ignored)
     for _ in range(MAX_ROUNDS):
         try:
             return model.model_validate(value)
@@ -102,22 +121,6 @@ def fit(model: type[Body], value: dict[str, Any], ignored: Ignored = _nobody) ->
             if not _mend_all(value, error, ignored):
                 raise _validation_error(error, model) from None
     raise InvalidInput("the body has too many kinds of values that do not fit")
-
-
-def _leave_out(model: type[BaseModel], value: dict[str, Any], ignored: Ignored) -> None:
-    """Removes fields of others, and texts that are empty where a field may be left out: clients
-    send these for what was not set."""
-    foreign = [name for name in value if foreign_fields.listed(name)]
-    empty = [name for name, sent in value.items() if sent == ""]
-    if not foreign and not empty:
-        return  # as nearly always
-    own = model.model_fields
-    for name in foreign:
-        if name not in own:
-            _ignore(value, name, name, ignored)
-    for name in empty:
-        if name in own and not own[name].is_required() and own[name].default is None:
-            del value[name]
 
 
 def _ignore(holder: dict[str, Any], name: str, place: str, ignored: Ignored) -> None:
@@ -253,22 +256,6 @@ def into_body(value: Any, names: Container[str] | None = None) -> Any:
     if not parameters and (moved or names is None):
         del value["parameters"]
     return value
-
-
-def _check_each_key_once(body: bytes, value: Any, settings: Settings) -> None:
-    """Where a key is sent twice this parser takes the last value, and others the first.
-
-    Then what a proxy has checked would not be what is computed.
-    """
-    is_flat = body.count(b"{") == 1 and body.count(b"[") < MAX_DEPTH
-    num_keys = len(value) if is_flat else _num_keys(value)
-    if body.count(b":") == num_keys:
-        return  # as nearly always
-    num_sent = sum(outside.count(b":") for outside in outside_strings(body, _max_strings(settings)))
-    if num_sent > num_keys:
-        raise InvalidInput(
-            f"the body has {num_sent} keys, of which {num_keys} differ: send each key once"
-        )
 
 
 def _drop_nulls(value: dict[str, Any] | list[Any]) -> None:

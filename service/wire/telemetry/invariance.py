@@ -16,7 +16,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from addnorm.service.asking.micro_batch import MicroBatch
+from addnorm.service.asking.fair_queue import MicroBatch
 from addnorm.service.asking.scheduler import Observer
 from addnorm.service.engine import selfcheck
 from addnorm.service.engine.batch import AnyRows, Batch, Rows

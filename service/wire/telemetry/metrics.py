@@ -1,4 +1,4 @@
-"""Prometheus metrics of what was served. Knows numbers only; exposition.py renders them."""
+"""Prometheus metrics of what was served. exposition.py renders them."""
 
 import time
 from functools import partial
@@ -14,7 +14,8 @@ from prometheus_client import (
 from prometheus_client.metrics import MetricWrapperBase
 from prometheus_client.process_collector import ProcessCollector
 
-from addnorm.service.asking.micro_batch import MicroBatch
+from addnorm.service.asking.ask import Ask
+from addnorm.service.asking.fair_queue import MicroBatch
 from addnorm.service.asking.scheduler import Observer
 from addnorm.service.engine.batch import AnyRows
 from addnorm.service.engine.target import Target
@@ -185,22 +186,18 @@ class Metrics(Observer):
         self.of(self.invariance_max_difference, model).set(largest)
         self.of(self.invariance_checks, model).inc()  # last: what is counted is told
 
-    def count_inference(
-        self, model: str, real_tokens: int, pads: int, stages_s: dict[str, float]
-    ) -> None:
-        """An inference was answered with success."""
-        self.of(self.real_tokens, model).inc(real_tokens)
-        self.of(self.pad_tokens_skipped, model).inc(pads)
-        for stage, seconds in stages_s.items():
-            self.of(self.stage_seconds, model, stage).observe(seconds)
-
-    def count_request(self, route: str, model: str, status: int, seconds: float) -> None:
+    def count_request(self, route: str, status: int, seconds: float, ask: Ask) -> None:
         """A request was answered, with whatever status."""
+        model = ask.model_name
         self.of(self.requests, route, model, status).inc()
         self.of(self.request_seconds, route).observe(seconds)
-
-    def count_rejection(self, reason: str) -> None:
-        self.of(self.rejections, reason).inc()
+        if ask.rejection:
+            self.of(self.rejections, ask.rejection).inc()
+        if ask.is_inferred:
+            self.of(self.real_tokens, model).inc(ask.real_tokens)
+            self.of(self.pad_tokens_skipped, model).inc(ask.pad_tokens)
+            for stage, stage_s in ask.stages_s.items():
+                self.of(self.stage_seconds, model, stage).observe(stage_s)
 
     def count_lookups(self, model: str, num_held: int, num_missed: int, num_merged: int) -> None:
         """The sequences of a request. num_merged: of the missed ones, those that have an equal one

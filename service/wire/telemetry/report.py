@@ -35,15 +35,10 @@ class Reporter:
         route = getattr(scope.get("route"), "path_format", "unknown")
         now, status = time.monotonic(), ask.status or 500
         seconds = now - ask.started
-        self._metrics.count_request(route, ask.model_name, status, seconds)
-        if ask.rejection:
-            self._metrics.count_rejection(ask.rejection)
+        self._metrics.count_request(route, status, seconds, ask)
         if ask.statistics is not None and ask.decoded_from is not None:
             if ask.is_inferred:
                 ask.statistics.count_request(ask.num_sequences, ask.stages_s)
-                self._metrics.count_inference(
-                    ask.model_name, ask.real_tokens, ask.pad_tokens, ask.stages_s
-                )
             else:
                 ask.statistics.count_failure(now - ask.decoded_from)
         trace = {}
@@ -52,14 +47,21 @@ class Reporter:
             if ask.model_name:
                 own |= {"addnorm.model": ask.model_name, "addnorm.real_tokens": ask.real_tokens}
                 own |= {"addnorm.pad_tokens": ask.pad_tokens}
+            ends = accumulate(ask.stages_s.values(), initial=ask.decoded_from or 0.0)
+            spans = dict(zip(ask.stages_s, pairwise(ends), strict=True))
             trace["trace_id"] = tracing.record(
-                self._tracer, scope, route, status, own, ask.started, _spans(ask)
+                self._tracer, scope, route, status, own, ask.started, spans
             )
         is_healthy_probe = status == 200 and scope["path"].startswith(self._health)
         level = logging.DEBUG if is_healthy_probe else logging.INFO  # asked every few seconds
         if not log.isEnabledFor(level):
             return
         known = {"key": ask.key, "code": ask.code, "field": ask.param}
+        times_s = dict(ask.stages_s)
+        if ask.first_byte_s is not None:
+            times_s["first_byte"] = ask.first_byte_s
+        if ask.timeout_s < math.inf:
+            times_s["timeout"] = ask.timeout_s
         line = {
             "request_id": ask.id,
             "method": scope["method"],
@@ -70,22 +72,6 @@ class Reporter:
             "real_tokens": ask.real_tokens,
             "pad_tokens": ask.pad_tokens,
             **{name: value for name, value in known.items() if value},
-            **_times_ms(ask),
+            **{f"{name}_ms": round(value * 1000, 3) for name, value in times_s.items()},
         }
         log.log(level, "request", extra={**line, **trace})
-
-
-def _times_ms(ask: Ask) -> dict[str, float]:
-    """Milliseconds of the stages, and the deadline and the first byte, where they are known."""
-    seconds = dict(ask.stages_s)
-    if ask.first_byte_s is not None:
-        seconds["first_byte"] = ask.first_byte_s
-    if ask.timeout_s < math.inf:
-        seconds["timeout"] = ask.timeout_s
-    return {f"{name}_ms": round(value * 1000, 3) for name, value in seconds.items()}
-
-
-def _spans(ask: Ask) -> dict[str, tuple[float, float]]:
-    """Each stage's start and end."""
-    ends = accumulate(ask.stages_s.values(), initial=ask.decoded_from or 0.0)
-    return dict(zip(ask.stages_s, pairwise(ends), strict=True))
