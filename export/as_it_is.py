@@ -39,6 +39,7 @@ from addnorm.service.engine.device.processor import processor
 from addnorm.service.engine.engine import TYPES
 from addnorm.service.engine.model import Model
 from addnorm.service.engine.own_engine import ANSWER, IDS, LENGTHS, OwnEngine
+from addnorm.service.engine.session import runs_in_words
 
 NO_LIMIT = 512  # tokens, where the module sets no limit
 NEAR = 1e-4  # of the largest number: two orders of additions in float32
@@ -144,7 +145,7 @@ def look_at(
     ask = Asking(own_call, module, batch_first is False, has_types)
     with as_found(twin):
         vocab_size = stated.get("vocab_size") or _vocab_size(twin)
-        longest = _longest(twin, stated.get("max_positions", NO_LIMIT))
+        longest = _longest(twin, stated.get("max_positions", NO_LIMIT), vocab_size)
         at, of_tokens, width = _answer(twin, longest)
     origin = {"module": name, "sha256": digest(module)}
     found = AsItIs(ask, twin, longest, vocab_size, at, of_tokens, width, origin)
@@ -240,14 +241,18 @@ def _vocab_size(ask: Asking) -> int:
     return min(sizes)
 
 
-def _longest(ask: Asking, limit: int) -> int:
-    """The most tokens that the module takes, up to a limit."""
-    _call(ask, _inputs(ask, [[1]]))  # each module must take one
+def _longest(ask: Asking, limit: int, vocab_size: int) -> int:
+    """The most tokens that the module takes, up to a limit, of whatever ids: some may count as no
+    place."""
+    ids = sorted({0, 1 % vocab_size, vocab_size // 2, vocab_size - 1})
+    for index in ids:
+        _call(ask, _inputs(ask, [[index]]))  # each module must take one
     takes, fails = 1, limit + 1
     length = limit
     while fails - takes > 1:
         try:
-            _call(ask, _inputs(ask, [[1] * length]))
+            for index in ids:
+                _call(ask, _inputs(ask, [[index] * length]))
             takes = length
         except UsageError:
             fails = length
@@ -369,10 +374,11 @@ def _write_uncertified(found: AsItIs, folder: Path, name: str, version: int) -> 
 def certificate_of(bundle: Bundle, found: AsItIs, samples: Sequence[Sample] = ()) -> dict[str, Any]:
     """CertificationError if what is served is not what the module answers."""
     say("loading the graph into onnxruntime")
-    model = Model(bundle)
+    with runs_in_words(f"the graph of {found.ask.name} fails in onnxruntime"):
+        model = Model(bundle)
+        checks = [*_compare(model, found, samples)]
     engine = model.engine("fp32")
     assert isinstance(engine, OwnEngine)
-    checks = [*_compare(model, found, samples)]
     worst = max(checks, key=lambda check: check.difference / check.limit)
     say(
         f"compared {len(checks)} requests, sequences of 1 to {found.longest} tokens, with"
