@@ -131,10 +131,6 @@ def look_at(
             f"config names {', '.join(sorted(unknown))}: of a module as it is, max_positions and"
             " vocab_size can be said"
         )
-    dtypes = {x.dtype for x in module.parameters() if x.is_floating_point()}
-    if dtypes - {torch.float32}:
-        named = ", ".join(sorted(str(x).removeprefix("torch.") for x in dtypes))
-        raise UsageError(f"{name} has weights of {named}: call {name}.float() before the export")
     try:
         copied = copy_module(module)
     except Exception as error:  # it is the caller's code
@@ -280,7 +276,7 @@ def _answer(ask: Asking, longest: int) -> tuple[str | int | None, bool, int]:
     or one for the sequence."""
     lengths = [length for length in (3, 5) if length <= longest] or [1]
     found = [_tensors(_call(ask, _inputs(ask, [[1] * length] * 2))) for length in lengths]
-    shapes = dict[str, list[list[int]]]()
+    shapes = dict[str, list[str]]()
     for key, tensor in found[0].items():
         if not all(key in other for other in found):
             continue
@@ -302,7 +298,8 @@ def _answer(ask: Asking, longest: int) -> tuple[str | int | None, bool, int]:
                         " reference=lambda ids: module(ids)[...]"
                     )
                 return key, is_of_tokens, width
-        shapes[str(key)] = [list(other[key].shape) for other in found]
+        dtype = str(tensor.dtype).removeprefix("torch.")
+        shapes[str(key)] = [f"{list(other[key].shape)} of {dtype}" for other in found]
     raise UsageError(
         f"{ask.name} answers two sequences of {' and '.join(map(str, lengths))} tokens with"
         f" {shapes or 'no tensor'}: a tensor of float32 is needed, [B, S, width] or [B, width]."

@@ -19,6 +19,7 @@ from torch import nn
 
 from addnorm.export import as_it_is as own
 from addnorm.export import verifying, writer
+from addnorm.export.modules.asking import unwrapped
 from addnorm.export.modules.recognize import NotRecognized, of_module
 from addnorm.export.sources import sources
 from addnorm.export.sources.folder_tokenizer import NoTexts
@@ -116,6 +117,8 @@ def export_bundle(
             "samples": tuple(samples),
         }
         parts = {"config": config, "weights": weights, "batch_first": batch_first}
+        if isinstance(model, nn.Module) and not isinstance(model, Transformer):
+            model = model if saves_itself(model) else unwrapped(model)
         if as_it_is:
             return _export_as_it_is(model, Path(out), name, version, plan, options, parts)
         try:
@@ -124,11 +127,11 @@ def export_bundle(
         except NotRecognized as error:
             if as_it_is is False or weights is not None:
                 raise
-            print(f"not recognized, so it is served as it is: {error}", flush=True)
+            print(f"not recognized, so it is served as it is: {error.why}", flush=True)
             try:
                 return _export_as_it_is(model, Path(out), name, version, plan, options, parts)
             except REFUSALS as why:
-                raise UsageError(f"{error}. Nor can it be served as it is: {why}") from error
+                raise UsageError(f"{error.why}. Nor can it be served as it is: {why}") from error
 
 
 def verify_bundle(
@@ -153,6 +156,8 @@ def verify_bundle(
     ExportError if the bundle was made of another model, or if any check fails.
     """
     with _one_error(), _folder(tokenizer, vocabulary) as folder:
+        if not isinstance(model, Transformer) and not saves_itself(model):
+            model = unwrapped(model)
         bundle = verifying.read_again(Path(path), provider)
         manifest = bundle.manifest
         if manifest.as_it_is:
@@ -231,7 +236,7 @@ def _export_as_it_is(
     config = parts["config"]
     stated = asdict(config) if isinstance(config, Config) else dict(config or {})
     return own.export(
-        getattr(model, "_orig_mod", model),  # of torch.compile
+        model,
         out,
         name,
         version,

@@ -79,6 +79,12 @@ class SequenceFirst(nn.Module):
         return F.log_softmax(self.encoder(self.tokens(ids)), -1)
 
 
+def on_the_instance() -> nn.Module:
+    module = Gated()
+    module.forward = lambda ids: ids  # type: ignore[method-assign]
+    return module
+
+
 def answered(module: nn.Module, row: list[int], *more: Tensor) -> Any:
     with torch.no_grad():
         return module.eval()(torch.tensor([row]), *more)
@@ -157,7 +163,11 @@ def test_sequences_run_alone_where_company_changes_bits(tmp_path: Path) -> None:
     [
         (Branching, r"41 tokens: the graph's answer differs from Branching's by"),
         (Random, "Random gives two answers to one sequence: something in it is random"),
-        (lambda: Gated().half(), r"has weights of float16: call Gated\.float\(\)"),
+        (lambda: Gated().half(), r"has weights of float16: call \.float\(\)"),
+        (lambda: Gated().to("meta"), "is on the meta device"),
+        (lambda: nn.Sequential(nn.Embedding(V, D), nn.LazyLinear(4)), "has lazy layers without"),
+        (on_the_instance, "the forward of a Gated was put on the instance"),
+        (nn.Module, "Module has no forward"),
         (SequenceFirst, "depends on the others of its batch.* say batch_first=False"),
         (lambda: nn.Sequential(nn.Linear(4, 4)), "fails on a sequence of"),
         (lambda: nn.Bilinear(4, 4, 4), "forward needs input1, input2: say how it is called"),
