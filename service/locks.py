@@ -16,8 +16,7 @@ class LockOrder(IntEnum):
     REPOSITORY = 1  # one change of the served models at a time
     SCHEDULER = 2  # queue, load shedding, workers, what is counted of requests and targets
     CACHE = 3  # what is held of computed sequences
-    ROWS = 4  # the rows of one request, until they have their memory
-    STATISTICS = 5  # the session runs of one model
+    STATISTICS = 4  # the session runs of one model
 
 
 Factory = Callable[[LockOrder, bool], Any]  # order, whether its holder may take it again -> a lock

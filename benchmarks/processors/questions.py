@@ -12,7 +12,7 @@ from addnorm.service.engine.batch import Batch
 from addnorm.service.engine.bundle import Bundle
 from addnorm.service.engine.manifest import Pooling, Task
 from addnorm.service.engine.outputs import OUTPUTS
-from addnorm.service.engine.outputs.small_vectors import VectorDType
+from addnorm.service.engine.outputs.values import VectorDType
 
 # above 16 keys the sums of some kernels have as many lanes as the processor
 LENGTHS = (2, 17, 65, 1, 129, 33)

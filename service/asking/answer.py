@@ -9,11 +9,10 @@ from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Any
 
-from addnorm.service.asking.ask import Ask
+from addnorm.service.asking.ask import Ask, Handover
 from addnorm.service.asking.cache import SequenceCache, sequence_digests
 from addnorm.service.asking.cost import Cost, measured, num_head_rows
 from addnorm.service.asking.gate import Gate
-from addnorm.service.asking.handover import Handover
 from addnorm.service.asking.limits import check
 from addnorm.service.asking.rows import AskedRows
 from addnorm.service.asking.scheduler import Scheduler

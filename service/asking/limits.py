@@ -4,7 +4,6 @@ import numpy as np
 
 from addnorm.service.asking.ask import Ask
 from addnorm.service.engine.batch import Ints, Padding
-from addnorm.service.engine.kept_rows import needed
 from addnorm.service.engine.outputs.output import BINARY_BYTES
 from addnorm.service.errors import InvalidInput
 from addnorm.service.settings import Settings
@@ -16,7 +15,7 @@ def check(ask: Ask, settings: Settings) -> None:
     batch, padding, bundle = ask.batch, ask.padding, ask.model.bundle
     for what, value, limit in (
         ("sequences", len(padding.lengths), settings.max_sequences),
-        ("tokens with pads", batch.num_tokens + padding.num_pads, settings.max_padded_tokens),
+        ("tokens with pads", ask.real_tokens + ask.pad_tokens, settings.max_padded_tokens),
         ("real tokens", batch.num_tokens, settings.max_tokens),
     ):
         if value > limit:
@@ -52,20 +51,18 @@ def check(ask: Ask, settings: Settings) -> None:
             param="outputs",
         )
     ask.engine, ask.target = ask.model.runner(ask.precision)
-    ask.picks = needed({output.needs(bundle) for output in ask.outputs})
-    ask.kept_bytes = _kept_bytes(ask)
-
-
-def _kept_bytes(ask: Ask) -> int:
-    """What is kept until the answer is made: its rows, and what a head makes of some of them. A
-    small answer may be made of both. What a run of the lens makes is the answer."""
-    batch, engine, most = ask.batch, ask.engine, 0
+    picks = {output.needs(bundle) for output in ask.outputs}
+    # the rows of all tokens serve every pick
+    ask.picks = ("every",) if "every" in picks else tuple(sorted(picks))
+    # what is kept until the answer is made: its rows, and what a head makes of some of them. A
+    # small answer may be made of both. What a run of the lens makes is the answer.
     num_rows = sum(batch.num_tokens if pick == "every" else len(batch) for pick in ask.picks)
+    num_made = 0
     for output, size in zip(ask.outputs, ask.sizes, strict=True):
         if size.head and not output.is_of_lens:
-            run = min(engine.head_rows(size.head), size.num_rows)
-            most = max(most, size.head_width * run)
-    return BINARY_BYTES * (engine.d_model * num_rows + most)
+            num_run = min(ask.engine.head_rows(size.head), size.num_rows)
+            num_made = max(num_made, size.head_width * num_run)
+    ask.kept_bytes = BINARY_BYTES * (ask.engine.d_model * num_rows + num_made)
 
 
 def _check_tokens(ask: Ask) -> None:

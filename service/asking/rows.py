@@ -2,16 +2,15 @@
 request, and from the workers."""
 
 from collections.abc import Callable, Mapping, Sequence
+from itertools import pairwise
 from types import MappingProxyType
 from typing import cast
 
 import numpy as np
 
 from addnorm.service.engine.batch import AnyRows, Batch, Floats, Ints, Rows, offsets_of
-from addnorm.service.engine.heads import pooled
-from addnorm.service.engine.kept_rows import Kept, KeptRows, spans
+from addnorm.service.engine.heads import Kept, KeptRows, pooled
 from addnorm.service.engine.manifest import Pick, Pooling
-from addnorm.service.locks import LockOrder, new_lock
 
 NOTHING: Mapping[bytes, Mapping[Pick, Kept]] = MappingProxyType({})
 Hold = Callable[[Sequence[int], Pick, Sequence[Kept]], None]
@@ -29,11 +28,11 @@ class AskedRows:
         found: Mapping[bytes, Mapping[Pick, Kept]] = NOTHING,
         hold: Hold | None = None,
     ) -> None:
-        """picks: what is kept, see `needed`. d_model: width of picked rows. digests: of each
+        """picks: what is kept. d_model: width of picked rows. digests: of each
         sequence; None: all are computed. found: what the cache holds, by digest. hold: is given
         what was kept of sequences; what it is given must be copied."""
         self.batch, self._picks, self._hold = batch, picks, hold
-        self.was_looked_up = digests is not None
+        self.was_looked_up, self.num_held = digests is not None, 0
         # for each sequence the first one that is equal: itself, if none before
         self._equal_to: Sequence[int] = range(len(batch))
         self._held: Mapping[int, Mapping[Pick, Kept]] = {}  # what the cache had, of first ones
@@ -43,29 +42,20 @@ class AskedRows:
             self._equal_to = [first.setdefault(digest, at) for at, digest in enumerate(digests)]
             self._held = {first[digest]: kept for digest, kept in found.items()}
             self.missing = [index for digest, index in first.items() if digest not in found]
+            self.num_held = sum(one in self._held for one in self._equal_to)
         self.lengths: Sequence[int] = batch.lengths.tolist()
         self._offsets = batch.offsets  # of those that are computed
         self._place: dict[int, int] | None = None  # of each of them; None: all are, in order
         if len(self.missing) < len(batch):
             self._offsets = offsets_of(batch.lengths[self.missing])
             self._place = {index: at for at, index in enumerate(self.missing)}
-        # worker threads may get the first rows at the same time
-        self._allocating = new_lock(LockOrder.ROWS)
-        # written once all were received; guarded by _allocating until set
-        self._rows: Rows | None = None
+        self.num_missing_tokens = int(self._offsets[-1])
+        self._rows: dict[str, Rows] = {}  # as "every", once the first came
         self._picked: dict[Pooling, Floats] = {
             pick: np.empty((len(self.missing), d_model), np.float32)
             for pick in picks
             if pick != "every"
         }
-
-    @property
-    def num_missing_tokens(self) -> int:
-        return int(self._offsets[-1])
-
-    @property
-    def num_held(self) -> int:
-        return sum(first in self._held for first in self._equal_to)
 
     def receive(self, sequences: Sequence[int], rows: AnyRows) -> None:
         """Rows of some of the missing sequences, end to end. Worker threads call it, several at
@@ -90,30 +80,31 @@ class AskedRows:
         """If all sequences come at once, their rows are kept as they are; else they are copied to
         their places."""
         if isinstance(places, slice):
-            self._rows = own
+            self._rows["every"] = own
             return
-        with self._allocating:
-            self._rows = self._rows or own.allocate(int(self._offsets[-1]))
+        # worker threads may get the first rows at the same time: all use the memory of one of them
+        if not (rows := self._rows.get("every")):
+            rows = self._rows.setdefault("every", own.allocate(self.num_missing_tokens))
         start = 0
         for place in places.tolist():
             first, last = self._offsets[place], self._offsets[place + 1]
             end = start + last - first
-            for kept, part in zip(self._rows, own, strict=True):
+            for kept, part in zip(rows, own, strict=True):
                 kept[first:last] = part[start:end]
             start = end
 
     def gathered(self) -> KeptRows:
         """What is kept of all sequences, once the missing ones were received."""
-        place = self._place
+        place, all_rows = self._place, self._rows.get("every")
         if place is None:
-            return KeptRows(self.batch, self._rows, self._picked)
+            return KeptRows(all_rows, self._picked)
         if "every" in self._picks:
-            new = spans(self._rows, self._offsets) if self._rows else []
+            new = spans(all_rows, self._offsets) if all_rows else []
             rows = [
                 new[place[first]] if first in place else cast(Rows, self._held[first]["every"])
                 for first in self._equal_to
             ]
-            return KeptRows(self.batch, Rows(*map(np.concatenate, zip(*rows, strict=True))), {})
+            return KeptRows(Rows(*map(np.concatenate, zip(*rows, strict=True))), {})
         made = {
             pick: np.stack(
                 [
@@ -123,7 +114,7 @@ class AskedRows:
             )
             for pick, vectors in self._picked.items()
         }
-        return KeptRows(self.batch, None, made)
+        return KeptRows(None, made)
 
     def _held_vector(self, index: int, pick: Pooling) -> Floats:
         """NotFinite if it is not."""
@@ -134,3 +125,8 @@ class AskedRows:
         offsets = np.array([0, len(rows.activations)])
         vector: Floats = pooled(rows, offsets, pick, np.array([index]))[0]
         return vector
+
+
+def spans(rows: Rows, offsets: Ints) -> list[Rows]:
+    """The rows of each sequence, not copied."""
+    return [rows.span(start, end) for start, end in pairwise(offsets.tolist())]

@@ -12,10 +12,9 @@ from heapq import heapify, heappop, heappush
 from itertools import count
 from typing import ParamSpec, TypeVar
 
-from addnorm.service.asking.ask import Ask
+from addnorm.service.asking.ask import Ask, Handover
 from addnorm.service.asking.fair_queue import Flow, StartTimeFairQueue
 from addnorm.service.asking.gate import Rule
-from addnorm.service.asking.handover import Handover
 from addnorm.service.engine.checkpoint import own
 from addnorm.service.errors import ClientGone
 from addnorm.service.locks import LockOrder, new_lock

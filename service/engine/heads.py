@@ -1,6 +1,6 @@
 """Pooling, and heads: they run on the rows asked for and on no others."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -41,30 +41,26 @@ def pooled(
         check_finite("pooled", vectors, sequences)
         return vectors
     ranges = np.array([offsets[:-1], offsets[1:]]).T
-    return _pooled_ranges(rows.activations, ranges, sequences, pooling)
+    return _pool(rows.activations, ranges, sequences, pooling)
 
 
-def _pooled_ranges(
+def _pool(
     activations: Floats,
     ranges: Ints,
     sequences: Sequence[int] | Ints | None,
     pooling: Pooling,
 ) -> Floats:
     """A vector for each range of tokens. sequences: that each is of."""
-    with np.errstate(over="ignore", invalid="ignore"):  # what is not finite is found below
-        vectors = _pool(activations, ranges, pooling)
-    check_finite("pooled", vectors, sequences)
-    return vectors
-
-
-def _pool(activations: Floats, ranges: Ints, pooling: Pooling) -> Floats:
     if pooling == "first":
-        return activations[ranges[:, 0]]
-    if pooling == "last":
-        return activations[ranges[:, 1] - 1]
-    vectors = np.empty((len(ranges), activations.shape[1]), np.float32)
-    for vector, (start, end) in zip(vectors, ranges.tolist(), strict=True):
-        REDUCTIONS[pooling](activations[start:end], vector)
+        vectors = activations[ranges[:, 0]]
+    elif pooling == "last":
+        vectors = activations[ranges[:, 1] - 1]
+    else:
+        vectors = np.empty((len(ranges), activations.shape[1]), np.float32)
+        with np.errstate(over="ignore", invalid="ignore"):  # what is not finite is found below
+            for vector, (start, end) in zip(vectors, ranges.tolist(), strict=True):
+                REDUCTIONS[pooling](activations[start:end], vector)
+    check_finite("pooled", vectors, sequences)
     return vectors
 
 
@@ -114,6 +110,17 @@ def unit(vectors: Floats) -> Floats:
     return np.divide(vectors, np.maximum(divisors, MIN_LENGTH), dtype=np.float32)
 
 
+Kept = Rows | Floats  # of one sequence: the rows of its tokens, or a picked row `[d_model]`
+
+
+class KeptRows(NamedTuple):
+    """What is kept of the rows of a batch: those of every token, or only the row that a pick makes
+    of each sequence. It is as long as a token's, so it is much less."""
+
+    rows: Rows | None
+    picked: Mapping[Pooling, Floats]  # without rows: `[num_sequences, d_model]`
+
+
 class HeadRows(NamedTuple):
     """The rows that a head runs on, and the sequence that each belongs to."""
 
@@ -134,9 +141,7 @@ class HeadRows(NamedTuple):
         vectors = np.empty((len(sequences), activations.shape[1]), np.float32)
         for start in range(0, len(sequences), PIECE_SPANS):
             some = slice(start, start + PIECE_SPANS)
-            vectors[some] = _pooled_ranges(
-                activations, spans.ranges[some], sequences[some], pooling
-            )
+            vectors[some] = _pool(activations, spans.ranges[some], sequences[some], pooling)
             checkpoint()
         return cls(vectors, sequences)
 

@@ -14,9 +14,8 @@ from addnorm.service.engine.engine import Engine, OpenEngine
 from addnorm.service.engine.manifest import Limits
 from addnorm.service.engine.own_engine import OwnEngine
 from addnorm.service.engine.session import is_of_onnxruntime
-from addnorm.service.engine.target import Target
+from addnorm.service.engine.target import Statistics, Target
 from addnorm.service.engine.tokenizing import tokenizer as text
-from addnorm.service.engine.usage import Statistics
 from addnorm.service.errors import InvalidInput
 
 log = logging.getLogger("addnorm")

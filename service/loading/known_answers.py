@@ -12,7 +12,7 @@ from addnorm.service.engine.batch import Batch, Padding, Rows
 from addnorm.service.engine.bundle import Bundle
 from addnorm.service.engine.engine import Engine
 from addnorm.service.engine.fingerprint import NUM_DIGITS
-from addnorm.service.engine.kept_rows import KeptRows
+from addnorm.service.engine.heads import KeptRows
 from addnorm.service.engine.manifest import Limits, Pooling
 from addnorm.service.engine.outputs import OUTPUTS, Pooled
 from addnorm.service.engine.outputs import Computed as ForOutputs
@@ -58,7 +58,7 @@ def digests(bundle: Bundle, engine: Engine, known: Computed) -> Digests:
         is_by_token = output.head(bundle) is not None and output.pick(bundle) == "every"
         asked = known.up_to(MOST_BY_TOKEN) if is_by_token else known
         for length, batch, rows in _requests(asked):
-            padding, kept = Padding(batch.lengths, None), KeptRows(batch, rows, {})
+            padding, kept = Padding(batch.lengths, None), KeptRows(rows, {})
             value = output.make(ForOutputs(bundle, engine, batch, padding, kept))
             for tensor, array in value.tensors(name).items():
                 made.setdefault(tensor, {})[length] = _digest(array)

@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 
-from addnorm.service.asking.ask import Ask
-from addnorm.service.asking.handover import Handover
+from addnorm.service.asking.ask import Ask, Handover
 from addnorm.service.errors import Expired
 
 

@@ -8,9 +8,9 @@ import orjson
 import pytest
 
 from addnorm.service.asking.ask import Ask
+from addnorm.service.engine.batch import from_lists
 from addnorm.service.engine.outputs import Pooled
 from addnorm.service.engine.registry import Models
-from addnorm.service.engine.unpadding import from_lists
 from addnorm.service.server.table import PROTOCOLS
 from addnorm.service.server.wiring import build
 from addnorm.service.settings import Settings

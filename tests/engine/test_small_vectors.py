@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from addnorm.service.engine.outputs.small_vectors import VectorDType, converted, width_of
+from addnorm.service.engine.outputs.values import VectorDType, converted, width_of
 
 RANGES = [[-1.0, 0.0, 2.0], [126.5, 255.0, 2.0]]  # the last has no width
 HUGE = 3e38

@@ -9,7 +9,7 @@ import pytest
 from safetensors.numpy import load
 
 from addnorm.service.engine.batch import Batch, Floats, Padding, Rows, offsets_of
-from addnorm.service.engine.kept_rows import KeptRows
+from addnorm.service.engine.heads import KeptRows
 from addnorm.service.engine.outputs import Computed, Sparse, SparseVectors
 from addnorm.service.errors import InvalidInput, NotFinite
 
@@ -28,7 +28,7 @@ def made(logits: Floats, lengths: tuple[int, ...], top_k: int | None = None) -> 
     sizes = np.array(lengths)
     batch = Batch(np.zeros(len(logits), np.int64), offsets_of(sizes[sizes > 0]))
     rows, padding = Rows(logits, logits, logits), Padding(sizes, None)
-    return Sparse(top_k).make(Computed(bundle, engine, batch, padding, KeptRows(batch, rows, {})))
+    return Sparse(top_k).make(Computed(bundle, engine, batch, padding, KeptRows(rows, {})))
 
 
 def drawn(num_rows: int, width: int) -> Floats:

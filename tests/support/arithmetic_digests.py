@@ -23,7 +23,7 @@ from addnorm.service.asking.tasks.pieces import Pieces
 from addnorm.service.engine import heads
 from addnorm.service.engine.batch import Floats, Rows
 from addnorm.service.engine.manifest import Pooling
-from addnorm.service.engine.outputs import small_vectors, sparse
+from addnorm.service.engine.outputs import sparse, values
 from addnorm.service.engine.outputs.values import Dense
 
 Make = Callable[[], Any]
@@ -96,9 +96,9 @@ def entities() -> list[Any]:
     return [tag.score for tag in found]
 
 
-def small(dtype: small_vectors.VectorDType) -> NDArray[Any]:
+def small(dtype: values.VectorDType) -> NDArray[Any]:
     vectors = numbers(50, 101, scale=1.2)
-    return small_vectors.converted(vectors, dtype, [[-1.0] * 101, [0.9] * 101])
+    return values.converted(vectors, dtype, [[-1.0] * 101, [0.9] * 101])
 
 
 def comparison() -> list[Any]:
@@ -125,7 +125,7 @@ def places() -> dict[str, Make]:
     for pooling in get_args(Pooling):
         made[f"pooling: {pooling}"] = lambda pooling=pooling: pooled(pooling, rows)
         made[f"zeros, pooling: {pooling}"] = lambda pooling=pooling: pooled(pooling, mixed)
-    for dtype in get_args(small_vectors.VectorDType):
+    for dtype in get_args(values.VectorDType):
         made[f"vectors in {dtype}"] = lambda dtype=dtype: small(dtype)
     return made
 

@@ -4,9 +4,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from addnorm.service.asking.ask import Ask
+from addnorm.service.engine.batch import from_lists
 from addnorm.service.engine.model import Model
 from addnorm.service.engine.outputs import Output
-from addnorm.service.engine.unpadding import from_lists
 from tests.support.waiting import PATIENCE_S
 
 

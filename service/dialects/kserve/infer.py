@@ -19,10 +19,9 @@ from addnorm.service.dialects.kserve.schema import (
     V2InferResponse,
 )
 from addnorm.service.dialects.kserve.tensors import LENGTH_HEADER, NativeTensor
-from addnorm.service.engine.batch import Batch, Padding
+from addnorm.service.engine.batch import Batch, Padding, from_grid
 from addnorm.service.engine.model import Model
 from addnorm.service.engine.outputs import Output, Pooled, Value
-from addnorm.service.engine.unpadding import from_grid
 from addnorm.service.errors import InvalidInput, UnknownField
 from addnorm.service.wire.codec.decoding import RawRequest, Tools
 from addnorm.service.wire.codec.negotiation import JSON, OCTETS, written

@@ -8,7 +8,7 @@ from fastapi import Request, Response
 
 from addnorm.service.dialects.kserve.metadata import find
 from addnorm.service.engine.model import Model
-from addnorm.service.engine.usage import Sum
+from addnorm.service.engine.target import Sum
 from addnorm.service.wire.codec.negotiation import JSON
 from addnorm.service.wire.dialect_errors import V2_ERRORS
 from addnorm.service.wire.route import FastApiRoute, Parts, parts_of

@@ -11,7 +11,7 @@ from pydantic import Field
 from addnorm.service.asking.ask import Ask
 from addnorm.service.engine.manifest import Precision
 from addnorm.service.engine.outputs import Pooled
-from addnorm.service.engine.outputs.small_vectors import VectorDType
+from addnorm.service.engine.outputs.values import VectorDType
 from addnorm.service.errors import InvalidInput
 from addnorm.service.wire.codec.decoding import Tools
 from addnorm.service.wire.codec.payload import Encode

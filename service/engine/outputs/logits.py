@@ -98,7 +98,9 @@ class LogitsAt(LogitsOutput[Dense]):
     tokens: Ints = field(default_factory=lambda: np.empty(0, np.int64))
 
     def size(self, bundle: Bundle, batch: Batch, padding: Padding) -> Size:
-        return self._size(bundle, len(self.tokens), num_pads=0)
+        size, num_rows = super().size(bundle, batch, padding), len(self.tokens)
+        num_values = num_rows * self.width(bundle)
+        return size._replace(num_rows=num_rows, num_values=num_values, num_pads=0)
 
     def make(self, of: Computed) -> Dense:
         rows = HeadRows.at(self.tokens, of.rows.activations, of.batch)

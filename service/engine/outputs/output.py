@@ -12,11 +12,16 @@ from pydantic import BaseModel, ConfigDict
 from addnorm.service.engine.batch import Batch, Padding, Rows
 from addnorm.service.engine.bundle import Bundle
 from addnorm.service.engine.engine import Engine
-from addnorm.service.engine.heads import HeadRows, Spans, headed
-from addnorm.service.engine.kept_rows import KeptRows
+from addnorm.service.engine.heads import HeadRows, KeptRows, Spans, headed, pooled
 from addnorm.service.engine.manifest import Pick, Pooling
-from addnorm.service.engine.outputs.small_vectors import VectorDType
-from addnorm.service.engine.outputs.values import Array, ByRow, Value, by_sequence, by_token
+from addnorm.service.engine.outputs.values import (
+    Array,
+    ByRow,
+    Value,
+    VectorDType,
+    by_sequence,
+    by_token,
+)
 
 JSON_BYTES_PER_FLOAT = 13  # of a float32 written with all its digits, sign and comma
 JSON_BYTES_PER_BYTE = 5  # "-128,"
@@ -82,10 +87,12 @@ class Computed(NamedTuple):
         return self.kept.rows
 
     def head_rows(self, pick: Pick) -> HeadRows:
-        """Rows of every token, or one row for each sequence."""
+        """Rows of every token, or one row for each sequence. NotFinite if one is not."""
         if pick == "every":
             return HeadRows.every(self.rows.activations, self.batch)
-        return HeadRows(self.kept.of(pick), np.arange(len(self.batch)))
+        rows, picked = self.kept
+        vectors = picked[pick] if rows is None else pooled(rows, self.batch.offsets, pick)
+        return HeadRows(vectors, np.arange(len(self.batch)))
 
 
 @dataclass(frozen=True, eq=False)
@@ -178,17 +185,20 @@ class Output(Generic[Made_co]):
         """Numbers for each row."""
         return bundle.width(self.name)
 
+    @property
+    def is_small(self) -> bool:
+        """Whether its numbers are sent as int8 or uint8."""
+        return False
+
     def size(self, bundle: Bundle, batch: Batch, padding: Padding) -> Size:
         """What it takes, known before any work."""
+        num_rows, num_pads = len(batch), padding.num_empty_rows
         if self.pick(bundle) == "every":
-            return self._size(bundle, batch.num_tokens, padding.num_pads)
-        return self._size(bundle, len(batch), padding.num_empty_rows)
-
-    def _size(self, bundle: Bundle, num_rows: int, num_pads: int) -> Size:
-        """num_rows: that it is made of. num_pads: rows of the caller's layout that stay empty."""
+            num_rows, num_pads = batch.num_tokens, padding.num_pads
         width, head = self.width(bundle), self.head(bundle)
         head_width = bundle.width(head) if head else 0
-        return Size(num_rows, num_rows * width, num_pads * width, head, head_width)
+        num_values, num_empty = num_rows * width, num_pads * width
+        return Size(num_rows, num_values, num_empty, head, head_width, self.is_small)
 
     @property
     def cost(self) -> Hashable:

@@ -89,7 +89,9 @@ class SomeTokenVectors(TokenVectors):
     skipped_ids: tuple[int, ...] = ()
 
     def size(self, bundle: Bundle, batch: Batch, padding: Padding) -> Size:
-        return self._size(bundle, len(self._tokens(batch)), num_pads=0)
+        size, num_rows = super().size(bundle, batch, padding), len(self._tokens(batch))
+        num_values = num_rows * self.width(bundle)
+        return size._replace(num_rows=num_rows, num_values=num_values, num_pads=0)
 
     def make(self, of: Computed) -> Ragged:
         rows = HeadRows.at(self._tokens(of.batch), of.rows.activations, of.batch)

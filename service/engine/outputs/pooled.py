@@ -12,8 +12,17 @@ from addnorm.service.engine.checkpoint import checkpoint
 from addnorm.service.engine.heads import HeadRows, Spans, headed, unit
 from addnorm.service.engine.manifest import Pick, Pooling
 from addnorm.service.engine.outputs.output import Asked, Computed, Made_co, Output, Size
-from addnorm.service.engine.outputs.small_vectors import RANGED, VectorDType, converted, width_of
-from addnorm.service.engine.outputs.values import Array, Dense, Parts, Ragged, Value, by_sequence
+from addnorm.service.engine.outputs.values import (
+    RANGED,
+    Dense,
+    Parts,
+    Ragged,
+    Value,
+    VectorDType,
+    by_sequence,
+    converted,
+    width_of,
+)
 from addnorm.service.errors import InvalidInput
 
 NO_SPANS = Spans(np.empty((0, 2), np.int64), np.empty(0, np.int64))
@@ -49,26 +58,19 @@ class VectorsOutput(Output[Made_co]):
 
     def check(self, bundle: Bundle) -> None:
         check_dimensions("dimensions", self.dimensions, bundle)
-        self.check_dtype("dtype", self.dtype, bundle)
+        if self.dtype in RANGED:
+            self.check_ranges("dtype", self.dtype, bundle)
 
-    def check_dtype(self, field: str, dtype: VectorDType, bundle: Bundle) -> None:
+    def check_ranges(self, field: str, dtype: VectorDType, bundle: Bundle) -> None:
         """InvalidInput if the bundle's ranges are not those of these vectors. field: the caller's
         name for dtype."""
-        if dtype in RANGED and (why := self._misfit(bundle)):
-            raise InvalidInput(
-                f"{field} is {dtype!r}: {why}; or ask for floats, binary or ubinary", param=field
-            )
-
-    def _misfit(self, bundle: Bundle) -> str | None:
-        """How the vectors differ from those that the ranges are of, and what to do. None if they
-        fit."""
-        manifest = bundle.manifest
+        manifest, what = bundle.manifest, ""
         if manifest.vector_ranges is None:
-            return (
+            why = (
                 f"{bundle.ref} has no ranges to make it with: export it again; they are recorded"
                 " where there is a tokenizer"
             )
-        if self.pooling not in (None, manifest.pooling):
+        elif self.pooling not in (None, manifest.pooling):
             what = f"are pooled by {manifest.pooling!r}: leave pooling out"
         elif manifest.normalize and not self.normalize:
             what = 'have length 1: send "normalize": true'
@@ -77,8 +79,12 @@ class VectorsOutput(Output[Made_co]):
         elif self.dimensions not in (None, bundle.width(self.name)):
             what = f"have {bundle.width(self.name)} dimensions: ask for all of them"
         else:
-            return None
-        return f"its ranges are of {bundle.ref}'s own vectors, which {what}"
+            return
+        if what:
+            why = f"its ranges are of {bundle.ref}'s own vectors, which {what}"
+        raise InvalidInput(
+            f"{field} is {dtype!r}: {why}; or ask for floats, binary or ubinary", param=field
+        )
 
     def pick(self, bundle: Bundle) -> Pooling:
         return self.pooling or bundle.manifest.pooling
@@ -86,9 +92,9 @@ class VectorsOutput(Output[Made_co]):
     def width(self, bundle: Bundle) -> int:
         return width_of(self.dtype, self.dimensions or bundle.width(self.name))
 
-    def _size(self, bundle: Bundle, num_rows: int, num_pads: int) -> Size:
-        size = super()._size(bundle, num_rows, num_pads)
-        return size._replace(is_small=self.dtype != "float32")
+    @property
+    def is_small(self) -> bool:
+        return self.dtype != "float32"
 
     def _vectors(self, rows: HeadRows, of: Computed) -> Floats:
         """Vectors of the pooled rows, `[n, w]`."""
@@ -98,12 +104,6 @@ class VectorsOutput(Output[Made_co]):
         checkpoint()
         vectors = np.ascontiguousarray(vectors[:, : self.dimensions])
         return unit(vectors) if self.normalize else vectors
-
-    def _of_sequences(self, of: Computed) -> Floats:
-        return self._vectors(of.head_rows(self.pick(of.bundle)), of)
-
-    def _as_dtype(self, vectors: Floats, dtype: VectorDType, of: Computed) -> Array:
-        return converted(vectors, dtype, of.bundle.manifest.vector_ranges)
 
 
 @dataclass(frozen=True, eq=False)
@@ -123,8 +123,9 @@ class Pooled(VectorsOutput[Dense]):
         return Pooled(normalize=manifest.normalize or manifest.similarity == "cosine")
 
     def make(self, of: Computed) -> Dense:
-        vectors = self._of_sequences(of)
-        return by_sequence(of.padding, self._as_dtype(vectors, self.dtype, of))
+        vectors = self._vectors(of.head_rows(self.pick(of.bundle)), of)
+        ranges = of.bundle.manifest.vector_ranges
+        return by_sequence(of.padding, converted(vectors, self.dtype, ranges))
 
 
 @dataclass(frozen=True, eq=False)
@@ -137,14 +138,17 @@ class PooledSpans(VectorsOutput[Ragged]):
         return "every"
 
     def size(self, bundle: Bundle, batch: Batch, padding: Padding) -> Size:
-        return self._size(bundle, len(self.spans.ranges), num_pads=0)
+        size, num_rows = super().size(bundle, batch, padding), len(self.spans.ranges)
+        num_values = num_rows * self.width(bundle)
+        return size._replace(num_rows=num_rows, num_values=num_values, num_pads=0)
 
     def make(self, of: Computed) -> Ragged:
         pooling, activations = self.pick(of.bundle), of.rows.activations
         rows = HeadRows.pooled_in(self.spans, pooling, activations, of.batch)
-        vectors = self._as_dtype(self._vectors(rows, of), self.dtype, of)
+        vectors, ranges = self._vectors(rows, of), of.bundle.manifest.vector_ranges
         ends = self.spans.lengths.cumsum()[:-1]
-        return Ragged(np.split(vectors, ends), has_own_lengths=True)
+        made = converted(vectors, self.dtype, ranges)
+        return Ragged(np.split(made, ends), has_own_lengths=True)
 
 
 @dataclass(frozen=True, eq=False)
@@ -158,19 +162,21 @@ class PooledByDType(VectorsOutput[Parts]):
     def check(self, bundle: Bundle) -> None:
         super().check(bundle)
         for dtype in self.dtypes:
-            self.check_dtype(self.field, dtype, bundle)
+            if dtype in RANGED:
+                self.check_ranges(self.field, dtype, bundle)
 
     def width(self, bundle: Bundle) -> int:
         dimensions = self.dimensions or bundle.width(self.name)
         return sum(width_of(dtype, dimensions) for dtype in self.dtypes)
 
-    def _size(self, bundle: Bundle, num_rows: int, num_pads: int) -> Size:
-        size = super()._size(bundle, num_rows, num_pads)
-        return size._replace(is_small="float32" not in self.dtypes)
+    @property
+    def is_small(self) -> bool:
+        return "float32" not in self.dtypes
 
     def make(self, of: Computed) -> Parts:
-        vectors = self._of_sequences(of)
-        made = {dtype: self._as_dtype(vectors, dtype, of) for dtype in self.dtypes}
+        vectors = self._vectors(of.head_rows(self.pick(of.bundle)), of)
+        ranges = of.bundle.manifest.vector_ranges
+        made = {dtype: converted(vectors, dtype, ranges) for dtype in self.dtypes}
         return Parts({dtype: by_sequence(of.padding, own) for dtype, own in made.items()})
 
 

@@ -6,10 +6,9 @@ from pydantic import Field, PlainValidator, TypeAdapter
 from pydantic_core import PydanticCustomError
 
 from addnorm.service.asking.ask import Ask
-from addnorm.service.engine.batch import Batch, Padding
+from addnorm.service.engine.batch import Batch, Padding, from_lists
 from addnorm.service.engine.model import Model
 from addnorm.service.engine.tokenizing.own_ids import Ends, has_ends
-from addnorm.service.engine.unpadding import from_lists
 from addnorm.service.errors import EmptyInput, InvalidInput
 from addnorm.service.wire.codec.decoding import Tools
 from addnorm.service.wire.codec.validation import Strict

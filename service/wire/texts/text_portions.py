@@ -7,10 +7,9 @@ from typing import TypeVar
 
 import orjson
 
-from addnorm.service.engine.batch import Batch, Padding
+from addnorm.service.engine.batch import Batch, Padding, from_lists
 from addnorm.service.engine.checkpoint import checkpoint
 from addnorm.service.engine.tokenizing.tokenizer import Tokenizer, Tokens
-from addnorm.service.engine.unpadding import from_lists
 from addnorm.service.errors import InvalidInput
 from addnorm.service.wire.codec.negotiation import fragment
 

@@ -14,7 +14,7 @@ from safetensors.numpy import save
 from starlette.datastructures import Headers
 
 from addnorm.service.dialects.native.native_schema import INFER
-from addnorm.service.engine.unpadding import from_lists
+from addnorm.service.engine.batch import from_lists
 from addnorm.service.settings import Settings
 from addnorm.service.wire.codec import safetensors_body
 from addnorm.service.wire.codec.bodies import held_bytes, parsed_bytes
