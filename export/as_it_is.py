@@ -67,17 +67,20 @@ class AsItIs(NamedTuple):
         """What it answers to one sequence alone, `[S, width]` or `[1, width]`. UnfitError unless it
         answers so twice."""
         inputs = [torch.tensor([row]) for row in (ids, types) if row is not None]
+        num_rows = len(ids) if self.is_of_tokens else 1
         with as_found(self.ask):
-            first, second = (
-                _laid_out(_tensors(_call(self.ask, inputs))[self.at], self, len(ids))
-                for _ in range(2)
+            first, second = (_tensors(_call(self.ask, inputs))[self.at] for _ in range(2))
+        if first.numel() != num_rows * self.width:
+            raise UnfitError(
+                f"{self.ask.name} answers {len(ids)} tokens alone with {list(first.shape)}, and in a"
+                f" batch with rows of {self.width} numbers"
             )
         if not torch.equal(first.nan_to_num(), second.nan_to_num()):
             raise UnfitError(
                 f"{self.ask.name} gives two answers to one sequence: something in it is random in"
                 " evaluation mode, or it keeps something between calls"
             )
-        found: Array = first.detach().cpu().numpy()[0]
+        found: Array = first.detach().cpu().numpy().reshape(num_rows, self.width)
         return found
 
 

@@ -25,4 +25,4 @@ class AsItIs(Output[ByRow]):
     def make(self, of: Computed) -> ByRow:
         if self.is_by_token(of.bundle):
             return by_token(of.padding, of.rows.activations)
-        return by_sequence(of.padding, of.kept.of("last"))
+        return by_sequence(of.padding, of.head_rows("last").activations)
