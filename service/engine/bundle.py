@@ -90,6 +90,14 @@ class Bundle:
         limits, is_causal = manifest.limits, manifest.config["causal"]
         return tasks_of(manifest.heads, manifest.labels, limits.vocab_size, is_causal)
 
+    @cached_property
+    def pair_prompt(self) -> str:
+        """What stands before the first text of each pair: a classifier's default prompt, as
+        CrossEncoder has it. A template of pairs has it already."""
+        if "classify" not in self.tasks or self.manifest.pair_template:
+            return ""
+        return self.manifest.prompts.get(self.manifest.default_prompt_name or "", "")
+
     @property
     def compared_with(self) -> dict[str, Any]:
         """The program or module that its answers equal, and by which class, as certified."""
