@@ -72,8 +72,8 @@ class AsItIs(NamedTuple):
             first, second = (_tensors(_call(self.ask, inputs))[self.at] for _ in range(2))
         if first.numel() != num_rows * self.width:
             raise UnfitError(
-                f"{self.ask.name} answers {len(ids)} tokens alone with {list(first.shape)}, and in a"
-                f" batch with rows of {self.width} numbers"
+                f"{self.ask.name} answers {len(ids)} tokens alone with {list(first.shape)}, and in"
+                f" a batch with rows of {self.width} numbers"
             )
         if not torch.equal(first.nan_to_num(), second.nan_to_num()):
             raise UnfitError(
