@@ -5,7 +5,7 @@ import re
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
-from dataclasses import replace
+from dataclasses import asdict, replace
 from os import PathLike
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -17,8 +17,10 @@ from tokenizers.normalizers import Replace
 from tokenizers.pre_tokenizers import Split, WhitespaceSplit
 from torch import nn
 
+from addnorm.export import as_it_is as own
 from addnorm.export import verifying, writer
-from addnorm.export.modules.recognize import of_module
+from addnorm.export.modules.asking import unwrapped
+from addnorm.export.modules.recognize import NotRecognized, of_module
 from addnorm.export.sources import sources
 from addnorm.export.sources.folder_tokenizer import NoTexts
 from addnorm.export.sources.original import digest
@@ -62,6 +64,7 @@ def export_bundle(
     weights: Mapping[str, str | Sequence[str]] | None = None,
     samples: Sequence[Sample] = (),
     batch_first: bool | None = None,
+    as_it_is: bool | None = None,
 ) -> Bundle:
     """Writes a model to `out/name/version/`, certified, for `addnorm serve --bundles out`.
 
@@ -96,6 +99,9 @@ def export_bundle(
     samples: texts, pairs of texts and token ids of your own, on which answers are compared too.
     batch_first: whether a module takes ids `[B, S]`, else `[S, B]`. Where both run and nothing
         shows which is meant, the export asks for it.
+    as_it_is: of a module: True serves its own graph without recognition, False refuses a module
+        that is not recognized. By default it is recognized if it can be, and else served as it is:
+        token ids in, its answer as the output `output`, in fp32.
 
     >>> export_bundle(model, "bundles", "my-model", labels=["no", "yes"]).path
     PosixPath('bundles/my-model/1')
@@ -111,8 +117,21 @@ def export_bundle(
             "samples": tuple(samples),
         }
         parts = {"config": config, "weights": weights, "batch_first": batch_first}
-        with _source(model, pooling, options, parts) as source:
-            return writer.export(source, Path(out), name, version, plan)
+        if isinstance(model, nn.Module) and not isinstance(model, Transformer):
+            model = model if saves_itself(model) else unwrapped(model)
+        if as_it_is:
+            return _export_as_it_is(model, Path(out), name, version, plan, options, parts)
+        try:
+            with _source(model, pooling, dict(options), parts) as source:
+                return writer.export(source, Path(out), name, version, plan)
+        except NotRecognized as error:
+            if as_it_is is False or weights is not None:
+                raise
+            print(f"not recognized, so it is served as it is: {error.why}", flush=True)
+            try:
+                return _export_as_it_is(model, Path(out), name, version, plan, options, parts)
+            except REFUSALS as why:
+                raise UsageError(f"{error.why}. Nor can it be served as it is: {why}") from error
 
 
 def verify_bundle(
@@ -137,8 +156,20 @@ def verify_bundle(
     ExportError if the bundle was made of another model, or if any check fails.
     """
     with _one_error(), _folder(tokenizer, vocabulary) as folder:
+        if not isinstance(model, Transformer) and not saves_itself(model):
+            model = unwrapped(model)
         bundle = verifying.read_again(Path(path), provider)
         manifest = bundle.manifest
+        if manifest.as_it_is:
+            limits = manifest.limits
+            stated = {"max_positions": limits.max_positions, "vocab_size": limits.vocab_size}
+            found = own.look_at(model, reference, stated, batch_first)
+            if found.origin != manifest.source:
+                raise UsageError(
+                    f"{bundle.ref} was made from {manifest.source}, this is {found.origin}"
+                )
+            bundles.write_certificate(bundle, own.certificate_of(bundle, found, samples))
+            return bundles.read(bundle.path)
         brings_its_own = getattr(model, "tokenizer", None) is not None
         if TOKENIZER in manifest.files and folder is None and not brings_its_own:
             raise UsageError(f"{bundle.ref} takes texts: name the folder of its tokenizer")
@@ -180,6 +211,40 @@ def _folder(
         raise UsageError("tokenizer and vocabulary are set: one of them says what texts become")
     with TemporaryDirectory() as folder:
         yield write_vocabulary(entries, Path(folder))
+
+
+def _export_as_it_is(
+    model: Any,
+    out: Path,
+    name: str,
+    version: int | None,
+    plan: Plan,
+    options: Mapping[str, Any],
+    parts: Mapping[str, Any],
+) -> Bundle:
+    """UsageError for arguments that have no meaning of a module as it is."""
+    if not isinstance(model, nn.Module) or saves_itself(model):
+        raise UsageError(f"as_it_is is of modules; the model is a {type(model).__qualname__}")
+    if plan.precisions != ("fp32",) or plan.lens:
+        raise UsageError("a module as it is has fp32 alone, and no lens: leave precisions out")
+    meant = ("labels", "normalize", "tokenizer", "max_length")
+    if given := [option for option in meant if options[option]]:
+        raise UsageError(
+            f"{', '.join(given)} has no meaning of a module as it is, which takes token ids and"
+            " gives numbers: leave it out"
+        )
+    config = parts["config"]
+    stated = asdict(config) if isinstance(config, Config) else dict(config or {})
+    return own.export(
+        model,
+        out,
+        name,
+        version,
+        reference=options["reference"],
+        stated=stated,
+        batch_first=parts["batch_first"],
+        samples=options["samples"],
+    )
 
 
 def _source(

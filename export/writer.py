@@ -1,7 +1,8 @@
 """Writes a bundle and certifies it. Nothing uncertified is left on disk."""
 
 import shutil
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -84,6 +85,16 @@ class Plan:
 
 def export(source: Source, out: Path, name: str, version: int | None, plan: Plan) -> Bundle:
     """Writes `out/name/version/`, certified. Nothing lands there unless every check has passed."""
+    with place_for(out, name, version) as (folder, number):
+        bundle, expected = write_uncertified(source, folder, name, number, plan)
+        bundles.write_certificate(bundle, certificate_of(bundle, source, expected))
+    return bundles.read(out / name / str(number))
+
+
+@contextmanager
+def place_for(out: Path, name: str, version: int | None) -> Iterator[tuple[Path, int]]:
+    """A folder to write to, and the number of the version: the next free one if None. The folder
+    becomes `out/name/version` at the end, and is removed if anything is raised."""
     if not bundles.NAME.fullmatch(name):
         allowed = "letters, digits, '.', '_' and '-', beginning with a letter or a digit"
         raise UsageError(f"name {name!r}: {allowed}. Rename the folder, or give --name to export")
@@ -97,15 +108,13 @@ def export(source: Source, out: Path, name: str, version: int | None, plan: Plan
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
     try:
-        bundle, expected = write_uncertified(source, partial, name, version, plan)
-        bundles.write_certificate(bundle, certificate_of(bundle, source, expected))
+        yield partial, version
         partial.rename(place)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
         with suppress(OSError):  # it holds other versions
             (out / name).rmdir()
     print(f"wrote {place}")
-    return bundles.read(place)
 
 
 def certificate_of(

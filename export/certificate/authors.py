@@ -103,7 +103,7 @@ def _compare_token_ids(
     bundle: Bundle, program: Program, precision: str
 ) -> Iterator[tolerances.Result]:
     texts = texts_to_tokenize((bundle.path / TOKENIZER).read_bytes())
-    ours = [own.ids for own in Served(bundle).tokens(texts, truncate=False)]
+    ours = [own.ids for own in Served(bundle).encode(texts, truncate=False)]
     found = sample_texts.compare(texts, ours, program.token_ids(texts))
     yield f"texts with other token ids: {found}", found.num, 0
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import UninitializedTensorMixin  # type: ignore[attr-defined]
 
 from addnorm.export.modules.operators import lengths
 from addnorm.export.modules.operators.ids import Told
@@ -17,6 +18,7 @@ from addnorm.export.modules.operators.lengths import Call, Run
 from addnorm.export.modules.operators.parts import Unrecognized
 from addnorm.export.modules.operators.trace import Calls, Enough, Trace
 from addnorm.export.sources.original import Array, Original, OriginalError, tensor_of
+from addnorm.export.sources.sources import UsageError
 from addnorm.model.config import Pick
 from addnorm.model.transformer import Transformer
 
@@ -104,6 +106,37 @@ def _ask(ask: Asking, ids: Tensor, types: Tensor | None) -> Any:
             f"the module fails on a sequence of {ids.shape[1]} tokens:"
             f" {type(error).__name__}: {error}"
         ) from error
+
+
+def unwrapped(module: nn.Module) -> nn.Module:
+    """The module that somebody wrote: inside what torch.compile and parallel training put around
+    it. UsageError, with the way on, for one without numbers of float32, or without a forward of its
+    class."""
+    while isinstance(inner := getattr(module, "_orig_mod", None), nn.Module) or (
+        isinstance(module, nn.DataParallel | nn.parallel.DistributedDataParallel)
+        and isinstance(inner := module.module, nn.Module)
+    ):
+        module = inner
+    name, tensors = type(module).__qualname__, [*module.parameters(), *module.buffers()]
+    if any(isinstance(x, UninitializedTensorMixin) for x in tensors):
+        raise UsageError(
+            f"{name} has lazy layers without weights: call it once, and export it then"
+        )
+    if any(x.is_meta for x in tensors):
+        raise UsageError(f"{name} is on the meta device, without numbers: load its weights first")
+    dtypes = {x.dtype for x in module.parameters() if x.is_floating_point()} - {torch.float32}
+    if dtypes:
+        named = ", ".join(sorted(str(x).removeprefix("torch.") for x in dtypes))
+        raise UsageError(f"{name} has weights of {named}: call .float() on it before the export")
+    for part in module.modules():
+        if "forward" in vars(part):
+            raise UsageError(
+                f"the forward of a {type(part).__qualname__} was put on the instance, which no"
+                " export follows: make it a method of its class"
+            )
+    if type(module).forward is nn.Module.forward:
+        raise UsageError(f"{name} has no forward")
+    return module
 
 
 def copy_module(module: nn.Module) -> nn.Module:

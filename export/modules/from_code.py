@@ -12,6 +12,7 @@ from typing import Any
 
 from torch import nn
 
+from addnorm.export.modules import asking
 from addnorm.export.modules.recognize import of_module
 from addnorm.export.sources.sources import Source, UsageError
 from addnorm.model.checkpoints import weights
@@ -46,8 +47,8 @@ def of_code(
         except RuntimeError as error:
             raise UsageError(f"--weights {file}: {' '.join(str(error).split())}") from None
     source = of_module(
-        module, reference=None, config=None, weights=None, pooling=pooling, labels=labels,
-        tokenizer=tokenizer, max_length=max_length, normalize=normalize,
+        asking.unwrapped(module), reference=None, config=None, weights=None, pooling=pooling,
+        labels=labels, tokenizer=tokenizer, max_length=max_length, normalize=normalize,
     )  # fmt: skip
     origin: dict[str, Any] = {"path": path}
     if file is not None:

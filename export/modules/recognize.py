@@ -42,6 +42,14 @@ WAYS_ON = (
 ANY = ("max_positions", "positions", "layer_groups")  # compared in another way, or without effect
 
 
+class NotRecognized(UsageError):
+    """The module is none that is understood. why: without what its caller can do about it."""
+
+    def __init__(self, why: str) -> None:
+        super().__init__(f"{why}. {WAYS_ON}")
+        self.why = why
+
+
 def recognize(
     module: nn.Module,
     reference: Callable[..., Any] | None,
@@ -271,7 +279,6 @@ def of_module(
 
     UsageError if it is not recognized, in words.
     """
-    module = getattr(module, "_orig_mod", module)  # of torch.compile
     name = type(module).__qualname__
     stated: dict[str, Any] = {}
     if isinstance(config, Config):
@@ -287,10 +294,10 @@ def of_module(
             found = recognize(module, reference, stated.get("max_positions"), batch_first)
             _refuse_contradictions(stated, found.model.config)
     except (Unrecognized, OriginalError) as error:
-        raise UsageError(f"{name}: {error}. {WAYS_ON}") from error
+        raise NotRecognized(f"{name}: {error}") from error
     except (LookupError, RuntimeError, TypeError, ValueError) as error:
         first = f"{type(error).__name__}: {error}".partition("\n")[0]
-        raise UsageError(f"{name} cannot be followed: {first}. {WAYS_ON}") from error
+        raise NotRecognized(f"{name} cannot be followed: {first}") from error
     print(f"recognized {name}:", *found.lines, sep="\n", flush=True)
     source = sources.module(
         found.model, reference=found.ask, pad=found.pad, pooling=pooling or found.pooling, **options

@@ -54,7 +54,9 @@ class Original:
         self._reference, self._config, self.pooling = reference, config, pooling
         self._pad, self._dtype = pad, dtype
         self._known: dict[tuple[Any, ...], Array] = {}
+        self._is_of_tokens = False
         self.compared = self._kind()
+        self._is_of_tokens = self.compared.of_every_token
 
     @property
     def name(self) -> str:
@@ -87,7 +89,9 @@ class Original:
                     "the reference gives two answers to one sequence: something in it is random,"
                     " such as dropout that evaluation mode does not end"
                 )
-            self._known[key] = first
+            # some squeeze away the axis of a token alone
+            is_squeezed = self._is_of_tokens and first.ndim == 1
+            self._known[key] = first[None] if is_squeezed else first
         return self._known[key]
 
     def rows_of_model(

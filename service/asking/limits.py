@@ -27,6 +27,12 @@ def check(ask: Ask, settings: Settings) -> None:
     if batch.types is not None:
         _check_types(ask)
     for output in ask.outputs:
+        if not output.is_of(bundle):  # protocols ask for some without naming them
+            raise InvalidInput(
+                f"{bundle.ref} is served as it is, and answers with `output` alone: it has no"
+                f" {output.name}. Ask /v1/infer for it",
+                param="model",
+            )
         output.check(bundle)
         if output.is_of_lens and ask.precision != "fp32":
             raise InvalidInput(

@@ -39,7 +39,6 @@ from addnorm.service.wire.texts.json_answers import (
     in_base64,
     pooled,
 )
-from addnorm.service.wire.texts.places import source_or_sentence
 from addnorm.service.wire.texts.sequences import Strings
 from addnorm.service.wire.texts.task_options import (
     ClassifyOptions,
@@ -49,8 +48,7 @@ from addnorm.service.wire.texts.task_options import (
     ZeroShotOptions,
 )
 from addnorm.service.wire.texts.text_tasks import Finish
-from addnorm.service.wire.texts.texts import PROMPT_NAME, TextsToTokenize
-from addnorm.service.wire.texts.truncation import cuts
+from addnorm.service.wire.texts.texts import PROMPT_NAME, TextsToTokenize, source_or_sentence
 
 
 class Sentences(Strict):
@@ -136,7 +134,7 @@ async def infer(body: HuggingFaceRequest, ask: Ask, tools: Tools) -> Encode:
     texts = [body.inputs] if isinstance(body.inputs, str) else body.inputs
     known, run = _task(body, model)
     # sentence-transformers cuts texts, transformers' pipelines for the other tasks do not
-    truncate = cuts(tools, body.truncate, by_default=run is None)
+    truncate = tools.texts.cuts(body.truncate, by_default=run is None)
     to_tokenize = TextsToTokenize.prompted("inputs", texts, truncate, model, prompt_name)
     parameters = body.parameters or TaskParameters()
     _check_known(parameters, known, f"what is asked of {model.bundle.ref}")
@@ -214,7 +212,7 @@ async def _similarity(
     if not body.inputs.sentences:
         raise InvalidInput("inputs.sentences is empty: send at least one text", param="inputs")
     sentences = [body.inputs.source_sentence, *body.inputs.sentences]
-    truncate = cuts(tools, body.truncate, by_default=True)
+    truncate = tools.texts.cuts(body.truncate, by_default=True)
     texts = TextsToTokenize.prompted("inputs", sentences, truncate, model, prompt_name)
     texts = texts._replace(named=source_or_sentence)
     ask.batch, ask.padding = await tools.texts.tokenize(texts, ask)

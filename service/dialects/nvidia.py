@@ -17,10 +17,8 @@ from addnorm.service.wire.codec.validation import Strict, agreed
 from addnorm.service.wire.dialect_errors import NVIDIA_ERRORS
 from addnorm.service.wire.route import FastApiRoute, Protocol, Route, parts_of
 from addnorm.service.wire.texts.json_answers import Ranking, ranked, usage
-from addnorm.service.wire.texts.places import query_with
 from addnorm.service.wire.texts.text_tasks import score_pairs
-from addnorm.service.wire.texts.texts import TextsToTokenize
-from addnorm.service.wire.texts.truncation import cuts
+from addnorm.service.wire.texts.texts import TextsToTokenize, query_with
 
 
 class Passage(Strict):
@@ -47,7 +45,7 @@ async def rank(body: RankingRequest, ask: Ask, tools: Tools) -> Encode:
     texts = TextsToTokenize(
         "passages",
         pairs,
-        cuts(tools, None if body.truncate is None else body.truncate == "END"),
+        tools.texts.cuts(None if body.truncate is None else body.truncate == "END"),
         model,
         can_cut=False,
         named=query_with("passages"),

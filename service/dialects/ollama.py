@@ -29,7 +29,6 @@ from addnorm.service.wire.route import FastApiRoute, Protocol, Route, parts_of
 from addnorm.service.wire.texts.json_answers import embedded
 from addnorm.service.wire.texts.sequences import OneOrSeveral
 from addnorm.service.wire.texts.texts import TextsToTokenize
-from addnorm.service.wire.texts.truncation import cuts
 
 
 class OllamaOptions(Strict):
@@ -70,7 +69,7 @@ async def _read(
 ) -> None:
     """InvalidInput names the field."""
     model, prompt_name = ask.find_model_and_prompt(tools.models, body.model, None, "embed")
-    cut = cuts(tools, truncate, by_default=True)
+    cut = tools.texts.cuts(truncate, by_default=True)
     texts = TextsToTokenize.prompted(field, sent, cut, model, prompt_name)
     ask.batch, ask.padding = await tools.texts.tokenize(texts, ask)
     output = Pooled(normalize=model.bundle.manifest.normalize, dimensions=dimensions)

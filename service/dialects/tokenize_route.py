@@ -18,9 +18,7 @@ from addnorm.service.wire.codec.validation import Strict
 from addnorm.service.wire.dialect_errors import OPENAI_ERRORS
 from addnorm.service.wire.route import Protocol, Route
 from addnorm.service.wire.texts.sequences import Integers
-from addnorm.service.wire.texts.text_portions import Shown
-from addnorm.service.wire.texts.texts import PROMPT_NAME, Texts, TextsToTokenize
-from addnorm.service.wire.texts.truncation import cuts
+from addnorm.service.wire.texts.texts import PROMPT_NAME, Shown, Texts, TextsToTokenize
 
 MAX_IDS = 10_000  # whose tokens one request may ask for: they are looked up on the event loop
 
@@ -167,7 +165,7 @@ async def tokenize(body: TokenizeRequest, ask: Ask, tools: Tools) -> bytes:
         return _named(body, body.input_ids, model, tools)
     if body.texts is None:
         raise InvalidInput("texts is missing: send texts, or input_ids", param="texts")
-    truncate = cuts(tools, body.truncate)
+    truncate = tools.texts.cuts(body.truncate)
     if body.input_type is None:
         texts = TextsToTokenize.prompted("texts", body.texts, truncate, model, prompt_name)
     elif prompt_name is None:
@@ -177,7 +175,7 @@ async def tokenize(body: TokenizeRequest, ask: Ask, tools: Tools) -> bytes:
     tokenizer = tools.texts.tokenizer(texts)
     # texts that are too long are shown too, so that callers see by how much
     work = partial(_shown, tokenizer, truncate)
-    shown = await tools.texts.tokenize_with(texts, work, ask)
+    shown = await tools.texts.tokenize_with(texts, work, ask, list)
     return _answer(model, tokenizer, shown)
 
 

@@ -85,8 +85,18 @@ class Bundle:
     def tasks(self) -> tuple[Task, ...]:
         """The tasks that the model is made for."""
         manifest = self.manifest
+        if manifest.as_it_is:
+            return ()
         limits, is_causal = manifest.limits, manifest.config["causal"]
         return tasks_of(manifest.heads, manifest.labels, limits.vocab_size, is_causal)
+
+    @cached_property
+    def pair_prompt(self) -> str:
+        """What stands before the first text of each pair: a classifier's default prompt, as
+        CrossEncoder has it. A template of pairs has it already."""
+        if "classify" not in self.tasks or self.manifest.pair_template:
+            return ""
+        return self.manifest.prompts.get(self.manifest.default_prompt_name or "", "")
 
     @property
     def compared_with(self) -> dict[str, Any]:
@@ -248,7 +258,9 @@ def write_manifest(path: Path, manifest: dict[str, Any]) -> Bundle:
         if file.name not in (MANIFEST, CERTIFICATE, SIGNATURE)
     }
     complete = Manifest(format=FORMAT, files=described, **manifest)
-    written = complete.model_dump_json(indent=2, exclude={"created"})
+    # fields that most lack: bundles written before keep their sha256
+    left_out = {"created"} if complete.as_it_is else {"created", "as_it_is"}
+    written = complete.model_dump_json(indent=2, exclude=left_out)
     (path / MANIFEST).write_text(written + "\n")
     return read_uncertified(path)
 

@@ -57,10 +57,10 @@ class Engine:
         )
         widths = {"activations": manifest.d_model}
         widths |= dict.fromkeys(("norm_mean", "norm_rstd"), manifest.n_norms)
-        _check(graph, self._body, [*INPUTS, *([TYPES] if self._has_types else [])], widths)
+        check_graph(graph, self._body, [*INPUTS, *([TYPES] if self._has_types else [])], widths)
         self._heads = {name: self._open_head(bundle.head(name)) for name in manifest.heads}
         for name, head in manifest.heads.items():
-            _check(bundle.head(name), self._heads[name], ["rows"], {name: head.width})
+            check_graph(bundle.head(name), self._heads[name], ["rows"], {name: head.width})
         self.n_layers = bundle.n_layers
         self._head_widths = {name: bundle.width(name) for name in manifest.heads}
         self._lens: InferenceSession | None = None
@@ -192,7 +192,7 @@ def run_session(
         raise
 
 
-def _check(
+def check_graph(
     graph: Path, session: InferenceSession, inputs: Sequence[str], widths: Mapping[str, int]
 ) -> None:
     """StartupError if the graph takes or makes something else than the manifest says.

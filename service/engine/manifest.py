@@ -131,8 +131,10 @@ class Manifest(_Part):
     created: Time | None = None  # of older bundles; the certificate of newer ones has it
     layout: Literal["packed", "padded"]
     config: dict[str, Any]  # the model's shape, in the exporter's words
-    d_model: Size
-    n_norms: Size
+    d_model: Size  # numbers of a row; of a module as it is, those of its answer
+    n_norms: Annotated[int, Field(ge=0, lt=2**31)]
+    # of a module that is served as it is: whether its answer is of every token or of each sequence
+    as_it_is: Literal["token", "sequence"] | None = None
     limits: Limits
     precisions: dict[Graph, GraphFile]  # name -> graph file
     int8: Int8 = Int8()
@@ -179,6 +181,10 @@ class Manifest(_Part):
         for name in sorted(shape.keys() & self.config.keys()):
             if (found := self.config[name]) != shape[name]:
                 yield f"{name} {shape[name]}, but {found!r:.100} in its config"
+        if self.as_it_is:
+            if self.heads or [*self.precisions] != ["fp32"]:
+                yield "heads or precisions that no module as it is has"
+            return
         for name, most in (("n_layers", self.n_norms), ("n_heads", self.d_model)):
             found = self.config.get(name)
             if type(found) is not int or not 1 <= found <= most:

@@ -12,6 +12,7 @@ from addnorm.service.engine.batch import Batch
 from addnorm.service.engine.bundle import Bundle
 from addnorm.service.engine.engine import Engine, OpenEngine
 from addnorm.service.engine.manifest import Limits
+from addnorm.service.engine.own_engine import OwnEngine
 from addnorm.service.engine.session import is_of_onnxruntime
 from addnorm.service.engine.target import Statistics, Target
 from addnorm.service.engine.tokenizing import tokenizer as text
@@ -68,6 +69,7 @@ class Model:
         self.tokenizer = text.load(bundle)
         self.tokenizers_by_type = text.load_by_type(bundle)
         threads = num_threads or usable_cores()
+        open_engine = OwnEngine if bundle.manifest.as_it_is else open_engine
         self.engines = {
             name: open_engine(bundle, name, threads) for name in bundle.manifest.precisions
         }

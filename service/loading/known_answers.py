@@ -48,7 +48,7 @@ def digests(bundle: Bundle, engine: Engine, known: Computed) -> Digests:
         for name, kind in kinds.items()
         if engine.has_lens or not kind.is_of_lens
     }
-    for pooling in get_args(Pooling):
+    for pooling in get_args(Pooling) if Pooled.is_of(bundle) else ():
         outputs[f"pooled.{pooling}.normalized"] = Pooled(pooling, normalize=True)
     if "logits" in kinds:
         top_k = min(TOP_K, bundle.width("logits"))

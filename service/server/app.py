@@ -33,7 +33,7 @@ from addnorm.service.server.table import Table
 from addnorm.service.wire.codec import openapi
 from addnorm.service.wire.codec.negotiation import sliced
 from addnorm.service.wire.route import KEY, Parts, ask_of
-from addnorm.service.wire.serving import answer, send_payload
+from addnorm.service.wire.serving import answer
 from addnorm.service.wire.telemetry.report import Reporter
 
 SENT_BYTES = 256 * 1024  # of a response, handed to the socket at once
@@ -158,7 +158,17 @@ class App:
                 for name, value in reversed(scope["headers"])
             }
             payload = await answer(route, headers, receive, ask, self._parts)
-            await send_payload(payload, sending)
+            own = {
+                **payload.headers,
+                "content-type": payload.media_type,
+                "content-length": str(payload.num_bytes),
+            }
+            raw = [(name.encode(), value.encode()) for name, value in own.items()]
+            await sending({"type": "http.response.start", "status": 200, "headers": raw})
+            *others, last = payload.parts
+            for part in others:
+                await sending({"type": "http.response.body", "body": part, "more_body": True})
+            await sending({"type": "http.response.body", "body": last})
 
 
 def request_id(sent: bytes) -> str:

@@ -186,7 +186,7 @@ class Protocol:
     reference: str = ""  # the page of who made the dialect, which describes its answers
     beginning: str = ""  # of paths that are this dialect's, also those that are not served
     # of API keys: what a path needs that is not `infer`; `/a/*` is all below /a/, `GET /a` is by
-    # this method alone. None: no key
+    # this method alone. None: nothing
     scopes: Mapping[str, Scope | None] = field(default_factory=dict)
     # beginnings of paths that orchestrators ask: answered while draining and over the connection
     # limit, not traced; health checks that succeed are not logged either

@@ -6,17 +6,17 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
-from starlette.types import Receive, Send
+from starlette.types import Receive
 
 from addnorm.service.asking.ask import Ask
-from addnorm.service.errors import InvalidInput
+from addnorm.service.errors import InvalidInput, UnsupportedMediaType
 from addnorm.service.wire.codec.bodies import held_bytes
 from addnorm.service.wire.codec.decoding import RawRequest, Tools
 from addnorm.service.wire.codec.negotiation import (
     JSON,
     Headers,
     negotiate,
-    require_json,
+    sent_type,
     wanted_coding,
 )
 from addnorm.service.wire.codec.payload import Payload, compressing
@@ -33,7 +33,18 @@ async def answer(
     """The encoded answer with all its headers. ServiceError: what the caller is told instead;
     Expired or ClientGone between any two stages."""
     settings, gate = parts.settings, parts.answers.gate
-    ask.timeout_s, ask.is_callers = timeout(headers, settings.timeout_s)
+    sent = headers.get(TIMEOUT_HEADER)
+    if sent is None:
+        ask.timeout_s, ask.is_callers = settings.timeout_s, False
+    else:
+        digits = sent.strip()
+        if not (digits.isascii() and digits.isdigit() and len(digits) < 10 and int(digits)):
+            raise InvalidInput(
+                f"{TIMEOUT_HEADER} is {sent[:60]!r}: a whole number of milliseconds, 1 to"
+                " 999999999",
+                param=TIMEOUT_HEADER,
+            )
+        ask.timeout_s, ask.is_callers = int(digits) / 1000, True
     ask.anew = "no-cache" in headers.get("cache-control", "").lower()  # RFC 9111, 5.2.1.4
     if route.infers:  # load shedding, by the head alone
         declared = headers.get("content-length")
@@ -79,8 +90,8 @@ async def decode(route: Route, raw: RawRequest, ask: Ask, tools: Tools) -> Any:
     if route.reads == "bytes":
         assert callable(found)
         return await found(raw, ask, tools)
-    if route.reads == "json":
-        require_json(raw.headers)
+    if route.reads == "json" and (media_type := sent_type(raw.headers)) != JSON:
+        raise UnsupportedMediaType(f"Content-Type is {media_type!r}: send {JSON}")
     negotiate(raw.headers, (JSON,))
     if callable(found):
         return await found(await tools.bodies.read_json(body, raw.body, ask), ask, tools)
@@ -94,35 +105,6 @@ async def decode(route: Route, raw: RawRequest, ask: Ask, tools: Tools) -> Any:
     return await dialect.decode(fitted, ask, tools)
 
 
-def timeout(headers: Headers, timeout_s: float) -> tuple[float, bool]:
-    """The seconds that a request has, and whether its caller says so: timeout_s if not."""
-    sent = headers.get(TIMEOUT_HEADER)
-    if sent is None:
-        return timeout_s, False
-    digits = sent.strip()
-    if not (digits.isascii() and digits.isdigit() and len(digits) < 10 and int(digits)):
-        raise InvalidInput(
-            f"{TIMEOUT_HEADER} is {sent[:60]!r}: a whole number of milliseconds, 1 to 999999999",
-            param=TIMEOUT_HEADER,
-        )
-    return int(digits) / 1000, True
-
-
 def server_timing(stages_s: Mapping[str, float]) -> dict[str, str]:
     stages = (f"{stage};dur={seconds * 1000:.2f}" for stage, seconds in stages_s.items())
     return {"server-timing": ", ".join(stages)}
-
-
-async def send_payload(payload: Payload, send: Send) -> None:
-    """Part by part."""
-    headers = {
-        **payload.headers,
-        "content-type": payload.media_type,
-        "content-length": str(payload.num_bytes),
-    }
-    raw = [(name.encode(), value.encode()) for name, value in headers.items()]
-    await send({"type": "http.response.start", "status": 200, "headers": raw})
-    *others, last = payload.parts
-    for part in others:
-        await send({"type": "http.response.body", "body": part, "more_body": True})
-    await send({"type": "http.response.body", "body": last})

@@ -70,16 +70,16 @@ def test_texts_and_pairs_are_cut_like_the_librarys_whole_ones_or_not_at_all(
             expected = (theirs if len(pair) == 2 else of_one_text).encode(*pair)
         except Exception:
             with pytest.raises(CannotCut):
-                mine.tokens([text], truncate=True)
+                mine.encode([text], truncate=True)
             continue
         try:
-            (cut,) = mine.tokens([text], truncate=True)
+            (cut,) = mine.encode([text], truncate=True)
         except CannotCut:
             assert max(map(len, pair)) > mine.max_characters
             num_refused += 1
             continue
         assert cut.ids == expected.ids, pair
-        assert (cut.types or [0] * len(cut)) == expected.type_ids
+        assert cut.type_ids == expected.type_ids
         num_long += max(map(len, pair)) > mine.max_characters
     assert num_long > 50
     assert num_refused > 50
@@ -90,7 +90,7 @@ def test_a_pair_whose_other_text_leaves_no_room_is_named_by_its_index(
 ) -> None:
     mine = Tokenizer(of_strategy(bundle, "only_second", tmp_path))
     with pytest.raises(CannotCut) as raised:
-        mine.tokens(["a", ("a", "b"), "a " * 20, ("a", "b"), ("a " * 20, "b")], truncate=True)
+        mine.encode(["a", ("a", "b"), "a " * 20, ("a", "b"), ("a " * 20, "b")], truncate=True)
     assert raised.value.index == 4
     assert raised.value.reason.startswith("is cut in its second text only, and the first leaves")
     assert json.loads((tmp_path / "tokenizer.json").read_text())["truncation"]
@@ -100,19 +100,19 @@ def test_texts_and_pairs_keep_their_order(bundle: Bundle, tmp_path: Path) -> Non
     texts = ["a", ("a", "b"), ("b", "c"), "a " * 20, ("a " * 20, "b"), "c"]
     for mine in (Tokenizer(bundle), Tokenizer(of_strategy(bundle, "only_first", tmp_path))):
         for truncate in (True, False):
-            alone = [mine.tokens([text], truncate)[0] for text in texts]
-            assert mine.tokens(texts, truncate) == alone
-            assert [shown.ids for shown in mine.encode(texts, truncate)] == [
-                tokens.ids for tokens in alone
-            ]
+            alone = [mine.encode([text], truncate)[0] for text in texts]
+            expected = [[one.ids, one.type_ids] for one in alone]
+            assert [one.T.tolist() for one in mine.tokens(texts, truncate)] == expected
+            found = mine.encode(texts, truncate)
+            assert [[one.ids, one.type_ids] for one in found] == expected
 
 
 def test_a_limit_below_a_pairs_special_tokens_refuses_pairs_to_be_cut(bundle: Bundle) -> None:
     mine = Tokenizer(with_limit(bundle, 3))
-    assert mine.tokens([("a", "b")], truncate=True)[0].ids == [2, 3, 3]
+    assert mine.encode([("a", "b")], truncate=True)[0].ids == [2, 3, 3]
     mine.num_special_of_pair = 4
     with pytest.raises(CannotCut, match="4 special tokens, the limit is 3"):
-        mine.tokens([("a", "b")], truncate=True)
+        mine.encode([("a", "b")], truncate=True)
 
 
 def test_characters_of_a_pair_are_those_of_both() -> None:
@@ -169,22 +169,22 @@ def test_texts_of_few_tokens_are_cut_as_the_library_cuts_the_whole(
     text = LONG_TEXTS[name]
     if left and len(text) > mine.max_whole_characters:
         with pytest.raises(CannotCut, match="characters: only 32768 are read to cut on the left"):
-            mine.tokens([text], truncate=True, left=True)
+            mine.encode([text], truncate=True, left=True)
         return
-    (cut,) = mine.tokens([text], truncate=True, left=left)
+    (cut,) = mine.encode([text], truncate=True, left=left)
     assert cut.ids == made.encode(text).ids
 
 
 def test_a_text_of_few_tokens_is_read_no_further_than_its_limit(bundle: Bundle) -> None:
     mine, blanks = Tokenizer(bundle), " " * MAX_CUT_CHARACTERS
-    assert len(mine.tokens([blanks], truncate=True)[0]) == 2
+    assert len(mine.encode([blanks], truncate=True)[0]) == 2
     with pytest.raises(CannotCut, match="its first 131072 do not hold the tokens needed"):
-        mine.tokens([blanks + " "], truncate=True)
+        mine.encode([blanks + " "], truncate=True)
 
 
 def test_a_pair_is_cut_where_both_of_its_texts_have_few_tokens(bundle: Bundle) -> None:
     theirs = library()
     theirs.enable_truncation(MAX_TEXT_TOKENS)
     for pair in (("a" + " " * 20_000 + "b", "x" * 9_000), ("a b", "c" + " " * 90_000 + "a")):
-        (cut,) = Tokenizer(bundle).tokens([pair], truncate=True)
+        (cut,) = Tokenizer(bundle).encode([pair], truncate=True)
         assert cut.ids == theirs.encode(*pair).ids

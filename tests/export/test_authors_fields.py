@@ -10,6 +10,7 @@ from addnorm.export import checking
 from addnorm.export.sources import sources, texts
 from addnorm.export.sources.folder_tokenizer import NoTexts
 from addnorm.export.sources.sources import Reference
+from addnorm.service.engine.bundle import Bundle
 from addnorm.service.wire.texts.texts import TextsToTokenize
 from tests.support.families import made, save
 from tests.support.sentence_transformers import tell
@@ -68,7 +69,9 @@ def test_a_classifiers_default_prompt_stands_before_pairs(
     manifest = SimpleNamespace(
         prompts={"ask": "Q: "}, default_prompt_name=default, pair_template=template
     )
-    model: Any = SimpleNamespace(bundle=SimpleNamespace(manifest=manifest, tasks=["classify"]))
+    bundle: Any = SimpleNamespace(manifest=manifest, tasks=["classify"])
+    bundle.pair_prompt = Bundle.pair_prompt.func(bundle)
+    model: Any = SimpleNamespace(bundle=bundle)
     asked = TextsToTokenize("documents", [("who", "a"), ("who", "b"), "alone"], False, model)
     found = asked.whole(asked.texts)
     assert found == [(f"{expected}who", "a"), (f"{expected}who", "b"), "alone"]

@@ -181,10 +181,12 @@ REFUSED: dict[str, tuple[Callable[[], Any], dict[str, Any], str]] = {
             "max_positions": T + 1, "attention_bias": True, "d_ff": 64, "n_layers": 1,
         }.items()
     },
-    "a convolution": (Convolution, {}, r"a convolution mixes tokens outside of attention, in filter"
-                                       r" \(Conv1d\).* Ways on: reference=lambda ids"),
-    "across tokens": (AcrossTokens, {}, "norm: a token's row depends on others' rows, so tokens are"
-                                        " mixed.* Ways on: reference=lambda ids"),
+    "a convolution": (Convolution, {"as_it_is": False},
+                      r"a convolution mixes tokens outside of attention, in filter \(Conv1d\).*"
+                      r" Ways on: reference=lambda ids"),
+    "across tokens": (AcrossTokens, {"as_it_is": False},
+                      "norm: a token's row depends on others' rows, so tokens are mixed.*"
+                      " Ways on: reference=lambda ids"),
 }  # fmt: skip
 
 

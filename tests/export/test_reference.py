@@ -234,3 +234,11 @@ def test_a_model_of_sentence_transformers_brings_its_tokenizer(tmp_path: Path, k
         bundle = export_bundle(model, tmp_path / "bundles", "own")
         assert bundle.manifest.normalize
         assert verify_bundle(bundle.path, model).certificate == bundle.certificate
+
+
+def test_an_answer_without_its_batch_axis_is_of_tokens_at_every_length() -> None:
+    encoder = Encoder().eval()
+    original = Original(lambda ids: encoder(ids).squeeze(), CONFIG)
+    assert [original.rows([1] * length, None).shape for length in (1, 2, 4)] == [
+        (length, CONFIG.d_model) for length in (1, 2, 4)
+    ]

@@ -108,7 +108,7 @@ def test_max_length_sets_another_limit_which_verify_knows(
     bundle = bundles.read(path)
     limits, origin = bundle.manifest.limits, bundle.manifest.source
     assert (limits.max_text_tokens, limits.max_positions, origin["max_length"]) == (7, 7, 7)
-    assert list(map(len, Tokenizer(bundle).tokens(["a " * 40, ""], truncate=True))) == [7, 2]
+    assert list(map(len, Tokenizer(bundle).encode(["a " * 40, ""], truncate=True))) == [7, 2]
     command.verify([str(path), "--checkpoint", str(folder)])
     tell(
         path, "manifest.json", limits={**bundle.manifest.limits.model_dump(), "max_text_tokens": 8}

@@ -136,10 +136,10 @@ def ids_of(source: Source, texts: Sequence[str] = TEXTS) -> list[list[int]]:
     """The server's."""
     with served_by_torch(source) as path:
         found = Served(path.model.bundle)
-        assert [own.ids for own in found.tokens(texts, True, left=True)] == [
-            own.ids for own in found.tokens(texts, True)
+        assert [own.ids for own in found.encode(texts, True, left=True)] == [
+            own.ids for own in found.encode(texts, True)
         ]
-        return [own.ids for own in found.tokens(texts, truncate=False)]
+        return [own.ids for own in found.encode(texts, truncate=False)]
 
 
 @pytest.mark.parametrize("name", KINDS)

@@ -49,7 +49,7 @@ def export(folder: Path, file: Tokenizer, *options: str) -> None:
     for option, meant in ((), theirs), (("--tokenizer-as-written",), written):
         out = folder.parent / f"out{len(option)}"
         command.export(["--checkpoint", str(folder), "--out", str(out), *option, *options])
-        served = Served(bundles.read(out / folder.name / "1")).tokens(TEXTS, truncate=False)
+        served = Served(bundles.read(out / folder.name / "1")).encode(TEXTS, truncate=False)
         assert [own.ids for own in served] == meant
 
 

@@ -20,11 +20,9 @@ from addnorm.service.wire.codec.decoding import Tools
 from addnorm.service.wire.codec.payload import Encode, base64_of
 from addnorm.service.wire.codec.validation import Strict
 from addnorm.service.wire.route import Route
-from addnorm.service.wire.texts.input_types import typed
 from addnorm.service.wire.texts.json_answers import embedded
-from addnorm.service.wire.texts.sequences import Strings
-from addnorm.service.wire.texts.texts import TextsToTokenize
-from addnorm.service.wire.texts.truncation import Truncation, check_limit, cuts
+from addnorm.service.wire.texts.sequences import Strings, typed
+from addnorm.service.wire.texts.texts import TextsToTokenize, Truncation, check_limit
 
 InputType = Literal["search_query", "search_document", "classification", "clustering"]
 EmbeddingType = Literal["float", "int8", "uint8", "binary", "ubinary", "base64"]
@@ -104,7 +102,7 @@ async def embed(is_v1: bool, body: EmbedRequest, ask: Ask, tools: Tools) -> Enco
     _check_limits(body, model)
     types = list(dict.fromkeys(body.embedding_types or KINDS[:1]))
     sent_cut = None if body.truncate is None else body.truncate != "NONE"
-    cut = cuts(tools, sent_cut, by_default=True)
+    cut = tools.texts.cuts(sent_cut, by_default=True)
     texts = _prompted(body, field, sent, model, alias, cut)
     ask.batch, ask.padding = await tools.texts.tokenize(texts, ask)
     dtypes = dict.fromkeys(_dtype(kind) for kind in types)
@@ -147,9 +145,7 @@ def _prompted(
     else:
         made = TextsToTokenize(field, texts, cut, model)
         made = typed(made, "input_type", body.input_type, alias)
-    made = made._replace(left=body.truncate == "START", can_cut=False)
-    made.check_prompt_is_kept()
-    return made
+    return made._replace(left=body.truncate == "START", keeps_prompt=True, can_cut=False)
 
 
 def _dtype(kind: EmbeddingType) -> VectorDType:

@@ -19,10 +19,8 @@ from addnorm.service.wire.codec.payload import Encode
 from addnorm.service.wire.codec.validation import Strict, agreed
 from addnorm.service.wire.route import Route
 from addnorm.service.wire.texts.json_answers import Ranking, ranked, usage
-from addnorm.service.wire.texts.places import query_with
 from addnorm.service.wire.texts.text_tasks import score_pairs
-from addnorm.service.wire.texts.texts import TextsToTokenize
-from addnorm.service.wire.texts.truncation import check_limit
+from addnorm.service.wire.texts.texts import TextsToTokenize, check_limit, query_with
 
 
 class Document(Strict, extra="allow"):

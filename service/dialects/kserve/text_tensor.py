@@ -19,9 +19,7 @@ from addnorm.service.engine.tokenizing.tokenizer import Text
 from addnorm.service.errors import InvalidInput
 from addnorm.service.wire.codec.decoding import Tools
 from addnorm.service.wire.codec.shown import shown
-from addnorm.service.wire.texts.sizes import check_size
-from addnorm.service.wire.texts.texts import TextsToTokenize
-from addnorm.service.wire.texts.truncation import cuts
+from addnorm.service.wire.texts.texts import TextsToTokenize, check_size
 
 PREFIX = 4  # bytes of the number in front of each element
 
@@ -57,7 +55,7 @@ async def tokenized(
     check_size(tensor.name, tensor.shape[0], "texts", tools.texts.settings.max_sequences)
     texts = await tools.bodies.read(ask.num_body_bytes, ask, _texts, tensor, contents)
     asked = TextsToTokenize.prompted(
-        tensor.name, texts, cuts(tools, own.truncate), model, prompt_name
+        tensor.name, texts, tools.texts.cuts(own.truncate), model, prompt_name
     )
     batch, padding = await tools.texts.tokenize(asked, ask)
     places = np.arange(max(padding.lengths.tolist()))

@@ -31,7 +31,6 @@ from addnorm.service.wire.codec.safetensors_body import SAFETENSORS, Arrays
 from addnorm.service.wire.route import Route
 from addnorm.service.wire.texts import spans
 from addnorm.service.wire.texts.texts import TextsToTokenize
-from addnorm.service.wire.texts.truncation import cuts
 
 
 async def infer(body: InferRequest, ask: Ask, tools: Tools) -> None:
@@ -74,7 +73,7 @@ async def _read_texts(
             " token_type_ids",
             param="texts",
         )
-    model, truncate = ask.model, cuts(tools, body.truncate)
+    model, truncate = ask.model, tools.texts.cuts(body.truncate)
     if body.input_type is None:
         texts = TextsToTokenize.prompted("texts", given, truncate, model, prompt_name)
     elif prompt_name is None:

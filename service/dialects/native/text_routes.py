@@ -23,7 +23,6 @@ from addnorm.service.wire.texts.task_options import (
 )
 from addnorm.service.wire.texts.text_tasks import Finish
 from addnorm.service.wire.texts.texts import PROMPT_NAME, Texts, TextsToTokenize
-from addnorm.service.wire.texts.truncation import cuts
 
 
 class TextsRequest(Strict):
@@ -111,7 +110,7 @@ async def infer(
 ) -> Encode:
     """run: see `texts/text_tasks.py`. InvalidInput names the field."""
     model, prompt = ask.find_model_and_prompt(tools.models, body.model, body.prompt_name, task)
-    truncate = cuts(tools, body.truncate)
+    truncate = tools.texts.cuts(body.truncate)
     texts = TextsToTokenize.prompted("texts", body.texts, truncate, model, prompt)
     finish = await run(ask, tools, texts, body, body.precision)
     return JsonAnswer(partial(_words, finish))

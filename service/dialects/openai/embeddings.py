@@ -23,8 +23,7 @@ from addnorm.service.wire.texts.sequences import (
     Sequences,
     SequencesToRead,
 )
-from addnorm.service.wire.texts.texts import PROMPT_NAME
-from addnorm.service.wire.texts.truncation import Truncation, check_limit, cuts_sequences
+from addnorm.service.wire.texts.texts import PROMPT_NAME, Truncation, check_limit
 
 InputType = Literal["query", "document", "passage", "text", "search_query", "search_document"]
 JinaTask = Literal[
@@ -151,7 +150,7 @@ async def embed(body: EmbeddingsRequest, ask: Ask, tools: Tools) -> Encode:
     sent = SequencesToRead(
         "input",
         body.input,
-        cuts_sequences(tools, body.input, truncate),
+        tools.texts.cuts(truncate, texts=body.input),
         model,
         prompt_name,
         left=body.truncate == "START",

@@ -33,12 +33,14 @@ from addnorm.service.wire.texts.json_answers import (
     embedded,
     ranked,
 )
-from addnorm.service.wire.texts.places import query_with, source_or_sentence
 from addnorm.service.wire.texts.sequences import OTHER_VOCABULARY, SequencesToRead
 from addnorm.service.wire.texts.task_options import ClassifyOptions
 from addnorm.service.wire.texts.text_tasks import classify, score_pairs
-from addnorm.service.wire.texts.texts import TextsToTokenize
-from addnorm.service.wire.texts.truncation import cuts, cuts_sequences
+from addnorm.service.wire.texts.texts import (
+    TextsToTokenize,
+    query_with,
+    source_or_sentence,
+)
 
 FIELD = "inputs"
 ENTRIES_AT_ONCE = 1024  # of a sparse vector
@@ -93,7 +95,7 @@ async def similarity(body: TeiSimilarityRequest, ask: Ask, tools: Tools) -> Json
     texts = TextsToTokenize.prompted(
         FIELD,
         [body.inputs.source_sentence, *sentences],
-        cuts(tools, options.truncate, by_default=True),
+        tools.texts.cuts(options.truncate, by_default=True),
         model,
         prompt_name,
     )._replace(left=options.left, named=source_or_sentence)
@@ -104,7 +106,7 @@ async def similarity(body: TeiSimilarityRequest, ask: Ask, tools: Tools) -> Json
 
 async def predict(body: TeiPredictRequest, ask: Ask, tools: Tools) -> JsonAnswer:
     model = ask.find_model(tools.models, body.model, "classify")
-    truncate = cuts(tools, body.truncate, by_default=True)
+    truncate = tools.texts.cuts(body.truncate, by_default=True)
     texts = TextsToTokenize(FIELD, body.inputs.texts, truncate, model, left=body.left)
     options = ClassifyOptions(function_to_apply="none" if body.raw_scores else None)
     finish = await classify(ask, tools, texts, options)
@@ -125,7 +127,7 @@ async def rerank_each(body: Sequence[TeiRerankRequest], ask: Ask, tools: Tools) 
     """A ranking for each of them. All have the options of the first, save top_n and return_text."""
     model = ask.find_model(tools.models, ask.names.get("model", body[0].model), "rerank")
     pairs = [(one.query, text) for one in body for text in one.texts]
-    truncate = cuts(tools, body[0].truncate, by_default=True)
+    truncate = tools.texts.cuts(body[0].truncate, by_default=True)
     texts = TextsToTokenize(
         "texts", pairs, truncate, model, left=body[0].left, named=query_with("texts")
     )
@@ -152,7 +154,7 @@ async def _of_sequences(
 ) -> JsonAnswer:
     """One output of texts or ids."""
     model, prompt_name = ask.find_model_and_prompt(tools.models, body.model, body.prompt_name, task)
-    truncate = cuts_sequences(tools, body.inputs, body.truncate, by_default=True)
+    truncate = tools.texts.cuts(body.truncate, by_default=True, texts=body.inputs)
     sent = SequencesToRead(FIELD, body.inputs, truncate, model, prompt_name, body.left)
     ask.batch, ask.padding = await sent.read(ask, tools)
     ask.outputs, ask.field, ask.hint = (output,), FIELD, OTHER_VOCABULARY

@@ -20,8 +20,7 @@ from addnorm.service.errors import EmptyInput
 from addnorm.service.wire.codec.decoding import Tools
 from addnorm.service.wire.codec.negotiation import fragment
 from addnorm.service.wire.route import Route
-from addnorm.service.wire.texts.text_portions import Shown
-from addnorm.service.wire.texts.texts import TextsToTokenize
+from addnorm.service.wire.texts.texts import Shown, TextsToTokenize
 
 
 async def tokenize(body: TeiTokenizeRequest, ask: Ask, tools: Tools) -> bytes:
@@ -30,7 +29,7 @@ async def tokenize(body: TeiTokenizeRequest, ask: Ask, tools: Tools) -> bytes:
     texts = TextsToTokenize.prompted("inputs", body.inputs, False, model, body.prompt_name)
     texts = texts._replace(can_cut=False)
     work = partial(_shown, tools.texts.tokenizer(texts), body.add_special_tokens)
-    shown = await tools.texts.tokenize_with(texts, work, ask)
+    shown = await tools.texts.tokenize_with(texts, work, ask, list)
     return orjson.dumps([text.fields["tokens"] for text in shown])
 
 

@@ -28,7 +28,7 @@ from addnorm.service.wire.codec.shown import shown
 from addnorm.service.wire.codec.validation import Strict
 from addnorm.service.wire.route import Route
 from addnorm.service.wire.texts.json_answers import JsonAnswer, Shape
-from addnorm.service.wire.texts.sizes import check_size
+from addnorm.service.wire.texts.texts import check_size
 
 Instance = TypeVar("Instance", bound=TeiRequest)
 OWN = {"inputs", "query", "texts", "top_n", "return_text"}  # fields that may differ

@@ -26,8 +26,7 @@ from addnorm.service.wire.texts.json_answers import (
 )
 from addnorm.service.wire.texts.sequences import OneOrSeveral
 from addnorm.service.wire.texts.text_tasks import score_pairs
-from addnorm.service.wire.texts.texts import TextsToTokenize
-from addnorm.service.wire.texts.truncation import check_limit, cuts
+from addnorm.service.wire.texts.texts import TextsToTokenize, check_limit
 
 
 class _Asked(Strict):
@@ -121,7 +120,7 @@ def _texts(
 ) -> TextsToTokenize:
     model, prompt_name = ask.find_model_and_prompt(tools.models, body.model, None, task)
     check_limit("truncate_prompt_tokens", body.truncate_prompt_tokens, model, whole=-1)
-    cut = cuts(tools, None if body.truncate_prompt_tokens is None else True)
+    cut = tools.texts.cuts(None if body.truncate_prompt_tokens is None else True)
     made = TextsToTokenize.prompted(field, sent, cut, model, prompt_name)
     return made._replace(can_cut=False)
 

@@ -22,8 +22,7 @@ from addnorm.service.wire.codec.validation import Strict
 from addnorm.service.wire.dialect_errors import OPENAI_ERRORS
 from addnorm.service.wire.route import FastApiRoute, Route, parts_of
 from addnorm.service.wire.texts.sequences import Row
-from addnorm.service.wire.texts.text_portions import Shown
-from addnorm.service.wire.texts.texts import TextsToTokenize
+from addnorm.service.wire.texts.texts import Shown, TextsToTokenize
 
 MODEL = Field(None, description="By default the one model that scores completions.")
 
@@ -45,7 +44,7 @@ async def tokenize(body: PromptTokenizeRequest, ask: Ask, tools: Tools) -> bytes
     texts = TextsToTokenize("prompt", [body.prompt], False, model, can_cut=False)
     tokenizer = tools.texts.tokenizer(texts)
     work = partial(_shown, tokenizer, body.add_special_tokens)
-    (shown,) = await tools.texts.tokenize_with(texts, work, ask)
+    (shown,) = await tools.texts.tokenize_with(texts, work, ask, list)
     positions = model.bundle.manifest.limits.max_positions
     return orjson.dumps({**shown.fields, "count": len(shown), "max_model_len": positions})
 

@@ -6,6 +6,7 @@ from functools import cached_property
 from typing import Literal
 
 from addnorm.service.engine.bundle import Bundle
+from addnorm.service.engine.outputs.as_it_is import AsItIs
 from addnorm.service.engine.outputs.lens import Attentions, HiddenStates
 from addnorm.service.engine.outputs.logits import Logits, LogitsAt, TopLogits
 from addnorm.service.engine.outputs.output import Computed, Output
@@ -19,6 +20,7 @@ from addnorm.service.errors import InvalidInput
 __all__ = [
     "OUTPUTS",
     "Activations",
+    "AsItIs",
     "Attentions",
     "Computed",
     "DType",
@@ -54,7 +56,7 @@ class OutputKinds:
         return tuple(kind.name for kind in self._listed if kind.is_of(bundle))
 
     def default_names(self, bundle: Bundle) -> tuple[str, ...]:
-        """Activations, and what heads make of them."""
+        """Activations, and what heads make of them; the answer of a module as it is."""
         return tuple(kind.name for kind in self._listed if kind.is_default and kind.is_of(bundle))
 
     @cached_property
@@ -88,6 +90,7 @@ class OutputKinds:
 OUTPUTS = OutputKinds(
     (
         Activations,
+        AsItIs,
         Logits,
         TokenVectors,
         Sparse,

@@ -20,7 +20,7 @@ class Activations(Output[ByRow]):
 
     @classmethod
     def is_of(cls, bundle: Bundle) -> bool:
-        return True
+        return not bundle.manifest.as_it_is
 
     def make(self, of: Computed) -> ByRow:
         return by_token(of.padding, of.rows.activations)
@@ -38,7 +38,7 @@ class NormStatistics(Output[Parts]):
 
     @classmethod
     def is_of(cls, bundle: Bundle) -> bool:
-        return True
+        return not bundle.manifest.as_it_is
 
     @classmethod
     def grid_tensors(cls) -> tuple[str, ...]:

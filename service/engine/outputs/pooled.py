@@ -47,7 +47,7 @@ class VectorsOutput(Output[Made_co]):
 
     @classmethod
     def is_of(cls, bundle: Bundle) -> bool:
-        return True
+        return not bundle.manifest.as_it_is
 
     @classmethod
     def fields(cls) -> tuple[str, ...]:

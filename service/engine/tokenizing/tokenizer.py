@@ -3,17 +3,17 @@
 import json
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from itertools import groupby
-from typing import Any
+from typing import Any, NamedTuple
 
+import numpy as np
 import tokenizers
 from tokenizers import Encoding
 
+from addnorm.service.engine.batch import Ints
 from addnorm.service.engine.bundle import TOKENIZER, Bundle
 from addnorm.service.engine.manifest import InputType
-from addnorm.service.engine.tokenizing.own_ids import ends_of
 from addnorm.service.errors import StartupError
 
 Template = tuple[str, str, str]  # before the first text, between the two, behind the second
@@ -32,6 +32,7 @@ MAX_WHOLE_CHARACTERS = 2**15
 GROWTH = 4  # of the beginning that is read, where it did not hold the tokens needed
 EDGE_CHARACTERS = 64  # at the end of a beginning: what follows may still change their tokens
 LONGEST_FIRST = "longest_first"
+PROBE = "a"
 # Characters that the replacements of a tokenizer may make of one, each after the other. Ten of
 # "a" by ten "a" would make 10 GB of a single one.
 MOST_GROWTH = 1000
@@ -68,15 +69,9 @@ def num_characters(text: Text) -> int:
     return len(text) if isinstance(text, str) else len(text[0]) + len(text[1])
 
 
-@dataclass(frozen=True, slots=True)
-class Tokens:
-    """The tokens of a text, special tokens included."""
-
-    ids: list[int]
-    types: list[int] | None  # None: all 0, or the model takes none
-
-    def __len__(self) -> int:
-        return len(self.ids)
+def ids_and_types(encoding: Encoding) -> Ints:
+    """The ids and types of its tokens `[num_tokens, 2]`, which are smaller than the encoding."""
+    return np.array((encoding.ids, encoding.type_ids), np.int64).T
 
 
 class CannotCut(Exception):
@@ -131,33 +126,26 @@ class Tokenizer:
         """The library's, which neither pads nor cuts. It must not be changed."""
         return self._whole
 
-    def tokens(self, texts: Sequence[Text], truncate: bool, left: bool = False) -> list[Tokens]:
-        """The tokens of each text or pair.
-
-        truncate: cuts them to `max_text_tokens`, or raises CannotCut. left: cuts off their
-        beginnings.
-        """
-        # of the library's methods this one holds Python's global lock for the shortest time
-        encode = tokenizers.Tokenizer.encode_batch_fast
-        return list(map(self.tokens_of, self._encode(encode, texts, truncate, left)))
-
-    def encode(self, texts: Sequence[Text], truncate: bool) -> list[Encoding]:
-        """Encodes as `tokens` does, with words and offsets."""
-        return self._encode(tokenizers.Tokenizer.encode_batch, texts, truncate)
+    def tokens(self, texts: Sequence[Text], truncate: bool, left: bool = False) -> list[Ints]:
+        """The ids and types of the tokens of each text or pair, special tokens included."""
+        return list(map(ids_and_types, self.encode(texts, truncate, left, is_fast=True)))
 
     @cached_property
     def num_ids(self) -> int:
         """The highest id of a token, and one."""
         return max(self._whole.get_vocab().values(), default=-1) + 1
 
-    def tokens_of(self, encoding: Encoding) -> Tokens:
-        """An encoding's, as `tokens` makes them."""
-        types: list[int] | None = encoding.type_ids if self.has_types else None
-        return Tokens(encoding.ids, types if types and any(types) else None)
-
-    def _encode(
-        self, encode: Encode, texts: Sequence[Text], truncate: bool, left: bool = False
+    def encode(
+        self, texts: Sequence[Text], truncate: bool, left: bool = False, is_fast: bool = False
     ) -> list[Encoding]:
+        """The tokens of each text or pair, with words and offsets unless it is to be fast.
+
+        truncate: cuts them to `max_text_tokens`, or raises CannotCut. left: cuts off their
+        beginnings.
+        """
+        # of the library's methods the fast one holds Python's global lock for the shortest time
+        library = tokenizers.Tokenizer
+        encode: Encode = library.encode_batch_fast if is_fast else library.encode_batch
         if self._template:
             texts = [self._as_one(*numbered, truncate) for numbered in enumerate(texts)]
         if not truncate:
@@ -348,3 +336,39 @@ def _growth(part: dict[str, Any]) -> float:
     replaced = part["pattern"].get("String", "")
     content = len(part["content"])
     return max(1.0, content / len(replaced)) if replaced else 1.0 + content
+
+
+class Ends(NamedTuple):
+    """Ids of the special tokens before and after a text, or a pair of texts."""
+
+    first: tuple[int, ...]
+    last: tuple[int, ...]
+
+
+def ends_of(tokenizer: tokenizers.Tokenizer) -> tuple[Ends, ...]:
+    """First and last special tokens of a text, and those of a pair if they are others.
+
+    Texts without a special token at one end are left out: one low id tells too little, as in
+    OpenAI's vocabulary every text that begins with "#" begins with id 2.
+    """
+    encodings = tokenizer.encode(PROBE), tokenizer.encode(PROBE, PROBE)
+    found = dict.fromkeys(map(_ends, encodings))
+    return tuple(ends for ends in found if ends.first and ends.last)
+
+
+def _ends(encoding: Encoding) -> Ends:
+    places = [at for at, text in enumerate(encoding.sequence_ids) if text is not None]
+    if not places:
+        return Ends((), ())  # the tokenizer makes no token of the probe
+    ids = tuple(encoding.ids)
+    return Ends(ids[: places[0]], ids[places[-1] + 1 :])
+
+
+def has_ends(ids: Sequence[int], known: tuple[Ends, ...]) -> bool:
+    """The ids begin and end as one of them says."""
+    return any(
+        len(ids) >= len(first) + len(last)
+        and tuple(ids[: len(first)]) == first
+        and tuple(ids[-len(last) :]) == last
+        for first, last in known
+    )

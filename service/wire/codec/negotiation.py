@@ -8,7 +8,7 @@ import numpy as np
 import orjson
 
 from addnorm.service.engine.checkpoint import checkpoint
-from addnorm.service.errors import BodyTooLarge, InvalidInput, NotAcceptable, UnsupportedMediaType
+from addnorm.service.errors import BodyTooLarge, InvalidInput, NotAcceptable
 from addnorm.service.wire.codec.safetensors_body import SAFETENSORS
 
 JSON = "application/json"
@@ -27,12 +27,6 @@ LEVEL = 1  # of compression: answers are floats, which higher levels hardly make
 def sent_type(headers: Headers) -> str:
     """The request's media type without its parameters; JSON where none is named."""
     return headers.get("content-type", JSON).partition(";")[0].strip().lower()[:60]
-
-
-def require_json(headers: Headers) -> None:
-    """For routes that take nothing else."""
-    if (media_type := sent_type(headers)) != JSON:
-        raise UnsupportedMediaType(f"Content-Type is {media_type!r}: send {JSON}")
 
 
 def negotiate(headers: Headers, offered: Sequence[str]) -> str:

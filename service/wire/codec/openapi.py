@@ -56,7 +56,7 @@ def _with_nulls(node: Any) -> Any:
         return [_with_nulls(part) for part in node]
     if not isinstance(node, dict):
         return node
-    node = {key: _with_nulls(part) for key, part in node.items()}
+    node = {name: _with_nulls(part) for name, part in node.items()}
     if isinstance(fields := node.get("properties"), dict):
         required = node.get("required", ())
         for name, schema in fields.items():
@@ -69,8 +69,8 @@ def _with_nulls(node: Any) -> Any:
 def _or_null(schema: dict[str, Any]) -> dict[str, Any]:
     """The schema with null added where pydantic writes `| None`: beside what describes the
     field."""
-    about = {key: part for key, part in schema.items() if key in ABOUT}
-    value = {key: part for key, part in schema.items() if key not in ABOUT}
+    about = {name: part for name, part in schema.items() if name in ABOUT}
+    value = {name: part for name, part in schema.items() if name not in ABOUT}
     choices = value.get("anyOf", [value])
     if not value or NULL in choices or value == NULL:
         return schema
@@ -122,7 +122,7 @@ def _rewritten(node: Any) -> Any:
     """A copy whose references among pydantic's `$defs` lead to the components."""
     if isinstance(node, dict):
         return {
-            key: value.replace("#/$defs/", COMPONENTS) if key == "$ref" else _rewritten(value)
-            for key, value in node.items()
+            name: value.replace("#/$defs/", COMPONENTS) if name == "$ref" else _rewritten(value)
+            for name, value in node.items()
         }
     return [_rewritten(part) for part in node] if isinstance(node, list) else node

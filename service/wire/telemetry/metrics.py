@@ -211,8 +211,8 @@ class Metrics(Observer):
 
     def of(self, metric: Labelled, *labels: str | int) -> Labelled:
         """metric.labels(...), which costs ten times this look-up."""
-        key = (metric, labels)
-        child = self._children.get(key)
+        name = (metric, labels)
+        child = self._children.get(name)
         if child is None:
-            child = self._children[key] = metric.labels(*labels)
+            child = self._children[name] = metric.labels(*labels)
         return child  # type: ignore[return-value]  # of the metric's own class

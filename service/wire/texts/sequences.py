@@ -8,11 +8,10 @@ from pydantic_core import PydanticCustomError
 from addnorm.service.asking.ask import Ask
 from addnorm.service.engine.batch import Batch, Padding, from_lists
 from addnorm.service.engine.model import Model
-from addnorm.service.engine.tokenizing.own_ids import Ends, has_ends
+from addnorm.service.engine.tokenizing.tokenizer import Ends, has_ends
 from addnorm.service.errors import EmptyInput, InvalidInput
 from addnorm.service.wire.codec.decoding import Tools
 from addnorm.service.wire.codec.validation import Strict
-from addnorm.service.wire.texts.input_types import prompt_of, typed
 from addnorm.service.wire.texts.texts import TextsToTokenize
 
 Row = Annotated[list[int], Field(fail_fast=True)]  # a bad body must not cost a million errors
@@ -26,6 +25,20 @@ class TextObject(Strict):
 
 OBJECTS = TypeAdapter(Annotated[list[TextObject], Field(fail_fast=True)])
 ONE_ROW, ROWS, TEXTS = TypeAdapter(Row), TypeAdapter(Integers), TypeAdapter(Strings)
+# What texts are for, in the words of several dialects -> one of the model's prompts, as
+# sentence-transformers' encode_query and encode_document choose it: the first of these that the
+# model has
+PROMPTS: dict[str, tuple[str, ...]] = {
+    **dict.fromkeys(("query", "search_query"), ("query",)),
+    **dict.fromkeys(("document", "passage", "corpus", "search_document"), ("document",)),
+    "retrieval.query": ("retrieval.query", "query"),
+    "retrieval.passage": ("retrieval.passage", "document"),
+    "classification": ("classification",),
+    "clustering": ("clustering",),
+    "separation": ("clustering", "separation"),
+    "text-matching": ("text-matching", "sts"),
+    "text": (),
+}
 # where ids that are not the model's own may come from
 OTHER_VOCABULARY = ". Ids of another vocabulary, such as tiktoken's, mean nothing to it"
 
@@ -84,9 +97,9 @@ class SequencesToRead(NamedTuple):
             texts = TextsToTokenize.prompted(field, sequences, bool(truncate), model, prompt_name)
             if self.input_type:
                 texts = typed(texts, *self.input_type, prompt_name)
-            texts = texts._replace(can_cut=truncate is not None, left=left)
-            if self.keeps_prompt:
-                texts.check_prompt_is_kept()
+            texts = texts._replace(
+                can_cut=truncate is not None, left=left, keeps_prompt=self.keeps_prompt
+            )
             return await tools.texts.tokenize(texts, ask)
         for index, sequence in enumerate(sequences):
             if not sequence:
@@ -139,3 +152,28 @@ class SequencesToRead(NamedTuple):
                 f" tokens{self.hint}",
                 param=self.field,
             )
+
+
+def prompt_of(model: Model, field: str, input_type: str, named: str | None) -> str | None:
+    """The name of the model's prompt for texts of this type. field: the caller's name for the type.
+    named: the prompt that the model's name has. InvalidInput if that is another one."""
+    prompts = model.bundle.manifest.prompts
+    name = next((name for name in PROMPTS[input_type] if name in prompts), None)
+    if named is not None and named != name:
+        raise InvalidInput(
+            f"{field} is {input_type!r}, but model already names the prompt {named[:60]!r}: send a"
+            " model without a prompt",
+            param=field,
+        )
+    return name
+
+
+def typed(
+    texts: TextsToTokenize, field: str, input_type: str, named: str | None
+) -> TextsToTokenize:
+    """The texts with the prompt of this type, without one if the model has none of it. The rest is
+    as in `prompt_of`."""
+    name = prompt_of(texts.model, field, input_type, named)
+    if name is None:  # and no default prompt either
+        return texts._replace(prompt="")
+    return TextsToTokenize.prompted(texts.field, texts.texts, texts.truncate, texts.model, name)

@@ -9,7 +9,7 @@ from addnorm.service.asking.tasks.classification import Function
 from addnorm.service.asking.tasks.tagging import Aggregation
 from addnorm.service.wire.codec.validation import Strict
 from addnorm.service.wire.texts.sequences import Strings
-from addnorm.service.wire.texts.sizes import (
+from addnorm.service.wire.texts.texts import (
     MAX_LABEL_CHARACTERS,
     MAX_TARGET_CHARACTERS,
     MAX_TARGETS,

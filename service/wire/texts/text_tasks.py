@@ -15,8 +15,6 @@ from addnorm.service.engine.batch import Batch, Ints
 from addnorm.service.engine.checkpoint import checkpoint
 from addnorm.service.engine.outputs import Logits, LogitsAt, Output
 from addnorm.service.wire.codec.decoding import Tools
-from addnorm.service.wire.texts.places import text_with_label
-from addnorm.service.wire.texts.sizes import check_size, json_bytes
 from addnorm.service.wire.texts.task_options import (
     DEFAULT_CANDIDATES,
     MAX_CANDIDATES,
@@ -25,7 +23,13 @@ from addnorm.service.wire.texts.task_options import (
     TagOptions,
     ZeroShotOptions,
 )
-from addnorm.service.wire.texts.texts import TextsToTokenize, check_single
+from addnorm.service.wire.texts.texts import (
+    TextsToTokenize,
+    check_single,
+    check_size,
+    json_bytes,
+    text_with_label,
+)
 
 LABEL_BYTES = 60  # of a label and its score as JSON, about, beside the label's own
 ENTITY_BYTES = 150  # of an entity, beside the text's own

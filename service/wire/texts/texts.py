@@ -1,14 +1,17 @@
-"""Texts as callers send them: bounded, and tokenized off the event loop.
+"""Texts as callers send them -> token ids: bounded, many of them off the event loop. Ids -> texts.
 
 The work is bounded in three ways: the number of texts, the characters of each, and the tokens of
-all together.
+all together. What a request multiplies to is known from its sizes alone, and checked before
+anything of it is built: a product can be a thousand times the body.
 """
 
 import sys
-from collections.abc import Callable, Sequence, Sized
+from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
+from dataclasses import dataclass
 from functools import partial
-from typing import Annotated, Any, NamedTuple, TypeVar
+from typing import Annotated, Any, Literal, NamedTuple, TypeVar
 
+import numpy as np
 import orjson
 from pydantic import Field, PlainValidator
 from pydantic_core import PydanticCustomError
@@ -17,21 +20,30 @@ from tokenizers import Encoding
 from addnorm.service.asking.ask import Ask
 from addnorm.service.asking.gate import Gate
 from addnorm.service.asking.turns import Arguments, Done, Turns
-from addnorm.service.engine.batch import Batch, Padding
+from addnorm.service.engine.batch import Batch, Ints, Padding, offsets_of
 from addnorm.service.engine.checkpoint import checkpoint
 from addnorm.service.engine.manifest import InputType
 from addnorm.service.engine.model import Model
-from addnorm.service.engine.tokenizing.tokenizer import CannotCut, Text, Tokenizer, num_characters
+from addnorm.service.engine.tokenizing.tokenizer import CannotCut, Text, Tokenizer, ids_and_types
 from addnorm.service.errors import EmptyInput, InvalidInput
 from addnorm.service.settings import Settings
-from addnorm.service.wire.texts.places import Place, in_list
-from addnorm.service.wire.texts.sizes import check_pairs, check_size
-from addnorm.service.wire.texts.text_portions import batched, decoded_ids, portions
+from addnorm.service.wire.codec.negotiation import fragment
 
 QUICK_CHARACTERS = 256  # take about 0.1 ms, as long as a change of threads, and 2 ms at worst
 PIECE_CHARACTERS = 8192  # tokenized in one piece: takes about 5 ms, 70 ms at worst
 QUICK_TEXTS = 32  # empty ones take time too: about 8 us where all of their tokens are shown
+PIECE_TEXTS = 256  # tokenized in one piece, however short: takes 2 ms where all tokens are shown
+PIECE_IDS = 4096  # turned into texts in one piece: takes about 5 ms; a longer row alone
+MAX_LABEL_CHARACTERS = 1000  # of a candidate label; a hypothesis is cut to what the model takes
+MAX_TEMPLATE_CHARACTERS = 1000
+MAX_TARGETS = 1000  # that are to be candidates of a mask
+MAX_TARGET_CHARACTERS = 256  # a target is one token
 Made = TypeVar("Made", bound=Sized)  # of one text
+Item = TypeVar("Item")
+Truncation = Literal["NONE", "START", "END"]  # Cohere's and NVIDIA's
+# What callers call a text, also where it is made of theirs: a query and documents, texts and
+# labels. The index of a text, and which of its pair (None: both, or no pair) -> its name
+Place = Callable[[int, int | None], str]
 
 
 def _text(value: Any) -> Text:
@@ -68,25 +80,19 @@ class TextsToTokenize(NamedTuple):
     can_cut: bool = True  # whether the protocol has a field `truncate`
     left: bool = False  # whether they are cut at their beginnings
     input_type: InputType | None = None
+    keeps_prompt: bool = False  # whether they are rejected where they are cut if they have a prompt
     prompt: str = ""  # of single texts
     named: Place | None = None  # where others are made of the caller's texts
 
     def place(self, index: int, part: int | None = None) -> str:
         """What the caller calls a text. part: which of its pair."""
-        return (self.named or in_list(self.field))(index, part)
-
-    def check_prompt_is_kept(self) -> None:
-        """InvalidInput if the prompt stands where texts are cut."""
-        if self.left and self.prompt:
-            raise InvalidInput(
-                "truncate is 'START', which would cut off the prompt that is put before each text:"
-                " send 'END' or 'NONE'",
-                param="truncate",
-            )
+        if self.named:
+            return self.named(index, part)
+        return f"{self.field}[{index}]" + ("" if part is None else f"[{part}]")
 
     def whole(self, texts: Sequence[Text]) -> Sequence[Text]:
         """Some of the texts, with their prompts."""
-        before = self.pair_prompt
+        before = self.model.bundle.pair_prompt
         if not (self.prompt or before):
             return texts
         once: dict[str, str] = {}  # one text in memory for a query of many documents
@@ -99,22 +105,11 @@ class TextsToTokenize(NamedTuple):
 
     def sizes(self) -> list[int]:
         """Characters of each text with its prompt."""
-        single, pair = len(self.prompt), len(self.pair_prompt)
-        if not (single or pair):
-            return list(map(num_characters, self.texts))
+        single, pair = len(self.prompt), len(self.model.bundle.pair_prompt)
         return [
-            num_characters(text) + (single if isinstance(text, str) else pair)
+            len(text) + single if isinstance(text, str) else len(text[0]) + len(text[1]) + pair
             for text in self.texts
         ]
-
-    @property
-    def pair_prompt(self) -> str:
-        """What stands before the first text of each pair: a classifier's default prompt, as
-        CrossEncoder has it. A template of pairs has it already."""
-        bundle = self.model.bundle
-        if "classify" not in bundle.tasks or bundle.manifest.pair_template:
-            return ""
-        return bundle.manifest.prompts.get(bundle.manifest.default_prompt_name or "", "")
 
     @classmethod
     def prompted(
@@ -126,8 +121,20 @@ class TextsToTokenize(NamedTuple):
         prompt_name: str | None,
     ) -> "TextsToTokenize":
         """Texts with the prompt of this name, as sentence-transformers has it. None: the bundle's
-        default, if any."""
-        prompt = _prompt(model, field, texts, prompt_name)
+        default, if any; a classifier's is for pairs."""
+        manifest = model.bundle.manifest
+        if prompt_name is not None:
+            if prompt_name not in manifest.prompts:
+                known = f"it has {', '.join(map(repr, manifest.prompts)) or 'none'}"
+                raise InvalidInput(
+                    f"prompt_name is {prompt_name[:60]!r}: {model.bundle.ref} has no such"
+                    f" prompt, {known}",
+                    param="prompt_name",
+                )
+            check_single(field, texts, "prompt_name")
+        elif "classify" not in model.bundle.tasks:
+            prompt_name = manifest.default_prompt_name
+        prompt = manifest.prompts.get(prompt_name or "", "")
         return cls(field, texts, truncate, model, prompt=prompt)
 
     @classmethod
@@ -164,13 +171,9 @@ class TextReader:
     async def tokenize(self, given: TextsToTokenize, ask: Ask) -> tuple[Batch, Padding]:
         """Ragged sequences with special tokens. InvalidInput for a text that is too long."""
         tokenizer = self.tokenizer(given)
-
-        def work() -> tuple[Batch, Padding]:
-            tokens = partial(tokenizer.tokens, truncate=given.truncate, left=given.left)
-            most = self.settings.max_tokens
-            return batched(_in_portions(given, tokens, most, tokenizer.max_text_tokens))
-
-        return await self._work(given, ask, work)
+        encode = partial(tokenizer.tokens, truncate=given.truncate, left=given.left)
+        join = partial(_batch, has_types=tokenizer.has_types)
+        return await self.tokenize_with(given, encode, ask, join, tokenizer.max_text_tokens)
 
     async def tokenize_with_offsets(
         self, given: TextsToTokenize, ask: Ask
@@ -178,30 +181,30 @@ class TextReader:
         """Tokenizes as `tokenize` does, with words and offsets, which take longer."""
         tokenizer = self.tokenizer(given)
 
-        def work() -> tuple[Batch, Padding, list[Encoding]]:
-            encode = partial(tokenizer.encode, truncate=given.truncate)
-            most = self.settings.max_tokens
-            encodings = _in_portions(given, encode, most, tokenizer.max_text_tokens)
-            tokens = list(map(tokenizer.tokens_of, encodings))
+        def join(encodings: list[Encoding]) -> tuple[Batch, Padding, list[Encoding]]:
+            found = list(map(ids_and_types, encodings))
             checkpoint()
-            return *batched(tokens), encodings
+            return *_batch(found, tokenizer.has_types), encodings
 
-        return await self._work(given, ask, work)
+        encode = partial(tokenizer.encode, truncate=given.truncate)
+        return await self.tokenize_with(given, encode, ask, join, tokenizer.max_text_tokens)
 
     async def tokenize_with(
         self,
         given: TextsToTokenize,
         work: Callable[[Sequence[Text]], list[Made]],
         ask: Ask,
-    ) -> list[Made]:
-        """What `work` makes of each text, by its deadline and while its caller is there."""
-        most = self.settings.max_tokens
-        return await self._work(given, ask, lambda: _in_portions(given, work, most))
-
-    async def _work(self, given: TextsToTokenize, ask: Ask, work: Callable[[], Done]) -> Done:
-        """The texts count as part of the body, until that is decoded."""
+        join: Callable[[list[Made]], Done],
+        limit: int | None = None,
+    ) -> Done:
+        """What `work` makes of each text, joined; by its deadline and while its caller is there.
+        limit: tokens of a text, if there is one. The texts count as part of the body, until that is
+        decoded."""
         self._gate.hold(ask, "bodies", ask.held.get("bodies", 0) + num_bytes(given.texts))
-        return await self.run(len(given.texts), sum(given.sizes()), ask, work)
+        sizes, most = given.sizes(), self.settings.max_tokens
+        if sum(sizes) <= QUICK_CHARACTERS and len(sizes) <= QUICK_TEXTS:
+            return _in_portions(given, sizes, work, join, most, limit)
+        return await self._turns.run(ask, _in_portions, given, sizes, work, join, most, limit)
 
     async def run(
         self,
@@ -212,7 +215,7 @@ class TextReader:
         *args: Arguments.args,
         **named: Arguments.kwargs,
     ) -> Done:
-        """What is made of so many texts, together of so many characters: at once if both are few,
+        """Other work on so many texts, together of so many characters: at once if both are few,
         else by turns."""
         if num_characters <= QUICK_CHARACTERS and num_texts <= QUICK_TEXTS:
             return work(*args, **named)
@@ -240,10 +243,35 @@ class TextReader:
         """InvalidInput if the texts, each with every one of so many of another field, are too many
         pairs. Known from the sizes: called before they are made."""
         self.tokenizer(given)
-        check_pairs(given.field, len(given.texts), field, num, self.settings.max_sequences)
+        num_pairs, limit = len(given.texts) * num, self.settings.max_sequences
+        if num_pairs > limit:
+            raise InvalidInput(
+                f"{field} has {num} for each of {len(given.texts)} {given.field}, which makes"
+                f" {num_pairs} pairs, the limit is {limit}: send less at once",
+                param=field,
+            )
+
+    def cuts(
+        self, sent: bool | None, by_default: bool = False, texts: Sequence[object] = ("",)
+    ) -> bool:
+        """Whether texts that are too long are cut: the request says so, or the setting, or
+        by_default: what the route is modelled on does. Token ids are never cut: what was sent for
+        them is rejected."""
+        if sent is not None:
+            return sent
+        if not texts or not isinstance(texts[0], str):
+            return False
+        return by_default if self.settings.truncate is None else self.settings.truncate
 
     def tokenizer(self, given: TextsToTokenize) -> Tokenizer:
-        """The model's tokenizer. InvalidInput if there is none, or the texts are over a limit."""
+        """The model's tokenizer. InvalidInput if there is none, or the texts are over a limit, or
+        their prompt stands where they are cut."""
+        if given.keeps_prompt and given.left and given.prompt:
+            raise InvalidInput(
+                "truncate is 'START', which would cut off the prompt that is put before each text:"
+                " send 'END' or 'NONE'",
+                param="truncate",
+            )
         field, texts, tokenizer = given.field, given.texts, given.model.tokenizer
         if given.input_type:
             tokenizer = given.model.tokenizers_by_type.get(given.input_type, tokenizer)
@@ -269,23 +297,6 @@ def num_bytes(texts: Sequence[Text]) -> int:
     return sum(map(sys.getsizeof, strings.values()))
 
 
-def _prompt(model: Model, field: str, texts: Sequence[Text], name: str | None) -> str:
-    """ "" if none is asked for and the bundle has no default. A classifier's is for pairs."""
-    manifest = model.bundle.manifest
-    if name is None and "classify" in model.bundle.tasks:
-        return ""
-    if name is None:
-        return manifest.prompts.get(manifest.default_prompt_name or "", "")
-    if name not in manifest.prompts:
-        known = f"it has {', '.join(map(repr, manifest.prompts)) or 'none'}"
-        raise InvalidInput(
-            f"prompt_name is {name[:60]!r}: {model.bundle.ref} has no such prompt, {known}",
-            param="prompt_name",
-        )
-    check_single(field, texts, "prompt_name")
-    return manifest.prompts[name]
-
-
 def check_single(field: str, texts: Sequence[Text], option: str | None = None) -> None:
     """InvalidInput for a pair. option: that is set, and is for single texts only."""
     index = next((i for i, text in enumerate(texts) if not isinstance(text, str)), None)
@@ -297,17 +308,43 @@ def check_single(field: str, texts: Sequence[Text], option: str | None = None) -
     raise InvalidInput(f"{option} is set, but {pair}: it is for single texts", param=option)
 
 
+def check_limit(field: str, sent: int | None, model: Model, whole: int | None = None) -> None:
+    """InvalidInput if texts would have to be cut shorter than the model cuts them. whole: a number
+    that stands for the model's own limit."""
+    limit = model.bundle.manifest.limits.max_text_tokens
+    if sent is not None and sent != whole and sent < limit:
+        raise InvalidInput(
+            f"{field} is {sent}: {model.bundle.ref} cuts texts to {limit} tokens, and to no other"
+            " number: leave it out",
+            param=field,
+        )
+
+
+def check_size(
+    field: str, value: int, what: str, limit: int, remedy: str = "send less at once"
+) -> None:
+    """InvalidInput if the field has more than the limit. what: a plural."""
+    if value > limit:
+        raise InvalidInput(
+            f"{field} has {value} {what}, the limit is {limit}: {remedy}",
+            param=field.partition("[")[0],
+        )
+
+
 def _in_portions(
     given: TextsToTokenize,
+    sizes: list[int],
     work: Callable[[Sequence[Text]], list[Made]],
+    join: Callable[[list[Made]], Done],
     most: int,
-    limit: int | None = None,
-) -> list[Made]:
-    """What `work` makes of each text. most: tokens of all; the work ends as soon as there are more.
-    InvalidInput for a text with more tokens than the limit, or with none, if there is a limit."""
+    limit: int | None,
+) -> Done:
+    """What `work` makes of each text, joined. most: tokens of all; the work ends as soon as there
+    are more. InvalidInput for a text with more tokens than the limit, or with none, if there is a
+    limit."""
     done: list[Made] = []
     num_tokens = 0
-    for portion in portions(given.texts, given.sizes(), PIECE_CHARACTERS):
+    for portion in portions(given.texts, sizes, PIECE_CHARACTERS):
         try:
             made = work(given.whole(portion))
         except CannotCut as error:
@@ -329,7 +366,27 @@ def _in_portions(
                 param=given.field,
             )
         checkpoint()
-    return done
+    return join(done)
+
+
+def portions(items: Sequence[Item], sizes: list[int], most: int) -> Iterator[Sequence[Item]]:
+    """Consecutive ones: at most PIECE_TEXTS, their sizes together at most `most`; a larger one
+    alone."""
+    start = total = 0
+    for end, size in enumerate(sizes):
+        if (total and total + size > most) or end - start == PIECE_TEXTS:
+            yield items[start:end]
+            start, total = end, 0
+        total += size
+    yield items[start:]
+
+
+def _batch(found: Sequence[Ints], has_types: bool) -> tuple[Batch, Padding]:
+    """found: of each text `[num_tokens, 2]`, its ids and types. has_types: the model takes them."""
+    lengths = np.array(list(map(len, found)))
+    ids, types = map(np.ascontiguousarray, np.concatenate(found).T)
+    own_types = types if has_types and types.any() else None
+    return Batch(ids, offsets_of(lengths), own_types), Padding(lengths, None)
 
 
 def _too_long(given: TextsToTokenize, index: int, size: int, unit: str, limit: int) -> InvalidInput:
@@ -340,3 +397,64 @@ def _too_long(given: TextsToTokenize, index: int, size: int, unit: str, limit: i
         f" {given.model.bundle.ref} takes{of_type} ({limit}): shorten it{cut}",
         param=given.field,
     )
+
+
+@dataclass(frozen=True)
+class Shown:
+    """One text's tokens as JSON, made off the event loop: a thousand texts take a while."""
+
+    num_tokens: int
+    fields: dict[str, orjson.Fragment]
+
+    def __len__(self) -> int:
+        return self.num_tokens
+
+
+def decoded_ids(
+    field: str, rows: Sequence[Sequence[int]], skip_special_tokens: bool, of: Tokenizer, ref: str
+) -> list[orjson.Fragment]:
+    texts = list[orjson.Fragment]()
+    for portion in portions(rows, list(map(len, rows)), PIECE_IDS):
+        for row in portion:
+            _check_ids(field, row, of, ref)
+        # for several rows the library gives Python's global lock to others
+        made = of.library.decode_batch(portion, skip_special_tokens=skip_special_tokens)
+        texts += map(fragment, made)
+        checkpoint()
+    return texts
+
+
+def _check_ids(field: str, row: Sequence[int], of: Tokenizer, ref: str) -> None:
+    if row and not 0 <= min(row) <= max(row) < of.num_ids:
+        outside = next(token for token in row if not 0 <= token < of.num_ids)
+        raise InvalidInput(
+            f"{field} has {outside}: ids of tokens of {ref} are 0 to {of.num_ids - 1}", param=field
+        )
+
+
+def json_bytes(texts: Iterable[str]) -> int:
+    """Bytes of the texts as JSON strings, quotes included."""
+    return sum(len(orjson.dumps(text)) for text in texts)
+
+
+def query_with(field: str) -> Place:
+    """Pairs of `query` and each text of the field."""
+    return lambda index, part: _either(part, "query", f"{field}[{index}]")
+
+
+def text_with_label(field: str, num_labels: int) -> Place:
+    """Pairs of each text and each candidate label in its template, the labels of one text first."""
+    return lambda index, part: _either(
+        part,
+        f"{field}[{index // num_labels}]",
+        f"candidate_labels[{index % num_labels}] in hypothesis_template",
+    )
+
+
+def source_or_sentence(index: int, part: int | None) -> str:
+    """`source_sentence` before `sentences`."""
+    return f"inputs.sentences[{index - 1}]" if index else "inputs.source_sentence"
+
+
+def _either(part: int | None, first: str, second: str) -> str:
+    return f"{first} with {second}" if part is None else (first, second)[part]

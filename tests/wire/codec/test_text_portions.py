@@ -14,8 +14,14 @@ from tokenizers import Tokenizer
 
 from addnorm.service.asking.ask import Ask
 from addnorm.service.settings import Settings
-from addnorm.service.wire.texts.text_portions import PIECE_TEXTS, decoded_ids, portions
-from addnorm.service.wire.texts.texts import QUICK_CHARACTERS, QUICK_TEXTS, TextReader
+from addnorm.service.wire.texts.texts import (
+    PIECE_TEXTS,
+    QUICK_CHARACTERS,
+    QUICK_TEXTS,
+    TextReader,
+    decoded_ids,
+    portions,
+)
 from tests.support.language_model import tokenizer as of_bytes
 from tests.support.pipelines import FAMILIES, LINES
 from tests.support.pipelines import tokenizer as of_family

@@ -33,11 +33,11 @@ def check_parts(name: str, body: bytes, settings: Settings) -> int:
     while inside:
         at, end, layout = inside.pop()
         while at < end:
-            key, at = (body[at], at + 1) if body[at] < 0x80 else _varint(body, at)
-            held, wire_type = None, key & 7
+            tag, at = (body[at], at + 1) if body[at] < 0x80 else _varint(body, at)
+            held, wire_type = None, tag & 7
             if wire_type == BYTES and at < end:
                 size, at = (body[at], at + 1) if body[at] < 0x80 else _varint(body, at)
-                start, at, held = at, at + size, layout.get(key >> 3)
+                start, at, held = at, at + size, layout.get(tag >> 3)
             elif wire_type == VARINT:
                 _, at = _varint(body, at)
             elif wire_type in WIDTHS:

@@ -1,0 +1,83 @@
+"""The engine of a module that is served as it is: its own graph, which knows neither pads nor a
+mask."""
+
+import numpy as np
+from onnxruntime import InferenceSession
+
+from addnorm.service.engine.batch import Batch, Floats, Grid, Ints, Rows
+from addnorm.service.engine.bundle import Bundle
+from addnorm.service.engine.engine import INPUTS, TYPES, Engine, check_graph, run_session
+from addnorm.service.engine.fingerprint import Fingerprint
+from addnorm.service.engine.selfcheck import sequences
+from addnorm.service.engine.session import open_session
+
+IDS, ANSWER = INPUTS[0], "activations"
+# lengths and numbers of sequences that are run together, to see whether that changes bits
+LENGTHS, TOGETHER = (1, 2, 3, 5, 16, 17, 33, 65, 128, 257, 512), (2, 5, 16)
+MOST_TOKENS = 1024  # of such a run: micro-batches have no more, but for a single longer sequence
+
+
+class OwnEngine(Engine):
+    """Sequences of one length run together, where that changes no bits on this processor; else each
+    runs alone. So the bits of a sequence depend on nothing but its tokens.
+
+    It runs on one thread of the CPU: on several, kernels may add numbers in another order.
+    """
+
+    on_cores = False
+
+    def __init__(self, bundle: Bundle, precision: str, num_threads: int = 1) -> None:
+        """StartupError as of `open_session`."""
+        limits, graph = bundle.manifest.limits, bundle.graph(precision)
+        self.d_model, self.n_norms, self.n_layers = bundle.manifest.d_model, 0, 0
+        self._has_types = limits.type_vocab_size > 1
+        self._body = self._body_on_all_cores = open_session(graph)
+        types = [TYPES] if self._has_types else []
+        check_graph(graph, self._body, [IDS, *types], {ANSWER: self.d_model})
+        self._heads: dict[str, InferenceSession] = {}
+        self._lens = None
+        self.fingerprint = Fingerprint.here(bundle.manifest_sha256, precision, self._described())
+        self.runs_alone = False
+        self.runs_alone = any(
+            self._differs(sequences(limits, num * [length], seed=num))
+            for length in sorted({min(length, limits.max_positions) for length in LENGTHS})
+            for num in TOGETHER
+            if num * length <= MOST_TOKENS
+        )
+
+    def _differs(self, batch: Batch) -> bool:
+        """Whether these sequences of one length have other bits together than alone."""
+        together = self.run(batch).activations
+        alone = [self.run(batch.sequence(index)).activations for index in range(len(batch))]
+        return together.tobytes() != np.concatenate(alone).tobytes()
+
+    def _run(self, body: InferenceSession, batch: Batch) -> Rows:
+        rows = np.empty((batch.num_tokens, self.d_model), np.float32)
+        for length in np.unique(batch.lengths).tolist():
+            starts = batch.offsets[:-1][batch.lengths == length]
+            places = starts[:, None] + np.arange(length)
+            for at in places[:, None] if self.runs_alone else [places]:
+                rows[at] = self._answer(body, batch, at)
+        no_norms = np.zeros((batch.num_tokens, 0), np.float32)
+        return Rows(rows, no_norms, no_norms)
+
+    def _answer(self, body: InferenceSession, batch: Batch, at: Ints) -> Floats:
+        """`[num_sequences, length, d_model]` of the tokens at these places."""
+        inputs = {IDS: batch.tokens[at]}
+        if self._has_types:
+            types = batch.types
+            inputs[TYPES] = np.zeros_like(at) if types is None else types[at]
+        return run_session(body, [ANSWER], inputs)[0]
+
+    def run_grid(self, grid: Grid) -> list[Floats]:
+        """The pads are left out, and 0 in the answer."""
+        real = grid.attention_mask != 0
+        lengths = real.sum(1)
+        offsets = np.concatenate([[0], lengths[lengths > 0].cumsum()])
+        types = None if grid.token_type_ids is None else grid.token_type_ids[real]
+        batch = Batch(grid.input_ids[real], offsets, types)
+        made = self.run(batch) if len(batch) else self.empty()
+        parts = [np.zeros((*real.shape, part.shape[1]), np.float32) for part in made]
+        for part, values in zip(parts, made, strict=True):
+            part[real] = values
+        return parts

@@ -1,0 +1,205 @@
+"""Modules that are not recognized are served as they are: their own graph, in every company."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from addnorm.export import ExportError, export_bundle, verify_bundle
+from addnorm.service.engine.batch import Batch
+from addnorm.service.engine.model import Model
+from addnorm.service.engine.own_engine import OwnEngine
+from tests.conftest import client_of, inference_of
+from tests.support.people.examples import padded_left
+
+V, D, LONGEST = 60, 16, 48
+ROWS = [[3, 4, 5], [9], [7, 8, 9, 10, 11], [5, 4, 3], [2] * 40]
+
+
+class Gated(nn.Module):
+    """A feed-forward with a gate, and log-probabilities: not recognized."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.tokens, self.places = nn.Embedding(V, D), nn.Embedding(LONGEST, D)
+        self.attention = nn.MultiheadAttention(D, 2, batch_first=True)
+        self.norm, self.wide, self.slim = nn.LayerNorm(D), nn.Linear(D, 2 * D), nn.Linear(D, D)
+        self.head = nn.Linear(D, 5)
+
+    def forward(self, ids: Tensor) -> Any:
+        x = self.tokens(ids) + self.places(torch.arange(ids.shape[1]))
+        x = self.norm(x + self.attention(x, x, x, need_weights=False)[0])
+        gate, value = self.wide(x).chunk(2, -1)
+        return F.log_softmax(self.head(x + self.slim(F.silu(gate) * value)), -1)
+
+
+class Normalized(Gated):
+    def forward(self, ids: Tensor) -> Tensor:
+        return F.normalize(super().forward(ids).mean(1), dim=-1)
+
+
+class Several(Gated):
+    """Needs a mask and segments, and answers with more."""
+
+    def forward(self, ids: Tensor, mask: Tensor, segments: Tensor) -> Any:  # type: ignore[override]
+        rows = super().forward(ids) * mask[..., None] + segments[..., None]
+        return {"ids": ids, "rows": rows, "first": rows[:, 0]}
+
+
+class Branching(Gated):
+    """Another function from 41 tokens on, which the graph of an example does not have."""
+
+    def forward(self, ids: Tensor) -> Tensor:
+        rows: Tensor = super().forward(ids)
+        return 2 * rows if ids.shape[1] > 40 else rows
+
+
+class Random(Gated):
+    def forward(self, ids: Tensor) -> Tensor:
+        return F.dropout(super().forward(ids), 0.1, training=True)
+
+
+class SequenceFirst(nn.Module):
+    """Takes [S, B], and answers [B, S] too: as another function."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.tokens = nn.Embedding(V, D)
+        layer = nn.TransformerEncoderLayer(D, 2, 32)
+        self.encoder = nn.TransformerEncoder(layer, 1, enable_nested_tensor=False)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return F.log_softmax(self.encoder(self.tokens(ids)), -1)
+
+
+def on_the_instance() -> nn.Module:
+    module = Gated()
+    module.forward = lambda ids: ids  # type: ignore[method-assign]
+    return module
+
+
+def answered(module: nn.Module, row: list[int], *more: Tensor) -> Any:
+    with torch.no_grad():
+        return module.eval()(torch.tensor([row]), *more)
+
+
+def test_what_it_answers_is_served_whatever_the_padding_and_the_company(tmp_path: Path) -> None:
+    by_token, by_sequence, several = Gated(), Normalized(), Several()
+    for name, module in (("by-token", by_token), ("by-sequence", by_sequence)):
+        assert export_bundle(module, tmp_path, name).tasks == ()
+    bundle = export_bundle(several, tmp_path, "several", as_it_is=True)
+    assert bundle.manifest.limits.max_positions == LONGEST
+    assert bundle.manifest.limits.vocab_size == V
+    verify_bundle(bundle.path, several)
+    with pytest.raises(ExportError, match=r"was made from .*, this is"):
+        verify_bundle(bundle.path, by_token)
+    with client_of(inference_of(tmp_path)) as client:
+
+        def ask(model: str, **body: Any) -> Any:
+            answer = client.post("/v1/infer", json={"model": model, **body})
+            assert answer.status_code == 200, answer.text
+            return answer.json()["output"]
+
+        for name, module in (("by-token", by_token), ("by-sequence", by_sequence)):
+            together = ask(name, input_ids=ROWS)
+            padded = ask(name, **padded_left(ROWS))
+            for row, own, among_pads in zip(ROWS, together, padded, strict=True):
+                (alone,) = ask(name, input_ids=[row])
+                kept = among_pads[-len(row) :] if name == "by-token" else among_pads
+                assert own == alone == kept
+                expected = answered(module, row)[0].numpy()
+                np.testing.assert_allclose(own, expected, atol=1e-5)
+        pads = np.array(ask("by-token", **padded_left(ROWS))[1])
+        assert not pads[:-1].any()
+        assert pads[-1].any()
+        types = [[1, 0, 1]]
+        (rows,) = ask("several", input_ids=[[3, 4, 5]], token_type_ids=types)
+        expected = answered(several, [3, 4, 5], torch.ones(1, 3), torch.tensor(types))["rows"]
+        np.testing.assert_allclose(rows, expected[0], atol=1e-5)
+        entry = client.get("/v1/models/by-token").json()
+        assert (entry["outputs"], entry["tasks"]) == (["output"], [])
+        for path, body, words in (
+            ("/v1/infer", {"input_ids": [[V]]}, f"ids of by-token/1 are 0 to {V - 1}"),
+            ("/v1/infer", {"input_ids": [[1] * (LONGEST + 1)]}, "the limit of by-token/1 is"),
+            ("/v1/infer", {"input_ids": [[1]], "outputs": ["pooled"]}, "by-token/1 has output"),
+            ("/v1/embeddings", {"input": [[1, 2]]}, "it has no pooled"),
+        ):
+            refused = client.post(path, json={"model": "by-token", **body})
+            assert refused.status_code == 400
+            assert words in refused.text
+        shown = client.get("/v2/models/by-sequence").json()["outputs"]
+        assert shown == [{"name": "output", "datatype": "FP32", "shape": [-1, 5]}]
+        tensor = {"name": "input_ids", "shape": [1, 3], "datatype": "INT64", "data": [3, 4, 5]}
+        answer = client.post("/v2/models/by-sequence/infer", json={"inputs": [tensor]}).json()
+        own = np.array(answer["outputs"][0]["data"], np.float32)
+        assert (
+            own.tobytes()
+            == np.array(ask("by-sequence", input_ids=[[3, 4, 5]])[0], np.float32).tobytes()
+        )
+
+
+def test_sequences_run_alone_where_company_changes_bits(tmp_path: Path) -> None:
+    engine = Model(export_bundle(Normalized(), tmp_path, "own", as_it_is=True)).engine(None)
+    assert isinstance(engine, OwnEngine)
+    sizes = list[int]()
+    answer = engine._answer
+    engine._answer = lambda body, batch, at: (sizes.append(len(at)), answer(body, batch, at))[1]  # type: ignore[method-assign]
+    for runs_alone, expected in ((True, [1, 1, 1, 1]), (False, [1, 2, 1])):
+        sizes.clear()
+        engine.runs_alone = runs_alone
+        engine.run(Batch.of([np.array(row) for row in ROWS[:4]]))
+        assert sorted(sizes) == sorted(expected)
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (Branching, r"41 tokens: the graph's answer differs from Branching's by"),
+        (Random, "Random gives two answers to one sequence: something in it is random"),
+        (lambda: Gated().half(), r"has weights of float16: call \.float\(\)"),
+        (lambda: Gated().to("meta"), "is on the meta device"),
+        (lambda: nn.Sequential(nn.Embedding(V, D), nn.LazyLinear(4)), "has lazy layers without"),
+        (on_the_instance, "the forward of a Gated was put on the instance"),
+        (nn.Module, "Module has no forward"),
+        (SequenceFirst, "depends on the others of its batch.* say batch_first=False"),
+        (lambda: nn.Sequential(nn.Linear(4, 4)), "fails on a sequence of"),
+        (lambda: nn.Bilinear(4, 4, 4), "forward needs input1, input2: say how it is called"),
+    ],
+)
+def test_what_would_be_served_wrongly_is_refused(
+    tmp_path: Path, make: Callable[[], nn.Module], words: str
+) -> None:
+    with pytest.raises(ExportError, match=words):
+        export_bundle(make(), tmp_path, "own", as_it_is=True)
+    assert not list(tmp_path.iterdir())
+
+
+def test_sequences_first_are_served_where_it_is_said(tmp_path: Path) -> None:
+    module = SequenceFirst()
+    bundle = export_bundle(module, tmp_path, "own", as_it_is=True, batch_first=False)
+    got = Model(bundle).engine(None).run(Batch.of([np.array(ROWS[0])])).activations
+    with torch.no_grad():
+        expected = module.eval()(torch.tensor([ROWS[0]]).T)[:, 0].numpy()
+    np.testing.assert_allclose(got, expected, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"precisions": ("int8",)}, "has fp32 alone"),
+        ({"vocabulary": {"a": 1}}, "tokenizer has no meaning of a module as it is"),
+        ({"config": {"n_heads": 2}}, "config names n_heads"),
+    ],
+)
+def test_options_without_meaning_are_refused(
+    tmp_path: Path, options: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(ExportError, match=words):
+        export_bundle(Gated(), tmp_path, "own", as_it_is=True, **options)
