@@ -8,12 +8,12 @@ import torch
 
 from addnorm.export import command
 from addnorm.service.engine import bundle as bundles
-from tests.export.test_as_it_is import Gated
 from tests.support.people.encoders import OwnLayers
+from tests.support.people.unrecognized import Gated
 
 CODE = """
-from tests.export.test_as_it_is import Gated
 from tests.support.people.encoders import OwnLayers
+from tests.support.people.unrecognized import Gated
 
 def make():
     return OwnLayers()
