@@ -24,6 +24,7 @@ from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT
 from addnorm.service import VERSION
 from addnorm.service.asking.ask import Ask
 from addnorm.service.asking.gate import Gate
+from addnorm.service.asking.readiness import Readiness
 from addnorm.service.errors import Draining
 from addnorm.service.server.auth import Entrance
 from addnorm.service.server.error_response import error_response, note_error
@@ -89,24 +90,12 @@ class App:
         if not scope["path"].startswith(self._table.probes):
             self.last_asked = ask.started
 
-        async def send_marked(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                ask.status = message["status"]
-                added = [(b"x-request-id", ask.id.encode())]
-                if self._parts.readiness.draining:
-                    added.append((b"connection", b"close"))
-                message["headers"] = [*message["headers"], *added]
-            try:
-                await send(message)
-            except RuntimeError:  # uvloop's, of a connection that was lost this moment
-                if not (ask.is_closing and ask.is_closing()):
-                    raise
-            if ask.first_byte_s is None and message["type"] == "http.response.body":
-                ask.first_byte_s = time.monotonic() - ask.started
-
+        gate, readiness = self._entrance.gate, self._parts.readiness
+        is_open = self._table.scope(scope["method"], scope["path"]) is None
+        sending = Sending(send, ask, gate, readiness, is_open)
         self.in_flight += 1
         try:
-            await self._app(scope, receive, send_marked)
+            await self._app(scope, receive, sending)
         except asyncio.CancelledError:
             if not self._parts.readiness.draining:
                 raise
@@ -145,11 +134,10 @@ class App:
             raise error
         needed = self._table.scope(method, path)
         with self._entrance.enter(scope["headers"], needed, ask):
-            sending = Sending(send, self._entrance.gate, ask, is_open=needed is None)
             own_path = path.removeprefix(scope.get("root_path", ""))
             found = self._table.find(own_path) if method == "POST" else None
             if found is None:
-                await self._fastapi(scope, receive, sending)
+                await self._fastapi(scope, receive, send)
                 return
             scope["route"] = route = found[0]
             ask.route, ask.names = route.path, found[1]
@@ -164,11 +152,11 @@ class App:
                 "content-length": str(payload.num_bytes),
             }
             raw = [(name.encode(), value.encode()) for name, value in own.items()]
-            await sending({"type": "http.response.start", "status": 200, "headers": raw})
+            await send({"type": "http.response.start", "status": 200, "headers": raw})
             *others, last = payload.parts
             for part in others:
-                await sending({"type": "http.response.body", "body": part, "more_body": True})
-            await sending({"type": "http.response.body", "body": last})
+                await send({"type": "http.response.body", "body": part, "more_body": True})
+            await send({"type": "http.response.body", "body": last})
 
 
 def request_id(sent: bytes) -> str:
@@ -177,32 +165,49 @@ def request_id(sent: bytes) -> str:
 
 
 class Sending:
-    """Sends large answers piece by piece, and counts each as a pending response until its caller
-    has taken it. What is open to all does not count: all its readers share the same bytes."""
+    """Sends an answer with the request's id, and notes in the ask what was sent. A large one goes
+    piece by piece, and counts as a pending response until its caller has taken it. What is open to
+    all does not count: all its readers share the same bytes."""
 
-    def __init__(self, send: Send, gate: Gate, ask: Ask, is_open: bool) -> None:
-        self._send, self._gate, self._ask, self._is_open = send, gate, ask, is_open
+    def __init__(
+        self, send: Send, ask: Ask, gate: Gate, readiness: Readiness, is_open: bool
+    ) -> None:
+        self._send, self._ask, self._gate = send, ask, gate
+        self._readiness, self._is_open = readiness, is_open
         self._is_counted = False
 
     async def __call__(self, message: Message) -> None:
         """ResponsesFull instead of an answer that was made before it was counted."""
-        if message["type"] == "http.response.start":
+        ask, is_head = self._ask, message["type"] == "http.response.start"
+        if is_head:
             sizes = (value for name, value in message["headers"] if name == b"content-length")
             num_bytes = int(next(sizes, b"0"))
             self._is_counted = num_bytes > HIGH_WATER_LIMIT and not self._is_open
-            hold = self._gate.keep if self._ask.is_inferred else self._gate.hold
-            hold(self._ask, "responses", num_bytes if self._is_counted else 0)
-            await self._send(message)
-        elif not self._is_counted:
-            await self._send(message)
-        else:
-            for piece in sliced(message.get("body", b""), SENT_BYTES):
-                await self._send({"type": "http.response.body", "body": piece, "more_body": True})
-                # else a caller that reads quickly would keep the event loop from others
-                await asyncio.sleep(0)
+            hold = self._gate.keep if ask.is_inferred else self._gate.hold
+            hold(ask, "responses", num_bytes if self._is_counted else 0)
+            ask.status = message["status"]
+            added = [(b"x-request-id", ask.id.encode())]
+            if self._readiness.draining:
+                added.append((b"connection", b"close"))
+            message["headers"] = [*message["headers"], *added]
+        messages = [message]
+        if self._is_counted and not is_head:
+            pieces = sliced(message.get("body", b""), SENT_BYTES)
+            messages = [{**message, "body": piece, "more_body": True} for piece in pieces]
             if not message.get("more_body", False):
                 # the server accepts the last part only once the caller has taken the others
-                await self._send({"type": "http.response.body", "body": b""})
+                messages.append({"type": "http.response.body", "body": b""})
+        try:
+            for each in messages:
+                await self._send(each)
+                if ask.first_byte_s is None and not is_head:
+                    ask.first_byte_s = time.monotonic() - ask.started
+                if each.get("more_body") and self._is_counted:
+                    # else a caller that reads quickly would keep the event loop from others
+                    await asyncio.sleep(0)
+        except RuntimeError:  # uvloop's, of a connection that was lost this moment
+            if not (ask.is_closing and ask.is_closing()):
+                raise
 
 
 class ForOtherServers:

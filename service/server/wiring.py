@@ -25,7 +25,6 @@ from addnorm.service.server.table import PROTOCOLS, Table
 from addnorm.service.settings import Settings
 from addnorm.service.wire.codec.bodies import BodyReader
 from addnorm.service.wire.codec.decoding import Tools
-from addnorm.service.wire.receiving import BodyReceiver
 from addnorm.service.wire.route import Parts, Protocol
 from addnorm.service.wire.telemetry.exposition import Exposition
 from addnorm.service.wire.telemetry.invariance import InvarianceCheck
@@ -117,7 +116,6 @@ def build(
             BodyReader(settings, pools.readers, pools.large_readers),
             TextReader(settings, gate, pools.tokenizers),
         ),
-        receiver=BodyReceiver(settings, gate, pools.large_readers),
         answers=answers,
         readiness=Readiness(models, scheduler, KNOWN_ANSWER_SHARE * settings.run_timeout_s),
         repository=Repository(models, settings),

@@ -28,7 +28,6 @@ from addnorm.service.wire.codec.openapi import (
     json_body,
 )
 from addnorm.service.wire.dialect_errors import ErrorFormat
-from addnorm.service.wire.receiving import BodyReceiver
 from addnorm.service.wire.telemetry.exposition import Exposition
 
 Scope = Literal["infer", "admin", "metrics"]
@@ -118,7 +117,6 @@ class Parts:
 
     settings: Settings
     tools: Tools
-    receiver: BodyReceiver
     answers: Answers
     readiness: Readiness
     repository: Repository

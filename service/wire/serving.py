@@ -1,5 +1,7 @@
 """The story of one request to a row of the table: from its head to its answer."""
 
+import asyncio
+import logging
 import math
 import time
 from collections.abc import Mapping
@@ -8,12 +10,20 @@ from typing import Any
 
 from starlette.types import Receive
 
+from addnorm.service.asking.answer import QUICK_BYTES
 from addnorm.service.asking.ask import Ask
-from addnorm.service.errors import InvalidInput, UnsupportedMediaType
+from addnorm.service.errors import (
+    BodyTooLarge,
+    ClientGone,
+    InvalidInput,
+    RequestTimeout,
+    UnsupportedMediaType,
+)
 from addnorm.service.wire.codec.bodies import held_bytes
 from addnorm.service.wire.codec.decoding import RawRequest, Tools
 from addnorm.service.wire.codec.negotiation import (
     JSON,
+    WINDOWS,
     Headers,
     negotiate,
     sent_type,
@@ -22,6 +32,7 @@ from addnorm.service.wire.codec.negotiation import (
 from addnorm.service.wire.codec.payload import Payload, compressing
 from addnorm.service.wire.route import Parts, Route
 
+log = logging.getLogger("addnorm")
 ANSWER_BYTES = 64  # for each byte of a body, of which each may be a token
 TIMEOUT_HEADER = "x-request-timeout-ms"
 FINGERPRINT_HEADER = "x-addnorm-fingerprint"
@@ -53,7 +64,7 @@ async def answer(
         parts.answers.scheduler.check_load(
             ask.timeout_s, ask.key, num_bytes, ask.names.get("model")
         )
-    body = await parts.receiver.receive(headers, receive, ask)
+    body = await receive_body(headers, receive, ask, parts)
     ask.check()
     ask.decoded_from, ask.num_body_bytes = time.monotonic(), len(body)
     gate.hold(ask, "bodies", held_bytes(body, headers))
@@ -81,6 +92,54 @@ async def answer(
         own |= payload.times(ask)
     ask.forget()
     return payload._replace(headers={**payload.headers, **own}, times=None)
+
+
+async def receive_body(headers: Headers, receive: Receive, ask: Ask, parts: Parts) -> bytes:
+    """The body, decompressed, within bounds of size, of time, and of the bytes that all hold
+    together: rejected as soon as it is known to be over one. The ask is told from then on when its
+    caller leaves."""
+    settings, gate = parts.settings, parts.answers.gate
+    max_bytes, limit_s = settings.max_body_bytes, settings.body_timeout_s
+    coding = headers.get("content-encoding", "identity").strip().lower()
+    if coding not in ("identity", *WINDOWS):
+        raise UnsupportedMediaType(
+            f"Content-Encoding is {coding[:60]!r}: send {', '.join(WINDOWS)} or identity"
+        )
+    declared = headers.get("content-length", "0")
+    if int(declared) > max_bytes:  # the HTTP parser has rejected all but digits
+        raise BodyTooLarge(f"the body has {declared} bytes, the limit is {max_bytes}")
+    if int(declared) > QUICK_BYTES:  # reject it before it is sent, if it has no space now
+        gate.hold(ask, "bodies", int(declared))
+        gate.hold(ask, "bodies", 0)
+    pieces, num_bytes, more = list[bytes](), 0, True
+    try:
+        async with asyncio.timeout(limit_s):
+            while more and num_bytes <= max_bytes:
+                message = await receive()
+                if message["type"] == "http.disconnect":
+                    raise ClientGone(f"the caller left after {num_bytes} bytes of the body")
+                pieces.append(message.get("body", b""))
+                num_bytes, more = num_bytes + len(pieces[-1]), message.get("more_body", False)
+                if more or len(pieces) > 1:  # most come whole, and count once they are read
+                    gate.hold(ask, "bodies", num_bytes)
+    except TimeoutError:
+        raise RequestTimeout(f"the body did not arrive within {limit_s:g} s") from None
+    if num_bytes > max_bytes:
+        raise BodyTooLarge(f"the body has more than {max_bytes} bytes, the limit")
+    body = b"".join(pieces)
+    del pieces, message  # the body alone is held
+    ask.leaving = asyncio.create_task(_wait_until_left(receive, ask))
+    return body if coding == "identity" else await parts.tools.bodies.plain(body, coding, ask)
+
+
+async def _wait_until_left(receive: Receive, ask: Ask) -> None:
+    """The request's end cancels it."""
+    try:
+        while (await receive())["type"] != "http.disconnect":
+            pass
+    except Exception:  # of any kind: the server itself has lost the caller
+        log.warning("the ASGI server cannot say whether the caller is there", exc_info=True)
+    ask.leave()
 
 
 async def decode(route: Route, raw: RawRequest, ask: Ask, tools: Tools) -> Any:

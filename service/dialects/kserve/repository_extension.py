@@ -18,6 +18,7 @@ from addnorm.service.wire.codec.openapi import body_schema
 from addnorm.service.wire.codec.validation import Body
 from addnorm.service.wire.dialect_errors import V2_ERRORS
 from addnorm.service.wire.route import FastApiRoute, Parts, ask_of, parts_of
+from addnorm.service.wire.serving import receive_body
 
 log = logging.getLogger("addnorm")
 CLOSED = {"model": V2_ERRORS.body, "description": "ADDNORM_ADMIN is not set."}
@@ -107,7 +108,7 @@ async def _read(request: Request, model: type[Body]) -> Body:
     _check_open(parts)
     ask = ask_of(request.scope)
     ask.timeout_s = parts.settings.timeout_s
-    body = await parts.receiver.receive(request.headers, request.receive, ask)
+    body = await receive_body(request.headers, request.receive, ask, parts)
     return await parts.tools.bodies.read_json(model, body or b"{}", ask)
 
 

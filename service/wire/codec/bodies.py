@@ -10,7 +10,7 @@ from addnorm.service.asking.ask import Ask
 from addnorm.service.asking.turns import Arguments, Done, Turns
 from addnorm.service.settings import Settings
 from addnorm.service.wire.codec.foreign_fields import IgnoredFields
-from addnorm.service.wire.codec.negotiation import Headers, sent_type
+from addnorm.service.wire.codec.negotiation import Headers, decompress, sent_type
 from addnorm.service.wire.codec.safetensors_body import SAFETENSORS
 from addnorm.service.wire.codec.validation import Body, fit, parse, validated
 
@@ -48,6 +48,14 @@ class BodyReader:
             return work(*args, **named)
         readers = self._readers if num_bytes <= MEDIUM_BYTES else self._large_readers
         return await readers.run(ask, work, *args, **named)
+
+    async def plain(self, body: bytes, coding: str, ask: Ask) -> bytes:
+        """The body decompressed. A few bytes may stand for many: how many is known only then."""
+        max_bytes = self._settings.max_body_bytes
+        plain = decompress(body, coding, max_bytes, most=QUICK_BYTES)
+        if plain is None:
+            plain = await self._large_readers.run(ask, decompress, body, coding, max_bytes)
+        return plain
 
     async def read_json(self, model: type[Body], body: bytes, ask: Ask) -> Body:
         """The body as the model. InvalidInput names the field that does not fit."""
