@@ -26,10 +26,11 @@ from addnorm.export.graphs.graph import UnfitError, export_module
 from addnorm.export.modules.asking import Asking, copy_module, drawn_ids, list_calls
 from addnorm.export.modules.operators.lengths import unlike_lengths
 from addnorm.export.modules.operators.trace import plain_attention
+from addnorm.export.modules.recognize import NotRecognized
 from addnorm.export.sources.original import Array, OriginalError, as_found, digest
 from addnorm.export.sources.program import Sample, ids_of
 from addnorm.export.sources.sources import UsageError
-from addnorm.export.writer import GRAPHS, place_for, say
+from addnorm.export.writer import GRAPHS, REFUSALS, Plan, place_for, say
 from addnorm.model.grid import OPSET
 from addnorm.service.engine import bundle as bundles
 from addnorm.service.engine import selfcheck
@@ -62,6 +63,12 @@ class AsItIs(NamedTuple):
     is_of_tokens: bool
     width: int
     origin: dict[str, Any]
+
+    @property
+    def words(self) -> str:
+        """What it takes and answers."""
+        answer = f"[B, S, {self.width}]" if self.is_of_tokens else f"[B, {self.width}]"
+        return f"one graph, ids [B, S] of at most {self.longest} tokens to {answer}"
 
     def rows(self, ids: Sequence[int], types: Sequence[int] | None) -> Array:
         """What it answers to one sequence alone, `[S, width]` or `[1, width]`. UnfitError unless it
@@ -105,20 +112,59 @@ def export(
     out: Path,
     name: str,
     version: int | None,
+    plan: Plan,
     *,
     reference: Callable[..., Any] | None = None,
     stated: Mapping[str, Any] | None = None,
     batch_first: bool | None = None,
     samples: Sequence[Sample] = (),
+    origin: Mapping[str, Any] | None = None,
+    others: Mapping[str, Any] | None = None,
 ) -> Bundle:
     """Writes `out/name/version/`, certified. stated: `max_positions` and `vocab_size`, where the
-    module does not show them. UsageError, UnfitError or CertificationError, in words."""
-    found = look_at(module, reference, stated or {}, batch_first)
+    module does not show them. origin: where the module is from. others: options of recognized
+    modules. UsageError, UnfitError or CertificationError, in words."""
+    if plan.precisions != ("fp32",) or plan.lens or plan.layout != "packed":
+        raise UsageError("a module as it is has fp32 alone, and no lens: ask for no precision")
+    if given := [option for option, value in (others or {}).items() if value]:
+        raise UsageError(
+            f"{', '.join(given)} has no meaning of a module as it is, which takes token ids and"
+            " gives numbers: leave it out"
+        )
+    found = look_at(module, reference, stated or {}, batch_first, origin or {})
     with place_for(out, name, version) as (folder, number):
-        say(f"exporting {name}/{number} as it is: one graph, ids [B, S] to {_shape(found)}")
+        say(f"exporting {name}/{number} as it is: {found.words}")
         bundle = _write_uncertified(found, folder, name, number)
         bundles.write_certificate(bundle, certificate_of(bundle, found, samples))
     return bundles.read(out / name / str(number))
+
+
+def export_unrecognized(why: NotRecognized, *arguments: Any, **options: Any) -> Bundle:
+    """The same for a module that is not recognized, which is said. UsageError with both reasons."""
+    say(f"not recognized, so it is served as it is: {why.why}")
+    try:
+        return export(*arguments, **options)
+    except REFUSALS as error:
+        raise UsageError(f"{why.why}. Nor can it be served as it is: {error}") from error
+
+
+def certify_again(
+    bundle: Bundle,
+    module: nn.Module,
+    reference: Callable[..., Any] | None = None,
+    batch_first: bool | None = None,
+    samples: Sequence[Sample] = (),
+    origin: Mapping[str, Any] | None = None,
+) -> None:
+    """Writes the certificate of a bundle anew. UsageError if it was made of another module."""
+    limits = bundle.manifest.limits
+    stated = {"max_positions": limits.max_positions, "vocab_size": limits.vocab_size}
+    found = look_at(module, reference, stated, batch_first, origin or {})
+    if found.origin != bundle.manifest.source:
+        raise UsageError(
+            f"{bundle.ref} was made from {bundle.manifest.source}, this is {found.origin}"
+        )
+    bundles.write_certificate(bundle, certificate_of(bundle, found, samples))
 
 
 def look_at(
@@ -126,6 +172,7 @@ def look_at(
     reference: Callable[..., Any] | None,
     stated: Mapping[str, Any],
     batch_first: bool | None,
+    origin: Mapping[str, Any],
 ) -> AsItIs:
     """Calls the module, and sees what it takes and answers. UsageError says what is missing."""
     name = type(module).__qualname__
@@ -146,8 +193,8 @@ def look_at(
         vocab_size = stated.get("vocab_size") or _vocab_size(twin)
         longest = _longest(twin, stated.get("max_positions", NO_LIMIT), vocab_size)
         at, of_tokens, width = _answer(twin, longest)
-    origin = {"module": name, "sha256": digest(module)}
-    found = AsItIs(ask, twin, longest, vocab_size, at, of_tokens, width, origin)
+    own = {"module": name, "sha256": digest(module), **origin}
+    found = AsItIs(ask, twin, longest, vocab_size, at, of_tokens, width, own)
     _refuse_mixing(found)
     return found
 
@@ -326,10 +373,6 @@ def _laid_out(answer: Tensor, found: AsItIs, length: int) -> Tensor:
         return answer.reshape(-1, 1, found.width)
     rows = answer.unsqueeze(-1) if answer.dim() == 2 else answer
     return rows.transpose(0, 1) if found.ask.turned else rows
-
-
-def _shape(found: AsItIs) -> str:
-    return f"[B, S, {found.width}]" if found.is_of_tokens else f"[B, {found.width}]"
 
 
 def _write_uncertified(found: AsItIs, folder: Path, name: str, version: int) -> Bundle:

@@ -9,8 +9,9 @@ from errno import ENOSPC
 from pathlib import Path
 from typing import Any
 
-from addnorm.export import checking, verifying, writer
+from addnorm.export import as_it_is, checking, verifying, writer
 from addnorm.export.modules import from_code
+from addnorm.export.modules.recognize import NotRecognized
 from addnorm.export.sources import sources
 from addnorm.export.sources.program import Text
 from addnorm.export.sources.sources import Reference, Source, UsageError
@@ -35,7 +36,11 @@ def export(arguments: Sequence[str]) -> None:
         precisions = tuple(options.precision.split(","))
         default = options.default_precision or precisions[0]
         plan = Plan(options.layout, precisions, default, options.lens)
-        source = _source(options)
+        try:
+            source = _source(options)
+        except NotRecognized as error:
+            _export_as_it_is(error, options, plan)
+            return
         for line in checking.findings(source):
             writer.say(line)
         if options.check:
@@ -43,6 +48,21 @@ def export(arguments: Sequence[str]) -> None:
                 writer.say(line)
             return
         writer.export(source, options.out, options.name or source.name, options.version, plan)
+
+
+def _export_as_it_is(why: NotRecognized, options: argparse.Namespace, plan: Plan) -> None:
+    """A module that is not recognized. UsageError if it cannot be served as it is either."""
+    module, origin = from_code.made_by(options.module, options.weights)
+    if options.check:
+        found = as_it_is.look_at(module, None, {}, None, origin)
+        writer.say(f"not recognized: {why.why}. It is served as it is: {found.words}")
+        return
+    as_it_is.export_unrecognized(
+        why, module, options.out, options.name or type(module).__qualname__, options.version, plan,
+        origin=origin, samples=_texts(options.texts),
+        others={"labels": options.labels, "tokenizer": options.tokenizer,
+                "max_length": options.max_length},
+    )  # fmt: skip
 
 
 def verify(arguments: Sequence[str]) -> None:

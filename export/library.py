@@ -17,7 +17,7 @@ from tokenizers.normalizers import Replace
 from tokenizers.pre_tokenizers import Split, WhitespaceSplit
 from torch import nn
 
-from addnorm.export import as_it_is as own
+from addnorm.export import as_it_is as modules_as_they_are
 from addnorm.export import verifying, writer
 from addnorm.export.modules.asking import unwrapped
 from addnorm.export.modules.recognize import NotRecognized, of_module
@@ -119,19 +119,27 @@ def export_bundle(
         parts = {"config": config, "weights": weights, "batch_first": batch_first}
         if isinstance(model, nn.Module) and not isinstance(model, Transformer):
             model = model if saves_itself(model) else unwrapped(model)
+        own: dict[str, Any] = {
+            "reference": reference,
+            "stated": asdict(config) if isinstance(config, Config) else config,
+            "batch_first": batch_first,
+            "samples": samples,
+            "others": {"labels": labels, "normalize": normalize, "tokenizer": folder,
+                       "max_length": max_length, "weights": weights},
+        }  # fmt: skip
         if as_it_is:
-            return _export_as_it_is(model, Path(out), name, version, plan, options, parts)
+            if not isinstance(model, nn.Module) or saves_itself(model):
+                raise UsageError(f"as_it_is is of modules: this is a {type(model).__qualname__}")
+            return modules_as_they_are.export(model, Path(out), name, version, plan, **own)
         try:
-            with _source(model, pooling, dict(options), parts) as source:
+            with _source(model, pooling, options, parts) as source:
                 return writer.export(source, Path(out), name, version, plan)
         except NotRecognized as error:
             if as_it_is is False or weights is not None:
                 raise
-            print(f"not recognized, so it is served as it is: {error.why}", flush=True)
-            try:
-                return _export_as_it_is(model, Path(out), name, version, plan, options, parts)
-            except REFUSALS as why:
-                raise UsageError(f"{error.why}. Nor can it be served as it is: {why}") from error
+            return modules_as_they_are.export_unrecognized(
+                error, model, Path(out), name, version, plan, **own
+            )
 
 
 def verify_bundle(
@@ -161,14 +169,7 @@ def verify_bundle(
         bundle = verifying.read_again(Path(path), provider)
         manifest = bundle.manifest
         if manifest.as_it_is:
-            limits = manifest.limits
-            stated = {"max_positions": limits.max_positions, "vocab_size": limits.vocab_size}
-            found = own.look_at(model, reference, stated, batch_first)
-            if found.origin != manifest.source:
-                raise UsageError(
-                    f"{bundle.ref} was made from {manifest.source}, this is {found.origin}"
-                )
-            bundles.write_certificate(bundle, own.certificate_of(bundle, found, samples))
+            modules_as_they_are.certify_again(bundle, model, reference, batch_first, samples)
             return bundles.read(bundle.path)
         brings_its_own = getattr(model, "tokenizer", None) is not None
         if TOKENIZER in manifest.files and folder is None and not brings_its_own:
@@ -211,40 +212,6 @@ def _folder(
         raise UsageError("tokenizer and vocabulary are set: one of them says what texts become")
     with TemporaryDirectory() as folder:
         yield write_vocabulary(entries, Path(folder))
-
-
-def _export_as_it_is(
-    model: Any,
-    out: Path,
-    name: str,
-    version: int | None,
-    plan: Plan,
-    options: Mapping[str, Any],
-    parts: Mapping[str, Any],
-) -> Bundle:
-    """UsageError for arguments that have no meaning of a module as it is."""
-    if not isinstance(model, nn.Module) or saves_itself(model):
-        raise UsageError(f"as_it_is is of modules; the model is a {type(model).__qualname__}")
-    if plan.precisions != ("fp32",) or plan.lens:
-        raise UsageError("a module as it is has fp32 alone, and no lens: leave precisions out")
-    meant = ("labels", "normalize", "tokenizer", "max_length")
-    if given := [option for option in meant if options[option]]:
-        raise UsageError(
-            f"{', '.join(given)} has no meaning of a module as it is, which takes token ids and"
-            " gives numbers: leave it out"
-        )
-    config = parts["config"]
-    stated = asdict(config) if isinstance(config, Config) else dict(config or {})
-    return own.export(
-        model,
-        out,
-        name,
-        version,
-        reference=options["reference"],
-        stated=stated,
-        batch_first=parts["batch_first"],
-        samples=options["samples"],
-    )
 
 
 def _source(

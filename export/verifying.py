@@ -5,6 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from addnorm.export import as_it_is
 from addnorm.export.cuda.on_gpu import measured
 from addnorm.export.graphs.graph import check_fit
 from addnorm.export.modules import from_code
@@ -39,6 +40,15 @@ def verify(
     if before.get("kind") == OWN_READING["kind"]:
         reference = replace(reference, kind="none")
     try:
+        if bundle.manifest.as_it_is and "path" in bundle.manifest.source:
+            file = weights or from_code.stored_weights(bundle.manifest)
+            module, origin = from_code.made_by(bundle.manifest.source["path"], file)
+            as_it_is.certify_again(
+                bundle, module, samples=reference.samples,
+                origin=from_code.under_its_name(origin, bundle.manifest),
+            )  # fmt: skip
+            print(f"verified {bundle.path}")
+            return
         if "path" in bundle.manifest.source:
             source = from_code.source_of_manifest(bundle.manifest, weights)
             source = replace(source, samples=reference.samples)

@@ -5,14 +5,14 @@ The code is run on purpose. Its weights are read as tensors only.
 
 import importlib
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from torch import nn
 
-from addnorm.export.modules import asking
+from addnorm.export.modules.asking import unwrapped
 from addnorm.export.modules.recognize import of_module
 from addnorm.export.sources.sources import Source, UsageError
 from addnorm.model.checkpoints import weights
@@ -37,7 +37,19 @@ def of_code(
 
     UsageError and CheckpointError, in words.
     """
-    module = make_module(path)
+    module, origin = made_by(path, file)
+    source = of_module(
+        module, reference=None, config=None, weights=None, pooling=pooling, labels=labels,
+        tokenizer=tokenizer, max_length=max_length, normalize=normalize,
+    )  # fmt: skip
+    if tokenizer is not None:
+        origin["tokenizer"] = str(tokenizer)
+    return replace(source, origin={**source.origin, **origin})
+
+
+def made_by(path: str, file: Path | None) -> tuple[nn.Module, dict[str, Any]]:
+    """The module with its weights, and where it is from, as a manifest names it."""
+    module, origin = make_module(path), dict[str, Any](path=path)
     if file is not None:
         if not file.is_file():
             raise UsageError(f"--weights {file}: there is no such file")
@@ -46,36 +58,37 @@ def of_code(
             module.load_state_dict({key.removeprefix(COMPILED): x for key, x in tensors.items()})
         except RuntimeError as error:
             raise UsageError(f"--weights {file}: {' '.join(str(error).split())}") from None
-    source = of_module(
-        asking.unwrapped(module), reference=None, config=None, weights=None, pooling=pooling,
-        labels=labels, tokenizer=tokenizer, max_length=max_length, normalize=normalize,
-    )  # fmt: skip
-    origin: dict[str, Any] = {"path": path}
-    if file is not None:
         origin["weights"] = {str(file): sha256(file)}
-    if tokenizer is not None:
-        origin["tokenizer"] = str(tokenizer)
-    return replace(source, origin={**source.origin, **origin})
+    return unwrapped(module), origin
 
 
 def source_of_manifest(manifest: Manifest, file: Path | None) -> Source:
     """The source that a manifest names. file: of the weights, where they lie elsewhere now."""
-    made = manifest.source
-    stored = next(iter(made.get("weights", {})), None)
-    tokenizer = made.get("tokenizer")
+    made, tokenizer = manifest.source, manifest.source.get("tokenizer")
     source = of_code(
         made["path"],
-        file or (None if stored is None else Path(stored)),
+        file or stored_weights(manifest),
         labels=manifest.labels,
         tokenizer=None if tokenizer is None else Path(tokenizer),
         max_length=made.get("max_length"),
         pooling=manifest.pooling,
         normalize=manifest.normalize,
     )
-    if file is None or stored is None:
-        return source
-    again = {"weights": {stored: sha256(file)}}
-    return replace(source, origin={**source.origin, **again})
+    return replace(source, origin=under_its_name(source.origin, manifest))
+
+
+def stored_weights(manifest: Manifest) -> Path | None:
+    """The file of weights that a manifest names."""
+    return next(map(Path, manifest.source.get("weights", {})), None)
+
+
+def under_its_name(origin: Mapping[str, Any], manifest: Manifest) -> dict[str, Any]:
+    """The origin, with weights that lie elsewhere now under the name that the manifest has."""
+    stored = stored_weights(manifest)
+    if stored is None or "weights" not in origin:
+        return dict(origin)
+    (digest,) = origin["weights"].values()
+    return {**origin, "weights": {str(stored): digest}}
 
 
 def make_module(path: str) -> nn.Module:

@@ -41,6 +41,8 @@ from addnorm.service.errors import Expired
 #   (mixed lengths give 59 % real tokens with 1, 78 % with 3, 89 % with 10).
 # MIN_TOKENS_PER_WORKER: idle worker threads share what waits, but none gets fewer real tokens than
 #   this. Larger: short requests use fewer cores. Smaller: waking a thread costs more than it gains.
+# MIN_WORKER_S: and none gets less work than this. Larger: small models use fewer cores. Smaller: a
+#   second thread wants the interpreter's lock for work that is done before it has it.
 # BULK_TOKENS: of a micro-batch of a bulk ask, if the token budget is not less. Larger: who asks
 #   while bulk asks take every worker waits longer. Smaller: more is spent on each run.
 # ALONE_S: after so long without another ask, bulk asks take every worker. Larger: they are slower
@@ -48,6 +50,7 @@ from addnorm.service.errors import Expired
 SMALL_RATIO = 8
 CANDIDATE_BATCHES = 3
 MIN_TOKENS_PER_WORKER = 16
+MIN_WORKER_S = 0.001
 BULK_TOKENS = 256
 ALONE_S = 5.0
 
@@ -379,7 +382,7 @@ class FairQueue:
         else:
             if target.is_shared_out:
                 share = math.ceil(target.num_tokens / num_idle)
-                left = min(left, max(MIN_TOKENS_PER_WORKER, share))
+                left = min(left, max(least_share(target), share))
             more = CANDIDATE_BATCHES * target.token_budget - ask.num_tokens
             others = [one for one in self.active[target] if one is not backlog and not one.is_bulk]
             for each in (backlog, *others):
@@ -435,6 +438,11 @@ class FairQueue:
             waited_s = now - late.submitted
             _fail(late, Expired(f"deadline: it passed after {waited_s:.2f} s in the queue"))
             self._remove(late)
+
+
+def least_share(target: Target) -> int:
+    """Real tokens that an idle worker is woken for."""
+    return max(MIN_TOKENS_PER_WORKER, int(MIN_WORKER_S * (target.tokens_per_s or 0)))
 
 
 def _fail(ask: Ask, error: Exception) -> None:

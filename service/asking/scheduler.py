@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 
 from addnorm.service.asking.ask import Ask
-from addnorm.service.asking.fair_queue import MIN_TOKENS_PER_WORKER, MicroBatch
+from addnorm.service.asking.fair_queue import MicroBatch, least_share
 from addnorm.service.asking.gate import Gate
 from addnorm.service.engine.batch import AnyRows
 from addnorm.service.engine.target import Target
@@ -100,8 +100,9 @@ class Scheduler:
     def wake(self) -> None:
         """Wakes as many idle workers as what waits is enough for."""
         with self._changed:
-            shares = self._gate.queue.num_tokens // MIN_TOKENS_PER_WORKER
-            self._changed.notify(self.num_workers if self._gate.queue.num_bulk else max(1, shares))
+            queue = self._gate.queue
+            shares = sum(target.num_tokens // least_share(target) for target in queue.active)
+            self._changed.notify(self.num_workers if queue.num_bulk else max(1, shares))
 
     def submit_first(self, ask: Ask) -> None:
         """Queues the ask before all others, whatever waits."""

@@ -65,6 +65,12 @@ def test_waiting_sequences_are_shared_out_among_idle_worker_threads() -> None:
     assert lengths(queue.take(0, num_idle=1)) == [30, 30]
     submit(queue, target, of_lengths(*[2] * 6))
     assert lengths(queue.take(0, num_idle=2)) == [2] * 6  # too little to share
+    target.tokens_per_s = 120_000
+    submit(queue, target, of_lengths(*[30] * 4))
+    assert lengths(queue.take(0, num_idle=2)) == [30] * 4  # it takes no longer than to wake another
+    target.tokens_per_s = 60_000
+    submit(queue, target, of_lengths(*[30] * 4))
+    assert lengths(queue.take(0, num_idle=2)) == [30] * 2
 
 
 def test_what_a_gpu_computes_is_not_shared_out() -> None:
@@ -321,7 +327,7 @@ def test_a_micro_batch_runs_on_all_cores_while_other_workers_would_be_idle(
         return echo(batch)
 
     busy, target = Target(held, 64), Target(one, 64, run_on_all_cores=several)
-    busy.tokens_per_s = target.tokens_per_s = 1e6
+    busy.tokens_per_s = target.tokens_per_s = 1e4
     scheduler = Scheduler(gate_of(2, 10_000))
     if others:
         first = submit_to(scheduler, busy, of_lengths(*others), 60)

@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from addnorm.export import ExportError, export_bundle, verify_bundle
@@ -16,67 +15,19 @@ from addnorm.service.engine.model import Model
 from addnorm.service.engine.own_engine import OwnEngine
 from tests.conftest import client_of, inference_of
 from tests.support.people.examples import padded_left
+from tests.support.people.unrecognized import (
+    LONGEST,
+    Branching,
+    D,
+    Gated,
+    Normalized,
+    Random,
+    SequenceFirst,
+    Several,
+    V,
+)
 
-V, D, LONGEST = 60, 16, 48
 ROWS = [[3, 4, 5], [9], [7, 8, 9, 10, 11], [5, 4, 3], [2] * 40]
-
-
-class Gated(nn.Module):
-    """A feed-forward with a gate, and log-probabilities: not recognized."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.tokens, self.places = nn.Embedding(V, D), nn.Embedding(LONGEST, D)
-        self.attention = nn.MultiheadAttention(D, 2, batch_first=True)
-        self.norm, self.wide, self.slim = nn.LayerNorm(D), nn.Linear(D, 2 * D), nn.Linear(D, D)
-        self.head = nn.Linear(D, 5)
-
-    def forward(self, ids: Tensor) -> Any:
-        x = self.tokens(ids) + self.places(torch.arange(ids.shape[1]))
-        x = self.norm(x + self.attention(x, x, x, need_weights=False)[0])
-        gate, value = self.wide(x).chunk(2, -1)
-        return F.log_softmax(self.head(x + self.slim(F.silu(gate) * value)), -1)
-
-
-class Normalized(Gated):
-    def forward(self, ids: Tensor) -> Tensor:
-        return F.normalize(super().forward(ids).mean(1), dim=-1)
-
-
-class Several(Gated):
-    """Needs a mask and segments, and answers with more."""
-
-    def forward(self, ids: Tensor, mask: Tensor, segments: Tensor) -> Any:  # type: ignore[override]
-        rows = super().forward(ids) * mask[..., None] + segments[..., None]
-        return {"ids": ids, "rows": rows, "first": rows[:, 0]}
-
-
-class Branching(Gated):
-    """Another function from 41 tokens on, which the graph of an example does not have."""
-
-    def forward(self, ids: Tensor) -> Tensor:
-        rows: Tensor = super().forward(ids)
-        return 2 * rows if ids.shape[1] > 40 else rows
-
-
-class Random(Gated):
-    def forward(self, ids: Tensor) -> Tensor:
-        return F.dropout(super().forward(ids), 0.1, training=True)
-
-
-class SequenceFirst(nn.Module):
-    """Takes [S, B], and answers [B, S] too: as another function."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.tokens = nn.Embedding(V, D)
-        layer = nn.TransformerEncoderLayer(D, 2, 32)
-        self.encoder = nn.TransformerEncoder(layer, 1, enable_nested_tensor=False)
-
-    def forward(self, ids: Tensor) -> Tensor:
-        return F.log_softmax(self.encoder(self.tokens(ids)), -1)
 
 
 def on_the_instance() -> nn.Module:

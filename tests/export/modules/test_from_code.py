@@ -9,12 +9,17 @@ import torch
 from addnorm.export import command
 from addnorm.service.engine import bundle as bundles
 from tests.support.people.encoders import OwnLayers
+from tests.support.people.unrecognized import Gated
 
 CODE = """
 from tests.support.people.encoders import OwnLayers
+from tests.support.people.unrecognized import Gated
 
 def make():
     return OwnLayers()
+
+def make_unrecognized():
+    return Gated()
 """
 
 
@@ -48,3 +53,20 @@ def test_code_and_weights_become_a_bundle_that_verify_makes_again(folder: Path) 
     torch.save(OwnLayers().state_dict(), folder / "moved.pt")
     with pytest.raises(SystemExit, match="own/1 was made from"):
         command.verify([str(bundle.path), "--weights", "moved.pt"])
+
+
+def test_a_module_that_is_not_recognized_is_served_as_it_is(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    torch.manual_seed(1)
+    torch.save(Gated().state_dict(), folder / "gated.pt")
+    asked = ["--module", "mine:make_unrecognized", "--weights", "gated.pt"]
+    command.export([*asked, "--check"])
+    assert "It is served as it is: one graph, ids [B, S] of at most 48" in capsys.readouterr().out
+    command.export([*asked, "--name", "own", "--out", "bundles"])
+    bundle = bundles.read(folder / "bundles" / "own" / "1")
+    assert (bundle.manifest.as_it_is, bundle.manifest.source["path"]) == ("token", asked[1])
+    (folder / "gated.pt").rename(folder / "elsewhere.pt")
+    command.verify([str(bundle.path), "--weights", "elsewhere.pt"])
+    with pytest.raises(SystemExit, match="max_length has no meaning of a module as it is"):
+        command.export([*asked[:2], "--max-length", "9", "--out", "bundles"])
