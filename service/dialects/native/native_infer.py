@@ -6,7 +6,6 @@ from functools import partial
 import numpy as np
 
 from addnorm.service.asking.ask import Ask
-from addnorm.service.dialects.native.native_answer import encode, encode_tensors
 from addnorm.service.dialects.native.native_schema import (
     ANSWER,
     BINARY,
@@ -17,6 +16,7 @@ from addnorm.service.dialects.native.native_schema import (
 )
 from addnorm.service.engine.batch import Batch, Padding, from_grid, from_lists, from_rows
 from addnorm.service.engine.bundle import Bundle
+from addnorm.service.engine.checkpoint import checkpoint
 from addnorm.service.engine.heads import Spans
 from addnorm.service.engine.outputs import Output, Value
 from addnorm.service.engine.outputs.output import Asked
@@ -25,8 +25,8 @@ from addnorm.service.engine.tokenizer import Text
 from addnorm.service.errors import InvalidInput, UnsupportedMediaType
 from addnorm.service.wire.codec import safetensors_body as tensors
 from addnorm.service.wire.codec.decoding import RawRequest, Tools
-from addnorm.service.wire.codec.negotiation import JSON, negotiate, sent_type
-from addnorm.service.wire.codec.payload import Encode
+from addnorm.service.wire.codec.negotiation import JSON, negotiate, sent_type, written
+from addnorm.service.wire.codec.payload import Encode, Payload
 from addnorm.service.wire.codec.safetensors_body import SAFETENSORS, Arrays
 from addnorm.service.wire.route import Route
 from addnorm.service.wire.texts import spans
@@ -220,3 +220,32 @@ def _output(name: str, options: Options, shared: Asked) -> Output[Value]:
     kind = options.known.by_name[name]
     own = getattr(options, name) if kind.options else None
     return kind.asked_for(shared._replace(own=own) if own else shared)
+
+
+def encode(ask: Ask) -> Payload:
+    """Outputs -> JSON, floats with the fewest digits that give the same float back."""
+    usage = {"real_tokens": ask.batch.num_tokens, "pad_tokens": ask.padding.num_pads}
+    body = {
+        "model": ask.model.answered_name,
+        "version": str(ask.model.bundle.manifest.version),
+        **{output.name: value.for_json() for output, value in ask.values.items()},
+        "usage": usage,
+    }
+    return Payload(written(body, ask.num_bytes))
+
+
+def encode_tensors(ask: Ask) -> Payload:
+    """Outputs -> safetensors: ragged rows end to end, with their lengths."""
+    arrays: Arrays = {}
+    for output, value in ask.values.items():
+        arrays |= value.tensors(output.name)
+        checkpoint()
+    if ask.padding.mask is None:
+        arrays["lengths"] = ask.padding.lengths
+    metadata = {
+        "model": ask.model.answered_name,
+        "version": str(ask.model.bundle.manifest.version),
+        "real_tokens": str(ask.batch.num_tokens),
+        "pad_tokens": str(ask.padding.num_pads),
+    }
+    return Payload(tensors.write(arrays, metadata), SAFETENSORS)
