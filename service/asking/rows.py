@@ -28,9 +28,9 @@ class AskedRows:
         found: Mapping[bytes, Mapping[Pick, Kept]] = NOTHING,
         hold: Hold | None = None,
     ) -> None:
-        """picks: what is kept. d_model: width of picked rows. digests: of each
-        sequence; None: all are computed. found: what the cache holds, by digest. hold: is given
-        what was kept of sequences; what it is given must be copied."""
+        """picks: what is kept. d_model: width of picked rows. digests: of each sequence; None: all
+        are computed. found: what the cache holds, by digest. hold: is given what was kept of
+        sequences; what it is given must be copied."""
         self.batch, self._picks, self._hold = batch, picks, hold
         # if it was looked for: how many sequences the cache had, how many it had not, and how many
         # of those have an equal one in the request
