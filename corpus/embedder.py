@@ -18,7 +18,7 @@ from addnorm.service.asking.ask import Ask
 from addnorm.service.engine import bundle as bundles
 from addnorm.service.engine.batch import Batch, Ints, Padding
 from addnorm.service.engine.registry import Models
-from addnorm.service.engine.tokenizing.tokenizer import Text
+from addnorm.service.engine.tokenizer import Text
 from addnorm.service.errors import NotFinite, ServiceError, StartupError
 from addnorm.service.loading.loader import load
 from addnorm.service.server.wiring import Service, build

@@ -19,7 +19,7 @@ import pyarrow.parquet as pq
 from addnorm.corpus.errors import CorpusError
 from addnorm.corpus.storage import Location, in_one_line, read_batches, reason
 from addnorm.corpus.vectors_file import check_texts, first_not_utf8
-from addnorm.service.engine.tokenizing.tokenizer import Text
+from addnorm.service.engine.tokenizer import Text
 
 PIECE_ROWS = 256
 OPTIONS = ("--text-column", "--second-text-column")

@@ -29,10 +29,10 @@ from addnorm.model.checkpoints import CheckpointError
 from addnorm.model.grid import OPSET
 from addnorm.model.transformer import Transformer
 from addnorm.service.engine import bundle as bundles
+from addnorm.service.engine import tokenizer as text
 from addnorm.service.engine.batch import Floats
 from addnorm.service.engine.bundle import Bundle
 from addnorm.service.engine.manifest import Limits
-from addnorm.service.engine.tokenizing import tokenizer as text
 from addnorm.service.errors import StartupError
 
 REFUSALS = (  # what `export` and `verify` raise for models, folders and arguments that do not fit

@@ -33,7 +33,7 @@ from addnorm.service.engine import bundle
 from addnorm.service.engine.bundle import Bundle
 from addnorm.service.engine.registry import Models, Root
 from addnorm.service.loading.loader import load_all
-from addnorm.service.server.http.connection import Connection
+from addnorm.service.server.connection import Connection
 from addnorm.service.server.process import Server
 from addnorm.service.server.wiring import Service, build
 from addnorm.service.settings import Settings

@@ -23,7 +23,7 @@ from addnorm.model.checkpoints import sentence_transformers
 from addnorm.model.pooling import pick_vectors
 from addnorm.model.transformer import Transformer
 from addnorm.service.engine.bundle import TOKENIZER, Bundle
-from addnorm.service.engine.tokenizing.tokenizer import Tokenizer as Served
+from addnorm.service.engine.tokenizer import Tokenizer as Served
 from addnorm.service.errors import ServiceError
 from addnorm.service.server.wiring import Service
 

@@ -17,7 +17,7 @@ from tokenizers.normalizers import Lowercase, Sequence
 from addnorm.export.sources import sentencepieces
 from addnorm.model.checkpoints import CheckpointError, json_files
 from addnorm.service.engine.bundle import MOST_TOKENIZER_BYTES, TOKENIZER
-from addnorm.service.engine.tokenizing.tokenizer import growth_problem
+from addnorm.service.engine.tokenizer import growth_problem
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

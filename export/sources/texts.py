@@ -19,7 +19,7 @@ from addnorm.export.sources.sentencepieces import UnlikeError
 from addnorm.model.checkpoints import CheckpointError, json_files, sentence_transformers
 from addnorm.model.checkpoints.sentence_transformers import SentenceTransformers
 from addnorm.service.engine.manifest import InputRules, InputType
-from addnorm.service.engine.tokenizing.tokenizer import Template
+from addnorm.service.engine.tokenizer import Template
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

@@ -10,7 +10,7 @@ from tokenizers import Encoding
 from addnorm.service.asking.ask import Ask
 from addnorm.service.engine.manifest import InputType
 from addnorm.service.engine.model import Model
-from addnorm.service.engine.tokenizing.tokenizer import Text, Tokenizer
+from addnorm.service.engine.tokenizer import Text, Tokenizer
 from addnorm.service.errors import InvalidInput
 from addnorm.service.wire.codec.decoding import Tools
 from addnorm.service.wire.codec.negotiation import fragment

@@ -8,6 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from addnorm.service.cores import usable_cores
+from addnorm.service.engine import tokenizer as text
 from addnorm.service.engine.batch import Batch
 from addnorm.service.engine.bundle import Bundle
 from addnorm.service.engine.engine import Engine, OpenEngine
@@ -15,7 +16,6 @@ from addnorm.service.engine.manifest import Limits
 from addnorm.service.engine.own_engine import OwnEngine
 from addnorm.service.engine.session import is_of_onnxruntime
 from addnorm.service.engine.target import Statistics, Target
-from addnorm.service.engine.tokenizing import tokenizer as text
 from addnorm.service.errors import InvalidInput
 
 log = logging.getLogger("addnorm")

@@ -27,8 +27,8 @@ from addnorm.service.asking.gate import Gate
 from addnorm.service.asking.readiness import Readiness
 from addnorm.service.errors import Draining
 from addnorm.service.server.auth import Entrance
+from addnorm.service.server.connection import wrong_head
 from addnorm.service.server.error_response import error_response, note_error
-from addnorm.service.server.http.head import wrong_head
 from addnorm.service.server.origins import Origins, named_origins
 from addnorm.service.server.table import Table
 from addnorm.service.wire.codec import openapi

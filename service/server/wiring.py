@@ -23,8 +23,7 @@ from addnorm.service.server.grpc.grpc_calls import GrpcCalls
 from addnorm.service.server.grpc.grpc_listener import GrpcListener
 from addnorm.service.server.table import PROTOCOLS, Table
 from addnorm.service.settings import Settings
-from addnorm.service.wire.codec.bodies import BodyReader
-from addnorm.service.wire.codec.decoding import Tools
+from addnorm.service.wire.codec.decoding import BodyReader, Tools
 from addnorm.service.wire.route import Parts, Protocol
 from addnorm.service.wire.telemetry.exposition import Exposition
 from addnorm.service.wire.telemetry.invariance import InvarianceCheck

@@ -19,8 +19,7 @@ from addnorm.service.errors import (
     RequestTimeout,
     UnsupportedMediaType,
 )
-from addnorm.service.wire.codec.bodies import held_bytes
-from addnorm.service.wire.codec.decoding import RawRequest, Tools
+from addnorm.service.wire.codec.decoding import RawRequest, Tools, held_bytes
 from addnorm.service.wire.codec.negotiation import (
     JSON,
     WINDOWS,

@@ -18,9 +18,9 @@ import torch
 from transformers import AutoTokenizer, BertModel
 
 from addnorm.service.engine import bundle as bundles
-from addnorm.service.engine.tokenizing.tokenizer import Tokenizer
+from addnorm.service.engine.tokenizer import Tokenizer
 from addnorm.service.errors import StartupError
-from addnorm.service.wire.codec.bodies import parsed_bytes
+from addnorm.service.wire.codec.decoding import parsed_bytes
 from addnorm.service.wire.texts.texts import PIECE_CHARACTERS
 from tests.conftest import client_of, inference_of
 from tests.support.metrics import samples

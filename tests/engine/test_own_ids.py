@@ -13,7 +13,7 @@ from tokenizers.processors import (
     TemplateProcessing,
 )
 
-from addnorm.service.engine.tokenizing.tokenizer import Ends, ends_of, has_ends
+from addnorm.service.engine.tokenizer import Ends, ends_of, has_ends
 
 WORDS = ["<s>", "</s>", "a", "b", "[UNK]"]
 IDS = {word: index for index, word in enumerate(WORDS)}

@@ -12,7 +12,7 @@ from tokenizers.pre_tokenizers import ByteLevel, Metaspace
 
 from addnorm.service.engine import bundle as bundles
 from addnorm.service.engine.bundle import Bundle
-from addnorm.service.engine.tokenizing.tokenizer import (
+from addnorm.service.engine.tokenizer import (
     MAX_CUT_CHARACTERS,
     CannotCut,
     Tokenizer,

@@ -14,7 +14,7 @@ from addnorm.export.sources import sources, texts
 from addnorm.export.sources.folder_tokenizer import NoTexts
 from addnorm.export.writer import Plan, export
 from addnorm.model.checkpoints import CheckpointError, load_checkpoint
-from addnorm.service.engine.tokenizing.tokenizer import pair_text
+from addnorm.service.engine.tokenizer import pair_text
 from tests.conftest import client_of, inference_of
 from tests.support import language_model
 from tests.support.families import made, save

@@ -14,7 +14,7 @@ from transformers import AutoTokenizer
 from addnorm.export.sources import folder_tokenizer, sentencepieces
 from addnorm.export.sources.folder_tokenizer import NoTexts
 from addnorm.model.checkpoints import CheckpointError
-from addnorm.service.engine.tokenizing.tokenizer import growth_problem
+from addnorm.service.engine.tokenizer import growth_problem
 from tests.support.sentence_transformers import tell, write_settings
 from tests.support.texts import WORDS, ids_of
 

@@ -11,7 +11,7 @@ import pytest
 from addnorm.export import command
 from addnorm.service.engine import bundle as bundles
 from addnorm.service.engine.files import describe
-from addnorm.service.engine.tokenizing.tokenizer import Tokenizer
+from addnorm.service.engine.tokenizer import Tokenizer
 from addnorm.service.errors import StartupError
 from tests.support.sentence_transformers import tell
 from tests.support.texts import MAX_POSITIONS, MAX_TEXT_TOKENS, TEXT_MODEL

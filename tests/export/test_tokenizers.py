@@ -18,7 +18,7 @@ from addnorm.export.sources import sample_texts, sources
 from addnorm.export.sources.program import Program
 from addnorm.export.sources.sources import Source, UsageError
 from addnorm.model.checkpoints import CheckpointError, Choices
-from addnorm.service.engine.tokenizing.tokenizer import Tokenizer as Served
+from addnorm.service.engine.tokenizer import Tokenizer as Served
 from tests.support.families import made, save
 from tests.support.sentence_transformers import tell, write_settings
 from tests.support.texts import WORDS, checkpoint, tokenizer

@@ -15,7 +15,7 @@ from tokenizers import Tokenizer
 
 from addnorm.export import command
 from addnorm.service.engine import bundle as bundles
-from addnorm.service.engine.tokenizing.tokenizer import Tokenizer as Served
+from addnorm.service.engine.tokenizer import Tokenizer as Served
 from benchmarks.findings import MINILM
 from tests.support.families import made, save
 from tests.support.sentence_transformers import write_settings

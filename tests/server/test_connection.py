@@ -19,13 +19,13 @@ import httpx
 import pytest
 from pydantic import SecretStr
 
-from addnorm.service.server.http.connection import (
+from addnorm.service.server.connection import (
     LONG_PIECE_S,
+    MAX_HEAD_BYTES,
     READ_BYTES,
     SILENT_S,
     Connection,
 )
-from addnorm.service.server.http.head import MAX_HEAD_BYTES
 from addnorm.service.server.wiring import Service
 from tests.conftest import Serve, inference_of, serving
 from tests.support import web

@@ -15,7 +15,7 @@ from addnorm.service.engine.outputs.output import (
     JSON_BYTES_PER_FLOAT,
     JSON_BYTES_PER_PAD,
 )
-from addnorm.service.engine.tokenizing.tokenizer import CHARACTERS_PER_TOKEN
+from addnorm.service.engine.tokenizer import CHARACTERS_PER_TOKEN
 from addnorm.service.settings import Settings
 from addnorm.service.wire.codec.safetensors_body import SAFETENSORS
 from benchmarks.stress.caller import JSON, Request

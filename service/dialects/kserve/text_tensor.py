@@ -15,7 +15,7 @@ from addnorm.service.dialects.kserve import tensors
 from addnorm.service.dialects.kserve.schema import InputTensor, Parameters
 from addnorm.service.engine.batch import Batch, Padding
 from addnorm.service.engine.model import Model
-from addnorm.service.engine.tokenizing.tokenizer import Text
+from addnorm.service.engine.tokenizer import Text
 from addnorm.service.errors import InvalidInput
 from addnorm.service.wire.codec.decoding import Tools
 from addnorm.service.wire.codec.shown import shown

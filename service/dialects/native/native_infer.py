@@ -21,7 +21,7 @@ from addnorm.service.engine.heads import Spans
 from addnorm.service.engine.outputs import Output, Value
 from addnorm.service.engine.outputs.output import Asked
 from addnorm.service.engine.outputs.values import VectorDType
-from addnorm.service.engine.tokenizing.tokenizer import Text
+from addnorm.service.engine.tokenizer import Text
 from addnorm.service.errors import InvalidInput, UnsupportedMediaType
 from addnorm.service.wire.codec import safetensors_body as tensors
 from addnorm.service.wire.codec.decoding import RawRequest, Tools

@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 from pydantic import Field, PlainValidator, model_validator
 from pydantic_core import PydanticCustomError
 
-from addnorm.service.engine.tokenizing.tokenizer import Text
+from addnorm.service.engine.tokenizer import Text
 from addnorm.service.wire.codec.validation import Strict, into_body
 from addnorm.service.wire.texts.sequences import (
     ONE_ROW,

@@ -15,7 +15,7 @@ from addnorm.service.dialects.tei.tei_schema import (
     TeiTokenizeRequest,
 )
 from addnorm.service.engine.model import Model
-from addnorm.service.engine.tokenizing.tokenizer import Text, Tokenizer
+from addnorm.service.engine.tokenizer import Text, Tokenizer
 from addnorm.service.errors import EmptyInput
 from addnorm.service.wire.codec.decoding import Tools
 from addnorm.service.wire.codec.negotiation import fragment

@@ -14,7 +14,7 @@ from pydantic import Field
 
 from addnorm.service import VERSION
 from addnorm.service.asking.ask import Ask
-from addnorm.service.engine.tokenizing.tokenizer import Text, Tokenizer
+from addnorm.service.engine.tokenizer import Text, Tokenizer
 from addnorm.service.errors import EmptyInput
 from addnorm.service.wire.codec.decoding import Tools
 from addnorm.service.wire.codec.negotiation import fragment

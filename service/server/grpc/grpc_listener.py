@@ -13,8 +13,8 @@ from typing import Any
 from addnorm.service import to_install
 from addnorm.service.dialects.kserve.over_grpc.grpc_methods import METHODS, GrpcMethod
 from addnorm.service.errors import StartupError
+from addnorm.service.server.connection import MAX_HEAD_BYTES
 from addnorm.service.server.grpc.grpc_calls import Caller, GrpcCalls
-from addnorm.service.server.http.head import MAX_HEAD_BYTES
 from addnorm.service.settings import Settings
 
 # GAP_S: handing a call over takes some rounds of the event loop. Larger: the drain takes longer.

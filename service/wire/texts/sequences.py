@@ -8,7 +8,7 @@ from pydantic_core import PydanticCustomError
 from addnorm.service.asking.ask import Ask
 from addnorm.service.engine.batch import Batch, Padding, from_lists
 from addnorm.service.engine.model import Model
-from addnorm.service.engine.tokenizing.tokenizer import Ends, has_ends
+from addnorm.service.engine.tokenizer import Ends, has_ends
 from addnorm.service.errors import EmptyInput, InvalidInput
 from addnorm.service.wire.codec.decoding import Tools
 from addnorm.service.wire.codec.validation import Strict

@@ -11,7 +11,7 @@ from tokenizers import Encoding
 from addnorm.service.engine.batch import Ints, Padding
 from addnorm.service.engine.checkpoint import checkpoint
 from addnorm.service.engine.heads import Spans
-from addnorm.service.engine.tokenizing.tokenizer import Text
+from addnorm.service.engine.tokenizer import Text
 from addnorm.service.errors import InvalidInput
 from addnorm.service.wire.texts.texts import TextsToTokenize
 

@@ -24,7 +24,7 @@ from addnorm.service.engine.batch import Batch, Ints, Padding, offsets_of
 from addnorm.service.engine.checkpoint import checkpoint
 from addnorm.service.engine.manifest import InputType
 from addnorm.service.engine.model import Model
-from addnorm.service.engine.tokenizing.tokenizer import CannotCut, Text, Tokenizer, ids_and_types
+from addnorm.service.engine.tokenizer import CannotCut, Text, Tokenizer, ids_and_types
 from addnorm.service.errors import EmptyInput, InvalidInput
 from addnorm.service.settings import Settings
 from addnorm.service.wire.codec.negotiation import fragment

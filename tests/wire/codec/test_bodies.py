@@ -17,7 +17,7 @@ from addnorm.service.dialects.native.native_schema import INFER
 from addnorm.service.engine.batch import from_lists
 from addnorm.service.settings import Settings
 from addnorm.service.wire.codec import safetensors_body
-from addnorm.service.wire.codec.bodies import held_bytes, parsed_bytes
+from addnorm.service.wire.codec.decoding import held_bytes, parsed_bytes
 from addnorm.service.wire.codec.validation import validated
 from addnorm.service.wire.texts.texts import num_bytes
 

@@ -24,7 +24,7 @@ from addnorm.service.engine.registry import Models
 from addnorm.service.errors import BodyTooLarge, InvalidInput
 from addnorm.service.server.wiring import build
 from addnorm.service.settings import Settings
-from addnorm.service.wire.codec import bodies
+from addnorm.service.wire.codec import decoding
 from addnorm.service.wire.codec import negotiation as content
 from addnorm.service.wire.codec.negotiation import (
     PIECE_BYTES,
@@ -310,8 +310,8 @@ def test_bodies_that_wait_to_be_read_count_among_those_held(
             checkpoint()
         return read(*arguments)
 
-    read, go = bodies.validated, threading.Event()
-    monkeypatch.setattr(bodies, "validated", held)
+    read, go = decoding.validated, threading.Event()
+    monkeypatch.setattr(decoding, "validated", held)
     with serve(max_pending_body_bytes=9_000_000) as url:
         threads = [threading.Thread(target=ask, args=(url,)) for _ in range(6)]
         for thread in threads:

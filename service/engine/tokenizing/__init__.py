@@ -1,1 +1,0 @@
-"""A bundle's tokenizer, and whose ids a caller sends."""

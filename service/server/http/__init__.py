@@ -1,1 +1,0 @@
-"""Connections: uvicorn's, with bounds on heads and on the time that callers take."""
