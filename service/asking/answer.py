@@ -94,12 +94,14 @@ class Answers:
             if ask.answer_s > ask.left_s():  # rejected for a prediction, which may be wrong
                 cost.fade(ask, time.monotonic())
             raise
-        if ask.rows.was_looked_up:
-            num_missed = len(ask.batch) - (num_held := ask.rows.num_held)
-            num_equal = num_missed - len(ask.rows.missing)
-            self._count_lookups(ask.model.name, num_held, num_missed, num_equal)
+        if ask.rows.lookups:
+            self._count_lookups(ask.model.name, *ask.rows.lookups)
         if ask.rows.missing:
-            self._wake_workers()
+            # Once for all requests of this round of the event loop: a worker that is woken wants
+            # the interpreter's lock, which the next request needs too.
+            if self._waking is not (loop := asyncio.get_running_loop()):
+                self._waking = loop
+                loop.call_soon(self._wake)
             try:
                 await self._handover.result(ask.future, ask)
             except NotFinite as error:
@@ -139,14 +141,6 @@ class Answers:
         ask.rows = AskedRows(batch, ask.picks, ask.engine.d_model, digests, found, hold)
         if not len(batch):
             ask.rows.receive((), ask.engine.empty())
-
-    def _wake_workers(self) -> None:
-        """Once for all requests of this round of the event loop: a worker that is woken wants the
-        interpreter's lock, which the next request needs too."""
-        loop = asyncio.get_running_loop()
-        if self._waking is not loop:
-            self._waking = loop
-            loop.call_soon(self._wake)
 
     def _wake(self) -> None:
         self._waking = None

@@ -28,11 +28,13 @@ class AskedRows:
         found: Mapping[bytes, Mapping[Pick, Kept]] = NOTHING,
         hold: Hold | None = None,
     ) -> None:
-        """picks: what is kept. d_model: width of picked rows. digests: of each
-        sequence; None: all are computed. found: what the cache holds, by digest. hold: is given
-        what was kept of sequences; what it is given must be copied."""
+        """picks: what is kept. d_model: width of picked rows. digests: of each sequence; None: all
+        are computed. found: what the cache holds, by digest. hold: is given what was kept of
+        sequences; what it is given must be copied."""
         self.batch, self._picks, self._hold = batch, picks, hold
-        self.was_looked_up, self.num_held = digests is not None, 0
+        # if it was looked for: how many sequences the cache had, how many it had not, and how many
+        # of those have an equal one in the request
+        self.lookups: tuple[int, int, int] | None = None
         # for each sequence the first one that is equal: itself, if none before
         self._equal_to: Sequence[int] = range(len(batch))
         self._held: Mapping[int, Mapping[Pick, Kept]] = {}  # what the cache had, of first ones
@@ -42,7 +44,9 @@ class AskedRows:
             self._equal_to = [first.setdefault(digest, at) for at, digest in enumerate(digests)]
             self._held = {first[digest]: kept for digest, kept in found.items()}
             self.missing = [index for digest, index in first.items() if digest not in found]
-            self.num_held = sum(one in self._held for one in self._equal_to)
+            num_held = sum(one in self._held for one in self._equal_to)
+            num_missed = len(batch) - num_held
+            self.lookups = num_held, num_missed, num_missed - len(self.missing)
         self.lengths: Sequence[int] = batch.lengths.tolist()
         self._offsets = batch.offsets  # of those that are computed
         self._place: dict[int, int] | None = None  # of each of them; None: all are, in order

@@ -213,6 +213,8 @@ class Scheduler:
             return None
 
     def _take_from_queue(self, worker: Worker) -> None:
+        """The next micro-batch. It runs on all cores if the other workers would be idle for most of
+        its run on one thread: all that waits and runs is less. Bulk asks that wait do not count."""
         queue = self._gate.queue
         running = [micro for other in self._workers for micro in other.todo]
         num_busy = sum(bool(other.todo) for other in self._workers)
@@ -223,8 +225,6 @@ class Scheduler:
         if micro.is_bulk:  # another worker may run more of the ask, if not before then now
             self._changed.notify()
         elif micro.target.run_on_all_cores:
-            # if the other workers would be idle for most of its run on one thread: all that waits
-            # and runs is less. Bulk asks that wait do not count
             running_s = sum(other.num_tokens * other.target.s_per_token for other in running)
             others_s = running_s + queue.wait_s() * self.num_workers
             own_s = micro.num_tokens * micro.target.s_per_token

@@ -157,11 +157,6 @@ class Padding:
     def num_pads(self) -> int:
         return 0 if self.mask is None else self.mask.size - sum(self.lengths.tolist())
 
-    @property
-    def num_empty_rows(self) -> int:
-        """Rows of pads only."""
-        return len(self.lengths) - int(np.count_nonzero(self.lengths))
-
     def row_of(self, sequence: int) -> int:
         """The caller's row of a sequence of the batch. They differ where the caller sent rows of
         pads only."""
@@ -182,7 +177,9 @@ class Padding:
     def scatter_rows(self, values: NDArray[Any], fill: float = 0.0) -> NDArray[Any]:
         """Values of each sequence `[num_sequences, w]` -> `[num_rows, w]`, with `fill` for rows of
         pads only."""
-        return _place(self.lengths > 0, values, fill) if self.num_empty_rows else values
+        if len(values) == len(self.lengths):
+            return values
+        return _place(self.lengths > 0, values, fill)
 
 
 def _place(mask: NDArray[np.bool_], values: NDArray[Any], fill: float) -> NDArray[Any]:

@@ -132,7 +132,8 @@ def _checked_texts(body: EmbedRequest) -> tuple[str, list[str]]:
 
 
 def _check_limits(body: EmbedRequest, model: Model) -> None:
-    check_dimensions("output_dimension", body.output_dimension, model.bundle)
+    if body.output_dimension is not None:
+        check_dimensions("output_dimension", body.output_dimension, model.bundle)
     check_limit("max_tokens", body.max_tokens, model)
 
 

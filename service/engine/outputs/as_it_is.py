@@ -3,7 +3,7 @@
 from addnorm.service.engine.bundle import Bundle
 from addnorm.service.engine.manifest import Pick
 from addnorm.service.engine.outputs.output import Computed, Output
-from addnorm.service.engine.outputs.values import ByRow, by_sequence, by_token
+from addnorm.service.engine.outputs.values import ByRow, Dense, by_token
 
 
 class AsItIs(Output[ByRow]):
@@ -25,4 +25,4 @@ class AsItIs(Output[ByRow]):
     def make(self, of: Computed) -> ByRow:
         if self.is_by_token(of.bundle):
             return by_token(of.padding, of.rows.activations)
-        return by_sequence(of.padding, of.head_rows("last").activations)
+        return Dense(of.padding.scatter_rows(of.head_rows("last").activations))

@@ -17,9 +17,9 @@ from addnorm.service.engine.manifest import Pick, Pooling
 from addnorm.service.engine.outputs.values import (
     Array,
     ByRow,
+    Dense,
     Value,
     VectorDType,
-    by_sequence,
     by_token,
 )
 
@@ -192,7 +192,7 @@ class Output(Generic[Made_co]):
 
     def size(self, bundle: Bundle, batch: Batch, padding: Padding) -> Size:
         """What it takes, known before any work."""
-        num_rows, num_pads = len(batch), padding.num_empty_rows
+        num_rows, num_pads = len(batch), len(padding.lengths) - len(batch)
         if self.pick(bundle) == "every":
             num_rows, num_pads = batch.num_tokens, padding.num_pads
         width, head = self.width(bundle), self.head(bundle)
@@ -214,7 +214,7 @@ class Output(Generic[Made_co]):
         """Values of its rows in the caller's layout, with `fill` at pads."""
         if self.pick(of.bundle) == "every":
             return by_token(of.padding, values, fill)
-        return by_sequence(of.padding, values, fill)
+        return Dense(of.padding.scatter_rows(values, fill))
 
     def _headed(self, of: Computed) -> ByRow:
         """What its head makes of its rows."""

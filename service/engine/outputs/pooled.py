@@ -19,7 +19,6 @@ from addnorm.service.engine.outputs.values import (
     Ragged,
     Value,
     VectorDType,
-    by_sequence,
     converted,
     width_of,
 )
@@ -57,7 +56,8 @@ class VectorsOutput(Output[Made_co]):
         return self if self.dimensions else replace(self, dimensions=dimensions)
 
     def check(self, bundle: Bundle) -> None:
-        check_dimensions("dimensions", self.dimensions, bundle)
+        if self.dimensions is not None:
+            check_dimensions("dimensions", self.dimensions, bundle)
         if self.dtype in RANGED:
             self.check_ranges("dtype", self.dtype, bundle)
 
@@ -125,7 +125,7 @@ class Pooled(VectorsOutput[Dense]):
     def make(self, of: Computed) -> Dense:
         vectors = self._vectors(of.head_rows(self.pick(of.bundle)), of)
         ranges = of.bundle.manifest.vector_ranges
-        return by_sequence(of.padding, converted(vectors, self.dtype, ranges))
+        return Dense(of.padding.scatter_rows(converted(vectors, self.dtype, ranges)))
 
 
 @dataclass(frozen=True, eq=False)
@@ -177,11 +177,12 @@ class PooledByDType(VectorsOutput[Parts]):
         vectors = self._vectors(of.head_rows(self.pick(of.bundle)), of)
         ranges = of.bundle.manifest.vector_ranges
         made = {dtype: converted(vectors, dtype, ranges) for dtype in self.dtypes}
-        return Parts({dtype: by_sequence(of.padding, own) for dtype, own in made.items()})
+        scatter = of.padding.scatter_rows
+        return Parts({dtype: Dense(scatter(own)) for dtype, own in made.items()})
 
 
-def check_dimensions(field: str, dimensions: int | None, bundle: Bundle) -> None:
+def check_dimensions(field: str, dimensions: int, bundle: Bundle) -> None:
     """InvalidInput unless the model's vectors have so many. field: the caller's name for it."""
     width = bundle.width("pooled")
-    if dimensions is not None and not 1 <= dimensions <= width:
+    if not 1 <= dimensions <= width:
         raise InvalidInput(f"{field} is {dimensions}: 1 to {width} for {bundle.ref}", param=field)

@@ -113,11 +113,6 @@ def by_token(padding: Padding, values: Array, fill: float = 0.0) -> ByRow:
     return Dense(padding.scatter(values, fill))
 
 
-def by_sequence(padding: Padding, values: Array, fill: float = 0.0) -> Dense:
-    """Values of each sequence `[num_sequences, w]`, with `fill` for rows of pads only."""
-    return Dense(padding.scatter_rows(values, fill))
-
-
 @dataclass(frozen=True, eq=False, slots=True)
 class Parts(Value):
     """Several of one output, by name."""
