@@ -11,6 +11,7 @@ from contextlib import suppress
 from dataclasses import asdict, fields, is_dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
+from unittest.mock import patch
 
 import numpy as np
 import torch
@@ -41,10 +42,16 @@ from addnorm.service.engine.engine import TYPES
 from addnorm.service.engine.model import Model
 from addnorm.service.engine.own_engine import ANSWER, IDS, LENGTHS, OwnEngine
 from addnorm.service.engine.session import runs_in_words
+from addnorm.service.errors import ServiceError
 
 NO_LIMIT = 512  # tokens, where the module sets no limit
 NEAR = 1e-4  # of the largest number: two orders of additions in float32
 EXAMPLE = 7  # tokens of the sequences that the graph is traced with
+MOST_WORDS = 200  # characters of an error of PyTorch's exporter
+# Operators that choose by comparing numbers. PyTorch and onnxruntime choose otherwise among equals,
+# and equal rows come from equal ids.
+CHOICES = {"TopK", "ArgMax", "ArgMin"}
+NUM_REPEATED, NUM_OF_CHOICES = 6, 200  # sequences of few different ids that are compared
 
 
 class AsItIs(NamedTuple):
@@ -88,6 +95,8 @@ class AsItIs(NamedTuple):
                 " evaluation mode, or it keeps something between calls"
             )
         found: Array = first.detach().cpu().numpy().reshape(num_rows, self.width)
+        if not np.isfinite(found).all():
+            raise UnfitError(f"{self.ask.name} answers {len(ids)} tokens with NaN or infinity")
         return found
 
 
@@ -349,11 +358,14 @@ def _answer(ask: Asking, longest: int) -> tuple[str | int | None, bool, int]:
                     )
                 return key, is_of_tokens, width
         dtype = str(tensor.dtype).removeprefix("torch.")
-        shapes[str(key)] = [f"{list(other[key].shape)} of {dtype}" for other in found]
+        shapes["" if key is None else str(key)] = [
+            f"{list(other[key].shape)} of {dtype}" for other in found
+        ]
+    said = "; ".join(f"{key} {' and '.join(each)}".strip() for key, each in shapes.items())
     raise UsageError(
         f"{ask.name} answers two sequences of {' and '.join(map(str, lengths))} tokens with"
-        f" {shapes or 'no tensor'}: a tensor of float32 is needed, [B, S, width] or [B, width]."
-        " reference=lambda ids: module(ids)[...] says which of its parts"
+        f" {said or 'no tensor'}: a tensor of float32 is needed, [B, S, width] or [B, width]."
+        " reference=lambda ids: ... makes one of it"
     )
 
 
@@ -382,14 +394,15 @@ def _write_uncertified(found: AsItIs, folder: Path, name: str, version: int) -> 
     names = [IDS, TYPES][: len(inputs)]
     shapes = {name: {0: Dim.DYNAMIC, 1: Dim.DYNAMIC} for name in names}
     try:
-        with as_found(found.twin), plain_attention():
+        # PyTorch's own encoder compares the numbers of a mask, only to choose a quicker kernel
+        with as_found(found.twin), plain_attention(), patch.object(
+            nn.modules.transformer, "_detect_is_causal_mask", lambda mask, hint, size: hint is True
+        ):  # fmt: skip
             graph = export_module(_Graph(found), tuple(inputs), names, [ANSWER], shapes)
     except UnfitError:
         raise
     except Exception as error:  # of torch.export, which raises many kinds
-        raise UnfitError(
-            f"{found.ask.name} has no graph of its own: {_first(error.__cause__ or error)}"
-        ) from error
+        raise UnfitError(f"{found.ask.name} has no graph of its own: {_why(error)}") from error
     model_file.save(graph, folder / GRAPHS["fp32"])
     types = {"type_vocab_size": 2} if found.ask.has_types else {}
     manifest = {
@@ -420,8 +433,13 @@ def certificate_of(bundle: Bundle, found: AsItIs, samples: Sequence[Sample] = ()
     with runs_in_words(f"the graph of {found.ask.name} fails in onnxruntime"):
         model = Model(bundle)
         checks = [*_compare(model, found, samples)]
-    engine = model.engine("fp32")
+    engine, chooses = model.engine("fp32"), _chooses(model)
     assert isinstance(engine, OwnEngine)
+    if chooses:
+        say(
+            f"{found.ask.name} chooses by comparing numbers (topk, argmax): among nearly equal ones"
+            " onnxruntime may choose otherwise. With samples= ids of yours are compared too"
+        )
     worst = max(checks, key=lambda check: check.difference / check.limit)
     say(
         f"compared {len(checks)} requests, sequences of 1 to {found.longest} tokens, with"
@@ -432,7 +450,7 @@ def certificate_of(bundle: Bundle, found: AsItIs, samples: Sequence[Sample] = ()
             raise CertificationError(
                 f"{check.case}: the graph's answer differs from {found.ask.name}'s by"
                 f" {check.difference:.3g}, the limit is {check.limit:.3g}: the module may branch"
-                " on the length or on its ids"
+                " on the length, or choose among equal numbers (topk, argmax, sort)"
             )
     digests = known_digests(model, "fp32")
     fingerprint = engine.fingerprint.proved(digests)
@@ -447,6 +465,7 @@ def certificate_of(bundle: Bundle, found: AsItIs, samples: Sequence[Sample] = ()
         "reference": "the module alone, one sequence at a time",
         "checks": [asdict(check) for check in checks],
         "sequences_together": not engine.runs_alone,  # of one length, on this processor
+        "chooses_among_numbers": chooses,  # among nearly equal ones it may choose otherwise
         "known_answer": {"fp32": selfcheck.make_known_answer(engine, bundle.manifest.limits)},
         "known_digests": {"fp32": digests},
         "compared_with": {
@@ -467,10 +486,18 @@ def _compare(model: Model, found: AsItIs, samples: Sequence[Sample]) -> Iterator
     own = [Batch.of([np.array(ids, np.int64)]) for ids in ids_of(samples)]
     batches = [*(drawn.sequence(index) for index in range(len(drawn))), *own]
     some = [batch for batch in batches if batch.num_tokens <= 65]
+    batches += _repeated(found, NUM_OF_CHOICES if _chooses(model) else NUM_REPEATED)
     with path_of(model) as path:
         for batch in batches:
             case = Case.from_batch(f"{batch.num_tokens} tokens", batch)
-            yield _check(case.name, path.ask(case, "fp32")["output"], [batch], found)
+            try:
+                answer = path.ask(case, "fp32")["output"]
+            except ServiceError as error:
+                raise CertificationError(
+                    f"a sequence of {batch.num_tokens} tokens fails: {error}. If the module takes"
+                    " fewer, say so: config={'max_positions': N}"
+                ) from error
+            yield _check(case.name, answer, [batch], found)
         ragged = Case.from_batch("ragged", Batch.joined([(one, 0) for one in some]))
         yield _check("ragged", path.ask(ragged, "fp32")["output"], some, found)
         width = max(batch.num_tokens for batch in some) + 5
@@ -490,6 +517,20 @@ def _compare(model: Model, found: AsItIs, samples: Sequence[Sample]) -> Iterator
                     for rows, mask in zip(answer, masks, strict=True)
                 ]
             yield _check(case.name, answer, some, found)
+
+
+def _chooses(model: Model) -> bool:
+    return any(node.operator in CHOICES for node in model.engine("fp32").nodes()["body"])
+
+
+def _repeated(found: AsItIs, num: int) -> Iterator[Batch]:
+    """Sequences of one to three different ids."""
+    draws = np.random.default_rng(0)
+    for index in range(num):
+        length = min(int(draws.integers(2, 34)), found.longest)
+        ids = draws.integers(0, found.vocab_size, 1 + index % 3)
+        types = [np.zeros(length, np.int64)] if found.ask.has_types else None
+        yield Batch.of([draws.choice(ids, length)], types)
 
 
 def _check(name: str, answer: list[Any], batches: Sequence[Batch], found: AsItIs) -> Check:
@@ -517,3 +558,15 @@ def _unlike(found: AsItIs) -> Iterator[tuple[int, int]]:
 
 def _first(error: BaseException) -> str:
     return f"{type(error).__name__}: {error}".partition("\n")[0]
+
+
+def _why(error: BaseException) -> str:
+    """Of PyTorch's exporter: its first cause, in one line."""
+    while error.__cause__:
+        error = error.__cause__
+    if "DataDependent" in type(error).__name__:
+        return "its forward branches on numbers of ids or rows, which no graph does"
+    words = " ".join(str(error).split())
+    if "inferred a static shape" in words:
+        return "PyTorch's exporter writes it for one length alone, as it does recurrent layers"
+    return f"{type(error).__name__}: {words[:MOST_WORDS]}"

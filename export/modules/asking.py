@@ -117,6 +117,10 @@ def unwrapped(module: nn.Module) -> nn.Module:
         and isinstance(inner := module.module, nn.Module)
     ):
         module = inner
+    if isinstance(module, torch.jit.ScriptModule):
+        raise UsageError(
+            "a module of TorchScript shows no operators: give the module it is made of"
+        )
     name, tensors = type(module).__qualname__, [*module.parameters(), *module.buffers()]
     if any(isinstance(x, UninitializedTensorMixin) for x in tensors):
         raise UsageError(

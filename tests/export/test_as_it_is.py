@@ -18,6 +18,8 @@ from tests.support.people.examples import padded_left
 from tests.support.people.unrecognized import (
     LONGEST,
     Branching,
+    Broken,
+    Choosing,
     D,
     Gated,
     Normalized,
@@ -119,6 +121,9 @@ def test_sequences_run_alone_where_company_changes_bits(tmp_path: Path) -> None:
         (lambda: nn.Sequential(nn.Embedding(V, D), nn.LazyLinear(4)), "has lazy layers without"),
         (on_the_instance, "the forward of a Gated was put on the instance"),
         (nn.Module, "Module has no forward"),
+        (Choosing, r"tokens: the graph's answer differs .* choose among equal numbers"),
+        (Broken, "answers 7 tokens with NaN or infinity"),
+        (lambda: torch.jit.script(nn.Sequential(nn.Embedding(V, D))), "a module of TorchScript"),
         (SequenceFirst, "depends on the others of its batch.* say batch_first=False"),
         (lambda: nn.Sequential(nn.Linear(4, 4)), "fails on a sequence of"),
         (lambda: nn.Bilinear(4, 4, 4), "forward needs input1, input2: say how it is called"),
