@@ -561,7 +561,7 @@ def _first(error: BaseException) -> str:
 
 
 def _why(error: BaseException) -> str:
-    """Of PyTorch's exporter: its first cause, in one line."""
+    """The first cause of an error of PyTorch's exporter, in one line."""
     while error.__cause__:
         error = error.__cause__
     if "DataDependent" in type(error).__name__:
