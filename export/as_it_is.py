@@ -157,15 +157,15 @@ def export_unrecognized(why: NotRecognized, *arguments: Any, **options: Any) -> 
         raise UsageError(f"{why.why}. Nor can it be served as it is: {error}") from error
 
 
-def certify_again(
+def certificate_again(
     bundle: Bundle,
     module: nn.Module,
     reference: Callable[..., Any] | None = None,
     batch_first: bool | None = None,
     samples: Sequence[Sample] = (),
     origin: Mapping[str, Any] | None = None,
-) -> None:
-    """Writes the certificate of a bundle anew. UsageError if it was made of another module."""
+) -> dict[str, Any]:
+    """The certificate of a bundle, made anew. UsageError if it was made of another module."""
     limits = bundle.manifest.limits
     stated = {"max_positions": limits.max_positions, "vocab_size": limits.vocab_size}
     found = look_at(module, reference, stated, batch_first, origin or {})
@@ -173,7 +173,8 @@ def certify_again(
         raise UsageError(
             f"{bundle.ref} was made from {bundle.manifest.source}, this is {found.origin}"
         )
-    bundles.write_certificate(bundle, certificate_of(bundle, found, samples))
+    say(f"verifying {bundle.ref}")
+    return certificate_of(bundle, found, samples)
 
 
 def look_at(

@@ -164,12 +164,19 @@ def verify_bundle(
     ExportError if the bundle was made of another model, or if any check fails.
     """
     with _one_error(), _folder(tokenizer, vocabulary) as folder:
-        if not isinstance(model, Transformer) and not saves_itself(model):
+        if isinstance(model, nn.Module) and not (
+            isinstance(model, Transformer) or saves_itself(model)
+        ):
             model = unwrapped(model)
         bundle = verifying.read_again(Path(path), provider)
         manifest = bundle.manifest
         if manifest.as_it_is:
-            modules_as_they_are.certify_again(bundle, model, reference, batch_first, samples)
+            if provider == "cuda":
+                raise UsageError(f"{bundle.ref} is served as it is, which a GPU has no part in")
+            new = modules_as_they_are.certificate_again(
+                bundle, model, reference, batch_first, samples
+            )
+            verifying.write_again(bundle, new)
             return bundles.read(bundle.path)
         brings_its_own = getattr(model, "tokenizer", None) is not None
         if TOKENIZER in manifest.files and folder is None and not brings_its_own:

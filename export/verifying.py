@@ -43,11 +43,11 @@ def verify(
         if bundle.manifest.as_it_is and "path" in bundle.manifest.source:
             file = weights or from_code.stored_weights(bundle.manifest)
             module, origin = from_code.made_by(bundle.manifest.source["path"], file)
-            as_it_is.certify_again(
-                bundle, module, samples=reference.samples,
-                origin=from_code.under_its_name(origin, bundle.manifest),
-            )  # fmt: skip
-            print(f"verified {bundle.path}")
+            origin = from_code.under_its_name(origin, bundle.manifest)
+            new = as_it_is.certificate_again(
+                bundle, module, samples=reference.samples, origin=origin
+            )
+            write_again(bundle, new)
             return
         if "path" in bundle.manifest.source:
             source = from_code.source_of_manifest(bundle.manifest, weights)
@@ -80,22 +80,26 @@ def certify_again(
     if provider == "cuda":
         before = bundles.read(bundle.path).certificate or {}
         section = measured(bundle, source.in_layout("padded"), source.folder, on_gpu)
-        certificate = {**before, "cuda": section}
+        write_again(bundle, {**before, "cuda": section})
     else:
-        new = certificate_of(bundle, source)
-        before = {"created": bundle.manifest.created, **_certificate_before(bundle)}
-        # the files are the same: when they were made, and what was measured on a GPU, stay
-        kept = {name: before[name] for name in ("created", "cuda") if before.get(name)}
-        certificate = {**new, **kept}
-        # on another processor bits may be others
-        recorded = before.get("known_digests", {})
-        for precision, known in certificate["known_digests"].items():
-            if precision in recorded and different(recorded[precision], known):
-                say(
-                    f"{precision} has other bits here than in the certificate of before, made on"
-                    f" {before.get('processor')}: servers with a copy of that one have another"
-                    " fingerprint"
-                )
+        write_again(bundle, certificate_of(bundle, source))
+
+
+def write_again(bundle: Bundle, new: dict[str, Any]) -> None:
+    """Writes a certificate in place of that of before, and says what that changes."""
+    before = {"created": bundle.manifest.created, **_certificate_before(bundle)}
+    # the files are the same: when they were made, and what was measured on a GPU, stay
+    kept = {name: before[name] for name in ("created", "cuda") if before.get(name)}
+    certificate = {**kept, **new}
+    # on another processor bits may be others
+    recorded = before.get("known_digests", {})
+    for precision, known in certificate["known_digests"].items():
+        if precision in recorded and different(recorded[precision], known):
+            say(
+                f"{precision} has other bits here than in the certificate of before, made on"
+                f" {before.get('processor')}: servers with a copy of that one have another"
+                " fingerprint"
+            )
     bundles.write_certificate(bundle, certificate)
     print(f"verified {bundle.path}")
     if (bundle.path / SIGNATURE).exists():

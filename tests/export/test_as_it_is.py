@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from addnorm.export import ExportError, export_bundle, verify_bundle
+from addnorm.service.engine import bundle as bundles
 from addnorm.service.engine.batch import Batch
 from addnorm.service.engine.model import Model
 from addnorm.service.engine.own_engine import OwnEngine
@@ -50,7 +51,10 @@ def test_what_it_answers_is_served_whatever_the_padding_and_the_company(tmp_path
     bundle = export_bundle(several, tmp_path, "several", as_it_is=True)
     assert bundle.manifest.limits.max_positions == LONGEST
     assert bundle.manifest.limits.vocab_size == V
-    verify_bundle(bundle.path, several)
+    created = (bundle.certificate or {})["created"] = "2020-01-01T00:00:00+00:00"
+    bundles.write_certificate(bundle, bundle.certificate or {})
+    again = verify_bundle(bundle.path, several).certificate or {}
+    assert again["created"] == created, "its files are as they were"
     with pytest.raises(ExportError, match=r"was made from .*, this is"):
         verify_bundle(bundle.path, by_token)
     with client_of(inference_of(tmp_path)) as client:
