@@ -275,14 +275,15 @@ function changed() {
 
 const share = () => import("./share/share.js");
 
-async function showCode() {
+/** Nobody who calls it waits for it, so it says itself that it is under way. */
+function showCode() {
   if (state.tab !== "tab-copy") return;
   let asked = null;
   try {
     asked = read();
   } catch {} // the box says what is wrong with it
   const isServed = asked && tasksOf(asked.entry).includes(asked.task);
-  (await share()).showCode(isServed ? asked : null);
+  return working(async () => (await share()).showCode(isServed ? asked : null));
 }
 
 // ---- wiring ----
