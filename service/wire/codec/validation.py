@@ -290,7 +290,8 @@ def _num_keys(value: Any, depth: int = 1) -> int:
 
 
 def _max_lists(settings: Settings) -> int:
-    return 3 * settings.max_sequences + 100  # of ids, masks and types
+    # of ids, masks and types; and of vectors, one for each token
+    return 3 * settings.max_sequences + settings.max_padded_tokens + 100
 
 
 def max_values(settings: Settings) -> int:
