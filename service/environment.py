@@ -65,8 +65,8 @@ def vertex_routes() -> dict[tuple[str, str], str]:
 
 
 def systemd_sockets() -> list[socket.socket]:
-    """Those that systemd has opened for this process: sd_listen_fds(3). StartupError for one that
-    does not listen."""
+    """The sockets that systemd has opened for this process: sd_listen_fds(3). StartupError for one
+    that does not listen."""
     sockets = list[socket.socket]()
     if os.environ.get("LISTEN_PID") == str(os.getpid()):
         for number in range(int(os.environ["LISTEN_FDS"])):

@@ -119,7 +119,7 @@ def test_a_path_where_no_server_can_listen_is_named(tmp_path: Path) -> None:
 
 
 def test_the_file_of_another_server_stays(tmp_path: Path) -> None:
-    """Of two servers at one path the first may end later: its own file has gone."""
+    """The first one may end later, when its own has gone."""
     path = tmp_path / "addnorm.sock"
     first, second = UnixSocket(path), UnixSocket(path)
     with first.listen():
