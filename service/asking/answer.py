@@ -50,7 +50,6 @@ class Answers:
         self.costs: defaultdict[str, Cost] = defaultdict(Cost)
         self._encoders, self._lens_turns = encoders, lens_turns
         self._count_lookups, self._handover = count_lookups, Handover()
-        self._waking: asyncio.AbstractEventLoop | None = None  # whose present round wakes workers
 
     async def ask(
         self, timeout_s: float, decode: Callable[[Ask], Awaitable[Callable[[Ask], Any]]]
@@ -89,9 +88,11 @@ class Answers:
             # its tokens are in no account
             ask.kept_bytes += ask.batch.tokens.nbytes + (0 if types is None else types.nbytes)
         try:
-            self.scheduler.submit(ask, wakes=False)
+            with self.scheduler.changed:
+                self.gate.weigh(ask, time.monotonic())
         except Expired:
-            if ask.answer_s > ask.left_s():  # rejected for a prediction, which may be wrong
+            left_s = ask.started + ask.timeout_s - time.monotonic()
+            if ask.answer_s > left_s:  # rejected for a prediction, which may be wrong
                 cost.fade(ask, time.monotonic())
             raise
         if ask.rows.lookups:
@@ -99,9 +100,9 @@ class Answers:
         if ask.rows.missing:
             # Once for all requests of this round of the event loop: a worker that is woken wants
             # the interpreter's lock, which the next request needs too.
-            if self._waking is not (loop := asyncio.get_running_loop()):
-                self._waking = loop
-                loop.call_soon(self._wake)
+            if self.scheduler.waking is not (loop := asyncio.get_running_loop()):
+                self.scheduler.waking = loop
+                loop.call_soon(self.scheduler.wake)
             try:
                 await self._handover.result(ask.future, ask)
             except NotFinite as error:
@@ -141,10 +142,6 @@ class Answers:
         ask.rows = AskedRows(batch, ask.picks, ask.engine.d_model, digests, found, hold)
         if not len(batch):
             ask.rows.receive((), ask.engine.empty())
-
-    def _wake(self) -> None:
-        self._waking = None
-        self.scheduler.wake()
 
 
 def make(ask: Ask) -> None:

@@ -105,5 +105,7 @@ def submit_to(
     now = time.monotonic()
     ask = ask_of(target, batch, now, now + timeout_s)
     ask.is_bulk = is_bulk
-    scheduler.submit(ask)
+    with scheduler.changed:
+        scheduler.gate.weigh(ask, time.monotonic())
+    scheduler.wake()
     return ask

@@ -203,7 +203,7 @@ class GrpcCalls:
         error: ServiceError = ClientGone("the caller left before the answer")
         if self.parts.readiness.draining:
             error = Draining("the server ended before the answer was taken")
-        if ask.left_s() < TIMER_S:
+        if ask.started + ask.timeout_s - time.monotonic() < TIMER_S:
             error = ask.expired()
         ask.leave()  # ends what other threads do for it
         ask.note(error)
