@@ -92,8 +92,7 @@ class Engine:
         assert len(batch)
         grid = batch.grid()
         num_cells = grid.input_ids.size
-        made = run_session(body, OUTPUTS, self._inputs(grid))
-        flat = [output.reshape(num_cells, -1) for output in made]
+        flat = [output.reshape(num_cells, -1) for output in self._outputs(body, grid)]
         if num_cells == batch.num_tokens:
             return Rows(*flat)
         real = np.flatnonzero(grid.attention_mask)
@@ -102,7 +101,10 @@ class Engine:
     def run_grid(self, grid: Grid) -> list[Floats]:
         """The graph as it is -> activations, norm_mean, norm_rstd `[batch, seq, ...]`. Token types
         have no effect on a model without."""
-        return run_session(self._body, OUTPUTS, self._inputs(grid))
+        return self._outputs(self._body, grid)
+
+    def _outputs(self, body: InferenceSession, grid: Grid) -> list[Floats]:
+        return run_session(body, OUTPUTS, self._inputs(grid))
 
     def _inputs(self, grid: Grid) -> dict[str, Ints]:
         input_ids, attention_mask, types = grid

@@ -125,8 +125,8 @@ class App:
         return call
 
     async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Rejects by the head: pages of other origins, what the connection found, callers without a
-        key for the path, and keys with too many requests under way. Then the row's answer is made
+        """Rejects by the head: pages of other origins, what the connection found, callers who may
+        not use the path, and those with too many requests under way. Then the row's answer is made
         and sent, or FastAPI has the path."""
         ask, method, path = ask_of(scope), scope["method"], scope["path"]
         self._origins.check(scope)

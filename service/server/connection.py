@@ -87,7 +87,7 @@ class Connection(HttpToolsProtocol):
         self.idle[self] = None
         limit = self.settings.max_connections
         if len(self.connections) > limit:
-            # So connections without requests, which need no key, keep nobody out
+            # So connections without requests, which anybody may open, keep nobody out
             oldest = next(iter(self.idle))
             if self.idle_since - oldest.idle_since < SILENT_S:
                 self.surplus[self] = None

@@ -61,7 +61,7 @@ async def answer(
         is_plain = declared is not None and "content-encoding" not in headers
         num_bytes = int(declared or 0) if is_plain else math.inf  # as it will be parsed
         with parts.answers.scheduler.changed:
-            gate.check_load(ask.timeout_s, ask.key, num_bytes, ask.names.get("model"))
+            gate.check_load(ask, num_bytes)
     body = await receive_body(headers, receive, ask, parts)
     ask.check()
     ask.decoded_from, ask.num_body_bytes = time.monotonic(), len(body)

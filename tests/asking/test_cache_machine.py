@@ -269,7 +269,7 @@ class CacheMachine(RuleBasedStateMachine):
     def _nothing_in_flight(self) -> bool:
         scheduler = self.world.cached.scheduler
         with scheduler.changed:
-            queue = scheduler._gate.queue
+            queue = scheduler.gate.queue
             backlogs = [queue.backlogs(key) for key in KEYS]
             return not (
                 queue.asks

@@ -63,6 +63,11 @@ def ask_of(
     return ask
 
 
+def head(timeout_s: float, key: str = "", model: str | None = None) -> Ask:
+    """A request whose body was not read yet. model: if the path names it."""
+    return Ask(timeout_s=timeout_s, key=key, names={"model": model} if model else {})
+
+
 def add_first(queue: Queue, target: Target, batch: Batch) -> Ask:
     queue.add(ask := ask_of(target, batch), 0)
     return ask

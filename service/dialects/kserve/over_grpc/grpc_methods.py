@@ -50,7 +50,7 @@ async def model_infer(parts: Parts, receive: Receive, ask: Ask) -> Answer:
     gate, tools = parts.answers.gate, parts.tools
     if gate.shedding:
         with parts.answers.scheduler.changed:
-            gate.check_load(ask.timeout_s, ask.key)
+            gate.check_load(ask)
     body = await receive()
     ask.check()
     num_held = infer_message.held_bytes(body, parts.settings)
