@@ -188,7 +188,7 @@ def _bundle(
 ) -> Iterator[tuple[Bundle, Expected]]:
     """A bundle beside `out`, not yet certified, and what it was written from."""
     with TemporaryDirectory(dir=out.parent, prefix=f".{out.name}.") as root:
-        yield writer.write_uncertified(source, Path(root), out.name, 1, plan, ranges)
+        yield writer.write_uncertified(source, Path(root), source.name, 1, plan, ranges)
 
 
 def _graphs(bundle: Bundle, has_embedding: bool) -> Iterator[tuple[str, Graph]]:
