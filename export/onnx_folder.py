@@ -309,7 +309,7 @@ Made and certified by Addnorm {VERSION}, compared with {compared.get("name", com
 |---|---|---|---|---|---|
 {chr(10).join(rows)}
 
-A sequence has the same bits alone, in any batch and with any padding, on one processor.
-onnxruntime 1.17 or later runs the files. `addnorm verify` on the folder above makes
-`certificate.json` again, which has every check.
+A sequence has the same bits alone, in any batch and with any padding, on one processor, with
+onnxruntime 1.21 or later. `addnorm verify` on the folder above makes `certificate.json` again,
+which has every check.
 """
