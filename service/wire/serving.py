@@ -29,6 +29,7 @@ from addnorm.service.wire.codec.negotiation import (
     wanted_coding,
 )
 from addnorm.service.wire.codec.payload import Payload, compressing
+from addnorm.service.wire.codec.validation import fit, parse
 from addnorm.service.wire.route import Parts, Route
 
 log = logging.getLogger("addnorm")
@@ -144,23 +145,21 @@ async def _wait_until_left(receive: Receive, ask: Ask) -> None:
 async def decode(route: Route, raw: RawRequest, ask: Ask, tools: Tools) -> Any:
     """What the row's function makes of the body. InvalidInput names the field. On a shared path
     errors have the dialect's envelope once it is known."""
-    found, body = route.decode, route.body
+    found, kind, bodies = route.decode, route.body, tools.bodies
     if route.reads == "bytes":
         assert callable(found)
         return await found(raw, ask, tools)
     if route.reads == "json" and (media_type := sent_type(raw.headers)) != JSON:
         raise UnsupportedMediaType(f"Content-Type is {media_type!r}: send {JSON}")
     negotiate(raw.headers, (JSON,))
-    if callable(found):
-        return await found(await tools.bodies.read_json(body, raw.body, ask), ask, tools)
-    value = await tools.bodies.read_object(raw.body, ask)
-    field = next((field for field in found if field in value), None)
-    if field is None:
-        raise InvalidInput(f"{' or '.join(found)} is missing: one of them tells the dialect")
-    dialect = found[field]
-    ask.envelope = dialect.envelope
-    fitted = await tools.bodies.fit(dialect.body, value, len(raw.body), ask)
-    return await dialect.decode(fitted, ask, tools)
+    value = await bodies.read(len(raw.body), ask, parse, raw.body, bodies.settings)
+    if not callable(found):
+        field = next((field for field in found if field in value), None)
+        if field is None:
+            raise InvalidInput(f"{' or '.join(found)} is missing: one of them tells the dialect")
+        kind, ask.envelope, found = found[field]
+    body = await bodies.read(len(raw.body), ask, fit, kind, value, bodies.ignored.add)
+    return await found(body, ask, tools)
 
 
 def server_timing(stages_s: Mapping[str, float]) -> dict[str, str]:

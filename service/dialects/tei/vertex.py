@@ -25,7 +25,7 @@ from addnorm.service.dialects.tei.tei_schema import (
 from addnorm.service.errors import EmptyInput, InvalidInput
 from addnorm.service.wire.codec.decoding import Tools
 from addnorm.service.wire.codec.shown import shown
-from addnorm.service.wire.codec.validation import Strict
+from addnorm.service.wire.codec.validation import Strict, fit
 from addnorm.service.wire.route import Route
 from addnorm.service.wire.texts.json_answers import JsonAnswer, Shape
 from addnorm.service.wire.texts.texts import check_size
@@ -85,8 +85,9 @@ async def _instances(
 ) -> list[Instance]:
     """All as one type, and with the same options. InvalidInput names what differs."""
     check_size("instances", len(body.instances), "instances", tools.texts.settings.max_sequences)
-    value = {"instances": body.instances}
-    fitted = await tools.bodies.fit(Instances[instance], value, ask.num_body_bytes, ask)  # type: ignore[valid-type]
+    bodies, num_bytes, value = tools.bodies, ask.num_body_bytes, {"instances": body.instances}
+    kind = Instances[instance]  # type: ignore[valid-type]
+    fitted = await bodies.read(num_bytes, ask, fit, kind, value, bodies.ignored.add)
     instances: list[Instance] = fitted.instances
     for field in (name for name in instance.model_fields if name not in OWN):
         first, *others = (getattr(one, field) for one in instances)

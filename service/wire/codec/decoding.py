@@ -2,7 +2,7 @@
 pieces that hold up nobody. Knows no sockets."""
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -14,7 +14,7 @@ from addnorm.service.settings import Settings
 from addnorm.service.wire.codec.foreign_fields import IgnoredFields
 from addnorm.service.wire.codec.negotiation import Headers, decompress, sent_type
 from addnorm.service.wire.codec.safetensors_body import SAFETENSORS
-from addnorm.service.wire.codec.validation import Body, fit, parse, validated
+from addnorm.service.wire.codec.validation import Body, fit, parse
 from addnorm.service.wire.texts.texts import TextReader
 
 MEDIUM_BYTES = 256 * 1024  # take about 10 ms, in pieces that hold up nobody; 8 MB have one of 40 ms
@@ -35,8 +35,8 @@ class BodyReader:
     ) -> None:
         """readers: where bodies are read; large_readers: those above MEDIUM_BYTES, so that others
         need not wait until a piece of theirs ends."""
-        self._settings, self._readers, self._large_readers = settings, readers, large_readers
-        self._ignored = IgnoredFields()
+        self.settings, self._readers, self._large_readers = settings, readers, large_readers
+        self.ignored = IgnoredFields()
 
     async def read(
         self,
@@ -54,7 +54,7 @@ class BodyReader:
 
     async def plain(self, body: bytes, coding: str, ask: Ask) -> bytes:
         """The body decompressed. A few bytes may stand for many: how many is known only then."""
-        max_bytes = self._settings.max_body_bytes
+        max_bytes = self.settings.max_body_bytes
         plain = decompress(body, coding, max_bytes, most=QUICK_BYTES)
         if plain is None:
             plain = await self._large_readers.run(ask, decompress, body, coding, max_bytes)
@@ -62,17 +62,8 @@ class BodyReader:
 
     async def read_json(self, model: type[Body], body: bytes, ask: Ask) -> Body:
         """The body as the model. InvalidInput names the field that does not fit."""
-        return await self.read(
-            len(body), ask, validated, model, body, self._settings, self._ignored.add
-        )
-
-    async def read_object(self, body: bytes, ask: Ask) -> dict[str, Any]:
-        """The body's fields, for `fit`."""
-        return await self.read(len(body), ask, parse, body, self._settings)
-
-    async def fit(self, model: type[Body], value: dict[str, Any], num_bytes: int, ask: Ask) -> Body:
-        """The body of so many bytes as the model, as `read_json` would."""
-        return await self.read(num_bytes, ask, fit, model, value, self._ignored.add)
+        value = await self.read(len(body), ask, parse, body, self.settings)
+        return await self.read(len(body), ask, fit, model, value, self.ignored.add)
 
 
 class Tools(NamedTuple):

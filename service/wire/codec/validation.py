@@ -54,14 +54,6 @@ def _nobody(name: str) -> None:
     """Where no log is to tell of it."""
 
 
-def validated(
-    model: type[Body], body: bytes, settings: Settings, ignored: Ignored = _nobody
-) -> Body:
-    """JSON -> the model. InvalidInput says in our words what does not fit. ignored: as of `fit`."""
-    value = parse(body, settings)
-    return fit(model, value, ignored)
-
-
 def parse(body: bytes, settings: Settings) -> dict[str, Any]:
     """JSON -> its object, which may hold any fields. Those that are null are left out.
 

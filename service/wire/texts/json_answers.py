@@ -21,14 +21,16 @@ Shape = Callable[[Ask], Any]  # outputs -> the answer as JSON has it
 @dataclass(frozen=True)
 class JsonAnswer:
     """Encodes a response. times: headers from the seconds of the stages, where the dialect has
-    such."""
+    such. words: the answer that has what `shape` made; None: that is the answer."""
 
     shape: Shape
     times: Callable[[Ask], Mapping[str, str]] | None = None
+    words: Callable[[Ask, Any], Any] | None = None
 
     def __call__(self, ask: Ask) -> Payload:
-        parts = written(self.shape(ask), ask.num_bytes)
-        return Payload(parts, times=self.times)
+        shaped = self.shape(ask)
+        whole = self.words(ask, shaped) if self.words else shaped
+        return Payload(written(whole, ask.num_bytes), times=self.times)
 
 
 def pooled(ask: Ask) -> Any:
@@ -41,7 +43,7 @@ def in_base64(ask: Ask) -> list[str]:
 
 def embedded(words: Callable[[Ask, Any], Any], vectors: Shape = pooled) -> JsonAnswer:
     """A vector for each sequence. words: the answer that has them."""
-    return JsonAnswer(lambda ask: words(ask, vectors(ask)))
+    return JsonAnswer(vectors, words=words)
 
 
 def compared(model: Model) -> JsonAnswer:

@@ -36,7 +36,7 @@ from addnorm.service.wire.codec.negotiation import (
     written,
 )
 from addnorm.service.wire.codec.shown import shown
-from addnorm.service.wire.codec.validation import BLOCK_BYTES, parse, validated
+from addnorm.service.wire.codec.validation import BLOCK_BYTES, fit, parse
 from tests.conftest import Serve, serving
 from tests.support import web
 from tests.support.waiting import eventually
@@ -158,7 +158,7 @@ def test_json_has_a_limit_of_its_own() -> None:
     with pytest.raises(
         BodyTooLarge, match=f"{len(body)} bytes of JSON, the limit is {SETTINGS.max_json_bytes}"
     ):
-        validated(INFER.request, body, SETTINGS)
+        parse(body, SETTINGS)
 
 
 OK_TEXT = 'a\\\\\\"' + "\\" * 5  # backslashes and quotes, escaped
@@ -175,7 +175,7 @@ TEXTS = [
 @pytest.mark.parametrize("shift", range(4))
 def test_what_stands_in_strings_is_not_counted_wherever_a_block_ends(text: str, shift: int) -> None:
     body = orjson.dumps({"model": "m" * shift, "texts": [text, ":,[{" * 100_000, text, text]})
-    assert validated(INFER.request, body, SETTINGS).texts == [
+    assert fit(INFER.request, parse(body, SETTINGS)).texts == [
         text,
         ":,[{" * 100_000,
         text,
@@ -183,7 +183,7 @@ def test_what_stands_in_strings_is_not_counted_wherever_a_block_ends(text: str, 
     ]
     bad = body[:-1] + b"".join(b',"k%d":0' % n for n in range(9193)) + b"}"
     with pytest.raises(InvalidInput, match="more than 9192 keys"):
-        validated(INFER.request, bad, SETTINGS)
+        parse(bad, SETTINGS)
 
 
 @pytest.mark.parametrize(
@@ -310,8 +310,8 @@ def test_bodies_that_wait_to_be_read_count_among_those_held(
             checkpoint()
         return read(*arguments)
 
-    read, go = decoding.validated, threading.Event()
-    monkeypatch.setattr(decoding, "validated", held)
+    read, go = decoding.parse, threading.Event()
+    monkeypatch.setattr(decoding, "parse", held)
     with serve(max_pending_body_bytes=9_000_000) as url:
         threads = [threading.Thread(target=ask, args=(url,)) for _ in range(6)]
         for thread in threads:

@@ -18,7 +18,7 @@ from addnorm.service.engine.batch import from_lists
 from addnorm.service.settings import Settings
 from addnorm.service.wire.codec import safetensors_body
 from addnorm.service.wire.codec.decoding import held_bytes, parsed_bytes
-from addnorm.service.wire.codec.validation import validated
+from addnorm.service.wire.codec.validation import fit, parse
 from addnorm.service.wire.texts.texts import num_bytes
 
 DRAWS = random.Random(0)
@@ -50,7 +50,7 @@ def test_a_parsed_body_counts_as_what_python_holds_of_it(name: str) -> None:
     body = orjson.dumps(BODIES[name]())
     gc.collect()
     tracemalloc.start()
-    asked = validated(INFER.request, body, Settings())
+    asked = fit(INFER.request, parse(body, Settings()))
     batch = from_lists(asked.input_ids, asked.attention_mask) if asked.input_ids else None
     held, _ = tracemalloc.get_traced_memory()
     tracemalloc.stop()
