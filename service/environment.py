@@ -3,6 +3,7 @@ ADDNORM_. Says where each comes from."""
 
 import logging
 import os
+import socket
 from collections.abc import Collection
 from difflib import get_close_matches
 from typing import Any
@@ -18,6 +19,7 @@ VERTEX_PORT = "AIP_HTTP_PORT"  # what Vertex AI says to the containers that it s
 VERTEX_ROUTES = {"AIP_PREDICT_ROUTE": ("POST", "/vertex"), "AIP_HEALTH_ROUTE": ("GET", "/health")}
 # how the variables go on that Kubernetes injects for a service called addnorm
 OF_KUBERNETES = ("port_", "service_")
+FIRST_OF_SYSTEMD = 3  # SD_LISTEN_FDS_START
 LIST = "`addnorm settings` lists them all"
 log = logging.getLogger("addnorm")
 
@@ -60,6 +62,20 @@ def vertex_routes() -> dict[tuple[str, str], str]:
                 raise StartupError(f"{variable}={path}: a path begins with /; correct or unset it")
             routes[method, path] = meant
     return routes
+
+
+def systemd_sockets() -> list[socket.socket]:
+    """The sockets that systemd has opened for this process: sd_listen_fds(3). StartupError for one
+    that does not listen."""
+    sockets = list[socket.socket]()
+    if os.environ.get("LISTEN_PID") == str(os.getpid()):
+        for number in range(int(os.environ["LISTEN_FDS"])):
+            sockets.append(sock := socket.socket(fileno=FIRST_OF_SYSTEMD + number))
+            if not sock.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+                raise StartupError(
+                    "systemd's socket does not listen: give its unit ListenStream= and Accept=no"
+                )
+    return sockets
 
 
 def describe(settings: Settings, options: Collection[str] = ()) -> str:

@@ -25,6 +25,9 @@ class Settings(BaseModel):
     """Address to listen on. 0.0.0.0 to be reached from other machines, :: over IPv6 too."""
     port: int = Field(8000, ge=0, le=65535)
     """Port to listen on. 0 takes a free one."""
+    socket: Path | None = None
+    """Unix socket to listen on, in place of host and port; only this user may connect. Set it where
+    all callers are programs of one desktop."""
     grpc_port: int | None = Field(None, ge=0, le=65535)
     """Port of the Open Inference Protocol over gRPC, which needs the extra `grpc`; 0 takes a free
     one. Set it for clients that speak nothing else, as KServe's gRPC router."""

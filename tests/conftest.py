@@ -233,10 +233,11 @@ def serving(service: Service, connection: type[Connection] = Connection) -> Iter
     thread = threading.Thread(target=server.run)
     thread.start()
     assert eventually(lambda: server.started)
-    port = server.servers[0].sockets[0].getsockname()[1]
+    address = server.servers[0].sockets[0].getsockname()
     scheme = "https" if service.settings.tls_cert else "http"
     try:
-        yield f"{scheme}://127.0.0.1:{port}"
+        is_unix = isinstance(address, str)
+        yield f"{scheme}://{'localhost' if is_unix else f'127.0.0.1:{address[1]}'}"
     finally:  # else a test that fails would never end
         server.should_exit = True
         thread.join()

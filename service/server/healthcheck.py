@@ -5,6 +5,7 @@ It runs every few seconds, so it imports the standard library alone.
 
 import http.client
 import os
+import socket
 import ssl
 import sys
 
@@ -26,6 +27,10 @@ def main() -> None:
         context.verify_mode = ssl.CERT_NONE
         connection = http.client.HTTPSConnection(host, port, timeout=TIMEOUT_S, context=context)
     try:
+        if path := os.environ.get("ADDNORM_SOCKET"):
+            connection.sock = socket.socket(socket.AF_UNIX)
+            connection.sock.settimeout(TIMEOUT_S)
+            connection.sock.connect(path)
         connection.request("GET", "/readyz")
         sys.exit(connection.getresponse().status != 200)
     except (OSError, http.client.HTTPException) as error:

@@ -17,8 +17,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
-from errno import EADDRINUSE
+from contextlib import contextmanager
 from functools import partial
 from queue import SimpleQueue
 from types import FrameType
@@ -28,19 +27,25 @@ import uvicorn
 
 from addnorm.service.engine.device import memory
 from addnorm.service.engine.registry import Root
-from addnorm.service.environment import vertex_routes
+from addnorm.service.environment import systemd_sockets, vertex_routes
 from addnorm.service.errors import StartupError
 from addnorm.service.loading.loader import load_all
 from addnorm.service.server.app import App
 from addnorm.service.server.connection import Connection, protocol_factory
 from addnorm.service.server.grpc.grpc_listener import check_installed
+from addnorm.service.server.listening import (
+    ANY_IPV4,
+    ANY_IPV6,
+    UnixSocket,
+    check_address,
+    close_empty,
+)
 from addnorm.service.server.origins import is_loopback
 from addnorm.service.server.wiring import Service, build
 from addnorm.service.settings import Settings
 from addnorm.service.wire.telemetry import logs
 from addnorm.service.wire.telemetry.tracing import tracer_of_environment
 
-ANY_IPV4, ANY_IPV6 = "0.0.0.0", "::"
 TICKS_PER_S = 10  # uvicorn's
 # Connections accepted in one round of the event loop. Larger: each new connection costs more system
 # calls. Smaller: new connections wait longer beside busy ones.
@@ -73,7 +78,12 @@ def serve(bundles: Root, settings: Settings) -> None:
     StartupError if a bundle cannot be trusted, or the port is in use.
     """
     check_installed(settings)
-    check_address(settings)
+    handed_over = systemd_sockets()
+    if handed_over:  # in place of what the settings say
+        hosts = [each.getsockname()[0] for each in handed_over if each.family != socket.AF_UNIX]
+        host = hosts[0] if hosts else settings.host
+        settings = settings.model_copy(update={"socket": None, "host": host})
+    check_address(settings, has_sockets=bool(handed_over))
     paths = vertex_routes()
     logs.configure(settings.log_level)
     sys.setswitchinterval(SWITCH_S)
@@ -81,7 +91,7 @@ def serve(bundles: Root, settings: Settings) -> None:
     models, settings = load_all(bundles, settings), limit_connections(settings)
     with enough_threads():
         service = build(models, settings, tracer_of_environment(), paths=paths)
-    if not service.keys.known and not is_loopback(settings.host):
+    if not (service.keys.known or settings.socket or is_loopback(settings.host)):
         log.warning(
             "no API keys: every caller that reaches %s is served; see ADDNORM_API_KEYS_FILE",
             settings.host,
@@ -89,7 +99,7 @@ def serve(bundles: Root, settings: Settings) -> None:
     server = Server(service)
     gc.freeze()  # what is loaded stays: the collector need not walk it again
     try:
-        server.run()
+        server.run(handed_over or None)
     except SystemExit:  # uvicorn's, if another process took the address while models were loaded
         check_address(settings)
         raise
@@ -142,47 +152,6 @@ def limit_connections(settings: Settings) -> Settings:
     return settings.model_copy(update={"max_connections": num})
 
 
-def check_address(settings: Settings) -> None:
-    """StartupError if an address cannot be listened on, before any model is loaded."""
-    for name, port in (("port", settings.port), ("grpc_port", settings.grpc_port)):
-        if port is None:
-            continue
-        variable, option = f"ADDNORM_{name.upper()}", f"--{name.replace('_', '-')}"
-        try:
-            found = socket.getaddrinfo(
-                settings.host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-            )
-            for family, *_, address in found:
-                _check_bind(family, address)
-                if address[0] == ANY_IPV6:
-                    _check_bind(socket.AF_INET, (ANY_IPV4, port))
-        except (OSError, UnicodeError) as error:  # the latter of a host that is no name
-            how = f"set ADDNORM_HOST and {variable}"
-            if isinstance(error, OSError) and error.errno == EADDRINUSE:
-                how = f"end what listens there, or choose another port with {option} or {variable}"
-            why = getattr(error, "strerror", error)
-            where = f"ADDNORM_HOST={settings.host} {variable}={port}"
-            raise StartupError(f"{where}: cannot listen there: {why}; {how}") from None
-
-
-def _check_bind(family: int, address: Any) -> None:
-    """Binds as the event loop will."""
-    with socket.socket(family) as sock:
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        if family == socket.AF_INET6:
-            sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
-        sock.bind(address)
-
-
-def close_empty(listener: socket.socket) -> list[socket.socket]:
-    """Closes it. -> the connections that nobody had accepted: with it, they would be reset."""
-    accepted = []
-    with listener, suppress(OSError):  # BlockingIOError: there are no more
-        while True:
-            accepted.append(listener.accept()[0])
-    return accepted
-
-
 def configure(
     app: App, settings: Settings, connection: type[Connection] = Connection
 ) -> uvicorn.Config:
@@ -220,18 +189,23 @@ class Server(uvicorn.Server):
         super().__init__(configure(service.app, service.settings, connection))
         self._service = service
         self._listeners: list[Any] = []  # a socket of each address, once it listens
+        path = service.settings.socket
+        self._unix = UnixSocket(path) if path else None
         self._drain_until = float("inf")
         # told from a signal handler, which must take no lock
         self._ends_in_s = SimpleQueue[float]()
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Listens on several descriptors of each socket, and for `::` on IPv4's addresses too.
+        sockets: that systemd has opened.
 
         uvloop accepts one connection a round from each descriptor. In the same round it serves all
         connections that are ready. So with one descriptor, new connections would wait for long
         while others are busy.
         """
         await self._service.grpc.start()  # first: what answers over HTTP has both
+        if self._unix:
+            sockets = [self._unix.listen()]
         await super().startup(sockets)
         loop = asyncio.get_running_loop()
         self._new_connection = partial(
@@ -247,14 +221,17 @@ class Server(uvicorn.Server):
             backlog=self.config.backlog,
         )
         self._listeners = [each for server in self.servers for each in server.sockets]
-        for address, port in [listener.getsockname()[:2] for listener in self._listeners]:
-            if address == ANY_IPV6:
-                self.servers.append(server := await listen(host=ANY_IPV4, port=port))
+        for address in [listener.getsockname() for listener in self._listeners]:
+            if sockets:
+                log.info("running on the socket %s", address)
+            elif address[0] == ANY_IPV6:
+                self.servers.append(server := await listen(host=ANY_IPV4, port=address[1]))
                 self._listeners += server.sockets
         for listener in self._listeners * (MAX_ACCEPTED - 1):
             sock = socket.socket(fileno=os.dup(listener.fileno()))
-            # of the one socket that they share, and of all connections that are accepted there
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, UNSENT_BYTES)
+            if sock.family != socket.AF_UNIX:  # of which the system keeps 208 KiB
+                # of the one socket that they share, and of all connections that are accepted there
+                sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, UNSENT_BYTES)
             self.servers.append(await listen(sock=sock))
 
     @contextmanager
@@ -310,6 +287,8 @@ class Server(uvicorn.Server):
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Callers that still take their answers have until the end of the drain."""
+        if self._unix:
+            self._unix.remove()
         cutting_off = asyncio.create_task(self._cut_off())
         if self._service.readiness.draining and not self.force_exit:
             await self._stop_listening()

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from addnorm.service.errors import StartupError
-from addnorm.service.server.process import check_address
+from addnorm.service.server.listening import check_address
 from addnorm.service.settings import Settings
 from tests.conftest import Serve
 from tests.support.waiting import PATIENCE_S, eventually

@@ -42,6 +42,8 @@ class Process:
         self._reader = threading.Thread(target=self._read)
         self._reader.start()
         started = self.wait_for(lambda line: "running on" in line["message"])
+        if "socket" in started["message"]:
+            return
         self.port = int(started["message"].split(":")[2].split()[0])
         self.url = f"http://127.0.0.1:{self.port}"
 
