@@ -211,7 +211,7 @@ def _from_json(tensor: InputTensor) -> NDArray[Any]:
             param=tensor.name,
         )
     try:
-        with np.errstate(over="ignore"):  # infinite is refused where it matters
+        with np.errstate(over="ignore"):  # limits.py rejects what is infinite
             return np.array(values, np.float32 if tensor.datatype == "FP32" else np.int64)
     except OverflowError:
         place = next(i for i, value in enumerate(values) if not -(2**63) <= value < 2**63)

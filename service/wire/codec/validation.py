@@ -283,7 +283,7 @@ def _num_keys(value: Any, depth: int = 1) -> int:
 
 
 def _max_lists(settings: Settings) -> int:
-    """Of ids, masks and types; and of vectors, one for each token."""
+    """Lists of ids, masks and types, and of vectors, one for each token."""
     return 3 * settings.max_sequences + MAX_VECTORS + 100
 
 

@@ -86,7 +86,7 @@ class Broken(Gated):
 
 
 class Series(nn.Module):
-    """Vectors in: a series of NUM_FEATURES numbers a step. Its mask is that of PyTorch's encoder,
+    """Takes vectors: a series of NUM_FEATURES numbers a step. Its mask is that of PyTorch's encoder,
     True at pads."""
 
     def __init__(self) -> None:
