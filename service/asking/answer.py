@@ -50,7 +50,6 @@ class Answers:
         self.costs: defaultdict[str, Cost] = defaultdict(Cost)
         self._encoders, self._lens_turns = encoders, lens_turns
         self._count_lookups, self._handover = count_lookups, Handover()
-        self._waking: asyncio.AbstractEventLoop | None = None  # whose present round wakes workers
 
     async def ask(
         self, timeout_s: float, decode: Callable[[Ask], Awaitable[Callable[[Ask], Any]]]
@@ -84,33 +83,33 @@ class Answers:
         if not is_quick:  # the time of a quick answer is not worth counting
             ask.answer_s = cost.predicted_s(ask)
         if self.gate.is_bulk(ask, time.monotonic()):
-            ask.is_bulk = True
-            types = ask.batch.types
-            # its tokens are in no account
-            ask.kept_bytes += ask.batch.tokens.nbytes + (0 if types is None else types.nbytes)
+            ask.is_bulk = True  # its tokens are in no account, so their bytes count
+            tokens, types = ask.batch.tokens, ask.batch.types
+            ask.kept_bytes += tokens.nbytes + (0 if types is None else types.nbytes)
         try:
-            self.scheduler.submit(ask, wakes=False)
+            with self.scheduler.changed:
+                self.gate.weigh(ask, time.monotonic())
         except Expired:
-            if ask.answer_s > ask.left_s():  # rejected for a prediction, which may be wrong
-                cost.fade(ask, time.monotonic())
+            now = time.monotonic()
+            if ask.answer_s > ask.started + ask.timeout_s - now:  # a prediction, which may be wrong
+                cost.fade(ask, now)
             raise
         if ask.rows.lookups:
             self._count_lookups(ask.model.name, *ask.rows.lookups)
+        queued_s = ran_s = 0.0
         if ask.rows.missing:
             # Once for all requests of this round of the event loop: a worker that is woken wants
             # the interpreter's lock, which the next request needs too.
-            if self._waking is not (loop := asyncio.get_running_loop()):
-                self._waking = loop
-                loop.call_soon(self._wake)
+            if self.scheduler.waking is not (loop := asyncio.get_running_loop()):
+                self.scheduler.waking = loop
+                loop.call_soon(self.scheduler.wake)
             try:
                 await self._handover.result(ask.future, ask)
             except NotFinite as error:
                 raise by_row(ask, error) from error
             assert ask.taken is not None
             queued_s, ran_s = ask.taken - ask.submitted, ask.computed - ask.taken
-            ask.stages_s |= {"queue": queued_s, "infer": ran_s}
-        else:
-            ask.stages_s |= {"queue": 0.0, "infer": 0.0}
+        ask.stages_s |= {"queue": queued_s, "infer": ran_s}
         self.gate.keep(ask, "bulk_s", 0)
 
         started = time.monotonic()
@@ -141,10 +140,6 @@ class Answers:
         ask.rows = AskedRows(batch, ask.picks, ask.engine.d_model, digests, found, hold)
         if not len(batch):
             ask.rows.receive((), ask.engine.empty())
-
-    def _wake(self) -> None:
-        self._waking = None
-        self.scheduler.wake()
 
 
 def make(ask: Ask) -> None:
