@@ -140,6 +140,6 @@ def _run(session: ort.InferenceSession, output: str, grid: Grid) -> Found:
 
 
 def _cosine(one: Floats, other: Floats) -> float:
-    """Of the means of two sequences' rows, or of their vectors."""
+    """The cosine of two vectors, or of the means of two sequences' rows."""
     a, b = (np.atleast_2d(values).mean(0, dtype=np.float64) for values in (one, other))
     return float(a @ b / np.sqrt((a @ a) * (b @ b)))
