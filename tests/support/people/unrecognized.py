@@ -86,8 +86,8 @@ class Broken(Gated):
 
 
 class Series(nn.Module):
-    """Takes vectors: a series of NUM_FEATURES numbers a step. Its mask is that of PyTorch's encoder,
-    True at pads."""
+    """Takes vectors: a series of NUM_FEATURES numbers a step. Its mask is that of PyTorch's own
+    encoder, True at pads."""
 
     def __init__(self) -> None:
         super().__init__()
