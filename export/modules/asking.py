@@ -19,8 +19,10 @@ from addnorm.export.modules.operators.parts import Unrecognized
 from addnorm.export.modules.operators.trace import Calls, Enough, Trace
 from addnorm.export.sources.original import Array, Original, OriginalError, tensor_of
 from addnorm.export.sources.sources import UsageError
-from addnorm.model.config import Pick
+from addnorm.model.config import Config, Pick
 from addnorm.model.transformer import Transformer
+from addnorm.service.engine import selfcheck
+from addnorm.service.engine.manifest import Limits
 
 COMPARED = (1, 2, 19, 512)  # lengths of the sequences, if there, and the longest
 AGREES = 1e-3  # of the largest number, of float32 through all layers
@@ -208,12 +210,22 @@ def as_inputs(ids: Sequence[int], ask: Asking) -> tuple[Tensor, Tensor | None]:
     return torch.tensor([ids]), None if types is None else types[None]
 
 
-def drawn_ids(length: int, vocab_size: int, pads: set[int], seed: int = 0) -> list[int]:
-    """Different ones, where there are so many."""
-    known = [index for index in range(vocab_size) if index not in pads]
-    generator = torch.Generator().manual_seed(seed)
-    places = torch.randperm(max(length, len(known)), generator=generator)[:length]
-    return [known[place % len(known)] for place in places.tolist()]
+def fill_ids(length: int, vocab_size: int, pads: set[int]) -> list[int]:
+    """Different ones, where there are so many, the highest first."""
+    known = [index for index in reversed(range(vocab_size)) if index not in pads][:length]
+    return [known[place % len(known)] for place in range(length)]
+
+
+def _sequence(
+    config: Config, length: int, pad: int | None, seed: int = 0
+) -> tuple[list[int], list[int] | None]:
+    """Drawn ids and types."""
+    limits = Limits(
+        max_positions=config.max_positions, vocab_size=config.vocab_size,
+        type_vocab_size=config.type_vocab_size, pad_id=pad,
+    )  # fmt: skip
+    drawn = selfcheck.sequences(limits, [length], seed)
+    return drawn.tokens.tolist(), None if drawn.types is None else drawn.types.tolist()
 
 
 def pad_of(drawn: Transformer, ask: Asking, pooling: Pick, told: Told) -> int | None:
@@ -227,9 +239,8 @@ def pad_of(drawn: Transformer, ask: Asking, pooling: Pick, told: Told) -> int | 
     length = min(5, config.max_positions - 2)
     if not more and length > 0:
         original = Original(ask, config, pooling, pad)
-        row = [*drawn_ids(length, config.vocab_size, {pad}), pad, pad]
-        types = as_inputs(row, ask)[1]
-        inputs = row, None if types is None else types[0].tolist()
+        ids, types = _sequence(config, length, pad)
+        inputs = [*ids, pad, pad], types and [*types, 0, 0]
         expected = original.rows(*inputs)
         for sees_pads in (False, True):
             found = original.rows_of_model(drawn, *inputs, 2, sees_pads)
@@ -237,8 +248,7 @@ def pad_of(drawn: Transformer, ask: Asking, pooling: Pick, told: Told) -> int | 
                 return pad
     raise Unrecognized(
         f"it tells token ids from others: {named}; one id can be a pad, which is refused inside"
-        " texts, if the answer to what comes before it is the same with and without it. Leave the"
-        " others out"
+        " texts, if the answer to what comes before it is the same with and without it"
     )
 
 
@@ -250,19 +260,16 @@ def _share(found: Array, expected: Array) -> float:
 def refuse_unlike(drawn: Transformer, ask: Asking, pooling: Pick, pad: int | None) -> None:
     """Unrecognized unless the whole, with weights drawn anew, answers as the module: on some
     lengths, and on all whose forward is another than that of the longest."""
-    config, pads = drawn.config, set() if pad is None else {pad}
-    longest = config.max_positions
+    config, longest = drawn.config, drawn.config.max_positions
     original = Original(ask, config, pooling, pad)
-    usual = drawn_ids(longest, config.vocab_size, pads)
+    usual, _ = _sequence(config, longest, pad)
     unlike = dict(
         lengths.unlike_lengths(lambda n: list_calls(ask, *as_inputs(usual[:n], ask)), longest)
     )
     known = sorted({min(length, longest) for length in (*COMPARED, longest)})
     near = 0.0
     for seed, length in enumerate([*known, *(x for x in unlike if x not in known)]):
-        row = drawn_ids(length, config.vocab_size, pads, seed)
-        _, types = as_inputs(row, ask)
-        inputs = row, None if types is None else types[0].tolist()
+        inputs = _sequence(config, length, pad, seed)
         expected, found = original.rows(*inputs), original.rows_of_model(drawn, *inputs)
         difference, is_usual = _share(found, expected), length in known and length not in unlike
         near = max(near, difference) if is_usual else near

@@ -15,13 +15,13 @@ from addnorm.export.modules.asking import (
     as_inputs,
     copy_module,
     drawn_anew,
-    drawn_ids,
+    fill_ids,
     list_calls,
     takes_types,
     trace_forward,
 )
 from addnorm.export.modules.operators import weights
-from addnorm.export.modules.operators.explained import first_unlisted, refuse_unexplained
+from addnorm.export.modules.operators.explained import refuse_unexplained, refuse_unlisted
 from addnorm.export.modules.operators.ids import Told
 from addnorm.export.modules.operators.parts import Parts, Unrecognized
 from addnorm.export.modules.operators.shape import Shape
@@ -30,11 +30,10 @@ from addnorm.export.sources import sources
 from addnorm.export.sources.original import OriginalError, as_found, digest
 from addnorm.export.sources.sources import Source, UsageError
 from addnorm.model.config import Config
-from addnorm.model.transformer import Transformer
 
 LENGTHS = (7, 5, 3)  # of the sequences that are followed: the first that the module takes
 WIDTH = 14  # of names in the findings
-NO_LIMIT = 512  # positions, where the module sets no limit
+NO_LIMIT = 512  # positions, where no table sets a limit
 WAYS_ON = (
     "Ways on: reference=lambda ids: ... says how it is called, and which answer is meant;"
     " weights={...} and config=Config(...) name its parts by hand; see docs/own-models.md"
@@ -105,7 +104,7 @@ def _follow(ask: Asking, max_positions: int | None) -> Recognized:
         # ids that the module tells from no others, and those that it does
         known: set[int] = set()
         while True:
-            ids = drawn_ids(first.length, vocab_size, known)
+            ids = fill_ids(first.length, vocab_size, known)
             told = Told(trace_forward(ask, *as_inputs(ids, ask)), vocab_size)
             if {*told.ids} <= known:
                 break
@@ -113,21 +112,17 @@ def _follow(ask: Asking, max_positions: int | None) -> Recognized:
         constants = {value.number for value in told.constants}
         trace = trace_forward(ask, *as_inputs(ids, ask), constants=constants)
         again = trace_forward(ask, *as_inputs(ids, ask), constants=constants)
-        if not torch.equal(_answer(trace).tensor, _answer(again).tensor):
+        answer = _answer(trace)
+        if not torch.equal(answer.tensor, _answer(again).tensor):
             raise Unrecognized(
                 "it gives two answers to one sequence: something in it is random, such as dropout"
                 " that evaluation mode does not end"
             )
-        try:
-            shape = Shape(Parts(trace), answer := _answer(trace))
-        except Unrecognized as error:
-            step = first_unlisted(trace)
-            is_of = "is an operator of no part that is known"
-            more = f"; {step.op}{step.where} {is_of}" if step else ""
-            raise Unrecognized(f"{error}{more}") from error
+        refuse_unlisted(answer)
+        shape = Shape(Parts(trace), answer)
         refuse_unexplained(answer)
-        limits = weights.limits(shape)
-        limit = min([*limits, *([max_positions] if max_positions else [])], default=NO_LIMIT)
+        sizes = weights.table_sizes(shape)
+        limit = min(filter(None, [*sizes, max_positions]), default=NO_LIMIT)
         limit = _longest(ask, limit, ids[0])
         config = weights.config(shape, limit)
         drawn = weights.fill_model(
@@ -138,14 +133,13 @@ def _follow(ask: Asking, max_positions: int | None) -> Recognized:
         try:
             asking.refuse_unlike(drawn, ask, pooling, pad)
         except Unrecognized as error:
-            why = f"each part agrees, and the whole does not: {error}; {_departs(drawn, shape)}"
-            raise Unrecognized(why) from error
+            raise Unrecognized(f"each part agrees, and the whole does not: {error}") from error
     real = trace_forward(ask, *as_inputs(ids, ask), constants=constants)
     if [step.op for step in real.steps] != [step.op for step in trace.steps]:
         raise Unrecognized("the forward takes another way with other weights")
     model = weights.fill_model(shape, config, real, _places(ask, shape, limit, ids[0], constants))
-    found = _findings(shape, config, [x for x in limits if x == limit])
-    lines = [f"  {name:{WIDTH}}{words}" for name, words in found]
+    is_limited = bool(sizes) or limit != (max_positions or NO_LIMIT)
+    lines = [f"  {name:{WIDTH}}{words}" for name, words in _findings(shape, config, is_limited)]
     return Recognized(model, ask, lines, pad, pooling)
 
 
@@ -197,71 +191,44 @@ def _places(
 ) -> Tensor:
     """usual: an id that is told from no other."""
     if not shape.embedding.places:
-        return torch.zeros(length, shape.width)
+        return torch.zeros(length, shape.tokens.shape[1])
     last = max(value.number for value, _ in shape.embedding.places)
     trace = trace_forward(ask, *as_inputs([usual] * length, ask), last, constants)
     return weights.places(shape, trace, length)
 
 
-def _departs(drawn: Transformer, shape: Shape) -> str:
-    """Where the first hidden state is another than the module's."""
-    trace = shape.parts.trace
-    assert trace.ids
-    ids = trace.ids.tensor.reshape(1, -1)
-    types = None if trace.types is None else trace.types.tensor.reshape(1, -1)
-    heads = [torch.zeros(1, dtype=torch.int64)] * drawn.config.n_layers
-    hidden, _ = drawn.lens(ids, torch.ones_like(ids), types, heads)
-    ends = [shape.blocks[0].entry, *(block.exit_ for block in shape.blocks)]
-    for number, (ours, end) in enumerate(zip(hidden, ends, strict=True)):
-        theirs = end.tensor.reshape(ours.shape)
-        if (ours - theirs).abs().max() > asking.AGREES * theirs.abs().max():
-            return f"they depart in {f'block {number - 1}' if number else 'the embeddings'}"
-    return f"the {len(hidden)} hidden states of {ids.shape[1]} tokens agree"
-
-
-def _findings(shape: Shape, config: Config, limits: list[int]) -> Iterator[tuple[str, str]]:
-    """Findings by name, each with how it was found."""
-    block, notes = shape.blocks[0], shape.notes
+def _findings(shape: Shape, config: Config, is_limited: bool) -> Iterator[tuple[str, str]]:
+    """What was found, by name."""
+    block = shape.blocks[0]
     scale = f", times {config.embedding_scale:g}" if config.embedding_scale != 1 else ""
-    yield "tokens", f"{config.vocab_size:,} ids, width {shape.width}{scale} (shapes)"
-    positions = f"{config.max_positions:,}, "
-    positions += "added to tokens" if shape.embedding.places else "none are added"
-    if limits:
-        positions += f" (the smallest table or mask has {min(limits):,})"
-    else:
+    yield "tokens", f"{config.vocab_size:,} ids, width {config.d_model}{scale}"
+    positions = "added to tokens" if shape.embedding.places else "none are added"
+    if not is_limited:
         positions += '; the module sets no limit: config={"max_positions": N} sets another'
-    yield "positions", positions
+    yield "positions", f"{config.max_positions:,}, {positions}"
     if config.type_vocab_size > 1:
-        yield "types", f"{config.type_vocab_size} (shapes)"
+        yield "types", f"{config.type_vocab_size}"
     extra = {"embeddings": config.embedding_norm, "the last block": config.final_norm}
     named = " and ".join(name for name, there in extra.items() if there)
     more = f", a norm after {named}" if named else ""
-    yield "blocks", f"{config.n_layers}, order {config.block} (what leads to what){more}"
-    attention = block.attention
-    heads = f"{config.n_heads} heads of {config.head_dims} (shapes)"
-    tried = f"(trial: 1 of {attention.num_tried} agrees)"
-    yield "attention", f"{heads}, {attention.scores} {tried}"
-    parts = (attention.queries, attention.keys, attention.values)
-    number = len({source for part in parts for source in part.sources})
-    matrices = "one fused matrix" if number == 1 else f"{number} matrices"
-    yield "queries", f"keys and values from {matrices} (numbered entries)"
-    yield "feed-forward", f"{config.d_ff}, {config.activation} ({notes['activation']})"
-    yield "norms", f"eps {config.eps:g}, {notes['norm']}"
+    yield "blocks", f"{config.n_layers}, order {config.block}{more}"
+    heads = f"{config.n_heads} heads of {config.head_dims}"
+    yield "attention", f"{heads}, {block.attention.scores}"
+    yield "feed-forward", f"{config.d_ff}, {config.activation}"
+    yield "norms", f"eps {config.eps:g}{', beside the deviation' if config.norm == 'std' else ''}"
     yield "head", _head(shape, config)
 
 
 def _head(shape: Shape, config: Config) -> str:
-    head = shape.head
-    trial = f"trial: {shape.notes.get('row of the head')}"
-    row = "of every token" if head.pick is None else f"of a {head.pick} row ({trial})"
+    pick = shape.head.pick
+    row = f"of a {pick} row" if pick else "of every token"
     if not config.heads:
         return f"none: it answers with activations {row}"
     (made,) = config.heads.values()
-    if head.pick == "last" and made.pick == "every":
-        row = f"of the last token ({trial}), served for every token"
+    if pick == "last" and made.pick == "every":
+        row = "of the last token, served for every token"
     dense = f", after a layer of {made.dense} and {made.activation}" if made.dense else ""
-    norm = " and a norm" if made.norm else ""
-    return f"logits: {made.width:,} {row}{dense}{norm}"
+    return f"logits: {made.width:,} {row}{dense}"
 
 
 def of_module(

@@ -182,8 +182,8 @@ REFUSED: dict[str, tuple[Callable[[], Any], dict[str, Any], str]] = {
         }.items()
     },
     "a convolution": (Convolution, {"as_it_is": False},
-                      r"a convolution mixes tokens outside of attention, in filter \(Conv1d\).*"
-                      r" Ways on: reference=lambda ids"),
+                      r"convolution, in filter \(Conv1d\), .* is an operator of no part that is"
+                      r" known.* Ways on: reference=lambda ids"),
     "across tokens": (AcrossTokens, {"as_it_is": False},
                       "norm: a token's row depends on others' rows, so tokens are mixed.*"
                       " Ways on: reference=lambda ids"),

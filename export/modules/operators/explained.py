@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterable
 import torch
 
 from addnorm.export.modules.operators.parts import Unrecognized
-from addnorm.export.modules.operators.trace import LOOKUPS, Step, Trace, Value
+from addnorm.export.modules.operators.trace import LOOKUPS, Step, Value
 
 VIEWS = ("view", "_unsafe_view", "_reshape_alias", "reshape", "transpose", "t", "permute",
          "unsqueeze", "squeeze", "expand", "clone", "detach", "alias", "slice", "select", "split",
@@ -39,6 +39,13 @@ PARTS: dict[str, tuple[str, ...]] = {  # activations by their names
 SMOOTH_TYPES = (torch.float32, torch.float64)
 
 
+def refuse_unlisted(answer: Value) -> None:
+    """Unrecognized for the first operator on rows that no part could have."""
+    for step in leading_to(answer):
+        if not is_explained(step, PARTS):
+            raise Unrecognized(f"{step.op}{step.where} is an operator of no part that is known")
+
+
 def refuse_unexplained(answer: Value) -> None:
     """Unrecognized for the first operator that no part explains."""
     for step in leading_to(answer):
@@ -48,13 +55,8 @@ def refuse_unexplained(answer: Value) -> None:
             raise Unrecognized(
                 f"{step.op.removeprefix('_')}{to}{step.where} is no operator of what was"
                 " recognized: it does nothing in the trial, and where it does something, what is"
-                " served would not. Leave it out"
+                " served would not"
             )
-
-
-def first_unlisted(trace: Trace) -> Step | None:
-    """The first operator on rows that no part could have."""
-    return next((x for x in trace.steps if x.rows and not is_explained(x, PARTS)), None)
 
 
 def leading_to(answer: Value) -> list[Step]:

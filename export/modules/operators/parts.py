@@ -9,23 +9,11 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 import torch
-from torch import Tensor
 
 from addnorm.export.modules.operators.trace import LOOKUPS, Step, Trace, Value
 
 PRODUCTS = ("mm", "addmm", "bmm", "baddbmm")
 JOINS = ("cat", "stack")
-REASONS = {  # operators that no part of such a transformer has
-    "convolution": "a convolution mixes tokens outside of attention",
-    "native_batch_norm": "a batch normalization is no LayerNorm: its statistics are of all tokens",
-    "_native_batch_norm_legit_no_training": "a batch normalization is no LayerNorm",
-    "native_group_norm": "a group normalization is no LayerNorm",
-    "lstm": "a recurrent layer mixes tokens outside of attention",
-    "mkldnn_rnn_layer": "a recurrent layer mixes tokens outside of attention",
-    "gru": "a recurrent layer mixes tokens outside of attention",
-    "cumsum": "a running sum mixes tokens outside of attention",
-    "_fft_r2c": "a Fourier transform mixes tokens outside of attention",
-}
 Kind = Literal["lookup", "linear", "add", "shift", "product", "join"]
 
 
@@ -38,7 +26,7 @@ class Unrecognized(ValueError):
 
 @dataclass(eq=False, repr=False)  # they lead to each other
 class Landmark:
-    """kind "linear": weight `[.., in, out]` is multiplied with rows `[.., in]` from the right;
+    """kind "linear": weight `[in, out]` is multiplied with rows `[.., in]` from the right;
     "shift": a constant of every token is added; "product": of two streams, as in attention."""
 
     kind: Kind
@@ -65,8 +53,6 @@ class Parts:
         for step in self.trace.steps:
             if not step.rows and not self._is_lookup(step):
                 continue
-            if step.op in REASONS:
-                raise Unrecognized(REASONS[step.op], step.values[0])
             landmark = self._landmark(step)
             for value in step.values:
                 self.origins[value] = landmark or self.origin(step.rows[0])
@@ -114,6 +100,8 @@ class Parts:
             return Landmark("product", value, (left, right))
         if right.of_rows or right.of_ids or any(x.of_rows for x in more):
             raise Unrecognized("rows are multiplied with a matrix from the left", value)
+        if right.tensor.dim() != 2:
+            raise Unrecognized("rows are multiplied with several matrices at once", value)
         if more and more[0].tensor.numel() != right.tensor.shape[-1]:
             raise Unrecognized(f"{step.op} adds more than a bias", value)
         return Landmark("linear", value, (left,), right, more[0] if more else None)
@@ -145,11 +133,6 @@ class Parts:
             and step.values[0].of_rows
             and not any(x.of_rows for x in step.inputs)
         )
-
-
-def columns(weight: Tensor) -> Tensor:
-    """The matrix of a linear landmark, `[in, out]`: those of several heads lie side by side."""
-    return weight if weight.dim() == 2 else weight.permute(1, 0, 2).flatten(1)
 
 
 def roots(parts: Parts, value: Value) -> Iterator[Landmark]:

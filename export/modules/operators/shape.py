@@ -3,10 +3,10 @@
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from addnorm.export.modules.operators import attention, trial
 from addnorm.export.modules.operators.attention import Attention
@@ -14,9 +14,6 @@ from addnorm.export.modules.operators.parts import Landmark, Parts, Unrecognized
 from addnorm.export.modules.operators.trace import Value, steps_between
 from addnorm.export.modules.operators.trial import Norm
 from addnorm.model.config import Activation, Pick
-from addnorm.model.transformer import ACTIVATIONS
-
-ENDS = ("_log_softmax", "_softmax", "sigmoid")  # of numbers that are no logits any more
 
 
 @dataclass(frozen=True)
@@ -45,33 +42,27 @@ class Embedding:
     types: tuple[Value, float] | None = None
     places: list[tuple[Value, float]] = field(default_factory=list)
     norm: Norm | None = None
-    projection: Landmark | None = None
 
 
 @dataclass(frozen=True)
 class Head:
-    """pick -> [dense -> activation -> norm] -> [linear]"""
+    """pick -> [dense -> activation] -> [linear]"""
 
     pick: Pick | None  # None: every token
     dense: Landmark | None = None
     activation: Activation = "identity"
-    norm: Norm | None = None
     linear: Landmark | None = None
 
 
 @dataclass
 class Shape:
-    """The blocks, embedding and head of a forward. notes: what was decided by trial, in words."""
+    """The blocks, embedding and head of a forward."""
 
     parts: Parts
     answer: Value
-    notes: dict[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         """Unrecognized for a part that no `Transformer` has."""
-        if self.answer.op in ENDS:
-            why = f"{self.answer.op} comes after the last layer: answer with the logits before it"
-            raise Unrecognized(why, self.answer)
         self.head, activations = self._head(self.answer)
         last, self.final_norm = self._last_block(activations)
         blocks = [last]
@@ -91,15 +82,11 @@ class Shape:
             if len(found) > 1:
                 raise Unrecognized(f"blocks and norms differ in {what}: {sorted(found)}")
 
-    @cached_property
-    def width(self) -> int:
-        """The width of the table of tokens."""
+    @property
+    def tokens(self) -> Tensor:
+        """The table of tokens, as in the trace."""
         assert self.embedding.tokens
-        return self.embedding.tokens.tensor.shape[1]
-
-    @cached_property
-    def length(self) -> int:
-        return self.parts.trace.length
+        return self.embedding.tokens.tensor
 
     def _last_block(self, value: Value) -> tuple[Block, Norm | None]:
         why = Unrecognized(
@@ -132,7 +119,7 @@ class Shape:
             up = self.parts.origin(down.inputs[0]) if down else None
             if down is None or up is None or up.kind != "linear":
                 continue
-            ffn = FeedForward(up, down, self._activation(up, down.inputs[0]))
+            ffn = FeedForward(up, down, trial.activation(up.value, down.inputs[0]))
             read = self._pre if value is total.value else self._norm_last_block
             if block := read(value, total, self.parts.original(skip), ffn):
                 return block
@@ -184,24 +171,12 @@ class Shape:
             return None
         return out
 
-    def _activation(self, linear: Landmark, value: Value) -> Activation:
-        if self.parts.original(value) is linear.value:
-            return "identity"
-        found = trial.activation(linear.value, value)
-        self.notes["activation"] = f"trial: 1 of {len(ACTIVATIONS)} agrees on -6 to 6"
-        return found
-
     def _norm(self, entry: Value, value: Value) -> Norm:
-        found, words = trial.norm(entry, self.parts.original(value))
-        self.notes["norm"] = f"{words} (trial on rows whose variance is near eps)"
-        return found
+        return trial.norm(entry, self.parts.original(value))
 
     def _embedding(self, value: Value) -> Embedding:
         found = Embedding()
         value = self.parts.original(value)
-        linear = self._linear(value)
-        if linear is not None and linear.value is value:
-            found.projection, value = linear, self.parts.original(linear.inputs[0])
         origin = self.parts.origin(value)
         if origin.kind in ("add", "shift", "lookup") and origin.value is not value:
             with suppress(Unrecognized):  # it is a scale
@@ -237,55 +212,33 @@ class Shape:
 
     def _head(self, value: Value) -> tuple[Head, Value]:
         """-> the head, and the activations that it is made of."""
-        value, outer = self._source_of_row(value)
-        linear, norm, dense = None, None, None
+        linear, dense = None, None
         activation: Activation = "identity"
+        value = self.parts.original(value)
         # the output matrix of attention is no head
         if (found := self._linear(value)) and not self._attention_matrix(value):
-            linear = found
-            value = self.parts.original(linear.inputs[0])
+            linear, value = found, self.parts.original(found.inputs[0])
         before = self.parts.origin(value)
         if before.kind == "linear" and (linear or before.value is not value):
-            dense, (activation, norm) = before, self._dense(before, value)
+            dense, activation = before, trial.activation(before.value, value)
             value = self.parts.original(before.inputs[0])
-        value, inner = self._source_of_row(value)
-        # a row may be made before the head's layers in place of after them
-        commutes = outer in ("first", "last") or (outer == "mean" and dense is None)
-        if outer and (inner or ((linear or dense) and not commutes)):
-            raise Unrecognized("a row is made of the sequence's after the head", self.answer)
-        return Head(inner or outer, dense, activation, norm, linear), value
-
-    def _dense(self, dense: Landmark, value: Value) -> tuple[Activation, Norm | None]:
-        """The activation and the norm between the dense layer of a head and its reader."""
-        if value is dense.value:
-            return "identity", None
-        try:
-            return self._activation(dense, value), None
-        except Unrecognized:
-            for inner in self._within(value):
-                try:
-                    return self._activation(dense, inner), self._norm(inner, value)
-                except Unrecognized:
-                    continue
-            raise
+        rows, pick = self._source_of_row(value)
+        return Head(pick, dense, activation, linear), rows
 
     def _source_of_row(self, value: Value) -> tuple[Value, Pick | None]:
         """The rows that one row of the sequence was made of, and how."""
         width, before = value.tensor.shape[-1], self.parts.origin(value).value
         if value.tensor.numel() != width or before.tensor.numel() == before.tensor.shape[-1]:
-            return self.parts.original(value), None
+            return value, None
         error = Unrecognized("the row of the head is not made of the sequence's", value)
         for inner in self._within(value):
-            if inner.tensor.numel() == width * self.length:
+            if inner.tensor.numel() == width * self.parts.trace.length:
                 try:
-                    found = trial.pick(inner, self.parts.original(value), self.length)
+                    return inner, trial.pick(inner, value, self.parts.trace.length)
                 except Unrecognized as raised:
                     error = raised
-                    continue
-                self.notes["row of the head"] = f"1 of {len(trial.PICKS)} agrees"
-                return inner, found
         raise error
 
     def norms(self) -> list[Norm]:
-        rest = (self.embedding.norm, self.final_norm, self.head.norm)
+        rest = (self.embedding.norm, self.final_norm)
         return [*(n for b in self.blocks for n in b.norms), *(n for n in rest if n is not None)]

@@ -59,10 +59,6 @@ DEVIATIONS = {
         "layer", lambda v, e, n: (v * n / (n - 1) + e).sqrt(),
         lambda n: (n - 1) / n, lambda n: math.sqrt((n - 1) / n),
     ),
-    "biased deviation + eps": Deviation(
-        "std", lambda v, e, n: v.sqrt() + e,
-        lambda n: math.sqrt(n / (n - 1)), lambda n: math.sqrt(n / (n - 1)),
-    ),
 }  # fmt: skip
 
 
@@ -82,8 +78,7 @@ def decide(what: str, tried: Mapping[Candidate, float], value: Value) -> Candida
     raise Unrecognized(f"{what}: {how}; smallest differences: {shown}", value)
 
 
-def norm(entry: Value, exit_: Value) -> tuple[Norm, str]:
-    """-> the norm, and its deviation in words."""
+def norm(entry: Value, exit_: Value) -> Norm:
     rows = _near_eps(entry.tensor)
     (found,) = run_again([exit_], {entry: rows})
     if found.shape[-1] != rows.shape[-1] or found.numel() != rows.numel():
@@ -101,7 +96,7 @@ def norm(entry: Value, exit_: Value) -> tuple[Norm, str]:
     options = [*(x for x in vectors if x.tensor.is_floating_point()), None, None][:2]
     pairs = [*dict.fromkeys(permutations(options, 2))]
     tried: dict[str, float] = {}
-    norms: dict[str, tuple[Norm, str]] = {}
+    norms: dict[str, Norm] = {}
     for eps, words, normalized in _normalize(rows, steps):
         deviation, name = DEVIATIONS[words], f"{words}, eps {eps:g}"
         for gamma, beta in pairs:
@@ -114,7 +109,7 @@ def norm(entry: Value, exit_: Value) -> tuple[Norm, str]:
             if difference < tried.get(name, math.inf):
                 tried[name] = difference
                 eps_, factor = eps * deviation.eps(n), deviation.gamma(n)
-                norms[name] = Norm(deviation.kind, eps_, gamma, beta, factor), words
+                norms[name] = Norm(deviation.kind, eps_, gamma, beta, factor)
     decided = norms[decide("norm", tried, exit_)]
     explain("norm", steps)
     return decided

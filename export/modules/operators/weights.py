@@ -5,9 +5,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from addnorm.export.modules.operators.parts import PRODUCTS, Landmark, Unrecognized, columns
+from addnorm.export.modules.operators.parts import Landmark, Unrecognized
 from addnorm.export.modules.operators.shape import Block, Head, Shape
-from addnorm.export.modules.operators.trace import Step, Trace, Value
+from addnorm.export.modules.operators.trace import Trace, Value
 from addnorm.export.modules.operators.trial import Norm
 from addnorm.model.config import Config, HeadConfig
 from addnorm.model.transformer import Transformer
@@ -15,16 +15,13 @@ from addnorm.model.transformer import Transformer
 
 def config(shape: Shape, max_positions: int) -> Config:
     """Unrecognized for sizes that no `Transformer` has."""
-    block, embedding = shape.blocks[0], shape.embedding
-    assert embedding.tokens
-    vocab_size, width = embedding.tokens.tensor.shape
-    d_model = columns_of(block.ffn.down).shape[1]
-    norms = shape.norms()
+    block, embedding, norms = shape.blocks[0], shape.embedding, shape.norms()
+    vocab_size, d_model = shape.tokens.shape
     fields: dict[str, Any] = {
         "vocab_size": vocab_size,
         "d_model": d_model,
         "n_heads": block.attention.n_heads,
-        "d_ff": columns_of(block.ffn.up).shape[1],
+        "d_ff": block.ffn.up.width,
         "n_layers": len(shape.blocks),
         "max_positions": max_positions,
         "type_vocab_size": len(embedding.types[0].tensor) if embedding.types else 1,
@@ -35,7 +32,6 @@ def config(shape: Shape, max_positions: int) -> Config:
         "norm_bias": any(norm.beta is not None for norm in norms),
         "eps": norms[0].eps,
         "embedding_scale": embedding.scale,
-        "embedding_size": width if embedding.projection else None,
         "embedding_norm": embedding.norm is not None,
         "final_norm": shape.final_norm is not None,
         "attention_bias": any(
@@ -44,38 +40,32 @@ def config(shape: Shape, max_positions: int) -> Config:
             for own in (block.attention for block in shape.blocks)
         ),
     }
-    if block.attention.into.numel() != d_model:
-        heads, size = block.attention.into.shape
-        raise Unrecognized(f"{heads} heads of {size} are not as wide as d_model {d_model}")
-    made = head_config(shape.head, shape, d_model)
+    for part in (block.attention.queries, block.attention.keys, block.attention.values):
+        if part.chosen.numel() != d_model:
+            heads, size = part.chosen.shape
+            raise Unrecognized(f"{heads} heads of {size} are not as wide as d_model {d_model}")
+    made = head_config(shape)
     return Config(**fields, heads={"logits": made} if made else {})
 
 
-def head_config(head: Head, shape: Shape, d_model: int) -> HeadConfig | None:
+def head_config(shape: Shape) -> HeadConfig | None:
     """A head on the last row of a causal model's vocabulary is one on every token, asked for the
     next."""
+    head = shape.head
     last = head.linear or head.dense
     if last is None:
         return None
-    width = columns_of(last).shape[1]
-    assert shape.embedding.tokens
-    is_next = head.pick == "last" and width == len(shape.embedding.tokens.tensor)
+    is_next = head.pick == "last" and last.width == len(shape.tokens)
     is_next = is_next and shape.blocks[0].attention.scores.causal
     return HeadConfig(
         pick="every" if is_next else head.pick or "every",
-        width=width,
-        dense=columns_of(head.dense).shape[1] if head.dense else None,
+        width=last.width,
+        dense=head.dense.width if head.dense else None,
         dense_bias=head.dense is None or head.dense.bias is not None,
         activation=head.activation,
-        norm=head.norm is not None,
         linear=head.linear is not None,
         bias=head.linear is None or head.linear.bias is not None,
     )
-
-
-def columns_of(landmark: Landmark) -> Tensor:
-    assert landmark.weight
-    return columns(landmark.weight.tensor)
 
 
 def fill_model(shape: Shape, fields: Config, trace: Trace, places: Tensor) -> Transformer:
@@ -102,8 +92,7 @@ def fill_model(shape: Shape, fields: Config, trace: Trace, places: Tensor) -> Tr
 def places(shape: Shape, trace: Trace, length: int) -> Tensor:
     """The sum of tables that is added to tokens, `[length, width]`. trace: of so many tokens.
     Unrecognized if some of them have no place."""
-    assert shape.embedding.tokens
-    total = torch.zeros(length, shape.embedding.tokens.tensor.shape[1])
+    total = torch.zeros(length, shape.tokens.shape[1])
     for value, factor in shape.embedding.places:
         rows = _tensor_at(trace, value)
         if rows.numel() != total.numel():
@@ -115,49 +104,17 @@ def places(shape: Shape, trace: Trace, length: int) -> Tensor:
     return total
 
 
-def limits(shape: Shape) -> list[int]:
-    """Tokens that a sequence may have, as tables of places and masks of a fixed size say."""
-    width, found = shape.embedding.tokens.tensor.shape[1], []  # type: ignore[union-attr]
-    for value, _ in shape.embedding.places:
-        found += [
-            x.tensor.numel() // width for x in _stored_tensors(value) if x.tensor.shape[-1] == width
-        ]
-    for block in shape.blocks:
-        for step in _scores(block):
-            for x in (x for constant in step.constants for x in _stored_tensors(constant)):
-                if x.tensor.dim() >= 2 and x.tensor.shape[-1] == x.tensor.shape[-2]:
-                    found.append(x.tensor.shape[-1])
-    return [size for size in found if size >= shape.length]
-
-
-def _scores(block: Block) -> list[Step]:
-    """Steps between the scores and what reads them."""
-    todo: list[Value] = [block.attention.out.inputs[0]]
-    found: list[Step] = []
-    seen: set[Value] = set()
+def table_sizes(shape: Shape) -> list[int]:
+    """The rows of the tables that places are read from."""
+    todo, found = [value for value, _ in shape.embedding.places], set[Value]()
     while todo:
         value = todo.pop()
-        if value in seen or value.step is None:
-            continue
-        if value.step.op in PRODUCTS and len(set(value.step.rows)) < 2:  # with a weight
-            continue
-        seen.add(value)
-        found.append(value.step)
-        todo += value.step.rows
-    return found
-
-
-def _stored_tensors(value: Value) -> list[Value]:
-    """Weights and buffers that a constant is made of."""
-    todo: list[Value] = [value]
-    found: dict[Value, None] = {}
-    while todo:
-        value = todo.pop()
-        if value.step is None:
-            found[value] = None
-        else:
-            todo += [x for x in value.step.inputs if x not in found]
-    return list(found)
+        if value not in found:
+            found.add(value)
+            todo += value.step.inputs if value.step else []
+    width = shape.tokens.shape[1]
+    stored = [x.tensor for x in found if x.step is None and x.tensor.shape[-1:] == (width,)]
+    return [x.numel() // width for x in stored if x.numel() >= width * shape.parts.trace.length]
 
 
 def _tensor_at(trace: Trace, value: Value) -> Tensor:
@@ -173,25 +130,21 @@ def _embedding(shape: Shape, trace: Trace, table: Tensor) -> dict[str, Tensor]:
         found["types.weight"] = factor * _tensor_at(trace, value)
     if embedding.norm:
         found |= _norm("embedding_norm", embedding.norm, trace, table.shape[1])
-    if embedding.projection:
-        found |= _linear("projection", embedding.projection, trace)
     return found
 
 
 def _block(block: Block, trace: Trace) -> dict[str, Tensor]:
-    parts, own = block.attention, block.attention.queries
-    d_model = parts.into.numel()
-    projections = (own, parts.keys, parts.values)
+    own = block.attention
+    projections = (own.queries, own.keys, own.values)
     found = {
         "attention.qkv.weight": torch.cat([part.weight(trace) for part in projections]).float(),
         "attention.qkv.bias": torch.cat([part.bias(trace) for part in projections]).float(),
-        **_linear("attention.out", parts.out, trace),
+        **_linear("attention.out", own.out, trace),
         **_linear("ffn.up", block.ffn.up, trace),
         **_linear("ffn.down", block.ffn.down, trace),
     }
-    found["attention.out.weight"] = found["attention.out.weight"][:, parts.into.flatten()]
     for number, norm in enumerate(block.norms, 1):
-        found |= _norm(f"norm{number}", norm, trace, d_model)
+        found |= _norm(f"norm{number}", norm, trace, own.out.width)
     return found
 
 
@@ -200,16 +153,12 @@ def _head(head: Head, trace: Trace) -> dict[str, Tensor]:
     for name, part in (("dense", head.dense), ("linear", head.linear)):
         if part:
             found |= _linear(f"heads.logits.{name}", part, trace)
-    if head.norm:
-        assert head.dense
-        width = columns_of(head.dense).shape[1]
-        found |= _norm("heads.logits.norm", head.norm, trace, width)
     return found
 
 
 def _linear(name: str, part: Landmark, trace: Trace) -> dict[str, Tensor]:
     assert part.weight
-    weight = columns(_tensor_at(trace, part.weight)).T
+    weight = _tensor_at(trace, part.weight).T
     bias = torch.zeros(len(weight))
     if part.bias is not None:
         bias = _tensor_at(trace, part.bias).reshape(-1)

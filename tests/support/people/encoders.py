@@ -103,7 +103,7 @@ class FusedByHead(nn.Module):
         super().__init__()
         self.input, self.blocks = nn.Embedding(V, D), nn.Sequential(self.Block(), self.Block())
         self.output_net = nn.Sequential(
-            nn.Linear(D, D), nn.GELU(approximate="tanh"), nn.LayerNorm(D), nn.Linear(D, 7)
+            nn.Linear(D, D), nn.GELU(approximate="tanh"), nn.Linear(D, 7)
         )
         self.register_buffer("pe", sinusoids()[None])
 
@@ -114,7 +114,7 @@ class FusedByHead(nn.Module):
 
 
 class Einsum(nn.Module):
-    """Axes by letters, no biases but the output's, the fused rows in the order (h, d, 3)."""
+    """Axes by letters, no biases but the output's."""
 
     class Block(nn.Module):
         def __init__(self):
@@ -125,7 +125,7 @@ class Einsum(nn.Module):
 
         def forward(self, x):
             b, n, _ = x.shape
-            q, k, v = self.to_qkv(self.norm1(x)).view(b, n, H, -1, 3).permute(4, 0, 2, 1, 3)
+            q, k, v = self.to_qkv(self.norm1(x)).view(b, n, 3, H, -1).permute(2, 0, 3, 1, 4)
             dots = torch.einsum("bhid,bhjd->bhij", q * (D // H) ** -0.5, k)
             out = torch.einsum("bhij,bhjd->bhid", dots.softmax(-1), v)
             x = self.to_out(out.permute(0, 2, 1, 3).reshape(b, n, D)) + x

@@ -7,32 +7,6 @@ from torch import nn
 from tests.support.people.encoders import D, H, T, V
 
 
-class Alpha(nn.Module):
-    """Raw parameters, heads as an axis of a weight, places from the front of a long table."""
-
-    def __init__(self):
-        super().__init__()
-        self.lex = nn.Parameter(torch.randn(V, D))
-        self.where = nn.Parameter(torch.randn(T, D))
-        self.pack = nn.Parameter(torch.randn(2, 3, H, D, D // H) * 0.2)
-        self.unpack = nn.Parameter(torch.randn(2, H, D // H, D) * 0.2)
-        self.wide, self.slim = (
-            nn.Parameter(torch.randn(2, a, b) * 0.2) for a, b in ((D, 48), (48, D))
-        )
-        self.g, self.o = nn.Parameter(torch.ones(5, D)), nn.Parameter(torch.zeros(5, D))
-
-    def forward(self, sentence):
-        z = self.lex[sentence] + self.where[: sentence.shape[1]]
-        for i in range(2):
-            y = F.layer_norm(z, (D,), self.g[2 * i], self.o[2 * i], 1e-3)
-            a, b, c = torch.einsum("bsd,jhde->jbhse", y, self.pack[i])
-            w = torch.softmax(torch.einsum("bhse,bhte->bhst", a, b) / (D // H) ** 0.5, -1)
-            z = z + torch.einsum("bhst,bhte,hed->bsd", w, c, self.unpack[i])
-            y = F.layer_norm(z, (D,), self.g[2 * i + 1], self.o[2 * i + 1], 1e-3)
-            z = z + torch.relu(y @ self.wide[i]) @ self.slim[i]
-        return F.layer_norm(z, (D,), self.g[4], self.o[4], 1e-3)
-
-
 class Bravo(nn.Module):
     """Values, keys, queries in one matrix, in this order; the feed-forward inside of the block;
     a row is picked with a mask."""
@@ -70,59 +44,6 @@ class Bravo(nn.Module):
         return self.verdict(mean)
 
 
-class Charlie(nn.Module):
-    """Functions in place of modules, a causal mask that is added, tied, and never trained."""
-
-    def __init__(self):
-        super().__init__()
-        self.table, self.places = nn.Embedding(V, D), nn.Embedding(T, D)
-        names = ("kq", "v", "o", "a", "b")
-        sizes = ((D, 2 * D), (D, D), (D, D), (D, 100), (100, D))
-        self.maps = nn.ModuleDict({n: nn.Linear(*s) for n, s in zip(names, sizes, strict=True)})
-        self.norms = nn.ModuleList([nn.LayerNorm(D) for _ in range(3)])
-
-    def forward(self, ids, past=None):
-        count = ids.shape[1]
-        future = torch.full((count, count), -1e9).triu(1)
-        rows = self.table(ids) + self.places(torch.arange(count))
-        rows = rows + self.attend(self.norms[0](rows), future)
-        rows = rows + self.maps["b"](F.silu(self.maps["a"](self.norms[1](rows))))
-        return {"hidden": rows, "logits": F.linear(self.norms[2](rows), self.table.weight)}
-
-    def attend(self, rows, future):
-        k, q = self.maps["kq"](rows).split(D, -1)
-        v = self.maps["v"](rows)
-        k, q, v = (x.reshape(*x.shape[:2], -1, H).permute(0, 3, 1, 2) for x in (k, q, v))
-        p = torch.softmax((q @ k.mT).div((D / H) ** 0.5) + future, dim=-1)
-        return self.maps["o"]((p @ v).permute(0, 2, 3, 1).flatten(2))
-
-
-class Delta(nn.Module):
-    """Masks and sums in place, a list of layers run backwards, weight norm on one of them."""
-
-    def __init__(self):
-        super().__init__()
-        self.vocab, self.start = nn.Embedding(V, 24), nn.Linear(24, D)
-        self.slots = nn.Embedding(T, 24)
-        self.layers = nn.ModuleList([
-            nn.TransformerEncoderLayer(D, 2, 40, batch_first=True, bias=False) for _ in range(2)
-        ])  # fmt: skip
-        for layer in self.layers:
-            nn.utils.parametrizations.weight_norm(layer.linear1)
-        self.pool = nn.Linear(D, D)
-
-    def forward(self, ids):
-        count = ids.size(1)
-        hidden = torch.zeros(count, count, dtype=torch.bool)
-        hidden[torch.triu(torch.ones_like(hidden), 1)] = True
-        x = self.vocab(ids)
-        x += self.slots(torch.arange(count))
-        x = self.start(x)
-        for layer in reversed(self.layers):
-            x = layer(x, src_mask=hidden)
-        return torch.tanh(self.pool(x[:, -1]))
-
-
 class Convolution(nn.Module):
     """Attention, and a convolution over neighbours in place of the feed-forward."""
 
@@ -154,4 +75,4 @@ class AcrossTokens(nn.Module):
         return self.gamma * (x - mean) / (variance + 1e-5).sqrt() + self.beta
 
 
-STRANGERS = {"alpha": Alpha, "bravo": Bravo, "charlie": Charlie, "delta": Delta}
+STRANGERS = {"bravo": Bravo}
