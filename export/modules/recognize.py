@@ -21,7 +21,11 @@ from addnorm.export.modules.asking import (
     trace_forward,
 )
 from addnorm.export.modules.operators import weights
-from addnorm.export.modules.operators.explained import refuse_unexplained, refuse_unlisted
+from addnorm.export.modules.operators.explained import (
+    leading_to,
+    refuse_unexplained,
+    refuse_unlisted,
+)
 from addnorm.export.modules.operators.ids import Told
 from addnorm.export.modules.operators.parts import Parts, Unrecognized
 from addnorm.export.modules.operators.shape import Shape
@@ -118,7 +122,7 @@ def _follow(ask: Asking, max_positions: int | None) -> Recognized:
                 "it gives two answers to one sequence: something in it is random, such as dropout"
                 " that evaluation mode does not end"
             )
-        refuse_unlisted(answer)
+        refuse_unlisted(leading_to(answer))
         shape = Shape(Parts(trace), answer)
         refuse_unexplained(answer)
         sizes = weights.table_sizes(shape)

@@ -39,9 +39,9 @@ PARTS: dict[str, tuple[str, ...]] = {  # activations by their names
 SMOOTH_TYPES = (torch.float32, torch.float64)
 
 
-def refuse_unlisted(answer: Value) -> None:
+def refuse_unlisted(steps: Iterable[Step]) -> None:
     """Unrecognized for the first operator on rows that no part could have."""
-    for step in leading_to(answer):
+    for step in steps:
         if not is_explained(step, PARTS):
             raise Unrecognized(f"{step.op}{step.where} is an operator of no part that is known")
 

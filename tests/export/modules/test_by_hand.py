@@ -77,6 +77,22 @@ def test_separate_matrices_and_parameters_of_any_name_are_joined() -> None:
     assert torch.equal(found.model.blocks[0].norm1.gamma, module.layers[0].sublayer[0].norm.a_2)
 
 
+class Written(Rows):
+    """A clamp that no drawn number reaches, behind a tensor that is written in place."""
+
+    def forward(self, x):
+        rows = super().forward(x)
+        kept = torch.zeros_like(rows)
+        kept[:, :] = rows.clamp(-1e5, 1e5)
+        return kept
+
+
+def test_an_operator_that_no_part_has_is_refused_wherever_it_is_written() -> None:
+    torch.manual_seed(0)
+    with pytest.raises(Unrecognized, match=r"clamp, in .* is an operator of no part that is known"):
+        by_hand.fill_model(Written(), NAMES, CONFIG, None)
+
+
 @pytest.mark.parametrize(
     ("names", "fields", "message"),
     [

@@ -133,7 +133,7 @@ CHANGES: dict[str, tuple[Callable[[Any, Tensor], Tensor], str]] = {
     "RMSNorm": (rms, "norm: nothing tried agrees; smallest differences: "),
     "distances": (biased_by_distance, "attention: nothing tried agrees; smallest differences: "),
     "leaky": (other_activation, r"leaky_relu, in .* is an operator of no part that is known"),
-    "quick gelu": (quick_gelu, r"activation: nothing tried agrees; smallest.*: silu 0\.0"),
+    "quick gelu": (quick_gelu, r"activation: nothing tried agrees; smallest.*: gelu 0\.0"),
     "crossed": (crossed, "queries, keys and values are made of different rows"),
     "batch norm": (
         lambda block, x: block(nn.BatchNorm1d(D).eval()(x.mT).mT), "native_batch_norm, in ",
