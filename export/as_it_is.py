@@ -332,6 +332,8 @@ def _call_with(
     *types: Tensor,
 ) -> Any:
     """Calls it with the mask that it asks for, of real tokens alone but for pads at the end."""
+    if not kinds:
+        return call(tokens)
     real = torch.full(tokens.shape[:2], mask.real, dtype=mask.dtype, device=tokens.device)
     if num_pads:
         real[:, -num_pads:] = 1 - int(mask.real)
