@@ -176,7 +176,12 @@ def _entry(models: Models, ref: str, versions: Mapping[int, Model], model: Model
         version=str(manifest.version),
         versions=[str(version) for version in sorted(versions)],
         config=manifest.config,
-        inputs=_inputs(model),
+        inputs=[
+            "input_ids",
+            "attention_mask",
+            *(["token_type_ids"] if manifest.limits.type_vocab_size > 1 else []),
+            *(["texts"] if model.tokenizer else []),
+        ],
         outputs=list(OUTPUTS.names(model.bundle)),
         tasks=list(model.bundle.tasks),
         aliases=[
@@ -208,11 +213,6 @@ def _entry(models: Models, ref: str, versions: Mapping[int, Model], model: Model
         source=manifest.source,
         files={name: file.sha256 for name, file in manifest.files.items()},
     )
-
-
-def _inputs(model: Model) -> list[str]:
-    types = ["token_type_ids"] if model.bundle.manifest.limits.type_vocab_size > 1 else []
-    return ["input_ids", "attention_mask", *types, *(["texts"] if model.tokenizer else [])]
 
 
 PROTOCOL = Protocol(
