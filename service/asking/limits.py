@@ -27,9 +27,8 @@ def check(ask: Ask, settings: Settings) -> None:
     if batch.types is not None:
         _check_types(ask)
     for output in ask.outputs:
-        if bundle.manifest.as_it_is and not output.is_of(
-            bundle
-        ):  # protocols ask for some without naming them
+        # protocols ask for some without naming them
+        if bundle.manifest.as_it_is and not output.is_of(bundle):
             raise InvalidInput(
                 f"{bundle.ref} is served as it is, and answers with `output` alone: it has no"
                 f" {output.name}. Ask /v1/infer for it",
