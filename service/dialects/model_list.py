@@ -176,12 +176,7 @@ def _entry(models: Models, ref: str, versions: Mapping[int, Model], model: Model
         version=str(manifest.version),
         versions=[str(version) for version in sorted(versions)],
         config=manifest.config,
-        inputs=[
-            "input_ids",
-            "attention_mask",
-            *(["token_type_ids"] if manifest.limits.type_vocab_size > 1 else []),
-            *(["texts"] if model.tokenizer else []),
-        ],
+        inputs=_inputs(model),
         outputs=list(OUTPUTS.names(model.bundle)),
         tasks=list(model.bundle.tasks),
         aliases=[
@@ -213,6 +208,13 @@ def _entry(models: Models, ref: str, versions: Mapping[int, Model], model: Model
         source=manifest.source,
         files={name: file.sha256 for name, file in manifest.files.items()},
     )
+
+
+def _inputs(model: Model) -> list[str]:
+    limits = model.bundle.manifest.limits
+    types = ["token_type_ids"] if limits.type_vocab_size > 1 else []
+    tokens = "inputs" if limits.input_width else "input_ids"
+    return [tokens, "attention_mask", *types, *(["texts"] if model.tokenizer else [])]
 
 
 PROTOCOL = Protocol(
