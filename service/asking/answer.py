@@ -18,6 +18,7 @@ from addnorm.service.asking.rows import AskedRows
 from addnorm.service.asking.scheduler import Scheduler
 from addnorm.service.asking.turns import Turns
 from addnorm.service.engine.checkpoint import checkpoint
+from addnorm.service.engine.model import Model
 from addnorm.service.engine.outputs import Computed, Output, Value
 from addnorm.service.errors import Expired, NotFinite
 from addnorm.service.settings import Settings
@@ -40,16 +41,19 @@ class Answers:
         encoders: Turns,
         lens_turns: Turns,
         count_lookups: CountLookups,
+        load_again: Callable[[Model], Model],
     ) -> None:
         """encoders: where large answers are made; lens_turns: where those of a lens are, whose
         steps are runs of the whole model. count_lookups: called with the model, and how many
         sequences of a request the cache held, how many it did not, and how many of those have an
-        equal one in the request."""
+        equal one in the request. load_again: of a model that was unloaded; called on a thread."""
         self.settings, self.gate, self.scheduler, self.cache = settings, gate, scheduler, cache
         # by API key, so that nobody's slow requests teach what others' will take
         self.costs: defaultdict[str, Cost] = defaultdict(Cost)
         self._encoders, self._lens_turns = encoders, lens_turns
         self._count_lookups, self._handover = count_lookups, Handover()
+        self._load_again = load_again
+        self._loading: dict[str, asyncio.Task[Model]] = {}  # by name/version
         self._waking: asyncio.AbstractEventLoop | None = None  # whose present round wakes workers
 
     async def ask(
@@ -69,10 +73,14 @@ class Answers:
         decoded = time.monotonic()
         ask.decoded_from = ask.decoded_from or decoded
         ask.stages_s = {"decode": decoded - ask.decoded_from}
+        ask.statistics, ask.num_sequences = ask.model.statistics, len(ask.padding.lengths)
+        ask.statistics.num_under_way += 1
+        if not ask.model.is_loaded:
+            ask.model = await self._loaded(ask)
+            ask.stages_s["load"] = time.monotonic() - decoded
         ask.precision = ask.precision or ask.model.default_precision
         if ask.dimensions is not None:
             ask.outputs = tuple(output.narrowed(ask.dimensions) for output in ask.outputs)
-        ask.statistics, ask.num_sequences = ask.model.statistics, len(ask.padding.lengths)
         ask.real_tokens, ask.pad_tokens = ask.batch.num_tokens, ask.padding.num_pads
         check(ask, self.settings)
         ask.check()
@@ -126,6 +134,19 @@ class Answers:
         ask.stages_s["encode"] = time.monotonic() - started
         ask.is_inferred = True
         return encoded
+
+    async def _loaded(self, ask: Ask) -> Model:
+        """Its model, loaded again. All who ask for it meanwhile wait for one load."""
+        ref = ask.model.bundle.ref
+        if (loading := self._loading.get(ref)) is None:
+            loading = asyncio.create_task(asyncio.to_thread(self._load_again, ask.model))
+            self._loading[ref] = loading
+            loading.add_done_callback(lambda _: self._loading.pop(ref))  # it holds the model
+        self.gate.hold(ask, "bodies", ask.batch.tokens.nbytes)
+        try:
+            return await ask.wait(asyncio.shield(loading))
+        finally:
+            self.gate.hold(ask, "bodies", 0)
 
     async def _look_up(self, ask: Ask) -> None:
         """Finds what the cache holds of its rows."""

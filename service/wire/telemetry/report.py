@@ -37,6 +37,7 @@ class Reporter:
         seconds = now - ask.started
         self._metrics.count_request(route, status, seconds, ask)
         if ask.statistics is not None and ask.decoded_from is not None:
+            ask.statistics.count_end()
             if ask.is_inferred:
                 ask.statistics.count_request(ask.num_sequences, ask.stages_s)
             else:
