@@ -1,7 +1,7 @@
 """PyTorch model -> ONNX graphs -> certified bundle. Alone knows both `model` and `service`.
 
-For programs: `export_bundle` and `verify_bundle`. They are imported when they are asked for:
-PyTorch takes seconds, which `kept.py` need not wait for.
+For programs: `export_bundle` and `verify_bundle`, `export_onnx` and `verify_onnx`. They are
+imported when they are asked for: PyTorch takes seconds, which `kept.py` need not wait for.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -9,9 +9,15 @@ from typing import TYPE_CHECKING, Any
 import addnorm.service  # noqa: F401  # first: it keeps onnxruntime quiet
 
 if TYPE_CHECKING:
-    from addnorm.export.library import ExportError, export_bundle, verify_bundle
+    from addnorm.export.library import (
+        ExportError,
+        export_bundle,
+        export_onnx,
+        verify_bundle,
+        verify_onnx,
+    )
 
-__all__ = ["ExportError", "export_bundle", "verify_bundle"]
+__all__ = ["ExportError", "export_bundle", "export_onnx", "verify_bundle", "verify_onnx"]
 
 
 def __getattr__(name: str) -> Any:

@@ -9,7 +9,7 @@ from errno import ENOSPC
 from pathlib import Path
 from typing import Any
 
-from addnorm.export import as_it_is, checking, verifying, writer
+from addnorm.export import as_it_is, checking, onnx_folder, verifying, writer
 from addnorm.export.modules import from_code
 from addnorm.export.modules.recognize import NotRecognized
 from addnorm.export.sources import sources
@@ -36,9 +36,17 @@ def export(arguments: Sequence[str]) -> None:
         precisions = tuple(options.precision.split(","))
         default = options.default_precision or precisions[0]
         plan = Plan(options.layout, precisions, default, options.lens)
+        if options.form == "onnx" and (options.name or options.version):
+            raise UsageError(
+                "--name and --version are of a bundle: --as onnx writes the folder --out"
+            )
+        if options.sentence_embedding and options.form != "onnx":
+            raise UsageError("--sentence-embedding is of --as onnx")
         try:
             source = _source(options)
         except NotRecognized as error:
+            if options.form == "onnx":
+                raise UsageError(f"--as onnx is of modules that are recognized: {error}") from error
             _export_as_it_is(error, options, plan)
             return
         for line in checking.findings(source):
@@ -46,6 +54,9 @@ def export(arguments: Sequence[str]) -> None:
         if options.check:
             for line in checking.check(source):
                 writer.say(line)
+            return
+        if options.form == "onnx":
+            onnx_folder.export(source, options.out, plan, options.sentence_embedding)
             return
         writer.export(source, options.out, options.name or source.name, options.version, plan)
 
@@ -158,6 +169,9 @@ def _export_parser() -> argparse.ArgumentParser:
         epilog="Example: addnorm export --preset notebook --out bundles",
     )
     model = parser.add_mutually_exclusive_group(required=True)
+    model.add_argument(
+        "checkpoint", nargs="?", default=argparse.SUPPRESS, metavar=WHERE, help="as --checkpoint"
+    )
     model.add_argument("--preset", choices=sorted(PRESETS))
     model.add_argument("--checkpoint", metavar=WHERE, help=f"a folder, or {HUB}")
     model.add_argument(
@@ -232,7 +246,18 @@ def _add_comparing(group: Any) -> None:
 
 def _add_writing(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument_group("what is written").add_argument
-    add("--out", type=Path, metavar="BUNDLES", help="where to write <name>/<version>/")
+    where = "where to write <name>/<version>/; with --as onnx, the folder itself"
+    add("--out", type=Path, metavar="BUNDLES", help=where)
+    add(
+        "--as",
+        dest="form",
+        choices=["bundle", "onnx"],
+        default="bundle",
+        help="onnx: a folder as optimum writes it, with onnx/model.onnx, for programs that run ONNX"
+        " themselves",
+    )
+    pooled = "with --as onnx: a second output, pooled and normalized as the model's authors do it"
+    add("--sentence-embedding", action="store_true", help=pooled)
     add("--name", help="the preset's, the folder's or the repository's name by default")
     add("--version", type=int, help="the next free whole number by default")
     layouts = ["packed", "padded"]
@@ -259,7 +284,8 @@ def _verify_parser() -> argparse.ArgumentParser:
         description="Makes the certificate of a bundle again, on this machine.",
         epilog="Example: addnorm verify bundles/notebook/1",
     )
-    parser.add_argument("bundle", type=Path, metavar="BUNDLE", help="a folder <name>/<version>")
+    a_folder = "a folder <name>/<version>, or one that --as onnx wrote"
+    parser.add_argument("bundle", type=Path, metavar="BUNDLE", help=a_folder)
     parser.add_argument(
         "--checkpoint",
         metavar=WHERE,

@@ -1,4 +1,5 @@
-"""`export_bundle` and `verify_bundle`: certified bundles of models that are in memory."""
+"""`export_bundle` and `verify_bundle`: certified bundles of models that are in memory.
+`export_onnx` and `verify_onnx`: such folders of ONNX."""
 
 import json
 import re
@@ -18,7 +19,7 @@ from tokenizers.pre_tokenizers import Split, WhitespaceSplit
 from torch import nn
 
 from addnorm.export import as_it_is as modules_as_they_are
-from addnorm.export import verifying, writer
+from addnorm.export import onnx_folder, verifying, writer
 from addnorm.export.modules.asking import unwrapped
 from addnorm.export.modules.recognize import NotRecognized, of_module
 from addnorm.export.sources import sources
@@ -194,6 +195,58 @@ def verify_bundle(
         with _source(model, manifest.pooling, options, parts) as source:
             verifying.certify_again(bundle, source, provider)
         return bundles.read(bundle.path)
+
+
+def export_onnx(
+    model: nn.Module,
+    out: str | PathLike[str],
+    *,
+    precisions: Sequence[str] = ("fp32",),
+    sentence_embedding: bool = False,
+    **options: Any,
+) -> Path:
+    """Writes a model to the folder `out`, certified, for programs that run ONNX themselves: see
+    `addnorm export --as onnx`. A model of transformers or sentence-transformers is saved there too.
+
+    precisions: "fp32" and "int8", or one of them. sentence_embedding: whether vectors are a second
+    output, pooled and normalized. options: those of `export_bundle` from labels to batch_first.
+    ExportError if anything does not fit.
+    """
+    with _one_error(), _options_of(model, options) as source:
+        plan = Plan("packed", tuple(precisions), (*precisions, "fp32")[0])
+        return onnx_folder.export(source, Path(out), plan, sentence_embedding)
+
+
+def verify_onnx(path: str | PathLike[str], model: nn.Module, **options: Any) -> None:
+    """Makes the certificate of such a folder again, from the module that it was made of. options:
+    those of `export_onnx` from labels on, if they were given there.
+
+    ExportError if it was made of another model, or if any check fails.
+    """
+    with _one_error(), _options_of(model, options) as source:
+        onnx_folder.certify_again(onnx_folder.read(Path(path)), source)
+
+
+@contextmanager
+def _options_of(model: Any, options: dict[str, Any]) -> Iterator[Source]:
+    """A source by the options of `export_bundle`."""
+    chosen = dict(options)
+    with _folder(chosen.pop("tokenizer", None), chosen.pop("vocabulary", None)) as folder:
+        pooling = chosen.pop("pooling", None)
+        parts = {name: chosen.pop(name, None) for name in ("config", "weights", "batch_first")}
+        own: dict[str, Any] = {"tokenizer": folder, "samples": tuple(chosen.pop("samples", ()))}
+        own |= {
+            name: chosen.pop(name, None)
+            for name in ("labels", "normalize", "max_length", "reference")
+        }
+        if chosen:
+            raise UsageError(f"there is no option {next(iter(chosen))}")
+        if isinstance(model, nn.Module) and not (
+            isinstance(model, Transformer) or saves_itself(model)
+        ):
+            model = unwrapped(model)
+        with _source(model, pooling, own, parts) as source:
+            yield source
 
 
 @contextmanager

@@ -1,11 +1,12 @@
 """Makes the certificate of a bundle again, from what the bundle was made of."""
 
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from addnorm.export import as_it_is
+from addnorm.export import as_it_is, onnx_folder
 from addnorm.export.cuda.on_gpu import measured
 from addnorm.export.graphs.graph import check_fit
 from addnorm.export.modules import from_code
@@ -17,6 +18,7 @@ from addnorm.service.engine import bundle as bundles
 from addnorm.service.engine.bundle import Bundle
 from addnorm.service.engine.cuda.gpu_engine import THE_GPU, GpuEngine
 from addnorm.service.engine.engine import OpenEngine
+from addnorm.service.engine.manifest import Manifest
 from addnorm.service.engine.signature import SIGNATURE
 from addnorm.service.errors import StartupError
 from addnorm.service.loading.known_answers import different
@@ -30,15 +32,22 @@ def verify(
     reference: Reference = AUTHOR,
 ) -> None:
     """Makes the certificate of a bundle again, here, from its preset, its checkpoint or the code
-    that makes its module.
+    that makes its module; or that of a folder that `--as onnx` wrote, which is its own checkpoint.
 
     provider: as in `certify_again`. weights: of such a module, where they lie elsewhere now.
     reference: of a checkpoint; one that was compared with our own reading is again.
     """
+    if onnx_folder.is_one(path):
+        if provider != "cpu":
+            raise UsageError(f"{path}: --provider {provider} is of bundles")
+        folder = onnx_folder.read(path)
+        found = _source(
+            folder.manifest, folder.certificate, checkpoint or f"{path}", weights, reference
+        )
+        onnx_folder.certify_again(folder, found)
+        return
     bundle = read_again(path, provider)
-    before = _certificate_before(bundle).get("compared_with", {})
-    if before.get("kind") == OWN_READING["kind"]:
-        reference = replace(reference, kind="none")
+    before = _certificate_before(bundle)
     try:
         if bundle.manifest.as_it_is and "path" in bundle.manifest.source:
             file = weights or from_code.stored_weights(bundle.manifest)
@@ -49,14 +58,27 @@ def verify(
             )
             write_again(bundle, new)
             return
-        if "path" in bundle.manifest.source:
-            source = from_code.source_of_manifest(bundle.manifest, weights)
-            source = replace(source, samples=reference.samples)
-        else:
-            source = sources.source_of_manifest(bundle.manifest.source, checkpoint, reference)
+        source = _source(bundle.manifest, before, checkpoint, weights, reference)
     except UsageError as error:
         raise UsageError(f"{bundle.ref}: {error}") from None
     certify_again(bundle, source, provider)
+
+
+def _source(
+    manifest: Manifest,
+    before: Mapping[str, Any],
+    checkpoint: str | None,
+    weights: Path | None,
+    reference: Reference,
+) -> Source:
+    """What a manifest was made from. before: the certificate; one that was compared with our own
+    reading is again."""
+    if before.get("compared_with", {}).get("kind") == OWN_READING["kind"]:
+        reference = replace(reference, kind="none")
+    if "path" in manifest.source:
+        source = from_code.source_of_manifest(manifest, weights)
+        return replace(source, samples=reference.samples)
+    return sources.source_of_manifest(manifest.source, checkpoint, reference)
 
 
 def read_again(path: Path, provider: str) -> Bundle:

@@ -130,9 +130,15 @@ def certificate_of(
 
 
 def write_uncertified(
-    source: Source, folder: Path, name: str, version: int, plan: Plan
+    source: Source,
+    folder: Path,
+    name: str,
+    version: int,
+    plan: Plan,
+    int8_ranges: dict[str, Floats] | None = None,
 ) -> tuple[Bundle, Expected]:
-    """The graphs and the manifest, not yet certified, and what they were written from."""
+    """The graphs and the manifest, not yet certified, and what they were written from. int8_ranges:
+    that int8 is made with; measured here if None."""
     model, config = source.in_layout(plan.layout), source.model.config
     say(f"exporting {name}/{version}: {config.n_layers} layers, d_model {config.d_model}")
     check_fit(model)
@@ -153,7 +159,7 @@ def write_uncertified(
                 for one in own:
                     source.program.answer(task, one)
         source.program.close()  # its weights are not needed beside the graph's
-    expected = _write_graphs(model, folder, plan, limits)
+    expected = _write_graphs(model, folder, plan, limits, int8_ranges)
     manifest = manifest_of(source, name, version, plan, limits)
     say("hashing the files")
     bundle = bundles.write_manifest(folder, manifest)
@@ -207,11 +213,17 @@ def limits_of(source: Source, folder: Path) -> Limits:
     return Limits(**limits, max_text_tokens=found.max_text_tokens)
 
 
-def _write_graphs(model: Transformer, folder: Path, plan: Plan, limits: Limits) -> Expected:
+def _write_graphs(
+    model: Transformer,
+    folder: Path,
+    plan: Plan,
+    limits: Limits,
+    int8_ranges: dict[str, Floats] | None,
+) -> Expected:
     """The body in each precision, the lens, and the heads. fp16 and int8 are made from fp32."""
     say("exporting the graphs with PyTorch")
     graphs = Graphs.export(model, plan.lens)
-    ranges: dict[str, Floats] = {}
+    measured: dict[str, Floats] = {}
     if "fp32" in plan.precisions:
         say(f"writing {GRAPHS['fp32']}")
         shared = plan.lens or plan.is_for_gpus
@@ -227,7 +239,8 @@ def _write_graphs(model: Transformer, folder: Path, plan: Plan, limits: Limits) 
         model_file.save(to_half(graphs.plain), folder / GRAPHS["fp16"])
     if "int8" in plan.precisions:
         say(f"writing {GRAPHS['int8']}")
-        ranges = measure(graphs.body, limits)
+        measured = measure(graphs.body, limits)
+        ranges = int8_ranges or measured
         model_file.save(quantize(graphs.body, ranges), folder / GRAPHS["int8"])
         # not save_file, which lets no other user read what it writes
         (folder / RANGES).write_bytes(save(ranges))
@@ -235,4 +248,4 @@ def _write_graphs(model: Transformer, folder: Path, plan: Plan, limits: Limits) 
         file = bundles.head_file(output)
         say(f"writing {file}")
         model_file.save(head, folder / file)
-    return Expected(model, graphs, ranges)
+    return Expected(model, graphs, measured)

@@ -76,7 +76,7 @@ def test_the_holder_of_a_condition_takes_it_again_and_waits_for_it_alone() -> No
 
 
 def test_the_locks_of_the_suite_are_checked() -> None:
-    assert isinstance(Scheduler(gate_of(1, 100))._changed._lock, CheckedLock)  # type: ignore[attr-defined]
+    assert isinstance(Scheduler(gate_of(1, 100)).changed._lock, CheckedLock)  # type: ignore[attr-defined]
 
 
 class ArrayCalls:

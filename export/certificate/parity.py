@@ -154,7 +154,7 @@ def compare(bundle: Bundle, files: exact.Files, expected: exact.Expected) -> lis
             found = f"{'; '.join(words[:3])}{more}"
             raise CertificationError(f"{comparison} ({precision}): {found}")
         checks.append(Check(comparison, "differences", precision, 0, 0))
-        tqdm.write(_table_row(checks[-1:]))
+        tqdm.write(table_row(checks[-1:]))
     return checks
 
 
@@ -198,7 +198,7 @@ def compare_answers(
                 for precision in precisions:
                     found = _checks(precision, *case)
                     checks.extend(found)
-                    tqdm.write(_table_row(found))
+                    tqdm.write(table_row(found))
                     memory.give_back()  # parsed answers are large
                     bar.update()
     known = [*bundle.manifest.precisions]
@@ -250,7 +250,7 @@ def _refuse_failures(checks: list[Check]) -> None:
         )
 
 
-def _table_row(checks: list[Check]) -> str:
+def table_row(checks: list[Check]) -> str:
     """The case's measure that comes nearest to its limit; the certificate has them all."""
     worst = max(checks, key=lambda check: (not check.passed, check.difference / (check.limit or 1)))
     verdict = "ok" if worst.passed else "FAILED"

@@ -1,6 +1,6 @@
 """Writes ONNX nodes one after the other. Knows ONNX alone."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -60,3 +60,13 @@ def read_by(node: NodeProto) -> Iterator[str]:
     for item in node.attribute:
         for inner in item.g.node:
             yield from read_by(inner)
+
+
+def leading_to(nodes: Sequence[NodeProto], outputs: Iterable[str]) -> list[NodeProto]:
+    """Without the nodes that none of these values needs."""
+    read, found = {*outputs}, list[NodeProto]()
+    for node in reversed(nodes):
+        if read.intersection(node.output):
+            read.update(read_by(node))
+            found.append(node)
+    return found[::-1]

@@ -21,7 +21,7 @@ import onnx
 from onnx import NodeProto, TensorProto
 
 from addnorm.export.graphs.model_file import Graph, with_nodes
-from addnorm.export.graphs.nodes import Array, Nodes, attribute, read_by
+from addnorm.export.graphs.nodes import Array, Nodes, attribute, leading_to
 from addnorm.export.graphs.packed_attention import PackedAttention
 
 LANES = 16  # partial sums of a row: more of them are more exact, and up to 16 cost nothing
@@ -121,12 +121,8 @@ class _Rewriting(Nodes):
 
     def graph(self) -> Graph:
         """The graph with all nodes that were taken, and without what nothing reads any more."""
-        # the nodes that lead to the outputs
-        read, nodes = {item.name for item in self._source.proto.graph.output}, list[NodeProto]()
-        for node in reversed(self.nodes):
-            if read.intersection(node.output):
-                read.update(read_by(node))
-                nodes.insert(0, node)
+        outputs = [item.name for item in self._source.proto.graph.output]
+        nodes = leading_to(self.nodes, outputs)
         made = with_nodes(self._source, nodes, self.constants)
         # without notes of shapes: onnxruntime finds them itself, and with the exporter's names of
         # unknown sizes it reuses fewer buffers (int8, 16 x 16 tokens: 5 % slower)

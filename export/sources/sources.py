@@ -375,7 +375,7 @@ def source_of_manifest(
     if "module" in origin:
         raise UsageError(
             f"it was made of a {origin['module']} in memory: verify it in Python, where that model"
-            " is, with addnorm.export.verify_bundle(path, model)"
+            " is, with addnorm.export.verify_bundle(path, model), or verify_onnx"
         )
     where = {key: origin[key] for key in ("repository", "revision") if key in origin}
     address = "@".join(where.values())

@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections import defaultdict
 from collections.abc import Awaitable, Callable
+from concurrent.futures import Future
 from functools import partial
 from typing import Any
 
@@ -41,20 +42,18 @@ class Answers:
         encoders: Turns,
         lens_turns: Turns,
         count_lookups: CountLookups,
-        load_again: Callable[[Model], Model],
+        load_again: Callable[[Model], Future[Model]],
     ) -> None:
         """encoders: where large answers are made; lens_turns: where those of a lens are, whose
         steps are runs of the whole model. count_lookups: called with the model, and how many
         sequences of a request the cache held, how many it did not, and how many of those have an
-        equal one in the request. load_again: of a model that was unloaded; called on a thread."""
+        equal one in the request. load_again: of a model that was unloaded."""
         self.settings, self.gate, self.scheduler, self.cache = settings, gate, scheduler, cache
         # by API key, so that nobody's slow requests teach what others' will take
         self.costs: defaultdict[str, Cost] = defaultdict(Cost)
         self._encoders, self._lens_turns = encoders, lens_turns
         self._count_lookups, self._handover = count_lookups, Handover()
         self._load_again = load_again
-        self._loading: dict[str, asyncio.Task[Model]] = {}  # by name/version
-        self._waking: asyncio.AbstractEventLoop | None = None  # whose present round wakes workers
 
     async def ask(
         self, timeout_s: float, decode: Callable[[Ask], Awaitable[Callable[[Ask], Any]]]
@@ -76,7 +75,9 @@ class Answers:
         ask.statistics, ask.num_sequences = ask.model.statistics, len(ask.padding.lengths)
         ask.statistics.num_under_way += 1
         if not ask.model.is_loaded:
-            ask.model = await self._loaded(ask)
+            self.gate.hold(ask, "bodies", ask.batch.tokens.nbytes)  # they are in no queue
+            ask.model = await self._handover.result(self._load_again(ask.model), ask)
+            self.gate.hold(ask, "bodies", 0)
             ask.stages_s["load"] = time.monotonic() - decoded
         ask.precision = ask.precision or ask.model.default_precision
         if ask.dimensions is not None:
@@ -92,33 +93,33 @@ class Answers:
         if not is_quick:  # the time of a quick answer is not worth counting
             ask.answer_s = cost.predicted_s(ask)
         if self.gate.is_bulk(ask, time.monotonic()):
-            ask.is_bulk = True
-            types = ask.batch.types
-            # its tokens are in no account
-            ask.kept_bytes += ask.batch.tokens.nbytes + (0 if types is None else types.nbytes)
+            ask.is_bulk = True  # its tokens are in no account, so their bytes count
+            tokens, types = ask.batch.tokens, ask.batch.types
+            ask.kept_bytes += tokens.nbytes + (0 if types is None else types.nbytes)
         try:
-            self.scheduler.submit(ask, wakes=False)
+            with self.scheduler.changed:
+                self.gate.weigh(ask, time.monotonic())
         except Expired:
-            if ask.answer_s > ask.left_s():  # rejected for a prediction, which may be wrong
-                cost.fade(ask, time.monotonic())
+            now = time.monotonic()
+            if ask.answer_s > ask.started + ask.timeout_s - now:  # a prediction, which may be wrong
+                cost.fade(ask, now)
             raise
         if ask.rows.lookups:
             self._count_lookups(ask.model.name, *ask.rows.lookups)
+        queued_s = ran_s = 0.0
         if ask.rows.missing:
             # Once for all requests of this round of the event loop: a worker that is woken wants
             # the interpreter's lock, which the next request needs too.
-            if self._waking is not (loop := asyncio.get_running_loop()):
-                self._waking = loop
-                loop.call_soon(self._wake)
+            if self.scheduler.waking is not (loop := asyncio.get_running_loop()):
+                self.scheduler.waking = loop
+                loop.call_soon(self.scheduler.wake)
             try:
                 await self._handover.result(ask.future, ask)
             except NotFinite as error:
                 raise by_row(ask, error) from error
             assert ask.taken is not None
             queued_s, ran_s = ask.taken - ask.submitted, ask.computed - ask.taken
-            ask.stages_s |= {"queue": queued_s, "infer": ran_s}
-        else:
-            ask.stages_s |= {"queue": 0.0, "infer": 0.0}
+        ask.stages_s |= {"queue": queued_s, "infer": ran_s}
         self.gate.keep(ask, "bulk_s", 0)
 
         started = time.monotonic()
@@ -135,19 +136,6 @@ class Answers:
         ask.is_inferred = True
         return encoded
 
-    async def _loaded(self, ask: Ask) -> Model:
-        """Its model, loaded again. All who ask for it meanwhile wait for one load."""
-        ref = ask.model.bundle.ref
-        if (loading := self._loading.get(ref)) is None:
-            loading = asyncio.create_task(asyncio.to_thread(self._load_again, ask.model))
-            self._loading[ref] = loading
-            loading.add_done_callback(lambda _: self._loading.pop(ref))  # it holds the model
-        self.gate.hold(ask, "bodies", ask.batch.tokens.nbytes)
-        try:
-            return await ask.wait(asyncio.shield(loading))
-        finally:
-            self.gate.hold(ask, "bodies", 0)
-
     async def _look_up(self, ask: Ask) -> None:
         """Finds what the cache holds of its rows."""
         batch, cache = ask.batch, self.cache
@@ -162,10 +150,6 @@ class Answers:
         ask.rows = AskedRows(batch, ask.picks, ask.engine.d_model, digests, found, hold)
         if not len(batch):
             ask.rows.receive((), ask.engine.empty())
-
-    def _wake(self) -> None:
-        self._waking = None
-        self.scheduler.wake()
 
 
 def make(ask: Ask) -> None:

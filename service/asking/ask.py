@@ -106,17 +106,14 @@ class Ask:
     rejection: str = ""  # why it was rejected, if it was: a reason of addnorm_rejections
     status: int | None = None  # of the answer, once its head was sent
     first_byte_s: float | None = None  # after `started`; when the answer's first bytes were sent
-    # `wait`
+    # `Handover.result`
     stop: Callable[[], object] | None = None  # ends the present wait
-
-    def left_s(self) -> float:
-        return self.started + self.timeout_s - time.monotonic()
 
     def check(self) -> None:
         """ClientGone or Expired if nobody waits for the answer any more."""
         if self.has_left:
             raise ClientGone("the caller left before the answer")
-        if self.left_s() <= 0:
+        if time.monotonic() >= self.started + self.timeout_s:
             raise self.expired()
 
     def expired(self) -> Expired:
@@ -129,23 +126,6 @@ class Ask:
         self.has_left = True
         if self.stop:
             self.stop()
-
-    async def wait(self, future: "asyncio.Future[Result]") -> Result:
-        """The result of the future. Expired or ClientGone, and the future is cancelled, as soon as
-        nobody waits for it. Whatever waits for another thread waits here."""
-        timer = asyncio.get_running_loop().call_later(self.left_s(), future.cancel)
-        self.stop = future.cancel
-        try:
-            return await future
-        except asyncio.CancelledError:
-            task = asyncio.current_task()
-            if task and task.cancelling():  # the task was cancelled, not the future
-                raise
-            self.check()
-            raise self.expired() from None  # timers may be some milliseconds early
-        finally:
-            timer.cancel()
-            self.stop = None
 
     def find_model(self, models: Models, ref: str | None, task: Task | None = None) -> Model:
         """The model that is meant. The log names it from now on, even if the request fails."""
@@ -176,11 +156,6 @@ class Ask:
         self.model, self.model_name = meant.model, meant.model.name
         self.precision, self.dimensions = meant.precision, meant.dimensions
         return meant.model, meant.prompt_name if prompt_name is None else prompt_name
-
-    @property
-    def fingerprint(self) -> str:
-        """The fingerprint of what computes it: see `engine/fingerprint.py`."""
-        return self.engine.fingerprint.digest
 
     def value(self, kind: type[Output[Made]]) -> Made:
         """What the one output of this class made."""
@@ -213,15 +188,24 @@ class Handover:
 
     async def result(self, future: "Future[Result]", ask: Ask) -> Result:
         """What another thread gives the future. Expired or ClientGone, and it is cancelled, as soon
-        as nobody waits for it."""
+        as nobody waits for it. Whatever waits for another thread waits here."""
         loop = asyncio.get_running_loop()
         waiter: asyncio.Future[Result] = loop.create_future()
         future.add_done_callback(partial(self._note, loop, waiter))
+        left_s = ask.started + ask.timeout_s - time.monotonic()
+        timer, ask.stop = loop.call_later(left_s, waiter.cancel), waiter.cancel
         try:
-            return await ask.wait(waiter)
-        except BaseException:
+            return await waiter
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if task and task.cancelling():  # the task was cancelled, not what it waits for
+                raise
+            ask.check()
+            raise ask.expired() from None  # timers may be some milliseconds early
+        finally:
+            timer.cancel()
+            ask.stop = None
             future.cancel()  # no effect on one that is done
-            raise
 
     def _note(
         self, loop: asyncio.AbstractEventLoop, waiter: "asyncio.Future[Any]", future: "Future[Any]"

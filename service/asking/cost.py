@@ -57,7 +57,7 @@ def measured(rate: Rate, units: float, clock: Callable[[], float] = worked_s) ->
 
 
 class Cost:
-    """The rates of one API key. Work of a kind that was never measured counts as instant."""
+    """Rates of several kinds of work. Work of a kind that was never measured counts as instant."""
 
     def __init__(self) -> None:
         self._rates: dict[Hashable, Rate] = {}

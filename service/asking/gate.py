@@ -183,19 +183,17 @@ class Gate:
         others = (seconds for other, seconds in by_key.items() if other != key)
         return served_before(own_s, by_key.get(key, 0), others)
 
-    def check_load(
-        self, time_s: float, key: str = "", num_bytes: float = math.inf, model: str | None = None
-    ) -> None:
+    def check_load(self, ask: Ask, num_bytes: float = math.inf) -> None:
         """Overloaded if load shedding covers the request. It is cheapest to reject before the body
         is read.
 
-        num_bytes: of the body, which has no more tokens than bytes. model: None if only the body
-        names it. Then the request is rejected only if load shedding covers it for every target that
-        the key has asked for.
+        num_bytes: of the body, which has no more tokens than bytes. If only the body names the
+        model, the request is rejected only if load shedding covers it for every target that its key
+        has asked for.
         """
-        asked = self.queue.backlogs(key).items()
+        model, asked = ask.names.get("model"), self.queue.backlogs(ask.key).items()
         backlogs = [backlog for target, backlog in asked if model in (None, target.name)]
-        shed = [self._shed(backlog, time_s, num_bytes) for backlog in backlogs]
+        shed = [self._shed(backlog, ask.timeout_s, num_bytes) for backlog in backlogs]
         if shed and shed[0] and all(shed):
             raise self._overloaded(shed[0].kind)
 

@@ -27,7 +27,9 @@ def check(ask: Ask, settings: Settings) -> None:
     if batch.types is not None:
         _check_types(ask)
     for output in ask.outputs:
-        if not output.is_of(bundle):  # protocols ask for some without naming them
+        if bundle.manifest.as_it_is and not output.is_of(
+            bundle
+        ):  # protocols ask for some without naming them
             raise InvalidInput(
                 f"{bundle.ref} is served as it is, and answers with `output` alone: it has no"
                 f" {output.name}. Ask /v1/infer for it",
@@ -51,7 +53,7 @@ def check(ask: Ask, settings: Settings) -> None:
             param="outputs",
         )
     ask.engine, ask.target = ask.model.runner(ask.precision)
-    picks = {output.needs(bundle) for output in ask.outputs}
+    picks = {size.needs for size in ask.sizes}
     # the rows of all tokens serve every pick
     ask.picks = ("every",) if "every" in picks else tuple(sorted(picks))
     # what is kept until the answer is made: its rows, and what a head makes of some of them. A

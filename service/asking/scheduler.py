@@ -2,7 +2,6 @@
 hang. Knows no HTTP."""
 
 import logging
-import math
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -42,7 +41,7 @@ class Worker:
     """One thread, the micro-batches it has taken and not yet settled, and the ticks that its
     present run has lasted."""
 
-    # guarded by Scheduler._changed
+    # guarded by Scheduler.changed
     todo: list[MicroBatch] = field(default_factory=list)
     ticks: int = 0
     thread: threading.Thread = field(init=False)
@@ -58,18 +57,19 @@ class Scheduler:
         self._closed = threading.Event()
         # Its holder does no work on arrays: the event loop waits for it. It also guards what the
         # queue holds: asks, backlogs, and what is counted of targets.
-        self._changed = new_condition(LockOrder.SCHEDULER)
-        self._gate = gate  # its queue and load shedding are guarded by _changed
-        self._closing = False  # guarded by _changed
-        # those that take from the queue; guarded by _changed
+        self.changed = new_condition(LockOrder.SCHEDULER)
+        self.waking: object = None  # the event loop whose present round ends with `wake`
+        self.gate = gate  # its queue and load shedding are guarded by `changed`
+        self._closing = False  # guarded by `changed`
+        # those that take from the queue; guarded by `changed`
         self._workers: list[Worker] = []
-        # replaced ones, whose session runs have not returned; guarded by _changed
+        # replaced ones, whose session runs have not returned; guarded by `changed`
         self._hung: list[Worker] = []
 
     def start(self, observers: Sequence[Observer] = ()) -> None:
         """Starts the worker threads and the watchdog."""
         self._observers = observers
-        with self._changed:
+        with self.changed:
             for _ in range(self.num_workers):
                 self._start_worker()
         threading.Thread(target=self._watch, name="watchdog", daemon=True).start()
@@ -77,78 +77,62 @@ class Scheduler:
     @property
     def num_busy(self) -> int:
         """Workers that run a micro-batch."""
-        with self._changed:
+        with self.changed:
             return sum(bool(worker.todo) for worker in self._workers)
-
-    def check_load(
-        self, timeout_s: float, key: str = "", num_bytes: float = math.inf, model: str | None = None
-    ) -> None:
-        """Overloaded if load shedding covers a request with such a body: see Gate.check_load."""
-        if self._gate.shedding:  # read without the lock, for which workers may make wait
-            with self._changed:
-                self._gate.check_load(timeout_s, key, num_bytes, model)
-
-    def submit(self, ask: Ask, wakes: bool = True) -> None:
-        """Weighs the ask and queues what is missing of its rows: see `Gate.weigh`, whose errors it
-        raises. Cancelling its future removes it from the queue. wakes: False if the caller calls
-        `wake` itself."""
-        with self._changed:
-            self._gate.weigh(ask, time.monotonic())
-            if wakes:
-                self.wake()
 
     def wake(self) -> None:
         """Wakes as many idle workers as what waits is enough for."""
-        with self._changed:
-            queue = self._gate.queue
+        self.waking = None
+        with self.changed:
+            queue = self.gate.queue
             shares = sum(target.num_tokens // least_share(target) for target in queue.active)
-            self._changed.notify(self.num_workers if queue.num_bulk else max(1, shares))
+            self.changed.notify(self.num_workers if queue.num_bulk else max(1, shares))
 
     def submit_first(self, ask: Ask) -> None:
         """Queues the ask before all others, whatever waits."""
-        with self._changed:
-            self._gate.queue.add(ask, time.monotonic())
-            self._changed.notify()
+        with self.changed:
+            self.gate.queue.add(ask, time.monotonic())
+            self.changed.notify()
 
     def holds(self, ask: Ask) -> bool:
         """Whether the ask waits, or a worker runs it."""
-        with self._changed:
+        with self.changed:
             taken = (
                 own.ask
                 for worker in self._workers
                 for micro in worker.todo
                 for own in micro.sequences
             )
-            return self._gate.queue.asks.get(ask.number) is ask or ask in taken
+            return self.gate.queue.asks.get(ask.number) is ask or ask in taken
 
     @property
     def num_hung(self) -> int:
         """Replaced workers whose session runs have not returned: each still holds a thread and
         memory."""
-        with self._changed:
+        with self.changed:
             self._hung = [worker for worker in self._hung if worker.thread.is_alive()]
             return len(self._hung)
 
     def num_queued_tokens(self) -> int:
-        with self._changed:
-            return self._gate.queue.num_tokens
+        with self.changed:
+            return self.gate.queue.num_tokens
 
     def wait_s(self) -> float:
         """Predicted time until everything that waits now is computed."""
-        with self._changed:
-            return self._gate.queue.wait_s()
+        with self.changed:
+            return self.gate.queue.wait_s()
 
     def is_idle(self) -> bool:
         """Whether nothing waits and a worker has nothing to do."""
-        with self._changed:
-            return not self._gate.queue.asks and self.num_busy < self.num_workers
+        with self.changed:
+            return not self.gate.queue.asks and self.num_busy < self.num_workers
 
     def close(self) -> None:
         """Runs what is queued, then ends the workers. Does not wait for workers that hang."""
-        with self._changed:
+        with self.changed:
             self._closing = True
-            self._changed.notify_all()
-            self._changed.wait_for(lambda: not self._workers, 2 * self.run_timeout_s)
+            self.changed.notify_all()
+            self.changed.wait_for(lambda: not self._workers, 2 * self.run_timeout_s)
         self._closed.set()
 
     def _start_worker(self) -> None:
@@ -187,9 +171,9 @@ class Scheduler:
                 return True  # it was replaced, and its asks have failed already
             del worker.todo[0]
             if not isinstance(outcome, Exception):
-                self._gate.queue.settle(micro, None, now)
+                self.gate.queue.settle(micro, None, now)
             elif len(micro.parts) == 1:
-                self._gate.queue.settle(micro, outcome, now)
+                self.gate.queue.settle(micro, outcome, now)
             else:  # again, ask by ask: only one is at fault
                 how = micro.taken, micro.on_all_cores
                 worker.todo = [MicroBatch(micro.target, own, *how) for _, own in micro.parts]
@@ -197,7 +181,7 @@ class Scheduler:
 
     def _take(self, worker: Worker) -> MicroBatch | None:
         """Waits for work. None once the scheduler closes or the worker was replaced."""
-        with self._changed:
+        with self.changed:
             worker.ticks = 0
             while worker in self._workers:
                 if not worker.todo:
@@ -207,15 +191,15 @@ class Scheduler:
                     return worker.todo[0]
                 if self._closing:
                     self._workers.remove(worker)
-                    self._changed.notify_all()
+                    self.changed.notify_all()
                 else:
-                    self._changed.wait()
+                    self.changed.wait()
             return None
 
     def _take_from_queue(self, worker: Worker) -> None:
         """The next micro-batch. It runs on all cores if the other workers would be idle for most of
         its run on one thread: all that waits and runs is less. Bulk asks that wait do not count."""
-        queue = self._gate.queue
+        queue = self.gate.queue
         running = [micro for other in self._workers for micro in other.todo]
         num_busy = sum(bool(other.todo) for other in self._workers)
         micro = queue.take(time.monotonic(), self.num_workers - num_busy)
@@ -223,7 +207,7 @@ class Scheduler:
             return
         worker.todo = [micro]
         if micro.is_bulk:  # another worker may run more of the ask, if not before then now
-            self._changed.notify()
+            self.changed.notify()
         elif micro.target.run_on_all_cores:
             running_s = sum(other.num_tokens * other.target.s_per_token for other in running)
             others_s = running_s + queue.wait_s() * self.num_workers
@@ -235,20 +219,20 @@ class Scheduler:
         """Takes the lock. No error of the queue ends a thread or leaves an ask waiting: what the
         queue knows may be wrong after it, so all its asks fail, those that run too, and an empty
         queue takes its place."""
-        with self._changed:
+        with self.changed:
             try:
                 yield
             except Exception as error:
                 log.exception("the queue failed, and all requests in it")
                 worker.todo = []
-                self._gate.queue.give_up(service_error(error))
-                self._gate.start_over()
+                self.gate.queue.give_up(service_error(error))
+                self.gate.start_over()
 
     def _watch(self) -> None:
         """Counts its own ticks instead of seconds, so that no worker is replaced because the whole
         process was stopped."""
         while not self._closed.wait(self.run_timeout_s / TICKS):
-            with self._changed:
+            with self.changed:
                 for worker in list(self._workers):
                     worker.ticks += bool(worker.todo)
                     if worker.ticks > TICKS or not worker.thread.is_alive():
@@ -266,7 +250,7 @@ class Scheduler:
                 log.error(
                     "replaced a worker that hung in %s with %d sequences", name, num_sequences
                 )
-                self._gate.queue.settle(micro, error, time.monotonic())
+                self.gate.queue.settle(micro, error, time.monotonic())
         self._start_worker()
         for observer in self._observers:
             try:

@@ -63,7 +63,7 @@ class Model:
         all cores; None if the process's. open_engine: makes each engine. default_precision: of
         requests that name none, if the bundle has it. answers_version: whether answers name the
         version too. statistics: of the same version, when it was loaded before."""
-        self.bundle, self.is_loaded = bundle, True
+        self.bundle, self.name, self.is_loaded = bundle, bundle.manifest.name, True
         self.answered_name = bundle.ref if answers_version else bundle.manifest.name
         is_there = default_precision in bundle.manifest.precisions
         own = bundle.manifest.default_precision
@@ -77,13 +77,12 @@ class Model:
         }
         self.reproductions = dict.fromkeys(self.engines, Reproduction())  # loading finds them
         self.token_budget = token_budget
-        name = bundle.manifest.name
         self.statistics = statistics or Statistics()
         self.targets = {
             precision: Target(
                 self.statistics.measure(engine.compute),
                 token_budget or engine.budgets[1],
-                name,
+                self.name,
                 exact=engine.exact,
                 run_on_all_cores=self.statistics.measure(engine.run_on_all_cores)
                 if engine.on_cores
@@ -92,10 +91,6 @@ class Model:
             )
             for precision, engine in self.engines.items()
         }
-
-    @property
-    def name(self) -> str:
-        return self.bundle.manifest.name
 
     def target(self, precision: str | None) -> Target:
         return self.runner(precision).target

@@ -10,6 +10,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -50,6 +51,7 @@ class Repository:
         self._seen: dict[Path, FileStates] = {}  # at the last rescan; guarded by _changing
         self._unreadable = self._listing().unreadable  # at the last rescan; guarded by _changing
         self._closed = threading.Event()
+        self._loads = ThreadPoolExecutor(1, "load")
         if every_s := settings.watch_s:
             acting = (every_s, self.rescan)
             threading.Thread(target=self._watch, args=acting, name="watch", daemon=True).start()
@@ -113,20 +115,10 @@ class Repository:
                 del model
             _free(engines, self._free_s)
 
-    def load_again(self, model: Model) -> Model:
-        """The model, which was unloaded while nobody asked for it. NotReady if it is not as it
-        was."""
-        ref = model.bundle.ref
-        with self._changing:
-            served, problem = self._models.get(ref), None
-            if served and not served.is_loaded:
-                problem = self._load(model.bundle.path)
-                served = self._models.get(ref)
-        if served and served.is_loaded:
-            if served.bundle.manifest_sha256 == model.bundle.manifest_sha256:
-                return served
-            problem = f"{ref} has changed while it was unloaded: ask again"
-        raise NotReady(problem or f"{ref} is served no more", retry_after_s=1)
+    def load_again(self, model: Model) -> Future[Model]:
+        """The model, which was unloaded while nobody asked for it. The first who asks has it
+        loaded, and all wait for that. NotReady if it is not as it was."""
+        return self._loads.submit(self._load_again, model)
 
     def rescan(self) -> None:
         """Loads versions that are new or changed, unloads those that are gone.
@@ -157,6 +149,7 @@ class Repository:
 
     def close(self) -> None:
         self._closed.set()
+        self._loads.shutdown(wait=False, cancel_futures=True)
 
     def _watch(self, every_s: float, act: Callable[[], None]) -> None:
         while not self._closed.wait(every_s):
@@ -203,6 +196,19 @@ class Repository:
         del running
         _free(engines, self._free_s)
         return None
+
+    def _load_again(self, model: Model) -> Model:
+        ref = model.bundle.ref
+        with self._changing:
+            served, problem = self._models.get(ref), None
+            if served and not served.is_loaded:
+                problem = self._load(model.bundle.path)
+                served = self._models.get(ref)
+        if served and served.is_loaded:
+            if served.bundle.manifest_sha256 == model.bundle.manifest_sha256:
+                return served
+            problem = f"{ref} has changed while it was unloaded: ask again"
+        raise NotReady(problem or f"{ref} is served no more", retry_after_s=1)
 
     def _state(self, path: Path) -> FileStates:
         """Changes whenever a file of the folder does, or one that says who is trusted."""

@@ -8,6 +8,7 @@ import random
 import re
 import time
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from fastapi import Request, Response
@@ -128,8 +129,8 @@ class App:
         return call
 
     async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Rejects by the head: pages of other origins, what the connection found, callers without a
-        key for the path, and keys with too many requests under way. Then the row's answer is made
+        """Rejects by the head: pages of other origins, what the connection found, callers who may
+        not use the path, and those with too many requests under way. Then the row's answer is made
         and sent, or FastAPI has the path."""
         ask, method, path = ask_of(scope), scope["method"], scope["path"]
         self._origins.check(scope)
@@ -168,34 +169,35 @@ def request_id(sent: bytes) -> str:
     return sent.decode() if REQUEST_ID.fullmatch(sent) else f"{random.getrandbits(128):032x}"
 
 
+@dataclass
 class Sending:
     """Sends an answer with the request's id, and notes in the ask what was sent. A large one goes
     piece by piece, and counts as a pending response until its caller has taken it. What is open to
     all does not count: all its readers share the same bytes."""
 
-    def __init__(
-        self, send: Send, ask: Ask, gate: Gate, readiness: Readiness, is_open: bool
-    ) -> None:
-        self._send, self._ask, self._gate = send, ask, gate
-        self._readiness, self._is_open = readiness, is_open
-        self._is_counted = False
+    send: Send
+    ask: Ask
+    gate: Gate
+    readiness: Readiness
+    is_open: bool
+    is_counted = False
 
     async def __call__(self, message: Message) -> None:
         """ResponsesFull instead of an answer that was made before it was counted."""
-        ask, is_head = self._ask, message["type"] == "http.response.start"
+        ask, is_head = self.ask, message["type"] == "http.response.start"
         if is_head:
             sizes = (value for name, value in message["headers"] if name == b"content-length")
             num_bytes = int(next(sizes, b"0"))
-            self._is_counted = num_bytes > HIGH_WATER_LIMIT and not self._is_open
-            hold = self._gate.keep if ask.is_inferred else self._gate.hold
-            hold(ask, "responses", num_bytes if self._is_counted else 0)
+            self.is_counted = num_bytes > HIGH_WATER_LIMIT and not self.is_open
+            hold = self.gate.keep if ask.is_inferred else self.gate.hold
+            hold(ask, "responses", num_bytes if self.is_counted else 0)
             ask.status = message["status"]
             added = [(b"x-request-id", ask.id.encode())]
-            if self._readiness.draining:
+            if self.readiness.draining:
                 added.append((b"connection", b"close"))
             message["headers"] = [*message["headers"], *added]
         messages = [message]
-        if self._is_counted and not is_head:
+        if self.is_counted and not is_head:
             pieces = sliced(message.get("body", b""), SENT_BYTES)
             messages = [{**message, "body": piece, "more_body": True} for piece in pieces]
             if not message.get("more_body", False):
@@ -203,10 +205,10 @@ class Sending:
                 messages.append({"type": "http.response.body", "body": b""})
         try:
             for each in messages:
-                await self._send(each)
+                await self.send(each)
                 if ask.first_byte_s is None and not is_head:
                     ask.first_byte_s = time.monotonic() - ask.started
-                if each.get("more_body") and self._is_counted:
+                if each.get("more_body") and self.is_counted:
                     # else a caller that reads quickly would keep the event loop from others
                     await asyncio.sleep(0)
         except RuntimeError:  # uvloop's, of a connection that was lost this moment

@@ -15,7 +15,6 @@ from typing import Any, ClassVar
 
 from httptools import HttpParserError, HttpParserUpgrade, HttpRequestParser
 from starlette.types import Scope
-from uvicorn.config import Config
 from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
@@ -74,13 +73,10 @@ class Connection(HttpToolsProtocol):
     idle: ClassVar[dict["Connection", None]]
     surplus: ClassVar[dict["Connection", None]]  # those over the limit, in the order they came
 
-    def __init__(self, config: Config, *arguments: Any, **named: Any) -> None:
-        super().__init__(config, *arguments, **named)
-        self._since: float | None = None  # when the head or body that is being received began
-        self._in_head = self._in_body = False
-        # bytes that are not body: since the last head or body began or ended, or body came
-        self._num_loose = 0
-        self._is_rejected = False  # nothing that arrives is parsed any more
+    _since: float | None = None  # when the head or body that is being received began
+    _in_head = _in_body = False
+    _num_loose = 0  # bytes that are not body: since a head or body began or ended, or body came
+    _is_rejected = False  # nothing that arrives is parsed any more
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
@@ -91,7 +87,7 @@ class Connection(HttpToolsProtocol):
         self.idle[self] = None
         limit = self.settings.max_connections
         if len(self.connections) > limit:
-            # So connections without requests, which need no key, keep nobody out
+            # So connections without requests, which anybody may open, keep nobody out
             oldest = next(iter(self.idle))
             if self.idle_since - oldest.idle_since < SILENT_S:
                 self.surplus[self] = None

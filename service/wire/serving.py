@@ -4,7 +4,6 @@ import asyncio
 import logging
 import math
 import time
-from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
@@ -57,17 +56,17 @@ async def answer(
             )
         ask.timeout_s, ask.is_callers = int(digits) / 1000, True
     ask.anew = "no-cache" in headers.get("cache-control", "").lower()  # RFC 9111, 5.2.1.4
-    if route.infers:  # load shedding, by the head alone
+    if route.infers and gate.shedding:  # by the head alone; read without the lock that guards it
         declared = headers.get("content-length")
         is_plain = declared is not None and "content-encoding" not in headers
         num_bytes = int(declared or 0) if is_plain else math.inf  # as it will be parsed
-        parts.answers.scheduler.check_load(
-            ask.timeout_s, ask.key, num_bytes, ask.names.get("model")
-        )
+        with parts.answers.scheduler.changed:
+            gate.check_load(ask, num_bytes)
     body = await receive_body(headers, receive, ask, parts)
     ask.check()
     ask.decoded_from, ask.num_body_bytes = time.monotonic(), len(body)
-    gate.hold(ask, "bodies", held_bytes(body, headers))
+    # small ones do not count
+    gate.hold(ask, "bodies", held_bytes(body, headers) if len(body) > QUICK_BYTES else 0)
     if not route.infers:  # the answer is counted as it is once it is sent
         num_made = ANSWER_BYTES * min(len(body), settings.max_tokens)
         gate.hold(ask, "responses", num_made)
@@ -87,7 +86,7 @@ async def answer(
         ask.coding, ask.encode = coding, partial(compressing, made, coding)
     del made
     payload: Payload = await parts.answers.answer(ask)
-    own = {FINGERPRINT_HEADER: ask.fingerprint, **server_timing(ask.stages_s)}
+    own = headers_of(ask)
     if payload.times:
         own |= payload.times(ask)
     ask.forget()
@@ -162,6 +161,8 @@ async def decode(route: Route, raw: RawRequest, ask: Ask, tools: Tools) -> Any:
     return await found(body, ask, tools)
 
 
-def server_timing(stages_s: Mapping[str, float]) -> dict[str, str]:
-    stages = (f"{stage};dur={seconds * 1000:.2f}" for stage, seconds in stages_s.items())
-    return {"server-timing": ", ".join(stages)}
+def headers_of(ask: Ask) -> dict[str, str]:
+    """What computed the answer, and how long each stage took."""
+    stages = (f"{stage};dur={seconds * 1000:.2f}" for stage, seconds in ask.stages_s.items())
+    fingerprint = ask.engine.fingerprint.digest
+    return {FINGERPRINT_HEADER: fingerprint, "server-timing": ", ".join(stages)}

@@ -268,8 +268,8 @@ class CacheMachine(RuleBasedStateMachine):
 
     def _nothing_in_flight(self) -> bool:
         scheduler = self.world.cached.scheduler
-        with scheduler._changed:
-            queue = scheduler._gate.queue
+        with scheduler.changed:
+            queue = scheduler.gate.queue
             backlogs = [queue.backlogs(key) for key in KEYS]
             return not (
                 queue.asks

@@ -15,6 +15,7 @@ from tests.support.scheduling import (
     batch,
     echo,
     gate_of,
+    head,
     lengths,
     of_lengths,
     run,
@@ -71,6 +72,39 @@ def test_waiting_sequences_are_shared_out_among_idle_worker_threads() -> None:
     target.tokens_per_s = 60_000
     submit(queue, target, of_lengths(*[30] * 4))
     assert lengths(queue.take(0, num_idle=2)) == [30] * 2
+
+
+@pytest.mark.parametrize(
+    ("tokens_per_s", "num_woken"), [(40_000, 3), (60_000, 2), (120_000, 1), (1e6, 1)]
+)
+def test_a_worker_is_woken_for_each_millisecond_of_work(
+    tokens_per_s: float, num_woken: int
+) -> None:
+    queue, target = Queue(1000), Target(echo, 100)
+    scheduler, woken = Scheduler(queue.gate), list[bool]()
+    target.tokens_per_s = tokens_per_s
+    submit(queue, target, of_lengths(*[30] * 4))
+    is_over = False
+
+    def wait() -> None:  # as an idle worker does
+        with scheduler.changed:
+            ready.release()
+            scheduler.changed.wait()
+            woken.append(not is_over)
+
+    ready = threading.Semaphore(0)
+    idle = [threading.Thread(target=wait) for _ in range(4)]
+    for thread in idle:
+        thread.start()
+        ready.acquire()
+    scheduler.wake()
+    assert eventually(lambda: len(woken) >= num_woken)
+    with scheduler.changed:
+        is_over = True
+        scheduler.changed.notify_all()
+    for thread in idle:
+        thread.join()
+    assert sum(woken) == num_woken
 
 
 def test_what_a_gpu_computes_is_not_shared_out() -> None:
@@ -164,21 +198,21 @@ def test_a_rejection_sheds_all_with_no_more_time_until_a_micro_batch_is_taken() 
     target.tokens_per_s = 10
     for _ in range(5):
         submit(queue, target, of_lengths(10), deadline=10)
-    queue.gate.check_load(10)
+    queue.gate.check_load(head(10))
     with pytest.raises(Overloaded, match="the deadline is in"):
         submit(queue, target, of_lengths(10), deadline=10)
     with pytest.raises(
         Overloaded, match="overloaded: 50 tokens are queued; retry in 5 s"
     ) as refused:
-        queue.gate.check_load(10)
+        queue.gate.check_load(head(10))
     assert refused.value.retry_after_s == pytest.approx(5)
     assert refused.value.code == "deadline_not_met"
     with pytest.raises(Overloaded, match="are queued; retry"):
         submit(queue, target, of_lengths(7), deadline=10)  # its head did not say how large it is
-    queue.gate.check_load(10, num_bytes=9)  # fewer tokens than those that wait have
-    queue.gate.check_load(11)  # has more time
+    queue.gate.check_load(head(10), num_bytes=9)  # fewer tokens than those that wait have
+    queue.gate.check_load(head(11))  # has more time
     queue.take(1)
-    queue.gate.check_load(10)
+    queue.gate.check_load(head(10))
 
 
 def test_a_rejection_sheds_its_own_key_and_model_only() -> None:
@@ -191,11 +225,11 @@ def test_a_rejection_sheds_its_own_key_and_model_only() -> None:
     with pytest.raises(Overloaded, match="the deadline is in"):
         submit(queue, left, of_lengths(10), deadline=10, key="a")
     with pytest.raises(Overloaded, match="are queued; retry"):
-        queue.gate.check_load(10, "a", model="left")
-    queue.gate.check_load(10, "a", model="right")
-    queue.gate.check_load(10, "a")  # the body says which: it may be the right one
-    queue.gate.check_load(10, "b")
-    queue.gate.check_load(10, "never seen before")
+        queue.gate.check_load(head(10, "a", "left"))
+    queue.gate.check_load(head(10, "a", "right"))
+    queue.gate.check_load(head(10, "a"))  # the body says which: it may be the right one
+    queue.gate.check_load(head(10, "b"))
+    queue.gate.check_load(head(10, "never seen before"))
     submit(queue, right, of_lengths(10), deadline=10, key="a")
     submit(queue, left, of_lengths(10), deadline=10, key="b")
 
@@ -206,12 +240,12 @@ def test_load_shedding_ends_when_callers_leave() -> None:
     with pytest.raises(Overloaded, match="40 tokens are queued of at most 50"):
         submit(queue, target, of_lengths(10))
     with pytest.raises(Overloaded) as refused:
-        queue.gate.check_load(1e6)
+        queue.gate.check_load(head(1e6))
     assert refused.value.code == "queue_full"
     for job in jobs:
         job.future.cancel()
     assert queue.take(0) is None
-    queue.gate.check_load(1e6)
+    queue.gate.check_load(head(1e6))
 
 
 def test_a_full_queue_has_room_for_the_small_and_for_other_models_and_keys() -> None:
@@ -238,7 +272,7 @@ def test_a_rejection_for_a_jobs_own_size_sheds_nobody_else() -> None:
     submit(queue, target, of_lengths(10, 10), deadline=100)
     with pytest.raises(Overloaded):
         submit(queue, target, of_lengths(10, 10), deadline=3)
-    queue.gate.check_load(0.1)
+    queue.gate.check_load(head(0.1))
 
 
 def test_a_quiet_time_of_small_runs_does_not_hide_how_quick_full_ones_are() -> None:

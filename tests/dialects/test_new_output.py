@@ -16,10 +16,10 @@ from addnorm.service.dialects import native
 from addnorm.service.dialects.kserve import tensors
 from addnorm.service.dialects.native.native_schema import Bodies
 from addnorm.service.dialects.operations import PROTOCOL as OPERATIONS
+from addnorm.service.engine.batch import Batch, Padding
 from addnorm.service.engine.bundle import Bundle
-from addnorm.service.engine.manifest import Pick
 from addnorm.service.engine.outputs import OUTPUTS, OutputKinds
-from addnorm.service.engine.outputs.output import Asked, Computed, Output, Strict
+from addnorm.service.engine.outputs.output import Asked, Computed, Output, Size, Strict
 from addnorm.service.engine.outputs.values import ByRow, Ragged
 from addnorm.service.engine.registry import Models
 from addnorm.service.server.wiring import build
@@ -42,7 +42,7 @@ class RowLengths(Output[ByRow]):
     options = LengthOptions
     is_default = False
     scale: float = 1.0
-    num_lookups: ClassVar[int] = 0  # how often what it needs was asked
+    num_lookups: ClassVar[int] = 0  # how often what it takes was asked
 
     @classmethod
     def is_of(cls, bundle: Bundle) -> bool:
@@ -55,9 +55,9 @@ class RowLengths(Output[ByRow]):
     def width(self, bundle: Bundle) -> int:
         return 1
 
-    def needs(self, bundle: Bundle) -> Pick:
+    def size(self, bundle: Bundle, batch: Batch, padding: Padding) -> Size:
         RowLengths.num_lookups += 1
-        return super().needs(bundle)
+        return super().size(bundle, batch, padding)
 
     def make(self, of: Computed) -> ByRow:
         lengths = np.linalg.norm(of.rows.activations, axis=1, keepdims=True)
@@ -168,7 +168,7 @@ def test_it_is_made_only_where_it_is_named(client: httpx.Client) -> None:
     assert "row_lengths" not in ask(client).json()
 
 
-def test_what_it_needs_is_looked_up_once_a_request(client: httpx.Client) -> None:
+def test_what_it_takes_is_looked_up_once_a_request(client: httpx.Client) -> None:
     RowLengths.num_lookups = 0
     assert ask(client, outputs=["row_lengths"]).status_code == 200
     assert RowLengths.num_lookups == 1

@@ -146,7 +146,7 @@ def test_a_full_queue_is_ready(notebooks: Path) -> None:
         return echo(batch)
 
     def num_asks(scheduler: Scheduler) -> int:
-        return len(scheduler._gate.queue.asks)
+        return len(scheduler.gate.queue.asks)
 
     with inferring(notebooks, max_queue_tokens=1000) as inference:
         target = Target(slow, 10)

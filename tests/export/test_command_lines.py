@@ -31,6 +31,10 @@ ROWS = [
     (f"{PRESET} --precision int4", "precision int4: fp32, fp16 and int8 are known, each at most"),
     (f"{PRESET} --precision int8,int8", "at most once"),
     (f"{PRESET} --precision fp32 --default-precision int8", "int8 is not among"),
+    (f"{PRESET} --as onnx --name x", "--name and --version are of a bundle"),
+    (f"{PRESET} --as onnx --lens", "--as onnx is of the packed layout, in fp32 and int8 alone"),
+    (f"{PRESET} --as onnx", "bundles is there already"),
+    (f"{PRESET} --sentence-embedding", "--sentence-embedding is of --as onnx"),
     # the notebook's largest weight is 16 x 64
     (f"{PRESET} --name own --precision int8", "int8 does not pay"),
     ("--checkpoint nowhere", "there is no folder nowhere"),

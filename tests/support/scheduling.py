@@ -63,6 +63,11 @@ def ask_of(
     return ask
 
 
+def head(timeout_s: float, key: str = "", model: str | None = None) -> Ask:
+    """A request whose body was not read yet. model: if the path names it."""
+    return Ask(timeout_s=timeout_s, key=key, names={"model": model} if model else {})
+
+
 def add_first(queue: Queue, target: Target, batch: Batch) -> Ask:
     queue.add(ask := ask_of(target, batch), 0)
     return ask
@@ -105,5 +110,7 @@ def submit_to(
     now = time.monotonic()
     ask = ask_of(target, batch, now, now + timeout_s)
     ask.is_bulk = is_bulk
-    scheduler.submit(ask)
+    with scheduler.changed:
+        scheduler.gate.weigh(ask, time.monotonic())
+    scheduler.wake()
     return ask

@@ -140,7 +140,8 @@ class Simulation:
         outcome.sent.append(sum(lengths))
         outcome.num_unread += 1
         with suppress(Overloaded, Expired):
-            self.gate.check_load(group.time_s, group.key, BYTES_PER_TOKEN * sum(lengths))
+            head = Ask(timeout_s=group.time_s, key=group.key)
+            self.gate.check_load(head, BYTES_PER_TOKEN * sum(lengths))
             outcome.num_unread -= 1
             outcome.num_read += 1
             batch = Batch.of([np.zeros(length, np.int64) for length in lengths])

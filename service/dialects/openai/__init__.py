@@ -10,7 +10,6 @@ PROTOCOL = Protocol(
     routes=(*embeddings.ROUTES, completions.ROUTE),
     errors=OPENAI_ERRORS,
 )
-# its clients send the key in the header `api-key`
 AZURE = Protocol(
     tag="Azure",
     reference="https://learn.microsoft.com/azure/ai-services/openai/reference",

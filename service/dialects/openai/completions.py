@@ -223,7 +223,7 @@ def _words(body: CompletionRequest, ask: Ask) -> dict[str, Any]:
         "object": "text_completion",
         "created": int(time.time()),
         "model": ask.model.answered_name,
-        "system_fingerprint": ask.fingerprint,
+        "system_fingerprint": ask.engine.fingerprint.digest,
         "choices": (_written(body, index, ask) for index in range(num)),
         "usage": {
             "prompt_tokens": num_tokens,

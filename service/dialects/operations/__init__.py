@@ -4,8 +4,8 @@ from addnorm.service.dialects.operations import pages, probes
 from addnorm.service.wire.dialect_errors import OPENAI_ERRORS
 from addnorm.service.wire.route import Protocol
 
-# orchestrators have no key, and the pages themselves hold nothing private: what they show they ask
-# for, with the key that their reader types
+# orchestrators cannot say who they are, and the pages themselves hold nothing private: what they
+# show they ask for in their reader's name
 OPEN = (
     "/livez",
     "/readyz",

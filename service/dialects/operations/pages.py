@@ -97,8 +97,8 @@ async def version_certificate(request: Request, name: str, version: str) -> Resp
 
 
 def _status(request: Request, ref: str) -> int:
-    """The page itself says in either case what there is. It is open, but whoever has no key must
-    not learn which models are served."""
+    """The page itself says in either case what there is. It is open, but who may not ask for
+    models must not learn which are served."""
     parts = parts_of(request)
     try:
         if not parts.settings.needs_keys:

@@ -66,8 +66,9 @@ class LensOutput(Output[ByLayer]):
     def pick(self, bundle: Bundle) -> Pick:
         return "every"
 
-    def needs(self, bundle: Bundle) -> Pick:
-        return "first"  # nothing, but no pick is less
+    def size(self, bundle: Bundle, batch: Batch, padding: Padding) -> Size:
+        needs: Pick = "first"  # nothing, but no pick is less
+        return super().size(bundle, batch, padding)._replace(needs=needs)
 
     def num_layers(self, bundle: Bundle) -> int:
         """That it can show."""

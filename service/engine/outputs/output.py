@@ -52,10 +52,12 @@ class Asked(NamedTuple):
 
 
 class Size(NamedTuple):
-    """What an output takes. num_rows: that it is made of, and its head runs on. num_values: its
-    numbers. num_pads: numbers that only fill the caller's layout. head_width: what its head makes
-    of a row. is_small: whether its numbers are sent as int8 or uint8."""
+    """What an output takes. needs: the rows that must be kept for it. num_rows: that it is made of,
+    and its head runs on. num_values: its numbers. num_pads: numbers that only fill the caller's
+    layout. head_width: what its head makes of a row. is_small: whether its numbers are sent as int8
+    or uint8."""
 
+    needs: Pick
     num_rows: int
     num_values: int
     num_pads: int
@@ -173,10 +175,6 @@ class Output(Generic[Made_co]):
         head = self.head(bundle)
         return bundle.manifest.heads[head].pick if head else "every"
 
-    def needs(self, bundle: Bundle) -> Pick:
-        """The rows that must be kept for it."""
-        return self.pick(bundle)
-
     def is_by_token(self, bundle: Bundle) -> bool:
         """Whether it has values for each token, not for each sequence."""
         return self.pick(bundle) == "every"
@@ -192,13 +190,13 @@ class Output(Generic[Made_co]):
 
     def size(self, bundle: Bundle, batch: Batch, padding: Padding) -> Size:
         """What it takes, known before any work."""
-        num_rows, num_pads = len(batch), len(padding.lengths) - len(batch)
-        if self.pick(bundle) == "every":
+        pick, num_rows, num_pads = self.pick(bundle), len(batch), len(padding.lengths) - len(batch)
+        if pick == "every":
             num_rows, num_pads = batch.num_tokens, padding.num_pads
         width, head = self.width(bundle), self.head(bundle)
         head_width = bundle.width(head) if head else 0
         num_values, num_empty = num_rows * width, num_pads * width
-        return Size(num_rows, num_values, num_empty, head, head_width, self.is_small)
+        return Size(pick, num_rows, num_values, num_empty, head, head_width, self.is_small)
 
     @property
     def cost(self) -> Hashable:

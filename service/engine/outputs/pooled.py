@@ -10,7 +10,7 @@ from addnorm.service.engine.batch import Batch, Floats, Padding
 from addnorm.service.engine.bundle import Bundle
 from addnorm.service.engine.checkpoint import checkpoint
 from addnorm.service.engine.heads import HeadRows, Spans, headed, unit
-from addnorm.service.engine.manifest import Pick, Pooling
+from addnorm.service.engine.manifest import Pooling
 from addnorm.service.engine.outputs.output import Asked, Computed, Made_co, Output, Size
 from addnorm.service.engine.outputs.values import (
     RANGED,
@@ -134,13 +134,10 @@ class PooledSpans(VectorsOutput[Ragged]):
 
     spans: Spans = NO_SPANS
 
-    def needs(self, bundle: Bundle) -> Pick:
-        return "every"
-
     def size(self, bundle: Bundle, batch: Batch, padding: Padding) -> Size:
         size, num_rows = super().size(bundle, batch, padding), len(self.spans.ranges)
         num_values = num_rows * self.width(bundle)
-        return size._replace(num_rows=num_rows, num_values=num_values, num_pads=0)
+        return size._replace(needs="every", num_rows=num_rows, num_values=num_values, num_pads=0)
 
     def make(self, of: Computed) -> Ragged:
         pooling, activations = self.pick(of.bundle), of.rows.activations

@@ -44,7 +44,7 @@ TIMER_S = 0.05  # a caller's deadline may pass so much earlier by the caller's o
 # A message that takes longer to arrive counts as the largest meanwhile: gRPC does not tell how much
 # of it has come. Larger: more bytes come uncounted. Smaller: callers far away are counted for more.
 QUICK_S = 0.05
-PROBE_S = 1.0  # who needs no key has so long to send its message, and to take the answer
+PROBE_S = 1.0  # a probe has so long to send its message, and to take the answer
 
 
 class Caller(Protocol):
@@ -149,7 +149,7 @@ class GrpcCalls:
             raise ClientGone(f"the answer was not taken within {limit_s:g} s") from None
 
     async def _receive(self, caller: Caller, ask: Ask) -> Any:
-        """Overloaded if it is slow and its key has no space for it."""
+        """Overloaded if it is slow and there is no space for it."""
         settings, loop = self.parts.settings, asyncio.get_running_loop()
         gate = self.entrance.gate
         full: list[Overloaded] = []
@@ -207,7 +207,7 @@ class GrpcCalls:
         error: ServiceError = ClientGone("the caller left before the answer")
         if self.parts.readiness.draining:
             error = Draining("the server ended before the answer was taken")
-        if ask.left_s() < TIMER_S:
+        if ask.started + ask.timeout_s - time.monotonic() < TIMER_S:
             error = ask.expired()
         ask.leave()  # ends what other threads do for it
         ask.note(error)

@@ -82,9 +82,7 @@ class RawRequest(NamedTuple):
 
 
 def held_bytes(body: bytes, headers: Headers) -> int:
-    """What a whole body and what is read of it count as. Small ones do not count."""
-    if len(body) <= QUICK_BYTES:
-        return 0
+    """What a whole body and what is read of it count as."""
     if sent_type(headers) == SAFETENSORS:
         return SAFETENSORS_COPIES * len(body)
     return len(body) + parsed_bytes(body)  # whatever its name, it may be JSON

@@ -2,7 +2,7 @@
 
 In: `input_ids` and `attention_mask`, both `[batch, seq]`; or ragged, `input_ids` `[tokens]` and
 `lengths` `[batch]`. For models with token types also `token_type_ids`, shaped like `input_ids`.
-Every other field of a JSON body stands in the metadata, as one JSON object under the key `request`.
+Every other field of a JSON body stands in the metadata, as one JSON object named `request`.
 Out: a tensor an output, in the same layout; what has parts has a tensor for each, as in
 `norm_stats.mean`.
 """

@@ -1,6 +1,5 @@
 """The methods of GRPCInferenceService and of gRPC's health service: bytes in, bytes out."""
 
-import math
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, NamedTuple
@@ -15,7 +14,7 @@ from addnorm.service.dialects.kserve.statistics_extension import statistics
 from addnorm.service.errors import InvalidInput, NotFound, NotReady
 from addnorm.service.wire.codec.payload import NO_HEADERS
 from addnorm.service.wire.route import Parts
-from addnorm.service.wire.serving import FINGERPRINT_HEADER, server_timing
+from addnorm.service.wire.serving import headers_of
 
 INFERENCE, HEALTH = "inference.GRPCInferenceService", "grpc.health.v1.Health"
 SERVICES = ("", INFERENCE, HEALTH)  # that the health service is asked for
@@ -49,7 +48,9 @@ class GrpcMethod(NamedTuple):
 
 async def model_infer(parts: Parts, receive: Receive, ask: Ask) -> Answer:
     gate, tools = parts.answers.gate, parts.tools
-    parts.answers.scheduler.check_load(ask.timeout_s, ask.key, math.inf)
+    if gate.shedding:
+        with parts.answers.scheduler.changed:
+            gate.check_load(ask)
     body = await receive()
     ask.check()
     num_held = infer_message.held_bytes(body, parts.settings)
@@ -64,7 +65,7 @@ async def model_infer(parts: Parts, receive: Receive, ask: Ask) -> Answer:
     gate.hold(ask, "bodies", 0)
     del body, message, asked, contents  # not to be held while the answer is computed
     encoded = await parts.answers.answer(ask)
-    made = Answer(encoded, {FINGERPRINT_HEADER: ask.fingerprint} | server_timing(ask.stages_s))
+    made = Answer(encoded, headers_of(ask))
     ask.forget()
     return made
 

@@ -1,0 +1,160 @@
+"""A bundle's graphs -> one graph as other programs want it: the names of outputs that optimum
+writes, heads and pooling inside, no statistics of norms, the lowest opset that has its operators.
+Knows ONNX; no PyTorch, no bundles.
+
+Pooling makes the bits that the server makes of the same rows (service/engine/heads.py): tokens are
+added one after the other, and the squares of a vector in halves.
+"""
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import numpy as np
+import onnx
+from onnx import NodeProto, TensorProto, ValueInfoProto, helper
+
+from addnorm.export.graphs.graph import BODY_OUTPUTS, UnfitError
+from addnorm.export.graphs.model_file import Array, Graph, with_nodes
+from addnorm.export.graphs.nodes import Nodes, leading_to
+from addnorm.model.config import Pick
+from addnorm.service.engine.heads import MIN_LENGTH
+
+# of ONNX: Gelu is new in 20, which onnxruntime has from 1.17 on; with the format of files
+OPSETS = {20: 9, 21: 10, 22: 10, 23: 10, 24: 10}
+HIDDEN, LOGITS, EMBEDDING = "last_hidden_state", "logits", "sentence_embedding"
+GRID = ["batch_size", "sequence_length"]
+
+
+class Headed(NamedTuple):
+    """An output that is made of rows: which rows, and the head that runs on them, if any."""
+
+    pick: Pick
+    width: int
+    head: Graph | None = None
+
+
+def make_standalone(
+    body: Graph, logits: Headed | None, embedding: Headed | None, normalize: bool
+) -> Graph:
+    """The outputs are `logits`, if there is such a head, else `last_hidden_state` `[B, S, d]` and,
+    if it is given, `sentence_embedding` `[B, width]`; of length 1 with `normalize`.
+
+    UnfitError for a graph that needs a later opset than this version writes.
+    """
+    writing = _Writing(body)
+    if logits:
+        outputs = [writing.headed(LOGITS, logits)]
+    else:
+        outputs = [helper.make_tensor_value_info(HIDDEN, TensorProto.FLOAT, [*GRID, writing.width])]
+        outputs += [writing.headed(EMBEDDING, embedding, normalize)] if embedding else []
+    return writing.graph(outputs)
+
+
+class _Writing(Nodes):
+    """The body's nodes, and those that follow them."""
+
+    def __init__(self, body: Graph) -> None:
+        super().__init__(scope="standalone.")
+        self._body, self._heads = body, dict[str, Array]()
+        (made,) = (item for item in body.proto.graph.output if item.name == BODY_OUTPUTS[0])
+        self.width = made.type.tensor_type.shape.dim[-1].dim_value
+        self.nodes += _renamed(body, {BODY_OUTPUTS[0]: HIDDEN})
+
+    def headed(self, output: str, made: Headed, normalize: bool = False) -> ValueInfoProto:
+        """Writes an output."""
+        is_of_tokens = made.pick == "every"
+        rows = self._every() if is_of_tokens else self._picked(made.pick)
+        if made.head:
+            prefix = f"{output}."
+            (answer,) = (item.name for item in made.head.proto.graph.output)
+            constants = made.head.constants()
+            names = {name: prefix + name for name in constants}
+            self.nodes += _renamed(made.head, names | {"rows": rows}, prefix)
+            self._heads |= {prefix + name: value for name, value in constants.items()}
+            rows = prefix + answer
+        if normalize:
+            rows = self.make("Div", rows, self._length(rows, made.width))
+        if is_of_tokens:
+            shape = self.make("Concat", self.make("Shape", "attention_mask"), [made.width], axis=0)
+            self.make("Reshape", rows, shape, to=output)
+        else:
+            self.make("Identity", rows, to=output)
+        axes = GRID if is_of_tokens else GRID[:1]
+        return helper.make_tensor_value_info(output, TensorProto.FLOAT, [*axes, made.width])
+
+    def _every(self) -> str:
+        return self.make("Reshape", HIDDEN, [-1, self.width])
+
+    def _picked(self, pick: Pick) -> str:
+        """A vector for each sequence `[B, d]`. Pads are zeros, which add nothing."""
+        is_real = self.make("Not", self.make("Equal", "attention_mask", 0))  # [B, S]
+        real = self.make("Where", is_real, 1.0, 0.0)
+        places = self.make("Mul", self.make("CumSum", real, 1), real)  # from 1; 0 at pads
+        count = self.make("ReduceSum", real, [1])  # [B, 1]
+        if pick in ("first", "last"):
+            marks = real if pick == "first" else places
+            found = self.make("ArgMax", marks, axis=1)  # the first of the largest
+            return self.make("GatherND", HIDDEN, found, batch_dims=1)
+        if pick == "max":
+            seen = self.make("Where", self.make("Unsqueeze", is_real, [2]), HIDDEN, -np.inf)
+            highest = self.make("Add", self.make("ReduceMax", seen, [1], keepdims=0), 0.0)
+            return self.make("Where", self.make("Greater", count, 0.0), highest, 0.0)
+        rows, divisor = HIDDEN, self.make("Max", count, 1.0)
+        if pick == "weighted_mean":
+            rows = self.make("Mul", HIDDEN, self.make("Unsqueeze", places, [2]))
+            twice = self.make("Mul", divisor, self.make("Add", divisor, 1.0))
+            divisor = self.make("Div", twice, 2.0)
+        elif pick == "mean_sqrt":
+            divisor = self.make("Sqrt", divisor)
+        total = self.make("Gather", self.make("CumSum", rows, 1), -1, axis=1)
+        return self.make("Div", total, divisor)
+
+    def _length(self, vectors: str, width: int) -> str:
+        """`[B, width]` -> `[B, 1]`, as `row_sums` in service/arithmetic.py adds."""
+        values = self.make("Mul", vectors, vectors)
+        while width > 1:
+            half = width // 2
+            folded = self.make(
+                "Add", self._columns(values, 0, half), self._columns(values, half, 2 * half)
+            )
+            if width % 2:
+                last = self._columns(values, width - 1, width)
+                first = self.make("Add", self._columns(folded, 0, 1), last)
+                others = [self._columns(folded, 1, half)] if half > 1 else []
+                folded = self.make("Concat", first, *others, axis=1)
+            values, width = folded, half
+        return self.make("Max", self.make("Sqrt", values), float(MIN_LENGTH))
+
+    def _columns(self, values: str, start: int, end: int) -> str:
+        return self.make("Slice", values, [start], [end], [1])
+
+    def graph(self, outputs: list[ValueInfoProto]) -> Graph:
+        nodes = leading_to(self.nodes, [item.name for item in outputs])
+        known = {item.name for item in self._body.proto.graph.initializer}
+        own = {name: value for name, value in self.constants.items() if name not in known}
+        made = with_nodes(self._body, nodes, own | self._heads)
+        model = made.proto
+        del model.graph.output[:]
+        model.graph.output.extend(outputs)
+        for item in model.graph.input:
+            for size, name in zip(item.type.tensor_type.shape.dim, GRID, strict=True):
+                size.dim_param = name
+        (opset,) = (item for item in model.opset_import if not item.domain)
+        problem: Exception | None = None
+        for opset.version, model.ir_version in OPSETS.items():
+            try:
+                onnx.checker.check_model(made.without_values())
+            except onnx.checker.ValidationError as error:
+                problem = error
+            else:
+                return made
+        raise UnfitError(f"the graph does not fit opset {opset.version}: {problem}")
+
+
+def _renamed(graph: Graph, names: dict[str, str], prefix: str = "") -> Iterator[NodeProto]:
+    """The graph's nodes with other names of values. prefix: of those that are not among names."""
+    for node in graph.copy().proto.graph.node:
+        for values in (node.input, node.output):
+            values[:] = [name and names.get(name, prefix + name) for name in values]
+        node.name = prefix + node.name
+        yield node

@@ -1,0 +1,315 @@
+"""A folder of one model as optimum and the hub have it, for programs that run ONNX themselves:
+
+onnx/model.onnx  onnx/model_int8.onnx?     the bundle's graphs by the names that others look for
+onnx/README.md                             the model card: inputs, outputs, figures
+config.json  model.safetensors  ...        the files that it was made of: it is a checkpoint too
+certificate.json                           of the bundle, and in `onnx` of these files
+
+A bundle is written and certified first, and removed at the end. The files are then compared with
+its graphs node by node, and their bits, as onnxruntime runs them by default, with its answers.
+"""
+
+import json
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+import onnxruntime as ort
+from safetensors.numpy import load_file
+from tqdm import tqdm
+
+from addnorm.export import writer
+from addnorm.export.certificate import served
+from addnorm.export.certificate.graph import structure
+from addnorm.export.certificate.graph.exact import RANGES, Expected
+from addnorm.export.certificate.parity import Check, table_row
+from addnorm.export.certificate.served import Case, CertificationError, Served
+from addnorm.export.graphs import model_file
+from addnorm.export.graphs.model_file import Graph
+from addnorm.export.graphs.standalone import EMBEDDING, HIDDEN, LOGITS, Headed, make_standalone
+from addnorm.export.sources.sources import Source, UsageError
+from addnorm.export.writer import Plan, say
+from addnorm.service import VERSION
+from addnorm.service.engine import bundle as bundles
+from addnorm.service.engine import files
+from addnorm.service.engine.bundle import CERTIFICATE, MANIFEST, Bundle
+from addnorm.service.engine.manifest import File, Manifest
+from addnorm.service.engine.model import Model
+from addnorm.service.engine.session import file_bytes
+from addnorm.service.errors import StartupError
+from addnorm.service.loading.known_answers import different
+
+FOLDER, CARD = "onnx", "README.md"
+FILES = {"fp32": "model.onnx", "int8": "model_int8.onnx"}  # by precision
+STORED_RANGES = "model_int8.ranges.safetensors"
+# beside the weights: configuration, tokenizers, the authors' card and licence, code that they need
+COPIED = (".json", ".txt", ".model", ".jinja", ".md", ".py", "LICENSE", "NOTICE")
+NOT_COPIED = (FOLDER, "openvino", MANIFEST, CERTIFICATE)
+CHOICES = (
+    "ignore",
+    "labels",
+    "max_length",
+    "tokenizer",
+)  # of whoever exports, in a source's origin
+SERVED = {HIDDEN: "activations", EMBEDDING: "pooled", LOGITS: "logits"}  # by a file's output
+
+
+@dataclass(frozen=True)
+class OnnxFolder:
+    """A folder whose files match its certificate. has_embedding: whether it pools inside."""
+
+    path: Path
+    manifest: Manifest  # of the bundle that it was made with
+    certificate: Mapping[str, Any]
+    has_embedding: bool
+
+
+def is_one(path: Path) -> bool:
+    return (path / FOLDER).is_dir() and not (path / MANIFEST).exists()
+
+
+def read(path: Path) -> OnnxFolder:
+    """StartupError says what does not match."""
+    try:
+        certificate = json.loads((path / CERTIFICATE).read_text())
+        section = certificate["onnx"]
+        manifest = Manifest.model_validate(section["manifest"])
+        described = {name: File(**entry) for name, entry in section["files"].items()}
+        has_embedding = bool(section["sentence_embedding"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        words = f"{CERTIFICATE} is missing or broken: {type(error).__name__}: {error}"
+        raise StartupError(f"{path}: {words}; export it again") from None
+    for name, file in described.items():
+        if difference := files.difference(path / name, file):
+            raise StartupError(f"{path}: {difference}; export it again")
+    return OnnxFolder(path, manifest, certificate, has_embedding)
+
+
+def export(source: Source, out: Path, plan: Plan, has_embedding: bool = False) -> Path:
+    """Writes the folder `out`, certified. Nothing is there unless every check has passed.
+
+    has_embedding: whether the files have the output `sentence_embedding` too. UsageError for what
+    other programs have no names for, and for an `out` that is there already.
+    """
+    out = out.resolve()
+    if set(plan.precisions) - FILES.keys() or plan.lens or plan.layout != "packed":
+        raise UsageError(f"--as onnx is of the packed layout, in {' and '.join(FILES)} alone")
+    if has_embedding and "logits" in source.model.config.heads:
+        raise UsageError(f"{EMBEDDING} is of embedders, this model has logits")
+    if not bundles.NAME.fullmatch(out.name):
+        raise UsageError(f"--out {out}: its name is that of the model: {bundles.NAME.pattern}")
+    if out.exists():
+        raise UsageError(f"--out {out} is there already")
+    source, partial = under_name(source, out.name), out.with_name(f".{out.name}.partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    (partial / FOLDER).mkdir(parents=True)
+    try:
+        _copy(source, partial)
+        with _bundle(source, out, plan) as (bundle, expected):
+            for precision, graph in _graphs(bundle, has_embedding):
+                say(f"writing {FOLDER}/{FILES[precision]}")
+                model_file.save(graph, partial / FOLDER / FILES[precision])
+            if (bundle.path / RANGES).exists():
+                shutil.copyfile(bundle.path / RANGES, partial / FOLDER / STORED_RANGES)
+            _certify(bundle, source, partial, has_embedding, expected)
+        partial.rename(out)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+    print(f"wrote {out}")
+    return out
+
+
+def certify_again(folder: OnnxFolder, source: Source) -> None:
+    """Makes the folder's certificate again, here. UsageError if it was made from something else."""
+    manifest, before = folder.manifest, folder.certificate
+    source = under_name(source, manifest.name)
+    for name, value in {"source": source.origin, **source.facts}.items():
+        known = manifest.model_dump(mode="json")[name]
+        if known != json.loads(json.dumps(value)):
+            what = "was made from" if name == "source" else f"says {name}"
+            raise UsageError(f"{folder.path} {what} {known}, this is {value}")
+    sampled = source.samples_record()
+    if before["compared_with"].get("samples_sha256") != sampled.get("samples_sha256"):
+        raise UsageError(f"{folder.path} was compared on other samples: name those again")
+    plan = Plan("packed", tuple(manifest.precisions), manifest.default_precision)
+    stored = folder.path / FOLDER / STORED_RANGES
+    ranges = load_file(stored) if stored.exists() else None
+    with _bundle(source, folder.path.resolve(), plan, ranges) as (bundle, _):
+        new = _certify(bundle, source, folder.path, folder.has_embedding, None, before["created"])
+    for precision, known in new["known_digests"].items():
+        if different(before["known_digests"].get(precision, {}), known):
+            say(f"{precision} has other bits here than on {before['processor']}")
+    print(f"verified {folder.path}")
+
+
+def under_name(source: Source, name: str) -> Source:
+    """The source as `addnorm export --checkpoint` finds it in a folder of this name with its files,
+    wherever those came from. Others keep their origin."""
+    source, loaded = replace(source, name=name), source.loaded
+    if not loaded:
+        return source
+    root = _root(source)
+    weights = {file.relative_to(root).as_posix(): files.sha256(file) for file in loaded.files}
+    choices = {key: source.origin[key] for key in CHOICES if key in source.origin}
+    origin = {"checkpoint": name, "weights": weights, "unused": loaded.unused, **choices}
+    return replace(source, origin=origin)
+
+
+def _root(source: Source) -> Path:
+    """The folder of a checkpoint, with the links to it that its files of weights have."""
+    assert source.loaded
+    inner = source.loaded.folder
+    return next(path for path in (inner, *inner.parents) if path.resolve() == source.folder)
+
+
+def _copy(source: Source, folder: Path) -> None:
+    if source.folder is None:
+        return
+    root, weights = source.folder, set[Path]()
+    if source.loaded:
+        root = _root(source)
+        weights = {file.relative_to(root) for file in source.loaded.files}
+    for file in sorted(root.rglob("*")):
+        name = file.relative_to(root)
+        is_copied = file.name.endswith(COPIED) and name.parts[0] not in NOT_COPIED
+        if file.is_file() and (is_copied or name in weights):
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(file, folder / name)
+
+
+@contextmanager
+def _bundle(
+    source: Source, out: Path, plan: Plan, ranges: dict[str, Any] | None = None
+) -> Iterator[tuple[Bundle, Expected]]:
+    """A bundle beside `out`, not yet certified, and what it was written from."""
+    with TemporaryDirectory(dir=out.parent, prefix=f".{out.name}.") as root:
+        yield writer.write_uncertified(source, Path(root), source.name, 1, plan, ranges)
+
+
+def _graphs(bundle: Bundle, has_embedding: bool) -> Iterator[tuple[str, Graph]]:
+    """The graph of each precision."""
+    manifest = bundle.manifest
+    made = {
+        output: Headed(head.pick, head.width, model_file.load(bundle.head(output)))
+        for output, head in manifest.heads.items()
+    }
+    embedding = made.get("pooled", Headed(manifest.pooling, manifest.d_model))
+    for precision in manifest.precisions:
+        body = model_file.load(bundle.graph(precision))
+        yield (
+            precision,
+            make_standalone(
+                body, made.get("logits"), embedding if has_embedding else None, manifest.normalize
+            ),
+        )
+
+
+def _certify(
+    bundle: Bundle,
+    source: Source,
+    folder: Path,
+    has_embedding: bool,
+    expected: Expected | None,
+    created: str | None = None,
+) -> dict[str, Any]:
+    """Writes the certificate of the folder, and returns it. CertificationError names what failed.
+    expected: as in `certificate_of`. created: when the files were made; now if None."""
+    checks = list[Check]()
+    for precision, meant in _graphs(bundle, has_embedding):
+        name = f"{FOLDER}/{FILES[precision]}"
+        try:
+            found = [*structure.differences(model_file.load(folder / name), meant)]
+        except ValueError as error:
+            found = [str(error)]
+        if found:
+            raise CertificationError(f"{name}: {'; '.join(found[:3])}")
+        checks.append(Check(f"{name}, graph", "differences", precision, 0, 0))
+        tqdm.write(table_row(checks[-1:]))
+    own = writer.certificate_of(bundle, source, expected)
+    with served.path_of(Model(bundle)) as path:
+        for precision in bundle.manifest.precisions:
+            name = f"{FOLDER}/{FILES[precision]}"
+            session = ort.InferenceSession(folder / name, providers=["CPUExecutionProvider"])
+            unequal = 0
+            for case in served.cases(bundle.manifest.limits):
+                unequal += sum(_unequal_outputs(path, session, case, precision))
+            checks.append(Check(f"{name}, bits", "unlike the server's", precision, unequal, 0))
+            tqdm.write(table_row(checks[-1:]))
+    if failed := next((check for check in checks if not check.passed), None):
+        raise CertificationError(f"{failed.case}: other bits than the server's")
+    certificate = {**own, "checks": [*own["checks"], *map(asdict, checks)]}
+    (folder / FOLDER / CARD).write_text(_card(bundle, certificate, folder))
+    described = {
+        file.relative_to(folder).as_posix(): files.describe(file).model_dump()
+        for file in sorted(folder.rglob("*"))
+        if file.is_file() and file != folder / CERTIFICATE
+    }
+    certificate["onnx"] = {
+        "manifest": bundle.manifest.model_dump(mode="json"),
+        "sentence_embedding": has_embedding,
+        "files": described,
+    }
+    bundles.write_certificate(bundle, certificate | ({"created": created} if created else {}))
+    shutil.copyfile(bundle.path / CERTIFICATE, folder / CERTIFICATE)
+    return certificate
+
+
+def _unequal_outputs(
+    path: Served, session: ort.InferenceSession, case: Case, precision: str
+) -> Iterator[bool]:
+    """For each output of a file, whether a row of it has other bits than the server's answer."""
+    manifest, grid = path.model.bundle.manifest, case.grid()
+    real = grid.attention_mask != 0
+    kept, last = real.any(1), real.shape[1] - 1 - real[:, ::-1].argmax(1)
+    types = np.zeros_like(grid.input_ids) if grid.token_type_ids is None else grid.token_type_ids
+    cells = {**grid._asdict(), "token_type_ids": types}
+    found = session.run(None, {item.name: cells[item.name] for item in session.get_inputs()})
+    for output, values in zip((item.name for item in session.get_outputs()), found, strict=True):
+        name = SERVED[output]
+        own = path.few_values(name, case)
+        asked: dict[str, Any] = {name: own} if own else {}
+        if output == EMBEDDING:
+            asked["normalize"] = manifest.normalize
+        answer = path.ask(case, precision, outputs=[name], **asked)[name]
+        if values.ndim == 3 and own.get("positions") != "last":
+            expected, rows = served.real_rows(answer, real, case), values[real]
+        elif values.ndim == 3:  # of many logits, those of each sequence's last token
+            rows = values[np.arange(len(values)), last][kept]
+            expected = np.array(answer)[kept]
+        else:
+            expected, rows = np.array(answer)[kept], values[kept]
+        yield rows.tobytes() != expected.astype(np.float32).tobytes()
+
+
+def _card(bundle: Bundle, certificate: Mapping[str, Any], folder: Path) -> str:
+    """The model card, in Markdown."""
+    compared = certificate["compared_with"]
+    rows = list[str]()
+    for precision in bundle.manifest.precisions:
+        file = folder / FOLDER / FILES[precision]
+        own = [check for check in certificate["checks"] if check["precision"] == precision]
+        cosines = [check["difference"] for check in own if check["output"].endswith("cosine")]
+        session = ort.InferenceSession(file, providers=["CPUExecutionProvider"])
+        inputs, outputs = (
+            ", ".join(f"`{item.name}`" for item in items)
+            for items in (session.get_inputs(), session.get_outputs())
+        )
+        cells = file.name, inputs, outputs, f"{file_bytes(file) / 1e6:.1f}"
+        rows.append(f"| {' | '.join(cells)} | {1 - max(cosines, default=0):.7f} | {len(own)} |")
+    return f"""# {bundle.manifest.name} as ONNX
+
+Made and certified by Addnorm {VERSION}, compared with {compared.get("name", compared["kind"])}.
+
+| file | inputs | outputs | MB | cosine, at least | checks that passed |
+|---|---|---|---|---|---|
+{chr(10).join(rows)}
+
+A sequence has the same bits alone, in any batch and with any padding, on one processor, with
+onnxruntime 1.21 or later. `addnorm verify` on the folder above makes `certificate.json` again,
+which has every check.
+"""
