@@ -75,14 +75,7 @@ class Answers:
         ask.statistics, ask.num_sequences = ask.model.statistics, len(ask.padding.lengths)
         ask.statistics.num_under_way += 1
         if not ask.model.is_loaded:
-            self.gate.hold(ask, "bodies", ask.batch.tokens.nbytes)  # they are in no queue
-            ask.model = await self._handover.result(self._load_again(ask.model), ask)
-            self.gate.hold(ask, "bodies", 0)
-            ask.stages_s["load"] = time.monotonic() - decoded
-        ask.precision = ask.precision or ask.model.default_precision
-        if ask.dimensions is not None:
-            ask.outputs = tuple(output.narrowed(ask.dimensions) for output in ask.outputs)
-        ask.real_tokens, ask.pad_tokens = ask.batch.num_tokens, ask.padding.num_pads
+            await self._load(ask)
         check(ask, self.settings)
         ask.check()
 
@@ -135,6 +128,14 @@ class Answers:
         ask.stages_s["encode"] = time.monotonic() - started
         ask.is_inferred = True
         return encoded
+
+    async def _load(self, ask: Ask) -> None:
+        """Waits until its model, which was unloaded, is there again."""
+        started = time.monotonic()
+        self.gate.hold(ask, "bodies", ask.batch.tokens.nbytes)  # they are in no queue meanwhile
+        ask.model = await self._handover.result(self._load_again(ask.model), ask)
+        self.gate.hold(ask, "bodies", 0)
+        ask.stages_s["load"] = time.monotonic() - started
 
     async def _look_up(self, ask: Ask) -> None:
         """Finds what the cache holds of its rows."""
