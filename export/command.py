@@ -3,13 +3,13 @@
 import argparse
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from errno import ENOSPC
 from pathlib import Path
 from typing import Any
 
-from addnorm.export import as_it_is, checking, onnx_folder, verifying, writer
+from addnorm.export import as_it_is, beside_file, checking, onnx_folder, verifying, writer
 from addnorm.export.modules import from_code
 from addnorm.export.modules.recognize import NotRecognized
 from addnorm.export.sources import sources
@@ -45,8 +45,9 @@ def export(arguments: Sequence[str]) -> None:
         try:
             source = _source(options)
         except NotRecognized as error:
-            if options.form == "onnx":
-                raise UsageError(f"--as onnx is of modules that are recognized: {error}") from error
+            if options.form == "onnx" or options.beside:
+                what = "--as onnx and --beside are of modules that are recognized"
+                raise UsageError(f"{what}: {error}") from error
             _export_as_it_is(error, options, plan)
             return
         for line in checking.findings(source):
@@ -56,9 +57,17 @@ def export(arguments: Sequence[str]) -> None:
                 writer.say(line)
             return
         if options.form == "onnx":
-            onnx_folder.export(source, options.out, plan, options.sentence_embedding)
-            return
-        writer.export(source, options.out, options.name or source.name, options.version, plan)
+            folder = onnx_folder.export(source, options.out, plan, options.sentence_embedding)
+            ours: Any = nullcontext(folder / onnx_folder.FOLDER)
+        else:
+            name = options.name or source.name
+            ours = onnx_folder.files_of(
+                writer.export(source, options.out, name, options.version, plan)
+            )
+        if options.beside:
+            with ours as place:
+                for line in beside_file.compare(options.beside, place, source):
+                    writer.say(line)
 
 
 def _export_as_it_is(why: NotRecognized, options: argparse.Namespace, plan: Plan) -> None:
@@ -259,6 +268,8 @@ def _add_writing(parser: argparse.ArgumentParser) -> None:
     pooled = "with --as onnx: a second output, pooled and normalized as the model's authors do it"
     add("--sentence-embedding", action="store_true", help=pooled)
     add("--name", help="the preset's, the folder's or the repository's name by default")
+    theirs = "an ONNX file of the same model that you run today: how far the two are apart"
+    add("--beside", type=Path, metavar="FILE", help=theirs)
     add("--version", type=int, help="the next free whole number by default")
     layouts = ["packed", "padded"]
     add("--layout", choices=layouts, default="packed", help="packed computes no pads")

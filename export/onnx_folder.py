@@ -191,6 +191,15 @@ def _bundle(
         yield writer.write_uncertified(source, Path(root), source.name, 1, plan, ranges)
 
 
+@contextmanager
+def files_of(bundle: Bundle) -> Iterator[Path]:
+    """A bundle's graphs as such a folder has them, while the block lasts."""
+    with TemporaryDirectory() as root:
+        for precision, graph in _graphs(bundle, "logits" not in bundle.manifest.heads):
+            model_file.save(graph, Path(root) / FILES[precision])
+        yield Path(root)
+
+
 def _graphs(bundle: Bundle, has_embedding: bool) -> Iterator[tuple[str, Graph]]:
     """The graph of each precision."""
     manifest = bundle.manifest
@@ -199,7 +208,7 @@ def _graphs(bundle: Bundle, has_embedding: bool) -> Iterator[tuple[str, Graph]]:
         for output, head in manifest.heads.items()
     }
     embedding = made.get("pooled", Headed(manifest.pooling, manifest.d_model))
-    for precision in manifest.precisions:
+    for precision in [name for name in FILES if name in manifest.precisions]:
         body = model_file.load(bundle.graph(precision))
         yield (
             precision,

@@ -6,8 +6,6 @@ import time
 from copy import copy
 from typing import NamedTuple
 
-import numpy as np
-
 from addnorm.service.cores import usable_cores
 from addnorm.service.engine import tokenizer as text
 from addnorm.service.engine.batch import Batch
@@ -15,6 +13,7 @@ from addnorm.service.engine.bundle import Bundle
 from addnorm.service.engine.engine import Engine, OpenEngine
 from addnorm.service.engine.manifest import Limits
 from addnorm.service.engine.own_engine import OwnEngine
+from addnorm.service.engine.selfcheck import sequences
 from addnorm.service.engine.session import is_of_onnxruntime
 from addnorm.service.engine.target import Statistics, Target
 from addnorm.service.errors import InvalidInput
@@ -142,11 +141,10 @@ class Model:
 def measure_rates(engine: Engine, limits: Limits, seconds: float) -> dict[int, float]:
     """Tokens/s at each of the engine's budgets, the best of ROUNDS. Stops early when time is up, or
     where there is too little memory for more."""
-    draws, length = np.random.default_rng(0), min(TYPICAL_LENGTH, limits.max_positions)
+    length = min(TYPICAL_LENGTH, limits.max_positions)
 
     def draw(budget: int) -> Batch:
-        shape = max(1, budget // length), length
-        return Batch.of(list(draws.integers(0, limits.vocab_size, shape)))
+        return sequences(limits, max(1, budget // length) * [length], seed=budget)
 
     # a GPU loads its kernels at the first run, which takes seconds
     engine.compute(draw(length)).not_finite()
