@@ -229,7 +229,7 @@ class Repository:
 
 
 def _engines(model: Model | None) -> list[weakref.ref[Engine]]:
-    """Those that have sessions."""
+    """The engines of a model that is loaded."""
     loaded = model.engines.values() if model and model.is_loaded else ()
     return [weakref.ref(engine) for engine in loaded]
 
