@@ -314,8 +314,8 @@ def outcome(module: Drawn) -> tuple[str, str]:
 
 
 def differences(bundle: Bundle, module: Drawn) -> Iterator[str]:
-    """Answers to sequences that the export has not drawn: each alone beside the module, then all together
-    beside each alone, bit for bit."""
+    """Answers to sequences that the export has not drawn: each alone beside the module, then all
+    together beside each alone, bit for bit."""
     engine, draws = Model(bundle).engine(None), np.random.default_rng(1)
     probes = list[NDArray[Any]]()
     for at in range(NUM_PROBES):
