@@ -3,6 +3,7 @@ requests go to. Knows no requests."""
 
 import logging
 import time
+from copy import copy
 from typing import NamedTuple
 
 from addnorm.service.cores import usable_cores
@@ -55,12 +56,13 @@ class Model:
         open_engine: OpenEngine = Engine,
         default_precision: str | None = None,
         answers_version: bool = False,
+        statistics: Statistics | None = None,
     ) -> None:
         """token_budget: of a micro-batch; 0 if warm_up is to choose it. num_threads: of a run on
         all cores; None if the process's. open_engine: makes each engine. default_precision: of
         requests that name none, if the bundle has it. answers_version: whether answers name the
-        version too."""
-        self.bundle, self.name = bundle, bundle.manifest.name
+        version too. statistics: of the same version, when it was loaded before."""
+        self.bundle, self.name, self.is_loaded = bundle, bundle.manifest.name, True
         self.answered_name = bundle.ref if answers_version else bundle.manifest.name
         is_there = default_precision in bundle.manifest.precisions
         own = bundle.manifest.default_precision
@@ -74,7 +76,7 @@ class Model:
         }
         self.reproductions = dict.fromkeys(self.engines, Reproduction())  # loading finds them
         self.token_budget = token_budget
-        self.statistics = Statistics()
+        self.statistics = statistics or Statistics()
         self.targets = {
             precision: Target(
                 self.statistics.measure(engine.compute),
@@ -104,6 +106,16 @@ class Model:
                 param="precision",
             )
         return Runner(self.engines[precision], self.targets[precision])
+
+    def unloaded(self) -> "Model":
+        """What is known of it without its sessions, for callers and for the next load."""
+        known = copy(self)
+        known.is_loaded = False
+        known.engines = {name: each.without_sessions() for name, each in self.engines.items()}
+        known.targets = {name: copy(each) for name, each in self.targets.items()}
+        for target in known.targets.values():  # the rates are kept, not what runs
+            del target.run, target.run_on_all_cores
+        return known
 
     def warm_up(self, before: "Model | None" = None) -> None:
         """Runs growing micro-batches: memory is allocated for the largest, and each target gets its
