@@ -82,7 +82,7 @@ class Written(Rows):
 
     def forward(self, x):
         rows = super().forward(x)
-        kept = torch.zeros_like(rows)
+        kept = torch.zeros(rows.shape)
         kept[:, :] = rows.clamp(-1e5, 1e5)
         return kept
 
