@@ -136,7 +136,7 @@ def test_a_server_may_refuse_what_was_compared_with_itself(bundle: Bundle, tmp_p
 
 
 REFUSED: dict[str, tuple[Callable[[], Any], dict[str, Any], str]] = {
-    "another kind": (lambda: nn.Linear(2, 2), {}, "Linear: the module fails on a sequence of 3"),
+    "another kind": (lambda: nn.Conv2d(1, 2, 3), {}, "Conv2d: the module fails on a sequence of"),
     "no module": (lambda: 3, {}, "the model is a int, an addnorm"),
     "a Config": (classifier, {"config": {"n_heads": 1}}, "config and weights are of"),
     "float64": (lambda: classifier().double(), {}, r"tokens\.weight is torch\.float64, torch\.fl"),
