@@ -76,6 +76,12 @@ EXPERIMENTS = {
         (PRESET,),
         only="repeats or new",
     ),
+    "cold": Experiment(
+        "from `addnorm serve` to the first answer, exported before or not, and after idleness",
+        "benchmarks.cold:run",
+        6,
+        (BERT,),
+    ),
     "corpus": Experiment(
         "`addnorm embed`: tokens per second beside the engine alone",
         "benchmarks.corpus:speed",
