@@ -9,12 +9,14 @@ import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, fields, is_dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 from unittest.mock import patch
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.export import Dim
 
@@ -24,29 +26,30 @@ from addnorm.export.certificate.parity import Check, known_digests, nodes
 from addnorm.export.certificate.served import Case, CertificationError, path_of
 from addnorm.export.graphs import model_file
 from addnorm.export.graphs.graph import UnfitError, export_module
-from addnorm.export.modules.asking import Asking, copy_module, drawn_ids, list_calls
+from addnorm.export.modules.asking import Asking, copy_module, list_calls
 from addnorm.export.modules.operators.lengths import unlike_lengths
 from addnorm.export.modules.operators.trace import plain_attention
 from addnorm.export.modules.recognize import NotRecognized
 from addnorm.export.sources.original import Array, OriginalError, as_found, digest
-from addnorm.export.sources.program import Sample, ids_of
 from addnorm.export.sources.sources import UsageError
 from addnorm.export.writer import GRAPHS, REFUSALS, Plan, place_for, say
 from addnorm.model.grid import OPSET
 from addnorm.service.engine import bundle as bundles
 from addnorm.service.engine import selfcheck
-from addnorm.service.engine.batch import Batch
+from addnorm.service.engine.batch import Batch, Tokens
 from addnorm.service.engine.bundle import Bundle
 from addnorm.service.engine.device.processor import processor
 from addnorm.service.engine.engine import TYPES
+from addnorm.service.engine.manifest import Limits
 from addnorm.service.engine.model import Model
-from addnorm.service.engine.own_engine import ANSWER, IDS, LENGTHS, OwnEngine
+from addnorm.service.engine.own_engine import ANSWER, IDS, LENGTHS, VECTORS, OwnEngine
 from addnorm.service.engine.session import runs_in_words
 from addnorm.service.errors import ServiceError
 
 NO_LIMIT = 512  # tokens, where the module sets no limit
 NEAR = 1e-4  # of the largest number: two orders of additions in float32
 EXAMPLE = 7  # tokens of the sequences that the graph is traced with
+MOST_WIDTHS = 8  # of layers, which are tried as widths of vectors
 MOST_WORDS = 200  # characters of an error of PyTorch's exporter
 # Operators that choose by comparing numbers. PyTorch and onnxruntime choose otherwise among equals,
 # and equal rows come from equal ids.
@@ -54,18 +57,35 @@ CHOICES = {"TopK", "ArgMax", "ArgMin"}
 NUM_REPEATED, NUM_OF_CHOICES = 6, 200  # sequences of few different ids that are compared
 
 
+class Mask(NamedTuple):
+    """A mask that a module asks for: what stands in it for a real token."""
+
+    real: int | bool
+    dtype: torch.dtype
+
+
+# as most of transformers' modules, and as PyTorch's own: the first with which pads change nothing
+MASKS = (
+    Mask(1, torch.int64),
+    Mask(False, torch.bool),
+    Mask(True, torch.bool),
+    Mask(0, torch.int64),
+)
+ATTENTION = F.scaled_dot_product_attention
+NUM_PADS = 2  # with which that is tried
+
+
 class AsItIs(NamedTuple):
     """A module that is to be served as it is.
 
-    ask: calls it. twin: the same on a copy, which is exported. longest: tokens that it takes.
-    at: where in its answer the tensor that is served stands. is_of_tokens: it has a row for each
-    token, else one for a sequence.
+    ask: calls it. twin: the same on a copy, which is exported. limits: of what it takes, ids or
+    vectors. at: where in its answer the tensor that is served stands. is_of_tokens: it has a row
+    for each token, else one for a sequence.
     """
 
     ask: Asking
     twin: Asking
-    longest: int
-    vocab_size: int
+    limits: Limits
     at: str | int | None
     is_of_tokens: bool
     width: int
@@ -75,18 +95,25 @@ class AsItIs(NamedTuple):
     def words(self) -> str:
         """What it takes and answers."""
         answer = f"[B, S, {self.width}]" if self.is_of_tokens else f"[B, {self.width}]"
-        return f"one graph, ids [B, S] of at most {self.longest} tokens to {answer}"
+        width = self.limits.input_width
+        given = f"vectors [B, S, {width}]" if width else "ids [B, S]"
+        return f"one graph, {given} of at most {self.longest} tokens to {answer}"
 
-    def rows(self, ids: Sequence[int], types: Sequence[int] | None) -> Array:
+    @property
+    def longest(self) -> int:
+        """Tokens that it takes."""
+        return self.limits.max_positions
+
+    def rows(self, sequence: Batch) -> Array:
         """What it answers to one sequence alone, `[S, width]` or `[1, width]`. UnfitError unless it
         answers so twice."""
-        inputs = [torch.tensor([row]) for row in (ids, types) if row is not None]
-        num_rows = len(ids) if self.is_of_tokens else 1
+        inputs, length = _inputs(self.ask, sequence), sequence.num_tokens
+        num_rows = length if self.is_of_tokens else 1
         with as_found(self.ask):
             first, second = (_tensors(_call(self.ask, inputs))[self.at] for _ in range(2))
         if first.numel() != num_rows * self.width:
             raise UnfitError(
-                f"{self.ask.name} answers {len(ids)} tokens alone with {list(first.shape)}, and in"
+                f"{self.ask.name} answers {length} tokens alone with {list(first.shape)}, and in"
                 f" a batch with rows of {self.width} numbers"
             )
         if not torch.equal(first.nan_to_num(), second.nan_to_num()):
@@ -96,23 +123,44 @@ class AsItIs(NamedTuple):
             )
         found: Array = first.detach().cpu().numpy().reshape(num_rows, self.width)
         if not np.isfinite(found).all():
-            raise UnfitError(f"{self.ask.name} answers {len(ids)} tokens with NaN or infinity")
+            raise UnfitError(f"{self.ask.name} answers {length} tokens with NaN or infinity")
         return found
 
 
+def _attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    *positional: Any,
+    **options: Any,
+) -> Tensor:
+    """Attention as onnxruntime's operator takes it: with an axis of heads, and a mask that has a
+    row for each query."""
+    mask, has_heads = attn_mask, query.dim() > 3
+    if mask is not None:
+        mask = mask.expand(*mask.shape[:-2], query.shape[-2], mask.shape[-1])
+        if not has_heads and mask.dim() == 3:
+            mask = mask.unsqueeze(1)
+    if not has_heads:
+        query, key, value = (part.unsqueeze(1) for part in (query, key, value))
+    found = ATTENTION(query, key, value, mask, *positional, **options)
+    return found if has_heads else found.squeeze(1)
+
+
 class _Graph(nn.Module):
-    """ids `[B, S]` -> the answer, in the row of every token."""
+    """ids `[B, S]`, or vectors `[B, S, width]` -> the answer, in the row of every token."""
 
     def __init__(self, found: AsItIs) -> None:
         super().__init__()
         self.module, self._found = found.twin, found
 
-    def forward(self, input_ids: Tensor, token_type_ids: Tensor | None = None) -> Tensor:
-        types = [] if token_type_ids is None else [token_type_ids]
-        answer = _tensors(self.module(input_ids, *types))[self._found.at]
-        rows = _laid_out(answer, self._found, input_ids.shape[1])
+    def forward(self, tokens: Tensor, types: Tensor | None = None) -> Tensor:
+        with patch.object(F, "scaled_dot_product_attention", _attention):
+            answer = self.module(tokens) if types is None else self.module(tokens, types)
+        rows = _laid_out(_tensors(answer)[self._found.at], self._found)
         if not self._found.is_of_tokens:
-            rows = rows.expand(-1, input_ids.shape[1], -1)
+            rows = rows.expand(-1, tokens.shape[1], -1)
         return rows
 
 
@@ -126,9 +174,10 @@ def export(
     reference: Callable[..., Any] | None = None,
     stated: Mapping[str, Any] | None = None,
     batch_first: bool | None = None,
-    samples: Sequence[Sample] = (),
+    samples: Sequence[Any] = (),
     origin: Mapping[str, Any] | None = None,
     others: Mapping[str, Any] | None = None,
+    why: NotRecognized | None = None,
 ) -> Bundle:
     """Writes `out/name/version/`, certified. stated: `max_positions` and `vocab_size`, where the
     module does not show them. origin: where the module is from. others: options of recognized
@@ -137,22 +186,25 @@ def export(
         raise UsageError("a module as it is has fp32 alone, and no lens: ask for no precision")
     if given := [option for option, value in (others or {}).items() if value]:
         raise UsageError(
-            f"{', '.join(given)} has no meaning of a module as it is, which takes token ids and"
-            " gives numbers: leave it out"
+            f"{', '.join(given)} has no meaning of a module as it is, which takes token ids or"
+            " vectors and gives numbers: leave it out"
         )
-    found = look_at(module, reference, stated or {}, batch_first, origin or {})
+    own = batches_of(samples)
+    found = look_at(module, reference, stated or {}, batch_first, origin or {}, own)
+    if why:
+        reason = f"not recognized: {why.why}" if found.limits.vocab_size else "it takes vectors"
+        say(f"served as it is, {reason}")
     with place_for(out, name, version) as (folder, number):
         say(f"exporting {name}/{number} as it is: {found.words}")
         bundle = _write_uncertified(found, folder, name, number)
-        bundles.write_certificate(bundle, certificate_of(bundle, found, samples))
+        bundles.write_certificate(bundle, certificate_of(bundle, found, own))
     return bundles.read(out / name / str(number))
 
 
 def export_unrecognized(why: NotRecognized, *arguments: Any, **options: Any) -> Bundle:
     """The same for a module that is not recognized, which is said. UsageError with both reasons."""
-    say(f"not recognized, so it is served as it is: {why.why}")
     try:
-        return export(*arguments, **options)
+        return export(*arguments, **options, why=why)
     except REFUSALS as error:
         raise UsageError(f"{why.why}. Nor can it be served as it is: {error}") from error
 
@@ -162,19 +214,20 @@ def certificate_again(
     module: nn.Module,
     reference: Callable[..., Any] | None = None,
     batch_first: bool | None = None,
-    samples: Sequence[Sample] = (),
+    samples: Sequence[Any] = (),
     origin: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """The certificate of a bundle, made anew. UsageError if it was made of another module."""
     limits = bundle.manifest.limits
-    stated = {"max_positions": limits.max_positions, "vocab_size": limits.vocab_size}
-    found = look_at(module, reference, stated, batch_first, origin or {})
+    stated = limits.model_dump(include={"max_positions", "vocab_size", "input_width"})
+    own = batches_of(samples)
+    found = look_at(module, reference, stated, batch_first, origin or {}, own)
     if found.origin != bundle.manifest.source:
         raise UsageError(
             f"{bundle.ref} was made from {bundle.manifest.source}, this is {found.origin}"
         )
     say(f"verifying {bundle.ref}")
-    return certificate_of(bundle, found, samples)
+    return certificate_of(bundle, found, own)
 
 
 def look_at(
@@ -183,28 +236,48 @@ def look_at(
     stated: Mapping[str, Any],
     batch_first: bool | None,
     origin: Mapping[str, Any],
+    samples: Sequence[Batch] = (),
 ) -> AsItIs:
-    """Calls the module, and sees what it takes and answers. UsageError says what is missing."""
+    """Calls the module, and sees what it takes and answers. samples: a sequence each; of vectors,
+    if it takes them. UsageError says what is missing."""
     name = type(module).__qualname__
-    if unknown := stated.keys() - {"max_positions", "vocab_size"}:
+    if unknown := stated.keys() - {"max_positions", "vocab_size", "input_width"}:
         raise UsageError(
             f"config names {', '.join(sorted(unknown))}: of a module as it is, max_positions and"
-            " vocab_size can be said"
+            " vocab_size or input_width can be said"
         )
     try:
         copied = copy_module(module)
     except Exception as error:  # it is the caller's code
         raise UsageError(f"{name} cannot be copied: {_first(error)}") from error
-    call, has_types = _called(reference or copied)
-    twin = Asking(call, copied, batch_first is False, has_types)
-    own_call, _ = _called(reference or module)
-    ask = Asking(own_call, module, batch_first is False, has_types)
+    kinds = _kinds_of(reference or copied)
+
+    def asking(call: Callable[..., Any], asked: nn.Module, mask: Mask, num_pads: int = 0) -> Asking:
+        with_all = partial(_call_with, call, kinds, mask, num_pads)
+        return Asking(with_all, asked, batch_first is False, "types" in kinds)
+
+    tried, errors = list[tuple[Mask, Asking, Limits]](), list[UsageError]()
+    for mask in MASKS if "mask" in kinds else MASKS[:1]:
+        twin = asking(reference or copied, copied, mask)
+        with as_found(twin):
+            try:
+                tried.append((mask, twin, _limits(twin, stated, samples)))
+            except UsageError as error:
+                errors.append(error)
+                continue
+            padded = asking(reference or copied, copied, mask, NUM_PADS)
+            if "mask" not in kinds or _hides_pads(twin, padded, tried[-1][2]):
+                break
+    else:
+        if not tried:
+            raise errors[0]
+        tried = tried[:1]  # the module leaves pads in, whatever its mask says
+    mask, twin, limits = tried[-1]
+    ask = asking(reference or module, module, mask)
     with as_found(twin):
-        vocab_size = stated.get("vocab_size") or _vocab_size(twin)
-        longest = _longest(twin, stated.get("max_positions", NO_LIMIT), vocab_size)
-        at, of_tokens, width = _answer(twin, longest)
+        at, of_tokens, width = _answer(twin, limits)
     own = {"module": name, "sha256": digest(module), **origin}
-    found = AsItIs(ask, twin, longest, vocab_size, at, of_tokens, width, own)
+    found = AsItIs(ask, twin, limits, at, of_tokens, width, own)
     _refuse_mixing(found)
     return found
 
@@ -212,28 +285,25 @@ def look_at(
 def _refuse_mixing(found: AsItIs) -> None:
     """UsageError for a module that answers a sequence otherwise where another stands beside it: as
     one that takes `[S, B]` and is called with `[B, S]`."""
-    length = min(EXAMPLE, found.longest)
-    row = drawn_ids(2 * length, found.vocab_size, set())
-    rows = [row[:length], row[length:]]
-    types = [0] * length if found.ask.has_types else None
-    inputs = [torch.tensor(rows), *([] if types is None else [torch.tensor([types] * 2)])]
+    pair = _pair(found.limits)
     with as_found(found.ask):
-        together = _laid_out(_tensors(_call(found.ask, inputs))[found.at], found, length)
-    for index, ids in enumerate(rows):
-        alone = found.rows(ids, types)
+        together = _laid_out(_tensors(_call(found.ask, _inputs(found.ask, pair)))[found.at], found)
+    for index in range(len(pair)):
+        alone = found.rows(pair.sequence(index))
         difference = tolerances.largest(together[index].detach().cpu().numpy() - alone)
         if not difference <= NEAR * max(tolerances.largest(alone), 1e-3):
-            other = "[B, S]" if found.ask.turned else "[S, B]"
+            axes = "B, S" if found.ask.turned else "S, B"
+            other = f"vectors [{axes}, d]" if found.limits.input_width else f"ids [{axes}]"
             raise UsageError(
                 f"{found.ask.name}'s answer to a sequence depends on the others of its batch: it"
-                f" differs by {difference:.3g}. If it takes ids {other}, say"
+                f" differs by {difference:.3g}. If it takes {other}, say"
                 f" batch_first={found.ask.turned}"
             )
 
 
-def _called(call: Callable[..., Any]) -> tuple[Callable[..., Any], bool]:
-    """How it is called with ids, and with types where it asks for them. A mask that it asks for
-    gets ones: nothing is a pad."""
+def _kinds_of(call: Callable[..., Any]) -> list[str]:
+    """What it is called with behind ids or vectors: "mask" or "types". UsageError if it asks for
+    something else."""
     forward = call.forward if isinstance(call, nn.Module) else call
     needed = [
         x.name for x in inspect.signature(forward).parameters.values()
@@ -242,20 +312,55 @@ def _called(call: Callable[..., Any]) -> tuple[Callable[..., Any], bool]:
     kinds = [
         "mask" if "mask" in name.lower() or "attn" in name.lower()
         else "types" if "type" in name.lower() or "seg" in name.lower()
-        else None
+        else ""
         for name in needed[1:]
     ]  # fmt: skip
-    if not needed or None in kinds or kinds.count("types") > 1:
+    if not needed or "" in kinds or kinds.count("types") > 1:
         raise UsageError(
             f"forward needs {', '.join(needed) or 'no input'}: say how it is called with one"
-            " sequence of token ids, reference=lambda ids: module(ids, ...)"
+            " sequence of token ids or vectors, reference=lambda x: module(x, ...)"
         )
+    return kinds
 
-    def asked(ids: Tensor, *types: Tensor) -> Any:
-        given = {"mask": torch.ones_like(ids), "types": types[0] if types else None}
-        return call(ids, *(given[str(kind)] for kind in kinds))
 
-    return asked, "types" in kinds
+def _call_with(
+    call: Callable[..., Any],
+    kinds: Sequence[str],
+    mask: Mask,
+    num_pads: int,
+    tokens: Tensor,
+    *types: Tensor,
+) -> Any:
+    """Calls it with the mask that it asks for, of real tokens alone but for pads at the end."""
+    real = torch.full(tokens.shape[:2], mask.real, dtype=mask.dtype, device=tokens.device)
+    if num_pads:
+        real[:, -num_pads:] = 1 - int(mask.real)
+    return call(tokens, *(real if kind == "mask" else types[0] for kind in kinds))
+
+
+def _hides_pads(ask: Asking, padded: Asking, limits: Limits) -> bool:
+    """Whether the answer to what stands before pads is that without them, and depends on what
+    stands there: a mask the wrong way round may hide everything. padded: asked with NUM_PADS."""
+    if (length := min(EXAMPLE, limits.max_positions)) <= NUM_PADS:
+        return True
+    pair, depends = _pair(limits, length), False
+    inputs, others = (_inputs(ask, pair.sequence(index)) for index in range(2))
+    others[1:] = inputs[1:]  # segments are no tokens
+    real = slice(length - NUM_PADS)
+    try:
+        alone, other = (
+            _tensors(_call(ask, [part[:, real] for part in parts])) for parts in (inputs, others)
+        )
+        among = _tensors(_call(padded, inputs))
+    except UsageError:
+        return False
+    for key, own in alone.items():
+        if own.is_floating_point() and key in among and key in other:
+            cut = among[key][tuple(slice(size) for size in own.shape)]
+            if not torch.allclose(own, cut, rtol=NEAR, atol=NEAR):
+                return False
+            depends |= not torch.allclose(own, other[key])
+    return depends
 
 
 def _call(ask: Asking, inputs: Sequence[Tensor]) -> Any:
@@ -268,9 +373,90 @@ def _call(ask: Asking, inputs: Sequence[Tensor]) -> Any:
         ) from error
 
 
-def _inputs(ask: Asking, rows: Sequence[Sequence[int]]) -> list[Tensor]:
-    ids = torch.tensor(rows)
-    return [ids, torch.arange(ids.shape[1]).expand(ids.shape) % 2] if ask.has_types else [ids]
+def are_vectors(samples: Sequence[Any]) -> bool:
+    """Whether somebody gave rows of floats."""
+    return any(not isinstance(one, str) and _as_array(one).dtype.kind == "f" for one in samples)
+
+
+def batches_of(samples: Sequence[Any]) -> list[Batch]:
+    """A batch of one sequence for each that somebody gave: ids `[S]` or `[B, S]`, vectors `[S, d]`
+    or `[B, S, d]`. UsageError for others."""
+    found = list[Batch]()
+    for sample in samples:
+        values = _as_array(sample)
+        dtype = {"i": np.int64, "u": np.int64, "f": np.float32}.get(values.dtype.kind)
+        num_axes = 2 if dtype is np.float32 else 1  # of one sequence
+        if dtype is None or values.ndim not in (num_axes, num_axes + 1):
+            raise UsageError(
+                "samples of a module as it is are token ids [S] or [B, S], or vectors [S, d] or"
+                f" [B, S, d]; one is {str(sample)[:60]!r}"
+            )
+        rows = values.astype(dtype)
+        found += [Batch.of([row]) for row in (rows[None] if rows.ndim == num_axes else rows)]
+    return found
+
+
+def _as_array(sample: Any) -> Array:
+    return sample.detach().cpu().numpy() if isinstance(sample, Tensor) else np.asarray(sample)
+
+
+def _inputs(ask: Asking, batch: Batch) -> list[Tensor]:
+    """What the module is called with for sequences of one length. Types are 0 where none are."""
+    shape = len(batch), -1
+    tokens = torch.from_numpy(batch.tokens.reshape(*shape, *batch.tokens.shape[1:]))
+    if not ask.has_types:
+        return [tokens]
+    types = np.zeros(batch.num_tokens, np.int64) if batch.types is None else batch.types
+    return [tokens, torch.from_numpy(types.reshape(shape))]
+
+
+def _pair(limits: Limits, length: int = EXAMPLE) -> Batch:
+    return selfcheck.sequences(limits, [length] * 2)
+
+
+def _limits(ask: Asking, stated: Mapping[str, Any], samples: Sequence[Batch]) -> Limits:
+    """What the module takes: the vectors of samples, or as its config says; else ids, if a table is
+    read at them; else vectors of the width of one of its layers."""
+    most = stated.get("max_positions") or max(NO_LIMIT, *(each.num_tokens for each in samples), 1)
+    types = {"type_vocab_size": 2} if ask.has_types else {}
+
+    def made(vocab_size: int, input_width: int | None) -> Limits:
+        return Limits(max_positions=most, vocab_size=vocab_size, input_width=input_width, **types)
+
+    widths = {each.tokens.shape[1] for each in samples if each.field == "inputs"}
+    if len(widths) > 1 or (widths and any(each.field == "input_ids" for each in samples)):
+        raise UsageError("samples are of one kind, token ids or vectors, all of one width")
+    if width := stated.get("input_width") or next(iter(widths), None):
+        limits = made(0, width)
+    elif vocab_size := stated.get("vocab_size"):
+        limits = made(vocab_size, None)
+    else:
+        try:
+            limits = made(_vocab_size(ask), None)
+        except UsageError:
+            fitting = (made(0, width) for width in _widths(ask))
+            found = next((each for each in fitting if _takes(ask, each)), None)
+            if found is None:
+                raise
+            limits = found
+    return limits.model_copy(update={"max_positions": _longest(ask, limits)})
+
+
+def _widths(ask: Asking) -> list[int]:
+    """Numbers of a row that the first layers take."""
+    names = ("in_features", "embed_dim", "input_size", "normalized_shape", "in_channels")
+    found = (getattr(part, name, None) for part in ask.module.modules() for name in names)
+    sizes = (size[-1] if isinstance(size, tuple) and size else size for size in found)
+    return [*dict.fromkeys(size for size in sizes if isinstance(size, int))][:MOST_WIDTHS]
+
+
+def _takes(ask: Asking, limits: Limits) -> bool:
+    try:
+        _call(ask, _inputs(ask, _pair(limits)))
+        _call(ask, _inputs(ask, selfcheck.sequences(limits, [1])))
+    except UsageError:
+        return False
+    return True
 
 
 def _vocab_size(ask: Asking) -> int:
@@ -285,30 +471,37 @@ def _vocab_size(ask: Asking) -> int:
     tables = [part for part in ask.module.modules() if isinstance(part, nn.Embedding)]
     hooks = [table.register_forward_pre_hook(look) for table in tables]
     try:
-        _call(ask, _inputs(ask, [ids])[:1] if not ask.has_types else [torch.tensor([ids])] * 2)
+        _call(ask, [torch.tensor([ids])] * (1 + ask.has_types))
     finally:
         for hook in hooks:
             hook.remove()
     if not sizes:
         raise UsageError(
             "no nn.Embedding is read at the token ids: say how many there are,"
-            " config={'vocab_size': N}"
+            " config={'vocab_size': N}. If it takes vectors, config={'input_width': N}"
         )
     return min(sizes)
 
 
-def _longest(ask: Asking, limit: int, vocab_size: int) -> int:
-    """The most tokens that the module takes, up to a limit, of whatever ids: some may count as no
+def _longest(ask: Asking, limits: Limits) -> int:
+    """The most tokens that the module takes, up to the limit, of whatever ids: some may count as no
     place."""
-    ids = sorted({0, 1 % vocab_size, vocab_size // 2, vocab_size - 1})
-    for index in ids:
-        _call(ask, _inputs(ask, [[index]]))  # each module must take one
-    takes, fails = 1, limit + 1
-    length = limit
+    longest, vocab_size = limits.max_positions, limits.vocab_size
+    rows: list[Tokens] = [selfcheck.sequences(limits, [longest]).tokens]
+    if vocab_size:
+        ids = sorted({0, 1 % vocab_size, vocab_size // 2, vocab_size - 1})
+        rows = [np.full(longest, index, np.int64) for index in ids]
+
+    def call(length: int) -> None:
+        for row in rows:
+            _call(ask, _inputs(ask, Batch.of([row[:length]])))
+
+    call(1)  # each module must take one
+    takes, fails = 1, longest + 1
+    length = longest
     while fails - takes > 1:
         try:
-            for index in ids:
-                _call(ask, _inputs(ask, [[index] * length]))
+            call(length)
             takes = length
         except UsageError:
             fails = length
@@ -331,11 +524,11 @@ def _tensors(answer: Any) -> dict[str | int | None, Tensor]:
     return {key: value for key, value in items if isinstance(value, Tensor)}
 
 
-def _answer(ask: Asking, longest: int) -> tuple[str | int | None, bool, int]:
+def _answer(ask: Asking, limits: Limits) -> tuple[str | int | None, bool, int]:
     """Which of the module's tensors is served: the first of float32 that has a row for each token,
     or one for the sequence."""
-    lengths = [length for length in (3, 5) if length <= longest] or [1]
-    found = [_tensors(_call(ask, _inputs(ask, [[1] * length] * 2))) for length in lengths]
+    lengths = [length for length in (3, 5) if length <= limits.max_positions] or [1]
+    found = [_tensors(_call(ask, _inputs(ask, _pair(limits, length)))) for length in lengths]
     shapes = dict[str, list[str]]()
     for key, tensor in found[0].items():
         if not all(key in other for other in found):
@@ -380,7 +573,7 @@ def _kinds(answer: Tensor, length: int, turned: bool) -> Iterator[tuple[bool, in
         yield False, shape[1] if len(shape) == 2 else 1
 
 
-def _laid_out(answer: Tensor, found: AsItIs, length: int) -> Tensor:
+def _laid_out(answer: Tensor, found: AsItIs) -> Tensor:
     """-> `[B, S, width]`, or `[B, 1, width]` of sequences."""
     if not found.is_of_tokens:
         return answer.reshape(-1, 1, found.width)
@@ -389,11 +582,9 @@ def _laid_out(answer: Tensor, found: AsItIs, length: int) -> Tensor:
 
 
 def _write_uncertified(found: AsItIs, folder: Path, name: str, version: int) -> Bundle:
-    length = min(EXAMPLE, found.longest)
-    row = drawn_ids(2 * length, found.vocab_size, set())
-    inputs = _inputs(found.twin, [row[:length], row[length:]])
-    names = [IDS, TYPES][: len(inputs)]
-    shapes = {name: {0: Dim.DYNAMIC, 1: Dim.DYNAMIC} for name in names}
+    inputs, limits = _inputs(found.twin, _pair(found.limits)), found.limits
+    names = [VECTORS if limits.input_width else IDS, TYPES][: len(inputs)]
+    shapes = {name: {0: Dim.DYNAMIC, 1: Dim.DYNAMIC} for name in ("tokens", "types")[: len(inputs)]}
     try:
         # PyTorch's own encoder compares the numbers of a mask, only to choose a quicker kernel
         with as_found(found.twin), plain_attention(), patch.object(
@@ -405,7 +596,6 @@ def _write_uncertified(found: AsItIs, folder: Path, name: str, version: int) -> 
     except Exception as error:  # of torch.export, which raises many kinds
         raise UnfitError(f"{found.ask.name} has no graph of its own: {_why(error)}") from error
     model_file.save(graph, folder / GRAPHS["fp32"])
-    types = {"type_vocab_size": 2} if found.ask.has_types else {}
     manifest = {
         "name": name,
         "version": version,
@@ -415,7 +605,7 @@ def _write_uncertified(found: AsItIs, folder: Path, name: str, version: int) -> 
         "heads": {},
         "n_norms": 0,
         "as_it_is": "token" if found.is_of_tokens else "sequence",
-        "limits": {"max_positions": found.longest, "vocab_size": found.vocab_size, **types},
+        "limits": limits.model_dump(exclude={"max_text_tokens"}),
         "precisions": {"fp32": GRAPHS["fp32"]},
         "default_precision": "fp32",
         "labels": None,
@@ -428,7 +618,7 @@ def _write_uncertified(found: AsItIs, folder: Path, name: str, version: int) -> 
     return bundles.write_manifest(folder, manifest)
 
 
-def certificate_of(bundle: Bundle, found: AsItIs, samples: Sequence[Sample] = ()) -> dict[str, Any]:
+def certificate_of(bundle: Bundle, found: AsItIs, samples: Sequence[Batch] = ()) -> dict[str, Any]:
     """CertificationError if what is served is not what the module answers."""
     say("loading the graph into onnxruntime")
     with runs_in_words(f"the graph of {found.ask.name} fails in onnxruntime"):
@@ -476,7 +666,7 @@ def certificate_of(bundle: Bundle, found: AsItIs, samples: Sequence[Sample] = ()
     }  # fmt: skip
 
 
-def _compare(model: Model, found: AsItIs, samples: Sequence[Sample]) -> Iterator[Check]:
+def _compare(model: Model, found: AsItIs, samples: Sequence[Batch]) -> Iterator[Check]:
     """Every length of LENGTHS, every length whose forward is another than that of the longest, on
     both sides of it, and the samples: through the server's own path, ragged, then padded."""
     limits = model.bundle.manifest.limits
@@ -484,8 +674,7 @@ def _compare(model: Model, found: AsItIs, samples: Sequence[Sample]) -> Iterator
     near = {length + step for length in unlike for step in (-1, 0, 1)}
     lengths = sorted({min(n, found.longest) for n in (*LENGTHS, found.longest, *near) if n > 0})
     drawn = selfcheck.sequences(limits, lengths)
-    own = [Batch.of([np.array(ids, np.int64)]) for ids in ids_of(samples)]
-    batches = [*(drawn.sequence(index) for index in range(len(drawn))), *own]
+    batches = [*(drawn.sequence(index) for index in range(len(drawn))), *samples]
     some = [batch for batch in batches if batch.num_tokens <= 65]
     batches += _repeated(found, NUM_OF_CHOICES if _chooses(model) else NUM_REPEATED)
     with path_of(model) as path:
@@ -504,12 +693,14 @@ def _compare(model: Model, found: AsItIs, samples: Sequence[Sample]) -> Iterator
         width = max(batch.num_tokens for batch in some) + 5
         for where in ("right", "left", "holes"):
             grids = [selfcheck.place(batch, width, where) for batch in some]
-            ids, masks, types = zip(*grids, strict=True)
+            tokens, masks, types = zip(*grids, strict=True)
+            cells, of_vectors = np.concatenate(tokens).tolist(), limits.input_width is not None
             case = Case(
                 f"pads {where}",
-                np.concatenate(ids).tolist(),
+                [] if of_vectors else cells,
                 np.concatenate(masks).tolist(),
                 np.concatenate(types).tolist() if found.ask.has_types else None,
+                cells if of_vectors else None,
             )
             answer = path.ask(case, "fp32")["output"]
             if found.is_of_tokens:
@@ -525,21 +716,23 @@ def _chooses(model: Model) -> bool:
 
 
 def _repeated(found: AsItIs, num: int) -> Iterator[Batch]:
-    """Sequences of one to three different ids."""
+    """Sequences of one to three different ids or vectors."""
     draws = np.random.default_rng(0)
     for index in range(num):
         length = min(int(draws.integers(2, 34)), found.longest)
-        ids = draws.integers(0, found.vocab_size, 1 + index % 3)
+        few = 1 + index % 3
+        one_each = selfcheck.sequences(found.limits, [few], seed=index).tokens
+        if found.limits.vocab_size:
+            one_each = draws.integers(0, found.limits.vocab_size, few)
         types = [np.zeros(length, np.int64)] if found.ask.has_types else None
-        yield Batch.of([draws.choice(ids, length)], types)
+        yield Batch.of([one_each[draws.integers(0, len(one_each), length)]], types)
 
 
 def _check(name: str, answer: list[Any], batches: Sequence[Batch], found: AsItIs) -> Check:
     """The largest difference, and its limit: NEAR of the largest number."""
     difference, largest = np.float64(0), 0.0
     for rows, batch in zip(answer, batches, strict=True):
-        types = None if batch.types is None else batch.types.tolist()
-        expected = found.rows(batch.tokens.tolist(), types)
+        expected = found.rows(batch)
         got = np.array(rows, np.float32).reshape(expected.shape)
         difference = np.maximum(difference, tolerances.largest(got - expected))  # NaN stays
         largest = max(largest, tolerances.largest(expected))
@@ -547,11 +740,11 @@ def _check(name: str, answer: list[Any], batches: Sequence[Batch], found: AsItIs
 
 
 def _unlike(found: AsItIs) -> Iterator[tuple[int, int]]:
-    row = drawn_ids(found.longest, found.vocab_size, set())
+    row = selfcheck.sequences(found.limits, [found.longest])
 
     def run(length: int) -> Any:
-        ids, *types = _inputs(found.twin, [row[:length]])
-        return list_calls(found.twin, ids, types[0] if types else None)
+        tokens, *types = (part[:, :length] for part in _inputs(found.twin, row))
+        return list_calls(found.twin, tokens, types[0] if types else None)
 
     with as_found(found.twin), plain_attention(), suppress(OriginalError):
         yield from unlike_lengths(run, found.longest)

@@ -12,11 +12,12 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Literal
 
+from numpy.typing import NDArray
 from tokenizers import Regex, Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.normalizers import Replace
 from tokenizers.pre_tokenizers import Split, WhitespaceSplit
-from torch import nn
+from torch import Tensor, nn
 
 from addnorm.export import as_it_is as modules_as_they_are
 from addnorm.export import onnx_folder, verifying, writer
@@ -63,7 +64,7 @@ def export_bundle(
     reference: Callable[..., Any] | None = None,
     config: Config | Mapping[str, Any] | None = None,
     weights: Mapping[str, str | Sequence[str]] | None = None,
-    samples: Sequence[Sample] = (),
+    samples: Sequence[Sample | Tensor | NDArray[Any]] = (),
     batch_first: bool | None = None,
     as_it_is: bool | None = None,
 ) -> Bundle:
@@ -98,11 +99,12 @@ def export_bundle(
     config, weights: of a module, fields that must be as found, and its parts by hand; see
         docs/own-models.md.
     samples: texts, pairs of texts and token ids of your own, on which answers are compared too.
+        Or float vectors, `[S, d]` or `[B, S, d]`, of a module that takes them in place of ids.
     batch_first: whether a module takes ids `[B, S]`, else `[S, B]`. Where both run and nothing
         shows which is meant, the export asks for it.
     as_it_is: of a module: True serves its own graph without recognition, False refuses a module
         that is not recognized. By default it is recognized if it can be, and else served as it is:
-        token ids in, its answer as the output `output`, in fp32.
+        token ids or vectors in, its answer as the output `output`, in fp32.
 
     >>> export_bundle(model, "bundles", "my-model", labels=["no", "yes"]).path
     PosixPath('bundles/my-model/1')
@@ -128,7 +130,12 @@ def export_bundle(
             "others": {"labels": labels, "normalize": normalize, "tokenizer": folder,
                        "max_length": max_length, "weights": weights},
         }  # fmt: skip
-        if as_it_is:
+        if as_it_is or modules_as_they_are.are_vectors(samples):
+            if as_it_is is False:
+                raise UsageError(
+                    "samples are vectors, and what is recognized takes token ids: leave as_it_is"
+                    " out"
+                )
             if not isinstance(model, nn.Module) or saves_itself(model):
                 raise UsageError(f"as_it_is is of modules: this is a {type(model).__qualname__}")
             return modules_as_they_are.export(model, Path(out), name, version, plan, **own)
@@ -153,7 +160,7 @@ def verify_bundle(
     reference: Callable[..., Any] | None = None,
     config: Config | Mapping[str, Any] | None = None,
     weights: Mapping[str, str | Sequence[str]] | None = None,
-    samples: Sequence[Sample] = (),
+    samples: Sequence[Sample | Tensor | NDArray[Any]] = (),
     batch_first: bool | None = None,
 ) -> Bundle:
     """Makes the certificate of a bundle again, on this machine, from the model that it was made of.

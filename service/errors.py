@@ -256,7 +256,8 @@ class NotFinite(ServiceError):
 
 
 class NotReady(ServiceError):
-    """A model fails its known-answer test (`/readyz`), or the server is shutting down."""
+    """A model fails its known-answer test (`/readyz`) or cannot be loaded again, or the server is
+    shutting down."""
 
     status, code, remedy = 503, "not_ready", "Send the request to another server."
 

@@ -57,6 +57,12 @@ class Settings(BaseModel):
     0: none."""
     watch_s: float = Field(0.0, ge=0)
     """How often the bundle folder is looked at for versions to load or unload. 0: never."""
+    idle_unload_s: float = Field(0.0, ge=0)
+    """How long a model keeps its sessions while nobody asks for it; the next request waits until it
+    is loaded again. Set it on a desktop; 0: always."""
+    idle_exit_s: float = Field(0.0, ge=0)
+    """The process ends after so long without a request, probes aside. Set it where the first caller
+    starts the server; 0: never."""
     cache_bytes: int = Field(64 * MIB, ge=0)
     """Bytes of results held, so that a repeated sequence is not computed again. Raise where traffic
     repeats; 0: nothing is held, and equal sequences of one request are computed each."""

@@ -61,18 +61,23 @@ SETTINGS = Settings(
 
 @dataclass(frozen=True)
 class Case:
-    """A request: rows of token ids, of their types or none, and a mask or none."""
+    """A request: rows of token ids, of their types or none, and a mask or none. Or rows of vectors
+    in place of ids."""
 
     name: str
     input_ids: list[list[int]]
     attention_mask: list[list[int]] | None = None
     token_type_ids: list[list[int]] | None = None
+    inputs: list[list[list[float]]] | None = None
 
     @classmethod
     def from_batch(cls, name: str, batch: Batch) -> "Case":
         """The sequences of a batch, ragged."""
         types = None if batch.types is None else _split(batch.types, batch)
-        return cls(name, _split(batch.tokens, batch), None, types)
+        rows = _split(batch.tokens, batch)
+        if batch.field == "inputs":
+            return cls(name, [], None, types, rows)
+        return cls(name, rows, None, types)
 
     def row(self, index: int) -> "Case":
         """One of its rows, alone."""
@@ -87,7 +92,7 @@ class Case:
         return Grid(_padded_right(self.input_ids), np.array(mask, np.int64), types)
 
 
-def _split(values: Array, batch: Batch) -> list[list[int]]:
+def _split(values: Array, batch: Batch) -> list[list[Any]]:
     return [row.tolist() for row in np.split(values, batch.offsets[1:-1])]
 
 

@@ -171,17 +171,19 @@ def export_module(
 
 @contextmanager
 def _silence_exporter() -> Iterator[None]:
-    """Silences the exporter, which deprecates parts of itself and warns that torchvision is missing
-    on every call."""
-    logger = logging.getLogger("torch.onnx")
-    level = logger.level
-    logger.setLevel(logging.ERROR)
+    """Silences the exporter, which deprecates parts of itself, warns that torchvision is missing on
+    every call, and tells of each step that it skips."""
+    loggers = [logging.getLogger(name) for name in ("torch.onnx", "onnxscript")]
+    levels = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.ERROR)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             yield
     finally:
-        logger.setLevel(level)
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)
 
 
 def _write_scans(model: ModelProto) -> ModelProto:

@@ -42,7 +42,8 @@ class Recognized:
 
 
 class Asking(nn.Module):
-    """ids `[1, S]`, and types if the module takes them -> what the module answers."""
+    """ids `[1, S]`, and types if the module takes them -> what the module answers. Of a module that
+    takes vectors `[1, S, width]` in place of ids."""
 
     def __init__(
         self,
@@ -61,7 +62,7 @@ class Asking(nn.Module):
         inputs = [ids]
         if self.has_types:
             inputs.append(torch.zeros_like(ids) if types is None else types)
-        return self._call[0](*(x.T if self.turned else x for x in inputs))
+        return self._call[0](*(x.transpose(0, 1) if self.turned else x for x in inputs))
 
 
 def trace_forward(

@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections import defaultdict
 from collections.abc import Awaitable, Callable
+from concurrent.futures import Future
 from functools import partial
 from typing import Any
 
@@ -18,6 +19,7 @@ from addnorm.service.asking.rows import AskedRows
 from addnorm.service.asking.scheduler import Scheduler
 from addnorm.service.asking.turns import Turns
 from addnorm.service.engine.checkpoint import checkpoint
+from addnorm.service.engine.model import Model
 from addnorm.service.engine.outputs import Computed, Output, Value
 from addnorm.service.errors import Expired, NotFinite
 from addnorm.service.settings import Settings
@@ -40,16 +42,18 @@ class Answers:
         encoders: Turns,
         lens_turns: Turns,
         count_lookups: CountLookups,
+        load_again: Callable[[Model], Future[Model]],
     ) -> None:
         """encoders: where large answers are made; lens_turns: where those of a lens are, whose
         steps are runs of the whole model. count_lookups: called with the model, and how many
         sequences of a request the cache held, how many it did not, and how many of those have an
-        equal one in the request."""
+        equal one in the request. load_again: of a model that was unloaded."""
         self.settings, self.gate, self.scheduler, self.cache = settings, gate, scheduler, cache
         # by API key, so that nobody's slow requests teach what others' will take
         self.costs: defaultdict[str, Cost] = defaultdict(Cost)
         self._encoders, self._lens_turns = encoders, lens_turns
         self._count_lookups, self._handover = count_lookups, Handover()
+        self._load_again = load_again
 
     async def ask(
         self, timeout_s: float, decode: Callable[[Ask], Awaitable[Callable[[Ask], Any]]]
@@ -68,11 +72,10 @@ class Answers:
         decoded = time.monotonic()
         ask.decoded_from = ask.decoded_from or decoded
         ask.stages_s = {"decode": decoded - ask.decoded_from}
-        ask.precision = ask.precision or ask.model.default_precision
-        if ask.dimensions is not None:
-            ask.outputs = tuple(output.narrowed(ask.dimensions) for output in ask.outputs)
         ask.statistics, ask.num_sequences = ask.model.statistics, len(ask.padding.lengths)
-        ask.real_tokens, ask.pad_tokens = ask.batch.num_tokens, ask.padding.num_pads
+        ask.statistics.num_under_way += 1
+        if not ask.model.is_loaded:
+            await self._load(ask)
         check(ask, self.settings)
         ask.check()
 
@@ -125,6 +128,14 @@ class Answers:
         ask.stages_s["encode"] = time.monotonic() - started
         ask.is_inferred = True
         return encoded
+
+    async def _load(self, ask: Ask) -> None:
+        """Waits until its model, which was unloaded, is there again."""
+        started = time.monotonic()
+        self.gate.hold(ask, "bodies", ask.batch.tokens.nbytes)  # they are in no queue meanwhile
+        ask.model = await self._handover.result(self._load_again(ask.model), ask)
+        self.gate.hold(ask, "bodies", 0)
+        ask.stages_s["load"] = time.monotonic() - started
 
     async def _look_up(self, ask: Ask) -> None:
         """Finds what the cache holds of its rows."""

@@ -123,13 +123,13 @@ class SequenceCache:
 def sequence_digests(batch: Batch) -> list[bytes]:
     """A digest of each sequence: of its tokens, and of its token types unless they are all 0."""
     made = list[bytes]()
-    tokens, types = np.ascontiguousarray(batch.tokens).data, batch.types
+    tokens, types = np.ascontiguousarray(batch.tokens), batch.types
     for start, end in pairwise(batch.offsets.tolist()):
         if types is not None and (own := types[start:end]).any():
-            digest = blake2b(tokens[start:end], digest_size=DIGEST_BYTES, person=b"types")
+            digest = blake2b(tokens[start:end].data, digest_size=DIGEST_BYTES, person=b"types")
             digest.update(np.ascontiguousarray(own).data)
         else:
-            digest = blake2b(tokens[start:end], digest_size=DIGEST_BYTES)
+            digest = blake2b(tokens[start:end].data, digest_size=DIGEST_BYTES)
         made.append(digest.digest())
         if len(made) % PIECE_SEQUENCES == 0:
             checkpoint()

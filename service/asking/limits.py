@@ -3,7 +3,7 @@
 import numpy as np
 
 from addnorm.service.asking.ask import Ask
-from addnorm.service.engine.batch import Ints, Padding
+from addnorm.service.engine.batch import Ints, Padding, all_finite
 from addnorm.service.engine.outputs.output import BINARY_BYTES
 from addnorm.service.errors import InvalidInput
 from addnorm.service.settings import Settings
@@ -13,6 +13,10 @@ def check(ask: Ask, settings: Settings) -> None:
     """InvalidInput, with field, limit and value, for what no engine may see. Then it is known what
     computes it, what must be kept of its rows, and about how many bytes its answer has."""
     batch, padding, bundle = ask.batch, ask.padding, ask.model.bundle
+    ask.real_tokens, ask.pad_tokens = batch.num_tokens, padding.num_pads
+    ask.precision = ask.precision or ask.model.default_precision
+    if ask.dimensions is not None:
+        ask.outputs = tuple(output.narrowed(ask.dimensions) for output in ask.outputs)
     for what, value, limit in (
         ("sequences", len(padding.lengths), settings.max_sequences),
         ("tokens with pads", ask.real_tokens + ask.pad_tokens, settings.max_padded_tokens),
@@ -65,29 +69,57 @@ def check(ask: Ask, settings: Settings) -> None:
             num_run = min(ask.engine.head_rows(size.head), size.num_rows)
             num_made = max(num_made, size.head_width * num_run)
     ask.kept_bytes = BINARY_BYTES * (ask.engine.d_model * num_rows + num_made)
+    if batch.tokens.ndim > 1:  # ids are few bytes beside the rows
+        ask.kept_bytes += batch.tokens.nbytes
 
 
 def _check_tokens(ask: Ask) -> None:
     limits = ask.model.bundle.manifest.limits
-    lengths, tokens = ask.padding.lengths, ask.batch.tokens
+    lengths, tokens, ref = ask.padding.lengths, ask.batch.tokens, ask.model.bundle.ref
     if np.count_nonzero(lengths > limits.max_positions):
         row = int((lengths > limits.max_positions).argmax())
         raise InvalidInput(
-            f"{ask.field}[{row}] has {lengths[row]} real tokens, the limit of"
-            f" {ask.model.bundle.ref} is {limits.max_positions}",
+            f"{ask.field}[{row}] has {lengths[row]} real tokens, the limit of {ref} is"
+            f" {limits.max_positions}",
             param=ask.field,
         )
+    if limits.input_width or tokens.ndim > 1:
+        _check_vectors(ask, limits.input_width)
+        return
     if outside := _outside(ask.padding, tokens, limits.vocab_size):
         raise InvalidInput(
-            f"{ask.field}{outside}: ids of {ask.model.bundle.ref} are 0 to"
-            f" {limits.vocab_size - 1}{ask.hint}",
+            f"{ask.field}{outside}: ids of {ref} are 0 to {limits.vocab_size - 1}{ask.hint}",
             param=ask.field,
         )
     if limits.pad_id is not None and np.count_nonzero(pads := tokens == limits.pad_id):
         row, column = _place(ask.padding, int(pads.argmax()))
         raise InvalidInput(
-            f"{ask.field}[{row}][{column}] is {limits.pad_id}: {ask.model.bundle.ref} takes"
-            f" this id for a pad wherever it stands. Leave it out, or mask it{ask.hint}",
+            f"{ask.field}[{row}][{column}] is {limits.pad_id}: {ref} takes this id for a pad"
+            f" wherever it stands. Leave it out, or mask it{ask.hint}",
+            param=ask.field,
+        )
+
+
+def _check_vectors(ask: Ask, width: int | None) -> None:
+    """width: numbers of the vectors that the model takes; None: it takes ids."""
+    tokens, ref = ask.batch.tokens, ask.model.bundle.ref
+    if width is None:
+        raise InvalidInput(
+            f"{ask.field} has vectors, and {ref} takes token ids: send input_ids", param=ask.field
+        )
+    if tokens.shape[1:] != (width,):
+        sent = f"vectors of {tokens.shape[1]} numbers" if tokens.ndim > 1 else "token ids"
+        raise InvalidInput(
+            f"{ask.field} has {sent}, and {ref} takes vectors of {width} numbers: send inputs,"
+            f" [batch][seq][{width}]",
+            param=ask.field,
+        )
+    if not all_finite(tokens):
+        index, at = np.argwhere(~np.isfinite(tokens))[0].tolist()
+        row, column = _place(ask.padding, index)
+        raise InvalidInput(
+            f"{ask.field}[{row}][{column}][{at}] is {tokens[index, at]}: it must be a finite"
+            " number of float32",
             param=ask.field,
         )
 

@@ -60,7 +60,8 @@ class Readiness:
 
     async def _ask_all(self) -> Failures:
         models = self._models.all()
-        engines = [(model, precision) for model in models for precision in model.targets]
+        loaded = [model for model in models if model.is_loaded]
+        engines = [(model, precision) for model in loaded for precision in model.targets]
         try:
             wrong = await asyncio.gather(*(self._ask(*engine) for engine in engines))
         finally:
@@ -70,6 +71,12 @@ class Readiness:
             for (model, precision), what in zip(engines, wrong, strict=True)
             if what
         ]
+        # what is unloaded is ready, unless the last load failed
+        reasons = {(entry.name, entry.version): entry.reason for entry in self._models.index()}
+        for model in models:
+            reason = reasons.get((model.name, model.bundle.manifest.version))
+            if not model.is_loaded and reason:
+                failed.append((model.name, reason))
         return failed if models else [("", "no model is served")]
 
     async def _ask(self, model: Model, precision: str) -> str | None:

@@ -211,8 +211,10 @@ def _entry(models: Models, ref: str, versions: Mapping[int, Model], model: Model
 
 
 def _inputs(model: Model) -> list[str]:
-    types = ["token_type_ids"] if model.bundle.manifest.limits.type_vocab_size > 1 else []
-    return ["input_ids", "attention_mask", *types, *(["texts"] if model.tokenizer else [])]
+    limits = model.bundle.manifest.limits
+    types = ["token_type_ids"] if limits.type_vocab_size > 1 else []
+    tokens = "inputs" if limits.input_width else "input_ids"
+    return [tokens, "attention_mask", *types, *(["texts"] if model.tokenizer else [])]
 
 
 PROTOCOL = Protocol(

@@ -6,7 +6,7 @@ bodies.
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain, pairwise
-from typing import Any, NamedTuple, Protocol, Self
+from typing import Any, Literal, NamedTuple, Protocol, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,6 +17,9 @@ from addnorm.service.errors import InvalidInput
 BLOCK = 65_536  # numbers of lists that are read by one call
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float32]
+Tokens = NDArray[
+    Any
+]  # ids, int64 `[...]`; or vectors that stand for tokens, float32 `[..., width]`
 
 
 class Rows(NamedTuple):
@@ -76,7 +79,7 @@ AnyRows = Rows | DeviceRows
 class Grid(NamedTuple):
     """The inputs of a session, each `[num_sequences, seq]`."""
 
-    input_ids: Ints
+    input_ids: Tokens
     attention_mask: Ints
     token_type_ids: Ints | None = None  # None: all 0
 
@@ -89,12 +92,12 @@ class Grid(NamedTuple):
 class Batch:
     """Sequences of real tokens end to end, none of them empty."""
 
-    tokens: Ints  # [num_tokens]
+    tokens: Tokens  # [num_tokens], or [num_tokens, width] of vectors
     offsets: Ints  # [num_sequences + 1], offsets[0] = 0
     types: Ints | None = None  # [num_tokens] token types; None: all 0
 
     @classmethod
-    def of(cls, sequences: Sequence[Ints], types: Sequence[Ints] | None = None) -> Self:
+    def of(cls, sequences: Sequence[Tokens], types: Sequence[Ints] | None = None) -> Self:
         """types: of the tokens of each sequence."""
         lengths = np.fromiter(map(len, sequences), np.int64, len(sequences))
         return cls(
@@ -123,6 +126,11 @@ class Batch:
     @property
     def num_tokens(self) -> int:
         return len(self.tokens)
+
+    @property
+    def field(self) -> Literal["input_ids", "inputs"]:
+        """A request's name for such tokens."""
+        return "input_ids" if self.tokens.ndim == 1 else "inputs"
 
     @property
     def lengths(self) -> Ints:
@@ -203,7 +211,7 @@ def offsets_of(lengths: Ints) -> Ints:
 
 
 def from_lists(
-    input_ids: list[list[int]],
+    input_ids: list[list[int]] | list[list[list[float]]],
     attention_mask: list[list[int]] | None = None,
     token_type_ids: list[list[int]] | None = None,
     field: str = "input_ids",
@@ -211,7 +219,7 @@ def from_lists(
     """A body's lists -> the batch of real tokens, and the caller's layout. InvalidInput names what
     does not fit.
 
-    field: the caller's name for input_ids.
+    input_ids: or vectors in their place. field: the caller's name for them.
     """
     if not input_ids:
         raise InvalidInput(f"{field} is empty: send at least one sequence", param=field)
@@ -222,17 +230,20 @@ def from_lists(
         if sizes.count(sizes[0]) < len(sizes):
             row = next(row for row, size in enumerate(sizes) if size != sizes[0])
             raise _invalid(
-                "input_ids",
+                field,
                 row,
                 f"has {sizes[row]} tokens, row 0 has {sizes[0]}: rows under a mask are of one"
                 " length",
             )
-        _check_same_shape("attention_mask", attention_mask, sizes)
+        _check_same_shape("attention_mask", attention_mask, sizes, field)
     if token_type_ids is not None:
-        _check_same_shape("token_type_ids", token_type_ids, sizes)
+        _check_same_shape("token_type_ids", token_type_ids, sizes, field)
     num = sum(sizes)
     mask = None if attention_mask is None else _flatten("attention_mask", attention_mask, num)
-    tokens = _flatten(field, input_ids, num, mask)
+    if isinstance(input_ids[0][0], list):
+        tokens: Tokens = _vectors(field, input_ids, num)
+    else:
+        tokens = _flatten(field, input_ids, num, mask)
     types = None
     if token_type_ids is not None:
         types = _flatten("token_type_ids", token_type_ids, num, mask)
@@ -241,14 +252,18 @@ def from_lists(
         return Batch(tokens, offsets_of(lengths), types), Padding(lengths, None)
     shape = (len(input_ids), sizes[0])
     return from_grid(
-        tokens.reshape(shape),
+        tokens.reshape(*shape, *tokens.shape[1:]),
         mask.reshape(shape),
         None if types is None else types.reshape(shape),
+        field,
     )
 
 
 def from_rows(
-    tokens: Ints, lengths: Ints, token_type_ids: NDArray[Any] | None = None
+    tokens: Tokens,
+    lengths: Ints,
+    token_type_ids: NDArray[Any] | None = None,
+    field: str = "input_ids",
 ) -> tuple[Batch, Padding]:
     """Sequences end to end, none empty -> a batch. InvalidInput unless the lengths add up."""
     if not len(lengths) or (lengths < 1).any():
@@ -260,26 +275,30 @@ def from_rows(
     total = (int((lengths >> 32).sum()) << 32) + int((lengths & 0xFFFFFFFF).sum())
     if total != len(tokens):
         raise InvalidInput(
-            f"lengths sum to {total}, input_ids has {len(tokens)} tokens", param="lengths"
+            f"lengths sum to {total}, {field} has {len(tokens)} tokens", param="lengths"
         )
     types = None
     if token_type_ids is not None:
-        _check_same_axes("token_type_ids", token_type_ids, tokens)
+        _check_same_axes("token_type_ids", token_type_ids, tokens.shape[:1], field)
         types = token_type_ids.astype(np.int64, copy=False)
     return Batch(tokens, offsets_of(lengths), types), Padding(lengths, None)
 
 
 def from_grid(
-    input_ids: Ints, attention_mask: NDArray[Any], token_type_ids: NDArray[Any] | None = None
+    input_ids: Tokens,
+    attention_mask: NDArray[Any],
+    token_type_ids: NDArray[Any] | None = None,
+    field: str = "input_ids",
 ) -> tuple[Batch, Padding]:
     """Each `[num_rows, seq]` -> the batch of real tokens, and the caller's layout. InvalidInput
-    unless mask and types fit."""
+    unless mask and types fit. field: the caller's name for input_ids, which may be vectors."""
     if not input_ids.size:
         raise InvalidInput(
-            f"input_ids has shape {list(input_ids.shape)}: send at least one sequence of one token",
-            param="input_ids",
+            f"{field} has shape {list(input_ids.shape)}: send at least one sequence of one token",
+            param=field,
         )
-    _check_same_axes("attention_mask", attention_mask, input_ids)
+    grid = input_ids.shape[:2]
+    _check_same_axes("attention_mask", attention_mask, grid, field)
     mask = attention_mask != 0
     if np.count_nonzero(odd := attention_mask != mask):
         row, column = np.argwhere(odd)[0]
@@ -290,7 +309,7 @@ def from_grid(
         )
     types = None
     if token_type_ids is not None:
-        _check_same_axes("token_type_ids", token_type_ids, input_ids)
+        _check_same_axes("token_type_ids", token_type_ids, grid, field)
         types = token_type_ids[mask].astype(np.int64, copy=False)
     lengths = mask.sum(1)
     return Batch(input_ids[mask], offsets_of(lengths[lengths > 0]), types), Padding(lengths, mask)
@@ -301,21 +320,43 @@ def _invalid(field: str, row: int, message: str) -> InvalidInput:
     return InvalidInput(f"{field}[{row}]{joint}{message}", param=field)
 
 
-def _check_same_axes(field: str, array: NDArray[Any], input_ids: Ints) -> None:
-    if array.shape != input_ids.shape:
+def _check_same_axes(field: str, array: NDArray[Any], shape: tuple[int, ...], of: str) -> None:
+    if array.shape != shape:
         raise InvalidInput(
-            f"{field} has shape {list(array.shape)}, input_ids has {list(input_ids.shape)}",
-            param=field,
+            f"{field} has shape {list(array.shape)}, {of} has {list(shape)}", param=field
         )
 
 
-def _check_same_shape(field: str, rows: list[list[int]], sizes: list[int]) -> None:
-    """sizes: of the rows of input_ids."""
+def _check_same_shape(field: str, rows: list[list[int]], sizes: list[int], of: str) -> None:
+    """sizes: of the rows of the field `of`."""
     if len(rows) != len(sizes):
-        raise InvalidInput(f"{field} has {len(rows)} rows, input_ids has {len(sizes)}", param=field)
+        raise InvalidInput(f"{field} has {len(rows)} rows, {of} has {len(sizes)}", param=field)
     for row, (values, size) in enumerate(zip(rows, sizes, strict=True)):
         if len(values) != size:
-            raise _invalid(field, row, f"has {len(values)} values, input_ids[{row}] has {size}")
+            raise _invalid(field, row, f"has {len(values)} values, {of}[{row}] has {size}")
+
+
+def _vectors(field: str, rows: list[list[list[float]]], num: int) -> Floats:
+    """Lists of so many vectors end to end `[num, width]`. Numbers too large for float32 become
+    infinite."""
+    width = len(rows[0][0])
+    for row, vectors in enumerate(rows):
+        widths = list(map(len, vectors))
+        if widths.count(width) < len(widths) or not width:
+            column = next((at for at, own in enumerate(widths) if own != width), 0)
+            raise _invalid(
+                field,
+                row,
+                f"[{column}] has {widths[column]} numbers, {field}[0][0] has {width}: a vector"
+                " stands for each token, all of one width",
+            )
+    values = chain.from_iterable(chain.from_iterable(rows))
+    flat = np.empty(num * width, np.float32)
+    with np.errstate(over="ignore"):
+        for start in range(0, len(flat), BLOCK):
+            end = min(len(flat), start + BLOCK)
+            flat[start:end] = np.fromiter(values, np.float64, end - start)
+    return flat.reshape(num, width)
 
 
 def _flatten(field: str, rows: list[list[int]], num: int, mask: Ints | None = None) -> Ints:

@@ -259,7 +259,11 @@ def write_manifest(path: Path, manifest: dict[str, Any]) -> Bundle:
     }
     complete = Manifest(format=FORMAT, files=described, **manifest)
     # fields that most lack: bundles written before keep their sha256
-    left_out = {"created"} if complete.as_it_is else {"created", "as_it_is"}
+    left_out: dict[str, Any] = {"created": True}
+    if not complete.as_it_is:
+        left_out["as_it_is"] = True
+    if complete.limits.input_width is None:
+        left_out["limits"] = {"input_width": True}
     written = complete.model_dump_json(indent=2, exclude=left_out)
     (path / MANIFEST).write_text(written + "\n")
     return read_uncertified(path)

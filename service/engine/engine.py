@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from copy import copy
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,6 +23,7 @@ from addnorm.service.errors import StartupError
 HEAD_ROWS, MIN_HEAD_ROWS, HEAD_PRODUCTS = 256, 8, 2**29
 INPUTS, TYPES = ("input_ids", "attention_mask"), "token_type_ids"
 OUTPUTS = list(Rows._fields)
+SESSIONS = {"_body", "_body_on_all_cores", "_heads", "_lens", "_pooling"}  # of a GPU's engine too
 NO_HEADS = np.empty(0, np.int64)
 NO_MEMORY = "Failed to allocate memory"  # in onnxruntime's words
 
@@ -68,6 +70,13 @@ class Engine:
             # CUDA's Attention cannot show its softmax (onnxruntime 1.31)
             self._lens = open_session(bundle.path / LENS)
         self.fingerprint = Fingerprint.here(bundle.manifest_sha256, precision, self._described())
+
+    def without_sessions(self) -> "Engine":
+        """What is known of it while its model is unloaded. It cannot run."""
+        known = copy(self)
+        for name in SESSIONS & vars(known).keys():
+            delattr(known, name)
+        return known
 
     @staticmethod
     def clock() -> float:

@@ -49,7 +49,9 @@ class File(_Part):
 
 class Limits(_Part):
     max_positions: Size = Field(description="Real tokens in a sequence.")
-    vocab_size: Size = Field(description="Token ids are below it.")
+    vocab_size: Annotated[int, Field(ge=0, lt=2**31)] = Field(
+        description="Token ids are below it. 0: the model takes vectors."
+    )
     type_vocab_size: Size = Field(
         1, description="Token type ids are below it. 1: the model takes none."
     )
@@ -58,6 +60,10 @@ class Limits(_Part):
         description=(
             "An id that the model takes for a pad wherever it stands: no real token may have it."
         ),
+    )
+    input_width: Size | None = Field(
+        None,
+        description="Numbers of the vector that stands for a token, of models that take `inputs`.",
     )
     # the default is for bundles without a tokenizer, which take no texts
     max_text_tokens: Size = Field(
@@ -214,7 +220,8 @@ class Manifest(_Part):
 class KnownAnswer(_Part):
     """A sequence of the certificate, and its last row."""
 
-    input_ids: tuple[int, ...]
+    input_ids: tuple[int, ...] = ()
+    inputs: tuple[tuple[float, ...], ...] = ()  # of a model that takes vectors
     token_type_ids: tuple[int, ...] | None = None
     activations: tuple[float, ...]
 
@@ -235,7 +242,7 @@ class Certified(_Part):
             known, limits = self.known_answer.get(precision), manifest.limits
             if known is None:
                 return f"it has no known answer of {precision}"
-            length, types = len(known.input_ids), known.token_type_ids
+            length, types = len(known.inputs or known.input_ids), known.token_type_ids
             if (
                 not 1 <= length <= limits.max_positions
                 or len(known.activations) != manifest.d_model
@@ -248,6 +255,8 @@ class Certified(_Part):
             )
             if not _are_below(known.input_ids, limits.vocab_size) or not are_types:
                 return f"the known answer of {precision} has ids that the model lacks"
+            if {len(vector) for vector in known.inputs} - {limits.input_width}:
+                return f"the known answer of {precision} has vectors of another width"
         return None
 
 

@@ -3,9 +3,8 @@ requests go to. Knows no requests."""
 
 import logging
 import time
+from copy import copy
 from typing import NamedTuple
-
-import numpy as np
 
 from addnorm.service.cores import usable_cores
 from addnorm.service.engine import tokenizer as text
@@ -14,6 +13,7 @@ from addnorm.service.engine.bundle import Bundle
 from addnorm.service.engine.engine import Engine, OpenEngine
 from addnorm.service.engine.manifest import Limits
 from addnorm.service.engine.own_engine import OwnEngine
+from addnorm.service.engine.selfcheck import sequences
 from addnorm.service.engine.session import is_of_onnxruntime
 from addnorm.service.engine.target import Statistics, Target
 from addnorm.service.errors import InvalidInput
@@ -56,12 +56,13 @@ class Model:
         open_engine: OpenEngine = Engine,
         default_precision: str | None = None,
         answers_version: bool = False,
+        statistics: Statistics | None = None,
     ) -> None:
         """token_budget: of a micro-batch; 0 if warm_up is to choose it. num_threads: of a run on
         all cores; None if the process's. open_engine: makes each engine. default_precision: of
         requests that name none, if the bundle has it. answers_version: whether answers name the
-        version too."""
-        self.bundle, self.name = bundle, bundle.manifest.name
+        version too. statistics: of the same version, when it was loaded before."""
+        self.bundle, self.name, self.is_loaded = bundle, bundle.manifest.name, True
         self.answered_name = bundle.ref if answers_version else bundle.manifest.name
         is_there = default_precision in bundle.manifest.precisions
         own = bundle.manifest.default_precision
@@ -75,7 +76,7 @@ class Model:
         }
         self.reproductions = dict.fromkeys(self.engines, Reproduction())  # loading finds them
         self.token_budget = token_budget
-        self.statistics = Statistics()
+        self.statistics = statistics or Statistics()
         self.targets = {
             precision: Target(
                 self.statistics.measure(engine.compute),
@@ -106,6 +107,16 @@ class Model:
             )
         return Runner(self.engines[precision], self.targets[precision])
 
+    def unloaded(self) -> "Model":
+        """What is known of it without its sessions, for callers and for the next load."""
+        known = copy(self)
+        known.is_loaded = False
+        known.engines = {name: each.without_sessions() for name, each in self.engines.items()}
+        known.targets = {name: copy(each) for name, each in self.targets.items()}
+        for target in known.targets.values():  # the rates are kept, not what runs
+            del target.run, target.run_on_all_cores
+        return known
+
     def warm_up(self, before: "Model | None" = None) -> None:
         """Runs growing micro-batches: memory is allocated for the largest, and each target gets its
         token budget.
@@ -130,11 +141,10 @@ class Model:
 def measure_rates(engine: Engine, limits: Limits, seconds: float) -> dict[int, float]:
     """Tokens/s at each of the engine's budgets, the best of ROUNDS. Stops early when time is up, or
     where there is too little memory for more."""
-    draws, length = np.random.default_rng(0), min(TYPICAL_LENGTH, limits.max_positions)
+    length = min(TYPICAL_LENGTH, limits.max_positions)
 
     def draw(budget: int) -> Batch:
-        shape = max(1, budget // length), length
-        return Batch.of(list(draws.integers(0, limits.vocab_size, shape)))
+        return sequences(limits, max(1, budget // length) * [length], seed=budget)
 
     # a GPU loads its kernels at the first run, which takes seconds
     engine.compute(draw(length)).not_finite()

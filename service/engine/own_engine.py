@@ -11,7 +11,7 @@ from addnorm.service.engine.fingerprint import Fingerprint
 from addnorm.service.engine.selfcheck import sequences
 from addnorm.service.engine.session import open_session
 
-IDS, ANSWER = INPUTS[0], "activations"
+IDS, VECTORS, ANSWER = INPUTS[0], "inputs", "activations"
 # lengths and numbers of sequences that are run together, to see whether that changes bits
 LENGTHS, TOGETHER = (1, 2, 3, 5, 16, 17, 33, 65, 128, 257, 512), (2, 5, 16)
 MOST_TOKENS = 1024  # of such a run: micro-batches have no more, but for a single longer sequence
@@ -31,9 +31,10 @@ class OwnEngine(Engine):
         limits, graph = bundle.manifest.limits, bundle.graph(precision)
         self.d_model, self.n_norms, self.n_layers = bundle.manifest.d_model, 0, 0
         self._has_types = limits.type_vocab_size > 1
+        self._tokens = VECTORS if limits.input_width else IDS
         self._body = self._body_on_all_cores = open_session(graph)
         types = [TYPES] if self._has_types else []
-        check_graph(graph, self._body, [IDS, *types], {ANSWER: self.d_model})
+        check_graph(graph, self._body, [self._tokens, *types], {ANSWER: self.d_model})
         self._heads: dict[str, InferenceSession] = {}
         self._lens = None
         self.fingerprint = Fingerprint.here(bundle.manifest_sha256, precision, self._described())
@@ -63,7 +64,7 @@ class OwnEngine(Engine):
 
     def _answer(self, body: InferenceSession, batch: Batch, at: Ints) -> Floats:
         """`[num_sequences, length, d_model]` of the tokens at these places."""
-        inputs = {IDS: batch.tokens[at]}
+        inputs = {self._tokens: batch.tokens[at]}
         if self._has_types:
             types = batch.types
             inputs[TYPES] = np.zeros_like(at) if types is None else types[at]

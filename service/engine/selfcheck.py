@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from addnorm.service.engine.batch import Batch, Grid, Ints, Rows
+from addnorm.service.engine.batch import Batch, Grid, Ints, Rows, Tokens
 from addnorm.service.engine.engine import Engine
 from addnorm.service.engine.manifest import Limits
 
@@ -22,9 +22,15 @@ KNOWN_ANSWER_RTOL = {"fp32": 1e-3, "fp16": 1e-2, "int8": 1e-3}
 
 def sequences(limits: Limits, lengths: Sequence[int], seed: int = 0) -> Batch:
     """Seeded sequences of these lengths, cut to the model's. Each has the lowest and highest id,
-    and token types where the model has them."""
+    and token types where the model has them. Vectors are normal numbers."""
     lengths = [min(length, limits.max_positions) for length in lengths]
-    tokens = [limits.without_pads(ids) for ids in _draw(limits.vocab_size, lengths, seed)]
+    if limits.input_width:
+        draws, width = np.random.default_rng(seed), limits.input_width
+        tokens: list[Tokens] = [
+            draws.standard_normal((length, width), np.float32) for length in lengths
+        ]
+    else:
+        tokens = [limits.without_pads(ids) for ids in _draw(limits.vocab_size, lengths, seed)]
     if limits.type_vocab_size == 1:
         return Batch.of(tokens)
     # another seed: with the same one a token's type would follow from its id
@@ -49,13 +55,13 @@ def place(sequence: Batch, width: int, where: str, seed: int = 0) -> Grid:
         "holes": np.sort(draws.choice(width, length, replace=False)),
     }[where]
 
-    def fill(values: Ints | int, pad: int) -> Ints:
-        cells = np.full((1, width), pad, np.int64)
+    def fill(values: Tokens, pad: int) -> Tokens:
+        cells = np.full((1, width, *values.shape[1:]), pad, values.dtype)
         cells[0, columns] = values
         return cells
 
     types = None if sequence.types is None else fill(sequence.types, 1)
-    return Grid(fill(sequence.tokens, 1), fill(1, 0), types)
+    return Grid(fill(sequence.tokens, 1), fill(np.ones(length, np.int64), 0), types)
 
 
 def same_bits(left: Sequence[NDArray[Any]], right: Sequence[NDArray[Any]]) -> bool:
@@ -127,14 +133,18 @@ def make_known_answer(engine: Engine, limits: Limits) -> dict[str, Any]:
     sequence = sequences(limits, [8])
     types = {} if sequence.types is None else {"token_type_ids": sequence.types.tolist()}
     last = engine.run(sequence).activations[-1]
-    return {"input_ids": sequence.tokens.tolist(), **types, "activations": last.tolist()}
+    return {sequence.field: sequence.tokens.tolist(), **types, "activations": last.tolist()}
 
 
 def known_answer_batch(known_answer: dict[str, Any]) -> Batch:
     """The sequence of the known-answer test."""
-    types = known_answer.get("token_type_ids")
+    types, vectors = known_answer.get("token_type_ids"), known_answer.get("inputs")
     return Batch.of(
-        [np.array(known_answer["input_ids"], np.int64)],
+        [
+            np.array(vectors, np.float32)
+            if vectors
+            else np.array(known_answer["input_ids"], np.int64)
+        ],
         None if types is None else [np.array(types, np.int64)],
     )
 

@@ -94,9 +94,15 @@ class Statistics:
         self.requests = {name: Sum() for name in ("success", "fail", *STAGES)}
         self.num_sequences = 0  # of requests answered
         self.last_inference_s = 0.0  # Unix time
+        self.num_under_way = 0  # requests that are counted at their end
+        self.used = time.monotonic()  # when the last of them ended
         self._lock = new_lock(LockOrder.STATISTICS)
         # number of sequences -> runs; guarded by _lock
         self._micro_batches: defaultdict[int, Sum] = defaultdict(Sum)
+
+    def idle_s(self) -> float:
+        """So long nobody has asked for the model."""
+        return 0.0 if self.num_under_way else time.monotonic() - self.used
 
     def count_request(self, num_sequences: int, stages_s: Mapping[str, float]) -> None:
         """A request was answered. stages_s: seconds of decode, queue, infer and encode."""

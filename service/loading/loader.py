@@ -38,7 +38,7 @@ def load(
     engines: Callable[[Settings], OpenEngine] = engines_for,
 ) -> Model:
     """Checks and warms one bundle. StartupError if it is refused. before: the version that runs
-    now. engines: what the settings ask for."""
+    now, or this one, unloaded. engines: what the settings ask for."""
     started = time.monotonic()
     where = f"{bundle.path.parent.name}/{bundle.path.name}"
     if where != bundle.ref:
@@ -52,6 +52,7 @@ def load(
             " is set: export it again without --reference none; or a model in memory with"
             " `reference=`, the module that its weights come from"
         )
+    is_again = before and before.bundle.manifest_sha256 == bundle.manifest_sha256
     model = Model(
         bundle,
         token_budget=settings.token_budget,
@@ -59,6 +60,7 @@ def load(
         open_engine=engines(settings),
         default_precision=settings.default_precision,
         answers_version=settings.answer_versions,
+        statistics=before.statistics if before and is_again else None,
     )
     with runs_in_words(f"{bundle.ref} cannot run here"):
         model.warm_up(before)

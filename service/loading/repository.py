@@ -10,7 +10,9 @@ import threading
 import time
 import weakref
 from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 from addnorm.service.engine import bundle as bundles
@@ -18,7 +20,7 @@ from addnorm.service.engine.device import memory
 from addnorm.service.engine.engine import Engine
 from addnorm.service.engine.model import Model
 from addnorm.service.engine.registry import Models, Root
-from addnorm.service.errors import BundleRefused, NotFound, StartupError
+from addnorm.service.errors import BundleRefused, NotFound, NotReady, StartupError
 from addnorm.service.loading import folders
 from addnorm.service.loading.loader import load
 from addnorm.service.locks import LockOrder, new_lock
@@ -26,6 +28,7 @@ from addnorm.service.settings import Settings
 
 log = logging.getLogger("addnorm")
 FREE_S = 5.0
+MOST_IDLE_S = 1.0  # later than it might a model is unloaded
 FileStates = tuple[tuple[str, int, int, int], ...]
 
 
@@ -48,8 +51,13 @@ class Repository:
         self._seen: dict[Path, FileStates] = {}  # at the last rescan; guarded by _changing
         self._unreadable = self._listing().unreadable  # at the last rescan; guarded by _changing
         self._closed = threading.Event()
-        if settings.watch_s:
-            threading.Thread(target=self._watch, name="watch", daemon=True).start()
+        self._loads = ThreadPoolExecutor(1, "load")
+        if every_s := settings.watch_s:
+            acting = (every_s, self.rescan)
+            threading.Thread(target=self._watch, args=acting, name="watch", daemon=True).start()
+        if idle_s := settings.idle_unload_s:
+            acting = (min(idle_s, MOST_IDLE_S), partial(self.unload_idle, idle_s))
+            threading.Thread(target=self._watch, args=acting, name="idle", daemon=True).start()
 
     def load(self, ref: str) -> None:
         """Reads all versions of `name`, or `name/version`; serves those that are new or changed.
@@ -94,6 +102,24 @@ class Repository:
                 log.info("unloaded %s: asked to", gone)
             _free(engines, self._free_s)
 
+    def unload_idle(self, least_s: float) -> None:
+        """Drops the sessions of models that nobody has asked for so long, and returns their memory.
+        Requests under way keep theirs."""
+        for ref in [model.bundle.ref for model in self._models.all()]:
+            with self._changing:
+                model, engines = self._models.get(ref), list[weakref.ref[Engine]]()
+                if model and model.is_loaded and model.statistics.idle_s() >= least_s:
+                    engines = _engines(model)
+                    self._models.add(model.unloaded())
+                    log.info("unloaded %s: nobody asked for it for %g s", ref, least_s)
+                del model
+            _free(engines, self._free_s)
+
+    def load_again(self, model: Model) -> Future[Model]:
+        """The model, which was unloaded while nobody asked for it. The first who asks has it
+        loaded, and all wait for that. NotReady if it is not as it was."""
+        return self._loads.submit(self._load_again, model)
+
     def rescan(self) -> None:
         """Loads versions that are new or changed, unloads those that are gone.
 
@@ -123,12 +149,13 @@ class Repository:
 
     def close(self) -> None:
         self._closed.set()
+        self._loads.shutdown(wait=False, cancel_futures=True)
 
-    def _watch(self) -> None:
-        while not self._closed.wait(self._settings.watch_s):
+    def _watch(self, every_s: float, act: Callable[[], None]) -> None:
+        while not self._closed.wait(every_s):
             try:
-                self.rescan()
-            except Exception:  # whatever the folder holds, the next rescan may succeed
+                act()
+            except Exception:  # whatever the folder holds, the next time may succeed
                 log.exception("cannot follow %s", self._models.root)
 
     def _listing(self) -> folders.Listing:
@@ -151,7 +178,8 @@ class Repository:
         try:
             bundle = bundles.read(path, self._settings.trusted_key_files)
             self._models.check_new(bundle)
-            if running and bundle.manifest_sha256 == running.bundle.manifest_sha256:
+            is_same = running and bundle.manifest_sha256 == running.bundle.manifest_sha256
+            if running and running.is_loaded and is_same:
                 self._models.note(ref, "READY")
                 log.info("serving %s as before: it has not changed", ref)
                 return None
@@ -168,6 +196,19 @@ class Repository:
         del running
         _free(engines, self._free_s)
         return None
+
+    def _load_again(self, model: Model) -> Model:
+        ref = model.bundle.ref
+        with self._changing:
+            served, problem = self._models.get(ref), None
+            if served and not served.is_loaded:
+                problem = self._load(model.bundle.path)
+                served = self._models.get(ref)
+        if served and served.is_loaded:
+            if served.bundle.manifest_sha256 == model.bundle.manifest_sha256:
+                return served
+            problem = f"{ref} has changed while it was unloaded: ask again"
+        raise NotReady(problem or f"{ref} is served no more", retry_after_s=1)
 
     def _state(self, path: Path) -> FileStates:
         """Changes whenever a file of the folder does, or one that says who is trusted."""
@@ -188,7 +229,9 @@ class Repository:
 
 
 def _engines(model: Model | None) -> list[weakref.ref[Engine]]:
-    return [weakref.ref(engine) for engine in model.engines.values()] if model else []
+    """The engines of a model that is loaded."""
+    loaded = model.engines.values() if model and model.is_loaded else ()
+    return [weakref.ref(engine) for engine in loaded]
 
 
 def _free(engines: list[weakref.ref[Engine]], within_s: float) -> None:

@@ -74,7 +74,8 @@ class App:
                 ],
             )  # fmt: skip
         self.in_flight = 0
-        self.last_asked = -math.inf  # when the last request came that was no probe
+        # when the last request came, and when one was answered, that was no probe
+        self.last_asked = self.last_answered = -math.inf
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Begins the ask, and reports it at its end."""
@@ -88,7 +89,8 @@ class App:
             scope = {**scope, "method": "GET"}  # uvicorn leaves the body out
         if meant := self._paths.get((scope["method"], scope["path"])):
             scope = {**scope, "path": meant}
-        if not scope["path"].startswith(self._table.probes):
+        is_probe = scope["path"].startswith(self._table.probes)
+        if not is_probe:
             self.last_asked = ask.started
 
         gate, readiness = self._entrance.gate, self._parts.readiness
@@ -103,6 +105,8 @@ class App:
             ask.note(Draining("the server ended before the answer was taken"))
         finally:
             self.in_flight -= 1
+            if not is_probe:
+                self.last_answered = time.monotonic()
             if ask.leaving:
                 ask.leaving.cancel()
                 ask.leaving = None  # it holds the ask

@@ -191,7 +191,7 @@ class Server(uvicorn.Server):
         self._listeners: list[Any] = []  # a socket of each address, once it listens
         path = service.settings.socket
         self._unix = UnixSocket(path) if path else None
-        self._drain_until = float("inf")
+        self._drain_until = self._listening_since = float("inf")
         # told from a signal handler, which must take no lock
         self._ends_in_s = SimpleQueue[float]()
 
@@ -207,6 +207,7 @@ class Server(uvicorn.Server):
         if self._unix:
             sockets = [self._unix.listen()]
         await super().startup(sockets)
+        self._listening_since = time.monotonic()
         loop = asyncio.get_running_loop()
         self._new_connection = partial(
             cast(Any, self.config.http_protocol_class),
@@ -263,6 +264,9 @@ class Server(uvicorn.Server):
         if counter % TICKS_PER_S == 0:
             self._service.keys.refresh()
             self._sweep()
+        if self._is_forgotten() and not self._service.readiness.draining:
+            log.info("no request came for %g s: ending", self._service.settings.idle_exit_s)
+            self.handle_exit(signal.SIGTERM, None)
         if self._service.readiness.draining and self._is_quiet():
             self.should_exit = True
         return await super().on_tick(counter)
@@ -271,6 +275,15 @@ class Server(uvicorn.Server):
         now = asyncio.get_running_loop().time()
         for connection in list(self.server_state.connections):
             cast(Connection, connection).sweep(now)
+
+    def _is_forgotten(self) -> bool:
+        """Nothing but probes came for so long that the process may end."""
+        app, calls = self._service.app, self._service.grpc.calls
+        last_s = max(app.last_asked, app.last_answered, calls.last_asked, calls.last_answered)
+        idle_s = time.monotonic() - max(last_s, self._listening_since)
+        return 0 < self._service.settings.idle_exit_s < idle_s and not (
+            app.in_flight or calls.in_flight
+        )
 
     def _is_quiet(self) -> bool:
         """Nothing is in flight and nothing comes; or it is time to stop listening."""

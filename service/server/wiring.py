@@ -102,8 +102,16 @@ def build(
     scheduler = Scheduler(gate, settings.run_timeout_s)
     pools = Pools(settings.num_cores)
     metrics, cache = Metrics(), SequenceCache(settings.cache_bytes)
+    repository = Repository(models, settings)
     answers = Answers(
-        settings, gate, scheduler, cache, pools.encoders, pools.lens, metrics.count_lookups
+        settings,
+        gate,
+        scheduler,
+        cache,
+        pools.encoders,
+        pools.lens,
+        metrics.count_lookups,
+        repository.load_again,
     )
     invariance_check = InvarianceCheck(
         settings.invariance_check_share, scheduler.is_idle, metrics.count_invariance_check
@@ -117,7 +125,7 @@ def build(
         ),
         answers=answers,
         readiness=Readiness(models, scheduler, KNOWN_ANSWER_SHARE * settings.run_timeout_s),
-        repository=Repository(models, settings),
+        repository=repository,
         exposition=Exposition(metrics, models, settings.provider, scheduler, gate, cache),
         readers=pools.readers,
     )

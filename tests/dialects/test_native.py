@@ -181,6 +181,7 @@ def test_models_are_listed_in_openais_shape(client: httpx.Client) -> None:
     assert (entry["object"], entry["owned_by"], entry["versions"]) == ("model", "addnorm", ["1"])
     assert entry["limits"] == {
         "max_positions": 5, "vocab_size": 6, "type_vocab_size": 1, "pad_id": None,
+        "input_width": None,
         "max_text_tokens": 5,
     }  # fmt: skip
     assert set(entry["files"]) == {"model.onnx", "logits.onnx"}

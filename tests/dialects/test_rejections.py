@@ -140,7 +140,7 @@ TABLES: list[tuple[Any, str, dict[str, Any], list[Any]]] = [
         ({"input_ids": [[1]] * 2049}, "input_ids", "...2049 sequences, the limit is 2048"),
         ({"input_ids": [[1] * 300001], "attention_mask": [[0] * 300001]}, "input_ids",
          "...300001 tokens with pads, the limit is 300000"),
-        ({"inputs": [[1]]}, "inputs", "inputs is unknown; known are model"),
+        ({"ids": [[1]]}, "ids", "ids is unknown; known are model"),
         ({"outputs": []}, "outputs", "outputs is empty: ask for some of activations, logits"),
         ({"outputs": ["pooled", "pooled"]}, "outputs", "outputs has 'pooled' twice"),
         ({"outputs": ["hidden"]}, "outputs", "outputs[0]: Input should be"),

@@ -129,7 +129,7 @@ def test_sequences_run_alone_where_company_changes_bits(tmp_path: Path) -> None:
         (Broken, "answers 7 tokens with NaN or infinity"),
         (lambda: torch.jit.script(nn.Sequential(nn.Embedding(V, D))), "a module of TorchScript"),
         (SequenceFirst, "depends on the others of its batch.* say batch_first=False"),
-        (lambda: nn.Sequential(nn.Linear(4, 4)), "fails on a sequence of"),
+        (lambda: nn.Conv2d(1, 2, 3), "fails on a sequence of"),
         (lambda: nn.Bilinear(4, 4, 4), "forward needs input1, input2: say how it is called"),
     ],
 )

@@ -97,7 +97,7 @@ async def infer(
     wanted = _wanted(body, model, of_texts)
     ask.outputs, ask.precision = _native(wanted, own), own.precision or ask.precision
     ask.binary = all(output.binary for output in wanted)
-    ask.field = body.inputs[0].name if of_texts else "input_ids"
+    ask.field = body.inputs[0].name if of_texts else ask.batch.field
     if own.timeout and not ask.is_callers:  # the header wins over the body
         ask.timeout_s, ask.is_callers = own.timeout / 1e6, True
     return partial(write, wanted, body.id)
@@ -107,9 +107,12 @@ def _from_tensors(
     body: V2InferRequest, contents: Iterable[memoryview | None]
 ) -> tuple[Batch, Padding]:
     grids = tensors.read(body.inputs, contents)
-    input_ids = grids["input_ids"].astype(np.int64, copy=False)
-    mask = grids.get("attention_mask", np.ones_like(input_ids))
-    return from_grid(input_ids, mask, grids.get("token_type_ids"))
+    field = "inputs" if "inputs" in grids else "input_ids"
+    tokens = grids[field].astype(np.int64 if field == "input_ids" else np.float32, copy=False)
+    mask = grids.get("attention_mask")
+    if mask is None:
+        mask = np.ones(tokens.shape[:2], np.int64)
+    return from_grid(tokens, mask, grids.get("token_type_ids"), field)
 
 
 def _check_name(body: V2InferRequest, model: Model, named: str) -> None:

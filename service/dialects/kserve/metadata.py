@@ -58,8 +58,8 @@ def about(parts: Parts, model: str, version: str | None = None) -> dict[str, Any
         "versions": [str(number) for number in sorted(versions)],
         "platform": PLATFORM,
         "inputs": [
-            {"name": name, "datatype": "INT64", "shape": [-1, -1]}
-            for name in tensors.inputs(bundle)
+            {"name": name, "datatype": datatype, "shape": shape}
+            for name, (datatype, shape) in tensors.inputs(bundle).items()
         ],
         "outputs": [
             {"name": name, "datatype": "FP32", "shape": shape}
@@ -86,11 +86,11 @@ def config(parts: Parts, model: str, version: str | None = None) -> dict[str, An
         "input": [
             {
                 "name": name,
-                "data_type": "TYPE_INT64",
-                "dims": [-1],  # without the batch
+                "data_type": f"TYPE_{datatype}",
+                "dims": shape[1:],  # without the batch
                 "optional": name in tensors.OPTIONAL,
             }
-            for name in tensors.inputs(bundle)
+            for name, (datatype, shape) in tensors.inputs(bundle).items()
         ],
         "output": [
             {"name": name, "data_type": "TYPE_FP32", "dims": shape[1:]}

@@ -51,12 +51,14 @@ class InputTensor(Strict):
     name: str
     shape: list[Annotated[int, Field(ge=1, le=2**31)]] = Field(
         min_length=1,
-        max_length=2,
-        description="[batch, seq]. For texts [batch], or [batch, 2] for pairs.",
+        max_length=3,
+        description="[batch, seq]. For texts [batch], or [batch, 2] for pairs. For inputs"
+        " [batch, seq, width].",
     )
     datatype: str = Field(
         description="input_ids and token_type_ids: INT64, INT32. attention_mask: INT64, INT32,"
-        " UINT8, BOOL, FP32. A tensor of another name that stands alone has texts: BYTES."
+        " UINT8, BOOL, FP32. inputs, of models that take vectors: FP32. A tensor of another name"
+        " that stands alone has texts: BYTES."
     )
     parameters: InputParameters = InputParameters(binary_data_size=None)
     data: list[Any] | None = Field(None, description="Row-major, flat or nested.")

@@ -4,8 +4,9 @@ Source: Triton's binary tensor data extension. The bytes follow the JSON, little
 and in the tensors' order.
 """
 
+import math
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import chain
+from itertools import chain, pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -40,15 +41,19 @@ INPUTS = {
     "input_ids": ("INT64", "INT32"),
     "attention_mask": tuple(KINDS),
     "token_type_ids": ("INT64", "INT32"),
+    "inputs": ("FP32",),
 }
 OPTIONAL = ("attention_mask", "token_type_ids")
 NAMES = {"norm_stats.mean": "norm_mean", "norm_stats.rstd": "norm_rstd"}  # native -> V2's
 
 
-def inputs(bundle: Bundle) -> list[str]:
-    """The names of the model's inputs. All are `[batch, seq]`."""
-    has_types = bundle.manifest.limits.type_vocab_size > 1
-    return [name for name in INPUTS if has_types or name != "token_type_ids"]
+def inputs(bundle: Bundle) -> dict[str, tuple[str, list[int]]]:
+    """The model's inputs, by name: datatype, and -1 where the caller's batch decides."""
+    limits, cells = bundle.manifest.limits, ("INT64", [-1, -1])
+    width = limits.input_width
+    tokens = {"inputs": ("FP32", [-1, -1, width])} if width else {"input_ids": cells}
+    types = {"token_type_ids": cells} if limits.type_vocab_size > 1 else {}
+    return {**tokens, "attention_mask": cells, **types}
 
 
 class NativeTensor(NamedTuple):
@@ -106,7 +111,8 @@ def split(raw: RawRequest) -> tuple[bytes, memoryview]:
 def read(
     inputs: Sequence[InputTensor], contents: Iterable[memoryview | None]
 ) -> dict[str, NDArray[Any]]:
-    """Name -> `[batch, seq]`, not copied if sent as bytes. InvalidInput says what does not fit.
+    """Name -> `[batch, seq]`, of vectors `[batch, seq, width]`; not copied if sent as bytes.
+    InvalidInput says what does not fit.
 
     contents: the bytes of each input, None where it has its values in `data`.
     """
@@ -121,7 +127,12 @@ def read(
         if tensor.name in grids:
             raise InvalidInput(f"inputs has {tensor.name!r} twice", param="inputs")
         grids[tensor.name] = _grid(tensor, raw)
-    if "input_ids" not in grids:
+    if "inputs" in grids and "input_ids" in grids:
+        raise InvalidInput(
+            "inputs has both inputs and input_ids: send the one that the model takes",
+            param="inputs",
+        )
+    if not {"inputs", "input_ids"} & grids.keys():
         raise InvalidInput("inputs lacks input_ids", param="inputs")
     return grids
 
@@ -163,12 +174,13 @@ def _grid(tensor: InputTensor, raw: memoryview | None) -> NDArray[Any]:
             f" {', '.join(INPUTS[tensor.name])}",
             param=tensor.name,
         )
-    if len(tensor.shape) != 2:
+    axes = ["batch", "seq", *(["width"] if tensor.name == "inputs" else [])]
+    if len(tensor.shape) != len(axes):
         raise InvalidInput(
-            f"{tensor.name}.shape is {tensor.shape}: send [batch, seq]", param=tensor.name
+            f"{tensor.name}.shape is {tensor.shape}: send [{', '.join(axes)}]", param=tensor.name
         )
     values = _from_json(tensor) if raw is None else _from_bytes(tensor, raw)
-    num_values = tensor.shape[0] * tensor.shape[1]
+    num_values = math.prod(tensor.shape)
     if len(values) != num_values:
         raise InvalidInput(
             f"{tensor.name} has {len(values)} values, its shape {tensor.shape} {num_values}",
@@ -199,7 +211,8 @@ def _from_json(tensor: InputTensor) -> NDArray[Any]:
             param=tensor.name,
         )
     try:
-        return np.array(values, np.float32 if tensor.datatype == "FP32" else np.int64)
+        with np.errstate(over="ignore"):  # limits.py rejects what is infinite
+            return np.array(values, np.float32 if tensor.datatype == "FP32" else np.int64)
     except OverflowError:
         place = next(i for i, value in enumerate(values) if not -(2**63) <= value < 2**63)
         raise InvalidInput(
@@ -208,17 +221,22 @@ def _from_json(tensor: InputTensor) -> NDArray[Any]:
 
 
 def _flat(tensor: InputTensor) -> list[Any]:
-    """Flat data as it is; nested data of `[batch][seq]` row after row."""
+    """Flat data as it is; nested data of `[batch][seq]`, or of vectors, row after row."""
     if tensor.data is None:
         raise InvalidInput(
             f"{tensor.name}.data is missing, and no binary_data_size either", param=tensor.name
         )
-    if not tensor.data or not isinstance(tensor.data[0], list):
-        return tensor.data
-    for row, values in enumerate(tensor.data):
-        if not isinstance(values, list) or len(values) != tensor.shape[1]:
-            size = f"has {len(values)} values" if isinstance(values, list) else "is no list"
-            raise InvalidInput(
-                f"{tensor.name}.data[{row}] {size}, its shape is {tensor.shape}", param=tensor.name
-            )
-    return list(chain.from_iterable(tensor.data))
+    flat = tensor.data
+    for before, num in pairwise(tensor.shape):
+        if not flat or not isinstance(flat[0], list):
+            break
+        for row, values in enumerate(flat):
+            if not isinstance(values, list) or len(values) != num:
+                size = f"has {len(values)} values" if isinstance(values, list) else "is no list"
+                at = f"[{row}]" if flat is tensor.data else "[{}][{}]".format(*divmod(row, before))
+                raise InvalidInput(
+                    f"{tensor.name}.data{at} {size}, its shape is {tensor.shape}",
+                    param=tensor.name,
+                )
+        flat = list(chain.from_iterable(flat))
+    return flat

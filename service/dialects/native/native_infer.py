@@ -1,6 +1,6 @@
 """The native protocol under /v1: JSON or safetensors, in and out."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 
 import numpy as np
@@ -52,6 +52,7 @@ async def infer_tensors(options: Options, arrays: Arrays, ask: Ask, tools: Tools
     ask.batch, ask.padding = await tools.bodies.read(*about, _from_arrays, arrays)
     found = await _token_spans(options, ask, tools)
     _want(ask, options, found, _names(options, model.bundle))
+    ask.field = ask.batch.field
 
 
 def _want(ask: Ask, options: Options, found: Spans | None, names: Sequence[str]) -> None:
@@ -67,7 +68,8 @@ def _want(ask: Ask, options: Options, found: Spans | None, names: Sequence[str])
 async def _read_texts(
     body: InferRequest, given: list[Text], prompt_name: str | None, ask: Ask, tools: Tools
 ) -> None:
-    if not (body.input_ids is body.attention_mask is body.token_type_ids is None):
+    others = (body.input_ids, body.inputs, body.attention_mask, body.token_type_ids)
+    if any(other is not None for other in others):
         raise InvalidInput(
             "texts stand alone: send either them, or input_ids with attention_mask and"
             " token_type_ids",
@@ -141,11 +143,16 @@ def route(bodies: Bodies) -> Route:
 
 
 def _from_lists(body: InferRequest, prompt_name: str | None) -> tuple[Batch, Padding]:
-    if body.input_ids is None:
+    rows = body.input_ids if body.inputs is None else body.inputs
+    if rows is None:
         raise InvalidInput("input_ids is missing: send token ids, or texts", param="input_ids")
+    if body.input_ids is not None and body.inputs is not None:
+        raise InvalidInput(
+            "inputs and input_ids exclude each other: send what the model takes", param="inputs"
+        )
     if body.truncate:
         raise InvalidInput(
-            "truncate is set, but it cuts texts only: cut input_ids yourself", param="truncate"
+            f"truncate is set, but it cuts texts only: cut {body.field} yourself", param="truncate"
         )
     if prompt_name is not None:
         raise InvalidInput(
@@ -154,27 +161,33 @@ def _from_lists(body: InferRequest, prompt_name: str | None) -> tuple[Batch, Pad
         )
     if body.input_type is not None:
         raise InvalidInput("input_type is set, but it is for texts", param="input_type")
-    return from_lists(body.input_ids, body.attention_mask, body.token_type_ids)
+    return from_lists(rows, body.attention_mask, body.token_type_ids, body.field)
 
 
 def _from_arrays(arrays: Arrays) -> tuple[Batch, Padding]:
-    input_ids, types = arrays["input_ids"], arrays.get("token_type_ids")
+    if "input_ids" in arrays and "inputs" in arrays:
+        raise InvalidInput(
+            "inputs and input_ids exclude each other: send what the model takes", param="inputs"
+        )
+    field = "inputs" if "inputs" in arrays else "input_ids"
+    tokens, types, of_vectors = arrays[field], arrays.get("token_type_ids"), field == "inputs"
     if "lengths" in arrays and "attention_mask" not in arrays:
-        _check_axes(arrays, input_ids=1, lengths=1)
-        return from_rows(input_ids, arrays["lengths"], types)
+        _check_axes(arrays, {field: 1 + of_vectors, "lengths": 1})
+        return from_rows(tokens, arrays["lengths"], types, field)
     if "lengths" in arrays:
         raise InvalidInput("attention_mask and lengths exclude each other", param="lengths")
-    mask = arrays.setdefault("attention_mask", np.ones_like(input_ids))
-    _check_axes(arrays, input_ids=2, attention_mask=2)
-    return from_grid(input_ids, mask, types)
+    mask = arrays.setdefault("attention_mask", np.ones(tokens.shape[:2], np.int64))
+    _check_axes(arrays, {field: 2 + of_vectors, "attention_mask": 2})
+    return from_grid(tokens, mask, types, field)
 
 
-def _check_axes(arrays: Arrays, **num_axes: int) -> None:
+def _check_axes(arrays: Arrays, num_axes: Mapping[str, int]) -> None:
     for name, num in num_axes.items():
         if arrays[name].ndim != num:
+            width = ", width" if name == "inputs" else ""
             raise InvalidInput(
-                f"{name} has shape {list(arrays[name].shape)}: {num} axes, [batch, seq], or ragged"
-                " [tokens] with lengths [batch]",
+                f"{name} has shape {list(arrays[name].shape)}: {num} axes, [batch, seq{width}], or"
+                f" ragged [tokens{width}] with lengths [batch]",
                 param=name,
             )
 

@@ -15,6 +15,8 @@ from addnorm.service.wire.texts.spans import Ranges
 from addnorm.service.wire.texts.texts import PROMPT_NAME, Texts
 
 Fields = TypeVar("Fields", bound="Options")
+Vector = Annotated[list[float], Field(fail_fast=True)]
+Vectors = Annotated[list[Annotated[list[Vector], Field(fail_fast=True)]], Field(fail_fast=True)]
 
 
 class Named(Strict):
@@ -76,6 +78,11 @@ class InferRequest(Options):
     input_ids: Integers | None = Field(
         None, description="Token ids, a list per sequence. Either these or `texts`."
     )
+    inputs: Vectors | None = Field(
+        None,
+        description="For models that take vectors in place of token ids: a list of vectors per"
+        " sequence.",
+    )
     attention_mask: Integers | None = Field(
         None, description="1 for a real token, 0 for a pad; shaped like input_ids."
     )
@@ -104,7 +111,8 @@ class InferRequest(Options):
 
     @property
     def field(self) -> str:
-        return "input_ids" if self.texts is None else "texts"
+        sent = (name for name in ("texts", "inputs") if getattr(self, name) is not None)
+        return next(sent, "input_ids")
 
     def skipped_ids(self, bundle: Bundle) -> tuple[int, ...] | None:
         if self.input_type is None:
@@ -113,7 +121,7 @@ class InferRequest(Options):
 
     def wanted(self, bundle: Bundle) -> tuple[str, ...] | None:
         """Who sends a text wants its class or its vector, not megabytes of its tokens' rows."""
-        if self.texts is None or self.outputs is not None:
+        if self.texts is None or self.outputs is not None or bundle.manifest.as_it_is:
             return super().wanted(bundle)
         logits = bundle.manifest.heads.get("logits")
         return ("logits",) if logits and logits.pick != "every" else ("pooled",)

@@ -70,7 +70,9 @@ class GrpcCalls:
     probe_s: float = PROBE_S
     in_flight: int = field(default=0, init=False)  # probes too
     num_begun: int = field(default=0, init=False)
-    last_asked: float = field(default=-math.inf, init=False)  # when the last call came, no probe
+    # when the last call came, and when one ended, that was no probe
+    last_asked: float = field(default=-math.inf, init=False)
+    last_answered: float = field(default=-math.inf, init=False)
     # while callers are told to leave their connections, calls wait for it, so that few more come
     told: asyncio.Event | None = field(default=None, init=False)
 
@@ -108,6 +110,8 @@ class GrpcCalls:
             await self._abort(method, caller, error, ask)
         finally:
             self.in_flight -= 1
+            if not method.is_probe:
+                self.last_answered = time.monotonic()
             # the call as a request over HTTP/2, which it is
             scope = {"method": "POST", "path": method.path, "route": method, "scheme": "http"}
             self.reporter.report({**scope, "http_version": "2", "headers": headers}, ask)

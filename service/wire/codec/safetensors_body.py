@@ -1,7 +1,8 @@
 """Safetensors bodies: 8 bytes of header length, a JSON header, the tensors' bytes end to end.
 
 In: `input_ids` and `attention_mask`, both `[batch, seq]`; or ragged, `input_ids` `[tokens]` and
-`lengths` `[batch]`. For models with token types also `token_type_ids`, shaped like `input_ids`.
+`lengths` `[batch]`. For models with token types also `token_type_ids`, shaped like `input_ids`. For
+models that take vectors `inputs` in place of `input_ids`, with an axis more.
 Every other field of a JSON body stands in the metadata, as one JSON object named `request`.
 Out: a tensor an output, in the same layout; what has parts has a tensor for each, as in
 `norm_stats.mean`.
@@ -30,6 +31,7 @@ KNOWN = {
     "attention_mask": tuple(KINDS),
     "token_type_ids": (*INTEGERS, "U8"),
     "lengths": INTEGERS,
+    "inputs": ("F32",),
 }
 Arrays = dict[str, NDArray[Any]]
 
@@ -54,7 +56,7 @@ def read(body: bytes) -> Found:
         raise InvalidInput(f"the body is not safetensors: {error}") from None
     header = json.loads(body[8 : 8 + num_bytes], object_pairs_hook=_each_once)
     arrays = {name: _array(name, tensor) for name, tensor in tensors}
-    if "input_ids" not in arrays:
+    if not {"input_ids", "inputs"} & arrays.keys():
         raise InvalidInput("the body lacks the tensor input_ids", param="input_ids")
     metadata: dict[str, str] = header.get("__metadata__") or {}
     return Found(metadata.get("request", "{}").encode(), arrays)

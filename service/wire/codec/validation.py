@@ -22,6 +22,7 @@ from addnorm.service.wire.codec.shown import shown
 NO_MEMORY = "Not enough memory"  # in orjson's words
 MAX_KEYS = 1000  # of all objects of a body, beside those of documents
 MAX_FIELDS = 4  # of a document, on average
+MAX_VECTORS = 65_536  # take 20 ms, which hold up others; as tensors more may be sent
 MAX_DEPTH = 20  # bodies have 5
 CONTAINERS = (dict, list)
 # what pydantic puts into a path where a value may be of several kinds
@@ -282,12 +283,13 @@ def _num_keys(value: Any, depth: int = 1) -> int:
 
 
 def _max_lists(settings: Settings) -> int:
-    return 3 * settings.max_sequences + 100  # of ids, masks and types
+    """Lists of ids, masks and types, and of vectors, one for each token."""
+    return 3 * settings.max_sequences + MAX_VECTORS + 100
 
 
 def max_values(settings: Settings) -> int:
     """A request's: ids, masks and types of its tokens, and what is beside them."""
-    return 3 * settings.max_padded_tokens + _max_lists(settings) + MAX_KEYS
+    return 3 * (settings.max_padded_tokens + settings.max_sequences) + 100 + MAX_KEYS
 
 
 def _max_strings(settings: Settings) -> int:

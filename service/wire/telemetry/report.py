@@ -37,6 +37,8 @@ class Reporter:
         seconds = now - ask.started
         self._metrics.count_request(route, status, seconds, ask)
         if ask.statistics is not None and ask.decoded_from is not None:
+            ask.statistics.num_under_way -= 1
+            ask.statistics.used = now
             if ask.is_inferred:
                 ask.statistics.count_request(ask.num_sequences, ask.stages_s)
             else:

@@ -18,14 +18,17 @@ ALWAYS = ("nano_gpt", "torch_encoder")  # the others are opt-in: ten seconds eac
 OUTPUTS = {
     "annotated_encoder": ("activations", None),
     "lecture_gpt": ("logits", "a row is a norm"),
+    "llama": ("output", None),
     "nano_gpt": ("logits", "a row is a norm"),
+    "recommender": ("output", None),
     "segments": ("logits", None),
     "torch_encoder": ("logits", "the old cat purrs loudly"),
 }
+SERIES = "time_series"  # takes vectors
 
 
 def test_every_program_is_here() -> None:
-    assert {file.stem for file in EXAMPLES.glob("*.py")} == set(OUTPUTS)
+    assert {file.stem for file in EXAMPLES.glob("*.py")} == {*OUTPUTS, SERIES}
 
 
 @pytest.mark.parametrize(
@@ -56,6 +59,26 @@ def test_a_tutorial_is_served_as_it_answers(
         types = [torch.zeros(1, len(row), dtype=torch.int64)] if name == "segments" else []
         with torch.no_grad():
             expected = tensor_of(model(torch.tensor([row]), *types))[0].numpy()
-        got = np.array(answer)[-len(row) :] if output == "activations" else np.array(answer)
+        got = np.array(answer)
+        if got.ndim > 1:  # of every token, behind pads
+            got = got[-len(row) :]
         np.testing.assert_allclose(got, expected[-1] if got.ndim < expected.ndim else
                                    expected.reshape(got.shape), atol=LIMIT)  # fmt: skip
+
+
+@pytest.mark.modules
+def test_vectors_are_served_as_the_module_answers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "argv", [SERIES, str(tmp_path)])
+    found = run_path(str(EXAMPLES / f"{SERIES}.py"), run_name="__main__")
+    model, series = found["model"].eval(), found["sines"](3, 20)
+    mask = torch.tensor([[1] * 21, [0] * 9 + [1] * 12, [1, 0] * 10 + [0]])
+    with client_of(inference_of(tmp_path)) as client:
+        body = {"inputs": series.tolist(), "attention_mask": mask.tolist()}
+        answers = client.post("/v1/infer", json=body).json()["output"]
+    for row, real, answer in zip(series, mask == 1, answers, strict=True):
+        alone = row[real][None]
+        with torch.no_grad():
+            expected = model(alone, torch.zeros(alone.shape[:2], dtype=torch.bool))[0]
+        np.testing.assert_allclose(answer, expected, atol=LIMIT)

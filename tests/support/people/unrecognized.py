@@ -7,6 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 V, D, LONGEST = 60, 16, 48
+NUM_FEATURES = 6  # of a series
 
 
 class Gated(nn.Module):
@@ -81,4 +82,20 @@ class Choosing(Gated):
 class Broken(Gated):
     def forward(self, ids: Tensor) -> Tensor:
         rows: Tensor = super().forward(ids) * torch.nan
+        return rows
+
+
+class Series(nn.Module):
+    """Takes vectors: a series of NUM_FEATURES numbers a step. Its mask is that of PyTorch's own
+    encoder, True at pads."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.up, self.head = nn.Linear(NUM_FEATURES, D), nn.Linear(D, 3)
+        layer = nn.TransformerEncoderLayer(D, 2, 2 * D, batch_first=True)
+        self.encoder = nn.TransformerEncoder(layer, 1, enable_nested_tensor=False)
+
+    def forward(self, x: Tensor, pad_mask: Tensor) -> Tensor:
+        rows: Tensor = self.head(self.encoder(self.up(x), src_key_padding_mask=pad_mask))
         return rows

@@ -226,7 +226,7 @@ REJECTED: list[tuple[bytes, str]] = [
     # parts are counted before they are objects
     (headed(MANY, b""), f"its header has {len(MANY)} bytes, the limit is 65536"),
     (headed("{" + ",".join(f'"{number}":{EMPTY}' for number in range(8)) + "}"),
-     "has more than 6 objects, the limit"),
+     "has more than 7 objects, the limit"),
     (headed(f"{{{TENSOR}}}".replace("1, 1", "1," * 100 + "1")), "more than 100 values, the limit"),
     (headed(f'{{{TENSOR},"__metadata__":{{"request":"{{}}"' + ',"a":""' * 50 + "}}"),
      "has more than 100 strings, the limit"),
