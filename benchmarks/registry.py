@@ -73,6 +73,11 @@ EXPERIMENTS = {
         (BERT, SERVED, "build/engines/ready"),
         only="beginnings of engines: torch onnxruntime openvino ctranslate2 fastembed addnorm",
     ),
+    "modules": Experiment(
+        "random modules, exported by one call: recognized, as they are, refused, served wrongly",
+        "benchmarks.random_modules:run",
+        60,
+    ),
     "cache": Experiment(
         "what the cache brings where traffic repeats, and what it costs where it does not",
         "benchmarks.cache:run",
