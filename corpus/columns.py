@@ -63,7 +63,7 @@ def output(options: EmbedOptions, model: Model) -> Output[Value]:
     match options.output:
         case "pooled":
             dtype: Literal["float32", "int8"] = "int8" if options.dtype == "int8" else "float32"
-            return Pooled(None, manifest.normalize, options.dimensions, dtype)
+            return Pooled(None, manifest.normalize, options.dimensions, (dtype,))
         case "sparse":
             return Sparse(options.top_k)
         case "multi-vector":

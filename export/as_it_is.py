@@ -156,8 +156,7 @@ class _Graph(nn.Module):
         self.module, self._found = found.twin, found
 
     def forward(self, tokens: Tensor, types: Tensor | None = None) -> Tensor:
-        with patch.object(F, "scaled_dot_product_attention", _attention):
-            answer = self.module(tokens) if types is None else self.module(tokens, types)
+        answer = self.module(tokens) if types is None else self.module(tokens, types)
         rows = _laid_out(_tensors(answer)[self._found.at], self._found)
         if not self._found.is_of_tokens:
             rows = rows.expand(-1, tokens.shape[1], -1)
@@ -332,6 +331,8 @@ def _call_with(
     *types: Tensor,
 ) -> Any:
     """Calls it with the mask that it asks for, of real tokens alone but for pads at the end."""
+    if not kinds:
+        return call(tokens)
     real = torch.full(tokens.shape[:2], mask.real, dtype=mask.dtype, device=tokens.device)
     if num_pads:
         real[:, -num_pads:] = 1 - int(mask.real)
@@ -587,9 +588,16 @@ def _write_uncertified(found: AsItIs, folder: Path, name: str, version: int) -> 
     shapes = {name: {0: Dim.DYNAMIC, 1: Dim.DYNAMIC} for name in ("tokens", "types")[: len(inputs)]}
     try:
         # PyTorch's own encoder compares the numbers of a mask, only to choose a quicker kernel
-        with as_found(found.twin), plain_attention(), patch.object(
-            nn.modules.transformer, "_detect_is_causal_mask", lambda mask, hint, size: hint is True
-        ):  # fmt: skip
+        with (
+            as_found(found.twin),
+            plain_attention(),
+            patch.object(F, "scaled_dot_product_attention", _attention),
+            patch.object(
+                nn.modules.transformer,
+                "_detect_is_causal_mask",
+                lambda mask, hint, size: hint is True,
+            ),
+        ):
             graph = export_module(_Graph(found), tuple(inputs), names, [ANSWER], shapes)
     except UnfitError:
         raise

@@ -3,7 +3,8 @@
 import logging
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stderr
+from io import StringIO
 from typing import Any
 
 import onnx_ir
@@ -172,13 +173,14 @@ def export_module(
 @contextmanager
 def _silence_exporter() -> Iterator[None]:
     """Silences the exporter, which deprecates parts of itself, warns that torchvision is missing on
-    every call, and tells of each step that it skips."""
-    loggers = [logging.getLogger(name) for name in ("torch.onnx", "onnxscript")]
+    every call, tells of each step that it skips, and prints graphs that it cannot finish."""
+    names = ("torch.onnx", "onnxscript", "torch.fx.experimental.symbolic_shapes")
+    loggers = [logging.getLogger(name) for name in names]
     levels = [logger.level for logger in loggers]
     for logger in loggers:
         logger.setLevel(logging.ERROR)
     try:
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), redirect_stderr(StringIO()):
             warnings.simplefilter("ignore")
             yield
     finally:

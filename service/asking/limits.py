@@ -31,9 +31,8 @@ def check(ask: Ask, settings: Settings) -> None:
     if batch.types is not None:
         _check_types(ask)
     for output in ask.outputs:
-        if bundle.manifest.as_it_is and not output.is_of(
-            bundle
-        ):  # protocols ask for some without naming them
+        # protocols ask for some without naming them
+        if bundle.manifest.as_it_is and not output.is_of(bundle):
             raise InvalidInput(
                 f"{bundle.ref} is served as it is, and answers with `output` alone: it has no"
                 f" {output.name}. Ask /v1/infer for it",
@@ -74,12 +73,12 @@ def check(ask: Ask, settings: Settings) -> None:
 
 
 def _check_tokens(ask: Ask) -> None:
-    limits = ask.model.bundle.manifest.limits
-    lengths, tokens, ref = ask.padding.lengths, ask.batch.tokens, ask.model.bundle.ref
+    bundle, lengths, tokens = ask.model.bundle, ask.padding.lengths, ask.batch.tokens
+    limits = bundle.manifest.limits
     if np.count_nonzero(lengths > limits.max_positions):
         row = int((lengths > limits.max_positions).argmax())
         raise InvalidInput(
-            f"{ask.field}[{row}] has {lengths[row]} real tokens, the limit of {ref} is"
+            f"{ask.field}[{row}] has {lengths[row]} real tokens, the limit of {bundle.ref} is"
             f" {limits.max_positions}",
             param=ask.field,
         )
@@ -88,13 +87,13 @@ def _check_tokens(ask: Ask) -> None:
         return
     if outside := _outside(ask.padding, tokens, limits.vocab_size):
         raise InvalidInput(
-            f"{ask.field}{outside}: ids of {ref} are 0 to {limits.vocab_size - 1}{ask.hint}",
+            f"{ask.field}{outside}: ids of {bundle.ref} are 0 to {limits.vocab_size - 1}{ask.hint}",
             param=ask.field,
         )
     if limits.pad_id is not None and np.count_nonzero(pads := tokens == limits.pad_id):
         row, column = _place(ask.padding, int(pads.argmax()))
         raise InvalidInput(
-            f"{ask.field}[{row}][{column}] is {limits.pad_id}: {ref} takes this id for a pad"
+            f"{ask.field}[{row}][{column}] is {limits.pad_id}: {bundle.ref} takes this id for a pad"
             f" wherever it stands. Leave it out, or mask it{ask.hint}",
             param=ask.field,
         )

@@ -173,14 +173,11 @@ def _task(body: HuggingFaceRequest, model: Model) -> tuple[type[Strict], Any]:
     found = found or (Strict, None)
     if found[1] is text_tasks.fill_masks and body.parameters is None:
         # Python's client sends parameters with every task but this one, JavaScript's with none
-        return found if _has_mask(body, model) else (Strict, None)
+        mask = Pieces.of(model.tokenizer.library).mask if model.tokenizer else None
+        texts = [body.inputs] if isinstance(body.inputs, str) else body.inputs
+        if not (mask and isinstance(texts, list) and all(mask[1] in text for text in texts)):
+            return Strict, None
     return found
-
-
-def _has_mask(body: HuggingFaceRequest, model: Model) -> bool:
-    mask = Pieces.of(model.tokenizer.library).mask if model.tokenizer else None
-    texts = [body.inputs] if isinstance(body.inputs, str) else body.inputs
-    return mask is not None and isinstance(texts, list) and all(mask[1] in text for text in texts)
 
 
 async def _features(

@@ -158,6 +158,7 @@ async def decode(route: Route, raw: RawRequest, ask: Ask, tools: Tools) -> Any:
             raise InvalidInput(f"{' or '.join(found)} is missing: one of them tells the dialect")
         kind, ask.envelope, found = found[field]
     body = await bodies.read(len(raw.body), ask, fit, kind, value, bodies.ignored.add)
+    del value  # it must not be held beside what was made of it
     return await found(body, ask, tools)
 
 

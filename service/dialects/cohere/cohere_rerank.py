@@ -105,8 +105,12 @@ def _check_documents(most: int | None, batch: Batch) -> None:
 
 
 def _entry(body: RerankRequest, index: int, score: Any) -> dict[str, Any]:
-    document = {"document": _whole(body.documents[index])} if body.return_documents else {}
-    return {"index": index, "relevance_score": score, **document}
+    entry = {"index": index, "relevance_score": score}
+    if not body.return_documents:
+        return entry
+    document = body.documents[index]
+    whole = {"text": document} if isinstance(document, str) else document.model_dump()
+    return {**entry, "document": whole}
 
 
 def _words(ask: Ask, results: list[dict[str, Any]]) -> dict[str, Any]:
@@ -115,22 +119,13 @@ def _words(ask: Ask, results: list[dict[str, Any]]) -> dict[str, Any]:
         "object": "rerank",
         "model": ask.model.answered_name,
         "results": results,
-        "data": _for_voyage(results),
+        "data": [  # Voyage's, with documents as plain texts
+            {**result, "document": result["document"]["text"]} if "document" in result else result
+            for result in results
+        ],
         "usage": usage(ask),
         "meta": {"tokens": {"input_tokens": ask.batch.num_tokens}},
     }
-
-
-def _whole(document: str | Document) -> dict[str, Any]:
-    return {"text": document} if isinstance(document, str) else document.model_dump()
-
-
-def _for_voyage(results: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Documents as plain texts."""
-    return [
-        {**result, "document": result["document"]["text"]} if "document" in result else result
-        for result in results
-    ]
 
 
 ROUTES = tuple(

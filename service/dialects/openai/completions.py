@@ -15,7 +15,7 @@ from addnorm.service.asking.ask import Ask
 from addnorm.service.asking.tasks import scoring
 from addnorm.service.engine.batch import Floats, Ints
 from addnorm.service.engine.manifest import Precision
-from addnorm.service.engine.outputs import Output, ScoredPrompts, TopLogits, Value
+from addnorm.service.engine.outputs import ScoredPrompts, TopLogits
 from addnorm.service.errors import InvalidInput
 from addnorm.service.wire.codec.decoding import Tools
 from addnorm.service.wire.codec.payload import Encode
@@ -127,7 +127,8 @@ async def score(body: CompletionRequest, ask: Ask, tools: Tools) -> Encode:
     ask.batch, ask.padding = await sent.read(ask, tools)
     num_shown = len(ask.batch) + (ask.batch.num_tokens if body.echo else 0)
     token_bytes = TOKEN_BYTES + CANDIDATE_BYTES * (1 + (body.logprobs or 0))
-    ask.outputs = (_output(body, model.bundle.width("logits")),)
+    top_k = min(max(1, body.logprobs or 0), model.bundle.width("logits"))
+    ask.outputs = (ScoredPrompts(top_k) if _scores_prompt(body) else TopLogits("last", top_k),)
     ask.precision, ask.field = body.precision or ask.precision, "prompt"
     ask.hint = OTHER_VOCABULARY
     ask.answer_bytes = CHOICE_BYTES * len(ask.batch) + token_bytes * num_shown
@@ -172,12 +173,6 @@ def _check_temperature(body: CompletionRequest) -> None:
 
 def _scores_prompt(body: CompletionRequest) -> bool:
     return bool(body.echo) and body.logprobs is not None
-
-
-def _output(body: CompletionRequest, vocab_size: int) -> Output[Value]:
-    """vocab_size: there are no more candidates."""
-    top_k = min(max(1, body.logprobs or 0), vocab_size)
-    return ScoredPrompts(top_k) if _scores_prompt(body) else TopLogits("last", top_k)
 
 
 class Candidates(NamedTuple):

@@ -134,7 +134,8 @@ async def embed(body: EmbeddingsRequest, ask: Ask, tools: Tools) -> Encode:
     }
     dimensions = agreed(dimensions=body.dimensions, output_dimension=body.output_dimension)
     normalize = model.bundle.manifest.normalize if body.normalized is None else body.normalized
-    output = Pooled(normalize=normalize, dimensions=dimensions, dtype=agreed(**dtypes) or "float32")
+    numbers: tuple[VectorDType, ...] = (agreed(**dtypes) or "float32",)
+    output = Pooled(normalize=normalize, dimensions=dimensions, dtypes=numbers)
     ask.outputs, ask.precision = (output,), body.precision or ask.precision
     ask.binary = (body.encoding_format or jinas) == "base64"
     # the sequences

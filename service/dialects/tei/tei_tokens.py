@@ -44,7 +44,10 @@ def _shown(tokenizer: Tokenizer, add_special_tokens: bool, piece: Sequence[Text]
 
 
 def _show(text: str, encoding: Encoding) -> Shown:
-    places = _byte_places(text)
+    # where each character, and the end, stands in the text as UTF-8
+    places: Sequence[int] = range(len(text) + 1)
+    if not text.isascii():
+        places = list(accumulate((len(character.encode()) for character in text), initial=0))
     tokens = []
     for index, token, (start, stop), is_special in zip(
         encoding.ids,
@@ -63,13 +66,6 @@ def _show(text: str, encoding: Encoding) -> Shown:
             }
         )
     return Shown(len(encoding), {"tokens": fragment(tokens)})
-
-
-def _byte_places(text: str) -> Sequence[int]:
-    """Where each character, and the end, stands in the text as UTF-8."""
-    if text.isascii():
-        return range(len(text) + 1)
-    return list(accumulate((len(character.encode()) for character in text), initial=0))
 
 
 async def decode(body: TeiDecodeRequest, ask: Ask, tools: Tools) -> bytes:

@@ -30,7 +30,7 @@ NO_SPANS = Spans(np.empty((0, 2), np.int64), np.empty(0, np.int64))
 @dataclass(frozen=True, eq=False)
 class VectorsOutput(Output[Made_co]):
     """pooling: None: as the bundle says. dimensions: only the first so many, which are scaled after
-    they are cut."""
+    they are cut. field: the caller's name for dtypes."""
 
     name = "pooled"
     json_type = list[list[float]] | list[list[int]] | list[list[list[float]]]
@@ -42,7 +42,8 @@ class VectorsOutput(Output[Made_co]):
     pooling: Pooling | None = None
     normalize: bool = False
     dimensions: int | None = None
-    dtype: VectorDType = "float32"
+    dtypes: tuple[VectorDType, ...] = ("float32",)
+    field: str = "dtype"
 
     @classmethod
     def is_of(cls, bundle: Bundle) -> bool:
@@ -58,13 +59,13 @@ class VectorsOutput(Output[Made_co]):
     def check(self, bundle: Bundle) -> None:
         if self.dimensions is not None:
             check_dimensions("dimensions", self.dimensions, bundle)
-        if self.dtype in RANGED:
-            self.check_ranges("dtype", self.dtype, bundle)
+        for dtype in self.dtypes:
+            if dtype in RANGED:
+                self._check_ranges(dtype, bundle)
 
-    def check_ranges(self, field: str, dtype: VectorDType, bundle: Bundle) -> None:
-        """InvalidInput if the bundle's ranges are not those of these vectors. field: the caller's
-        name for dtype."""
-        manifest, what = bundle.manifest, ""
+    def _check_ranges(self, dtype: VectorDType, bundle: Bundle) -> None:
+        """InvalidInput if the bundle's ranges are not those of these vectors."""
+        manifest, field, what = bundle.manifest, self.field, ""
         if manifest.vector_ranges is None:
             why = (
                 f"{bundle.ref} has no ranges to make it with: export it again; they are recorded"
@@ -90,11 +91,12 @@ class VectorsOutput(Output[Made_co]):
         return self.pooling or bundle.manifest.pooling
 
     def width(self, bundle: Bundle) -> int:
-        return width_of(self.dtype, self.dimensions or bundle.width(self.name))
+        dimensions = self.dimensions or bundle.width(self.name)
+        return sum(width_of(dtype, dimensions) for dtype in self.dtypes)
 
     @property
     def is_small(self) -> bool:
-        return self.dtype != "float32"
+        return "float32" not in self.dtypes
 
     def _vectors(self, rows: HeadRows, of: Computed) -> Floats:
         """Vectors of the pooled rows, `[n, w]`."""
@@ -113,8 +115,9 @@ class Pooled(VectorsOutput[Dense]):
     @classmethod
     def asked_for(cls, asked: Asked) -> Output[Value]:
         if asked.spans is None:
-            return Pooled(asked.pooling, asked.normalize, dtype=asked.dtype)
-        return PooledSpans(asked.pooling, asked.normalize, dtype=asked.dtype, spans=asked.spans)
+            return Pooled(asked.pooling, asked.normalize, dtypes=(asked.dtype,))
+        dtypes, spans = (asked.dtype,), asked.spans
+        return PooledSpans(asked.pooling, asked.normalize, dtypes=dtypes, spans=spans)
 
     @classmethod
     def compared(cls, bundle: Bundle) -> "Pooled":
@@ -125,7 +128,7 @@ class Pooled(VectorsOutput[Dense]):
     def make(self, of: Computed) -> Dense:
         vectors = self._vectors(of.head_rows(self.pick(of.bundle)), of)
         ranges = of.bundle.manifest.vector_ranges
-        return Dense(of.padding.scatter_rows(converted(vectors, self.dtype, ranges)))
+        return Dense(of.padding.scatter_rows(converted(vectors, self.dtypes[0], ranges)))
 
 
 @dataclass(frozen=True, eq=False)
@@ -144,31 +147,13 @@ class PooledSpans(VectorsOutput[Ragged]):
         rows = HeadRows.pooled_in(self.spans, pooling, activations, of.batch)
         vectors, ranges = self._vectors(rows, of), of.bundle.manifest.vector_ranges
         ends = self.spans.lengths.cumsum()[:-1]
-        made = converted(vectors, self.dtype, ranges)
+        made = converted(vectors, self.dtypes[0], ranges)
         return Ragged(np.split(made, ends), has_own_lengths=True)
 
 
 @dataclass(frozen=True, eq=False)
 class PooledByDType(VectorsOutput[Parts]):
-    """The same vectors in several dtypes, which name the parts. field: the caller's name for
-    dtypes."""
-
-    dtypes: tuple[VectorDType, ...] = ()
-    field: str = "dtypes"
-
-    def check(self, bundle: Bundle) -> None:
-        super().check(bundle)
-        for dtype in self.dtypes:
-            if dtype in RANGED:
-                self.check_ranges(self.field, dtype, bundle)
-
-    def width(self, bundle: Bundle) -> int:
-        dimensions = self.dimensions or bundle.width(self.name)
-        return sum(width_of(dtype, dimensions) for dtype in self.dtypes)
-
-    @property
-    def is_small(self) -> bool:
-        return "float32" not in self.dtypes
+    """The same vectors in several dtypes, which name the parts."""
 
     def make(self, of: Computed) -> Parts:
         vectors = self._vectors(of.head_rows(self.pick(of.bundle)), of)

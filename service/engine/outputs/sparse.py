@@ -102,7 +102,12 @@ class Sparse(Output[SparseVectors]):
                 found.append(entries(largest, self.top_k))
                 num_left -= len(found[-1][0])
             if num_left < 0:
-                raise _too_many_entries(of, limit)
+                raise InvalidInput(
+                    f"sparse vectors have more than {limit} entries that are not zero, the limit"
+                    f" for {len(of.batch)} sequences of {of.batch.num_tokens} tokens: send fewer at"
+                    ' once, or ask /v1/infer for "sparse": {"top_k": 256}',
+                    param="sparse",
+                )
             checkpoint()
         sequences = iter(found)
         none = np.empty(0, np.int64), np.empty(0, np.float32)
@@ -115,15 +120,6 @@ class Sparse(Output[SparseVectors]):
         if self.top_k is not None:
             return self.top_k * len(batch)
         return int(np.minimum(ENTRIES_PER_TOKEN * batch.lengths, self.width(bundle)).sum())
-
-
-def _too_many_entries(of: Computed, limit: int) -> InvalidInput:
-    return InvalidInput(
-        f"sparse vectors have more than {limit} entries that are not zero, the limit for"
-        f" {len(of.batch)} sequences of {of.batch.num_tokens} tokens: send fewer at once, or ask"
-        ' /v1/infer for "sparse": {"top_k": 256}',
-        param="sparse",
-    )
 
 
 def largest_logits(engine: Engine, rows: HeadRows, width: int) -> Iterator[Floats | None]:

@@ -150,7 +150,10 @@ def _mend(value: dict[str, Any], complaint: Any, ignored: Ignored) -> bool:
     is_mended = False
     for holder in _alike(value, before):
         if isinstance(holder, list):
-            is_mended |= what == "int_type" and _mend_ids(holder)
+            if what == "int_type":
+                whole = with_whole_floats(holder)
+                is_mended |= list(map(type, whole)) != list(map(type, holder))
+                holder[:] = whole
         elif what == "extra_forbidden" and last in holder:
             _ignore(holder, str(last), _place(path), ignored)
             is_mended = True
@@ -165,13 +168,6 @@ def _mend(value: dict[str, Any], complaint: Any, ignored: Ignored) -> bool:
 def with_whole_floats(ids: list[Any]) -> list[Any]:
     """The same with whole numbers that are written as floats as integers. A text is a mistake."""
     return [int(sent) if type(sent) is float and _is_whole(sent) else sent for sent in ids]
-
-
-def _mend_ids(ids: list[Any]) -> bool:
-    found = with_whole_floats(ids)
-    is_mended = list(map(type, found)) != list(map(type, ids))
-    ids[:] = found
-    return is_mended
 
 
 def _is_whole(sent: float) -> bool:

@@ -5,7 +5,6 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-from tokenizers import Encoding
 
 from addnorm.service.asking.ask import Ask
 from addnorm.service.asking.tasks import classification, fill_mask, tagging
@@ -142,7 +141,10 @@ async def tag(
                 ignored,
             )
 
-    answer_bytes = ENTITY_BYTES * ask.batch.num_tokens + 2 * _kept_bytes(texts, encodings)
+    whole = zip(map(str, texts.whole(texts.texts)), encodings, strict=True)
+    ends = ((text, max((end for _, end in one.offsets), default=0)) for text, one in whole)
+    kept_bytes = json_bytes(text[:end] for text, end in ends)
+    answer_bytes = ENTITY_BYTES * ask.batch.num_tokens + 2 * kept_bytes
     _want(ask, texts, Logits(), precision, answer_bytes)
     return finish
 
@@ -214,13 +216,6 @@ def _masks(field: str, batch: Batch, targets: Sequence[str], pieces: Pieces) -> 
 def _label_bytes(labels: Sequence[str]) -> int:
     """Bytes of the labels of one text as JSON, with their scores."""
     return LABEL_BYTES * len(labels) + json_bytes(labels)
-
-
-def _kept_bytes(texts: TextsToTokenize, encodings: Sequence[Encoding]) -> int:
-    """Bytes of the texts as JSON, without what is cut off."""
-    whole = zip(texts.whole(texts.texts), encodings, strict=True)
-    ends = ((text, max((end for _, end in one.offsets), default=0)) for text, one in whole)
-    return json_bytes(str(text[:end]) for text, end in ends)
 
 
 def _labels(texts: TextsToTokenize) -> Sequence[str]:

@@ -416,20 +416,17 @@ def decoded_ids(
     texts = list[orjson.Fragment]()
     for portion in portions(rows, list(map(len, rows)), PIECE_IDS):
         for row in portion:
-            _check_ids(field, row, of, ref)
+            if row and not 0 <= min(row) <= max(row) < of.num_ids:
+                outside = next(token for token in row if not 0 <= token < of.num_ids)
+                last = of.num_ids - 1
+                raise InvalidInput(
+                    f"{field} has {outside}: ids of tokens of {ref} are 0 to {last}", param=field
+                )
         # for several rows the library gives Python's global lock to others
         made = of.library.decode_batch(portion, skip_special_tokens=skip_special_tokens)
         texts += map(fragment, made)
         checkpoint()
     return texts
-
-
-def _check_ids(field: str, row: Sequence[int], of: Tokenizer, ref: str) -> None:
-    if row and not 0 <= min(row) <= max(row) < of.num_ids:
-        outside = next(token for token in row if not 0 <= token < of.num_ids)
-        raise InvalidInput(
-            f"{field} has {outside}: ids of tokens of {ref} are 0 to {of.num_ids - 1}", param=field
-        )
 
 
 def json_bytes(texts: Iterable[str]) -> int:
