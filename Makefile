@@ -117,7 +117,7 @@ build/%/ready: benchmarks/environments/%.txt
 	build/$*/bin/pip --disable-pip-version-check install -r $<
 	touch $@
 
-build/js-clients/ready: benchmarks/environments/js-clients.json
+build/js-%/ready: benchmarks/environments/js-%.json
 	mkdir -p $(@D)
 	cp $< $(@D)/package.json
 	npm install --ignore-scripts --no-audit --no-fund --prefix $(@D)

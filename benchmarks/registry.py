@@ -13,6 +13,10 @@ PEER, RAY, ARM = (f"build/{name}/ready" for name in ("sentence-transformers", "r
 # the first of each minor version that pyproject.toml allows, beside the one that is installed
 ONNXRUNTIMES = ("1.25.0", "1.26.0", "1.27.0", "1.28.0", "1.29.0", "1.30.0", "1.31.1")
 
+# that run folders of ONNX: the last whose bits change with the batch, the first and a later one
+# whose do not
+ONNX_HOSTS = ("1.20.1", "1.21.1", "1.28.0")
+
 
 @dataclass(frozen=True)
 class Experiment:
@@ -80,6 +84,12 @@ EXPERIMENTS = {
         8,
         (PRESET,),
         only="repeats or new",
+    ),
+    "cold": Experiment(
+        "from `addnorm serve` to the first answer, exported before or not, and after idleness",
+        "benchmarks.cold:run",
+        6,
+        (BERT,),
     ),
     "corpus": Experiment(
         "`addnorm embed`: tokens per second beside the engine alone",
@@ -202,6 +212,18 @@ PROOFS = {
         "42 folders that sentence-transformers and transformers save: the author's answers over"
         " HTTP",
         13,
+    ),
+    "onnx_hosts": Proof(
+        "a folder of ONNX in fastembed, sentence-transformers, onnxruntime and node: the same bits",
+        12,
+        (
+            BERT,
+            SERVED,
+            "build/onnx-hosts/ready",
+            "build/js-onnx/ready",
+            "node",
+            *(f"build/onnxruntime/{version}/ready" for version in ONNX_HOSTS),
+        ),
     ),
     "check_index": Proof(
         "`addnorm check` tells apart indexes made in many ways", 4, (BERT, SERVED, REAL, PEER)

@@ -1,6 +1,7 @@
 """The documents' commands run: every curl line, every make target, every path."""
 
 import json
+import os
 import re
 import shlex
 import subprocess
@@ -18,10 +19,13 @@ from addnorm.export import writer
 from addnorm.export.certificate.forward import refuse_unlike
 from addnorm.export.sources.folder_tokenizer import NoTexts
 from addnorm.export.sources.sources import Source
+from addnorm.service import command as service
 from addnorm.service.engine.fingerprint import Fingerprint
 from addnorm.service.engine.manifest import Limits
 from benchmarks.documents.__main__ import pages
 from benchmarks.registry import EXPERIMENTS, GROUPS, PROOFS
+from tests.support.texts import TEXT_MODEL
+from tests.support.waiting import eventually
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
@@ -130,11 +134,40 @@ def test_a_guide_asks_for_models_by_the_names_that_its_own_command_gives(guide: 
 
 
 def test_each_guide_has_a_program_that_a_test_runs_and_says_what_is_not_done() -> None:
-    tried = {"reranker", "classifiers", "leaving-tei", "int8", "stored-index", "own-transformer"}
+    tried = {"reranker", "classifiers", "leaving-tei", "int8", "stored-index", "own-transformer",
+             "own-program", "agents"}  # fmt: skip
     assert {page.stem for page in GUIDES.iterdir()} == tried
     for page in GUIDES.iterdir():
         assert "**Not done here**" in page.read_text() or "**When not**" in page.read_text()
         assert len(page.read_text().split()) <= 330
+
+
+def test_the_program_for_agents_starts_the_server_that_it_asks(
+    text_bundles: Path, tmp_path: Path
+) -> None:
+    (program,) = programs_of("agents")
+    for word, stand_in in {
+        '"addnorm"': f'"{sys.executable}", "-m", "addnorm"',
+        'f"sentence-transformers/{MODEL}"': f'"--bundles", "{text_bundles}"',
+        '"all-MiniLM-L6-v2"': f'"{TEXT_MODEL}"',
+        '"3600"': '"1"',
+    }.items():
+        assert word in program
+        program = program.replace(word, stand_in)
+    home = {**os.environ, "HOME": str(tmp_path)}
+    command = [sys.executable, "-c", program]
+    ran = subprocess.run(command, env=home, stdout=subprocess.PIPE, check=True, timeout=60)
+    assert ran.stdout.decode().strip() in program
+    assert eventually(lambda: not any(tmp_path.iterdir()))  # its socket goes with the server
+
+
+def test_systemds_unit_has_options_that_there_are() -> None:
+    unit = (ROOT / "deploy" / "addnorm.service").read_text()
+    (command,) = re.findall(r"^ExecStart=\S+/addnorm serve (.+)$", unit, re.MULTILINE)
+    found = service._serve_parser().parse_args(shlex.split(command))
+    assert found.models
+    assert found.idle_exit_s
+    assert "SocketMode=0600" in (ROOT / "deploy" / "addnorm.socket").read_text()
 
 
 def test_the_programs_of_the_pages_on_own_models_run(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -60,7 +60,7 @@ function fitModel(said = new URLSearchParams()) {
   const group = (label, tasks) =>
     element("optgroup", { label }, ...tasks.map((task) => element("option", { value: task }, TASKS[task].name)));
   byId("task").replaceChildren(group("This model", own), group("Not in this bundle", others));
-  byId("task").value = TASKS[said.get("task")] ? said.get("task") : (own[0] ?? entry.tasks[0]);
+  byId("task").value = TASKS[said.get("task")] ? said.get("task") : (own[0] ?? entry.tasks[0] ?? "embed");
   for (const id of ["prompt", "query-prompt"])
     options(id, ["", ...Object.keys(entry.prompts)], said.get(id) ?? promptOf(entry, id));
   for (const option of document.querySelectorAll('#prompts option[value=""]'))

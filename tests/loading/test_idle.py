@@ -18,10 +18,8 @@ from addnorm.service.engine.model import Model
 from addnorm.service.server.wiring import Service
 from benchmarks.stress.copies import republish
 from tests.conftest import client_of, inference_of
-from tests.support import web
 from tests.support.bundles import flip
 from tests.support.metrics import samples
-from tests.support.process import Process
 from tests.support.waiting import PATIENCE_S, eventually
 
 ROUNDS, CALLERS = 5, 8
@@ -174,19 +172,3 @@ def test_a_bundle_that_broke_meanwhile_is_named_until_it_is_repaired(
         assert changed.status_code == 503
         assert "has changed while it was unloaded: ask again" in changed.text
         assert client.post("/v1/infer", json=BODIES[0]).status_code == 200
-
-
-def test_the_process_ends_when_only_probes_come(small: Path) -> None:
-    process = Process(small, "--idle-exit-s", "0.5")
-    try:
-        with web.client(base_url=process.url) as client:
-            assert client.post("/v1/infer", json=BODIES[0]).status_code == 200
-            while process.process.poll() is None:
-                try:
-                    client.get("/readyz")
-                    client.get("/metrics")
-                except httpx.TransportError:  # it has ended
-                    break
-    finally:
-        assert process.wait() == 0
-    assert process.wait_for(lambda line: line["message"] == "no request came for 0.5 s: ending")

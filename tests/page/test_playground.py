@@ -96,6 +96,17 @@ def test_a_model_without_a_tokenizer_starts_in_ids(driver: Any, url: str) -> Non
         assert page.console() == []
 
 
+def test_a_module_that_is_served_as_it_is_says_how_it_is_asked(driver: Any, url: str) -> None:
+    own = "entry.tasks = []; entry.outputs = ['output']; entry.inputs = ['inputs']"
+    with before_load(driver, MODELS % own):
+        page = Playground(driver, url)
+        assert "it answers with `output` alone" in page.text("#answer")
+        assert page.text("#answer code").startswith(f"curl {url}/v1/infer")
+        page.click("#tab-copy")
+        assert page.text("#code-note") == "There is nothing to send."
+        assert page.console() == []
+
+
 def test_an_emptied_box_empties_the_answer(page: Playground) -> None:
     page.find("#lines").send_keys(Keys.CONTROL, "a", Keys.NULL, Keys.BACKSPACE)
     page.settled()

@@ -6,6 +6,7 @@ import socket
 import stat
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -23,11 +24,12 @@ from tests.support.waiting import PATIENCE_S
 
 KEY = "key-of-sixteen-or-more"
 BODY = {"model": "all-minilm-l6-v2", "input": ["how are you"]}
+PROBE = b"GET /readyz HTTP/1.1\r\nhost: localhost\r\n\r\n"
 AS_SYSTEMD = """
 import os, sys
 os.dup2(int(sys.argv[1]), 3)
 os.environ.update(LISTEN_PID=str(os.getpid()), LISTEN_FDS="1")
-serve = ["-m", "addnorm", "serve", "--bundles", sys.argv[2]]
+serve = ["-m", "addnorm", "serve", "--bundles", sys.argv[2], "--idle-exit-s", "0.5"]
 os.execv(sys.executable, [sys.executable, *serve])
 """
 
@@ -133,26 +135,34 @@ def test_the_file_of_another_server_stays(tmp_path: Path) -> None:
             assert not path.exists()
 
 
-def test_systemds_socket_is_served_and_who_asked_before_is_answered(
-    small: Path, tmp_path: Path
-) -> None:
+def test_systemds_socket_is_served_until_only_probes_come(small: Path, tmp_path: Path) -> None:
+    """Who asks before the server runs is answered, and who asks after its end waits for the next
+    start."""
     path = tmp_path / "addnorm.sock"
-    with socket.socket(socket.AF_UNIX) as opened:
+    with socket.socket(socket.AF_UNIX) as opened, socket.socket(socket.AF_UNIX) as early:
         opened.bind(str(path))
         opened.listen()
-        with socket.socket(socket.AF_UNIX) as early:
-            early.settimeout(PATIENCE_S)
-            early.connect(str(path))
-            early.sendall(b"GET /readyz HTTP/1.1\r\nhost: localhost\r\n\r\n")
-            server = subprocess.Popen(
-                [sys.executable, "-c", AS_SYSTEMD, str(opened.fileno()), str(small)],
-                pass_fds=[opened.fileno()],
-            )
-            try:
-                assert early.recv(64).startswith(b"HTTP/1.1 200")
-            finally:
-                server.terminate()
-                assert server.wait(PATIENCE_S) == 0
-        assert path.exists()  # systemd's own
+        early.settimeout(PATIENCE_S)
+        early.connect(str(path))
+        early.sendall(PROBE)
+        server = subprocess.Popen(
+            [sys.executable, "-c", AS_SYSTEMD, str(opened.fileno()), str(small)],
+            pass_fds=[opened.fileno()],
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        try:
+            answer = early.recv(1024)
+            assert answer.startswith(b"HTTP/1.1 200")
+            deadline = time.monotonic() + PATIENCE_S
+            while answer and time.monotonic() < deadline:  # nobody asks for more than this
+                early.sendall(PROBE)
+                answer = early.recv(1024)
+        except ConnectionError:
+            pass  # it has ended
+        finally:
+            _, log = server.communicate(timeout=PATIENCE_S)
+        assert server.returncode == 0
+        assert "no request came for 0.5 s: ending" in log
         with socket.socket(socket.AF_UNIX) as late:
-            late.connect(str(path))  # waits for the next start
+            late.connect(str(path))

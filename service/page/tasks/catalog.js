@@ -1,5 +1,7 @@
 // The tasks that the page can show: what each needs, and what is missing in a model without it.
 
+import { ROOT } from "../server.js";
+
 const head = (what) => `It needs a checkpoint with ${what}.`;
 const CHECKPOINT = "addnorm export --checkpoint FOLDER --name NAME";
 
@@ -65,12 +67,20 @@ export const takesTexts = (entry) => entry.inputs.includes("texts");
 export function tasksOf(entry) {
   const own = entry.tasks.filter((task) => task !== "classify" || !entry.tasks.includes("rerank"));
   const seen = entry.outputs.includes("attentions") ? ["attention"] : [];
-  const all = [...new Set([...own, "embed", ...seen])];
+  const vectors = entry.outputs.includes("pooled") ? ["embed"] : [];
+  const all = [...new Set([...own, ...vectors, ...seen])];
   return all.filter((task) => TASKS[task] && (TASKS[task].ids || takesTexts(entry)));
 }
 
 /** Why a model lacks a task, and the command that makes a bundle with it. */
 export function missing(entry, task) {
+  if (entry.outputs.includes("output")) {
+    const tokens = entry.inputs.includes("inputs") ? '"inputs": [[[0.5, ...], ...]]' : '"input_ids": [[1, 2, 3]]';
+    return {
+      why: "It is a module that is served as it is: it answers with `output` alone.",
+      command: `curl ${ROOT}v1/infer -H 'content-type: application/json' -d '{"model": "${entry.id}", ${tokens}}'`,
+    };
+  }
   const isHere = entry.tasks.includes(task);
   return {
     why: isHere && !takesTexts(entry) ? NO_TOKENIZER : TASKS[task].lacks,
