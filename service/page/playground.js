@@ -275,13 +275,13 @@ function changed() {
 
 const share = () => import("./share/share.js");
 
-/** Nobody who calls it waits for it, so it says itself that it is under way. */
+/** Its callers do not wait. */
 function showCode() {
   if (state.tab !== "tab-copy") return;
   let asked = null;
   try {
     asked = read();
-  } catch {} // the box says what is wrong with it
+  } catch {} // the box says it
   const isServed = asked && tasksOf(asked.entry).includes(asked.task);
   return working(async () => (await share()).showCode(isServed ? asked : null));
 }

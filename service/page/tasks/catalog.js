@@ -1,4 +1,4 @@
-// The tasks that the page can show: what each needs, and what is missing in a model without it.
+// The tasks of the page: what each needs, and what a model without it lacks.
 
 import { ROOT } from "../server.js";
 
@@ -58,12 +58,12 @@ export const SAMPLES = {
   attention: { lines: "The cat sat on the mat because it was tired." },
 };
 
-const NO_TOKENIZER = "This bundle has no tokenizer, so it takes token ids only. Put the model's" +
-  " tokenizer.json beside its weights and export it again.";
+const NO_TOKENIZER = "This bundle has no tokenizer, so it takes token ids only. Export it again with" +
+  " its tokenizer.json.";
 
 export const takesTexts = (entry) => entry.inputs.includes("texts");
 
-/** The tasks of a model, its own first. A reranker's one label says nothing that its scores do not. */
+/** The tasks of a model, its own first. A reranker's label says what its scores say. */
 export function tasksOf(entry) {
   const own = entry.tasks.filter((task) => task !== "classify" || !entry.tasks.includes("rerank"));
   const seen = entry.outputs.includes("attentions") ? ["attention"] : [];
@@ -72,15 +72,13 @@ export function tasksOf(entry) {
   return all.filter((task) => TASKS[task] && (TASKS[task].ids || takesTexts(entry)));
 }
 
-/** Why a model lacks a task, and the command that makes a bundle with it. */
+/** Why a model lacks a task, and the command for it. */
 export function missing(entry, task) {
-  if (entry.outputs.includes("output")) {
-    const tokens = entry.inputs.includes("inputs") ? '"inputs": [[[0.5, ...], ...]]' : '"input_ids": [[1, 2, 3]]';
+  if (entry.outputs.includes("output"))
     return {
-      why: "It is a module that is served as it is: it answers with `output` alone.",
-      command: `curl ${ROOT}v1/infer -H 'content-type: application/json' -d '{"model": "${entry.id}", ${tokens}}'`,
+      why: "Served as it is, it answers with `output` alone.",
+      command: `curl ${ROOT}v1/infer -d '{"model": "${entry.id}", "${entry.inputs[0]}": [...]}'`,
     };
-  }
   const isHere = entry.tasks.includes(task);
   return {
     why: isHere && !takesTexts(entry) ? NO_TOKENIZER : TASKS[task].lacks,
