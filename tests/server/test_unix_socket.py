@@ -159,9 +159,10 @@ def test_systemds_socket_is_served_until_only_probes_come(small: Path, tmp_path:
                 early.sendall(PROBE)
                 answer = early.recv(1024)
         except ConnectionError:
-            pass  # it has ended
+            answer = b""
         finally:
             _, log = server.communicate(timeout=PATIENCE_S)
+        assert not answer  # it ended although probes came
         assert server.returncode == 0
         assert "no request came for 0.5 s: ending" in log
         with socket.socket(socket.AF_UNIX) as late:
