@@ -33,7 +33,7 @@ def digest_column(vector_column: str) -> str:
 
 
 def digests_of(texts: Sequence[Text]) -> Digests:
-    """Of each text, or of each pair of texts."""
+    """The digest of each text, or of each pair of texts."""
     return np.array([*map(_digest, texts)], f"S{DIGEST_BYTES}")
 
 

@@ -109,7 +109,7 @@ class Source:
                         yield piece.slice(start, PIECE_ROWS)
 
     def num_bytes(self, piece: pa.RecordBatch) -> Ints:
-        """Of each row's texts, in UTF-8."""
+        """The bytes of each row's texts, in UTF-8."""
         found = np.zeros(piece.num_rows, np.int64)
         for name in self.text_columns:
             column: Any = piece.column(name)
