@@ -108,7 +108,7 @@ class EarlierJob:
     def num_gone(self) -> int:
         """Rows whose text was not found again."""
         firsts = np.searchsorted(self._sorted, self._sorted)
-        return int((~self._is_used[firsts]).sum())
+        return int(np.count_nonzero(~self._is_used[firsts]))
 
     @contextmanager
     def open(self, folder: str | None) -> Iterator[None]:
