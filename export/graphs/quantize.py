@@ -66,16 +66,24 @@ class QuantizationError(ValueError):
     """int8 makes no sense for the graph."""
 
 
-def quantize(graph: Graph, ranges: Mapping[str, Floats]) -> Graph:
-    """fp32 graph -> the same with its large Gemms in row-wise int8.
+def quantize(
+    graph: Graph, ranges: Mapping[str, Floats], known: dict[str, "Parts"] | None = None
+) -> Graph:
+    """fp32 graph -> the same with large Gemms in row-wise int8.
 
-    ranges: for each of these, from `measure`.
+    ranges: of those that become int8, from `measure`. known: parts that were made before, by their
+    names; others are added.
     """
+    known = {} if known is None else known
     constants = {item.name: item for item in graph.proto.graph.initializer}
     tensors = dict(CONSTANTS)
     in_place: dict[str, list[NodeProto]] = {}  # of a Gemm, by its output
     for name, gemm in large_gemms(graph.proto).items():
-        parts = split(*_operands(gemm, graph, constants), ranges[name])
+        if name not in ranges:
+            continue
+        if name not in known:
+            known[name] = split(*_operands(gemm, graph, constants), ranges[name])
+        parts = known[name]
         tensors |= {f"{name}.{part}": value for part, value in vars(parts).items()}
         in_place[gemm.output[0]] = _nodes(name, gemm.input[0], gemm.output[0])
     nodes = [own for node in graph.proto.graph.node for own in in_place.get(node.output[0], [node])]

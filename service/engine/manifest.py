@@ -118,6 +118,9 @@ class Int8(_Part):
     operators: tuple[str, ...] = ()  # of com.microsoft, beside those of ONNX
     # sums of two products fit 16 bits, so the fast kernels of processors without VNNI are exact
     fits_16_bits: bool = False
+    # matrices that stayed float32, so that this share of the nearest texts is found
+    float_weights: tuple[str, ...] = ()
+    keep_recall: float | None = Field(None, gt=0, le=1)
 
 
 class InputRules(_Part):
