@@ -6,17 +6,17 @@ depend on the length, silently: the certificate compares lengths on both sides.
 """
 
 import inspect
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, fields, is_dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
-from unittest.mock import patch
 
 import numpy as np
 import torch
-import torch.nn.functional as F
+from onnx import TensorProto
 from torch import Tensor, nn
 from torch.export import Dim
 
@@ -26,6 +26,7 @@ from addnorm.export.certificate.parity import Check, known_digests, nodes
 from addnorm.export.certificate.served import Case, CertificationError, path_of
 from addnorm.export.graphs import model_file
 from addnorm.export.graphs.graph import UnfitError, export_module
+from addnorm.export.graphs.traceable import traceable
 from addnorm.export.modules.asking import Asking, copy_module, list_calls
 from addnorm.export.modules.operators.lengths import unlike_lengths
 from addnorm.export.modules.operators.trace import plain_attention
@@ -54,6 +55,7 @@ MOST_WORDS = 200  # characters of an error of PyTorch's exporter
 # Operators that choose by comparing numbers. PyTorch and onnxruntime choose otherwise among equals,
 # and equal rows come from equal ids.
 CHOICES = {"TopK", "ArgMax", "ArgMin"}
+SMALL = {TensorProto.FLOAT16: "float16", TensorProto.BFLOAT16: "bfloat16"}
 NUM_REPEATED, NUM_OF_CHOICES = 6, 200  # sequences of few different ids that are compared
 
 
@@ -71,7 +73,6 @@ MASKS = (
     Mask(True, torch.bool),
     Mask(0, torch.int64),
 )
-ATTENTION = F.scaled_dot_product_attention
 NUM_PADS = 2  # with which that is tried
 
 
@@ -125,27 +126,6 @@ class AsItIs(NamedTuple):
         if not np.isfinite(found).all():
             raise UnfitError(f"{self.ask.name} answers {length} tokens with NaN or infinity")
         return found
-
-
-def _attention(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attn_mask: Tensor | None = None,
-    *positional: Any,
-    **options: Any,
-) -> Tensor:
-    """Attention as onnxruntime's operator takes it: with an axis of heads, and a mask that has a
-    row for each query."""
-    mask, has_heads = attn_mask, query.dim() > 3
-    if mask is not None:
-        mask = mask.expand(*mask.shape[:-2], query.shape[-2], mask.shape[-1])
-        if not has_heads and mask.dim() == 3:
-            mask = mask.unsqueeze(1)
-    if not has_heads:
-        query, key, value = (part.unsqueeze(1) for part in (query, key, value))
-    found = ATTENTION(query, key, value, mask, *positional, **options)
-    return found if has_heads else found.squeeze(1)
 
 
 class _Graph(nn.Module):
@@ -434,18 +414,23 @@ def _limits(ask: Asking, stated: Mapping[str, Any], samples: Sequence[Batch]) ->
     else:
         try:
             limits = made(_vocab_size(ask), None)
-        except UsageError:
+        except UsageError as error:
             fitting = (made(0, width) for width in _widths(ask))
             found = next((each for each in fitting if _takes(ask, each)), None)
             if found is None:
-                raise
+                raise UsageError(
+                    f"{error}. If it takes vectors, config={{'input_width': d}} says so. If it"
+                    " takes one length alone, a reference can fill shorter ones:"
+                    " reference=lambda x: module(F.pad(x, (0, N - x.shape[1])))"
+                ) from error
             limits = found
     return limits.model_copy(update={"max_positions": _longest(ask, limits)})
 
 
 def _widths(ask: Asking) -> list[int]:
     """Numbers of a row that the first layers take."""
-    names = ("in_features", "embed_dim", "input_size", "normalized_shape", "in_channels")
+    names = ("in_features", "embed_dim", "input_size", "normalized_shape", "in_channels",
+             "kdim")  # fmt: skip
     found = (getattr(part, name, None) for part in ask.module.modules() for name in names)
     sizes = (size[-1] if isinstance(size, tuple) and size else size for size in found)
     return [*dict.fromkeys(size for size in sizes if isinstance(size, int))][:MOST_WIDTHS]
@@ -479,7 +464,7 @@ def _vocab_size(ask: Asking) -> int:
     if not sizes:
         raise UsageError(
             "no nn.Embedding is read at the token ids: say how many there are,"
-            " config={'vocab_size': N}. If it takes vectors, config={'input_width': N}"
+            " config={'vocab_size': N}"
         )
     return min(sizes)
 
@@ -587,22 +572,23 @@ def _write_uncertified(found: AsItIs, folder: Path, name: str, version: int) -> 
     names = [VECTORS if limits.input_width else IDS, TYPES][: len(inputs)]
     shapes = {name: {0: Dim.DYNAMIC, 1: Dim.DYNAMIC} for name in ("tokens", "types")[: len(inputs)]}
     try:
-        # PyTorch's own encoder compares the numbers of a mask, only to choose a quicker kernel
-        with (
-            as_found(found.twin),
-            plain_attention(),
-            patch.object(F, "scaled_dot_product_attention", _attention),
-            patch.object(
-                nn.modules.transformer,
-                "_detect_is_causal_mask",
-                lambda mask, hint, size: hint is True,
-            ),
-        ):
+        with as_found(found.twin), plain_attention(), traceable():
             graph = export_module(_Graph(found), tuple(inputs), names, [ANSWER], shapes)
     except UnfitError:
         raise
     except Exception as error:  # of torch.export, which raises many kinds
         raise UnfitError(f"{found.ask.name} has no graph of its own: {_why(error)}") from error
+    if small := {
+        SMALL[attribute.i]
+        for node in graph.proto.graph.node
+        for attribute in node.attribute
+        if node.op_type == "Cast" and attribute.i in SMALL
+    }:
+        raise UnfitError(
+            f"{found.ask.name} computes in {', '.join(sorted(small))}, as under torch.autocast,"
+            " and no graph rounds alike: leave it out in evaluation mode, as by"
+            " torch.autocast(..., enabled=self.training)"
+        )
     model_file.save(graph, folder / GRAPHS["fp32"])
     manifest = {
         "name": name,
@@ -770,5 +756,13 @@ def _why(error: BaseException) -> str:
         return "its forward branches on numbers of ids or rows, which no graph does"
     words = " ".join(str(error).split())
     if "inferred a static shape" in words:
-        return "PyTorch's exporter writes it for one length alone, as it does recurrent layers"
-    return f"{type(error).__name__}: {words[:MOST_WORDS]}"
+        return (
+            "PyTorch's exporter writes it for one length alone, as a loop over tokens in Python:"
+            " operators of whole sequences are written for all"
+        )
+    if named := re.search(r"No ONNX function found for <OpOverload\(op='([\w.]+)'", words):
+        return f"ONNX has no {named[1]}: make it of other operators"
+    return (
+        f"{type(error).__name__}: {words[:MOST_WORDS]}. Do it another way in forward, or leave it"
+        " out by reference=lambda x: ..."
+    )

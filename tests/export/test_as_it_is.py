@@ -1,5 +1,6 @@
 """Modules that are not recognized are served as they are: their own graph, in every company."""
 
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,15 +19,18 @@ from tests.conftest import client_of, inference_of
 from tests.support.people.examples import padded_left
 from tests.support.people.unrecognized import (
     LONGEST,
+    Autocast,
     Branching,
     Broken,
     Choosing,
     D,
     Gated,
+    Loop,
     Normalized,
     Random,
     SequenceFirst,
     Several,
+    Untraceable,
     V,
 )
 
@@ -36,6 +40,14 @@ ROWS = [[3, 4, 5], [9], [7, 8, 9, 10, 11], [5, 4, 3], [2] * 40]
 def on_the_instance() -> nn.Module:
     module = Gated()
     module.forward = lambda ids: ids  # type: ignore[method-assign]
+    return module
+
+
+def quantized() -> nn.Module:
+    """As `quantize_dynamic` leaves it, which is deprecated."""
+    module = Gated()
+    with warnings.catch_warnings(action="ignore"):
+        module.head = torch.ao.nn.quantized.dynamic.Linear(D, 5)  # type: ignore[assignment]
     return module
 
 
@@ -126,6 +138,10 @@ def test_sequences_run_alone_where_company_changes_bits(tmp_path: Path) -> None:
         (on_the_instance, "the forward of a Gated was put on the instance"),
         (nn.Module, "Module has no forward"),
         (Choosing, r"tokens: the graph's answer differs .* choose among equal numbers"),
+        (Loop, "for one length alone, as a loop over tokens in Python"),
+        (Autocast, "Autocast computes in bfloat16, as under torch.autocast"),
+        (lambda: nn.Embedding(V, D, max_norm=1.0), "an embedding with max_norm"),
+        (quantized, r"has quantized layers \(Linear\)"),
         (Broken, "answers 7 tokens with NaN or infinity"),
         (lambda: torch.jit.script(nn.Sequential(nn.Embedding(V, D))), "a module of TorchScript"),
         (SequenceFirst, "depends on the others of its batch.* say batch_first=False"),
@@ -139,6 +155,14 @@ def test_what_would_be_served_wrongly_is_refused(
     with pytest.raises(ExportError, match=words):
         export_bundle(make(), tmp_path, "own", as_it_is=True)
     assert not list(tmp_path.iterdir())
+
+
+def test_what_an_exporter_writes_for_one_length_is_served_for_all(tmp_path: Path) -> None:
+    module = Untraceable()
+    engine = Model(export_bundle(module, tmp_path, "own", as_it_is=True)).engine(None)
+    for row in ROWS:
+        got = engine.run(Batch.of([np.array(row)])).activations
+        np.testing.assert_allclose(got, answered(module, row)[0], atol=2e-5)
 
 
 def test_sequences_first_are_served_where_it_is_said(tmp_path: Path) -> None:
