@@ -89,9 +89,15 @@ def test_what_it_answers_is_served_whatever_the_padding_and_the_company(tmp_path
         assert not pads[:-1].any()
         assert pads[-1].any()
         types = [[1, 0, 1]]
-        (rows,) = ask("several", input_ids=[[3, 4, 5]], token_type_ids=types)
-        expected = answered(several, [3, 4, 5], torch.ones(1, 3), torch.tensor(types))["rows"]
-        np.testing.assert_allclose(rows, expected[0], atol=1e-5)
+        found = ask("several", input_ids=[[3, 4, 5]], token_type_ids=types)
+        expected = answered(several, [3, 4, 5], torch.ones(1, 3), torch.tensor(types))
+        assert [*found] == ["rows", "first"], "tensors of float32 by their names"
+        for tensor, values in found.items():
+            np.testing.assert_allclose(values, expected[tensor], atol=1e-5)
+        padded = ask("several", **padded_left([[9], [3, 4, 5]]))
+        together = ask("several", input_ids=[[9], [3, 4, 5]])
+        assert padded["first"] == together["first"] == [rows[0] for rows in together["rows"]]
+        assert [padded["rows"][0][-1:], padded["rows"][1][-3:]] == together["rows"]
         entry = client.get("/v1/models/by-token").json()
         assert (entry["outputs"], entry["tasks"]) == (["output"], [])
         for path, body, words in (
@@ -103,6 +109,14 @@ def test_what_it_answers_is_served_whatever_the_padding_and_the_company(tmp_path
             refused = client.post(path, json={"model": "by-token", **body})
             assert refused.status_code == 400
             assert words in refused.text
+        shown = client.get("/v2/models/several").json()["outputs"]
+        assert [(each["name"], each["shape"]) for each in shown] == [
+            ("rows", [-1, -1, 5]), ("first", [-1, 5]),
+        ]  # fmt: skip
+        tensor = {"name": "input_ids", "shape": [1, 1], "datatype": "INT64", "data": [9]}
+        body = {"inputs": [tensor], "outputs": [{"name": "first"}]}
+        (only,) = client.post("/v2/models/several/infer", json=body).json()["outputs"]
+        np.testing.assert_array_equal(np.float32(only["data"]), np.float32(padded["first"][0]))
         shown = client.get("/v2/models/by-sequence").json()["outputs"]
         assert shown == [{"name": "output", "datatype": "FP32", "shape": [-1, 5]}]
         tensor = {"name": "input_ids", "shape": [1, 3], "datatype": "INT64", "data": [3, 4, 5]}
@@ -112,6 +126,33 @@ def test_what_it_answers_is_served_whatever_the_padding_and_the_company(tmp_path
             own.tobytes()
             == np.array(ask("by-sequence", input_ids=[[3, 4, 5]])[0], np.float32).tobytes()
         )
+
+
+class Pair(Gated):
+    def forward(self, ids: Tensor) -> Any:
+        rows = super().forward(ids)
+        return rows, None, rows.mean(1)
+
+
+def test_tensors_are_picked_and_named(tmp_path: Path) -> None:
+    for module, outputs, expected in (
+        (Several(), ["first"], [("first", "sequence")]),
+        (Pair(), [], [("0", "token"), ("2", "sequence")]),
+        (Pair(), ["scores", "mean"], [("scores", "token"), ("mean", "sequence")]),
+        (Pair(), ["2"], [("2", "sequence")]),
+    ):
+        bundle = export_bundle(module, tmp_path, "own", outputs=outputs)
+        found = [(tensor.name, tensor.of) for tensor in bundle.manifest.as_it_is or ()]
+        assert found == expected
+        verify_bundle(bundle.path, module)
+    for module, outputs, words in (
+        (Several(), ["last"], "outputs names last: the module answers with rows, first"),
+        (Pair(), ["a", "b", "c"], "outputs names a, b, c: the module answers with 0, 2"),
+    ):
+        with pytest.raises(ExportError, match=words):
+            export_bundle(module, tmp_path, "own", outputs=outputs)
+    with pytest.raises(ExportError, match="or outputs is set"):
+        export_bundle(Pair(), tmp_path, "own", outputs=["a"], as_it_is=False)
 
 
 def test_sequences_run_alone_where_company_changes_bits(tmp_path: Path) -> None:
