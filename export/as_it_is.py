@@ -20,6 +20,7 @@ import torch
 from onnx import TensorProto
 from torch import Tensor, nn
 from torch.export import Dim
+from torch.nn.modules.module import register_module_forward_pre_hook
 
 from addnorm.export.certificate import tolerances
 from addnorm.export.certificate.graph.exact import versions
@@ -235,7 +236,7 @@ def look_at(
             " vocab_size or input_width can be said"
         )
     try:
-        copied = copy_module(module)
+        copied = module if reference else copy_module(module)  # a reference calls what it has
     except Exception as error:  # it is the caller's code
         raise UsageError(f"{name} cannot be copied: {_first(error)}") from error
     kinds = _kinds_of(reference or copied)
@@ -432,7 +433,8 @@ def _limits(ask: Asking, stated: Mapping[str, Any], samples: Sequence[Batch]) ->
             if found is None:
                 raise UsageError(
                     f"{error}. If it takes vectors, config={{'input_width': d}} says so. If it"
-                    " takes one length alone, a reference can fill shorter ones:"
+                    " takes one length alone, a reference fills shorter ones:"
+                    " config={'max_positions': N},"
                     " reference=lambda x: module(F.pad(x, (0, N - x.shape[1])))"
                 ) from error
             limits = found
@@ -462,17 +464,20 @@ def _vocab_size(ask: Asking) -> int:
     ids = [0, 1, 0, 0, 1]
     sizes = list[int]()
 
-    def look(table: nn.Embedding, given: tuple[Any, ...]) -> None:
-        if isinstance(given[0], Tensor) and given[0].flatten().tolist() == ids:
-            sizes.append(table.num_embeddings)
+    def look(part: nn.Module, given: tuple[Any, ...]) -> None:
+        if (
+            isinstance(part, nn.Embedding)
+            and isinstance(given[0], Tensor)
+            and given[0].flatten().tolist() == ids
+        ):
+            sizes.append(part.num_embeddings)
 
-    tables = [part for part in ask.module.modules() if isinstance(part, nn.Embedding)]
-    hooks = [table.register_forward_pre_hook(look) for table in tables]
+    # of every module: a reference may call others
+    hook = register_module_forward_pre_hook(look)
     try:
         _call(ask, [torch.tensor([ids])] * (1 + ask.has_types))
     finally:
-        for hook in hooks:
-            hook.remove()
+        hook.remove()
     if not sizes:
         raise UsageError(
             "no nn.Embedding is read at the token ids: say how many there are,"
@@ -597,7 +602,8 @@ def _by_token(answer: Tensor, turned: bool) -> Tensor:
 def _write_uncertified(found: AsItIs, folder: Path, name: str, version: int) -> Bundle:
     inputs, limits = _inputs(found.twin, _pair(found.limits)), found.limits
     names = [VECTORS if limits.input_width else IDS, TYPES][: len(inputs)]
-    shapes = {name: {0: Dim.DYNAMIC, 1: Dim.DYNAMIC} for name in ("tokens", "types")[: len(inputs)]}
+    axes = dict.fromkeys(range(2 if limits.max_positions > 1 else 1), Dim.DYNAMIC)
+    shapes = dict.fromkeys(("tokens", "types")[: len(inputs)], axes)
     try:
         with as_found(found.twin), plain_attention(), traceable():
             graph = export_module(_Graph(found), tuple(inputs), names, [ANSWER], shapes)
@@ -789,6 +795,8 @@ def _why(error: BaseException) -> str:
     if "DataDependent" in type(error).__name__:
         return "its forward branches on numbers of ids or rows, which no graph does"
     words = " ".join(str(error).split())
+    if "inputs['tokens'].shape[0]" in words:
+        return "it makes a number in Python of the batch, as len(x) does: x.shape[0] is followed"
     if "inferred a static shape" in words:
         return (
             "PyTorch's exporter writes it for one length alone, as a loop over tokens in Python:"

@@ -125,19 +125,21 @@ def export_bundle(
         parts = {"config": config, "weights": weights, "batch_first": batch_first}
         if isinstance(model, nn.Module) and not isinstance(model, Transformer):
             model = model if saves_itself(model) else unwrapped(model)
+        stated = asdict(config) if isinstance(config, Config) else config or {}
         own: dict[str, Any] = {
             "reference": reference,
-            "stated": asdict(config) if isinstance(config, Config) else config,
+            "stated": stated,
             "batch_first": batch_first,
             "samples": samples,
             "outputs": outputs,
             "others": {"labels": labels, "normalize": normalize, "tokenizer": folder,
                        "max_length": max_length, "weights": weights},
         }  # fmt: skip
-        if as_it_is or outputs or modules_as_they_are.are_vectors(samples):
+        takes_vectors = "input_width" in stated or modules_as_they_are.are_vectors(samples)
+        if as_it_is or outputs or takes_vectors:
             if as_it_is is False:
                 raise UsageError(
-                    "samples are vectors, or outputs is set, and what is recognized takes token ids"
+                    "it takes vectors, or outputs is set, and what is recognized takes token ids"
                     " and answers by its heads: leave as_it_is out"
                 )
             if not isinstance(model, nn.Module) or saves_itself(model):

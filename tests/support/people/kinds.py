@@ -487,7 +487,7 @@ class FTTransformer(nn.Module):
 
     def forward(self, x):
         x = x[..., None] * self.weight + self.bias
-        x = torch.cat([self.cls.expand(len(x), 1, -1), x], 1)
+        x = torch.cat([self.cls.expand(x.shape[0], 1, -1), x], 1)
         return self.head(self.encoder(x)[:, 0])
 
 
