@@ -13,11 +13,11 @@ import numpy as np
 
 from addnorm.corpus import embedding_job
 from addnorm.corpus.columns import EmbedOptions
-from addnorm.corpus.earlier_job import EarlierJob
 from addnorm.corpus.embedder import Embedder
 from addnorm.corpus.embedding_job import Progress
 from addnorm.corpus.parts import Parts
 from addnorm.corpus.storage import Location
+from addnorm.corpus.stored_vectors import StoredVectors
 from addnorm.corpus.texts_source import Source
 from addnorm.load.run import Figures
 from addnorm.service.engine.batch import Batch
@@ -88,7 +88,9 @@ def _job(
         started = time.perf_counter()
         with parts.open():
             progress = Progress(NUM_ROWS, shown=False)
-            job = embedding_job.run(source, embedder, parts, "vector", progress, EarlierJob.none())
+            job = embedding_job.run(
+                source, embedder, parts, "vector", progress, StoredVectors.none()
+            )
             runner.run(job)
             parts.join(parts.num_rows)
         return {"tokens_per_s": progress.num_tokens / (time.perf_counter() - started)}

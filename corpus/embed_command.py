@@ -17,12 +17,12 @@ from numpy.typing import NDArray
 from addnorm.corpus import embedding_job
 from addnorm.corpus.columns import KINDS, DType, EmbedOptions
 from addnorm.corpus.command import above_zero, positive
-from addnorm.corpus.earlier_job import EarlierJob, digest_column, digests_of
 from addnorm.corpus.embedder import Embedder, as_dict, open_service
 from addnorm.corpus.embedding_job import WINDOW_ROWS, Progress
 from addnorm.corpus.errors import CorpusError
 from addnorm.corpus.parts import Parts, Plan
 from addnorm.corpus.storage import Location
+from addnorm.corpus.stored_vectors import StoredVectors, digest_column, digests_of
 from addnorm.corpus.texts_source import Source
 from addnorm.service.engine.device import memory
 from addnorm.service.engine.fingerprint import METADATA_KEY, to_text
@@ -104,9 +104,9 @@ def _embed(options: argparse.Namespace, means: Means) -> None:
         if not options.dry_run and parts.is_done():
             print(f"{options.out} is complete")
             return
-        earlier, changed = EarlierJob.none(), list[str]()
+        earlier, changed = StoredVectors.none(), list[str]()
         if options.earlier:
-            earlier, changed = EarlierJob.read(options.earlier, plan)
+            earlier, changed = StoredVectors.of_job(options.earlier, plan)
         found = [earlier.find(digests_of(texts)) for texts in source.checked()]
         is_new = np.concatenate(found) < 0
         if changed:
@@ -128,7 +128,7 @@ def _run(
     embedder: Embedder,
     parts: Parts,
     is_new: NDArray[np.bool_],
-    earlier: EarlierJob,
+    earlier: StoredVectors,
     means: Means,
 ) -> None:
     """is_new: `[rows]`, those that the earlier job does not have."""
@@ -159,7 +159,7 @@ def _run(
         print(_kept(options, is_new, earlier))
 
 
-def _kept(options: argparse.Namespace, is_new: NDArray[np.bool_], earlier: EarlierJob) -> str:
+def _kept(options: argparse.Namespace, is_new: NDArray[np.bool_], earlier: StoredVectors) -> str:
     num_new = int(np.count_nonzero(is_new))
     return (
         f"{len(is_new) - num_new:,} rows kept from {options.earlier}, {num_new:,} computed,"
@@ -172,7 +172,7 @@ def _estimate(
     source: Source,
     embedder: Embedder,
     is_new: NDArray[np.bool_],
-    earlier: EarlierJob,
+    earlier: StoredVectors,
 ) -> Iterator[str]:
     """What a job would take, of which no part is written yet."""
     yield f"{options.out}: {len(is_new):,} rows"

@@ -15,9 +15,9 @@ import numpy as np
 import pyarrow as pa
 from tqdm import tqdm
 
-from addnorm.corpus.earlier_job import DIGEST_TYPE, EarlierJob, digest_column, digests_of
 from addnorm.corpus.embedder import Computing, Embedder, join_batches
 from addnorm.corpus.parts import Parts
+from addnorm.corpus.stored_vectors import DIGEST_TYPE, StoredVectors, digest_column, digests_of
 from addnorm.corpus.texts_source import PIECE_ROWS, Source
 from addnorm.service.engine.batch import Batch, Ints
 from addnorm.service.engine.tokenizer import Text
@@ -99,7 +99,7 @@ async def run(
     parts: Parts,
     vector_column: str,
     progress: Progress,
-    earlier: EarlierJob,
+    earlier: StoredVectors,
     window_rows: int = WINDOW_ROWS,
 ) -> None:
     """Writes all rows that are not yet written."""
@@ -117,7 +117,7 @@ async def run(
 
 
 async def _write(
-    window: Window, computing: Computing, parts: Parts, name: str, earlier: EarlierJob
+    window: Window, computing: Computing, parts: Parts, name: str, earlier: StoredVectors
 ) -> None:
     is_known = window.known >= 0
     columns = [await computing.compute_column()] if len(window.numbers) else []
@@ -135,7 +135,7 @@ async def _windows(
     embedder: Embedder,
     start: int,
     vector_column: str,
-    earlier: EarlierJob,
+    earlier: StoredVectors,
     max_rows: int,
 ) -> AsyncIterator[Window]:
     """From row `start`, with which a window must begin. Where it ends depends on the rows alone: a

@@ -11,9 +11,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from addnorm.corpus import embed_command
-from addnorm.corpus.earlier_job import EarlierJob, digests_of
 from addnorm.corpus.embed_command import Means
 from addnorm.corpus.parts import Parts
+from addnorm.corpus.stored_vectors import StoredVectors, digests_of
 from tests.support import corpus_files
 from tests.support.texts import TEXT_MODEL
 
@@ -197,6 +197,6 @@ def test_a_dry_run_says_what_a_job_takes_and_writes_nothing(
 def test_digests_of_pairs_are_not_those_of_their_texts_together() -> None:
     texts = ["ab", ("a", "b"), ("ab", ""), ("", "ab"), "a", ""]
     assert len(set(digests_of(texts).tolist())) == len(texts)
-    known = EarlierJob(digests_of(["a", "b", "a", "c"]))
+    known = StoredVectors(digests_of(["a", "b", "a", "c"]))
     assert known.find(digests_of(["d", "c", "a"])).tolist() == [-1, 3, 0]
     assert known.num_gone == 1  # b alone

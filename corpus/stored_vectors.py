@@ -1,6 +1,6 @@
-"""The result of an earlier job, of which the vectors of equal texts are taken over.
+"""Vectors in a file, by the digests of their texts: an earlier job's, or any that are compared.
 
-A text is known by its digest, a column of every result. So the earlier texts are not needed.
+A job writes the digests beside its vectors, so its texts are not needed.
 """
 
 import hashlib
@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from addnorm.corpus.errors import CorpusError
 from addnorm.corpus.parts import Plan, differences, plan_of
 from addnorm.corpus.storage import Location, in_one_line, read_batches
+from addnorm.corpus.vectors_file import VectorsFile, numbers_of, texts_of
 from addnorm.service.engine.batch import Ints
 from addnorm.service.engine.tokenizer import Text
 
@@ -45,12 +46,12 @@ def _digest(text: Text) -> bytes:
     return found.digest()
 
 
-class EarlierJob:
-    """Its digests are in memory, 24 bytes a row. Its vectors are copied to a file without a name,
+class StoredVectors:
+    """The digests are in memory, 24 bytes a row. The vectors are copied to a file without a name,
     since rows in another order are read from anywhere in it."""
 
     def __init__(self, digests: Digests, path: Location | None = None, column: str = "") -> None:
-        self._path, self._column = path, column
+        self.path, self._column = path, column
         self._order = np.argsort(digests, kind="stable")
         self._sorted = digests[self._order]
         self._is_used = np.zeros(len(digests), np.bool_)
@@ -61,17 +62,16 @@ class EarlierJob:
         return cls(digests_of([]))
 
     @classmethod
-    def read(cls, path: Location, plan: Plan) -> tuple[Self, list[str]]:
+    def of_job(cls, path: Location, plan: Plan) -> tuple[Self, list[str]]:
         """plan: of the job that goes on from it. With it all that makes vectors other ones: where
         this is not empty, no row is known. CorpusError if no job wrote the file, or one still
         does."""
         parts = replace(path, path=f"{path.path}.parts")
         with in_one_line(f"--from {path} cannot be read"):
-            if not path.exists() and parts.exists():
-                raise CorpusError(
-                    f"--from {path}: another job still writes it ({parts}): let it end"
-                )
             if not path.exists():
+                if parts.exists():
+                    why = f"another job still writes it ({parts}): let it end"
+                    raise CorpusError(f"--from {path}: {why}")
                 raise CorpusError(f"--from {path}: there is no such file")
             file = path.open_parquet(page_checksum_verification=True)
         found = plan_of(path)
@@ -94,6 +94,34 @@ class EarlierJob:
             ]
         return cls(np.concatenate(read), path, column), []
 
+    @classmethod
+    def of_file(cls, path: Location, text_column: str, vector_column: str) -> Self:
+        """CorpusError if the columns do not fit, or a row has no text or no finite vector."""
+        file, read, row = VectorsFile(path, text_column, vector_column), list[Digests](), 0
+        width = None
+        with in_one_line(f"{path} cannot be read"):
+            for batch in read_batches(
+                path.open_parquet(), BATCH_ROWS, [text_column, vector_column]
+            ):
+                rows = np.arange(row, row + batch.num_rows)
+                try:
+                    read.append(digests_of(texts_of(batch.column(text_column), rows)))
+                    vectors = numbers_of(batch.column(vector_column), rows)
+                    if (width := width or vectors.shape[1]) != vectors.shape[1]:
+                        raise CorpusError(
+                            f"row {row} has a vector of {vectors.shape[1]} numbers, row 0 one of"
+                            f" {width}: vectors have one size"
+                        )
+                except CorpusError as error:
+                    raise CorpusError(f"{path}: {error}") from None
+                row += batch.num_rows
+        return cls(np.concatenate(read), file.path, vector_column)
+
+    def repeated(self) -> Iterator[tuple[int, int]]:
+        """Rows that have the text of another one, with that one's number."""
+        for place in np.flatnonzero(self._sorted[1:] == self._sorted[:-1]).tolist():
+            yield int(self._order[place]), int(self._order[place + 1])
+
     def find(self, digests: Digests) -> Ints:
         """The row of each text, or -1 where it has none."""
         places = np.searchsorted(self._sorted, digests)
@@ -106,19 +134,20 @@ class EarlierJob:
 
     @property
     def num_gone(self) -> int:
-        """Rows whose text was not found again."""
+        """Rows whose text was not looked for."""
         firsts = np.searchsorted(self._sorted, self._sorted)
         return int(np.count_nonzero(~self._is_used[firsts]))
 
     @contextmanager
-    def open(self, folder: str | None) -> Iterator[None]:
-        """Within it, vectors can be taken. folder: where the copy is made; None: TMPDIR."""
-        if self._path is None or not self._is_used.any():
+    def open(self, folder: str | None, of_all: bool = False) -> Iterator[None]:
+        """Within it, vectors can be taken: of all rows, or of none if none was found. folder: where
+        the copy is made; None: TMPDIR."""
+        if self.path is None or not (of_all or self._is_used.any()):
             yield
             return
         with TemporaryFile(dir=folder) as copy:
-            with in_one_line(f"--from {self._path} cannot be copied"):
-                file = self._path.open_parquet(page_checksum_verification=True)
+            with in_one_line(f"{self.path} cannot be copied"):
+                file = self.path.open_parquet(page_checksum_verification=True)
                 field = file.schema_arrow.field(self._column)
                 with pa.ipc.new_file(copy, pa.schema([field])) as writer:
                     for batch in read_batches(file, BATCH_ROWS, [self._column]):
