@@ -168,7 +168,7 @@ def test_int8_of_an_older_exporter(bundle: Bundle, expected: Expected, tmp_path:
 def test_int8_with_its_table_of_tokens_in_float32(
     bundle: Bundle, expected: Expected, tmp_path: Path
 ) -> None:
-    """As exporters wrote it before tables were int8."""
+    """Exporters wrote it so before; it is served, and not verified."""
     table = expected.graphs.body.constants()[quantizing.TABLE]
 
     def change(model: ModelProto) -> None:
