@@ -65,6 +65,7 @@ class Ask:
     binary: bool = False  # whether numbers are sent as bytes, not as text
     answer_bytes: int | None = None  # of the answer, where it is not the outputs themselves
     field: str = "input_ids"  # the caller's name for the sequences, for errors
+    cut: list[int] = default(default_factory=list)  # characters of each text that was cut
     hint: str = ""  # why one of the caller's ids may be outside the vocabulary
     envelope: Envelope | None = None  # of errors, where the path does not say which
     # `limits.py` and the gate

@@ -101,8 +101,10 @@ ANSWER = {
 }
 
 
-def _shown(tokenizer: Tokenizer, truncate: bool, piece: Sequence[Text]) -> list[Shown]:
-    encodings = tokenizer.encode(piece, truncate)
+def _shown(
+    tokenizer: Tokenizer, truncate: bool, cut: list[int], piece: Sequence[Text]
+) -> list[Shown]:
+    encodings = tokenizer.encode(piece, truncate, cut=cut)
     return [_show(encoding, tokenizer.has_types) for encoding in encodings]
 
 
@@ -174,7 +176,7 @@ async def tokenize(body: TokenizeRequest, ask: Ask, tools: Tools) -> bytes:
         raise InvalidInput("input_type and a prompt are both named: send one", param="input_type")
     tokenizer = tools.texts.tokenizer(texts)
     # texts that are too long are shown too, so that callers see by how much
-    work = partial(_shown, tokenizer, truncate)
+    work = partial(_shown, tokenizer, truncate, ask.cut)
     shown = await tools.texts.tokenize_with(texts, work, ask, list)
     return _answer(model, tokenizer, shown)
 

@@ -126,9 +126,15 @@ class Tokenizer:
         """The library's, which neither pads nor cuts. It must not be changed."""
         return self._whole
 
-    def tokens(self, texts: Sequence[Text], truncate: bool, left: bool = False) -> list[Ints]:
+    def tokens(
+        self,
+        texts: Sequence[Text],
+        truncate: bool,
+        left: bool = False,
+        cut: list[int] | None = None,
+    ) -> list[Ints]:
         """The ids and types of the tokens of each text or pair, special tokens included."""
-        return list(map(ids_and_types, self.encode(texts, truncate, left, is_fast=True)))
+        return list(map(ids_and_types, self.encode(texts, truncate, left, True, cut)))
 
     @cached_property
     def num_ids(self) -> int:
@@ -136,13 +142,19 @@ class Tokenizer:
         return max(self._whole.get_vocab().values(), default=-1) + 1
 
     def encode(
-        self, texts: Sequence[Text], truncate: bool, left: bool = False, is_fast: bool = False
+        self,
+        texts: Sequence[Text],
+        truncate: bool,
+        left: bool = False,
+        is_fast: bool = False,
+        cut: list[int] | None = None,
     ) -> list[Encoding]:
         """The tokens of each text or pair, with words and offsets unless it is to be fast.
 
         truncate: cuts them to `max_text_tokens`, or raises CannotCut. left: cuts off their
-        beginnings.
+        beginnings. cut: is given the number of characters of each text that was cut.
         """
+        whole = texts
         # of the library's methods the fast one holds Python's global lock for the shortest time
         library = tokenizers.Tokenizer
         encode: Encode = library.encode_batch_fast if is_fast else library.encode_batch
@@ -159,7 +171,23 @@ class Tokenizer:
                 found += encode(cutters[0], list(group))
             else:
                 found += self._encode_pairs(encode, cutters[1], list(group), len(found))
+        if cut is not None:
+            cut += [
+                num_characters(text)
+                for text, read, made in zip(whole, kept, found, strict=True)
+                if self._was_cut(text, read, made)
+            ]
         return found
+
+    def _was_cut(self, text: Text, read: Text, made: Encoding) -> bool:
+        """Whether the tokens lack anything of the text but blanks. read: what was read of it, a
+        pair in its template as one text."""
+        if len(made) == self.max_text_tokens and made.overflowing:
+            return True
+        if isinstance(text, str):
+            return bool(text[len(read) :].strip())
+        around = sum(map(len, self._template or ()))
+        return isinstance(read, str) and len(read) < num_characters(text) + around
 
     def _as_one(self, index: int, text: Text, truncate: bool) -> str:
         """A pair in the template. truncate: cuts its second text."""

@@ -49,6 +49,13 @@ class Table:
         self.health = tuple(path for each in protocols for path in each.health)
         self.probes = (*self.health, *(path for each in protocols for path in each.other_probes))
         rows = [row for each in protocols for row in each.routes if isinstance(row, Route)]
+        # by the route as the report calls it
+        self.tags = {
+            row.path_format: each.tag
+            for each in reversed(protocols)
+            for row in each.routes
+            if isinstance(row, Route)
+        }
         # of several with one path the first
         self._by_path = {row.path: row for row in reversed(rows) if "{" not in row.path}
         self._by_pattern = [(*compile_path(row.path), row) for row in rows if "{" in row.path]

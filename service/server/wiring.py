@@ -130,12 +130,14 @@ def build(
         readers=pools.readers,
     )
     entrance, table = Entrance(keys, gate), Table(protocols)
-    reporter = Reporter(metrics, table.health, table.probes, tracer)
+    reporter = Reporter(metrics, table.health, table.probes, table.tags, tracer)
     scheduler.start((metrics, invariance_check))
     return Service(
         **vars(parts),
         app=App(table, parts, entrance, reporter, paths),
-        grpc=GrpcListener(GrpcCalls(parts, entrance, Reporter(metrics, PROBES, PROBES, tracer))),
+        grpc=GrpcListener(
+            GrpcCalls(parts, entrance, Reporter(metrics, PROBES, PROBES, {}, tracer))
+        ),
         scheduler=scheduler,
         keys=keys,
         metrics=metrics,

@@ -35,6 +35,7 @@ log = logging.getLogger("addnorm")
 ANSWER_BYTES = 64  # for each byte of a body, of which each may be a token
 TIMEOUT_HEADER = "x-request-timeout-ms"
 FINGERPRINT_HEADER = "x-addnorm-fingerprint"
+TRUNCATED_HEADER = "x-addnorm-truncated"  # how many texts were cut, if any were
 
 
 async def answer(
@@ -80,7 +81,8 @@ async def answer(
                 f"the answer has {num} bytes, the limit is {limit}"
                 " (ADDNORM_MAX_RESPONSE_BYTES): send less at once"
             )
-        return other
+        told = {TRUNCATED_HEADER: str(len(ask.cut))} if ask.cut else {}
+        return other._replace(headers={**other.headers, **told})
     ask.encode = made
     if coding := wanted_coding(headers):
         ask.coding, ask.encode = coding, partial(compressing, made, coding)
@@ -163,7 +165,10 @@ async def decode(route: Route, raw: RawRequest, ask: Ask, tools: Tools) -> Any:
 
 
 def headers_of(ask: Ask) -> dict[str, str]:
-    """What computed the answer, and how long each stage took."""
+    """What computed the answer, how long each stage took, and how many texts were cut."""
     stages = (f"{stage};dur={seconds * 1000:.2f}" for stage, seconds in ask.stages_s.items())
     fingerprint = ask.engine.fingerprint.digest
-    return {FINGERPRINT_HEADER: fingerprint, "server-timing": ", ".join(stages)}
+    headers = {FINGERPRINT_HEADER: fingerprint, "server-timing": ", ".join(stages)}
+    if ask.cut:
+        headers[TRUNCATED_HEADER] = str(len(ask.cut))
+    return headers

@@ -30,7 +30,7 @@ def test_notebook_over_http_is_the_notebooks_own_output(
         answer["activations"][0], golden_notebook["layer_norm_output"], atol=1e-5
     )
     assert np.shape(answer["logits"]) == (1, 5, 6)
-    assert answer["usage"] == {"real_tokens": 5, "pad_tokens": 0}
+    assert answer["usage"] == {"real_tokens": 5, "pad_tokens": 0, "truncated_texts": 0}
     assert (answer["model"], answer["version"]) == ("notebook", "1")
     stats = ask("notebook", [golden_notebook["tokens"]], outputs=["norm_stats"])["norm_stats"]
     np.testing.assert_allclose(np.array(stats["mean"])[0, :, 0], golden_notebook["mean"], atol=1e-6)
@@ -49,7 +49,7 @@ def test_shapes_follow_the_callers_layout_with_zeros_at_pads(ask: Ask) -> None:
     assert np.array(answer["norm_stats"]["rstd"]).shape == (3, 3, 1)
     assert np.shape(answer["pooled"]) == (3, 16)
     assert not any(answer["pooled"][2])
-    assert answer["usage"] == {"real_tokens": 4, "pad_tokens": 5}
+    assert answer["usage"] == {"real_tokens": 4, "pad_tokens": 5, "truncated_texts": 0}
 
 
 def test_ids_under_mask_0_are_not_looked_at(ask: Ask) -> None:

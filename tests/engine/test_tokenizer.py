@@ -58,7 +58,7 @@ def test_texts_and_pairs_are_cut_like_the_librarys_whole_ones_or_not_at_all(
 ) -> None:
     mine = Tokenizer(with_limit(of_strategy(bundle, strategy, tmp_path), limit))
     mine.max_cut_characters = mine.max_whole_characters = mine.max_characters
-    theirs, draws = library(), random.Random(0)
+    theirs, uncut, draws = library(), library(), random.Random(0)
     theirs.enable_truncation(limit, strategy=strategy)
     of_one_text = library(limit)
     num_long = num_refused = 0
@@ -72,13 +72,16 @@ def test_texts_and_pairs_are_cut_like_the_librarys_whole_ones_or_not_at_all(
             with pytest.raises(CannotCut):
                 mine.encode([text], truncate=True)
             continue
+        told = list[int]()
         try:
-            (cut,) = mine.encode([text], truncate=True)
+            (cut,) = mine.encode([text], truncate=True, cut=told)
         except CannotCut:
             assert max(map(len, pair)) > mine.max_characters
             num_refused += 1
             continue
         assert cut.ids == expected.ids, pair
+        is_longer = len(uncut.encode(*pair)) > limit
+        assert told == ([num_characters(text)] if is_longer else []), pair
         assert cut.type_ids == expected.type_ids
         num_long += max(map(len, pair)) > mine.max_characters
     assert num_long > 50

@@ -56,8 +56,8 @@ class RerankRequest(Strict):
         " most so many tokens.",
     )
     top_k: int | None = Field(None, ge=0, description="`top_n`, as Voyage calls it.")
-    truncation: bool = Field(
-        True, description="Voyage's: whether what is too long is cut, instead of rejected."
+    truncation: bool | None = Field(
+        None, description="Voyage's: whether what is too long is cut, as by default."
     )
     truncate_prompt_tokens: int | None = Field(
         None, ge=-1, description="vLLM's: at least the model's limit, which -1 stands for."
@@ -81,8 +81,9 @@ async def rerank(body: RerankRequest, ask: Ask, tools: Tools) -> Encode:
     num_best = agreed(top_n=body.top_n, top_k=body.top_k) or None
     documents = [text if isinstance(text, str) else text.text for text in body.documents]
     pairs = [(body.query, document) for document in documents]
+    truncate = tools.texts.cuts(body.truncation, by_default=True)
     texts = TextsToTokenize(
-        "documents", pairs, body.truncation, model, can_cut=False, named=query_with("documents")
+        "documents", pairs, truncate, model, can_cut=False, named=query_with("documents")
     )
     function: Function = "none" if body.raw_scores else "sigmoid"
     sent_back = 2 * ask.num_body_bytes if body.return_documents else 0

@@ -13,6 +13,7 @@ from addnorm.service.dialects.native.native_schema import (
     Bodies,
     InferRequest,
     Options,
+    usage,
 )
 from addnorm.service.engine.batch import Batch, Padding, from_grid, from_lists, from_rows
 from addnorm.service.engine.bundle import Bundle
@@ -237,12 +238,11 @@ def _output(name: str, options: Options, shared: Asked) -> Output[Value]:
 
 def encode(ask: Ask) -> Payload:
     """Outputs -> JSON, floats with the fewest digits that give the same float back."""
-    usage = {"real_tokens": ask.batch.num_tokens, "pad_tokens": ask.padding.num_pads}
     body = {
         "model": ask.model.answered_name,
         "version": str(ask.model.bundle.manifest.version),
         **{output.name: value.for_json() for output, value in ask.values.items()},
-        "usage": usage,
+        "usage": usage(ask),
     }
     return Payload(written(body, ask.num_bytes))
 
@@ -258,7 +258,6 @@ def encode_tensors(ask: Ask) -> Payload:
     metadata = {
         "model": ask.model.answered_name,
         "version": str(ask.model.bundle.manifest.version),
-        "real_tokens": str(ask.batch.num_tokens),
-        "pad_tokens": str(ask.padding.num_pads),
+        **{name: str(number) for name, number in usage(ask).items()},
     }
     return Payload(tensors.write(arrays, metadata), SAFETENSORS)

@@ -4,6 +4,7 @@ from typing import Annotated, Any, ClassVar, Literal, NamedTuple, TypeVar, cast
 
 from pydantic import BaseModel, Field, create_model
 
+from addnorm.service.asking.ask import Ask
 from addnorm.service.engine.bundle import Bundle
 from addnorm.service.engine.manifest import InputType, Pooling, Precision
 from addnorm.service.engine.outputs import OUTPUTS, OutputKinds
@@ -130,6 +131,16 @@ class InferRequest(Options):
 class Usage(BaseModel):
     real_tokens: int
     pad_tokens: int = Field(description="Pads, none of which was computed.")
+    truncated_texts: int = Field(description="Texts that were cut to what the model takes.")
+
+
+def usage(ask: Ask) -> dict[str, int]:
+    """A `Usage`."""
+    return {
+        "real_tokens": ask.batch.num_tokens,
+        "pad_tokens": ask.padding.num_pads,
+        "truncated_texts": len(ask.cut),
+    }
 
 
 class Bodies(NamedTuple):
@@ -226,7 +237,7 @@ ANSWER: dict[str, Any] = {
         "mean": [[[0.0], [0.05210143], [0.0], [0.04436306], [0.04160607]]],
         "rstd": [[[0.0], [9.178609], [0.0], [9.080391], [8.880019]]],
     },
-    "usage": {"real_tokens": 3, "pad_tokens": 2},
+    "usage": {"real_tokens": 3, "pad_tokens": 2, "truncated_texts": 0},
 }
 BINARY = {
     SAFETENSORS: {

@@ -7,7 +7,7 @@ from typing import Any
 from pydantic import BaseModel, Field
 
 from addnorm.service.asking.ask import Ask
-from addnorm.service.dialects.native.native_schema import Usage
+from addnorm.service.dialects.native.native_schema import Usage, usage
 from addnorm.service.engine.manifest import Precision, Task
 from addnorm.service.wire.codec.decoding import Tools
 from addnorm.service.wire.codec.payload import Encode
@@ -121,7 +121,7 @@ def _words(finish: Finish, ask: Ask) -> dict[str, Any]:
         "model": ask.model.answered_name,
         "version": str(ask.model.bundle.manifest.version),
         "results": finish(ask),
-        "usage": {"real_tokens": ask.batch.num_tokens, "pad_tokens": 0},
+        "usage": usage(ask),
     }
 
 

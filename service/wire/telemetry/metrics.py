@@ -70,6 +70,11 @@ class Metrics(Observer):
         self.pad_tokens_skipped = counter(
             "addnorm_pad_tokens_skipped", "Pads that were sent and not computed.", MODEL
         )
+        self.texts_truncated = counter(
+            "addnorm_texts_truncated",
+            "Texts that were cut to what their model takes.",
+            ("model", "protocol"),
+        )
         self.queue_tokens = gauge("addnorm_queue_tokens", "Real tokens that wait.")
         self.queue_tokens_limit = gauge("addnorm_queue_tokens_limit", "Real tokens that may wait.")
         self.pending_bytes = gauge(

@@ -3,6 +3,7 @@
 import logging
 import math
 import time
+from collections.abc import Mapping
 from itertools import accumulate, pairwise
 
 from opentelemetry.trace import Tracer
@@ -13,6 +14,8 @@ from addnorm.service.wire.telemetry import tracing
 from addnorm.service.wire.telemetry.metrics import Metrics
 
 log = logging.getLogger("addnorm.access")
+server_log = logging.getLogger("addnorm")
+CUTS_S = 60.0  # between two log lines of texts that were cut
 
 
 class Reporter:
@@ -23,12 +26,15 @@ class Reporter:
         metrics: Metrics,
         health: tuple[str, ...],
         probes: tuple[str, ...],
+        protocols: Mapping[str, str],
         tracer: Tracer | None = None,
     ) -> None:
         """health: beginnings of paths whose successes are logged for debugging only; probes: of
-        those that are not traced."""
+        those that are not traced. protocols: by route; those of gRPC are in none."""
         self._metrics, self._tracer = metrics, tracer
-        self._health, self._probes = health, probes
+        self._health, self._probes, self._protocols = health, probes, protocols
+        self._num_cut = self._longest_cut = 0  # since the last log line of them
+        self._told_cuts = -math.inf
 
     def report(self, scope: Scope, ask: Ask) -> None:
         # the route's template: there is no bound on the number of paths
@@ -36,6 +42,11 @@ class Reporter:
         now, status = time.monotonic(), ask.status or 500
         seconds = now - ask.started
         self._metrics.count_request(route, status, seconds, ask)
+        if ask.cut:
+            protocol = self._protocols.get(route, "gRPC")
+            counter = self._metrics.of(self._metrics.texts_truncated, ask.model_name, protocol)
+            counter.inc(len(ask.cut))
+            self.tell_of_cuts(ask, route, now)
         if ask.statistics is not None and ask.decoded_from is not None:
             ask.statistics.num_under_way -= 1
             ask.statistics.used = now
@@ -77,3 +88,20 @@ class Reporter:
             **{f"{name}_ms": round(value * 1000, 3) for name, value in times_s.items()},
         }
         log.log(level, "request", extra={**line, **trace})
+
+    def tell_of_cuts(self, ask: Ask, route: str, now: float) -> None:
+        """At most once in CUTS_S, so that a client that always sends long texts fills no log."""
+        self._num_cut += len(ask.cut)
+        self._longest_cut = max(self._longest_cut, *ask.cut)
+        if now < self._told_cuts + CUTS_S:
+            return
+        server_log.warning(
+            "%d texts were cut to what their models take, the longest of %d characters, the last"
+            " by %s for %s; ADDNORM_TRUNCATE=false rejects such texts where a request does not ask"
+            " for a cut",
+            self._num_cut,
+            self._longest_cut,
+            route,
+            ask.model_name,
+        )
+        self._num_cut, self._longest_cut, self._told_cuts = 0, 0, now

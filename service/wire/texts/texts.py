@@ -171,7 +171,7 @@ class TextReader:
     async def tokenize(self, given: TextsToTokenize, ask: Ask) -> tuple[Batch, Padding]:
         """Ragged sequences with special tokens. InvalidInput for a text that is too long."""
         tokenizer = self.tokenizer(given)
-        encode = partial(tokenizer.tokens, truncate=given.truncate, left=given.left)
+        encode = partial(tokenizer.tokens, truncate=given.truncate, left=given.left, cut=ask.cut)
         join = partial(_batch, has_types=tokenizer.has_types)
         return await self.tokenize_with(given, encode, ask, join, tokenizer.max_text_tokens)
 
@@ -186,7 +186,7 @@ class TextReader:
             checkpoint()
             return *_batch(found, tokenizer.has_types), encodings
 
-        encode = partial(tokenizer.encode, truncate=given.truncate)
+        encode = partial(tokenizer.encode, truncate=given.truncate, cut=ask.cut)
         return await self.tokenize_with(given, encode, ask, join, tokenizer.max_text_tokens)
 
     async def tokenize_with(

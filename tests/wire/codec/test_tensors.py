@@ -162,6 +162,7 @@ def test_metadata_says_what_a_json_answer_says_beside_the_numbers(client: httpx.
         "version": "1",
         "real_tokens": "5",
         "pad_tokens": "3",
+        "truncated_texts": "0",
     }
     assert int.from_bytes(content[:8], "little") % 8 == 0
 
