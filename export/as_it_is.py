@@ -757,7 +757,7 @@ def _checks(
     found: AsItIs,
     real: Sequence[Array] | None = None,
 ) -> Iterator[Check]:
-    """Of each tensor the largest difference, and its limit: NEAR of the largest number. real: where
+    """The largest difference of each tensor, and its limit: NEAR of the largest number. real: where
     the tokens of each row stand among pads."""
     expected = [found.rows(batch) for batch in batches]
     for own in found.tensors.values():

@@ -44,7 +44,7 @@ def on_the_instance() -> nn.Module:
 
 
 def quantized() -> nn.Module:
-    """As `quantize_dynamic` leaves it, which is deprecated."""
+    """A module as `quantize_dynamic` leaves it, which is deprecated."""
     module = Gated()
     with warnings.catch_warnings(action="ignore"):
         module.head = torch.ao.nn.quantized.dynamic.Linear(D, 5)  # type: ignore[assignment]

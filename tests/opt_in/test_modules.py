@@ -95,7 +95,7 @@ def asked(module: nn.Module, name: str, ids: Tensor) -> Tensor:
 
 
 def columns(length: int, width: int, where: str) -> list[int]:
-    """Of the real tokens among pads."""
+    """Where the real tokens stand among pads."""
     found = {"right": range(length), "left": range(width - length, width)}
     return [*found.get(where, range(0, 2 * length, 2))]
 
