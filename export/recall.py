@@ -28,7 +28,14 @@ from addnorm.export.certificate.parity import Check
 from addnorm.export.certificate.served import CertificationError, path_of
 from addnorm.export.graphs import model_file
 from addnorm.export.graphs.model_file import Graph
-from addnorm.export.graphs.quantize import Parts, large_gemms, quantize, weight_of
+from addnorm.export.graphs.quantize import (
+    TABLE,
+    Parts,
+    has_large_table,
+    large_gemms,
+    quantize,
+    weight_of,
+)
 from addnorm.export.sources.program import Sample, texts_of
 from addnorm.export.sources.sources import UsageError
 from addnorm.service.engine import bundle as bundles
@@ -64,6 +71,8 @@ class Trials:
         """bundle: of which all other files are taken. body: in fp32. ranges: of its matrices."""
         self._bundle, self._body, self.ranges = bundle, body, ranges
         self._parts: dict[str, Parts] = {}
+        self.table = [TABLE] if has_large_table(body.proto) else []
+        self.names = [*self.table, *ranges]
 
     def size(self, name: str) -> int:
         """The entries of a matrix."""
@@ -71,16 +80,16 @@ class Trials:
         return math.prod(dims[weight_of(name)])
 
     def share(self, in_fp32: Sequence[str]) -> float:
-        """The share of all entries that is int8 where these matrices are not."""
+        """The share of the entries of products that is int8 where these matrices are not."""
         sizes = {name: self.size(name) for name in self.ranges}
-        return 1 - sum(sizes[name] for name in in_fp32) / sum(sizes.values())
+        return sum(sizes[name] for name in sizes if name not in in_fp32) / sum(sizes.values())
 
     def vectors(self, texts: Sequence[str], in_int8: Sequence[str] = ()) -> Vectors:
         """`[n, width]` with these matrices in int8."""
         graph = self._body
         if in_int8:
-            own = {name: self.ranges[name] for name in in_int8}
-            graph = quantize(self._body, own, self._parts)
+            own = {name: self.ranges[name] for name in in_int8 if name != TABLE}
+            graph = quantize(self._body, own, self._parts, TABLE in in_int8)
         manifest, precision = self._bundle.manifest, "int8" if in_int8 else "fp32"
         with TemporaryDirectory() as root:
             folder = Path(root, manifest.name, str(manifest.version))
@@ -119,7 +128,7 @@ def shared(a: Vectors, b: Vectors) -> float:
 def choose(trials: Trials, texts: Sequence[str], target: float) -> list[str]:
     """The names of the matrices that stay float32, the costliest first. CertificationError if the
     target is held by no graph that has int8."""
-    exact, names = trials.vectors(texts), [*trials.ranges]
+    exact, names = trials.vectors(texts), trials.names
 
     def measured(num_kept: int) -> float:
         started = time.monotonic()
@@ -132,7 +141,9 @@ def choose(trials: Trials, texts: Sequence[str], target: float) -> list[str]:
 
     if measured(0) >= target:
         return []
-    names = _in_order(trials, texts[:ORDER_TEXTS], exact[:ORDER_TEXTS], names)
+    # the table goes first: as fp32 it takes memory, but no time
+    ordered = _in_order(trials, texts[:ORDER_TEXTS], exact[:ORDER_TEXTS])
+    names = [*trials.table, *ordered]
     low, high = 1, len(names) - 1
     best = measured(high) if high else 0.0
     if best < target:
@@ -149,17 +160,15 @@ def choose(trials: Trials, texts: Sequence[str], target: float) -> list[str]:
     return names[:high]
 
 
-def _in_order(
-    trials: Trials, texts: Sequence[str], exact: Vectors, names: Sequence[str]
-) -> list[str]:
-    """The names, those first that cost most for each entry."""
+def _in_order(trials: Trials, texts: Sequence[str], exact: Vectors) -> list[str]:
+    """The names of the products' matrices, those first that cost most for each entry."""
     ends, costs = time.monotonic() + ORDER_S, dict[str, float]()
-    for name in tqdm(names, desc="int8 alone", unit=" matrices", disable=None):
+    for name in tqdm(trials.ranges, desc="int8 alone", unit=" matrices", disable=None):
         if time.monotonic() > ends:
             break
         _, cosines, _ = by_row(exact, trials.vectors(texts, [name]))
         costs[name] = (1 - mean(cosines)) / trials.size(name)
-    return sorted(names, key=lambda name: -costs.get(name, 0.0))
+    return sorted(trials.ranges, key=lambda name: -costs.get(name, 0.0))
 
 
 def certified(bundle: Bundle, body: Graph, samples: Sequence[Sample]) -> dict[str, Any]:
@@ -187,7 +196,7 @@ def certified(bundle: Bundle, body: Graph, samples: Sequence[Sample]) -> dict[st
             "texts": len(texts),
             "queries": min(NUM_QUERIES, len(texts)),
             "texts_sha256": digest(texts),
-            "matrices": len(large_gemms(body.proto)),
+            "matrices": len(large_gemms(body.proto)) + has_large_table(body.proto),
             "in_fp32": list(told.float_weights),
         },
     }

@@ -1,7 +1,7 @@
 """Writes a bundle and certifies it. Nothing uncertified is left on disk."""
 
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -21,7 +21,7 @@ from addnorm.export.graphs.all_graphs import Graphs
 from addnorm.export.graphs.graph import UnfitError, check_fit
 from addnorm.export.graphs.half_precision import HalfPrecisionError, to_half
 from addnorm.export.graphs.model_file import Graph
-from addnorm.export.graphs.quantize import QuantizationError, measure, needs, quantize
+from addnorm.export.graphs.quantize import TABLE, QuantizationError, measure, needs, quantize
 from addnorm.export.sources.download import DownloadError
 from addnorm.export.sources.folder_tokenizer import NoTexts
 from addnorm.export.sources.program import ProgramError, ids_of, texts_of
@@ -187,20 +187,25 @@ def write_uncertified(
     ranges = vector_ranges.measure(bundle)
     manifest["vector_ranges"] = ranges
     if plan.keep_recall is not None:
-        say(
-            f"searching {len(texts_to_search):,} texts, to keep {plan.keep_recall:g} of the nearest"
-        )
-        used = int8_ranges or expected.ranges
-        trials = recall.Trials(bundle, expected.graphs.body, used)
-        kept = recall.choose(trials, texts_to_search, plan.keep_recall)
-        say(f"in fp32 stay {len(kept)} of {len(used)} matrices{': ' * bool(kept)}{', '.join(kept)}")
-        say(f"{trials.share(kept):.0%} of their entries are int8")
-        _write_int8(
-            expected.graphs.body, folder, {name: used[name] for name in used if name not in kept}
-        )
-        told = {"float_weights": tuple(kept), "keep_recall": plan.keep_recall}
+        body, used = expected.graphs.body, int8_ranges or expected.ranges
+        kept = _keep_recall(bundle, body, used, texts_to_search, plan.keep_recall)
+        told = {"float_weights": kept, "keep_recall": plan.keep_recall}
         manifest["int8"] = {**manifest["int8"], **told}
     return bundles.write_manifest(folder, manifest), expected
+
+
+def _keep_recall(
+    bundle: Bundle, body: Graph, ranges: dict[str, Floats], texts: Sequence[str], share: float
+) -> list[str]:
+    """Writes int8 again with as many matrices in fp32 as the share needs. -> their names."""
+    say(f"searching {len(texts):,} texts, to keep {share:g} of the nearest")
+    trials = recall.Trials(bundle, body, ranges)
+    kept = recall.choose(trials, texts, share)
+    say(f"{len(kept)} of {len(trials.names)} matrices stay fp32: {', '.join(kept) or 'none'}")
+    say(f"{trials.share(kept):.0%} of the products' entries are int8")
+    in_int8 = {name: ranges[name] for name in ranges if name not in kept}
+    _write_int8(body, bundle.path, in_int8, TABLE not in kept)
+    return kept
 
 
 def manifest_of(
@@ -283,8 +288,10 @@ def _tasks(source: Source) -> tuple[Task, ...]:
     return tasks_of(config.heads, source.facts["labels"], config.vocab_size, config.causal)
 
 
-def _write_int8(body: Graph, folder: Path, ranges: dict[str, Floats]) -> None:
+def _write_int8(
+    body: Graph, folder: Path, ranges: dict[str, Floats], with_table: bool = True
+) -> None:
     """The graph, and the ranges of what is int8 in it."""
-    model_file.save(quantize(body, ranges), folder / GRAPHS["int8"])
+    model_file.save(quantize(body, ranges, with_table=with_table), folder / GRAPHS["int8"])
     # not save_file, which lets no other user read what it writes
     (folder / RANGES).write_bytes(save(ranges))

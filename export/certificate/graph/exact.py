@@ -41,6 +41,10 @@ from addnorm.service.engine.manifest import Int8, Manifest
 
 Array = NDArray[Any]
 RANGES = "model.int8.ranges.safetensors"
+OLDER_INT8 = (
+    "an older exporter made its int8, which is served as before, but cannot be made again here:"
+    " verify it with that version of addnorm, or export it again"
+)
 INT8_STEPS, FLOAT_ROWS = 0.501, 1e-5  # rounding is half a step
 # of the column's range or the mean of all, whichever is larger; processors differ by some 1e-6
 RANGES_RTOL = 1e-4
@@ -129,7 +133,7 @@ def compare(files: Files, expected: Expected, manifest: Manifest) -> Iterator[Fi
         if precision == "int8":
             unknown = [
                 f"{name} is said to be fp32: there is no such matrix"
-                for name in sorted(in_fp32 - expected.ranges.keys())
+                for name in sorted(in_fp32 - {quantize.TABLE, *expected.ranges})
             ]
             yield (precision, "ranges"), [*unknown, *_ranges(files.ranges, ranges)]
         if precision == "fp32":
@@ -137,9 +141,14 @@ def compare(files: Files, expected: Expected, manifest: Manifest) -> Iterator[Fi
         elif precision == "fp16":
             meant = half_precision.to_half(expected.graphs.plain)
         elif files.ranges.keys() == ranges.keys():
-            meant = quantize.quantize(expected.graphs.body, files.ranges)
+            meant = quantize.quantize(
+                expected.graphs.body, files.ranges, with_table=quantize.TABLE not in in_fp32
+            )
         else:
             yield (precision, "graph"), ["cannot be made again without its ranges"]
+            continue
+        if quantize.TABLE in body.constants().keys() - meant.constants().keys():
+            yield (precision, "graph"), [OLDER_INT8]
             continue
         yield (precision, "graph"), [*structure.differences(body, meant)]
     for name, found, own in (
@@ -195,11 +204,7 @@ def _manifest(manifest: Manifest, config: Config) -> list[str]:
     if told == needs:
         return differing
     if told == Int8():
-        return [
-            *differing,
-            "an older exporter made its int8, which is served as before, but cannot be made again"
-            " here: verify it with that version of addnorm, or export it again",
-        ]
+        return [*differing, OLDER_INT8]
     return [*differing, f"int8 is {manifest.int8!r}, {needs!r} expected"]
 
 
@@ -225,7 +230,13 @@ def _weights_of(graph: Graph, state: Mapping[str, Array], config: Config | None)
     """
     constants = graph.constants()
     parts, halves = quantize.read_parts(constants), half_precision.read_weights(constants)
+    table = quantize.split_table(state[quantize.TABLE]) if quantize.ROWS in constants else {}
+    for name, value in table.items():
+        if not _same_bits(constants[name], value):
+            yield f"{name} differs from the reference's{_where(constants[name], value)}"
     for name, tensor in state.items():
+        if name == quantize.TABLE and table and name not in constants:
+            continue
         if uses := [use for use in parts if quantize.weight_of(use) == name]:
             for use in uses:
                 yield from _int8(use, parts[use], tensor, state)
@@ -249,6 +260,7 @@ def _weights_of(graph: Graph, state: Mapping[str, Array], config: Config | None)
     known = {
         *state,
         *(f"{name}{half_precision.SUFFIX}" for name in state),
+        *table,
         *(f"{name}.{part}" for name in parts for part in quantize.Parts.__dataclass_fields__),
     }
     for name, value in constants.items():
