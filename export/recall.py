@@ -103,7 +103,7 @@ class Trials:
 
 
 def vectors_of(bundle: Bundle, texts: Sequence[str], precision: str | None = None) -> Vectors:
-    """As the bundle serves them, in its default precision."""
+    """Vectors as the bundle serves them. precision: the default one if None."""
     manifest = bundle.manifest
     precision = precision or manifest.default_precision
     only = {"precisions": {precision: manifest.precisions[precision]}}
