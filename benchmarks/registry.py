@@ -85,6 +85,12 @@ EXPERIMENTS = {
         (PRESET,),
         only="repeats or new",
     ),
+    "in-time": Experiment(
+        "a reranker with 100 ms to 1 s for 300 documents: how late, how many, which of the best",
+        "benchmarks.in_time:run",
+        8,
+        (TRAINED, SERVED),
+    ),
     "cold": Experiment(
         "from `addnorm serve` to the first answer, exported before or not, and after idleness",
         "benchmarks.cold:run",

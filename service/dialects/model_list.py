@@ -147,7 +147,7 @@ def _named_entry(models: Models, name: str) -> ModelEntry:
     meant = models.meant(name)
     model, prompt = meant.model, meant.prompt_name
     entry = _entry(models, meant.name, models.versions(model.name), model)
-    about = {"id": name, "default_precision": meant.precision or entry.default_precision}
+    about = {"id": name, "default_precision": meant.alias.precision or entry.default_precision}
     if prompt and name in models.aliases:
         about["default_prompt_name"] = prompt
     return entry.model_copy(update=about)
