@@ -204,6 +204,11 @@ PROOFS = {
         1.5,
         ("build/js-clients/ready", "node"),
     ),
+    "system_one": Proof(
+        "jevcompat's suite and typesafe-sdk at /v1/systemone; 1,000 pairs of requests, equal bits",
+        4,
+        (BERT, "build/systemone/ready"),
+    ),
     "lm_eval": Proof(
         "lm-eval's local-completions against a server, beside its own model",
         5,

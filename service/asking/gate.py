@@ -17,13 +17,7 @@ from typing import NamedTuple
 from weakref import WeakKeyDictionary
 
 from addnorm.service.asking.ask import Account, Ask
-from addnorm.service.asking.fair_queue import (
-    BULK_TOKENS,
-    SMALL_RATIO,
-    Backlog,
-    FairQueue,
-    KeyBacklogs,
-)
+from addnorm.service.asking.fair_queue import SMALL_RATIO, Backlog, FairQueue, KeyBacklogs
 from addnorm.service.errors import (
     BodiesFull,
     DeadlineNotMet,
@@ -107,7 +101,7 @@ SIMILAR_TIME = 1.05
 #   answers come late where the event loop is busy. Smaller: less is computed.
 MAX_SEQUENCES, MAX_TOKENS = 1024, 65_536
 TIME_FACTOR = 4
-IN_TIME = 0.95
+IN_TIME = 0.9
 
 
 class LoadShedding(NamedTuple):
@@ -228,7 +222,7 @@ class Gate:
         self.hold(ask, "responses", ask.num_bytes + ask.kept_bytes)
         if ask.in_time:
             self.keep(ask, "answer_s", ask.answer_s)
-            own_s = min(ask.batch.num_tokens, BULK_TOKENS) * ask.target.s_per_token
+            own_s = int(ask.batch.lengths.max(initial=0)) * ask.target.s_per_token
             ask.ends = ask.started + min(IN_TIME * ask.max_time_s, ask.timeout_s) - ask.answer_s
             ask.until = ask.ends - own_s
             if ask.rows.missing:

@@ -20,6 +20,7 @@ WORDS: dict[Task, str] = {
     "embed": "embed texts",
     "rerank": "rerank",
     "classify": "classify texts",
+    "decide": "decide between options",
     "tag": "tag tokens",
     "fill_mask": "fill masks",
     "sparse": "make sparse vectors",

@@ -158,7 +158,8 @@ async def decode(route: Route, raw: RawRequest, ask: Ask, tools: Tools) -> Any:
     if route.reads == "json" and (media_type := sent_type(raw.headers)) != JSON:
         raise UnsupportedMediaType(f"Content-Type is {media_type!r}: send {JSON}")
     negotiate(raw.headers, (JSON,))
-    value = await bodies.read(len(raw.body), ask, parse, raw.body, bodies.settings)
+    how = raw.body, bodies.settings, route.keeps_nulls
+    value = await bodies.read(len(raw.body), ask, parse, *how)
     if not callable(found):
         field = next((field for field in found if field in value), None)
         if field is None:
