@@ -239,14 +239,14 @@ PROTOCOL = Protocol(
             keeps_nulls=True,
             examples={
                 "three questions": {
-                    "model": ANY_MODEL,
+                    "model": "classifier",
                     "state": "Pads are dropped. They cost nothing.",
                     "questions": {
                         "free": {"type": "noul", "instructions": "Are pads free?"},
                         "about": {
                             "type": "choice",
                             "instructions": "What is it about?",
-                            "criteria": {"price": "What it costs", "weather": None},
+                            "criteria": {"price": "What it costs", "weather": "Rain and sun"},
                         },
                         "sure": {
                             "type": "score",

@@ -1,5 +1,5 @@
-"""`/v1/systemone` before the suite that pins the API down, and TypeSafe's own client. And a thousand
-times with other questions beside, in company."""
+"""`/v1/systemone` before the suite that pins the API down, and before TypeSafe's own client; and a
+thousand times with other questions beside, in company."""
 
 import random
 import subprocess
