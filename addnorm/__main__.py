@@ -41,6 +41,12 @@ COMMANDS = {
         CORPUS,
         cannot_run=2,  # 1 says that they differ
     ),
+    "compare": Command(
+        "addnorm.corpus.compare_command",
+        "compare two models, precisions, servers or files of vectors on texts of your own",
+        CORPUS,
+        cannot_run=2,
+    ),
     "load": Command("addnorm.load.command", "send load to a server and check every answer", LOAD),
 }
 USAGE = "\n".join(

@@ -9,12 +9,15 @@ from contextlib import ExitStack
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+import numpy as np
+
 from addnorm.corpus import embedding_job
 from addnorm.corpus.columns import EmbedOptions
 from addnorm.corpus.embedder import Embedder
 from addnorm.corpus.embedding_job import Progress
 from addnorm.corpus.parts import Parts
 from addnorm.corpus.storage import Location
+from addnorm.corpus.stored_vectors import StoredVectors
 from addnorm.corpus.texts_source import Source
 from addnorm.load.run import Figures
 from addnorm.service.engine.batch import Batch
@@ -59,7 +62,7 @@ async def _batches(source: Source, embedder: Embedder) -> list[Batch]:
     """Micro-batches of all texts."""
     sequences = []
     for piece in source.pieces():
-        batch = await embedder.tokenize(source.texts(piece), 0)
+        batch = await embedder.tokenize(source.texts(piece), np.arange(piece.num_rows))
         sequences += [batch.sequence(index).tokens for index in range(len(batch))]
     return sorted_batches(sequences, embedder.token_budget)
 
@@ -85,7 +88,10 @@ def _job(
         started = time.perf_counter()
         with parts.open():
             progress = Progress(NUM_ROWS, shown=False)
-            runner.run(embedding_job.run(source, embedder, parts, "vector", progress))
+            job = embedding_job.run(
+                source, embedder, parts, "vector", progress, StoredVectors.none()
+            )
+            runner.run(job)
             parts.join(parts.num_rows)
         return {"tokens_per_s": progress.num_tokens / (time.perf_counter() - started)}
 

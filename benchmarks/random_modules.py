@@ -331,31 +331,38 @@ def differences(bundle: Bundle, module: Drawn) -> Iterator[str]:
         batch = Batch.of([probe])
         alone.append(engine.run(batch).activations)
         with torch.no_grad():
-            expected = next(iter(_first(module.eval()(torch.from_numpy(probe)[None]))))
-        got = served(bundle, engine, batch, expected.size)
-        off, largest = np.abs(got.ravel() - expected.ravel()).max(), np.abs(expected).max()
-        if not off <= NEAR * max(largest, 1e-3):
-            yield f"{len(probe)} tokens differ by {off:.3g}"
+            expected = _all(module.eval()(torch.from_numpy(probe)[None]))
+        for got, own in zip(
+            served(bundle, engine, batch, expected[0].size), expected, strict=False
+        ):
+            off, largest = np.abs(got.ravel() - own.ravel()).max(), np.abs(own).max()
+            if not off <= NEAR * max(largest, 1e-3):
+                yield f"{len(probe)} tokens differ by {off:.3g}"
     together = engine.run(Batch.of(probes)).activations
     if together.tobytes() != np.concatenate(alone).tobytes():
         yield "other bits in company"
 
 
-def served(bundle: Bundle, engine: Engine, batch: Batch, size: int) -> NDArray[Any]:
-    """The output that stands for the module's answer of so many numbers."""
+def served(bundle: Bundle, engine: Engine, batch: Batch, size: int) -> list[NDArray[Any]]:
+    """The outputs that stand for the module's answer, whose first tensor has so many numbers."""
     rows, manifest = engine.run(batch), bundle.manifest
     if manifest.as_it_is:
-        return rows.activations[-1:] if manifest.as_it_is == "sequence" else rows.activations
+        ends = np.cumsum([tensor.width for tensor in manifest.as_it_is])[:-1]
+        return [
+            part[-1:] if tensor.of == "sequence" else part
+            for part, tensor in zip(
+                np.split(rows.activations, ends, 1), manifest.as_it_is, strict=True
+            )
+        ]
     head = manifest.heads.get("logits")
     pick = head.pick if head else ("every" if size == rows.activations.size else manifest.pooling)
     found: NDArray[Any] = rows.activations
     if pick != "every":
         found = pooled(rows, batch.offsets, pick, np.array([0]))
-    return engine.head("logits", found) if head else found
+    return [engine.head("logits", found) if head else found]
 
 
-def _first(answer: Any) -> Iterator[NDArray[Any]]:
-    """The first tensor of an answer."""
+def _all(answer: Any) -> list[NDArray[Any]]:
+    """The tensors of an answer."""
     parts = answer.values() if isinstance(answer, dict) else answer
-    for part in [answer] if isinstance(answer, Tensor) else parts:
-        yield part.numpy()
+    return [part.numpy() for part in ([answer] if isinstance(answer, Tensor) else parts)]

@@ -3,6 +3,7 @@
 import argparse
 import asyncio
 import json
+import math
 import os
 import sys
 import traceback
@@ -68,16 +69,7 @@ def _give_up(message: str) -> NoReturn:
 
 
 async def _check(options: argparse.Namespace) -> Report:
-    if path := options.json:  # before the work whose result is written there
-        try:
-            if path.is_dir():
-                raise CorpusError(f"--json {path} is a folder: name a file")
-            if not path.parent.is_dir():
-                raise CorpusError(f"--json {path}: there is no folder {path.parent}")
-            if not os.access(path if path.exists() else path.parent, os.W_OK):
-                raise CorpusError(f"--json {path} cannot be written by user {os.geteuid()}")
-        except OSError as error:
-            raise CorpusError(f"--json {path}: {error.strerror}") from None
+    check_writable("--json", options.json)
     _complete(options)
     key = client.api_key(options.api_key_env) if options.api_key_env else None
     file = VectorsFile(Location.parse(options.vectors), options.text_column, options.vector_column)
@@ -94,6 +86,21 @@ async def _check(options: argparse.Namespace) -> Report:
         f" {sample.vectors.shape[1]:,} numbers of {sample.vectors.dtype} each"
     )
     return report(sample, await _embed(options, sample, key), stored)
+
+
+def check_writable(option: str, path: Path | None) -> None:
+    """CorpusError before the work whose result is to be written there."""
+    if path is None:
+        return
+    try:
+        if path.is_dir():
+            raise CorpusError(f"{option} {path} is a folder: name a file")
+        if not path.parent.is_dir():
+            raise CorpusError(f"{option} {path}: there is no folder {path.parent}")
+        if not os.access(path if path.exists() else path.parent, os.W_OK):
+            raise CorpusError(f"{option} {path} cannot be written by user {os.geteuid()}")
+    except OSError as error:
+        raise CorpusError(f"{option} {path}: {error.strerror}") from None
 
 
 class Job(BaseModel):
@@ -184,6 +191,16 @@ def positive(text: str) -> int:
         number = 0
     if number < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is no whole number above 0")
+    return number
+
+
+def above_zero(text: str) -> float:
+    try:
+        number = float(text)
+    except ValueError:
+        number = 0.0
+    if not 0 < number < math.inf:
+        raise argparse.ArgumentTypeError(f"{text!r} is no finite number above 0")
     return number
 
 

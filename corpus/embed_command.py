@@ -2,21 +2,27 @@
 
 import argparse
 import asyncio
+import math
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, fields
+from datetime import timedelta
 from pathlib import Path
 from typing import get_args
 
+import numpy as np
+from numpy.typing import NDArray
+
 from addnorm.corpus import embedding_job
 from addnorm.corpus.columns import KINDS, DType, EmbedOptions
-from addnorm.corpus.command import positive
+from addnorm.corpus.command import above_zero, positive
 from addnorm.corpus.embedder import Embedder, as_dict, open_service
 from addnorm.corpus.embedding_job import WINDOW_ROWS, Progress
 from addnorm.corpus.errors import CorpusError
 from addnorm.corpus.parts import Parts, Plan
 from addnorm.corpus.storage import Location
+from addnorm.corpus.stored_vectors import StoredVectors, digest_column, digests_of
 from addnorm.corpus.texts_source import Source
 from addnorm.service.engine.device import memory
 from addnorm.service.engine.fingerprint import METADATA_KEY, to_text
@@ -34,6 +40,11 @@ A job that was stopped or killed goes on if the same command is given again.
 exit codes: 0 OUT is written, 1 it is not, 2 the command line is wrong, 130 interrupted"""
 
 
+def _confirm(question: str) -> bool:
+    """True where nobody can be asked."""
+    return not sys.stdin.isatty() or input(question).strip().lower() in ("y", "yes")
+
+
 @dataclass(frozen=True)
 class Means:
     """That a job is done with."""
@@ -41,6 +52,7 @@ class Means:
     open_bundle: Callable[..., Service] = open_service
     parts: type[Parts] = Parts
     window_rows: int = WINDOW_ROWS
+    confirm: Callable[[str], bool] = _confirm
 
 
 MEANS = Means()
@@ -52,6 +64,7 @@ def embed(arguments: Sequence[str], means: Means = MEANS) -> None:
     memory.share_arenas()
     try:
         options.out, options.input = _out(options.out), Location.parse(options.input)
+        options.earlier = Location.parse(options.earlier) if options.earlier else None
         _embed(options, means)
     except CorpusError as error:
         print(f"addnorm embed: {error}", file=sys.stderr)
@@ -88,29 +101,98 @@ def _embed(options: argparse.Namespace, means: Means) -> None:
             "fingerprint": embedder.fingerprint,
         }
         parts = means.parts(options.out, plan, metadata)
-        if parts.is_done():
+        if not options.dry_run and parts.is_done():
             print(f"{options.out} is complete")
             return
-        num_rows = source.count()
-        with parts.open():
-            left, column = num_rows - parts.num_rows, options.vector_column
-            try:
-                with closing(Progress(num_rows, parts.num_rows)) as progress:
-                    job = embedding_job.run(
-                        source, embedder, parts, column, progress, means.window_rows
-                    )
-                    asyncio.run(job)
-            except CorpusError:
-                _check_unchanged(options, source, parts)  # what cannot be read may have changed
-                raise
-            _check_unchanged(options, source, parts)
-            parts.join(num_rows)
-        print(
-            f"{options.out}: {num_rows:,} rows, {left:,} of them now: {progress.num_tokens:,}"
-            f" tokens, {progress.tokens_per_s:,.0f} a second"
-        )
+        earlier, changed = StoredVectors.none(), list[str]()
+        if options.earlier:
+            earlier, changed = StoredVectors.of_job(options.earlier, plan)
+        found = [earlier.find(digests_of(texts)) for texts in source.checked()]
+        is_new = np.concatenate(found) < 0
+        if changed:
+            why = f"{options.earlier} is of another job ({'; '.join(changed)})"
+            print(f"addnorm embed: {why}: none of {len(is_new):,} rows is kept", file=sys.stderr)
+        if options.dry_run:
+            print("\n".join(_estimate(options, source, embedder, is_new, earlier)))
+            return
+        if changed and not options.yes and not means.confirm("compute them all? [y/N] "):
+            raise CorpusError("nothing was computed")
+        _run(options, source, embedder, parts, is_new, earlier, means)
     finally:
         embedder.close()
+
+
+def _run(
+    options: argparse.Namespace,
+    source: Source,
+    embedder: Embedder,
+    parts: Parts,
+    is_new: NDArray[np.bool_],
+    earlier: StoredVectors,
+    means: Means,
+) -> None:
+    """is_new: `[rows]`, those that the earlier job does not have."""
+    num_rows = len(is_new)
+    # the folder goes with the job, and the copy has room where the parts have
+    folder = parts.folder.path if parts.folder.on_disk else None
+    with parts.open(), earlier.open(folder):
+        left, column = num_rows - parts.num_rows, options.vector_column
+        num_before = int(np.count_nonzero(is_new[: parts.num_rows]))
+        num_new = int(np.count_nonzero(is_new))
+        try:
+            with closing(Progress(num_new, num_before)) as progress:
+                asyncio.run(
+                    embedding_job.run(
+                        source, embedder, parts, column, progress, earlier, means.window_rows
+                    )
+                )
+        except CorpusError:
+            _check_unchanged(options, source, parts)  # what cannot be read may have changed
+            raise
+        _check_unchanged(options, source, parts)
+        parts.join(num_rows)
+    print(
+        f"{options.out}: {num_rows:,} rows, {left:,} of them now: {progress.num_tokens:,}"
+        f" tokens, {progress.tokens_per_s:,.0f} a second"
+    )
+    if options.earlier:
+        print(_kept(options, is_new, earlier))
+
+
+def _kept(options: argparse.Namespace, is_new: NDArray[np.bool_], earlier: StoredVectors) -> str:
+    num_new = int(np.count_nonzero(is_new))
+    return (
+        f"{len(is_new) - num_new:,} rows kept from {options.earlier}, {num_new:,} computed,"
+        f" {earlier.num_gone:,} of its rows gone"
+    )
+
+
+def _estimate(
+    options: argparse.Namespace,
+    source: Source,
+    embedder: Embedder,
+    is_new: NDArray[np.bool_],
+    earlier: StoredVectors,
+) -> Iterator[str]:
+    """What a job would take, of which no part is written yet."""
+    yield f"{options.out}: {len(is_new):,} rows"
+    if options.earlier:
+        yield _kept(options, is_new, earlier)
+    rows = np.flatnonzero(is_new)
+    if not len(rows):
+        return
+    tokens, rows_per_s = asyncio.run(embedding_job.speed(source, embedder, rows))
+    seconds = len(rows) / rows_per_s
+    yield (
+        f"to compute: {len(rows):,} rows of about {tokens * len(rows):,.0f} tokens, about"
+        f" {timedelta(seconds=math.ceil(seconds))} on this machine ({tokens * rows_per_s:,.0f}"
+        " tokens a second)"
+    )
+    machines = math.ceil(seconds / 3600)
+    yield f"within an hour: {machines} such machine{'s' if machines > 1 else ''}"
+    if options.price_per_hour is not None:
+        price = options.price_per_hour * seconds / 3600
+        yield f"price: {price:,.4g}, at {options.price_per_hour:g} an hour"
 
 
 def _check_unchanged(options: argparse.Namespace, source: Source, parts: Parts) -> None:
@@ -131,11 +213,11 @@ def _source(options: argparse.Namespace) -> Source:
     if options.second_text_column == options.text_column:
         raise CorpusError("--second-text-column is the text column itself")
     source = Source(options.input, columns)
-    if options.vector_column in source.schema.names:
-        raise CorpusError(
-            f"{options.input} has a column {options.vector_column!r}: name the vectors'"
-            " with --vector-column"
-        )
+    for name in (options.vector_column, digest_column(options.vector_column)):
+        if name in source.schema.names:
+            raise CorpusError(
+                f"{options.input} has a column {name!r}: name the vectors' with --vector-column"
+            )
     return source
 
 
@@ -165,6 +247,16 @@ def _parser() -> argparse.ArgumentParser:
     )
     add("out", metavar="OUT.parquet", help="a file, or s3://...")
     add("--bundle", type=Path, required=True, metavar="DIR", help="<name>/<version>")
+    add(
+        "--from",
+        dest="earlier",
+        metavar="OLD.parquet",
+        help="an earlier OUT: vectors of equal texts are taken over, if options and fingerprint"
+        " are equal; a file, or s3://...",
+    )
+    add("--yes", action="store_true", help="do not ask where nothing of OLD can be kept")
+    add("--dry-run", action="store_true", help="only say what is to be computed, and how long")
+    add("--price-per-hour", type=above_zero, metavar="P", help="of --dry-run: says what it costs")
     add("--output", choices=KINDS, default="pooled", help="pooled by default")
     add("--dtype", choices=get_args(DType), default="float32", help="float32 by default")
     add("--text-column", default="text", metavar="NAME", help="text by default")

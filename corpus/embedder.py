@@ -42,6 +42,8 @@ FOREVER_S = 1e9
 MICRO_BATCHES = 8
 SPARE_REQUESTS = 3
 TEXTS_AT_ONCE = 256  # tokenized
+# a text's tokens before it is tokenized, about
+BYTES_OF_A_TOKEN, SPECIAL_TOKENS, NO_TOKEN = 4, 2, -1
 FIELD = "text"  # in the server's messages
 
 
@@ -113,25 +115,29 @@ class Embedder:
     def labels(self) -> tuple[str, ...] | None:
         return self.model.bundle.manifest.labels if self.options.output == "scores" else None
 
-    def num_bytes(self, batch: Batch) -> int:
-        """Bytes of the tokens and of the column, estimated."""
+    def num_bytes(self, text_bytes: Ints) -> int:
+        """Bytes of the tokens and of the column of texts with so many bytes each, estimated."""
+        longest = self.model.bundle.manifest.limits.max_text_tokens
+        lengths = np.minimum(text_bytes // BYTES_OF_A_TOKEN + SPECIAL_TOKENS, longest)
+        batch = Batch.of([np.full(length, NO_TOKEN) for length in lengths])
         padding = Padding(batch.lengths, None)
         values = self._output.size(self.model.bundle, batch, padding).num_values
         return batch.tokens.nbytes + 4 * values
 
     async def compute_column(self, texts: Sequence[Text]) -> pa.Array:
         """Computes the Arrow column of all texts, in their order."""
+        rows = np.arange(len(texts))
         batches = [
-            await self.tokenize(texts[start : start + TEXTS_AT_ONCE], start)
+            await self.tokenize(texts[start : start + TEXTS_AT_ONCE], rows[start:])
             for start in range(0, len(texts), TEXTS_AT_ONCE)
         ]
-        return await (await self.start(join_batches(batches), 0)).compute_column()
+        return await (await self.start(join_batches(batches), rows)).compute_column()
 
-    async def tokenize(self, texts: Sequence[Text], first_row: int) -> Batch:
+    async def tokenize(self, texts: Sequence[Text], rows: Ints) -> Batch:
         """Tokenizes in threads that are not the engine's. CorpusError names a text that is
         rejected.
 
-        first_row: the number of the first text, for messages.
+        rows: numbers of the texts, for messages.
         """
         try:
             own = FIELD, texts, self.options.truncate, self.model
@@ -144,25 +150,26 @@ class Embedder:
                 batch, _ = await self._service.tools.texts.tokenize(asked, ask)
         except ServiceError as error:
             if len(texts) > 1:
-                for row, text in enumerate(texts, first_row):
-                    await self.tokenize([text], row)
+                for index, text in enumerate(texts):
+                    await self.tokenize([text], rows[index:])
             # the server's words, about one row of a file
             message = error.message.replace('send "truncate": true', "set truncate (--truncate)")
             if message.startswith(place := f"{FIELD}[0]"):
-                message = f"row {first_row}{message.removeprefix(place)}"
+                message = f"row {rows[0]}{message.removeprefix(place)}"
             raise CorpusError(message) from None
         return batch
 
     async def start(
-        self, batch: Batch, first_row: int, done: Callable[[Batch], object] = lambda _: None
+        self, batch: Batch, rows: Ints, done: Callable[[Batch], object] = lambda _: None
     ) -> Computing:
-        """Returns once the last request is under way. done: called after each of them."""
+        """Returns once the last request is under way. rows: numbers of the sequences, for messages.
+        done: called after each request."""
         order = portions(batch.lengths, MICRO_BATCHES * self.token_budget)
         made = []
         for indices in order:
             await self._under_way.acquire()
             part = Batch.joined([(batch, index) for index in indices])
-            made.append(asyncio.create_task(self._compute_part(part, first_row + indices, done)))
+            made.append(asyncio.create_task(self._compute_part(part, rows[indices], done)))
         return Computing(order, made)
 
     async def _compute_part(

@@ -4,19 +4,23 @@ While a window is computed, the next one is read and tokenized, and the one befo
 """
 
 import asyncio
+import math
 import sys
 import time
 from collections.abc import AsyncIterator, Callable
 from datetime import timedelta
 from typing import Any, NamedTuple
 
+import numpy as np
 import pyarrow as pa
 from tqdm import tqdm
 
 from addnorm.corpus.embedder import Computing, Embedder, join_batches
 from addnorm.corpus.parts import Parts
-from addnorm.corpus.texts_source import Source
-from addnorm.service.engine.batch import Batch
+from addnorm.corpus.stored_vectors import DIGEST_TYPE, StoredVectors, digest_column, digests_of
+from addnorm.corpus.texts_source import PIECE_ROWS, Source
+from addnorm.service.engine.batch import Batch, Ints
+from addnorm.service.engine.tokenizer import Text
 
 LINE_EVERY_S = 30.0  # a log of ten hours has 1,200 of them
 # A window is sorted by length as a whole, and is one part of the result. It ends with the first
@@ -24,6 +28,9 @@ LINE_EVERY_S = 30.0  # a log of ten hours has 1,200 of them
 # more within a micro-batch, and each window costs a file.
 WINDOW_ROWS = 16_384
 WINDOW_BYTES = 64 * 2**20  # rows, tokens and vectors
+
+
+SAMPLE_ROWS, SAMPLE_S = 2048, 10.0  # computed at most to estimate a job
 
 
 class Progress:
@@ -80,9 +87,10 @@ class Progress:
 class Window(NamedTuple):
     """Consecutive rows."""
 
-    first_row: int
-    rows: pa.Table
-    batch: Batch
+    rows: pa.Table  # with the digests of their texts
+    known: Ints  # [n] the row of the earlier job that has the vector, or -1
+    numbers: Ints  # of the rows that are computed
+    batch: Batch  # of these
 
 
 async def run(
@@ -91,43 +99,92 @@ async def run(
     parts: Parts,
     vector_column: str,
     progress: Progress,
+    earlier: StoredVectors,
     window_rows: int = WINDOW_ROWS,
 ) -> None:
     """Writes all rows that are not yet written."""
-    windows = _windows(source, embedder, parts.num_rows, window_rows)
+    windows = _windows(source, embedder, parts.num_rows, vector_column, earlier, window_rows)
     writing: asyncio.Task[None] | None = None
     coming = asyncio.ensure_future(anext(windows, None))
     while window := await coming:
         coming = asyncio.ensure_future(anext(windows, None))
-        computing = await embedder.start(window.batch, window.first_row, progress.count)
+        computing = await embedder.start(window.batch, window.numbers, progress.count)
         if writing:
             await writing
-        writing = asyncio.create_task(_write(window.rows, computing, parts, vector_column))
+        writing = asyncio.create_task(_write(window, computing, parts, vector_column, earlier))
     if writing:
         await writing
 
 
-async def _write(rows: pa.Table, computing: Computing, parts: Parts, name: str) -> None:
-    column = await computing.compute_column()
-    await asyncio.to_thread(parts.add, rows.append_column(name, column))
+async def _write(
+    window: Window, computing: Computing, parts: Parts, name: str, earlier: StoredVectors
+) -> None:
+    is_known = window.known >= 0
+    columns = [await computing.compute_column()] if len(window.numbers) else []
+    if is_known.any():
+        columns.append(await asyncio.to_thread(earlier.take, window.known[is_known]))
+    places = np.argsort(np.argsort(is_known, kind="stable"), kind="stable")
+    column = pa.concat_arrays(columns).take(pa.array(places)) if len(columns) > 1 else columns[0]
+    # the vectors stand before the digests
+    rows = window.rows.add_column(window.rows.num_columns - 1, name, column)
+    await asyncio.to_thread(parts.add, rows)
 
 
 async def _windows(
-    source: Source, embedder: Embedder, start: int, max_rows: int
+    source: Source,
+    embedder: Embedder,
+    start: int,
+    vector_column: str,
+    earlier: StoredVectors,
+    max_rows: int,
 ) -> AsyncIterator[Window]:
-    """From row `start`, with which a window must begin."""
-    coming = source.pieces(start)
-    pieces, batches = list[pa.RecordBatch](), list[Batch]()
-    first_row = row = start
-    num_bytes = 0
+    """From row `start`, with which a window must begin. Where it ends depends on the rows alone: a
+    job after another one writes the same parts."""
+    coming, row = source.pieces(start), start
+    pieces, known, batches = list[pa.RecordBatch](), list[Ints](), list[Batch]()
+    first_row, num_bytes = start, 0
+
+    def window() -> Window:
+        found = np.concatenate(known)
+        numbers = first_row + np.flatnonzero(found < 0)
+        return Window(pa.Table.from_batches(pieces), found, numbers, join_batches(batches))
+
     while (piece := await asyncio.to_thread(next, coming, None)) is not None:
-        batch = await embedder.tokenize(source.texts(piece), row)
-        pieces.append(piece)
-        batches.append(batch)
+        texts = source.texts(piece)
+        digests = await asyncio.to_thread(digests_of, texts)
+        known.append(earlier.find(digests))
+        # numpy leaves zeros at an end out
+        column = pa.Array.from_buffers(DIGEST_TYPE, len(texts), [None, pa.py_buffer(digests)])
+        pieces.append(piece.append_column(digest_column(vector_column), column))
+        new = np.flatnonzero(known[-1] < 0)
+        if len(new):
+            batches.append(await embedder.tokenize([texts[index] for index in new], row + new))
         row += piece.num_rows
-        num_bytes += piece.nbytes + embedder.num_bytes(batch)
+        num_bytes += pieces[-1].nbytes + embedder.num_bytes(source.num_bytes(piece))
         if row - first_row >= max_rows or num_bytes >= WINDOW_BYTES:
-            yield Window(first_row, pa.Table.from_batches(pieces), join_batches(batches))
-            pieces, batches, first_row, num_bytes = [], [], row, 0
+            yield window()
+            pieces, known, batches, first_row, num_bytes = [], [], [], row, 0
     if pieces:
-        yield Window(first_row, pa.Table.from_batches(pieces), join_batches(batches))
+        yield window()
+
+
+async def speed(source: Source, embedder: Embedder, rows: Ints) -> tuple[float, float]:
+    """Tokens of a row and rows a second, of these rows: about, by a seeded sample that is computed.
+    NaN for no rows."""
+    drawn = np.random.default_rng(0).permutation(rows)[:SAMPLE_ROWS]
+    texts, start = dict[int, Text](), 0
+    for piece in source.pieces():
+        here = drawn[(drawn >= start) & (drawn < start + piece.num_rows)]
+        found = source.texts(piece.take(pa.array(here - start)))
+        texts.update(zip(here.tolist(), found, strict=True))
+        start += piece.num_rows
+    num_rows = num_tokens = 0
+    began = time.monotonic()
+    while num_rows < len(drawn) and time.monotonic() - began < SAMPLE_S:
+        some = drawn[num_rows : num_rows + PIECE_ROWS]
+        batch = await embedder.tokenize([texts[row] for row in some.tolist()], some)
+        await (await embedder.start(batch, some)).compute_column()
+        num_rows, num_tokens = num_rows + len(some), num_tokens + batch.num_tokens
+    if not num_rows:
+        return math.nan, math.nan
+    return num_tokens / num_rows, num_rows / max(time.monotonic() - began, 1e-9)

@@ -1,4 +1,5 @@
-"""Asks `/v1/embeddings` for the vectors of many texts: a server's, or a bundle's in this process.
+"""Asks `/v1/embeddings` for the vectors of many texts, or `/v1/classify` for their scores: a
+server's, or a bundle's in this process.
 
 Waits where the server is busy, and asks for less at once where a request is too large for it.
 """
@@ -21,6 +22,7 @@ from tqdm import tqdm
 from addnorm.corpus.embedder import open_service
 from addnorm.corpus.errors import CorpusError
 from addnorm.service.engine.fingerprint import Recorded
+from addnorm.service.engine.tokenizer import Text
 from addnorm.service.wire.serving import FINGERPRINT_HEADER
 
 TEXTS_AT_ONCE = 32  # in one request
@@ -47,7 +49,7 @@ Parts = Mapping[str, str]  # of a fingerprint
 
 
 class Embedded(NamedTuple):
-    vectors: NDArray[Any]  # [texts, width]
+    vectors: NDArray[Any]  # [texts, width]; or scores of the labels, by their names
     model: str
     fingerprint: Recorded | None  # None: the server tells none
     known: Mapping[str, Parts]  # digest -> parts, of each precision that is served
@@ -91,12 +93,16 @@ async def in_process(bundle: Path) -> AsyncIterator[httpx.AsyncClient]:
 
 
 async def embed(
-    client: httpx.AsyncClient, texts: Sequence[str], rows: Sequence[int], options: Options
+    client: httpx.AsyncClient,
+    texts: Sequence[Text],
+    rows: Sequence[int],
+    options: Options,
+    as_scores: bool = False,
 ) -> Embedded:
     """The vectors of all texts, and what they were computed by.
 
-    rows: numbers of the texts in their file, for messages. CorpusError if the server cannot be
-    reached, or rejects the request.
+    rows: numbers of the texts in their file, for messages. as_scores: of their labels, instead.
+    CorpusError if the server cannot be reached, or rejects the request.
     """
     starts = iter(range(0, len(texts), TEXTS_AT_ONCE))
     answers: dict[int, _Answer] = {}
@@ -104,7 +110,7 @@ async def embed(
     async def worker(bar: Any) -> None:
         for start in starts:
             batch = slice(start, min(start + TEXTS_AT_ONCE, len(texts)))
-            async for found in _ask_in_parts(client, texts, rows, batch, options):
+            async for found in _ask_in_parts(client, texts, rows, batch, options, as_scores):
                 answers[found[0]] = found[1]
                 bar.update(len(found[1].vectors))
 
@@ -128,37 +134,47 @@ async def embed(
 
 async def _ask_in_parts(
     client: httpx.AsyncClient,
-    texts: Sequence[str],
+    texts: Sequence[Text],
     rows: Sequence[int],
     batch: slice,
     options: Options,
+    as_scores: bool,
 ) -> AsyncIterator[tuple[int, _Answer]]:
     """(start, answer) of the batch, or of parts of it where the server rejects its size."""
     num_texts = batch.stop - batch.start
     asked = {name: value for name, value in vars(options).items() if value is not None}
-    # base64 keeps the exact bits. Texts are cut as the model's authors cut them
-    how = {"encoding_format": "base64", "truncate": True}
-    response = await _send_patiently(client, {**asked, "input": [*texts[batch]], **how})
+    # texts are cut as the model's authors cut them
+    body: dict[str, Any] = {**asked, "truncate": True}
+    if not as_scores:  # base64 keeps the exact bits
+        path, field = "v1/embeddings", "input"
+        body |= {"input": [*texts[batch]], "encoding_format": "base64"}
+    else:
+        path, field = "v1/classify", "texts"
+        del body["dtype"]
+        body |= {"texts": [*texts[batch]]}
+    response = await _send_patiently(client, path, body)
     if response.is_success:
-        yield batch.start, _read(response, num_texts, options)
+        yield batch.start, _read(response, num_texts, options, as_scores)
         return
     message, param = _rejection(response)
-    if param != "input" and response.status_code not in TOO_LARGE:
+    if param != field and response.status_code not in TOO_LARGE:
         raise CorpusError(message)
     if num_texts == 1:
         raise CorpusError(f"row {rows[batch.start]}: {message}")
     middle = batch.start + num_texts // 2
     for half in (slice(batch.start, middle), slice(middle, batch.stop)):
-        async for found in _ask_in_parts(client, texts, rows, half, options):
+        async for found in _ask_in_parts(client, texts, rows, half, options, as_scores):
             yield found
 
 
-async def _send_patiently(client: httpx.AsyncClient, body: dict[str, Any]) -> httpx.Response:
+async def _send_patiently(
+    client: httpx.AsyncClient, path: str, body: dict[str, Any]
+) -> httpx.Response:
     """Sends it again while the server is busy, when the server says."""
     ends = time.monotonic() + PATIENCE_S
     while True:
         try:
-            response = await client.post("v1/embeddings", json=body)
+            response = await client.post(path, json=body)
         except httpx.HTTPError as error:
             raise _no_answer(client, error) from None
         try:
@@ -186,13 +202,18 @@ def _rejection(response: httpx.Response) -> tuple[str, str | None]:
     return f"{response.url} answered {response.status_code}: {message}", param
 
 
-def _read(response: httpx.Response, num_texts: int, options: Options) -> _Answer:
+def _read(response: httpx.Response, num_texts: int, options: Options, as_scores: bool) -> _Answer:
     try:
         answer = response.json()
-        flat = [
-            np.frombuffer(base64.b64decode(entry["embedding"]), DTYPES[options.dtype])
-            for entry in answer["data"]
-        ]
+        if not as_scores:
+            flat = [
+                np.frombuffer(base64.b64decode(entry["embedding"]), DTYPES[options.dtype])
+                for entry in answer["data"]
+            ]
+        else:
+            found = [{one["label"]: one["score"] for one in each} for each in answer["results"]]
+            names = sorted(found[0])
+            flat = [np.array([each[name] for name in names], np.float32) for each in found]
         vectors = np.stack(flat)
         model = str(answer["model"])
     except (ValueError, KeyError, TypeError):
@@ -202,14 +223,20 @@ def _read(response: httpx.Response, num_texts: int, options: Options) -> _Answer
     return _Answer(vectors, model, response.headers.get(FINGERPRINT_HEADER))
 
 
-async def _fetch_fingerprints(client: httpx.AsyncClient, model: str) -> dict[str, Parts]:
-    """Digest -> parts, of each precision of the model."""
+async def show_model(client: httpx.AsyncClient, model: str) -> dict[str, Any]:
+    """The entry of a model in `/v1/models`. CorpusError if there is none."""
     try:
         response = await client.get(f"v1/models/{model}")
     except httpx.HTTPError as error:
         raise _no_answer(client, error) from None
     if not response.is_success:
         raise CorpusError(_rejection(response)[0])
-    entry = response.json()
+    entry: dict[str, Any] = response.json()
+    return entry
+
+
+async def _fetch_fingerprints(client: httpx.AsyncClient, model: str) -> dict[str, Parts]:
+    """Digest -> parts, of each precision of the model."""
+    entry = await show_model(client, model)
     parts = entry["fingerprint_parts"]
     return {digest: parts[precision] for precision, digest in entry["fingerprint"].items()}

@@ -155,21 +155,24 @@ def _writer(path: Path, schema: pa.Schema) -> pq.ParquetWriter:
 
 
 def _check_same(old: Plan, new: Plan, where: Location, to_remove: Location) -> None:
-    """CorpusError names what another job was made of. A text that was rejected may be cut: of the
-    texts before it this changes nothing."""
+    if changed := differences(old, new):
+        raise CorpusError(
+            f"{where} is of another job. Differences: {'; '.join(changed)}. Name another OUT, or"
+            f" remove {to_remove} to start again"
+        )
+
+
+def differences(old: Plan, new: Plan) -> list[str]:
+    """What of the groups of `new` another job had otherwise, in words. A text that was rejected may
+    be cut: of the other texts this changes nothing."""
     if new["options"].get("truncate"):
         old = {**old, "options": {**old.get("options", {}), "truncate": True}}
-    changed = [
+    return [
         str(Difference(f"{group} {name}", _in_words(old, group, name), _in_words(new, group, name)))
         for group in new
         for name in {**old.get(group, {}), **new[group]}
         if old.get(group, {}).get(name) != new[group].get(name)
     ]
-    if changed:
-        raise CorpusError(
-            f"{where} is of another job. Differences: {'; '.join(changed)}. Name another OUT, or"
-            f" remove {to_remove} to start again"
-        )
 
 
 def _in_words(plan: Plan, group: str, name: str) -> str | None:

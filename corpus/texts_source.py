@@ -11,14 +11,17 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import PurePosixPath
 from typing import Any, NamedTuple
 
+import numpy as np
 import orjson
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.csv
 import pyarrow.parquet as pq
 
 from addnorm.corpus.errors import CorpusError
 from addnorm.corpus.storage import Location, in_one_line, read_batches, reason
 from addnorm.corpus.vectors_file import check_texts, first_not_utf8
+from addnorm.service.engine.batch import Ints
 from addnorm.service.engine.tokenizer import Text
 
 PIECE_ROWS = 256
@@ -78,17 +81,17 @@ class Source:
             found[name] = digest.hexdigest()
         return found
 
-    def count(self) -> int:
-        """Rows. CorpusError names one that has no text, or none in UTF-8."""
+    def checked(self) -> Iterator[list[Text]]:
+        """The texts of each piece. CorpusError names a row that has no text, or none in UTF-8."""
         columns = pa.schema([self.schema.field(name) for name in self.text_columns])
         num_rows = 0
         for piece in self._pieces(columns):
             for name in self.text_columns:
                 check_rows(piece.column(name), name, num_rows)
             num_rows += piece.num_rows
+            yield self.texts(piece)
         if not num_rows:
             raise CorpusError(f"{self.path} has no rows")
-        return num_rows
 
     def pieces(self, start: int = 0) -> Pieces:
         """At most PIECE_ROWS rows each, from row `start`, with which a piece must begin."""
@@ -104,6 +107,16 @@ class Source:
                 for piece in FORMATS[file.suffix].read(file, schema):
                     for start in range(0, piece.num_rows, PIECE_ROWS):
                         yield piece.slice(start, PIECE_ROWS)
+
+    def num_bytes(self, piece: pa.RecordBatch) -> Ints:
+        """The bytes of each row's texts, in UTF-8."""
+        found = np.zeros(piece.num_rows, np.int64)
+        for name in self.text_columns:
+            column: Any = piece.column(name)
+            if isinstance(column, pa.DictionaryArray):
+                column = column.dictionary_decode()
+            found += pc.binary_length(column).to_numpy()
+        return found
 
     def texts(self, piece: pa.RecordBatch) -> list[Text]:
         columns = [piece.column(name).to_pylist() for name in self.text_columns]

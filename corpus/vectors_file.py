@@ -67,8 +67,8 @@ class VectorsFile:
         rows, texts, vectors = np.sort(drawn), list[str](), list[NDArray[Any]]()
         with in_one_line(self._where):
             for numbers, batch in self._pieces(rows):
-                texts += _texts(batch.column(self.columns[0]), numbers)
-                found = _vectors(batch.column(self.columns[1]), numbers)
+                texts += texts_of(batch.column(self.columns[0]), numbers)
+                found = numbers_of(batch.column(self.columns[1]), numbers)
                 vectors.append(found)
                 if found.shape[1] != vectors[0].shape[1]:
                     raise CorpusError(
@@ -129,7 +129,7 @@ def first_not_utf8(texts: Any) -> int | None:
     return None
 
 
-def _texts(column: Any, rows: NDArray[np.int64]) -> list[str]:
+def texts_of(column: Any, rows: NDArray[np.int64]) -> list[str]:
     if (broken := first_not_utf8(column)) is not None:
         raise CorpusError(f"row {rows[broken]} has a text that is not UTF-8")
     texts: list[str | None] = column.to_pylist()
@@ -138,7 +138,7 @@ def _texts(column: Any, rows: NDArray[np.int64]) -> list[str]:
     return texts  # type: ignore[return-value]
 
 
-def _vectors(column: Any, rows: NDArray[np.int64]) -> NDArray[Any]:
+def numbers_of(column: Any, rows: NDArray[np.int64]) -> NDArray[Any]:
     """[n, width]"""
     if column.null_count:
         raise CorpusError(

@@ -6,19 +6,21 @@ depend on the length, silently: the certificate compares lengths on both sides.
 """
 
 import inspect
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, fields, is_dataclass
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
-from unittest.mock import patch
 
 import numpy as np
 import torch
-import torch.nn.functional as F
+from onnx import TensorProto
 from torch import Tensor, nn
 from torch.export import Dim
+from torch.nn.modules.module import register_module_forward_pre_hook
 
 from addnorm.export.certificate import tolerances
 from addnorm.export.certificate.graph.exact import versions
@@ -26,6 +28,7 @@ from addnorm.export.certificate.parity import Check, known_digests, nodes
 from addnorm.export.certificate.served import Case, CertificationError, path_of
 from addnorm.export.graphs import model_file
 from addnorm.export.graphs.graph import UnfitError, export_module
+from addnorm.export.graphs.traceable import traceable
 from addnorm.export.modules.asking import Asking, copy_module, list_calls
 from addnorm.export.modules.operators.lengths import unlike_lengths
 from addnorm.export.modules.operators.trace import plain_attention
@@ -40,7 +43,7 @@ from addnorm.service.engine.batch import Batch, Tokens
 from addnorm.service.engine.bundle import Bundle
 from addnorm.service.engine.device.processor import processor
 from addnorm.service.engine.engine import TYPES
-from addnorm.service.engine.manifest import Limits
+from addnorm.service.engine.manifest import Limits, OwnTensor
 from addnorm.service.engine.model import Model
 from addnorm.service.engine.own_engine import ANSWER, IDS, LENGTHS, VECTORS, OwnEngine
 from addnorm.service.engine.session import runs_in_words
@@ -54,7 +57,11 @@ MOST_WORDS = 200  # characters of an error of PyTorch's exporter
 # Operators that choose by comparing numbers. PyTorch and onnxruntime choose otherwise among equals,
 # and equal rows come from equal ids.
 CHOICES = {"TopK", "ArgMax", "ArgMin"}
+SMALL = {TensorProto.FLOAT16: "float16", TensorProto.BFLOAT16: "bfloat16"}
 NUM_REPEATED, NUM_OF_CHOICES = 6, 200  # sequences of few different ids that are compared
+
+
+Key = str | int | None  # of a tensor in an answer; None: it is the answer
 
 
 class Mask(NamedTuple):
@@ -71,7 +78,6 @@ MASKS = (
     Mask(True, torch.bool),
     Mask(0, torch.int64),
 )
-ATTENTION = F.scaled_dot_product_attention
 NUM_PADS = 2  # with which that is tried
 
 
@@ -79,77 +85,62 @@ class AsItIs(NamedTuple):
     """A module that is to be served as it is.
 
     ask: calls it. twin: the same on a copy, which is exported. limits: of what it takes, ids or
-    vectors. at: where in its answer the tensor that is served stands. is_of_tokens: it has a row
-    for each token, else one for a sequence.
+    vectors. tensors: those of its answer that are served, by where they stand in it.
     """
 
     ask: Asking
     twin: Asking
     limits: Limits
-    at: str | int | None
-    is_of_tokens: bool
-    width: int
+    tensors: dict[Key, OwnTensor]
     origin: dict[str, Any]
 
     @property
     def words(self) -> str:
         """What it takes and answers."""
-        answer = f"[B, S, {self.width}]" if self.is_of_tokens else f"[B, {self.width}]"
+        answers = (
+            f"{own.name} [B, {'S, ' if own.of == 'token' else ''}{own.width}]"
+            for own in self.tensors.values()
+        )
         width = self.limits.input_width
         given = f"vectors [B, S, {width}]" if width else "ids [B, S]"
-        return f"one graph, {given} of at most {self.longest} tokens to {answer}"
+        return f"one graph, {given} of at most {self.longest} tokens to {', '.join(answers)}"
 
     @property
     def longest(self) -> int:
         """Tokens that it takes."""
         return self.limits.max_positions
 
-    def rows(self, sequence: Batch) -> Array:
-        """What it answers to one sequence alone, `[S, width]` or `[1, width]`. UnfitError unless it
-        answers so twice."""
-        inputs, length = _inputs(self.ask, sequence), sequence.num_tokens
-        num_rows = length if self.is_of_tokens else 1
+    def rows(self, sequence: Batch) -> dict[str, Array]:
+        """What it answers to one sequence alone: of each tensor `[S, width]` or `[1, width]`.
+        UnfitError unless it answers so twice."""
         with as_found(self.ask):
-            first, second = (_tensors(_call(self.ask, inputs))[self.at] for _ in range(2))
-        if first.numel() != num_rows * self.width:
+            answers = [_tensors(_call(self.ask, _inputs(self.ask, sequence))) for _ in range(2)]
+        return {
+            own.name: self._rows(own, sequence.num_tokens, *(answer[key] for answer in answers))
+            for key, own in self.tensors.items()
+        }
+
+    def _rows(self, own: OwnTensor, length: int, first: Tensor, second: Tensor) -> Array:
+        num_rows = length if own.of == "token" else 1
+        if first.numel() != num_rows * own.width:
             raise UnfitError(
                 f"{self.ask.name} answers {length} tokens alone with {list(first.shape)}, and in"
-                f" a batch with rows of {self.width} numbers"
+                f" a batch with rows of {own.width} numbers"
             )
         if not torch.equal(first.nan_to_num(), second.nan_to_num()):
             raise UnfitError(
                 f"{self.ask.name} gives two answers to one sequence: something in it is random in"
                 " evaluation mode, or it keeps something between calls"
             )
-        found: Array = first.detach().cpu().numpy().reshape(num_rows, self.width)
+        found: Array = first.detach().cpu().numpy().reshape(num_rows, own.width)
         if not np.isfinite(found).all():
             raise UnfitError(f"{self.ask.name} answers {length} tokens with NaN or infinity")
         return found
 
 
-def _attention(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attn_mask: Tensor | None = None,
-    *positional: Any,
-    **options: Any,
-) -> Tensor:
-    """Attention as onnxruntime's operator takes it: with an axis of heads, and a mask that has a
-    row for each query."""
-    mask, has_heads = attn_mask, query.dim() > 3
-    if mask is not None:
-        mask = mask.expand(*mask.shape[:-2], query.shape[-2], mask.shape[-1])
-        if not has_heads and mask.dim() == 3:
-            mask = mask.unsqueeze(1)
-    if not has_heads:
-        query, key, value = (part.unsqueeze(1) for part in (query, key, value))
-    found = ATTENTION(query, key, value, mask, *positional, **options)
-    return found if has_heads else found.squeeze(1)
-
-
 class _Graph(nn.Module):
-    """ids `[B, S]`, or vectors `[B, S, width]` -> the answer, in the row of every token."""
+    """ids `[B, S]`, or vectors `[B, S, width]` -> the tensors side by side, in the row of every
+    token."""
 
     def __init__(self, found: AsItIs) -> None:
         super().__init__()
@@ -157,10 +148,8 @@ class _Graph(nn.Module):
 
     def forward(self, tokens: Tensor, types: Tensor | None = None) -> Tensor:
         answer = self.module(tokens) if types is None else self.module(tokens, types)
-        rows = _laid_out(_tensors(answer)[self._found.at], self._found)
-        if not self._found.is_of_tokens:
-            rows = rows.expand(-1, tokens.shape[1], -1)
-        return rows
+        rows = [row.expand(-1, tokens.shape[1], -1) for row in _laid_out(answer, self._found)]
+        return rows[0] if len(rows) == 1 else torch.cat(rows, -1)
 
 
 def export(
@@ -174,13 +163,14 @@ def export(
     stated: Mapping[str, Any] | None = None,
     batch_first: bool | None = None,
     samples: Sequence[Any] = (),
+    outputs: Sequence[str] = (),
     origin: Mapping[str, Any] | None = None,
     others: Mapping[str, Any] | None = None,
     why: NotRecognized | None = None,
 ) -> Bundle:
     """Writes `out/name/version/`, certified. stated: `max_positions` and `vocab_size`, where the
-    module does not show them. origin: where the module is from. others: options of recognized
-    modules. UsageError, UnfitError or CertificationError, in words."""
+    module does not show them. outputs: see `_chosen`. origin: where the module is from. others:
+    options of recognized modules. UsageError, UnfitError or CertificationError, in words."""
     if plan.precisions != ("fp32",) or plan.lens or plan.layout != "packed":
         raise UsageError("a module as it is has fp32 alone, and no lens: ask for no precision")
     if given := [option for option, value in (others or {}).items() if value]:
@@ -189,7 +179,7 @@ def export(
             " vectors and gives numbers: leave it out"
         )
     own = batches_of(samples)
-    found = look_at(module, reference, stated or {}, batch_first, origin or {}, own)
+    found = look_at(module, reference, stated or {}, batch_first, origin or {}, own, outputs)
     if why:
         reason = f"not recognized: {why.why}" if found.limits.vocab_size else "it takes vectors"
         say(f"served as it is, {reason}")
@@ -220,11 +210,10 @@ def certificate_again(
     limits = bundle.manifest.limits
     stated = limits.model_dump(include={"max_positions", "vocab_size", "input_width"})
     own = batches_of(samples)
-    found = look_at(module, reference, stated, batch_first, origin or {}, own)
-    if found.origin != bundle.manifest.source:
-        raise UsageError(
-            f"{bundle.ref} was made from {bundle.manifest.source}, this is {found.origin}"
-        )
+    names = [tensor.name for tensor in bundle.manifest.as_it_is or ()]
+    if (given := _origin(module, origin or {})) != bundle.manifest.source:
+        raise UsageError(f"{bundle.ref} was made from {bundle.manifest.source}, this is {given}")
+    found = look_at(module, reference, stated, batch_first, origin or {}, own, names)
     say(f"verifying {bundle.ref}")
     return certificate_of(bundle, found, own)
 
@@ -236,9 +225,10 @@ def look_at(
     batch_first: bool | None,
     origin: Mapping[str, Any],
     samples: Sequence[Batch] = (),
+    outputs: Sequence[str] = (),
 ) -> AsItIs:
     """Calls the module, and sees what it takes and answers. samples: a sequence each; of vectors,
-    if it takes them. UsageError says what is missing."""
+    if it takes them. outputs: see `_chosen`. UsageError says what is missing."""
     name = type(module).__qualname__
     if unknown := stated.keys() - {"max_positions", "vocab_size", "input_width"}:
         raise UsageError(
@@ -246,7 +236,7 @@ def look_at(
             " vocab_size or input_width can be said"
         )
     try:
-        copied = copy_module(module)
+        copied = module if reference else copy_module(module)  # a reference calls what it has
     except Exception as error:  # it is the caller's code
         raise UsageError(f"{name} cannot be copied: {_first(error)}") from error
     kinds = _kinds_of(reference or copied)
@@ -274,11 +264,14 @@ def look_at(
     mask, twin, limits = tried[-1]
     ask = asking(reference or module, module, mask)
     with as_found(twin):
-        at, of_tokens, width = _answer(twin, limits)
-    own = {"module": name, "sha256": digest(module), **origin}
-    found = AsItIs(ask, twin, limits, at, of_tokens, width, own)
+        tensors = _chosen(_answer(twin, limits), outputs)
+    found = AsItIs(ask, twin, limits, tensors, _origin(module, origin))
     _refuse_mixing(found)
     return found
+
+
+def _origin(module: nn.Module, origin: Mapping[str, Any]) -> dict[str, Any]:
+    return {"module": type(module).__qualname__, "sha256": digest(module), **origin}
 
 
 def _refuse_mixing(found: AsItIs) -> None:
@@ -286,10 +279,10 @@ def _refuse_mixing(found: AsItIs) -> None:
     one that takes `[S, B]` and is called with `[B, S]`."""
     pair = _pair(found.limits)
     with as_found(found.ask):
-        together = _laid_out(_tensors(_call(found.ask, _inputs(found.ask, pair)))[found.at], found)
-    for index in range(len(pair)):
-        alone = found.rows(pair.sequence(index))
-        difference = tolerances.largest(together[index].detach().cpu().numpy() - alone)
+        together = _laid_out(_call(found.ask, _inputs(found.ask, pair)), found)
+    for index, row in product(range(len(pair)), range(len(together))):
+        alone = [*found.rows(pair.sequence(index)).values()][row]
+        difference = tolerances.largest(together[row][index].detach().cpu().numpy() - alone)
         if not difference <= NEAR * max(tolerances.largest(alone), 1e-3):
             axes = "B, S" if found.ask.turned else "S, B"
             other = f"vectors [{axes}, d]" if found.limits.input_width else f"ids [{axes}]"
@@ -434,18 +427,24 @@ def _limits(ask: Asking, stated: Mapping[str, Any], samples: Sequence[Batch]) ->
     else:
         try:
             limits = made(_vocab_size(ask), None)
-        except UsageError:
+        except UsageError as error:
             fitting = (made(0, width) for width in _widths(ask))
             found = next((each for each in fitting if _takes(ask, each)), None)
             if found is None:
-                raise
+                raise UsageError(
+                    f"{error}. If it takes vectors, config={{'input_width': d}} says so. If it"
+                    " takes one length alone, a reference fills shorter ones:"
+                    " config={'max_positions': N},"
+                    " reference=lambda x: module(F.pad(x, (0, N - x.shape[1])))"
+                ) from error
             limits = found
     return limits.model_copy(update={"max_positions": _longest(ask, limits)})
 
 
 def _widths(ask: Asking) -> list[int]:
     """Numbers of a row that the first layers take."""
-    names = ("in_features", "embed_dim", "input_size", "normalized_shape", "in_channels")
+    names = ("in_features", "embed_dim", "input_size", "normalized_shape", "in_channels",
+             "kdim")  # fmt: skip
     found = (getattr(part, name, None) for part in ask.module.modules() for name in names)
     sizes = (size[-1] if isinstance(size, tuple) and size else size for size in found)
     return [*dict.fromkeys(size for size in sizes if isinstance(size, int))][:MOST_WIDTHS]
@@ -465,21 +464,24 @@ def _vocab_size(ask: Asking) -> int:
     ids = [0, 1, 0, 0, 1]
     sizes = list[int]()
 
-    def look(table: nn.Embedding, given: tuple[Any, ...]) -> None:
-        if isinstance(given[0], Tensor) and given[0].flatten().tolist() == ids:
-            sizes.append(table.num_embeddings)
+    def look(part: nn.Module, given: tuple[Any, ...]) -> None:
+        if (
+            isinstance(part, nn.Embedding)
+            and isinstance(given[0], Tensor)
+            and given[0].flatten().tolist() == ids
+        ):
+            sizes.append(part.num_embeddings)
 
-    tables = [part for part in ask.module.modules() if isinstance(part, nn.Embedding)]
-    hooks = [table.register_forward_pre_hook(look) for table in tables]
+    # of every module: a reference may call others
+    hook = register_module_forward_pre_hook(look)
     try:
         _call(ask, [torch.tensor([ids])] * (1 + ask.has_types))
     finally:
-        for hook in hooks:
-            hook.remove()
+        hook.remove()
     if not sizes:
         raise UsageError(
             "no nn.Embedding is read at the token ids: say how many there are,"
-            " config={'vocab_size': N}. If it takes vectors, config={'input_width': N}"
+            " config={'vocab_size': N}"
         )
     return min(sizes)
 
@@ -510,7 +512,7 @@ def _longest(ask: Asking, limits: Limits) -> int:
     return takes
 
 
-def _tensors(answer: Any) -> dict[str | int | None, Tensor]:
+def _tensors(answer: Any) -> dict[Key, Tensor]:
     """The tensors of an answer, by their names or places."""
     if isinstance(answer, Tensor):
         return {None: answer}
@@ -525,43 +527,50 @@ def _tensors(answer: Any) -> dict[str | int | None, Tensor]:
     return {key: value for key, value in items if isinstance(value, Tensor)}
 
 
-def _answer(ask: Asking, limits: Limits) -> tuple[str | int | None, bool, int]:
-    """Which of the module's tensors is served: the first of float32 that has a row for each token,
-    or one for the sequence."""
+def _answer(ask: Asking, limits: Limits) -> dict[Key, OwnTensor]:
+    """Its tensors of float32 that have a row for each token, or one for the sequence."""
     lengths = [length for length in (3, 5) if length <= limits.max_positions] or [1]
     found = [_tensors(_call(ask, _inputs(ask, _pair(limits, length)))) for length in lengths]
-    shapes = dict[str, list[str]]()
+    fitting, others = dict[Key, OwnTensor](), list[str]()
     for key, tensor in found[0].items():
-        if not all(key in other for other in found):
-            continue
-        kinds = {
-            (is_of_tokens, width)
-            for other, length in zip(found, lengths, strict=True)
-            for is_of_tokens, width in _kinds(other[key], length, ask.turned)
-        }
-        for is_of_tokens, width in sorted(kinds):
-            fits = all(
-                (is_of_tokens, width) in _kinds(other[key], length, ask.turned)
-                for other, length in zip(found, lengths, strict=True)
-            )
-            if fits and tensor.dtype == torch.float32:
-                left = [str(other) for other in found[0] if other != key]
-                if left:
-                    say(
-                        f"served is its tensor {key!r}; left out: {', '.join(left)}. For another,"
-                        " reference=lambda ids: module(ids)[...]"
-                    )
-                return key, is_of_tokens, width
-        dtype = str(tensor.dtype).removeprefix("torch.")
-        shapes["" if key is None else str(key)] = [
-            f"{list(other[key].shape)} of {dtype}" for other in found
-        ]
-    said = "; ".join(f"{key} {' and '.join(each)}".strip() for key, each in shapes.items())
-    raise UsageError(
-        f"{ask.name} answers two sequences of {' and '.join(map(str, lengths))} tokens with"
-        f" {said or 'no tensor'}: a tensor of float32 is needed, [B, S, width] or [B, width]."
-        " reference=lambda ids: ... makes one of it"
-    )
+        tensors = [other[key] for other in found if key in other]
+        kinds = set.intersection(
+            *(set(_kinds(each, length, ask.turned))
+              for each, length in zip(tensors, lengths, strict=False))
+        )  # fmt: skip
+        if tensor.dtype == torch.float32 and len(tensors) == len(found) and kinds:
+            is_of_tokens, width = min(kinds)
+            name: Any = "output" if key is None else str(key)
+            of: Any = "token" if is_of_tokens else "sequence"
+            fitting[key] = OwnTensor(name=name, of=of, width=width)
+        else:
+            shapes = " and ".join(str([*each.shape]) for each in tensors)
+            dtype = str(tensor.dtype).removeprefix("torch.")
+            others.append(f"{'' if key is None else key} {shapes} of {dtype}".strip())
+    said = "; ".join(others)
+    if not fitting:
+        raise UsageError(
+            f"{ask.name} answers two sequences of {' and '.join(map(str, lengths))} tokens with"
+            f" {said or 'no tensor'}: a tensor of float32 is needed, [B, S, width] or [B, width]."
+            " reference=lambda ids: ... makes one of it"
+        )
+    if said:
+        say(f"left out of its answer, for two sequences: {said}")
+    return fitting
+
+
+def _chosen(tensors: dict[Key, OwnTensor], outputs: Sequence[str]) -> dict[Key, OwnTensor]:
+    """outputs: names of tensors; or new names of those without, in order. All without. UsageError
+    if there are none such."""
+    keys = {own.name: key for key, own in tensors.items()}
+    if set(outputs) <= keys.keys():
+        return {keys[name]: tensors[keys[name]] for name in outputs or keys}
+    if any(isinstance(key, str) for key in keys.values()) or len(outputs) > len(tensors):
+        raise UsageError(
+            f"outputs names {', '.join(outputs)}: the module answers with {', '.join(keys)}"
+        )
+    named = zip(outputs, tensors.items(), strict=False)
+    return {key: own.model_copy(update={"name": name}) for name, (key, own) in named}
 
 
 def _kinds(answer: Tensor, length: int, turned: bool) -> Iterator[tuple[bool, int]]:
@@ -574,45 +583,55 @@ def _kinds(answer: Tensor, length: int, turned: bool) -> Iterator[tuple[bool, in
         yield False, shape[1] if len(shape) == 2 else 1
 
 
-def _laid_out(answer: Tensor, found: AsItIs) -> Tensor:
-    """-> `[B, S, width]`, or `[B, 1, width]` of sequences."""
-    if not found.is_of_tokens:
-        return answer.reshape(-1, 1, found.width)
+def _laid_out(answer: Any, found: AsItIs) -> list[Tensor]:
+    """Each tensor as `[B, S, width]`, or `[B, 1, width]` of sequences."""
+    tensors = _tensors(answer)
+    return [
+        _by_token(tensors[key], found.ask.turned)
+        if own.of == "token"
+        else tensors[key].reshape(-1, 1, own.width)
+        for key, own in found.tensors.items()
+    ]
+
+
+def _by_token(answer: Tensor, turned: bool) -> Tensor:
     rows = answer.unsqueeze(-1) if answer.dim() == 2 else answer
-    return rows.transpose(0, 1) if found.ask.turned else rows
+    return rows.transpose(0, 1) if turned else rows
 
 
 def _write_uncertified(found: AsItIs, folder: Path, name: str, version: int) -> Bundle:
     inputs, limits = _inputs(found.twin, _pair(found.limits)), found.limits
     names = [VECTORS if limits.input_width else IDS, TYPES][: len(inputs)]
-    shapes = {name: {0: Dim.DYNAMIC, 1: Dim.DYNAMIC} for name in ("tokens", "types")[: len(inputs)]}
+    axes = dict.fromkeys(range(2 if limits.max_positions > 1 else 1), Dim.DYNAMIC)
+    shapes = dict.fromkeys(("tokens", "types")[: len(inputs)], axes)
     try:
-        # PyTorch's own encoder compares the numbers of a mask, only to choose a quicker kernel
-        with (
-            as_found(found.twin),
-            plain_attention(),
-            patch.object(F, "scaled_dot_product_attention", _attention),
-            patch.object(
-                nn.modules.transformer,
-                "_detect_is_causal_mask",
-                lambda mask, hint, size: hint is True,
-            ),
-        ):
+        with as_found(found.twin), plain_attention(), traceable():
             graph = export_module(_Graph(found), tuple(inputs), names, [ANSWER], shapes)
     except UnfitError:
         raise
     except Exception as error:  # of torch.export, which raises many kinds
         raise UnfitError(f"{found.ask.name} has no graph of its own: {_why(error)}") from error
+    if small := {
+        SMALL[attribute.i]
+        for node in graph.proto.graph.node
+        for attribute in node.attribute
+        if node.op_type == "Cast" and attribute.i in SMALL
+    }:
+        raise UnfitError(
+            f"{found.ask.name} computes in {', '.join(sorted(small))}, as under torch.autocast,"
+            " and no graph rounds alike: leave it out in evaluation mode, as by"
+            " torch.autocast(..., enabled=self.training)"
+        )
     model_file.save(graph, folder / GRAPHS["fp32"])
     manifest = {
         "name": name,
         "version": version,
         "layout": "packed",
         "config": {},
-        "d_model": found.width,
+        "d_model": sum(tensor.width for tensor in found.tensors.values()),
         "heads": {},
         "n_norms": 0,
-        "as_it_is": "token" if found.is_of_tokens else "sequence",
+        "as_it_is": [*found.tensors.values()],
         "limits": limits.model_dump(exclude={"max_text_tokens"}),
         "precisions": {"fp32": GRAPHS["fp32"]},
         "default_precision": "fp32",
@@ -695,9 +714,9 @@ def _compare(model: Model, found: AsItIs, samples: Sequence[Batch]) -> Iterator[
                     f"a sequence of {batch.num_tokens} tokens fails: {error}. If the module takes"
                     " fewer, say so: config={'max_positions': N}"
                 ) from error
-            yield _check(case.name, answer, [batch], found)
+            yield from _checks(case.name, answer, [batch], found)
         ragged = Case.from_batch("ragged", Batch.joined([(one, 0) for one in some]))
-        yield _check("ragged", path.ask(ragged, "fp32")["output"], some, found)
+        yield from _checks("ragged", path.ask(ragged, "fp32")["output"], some, found)
         width = max(batch.num_tokens for batch in some) + 5
         for where in ("right", "left", "holes"):
             grids = [selfcheck.place(batch, width, where) for batch in some]
@@ -711,12 +730,7 @@ def _compare(model: Model, found: AsItIs, samples: Sequence[Batch]) -> Iterator[
                 cells if of_vectors else None,
             )
             answer = path.ask(case, "fp32")["output"]
-            if found.is_of_tokens:
-                answer = [
-                    [row for row, real in zip(rows, mask[0], strict=True) if real]
-                    for rows, mask in zip(answer, masks, strict=True)
-                ]
-            yield _check(case.name, answer, some, found)
+            yield from _checks(case.name, answer, some, found, [mask[0] != 0 for mask in masks])
 
 
 def _chooses(model: Model) -> bool:
@@ -736,15 +750,27 @@ def _repeated(found: AsItIs, num: int) -> Iterator[Batch]:
         yield Batch.of([one_each[draws.integers(0, len(one_each), length)]], types)
 
 
-def _check(name: str, answer: list[Any], batches: Sequence[Batch], found: AsItIs) -> Check:
-    """The largest difference, and its limit: NEAR of the largest number."""
-    difference, largest = np.float64(0), 0.0
-    for rows, batch in zip(answer, batches, strict=True):
-        expected = found.rows(batch)
-        got = np.array(rows, np.float32).reshape(expected.shape)
-        difference = np.maximum(difference, tolerances.largest(got - expected))  # NaN stays
-        largest = max(largest, tolerances.largest(expected))
-    return Check(name, "output", "fp32", float(difference), NEAR * max(largest, 1e-3))
+def _checks(
+    name: str,
+    answer: Any,
+    batches: Sequence[Batch],
+    found: AsItIs,
+    real: Sequence[Array] | None = None,
+) -> Iterator[Check]:
+    """The largest difference of each tensor, and its limit: NEAR of the largest number. real: where
+    the tokens of each row stand among pads."""
+    expected = [found.rows(batch) for batch in batches]
+    for own in found.tensors.values():
+        rows = answer[own.name] if isinstance(answer, dict) else answer
+        difference, largest = np.float64(0), 0.0
+        for index, (made, each) in enumerate(zip(rows, expected, strict=True)):
+            got = np.array(made, np.float32)
+            if real and own.of == "token":
+                got = got[real[index]]
+            got = got.reshape(each[own.name].shape)
+            difference = np.maximum(difference, tolerances.largest(got - each[own.name]))  # or NaN
+            largest = max(largest, tolerances.largest(each[own.name]))
+        yield Check(name, own.name, "fp32", float(difference), NEAR * max(largest, 1e-3))
 
 
 def _unlike(found: AsItIs) -> Iterator[tuple[int, int]]:
@@ -769,6 +795,16 @@ def _why(error: BaseException) -> str:
     if "DataDependent" in type(error).__name__:
         return "its forward branches on numbers of ids or rows, which no graph does"
     words = " ".join(str(error).split())
+    if "inputs['tokens'].shape[0]" in words:
+        return "it makes a number in Python of the batch, as len(x) does: x.shape[0] is followed"
     if "inferred a static shape" in words:
-        return "PyTorch's exporter writes it for one length alone, as it does recurrent layers"
-    return f"{type(error).__name__}: {words[:MOST_WORDS]}"
+        return (
+            "PyTorch's exporter writes it for one length alone, as a loop over tokens in Python:"
+            " operators of whole sequences are written for all"
+        )
+    if named := re.search(r"No ONNX function found for <OpOverload\(op='([\w.]+)'", words):
+        return f"ONNX has no {named[1]}: make it of other operators"
+    return (
+        f"{type(error).__name__}: {words[:MOST_WORDS]}. Do it another way in forward, or leave it"
+        " out by reference=lambda x: ..."
+    )

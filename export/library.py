@@ -67,6 +67,7 @@ def export_bundle(
     samples: Sequence[Sample | Tensor | NDArray[Any]] = (),
     batch_first: bool | None = None,
     as_it_is: bool | None = None,
+    outputs: Sequence[str] = (),
 ) -> Bundle:
     """Writes a model to `out/name/version/`, certified, for `addnorm serve --bundles out`.
 
@@ -105,6 +106,8 @@ def export_bundle(
     as_it_is: of a module: True serves its own graph without recognition, False refuses a module
         that is not recognized. By default it is recognized if it can be, and else served as it is:
         token ids or vectors in, its answer as the output `output`, in fp32.
+    outputs: of a module as it is that answers with several tensors, which are served; or names for
+        those of a tuple, in order. By default all, by their keys or places.
 
     >>> export_bundle(model, "bundles", "my-model", labels=["no", "yes"]).path
     PosixPath('bundles/my-model/1')
@@ -122,19 +125,22 @@ def export_bundle(
         parts = {"config": config, "weights": weights, "batch_first": batch_first}
         if isinstance(model, nn.Module) and not isinstance(model, Transformer):
             model = model if saves_itself(model) else unwrapped(model)
+        stated = asdict(config) if isinstance(config, Config) else config or {}
         own: dict[str, Any] = {
             "reference": reference,
-            "stated": asdict(config) if isinstance(config, Config) else config,
+            "stated": stated,
             "batch_first": batch_first,
             "samples": samples,
+            "outputs": outputs,
             "others": {"labels": labels, "normalize": normalize, "tokenizer": folder,
                        "max_length": max_length, "weights": weights},
         }  # fmt: skip
-        if as_it_is or modules_as_they_are.are_vectors(samples):
+        takes_vectors = "input_width" in stated or modules_as_they_are.are_vectors(samples)
+        if as_it_is or outputs or takes_vectors:
             if as_it_is is False:
                 raise UsageError(
-                    "samples are vectors, and what is recognized takes token ids: leave as_it_is"
-                    " out"
+                    "it takes vectors, or outputs is set, and what is recognized takes token ids"
+                    " and answers by its heads: leave as_it_is out"
                 )
             if not isinstance(model, nn.Module) or saves_itself(model):
                 raise UsageError(f"as_it_is is of modules: this is a {type(model).__qualname__}")

@@ -10,6 +10,7 @@ its graphs node by node, and their bits, as onnxruntime runs them by default, wi
 """
 
 import json
+import re
 import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -50,6 +51,15 @@ STORED_RANGES = "model_int8.ranges.safetensors"
 # beside the weights: configuration, tokenizers, the authors' card and licence, code that they need
 COPIED = (".json", ".txt", ".model", ".jinja", ".md", ".py", "LICENSE", "NOTICE")
 NOT_COPIED = (FOLDER, "openvino", MANIFEST, CERTIFICATE)
+# transformers 5 and sentence-transformers 6 have no ONNX backend. Those before them have one, and
+# know only these names, which the later read too: by file, a pattern and what takes its place
+OLDER_NAMES = {
+    "tokenizer_config.json": ("TokenizersBackend", "PreTrainedTokenizerFast"),
+    "modules.json": (
+        r"sentence_transformers\.(base|sentence_transformer)\.modules\.\w+\.",
+        "sentence_transformers.models.",
+    ),
+}
 CHOICES = (
     "ignore",
     "labels",
@@ -179,7 +189,10 @@ def _copy(source: Source, folder: Path) -> None:
         is_copied = file.name.endswith(COPIED) and name.parts[0] not in NOT_COPIED
         if file.is_file() and (is_copied or name in weights):
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(file, folder / name)
+            if file.name in OLDER_NAMES:
+                (folder / name).write_text(re.sub(*OLDER_NAMES[file.name], file.read_text()))
+            else:
+                shutil.copyfile(file, folder / name)
 
 
 @contextmanager

@@ -31,12 +31,14 @@ CPU_S = "process_cpu_seconds_total"
 
 @dataclass(frozen=True)
 class Goal:
-    """So many texts of so many tokens in a request, on average; requests a second; seconds."""
+    """So many texts of so many tokens in a request, on average; requests a second; seconds; what a
+    machine costs an hour, in any currency."""
 
     texts: int
     tokens: int
     target: float
     p99_s: float
+    price_per_hour: float | None = None
 
 
 @dataclass(frozen=True)
@@ -117,6 +119,10 @@ class Capacity:
             yield f"target: this machine holds {goal.target:g} requests/s"
         else:
             yield f"target: {goal.target:g} requests/s need {machines} such machines"
+        if goal.price_per_hour is not None and self.is_held:
+            tokens_per_s = self.rate * goal.texts * goal.tokens
+            price = goal.price_per_hour / 3600 / tokens_per_s * 1e6
+            yield f"price: {price:.4g} for a million tokens, at {goal.price_per_hour:g} an hour"
         if not math.isnan(share := self.bare.cpu_s / self.most.cpu_s):
             yield (
                 f"Python: at most {100 * share:.0f} % of the CPU time of a request, so one process"

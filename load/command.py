@@ -36,7 +36,7 @@ OF_ONE_LOAD = (
     *("profile", "zipf", "distinct", "unique", "requests", "most_alone", "concurrency", "rate"),
     *("seconds", "warm_up", "seed"),
 )
-OF_A_TARGET = ("tokens", "p99_ms")
+OF_A_TARGET = ("tokens", "p99_ms", "price_per_hour")
 OF_A_COMPARISON = ("beside_model", "beside_key_env", "texts_file")
 
 
@@ -91,7 +91,9 @@ def _hold(arguments: argparse.Namespace) -> None:
     except (OSError, ValueError) as error:
         raise SystemExit(f"addnorm load: {arguments.url}: {error}") from None
     p99_s = arguments.p99_ms / 1000
-    goal = capacity.Goal(arguments.texts, arguments.tokens, arguments.target, p99_s)
+    goal = capacity.Goal(
+        arguments.texts, arguments.tokens, arguments.target, p99_s, arguments.price_per_hour
+    )
     found = capacity.measure(capacity.Subject(server, limits, goal, fields))
     print("\n".join(found.lines()))
     sys.exit(0 if found.is_held else 1)
@@ -342,6 +344,8 @@ def _add_other_measurements(parser: argparse.ArgumentParser) -> None:
     add("--tokens", type=_positive, default=60, help="of --target: of a text, on average (60)")
     of_p99 = "of --target: what 99 of 100 requests may take (200)"
     add("--p99-ms", type=_above_zero, default=200.0, help=of_p99)
+    of_price = "of --target: what such a machine costs; says what a million tokens cost"
+    add("--price-per-hour", type=_above_zero, metavar="P", help=of_price)
     add(
         "--beside",
         metavar="URL",

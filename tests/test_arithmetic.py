@@ -26,7 +26,7 @@ OTHER_USES = {  # file -> how many, why
     "service/engine/batch.py": (3, "of a mask, and of lengths"),
     "service/engine/own_engine.py": (1, "of a mask"),
     "service/dialects/kserve/tensors.py": (1, "of a shape"),
-    "corpus/index_check.py": (5, "of masks; cosines that only find which vectors are near"),
+    "corpus/comparison.py": (4, "of masks; cosines that only find which vectors are near"),
 }
 
 

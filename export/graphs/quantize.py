@@ -18,6 +18,9 @@ int8 sums are exact, whatever their order. On x86 without VNNI the fast kernels 
 two products in 16 bits: u8[2i] * W8[2i] + u8[2i + 1] * W8[2i + 1]. So w is at least so large that
 no two such neighbours in a column of W8 add up to more than MAX_PAIR, and nothing saturates.
 
+The table of tokens becomes int8 too, with a scale per token: a row is read alone. Entries are
+within half a step, and their product with the scale is one float32 product.
+
 MatMulIntegerToFloat, onnxruntime's own, computes (u8 @ W8) * w in one pass. It takes one row scale
 for the whole tensor, so s follows. From the standard operators (MatMulInteger, Cast,
 Mul(Mul(s, w)), Add(b)) onnxruntime 1.31 makes a kernel that loses b where s is no scalar.
@@ -44,6 +47,8 @@ Array = NDArray[Any]
 # of a weight; for smaller ones quantizing rows costs more than int8 saves (128 x 128: 0.95 x fp32)
 MIN_ENTRIES = 2**15
 FLOAT_COLUMNS = 4  # 8 gain nothing more; each costs 1 / K of the product in fp32
+TABLE = "tokens.weight"
+ROWS, ROW_SCALES = f"{TABLE}.rows", f"{TABLE}.scales"  # what stands in its place
 USE = "#"  # between a weight's name and the number of its use
 ROOTS = (3, 5)  # numbers of square roots; see `_power`
 CALIBRATION_LENGTHS = (1, 5, 10, 20, 40, 60, 100, 128, 128)
@@ -66,23 +71,45 @@ class QuantizationError(ValueError):
     """int8 makes no sense for the graph."""
 
 
-def quantize(graph: Graph, ranges: Mapping[str, Floats]) -> Graph:
-    """fp32 graph -> the same with its large Gemms in row-wise int8.
+def quantize(
+    graph: Graph,
+    ranges: Mapping[str, Floats],
+    known: dict[str, "Parts"] | None = None,
+    with_table: bool = True,
+) -> Graph:
+    """fp32 graph -> the same with large Gemms and its table of tokens in row-wise int8.
 
-    ranges: for each of these, from `measure`.
+    ranges: of those that become int8, from `measure`. known: parts that were made before, by their
+    names; others are added. with_table: whether the table becomes int8.
     """
+    known = {} if known is None else known
     constants = {item.name: item for item in graph.proto.graph.initializer}
     tensors = dict(CONSTANTS)
     in_place: dict[str, list[NodeProto]] = {}  # of a Gemm, by its output
     for name, gemm in large_gemms(graph.proto).items():
-        parts = split(*_operands(gemm, graph, constants), ranges[name])
+        if name not in ranges:
+            continue
+        if name not in known:
+            known[name] = split(*_operands(gemm, graph, constants), ranges[name])
+        parts = known[name]
         tensors |= {f"{name}.{part}": value for part, value in vars(parts).items()}
         in_place[gemm.output[0]] = _nodes(name, gemm.input[0], gemm.output[0])
+    if with_table and has_large_table(graph.proto):
+        tensors |= split_table(graph.value(constants[TABLE]))
+        for node in graph.proto.graph.node:
+            if node.op_type == "Gather" and node.input[0] == TABLE:
+                in_place[node.output[0]] = _lookup(node.input[1], node.output[0])
     nodes = [own for node in graph.proto.graph.node for own in in_place.get(node.output[0], [node])]
     quantized = with_nodes(graph, nodes, tensors)
     quantized.proto.opset_import.append(helper.make_opsetid(CONTRIB, 1))
     onnx.checker.check_model(quantized.without_values())
     return quantized
+
+
+def has_large_table(model: ModelProto) -> bool:
+    """True if int8 pays for the table of tokens."""
+    dims = {item.name: item.dims for item in model.graph.initializer}
+    return TABLE in dims and math.prod(dims[TABLE]) >= MIN_ENTRIES
 
 
 def needs(precisions: Collection[str]) -> Int8:
@@ -203,6 +230,12 @@ def split(weight: Floats, bias: Floats, ranges: Floats) -> Parts:
     return Parts(columns, shrink, quantized, scale, _rest(weight, bias, columns, quantized, scale))
 
 
+def split_table(table: Floats) -> dict[str, Array]:
+    """`[V, d]` -> rows `[V, d]` int8, scales `[V, 1]` float32, by their names in the graph."""
+    scales = np.maximum(np.abs(table).max(1, keepdims=True) / np.float32(127), TINY)
+    return {ROWS: np.rint(table / scales).astype(np.int8), ROW_SCALES: scales}
+
+
 def largest_pairs(weight: Array) -> Array:
     """`[M]` for weight `[K, M]`: the largest |sum| of the positive, or of the negative ones, among
     the rows 2i and 2i + 1 of a column. Times the largest u8 it bounds the sum of two products."""
@@ -240,6 +273,17 @@ def read_parts(constants: Mapping[str, Array]) -> dict[str, Parts]:
         name: Parts(*(constants[f"{name}.{part}"] for part in Parts.__dataclass_fields__))
         for name in names
     }
+
+
+def _lookup(ids: str, rows: str) -> list[NodeProto]:
+    """ids `[...]` -> rows `[..., d]` of the table."""
+    entries, floats, scales = (f"{rows}.{name}" for name in ("entries", "floats", "scales"))
+    return [
+        helper.make_node("Gather", [ROWS, ids], [entries], entries),
+        helper.make_node("Cast", [entries], [floats], floats, to=TensorProto.FLOAT),
+        helper.make_node("Gather", [ROW_SCALES, ids], [scales], scales),
+        helper.make_node("Mul", [floats, scales], [rows], rows),
+    ]
 
 
 def _nodes(name: str, x: str, y: str) -> list[NodeProto]:

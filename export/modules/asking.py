@@ -136,7 +136,17 @@ def unwrapped(module: nn.Module) -> nn.Module:
         named = ", ".join(sorted(str(x).removeprefix("torch.") for x in dtypes))
         raise UsageError(f"{name} has weights of {named}: call .float() on it before the export")
     for part in module.modules():
-        if "forward" in vars(part):
+        if getattr(part, "max_norm", None) is not None:
+            raise UsageError(
+                f"{name} has an embedding with max_norm, which changes its table in each call: call"
+                " it once with all ids, and set its max_norm = None"
+            )
+        if type(part).__module__.startswith("torch.ao."):
+            raise UsageError(
+                f"{name} has quantized layers ({type(part).__qualname__}): export the module of"
+                " float32 that they were made of"
+            )
+        if "forward" in vars(part) and not hasattr(part, "_orig_mod"):
             raise UsageError(
                 f"the forward of a {type(part).__qualname__} was put on the instance, which no"
                 " export follows: make it a method of its class"

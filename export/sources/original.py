@@ -183,8 +183,8 @@ def _squeeze(answer: Tensor, length: int) -> Array:
 
 @contextmanager
 def as_found(reference: Any) -> Iterator[None]:
-    """Holds the module in evaluation mode, without gradients and without PyTorch's fast path. Modes
-    and random state are as before at the end."""
+    """Holds the module in evaluation mode, without gradients, without PyTorch's fast path and what
+    torch.compile made of parts. Modes and random state are as before at the end."""
     is_module = isinstance(reference, nn.Module)
     modes = {module: module.training for module in reference.modules()} if is_module else {}
     fast = torch.backends.mha.get_fastpath_enabled()
@@ -192,7 +192,11 @@ def as_found(reference: Any) -> Iterator[None]:
         reference.eval()
     torch.backends.mha.set_fastpath_enabled(False)
     try:
-        with torch.no_grad(), torch.random.fork_rng(devices=[]):
+        with (
+            torch.no_grad(),
+            torch.random.fork_rng(devices=[]),
+            torch.compiler.set_stance("force_eager"),
+        ):
             yield
     finally:
         torch.backends.mha.set_fastpath_enabled(fast)

@@ -81,6 +81,10 @@ class ModelEntry(BaseModel):
         description="What the certificate compares its answers with: `kind`, and of a program its"
         " `name` with the version, the outputs and the tasks."
     )
+    recall: dict[str, Any] | None = Field(
+        description="The share of the nearest texts that int8 finds as fp32 does, on which texts,"
+        " and the matrices that stay fp32 for it. Null where it was not exported to keep one."
+    )
     layout: Literal["packed", "padded"]
     source: dict[str, Any]
     files: dict[str, str] = Field(description="sha256 of each file of the bundle.")
@@ -209,6 +213,7 @@ def _entry(models: Models, ref: str, versions: Mapping[int, Model], model: Model
             name: list(found.different) for name, found in model.reproductions.items()
         },
         compared_with=model.bundle.compared_with,
+        recall=model.bundle.recall,
         layout=manifest.layout,
         source=manifest.source,
         files={name: file.sha256 for name, file in manifest.files.items()},

@@ -130,6 +130,9 @@ class Int8(_Part):
     operators: tuple[str, ...] = ()  # of com.microsoft, beside those of ONNX
     # sums of two products fit 16 bits, so the fast kernels of processors without VNNI are exact
     fits_16_bits: bool = False
+    # matrices that stayed float32, so that this share of the nearest texts is found
+    float_weights: tuple[str, ...] = ()
+    keep_recall: float | None = Field(None, gt=0, le=1)
 
 
 class InputRules(_Part):
@@ -138,6 +141,14 @@ class InputRules(_Part):
     prompt_name: str | None = None
     max_tokens: Size | None = None  # what they cut these texts to; None: max_text_tokens
     skipped_ids: tuple[int, ...] = ()  # tokens whose vectors they leave out
+
+
+class OwnTensor(_Part):
+    """One that a module as it is answers with: of every token, or of each sequence."""
+
+    name: str
+    of: Literal["token", "sequence"]
+    width: Size
 
 
 class Manifest(_Part):
@@ -149,10 +160,10 @@ class Manifest(_Part):
     created: Time | None = None  # of older bundles; the certificate of newer ones has it
     layout: Literal["packed", "padded"]
     config: dict[str, Any]  # the model's shape, in the exporter's words
-    d_model: Size  # numbers of a row; of a module as it is, those of its answer
+    d_model: Size  # numbers of a row; of a module as it is, those of its tensors
     n_norms: Annotated[int, Field(ge=0, lt=2**31)]
-    # of a module that is served as it is: whether its answer is of every token or of each sequence
-    as_it_is: Literal["token", "sequence"] | None = None
+    # of a module that is served as it is: what it answers with, side by side in a row
+    as_it_is: tuple[OwnTensor, ...] | None = None
     limits: Limits
     precisions: dict[Graph, GraphFile]  # name -> graph file
     int8: Int8 = Int8()
@@ -202,6 +213,10 @@ class Manifest(_Part):
         if self.as_it_is:
             if self.heads or [*self.precisions] != ["fp32"]:
                 yield "heads or precisions that no module as it is has"
+            if sum(tensor.width for tensor in self.as_it_is) != self.d_model:
+                yield f"tensors that have not {self.d_model} numbers together"
+            if len({tensor.name for tensor in self.as_it_is}) < len(self.as_it_is):
+                yield "two tensors of one name"
             return
         for name, most in (("n_layers", self.n_norms), ("n_heads", self.d_model)):
             found = self.config.get(name)

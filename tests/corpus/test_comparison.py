@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from addnorm.corpus.index_check import compare, verdict
+from addnorm.corpus.comparison import compare, verdict
 
 DRAWS = np.random.default_rng(0)
 VECTORS = DRAWS.normal(size=(60, 32)).astype(np.float32)

@@ -175,8 +175,7 @@ def test_what_it_takes_is_looked_up_once_a_request(client: httpx.Client) -> None
 
 
 def test_v2_has_a_tensor_of_its_name_and_shape(few: Models) -> None:
-    native_tensor = tensors.named(KNOWN)["row_lengths"]
-    assert native_tensor.output.grid_shape(few.find("notebook").bundle) == [-1, -1, 1]
+    assert tensors.outputs(few.find("notebook").bundle, KNOWN)["row_lengths"].shape == [-1, -1, 1]
 
 
 @pytest.mark.parametrize(("kind", "is_equal"), [(RowLengths, True), (DependsOnBatch, False)])

@@ -29,7 +29,8 @@ def bundle(request: pytest.FixtureRequest, preset_in_int8: Callable[[str], Bundl
 def broken(graph: Path, value: float) -> onnxruntime.InferenceSession:
     """The graph with the embedding of BAD set to `value`."""
     model = onnx.load(graph)
-    table = next(item for item in model.graph.initializer if item.name == "tokens.weight")
+    tables = ("tokens.weight", "tokens.weight.scales")  # of int8 its scales
+    table = next(item for item in model.graph.initializer if item.name in tables)
     values = numpy_helper.to_array(table).copy()
     values[BAD] = value
     table.CopyFrom(numpy_helper.from_array(values, table.name))

@@ -1,5 +1,6 @@
 """Modules that are not recognized are served as they are: their own graph, in every company."""
 
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,15 +19,18 @@ from tests.conftest import client_of, inference_of
 from tests.support.people.examples import padded_left
 from tests.support.people.unrecognized import (
     LONGEST,
+    Autocast,
     Branching,
     Broken,
     Choosing,
     D,
     Gated,
+    Loop,
     Normalized,
     Random,
     SequenceFirst,
     Several,
+    Untraceable,
     V,
 )
 
@@ -36,6 +40,14 @@ ROWS = [[3, 4, 5], [9], [7, 8, 9, 10, 11], [5, 4, 3], [2] * 40]
 def on_the_instance() -> nn.Module:
     module = Gated()
     module.forward = lambda ids: ids  # type: ignore[method-assign]
+    return module
+
+
+def quantized() -> nn.Module:
+    """A module as `quantize_dynamic` leaves it, which is deprecated."""
+    module = Gated()
+    with warnings.catch_warnings(action="ignore"):
+        module.head = torch.ao.nn.quantized.dynamic.Linear(D, 5)  # type: ignore[assignment]
     return module
 
 
@@ -77,9 +89,15 @@ def test_what_it_answers_is_served_whatever_the_padding_and_the_company(tmp_path
         assert not pads[:-1].any()
         assert pads[-1].any()
         types = [[1, 0, 1]]
-        (rows,) = ask("several", input_ids=[[3, 4, 5]], token_type_ids=types)
-        expected = answered(several, [3, 4, 5], torch.ones(1, 3), torch.tensor(types))["rows"]
-        np.testing.assert_allclose(rows, expected[0], atol=1e-5)
+        found = ask("several", input_ids=[[3, 4, 5]], token_type_ids=types)
+        expected = answered(several, [3, 4, 5], torch.ones(1, 3), torch.tensor(types))
+        assert [*found] == ["rows", "first"], "tensors of float32 by their names"
+        for tensor, values in found.items():
+            np.testing.assert_allclose(values, expected[tensor], atol=1e-5)
+        padded = ask("several", **padded_left([[9], [3, 4, 5]]))
+        together = ask("several", input_ids=[[9], [3, 4, 5]])
+        assert padded["first"] == together["first"] == [rows[0] for rows in together["rows"]]
+        assert [padded["rows"][0][-1:], padded["rows"][1][-3:]] == together["rows"]
         entry = client.get("/v1/models/by-token").json()
         assert (entry["outputs"], entry["tasks"]) == (["output"], [])
         for path, body, words in (
@@ -91,6 +109,14 @@ def test_what_it_answers_is_served_whatever_the_padding_and_the_company(tmp_path
             refused = client.post(path, json={"model": "by-token", **body})
             assert refused.status_code == 400
             assert words in refused.text
+        shown = client.get("/v2/models/several").json()["outputs"]
+        assert [(each["name"], each["shape"]) for each in shown] == [
+            ("rows", [-1, -1, 5]), ("first", [-1, 5]),
+        ]  # fmt: skip
+        tensor = {"name": "input_ids", "shape": [1, 1], "datatype": "INT64", "data": [9]}
+        body = {"inputs": [tensor], "outputs": [{"name": "first"}]}
+        (only,) = client.post("/v2/models/several/infer", json=body).json()["outputs"]
+        np.testing.assert_array_equal(np.float32(only["data"]), np.float32(padded["first"][0]))
         shown = client.get("/v2/models/by-sequence").json()["outputs"]
         assert shown == [{"name": "output", "datatype": "FP32", "shape": [-1, 5]}]
         tensor = {"name": "input_ids", "shape": [1, 3], "datatype": "INT64", "data": [3, 4, 5]}
@@ -100,6 +126,33 @@ def test_what_it_answers_is_served_whatever_the_padding_and_the_company(tmp_path
             own.tobytes()
             == np.array(ask("by-sequence", input_ids=[[3, 4, 5]])[0], np.float32).tobytes()
         )
+
+
+class Pair(Gated):
+    def forward(self, ids: Tensor) -> Any:
+        rows = super().forward(ids)
+        return rows, None, rows.mean(1)
+
+
+def test_tensors_are_picked_and_named(tmp_path: Path) -> None:
+    for module, outputs, expected in (
+        (Several(), ["first"], [("first", "sequence")]),
+        (Pair(), [], [("0", "token"), ("2", "sequence")]),
+        (Pair(), ["scores", "mean"], [("scores", "token"), ("mean", "sequence")]),
+        (Pair(), ["2"], [("2", "sequence")]),
+    ):
+        bundle = export_bundle(module, tmp_path, "own", outputs=outputs)
+        found = [(tensor.name, tensor.of) for tensor in bundle.manifest.as_it_is or ()]
+        assert found == expected
+        verify_bundle(bundle.path, module)
+    for module, outputs, words in (
+        (Several(), ["last"], "outputs names last: the module answers with rows, first"),
+        (Pair(), ["a", "b", "c"], "outputs names a, b, c: the module answers with 0, 2"),
+    ):
+        with pytest.raises(ExportError, match=words):
+            export_bundle(module, tmp_path, "own", outputs=outputs)
+    with pytest.raises(ExportError, match="or outputs is set"):
+        export_bundle(Pair(), tmp_path, "own", outputs=["a"], as_it_is=False)
 
 
 def test_sequences_run_alone_where_company_changes_bits(tmp_path: Path) -> None:
@@ -126,6 +179,10 @@ def test_sequences_run_alone_where_company_changes_bits(tmp_path: Path) -> None:
         (on_the_instance, "the forward of a Gated was put on the instance"),
         (nn.Module, "Module has no forward"),
         (Choosing, r"tokens: the graph's answer differs .* choose among equal numbers"),
+        (Loop, "for one length alone, as a loop over tokens in Python"),
+        (Autocast, "Autocast computes in bfloat16, as under torch.autocast"),
+        (lambda: nn.Embedding(V, D, max_norm=1.0), "an embedding with max_norm"),
+        (quantized, r"has quantized layers \(Linear\)"),
         (Broken, "answers 7 tokens with NaN or infinity"),
         (lambda: torch.jit.script(nn.Sequential(nn.Embedding(V, D))), "a module of TorchScript"),
         (SequenceFirst, "depends on the others of its batch.* say batch_first=False"),
@@ -139,6 +196,14 @@ def test_what_would_be_served_wrongly_is_refused(
     with pytest.raises(ExportError, match=words):
         export_bundle(make(), tmp_path, "own", as_it_is=True)
     assert not list(tmp_path.iterdir())
+
+
+def test_what_an_exporter_writes_for_one_length_is_served_for_all(tmp_path: Path) -> None:
+    module = Untraceable()
+    engine = Model(export_bundle(module, tmp_path, "own", as_it_is=True)).engine(None)
+    for row in ROWS:
+        got = engine.run(Batch.of([np.array(row)])).activations
+        np.testing.assert_allclose(got, answered(module, row)[0], atol=2e-5)
 
 
 def test_sequences_first_are_served_where_it_is_said(tmp_path: Path) -> None:

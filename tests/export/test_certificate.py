@@ -63,12 +63,12 @@ def constant(model: ModelProto, name: str, change: Callable[[Floats], Floats]) -
     item.CopyFrom(numpy_helper.from_array(change(numpy_helper.to_array(item).copy()), name))
 
 
-def set_row(model: ModelProto, value: float) -> None:
+def set_row(model: ModelProto, value: float, name: str = "tokens.weight") -> None:
     def change(table: Floats) -> Floats:
         table[UNSEEN] = value
         return table
 
-    constant(model, "tokens.weight", change)
+    constant(model, name, change)
 
 
 def double_the_last_norm(model: ModelProto) -> None:
@@ -123,8 +123,10 @@ def certified(mutant: Mutant, folder: Path) -> None:
          r"weights \(fp32\): tokens.weight differs .* at \[7, 0\]: 0.0"),
         ("postnorm", "fp32", lambda m: set_row(m, np.nan),
          r"weights \(fp32\): tokens.weight differs .*: nan"),
-        ("postnorm", "int8", lambda m: set_row(m, 0.0),
-         r"weights \(int8\): tokens.weight differs"),
+        ("postnorm", "int8", lambda m: set_row(m, 0, quantizing.ROWS),
+         r"weights \(int8\): tokens.weight.rows differs .* at \[7, 0\]: 0"),
+        ("postnorm", "int8", lambda m: set_row(m, 0.01, quantizing.ROW_SCALES),
+         r"weights \(int8\): tokens.weight.scales differs"),
         ("postnorm", "int8", double_the_last_norm,
          r"weights \(int8\): blocks.1.norm2.gamma differs"),
         ("postnorm", "fp32", eps_times_thirty, r"attributes \(fp32\): the norms add \[2.99"),
@@ -135,8 +137,8 @@ def certified(mutant: Mutant, folder: Path) -> None:
         ("fp16_subject", "fp16", softmax_in_half,
          r"attributes \(fp16\): .*Attention.* has .*'softmax_precision': 10"),
     ],
-    ids=["row zeroed", "row nan", "int8 row zeroed", "int8 norm doubled", "eps", "gelu",
-         "fp16 last bit", "fp16 softmax"],
+    ids=["row zeroed", "row nan", "int8 row zeroed", "int8 row scaled", "int8 norm doubled", "eps",
+         "gelu", "fp16 last bit", "fp16 softmax"],
     indirect=["subject"],
 )  # fmt: skip
 def test_what_numbers_hardly_show_is_refused_by_name(

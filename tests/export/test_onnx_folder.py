@@ -102,6 +102,27 @@ def test_it_is_a_checkpoint_with_the_same_fingerprint(exported: Path, tmp_path: 
     assert own["fingerprint"] == again["fingerprint"]
 
 
+def test_names_are_those_that_programs_with_an_onnx_backend_know(
+    checkpoint: Path, tmp_path: Path
+) -> None:
+    """transformers 5 and sentence-transformers 6 write others, and have no such backend."""
+    folder = Path(shutil.copytree(checkpoint, tmp_path / "new"))
+    known = (folder / "modules.json").read_text()
+    new = known
+    for name in ("base.modules.transformer.Transformer", "base.modules.normalize.Normalize",
+                 "sentence_transformer.modules.pooling.Pooling"):  # fmt: skip
+        new = new.replace(f"models.{name.split('.')[-1]}", name)
+    assert "sentence_transformers.models" not in new
+    (folder / "modules.json").write_text(new)
+    config = {"tokenizer_class": "TokenizersBackend"}
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    out = onnx_folder.export(sources.checkpoint(folder), tmp_path / "mine", Plan())
+    assert (out / "modules.json").read_text() == known
+    written = json.loads((out / "tokenizer_config.json").read_text())
+    assert written == {"tokenizer_class": "PreTrainedTokenizerFast"}
+    command.verify([f"{out}"])
+
+
 def test_verify_makes_the_certificate_again(exported: Path, tmp_path: Path) -> None:
     """Under another name too, as a download has it."""
     folder = Path(shutil.copytree(exported, tmp_path / "else"))

@@ -165,6 +165,24 @@ def test_int8_of_an_older_exporter(bundle: Bundle, expected: Expected, tmp_path:
     check(Model(older))
 
 
+def test_int8_with_its_table_of_tokens_in_float32(
+    bundle: Bundle, expected: Expected, tmp_path: Path
+) -> None:
+    """Exporters wrote it so before; it is served, and not verified."""
+    table = expected.graphs.body.constants()[quantizing.TABLE]
+
+    def change(model: ModelProto) -> None:
+        model.graph.initializer.append(numpy_helper.from_array(table, quantizing.TABLE))
+        read = next(node for node in model.graph.node if node.input[0] == quantizing.ROWS)
+        rows = read.output[0].removesuffix(".entries")
+        product = next(node for node in model.graph.node if rows in node.output)
+        product.CopyFrom(helper.make_node("Gather", [quantizing.TABLE, read.input[1]], [rows]))
+
+    older = tampered(bundle, tmp_path, change)
+    refused(older, expected, "an older exporter made its int8, which is served as before")
+    check(Model(older))
+
+
 def test_scale_per_tensor_is_caught(bundle: Bundle, expected: Expected, tmp_path: Path) -> None:
     """One scale for all rows of a run, as `quantize_dynamic` has it: neighbours change answers."""
     refused(tampered(bundle, tmp_path, scale_per_tensor), expected, "graph", "checks failed")

@@ -13,7 +13,10 @@ from safetensors.numpy import load, save
 from torch import nn
 
 from addnorm.export import ExportError, export_bundle, verify_bundle
+from addnorm.service.server.wiring import Service
 from tests.conftest import client_of, inference_of
+from tests.support.grpc_client import GrpcClient, inputs
+from tests.support.grpc_client import tensors as tensors_of
 from tests.support.people.unrecognized import NUM_FEATURES, D, Gated, Series
 
 SAFETENSORS = {"content-type": "application/vnd.safetensors"}
@@ -40,8 +43,13 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def client(folder: Path) -> Iterator[httpx.Client]:
-    with client_of(inference_of(folder)) as found:
+def service(folder: Path) -> Service:
+    return inference_of(folder, grpc_port=0)
+
+
+@pytest.fixture(scope="module")
+def client(service: Service) -> Iterator[httpx.Client]:
+    with client_of(service) as found:
         yield found
 
 
@@ -92,6 +100,25 @@ def test_tensors_have_the_bits_of_json(client: httpx.Client) -> None:
     assert about[0] == {"name": "inputs", "datatype": "FP32", "shape": [-1, -1, NUM_FEATURES]}
     entry = client.get("/v1/models/series").json()
     assert (entry["inputs"], entry["limits"]["vocab_size"]) == (["inputs", "attention_mask"], 0)
+
+
+@pytest.mark.parametrize("raw", [True, False])
+def test_grpc_has_the_bits_of_json(client: httpx.Client, service: Service, raw: bool) -> None:
+    call = GrpcClient(service.grpc.port)
+    cells, mask = np.full((2, 5, NUM_FEATURES), np.nan, np.float32), np.zeros((2, 5))
+    for at, length in enumerate((3, 1)):
+        cells[at, -length:], mask[at, -length:] = drawn(length), 1
+    sent = inputs(raw, inputs=(cells, "FP32"), attention_mask=(mask, "INT64"))
+    got = tensors_of(call("ModelInfer", model_name="series", **sent))["output"]
+    for at, length in enumerate((3, 1)):
+        (expected,) = ask(client, inputs=[drawn(length).tolist()])
+        assert got[at, -length:].tobytes() == np.array(expected, np.float32).tobytes()
+        assert not got[at, :-length].any()
+    infinite = np.full((1, 2, NUM_FEATURES), np.inf)
+    refused = call.refused("ModelInfer", model_name="series",
+                           **inputs(raw, inputs=(infinite, "FP32")))  # fmt: skip
+    assert (refused.code, refused.words[:16]) == ("INVALID_ARGUMENT", "inputs[0][0][0] ")
+    call.close()
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from tests.support.fake_server import fake_server
 from tests.support.metrics import samples
 from tests.support.web import get
 
-GOAL = Goal(texts=3, tokens=60, target=500, p99_s=0.2)
+GOAL = Goal(texts=3, tokens=60, target=500, p99_s=0.2, price_per_hour=2)
 
 
 def of(rate: float, tried: Run) -> str:
@@ -30,6 +30,8 @@ def test_it_says_how_many_machines_hold_the_target() -> None:
         assert "no number of such machines was seen" in of(77.0, tried)
     assert "no number of such machines was seen" in of(0.0, Run(0, math.inf, 0))
     assert "at most 10 % of the CPU time" in of(77.0, Run(77, 0.15, 0))
+    # 77 requests of 180 tokens a second
+    assert "price: 0.04008 for a million tokens, at 2 an hour" in of(77.0, Run(77, 0.15, 0))
     assert "feeds 10 cores at least, this one has 2" in of(77.0, Run(77, 0.15, 0))
 
 

@@ -6,6 +6,8 @@ import os
 import re
 import subprocess
 import sys
+import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -23,14 +25,16 @@ from addnorm.load.stream import prose
 from addnorm.service.engine.model import Model
 from benchmarks.findings import BUILD, MINILM, newest
 from benchmarks.registry import ONNX_HOSTS
+from tests.support import saved_folders
+from tests.support.saved_folders import CASES, PAIRS
 
 pytestmark = pytest.mark.onnx_hosts
 PAGE = Path(__file__).parents[2] / "docs" / "guides" / "own-program.md"
 PROGRAMS = re.findall(r"```(python|js)\n(.+?)```", PAGE.read_text(), re.DOTALL)
 HOSTS = ("fastembed", "sentence-transformers", "onnxruntime", "node")  # in the page's order
 FILES = {"fp32": "model.onnx", "int8": "model_int8.onnx"}
-OWN = BUILD / "onnx-hosts" / "bin" / "python"
-NODE = BUILD / "js-onnx"
+OWN = BUILD.absolute() / "onnx-hosts" / "bin" / "python"
+NODE = BUILD.absolute() / "js-onnx"
 TEXTS, LONGEST_S = prose(512), 600
 TAILS = {
     "python": """
@@ -55,6 +59,25 @@ from sentence_transformers import SentenceTransformer, export_dynamic_quantized_
 model = SentenceTransformer(sys.argv[1], backend="onnx", model_kwargs={"export": True})
 model.save_pretrained("usual")
 export_dynamic_quantized_onnx_model(model, "avx512_vnni", "usual")
+"""
+# folders of other families, as sentence-transformers' ONNX backend reads them
+FAMILIES = (
+    "bert mean",
+    "roberta cls",
+    "modernbert bf16",
+    "deberta mean",
+    "qwen3 last bf16",
+    "bert pairs",
+)
+HOST = """
+import json, sys
+from sentence_transformers import CrossEncoder, SentenceTransformer
+items = [tuple(item) if isinstance(item, list) else item for item in json.loads(sys.argv[1])]
+kind = SentenceTransformer if isinstance(items[0], str) else CrossEncoder
+model = kind("folder", backend="onnx", model_kwargs={"file_name": "model.onnx"})
+ask = getattr(model, "encode" if kind is SentenceTransformer else "predict")
+with open("found.json", "w") as file:
+    json.dump([ask([item])[0].tolist() for item in items], file)
 """
 Vectors = NDArray[np.float32]
 
@@ -109,6 +132,21 @@ def test_a_program_of_the_page_gives_the_servers_vectors(
         assert alone.tobytes() == expected.tobytes()
 
 
+@pytest.mark.filterwarnings("ignore")  # of the libraries, while they save and load
+@pytest.mark.parametrize("name", FAMILIES)
+def test_folders_of_other_families_answer_as_the_program_that_saved_them(
+    tmp_path: Path, name: str
+) -> None:
+    case = CASES[name]
+    case.save(tmp_path / "saved")
+    source = sources.checkpoint(tmp_path / "saved")
+    onnx_folder.export(source, tmp_path / "folder", Plan(precisions=("fp32",)))
+    (tmp_path / "host.py").write_text(HOST)
+    run(tmp_path, OWN, "host.py", json.dumps(PAIRS if "pairs" in name else saved_folders.TEXTS))
+    found = np.array(json.loads((tmp_path / "found.json").read_text()))
+    np.testing.assert_allclose(found, np.asarray(case.expected(tmp_path / "saved")), atol=1e-5)
+
+
 @pytest.mark.parametrize("version", ONNX_HOSTS)
 def test_bits_are_the_servers_from_onnxruntime_1_21_on(
     place: Path, by_server: dict[str, Vectors], version: str
@@ -131,7 +169,15 @@ def test_the_usual_int8_changes_with_every_batch(
     run(place, OWN, "usual.py", MINILM.resolve())
     files = sorted((place / "usual" / "onnx").glob("*.onnx"))
     files += [place / "mine" / "onnx" / name for name in FILES.values()]
-    changed = {}
+    changed, seconds = {}, dict[str, list[list[float]]]()
+    by_length = sorted(TEXTS, key=len)
+    for _ in range(3):
+        for file in files:
+            own = [_seconds(file, texts) for texts in (TEXTS, by_length)]
+            seconds.setdefault(file.parent.parent.name + " " + file.name, []).append(own)
+    for name, rounds in seconds.items():
+        drawn, sorted_ = len(TEXTS) / np.median(rounds, axis=0)
+        print(f"{name}: {drawn:.0f} texts/s in the order drawn, {sorted_:.0f} sorted by length")
     for file in files:
         alone, together = _vectors(file, 1), _vectors(file, 32)
         changed[file.name] = int((alone != together).any(1).sum())
@@ -143,14 +189,20 @@ def test_the_usual_int8_changes_with_every_batch(
     assert not any(changed.values())
 
 
-def _vectors(file: Path, size: int) -> Vectors:
-    """Means of the hidden states, of length 1."""
+def _seconds(file: Path, texts: Sequence[str]) -> float:
+    start = time.perf_counter()
+    _vectors(file, 32, texts)
+    return time.perf_counter() - start
+
+
+def _vectors(file: Path, size: int, texts: Sequence[str] = TEXTS) -> Vectors:
+    """Means of the hidden states, of length 1. size: of a batch."""
     tokenizer = Tokenizer.from_file(str(MINILM / "tokenizer.json"))
     tokenizer.enable_truncation(256)
     tokenizer.enable_padding()
     session, made = ort.InferenceSession(file), list[Vectors]()
-    for start in range(0, len(TEXTS), size):
-        encoded = tokenizer.encode_batch(TEXTS[start : start + size])
+    for start in range(0, len(texts), size):
+        encoded = tokenizer.encode_batch(texts[start : start + size])
         ids, mask = (
             np.array([getattr(item, name) for item in encoded])
             for name in ("ids", "attention_mask")

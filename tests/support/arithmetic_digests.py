@@ -16,7 +16,7 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordPiece
 from tokenizers.pre_tokenizers import Whitespace
 
-from addnorm.corpus.index_check import compare
+from addnorm.corpus.comparison import compare
 from addnorm.service import arithmetic
 from addnorm.service.asking.tasks import classification, fill_mask, similarity, tagging
 from addnorm.service.asking.tasks.pieces import Pieces

@@ -41,6 +41,10 @@ from addnorm.service.engine.manifest import Int8, Manifest
 
 Array = NDArray[Any]
 RANGES = "model.int8.ranges.safetensors"
+OLDER_INT8 = (
+    "an older exporter made its int8, which is served as before, but cannot be made again here:"
+    " verify it with that version of addnorm, or export it again"
+)
 INT8_STEPS, FLOAT_ROWS = 0.501, 1e-5  # rounding is half a step
 # of the column's range or the mean of all, whichever is larger; processors differ by some 1e-6
 RANGES_RTOL = 1e-4
@@ -118,6 +122,8 @@ Finding = tuple[tuple[str, str], list[str]]  # (precision, comparison), and what
 def compare(files: Files, expected: Expected, manifest: Manifest) -> Iterator[Finding]:
     """Every comparison, the cheapest first, with an empty list where nothing differs."""
     config, is_packed = expected.reference.config, manifest.layout == "packed"
+    in_fp32 = {*manifest.int8.float_weights}
+    ranges = {name: own for name, own in expected.ranges.items() if name not in in_fp32}
     yield ("fp32", "manifest"), _manifest(manifest, config)
     yield from _heads(files.heads, expected, is_packed)
     for precision, body in files.bodies.items():
@@ -125,15 +131,24 @@ def compare(files: Files, expected: Expected, manifest: Manifest) -> Iterator[Fi
         portable = is_packed and precision != "fp16"
         yield (precision, "attributes"), [*attributes.body(body, config, precision, portable)]
         if precision == "int8":
-            yield (precision, "ranges"), [*_ranges(files.ranges, expected.ranges)]
+            unknown = [
+                f"{name} is said to be fp32: there is no such matrix"
+                for name in sorted(in_fp32 - {quantize.TABLE, *expected.ranges})
+            ]
+            yield (precision, "ranges"), [*unknown, *_ranges(files.ranges, ranges)]
         if precision == "fp32":
             meant = expected.graphs.body
         elif precision == "fp16":
             meant = half_precision.to_half(expected.graphs.plain)
-        elif files.ranges.keys() == expected.ranges.keys():
-            meant = quantize.quantize(expected.graphs.body, files.ranges)
+        elif files.ranges.keys() == ranges.keys():
+            meant = quantize.quantize(
+                expected.graphs.body, files.ranges, with_table=quantize.TABLE not in in_fp32
+            )
         else:
             yield (precision, "graph"), ["cannot be made again without its ranges"]
+            continue
+        if quantize.TABLE in body.constants().keys() - meant.constants().keys():
+            yield (precision, "graph"), [OLDER_INT8]
             continue
         yield (precision, "graph"), [*structure.differences(body, meant)]
     for name, found, own in (
@@ -185,14 +200,11 @@ def _manifest(manifest: Manifest, config: Config) -> list[str]:
     ]
     # what int8 needs of onnxruntime, as exporters have written it since they wrote it down
     needs = quantize.needs(manifest.precisions)
-    if manifest.int8 == needs:
+    told = manifest.int8.model_copy(update={"float_weights": (), "keep_recall": None})
+    if told == needs:
         return differing
-    if manifest.int8 == Int8():
-        return [
-            *differing,
-            "an older exporter made its int8, which is served as before, but cannot be made again"
-            " here: verify it with that version of addnorm, or export it again",
-        ]
+    if told == Int8():
+        return [*differing, OLDER_INT8]
     return [*differing, f"int8 is {manifest.int8!r}, {needs!r} expected"]
 
 
@@ -218,7 +230,13 @@ def _weights_of(graph: Graph, state: Mapping[str, Array], config: Config | None)
     """
     constants = graph.constants()
     parts, halves = quantize.read_parts(constants), half_precision.read_weights(constants)
+    table = quantize.split_table(state[quantize.TABLE]) if quantize.ROWS in constants else {}
+    for name, value in table.items():
+        if not _same_bits(constants[name], value):
+            yield f"{name} differs from the reference's{_where(constants[name], value)}"
     for name, tensor in state.items():
+        if name == quantize.TABLE and table and name not in constants:
+            continue
         if uses := [use for use in parts if quantize.weight_of(use) == name]:
             for use in uses:
                 yield from _int8(use, parts[use], tensor, state)
@@ -242,6 +260,7 @@ def _weights_of(graph: Graph, state: Mapping[str, Array], config: Config | None)
     known = {
         *state,
         *(f"{name}{half_precision.SUFFIX}" for name in state),
+        *table,
         *(f"{name}.{part}" for name in parts for part in quantize.Parts.__dataclass_fields__),
     }
     for name, value in constants.items():

@@ -146,8 +146,7 @@ def _wanted(body: V2InferRequest, model: Model, of_texts: bool) -> list[Wanted]:
     one with a row for each text: clients that send texts expect one."""
     known, binary = tensors.outputs(model.bundle), body.parameters.binary_data_output
     if body.outputs is None and of_texts:
-        a_row = len(tensors.shapes(model.bundle).get("logits", [])) == 2
-        name = "logits" if a_row else "pooled"
+        name = "logits" if "logits" in known and len(known["logits"].shape) == 2 else "pooled"
         return [Wanted(name, known[name], binary)]
     if body.outputs is None:
         return [Wanted(name, native, binary) for name, native in known.items()]

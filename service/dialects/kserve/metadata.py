@@ -63,7 +63,7 @@ def about(parts: Parts, model: str, version: str | None = None) -> dict[str, Any
         ],
         "outputs": [
             {"name": name, "datatype": "FP32", "shape": shape}
-            for name, shape in tensors.shapes(bundle).items()
+            for name, (_, _, shape) in tensors.outputs(bundle).items()
         ],
     }
 
@@ -94,7 +94,7 @@ def config(parts: Parts, model: str, version: str | None = None) -> dict[str, An
         ],
         "output": [
             {"name": name, "data_type": "TYPE_FP32", "dims": shape[1:]}
-            for name, shape in tensors.shapes(bundle).items()
+            for name, (_, _, shape) in tensors.outputs(bundle).items()
         ],
         "dynamic_batching": {},  # present: requests are batched together
         "model_transaction_policy": {"decoupled": False},

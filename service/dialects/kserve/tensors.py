@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from addnorm.service.dialects.kserve.schema import InputTensor
 from addnorm.service.engine.bundle import Bundle
-from addnorm.service.engine.outputs import OUTPUTS, OutputKind, OutputKinds
+from addnorm.service.engine.outputs import OUTPUTS, AsItIs, OutputKind, OutputKinds
 from addnorm.service.errors import InvalidInput
 from addnorm.service.wire.codec.decoding import RawRequest
 from addnorm.service.wire.codec.shown import shown
@@ -57,32 +57,23 @@ def inputs(bundle: Bundle) -> dict[str, tuple[str, list[int]]]:
 
 
 class NativeTensor(NamedTuple):
-    """One of the tensors of a native output, by the native name."""
+    """One of the tensors of a native output, by the native name. shape: -1 where the caller's batch
+    decides."""
 
     output: OutputKind
     name: str
+    shape: list[int]
 
 
-def named(known: OutputKinds) -> dict[str, NativeTensor]:
-    """Tensors by V2's names."""
+def outputs(bundle: Bundle, known: OutputKinds = OUTPUTS) -> dict[str, NativeTensor]:
+    """Output tensors of the model, by V2's names: those of a module as it is by its own. All are
+    FP32."""
     return {
-        NAMES.get(name, name): NativeTensor(kind, name)
+        NAMES.get(name, name.removeprefix(f"{AsItIs.name}.")): NativeTensor(kind, name, shape)
         for kind in known.known
-        for name in kind.grid_tensors()
+        if kind.is_of(bundle)
+        for name, shape in kind.grid_tensors(bundle).items()
     }
-
-
-TENSORS = named(OUTPUTS)
-
-
-def outputs(bundle: Bundle) -> dict[str, NativeTensor]:
-    """Output tensors of the model, by V2's names. All are FP32."""
-    return {name: native for name, native in TENSORS.items() if native.output.is_of(bundle)}
-
-
-def shapes(bundle: Bundle) -> dict[str, list[int]]:
-    """-1 where the caller's batch decides."""
-    return {name: native.output.grid_shape(bundle) for name, native in outputs(bundle).items()}
 
 
 def split(raw: RawRequest) -> tuple[bytes, memoryview]:

@@ -53,8 +53,8 @@ class LensOutput(Output[ByLayer]):
         return bundle.has_lens
 
     @classmethod
-    def grid_tensors(cls) -> tuple[str, ...]:
-        return ()
+    def grid_tensors(cls, bundle: Bundle) -> dict[str, list[int]]:
+        return {}
 
     @property
     def remedy(self) -> str:

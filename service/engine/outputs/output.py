@@ -142,17 +142,12 @@ class Output(Generic[Made_co]):
         return {}
 
     @classmethod
-    def grid_tensors(cls) -> tuple[str, ...]:
-        """Names of its tensors of float32 where the request is a grid. Empty: their shape is not
-        known beforehand."""
-        return (cls.name,)
-
-    @classmethod
-    def grid_shape(cls, bundle: Bundle) -> list[int]:
-        """Shape of each of these tensors, -1 where the request decides."""
+    def grid_tensors(cls, bundle: Bundle) -> dict[str, list[int]]:
+        """Its tensors of float32 where the request is a grid, by name: their shapes, -1 where the
+        request decides. Empty: they are not known beforehand."""
         output = cls()
         num_axes = 2 if output.is_by_token(bundle) else 1
-        return [*[-1] * num_axes, output.width(bundle)]
+        return {cls.name: [*[-1] * num_axes, output.width(bundle)]}
 
     def check(self, bundle: Bundle) -> None:
         """InvalidInput if an option does not fit the model."""

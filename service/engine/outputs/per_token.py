@@ -41,12 +41,9 @@ class NormStatistics(Output[Parts]):
         return not bundle.manifest.as_it_is
 
     @classmethod
-    def grid_tensors(cls) -> tuple[str, ...]:
-        return tuple(f"{cls.name}.{part}" for part in NormStats.model_fields)
-
-    @classmethod
-    def grid_shape(cls, bundle: Bundle) -> list[int]:
-        return [-1, -1, bundle.manifest.n_norms]
+    def grid_tensors(cls, bundle: Bundle) -> dict[str, list[int]]:
+        shape = [-1, -1, bundle.manifest.n_norms]
+        return {f"{cls.name}.{part}": shape for part in NormStats.model_fields}
 
     def width(self, bundle: Bundle) -> int:
         return 2 * bundle.manifest.n_norms

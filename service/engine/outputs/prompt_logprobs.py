@@ -59,8 +59,8 @@ class PromptOutput(Output[Made_co]):
         return "complete" in bundle.tasks
 
     @classmethod
-    def grid_tensors(cls) -> tuple[str, ...]:
-        return ()
+    def grid_tensors(cls, bundle: Bundle) -> dict[str, list[int]]:
+        return {}
 
     def head(self, bundle: Bundle) -> str | None:
         return "logits"

@@ -68,8 +68,8 @@ class Sparse(Output[SparseVectors]):
         return {"top_k": min(MAX_COMPARED, bundle.width("logits"))}
 
     @classmethod
-    def grid_tensors(cls) -> tuple[str, ...]:
-        return ()
+    def grid_tensors(cls, bundle: Bundle) -> dict[str, list[int]]:
+        return {}
 
     def is_by_token(self, bundle: Bundle) -> bool:
         return False

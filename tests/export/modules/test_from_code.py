@@ -65,7 +65,8 @@ def test_a_module_that_is_not_recognized_is_served_as_it_is(
     assert "It is served as it is: one graph, ids [B, S] of at most 48" in capsys.readouterr().out
     command.export([*asked, "--name", "own", "--out", "bundles"])
     bundle = bundles.read(folder / "bundles" / "own" / "1")
-    assert (bundle.manifest.as_it_is, bundle.manifest.source["path"]) == ("token", asked[1])
+    (tensor,) = bundle.manifest.as_it_is or ()
+    assert (tensor.of, bundle.manifest.source["path"]) == ("token", asked[1])
     (folder / "gated.pt").rename(folder / "elsewhere.pt")
     command.verify([str(bundle.path), "--weights", "elsewhere.pt"])
     with pytest.raises(SystemExit, match="max_length has no meaning of a module as it is"):

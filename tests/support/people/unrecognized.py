@@ -1,5 +1,6 @@
 """Modules that are not recognized, and are served as they are, or refused."""
 
+import math
 from typing import Any
 
 import torch
@@ -39,6 +40,43 @@ class Several(Gated):
     def forward(self, ids: Tensor, mask: Tensor, segments: Tensor) -> Any:  # type: ignore[override]
         rows = super().forward(ids) * mask[..., None] + segments[..., None]
         return {"ids": ids, "rows": rows, "first": rows[:, 0]}
+
+
+class Untraceable(Gated):
+    """What PyTorch's exporter would write for one length alone, or not at all."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.kept: dict[int, Tensor] = {}
+        self.gru = nn.GRU(D, D, 2, batch_first=True, bidirectional=True)
+        self.lstm = nn.LSTM(2 * D, D, batch_first=True)
+        self.rnn = nn.RNN(D, D, nonlinearity="relu", bias=False)
+        self.compiled = torch.compile(nn.Linear(D, 5))
+
+    def forward(self, ids: Tensor) -> Tensor:
+        length = ids.shape[1]
+        if length not in self.kept:
+            self.kept[length] = torch.arange(length)[:, None] / math.sqrt(length)
+        x = self.tokens(ids) + self.kept[length] * math.log(length, 2)
+        x = self.lstm(self.gru(x)[0])[0] * ~torch.isin(ids, torch.tensor([3, 9]))[..., None]
+        rows, last = self.rnn(x.transpose(0, 1))
+        x = rows.transpose(0, 1) + last.transpose(0, 1) + x.median(1, keepdim=True).values
+        x = x + F.scaled_dot_product_attention(x, x, x, is_causal=length > 1)
+        largest = F.max_pool1d(x.transpose(1, 2), length) * F.avg_pool1d(x.transpose(1, 2), length)
+        found: Tensor = self.compiled(x + largest.transpose(1, 2))
+        return found
+
+
+class Loop(Gated):
+    def forward(self, ids: Tensor) -> Tensor:
+        rows = super().forward(ids)
+        return torch.stack([rows[:, at] for at in range(ids.shape[1])], 1)
+
+
+class Autocast(Gated):
+    def forward(self, ids: Tensor) -> Any:
+        with torch.autocast("cpu", torch.bfloat16):
+            return super().forward(ids).float()
 
 
 class Branching(Gated):

@@ -1,0 +1,342 @@
+"""The command `addnorm compare`: two models, precisions, servers or files of vectors, on texts."""
+
+import argparse
+import asyncio
+import json
+import sys
+import time
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+from tqdm import tqdm
+
+from addnorm.corpus import embeddings_client as client
+from addnorm.corpus.command import CANNOT_CHECK, above_zero, check_writable, positive
+from addnorm.corpus.embeddings_client import Options
+from addnorm.corpus.errors import CorpusError
+from addnorm.corpus.side_by_side import Agreement, Scores, lines_of, picture
+from addnorm.corpus.storage import Location
+from addnorm.corpus.stored_vectors import StoredVectors, digests_of
+from addnorm.corpus.texts_source import Source
+from addnorm.corpus.vectors_file import numbers_of
+from addnorm.service.engine.batch import Ints
+from addnorm.service.engine.bundle import is_version
+from addnorm.service.engine.tokenizer import Text
+
+BLOCK_ROWS = 2048  # texts compared at once: their scores for all queries are in memory
+NUM_CANDIDATES = 20  # texts that a reranker puts in order for a query
+PAIRS_QUERIES = 100  # of a reranker, at most
+Vectors = NDArray[Any]
+DESCRIPTION = """\
+Asks A and B for the vectors of texts, or their scores, and says how far they agree: cosines, the
+nearest texts of queries, ranks, labels; speed and cost. A and B are each
+
+  NAME[@PRECISION]              the newest version of a bundle in --bundles
+  DIR[@PRECISION]               a bundle, <name>/<version>
+  URL[#NAME][@PRECISION]        a running server
+  FILE.parquet                  texts and vectors, as `addnorm embed` writes them; or its s3://...
+
+exit codes: 0 they were compared, 2 they could not be"""
+
+
+@dataclass
+class Side:
+    """One of the two. labels: of a model that classifies."""
+
+    name: str
+    task: str  # embed, rerank or classify
+    ask: Callable[[Sequence[Text], Ints, bool], Any]
+    labels: list[str] | None = None
+    seconds: float = 0.0
+    num_texts: int = 0
+
+    async def vectors(
+        self, texts: Sequence[Text], rows: Ints, are_queries: bool = False
+    ) -> Vectors:
+        """Asks for `[n, width]`, finite. rows: numbers of the texts, for messages."""
+        started = time.perf_counter()
+        try:
+            found: Vectors = await self.ask(texts, rows, are_queries)
+        except CorpusError as error:
+            raise CorpusError(f"{self.name}: {error}") from None
+        if not are_queries:  # the first that is asked, which warms up
+            self.seconds += time.perf_counter() - started
+            self.num_texts += len(texts)
+        finite = np.isfinite(found).all(1)
+        if not finite.all():
+            row = rows[int(finite.argmin())]
+            raise CorpusError(f"{self.name}: row {row} has a number that is not finite (NaN, inf)")
+        return found
+
+
+@asynccontextmanager
+async def _side(name: str, options: argparse.Namespace) -> AsyncIterator[Side]:
+    if name.endswith(".parquet"):
+        async with _of_file(name, options) as side:
+            yield side
+        return
+    where, _, precision = name.partition("@") if "://" not in name else _rpartition(name)
+    key = client.api_key(options.api_key_env) if options.api_key_env else None
+    url, _, model = where.partition("#")
+    async with AsyncExitStack() as stack:
+        if "://" in where:
+            asking = await stack.enter_async_context(client.server(url, key))
+        else:
+            bundle = _bundle(where, options.bundles)
+            asking = await stack.enter_async_context(client.in_process(bundle))
+            model = f"{bundle.resolve().parent.name}/{bundle.resolve().name}"
+        task, labels, prompts = "embed", None, ()
+        if model:
+            entry = await client.show_model(asking, model)
+            tasks, labels, prompts = entry["tasks"], entry["labels"], entry["prompts"]
+            task = next((one for one in ("embed", "rerank", "classify") if one in tasks), "embed")
+            if precision and precision not in entry["precisions"]:
+                known = ", ".join(entry["precisions"])
+                raise CorpusError(f"{name}: precision is {precision!r}: it has {known}")
+
+        async def ask(texts: Sequence[Text], rows: Ints, are_queries: bool) -> Vectors:
+            prompt = options.query_prompt_name if are_queries else options.prompt_name
+            asked = Options(model or None, precision or None, prompt if prompt in prompts else None)
+            found = await client.embed(asking, texts, rows.tolist(), asked, task != "embed")
+            return found.vectors
+
+        yield Side(name, task, ask, labels)
+
+
+def _rpartition(name: str) -> tuple[str, str, str]:
+    """A precision stands behind the last slash of a URL: a user's name may have an @ too."""
+    head, slash, last = name.rpartition("/")
+    where, at, precision = last.partition("@")
+    return head + slash + where, at, precision
+
+
+def _bundle(name: str, bundles: Path) -> Path:
+    """CorpusError if there is none."""
+    if (path := Path(name)).is_dir() and is_version(path):
+        return path
+    folder = bundles / name if (bundles / name).is_dir() else path
+    versions = [found for found in folder.iterdir() if is_version(found)] if folder.is_dir() else []
+    if not versions:
+        raise CorpusError(
+            f"{name} is no bundle: name a folder <name>/<version>, a model in {bundles}"
+            " (--bundles), a URL or a file .parquet"
+        )
+    return max(versions, key=lambda found: int(found.name))
+
+
+@asynccontextmanager
+async def _of_file(name: str, options: argparse.Namespace) -> AsyncIterator[Side]:
+    path = Location.parse(name)
+    if not path.exists():
+        raise CorpusError(f"there is no file {path}")
+    stored = StoredVectors.of_file(path, options.text_column, options.vector_column)
+
+    async def ask(texts: Sequence[Text], rows: Ints, _: bool) -> Vectors:
+        found = stored.find(digests_of(texts))
+        if (found < 0).any():
+            place = int((found < 0).argmax())
+            raise CorpusError(
+                f"it has no vector of row {rows[place]}: {_short(texts[place])}; its texts are in"
+                f" column {options.text_column!r}"
+            )
+        return numbers_of(stored.take(found), found).astype(np.float32)
+
+    with stored.open(None, of_all=True):
+        for one, other in stored.repeated():
+            pair = np.array([one, other])
+            vectors = numbers_of(stored.take(pair), pair)
+            if (vectors[0] != vectors[1]).any():
+                raise CorpusError(f"{path}: rows {one} and {other} have one text and two vectors")
+        yield Side(name, "embed", ask)
+
+
+class Texts(NamedTuple):
+    """What is asked: the queries, and which rows of the texts they are looked for in."""
+
+    queries: list[str]
+    query_rows: Ints  # their numbers in their file
+    is_searched: NDArray[np.bool_]  # [rows of the texts]; of equal ones the first
+
+
+def _texts(options: argparse.Namespace, source: Source) -> Texts:
+    digests = np.concatenate([digests_of(texts) for texts in source.checked()])
+    is_searched = np.zeros(len(digests), np.bool_)
+    is_searched[np.unique(digests, return_index=True)[1]] = True
+    if options.queries:
+        column = options.query_column or options.text_column
+        asked = Source(Location.parse(options.queries), [column])
+        try:
+            queries = [str(text) for texts in asked.checked() for text in texts]
+        except CorpusError as error:
+            raise CorpusError(f"--queries {options.queries}: {error}") from None
+        return Texts(queries, np.arange(len(queries)), is_searched)
+    rows = np.flatnonzero(is_searched)
+    if len(rows) < 2:
+        raise CorpusError(
+            f"--texts {options.texts} has {len(rows)} texts that differ: 2 are needed"
+        )
+    number = max(1, min(options.sample, len(rows) // 10))
+    drawn = np.sort(np.random.default_rng(options.seed).choice(rows, number, replace=False))
+    is_searched[drawn] = False
+    return Texts([*map(str, _rows_of(source, drawn))], drawn, is_searched)
+
+
+def _rows_of(source: Source, rows: Ints) -> Iterator[Text]:
+    """The texts of some rows, in their order."""
+    start = 0
+    for piece in source.pieces():
+        here = rows[(rows >= start) & (rows < start + piece.num_rows)]
+        yield from source.texts(piece.take(pa.array(here - start)))
+        start += piece.num_rows
+
+
+def _blocks(source: Source, rows: Ints) -> Iterator[tuple[list[Text], Ints]]:
+    texts, start = list[Text](), 0
+    for text in _rows_of(source, rows):
+        texts.append(text)
+        if len(texts) == BLOCK_ROWS:
+            yield texts, rows[start : start + len(texts)]
+            texts, start = [], start + len(texts)
+    if texts:
+        yield texts, rows[start:]
+
+
+def compare(arguments: Sequence[str]) -> None:
+    """Exits with code 2 if the two cannot be compared."""
+    options = _parser().parse_args(arguments)
+    try:
+        for name in ("json", "picture"):
+            check_writable(f"--{name}", getattr(options, name))
+        found = asyncio.run(_compare(options))
+        print("\n".join(lines_of(found)))
+        for path, content in (
+            (options.json, json.dumps(found, indent=2) + "\n"),
+            (options.picture, picture(found)),
+        ):
+            if path:
+                try:
+                    path.write_text(content)
+                except OSError as error:
+                    raise CorpusError(f"{path}: {error.strerror}") from None
+    except CorpusError as error:
+        print(f"addnorm compare: {error}", file=sys.stderr)
+        sys.exit(CANNOT_CHECK)
+
+
+async def _compare(options: argparse.Namespace) -> dict[str, Any]:
+    """The figures, as JSON has them."""
+    source = Source(Location.parse(options.texts), [options.text_column])
+    texts = _texts(options, source)
+    async with _side(options.a, options) as a, _side(options.b, options) as b:
+        if a.task != b.task:
+            raise CorpusError(f"{a.name} is made to {a.task}, {b.name} to {b.task}")
+        if sorted(a.labels or []) != sorted(b.labels or []):
+            raise CorpusError(f"labels of {a.name} are {a.labels}, of {b.name} {b.labels}")
+        run = {"embed": _embedded, "rerank": _reranked, "classify": _classified}[a.task]
+        figures = await run(source, texts, a, b)
+    return {
+        "task": a.task,
+        "texts": {"file": options.texts, "searched": int(np.count_nonzero(texts.is_searched))},
+        "queries": {"file": options.queries, "number": len(texts.queries)},
+        "sides": [_speed(side, options.price_per_hour) for side in (a, b)],
+        **figures,
+    }
+
+
+def _speed(side: Side, price_per_hour: float | None) -> dict[str, Any]:
+    """A file has no speed."""
+    is_file = side.name.endswith(".parquet") or not side.seconds
+    per_s = None if is_file else side.num_texts / side.seconds
+    price = price_per_hour / 3600 / per_s * 1e6 if price_per_hour and per_s else None
+    return {"name": side.name, "texts_per_s": per_s, "price_of_a_million_texts": price}
+
+
+async def _embedded(source: Source, texts: Texts, a: Side, b: Side) -> dict[str, Any]:
+    asked = [await side.vectors(texts.queries, texts.query_rows, True) for side in (a, b)]
+    rows = np.flatnonzero(texts.is_searched)
+    agreement = Agreement(*asked)
+    with tqdm(total=len(rows), desc="comparing", unit=" texts", disable=None) as bar:
+        for block, numbers in _blocks(source, rows):
+            vectors = [await side.vectors(block, numbers) for side in (a, b)]
+            for side, before, made in zip((a, b), asked, vectors, strict=True):
+                if made.shape[1] != before.shape[1]:
+                    raise CorpusError(
+                        f"{side.name}: vectors of queries have {before.shape[1]} numbers, of texts"
+                        f" {made.shape[1]}"
+                    )
+            await asyncio.to_thread(agreement.add, numbers, *vectors)
+            bar.update(len(block))
+    figures = agreement.figures()
+    worst = [entry["row"] for entry in figures["lowest_cosines"]]
+    found = dict(
+        zip(sorted(worst), _rows_of(source, np.array(sorted(worst), np.int64)), strict=True)
+    )
+    for entry in figures["lowest_cosines"]:
+        entry["text"] = found[entry["row"]]
+    for entry in figures["worst_queries"]:
+        place = entry.pop("query")
+        entry["row"], entry["text"] = int(texts.query_rows[place]), texts.queries[place]
+    return figures
+
+
+async def _reranked(source: Source, texts: Texts, a: Side, b: Side) -> dict[str, Any]:
+    """Each query has the same candidates on both sides, drawn by a seed."""
+    draws, rows = np.random.default_rng(0), np.flatnonzero(texts.is_searched)
+    queries = texts.queries[:PAIRS_QUERIES]
+    number = min(NUM_CANDIDATES, len(rows))
+    drawn = np.stack([draws.choice(rows, number, replace=False) for _ in queries])
+    known = dict(zip(np.unique(drawn).tolist(), _rows_of(source, np.unique(drawn)), strict=True))
+    scores = Scores()
+    for place, query in enumerate(tqdm(queries, desc="comparing", unit=" queries", disable=None)):
+        pairs = [(query, str(known[row])) for row in drawn[place].tolist()]
+        made = [await side.vectors(pairs, drawn[place]) for side in (a, b)]
+        scores.add_order(int(texts.query_rows[place]), query, *(each[:, 0] for each in made))
+    return scores.orders()
+
+
+async def _classified(source: Source, texts: Texts, a: Side, b: Side) -> dict[str, Any]:
+    """All texts, those that are held out too."""
+    scores, rows = Scores(), np.arange(len(texts.is_searched))
+    with tqdm(total=len(rows), desc="comparing", unit=" texts", disable=None) as bar:
+        for block, numbers in _blocks(source, rows):
+            made = [await side.vectors(block, numbers) for side in (a, b)]
+            scores.add_labels(numbers, block, *made)
+            bar.update(len(block))
+    return scores.labels()
+
+
+def _short(text: Text) -> str:
+    return repr(str(text)[:80])
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="addnorm compare",
+        description=DESCRIPTION,
+        epilog="Example: addnorm compare my-model@fp32 my-model@int8 --texts texts.jsonl",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add = parser.add_argument
+    add("a", metavar="A", help="see above")
+    add("b", metavar="B", help="see above")
+    add("--texts", required=True, metavar="FILE", help="as of addnorm embed: a file or a folder")
+    add("--queries", metavar="FILE", help="by default texts that are held out are the queries")
+    add("--text-column", default="text", metavar="NAME", help="of all files (text)")
+    add("--query-column", metavar="NAME", help="of --queries; that of the texts by default")
+    add("--prompt-name", metavar="NAME", help="of texts, where a model has it")
+    add("--query-prompt-name", metavar="NAME", help="of queries, where a model has it")
+    add("--vector-column", default="vector", metavar="NAME", help="of files of vectors (vector)")
+    add("--sample", type=positive, default=1000, metavar="N", help="texts held out at most (1000)")
+    add("--seed", type=int, default=0, metavar="N", help="which texts are held out (0)")
+    add("--bundles", type=Path, default=Path("bundles"), metavar="DIR", help="of names (bundles)")
+    add("--api-key-env", metavar="VARIABLE", help="environment variable that holds the API key")
+    add("--price-per-hour", type=above_zero, metavar="P", help="of a machine: adds the cost")
+    add("--json", type=Path, metavar="FILE", help="where to write all figures")
+    add("--picture", type=Path, metavar="FILE.svg", help="where to draw them")
+    return parser

@@ -1,0 +1,229 @@
+"""How far two sides agree about texts, in figures, words and a picture. Knows no files."""
+
+from collections.abc import Iterator
+from typing import Any
+from xml.sax.saxutils import escape
+
+import numpy as np
+from numpy.typing import NDArray
+
+from addnorm.corpus.comparison import (
+    NUM_NEIGHBOURS,
+    Nearest,
+    by_row,
+    directions,
+    mean,
+    products,
+    rank_correlation,
+    shared,
+)
+from addnorm.service.engine.batch import Ints
+
+NUM_RANKED = 100  # of the nearest texts, whose ranks are compared
+NUM_SHOWN = 5  # of the worst
+NUM_BINS = 20
+Vectors = NDArray[Any]
+
+
+class Agreement:
+    """About vectors of texts that come in blocks, and the nearest of them to some queries. Memory
+    is the queries' vectors, what is nearest to them, and a block."""
+
+    def __init__(self, a: Vectors, b: Vectors) -> None:
+        """Vectors of the queries, `[q, width]` each; widths may differ."""
+        self._queries = directions(a), directions(b)
+        # which texts are nearest by each side, with the cosines of both
+        self._nearest = Nearest(len(a), NUM_RANKED), Nearest(len(a), NUM_NEIGHBOURS)
+        self._cosines = list[NDArray[np.float64]]()
+        self._lowest = list[tuple[float, int]]()
+        self._numbers = list[Ints]()
+        self._num_rows = 0
+
+    def add(self, rows: Ints, a: Vectors, b: Vectors) -> None:
+        """rows: numbers of the texts. Vectors of one block, `[n, width]` each."""
+        if a.shape[1] == b.shape[1]:
+            _, cosines, _ = by_row(a, b)
+            self._cosines.append(cosines)
+            lowest = zip(cosines.tolist(), rows.tolist(), strict=True)
+            self._lowest = sorted([*self._lowest, *lowest])[:NUM_SHOWN]
+        by_a, by_b = (
+            products(queries, directions(side))
+            for queries, side in zip(self._queries, (a, b), strict=True)
+        )
+        self._nearest[0].add(self._num_rows, by_a, by_b)
+        self._nearest[1].add(self._num_rows, by_b)
+        self._num_rows += len(rows)
+
+    def figures(self) -> dict[str, Any]:
+        by_a, by_b = self._nearest
+        order = np.argsort(-by_a.scores[0], axis=1, kind="stable")[:, :NUM_NEIGHBOURS]
+        nearest = np.take_along_axis(by_a.rows, order, 1)
+        num_shared = np.count_nonzero(shared(nearest, by_b.rows), axis=1)
+        number = nearest.shape[1]
+        shares = num_shared / number
+        ranked = by_a.rows.shape[1]
+        ranks = rank_correlation(by_a.scores[0], by_a.scores[1]) if ranked > 1 else None
+        worst = np.argsort(num_shared, kind="stable")[:NUM_SHOWN].tolist()
+        cosines = np.concatenate(self._cosines) if self._cosines else None
+        return {
+            "cosine": None if cosines is None else {"mean": mean(cosines), "lowest": cosines.min()},
+            "lowest_cosines": [{"row": row, "cosine": cosine} for cosine, row in self._lowest],
+            "neighbours": number,
+            "shared": {
+                "mean": mean(shares),
+                "all": np.count_nonzero(num_shared == number) / len(shares),
+            },
+            "histogram": {
+                "of": f"queries by how many of their {number} nearest texts A and B share",
+                "from": 0,
+                "to": number + 1,
+                "counts": np.bincount(num_shared, minlength=number + 1).tolist(),
+            },
+            "worst_queries": [
+                {"query": query, "shared": int(num_shared[query])} for query in worst
+            ],
+            "rank_correlation": None if ranks is None else mean(ranks),
+            "ranked": ranked,
+        }
+
+
+class Scores:
+    """About scores of labels, or of candidates."""
+
+    def __init__(self) -> None:
+        self._found = list[dict[str, Any]]()
+        self._num_changed = 0
+        self._changes = list[NDArray[np.float64]]()
+
+    def add_order(self, row: int, query: str, a: Vectors, b: Vectors) -> None:
+        """Scores of a query's candidates, `[n]` each."""
+        rank = float(rank_correlation(a[None], b[None])[0]) if len(a) > 1 else 1.0
+        same = int(a.argmax()) == int(b.argmax())
+        self._found.append({"row": row, "text": query, "rank_correlation": rank, "same_top": same})
+
+    def orders(self) -> dict[str, Any]:
+        ranks = np.array([entry["rank_correlation"] for entry in self._found])
+        tops = np.array([entry["same_top"] for entry in self._found])
+        worst = sorted(
+            self._found, key=lambda entry: (entry["same_top"], entry["rank_correlation"])
+        )
+        return {
+            "rank_correlation": mean(ranks),
+            "same_top": np.count_nonzero(tops) / len(tops),
+            "worst_queries": worst[:NUM_SHOWN],
+            "histogram": _histogram("queries by the rank correlation of A and B", ranks, -1.0),
+        }
+
+    def add_labels(self, rows: Ints, texts: list[Any], a: Vectors, b: Vectors) -> None:
+        """Scores of the labels, `[n, labels]` each."""
+        change = np.abs(a - b).max(1)
+        is_changed = a.argmax(1) != b.argmax(1)
+        self._changes.append(change.astype(np.float64))
+        self._num_changed += int(np.count_nonzero(is_changed))
+        found = [
+            {"row": int(rows[i]), "text": texts[i], "change": float(change[i]),
+             "label_changed": bool(is_changed[i])}
+            for i in np.argsort(-change, kind="stable")[:NUM_SHOWN]
+        ]  # fmt: skip
+        self._found = sorted([*self._found, *found], key=lambda each: -each["change"])[:NUM_SHOWN]
+
+    def labels(self) -> dict[str, Any]:
+        changes = np.concatenate(self._changes)
+        return {
+            "labels_changed": self._num_changed,
+            "texts_classified": len(changes),
+            "largest_change": self._found[0]["change"],
+            "worst_texts": self._found,
+            "histogram": _histogram("texts by the largest change of a probability", changes, 0.0),
+        }
+
+
+def _histogram(of: str, values: NDArray[np.float64], lowest: float) -> dict[str, Any]:
+    """values: from `lowest` to 1."""
+    counts, _ = np.histogram(values, NUM_BINS, (lowest, 1.0))
+    return {"of": of, "from": lowest, "to": 1.0, "counts": counts.tolist()}
+
+
+def picture(found: dict[str, Any]) -> str:
+    """The histogram, as SVG."""
+    bars, (a, b) = found["histogram"], found["sides"]
+    counts, width, height = bars["counts"], 560, 200
+    step, most = width / len(counts), max(*bars["counts"], 1)
+    title = escape(f"{a['name']} (A) beside {b['name']} (B)")
+    drawn = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width + 40} {height + 90}"'
+        ' font-family="sans-serif" font-size="11" text-anchor="middle">',
+        f'<rect width="{width + 40}" height="{height + 90}" fill="white"/>',
+        f'<text x="{width / 2 + 20}" y="18" font-size="13">{title}</text>',
+    ]
+    for place, count in enumerate(counts):
+        x, tall = 20 + place * step, height * count / most
+        start = bars["from"] + place * (bars["to"] - bars["from"]) / len(counts)
+        drawn += [
+            f'<rect x="{x + 1:.1f}" y="{height + 45 - tall:.1f}" width="{step - 2:.1f}"'
+            f' height="{tall:.1f}" fill="#2a6f97"/>',
+            f'<text x="{x + step / 2:.1f}" y="{height + 41 - tall:.1f}">{count or ""}</text>',
+            f'<text x="{x + step / 2:.1f}" y="{height + 60}">{start:g}</text>',
+        ]
+    drawn += [f'<text x="{width / 2 + 20}" y="{height + 80}">{escape(bars["of"])}</text>', "</svg>"]
+    return "\n".join(drawn) + "\n"
+
+
+def lines_of(found: dict[str, Any]) -> Iterator[str]:
+    """For people. found: figures, and the two sides."""
+    a, b = found["sides"]
+    width = max(len(a["name"]), len(b["name"]), 12)
+    yield f"{'':28}{a['name']:>{width}}  {b['name']:>{width}}"
+    for title, name, digits in (
+        ("texts a second", "texts_per_s", ",.0f"),
+        ("cost of a million texts", "price_of_a_million_texts", ",.4g"),
+    ):
+        values = ["-" if side[name] is None else format(side[name], digits) for side in (a, b)]
+        if values != ["-", "-"]:
+            ratio = f"  {b[name] / a[name]:.2f} x" if "-" not in values else ""
+            yield f"{title:28}{values[0]:>{width}}  {values[1]:>{width}}{ratio}"
+    match found["task"]:
+        case "embed":
+            yield from _of_vectors(found)
+        case "rerank":
+            yield f"order of the candidates: rank correlation {found['rank_correlation']:.4f}"
+            yield f"same best candidate: {found['same_top']:.2%} of the queries"
+            for entry in found["worst_queries"]:
+                told = (
+                    f"{entry['rank_correlation']:.4f}{'' if entry['same_top'] else ', other best'}"
+                )
+                yield f"  {told}, query {entry['row']}: {_short(entry['text'])}"
+        case _:
+            changed, number = found["labels_changed"], found["texts_classified"]
+            yield f"labels changed: {changed:,} of {number:,} texts ({changed / number:.2%})"
+            yield f"largest change of a probability: {found['largest_change']:.4f}"
+            for entry in found["worst_texts"]:
+                told = f"{entry['change']:.4f}{', other label' if entry['label_changed'] else ''}"
+                yield f"  {told}, row {entry['row']}: {_short(entry['text'])}"
+
+
+def _of_vectors(found: dict[str, Any]) -> Iterator[str]:
+    searched, queries = found["texts"]["searched"], found["queries"]
+    source = "of the queries' file" if queries["file"] else "held out of them"
+    yield f"{searched:,} texts; {queries['number']:,} queries, {source}"
+    number, shares = found["neighbours"], found["shared"]
+    yield (
+        f"nearest {number} shared: {shares['mean']:.2%} on average; all {number} of"
+        f" {shares['all']:.2%} of the queries"
+    )
+    for entry in found["worst_queries"]:
+        yield f"  {entry['shared']} of {number}, query {entry['row']}: {_short(entry['text'])}"
+    if found["rank_correlation"] is not None:
+        ranks = found["rank_correlation"]
+        yield f"rank correlation of the {found['ranked']} nearest: {ranks:.4f} on average"
+    if (cosine := found["cosine"]) is None:
+        yield "cosine: none, since the vectors have two widths"
+        return
+    yield f"cosine: {cosine['lowest']:.7f} at least, {cosine['mean']:.7f} on average"
+    for entry in found["lowest_cosines"]:
+        yield f"  {entry['cosine']:.7f}, row {entry['row']}: {_short(entry['text'])}"
+
+
+def _short(text: Any) -> str:
+    words = " ".join(str(text).split())
+    return words if len(words) <= 80 else f"{words[:77]}..."

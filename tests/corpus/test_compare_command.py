@@ -1,0 +1,215 @@
+"""`addnorm compare`: two sides on texts, and figures beside those that are counted by hand."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from numpy.typing import NDArray
+
+from addnorm.corpus import compare_command
+from addnorm.corpus.side_by_side import Agreement, Scores, lines_of
+from tests.support import corpus_files
+from tests.support.texts import TEXT_MODEL
+
+NUM_TEXTS, WIDTH = 300, 32
+DRAWS = np.random.default_rng(0)
+VECTORS = DRAWS.normal(size=(NUM_TEXTS, WIDTH)).astype(np.float32)
+NOISY = (VECTORS + DRAWS.normal(0, 0.3, VECTORS.shape)).astype(np.float32)
+Compare = Callable[..., dict[str, Any]]
+
+
+@pytest.fixture
+def texts(tmp_path: Path) -> Path:
+    """300 texts that differ."""
+    rows = pa.table({"text": [f"{row} times a text" for row in range(NUM_TEXTS)]})
+    return corpus_files.write(rows, tmp_path / "texts.jsonl")
+
+
+@pytest.fixture
+def compare(tmp_path: Path) -> Compare:
+    def compare(a: object, b: object, source: Path, *options: str) -> dict[str, Any]:
+        """The figures."""
+        report = tmp_path / "report.json"
+        words = [str(a), str(b), "--texts", str(source), "--json", str(report), *options]
+        compare_command.compare(words)
+        found: dict[str, Any] = json.loads(report.read_text())
+        return found
+
+    return compare
+
+
+@pytest.fixture
+def vectors_file(texts: Path, tmp_path: Path) -> Callable[..., Path]:
+    """Texts and vectors in a file, in another order than the texts."""
+    known = [json.loads(line)["text"] for line in texts.read_text().splitlines()]
+
+    def vectors_file(name: str, vectors: NDArray[Any], rows: Any = slice(None, None, -1)) -> Path:
+        columns = {"text": np.array(known)[rows].tolist(), "vector": [*vectors[rows]]}
+        pq.write_table(pa.table(columns), tmp_path / name)
+        return tmp_path / name
+
+    return vectors_file
+
+
+def unit(vectors: NDArray[Any]) -> NDArray[np.float64]:
+    exact = vectors.astype(np.float64)
+    return exact / np.linalg.norm(exact, axis=1, keepdims=True)
+
+
+@pytest.mark.parametrize("block", [7, NUM_TEXTS])
+def test_figures_are_those_of_all_texts_at_once(block: int) -> None:
+    queries, rows = np.arange(20), np.arange(20, NUM_TEXTS)
+    agreement = Agreement(VECTORS[queries], NOISY[queries])
+    for start in range(0, len(rows), block):
+        here = rows[start : start + block]
+        agreement.add(here, VECTORS[here], NOISY[here])
+    found = agreement.figures()
+    scores = [unit(side[queries]) @ unit(side[rows]).T for side in (VECTORS, NOISY)]
+    nearest = [np.argsort(-side, axis=1) for side in scores]
+    num_shared = [len({*a[:10]} & {*b[:10]}) for a, b in zip(*nearest, strict=True)]
+    assert found["shared"]["mean"] == pytest.approx(np.mean(num_shared) / 10)
+    assert found["histogram"]["counts"] == np.bincount(num_shared, minlength=11).tolist()
+    ranks = []
+    for query, order in enumerate(nearest[0][:, :100]):
+        a, b = (np.argsort(np.argsort(side[query, order])) for side in scores)
+        ranks.append(np.corrcoef(a, b)[0, 1])
+    assert found["rank_correlation"] == pytest.approx(np.mean(ranks))
+    cosines = (unit(VECTORS[rows]) * unit(NOISY[rows])).sum(1)
+    assert found["cosine"]["mean"] == pytest.approx(cosines.mean())
+    lowest = [entry["row"] for entry in found["lowest_cosines"]]
+    assert lowest == rows[np.argsort(cosines)[:5]].tolist()
+    assert found["worst_queries"][0]["shared"] == min(num_shared)
+
+
+def test_files_are_matched_by_their_texts(
+    compare: Compare, texts: Path, vectors_file: Callable[..., Path], tmp_path: Path
+) -> None:
+    """Whatever the order of their rows. Equal sides agree in everything."""
+    a, b = vectors_file("a.parquet", VECTORS), vectors_file("b.parquet", VECTORS, slice(None))
+    found = compare(a, b, texts, "--picture", str(tmp_path / "c.svg"))
+    assert (found["shared"]["mean"], found["rank_correlation"]) == (1, 1)
+    assert found["cosine"] == {"mean": 1, "lowest": 1}
+    assert (found["texts"]["searched"], found["queries"]["number"]) == (270, 30)
+    assert found["sides"][0]["texts_per_s"] is None
+    assert "(A) beside" in (tmp_path / "c.svg").read_text()
+    wide = vectors_file("wide.parquet", np.hstack([VECTORS, VECTORS]))
+    found = compare(a, wide, texts)
+    assert (found["shared"]["mean"], found["cosine"]) == (1, None)
+
+
+def test_a_bundle_a_server_and_a_precision_are_sides(
+    compare: Compare, texts: Path, text_bundles: Path, text_url: str, tmp_path: Path
+) -> None:
+    queries = corpus_files.write(pa.table({"q": ["a text", "times"]}), tmp_path / "queries.csv")
+    named = ("--bundles", str(text_bundles), "--price-per-hour", "2")
+    asked = ("--queries", str(queries), "--query-column", "q")
+    found = compare(f"{TEXT_MODEL}@fp32", f"{text_url}#{TEXT_MODEL}", texts, *named, *asked)
+    assert found["cosine"] == {"mean": 1, "lowest": 1}
+    assert (found["texts"]["searched"], found["queries"]["number"]) == (NUM_TEXTS, 2)
+    assert found["worst_queries"][0]["text"] in ("a text", "times")
+    a, b = found["sides"]
+    assert a["price_of_a_million_texts"] == pytest.approx(2 / 3600 / a["texts_per_s"] * 1e6)
+    assert b["texts_per_s"] > 0
+
+
+def test_rerankers_and_classifiers_have_figures_of_their_own(
+    compare: Compare, texts: Path, task_bundles: Path
+) -> None:
+    reranker, classifier = (task_bundles / name / "1" for name in ("reranker", "classifier"))
+    found = compare(reranker, reranker, texts, "--sample", "3")
+    assert (found["rank_correlation"], found["same_top"]) == (1, 1)
+    found = compare(classifier, classifier, texts)
+    assert (found["labels_changed"], found["largest_change"]) == (0, 0)
+    assert found["texts_classified"] == NUM_TEXTS
+
+
+def test_changed_labels_and_orders_are_counted() -> None:
+    scores = Scores()
+    a, b = (
+        np.array([[0.9, 0.1], [0.4, 0.6], [0.5, 0.5]]),
+        np.array([[0.8, 0.2], [0.6, 0.4], [1, 0]]),
+    )
+    scores.add_labels(np.arange(3), ["x", "y", "z"], a, b)
+    found = scores.labels()
+    assert (found["labels_changed"], found["texts_classified"]) == (1, 3)
+    assert (found["largest_change"], found["worst_texts"][0]["text"]) == (0.5, "z")
+    sides = [{"name": name, "texts_per_s": None, "price_of_a_million_texts": None} for name in "AB"]
+    said = "\n".join(lines_of({"task": "classify", "sides": sides, **found}))
+    assert "labels changed: 1 of 3 texts (33.33%)" in said
+    scores = Scores()
+    scores.add_order(0, "same", np.array([3, 2, 1]), np.array([30, 20, 10]))
+    scores.add_order(1, "turned", np.array([3, 2, 1]), np.array([1, 2, 3]))
+    found = scores.orders()
+    assert (found["rank_correlation"], found["same_top"]) == (0, 0.5)
+    assert found["worst_queries"][0]["text"] == "turned"
+
+
+def changed(place: Any, value: Any) -> NDArray[np.float32]:
+    vectors = VECTORS.copy()
+    vectors[place] = value
+    return vectors
+
+
+BAD = {  # words -> A's vectors, and rows
+    "row 7 has a vector with a number that is not finite": (changed((7, 3), np.nan), slice(None)),
+    "it has no vector of row": (VECTORS, slice(0, 299)),
+    "rows 0 and 300 have one text and two vectors": (VECTORS, [*range(NUM_TEXTS), 0]),
+}
+
+
+@pytest.mark.parametrize("words", BAD)
+def test_a_file_that_does_not_fit_is_named(
+    compare: Compare,
+    texts: Path,
+    vectors_file: Callable[..., Path],
+    capsys: pytest.CaptureFixture[str],
+    words: str,
+) -> None:
+    a, b = vectors_file("a.parquet", *BAD[words]), vectors_file("b.parquet", VECTORS)
+    if "two vectors" in words:
+        vectors = [*VECTORS, NOISY[0]]
+        pq.write_table(pq.read_table(a).set_column(1, "vector", [vectors]), a)
+    assert words in refused(compare, capsys, b, a, texts)
+
+
+def refused(compare: Compare, capsys: pytest.CaptureFixture[str], *arguments: Any) -> str:
+    with pytest.raises(SystemExit) as ended:
+        compare(*arguments)
+    assert ended.value.code == 2
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1
+    return said
+
+
+def test_sides_that_cannot_be_compared_are_named(
+    compare: Compare,
+    texts: Path,
+    text_bundles: Path,
+    task_bundles: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    model = text_bundles / TEXT_MODEL / "1"
+    nulls = tmp_path / "nulls.jsonl"
+    nulls.write_text('{"text": "a"}\n{"text": null}\n')
+    for words, arguments in {
+        "none is no bundle: name a folder": ("none", model, texts),
+        "precision is 'int8': it has fp32": (model, f"{model}@int8", texts),
+        "1 to classify": (model, task_bundles / "classifier" / "1", texts),
+        f"--queries {nulls}: row 1: column 'text' is null": (
+            model,
+            model,
+            texts,
+            "--queries",
+            str(nulls),
+        ),
+        "has no column 'words'": (model, model, texts, "--text-column", "words"),
+        "there is no folder": (model, model, texts, "--picture", str(tmp_path / "no" / "x.svg")),
+        "there is no file": (model, tmp_path / "no.parquet", texts),
+    }.items():
+        assert words in refused(compare, capsys, *arguments)

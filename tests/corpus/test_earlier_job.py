@@ -1,0 +1,202 @@
+"""`addnorm embed --from OLD`: vectors of equal texts are taken over, and the file is the same."""
+
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from addnorm.corpus import embed_command
+from addnorm.corpus.embed_command import Means
+from addnorm.corpus.parts import Parts
+from addnorm.corpus.stored_vectors import StoredVectors, digests_of
+from tests.support import corpus_files
+from tests.support.texts import TEXT_MODEL
+
+NUM_ROWS, WINDOW_ROWS = 1200, 512
+MEANS = Means(window_rows=WINDOW_ROWS)
+Embed = Callable[..., bytes]
+
+
+class Killed(BaseException):
+    """Stands for SIGKILL: nothing catches it."""
+
+
+class SecondKilled(Parts):
+    def add(self, table: pa.Table) -> None:
+        if self.num_rows:
+            raise Killed
+        super().add(table)
+
+
+@pytest.fixture
+def embed(text_bundles: Path, tmp_path: Path) -> Embed:
+    def embed(source: Path, out: str, *options: str, means: Means = MEANS) -> bytes:
+        """Bytes of OUT."""
+        words = [str(source), str(tmp_path / out), "--bundle", str(text_bundles / TEXT_MODEL / "1")]
+        embed_command.embed([*words, *options], means)
+        return (tmp_path / out).read_bytes()
+
+    return embed
+
+
+@pytest.fixture
+def old(embed: Embed, tmp_path: Path) -> Path:
+    source = corpus_files.write(corpus_files.table(NUM_ROWS), tmp_path / "old.csv")
+    embed(source, "old.parquet")
+    return tmp_path / "old.parquet"
+
+
+def changed_rows() -> pa.Table:
+    """20 rows are removed, 30 changed, 40 added, and all stand in another order."""
+    rows, added = corpus_files.table(NUM_ROWS), corpus_files.table(40, seed=1)
+    texts = [f"{text} again" if row < 50 else text for row, text in enumerate(rows["text"])]
+    rows = rows.set_column(1, "text", pa.array(texts)).slice(20)
+    together = pa.concat_tables([rows, added])
+    return together.take(np.random.default_rng(0).permutation(len(together)))
+
+
+@pytest.mark.parametrize("suffix", [".parquet", ".jsonl", ".csv"])
+def test_the_file_has_the_bytes_of_a_whole_job(
+    embed: Embed, old: Path, tmp_path: Path, suffix: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Also where the job was killed after its first part."""
+    rows = changed_rows()
+    source = corpus_files.write(rows, tmp_path / f"rows{suffix}")
+    whole = embed(source, "whole.parquet")
+    capsys.readouterr()
+    assert embed(source, "new.parquet", "--from", str(old)) == whole
+    before = set(corpus_files.table(NUM_ROWS).column("text").to_pylist())
+    after = rows.column("text").to_pylist()
+    kept, gone = (text in before for text in after), before - set(after)
+    num_kept = sum(kept)
+    said = rf"{num_kept:,} rows kept from \S+old.parquet, {len(rows) - num_kept:,} computed, (\d+) "
+    found = re.search(said, capsys.readouterr().out)
+    assert found
+    assert int(found[1]) >= len(gone) > 0
+    with pytest.raises(Killed):
+        embed(
+            source, "killed.parquet", "--from", str(old), means=replace(MEANS, parts=SecondKilled)
+        )
+    assert embed(source, "killed.parquet", "--from", str(old)) == whole
+
+
+def test_vectors_are_those_of_the_earlier_file(embed: Embed, old: Path, tmp_path: Path) -> None:
+    """They are not computed again, whatever the order; a row of equal texts is one of them."""
+    table = pq.read_table(old)
+    numbers = np.arange(len(table) * 32, dtype=np.float32)
+    vectors = pa.FixedSizeListArray.from_arrays(pa.array(numbers), 32)
+    place = table.column_names.index("vector")
+    pq.write_table(table.set_column(place, "vector", vectors), old, row_group_size=100)
+    texts = table.column("text").to_pylist()
+    order = np.random.default_rng(0).permutation(len(texts))
+    source = corpus_files.write(table.select(["text"]).take(order), tmp_path / "rows.parquet")
+    embed(source, "made.parquet", "--from", str(old))
+    made = pq.read_table(tmp_path / "made.parquet").column("vector").to_pylist()
+    for row, vector in zip(order.tolist(), made, strict=True):
+        assert texts[int(vector[0]) // 32] == texts[row]
+
+
+@pytest.mark.parametrize("is_told", [True, False])
+def test_of_other_options_nothing_is_kept_and_it_is_asked(
+    embed: Embed, old: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], is_told: bool
+) -> None:
+    source, asked = tmp_path / "old.csv", list[str]()
+    means = replace(MEANS, confirm=lambda question: bool(asked.append(question)))
+    options = ("--from", str(old), "--dtype", "float16")
+    if is_told:
+        embed(source, "new.parquet", *options, "--yes", means=means)
+        assert pq.read_metadata(tmp_path / "new.parquet").num_rows == NUM_ROWS
+    else:
+        with pytest.raises(SystemExit) as ended:
+            embed(source, "new.parquet", *options, means=means)
+        assert ended.value.code == embed_command.NOT_DONE
+        assert not (tmp_path / "new.parquet").exists()
+    assert len(asked) == (not is_told)
+    said = capsys.readouterr().err
+    why = "options dtype (stored float32, now float16)"
+    assert f"old.parquet is of another job ({why}): none of 1,200 rows is kept" in said
+
+
+def test_a_text_may_be_cut_by_the_later_job_alone(
+    embed: Embed, old: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Which rows were cut, the earlier file does not say."""
+    embed(tmp_path / "old.csv", "cut.parquet", "--truncate", "--from", str(old))
+    assert "1,200 rows kept" in capsys.readouterr().out
+    embed(tmp_path / "old.csv", "new.parquet", "--from", str(tmp_path / "cut.parquet"))
+    assert "none of 1,200 rows is kept" in capsys.readouterr().err
+
+
+def of_no_job(old: Path) -> None:
+    pq.write_table(pa.table({"text": ["a"]}), old)
+
+
+def being_written(old: Path) -> None:
+    old.rename(old.with_name("old.parquet.parts"))
+
+
+def without_digests(old: Path) -> None:
+    pq.write_table(pq.read_table(old).drop_columns("vector_of_text"), old)
+
+
+def damaged(old: Path) -> None:
+    content = bytearray(old.read_bytes())
+    content[len(content) // 3] ^= 1
+    old.write_bytes(content)
+
+
+BAD = {
+    "there is no such file": Path.unlink,
+    "no job of addnorm embed made it": of_no_job,
+    "another job still writes it": being_written,
+    "has no column 'vector_of_text': embed it again": without_digests,
+    "CRC checksum verification failed": damaged,
+}
+
+
+@pytest.mark.parametrize("words", BAD)
+def test_an_earlier_file_that_does_not_fit_is_named(
+    embed: Embed, old: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], words: str
+) -> None:
+    BAD[words](old)
+    capsys.readouterr()
+    with pytest.raises(SystemExit):
+        embed(tmp_path / "old.csv", "new.parquet", "--from", str(old))
+    said = capsys.readouterr().err
+    assert said.startswith(f"addnorm embed: --from {old}")
+    assert words in said
+    assert said.count("\n") == 1
+    assert not (tmp_path / "new.parquet").exists()
+
+
+def test_a_dry_run_says_what_a_job_takes_and_writes_nothing(
+    embed: Embed, old: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = changed_rows()
+    source = corpus_files.write(rows, tmp_path / "rows.parquet")
+    capsys.readouterr()
+    before = sorted(tmp_path.iterdir())
+    options = ("--dry-run", "--price-per-hour", "2", "--from", str(old))
+    with pytest.raises(FileNotFoundError):  # of OUT's bytes
+        embed(source, "dry.parquet", *options)
+    said = capsys.readouterr().out
+    assert sorted(tmp_path.iterdir()) == before
+    assert f"dry.parquet: {len(rows):,} rows" in said
+    num_computed = re.search(r"([\d,]+) computed", said)
+    assert num_computed
+    assert f"to compute: {num_computed[1]} rows of about" in said
+    assert "within an hour: 1 such machine\n" in said
+    assert re.search(r"price: [\d.e-]+, at 2 an hour", said)
+
+
+def test_digests_of_pairs_are_not_those_of_their_texts_together() -> None:
+    texts = ["ab", ("a", "b"), ("ab", ""), ("", "ab"), "a", ""]
+    assert len(set(digests_of(texts).tolist())) == len(texts)
+    known = StoredVectors(digests_of(["a", "b", "a", "c"]))
+    assert known.find(digests_of(["d", "c", "a"])).tolist() == [-1, 3, 0]
+    assert known.num_gone == 1  # b alone
