@@ -155,7 +155,7 @@ def _run(
         f"{options.out}: {num_rows:,} rows, {left:,} of them now: {progress.num_tokens:,}"
         f" tokens, {progress.tokens_per_s:,.0f} a second"
     )
-    if options.earlier:
+    if earlier.path:
         print(_kept(options, is_new, earlier))
 
 
@@ -176,7 +176,7 @@ def _estimate(
 ) -> Iterator[str]:
     """What a job would take, of which no part is written yet."""
     yield f"{options.out}: {len(is_new):,} rows"
-    if options.earlier:
+    if earlier.path:
         yield _kept(options, is_new, earlier)
     rows = np.flatnonzero(is_new)
     if not len(rows):

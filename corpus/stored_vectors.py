@@ -77,7 +77,10 @@ class StoredVectors:
         found = plan_of(path)
         if found is None:
             raise CorpusError(f"--from {path}: no job of addnorm embed made it")
-        if changed := differences(found, {name: plan[name] for name in ("options", "fingerprint")}):
+        # the fingerprint has the precision, also where it is the model's default
+        precision = {"precision": found.get("options", {}).get("precision")}
+        own = {"options": {**plan["options"], **precision}, "fingerprint": plan["fingerprint"]}
+        if changed := differences(found, own):
             return cls.none(), changed
         column = str(found.get("columns", {}).get("vector"))
         for name in (column, digest_column(column)):

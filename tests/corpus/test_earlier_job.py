@@ -127,7 +127,8 @@ def test_a_text_may_be_cut_by_the_later_job_alone(
     embed: Embed, old: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Which rows were cut, the earlier file does not say."""
-    embed(tmp_path / "old.csv", "cut.parquet", "--truncate", "--from", str(old))
+    cut = ("--truncate", "--precision", "fp32")  # which is the default
+    embed(tmp_path / "old.csv", "cut.parquet", *cut, "--from", str(old))
     assert "1,200 rows kept" in capsys.readouterr().out
     embed(tmp_path / "old.csv", "new.parquet", "--from", str(tmp_path / "cut.parquet"))
     assert "none of 1,200 rows is kept" in capsys.readouterr().err
@@ -169,7 +170,7 @@ def test_an_earlier_file_that_does_not_fit_is_named(
     with pytest.raises(SystemExit):
         embed(tmp_path / "old.csv", "new.parquet", "--from", str(old))
     said = capsys.readouterr().err
-    assert said.startswith(f"addnorm embed: --from {old}")
+    assert said.removeprefix("addnorm embed: ").removeprefix("--from ").startswith(str(old))
     assert words in said
     assert said.count("\n") == 1
     assert not (tmp_path / "new.parquet").exists()
