@@ -85,6 +85,12 @@ EXPERIMENTS = {
         (PRESET,),
         only="repeats or new",
     ),
+    "in-time": Experiment(
+        "a reranker with 100 ms to 1 s for 300 documents: how late, how many, which of the best",
+        "benchmarks.in_time:run",
+        8,
+        (TRAINED, SERVED),
+    ),
     "cold": Experiment(
         "from `addnorm serve` to the first answer, exported before or not, and after idleness",
         "benchmarks.cold:run",
@@ -197,6 +203,11 @@ PROOFS = {
         "npm packages with a URL, a key and a model set, under node and in Chromium: the same",
         1.5,
         ("build/js-clients/ready", "node"),
+    ),
+    "system_one": Proof(
+        "jevcompat's suite and typesafe-sdk at /v1/systemone; 1,000 pairs of requests, equal bits",
+        4,
+        (BERT, "build/systemone/ready"),
     ),
     "lm_eval": Proof(
         "lm-eval's local-completions against a server, beside its own model",

@@ -78,7 +78,7 @@ def compare(stored: NDArray[Any], new: NDArray[Any]) -> Figures:
         num_zero=int((~stored.any(1)).sum()),
         of_other_rows=_of_other_rows(stored, new, np.flatnonzero(cosines <= SAME_TEXT)),
         num_neighbours=num_neighbours,
-        neighbours_shared=_neighbours_shared(stored[not_zero], new[not_zero], num_neighbours),
+        neighbours_shared=neighbours_shared(stored[not_zero], new[not_zero], num_neighbours),
     )
 
 
@@ -145,7 +145,7 @@ def _spread(number: int) -> NDArray[np.int64]:
     return np.linspace(0, number - 1, min(NUM_QUERIES, number)).astype(np.int64)
 
 
-def _neighbours_shared(stored: NDArray[Any], new: NDArray[Any], number: int) -> float | None:
+def neighbours_shared(stored: NDArray[Any], new: NDArray[Any], number: int) -> float | None:
     """The share of each row's nearest neighbours by cosine that both sides have, on average."""
     if not number:
         return None

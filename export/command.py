@@ -35,7 +35,9 @@ def export(arguments: Sequence[str]) -> None:
     with _one_line("export"):
         precisions = tuple(options.precision.split(","))
         default = options.default_precision or precisions[0]
-        plan = Plan(options.layout, precisions, default, options.lens)
+        if options.keep_recall is not None and not (options.texts and options.form == "bundle"):
+            raise UsageError("--keep-recall is of a bundle, on texts of your own: name --texts")
+        plan = Plan(options.layout, precisions, default, options.lens, options.keep_recall)
         if options.form == "onnx" and (options.name or options.version):
             raise UsageError(
                 "--name and --version are of a bundle: --as onnx writes the folder --out"
@@ -45,8 +47,8 @@ def export(arguments: Sequence[str]) -> None:
         try:
             source = _source(options)
         except NotRecognized as error:
-            if options.form == "onnx" or options.beside:
-                what = "--as onnx and --beside are of modules that are recognized"
+            if options.form == "onnx" or options.beside or options.keep_recall:
+                what = "--as onnx, --beside, --keep-recall are of modules that are recognized"
                 raise UsageError(f"{what}: {error}") from error
             _export_as_it_is(error, options, plan)
             return
@@ -279,6 +281,13 @@ def _add_writing(parser: argparse.ArgumentParser) -> None:
         metavar="P[,P]",
         help="fp32, fp16, int8, or several of them; fp16 is for GPUs, int8 is row-wise",
     )
+    add(
+        "--keep-recall",
+        type=_share,
+        metavar="SHARE",
+        help="int8 must find this share, such as 0.99, of the 10 nearest that fp32 finds among"
+        " --texts: matrices stay fp32 until it does",
+    )
     of_requests = "for requests that name none; the first by default"
     add("--default-precision", choices=list(GRAPHS), help=of_requests)
     add(
@@ -287,6 +296,16 @@ def _add_writing(parser: argparse.ArgumentParser) -> None:
         help="requests may ask for the hidden states and the attention of each layer, in fp32;"
         " the server holds the weights once more for it",
     )
+
+
+def _share(text: str) -> float:
+    try:
+        number = float(text)
+    except ValueError:
+        number = 0.0
+    if not 0 < number <= 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is no share above 0, at most 1")
+    return number
 
 
 def _verify_parser() -> argparse.ArgumentParser:

@@ -1,7 +1,7 @@
 """Writes a bundle and certifies it. Nothing uncertified is left on disk."""
 
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -10,7 +10,7 @@ from typing import Any
 
 from safetensors.numpy import save
 
-from addnorm.export import vector_ranges
+from addnorm.export import recall, vector_ranges
 from addnorm.export.certificate import authors, forward
 from addnorm.export.certificate.forward import refuse_unlike
 from addnorm.export.certificate.graph.exact import RANGES, Expected, heads, versions
@@ -20,7 +20,8 @@ from addnorm.export.graphs import model_file
 from addnorm.export.graphs.all_graphs import Graphs
 from addnorm.export.graphs.graph import UnfitError, check_fit
 from addnorm.export.graphs.half_precision import HalfPrecisionError, to_half
-from addnorm.export.graphs.quantize import QuantizationError, measure, needs, quantize
+from addnorm.export.graphs.model_file import Graph
+from addnorm.export.graphs.quantize import TABLE, QuantizationError, measure, needs, quantize
 from addnorm.export.sources.download import DownloadError
 from addnorm.export.sources.folder_tokenizer import NoTexts
 from addnorm.export.sources.program import ProgramError, ids_of, texts_of
@@ -32,7 +33,7 @@ from addnorm.service.engine import bundle as bundles
 from addnorm.service.engine import tokenizer as text
 from addnorm.service.engine.batch import Floats
 from addnorm.service.engine.bundle import Bundle
-from addnorm.service.engine.manifest import Limits
+from addnorm.service.engine.manifest import Limits, Task, tasks_of
 from addnorm.service.errors import StartupError
 
 REFUSALS = (  # what `export` and `verify` raise for models, folders and arguments that do not fit
@@ -53,15 +54,17 @@ GRAPHS = {"fp32": "model.onnx", "fp16": "model.fp16.onnx", "int8": "model.int8.o
 
 @dataclass(frozen=True)
 class Plan:
-    """How the body is written: with or without pads, in which precisions, with a lens or without.
+    """How the body is written: with or without pads, in which precisions, with a lens or without,
+    and what int8 must find.
 
-    UsageError for precisions that do not exist, and for a lens that cannot be.
+    UsageError for precisions that do not exist, and for a lens or a recall that cannot be.
     """
 
     layout: str = "packed"
     precisions: tuple[str, ...] = ("fp32",)
     default_precision: str = "fp32"
     lens: bool = False
+    keep_recall: float | None = None  # share of the 10 nearest of the samples, beside fp32
 
     def __post_init__(self) -> None:
         names = self.precisions
@@ -71,6 +74,8 @@ class Plan:
         if self.default_precision not in names:
             among = f"the precisions {', '.join(names)}"
             raise UsageError(f"default precision {self.default_precision} is not among {among}")
+        if self.keep_recall is not None and "int8" not in names:
+            raise UsageError(f"--keep-recall is of int8: --precision is {','.join(names)}")
         if self.lens and (self.layout != "packed" or "fp32" not in names):
             raise UsageError(
                 f"a lens shows the packed layout in fp32, these are the {self.layout} layout and"
@@ -126,6 +131,12 @@ def certificate_of(
     found = certify(
         bundle, reference, source.folder, source.originals, source.program, expected, source.samples
     )
+    if bundle.manifest.int8.keep_recall is not None:
+        say("searching the texts with int8 and with fp32")
+        expected = expected or Expected.export(reference, bundle.manifest)
+        told = recall.certified(bundle, expected.graphs.body, source.samples)
+        found["checks"].append(asdict(told["check"]))
+        found["recall"] = told["recall"]
     return {**found, "compared_with": source.compared_with()}
 
 
@@ -142,6 +153,11 @@ def write_uncertified(
     model, config = source.in_layout(plan.layout), source.model.config
     say(f"exporting {name}/{version}: {config.n_layers} layers, d_model {config.d_model}")
     check_fit(model)
+    texts_to_search = list[str]()
+    if plan.keep_recall is not None:
+        if isinstance(source.texts, NoTexts) or "embed" not in _tasks(source):
+            raise UsageError("--keep-recall is of models that embed texts")
+        texts_to_search = recall.texts_to_search(source.samples)
     limits = limits_of(source, folder)
     for original in source.originals:
         say(f"comparing the model with {original.name}: {original.compared.output}")
@@ -169,8 +185,27 @@ def write_uncertified(
         return bundle, expected
     say("measuring the ranges of its vectors")
     ranges = vector_ranges.measure(bundle)
-    bundle = bundles.write_manifest(folder, {**manifest, "vector_ranges": ranges})
-    return bundle, expected
+    manifest["vector_ranges"] = ranges
+    if plan.keep_recall is not None:
+        body, used = expected.graphs.body, int8_ranges or expected.ranges
+        kept = _keep_recall(bundle, body, used, texts_to_search, plan.keep_recall)
+        told = {"float_weights": kept, "keep_recall": plan.keep_recall}
+        manifest["int8"] = {**manifest["int8"], **told}
+    return bundles.write_manifest(folder, manifest), expected
+
+
+def _keep_recall(
+    bundle: Bundle, body: Graph, ranges: dict[str, Floats], texts: Sequence[str], share: float
+) -> list[str]:
+    """Writes int8 again with as many matrices in fp32 as the share needs. -> their names."""
+    say(f"searching {len(texts):,} texts, to keep {share:g} of the nearest")
+    trials = recall.Trials(bundle, body, ranges)
+    kept = recall.choose(trials, texts, share)
+    say(f"{len(kept)} of {len(trials.names)} matrices stay fp32: {', '.join(kept) or 'none'}")
+    say(f"{trials.share(kept):.0%} of the products' entries are int8")
+    in_int8 = {name: ranges[name] for name in ranges if name not in kept}
+    _write_int8(body, bundle.path, in_int8, TABLE not in kept)
+    return kept
 
 
 def manifest_of(
@@ -240,12 +275,23 @@ def _write_graphs(
     if "int8" in plan.precisions:
         say(f"writing {GRAPHS['int8']}")
         measured = measure(graphs.body, limits)
-        ranges = int8_ranges or measured
-        model_file.save(quantize(graphs.body, ranges), folder / GRAPHS["int8"])
-        # not save_file, which lets no other user read what it writes
-        (folder / RANGES).write_bytes(save(ranges))
+        _write_int8(graphs.body, folder, int8_ranges or measured)
     for output, head in graphs.heads.items():
         file = bundles.head_file(output)
         say(f"writing {file}")
         model_file.save(head, folder / file)
     return Expected(model, graphs, measured)
+
+
+def _tasks(source: Source) -> tuple[Task, ...]:
+    config = source.model.config
+    return tasks_of(config.heads, source.facts["labels"], config.vocab_size, config.causal)
+
+
+def _write_int8(
+    body: Graph, folder: Path, ranges: dict[str, Floats], with_table: bool = True
+) -> None:
+    """The graph, and the ranges of what is int8 in it."""
+    model_file.save(quantize(body, ranges, with_table=with_table), folder / GRAPHS["int8"])
+    # not save_file, which lets no other user read what it writes
+    (folder / RANGES).write_bytes(save(ranges))

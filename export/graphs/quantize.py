@@ -71,19 +71,30 @@ class QuantizationError(ValueError):
     """int8 makes no sense for the graph."""
 
 
-def quantize(graph: Graph, ranges: Mapping[str, Floats]) -> Graph:
-    """fp32 graph -> the same with its large Gemms and its table of tokens in row-wise int8.
+def quantize(
+    graph: Graph,
+    ranges: Mapping[str, Floats],
+    known: dict[str, "Parts"] | None = None,
+    with_table: bool = True,
+) -> Graph:
+    """fp32 graph -> the same with large Gemms and its table of tokens in row-wise int8.
 
-    ranges: for each of these, from `measure`.
+    ranges: of those that become int8, from `measure`. known: parts that were made before, by their
+    names; others are added. with_table: whether the table becomes int8.
     """
+    known = {} if known is None else known
     constants = {item.name: item for item in graph.proto.graph.initializer}
     tensors = dict(CONSTANTS)
     in_place: dict[str, list[NodeProto]] = {}  # of a Gemm, by its output
     for name, gemm in large_gemms(graph.proto).items():
-        parts = split(*_operands(gemm, graph, constants), ranges[name])
+        if name not in ranges:
+            continue
+        if name not in known:
+            known[name] = split(*_operands(gemm, graph, constants), ranges[name])
+        parts = known[name]
         tensors |= {f"{name}.{part}": value for part, value in vars(parts).items()}
         in_place[gemm.output[0]] = _nodes(name, gemm.input[0], gemm.output[0])
-    if TABLE in constants and math.prod(constants[TABLE].dims) >= MIN_ENTRIES:
+    if with_table and has_large_table(graph.proto):
         tensors |= split_table(graph.value(constants[TABLE]))
         for node in graph.proto.graph.node:
             if node.op_type == "Gather" and node.input[0] == TABLE:
@@ -93,6 +104,12 @@ def quantize(graph: Graph, ranges: Mapping[str, Floats]) -> Graph:
     quantized.proto.opset_import.append(helper.make_opsetid(CONTRIB, 1))
     onnx.checker.check_model(quantized.without_values())
     return quantized
+
+
+def has_large_table(model: ModelProto) -> bool:
+    """True if int8 pays for the table of tokens."""
+    dims = {item.name: item.dims for item in model.graph.initializer}
+    return TABLE in dims and math.prod(dims[TABLE]) >= MIN_ENTRIES
 
 
 def needs(precisions: Collection[str]) -> Int8:

@@ -18,6 +18,7 @@ from addnorm.service.asking.limits import check
 from addnorm.service.asking.rows import AskedRows
 from addnorm.service.asking.scheduler import Scheduler
 from addnorm.service.asking.turns import Turns
+from addnorm.service.engine.batch import Batch, Padding
 from addnorm.service.engine.checkpoint import checkpoint
 from addnorm.service.engine.model import Model
 from addnorm.service.engine.outputs import Computed, Output, Value
@@ -106,12 +107,13 @@ class Answers:
             if self.scheduler.waking is not (loop := asyncio.get_running_loop()):
                 self.scheduler.waking = loop
                 loop.call_soon(self.scheduler.wake)
+            rows_of = self._rows_in_time if ask.in_time else self._handover.result
             try:
-                await self._handover.result(ask.future, ask)
+                await rows_of(ask.future, ask)
             except NotFinite as error:
                 raise by_row(ask, error) from error
-            assert ask.taken is not None
-            queued_s, ran_s = ask.taken - ask.submitted, ask.computed - ask.taken
+            taken = ask.computed if ask.taken is None else ask.taken
+            queued_s, ran_s = taken - ask.submitted, ask.computed - taken
         ask.stages_s |= {"queue": queued_s, "infer": ran_s}
         self.gate.keep(ask, "bulk_s", 0)
 
@@ -128,6 +130,25 @@ class Answers:
         ask.stages_s["encode"] = time.monotonic() - started
         ask.is_inferred = True
         return encoded
+
+    async def _rows_in_time(self, future: Future[None], ask: Ask) -> None:
+        """Waits until its time is over. It is answered with the sequences that are there then."""
+        loop = asyncio.get_running_loop()
+        timer = loop.call_later(ask.ends - time.monotonic(), ask.end)
+        try:
+            await self._handover.result(future, ask)
+        finally:
+            timer.cancel()
+        with self.scheduler.changed:  # no worker takes of it any more
+            self.gate.queue.sweep(time.monotonic())
+        ask.there = ask.rows.leave_out_missing()
+        ask.batch = Batch.joined([(ask.batch, index) for index in ask.there])
+        ask.padding = Padding(ask.batch.lengths, None)
+        ask.sizes = [o.size(ask.model.bundle, ask.batch, ask.padding) for o in ask.outputs]
+        ask.num_sequences, ask.real_tokens = len(ask.batch), ask.batch.num_tokens
+        if not ask.there:
+            ask.rows = AskedRows(ask.batch, ask.picks, ask.engine.d_model)
+            ask.rows.receive((), ask.engine.empty())
 
     async def _load(self, ask: Ask) -> None:
         """Waits until its model, which was unloaded, is there again."""

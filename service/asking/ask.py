@@ -6,7 +6,7 @@ import math
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
 from dataclasses import dataclass
 from dataclasses import field as default
@@ -18,6 +18,7 @@ from addnorm.service.engine.batch import Batch, Padding
 from addnorm.service.engine.engine import Engine
 from addnorm.service.engine.manifest import Pick, Task
 from addnorm.service.engine.model import Model
+from addnorm.service.engine.names import Alias
 from addnorm.service.engine.outputs import DType, Output, Value
 from addnorm.service.engine.outputs.output import Size
 from addnorm.service.engine.registry import Models
@@ -46,6 +47,7 @@ class Ask:
     # that the route's path has: a model, a version
     names: Mapping[str, str] = default(default_factory=dict)
     num_body_bytes: int = 0  # decompressed
+    max_time_s: float = math.inf  # after `started`: what a reranker scored until then is told
     anew: bool = False  # whether all is computed, whatever the cache holds
     coding: str | None = None  # of the answer, if it is compressed
     # the connection
@@ -57,6 +59,7 @@ class Ask:
     model: Model = default(init=False)
     precision: str | None = None
     dimensions: int | None = None  # that the model's name asks for
+    alias: Alias = default(init=False)  # the model's name, with what else it asks for
     batch: Batch = default(init=False)
     padding: Padding = default(init=False)
     outputs: tuple[Output[Value], ...] = ()
@@ -67,6 +70,8 @@ class Ask:
     field: str = "input_ids"  # the caller's name for the sequences, for errors
     cut: list[int] = default(default_factory=list)  # characters of each text that was cut
     hint: str = ""  # why one of the caller's ids may be outside the vocabulary
+    # its sequences run in their order, and those that are not there in `max_time_s` are left out
+    in_time: bool = False
     envelope: Envelope | None = None  # of errors, where the path does not say which
     # `limits.py` and the gate
     engine: Engine = default(init=False)
@@ -85,14 +90,19 @@ class Ask:
     is_bulk: bool = False  # it leaves a worker to others, and runs on one core, with no other asks
     size: int = 0  # tokens that must be computed
     num_tokens: int = 0  # of these, that wait
-    num_settled: int = 0  # sequences that were computed
+    num_left: int = 0  # sequences that are not computed
+    rank: int = 0  # among the oldest of its backlog
     submitted: float = 0.0
-    until: float = math.inf  # when its rows must be there
+    until: float = math.inf  # when its rows must be there; in time: when the last may be begun
+    ends: float = math.inf  # when it is answered, if it is to be in time
     taken: float | None = None  # when its first sequence was
     computed: float = 0.0
     future: "Future[None]" = default(init=False)  # done once its rows are there
     # by class, in the order asked for
     values: Mapping[type[Output[Any]], Value] = default(init=False)
+    there: Sequence[int] | None = None  # the sequences that it is answered with; None: all
+    order: Sequence[int] | None = None  # of the caller's texts, by a first stage
+    scored: tuple[int, int] | None = None  # texts with a score, of how many; None: all must have
     # whoever passes, for the report
     model_name: str = ""
     statistics: Statistics | None = None  # of the model's version
@@ -121,6 +131,12 @@ class Ask:
         return Expired(
             f"deadline: no answer within {self.timeout_s:g} s: allow more time, or ask for less"
         )
+
+    def end(self) -> None:
+        """Its time is over: it is answered with what is there."""
+        self.computed = time.monotonic()
+        with suppress(InvalidStateError):  # all is there
+            self.future.set_result(None)
 
     def leave(self) -> None:
         """The caller has left."""
@@ -155,7 +171,8 @@ class Ask:
                 param="prompt_name",
             )
         self.model, self.model_name = meant.model, meant.model.name
-        self.precision, self.dimensions = meant.precision, meant.dimensions
+        self.alias = meant.alias
+        self.precision, self.dimensions = meant.alias.precision, meant.alias.dimensions
         return meant.model, meant.prompt_name if prompt_name is None else prompt_name
 
     def value(self, kind: type[Output[Made]]) -> Made:

@@ -13,6 +13,8 @@ worker threads were busy.
 
 Bulk asks are large, and keep nobody waiting: they have backlogs of their own, run in small
 micro-batches without company, and leave the last idle worker to other asks while there are any.
+Some of them end in time: they take turns, their sequences run in order, and what is computed when
+the time is over is their answer.
 """
 
 import math
@@ -22,7 +24,7 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
 from heapq import heappop, heappush, heapreplace
-from itertools import count, groupby
+from itertools import accumulate, count, groupby
 from operator import attrgetter
 from typing import Generic, NamedTuple, TypeVar
 from weakref import WeakKeyDictionary, WeakSet
@@ -53,6 +55,7 @@ MIN_TOKENS_PER_WORKER = 16
 MIN_WORKER_S = 0.001
 BULK_TOKENS = 256
 ALONE_S = 5.0
+BEFORE_BULK = 2**40  # asks that end in time go before others of their backlog: for a bounded time
 
 
 class Flow:
@@ -143,26 +146,30 @@ class MicroBatch:
         self.target, self.taken, self.on_all_cores = target, taken, on_all_cores
         self.sequences = sorted(sequences, key=attrgetter("number", "sequence_index"))
         self.parts = [(ask, list(own)) for ask, own in groupby(self.sequences, attrgetter("ask"))]
+        # as they are now: an ask that ends in time is answered while it runs
+        self._of = [(one.ask.batch, one.sequence_index) for one in self.sequences]
+        self._rows = [ask.rows for ask, _ in self.parts]
         self.num_tokens = sum(sequence.length for sequence in sequences)
         self.is_bulk = sequences[0].ask.is_bulk
 
     def batch(self) -> Batch:
-        ask = self.sequences[0].ask
-        if len(self.parts) == 1 and len(self.sequences) == len(ask.batch):
-            return ask.batch
-        return Batch.joined([(ask.batch, index) for _, _, index, ask in self.sequences])
+        whole, _ = self._of[0]
+        if len(self.parts) == 1 and len(self.sequences) == len(whole):
+            return whole
+        return Batch.joined(self._of)
 
     def deliver(self, rows: AnyRows) -> None:
         """Gives each ask its rows."""
         start = 0
-        for ask, sequences in self.parts:
+        for (_, sequences), own_rows in zip(self.parts, self._rows, strict=True):
             end = start + sum(sequence.length for sequence in sequences)
-            ask.rows.receive([own.sequence_index for own in sequences], rows.span(start, end))
+            own_rows.receive([own.sequence_index for own in sequences], rows.span(start, end))
             start = end
 
 
-# rank, number of the ask, ask; sorted, so among equals by arrival. Numbers differ: asks are never
-# compared. With 10,000 asks an insertion moves 80 kB, which takes about 2 us.
+# rank (an ask's own, its size, or its time), number of the ask, ask; sorted, so among equals by
+# arrival. Numbers differ: asks are never compared. With 10,000 asks an insertion moves 80 kB, which
+# takes about 2 us.
 Ranked = tuple[float, int, Ask]
 
 
@@ -263,9 +270,12 @@ class FairQueue:
         small and few."""
         rows, ask.future, ask.submitted = ask.rows, Future(), now
         ask.number = number = next(self._numbers)
-        ask.waiting = sorted(Waiting(rows.lengths[at], number, at, ask) for at in rows.missing)
+        ask.waiting = [Waiting(rows.lengths[at], number, at, ask) for at in rows.missing]
+        if not ask.in_time:
+            ask.waiting.sort()
         ask.size = sum(sequence.length for sequence in ask.waiting)
-        ask.num_tokens = ask.num_settled = 0
+        ask.num_tokens, ask.num_left = 0, len(ask.waiting)
+        ask.rank = number - BEFORE_BULK * ask.in_time
         ask.taken = None
         self._known.add(ask)
         # the future must not refer to its ask: such a cycle would outlive both
@@ -279,7 +289,7 @@ class FairQueue:
         if not ask.is_bulk:
             self._others_at = now
         self.active.setdefault(ask.target, {})[backlog] = None
-        insort(backlog.by_age, (number, number, ask))
+        insort(backlog.by_age, (ask.rank, number, ask))
         insort(backlog.by_size, (ask.size, number, ask))
         backlog.num_waiting += 1
         backlog.owner.num_waiting += 1
@@ -297,7 +307,7 @@ class FairQueue:
         if backlog is None:
             del self._first[number]
             return
-        del backlog.by_age[bisect_left(backlog.by_age, (number, number))]
+        del backlog.by_age[bisect_left(backlog.by_age, (ask.rank, number))]
         del backlog.by_size[bisect_left(backlog.by_size, (ask.size, number))]
         backlog.num_waiting -= 1
         backlog.owner.num_waiting -= 1
@@ -338,7 +348,9 @@ class FairQueue:
             assert key
             backlog = key.fairness.next()
             assert backlog
-            if backlog.is_bulk and self.num_workers - num_idle >= self.num_bulk_workers(now):
+            num_busy = self.num_workers - num_idle
+            is_patient = backlog.is_bulk and not backlog.order()[0][2].in_time
+            if is_patient and num_busy >= self.num_bulk_workers(now):
                 key = self._fairness.next(lambda key: key.num_waiting > key.num_bulk)
                 backlog = key.fairness.next(lambda backlog: not backlog.is_bulk) if key else None
                 if backlog is None:
@@ -360,9 +372,20 @@ class FairQueue:
             if len(sequences) == len(ask.waiting):
                 self._remove(ask)
                 continue
+            if ask.in_time:
+                del ask.waiting[: len(sequences)]
+                self._pass_turn(ask)
+                continue
             for sequence in sequences:
                 del ask.waiting[bisect_left(ask.waiting, sequence)]
         return MicroBatch(target, taken, now)
+
+    def _pass_turn(self, ask: Ask) -> None:
+        """It goes behind the others that end in time: all would end before the last had a turn."""
+        by_age = ask.backlog.by_age
+        del by_age[bisect_left(by_age, (ask.rank, ask.number))]
+        ask.rank = next(self._numbers) - BEFORE_BULK
+        insort(by_age, (ask.rank, ask.number, ask))
 
     def _choose(self, backlog: Backlog, num_idle: int) -> list[Waiting]:
         """The longest sequence of the backlog's next ask, and its neighbours in length, of about
@@ -379,7 +402,10 @@ class FairQueue:
         left = target.token_budget
         if ask.is_bulk:
             left = min(left, BULK_TOKENS)
-        else:
+        if ask.in_time:
+            ends = accumulate(sequence.length for sequence in candidates)
+            return candidates[: max(1, sum(end <= left for end in ends))]
+        if not ask.is_bulk:
             if target.is_shared_out:
                 share = math.ceil(target.num_tokens / num_idle)
                 left = min(left, max(least_share(target), share))
@@ -410,8 +436,8 @@ class FairQueue:
             micro.target.update_rate(micro.num_tokens, now - micro.taken)
         for ask, sequences in micro.parts:
             if error is None:
-                ask.num_settled += len(sequences)
-                if ask.num_settled == len(ask.rows.missing):
+                ask.num_left -= len(sequences)
+                if not ask.num_left:
                     ask.computed = now
                     with suppress(InvalidStateError):  # the caller has left in the meantime
                         ask.future.set_result(None)
@@ -435,8 +461,11 @@ class FairQueue:
             if ask := self.asks.get(self._done.popleft()):
                 self._remove(ask)
         while self._deadlines and (late := self._deadlines[0][2]).until <= now:
-            waited_s = now - late.submitted
-            _fail(late, Expired(f"deadline: it passed after {waited_s:.2f} s in the queue"))
+            if late.in_time:
+                late.num_left -= len(late.waiting)  # those that run may still be there in time
+            else:
+                waited_s = now - late.submitted
+                _fail(late, Expired(f"deadline: it passed after {waited_s:.2f} s in the queue"))
             self._remove(late)
 
 

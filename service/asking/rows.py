@@ -54,6 +54,7 @@ class AskedRows:
             self._offsets = offsets_of(batch.lengths[self.missing])
             self._place = {index: at for at, index in enumerate(self.missing)}
         self.num_missing_tokens = int(self._offsets[-1])
+        self._received: list[int] = []  # whose rows are there
         self._rows: dict[str, Rows] = {}  # as "every", once the first came
         self._picked: dict[Pooling, Floats] = {
             pick: np.empty((len(self.missing), d_model), np.float32)
@@ -79,6 +80,16 @@ class AskedRows:
             vectors[places] = made = pooled(rows, offsets, pick, sequences)
             if self._hold:
                 self._hold(sequences, pick, list(made))
+        self._received += sequences
+
+    def leave_out_missing(self) -> list[int]:
+        """Gathers from now on only those whose rows are there: these. More may be received after
+        that, and change nothing."""
+        there = {*self._held, *self._received}
+        own = [index for index, first in enumerate(self._equal_to) if first in there]
+        self._equal_to = [self._equal_to[index] for index in own]
+        self._place = {index: at for at, index in enumerate(self.missing)}
+        return own
 
     def _keep_all(self, places: slice | Ints, own: Rows) -> None:
         """If all sequences come at once, their rows are kept as they are; else they are copied to

@@ -33,6 +33,7 @@ from addnorm.service.wire.dialect_errors import HUGGING_FACE_ERRORS
 from addnorm.service.wire.route import FastApiRoute, Protocol, Route, parts_of
 from addnorm.service.wire.texts import text_tasks
 from addnorm.service.wire.texts.json_answers import (
+    Finish,
     JsonAnswer,
     compared,
     embedded,
@@ -47,7 +48,6 @@ from addnorm.service.wire.texts.task_options import (
     TagOptions,
     ZeroShotOptions,
 )
-from addnorm.service.wire.texts.text_tasks import Finish
 from addnorm.service.wire.texts.texts import PROMPT_NAME, TextsToTokenize, source_or_sentence
 
 

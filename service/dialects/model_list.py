@@ -1,6 +1,7 @@
 """What is served: models, their versions and limits, and what was proved of them."""
 
 from collections.abc import Mapping
+from datetime import UTC, datetime
 from typing import Annotated, Any, Literal
 
 from fastapi import Query, Request
@@ -10,7 +11,7 @@ from addnorm.service.engine.device.processor import processor
 from addnorm.service.engine.manifest import Limits, Pooling, Task
 from addnorm.service.engine.model import Model
 from addnorm.service.engine.outputs import OUTPUTS
-from addnorm.service.engine.registry import Models
+from addnorm.service.engine.registry import WORDS, Models
 from addnorm.service.errors import NotFound
 from addnorm.service.wire.dialect_errors import OPENAI_ERRORS
 from addnorm.service.wire.route import FastApiRoute, Protocol, parts_of
@@ -80,6 +81,10 @@ class ModelEntry(BaseModel):
         description="What the certificate compares its answers with: `kind`, and of a program its"
         " `name` with the version, the outputs and the tasks."
     )
+    recall: dict[str, Any] | None = Field(
+        description="The share of the nearest texts that int8 finds as fp32 does, on which texts,"
+        " and the matrices that stay fp32 for it. Null where it was not exported to keep one."
+    )
     layout: Literal["packed", "padded"]
     source: dict[str, Any]
     files: dict[str, str] = Field(description="sha256 of each file of the bundle.")
@@ -90,6 +95,8 @@ class CohereModel(BaseModel):
 
     name: str
     endpoints: list[Task]
+    description: str = Field(description="This and the next are for TypeSafe's clients.")
+    release_date: str
     context_length: int = Field(description="Tokens that a text may have.")
 
 
@@ -127,6 +134,8 @@ async def list_models(
             CohereModel(
                 name=entry.id,
                 endpoints=entry.tasks,
+                description=", ".join(WORDS[task] for task in entry.tasks),
+                release_date=datetime.fromtimestamp(entry.created, UTC).date().isoformat(),
                 context_length=entry.limits.max_text_tokens,
             )
             for entry in asked
@@ -147,7 +156,7 @@ def _named_entry(models: Models, name: str) -> ModelEntry:
     meant = models.meant(name)
     model, prompt = meant.model, meant.prompt_name
     entry = _entry(models, meant.name, models.versions(model.name), model)
-    about = {"id": name, "default_precision": meant.precision or entry.default_precision}
+    about = {"id": name, "default_precision": meant.alias.precision or entry.default_precision}
     if prompt and name in models.aliases:
         about["default_prompt_name"] = prompt
     return entry.model_copy(update=about)
@@ -204,6 +213,7 @@ def _entry(models: Models, ref: str, versions: Mapping[int, Model], model: Model
             name: list(found.different) for name, found in model.reproductions.items()
         },
         compared_with=model.bundle.compared_with,
+        recall=model.bundle.recall,
         layout=manifest.layout,
         source=manifest.source,
         files={name: file.sha256 for name, file in manifest.files.items()},

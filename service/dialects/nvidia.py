@@ -17,6 +17,7 @@ from addnorm.service.wire.codec.validation import Strict, agreed
 from addnorm.service.wire.dialect_errors import NVIDIA_ERRORS
 from addnorm.service.wire.route import FastApiRoute, Protocol, Route, parts_of
 from addnorm.service.wire.texts.json_answers import Ranking, ranked, usage
+from addnorm.service.wire.texts.task_options import RerankOptions
 from addnorm.service.wire.texts.text_tasks import score_pairs
 from addnorm.service.wire.texts.texts import TextsToTokenize, query_with
 
@@ -25,7 +26,7 @@ class Passage(Strict):
     text: str
 
 
-class RankingRequest(Strict):
+class RankingRequest(RerankOptions):
     model: str | None = Field(None, description="By default the one model that can rerank.")
     query: Passage
     passages: Annotated[list[Passage], Field(fail_fast=True)]
@@ -51,7 +52,7 @@ async def rank(body: RankingRequest, ask: Ask, tools: Tools) -> Encode:
         named=query_with("passages"),
     )
     num_best = agreed(top_k=body.top_k, top_n=body.top_n) or None
-    finish = await score_pairs(ask, tools, texts, "none")
+    finish = await score_pairs(ask, tools, texts, "none", max_time_ms=body.max_time_ms)
     return ranked(finish, _words, Ranking(len(pairs), _entry, num_best))
 
 

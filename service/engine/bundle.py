@@ -106,6 +106,11 @@ class Bundle:
         return recorded or {"kind": next(iter(self.manifest.source), "itself")}
 
     @property
+    def recall(self) -> dict[str, Any] | None:
+        """What a search with int8 finds of what fp32 finds, where it was exported to keep that."""
+        return (self.certificate or {}).get("recall")
+
+    @property
     def is_compared(self) -> bool:
         """It was compared with the code of whoever wrote the model. A preset is our own."""
         return self.compared_with.get("kind") in COMPARED
@@ -264,6 +269,8 @@ def write_manifest(path: Path, manifest: dict[str, Any]) -> Bundle:
         left_out["as_it_is"] = True
     if complete.limits.input_width is None:
         left_out["limits"] = {"input_width": True}
+    if complete.int8.keep_recall is None:
+        left_out["int8"] = {"float_weights": True, "keep_recall": True}
     written = complete.model_dump_json(indent=2, exclude=left_out)
     (path / MANIFEST).write_text(written + "\n")
     return read_uncertified(path)

@@ -33,8 +33,17 @@ Precision = Literal["fp32", "fp16", "int8"]
 InputType = Literal["query", "document"]
 SPANS = ("start", "end")  # labels of question answering: of the logits of each token
 Similarity = Literal["cosine", "dot", "euclidean", "manhattan"]
+ENTAILMENT = "entail"  # how the name of the label begins, in any case
 Task = Literal[
-    "embed", "rerank", "classify", "tag", "fill_mask", "sparse", "multi_vector", "complete"
+    "embed",
+    "rerank",
+    "classify",
+    "decide",
+    "tag",
+    "fill_mask",
+    "sparse",
+    "multi_vector",
+    "complete",
 ]
 
 
@@ -106,7 +115,10 @@ def tasks_of(
     if logits is None or tuple(labels or ()) == SPANS:
         return (*tasks, "embed")
     if logits.pick != "every":
-        return (*tasks, "rerank", "classify") if logits.width == 1 else (*tasks, "classify")
+        if logits.width == 1:
+            return (*tasks, "rerank", "classify", "decide")
+        can_entail = any(label.lower().startswith(ENTAILMENT) for label in labels or ())
+        return (*tasks, "classify", "decide") if can_entail else (*tasks, "classify")
     if logits.width != vocab_size:
         return (*tasks, "tag")
     return (*tasks, "complete") if is_causal else (*tasks, "fill_mask", "sparse")
@@ -118,6 +130,9 @@ class Int8(_Part):
     operators: tuple[str, ...] = ()  # of com.microsoft, beside those of ONNX
     # sums of two products fit 16 bits, so the fast kernels of processors without VNNI are exact
     fits_16_bits: bool = False
+    # matrices that stayed float32, so that this share of the nearest texts is found
+    float_weights: tuple[str, ...] = ()
+    keep_recall: float | None = Field(None, gt=0, le=1)
 
 
 class InputRules(_Part):

@@ -6,15 +6,23 @@ the model's prompts; one of these and `:latest`, the tag that Ollama's clients a
 
 import re
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 from urllib.parse import parse_qsl
 
 from addnorm.service.engine.bundle import Bundle
 from addnorm.service.errors import StartupError
 
+OPTIONS = {
+    "prompt": "prompt_name",
+    **{name: name for name in ("precision", "dimensions", "first", "keep", "max_time_ms")},
+}
+NUMBERS = ("dimensions", "keep", "max_time_ms")
 TAG = LATEST = "latest"  # as a tag it means nothing, unless a prompt is called so
 VERSION = re.compile(r"[1-9]\d{0,16}")
-FORM = "write NAME=MODEL, or NAME=MODEL?prompt=P&precision=int8&dimensions=256"
+FORM = (
+    "write NAME=MODEL, or NAME=MODEL?prompt=P&precision=int8&dimensions=256, for a reranker also"
+    " first=EMBEDDER&keep=50 and max_time_ms=300"
+)
 
 
 class Alias(NamedTuple):
@@ -24,6 +32,9 @@ class Alias(NamedTuple):
     prompt_name: str | None = None
     precision: str | None = None
     dimensions: int | None = None
+    first: str | None = None  # a model whose vectors say which documents are reranked
+    keep: int | None = None  # so many of them
+    max_time_ms: int | None = None  # of reranking
 
 
 def read_aliases(written: Mapping[str, str]) -> dict[str, Alias]:
@@ -32,12 +43,13 @@ def read_aliases(written: Mapping[str, str]) -> dict[str, Alias]:
     for name, value in written.items():
         ref, _, options = value.partition("?")
         named = dict(parse_qsl(options, keep_blank_values=True))
-        prompt, precision = named.pop("prompt", None), named.pop("precision", None)
-        dimensions = named.pop("dimensions", None)
-        if named or not ref or not (dimensions or "1").isdecimal():
+        numbers = {option: named[option] for option in NUMBERS if option in named}
+        is_wrong = not ref or any(option not in OPTIONS for option in named)
+        is_wrong |= any(not number.isdecimal() for number in numbers.values())
+        if is_wrong or "0" in numbers.values() or ("first" in named) != ("keep" in named):
             raise StartupError(f"ADDNORM_ALIASES has {name}={value}: {FORM}")
-        width = int(dimensions) if dimensions else None
-        aliases[name] = Alias(ref, prompt, precision, width)
+        given: dict[str, Any] = {**named, **{name: int(one) for name, one in numbers.items()}}
+        aliases[name] = Alias(ref, **{OPTIONS[option]: one for option, one in given.items()})
     return aliases
 
 
@@ -53,6 +65,10 @@ def check_alias(name: str, alias: Alias, bundle: Bundle) -> None:
                 f"ADDNORM_ALIASES: {name} has {option}={value}, {bundle.ref} has"
                 f" {', '.join(known) or 'none'}"
             )
+    if (alias.first or alias.max_time_ms) and "rerank" not in bundle.tasks:
+        raise StartupError(
+            f"ADDNORM_ALIASES: {name} has first or max_time_ms, and {bundle.ref} cannot rerank"
+        )
     if alias.dimensions is not None and not 1 <= alias.dimensions <= width:
         raise StartupError(
             f"ADDNORM_ALIASES: {name} has dimensions={alias.dimensions}, {bundle.ref} has 1 to"

@@ -20,6 +20,7 @@ WORDS: dict[Task, str] = {
     "embed": "embed texts",
     "rerank": "rerank",
     "classify": "classify texts",
+    "decide": "decide between options",
     "tag": "tag tokens",
     "fill_mask": "fill masks",
     "sparse": "make sparse vectors",
@@ -47,8 +48,7 @@ class Meant:
     model: Model
     name: str  # an alias or a bundle's own, without what follows its colon
     prompt_name: str | None
-    precision: str | None
-    dimensions: int | None
+    alias: Alias  # or one without options
 
 
 class Models:
@@ -91,6 +91,8 @@ class Models:
                 )
             try:
                 check_alias(name, alias, self._model_of(alias.ref).bundle)
+                if alias.first:
+                    self.find(alias.first)
             except ModelNotFound as error:
                 raise StartupError(f"ADDNORM_ALIASES: {name}: {error}") from None
         for task, name in defaults.items():
@@ -231,7 +233,7 @@ class Models:
                 param="model",
             )
         prompt_name = alias.prompt_name if prompt_name is None else prompt_name
-        return Meant(model, name, prompt_name, alias.precision, alias.dimensions)
+        return Meant(model, name, prompt_name, alias)
 
     def _model_of(self, ref: str) -> Model:
         name, slash, version = ref.partition("/")

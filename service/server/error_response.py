@@ -17,6 +17,7 @@ from addnorm.service.errors import (
     ServiceError,
 )
 from addnorm.service.wire.codec.negotiation import JSON
+from addnorm.service.wire.dialect_errors import STATUSES
 
 log = logging.getLogger("addnorm")
 STARLETTE = {404: NotFound, 405: MethodNotAllowed}  # what its routers raise
@@ -30,7 +31,8 @@ def error_response(envelope: Envelope, error: ServiceError) -> Response:
         headers["www-authenticate"] = "Bearer"
     if error.ends_connection:
         headers["connection"] = "close"
-    return Response(orjson.dumps(envelope(error)), error.status, headers, JSON)
+    status = STATUSES.get(envelope, {}).get(error.status, error.status)
+    return Response(orjson.dumps(envelope(error)), status, headers, JSON)
 
 
 def retry_after(error: ServiceError) -> int | None:

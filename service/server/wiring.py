@@ -122,6 +122,7 @@ def build(
             models,
             BodyReader(settings, pools.readers, pools.large_readers),
             TextReader(settings, gate, pools.tokenizers),
+            answers,
         ),
         answers=answers,
         readiness=Readiness(models, scheduler, KNOWN_ANSWER_SHARE * settings.run_timeout_s),

@@ -1,6 +1,6 @@
 """How each dialect tells of an error: a row each, and what is documented of it."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from operator import attrgetter
 from typing import Annotated, Any, Literal, NamedTuple, Union
 
@@ -161,6 +161,31 @@ V2_ERRORS.documented.update(
         "default": {"model": V2_ERRORS.body, "description": "Whatever else went wrong."},
     }
 )
+
+
+class Problem(BaseModel):
+    loc: list[str]
+    msg: str
+    type: str
+
+
+class Told(BaseModel):
+    error_type: str
+    message: str
+
+
+def _typesafes(error: ServiceError) -> Any:
+    """A list of what is wrong with the body, as FastAPI writes it, or one error of another kind."""
+    if isinstance(error, InvalidInput):
+        where = ["body", *([error.param] if error.param else [])]
+        return [{"loc": where, "msg": error.message, "type": "value_error"}]
+    return {"error_type": error.type, "message": error.message}
+
+
+SYSTEM_ONE_ERRORS = error_format("SystemOneError", detail=(list[Problem] | Told, _typesafes))
+SYSTEM_ONE_ERRORS.documented[422] = SYSTEM_ONE_ERRORS.documented.pop(400)
+# by envelope: statuses that a dialect's clients expect in place of ours
+STATUSES: Mapping[Envelope, Mapping[int, int]] = {SYSTEM_ONE_ERRORS.envelope: {400: 422}}
 # where TEI's clients and others look for the message
 TEI_OR_OTHERS = error_format("SharedError", error=MESSAGE, error_type=TEIS_TYPE, message=MESSAGE)
 RERANK_ERRORS = shared("RerankError", TEI_OR_OTHERS, TEI_OR_OTHERS, TEI_ERRORS, COHERE_ERRORS)

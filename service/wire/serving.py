@@ -34,6 +34,7 @@ from addnorm.service.wire.route import Parts, Route
 log = logging.getLogger("addnorm")
 ANSWER_BYTES = 64  # for each byte of a body, of which each may be a token
 TIMEOUT_HEADER = "x-request-timeout-ms"
+MAX_TIME_HEADER = "x-max-time-ms"
 FINGERPRINT_HEADER = "x-addnorm-fingerprint"
 TRUNCATED_HEADER = "x-addnorm-truncated"  # how many texts were cut, if any were
 
@@ -44,18 +45,11 @@ async def answer(
     """The encoded answer with all its headers. ServiceError: what the caller is told instead;
     Expired or ClientGone between any two stages."""
     settings, gate = parts.settings, parts.answers.gate
-    sent = headers.get(TIMEOUT_HEADER)
-    if sent is None:
-        ask.timeout_s, ask.is_callers = settings.timeout_s, False
-    else:
-        digits = sent.strip()
-        if not (digits.isascii() and digits.isdigit() and len(digits) < 10 and int(digits)):
-            raise InvalidInput(
-                f"{TIMEOUT_HEADER} is {sent[:60]!r}: a whole number of milliseconds, 1 to"
-                " 999999999",
-                param=TIMEOUT_HEADER,
-            )
-        ask.timeout_s, ask.is_callers = int(digits) / 1000, True
+    ask.timeout_s, ask.is_callers = settings.timeout_s, TIMEOUT_HEADER in headers
+    if ask.is_callers:
+        ask.timeout_s = seconds_of(headers, TIMEOUT_HEADER)
+    if MAX_TIME_HEADER in headers:
+        ask.max_time_s = seconds_of(headers, MAX_TIME_HEADER)
     ask.anew = "no-cache" in headers.get("cache-control", "").lower()  # RFC 9111, 5.2.1.4
     if route.infers and gate.shedding:  # by the head alone; read without the lock that guards it
         declared = headers.get("content-length")
@@ -93,6 +87,17 @@ async def answer(
         own |= payload.times(ask)
     ask.forget()
     return payload._replace(headers={**payload.headers, **own}, times=None)
+
+
+def seconds_of(headers: Headers, name: str) -> float:
+    """InvalidInput for a header that is no whole number of milliseconds."""
+    sent = headers[name]
+    digits = sent.strip()
+    if not (digits.isascii() and digits.isdigit() and len(digits) < 10 and int(digits)):
+        raise InvalidInput(
+            f"{name} is {sent[:60]!r}: a whole number of milliseconds, 1 to 999999999", param=name
+        )
+    return int(digits) / 1000
 
 
 async def receive_body(headers: Headers, receive: Receive, ask: Ask, parts: Parts) -> bytes:
@@ -153,7 +158,8 @@ async def decode(route: Route, raw: RawRequest, ask: Ask, tools: Tools) -> Any:
     if route.reads == "json" and (media_type := sent_type(raw.headers)) != JSON:
         raise UnsupportedMediaType(f"Content-Type is {media_type!r}: send {JSON}")
     negotiate(raw.headers, (JSON,))
-    value = await bodies.read(len(raw.body), ask, parse, raw.body, bodies.settings)
+    how = raw.body, bodies.settings, route.keeps_nulls
+    value = await bodies.read(len(raw.body), ask, parse, *how)
     if not callable(found):
         field = next((field for field in found if field in value), None)
         if field is None:
@@ -165,10 +171,12 @@ async def decode(route: Route, raw: RawRequest, ask: Ask, tools: Tools) -> Any:
 
 
 def headers_of(ask: Ask) -> dict[str, str]:
-    """What computed the answer, how long each stage took, and how many texts were cut."""
+    """What computed the answer, how long each stage took, how many texts were cut or scored."""
     stages = (f"{stage};dur={seconds * 1000:.2f}" for stage, seconds in ask.stages_s.items())
     fingerprint = ask.engine.fingerprint.digest
     headers = {FINGERPRINT_HEADER: fingerprint, "server-timing": ", ".join(stages)}
     if ask.cut:
         headers[TRUNCATED_HEADER] = str(len(ask.cut))
+    if ask.scored:
+        headers["x-addnorm-scored"] = "{}/{}".format(*ask.scored)
     return headers

@@ -13,7 +13,8 @@ import pytest
 from addnorm.corpus import embed_command
 from addnorm.corpus.embed_command import Means
 from addnorm.corpus.parts import Parts
-from addnorm.corpus.stored_vectors import StoredVectors, digests_of
+from addnorm.corpus.storage import Location
+from addnorm.corpus.stored_vectors import BATCH_ROWS, StoredVectors, digests_of
 from tests.support import corpus_files
 from tests.support.texts import TEXT_MODEL
 
@@ -200,3 +201,18 @@ def test_digests_of_pairs_are_not_those_of_their_texts_together() -> None:
     known = StoredVectors(digests_of(["a", "b", "a", "c"]))
     assert known.find(digests_of(["d", "c", "a"])).tolist() == [-1, 3, 0]
     assert known.num_gone == 1  # b alone
+
+
+def test_vectors_are_taken_in_the_order_that_is_asked_for(tmp_path: Path) -> None:
+    """From anywhere in a file of several batches."""
+    numbers = np.arange(3 * BATCH_ROWS, dtype=np.float32)
+    texts = [f"text {row}" for row in range(len(numbers))]
+    table = pa.table({"text": texts, "vector": [[number, -number] for number in numbers]})
+    pq.write_table(table, tmp_path / "old.parquet", row_group_size=1000)
+    stored = StoredVectors.of_file(Location.parse(tmp_path / "old.parquet"), "text", "vector")
+    asked = np.random.default_rng(0).permutation(len(texts))[:500]
+    found = stored.find(digests_of([texts[row] for row in asked]))
+    assert found.tolist() == asked.tolist()
+    with stored.open(None):
+        made = stored.take(found).to_pylist()
+    assert [vector[0] for vector in made] == asked.tolist()

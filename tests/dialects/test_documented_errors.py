@@ -55,6 +55,7 @@ def sent(client: httpx.Client, service: Service) -> dict[str, set[str]]:
     for status, message in zip(statuses, errors, strict=True):
         found[status].add(_masked(message))
     return found | {
+        "422": found["400"],  # of TypeSafe's clients
         "429": {_masked(_rejected())},
         "503": {_masked(OutOfMemory().message)},
         "504": {_masked(Ask(timeout_s=30).expired().message)},
@@ -79,7 +80,9 @@ def test_every_error_has_an_example_with_a_message_that_is_sent(
     shown = list(_shown(document))
     assert {status for status, _, _ in shown} == set(sent)
     for status, path, example in shown:
-        message = example.get("message") or example["error"]
+        message = next(example[name] for name in ("message", "error", "detail") if name in example)
+        if isinstance(message, list):
+            (message,) = (one["msg"] for one in message)
         message = message if isinstance(message, str) else message["message"]
         assert _masked(message) in sent[status], (path, status)
 

@@ -21,6 +21,7 @@ EMBEDDED = {"model": TEXT_MODEL, "input": [[2, 4, 3]], "dtype": "int8"}
 PACKED = {"model": TEXT_MODEL, "input_ids": [[2, 4, 3]], "outputs": ["pooled"], "normalize": True}
 PACKED["dtype"] = "int8"
 SCORED = {"model": "gpt", "prompt": "a", "max_tokens": 1, "temperature": 0}
+ASKED = {"type": "noul", "instructions": "b"}
 SCORED |= {"echo": True, "logprobs": 2}
 
 
@@ -56,6 +57,15 @@ def of_one(name: str) -> Callable[[dict[str, Any], int], Told]:
 
 
 COHERE, HUB, OLLAMA = of_one("message"), of_one("error"), of_one("error")
+
+
+def SYSTEM_ONE(said: dict[str, Any], status: int) -> Told:
+    detail = said["detail"]
+    if status != 422:
+        return Told(detail["message"], "")
+    ((where, *field), message, kind) = detail[0].values()
+    assert (where, kind, len(detail)) == ("body", "value_error", 1)
+    return Told(message, *field or [""])
 
 
 def of_text(text: str) -> dict[str, Any]:
@@ -612,6 +622,28 @@ TABLES: list[tuple[Any, str, dict[str, Any], list[Any]]] = [
     ]),
     (HUB, "/", {}, [
         ({"inputs": ["a"], "parameters": {"normalise": False}}, "", "...normalise"),
+    ]),
+    (SYSTEM_ONE, "/v1/systemone",
+     {"model": "reranker", "state": "a", "questions": {"q": ASKED}}, [
+        ({"model": "nobody"}, "", "model 'nobody' is not served here", 404),
+        ({"model": "embedder"}, "model", "embedder/1 cannot decide between options", 422),
+        ({"state": None}, "state", "state", 422),
+        ({"assets": {"a": {}}}, "assets", "assets has images, and none are read", 422),
+        ({"questions": {}}, "questions", "questions: Input should be an object of 1 to 64", 422),
+        ({"questions": {str(at): {} for at in range(65)}}, "questions", "...got 65 questions", 422),
+        ({"questions": {"a": {"type": "box"}}}, "questions",
+         'questions.a: its type should be noul, choice, score, got "box"', 422),
+        ({"questions": {"a": {"type": "noul"}}}, "questions",
+         "questions.a.instructions and criteria are missing", 422),
+        ({"questions": {"a": {"type": "choice", "criteria": {"b": None}}}}, "questions",
+         "questions.a.criteria: ", 422),
+        ({"questions": {"a": {"type": "choice", "criteria": dict.fromkeys(map(str, range(256)))}}},
+         "questions", "questions.a.criteria: ", 422),
+        ({"questions": {"a": {"type": "score", "criteria": {"0": "b", "1": "c"}}}}, "questions",
+         "questions.a.criteria: Input should be a valid list", 422),
+        ({"questions": {"a": {"type": "noul", "instructions": "b", "criterion": {}}}}, "questions",
+         "questions.a.criterion is unknown", 422),
+        ({"state": "a " * 90}, "questions", "state with questions.q, option false has", 422),
     ]),
     (OLLAMA, "/api/embed", {"model": "embedder"}, [
         ({"input": "a " * 80, "truncate": False}, "", "input[0] has 82 tokens"),

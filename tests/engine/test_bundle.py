@@ -129,8 +129,9 @@ def test_no_bundle_at_all(tmp_path: Path) -> None:
     ("logits", "labels", "is_causal", "tasks"),
     [
         (None, None, False, ("embed",)),
-        (("first", 1), None, False, ("rerank", "classify")),
+        (("first", 1), None, False, ("rerank", "classify", "decide")),
         (("first", 2), ("no", "yes"), False, ("classify",)),
+        (("first", 2), ("Entailment", "no"), False, ("classify", "decide")),
         (("every", 2), ("B", "O"), False, ("tag",)),
         (("every", 2), ("start", "end"), False, ("embed",)),  # of spans, which no task reads
         (("every", 9), None, False, ("fill_mask", "sparse")),

@@ -155,6 +155,12 @@ def test_a_prompt_has_no_meaning_where_pairs_are_scored(client: httpx.Client) ->
         ({"a": "embedder?dimensions=999"}, "dimensions=999, embedder/1 has 1 to 36"),
         ({"a": "embedder?dimensions=x"}, "write NAME=MODEL"),
         ({"a": "embedder?other=1"}, "write NAME=MODEL"),
+        ({"a": "embedder?max_time_ms=9"}, "first or max_time_ms, and embedder/1 cannot rerank"),
+        ({"a": "embedder?first=embedder&keep=9"}, "embedder/1 cannot rerank"),
+        ({"a": "reranker?first=embedder"}, "first=EMBEDDER&keep=50"),
+        ({"a": "reranker?first=embedder&keep=0"}, "first=EMBEDDER&keep=50"),
+        ({"a": "reranker?max_time_ms=0"}, "write NAME=MODEL"),
+        ({"a": "reranker?first=nobody&keep=9"}, "a: model 'nobody' is not served here"),
         ({"a": "b", "b": "embedder"}, "an alias of an alias"),
     ],
 )

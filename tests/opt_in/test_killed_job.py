@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from pyarrow import fs
@@ -132,6 +133,21 @@ def test_a_killed_job_on_s3_writes_the_bytes_of_one_on_disk(
     with pytest.raises(SystemExit) as ended:
         command.check([on_s3, *options[:2]])
     assert ended.value.code == command.EQUAL
+
+
+@pytest.mark.object_store
+def test_a_killed_job_on_s3_takes_over_the_vectors_of_an_earlier_one(
+    bucket: fs.FileSystem, text_bundles: Path, tmp_path: Path
+) -> None:
+    rows, more = corpus_files.table(NUM_ON_S3), corpus_files.table(2000, seed=1)
+    corpus_files.write(rows, tmp_path / "old.jsonl")
+    corpus_files.write(pa.concat_tables([more, rows.slice(500)]), tmp_path / "new.jsonl")
+    options = ["--bundle", str(text_bundles / TEXT_MODEL / "1")]
+    old, on_s3 = f"s3://{BUCKET}/earlier/old.parquet", f"s3://{BUCKET}/earlier/new.parquet"
+    run([str(tmp_path / "old.jsonl"), old, *options])
+    run([str(tmp_path / "new.jsonl"), str(tmp_path / "whole.parquet"), *options])
+    run_killed([str(tmp_path / "new.jsonl"), on_s3, *options, "--from", old])
+    assert Location.parse(on_s3).open().read() == (tmp_path / "whole.parquet").read_bytes()
 
 
 @pytest.mark.object_store

@@ -52,15 +52,16 @@ def ids_of(texts: Sequence[str], max_length: int | None = None) -> list[list[int
     return [encoding.ids for encoding in library(max_length).encode_batch(list(texts))]
 
 
-def checkpoint(folder: Path) -> Path:
+def checkpoint(folder: Path, d_model: int = D_MODEL, n_layers: int = 1) -> Path:
     """A Hugging Face folder as sentence-transformers writes it: mean pooling, vectors of length 1.
 
     Its authors cut texts to MAX_TEXT_TOKENS, fewer than the model has positions.
     """
     torch.manual_seed(0)
     config = BertConfig(
-        vocab_size=len(WORDS), hidden_size=D_MODEL, num_hidden_layers=1, num_attention_heads=2,
-        intermediate_size=64,
+        vocab_size=len(WORDS), hidden_size=d_model, num_hidden_layers=n_layers,
+        num_attention_heads=2,
+        intermediate_size=2 * d_model,
         max_position_embeddings=MAX_POSITIONS,
     )  # fmt: skip
     disable_progress_bar()
@@ -69,6 +70,6 @@ def checkpoint(folder: Path) -> Path:
     write_settings(folder, "sentence_bert_config.json", max_seq_length=MAX_TEXT_TOKENS)
     write_modules(folder, Transformer="", Pooling="1_Pooling", Normalize="2_Normalize")
     write_settings(
-        folder / "1_Pooling", pooling_mode_mean_tokens=True, word_embedding_dimension=D_MODEL
+        folder / "1_Pooling", pooling_mode_mean_tokens=True, word_embedding_dimension=d_model
     )
     return folder

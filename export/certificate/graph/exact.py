@@ -122,6 +122,8 @@ Finding = tuple[tuple[str, str], list[str]]  # (precision, comparison), and what
 def compare(files: Files, expected: Expected, manifest: Manifest) -> Iterator[Finding]:
     """Every comparison, the cheapest first, with an empty list where nothing differs."""
     config, is_packed = expected.reference.config, manifest.layout == "packed"
+    in_fp32 = {*manifest.int8.float_weights}
+    ranges = {name: own for name, own in expected.ranges.items() if name not in in_fp32}
     yield ("fp32", "manifest"), _manifest(manifest, config)
     yield from _heads(files.heads, expected, is_packed)
     for precision, body in files.bodies.items():
@@ -129,13 +131,19 @@ def compare(files: Files, expected: Expected, manifest: Manifest) -> Iterator[Fi
         portable = is_packed and precision != "fp16"
         yield (precision, "attributes"), [*attributes.body(body, config, precision, portable)]
         if precision == "int8":
-            yield (precision, "ranges"), [*_ranges(files.ranges, expected.ranges)]
+            unknown = [
+                f"{name} is said to be fp32: there is no such matrix"
+                for name in sorted(in_fp32 - {quantize.TABLE, *expected.ranges})
+            ]
+            yield (precision, "ranges"), [*unknown, *_ranges(files.ranges, ranges)]
         if precision == "fp32":
             meant = expected.graphs.body
         elif precision == "fp16":
             meant = half_precision.to_half(expected.graphs.plain)
-        elif files.ranges.keys() == expected.ranges.keys():
-            meant = quantize.quantize(expected.graphs.body, files.ranges)
+        elif files.ranges.keys() == ranges.keys():
+            meant = quantize.quantize(
+                expected.graphs.body, files.ranges, with_table=quantize.TABLE not in in_fp32
+            )
         else:
             yield (precision, "graph"), ["cannot be made again without its ranges"]
             continue
@@ -192,9 +200,10 @@ def _manifest(manifest: Manifest, config: Config) -> list[str]:
     ]
     # what int8 needs of onnxruntime, as exporters have written it since they wrote it down
     needs = quantize.needs(manifest.precisions)
-    if manifest.int8 == needs:
+    told = manifest.int8.model_copy(update={"float_weights": (), "keep_recall": None})
+    if told == needs:
         return differing
-    if manifest.int8 == Int8():
+    if told == Int8():
         return [*differing, OLDER_INT8]
     return [*differing, f"int8 is {manifest.int8!r}, {needs!r} expected"]
 

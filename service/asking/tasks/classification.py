@@ -11,12 +11,12 @@ import numpy as np
 
 from addnorm.service.arithmetic import exp, row_sums
 from addnorm.service.engine.batch import Floats
+from addnorm.service.engine.manifest import ENTAILMENT
 from addnorm.service.errors import InvalidInput
 
 Function = Literal["softmax", "sigmoid", "none"]
 TEMPLATE = "This example is {}."  # a hypothesis
 PLACE = "{}"  # of the label in it
-ENTAILMENT = "entail"  # how the name of the label begins, in any case
 
 
 @dataclass(frozen=True, slots=True)

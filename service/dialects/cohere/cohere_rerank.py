@@ -11,7 +11,6 @@ from pydantic import Field
 
 from addnorm.service.asking.ask import Ask
 from addnorm.service.asking.tasks.classification import Function
-from addnorm.service.engine.batch import Batch
 from addnorm.service.engine.manifest import Precision
 from addnorm.service.errors import InvalidInput
 from addnorm.service.wire.codec.decoding import Tools
@@ -19,6 +18,7 @@ from addnorm.service.wire.codec.payload import Encode
 from addnorm.service.wire.codec.validation import Strict, agreed
 from addnorm.service.wire.route import Route
 from addnorm.service.wire.texts.json_answers import Ranking, ranked, usage
+from addnorm.service.wire.texts.task_options import RerankOptions
 from addnorm.service.wire.texts.text_tasks import score_pairs
 from addnorm.service.wire.texts.texts import TextsToTokenize, check_limit, query_with
 
@@ -29,8 +29,8 @@ class Document(Strict, extra="allow"):
     text: str
 
 
-class RerankRequest(Strict):
-    """Cohere's fields; `raw_scores` is Infinity's, `precision` is ours."""
+class RerankRequest(RerankOptions):
+    """Cohere's fields; `raw_scores` is Infinity's, `precision` and `max_time_ms` are ours."""
 
     model: str | None = Field(None, description="By default the one model that can rerank.")
     query: str
@@ -87,17 +87,19 @@ async def rerank(body: RerankRequest, ask: Ask, tools: Tools) -> Encode:
     )
     function: Function = "none" if body.raw_scores else "sigmoid"
     sent_back = 2 * ask.num_body_bytes if body.return_documents else 0
-    finish = await score_pairs(ask, tools, texts, function, body.precision, sent_back)
-    _check_documents(body.max_tokens_per_doc, ask.batch)
-    ranking = Ranking(len(documents), partial(_entry, body), num_best)
+    options = body.precision, sent_back, body.max_time_ms
+    finish = await score_pairs(ask, tools, texts, function, *options)
+    _check_documents(body.max_tokens_per_doc, ask)
+    ranking = Ranking(len(documents), partial(_entry, body), num_best, nulls=True)
     return ranked(finish, _words, ranking)
 
 
-def _check_documents(most: int | None, batch: Batch) -> None:
+def _check_documents(most: int | None, ask: Ask) -> None:
     """InvalidInput if a document might have to be cut shorter than the model cuts it. Haystack
     always sends 4096, which matters only where the model takes more."""
-    index = int(batch.lengths.argmax())
-    if most is not None and (num := int(batch.lengths[index])) > most:
+    index = int(ask.batch.lengths.argmax())
+    if most is not None and (num := int(ask.batch.lengths[index])) > most:
+        index = ask.order[index] if ask.order else index
         raise InvalidInput(
             f"max_tokens_per_doc is {most}, but documents[{index}] has {num} tokens with the query,"
             " and is not cut below the model's own limit: leave it out, or shorten the document",

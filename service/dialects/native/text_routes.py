@@ -14,14 +14,13 @@ from addnorm.service.wire.codec.payload import Encode
 from addnorm.service.wire.codec.validation import Strict
 from addnorm.service.wire.route import Route
 from addnorm.service.wire.texts import text_tasks
-from addnorm.service.wire.texts.json_answers import JsonAnswer
+from addnorm.service.wire.texts.json_answers import Finish, JsonAnswer
 from addnorm.service.wire.texts.task_options import (
     ClassifyOptions,
     FillMaskOptions,
     TagOptions,
     ZeroShotOptions,
 )
-from addnorm.service.wire.texts.text_tasks import Finish
 from addnorm.service.wire.texts.texts import PROMPT_NAME, Texts, TextsToTokenize
 
 

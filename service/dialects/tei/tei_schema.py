@@ -14,6 +14,7 @@ from addnorm.service.wire.texts.sequences import (
     Sequences,
     Strings,
 )
+from addnorm.service.wire.texts.task_options import RerankOptions
 from addnorm.service.wire.texts.texts import PROMPT_NAME
 
 INPUTS = Field(
@@ -103,7 +104,7 @@ class TeiEmbedRequest(TeiEmbedAllRequest):
     dimensions: int | None = Field(None, ge=1, description="Only the first so many.")
 
 
-class TeiRerankRequest(TeiRequest):
+class TeiRerankRequest(TeiRequest, RerankOptions):
     query: str
     texts: Strings = Field(description="Each is scored with the query, as a pair.")
     raw_scores: bool = Field(

@@ -25,6 +25,7 @@ from addnorm.service.wire.texts.json_answers import (
     usage,
 )
 from addnorm.service.wire.texts.sequences import OneOrSeveral
+from addnorm.service.wire.texts.task_options import RerankOptions
 from addnorm.service.wire.texts.text_tasks import score_pairs
 from addnorm.service.wire.texts.texts import TextsToTokenize, check_limit
 
@@ -36,7 +37,7 @@ class _Asked(Strict):
     )
 
 
-class ScoreRequest(_Asked):
+class ScoreRequest(_Asked, RerankOptions):
     text_1: OneOrSeveral = Field(
         validation_alias=AliasChoices("text_1", "queries", "data_1"),
         description="One text, or as many as text_2 has. `queries` and `data_1` mean the same.",
@@ -67,7 +68,7 @@ async def score(body: ScoreRequest, ask: Ask, tools: Tools) -> Encode:
         )
     pairs = list(zip(first * len(second) if len(first) == 1 else first, second, strict=True))
     texts = _texts(body, "text_2", pairs, "rerank", ask, tools)
-    finish = await score_pairs(ask, tools, texts, "sigmoid")
+    finish = await score_pairs(ask, tools, texts, "sigmoid", max_time_ms=body.max_time_ms)
     ranking = Ranking(len(pairs), _score, in_order=True)
     return ranked(finish, _words, ranking)
 

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from addnorm.service.asking.answer import QUICK_BYTES
+from addnorm.service.asking.answer import QUICK_BYTES, Answers
 from addnorm.service.asking.ask import Ask
 from addnorm.service.asking.turns import Arguments, Done, Turns
 from addnorm.service.engine.registry import Models
@@ -72,6 +72,7 @@ class Tools(NamedTuple):
     models: Models
     bodies: BodyReader
     texts: TextReader
+    answers: Answers
 
 
 class RawRequest(NamedTuple):

@@ -55,8 +55,9 @@ def _nobody(name: str) -> None:
     """Where no log is to tell of it."""
 
 
-def parse(body: bytes, settings: Settings) -> dict[str, Any]:
-    """JSON -> its object, which may hold any fields. Those that are null are left out.
+def parse(body: bytes, settings: Settings, keeps_nulls: bool = False) -> dict[str, Any]:
+    """JSON -> its object, which may hold any fields. Those that are null are left out unless they
+    are to be kept.
 
     Each piece holds the interpreter's lock to its end, so the size of each is checked before it.
     """
@@ -87,7 +88,7 @@ def parse(body: bytes, settings: Settings) -> dict[str, Any]:
                 f"the body has {num_sent} keys, of which {num_keys} differ: send each key once"
             )
     checkpoint()
-    if b"null" in body:
+    if b"null" in body and not keeps_nulls:
         _drop_nulls(value)
         checkpoint()
     return value

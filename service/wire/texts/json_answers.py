@@ -1,7 +1,7 @@
 """Responses as JSON, in the words of any dialect: one place for all vectors, one for all rankings.
 What is added here is in the answers of all of them."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any, NamedTuple
@@ -13,9 +13,11 @@ from addnorm.service.engine.model import Model
 from addnorm.service.engine.outputs import Pooled
 from addnorm.service.wire.codec.negotiation import written
 from addnorm.service.wire.codec.payload import Payload, base64_of
-from addnorm.service.wire.texts.text_tasks import Finish
 
 Shape = Callable[[Ask], Any]  # outputs -> the answer as JSON has it
+# the outputs -> a result for each text, in the order sent; each is made when it is asked for, so
+# that not all are held
+Finish = Callable[[Ask], Iterator[Any]]
 
 
 @dataclass(frozen=True)
@@ -58,16 +60,24 @@ def compared(model: Model) -> JsonAnswer:
 
 class Ranking(NamedTuple):
     """The texts of one query. entry: of a text, from its index and its score. num_best: None: all.
-    in_order: as sent, instead of the best first."""
+    in_order: as sent, instead of the best first. nulls: texts without a score are there too, last;
+    else they are left out."""
 
     num_texts: int
     entry: Callable[[int, Any], dict[str, Any]]
     num_best: int | None = None
     in_order: bool = False
+    nulls: bool = False
 
-    def entries(self, scores: list[Any]) -> list[dict[str, Any]]:
-        order = range(len(scores)) if self.in_order else best(scores, self.num_best)
-        return [self.entry(index, scores[index]) for index in order]
+    def entries(self, scores: list[Any], order: Sequence[int] | None) -> list[dict[str, Any]]:
+        """order: of those without a score; None: as sent."""
+        chosen: Sequence[int] = range(len(scores))
+        if not self.in_order:
+            scored = [index for index in chosen if scores[index] is not None]
+            ranks = best([scores[index] for index in scored])
+            left = [index for index in order or chosen if scores[index] is None]
+            chosen = [*(scored[rank] for rank in ranks), *(left if self.nulls else ())]
+        return [self.entry(index, scores[index]) for index in chosen[: self.num_best]]
 
 
 def ranked(finish: Finish, words: Callable[..., Any], *rankings: Ranking) -> JsonAnswer:
@@ -76,7 +86,7 @@ def ranked(finish: Finish, words: Callable[..., Any], *rankings: Ranking) -> Jso
 
     def shape(ask: Ask) -> Any:
         scores = finish(ask)
-        entries = [one.entries(list(islice(scores, one.num_texts))) for one in rankings]
+        entries = [one.entries(list(islice(scores, one.num_texts)), ask.order) for one in rankings]
         return words(ask, *entries)
 
     return JsonAnswer(shape)

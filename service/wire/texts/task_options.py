@@ -24,6 +24,15 @@ Target = Annotated[str, Field(max_length=MAX_TARGET_CHARACTERS)]
 Targets = Annotated[list[Target], Field(fail_fast=True)]
 
 
+class RerankOptions(Strict):
+    max_time_ms: int | None = Field(
+        None,
+        ge=1,
+        description="The answer has what is scored after so many milliseconds. By default as the"
+        " header `x-max-time-ms` or the alias says, else there is no such limit.",
+    )
+
+
 class ClassifyOptions(Strict):
     function_to_apply: Function | None = Field(
         None,

@@ -1,7 +1,8 @@
 """Tasks over texts, whatever the protocol: texts and options -> what is asked, and how its outputs
 become one result for each text."""
 
-from collections.abc import Callable, Iterator, Sequence
+import math
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -14,6 +15,8 @@ from addnorm.service.engine.batch import Batch, Ints
 from addnorm.service.engine.checkpoint import checkpoint
 from addnorm.service.engine.outputs import Logits, LogitsAt, Output
 from addnorm.service.wire.codec.decoding import Tools
+from addnorm.service.wire.texts import first_stage
+from addnorm.service.wire.texts.json_answers import Finish
 from addnorm.service.wire.texts.task_options import (
     DEFAULT_CANDIDATES,
     MAX_CANDIDATES,
@@ -35,11 +38,6 @@ ENTITY_BYTES = 150  # of an entity, beside the text's own
 PIECE_TARGETS = 32  # tokenized in one piece
 
 
-# the outputs -> a result for each text, in the order sent; each is made when it is asked for, so
-# that not all are held
-Finish = Callable[[Ask], Iterator[Any]]
-
-
 async def score_pairs(
     ask: Ask,
     tools: Tools,
@@ -47,16 +45,36 @@ async def score_pairs(
     function: Function | None,
     precision: str | None = None,
     answer_bytes: int = 0,
+    max_time_ms: int | None = None,
 ) -> Finish:
-    """The score of each pair `np.float32`, for a model that can rerank. answer_bytes: of what the
-    protocol adds to the scores."""
+    """The score of each pair `np.float32`, for a model that can rerank; None of one that the time
+    did not suffice for, or that the first stage of the alias put behind those that it keeps.
+
+    answer_bytes: of what the protocol adds to the scores. max_time_ms: None: by header or alias.
+    """
+    whole, num, alias = texts, len(texts.texts), ask.alias
+    if max_time_ms or (alias.max_time_ms and ask.max_time_s == math.inf):
+        ask.max_time_s = (max_time_ms or alias.max_time_ms or 0) / 1000
+    chosen: Sequence[int] = range(num)
+    if alias.first:
+        ask.order = await first_stage.order(alias.first, texts, ask, tools)
+        chosen = ask.order[: alias.keep]
+        pairs = [texts.texts[index] for index in chosen]
+        texts = texts._replace(texts=pairs, named=lambda at, part: whole.place(chosen[at], part))
+    if ask.max_time_s < math.inf:
+        texts = tools.texts.in_time(texts, ask, precision or ask.precision)
     ask.batch, ask.padding = await tools.texts.tokenize(texts, ask)
 
     def finish(ask: Ask) -> Iterator[Any]:
-        scores = classification.probabilities(ask.value(Logits).joined, function)
-        return iter(scores[:, 0])
+        found = classification.probabilities(ask.value(Logits).joined, function)[:, 0]
+        scores: list[Any] = [None] * num
+        for at, score in zip(range(num) if ask.there is None else ask.there, found, strict=False):
+            scores[chosen[at]] = score
+        if ask.in_time or alias.first:
+            ask.scored = len(found), num
+        return iter(scores)
 
-    num_bytes = LABEL_BYTES * len(ask.batch) + answer_bytes
+    num_bytes = LABEL_BYTES * num + answer_bytes
     _want(ask, texts, Logits(), precision, num_bytes)
     return finish
 

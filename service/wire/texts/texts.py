@@ -5,7 +5,9 @@ all together. What a request multiplies to is known from its sizes alone, and ch
 anything of it is built: a product can be a thousand times the body.
 """
 
+import math
 import sys
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
 from dataclasses import dataclass
 from functools import partial
@@ -33,6 +35,9 @@ QUICK_CHARACTERS = 256  # take about 0.1 ms, as long as a change of threads, and
 PIECE_CHARACTERS = 8192  # tokenized in one piece: takes about 5 ms, 70 ms at worst
 QUICK_TEXTS = 32  # empty ones take time too: about 8 us where all of their tokens are shown
 PIECE_TEXTS = 256  # tokenized in one piece, however short: takes 2 ms where all tokens are shown
+# Of an ask that ends in time. READ_MORE: tokens read, by those that may be computed. READ_SHARE: of
+# the time, at most. Larger: more is read and never computed. Smaller: workers have nothing to do.
+READ_MORE, READ_SHARE = 3, 0.5
 PIECE_IDS = 4096  # turned into texts in one piece: takes about 5 ms; a longer row alone
 MAX_LABEL_CHARACTERS = 1000  # of a candidate label; a hypothesis is cut to what the model takes
 MAX_TEMPLATE_CHARACTERS = 1000
@@ -83,6 +88,8 @@ class TextsToTokenize(NamedTuple):
     keeps_prompt: bool = False  # whether they are rejected where they are cut if they have a prompt
     prompt: str = ""  # of single texts
     named: Place | None = None  # where others are made of the caller's texts
+    enough: float = math.inf  # tokens, after which no more of them are read
+    until: float = math.inf  # by time.monotonic(): no more are read after it
 
     def place(self, index: int, part: int | None = None) -> str:
         """What the caller calls a text. part: which of its pair."""
@@ -174,6 +181,15 @@ class TextReader:
         encode = partial(tokenizer.tokens, truncate=given.truncate, left=given.left, cut=ask.cut)
         join = partial(_batch, has_types=tokenizer.has_types)
         return await self.tokenize_with(given, encode, ask, join, tokenizer.max_text_tokens)
+
+    def in_time(self, given: TextsToTokenize, ask: Ask, precision: str | None) -> TextsToTokenize:
+        """The texts, of which no more are read than may be computed in the ask's time."""
+        queue, now = self._gate.queue, time.monotonic()
+        left_s = max(0.0, ask.started + ask.max_time_s - now)
+        rate = given.model.runner(precision).target.tokens_per_s or math.inf
+        enough = READ_MORE * rate * left_s * queue.num_workers / (1 + queue.num_bulk)
+        ask.in_time = True
+        return given._replace(enough=enough, until=now + READ_SHARE * left_s)
 
     async def tokenize_with_offsets(
         self, given: TextsToTokenize, ask: Ask
@@ -360,6 +376,8 @@ def _in_portions(
                 )
         done += made
         num_tokens += sum(map(len, made))
+        if num_tokens >= given.enough or time.monotonic() >= given.until:
+            break
         if num_tokens > most:
             raise InvalidInput(
                 f"{given.field} has more than {most} tokens, the limit: send less at once",

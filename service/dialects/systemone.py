@@ -1,0 +1,262 @@
+"""TypeSafe's System One: typed decisions. Questions about one state, each with its options; the
+answer has a probability for each option.
+
+Each option makes a pair with the state, and is a sequence of its own: what else is asked changes no
+bit of an answer. Source: TypeSafe's SDK for Python, and jevcompat, which pins the API down.
+"""
+
+from collections.abc import Iterator, Mapping
+from functools import partial
+from typing import Annotated, Any, Literal, NamedTuple
+
+import orjson
+from pydantic import Field, PlainValidator
+
+from addnorm.service.asking.ask import Ask
+from addnorm.service.asking.tasks import decision
+from addnorm.service.asking.tasks.classification import entailment_index
+from addnorm.service.engine.outputs import Logits
+from addnorm.service.errors import InvalidInput
+from addnorm.service.wire.codec.decoding import Tools
+from addnorm.service.wire.codec.payload import Encode
+from addnorm.service.wire.codec.shown import shown
+from addnorm.service.wire.codec.validation import Strict, fit
+from addnorm.service.wire.dialect_errors import SYSTEM_ONE_ERRORS
+from addnorm.service.wire.route import Protocol, Route
+from addnorm.service.wire.texts.json_answers import JsonAnswer
+from addnorm.service.wire.texts.texts import TextsToTokenize, check_size, json_bytes
+
+ANY_MODEL = "jev-latest"  # what TypeSafe's SDKs ask for by default: the one that can decide
+MAX_QUESTIONS, MAX_OPTIONS, MAX_LEVELS = 64, 255, 10
+OPTION_BYTES, QUESTION_BYTES = 30, 150  # of an answer as JSON, beside the caller's own words
+Content = str | dict[str, Any] | list[Any]  # all but a text is read as its JSON
+
+
+class NoulCriteria(Strict):
+    true: Content | None = None
+    false: Content | None = None
+
+
+class Question(Strict):
+    instructions: Content | None = Field(None, description="What is to be decided.")
+
+    def options(self) -> dict[str, str]:
+        """Name of each option -> what it says."""
+        raise NotImplementedError
+
+    def answer(self, shares: list[float]) -> dict[str, Any]:
+        raise NotImplementedError
+
+
+class NoulQuestion(Question):
+    type: Literal["noul"]
+    criteria: NoulCriteria | None = Field(None, description="What yes and no mean.")
+
+    def options(self) -> dict[str, str]:
+        criteria = self.criteria or NoulCriteria()
+        if self.instructions is None and criteria == NoulCriteria():
+            raise InvalidInput("instructions and criteria are missing: send one of them")
+        return {"false": written(criteria.false or "no"), "true": written(criteria.true or "yes")}
+
+    def answer(self, shares: list[float]) -> dict[str, Any]:
+        return {"type": "noul", "noul": shares[1]}
+
+
+class ChoiceQuestion(Question):
+    type: Literal["choice"]
+    criteria: dict[str, Content | None] = Field(
+        min_length=2,
+        max_length=MAX_OPTIONS,
+        description="The options, each with a description or null.",
+    )
+
+    def options(self) -> dict[str, str]:
+        return {
+            name: f"{name}: {written(said)}" if said else name
+            for name, said in self.criteria.items()
+        }
+
+    def answer(self, shares: list[float]) -> dict[str, Any]:
+        by_name = dict(zip(self.criteria, shares, strict=True))
+        return {
+            "type": "choice",
+            "choice": max(by_name, key=by_name.__getitem__),
+            "probabilities": by_name,
+            "confidence": decision.choice_confidence(shares),
+        }
+
+
+class ScoreQuestion(Question):
+    type: Literal["score"]
+    criteria: list[Content] = Field(
+        min_length=2, max_length=MAX_LEVELS, description="What each level means, from 0."
+    )
+
+    def options(self) -> dict[str, str]:
+        return {str(level): written(said) for level, said in enumerate(self.criteria)}
+
+    def answer(self, shares: list[float]) -> dict[str, Any]:
+        levels = {str(level): said for level, said in enumerate(self.criteria)}
+        return {
+            "type": "score",
+            "score": decision.expectation(shares),
+            "confidence": decision.score_confidence(shares),
+            "legend": levels,
+            "probabilities": dict(zip(levels, shares, strict=True)),
+        }
+
+
+KINDS: dict[str, type[Question]] = {
+    "noul": NoulQuestion, "choice": ChoiceQuestion, "score": ScoreQuestion,
+}  # fmt: skip
+
+
+def _questions(value: Any) -> dict[str, Question]:
+    """InvalidInput names the question. Its name is the caller's own text, and no field."""
+    if not isinstance(value, dict) or not 1 <= len(value) <= MAX_QUESTIONS:
+        got = f"{len(value)} questions" if isinstance(value, dict) else shown(value)
+        raise InvalidInput(
+            f"questions: Input should be an object of 1 to {MAX_QUESTIONS} questions, got {got}",
+            param="questions",
+        )
+    found = {}
+    for name, sent in value.items():
+        kind = sent.get("type") if isinstance(sent, dict) else None
+        if not isinstance(kind, str) or kind not in KINDS:
+            raise InvalidInput(
+                f"questions.{name[:60]}: its type should be {', '.join(KINDS)}, got {shown(kind)}",
+                param="questions",
+            )
+        try:
+            found[name] = fit(KINDS[kind], sent)
+            found[name].options()
+        except InvalidInput as error:
+            raise InvalidInput(
+                f"questions.{name[:60]}.{error.message}", param="questions"
+            ) from None
+    return found
+
+
+class SystemOneRequest(Strict, extra="ignore"):
+    """TypeSafe's fields. Others have no effect, as theirs say."""
+
+    model: str | None = Field(
+        None, description=f"By default, and for `{ANY_MODEL}`, the one model that can decide."
+    )
+    state: Content = Field(description="What the questions are about.")
+    questions: Annotated[
+        dict[str, Question],
+        PlainValidator(_questions, dict[str, NoulQuestion | ChoiceQuestion | ScoreQuestion]),
+    ] = Field(description=f"By the name that its answer has, 1 to {MAX_QUESTIONS}.")
+    assets: Any = Field(None, description="Rejected: no images are read.")
+
+
+def written(said: Content) -> str:
+    return said if isinstance(said, str) else orjson.dumps(said).decode()
+
+
+class _Options(NamedTuple):
+    """The options of all questions, one after the other: question, name, what is scored."""
+
+    questions: Mapping[str, Question]
+    names: list[tuple[str, str]]
+    texts: list[str]
+
+    def place(self, index: int, part: int | None) -> str:
+        """What the caller calls the state with an option."""
+        question, name = self.names[index]
+        option = f"questions.{question[:60]}, option {name[:60]}"
+        return f"state with {option}" if part is None else ("state", option)[part]
+
+
+async def decide(body: SystemOneRequest, ask: Ask, tools: Tools) -> Encode:
+    """InvalidInput names the field, and the question.
+
+    An entailment model is asked whether the state entails the question with the option; a
+    cross-encoder how well the state fits them. The softmax of a question's options is its answer.
+    """
+    if body.assets:
+        raise InvalidInput("assets has images, and none are read here: send text", param="assets")
+    named = None if body.model == ANY_MODEL not in tools.models.aliases else body.model
+    model = ask.find_model(tools.models, named, "decide")
+    options = _Options(body.questions, [], [])
+    for name, question in body.questions.items():
+        asked = [] if question.instructions is None else [written(question.instructions)]
+        for option, said in question.options().items():
+            options.names.append((name, option))
+            options.texts.append(" ".join([*asked, said]))
+    limit = tools.texts.settings.max_sequences
+    check_size("questions", len(options.texts), "options together", limit)
+    state, is_reranker = written(body.state), "rerank" in model.bundle.tasks
+    pairs = [(text, state) if is_reranker else (state, text) for text in options.texts]
+    texts = TextsToTokenize(
+        "questions",
+        pairs,
+        tools.texts.cuts(None),
+        model,
+        can_cut=False,
+        named=lambda index, part: options.place(
+            index, 1 - part if is_reranker and part is not None else part
+        ),
+    )
+    ask.batch, ask.padding = await tools.texts.tokenize(texts, ask)
+    ask.outputs, ask.field = (Logits(),), "questions"
+    told = json_bytes(name for pair in options.names for name in pair) + ask.num_body_bytes
+    num = OPTION_BYTES * len(pairs) + QUESTION_BYTES * len(body.questions)
+    ask.answer_bytes = told + num
+    return JsonAnswer(partial(_words, options))
+
+
+def _words(options: _Options, ask: Ask) -> dict[str, Any]:
+    return {
+        "model": ask.model.answered_name,
+        "answers": dict(_answers(options, ask)),
+        "usage": {"input_tokens": ask.batch.num_tokens, "output_tokens": 0},
+    }
+
+
+def _answers(options: _Options, ask: Ask) -> Iterator[tuple[str, Any]]:
+    bundle, logits = ask.model.bundle, ask.value(Logits).joined
+    of_option = 0 if "rerank" in bundle.tasks else entailment_index(bundle.manifest.labels)
+    start = 0
+    for name, question in options.questions.items():
+        end = start + len(question.options())
+        yield name, question.answer(decision.shares(logits[start:end, of_option]))
+        start = end
+
+
+PROTOCOL = Protocol(
+    tag="System One",
+    reference="https://docs.typesafe.ai",
+    routes=(
+        Route(
+            path="/v1/systemone",
+            name="system_one",
+            summary="Typed decisions: yes or no, one of several, or a level, as TypeSafe's clients"
+            " ask for them",
+            body=SystemOneRequest,
+            decode=decide,
+            keeps_nulls=True,
+            examples={
+                "three questions": {
+                    "model": "classifier",
+                    "state": "Pads are dropped. They cost nothing.",
+                    "questions": {
+                        "free": {"type": "noul", "instructions": "Are pads free?"},
+                        "about": {
+                            "type": "choice",
+                            "instructions": "What is it about?",
+                            "criteria": {"price": "What it costs", "weather": "Rain and sun"},
+                        },
+                        "sure": {
+                            "type": "score",
+                            "instructions": "How sure is it?",
+                            "criteria": ["not at all", "quite", "very"],
+                        },
+                    },
+                }
+            },
+        ),
+    ),
+    errors=SYSTEM_ONE_ERRORS,
+)

@@ -1,0 +1,217 @@
+"""An ask that ends in time is answered with what is there: in its order, by turns with others, and
+with the bits of the whole."""
+
+import asyncio
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from addnorm.service.asking.ask import Ask
+from addnorm.service.asking.fair_queue import BULK_TOKENS
+from addnorm.service.asking.gate import IN_TIME
+from addnorm.service.engine.batch import Batch, Rows
+from addnorm.service.engine.outputs import Pooled
+from addnorm.service.engine.registry import Models
+from addnorm.service.engine.target import Target
+from addnorm.service.errors import ClientGone
+from addnorm.service.loading.loader import load_all
+from addnorm.service.server.wiring import Service, build
+from addnorm.service.settings import Settings
+from tests.support.asks import ask_for
+from tests.support.scheduling import Queue, ask_of, echo, of_lengths, settle, submit
+from tests.support.waiting import PATIENCE_S, eventually, until
+
+LENGTHS = [1 + 7 * number % 60 for number in range(120)]
+ROWS = [[1 + (5 * row + column) % 40 for column in range(size)] for row, size in enumerate(LENGTHS)]
+ROWS[7] = ROWS[3]
+
+
+@pytest.fixture(scope="module")
+def models(small: Path) -> Models:
+    return load_all(small, Settings(worker_threads=2, token_budget=128))
+
+
+def answered(on: Service, ask: Ask) -> Any:
+    with on.gate.admit(ask):
+        return asyncio.run(on.answers.answer(ask))
+
+
+def asked(models: Models, rows: list[list[int]] = ROWS, **fields: Any) -> Ask:
+    return ask_for(models.find("gpt"), rows, Pooled(), encode=vectors, **fields)
+
+
+def vectors(ask: Ask) -> list[bytes]:
+    return [vector.tobytes() for vector in ask.value(Pooled).joined]
+
+
+def service(models: Models, **changed: Any) -> Service:
+    return build(models, Settings(worker_threads=2, cache_bytes=0, **changed))
+
+
+def ends_after(models: Models, num_runs: int, ask: Ask, on: Service) -> list[bytes]:
+    """What it is answered when its time is over while a worker runs what comes after num_runs."""
+    target, go, begun = models.find("gpt").target("fp32"), threading.Event(), []
+    run = target.run
+
+    def waits(batch: Batch) -> Rows:
+        begun.append(len(batch))
+        if len(begun) > num_runs:
+            go.wait(2 * PATIENCE_S)
+        return run(batch)
+
+    async def story() -> Any:
+        work = asyncio.create_task(on.answers.answer(ask))
+        await until(lambda: len(begun) == num_runs + 2)  # both workers run what comes too late
+        ask.end()
+        return await work
+
+    target.run = waits
+    try:
+        with on.gate.admit(ask):
+            found: list[bytes] = asyncio.run(story())
+    finally:
+        target.run = run
+        go.set()
+    assert eventually(lambda: not on.scheduler.num_busy)
+    assert not on.gate.queue.asks
+    assert not any(on.gate.total.values())
+    return found
+
+
+@pytest.mark.parametrize("num_runs", [0, 1, 3])
+def test_it_is_answered_with_what_is_there_with_the_bits_of_the_whole(
+    models: Models, num_runs: int
+) -> None:
+    on = service(models)
+    try:
+        whole = answered(on, asked(models))
+        ask = asked(models, in_time=True, max_time_s=PATIENCE_S)
+        found = ends_after(models, num_runs, ask, on)
+        there = ask.there
+        assert there is not None
+        assert found == [whole[index] for index in there]
+        assert len(there) < len(ROWS)
+        assert bool(there) == bool(num_runs)
+        # the late rows of the two runs that went on change nothing, and the next ask has all
+        last = asked(models, in_time=True, max_time_s=PATIENCE_S)
+        assert answered(on, last) == whole
+        assert last.there == list(range(len(ROWS)))
+    finally:
+        on.close()
+
+
+def test_what_is_held_needs_no_time(models: Models) -> None:
+    on = build(models, Settings(worker_threads=2, cache_bytes=2**22))
+    try:
+        first = answered(on, asked(models, ROWS[:7]))
+        late = asked(models, in_time=True, max_time_s=1e-6)
+        assert answered(on, late) == [*first, first[3]]
+        assert late.there == list(range(8))
+        whole = answered(on, asked(models))
+        assert answered(on, asked(models, in_time=True, max_time_s=1e-6)) == whole
+    finally:
+        on.close()
+
+
+def test_when_its_time_is_over_before_it_begins_nothing_is_there(models: Models) -> None:
+    """Nor is it rejected, whatever waits: it takes no space."""
+    on = service(models, max_queue_tokens=16)
+    try:
+        late = asked(models, in_time=True, max_time_s=1e-6)
+        assert answered(on, late) == []
+        assert late.num_sequences == late.real_tokens == 0
+    finally:
+        on.close()
+
+
+def test_nothing_more_is_computed_for_a_caller_that_left(models: Models) -> None:
+    on = service(models)
+    target, go, begun = models.find("gpt").target("fp32"), threading.Event(), []
+    run = target.run
+
+    def waits(batch: Batch) -> Rows:
+        begun.append(len(batch))
+        go.wait(2 * PATIENCE_S)
+        return run(batch)
+
+    async def leave(ask: Ask) -> None:
+        work = asyncio.create_task(on.answers.answer(ask))
+        await until(lambda: len(begun) == 2)
+        ask.leave()
+        with pytest.raises(ClientGone):
+            await work
+
+    target.run = waits
+    try:
+        ask = asked(models, in_time=True, max_time_s=PATIENCE_S)
+        with on.gate.admit(ask):
+            asyncio.run(leave(ask))
+        go.set()
+        assert eventually(lambda: not on.scheduler.num_busy)
+        assert len(begun) == 2
+    finally:
+        target.run = run
+        on.close()
+
+
+# the queue alone, with integers for seconds
+
+HALF = BULK_TOKENS // 2
+
+
+def queued(queue: Queue, target: Target, ends: float, *lengths: int) -> Ask:
+    ask = ask_of(target, of_lengths(*lengths), deadline=10**6)
+    ask.in_time = ask.is_bulk = True
+    ask.max_time_s = ends / IN_TIME
+    queue.gate.weigh(ask, 0)
+    return ask
+
+
+def test_its_sequences_run_in_order_by_turns_with_others() -> None:
+    queue, target = Queue(1000), Target(echo, 4 * BULK_TOKENS)
+    one = queued(queue, target, 90, 1, HALF, HALF, 3)
+    two = queued(queue, target, 90, 1, HALF, HALF, 3)
+    order = []
+    while micro := queue.take(0):
+        order.append([(own.ask is two, own.sequence_index) for own in micro.sequences])
+        settle(queue, micro, 0)
+    assert order == [
+        [(False, 0), (False, 1)],
+        [(True, 0), (True, 1)],
+        [(False, 2), (False, 3)],
+        [(True, 2), (True, 3)],
+    ]
+    assert one.future.done()
+    assert two.future.done()
+
+
+def test_it_goes_before_other_bulk_asks_of_its_backlog() -> None:
+    """They have no such time."""
+    queue, target = Queue(1000), Target(echo, 4 * BULK_TOKENS)
+    submit(queue, target, of_lengths(HALF, HALF), deadline=10**6, is_bulk=True)
+    in_time = queued(queue, target, 90, HALF, HALF)
+    micro = queue.take(0)
+    assert micro
+    assert micro.sequences[0].ask is in_time
+
+
+def test_nothing_is_begun_that_would_be_late_and_what_runs_is_waited_for() -> None:
+    queue, target = Queue(1000), Target(echo, 4 * BULK_TOKENS)
+    target.tokens_per_s = HALF / 10  # a sequence takes ten seconds
+    ask = queued(queue, target, 45, HALF, HALF, HALF, HALF, HALF, HALF)
+    micro = queue.take(0)  # two of them
+    assert queue.take(36) is None  # another would need until 46
+    assert micro
+    assert not ask.future.done()
+    settle(queue, micro, 30)
+    assert ask.future.done()
+    assert ask.rows.leave_out_missing() == [0, 1]
+
+
+def test_its_tokens_take_no_space() -> None:
+    queue, target = Queue(10), Target(echo, 64)
+    queued(queue, target, 90, *[HALF] * 50)
+    assert queue.num_tokens == target.num_tokens == 0
+    assert queue.wait_s() == 0

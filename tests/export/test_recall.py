@@ -1,0 +1,92 @@
+"""`--keep-recall`: int8 finds the texts that fp32 finds, or is refused with the figure."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from onnx import numpy_helper
+
+from addnorm.export import recall
+from addnorm.export.certificate.graph.exact import RANGES, Expected
+from addnorm.export.certificate.served import CertificationError
+from addnorm.export.graphs import model_file
+from addnorm.export.graphs.quantize import read_parts
+from addnorm.export.sources import sources
+from addnorm.export.sources.sources import Reference, Source, UsageError
+from addnorm.export.writer import Plan, export
+from addnorm.service.engine import bundle as bundles
+from addnorm.service.engine.bundle import Bundle
+from tests.support.texts import WORDS, checkpoint
+
+PLAIN = [word for word in WORDS if word.isalpha()]
+DRAWS = np.random.default_rng(0)
+TEXTS = tuple(dict.fromkeys(" ".join(DRAWS.choice(PLAIN, 8)) for _ in range(80)))
+WIDE = 256  # of whose matrices int8 pays for each
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Source:
+    folder = checkpoint(tmp_path_factory.mktemp("wide"), WIDE, 2)
+    return sources.checkpoint(folder, None, None, Reference("none", samples=TEXTS))
+
+
+@pytest.fixture(scope="module")
+def kept(source: Source, tmp_path_factory: pytest.TempPathFactory) -> Bundle:
+    """A bundle of which more is kept than int8 alone would find."""
+    plan = Plan(precisions=("int8",), default_precision="int8", keep_recall=1.0)
+    return export(source, tmp_path_factory.mktemp("kept"), "wide", None, plan)
+
+
+def test_matrices_stay_fp32_until_int8_finds_the_share(kept: Bundle, source: Source) -> None:
+    """The certificate says which, and has the share among its checks."""
+    assert kept.certificate
+    told, in_fp32 = kept.certificate["recall"], kept.manifest.int8.float_weights
+    assert told["shared"] == told["at_least"] == 1
+    assert (told["texts"], told["in_fp32"]) == (len(TEXTS), [*in_fp32])
+    constants = model_file.load(kept.graph("int8")).constants()
+    assert 0 < len(in_fp32) < told["matrices"] == len(in_fp32) + len(read_parts(constants))
+    state = source.model.state_dict()
+    for name in in_fp32:
+        assert constants[name].tobytes() == state[name].numpy().tobytes()
+    (check,) = (each for each in kept.certificate["checks"] if each["case"] == "--texts")
+    assert check["difference"] == pytest.approx(1 - told["shared"])
+    assert kept.recall == told
+
+
+def test_int8_that_is_worse_fails_with_the_figure(
+    kept: Bundle, source: Source, tmp_path: Path
+) -> None:
+    """Its rows have 7 steps in place of 230."""
+    (folder := tmp_path / "wide" / "1").mkdir(parents=True)
+    for file in kept.path.iterdir():
+        (folder / file.name).write_bytes(file.read_bytes())
+    graph = model_file.load(folder / "model.int8.onnx")
+    (levels,) = (item for item in graph.proto.graph.initializer if item.name == "int8.levels")
+    levels.CopyFrom(numpy_helper.from_array(np.array(7, np.float32), levels.name))
+    model_file.save(graph, folder / "model.int8.onnx")
+    told = kept.manifest.model_dump(exclude={"files", "format"})
+    worse = bundles.write_manifest(folder, told)
+    expected = Expected.export(source.in_layout("padded"), kept.manifest)
+    words = r"int8 shares \d\d\.\d\d% of the 10 nearest of \d+ texts with fp32, --keep-recall is 1$"
+    with pytest.raises(CertificationError, match=words):
+        recall.certified(worse, expected.graphs.body, TEXTS)
+
+
+def test_what_holds_already_keeps_nothing(source: Source, tmp_path: Path) -> None:
+    """Its files are those of an export without the option."""
+    files = []
+    for share in (0.5, None):
+        plan = Plan(precisions=("int8",), default_precision="int8", keep_recall=share)
+        made = export(source, tmp_path / str(share), "wide", None, plan)
+        assert made.manifest.int8.float_weights == ()
+        assert (made.recall is None) == (share is None)
+        files.append([made.manifest.files[name] for name in ("model.int8.onnx", RANGES)])
+        assert ("keep_recall" in (made.path / bundles.MANIFEST).read_text()) == (share is not None)
+    assert files[0] == files[1]
+
+
+def test_a_recall_that_cannot_be_is_refused(source: Source) -> None:
+    with pytest.raises(UsageError, match="--keep-recall is of int8: --precision is fp32"):
+        Plan(keep_recall=0.9)
+    with pytest.raises(UsageError, match="needs 50 texts that differ, --texts has 2"):
+        recall.texts_to_search(["a", "b", "a", ("a", "b")])
