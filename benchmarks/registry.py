@@ -186,7 +186,7 @@ GROUPS = {"stress": ("overload", "swaps", "rollback", "other-keys")}  # a name f
 PROOFS = {
     "families": Proof("every family and head through HTTP, beside transformers", 20),
     "modules": Proof(
-        "modules as people write them, over HTTP; every change of a Config refused", 5
+        "modules as people write them, over HTTP; every change of a Config refused", 15
     ),
     "real_models": Proof("checkpoints with trained weights, beside transformers", 4, (REAL,)),
     "lens": Proof(

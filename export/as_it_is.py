@@ -14,13 +14,13 @@ from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
+from unittest.mock import patch
 
 import numpy as np
 import torch
 from onnx import TensorProto
 from torch import Tensor, nn
 from torch.export import Dim
-from torch.nn.modules.module import register_module_forward_pre_hook
 
 from addnorm.export.certificate import tolerances
 from addnorm.export.certificate.graph.exact import versions
@@ -464,20 +464,14 @@ def _vocab_size(ask: Asking) -> int:
     ids = [0, 1, 0, 0, 1]
     sizes = list[int]()
 
-    def look(part: nn.Module, given: tuple[Any, ...]) -> None:
-        if (
-            isinstance(part, nn.Embedding)
-            and isinstance(given[0], Tensor)
-            and given[0].flatten().tolist() == ids
-        ):
-            sizes.append(part.num_embeddings)
+    def look(table: nn.Embedding, given: Tensor) -> Tensor:
+        if given.flatten().tolist() == ids:
+            sizes.append(table.num_embeddings)
+        return own(table, given)
 
-    # of every module: a reference may call others
-    hook = register_module_forward_pre_hook(look)
-    try:
+    own = nn.Embedding.forward
+    with patch.object(nn.Embedding, "forward", look):  # of all: a reference may call others
         _call(ask, [torch.tensor([ids])] * (1 + ask.has_types))
-    finally:
-        hook.remove()
     if not sizes:
         raise UsageError(
             "no nn.Embedding is read at the token ids: say how many there are,"
@@ -780,7 +774,8 @@ def _unlike(found: AsItIs) -> Iterator[tuple[int, int]]:
         tokens, *types = (part[:, :length] for part in _inputs(found.twin, row))
         return list_calls(found.twin, tokens, types[0] if types else None)
 
-    with as_found(found.twin), plain_attention(), suppress(OriginalError):
+    # recurrent layers are one operator there, whatever the length
+    with as_found(found.twin), plain_attention(), traceable(), suppress(OriginalError):
         yield from unlike_lengths(run, found.longest)
 
 

@@ -26,7 +26,6 @@ from addnorm.load.servers import CacheCounts, Server
 from addnorm.load.stream import PROFILES, Stream, make, prose, unique, zipf
 from addnorm.service.engine import bundle as bundles
 from addnorm.service.engine.bundle import Bundle
-from addnorm.service.engine.manifest import Limits
 from addnorm.service.errors import StartupError
 
 MODEL = "--model names the model to ask, where a server has several"
@@ -154,7 +153,7 @@ def _run_load(
 ) -> None:
     precision = arguments.precision or bundle.manifest.default_precision
     try:
-        stream = _stream(arguments, bundle.manifest.limits)
+        stream = _stream(arguments, bundle)
     except ValueError as error:
         parser.error(str(error))
     reference = Reference(
@@ -220,9 +219,13 @@ def _ours(arguments: argparse.Namespace) -> Server:
     return replace(server, pid=arguments.pid, headers=headers)
 
 
-def _stream(arguments: argparse.Namespace, limits: Limits) -> Stream:
-    """ValueError if the options contradict each other, or the limits allow no such stream."""
-    profile, seed = PROFILES[arguments.profile], arguments.seed
+def _stream(arguments: argparse.Namespace, bundle: Bundle) -> Stream:
+    """ValueError if the options contradict each other, or the model allows no such stream."""
+    profile, seed, limits = PROFILES[arguments.profile], arguments.seed, bundle.manifest.limits
+    if own := bundle.manifest.as_it_is:
+        if len(own) > 1:
+            raise ValueError(f"{bundle.ref} answers with {len(own)} tensors: one can be compared")
+        profile = replace(profile, output="output")
     fields = _fields(arguments)
     if arguments.unique and arguments.zipf is not None:
         raise ValueError("--unique repeats no sequence, --zipf does: give one of them")

@@ -20,30 +20,35 @@ from addnorm.load.client import NO_RESPONSE, Answers, Client, closed_loop, open_
 from addnorm.load.servers import Server
 from addnorm.load.stream import Request, Stream
 from addnorm.service.engine import heads
-from addnorm.service.engine.batch import Batch, Floats, Ints
+from addnorm.service.engine.batch import Batch, Floats, Tokens
 from addnorm.service.engine.bundle import Bundle
 from addnorm.service.engine.engine import Engine
+from addnorm.service.engine.own_engine import OwnEngine
 
 WRONG = "wrong"
 NAIVE_TOLERANCE = 1e-3  # of a padded graph on this load; ours has none
 
 Key = tuple[str, bytes]  # output, sequence
-# output, a sequence -> its activations, its pooled vector, or that as /v1/embeddings gives it
-Compute = Callable[[str, Ints], Floats]
+# output, a sequence -> its activations, its pooled vector, that as /v1/embeddings gives it, or what
+# a module as it is answers with
+Compute = Callable[[str, Tokens], Floats]
 Figures = dict[str, float]  # numbers of a Result, or of what else is measured, by name
 OF_KIND = "errors: "  # in Figures, before a kind of error: a status, "wrong" and others
 
 
 def compute_alone(bundle: Bundle, precision: str) -> Compute:
     """An engine in this process that sees one sequence at a time. It is loaded at first use."""
-    engine = cache(lambda: Engine(bundle, precision))
+    open_engine = OwnEngine if (own := bundle.manifest.as_it_is) else Engine
+    engine = cache(lambda: open_engine(bundle, precision))
 
-    def compute(output: str, sequence: Ints) -> Floats:
+    def compute(output: str, sequence: Tokens) -> Floats:
         batch = Batch.of([sequence])
         rows = engine().run(batch)
-        if output == "activations":
+        if output == "activations" or (own and own[0].of == "token"):
             return rows.activations.copy()
-        vectors = heads.pooled(rows, batch.offsets, bundle.manifest.pooling)
+        # the rows of a sequence's tokens are equal where a module answers with one
+        pooling = "last" if own else bundle.manifest.pooling
+        vectors = heads.pooled(rows, batch.offsets, pooling)
         if output == "embedding" and bundle.manifest.normalize:
             vectors = heads.unit(vectors)
         vector: Floats = vectors[0]
@@ -121,8 +126,8 @@ class Reference:
         return None if self._is_right(request, got) else WRONG
 
     def _is_right(self, request: Request, got: Floats) -> bool:
-        has_rows = request.output == "activations"  # of each token; else a vector a sequence
-        if got.ndim != (3 if has_rows else 2) or len(got) != len(request.sequences):
+        has_rows = got.ndim == 3  # of each token; else a vector a sequence
+        if got.ndim not in (2, 3) or len(got) != len(request.sequences):
             return False
         alone = []
         for sequence, row in zip(request.sequences, got, strict=True):
@@ -132,7 +137,7 @@ class Reference:
                 continue
             # of one that was left out, its first answer
             alone.append(self._first.setdefault(key, row[: len(sequence)] if has_rows else row))
-        if {row.shape[-1] for row in alone} != {got.shape[-1]}:
+        if {(row.ndim + 1, row.shape[-1]) for row in alone} != {(got.ndim, got.shape[-1])}:
             return False
         known = _on_grid(alone, request.width) if has_rows else np.stack(alone)
         if got.shape != known.shape:
@@ -146,7 +151,7 @@ class Reference:
         return bool(np.allclose(got, known, rtol=self._tolerance, atol=self._tolerance))
 
 
-def _key(output: str, sequence: Ints) -> Key:
+def _key(output: str, sequence: Tokens) -> Key:
     return output, sequence.tobytes()
 
 

@@ -18,7 +18,7 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from addnorm.service.engine.batch import Batch, Ints
+from addnorm.service.engine.batch import Batch, Tokens
 from addnorm.service.engine.manifest import Limits
 
 SIGMA = 0.6  # of the logarithm of lengths: real text has a long tail
@@ -59,17 +59,19 @@ PROFILES = {
 class Request:
     """One caller's sequences, and the body that carries them."""
 
-    sequences: tuple[Ints, ...]
+    sequences: tuple[Tokens, ...]
     output: str
     body: bytes
 
     @classmethod
     def encode(
-        cls, sequences: tuple[Ints, ...], output: str, fields: dict[str, Any] | None = None
+        cls, sequences: tuple[Tokens, ...], output: str, fields: dict[str, Any] | None = None
     ) -> Self:
         """fields: of the body (model, precision)."""
-        grid = Batch.of(sequences).grid().by_name()
-        cells = {name: values.tolist() for name, values in grid.items()}
+        batch = Batch.of(sequences)
+        grid = batch.grid()
+        cells = {batch.field: grid.input_ids.tolist(),
+                 "attention_mask": grid.attention_mask.tolist()}  # fmt: skip
         body = json.dumps({**cells, "outputs": [output], **(fields or {})}).encode()
         return cls(sequences, output, body)
 
@@ -125,7 +127,7 @@ def make(
         sequences = []
         for length in (_exact if profile.exact else log_normal_lengths)(profile, num, draws):
             own = np.random.default_rng([seed, length, int(draws.integers(NUM_VARIANTS))])
-            sequences.append(limits.without_pads(own.integers(0, limits.vocab_size, length)))
+            sequences.append(_tokens(limits, length, own))
         requests.append(Request.encode(tuple(sequences), profile.output, fields))
     return Stream(requests, seed)
 
@@ -153,6 +155,13 @@ def _exact(profile: Profile, num: int, draws: np.random.Generator) -> list[int]:
     return draws.permutation([longest, *lengths]).tolist()  # type: ignore[no-any-return]
 
 
+def _tokens(limits: Limits, num: int, draws: np.random.Generator) -> Tokens:
+    """Ids, or vectors for a model that takes them."""
+    if limits.input_width:
+        return draws.standard_normal((num, limits.input_width), np.float32)
+    return limits.without_pads(draws.integers(0, limits.vocab_size, num))
+
+
 class TooFewSequences(ValueError):
     """The model's limits and the profile's lengths allow fewer distinct sequences than wanted."""
 
@@ -163,16 +172,16 @@ def distinct(
     num: int,
     draws: np.random.Generator,
     known: Collection[bytes] = (),
-) -> list[Ints]:
+) -> list[Tokens]:
     """So many sequences, no two of them equal and none of `known`, of the profile's lengths."""
-    found: dict[bytes, Ints] = {}
+    found: dict[bytes, Tokens] = {}
     longest = min(profile.max_length, limits.max_positions)
     while len(found) < num:
         num_before = len(found)
         num_drawn = max(MIN_DRAWN, num - num_before)
         lengths = log_normal_lengths(replace(profile, max_length=longest), num_drawn, draws)
         ends = np.cumsum(lengths)
-        tokens = limits.without_pads(draws.integers(0, limits.vocab_size, ends[-1]))
+        tokens = _tokens(limits, int(ends[-1]), draws)
         for sequence in np.split(tokens, ends[:-1]):
             if (key := sequence.tobytes()) not in known:
                 found.setdefault(key, sequence)
@@ -240,7 +249,7 @@ def _sizes(profile: Profile, num_requests: int, draws: np.random.Generator) -> l
 
 
 def _stream(
-    sequences: list[Ints],
+    sequences: list[Tokens],
     sizes: list[int],
     profile: Profile,
     seed: int,

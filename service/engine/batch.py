@@ -144,7 +144,7 @@ class Batch:
         """Padded on the right to `width` tokens; to the longest sequence if None."""
         lengths = self.lengths
         mask = np.arange(width or lengths.max()) < lengths[:, None]
-        tokens = np.zeros(mask.shape, np.int64)
+        tokens = np.zeros((*mask.shape, *self.tokens.shape[1:]), self.tokens.dtype)
         tokens[mask] = self.tokens
         types = None
         if self.types is not None:

@@ -13,6 +13,7 @@ from safetensors.numpy import load, save
 from torch import nn
 
 from addnorm.export import ExportError, export_bundle, verify_bundle
+from addnorm.load import command
 from addnorm.service.server.wiring import Service
 from tests.conftest import client_of, inference_of
 from tests.support.grpc_client import GrpcClient, inputs
@@ -100,6 +101,18 @@ def test_tensors_have_the_bits_of_json(client: httpx.Client) -> None:
     assert about[0] == {"name": "inputs", "datatype": "FP32", "shape": [-1, -1, NUM_FEATURES]}
     entry = client.get("/v1/models/series").json()
     assert (entry["inputs"], entry["limits"]["vocab_size"]) == (["inputs", "attention_mask"], 0)
+
+
+@pytest.mark.parametrize(("name", "of"), [("series", "ids"), ("ids", "series")])
+def test_a_load_of_what_the_model_takes_is_compared(
+    client: httpx.Client, folder: Path, capsys: pytest.CaptureFixture[str], name: str, of: str
+) -> None:
+    words = ["--url", str(client.base_url), "--warm-up", "0", "--seconds", "60"]
+    words += ["--unique", "--requests", "20"]  # after which it ends
+    command.load(["--bundle", str(folder / name / "1"), "--model", name, *words])
+    assert "| num_answers | 20 |" in capsys.readouterr().out
+    with pytest.raises(SystemExit, match="400"):
+        command.load(["--bundle", str(folder / name / "1"), "--model", of, *words])
 
 
 @pytest.mark.parametrize("raw", [True, False])
