@@ -52,6 +52,7 @@ COPY addnorm/__init__.py addnorm/__main__.py addnorm/
 COPY service addnorm/service
 COPY model addnorm/model
 COPY export addnorm/export
+COPY corpus/__init__.py corpus/comparison.py addnorm/corpus/
 RUN python -m addnorm export --preset notebook --out /bundles
 ENTRYPOINT ["python", "-m", "addnorm", "export"]
 

@@ -54,7 +54,7 @@ class Route:
     tells which of several dialects is meant. body: what is documented, and read unless a field
     decides. reads: JSON alone; JSON whatever media type is named, for clients of which some name
     none, as curl; or the function reads bytes itself. infers: False: the function makes the answer.
-    keeps_nulls: whether a field that is null is there, as a key may be the caller's own.
+    keeps_nulls: whether a null within a field is a value, as its key may be the caller's own.
     examples, answers: bodies and answers by title. media_types: of bodies and answers, beside JSON;
     answer_types: of answers alone. errors: None: the dialect's. documented: arguments of FastAPI's
     in place of those made here.

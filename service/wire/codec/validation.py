@@ -56,8 +56,8 @@ def _nobody(name: str) -> None:
 
 
 def parse(body: bytes, settings: Settings, keeps_nulls: bool = False) -> dict[str, Any]:
-    """JSON -> its object, which may hold any fields. Those that are null are left out unless they
-    are to be kept.
+    """JSON -> its object, which may hold any fields. Those that are null are left out;
+    keeps_nulls: of the body's own alone.
 
     Each piece holds the interpreter's lock to its end, so the size of each is checked before it.
     """
@@ -88,7 +88,9 @@ def parse(body: bytes, settings: Settings, keeps_nulls: bool = False) -> dict[st
                 f"the body has {num_sent} keys, of which {num_keys} differ: send each key once"
             )
     checkpoint()
-    if b"null" in body and not keeps_nulls:
+    if b"null" in body and keeps_nulls:
+        value = {name: inner for name, inner in value.items() if inner is not None}
+    elif b"null" in body:
         _drop_nulls(value)
         checkpoint()
     return value
