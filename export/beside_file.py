@@ -48,8 +48,8 @@ class Ways(NamedTuple):
 def compare(theirs: Path, ours: Path, source: Source) -> Iterator[str]:
     """Lines of a table. ours: the folder of our files. UsageError for a file that cannot be run on
     this model's ids, or that makes something else."""
-    other, sequences = _open(theirs), _sequences(source)
-    own = {name: _open(ours / file) for name, file in FILES.items() if (ours / file).exists()}
+    other, sequences = opened(theirs), _sequences(source)
+    own = {name: opened(ours / file) for name, file in FILES.items() if (ours / file).exists()}
     first, known = next(iter(own.values())), [item.name for item in other.get_outputs()]
     there = [item.name for item in first.get_outputs()]
     pairs = [(name, NAMES[name]) for name in known if NAMES.get(name) in there]
@@ -99,7 +99,8 @@ def _sequences(source: Source) -> Batch:
     return Batch.of(tokens, types if config.type_vocab_size > 1 else None)
 
 
-def _open(file: Path) -> ort.InferenceSession:
+def opened(file: Path) -> ort.InferenceSession:
+    """UsageError if it cannot be loaded."""
     options = ort.SessionOptions()
     options.log_severity_level = 3
     try:

@@ -44,6 +44,8 @@ def export(arguments: Sequence[str]) -> None:
             )
         if options.sentence_embedding and options.form != "onnx":
             raise UsageError("--sentence-embedding is of --as onnx")
+        if options.beside:
+            beside_file.opened(options.beside)
         try:
             source = _source(options)
         except NotRecognized as error:

@@ -113,7 +113,7 @@ def export_bundle(
     PosixPath('bundles/my-model/1')
     """
     with _one_error(), _folder(tokenizer, vocabulary) as folder:
-        plan = Plan("packed", tuple(precisions), (*precisions, "fp32")[0], lens)
+        plan = _plan(precisions, lens)
         options = {
             "labels": labels,
             "normalize": normalize,
@@ -226,7 +226,7 @@ def export_onnx(
     ExportError if anything does not fit.
     """
     with _one_error(), _options_of(model, options) as source:
-        plan = Plan("packed", tuple(precisions), (*precisions, "fp32")[0])
+        plan = _plan(precisions)
         return onnx_folder.export(source, Path(out), plan, sentence_embedding)
 
 
@@ -238,6 +238,12 @@ def verify_onnx(path: str | PathLike[str], model: nn.Module, **options: Any) -> 
     """
     with _one_error(), _options_of(model, options) as source:
         onnx_folder.certify_again(onnx_folder.read(Path(path)), source)
+
+
+def _plan(precisions: Sequence[str], lens: bool = False) -> Plan:
+    if isinstance(precisions, str):
+        raise UsageError(f"precisions is {precisions!r}: a list is needed, as ['fp32', 'int8']")
+    return Plan("packed", tuple(precisions), (*precisions, "fp32")[0], lens)
 
 
 @contextmanager

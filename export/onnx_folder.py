@@ -33,7 +33,9 @@ from addnorm.export.certificate.served import Case, CertificationError, Served
 from addnorm.export.graphs import model_file
 from addnorm.export.graphs.model_file import Graph
 from addnorm.export.graphs.standalone import EMBEDDING, HIDDEN, LOGITS, Headed, make_standalone
+from addnorm.export.sources.folder_tokenizer import NoTexts
 from addnorm.export.sources.sources import Source, UsageError
+from addnorm.export.sources.texts import is_as_written
 from addnorm.export.writer import Plan, say
 from addnorm.service import VERSION
 from addnorm.service.engine import bundle as bundles
@@ -45,7 +47,7 @@ from addnorm.service.engine.session import file_bytes
 from addnorm.service.errors import StartupError
 from addnorm.service.loading.known_answers import different
 
-FOLDER, CARD = "onnx", "README.md"
+FOLDER, CARD, BUNDLE = "onnx", "README.md", ".bundle."
 FILES = {"fp32": "model.onnx", "int8": "model_int8.onnx"}  # by precision
 STORED_RANGES = "model_int8.ranges.safetensors"
 # beside the weights: configuration, tokenizers, the authors' card and licence, code that they need
@@ -96,7 +98,10 @@ def read(path: Path) -> OnnxFolder:
         raise StartupError(f"{path}: {words}; export it again") from None
     for name, file in described.items():
         if difference := files.difference(path / name, file):
-            raise StartupError(f"{path}: {difference}; export it again")
+            raise StartupError(f"{(path / name).parent}: {difference}; export it again")
+    for graph in (path / FOLDER).glob("*.onnx"):
+        if f"{FOLDER}/{graph.name}" not in described:
+            raise StartupError(f"{graph} is not in the certificate: take it away")
     return OnnxFolder(path, manifest, certificate, has_embedding)
 
 
@@ -108,29 +113,25 @@ def export(source: Source, out: Path, plan: Plan, has_embedding: bool = False) -
     """
     out = out.resolve()
     if set(plan.precisions) - FILES.keys() or plan.lens or plan.layout != "packed":
-        raise UsageError(f"--as onnx is of the packed layout, in {' and '.join(FILES)} alone")
+        only = f"{' and '.join(FILES)} alone, without a lens"
+        raise UsageError(f"--as onnx is of the packed layout, in {only}")
     if has_embedding and "logits" in source.model.config.heads:
         raise UsageError(f"{EMBEDDING} is of embedders, this model has logits")
     if not bundles.NAME.fullmatch(out.name):
         raise UsageError(f"--out {out}: its name is that of the model: {bundles.NAME.pattern}")
-    if out.exists():
-        raise UsageError(f"--out {out} is there already")
-    source, partial = under_name(source, out.name), out.with_name(f".{out.name}.partial")
-    shutil.rmtree(partial, ignore_errors=True)
-    (partial / FOLDER).mkdir(parents=True)
-    try:
+    if source.folder and out.is_relative_to(source.folder):
+        raise UsageError(f"--out {out} lies within the checkpoint: name a folder beside it")
+    source = under_name(source, out.name)
+    with writer.written_whole(out) as partial:
+        (partial / FOLDER).mkdir()
         _copy(source, partial)
-        with _bundle(source, out, plan) as (bundle, expected):
+        with _bundle(source, partial, plan) as (bundle, expected):
             for precision, graph in _graphs(bundle, has_embedding):
                 say(f"writing {FOLDER}/{FILES[precision]}")
                 model_file.save(graph, partial / FOLDER / FILES[precision])
             if (bundle.path / RANGES).exists():
                 shutil.copyfile(bundle.path / RANGES, partial / FOLDER / STORED_RANGES)
             _certify(bundle, source, partial, has_embedding, expected)
-        partial.rename(out)
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
-    print(f"wrote {out}")
     return out
 
 
@@ -149,7 +150,7 @@ def certify_again(folder: OnnxFolder, source: Source) -> None:
     plan = Plan("packed", tuple(manifest.precisions), manifest.default_precision)
     stored = folder.path / FOLDER / STORED_RANGES
     ranges = load_file(stored) if stored.exists() else None
-    with _bundle(source, folder.path.resolve(), plan, ranges) as (bundle, _):
+    with _bundle(source, folder.path, plan, ranges) as (bundle, _):
         new = _certify(bundle, source, folder.path, folder.has_embedding, None, before["created"])
     for precision, known in new["known_digests"].items():
         if different(before["known_digests"].get(precision, {}), known):
@@ -193,14 +194,40 @@ def _copy(source: Source, folder: Path) -> None:
                 (folder / name).write_text(re.sub(*OLDER_NAMES[file.name], file.read_text()))
             else:
                 shutil.copyfile(file, folder / name)
+    _write_choices(source, folder)
+
+
+def _write_choices(source: Source, folder: Path) -> None:
+    """What is certified is what programs read in the files, where those say otherwise, or where
+    whoever exports does: the tokenizer, the longest text, the labels."""
+    texts, labels = source.texts, source.facts["labels"]
+    changes: dict[str, dict[str, Any]] = {}
+    if not isinstance(texts, NoTexts):
+        (folder / "tokenizer.json").write_bytes(texts.tokenizer)
+        changes["tokenizer_config.json"] = {"model_max_length": texts.max_text_tokens}
+        changes["sentence_bert_config.json"] = {"max_seq_length": texts.max_text_tokens}
+        if is_as_written(source.origin):  # by this class the file alone counts
+            changes["tokenizer_config.json"]["tokenizer_class"] = "PreTrainedTokenizerFast"
+    if "labels" in source.origin and labels:
+        by_id = {str(index): label for index, label in enumerate(labels)}
+        by_label = {label: index for index, label in enumerate(labels)}
+        changes["config.json"] = {"id2label": by_id, "label2id": by_label}
+    for name, changed in changes.items():
+        if (file := folder / name).exists():
+            known = json.loads(file.read_text())
+            file.write_text(json.dumps(known | changed, indent=2, ensure_ascii=False) + "\n")
+
+
+def _is_of_bundle(file: Path, folder: Path) -> bool:
+    return file.relative_to(folder).parts[0].startswith(BUNDLE)
 
 
 @contextmanager
 def _bundle(
-    source: Source, out: Path, plan: Plan, ranges: dict[str, Any] | None = None
+    source: Source, folder: Path, plan: Plan, ranges: dict[str, Any] | None = None
 ) -> Iterator[tuple[Bundle, Expected]]:
-    """A bundle beside `out`, not yet certified, and what it was written from."""
-    with TemporaryDirectory(dir=out.parent, prefix=f".{out.name}.") as root:
+    """A bundle within the folder, not yet certified, and what it was written from."""
+    with TemporaryDirectory(dir=folder, prefix=BUNDLE) as root:
         yield writer.write_uncertified(source, Path(root), source.name, 1, plan, ranges)
 
 
@@ -269,7 +296,7 @@ def _certify(
     described = {
         file.relative_to(folder).as_posix(): files.describe(file).model_dump()
         for file in sorted(folder.rglob("*"))
-        if file.is_file() and file != folder / CERTIFICATE
+        if file.is_file() and file != folder / CERTIFICATE and not _is_of_bundle(file, folder)
     }
     certificate["onnx"] = {
         "manifest": bundle.manifest.model_dump(mode="json"),
@@ -311,6 +338,8 @@ def _unequal_outputs(
 def _card(bundle: Bundle, certificate: Mapping[str, Any], folder: Path) -> str:
     """The model card, in Markdown."""
     compared = certificate["compared_with"]
+    is_module = "module" in bundle.manifest.source
+    again = "`verify_onnx` with the module" if is_module else "`addnorm verify` on the folder above"
     rows = list[str]()
     for precision in bundle.manifest.precisions:
         file = folder / FOLDER / FILES[precision]
@@ -331,7 +360,19 @@ Made and certified by Addnorm {VERSION}, compared with {compared.get("name", com
 |---|---|---|---|---|---|
 {chr(10).join(rows)}
 
+{_card_of_texts(bundle.manifest)}
+
 A sequence has the same bits alone, in any batch and with any padding, on one processor, with
-onnxruntime 1.21 or later. `addnorm verify` on the folder above makes `certificate.json` again,
-which has every check.
+onnxruntime 1.21 or later. {again} makes `certificate.json` again, which has every check.
 """
+
+
+def _card_of_texts(manifest: Manifest) -> str:
+    """What a program must know that pools and cuts itself."""
+    found = [f"Pooling: {manifest.pooling}{', then length 1' if manifest.normalize else ''}."]
+    if manifest.limits.max_text_tokens:
+        found.append(f"Texts are cut at {manifest.limits.max_text_tokens:,} tokens.")
+    for name, prompt in manifest.prompts.items():
+        default = ", for every text" if name == manifest.default_prompt_name else ""
+        found.append(f"The prompt {name!r}{default}: {prompt!r}.")
+    return " ".join(found)

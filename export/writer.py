@@ -1,9 +1,11 @@
 """Writes a bundle and certifies it. Nothing uncertified is left on disk."""
 
+import os
 import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
+from fcntl import LOCK_EX, LOCK_NB, flock
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -109,16 +111,39 @@ def place_for(out: Path, name: str, version: int | None) -> Iterator[tuple[Path,
     elif version < 1 or version in taken:
         problem = "is there already" if version in taken else "1 or more"
         raise UsageError(f"version {version} of {name}: {problem}")
-    place, partial = out / name / str(version), out / name / f".{version}.partial"
-    shutil.rmtree(partial, ignore_errors=True)
-    partial.mkdir(parents=True)
     try:
-        yield partial, version
+        with written_whole(out / name / str(version)) as partial:
+            yield partial, version
+    finally:
+        with suppress(OSError):  # it holds other versions
+            (out / name).rmdir()
+
+
+@contextmanager
+def written_whole(place: Path) -> Iterator[Path]:
+    """An empty folder, which becomes `place` at the end, and is removed if anything is raised.
+    UsageError where `place` is there, and while another process writes it. What one that was
+    killed has left is removed."""
+    partial = place.with_name(f".{place.name}.partial")
+    partial.mkdir(parents=True, exist_ok=True)
+    locked = os.open(partial, os.O_RDONLY)
+    try:
+        flock(locked, LOCK_EX | LOCK_NB)
+        if not os.path.samestat(os.fstat(locked), partial.stat()):
+            raise BlockingIOError
+    except (BlockingIOError, FileNotFoundError):
+        os.close(locked)
+        raise UsageError(f"{place} is being written by another export: try again") from None
+    try:
+        if place.exists():
+            raise UsageError(f"{place} is there already")
+        for left in partial.iterdir():
+            shutil.rmtree(left) if left.is_dir() else left.unlink()
+        yield partial
         partial.rename(place)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
-        with suppress(OSError):  # it holds other versions
-            (out / name).rmdir()
+        os.close(locked)
     print(f"wrote {place}")
 
 

@@ -18,8 +18,11 @@ from addnorm.export.certificate.served import CertificationError
 from addnorm.export.graphs.standalone import OPSETS
 from addnorm.export.onnx_folder import OnnxFolder
 from addnorm.export.sources import sources
+from addnorm.export.sources.sources import UsageError
+from addnorm.export.sources.texts import Texts
 from addnorm.export.verifying import verify
-from addnorm.export.writer import Plan
+from addnorm.export.writer import Plan, written_whole
+from addnorm.model.checkpoints import Choices
 from addnorm.service.engine import files
 from addnorm.service.engine.manifest import File
 from addnorm.service.errors import StartupError
@@ -119,8 +122,65 @@ def test_names_are_those_that_programs_with_an_onnx_backend_know(
     out = onnx_folder.export(sources.checkpoint(folder), tmp_path / "mine", Plan())
     assert (out / "modules.json").read_text() == known
     written = json.loads((out / "tokenizer_config.json").read_text())
-    assert written == {"tokenizer_class": "PreTrainedTokenizerFast"}
+    assert written["tokenizer_class"] == "PreTrainedTokenizerFast"
     command.verify([f"{out}"])
+
+
+def test_files_say_what_is_certified(checkpoint: Path, tmp_path: Path) -> None:
+    """A program that reads them has the tokenizer of the authors' class, and what was chosen."""
+    folder = Path(shutil.copytree(checkpoint, tmp_path / "odd"))
+    written = json.loads((folder / "tokenizer.json").read_text())
+    written["truncation"] = {
+        "direction": "Right", "max_length": 3, "strategy": "LongestFirst", "stride": 0
+    }  # fmt: skip
+    (folder / "tokenizer.json").write_text(json.dumps(written))
+    (folder / "tokenizer_config.json").write_text('{"model_max_length": 99}')
+    source = sources.checkpoint(folder, max_length=7)
+    out = onnx_folder.export(source, tmp_path / "mine", Plan())
+    assert isinstance(source.texts, Texts)
+    assert (out / "tokenizer.json").read_bytes() == source.texts.tokenizer
+    config = json.loads((out / "tokenizer_config.json").read_text())
+    assert config["model_max_length"] == source.texts.max_text_tokens == 7
+    assert "Texts are cut at 7 tokens" in (out / "onnx" / "README.md").read_text()
+    command.verify([f"{out}"])
+    (out / "onnx" / "model_q4.onnx").touch()
+    with pytest.raises(SystemExit, match=r"model_q4\.onnx is not in the certificate"):
+        command.verify([f"{out}"])
+
+
+def test_chosen_labels_are_in_the_configuration(tmp_path: Path) -> None:
+    made("BertForSequenceClassification", num_labels=2).save_pretrained(tmp_path / "plain")
+    source = sources.checkpoint(tmp_path / "plain", Choices(labels=("no", "yes")))
+    out = onnx_folder.export(source, tmp_path / "mine", Plan())
+    config = json.loads((out / "config.json").read_text())
+    assert config["id2label"] == {"0": "no", "1": "yes"}
+    assert config["label2id"] == {"no": 0, "yes": 1}
+    command.verify([f"{out}"])
+
+
+def test_of_two_exports_at_once_one_is_refused(checkpoint: Path, tmp_path: Path) -> None:
+    out, source = tmp_path / "mine", sources.checkpoint(checkpoint)
+    with written_whole(out) as partial:
+        (partial / "first").touch()
+        with pytest.raises(UsageError, match="is being written by another export"):
+            onnx_folder.export(source, out, Plan())
+    assert [file.name for file in out.iterdir()] == ["first"]
+    with pytest.raises(UsageError, match="is there already"):
+        onnx_folder.export(source, out, Plan())
+
+
+def test_what_a_killed_export_left_is_removed(tmp_path: Path) -> None:
+    (left := tmp_path / ".mine.partial").mkdir()
+    (left / "half").touch()
+    with written_whole(tmp_path / "mine") as partial:
+        (partial / "whole").touch()
+    assert [file.name for file in tmp_path.rglob("*")] == ["mine", "whole"]
+
+
+def test_a_folder_within_its_checkpoint_is_refused(checkpoint: Path) -> None:
+    source = sources.checkpoint(checkpoint)
+    with pytest.raises(UsageError, match="lies within the checkpoint"):
+        onnx_folder.export(source, checkpoint / "sub", Plan())
 
 
 def test_verify_makes_the_certificate_again(exported: Path, tmp_path: Path) -> None:
@@ -208,6 +268,7 @@ def test_a_module_of_ones_own_is_verified_with_it(tmp_path: Path) -> None:
         ({"precisions": ["fp16"]}, "in fp32 and int8 alone"),
         ({"sentence_embedding": True}, "sentence_embedding is of embedders"),
         ({"unknown": 1}, "there is no option unknown"),
+        ({"precisions": "fp32"}, "precisions is 'fp32': a list is needed"),
     ],
 )
 def test_what_has_no_name_there_is_refused(
