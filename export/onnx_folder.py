@@ -40,7 +40,7 @@ from addnorm.export.writer import Plan, say
 from addnorm.service import VERSION
 from addnorm.service.engine import bundle as bundles
 from addnorm.service.engine import files
-from addnorm.service.engine.bundle import CERTIFICATE, MANIFEST, Bundle
+from addnorm.service.engine.bundle import CERTIFICATE, MANIFEST, TOKENIZER, Bundle
 from addnorm.service.engine.manifest import File, Manifest
 from addnorm.service.engine.model import Model
 from addnorm.service.engine.session import file_bytes
@@ -203,7 +203,7 @@ def _write_choices(source: Source, folder: Path) -> None:
     texts, labels = source.texts, source.facts["labels"]
     changes: dict[str, dict[str, Any]] = {}
     if not isinstance(texts, NoTexts):
-        (folder / "tokenizer.json").write_bytes(texts.tokenizer)
+        _write_tokenizer(texts.tokenizer, folder / TOKENIZER)
         changes["tokenizer_config.json"] = {"model_max_length": texts.max_text_tokens}
         changes["sentence_bert_config.json"] = {"max_seq_length": texts.max_text_tokens}
         if is_as_written(source.origin):  # by this class the file alone counts
@@ -216,6 +216,15 @@ def _write_choices(source: Source, folder: Path) -> None:
         if (file := folder / name).exists():
             known = json.loads(file.read_text())
             file.write_text(json.dumps(known | changed, indent=2, ensure_ascii=False) + "\n")
+
+
+def _write_tokenizer(certified: bytes, file: Path) -> None:
+    """Leaves a file that has the same tokenizer. Cutting and padding are programs' own, and stay as
+    they are there."""
+    known, made = json.loads(file.read_text()) if file.exists() else {}, json.loads(certified)
+    own = {name: known.get(name) for name in ("truncation", "padding")}
+    if known | own != made | own:
+        file.write_text(json.dumps(made | own, ensure_ascii=False))
 
 
 def _is_of_bundle(file: Path, folder: Path) -> bool:

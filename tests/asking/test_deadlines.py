@@ -56,7 +56,7 @@ def wide_v2(timeout_us: int) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    ("coding", "timeout_ms"), [("identity", 120), ("gzip", 350), ("deflate", 350)]
+    ("coding", "timeout_ms"), [("identity", 120), ("gzip", 200), ("deflate", 200)]
 )
 def test_an_answer_that_takes_too_long_to_write_is_given_up(
     server: httpx.Client, coding: str, timeout_ms: int

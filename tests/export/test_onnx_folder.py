@@ -129,16 +129,17 @@ def test_names_are_those_that_programs_with_an_onnx_backend_know(
 def test_files_say_what_is_certified(checkpoint: Path, tmp_path: Path) -> None:
     """A program that reads them has the tokenizer of the authors' class, and what was chosen."""
     folder = Path(shutil.copytree(checkpoint, tmp_path / "odd"))
-    written = json.loads((folder / "tokenizer.json").read_text())
-    written["truncation"] = {
-        "direction": "Right", "max_length": 3, "strategy": "LongestFirst", "stride": 0
-    }  # fmt: skip
-    (folder / "tokenizer.json").write_text(json.dumps(written))
-    (folder / "tokenizer_config.json").write_text('{"model_max_length": 99}')
+    as_written = json.loads((folder / "tokenizer.json").read_text())
+    as_written["normalizer"] = None  # which the class has
+    (folder / "tokenizer.json").write_text(json.dumps(as_written))
+    config = {"tokenizer_class": "BertTokenizer", "model_max_length": 99}
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
     source = sources.checkpoint(folder, max_length=7)
     out = onnx_folder.export(source, tmp_path / "mine", Plan())
     assert isinstance(source.texts, Texts)
-    assert (out / "tokenizer.json").read_bytes() == source.texts.tokenizer
+    written = json.loads((out / "tokenizer.json").read_text())
+    assert written["normalizer"] == json.loads(source.texts.tokenizer)["normalizer"] is not None
+    assert written["padding"] == as_written["padding"]
     config = json.loads((out / "tokenizer_config.json").read_text())
     assert config["model_max_length"] == source.texts.max_text_tokens == 7
     assert "Texts are cut at 7 tokens" in (out / "onnx" / "README.md").read_text()
