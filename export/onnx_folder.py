@@ -205,7 +205,8 @@ def _write_choices(source: Source, folder: Path) -> None:
     if not isinstance(texts, NoTexts):
         _write_tokenizer(texts.tokenizer, folder / TOKENIZER)
         changes["tokenizer_config.json"] = {"model_max_length": texts.max_text_tokens}
-        changes["sentence_bert_config.json"] = {"max_seq_length": texts.max_text_tokens}
+        for file in folder.glob("sentence_*_config.json"):
+            changes[file.name] = {"max_seq_length": texts.max_text_tokens}
         if is_as_written(source.origin):  # by this class the file alone counts
             changes["tokenizer_config.json"]["tokenizer_class"] = "PreTrainedTokenizerFast"
     if "labels" in source.origin and labels:
