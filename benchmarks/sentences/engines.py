@@ -41,6 +41,7 @@ TITLES = {
     "onnxruntime-int8": "onnxruntime, usual int8 (`quantize_dynamic`)",
     "ctranslate2-int8": "CTranslate2, int8",
     "openvino-int8": "OpenVINO, static int8 (NNCF)",
+    "openvino-int8-streams": "the same, two streams",
     f"addnorm {INT8}": "**Addnorm int8, over HTTP**",
 }
 Timed = tuple[float, float, Vectors]  # seconds, CPU seconds, [texts, d_model]
