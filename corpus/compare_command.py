@@ -47,12 +47,14 @@ exit codes: 0 they were compared, 2 they could not be"""
 
 @dataclass
 class Side:
-    """One of the two. labels: of a model that classifies."""
+    """One of the two. labels: of a model that classifies. computes: a file does not, and has no
+    speed."""
 
     name: str
     task: str  # embed, rerank or classify
     ask: Callable[[Sequence[Text], Ints, bool], Any]
     labels: list[str] | None = None
+    computes: bool = True
     seconds: float = 0.0
     num_texts: int = 0
 
@@ -153,7 +155,7 @@ async def _of_file(name: str, options: argparse.Namespace) -> AsyncIterator[Side
             vectors = numbers_of(stored.take(pair), pair)
             if (vectors[0] != vectors[1]).any():
                 raise CorpusError(f"{path}: rows {one} and {other} have one text and two vectors")
-        yield Side(name, "embed", ask)
+        yield Side(name, "embed", ask, computes=False)
 
 
 class Texts(NamedTuple):
@@ -250,9 +252,7 @@ async def _compare(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def _speed(side: Side, price_per_hour: float | None) -> dict[str, Any]:
-    """A file has no speed."""
-    is_file = side.name.endswith(".parquet") or not side.seconds
-    per_s = None if is_file else side.num_texts / side.seconds
+    per_s = side.num_texts / side.seconds if side.computes and side.seconds else None
     price = price_per_hour / 3600 / per_s * 1e6 if price_per_hour and per_s else None
     return {"name": side.name, "texts_per_s": per_s, "price_of_a_million_texts": price}
 

@@ -27,6 +27,7 @@ from addnorm.corpus.texts_source import Source
 from addnorm.service.engine.device import memory
 from addnorm.service.engine.fingerprint import METADATA_KEY, to_text
 from addnorm.service.engine.manifest import InputType, Precision
+from addnorm.service.engine.tokenizer import Text
 from addnorm.service.server.wiring import Service
 
 LABELS_KEY = "addnorm.labels"
@@ -107,8 +108,7 @@ def _embed(options: argparse.Namespace, means: Means) -> None:
         earlier, changed = StoredVectors.none(), list[str]()
         if options.earlier:
             earlier, changed = StoredVectors.of_job(options.earlier, plan)
-        found = [earlier.find(digests_of(texts)) for texts in source.checked()]
-        is_new = np.concatenate(found) < 0
+        is_new = np.concatenate([_is_new(texts, earlier) for texts in source.checked()])
         if changed:
             why = f"{options.earlier} is of another job ({'; '.join(changed)})"
             print(f"addnorm embed: {why}: none of {len(is_new):,} rows is kept", file=sys.stderr)
@@ -120,6 +120,13 @@ def _embed(options: argparse.Namespace, means: Means) -> None:
         _run(options, source, embedder, parts, is_new, earlier, means)
     finally:
         embedder.close()
+
+
+def _is_new(texts: Sequence[Text], earlier: StoredVectors) -> NDArray[np.bool_]:
+    """`[n]`: which texts an earlier job does not have."""
+    if earlier.path is None:
+        return np.ones(len(texts), np.bool_)
+    return earlier.find(digests_of(texts)) < 0
 
 
 def _run(

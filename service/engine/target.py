@@ -104,6 +104,11 @@ class Statistics:
         """So long nobody has asked for the model."""
         return 0.0 if self.num_under_way else time.monotonic() - self.used
 
+    def end_request(self) -> None:
+        """One that was under way ended, however it did."""
+        self.num_under_way -= 1
+        self.used = time.monotonic()
+
     def count_request(self, num_sequences: int, stages_s: Mapping[str, float]) -> None:
         """A request was answered. stages_s: seconds of decode, queue, infer and encode."""
         for name, stage in STAGES.items():

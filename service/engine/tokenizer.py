@@ -134,7 +134,7 @@ class Tokenizer:
         cut: list[int] | None = None,
     ) -> list[Ints]:
         """The ids and types of the tokens of each text or pair, special tokens included."""
-        return list(map(ids_and_types, self.encode(texts, truncate, left, True, cut)))
+        return list(map(ids_and_types, self.encode(texts, truncate, left, is_fast=True, cut=cut)))
 
     @cached_property
     def num_ids(self) -> int:

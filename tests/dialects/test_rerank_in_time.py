@@ -9,6 +9,7 @@ import httpx
 import numpy as np
 import pytest
 
+from addnorm.service.server.wiring import Service
 from tests.conftest import inference_of, serving
 from tests.support import web
 from tests.support.task_models import DEFAULTS
@@ -24,9 +25,14 @@ NUM = len(DOCUMENTS)
 
 
 @pytest.fixture(scope="module")
-def url(task_bundles: Path) -> Iterator[str]:
+def service(task_bundles: Path) -> Service:
     options: dict[str, Any] = {"aliases": ALIASES, "cache_bytes": 0, "default_models": DEFAULTS}
-    with serving(inference_of(task_bundles, worker_threads=2, **options)) as url:
+    return inference_of(task_bundles, worker_threads=2, **options)
+
+
+@pytest.fixture(scope="module")
+def url(service: Service) -> Iterator[str]:
+    with serving(service) as url:
         yield url
 
 
@@ -153,3 +159,12 @@ def test_a_header_that_is_no_time_is_rejected(client: httpx.Client, sent: str) -
     answer = client.post(path, json=body, headers={"x-max-time-ms": sent})
     assert answer.status_code == 400
     assert "x-max-time-ms is" in answer.text
+
+
+def test_a_first_stage_counts_as_a_use_of_its_model(service: Service, client: httpx.Client) -> None:
+    """Else it would be unloaded as idle between any two requests."""
+    statistics = service.models.find("embedder").statistics
+    statistics.used = before = 0.0
+    path, body = cohere_like("cascade")
+    assert client.post(path, json=body).status_code == 200
+    assert (statistics.num_under_way, statistics.used > before) == (0, True)

@@ -48,8 +48,7 @@ class Reporter:
             counter.inc(len(ask.cut))
             self.tell_of_cuts(ask, route, now)
         if ask.statistics is not None and ask.decoded_from is not None:
-            ask.statistics.num_under_way -= 1
-            ask.statistics.used = now
+            ask.statistics.end_request()
             if ask.is_inferred:
                 ask.statistics.count_request(ask.num_sequences, ask.stages_s)
             else:

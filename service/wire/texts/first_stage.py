@@ -60,8 +60,8 @@ async def order(name: str, pairs: TextsToTokenize, ask: Ask, tools: Tools) -> Se
             alike = await tools.answers.answer(first)
     finally:
         ask.stop = None
-        if first.statistics:
-            first.statistics.num_under_way -= 1
+        if first.statistics:  # nobody reports it
+            first.statistics.end_request()
     there = range(len(first.batch)) if first.there is None else first.there
     by_likeness = sorted(range(len(alike)), key=lambda place: -alike[place])
     known = [there[1 + place] - 1 for place in by_likeness]

@@ -53,8 +53,10 @@ async def score_pairs(
     answer_bytes: of what the protocol adds to the scores. max_time_ms: None: by header or alias.
     """
     whole, num, alias = texts, len(texts.texts), ask.alias
-    if max_time_ms or (alias.max_time_ms and ask.max_time_s == math.inf):
-        ask.max_time_s = (max_time_ms or alias.max_time_ms or 0) / 1000
+    if max_time_ms is None and ask.max_time_s == math.inf:  # no field, no header
+        max_time_ms = alias.max_time_ms
+    if max_time_ms is not None:
+        ask.max_time_s = max_time_ms / 1000
     chosen: Sequence[int] = range(num)
     if alias.first:
         ask.order = await first_stage.order(alias.first, texts, ask, tools)
