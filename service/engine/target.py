@@ -104,13 +104,15 @@ class Statistics:
         """So long nobody has asked for the model."""
         return 0.0 if self.num_under_way else time.monotonic() - self.used
 
-    def end_request(self) -> None:
-        """One that was under way ended, however it did."""
+    def end_request(
+        self, num_sequences: int = 0, stages_s: Mapping[str, float] | None = None
+    ) -> None:
+        """One that was under way ended. stages_s: of one that was answered, which is counted:
+        seconds of decode, queue, infer and encode."""
         self.num_under_way -= 1
         self.used = time.monotonic()
-
-    def count_request(self, num_sequences: int, stages_s: Mapping[str, float]) -> None:
-        """A request was answered. stages_s: seconds of decode, queue, infer and encode."""
+        if stages_s is None:
+            return
         for name, stage in STAGES.items():
             self.requests[name].add(stages_s[stage])
         self.requests["success"].add(sum(stages_s.values()))

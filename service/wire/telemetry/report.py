@@ -48,10 +48,10 @@ class Reporter:
             counter.inc(len(ask.cut))
             self.tell_of_cuts(ask, route, now)
         if ask.statistics is not None and ask.decoded_from is not None:
-            ask.statistics.end_request()
             if ask.is_inferred:
-                ask.statistics.count_request(ask.num_sequences, ask.stages_s)
+                ask.statistics.end_request(ask.num_sequences, ask.stages_s)
             else:
+                ask.statistics.end_request()
                 ask.statistics.count_failure(now - ask.decoded_from)
         trace = {}
         if self._tracer and not scope["path"].startswith(self._probes):
