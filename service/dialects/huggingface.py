@@ -41,7 +41,7 @@ from addnorm.service.wire.texts.json_answers import (
     pooled,
 )
 from addnorm.service.wire.texts.sequences import Strings
-from addnorm.service.wire.texts.task_options import (
+from addnorm.service.wire.texts.text_tasks import (
     ClassifyOptions,
     FillMaskOptions,
     Labels,

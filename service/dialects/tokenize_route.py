@@ -18,16 +18,13 @@ from addnorm.service.wire.codec.validation import Strict
 from addnorm.service.wire.dialect_errors import OPENAI_ERRORS
 from addnorm.service.wire.route import Protocol, Route
 from addnorm.service.wire.texts.sequences import Integers
-from addnorm.service.wire.texts.texts import PROMPT_NAME, Shown, Texts, TextsToTokenize
+from addnorm.service.wire.texts.texts import MODEL, PROMPT_NAME, Shown, Texts, TextsToTokenize
 
 MAX_IDS = 10_000  # whose tokens one request may ask for: they are looked up on the event loop
 
 
 class TokenizeRequest(Strict):
-    model: str | None = Field(
-        None,
-        description="`name` or `name/version`; the latest version by default, or the pinned one.",
-    )
+    model: str | None = MODEL
     texts: Texts | None = None
     input_ids: Integers | None = Field(
         None,
