@@ -186,10 +186,7 @@ EMBEDDINGS = tuple(
         decode=embed,
         examples=EMBEDDINGS_EXAMPLES,
     )
-    for path, name in (
-        ("/v1/embeddings", "embeddings"),
-        ("/embeddings", "root_embeddings"),
-    )
+    for path, name in (("/v1/embeddings", "embeddings"), ("/embeddings", "root_embeddings"))
 )
 OPENAIS = EMBEDDINGS[0]
 # The path names the model as a deployment, or begins with /openai. Its name wins: Azure's clients

@@ -163,12 +163,6 @@ ROOT_ROUTES = tuple(
 )
 PROTOCOL = Protocol(
     tag="text-embeddings-inference",
-    routes=(
-        RERANK_ROUTE,
-        *ROOT_ROUTES,
-        *OF_MODEL_ROUTES,
-        TOKENIZE_ROUTE,
-        TOKENIZE_OF_MODEL,
-    ),
+    routes=(RERANK_ROUTE, *ROOT_ROUTES, *OF_MODEL_ROUTES, TOKENIZE_ROUTE, TOKENIZE_OF_MODEL),
     errors=TEI_ERRORS,
 )

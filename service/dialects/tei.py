@@ -346,10 +346,7 @@ def _times(num_characters: int, ask: Ask) -> dict[str, str]:
 
 TEXTS = {"inputs": ["Pads are dropped.", "Pads come back as zeros."]}
 SENTENCES = {
-    "inputs": {
-        "source_sentence": "Pads are dropped.",
-        "sentences": ["Pads come back as zeros."],
-    }
+    "inputs": {"source_sentence": "Pads are dropped.", "sentences": ["Pads come back as zeros."]}
 }
 PAIRS = {"inputs": [["Pads are dropped."], ["Pads are dropped.", "They cost nothing."]]}
 TASK_ROUTES = tuple(

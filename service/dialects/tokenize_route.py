@@ -27,8 +27,7 @@ class TokenizeRequest(Strict):
     model: str | None = MODEL
     texts: Texts | None = None
     input_ids: Integers | None = Field(
-        None,
-        description=f"In place of texts: ids whose tokens are wanted, at most {MAX_IDS:,}.",
+        None, description=f"In place of texts: ids whose tokens are wanted, at most {MAX_IDS:,}."
     )
     truncate: bool | None = Field(
         None, description="Whether texts are cut to the model's limit, as /v1/infer would."
@@ -79,10 +78,7 @@ EXAMPLES = {
 ANSWER = {
     "model": "all-minilm-l6-v2",
     "version": "1",
-    "input_ids": [
-        [101, 19586, 2024, 3333, 1012, 102],
-        [101, 19204, 4697, 102, 19586, 1012, 102],
-    ],
+    "input_ids": [[101, 19586, 2024, 3333, 1012, 102], [101, 19204, 4697, 102, 19586, 1012, 102]],
     "token_type_ids": [[0, 0, 0, 0, 0, 0], [0, 0, 0, 0, 1, 1, 1]],
     "tokens": [
         ["[CLS]", "pads", "are", "dropped", ".", "[SEP]"],

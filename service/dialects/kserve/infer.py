@@ -167,8 +167,7 @@ def _check_output(
 ) -> None:
     if output.name not in known:
         raise InvalidInput(
-            f"outputs has {output.name[:200]!r}: {ref} has {', '.join(known)}",
-            param="outputs",
+            f"outputs has {output.name[:200]!r}: {ref} has {', '.join(known)}", param="outputs"
         )
     if names.count(output.name) > 1:
         raise InvalidInput(f"outputs has {output.name!r} twice", param="outputs")

@@ -235,11 +235,7 @@ def _duration(total: Sum) -> dict[str, int]:
 
 STATISTICS = tuple(
     FastApiRoute(
-        path,
-        answer,
-        summary,
-        V2_ERRORS.documented,
-        documented={"response_model": dict[str, Any]},
+        path, answer, summary, V2_ERRORS.documented, documented={"response_model": dict[str, Any]}
     )
     for path, answer, summary in (
         ("/v2/models/stats", all_statistics, "Counts and times of every model"),

@@ -226,8 +226,7 @@ def _flat(tensor: InputTensor) -> list[Any]:
                 size = f"has {len(values)} values" if isinstance(values, list) else "is no list"
                 at = f"[{row}]" if flat is tensor.data else "[{}][{}]".format(*divmod(row, before))
                 raise InvalidInput(
-                    f"{tensor.name}.data{at} {size}, its shape is {tensor.shape}",
-                    param=tensor.name,
+                    f"{tensor.name}.data{at} {size}, its shape is {tensor.shape}", param=tensor.name
                 )
         flat = list(chain.from_iterable(flat))
     return flat

@@ -36,8 +36,7 @@ class Options(Named):
         None, description="How `pooled` is made; by default as the bundle says."
     )
     normalize: bool = Field(
-        False,
-        description="Whether vectors, `pooled` and `token_vectors`, are scaled to length 1.",
+        False, description="Whether vectors, `pooled` and `token_vectors`, are scaled to length 1."
     )
     spans: Ranges | None = Field(
         None,

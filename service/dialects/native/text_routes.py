@@ -99,11 +99,7 @@ class ZeroShotResponse(ClassifyResponse):
 
 
 async def infer(
-    task: Task,
-    run: Callable[..., Awaitable[Finish]],
-    body: TextsRequest,
-    ask: Ask,
-    tools: Tools,
+    task: Task, run: Callable[..., Awaitable[Finish]], body: TextsRequest, ask: Ask, tools: Tools
 ) -> Encode:
     """run: see `texts/text_tasks.py`. InvalidInput names the field."""
     model, prompt = ask.find_model_and_prompt(tools.models, body.model, body.prompt_name, task)

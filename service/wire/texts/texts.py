@@ -62,8 +62,7 @@ Texts = Annotated[
     list[Annotated[Text, PlainValidator(_text, str | TwoTexts)]], Field(fail_fast=True)
 ]
 MODEL = Field(
-    None,
-    description="`name` or `name/version`; the latest version by default, or the pinned one.",
+    None, description="`name` or `name/version`; the latest version by default, or the pinned one."
 )
 PRECISION = Field(None, description="One the model has; by default as it says.")
 PROMPT_NAME = Field(
@@ -147,12 +146,7 @@ class TextsToTokenize(NamedTuple):
 
     @classmethod
     def typed(
-        cls,
-        field: str,
-        texts: Sequence[Text],
-        truncate: bool,
-        model: Model,
-        input_type: InputType,
+        cls, field: str, texts: Sequence[Text], truncate: bool, model: Model, input_type: InputType
     ) -> "TextsToTokenize":
         """Texts with the prompt and the limit of queries or of documents. InvalidInput for pairs,
         and if the model does not tell the two apart."""
