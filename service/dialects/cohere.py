@@ -98,8 +98,8 @@ async def rerank(body: RerankRequest, ask: Ask, tools: Tools) -> Encode:
     )
     function: Function = "none" if body.raw_scores else "sigmoid"
     sent_back = 2 * ask.num_body_bytes if body.return_documents else 0
-    options = body.precision, sent_back, body.max_time_ms
-    finish = await score_pairs(ask, tools, texts, function, *options)
+    ask.precision = body.precision or ask.precision
+    finish = await score_pairs(ask, tools, texts, function, sent_back, body.max_time_ms)
     _check_documents(body.max_tokens_per_doc, ask)
     ranking = Ranking(len(documents), partial(_entry, body), num_best, nulls=True)
     return ranked(finish, _rankings, ranking)

@@ -105,7 +105,8 @@ async def infer(
     model, prompt = ask.find_model_and_prompt(tools.models, body.model, body.prompt_name, task)
     truncate = tools.texts.cuts(body.truncate)
     texts = TextsToTokenize.prompted("texts", body.texts, truncate, model, prompt)
-    finish = await run(ask, tools, texts, body, body.precision)
+    ask.precision = body.precision or ask.precision
+    finish = await run(ask, tools, texts, body)
     return JsonAnswer(partial(_words, finish))
 
 

@@ -114,7 +114,6 @@ async def score_pairs(
     tools: Tools,
     texts: TextsToTokenize,
     function: Function | None,
-    precision: str | None = None,
     answer_bytes: int = 0,
     max_time_ms: int | None = None,
 ) -> Finish:
@@ -135,7 +134,7 @@ async def score_pairs(
         pairs = [texts.texts[index] for index in chosen]
         texts = texts._replace(texts=pairs, named=lambda at, part: whole.place(chosen[at], part))
     if ask.max_time_s < math.inf:
-        texts = tools.texts.in_time(texts, ask, precision or ask.precision)
+        texts = tools.texts.in_time(texts, ask)
     ask.batch, ask.padding = await tools.texts.tokenize(texts, ask)
 
     def finish(ask: Ask) -> Iterator[Any]:
@@ -147,17 +146,12 @@ async def score_pairs(
             ask.scored = len(found), num
         return iter(scores)
 
-    num_bytes = LABEL_BYTES * num + answer_bytes
-    _want(ask, texts, Logits(), precision, num_bytes)
+    _want(ask, texts, Logits(), LABEL_BYTES * num + answer_bytes)
     return finish
 
 
 async def classify(
-    ask: Ask,
-    tools: Tools,
-    texts: TextsToTokenize,
-    options: ClassifyOptions,
-    precision: str | None = None,
+    ask: Ask, tools: Tools, texts: TextsToTokenize, options: ClassifyOptions
 ) -> Finish:
     """The labels of each text or pair, likeliest first."""
     labels = _labels(texts)
@@ -169,17 +163,12 @@ async def classify(
         for scores in classification.probabilities(logits, function):
             yield classification.ranked(scores, labels, options.top_k)
 
-    answer_bytes = len(ask.batch) * _label_bytes(labels)
-    _want(ask, texts, Logits(), precision, answer_bytes)
+    _want(ask, texts, Logits(), len(ask.batch) * _label_bytes(labels))
     return finish
 
 
 async def zero_shot(
-    ask: Ask,
-    tools: Tools,
-    texts: TextsToTokenize,
-    options: ZeroShotOptions,
-    precision: str | None = None,
+    ask: Ask, tools: Tools, texts: TextsToTokenize, options: ZeroShotOptions
 ) -> Finish:
     """The candidate labels of each text, likeliest first, by a model that was trained to find
     entailment."""
@@ -201,18 +190,11 @@ async def zero_shot(
             own = logits[start : start + len(candidates)]
             yield classification.zero_shot(own, candidates, entailment, options.multi_label)
 
-    answer_bytes = len(texts.texts) * _label_bytes(candidates)
-    _want(ask, texts, Logits(), precision, answer_bytes)
+    _want(ask, texts, Logits(), len(texts.texts) * _label_bytes(candidates))
     return finish
 
 
-async def tag(
-    ask: Ask,
-    tools: Tools,
-    texts: TextsToTokenize,
-    options: TagOptions,
-    precision: str | None = None,
-) -> Finish:
+async def tag(ask: Ask, tools: Tools, texts: TextsToTokenize, options: TagOptions) -> Finish:
     """The tags or entities of each text, in the order of the text."""
     check_single(texts.field, texts.texts)
     labels, ignored = _labels(texts), frozenset(options.ignore_labels)
@@ -235,17 +217,12 @@ async def tag(
     whole = zip(map(str, texts.whole(texts.texts)), encodings, strict=True)
     ends = ((text, max((end for _, end in one.offsets), default=0)) for text, one in whole)
     kept_bytes = json_bytes(text[:end] for text, end in ends)
-    answer_bytes = ENTITY_BYTES * ask.batch.num_tokens + 2 * kept_bytes
-    _want(ask, texts, Logits(), precision, answer_bytes)
+    _want(ask, texts, Logits(), ENTITY_BYTES * ask.batch.num_tokens + 2 * kept_bytes)
     return finish
 
 
 async def fill_masks(
-    ask: Ask,
-    tools: Tools,
-    texts: TextsToTokenize,
-    options: FillMaskOptions,
-    precision: str | None = None,
+    ask: Ask, tools: Tools, texts: TextsToTokenize, options: FillMaskOptions
 ) -> Finish:
     """The candidates of each mask of each text, likeliest first: a list for each mask."""
     top_k = options.top_k or DEFAULT_CANDIDATES
@@ -271,8 +248,7 @@ async def fill_masks(
     num_each = min(top_k, len(masks.targets or range(width)))
     # beside the response: the logits, all of which are held
     answer_bytes = num_each * (masks.text_bytes + ENTITY_BYTES * num_masks) + 4 * num_masks * width
-    output = LogitsAt(tokens=masks.places)
-    _want(ask, texts, output, precision, answer_bytes)
+    _want(ask, texts, LogitsAt(tokens=masks.places), answer_bytes)
     return finish
 
 
@@ -314,11 +290,8 @@ def _labels(texts: TextsToTokenize) -> Sequence[str]:
     return classification.label_names(bundle.manifest.labels, bundle.width("logits"))
 
 
-def _want(
-    ask: Ask, texts: TextsToTokenize, output: Output[Any], precision: str | None, answer_bytes: int
-) -> None:
-    ask.outputs, ask.precision = (output,), precision or ask.precision
-    ask.field, ask.answer_bytes = texts.field, answer_bytes
+def _want(ask: Ask, texts: TextsToTokenize, output: Output[Any], answer_bytes: int) -> None:
+    ask.outputs, ask.field, ask.answer_bytes = (output,), texts.field, answer_bytes
 
 
 async def order_by_likeness(
@@ -352,7 +325,7 @@ async def order_by_likeness(
                 plain = TextsToTokenize.prompted(pairs.field, texts, True, model, prompt)
                 given = typed(plain, "model", kind, prompt) if prompt is None else plain
                 if ask.max_time_s < math.inf:
-                    given = tools.texts.in_time(given, first, first.precision)
+                    given = tools.texts.in_time(given, first)
                 batches.append((await tools.texts.tokenize(given, first))[0])
             query, others = batches
             first.batch = Batch.joined(

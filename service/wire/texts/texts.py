@@ -177,11 +177,11 @@ class TextReader:
         join = partial(_batch, has_types=tokenizer.has_types)
         return await self.tokenize_with(given, encode, ask, join, tokenizer.max_text_tokens)
 
-    def in_time(self, given: TextsToTokenize, ask: Ask, precision: str | None) -> TextsToTokenize:
+    def in_time(self, given: TextsToTokenize, ask: Ask) -> TextsToTokenize:
         """The texts, of which no more are read than may be computed in the ask's time."""
         queue, now = self._gate.queue, time.monotonic()
         left_s = max(0.0, ask.started + ask.max_time_s - now)
-        rate = given.model.runner(precision).target.tokens_per_s or math.inf
+        rate = given.model.runner(ask.precision).target.tokens_per_s or math.inf
         enough = READ_MORE * rate * left_s * queue.num_workers / (1 + queue.num_bulk)
         ask.in_time = True
         return given._replace(enough=enough, until=now + READ_SHARE * left_s)
