@@ -159,11 +159,8 @@ def _parser() -> argparse.ArgumentParser:
     add("vectors", metavar="VECTORS.parquet", help="a file, or its s3://...")
     add("--text-column", metavar="NAME", help="text by default")
     add("--vector-column", metavar="NAME", help="vector by default")
-    add(
-        "--fingerprint",
-        metavar="DIGEST|JSON",
-        help="of the stored vectors; by default what the file's metadata holds",
-    )
+    of_stored = "of the stored vectors; by default what the file's metadata holds"
+    add("--fingerprint", metavar="DIGEST|JSON", help=of_stored)
     add("--sample", type=positive, default=1000, metavar="N", help="rows compared (1000)")
     add("--seed", type=int, default=0, metavar="N", help="which rows (0)")
     add("--accept", choices=["rounding"], help="a verdict besides bit-equal that exits with 0")
@@ -171,16 +168,14 @@ def _parser() -> argparse.ArgumentParser:
     group = parser.add_argument_group("what embeds the texts")
     where = group.add_mutually_exclusive_group(required=True)
     where.add_argument("--url", type=_url, help="of a server, such as http://localhost:8000")
-    where.add_argument(
-        "--bundle", type=Path, metavar="DIR", help="<name>/<version>, served in this process"
-    )
-    group.add_argument("--model", help="name or name/version, where a server has several")
-    group.add_argument("--precision", choices=get_args(Precision), help="the model's default")
-    group.add_argument("--prompt-name", metavar="NAME", help="the model's default prompt")
-    group.add_argument("--dimensions", type=positive, metavar="N", help="of vectors that were cut")
-    group.add_argument(
-        "--api-key-env", metavar="VARIABLE", help="environment variable that holds the API key"
-    )
+    served = "<name>/<version>, served in this process"
+    where.add_argument("--bundle", type=Path, metavar="DIR", help=served)
+    add = group.add_argument
+    add("--model", help="name or name/version, where a server has several")
+    add("--precision", choices=get_args(Precision), help="the model's default")
+    add("--prompt-name", metavar="NAME", help="the model's default prompt")
+    add("--dimensions", type=positive, metavar="N", help="of vectors that were cut")
+    add("--api-key-env", metavar="VARIABLE", help="environment variable that holds the API key")
     return parser
 
 

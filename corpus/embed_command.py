@@ -246,20 +246,15 @@ def _parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add = parser.add_argument
-    add(
-        "input",
-        metavar="IN",
-        help="a file .parquet, .jsonl, .ndjson or .csv, or a folder of them; or its s3://...",
-    )
+    files = "a file .parquet, .jsonl, .ndjson or .csv, or a folder of them; or its s3://..."
+    add("input", metavar="IN", help=files)
     add("out", metavar="OUT.parquet", help="a file, or s3://...")
     add("--bundle", type=Path, required=True, metavar="DIR", help="<name>/<version>")
-    add(
-        "--from",
-        dest="earlier",
-        metavar="OLD.parquet",
-        help="an earlier OUT: vectors of equal texts are taken over, if options and fingerprint"
-        " are equal; a file, or s3://...",
+    taken = (
+        "an earlier OUT: vectors of equal texts are taken over, if options and fingerprint are"
+        " equal; a file, or s3://..."
     )
+    add("--from", dest="earlier", metavar="OLD.parquet", help=taken)
     add("--yes", action="store_true", help="do not ask where nothing of OLD can be kept")
     add("--dry-run", action="store_true", help="only say what is to be computed, and how long")
     add("--price-per-hour", type=above_zero, metavar="P", help="of --dry-run: says what it costs")

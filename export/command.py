@@ -181,22 +181,15 @@ def _export_parser() -> argparse.ArgumentParser:
         description="Exports a model to ONNX and writes a certified bundle.",
         epilog="Example: addnorm export --preset notebook --out bundles",
     )
-    model = parser.add_mutually_exclusive_group(required=True)
-    model.add_argument(
-        "checkpoint", nargs="?", default=argparse.SUPPRESS, metavar=WHERE, help="as --checkpoint"
-    )
-    model.add_argument("--preset", choices=sorted(PRESETS))
-    model.add_argument("--checkpoint", metavar=WHERE, help=f"a folder, or {HUB}")
-    model.add_argument(
-        "--module",
-        metavar="PACKAGE.MODULE:FUNCTION",
-        help="a function of your own code that makes a torch.nn.Module; it is run",
-    )
-    group = parser.add_argument_group("with --module")
-    group.add_argument("--weights", type=Path, metavar="FILE", help=WEIGHTS)
-    group.add_argument(
-        "--tokenizer", type=Path, metavar="DIR", help="a folder with a tokenizer.json"
-    )
+    add = parser.add_mutually_exclusive_group(required=True).add_argument
+    add("checkpoint", nargs="?", default=argparse.SUPPRESS, metavar=WHERE, help="as --checkpoint")
+    add("--preset", choices=sorted(PRESETS))
+    add("--checkpoint", metavar=WHERE, help=f"a folder, or {HUB}")
+    of_own = "a function of your own code that makes a torch.nn.Module; it is run"
+    add("--module", metavar="PACKAGE.MODULE:FUNCTION", help=of_own)
+    add = parser.add_argument_group("with --module").add_argument
+    add("--weights", type=Path, metavar="FILE", help=WEIGHTS)
+    add("--tokenizer", type=Path, metavar="DIR", help="a folder with a tokenizer.json")
     _add_reading(parser)
     _add_writing(parser)
     return parser
@@ -204,24 +197,14 @@ def _export_parser() -> argparse.ArgumentParser:
 
 def _add_reading(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("how a checkpoint or a module is read")
-    group.add_argument(
-        "--check",
-        action="store_true",
-        help="only print what was found; exit with 1 and the reason if it does not fit",
-    )
-    group.add_argument(
-        "--ignore",
-        action="append",
-        default=[],
-        metavar="PREFIX",
-        help="leave out weights whose names begin so, such as another head's; may be repeated",
-    )
-    group.add_argument(
-        "--labels",
-        metavar="FILE|none",
-        help="names of the logits, one a line, where config.json's are wrong or missing",
-    )
-    group.add_argument(
+    add = group.add_argument
+    looks = "only print what was found; exit with 1 and the reason if it does not fit"
+    add("--check", action="store_true", help=looks)
+    left_out = "leave out weights whose names begin so, such as another head's; may be repeated"
+    add("--ignore", action="append", default=[], metavar="PREFIX", help=left_out)
+    names = "names of the logits, one a line, where config.json's are wrong or missing"
+    add("--labels", metavar="FILE|none", help=names)
+    add(
         "--reference",
         choices=["author", "none"],
         default="author",
@@ -229,12 +212,11 @@ def _add_reading(parser: argparse.ArgumentParser) -> None:
         " transformers or sentence-transformers; or none, where that cannot be run",
     )
     _add_comparing(group)
-    group.add_argument(
-        "--tokenizer-as-written",
-        action="store_true",
-        help="texts are read by tokenizer.json alone, where the class of transformers changes it",
+    as_written = (
+        "texts are read by tokenizer.json alone, where the class of transformers changes it"
     )
-    group.add_argument(
+    add("--tokenizer-as-written", action="store_true", help=as_written)
+    add(
         "--max-length",
         type=int,
         metavar="N",
@@ -244,11 +226,8 @@ def _add_reading(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_comparing(group: Any) -> None:
-    group.add_argument(
-        "--trust-remote-code",
-        action="store_true",
-        help="run the code in the folder, for the comparison with its authors' program alone",
-    )
+    runs = "run the code in the folder, for the comparison with its authors' program alone"
+    group.add_argument("--trust-remote-code", action="store_true", help=runs)
     group.add_argument(
         "--texts",
         metavar="FILE",
@@ -261,14 +240,12 @@ def _add_writing(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument_group("what is written").add_argument
     where = "where to write <name>/<version>/; with --as onnx, the folder itself"
     add("--out", type=Path, metavar="BUNDLES", help=where)
-    add(
-        "--as",
-        dest="form",
-        choices=["bundle", "onnx"],
-        default="bundle",
-        help="onnx: a folder as optimum writes it, with onnx/model.onnx, for programs that run ONNX"
-        " themselves",
+    forms = ["bundle", "onnx"]
+    as_onnx = (
+        "onnx: a folder as optimum writes it, with onnx/model.onnx, for programs that run ONNX"
+        " themselves"
     )
+    add("--as", dest="form", choices=forms, default=forms[0], help=as_onnx)
     pooled = "with --as onnx: a second output, pooled and normalized as the model's authors do it"
     add("--sentence-embedding", action="store_true", help=pooled)
     add("--name", help="the preset's, the folder's or the repository's name by default")
@@ -277,27 +254,20 @@ def _add_writing(parser: argparse.ArgumentParser) -> None:
     add("--version", type=int, help="the next free whole number by default")
     layouts = ["packed", "padded"]
     add("--layout", choices=layouts, default="packed", help="packed computes no pads")
-    add(
-        "--precision",
-        default="fp32",
-        metavar="P[,P]",
-        help="fp32, fp16, int8, or several of them; fp16 is for GPUs, int8 is row-wise",
+    some = "fp32, fp16, int8, or several of them; fp16 is for GPUs, int8 is row-wise"
+    add("--precision", default="fp32", metavar="P[,P]", help=some)
+    recall = (
+        "int8 must find this share, such as 0.99, of the 10 nearest that fp32 finds among --texts:"
+        " matrices stay fp32 until it does"
     )
-    add(
-        "--keep-recall",
-        type=_share,
-        metavar="SHARE",
-        help="int8 must find this share, such as 0.99, of the 10 nearest that fp32 finds among"
-        " --texts: matrices stay fp32 until it does",
-    )
+    add("--keep-recall", type=_share, metavar="SHARE", help=recall)
     of_requests = "for requests that name none; the first by default"
     add("--default-precision", choices=list(GRAPHS), help=of_requests)
-    add(
-        "--lens",
-        action="store_true",
-        help="requests may ask for the hidden states and the attention of each layer, in fp32;"
-        " the server holds the weights once more for it",
+    seen = (
+        "requests may ask for the hidden states and the attention of each layer, in fp32; the"
+        " server holds the weights once more for it"
     )
+    add("--lens", action="store_true", help=seen)
 
 
 def _share(text: str) -> float:
@@ -318,22 +288,11 @@ def _verify_parser() -> argparse.ArgumentParser:
     )
     a_folder = "a folder <name>/<version>, or one that --as onnx wrote"
     parser.add_argument("bundle", type=Path, metavar="BUNDLE", help=a_folder)
-    parser.add_argument(
-        "--checkpoint",
-        metavar=WHERE,
-        help=f"what it was made from, if not a preset: a folder, or {HUB}",
-    )
-    parser.add_argument(
-        "--weights",
-        type=Path,
-        metavar="FILE",
-        help="of a module of your own, where they lie elsewhere than at the export",
-    )
+    made_from = f"what it was made from, if not a preset: a folder, or {HUB}"
+    parser.add_argument("--checkpoint", metavar=WHERE, help=made_from)
+    lie = "of a module of your own, where they lie elsewhere than at the export"
+    parser.add_argument("--weights", type=Path, metavar="FILE", help=lie)
     _add_comparing(parser)
-    parser.add_argument(
-        "--provider",
-        choices=["cpu", "cuda"],
-        default="cpu",
-        help="cuda adds to a certificate what holds on this GPU",
-    )
+    on_gpu = "cuda adds to a certificate what holds on this GPU"
+    parser.add_argument("--provider", choices=["cpu", "cuda"], default="cpu", help=on_gpu)
     return parser

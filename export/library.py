@@ -123,8 +123,7 @@ def export_bundle(
             "samples": tuple(samples),
         }
         parts = {"config": config, "weights": weights, "batch_first": batch_first}
-        if isinstance(model, nn.Module) and not isinstance(model, Transformer):
-            model = model if saves_itself(model) else unwrapped(model)
+        model = unwrapped(model) if _is_own(model) else model
         stated = asdict(config) if isinstance(config, Config) else config or {}
         own: dict[str, Any] = {
             "reference": reference,
@@ -178,10 +177,7 @@ def verify_bundle(
     ExportError if the bundle was made of another model, or if any check fails.
     """
     with _one_error(), _folder(tokenizer, vocabulary) as folder:
-        if isinstance(model, nn.Module) and not (
-            isinstance(model, Transformer) or saves_itself(model)
-        ):
-            model = unwrapped(model)
+        model = unwrapped(model) if _is_own(model) else model
         bundle = verifying.read_again(Path(path), provider)
         manifest = bundle.manifest
         if manifest.as_it_is:
@@ -260,10 +256,7 @@ def _options_of(model: Any, options: dict[str, Any]) -> Iterator[Source]:
         }
         if chosen:
             raise UsageError(f"there is no option {next(iter(chosen))}")
-        if isinstance(model, nn.Module) and not (
-            isinstance(model, Transformer) or saves_itself(model)
-        ):
-            model = unwrapped(model)
+        model = unwrapped(model) if _is_own(model) else model
         with _source(model, pooling, own, parts) as source:
             yield source
 
@@ -302,7 +295,7 @@ def _source(
         raise UsageError(f"reference is set: a {kind} is its own")
     if not is_saved:
         options["normalize"] = bool(options["normalize"])
-    if isinstance(model, nn.Module) and not isinstance(model, Transformer) and not is_saved:
+    if _is_own(model):
         return nullcontext(of_module(model, pooling=pooling, **options, **parts))
     if any(part is not None for part in parts.values()):
         raise UsageError(
@@ -311,6 +304,12 @@ def _source(
     if is_saved:
         return saved_source(model, pooling=pooling, **options)
     return nullcontext(sources.module(model, pooling=pooling or "mean", **options))
+
+
+def _is_own(model: Any) -> bool:
+    """True for a module of a person's own code."""
+    is_known = isinstance(model, Transformer) or saves_itself(model)
+    return isinstance(model, nn.Module) and not is_known
 
 
 def saves_itself(model: Any) -> bool:

@@ -285,18 +285,13 @@ def _parser() -> argparse.ArgumentParser:
     add("--zipf", type=float, metavar="EXPONENT", help=of_zipf)
     add("--distinct", type=_positive, help=f"sequences in the pool of --zipf ({NUM_DISTINCT:,})")
     add("--unique", action="store_true", help="no sequence is sent twice")
-    add(
-        "--requests",
-        type=_positive,
-        help=f"of --zipf and --unique, made in advance; the last ends the run ({NUM_REQUESTS:,})",
+    made = f"of --zipf and --unique, made in advance; the last ends the run ({NUM_REQUESTS:,})"
+    add("--requests", type=_positive, help=made)
+    alone = (
+        "compute so many of the answered sequences, drawn by a seed, instead of all; the answers to"
+        " each of the others must be equal"
     )
-    add(
-        "--most-alone",
-        type=_positive,
-        metavar="N",
-        help="compute so many of the answered sequences, drawn by a seed, instead of all; the "
-        "answers to each of the others must be equal",
-    )
+    add("--most-alone", type=_positive, metavar="N", help=alone)
     of_callers = "callers; with --rate the most connections"
     add("--concurrency", type=_positive, default=8, help=of_callers)
     of_rate = "open loop: Poisson arrivals a second; latency from the intended time"
@@ -328,13 +323,11 @@ def _names_given(parser: argparse.ArgumentParser, words: Sequence[str]) -> set[s
 
 def _add_other_measurements(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add(
-        "--target",
-        type=_above_zero,
-        metavar="REQUESTS",
-        help="a second: says whether this server holds them, and how many machines would; answers"
-        " are computed, never cached, and not compared",
+    of_target = (
+        "a second: says whether this server holds them, and how many machines would; answers are"
+        " computed, never cached, and not compared"
     )
+    add("--target", type=_above_zero, metavar="REQUESTS", help=of_target)
     add("--texts", type=_positive, default=1, help="of --target and --beside: in a request (1)")
     add("--tokens", type=_positive, default=60, help="of --target: of a text, on average (60)")
     of_p99 = "of --target: what 99 of 100 requests may take (200)"
