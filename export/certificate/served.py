@@ -25,8 +25,7 @@ from addnorm.model.config import Pick
 from addnorm.model.pooling import pick_vectors
 from addnorm.model.transformer import Transformer
 from addnorm.service.asking.ask import Ask
-from addnorm.service.dialects.native.native_infer import encode, infer
-from addnorm.service.dialects.native.native_schema import INFER, Bodies
+from addnorm.service.dialects.native.native_infer import INFER, Bodies, encode, infer
 from addnorm.service.engine import selfcheck
 from addnorm.service.engine.batch import Batch, Grid
 from addnorm.service.engine.engine import Engine

@@ -12,8 +12,8 @@ from typing import Any
 
 import torch
 
-from addnorm.model.checkpoints import dense, json_files, logit_score, sentence_transformers
 from addnorm.model.checkpoints import fields as lists
+from addnorm.model.checkpoints import json_files, sentence_transformers
 from addnorm.model.checkpoints.families import FAMILIES, name_of
 from addnorm.model.checkpoints.family import ACTIVATIONS, Family, HeadTable, Raw
 from addnorm.model.checkpoints.reader import (
@@ -24,7 +24,12 @@ from addnorm.model.checkpoints.reader import (
     head_config,
     tie,
 )
-from addnorm.model.checkpoints.sentence_transformers import SentenceTransformers
+from addnorm.model.checkpoints.sentence_transformers import (
+    SCORE_HEAD,
+    SentenceTransformers,
+    dense_head,
+    fill_dense,
+)
 from addnorm.model.checkpoints.weights import other_formats
 from addnorm.model.checkpoints.weights import read as read_weights
 from addnorm.model.config import MAX_LAYERS, SIZES, Config, HeadConfig, refuse_large
@@ -238,7 +243,7 @@ def _fill_model(
         fill(model, reader, raw)
         for output, head in model.named_heads():
             if output in authors.dense:
-                dense.fill(head, authors.dense[output])
+                fill_dense(head, authors.dense[output])
             elif table and authors.score:
                 authors.score.fill(head, table, reader, config)
             elif table:
@@ -288,13 +293,13 @@ def _heads(
     """Heads by output: the head that came with the transformer, and those made of Dense modules."""
     if authors.score:
         authors.score.check(table, config)
-    own = logit_score.HEAD if authors.score else table and head_config(table, reader, config)
+    own = SCORE_HEAD if authors.score else table and head_config(table, reader, config)
     heads = {table.output: own} if table and own else {}
     for output, layers in authors.dense.items():
         if output in heads:
             raise CheckpointError(f"{layers[0].folder}: the weights have a head for {output} too")
         pick = authors.pooling if output == "pooled" else "every"
-        heads[output] = dense.head_config(layers, pick)
+        heads[output] = dense_head(layers, pick)
     return heads
 
 

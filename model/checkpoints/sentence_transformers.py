@@ -1,19 +1,169 @@
 """A folder of sentence-transformers: what follows the transformer, and its authors' prompts.
 
 `modules.json` lists modules and the folders of their settings. A folder without it is one
-transformer.
+transformer. Dense modules become a head of ours. So does LogitScore, of a language model that
+reranks: a score is the logit of one token after a sequence, such as "yes", less that of another.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from addnorm.model.checkpoints import dense, fields, json_files, logit_score
-from addnorm.model.checkpoints.dense import Dense
-from addnorm.model.checkpoints.logit_score import LogitScore
-from addnorm.model.checkpoints.reader import CheckpointError
-from addnorm.model.config import Pick
+import torch
+from torch import Tensor
+
+from addnorm.model.checkpoints import fields, json_files, weights
+from addnorm.model.checkpoints.family import HeadTable
+from addnorm.model.checkpoints.reader import CheckpointError, Reader
+from addnorm.model.config import Activation, Config, HeadConfig, Pick
+from addnorm.model.transformer import Head
+
+ACTIVATIONS: dict[str, Activation] = {  # classes of torch.nn with their defaults
+    "Identity": "identity",
+    "ReLU": "relu",
+    "GELU": "gelu",
+    "SiLU": "silu",
+    "Tanh": "tanh",
+}
+TANH = "torch.nn.modules.activation.Tanh"  # where config.json names none
+INPUTS = {"token_embeddings": "token_vectors", "sentence_embedding": "pooled"}  # -> our output
+
+
+@dataclass(frozen=True)
+class Dense:
+    """activation(x W^T + b)."""
+
+    folder: Path
+    output: str | None  # that it makes, "token_vectors" or "pooled"; None: config.json names none
+    activation: Activation
+    stored: weights.Weights
+
+    @property
+    def weight(self) -> Tensor:
+        """`[out, in]`."""
+        return self.stored.tensors["linear.weight"]
+
+    @property
+    def bias(self) -> Tensor | None:
+        return self.stored.tensors.get("linear.bias")
+
+
+def read_dense(folder: Path) -> Dense:
+    """CheckpointError if it is not one that a head of ours can be."""
+    file = folder / "config.json"
+    config = json_files.settings(file)
+    name = config.get("activation_function", TANH)
+    package, _, class_name = name.rpartition(".") if isinstance(name, str) else ("", "", "")
+    if not package.startswith("torch.nn") or class_name not in ACTIVATIONS:
+        known = ", ".join(ACTIVATIONS)
+        raise CheckpointError(f"{file}: activation_function is {name!r}, supported are {known}")
+    if config.get("use_residual"):
+        raise CheckpointError(f"{file}: use_residual is true, which is not supported")
+    read_from = config.get("module_input_name")
+    if read_from not in (None, *INPUTS):
+        known = " or ".join(INPUTS)
+        raise CheckpointError(f"{file}: module_input_name is {read_from!r}, supported is {known}")
+    if (written := config.get("module_output_name")) not in (None, read_from):
+        raise CheckpointError(
+            f"{file}: module_output_name is {written!r}, supported is module_input_name's"
+        )
+    output = INPUTS[read_from] if read_from else None
+    layer = Dense(folder, output, ACTIVATIONS[class_name], weights.read(folder))
+    stored = layer.stored.tensors
+    expected = {"linear.weight", "linear.bias"} if config.get("bias", True) else {"linear.weight"}
+    if stored.keys() != expected:
+        raise CheckpointError(
+            f"{layer.folder}: weights do not fit: they are {', '.join(sorted(stored)) or 'none'},"
+            f" expected are {', '.join(sorted(expected))}"
+        )
+    weight, bias = layer.weight, layer.bias
+    if weight.dim() != 2 or (bias is not None and bias.shape != weight.shape[:1]):
+        shapes = ", ".join(f"{key} {list(tensor.shape)}" for key, tensor in stored.items())
+        raise CheckpointError(f"{layer.folder}: weights do not fit each other: {shapes}")
+    return layer
+
+
+def dense_head(layers: Sequence[Dense], pick: Pick) -> HeadConfig:
+    """CheckpointError if they are more than a head of ours can hold."""
+    first, *rest = layers
+    if len(rest) > 1 or (rest and rest[0].activation != "identity"):
+        names = ", ".join(layer.folder.name for layer in layers)
+        raise CheckpointError(
+            f"modules.json: {names} are not supported together: at most two Dense follow each"
+            " other, the second with the activation Identity"
+        )
+    return HeadConfig(
+        pick=pick,
+        width=len(layers[-1].weight),
+        dense=len(first.weight),
+        dense_bias=first.bias is not None,
+        activation=first.activation,
+        linear=bool(rest),
+        bias=bool(rest) and rest[0].bias is not None,
+    )
+
+
+def fill_dense(head: Head, layers: Sequence[Dense]) -> None:
+    """CheckpointError if a layer does not take what comes before it."""
+    for name, layer in zip(("dense", "linear"), layers, strict=False):
+        module = head.get_submodule(name)
+        assert isinstance(module, torch.nn.Linear)
+        if module.weight.shape != layer.weight.shape:
+            sizes = f"{layer.weight.shape[1]} numbers, {module.in_features} come"
+            raise CheckpointError(f"{layer.folder}: linear.weight takes {sizes}")
+        module.weight.copy_(layer.weight)
+        if layer.bias is not None:
+            module.bias.copy_(layer.bias)
+
+
+SCORED = "causal_logits"  # what the transformer's module calls the logits that this one reads
+
+
+@dataclass(frozen=True)
+class LogitScore:
+    """Ids of tokens. no: None if its logit is not taken away."""
+
+    folder: Path
+    yes: int
+    no: int | None
+
+    def check(self, table: HeadTable | None, config: Config) -> None:
+        """CheckpointError if the model has no logits of tokens, or not of these."""
+        if table is None or not table.tied or table.dense or table.pick != "every":
+            raise CheckpointError(f"{self.folder}: config.json names no language model to score by")
+        for token in (self.yes, self.no):
+            if token is not None and not 0 <= token < config.vocab_size:
+                raise CheckpointError(
+                    f"{self.folder}: token {token}: 0 to {config.vocab_size - 1} are in the"
+                    " vocabulary"
+                )
+
+    def fill(self, head: Head, table: HeadTable, reader: Reader, config: Config) -> None:
+        """One row of the language model's matrix less another."""
+        shape = torch.Size([config.vocab_size, config.d_model])
+        rows = reader.read(f"{table.linear}.weight", shape).float()
+        score = rows[self.yes] if self.no is None else rows[self.yes] - rows[self.no]
+        head.linear.weight.copy_(score[None])
+
+
+SCORE_HEAD = HeadConfig("last", 1, bias=False)
+
+
+def read_score(folder: Path) -> LogitScore:
+    """CheckpointError if its config.json is broken."""
+    file = folder / "config.json"
+    config = json_files.settings(file)
+    if (read_from := config.get("module_input_name", SCORED)) != SCORED:
+        raise CheckpointError(
+            f"{file}: module_input_name is {read_from!r}, supported is {SCORED!r}"
+        )
+    yes, no = config.get("true_token_id"), config.get("false_token_id")
+    for name, token in (("true_token_id", yes), ("false_token_id", no)):
+        if type(token) is not int and (name == "true_token_id" or token is not None):
+            raise CheckpointError(f"{file}: {name} is {token!r}: the id of a token is needed")
+    return LogitScore(folder, yes, no)  # type: ignore[arg-type]
+
 
 InputType = Literal["query", "document"]
 INPUT_TYPES: tuple[InputType, ...] = ("query", "document")
@@ -224,7 +374,7 @@ def _check_outputs(file: Path, settings: Mapping[str, Any], found: "_Modules") -
                 f"{file}: {MODALITIES} has method_output_name {made!r} for {kind}, supported are"
                 f" {' and '.join(map(repr, OUTPUTS))}"
             )
-    known = (logit_score.MADE,) if found.score else (None, "token_embeddings", "scores")
+    known = (SCORED,) if found.score else (None, "token_embeddings", "scores")
     if (made := settings.get("module_output_name")) not in known:
         raise CheckpointError(f"{file}: module_output_name is {made!r}, supported is {known[-1]!r}")
 
@@ -276,7 +426,7 @@ class _Modules:
             self.pooling = _pooling(file)
         elif kind == "Dense":
             # one that names no input takes what the modules before it made last
-            layer = dense.read(folder)
+            layer = read_dense(folder)
             output = layer.output or ("pooled" if self.pooling else "token_vectors")
             if self.normalize or (output == "pooled" and not self.pooling):
                 vectors = "vectors of tokens" if output == "token_vectors" else "pooled vectors"
@@ -290,7 +440,7 @@ class _Modules:
                 raise refusal(kind, NO_DENSE)
             self.mask = read_mask(folder)
         elif kind == "LogitScore" and not (self.score or self.pooling or self.dense):
-            self.score = logit_score.read(folder)
+            self.score = read_score(folder)
         elif kind == "SpladePooling":
             config = json_files.settings(file)
             for name, served in SPLADE.items():

@@ -14,7 +14,7 @@ from safetensors.numpy import load
 from addnorm.export.certificate.served import bits, path_of
 from addnorm.service.dialects import native
 from addnorm.service.dialects.kserve import tensors
-from addnorm.service.dialects.native.native_schema import Bodies
+from addnorm.service.dialects.native.native_infer import Bodies
 from addnorm.service.dialects.operations import PROTOCOL as OPERATIONS
 from addnorm.service.engine.batch import Batch, Padding
 from addnorm.service.engine.bundle import Bundle

@@ -1,7 +1,7 @@
 """The native routes under /v1: every output of a model, and tasks over texts."""
 
 from addnorm.service.dialects.native import native_infer, text_routes
-from addnorm.service.dialects.native.native_schema import INFER, Bodies
+from addnorm.service.dialects.native.native_infer import INFER, Bodies
 from addnorm.service.wire.dialect_errors import OPENAI_ERRORS
 from addnorm.service.wire.route import Protocol
 

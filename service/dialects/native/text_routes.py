@@ -7,7 +7,7 @@ from typing import Any
 from pydantic import BaseModel, Field
 
 from addnorm.service.asking.ask import Ask
-from addnorm.service.dialects.native.native_schema import Usage, usage
+from addnorm.service.dialects.native.native_infer import Usage, usage
 from addnorm.service.engine.manifest import Precision, Task
 from addnorm.service.wire.codec.decoding import Tools
 from addnorm.service.wire.codec.payload import Encode

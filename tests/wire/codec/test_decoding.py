@@ -13,7 +13,7 @@ import pytest
 from safetensors.numpy import save
 from starlette.datastructures import Headers
 
-from addnorm.service.dialects.native.native_schema import INFER
+from addnorm.service.dialects.native.native_infer import INFER
 from addnorm.service.engine.batch import from_lists
 from addnorm.service.settings import Settings
 from addnorm.service.wire.codec import safetensors_body

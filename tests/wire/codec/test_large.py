@@ -18,7 +18,7 @@ import pytest
 from prometheus_client import Metric
 from prometheus_client.registry import Collector
 
-from addnorm.service.dialects.native.native_schema import INFER
+from addnorm.service.dialects.native.native_infer import INFER
 from addnorm.service.engine.checkpoint import checkpoint
 from addnorm.service.engine.registry import Models
 from addnorm.service.errors import BodyTooLarge, InvalidInput
