@@ -164,9 +164,7 @@ def check(source: Source) -> Iterator[str]:
         for original in source.originals:
             refuse_unlike(reference, original, limits)
             yield f"compared: {original.compared.output} of token ids with {original.name}"
-        compared = parity.texts_alike(
-            path, reference, source.folder, source.program, source.samples
-        )
+        compared = parity.texts_alike(path, source)
     for case in dict.fromkeys(check.case for check in compared):
         yield f"compared: {case}"
 

@@ -101,7 +101,7 @@ def certify_again(
     say(f"verifying {bundle.ref} on {provider}")
     if provider == "cuda":
         before = bundles.read(bundle.path).certificate or {}
-        section = measured(bundle, source.in_layout("padded"), source.folder, on_gpu)
+        section = measured(bundle, source, on_gpu)
         write_again(bundle, {**before, "cuda": section})
     else:
         write_again(bundle, certificate_of(bundle, source))

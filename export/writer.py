@@ -152,13 +152,10 @@ def certificate_of(
 ) -> dict[str, Any]:
     """expected: what the files were written from; None: it is exported again.
     CertificationError names what failed."""
-    reference = source.in_layout("padded")
-    found = certify(
-        bundle, reference, source.folder, source.originals, source.program, expected, source.samples
-    )
+    found = certify(bundle, source, expected)
     if bundle.manifest.int8.keep_recall is not None:
         say("searching the texts with int8 and with fp32")
-        expected = expected or Expected.export(reference, bundle.manifest)
+        expected = expected or Expected.export(source.in_layout("padded"), bundle.manifest)
         told = recall.certified(bundle, expected.graphs.body, source.samples)
         found["checks"].append(asdict(told["check"]))
         found["recall"] = told["recall"]

@@ -22,9 +22,9 @@ import torch
 from addnorm.export import writer
 from addnorm.export.cuda.on_gpu import measured
 from addnorm.export.sources import sources
+from addnorm.export.sources.sources import Source
 from addnorm.export.writer import Plan
 from addnorm.load.run import Load
-from addnorm.model.transformer import Transformer
 from addnorm.service.engine import bundle as bundles
 from addnorm.service.engine.bundle import Bundle
 from addnorm.service.engine.cuda.gpu import CUDA
@@ -86,15 +86,15 @@ class Setup:
             self.shapes[shape].write(folder)
         return folder
 
-    def padded(self, shape: str) -> Transformer:
-        return sources.checkpoint(self.checkpoint(shape)).in_layout("padded")
+    def source(self, shape: str) -> Source:
+        return sources.checkpoint(self.checkpoint(shape))
 
     def agreement(self, shape: str) -> Figures:
         """The section "cuda" of its certificate. CertificationError if a difference from PyTorch is
         beyond its limit, or rows go through the CPU."""
         return measured(
             self.bundle(shape),
-            self.padded(shape),
+            self.source(shape),
             open_engine=self.engines(self.settings),
             num_compositions=self.num_compositions,
         )
@@ -102,7 +102,7 @@ class Setup:
     def speed(self, shape: str) -> Figures:
         """Load and side -> useful tokens per second."""
         model = speed.loaded(self.bundle(shape), self.settings, self.engines)
-        return speed.measured(model, self.padded(shape).config, self.device, self.seconds)
+        return speed.measured(model, self.source(shape).model.config, self.device, self.seconds)
 
     def http(self, shape: str) -> Figures:
         """Load and side -> useful tokens per second over HTTP, the median of the rounds, and

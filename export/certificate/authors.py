@@ -17,7 +17,8 @@ from addnorm.export import vector_ranges
 from addnorm.export.certificate import answered, tolerances
 from addnorm.export.certificate.answered import Array, ServedTasks, embed_by_server
 from addnorm.export.sources import sample_texts, texts
-from addnorm.export.sources.program import Answer, Ids, Program, Text, split_task
+from addnorm.export.sources.program import Answer, Ids, Program, Text, split_task, texts_of
+from addnorm.export.sources.sources import Source
 from addnorm.export.sources.texts import Texts
 from addnorm.model.checkpoints import sentence_transformers
 from addnorm.model.pooling import pick_vectors
@@ -50,19 +51,14 @@ SCRIPTS = (  # what tokenizers treat in ways of their own
 )
 
 
-def checks(
-    service: Service,
-    bundle: Bundle,
-    reference: Transformer,
-    folder: Path,
-    program: Program | None,
-    samples: Sequence[Text] = (),
-) -> list[tuple[str, Compare]]:
-    """The certificate's cases from text to answer, each to be called with a precision. samples:
-    texts and pairs beside our own."""
-    limits, authors = bundle.manifest.limits, _Authors(bundle, reference, folder)
+def checks(service: Service, bundle: Bundle, source: Source) -> list[tuple[str, Compare]]:
+    """The certificate's cases from text to answer, each to be called with a precision. source: with
+    a folder."""
+    assert source.folder
+    limits, program, samples = bundle.manifest.limits, source.program, texts_of(source.samples)
+    authors = _Authors(bundle, source.in_layout("padded"), source.folder)
     as_written = texts.is_as_written(bundle.manifest.source)
-    found = texts.read(folder, limits.max_positions, as_written)
+    found = texts.read(source.folder, limits.max_positions, as_written)
     # both read by the library, which reads some scores of pieces one step off
     ours, theirs = (
         Tokenizer.from_str(content.decode()).to_str()

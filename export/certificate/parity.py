@@ -5,9 +5,8 @@ printed as it comes.
 """
 
 import gc
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
 from tqdm import tqdm
@@ -23,9 +22,8 @@ from addnorm.export.certificate.served import (
     count_unequal,
 )
 from addnorm.export.certificate.tolerances import Result
-from addnorm.export.sources.original import Original
-from addnorm.export.sources.program import Program, Sample, Text, ids_of, texts_of
-from addnorm.model.transformer import Transformer
+from addnorm.export.sources.program import ids_of
+from addnorm.export.sources.sources import Source
 from addnorm.service.engine import selfcheck
 from addnorm.service.engine.bundle import TOKENIZER, Bundle
 from addnorm.service.engine.device import memory, placement
@@ -56,34 +54,24 @@ class Check:
 
 
 def certify(
-    bundle: Bundle,
-    reference: Transformer,
-    checkpoint: Path | None = None,
-    originals: Sequence[Original] = (),
-    program: Program | None = None,
-    expected: exact.Expected | None = None,
-    samples: Sequence[Sample] = (),
+    bundle: Bundle, source: Source, expected: exact.Expected | None = None
 ) -> dict[str, Any]:
-    """The certificate of `bundle` against `reference` (layout padded).
+    """The certificate of `bundle` against what it was made of, in layout padded. A bundle with a
+    tokenizer must have a source with a folder.
 
-    checkpoint: the folder it was made of; a bundle with a tokenizer must have one. originals: the
-    forward of whoever wrote the model; what is served must equal it too. program: that answers
-    texts as well. samples: texts and ids beside our own. expected: what the files must hold; None:
-    it is exported from the reference.
+    expected: what the files must hold; None: it is exported from the source.
     CertificationError names what failed.
     """
     if not expected:
         tqdm.write("exporting the reference again")
-        expected = exact.Expected.export(reference, bundle.manifest)
+        expected = exact.Expected.export(source.in_layout("padded"), bundle.manifest)
     checks = compare_files(bundle, expected)
     del expected
     gc.collect()  # PyTorch's exporter leaves cycles
     memory.give_back()
     tqdm.write("loading the graphs into onnxruntime")
     model = Model(bundle)
-    checks += compare_answers(
-        model, reference, checkpoint, originals=originals, program=program, samples=samples
-    )
+    checks += compare_answers(model, source)
     known = {name: known_digests(model, name) for name in model.engines}
     fingerprints = {
         name: engine.fingerprint.proved(known[name]) for name, engine in model.engines.items()
@@ -158,21 +146,10 @@ def compare(bundle: Bundle, files: exact.Files, expected: exact.Expected) -> lis
     return checks
 
 
-def compare_answers(
-    model: Model,
-    reference: Transformer,
-    checkpoint: Path | None = None,
-    equal: bool = True,
-    originals: Sequence[Original] = (),
-    program: Program | None = None,
-    samples: Sequence[Sample] = (),
-) -> list[Check]:
-    """Compares what is served with PyTorch, case by case.
-
-    checkpoint, originals, program, samples: as in `certify`. equal: whether its bits must be equal
-    alone, co-batched and padded.
-    """
-    bundle, checks = model.bundle, list[Check]()
+def compare_answers(model: Model, source: Source, equal: bool = True) -> list[Check]:
+    """Compares what is served with PyTorch, case by case. equal: whether its bits must be equal
+    alone, co-batched and padded."""
+    bundle, checks, reference = model.bundle, list[Check](), source.in_layout("padded")
     with served.path_of(model) as path:
         # every case with its precisions, which follow each other: PyTorch computes it once
         every = [*bundle.manifest.precisions]
@@ -181,12 +158,12 @@ def compare_answers(
         groups = [
             (every, served.named_cases(path, reference)),
             *(
-                (every, forward.named_cases(path, reference, original, ids_of(samples)))
-                for original in originals
+                (every, forward.named_cases(path, reference, original, ids_of(source.samples)))
+                for original in source.originals
             ),
             (fp32, lens.named(path, reference)),
             *((precisions, map(_bit_comparison, cases)) for precisions, cases in bits),
-            (every, _text_cases(path, reference, checkpoint, program, texts_of(samples))),
+            (every, _text_cases(path, source)),
         ]
         work = [(precisions, case) for precisions, cases in groups for case in cases]
         del groups  # nothing else may keep a case
@@ -207,16 +184,9 @@ def compare_answers(
     return checks
 
 
-def texts_alike(
-    path: Served,
-    reference: Transformer,
-    checkpoint: Path | None,
-    program: Program | None,
-    samples: Sequence[Sample],
-) -> list[Check]:
+def texts_alike(path: Served, source: Source) -> list[Check]:
     """The cases from text to answer alone, in fp32."""
-    work = _text_cases(path, reference, checkpoint, program, texts_of(samples))
-    checks = [check for case in work for check in _checks("fp32", *case)]
+    checks = [check for case in _text_cases(path, source) for check in _checks("fp32", *case)]
     _refuse_failures(checks)
     return checks
 
@@ -260,17 +230,11 @@ def table_row(checks: list[Check]) -> str:
     )
 
 
-def _text_cases(
-    path: Served,
-    reference: Transformer,
-    checkpoint: Path | None,
-    program: Program | None,
-    samples: Sequence[Text],
-) -> list[NamedCompare]:
+def _text_cases(path: Served, source: Source) -> list[NamedCompare]:
     bundle = path.model.bundle
     if TOKENIZER not in bundle.manifest.files:
         return []
-    if checkpoint is None:
+    if source.folder is None:
         needed = "the folder it came from is needed to certify it"
         raise CertificationError(f"{bundle.ref} has a tokenizer: {needed}")
-    return authors.checks(path.service, bundle, reference, checkpoint, program, samples)
+    return authors.checks(path.service, bundle, source)

@@ -7,8 +7,7 @@ that index may do both, so each node there is looked up in the graph's file.
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Set
-from dataclasses import asdict
-from pathlib import Path
+from dataclasses import asdict, replace
 from typing import Any
 
 import numpy as np
@@ -27,6 +26,7 @@ from addnorm.export.certificate.served import (
     compositions,
     count_unequal,
 )
+from addnorm.export.sources.sources import Source
 from addnorm.model.transformer import Transformer
 from addnorm.service.engine.bundle import Bundle
 from addnorm.service.engine.cuda.gpu import gpu_name
@@ -43,21 +43,19 @@ INDICES = (TensorProto.INT64, TensorProto.INT32, TensorProto.BOOL)
 
 def measured(
     bundle: Bundle,
-    reference: Transformer,
-    checkpoint: Path | None = None,
+    source: Source,
     open_engine: OpenEngine = GpuEngine,
     num_compositions: int = COMPOSITIONS,
 ) -> dict[str, Any]:
-    """The section "cuda" of a certified bundle.
-
-    reference, checkpoint: as in `certify`. CertificationError and StartupError name what failed.
-    """
+    """The section "cuda" of a certified bundle. CertificationError and StartupError name what
+    failed."""
+    bare = replace(source, originals=(), program=None, samples=())  # those are asked for on the CPU
     model = Model(bundle, open_engine=open_engine)
     refuse_rows_on_cpu(model)
     with runs_in_words(f"{bundle.ref} on cuda"):
         check(model)
-        checks = parity.compare_answers(model, reference, checkpoint, equal=False)
-        bits = [*_bits(model, reference, num_compositions)]
+        checks = parity.compare_answers(model, bare, equal=False)
+        bits = [*_bits(model, source.in_layout("padded"), num_compositions)]
     holds = {}  # over all cases of a precision
     for precision in model.engines:
         own = [found for *_, of, found in bits if of == precision]

@@ -33,6 +33,7 @@ from addnorm.service.engine import bundle as bundles
 from addnorm.service.engine.batch import Floats
 from addnorm.service.engine.bundle import Bundle
 from addnorm.service.engine.model import Model
+from tests.support.exports import source_of
 from tests.support.mutation import KINDS, Mutant, Subject, mutants, verdict, write
 
 UNSEEN = 7  # an id of `postnorm` that no case of the certificate contains
@@ -156,7 +157,7 @@ def test_int8_is_measured_in_length_too(postnorm: Subject, tmp_path: Path) -> No
     """A cosine is blind to scale: what is served is refused without a look at the weights."""
     bundle = write(broken(postnorm, "int8", double_the_last_norm), tmp_path / "broken")
     with pytest.raises(CertificationError, match=r"length ratio - 1 .int8.: (0\.99\d*|1), the"):
-        parity.compare_answers(parity.Model(bundle), postnorm.expected.reference)
+        parity.compare_answers(parity.Model(bundle), source_of(postnorm.expected.reference))
 
 
 @pytest.mark.parametrize("subject", ["notebook_subject", "fp16_subject", "postnorm"], indirect=True)
@@ -377,7 +378,7 @@ def test_a_file_that_is_no_graph_is_refused(notebook_subject: Subject, tmp_path:
         bundle.path, bundle.manifest.model_dump(exclude={"format", "files"})
     )
     with pytest.raises(CertificationError, match=r"model\.onnx is no ONNX file"):
-        parity.certify(bundle, notebook_subject.expected.reference)
+        parity.certify(bundle, source_of(notebook_subject.expected.reference))
 
 
 def test_an_exporter_that_writes_another_eps_is_found(

@@ -14,6 +14,7 @@ from addnorm.export.certificate.parity import CertificationError
 from addnorm.export.graphs import all_graphs
 from addnorm.export.graphs.half_precision import SUFFIX, HalfPrecisionError, to_half
 from addnorm.export.graphs.model_file import Graph
+from addnorm.export.sources import sources
 from addnorm.model.presets import build
 from addnorm.service.engine import bundle as bundles
 from addnorm.service.engine.bundle import Bundle
@@ -127,7 +128,7 @@ def test_a_changed_graph_of_a_gpu_is_not_certified(
     fields = notebook_in_fp16.manifest.model_dump(exclude={"format", "files"})
     bundle = bundles.write_manifest(place, fields)
     with pytest.raises(CertificationError, match=r"gpu, attributes \(fp32\): .*epsilon"):
-        parity.certify(bundle, build("notebook", "padded"))
+        parity.certify(bundle, sources.preset("notebook"))
 
 
 def test_a_weight_that_is_too_large_is_refused() -> None:
@@ -154,4 +155,4 @@ def test_numbers_that_overflow_are_refused_in_words(
     bundle = bundles.write_manifest(place, {**fields, **alone})
     words = r"\(fp16\): .* are not finite: .* end at 65504 in fp16: leave it out of --precision"
     with pytest.raises(CertificationError, match=words):
-        parity.compare_answers(Model(bundle), build("notebook", "padded"))
+        parity.compare_answers(Model(bundle), sources.preset("notebook"))

@@ -21,6 +21,7 @@ from addnorm.model.config import Config, HeadConfig, Pick
 from addnorm.model.transformer import Transformer
 from addnorm.service.engine.manifest import Limits
 from addnorm.service.engine.model import Model
+from tests.support.exports import source_of
 from tests.support.families import made
 from tests.support.texts import WORDS, tokenizer
 
@@ -147,7 +148,7 @@ def test_what_is_served_in_each_precision_is_compared_with_the_module(tmp_path: 
     assert found == {"fp32", "fp16"}
     other = Original(lambda ids: head(theirs(ids)) + 0.01, own.config)
     with pytest.raises(CertificationError, match=r"checks failed; reference, length 1: logits"):
-        compare_answers(Model(bundle), own, originals=[other])
+        compare_answers(Model(bundle), replace(source_of(own), originals=(other,)))
 
 
 def _head(head: nn.Linear) -> dict[str, Tensor]:

@@ -18,9 +18,18 @@ from addnorm.export.certificate.graph import exact
 from addnorm.export.graphs import all_graphs, graph
 from addnorm.export.graphs.all_graphs import Graphs
 from addnorm.export.graphs.model_file import Array, Graph
+from addnorm.export.sources.folder_tokenizer import NoTexts
+from addnorm.export.sources.sources import Source
 from addnorm.model.transformer import Transformer
 
 Export = Callable[..., Graph]
+
+
+def source_of(model: Transformer) -> Source:
+    """A source that takes no texts, and is compared with itself alone."""
+    return Source("reference", model, {}, {}, NoTexts("it takes token ids alone"))
+
+
 EXPORTS = ("export_body", "export_head", "export_lens")
 HEADS = "heads"  # their names begin so
 _known: dict[str, Graph] = {}

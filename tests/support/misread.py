@@ -72,7 +72,7 @@ def _is_refused(source: Source) -> bool:
             return False
         with served_by_torch(source) as path:
             bundle, name = path.model.bundle, source.program.name
-            cases = authors.checks(path.service, bundle, reference, source.folder, source.program)
+            cases = authors.checks(path.service, bundle, source)
             return any(
                 not difference <= limit
                 for case, compare in cases

@@ -33,6 +33,7 @@ from addnorm.service.engine.batch import Grid
 from addnorm.service.engine.bundle import Bundle
 from addnorm.service.engine.engine import Engine
 from addnorm.service.engine.model import Model
+from tests.support.exports import source_of
 from tests.support.families import LARGER, made, save
 from tests.support.texts import WORDS, tokenizer
 
@@ -267,7 +268,7 @@ def verdict(mutant: Mutant) -> str:
         bundle = write(mutant, Path(folder) / "mutant")
         try:
             model = Model(bundle)
-            parity.compare_answers(model, subject.expected.reference)
+            parity.compare_answers(model, source_of(subject.expected.reference))
         except Exception:  # whatever onnxruntime or the certificate says: it is not served
             return "served"
         return "equal bits" if equal_bits(subject.bundle, bundle) else "SURVIVED"

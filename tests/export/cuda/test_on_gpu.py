@@ -14,7 +14,6 @@ from addnorm.export.certificate.served import CertificationError
 from addnorm.export.cuda.on_gpu import measured
 from addnorm.export.sources import sources
 from addnorm.export.verifying import certify_again
-from addnorm.model.presets import build
 from addnorm.service.engine import bundle as bundles
 from addnorm.service.engine.batch import AnyRows, Batch
 from addnorm.service.engine.bundle import CERTIFICATE, Bundle
@@ -31,8 +30,7 @@ Section = dict[str, Any]
 
 
 def section(bundle: Bundle, open_engine: OpenEngine = RehearsedEngine) -> Section:
-    reference = build("notebook", "padded")
-    return measured(bundle, reference, open_engine=open_engine, num_compositions=3)
+    return measured(bundle, sources.preset("notebook"), open_engine, num_compositions=3)
 
 
 @pytest.fixture(scope="module")
