@@ -20,7 +20,6 @@ from addnorm.export.sources.program import texts_of
 from addnorm.export.sources.sources import Source, UsageError
 from addnorm.service.engine import selfcheck
 from addnorm.service.engine.batch import Batch, Floats, Grid
-from addnorm.service.engine.manifest import Limits
 from addnorm.service.engine.session import is_of_onnxruntime
 
 TOGETHER, PADS, EVERY = 32, 16, 4  # sequences in a batch, pads of one, and which of our texts
@@ -81,14 +80,8 @@ def _sequences(source: Source) -> Batch:
     """The user's texts, else some of ours; of a model without texts, seeded ids."""
     found, config = source.texts, source.model.config
     if isinstance(found, NoTexts):
-        limits = Limits(
-            max_positions=config.max_positions,
-            vocab_size=config.vocab_size,
-            type_vocab_size=config.type_vocab_size,
-            pad_id=source.pad_id,
-        )
         lengths = np.random.default_rng(0).integers(1, LONGEST + 1, NUM_SEEDED)
-        return selfcheck.sequences(limits, lengths.tolist())
+        return selfcheck.sequences(source.limits, lengths.tolist())
     tokenizer = Tokenizer.from_str(found.tokenizer.decode())
     tokenizer.enable_truncation(found.max_text_tokens)
     asked = texts_of(source.samples) or sample_texts.texts(tokenizer)[::EVERY]

@@ -175,12 +175,11 @@ def served_by_torch(source: Source) -> Iterator[Served]:
     open_engine = partial(TorchEngine, source.in_layout("padded"))
     with TemporaryDirectory() as folder:
         # all that the server needs to make token ids of texts, and answers of rows
-        place = Path(folder)
-        limits = writer.limits_of(source, place)
-        described = {
-            file.name: files.describe(file) for file in place.iterdir() if file.name == TOKENIZER
-        }
-        facts = writer.manifest_of(source, "checked", 1, Plan(), limits)
+        place, described = Path(folder), {}
+        if not isinstance(source.texts, NoTexts):
+            (place / TOKENIZER).write_bytes(source.texts.tokenizer)
+            described[TOKENIZER] = files.describe(place / TOKENIZER)
+        facts = writer.manifest_of(source, "checked", 1, Plan())
         bundle = Bundle(place, Manifest(format=FORMAT, files=described, **facts), "")
         model = Model(bundle, token_budget=BUDGET, open_engine=open_engine)
         with path_of(model) as path:

@@ -180,7 +180,9 @@ def write_uncertified(
         if isinstance(source.texts, NoTexts) or "embed" not in _tasks(source):
             raise UsageError("--keep-recall is of models that embed texts")
         texts_to_search = recall.texts_to_search(source.samples)
-    limits = limits_of(source, folder)
+    limits = source.limits
+    if not isinstance(source.texts, NoTexts):
+        (folder / bundles.TOKENIZER).write_bytes(source.texts.tokenizer)
     for original in source.originals:
         say(f"comparing the model with {original.name}: {original.compared.output}")
         refuse_unlike(source.in_layout("padded"), original, limits)
@@ -198,7 +200,7 @@ def write_uncertified(
                     source.program.answer(task, one)
         source.program.close()  # its weights are not needed beside the graph's
     expected = _write_graphs(model, folder, plan, limits, int8_ranges)
-    manifest = manifest_of(source, name, version, plan, limits)
+    manifest = manifest_of(source, name, version, plan)
     say("hashing the files")
     bundle = bundles.write_manifest(folder, manifest)
     text.load(bundle)  # raises StartupError now, not only when it is served
@@ -230,9 +232,7 @@ def _keep_recall(
     return kept
 
 
-def manifest_of(
-    source: Source, name: str, version: int, plan: Plan, limits: Limits
-) -> dict[str, Any]:
+def manifest_of(source: Source, name: str, version: int, plan: Plan) -> dict[str, Any]:
     """All that the manifest says but its files and the ranges of vectors."""
     config = source.model.config
     return {
@@ -243,7 +243,7 @@ def manifest_of(
         "d_model": config.d_model,
         "heads": heads(config),
         "n_norms": config.n_norms,
-        "limits": limits,
+        "limits": source.limits,
         "precisions": {precision: GRAPHS[precision] for precision in plan.precisions},
         "default_precision": plan.default_precision,
         "int8": needs(plan.precisions).model_dump(),
@@ -252,22 +252,6 @@ def manifest_of(
         "source": source.origin,
         **source.facts,
     }
-
-
-def limits_of(source: Source, folder: Path) -> Limits:
-    """The model's own limits and that of its texts. Writes the tokenizer to `folder`, if any."""
-    config = source.model.config
-    limits: dict[str, Any] = {
-        "max_positions": config.max_positions,
-        "vocab_size": config.vocab_size,
-        "type_vocab_size": config.type_vocab_size,
-        "pad_id": source.pad_id,
-    }
-    found = source.texts
-    if isinstance(found, NoTexts):
-        return Limits(**limits)
-    (folder / bundles.TOKENIZER).write_bytes(found.tokenizer)
-    return Limits(**limits, max_text_tokens=found.max_text_tokens)
 
 
 def _write_graphs(

@@ -31,7 +31,7 @@ from addnorm.model.config import Config, Pick
 from addnorm.model.layout import LAYOUTS
 from addnorm.model.transformer import Head, Transformer, shorten
 from addnorm.service.engine.files import sha256
-from addnorm.service.engine.manifest import Pooling
+from addnorm.service.engine.manifest import Limits, Pooling
 
 SEED = 42
 OUTPUTS = ("logits", "pooled", "token_vectors")  # that heads can make
@@ -80,6 +80,20 @@ class Source:
     program: Program | None = None
     pad_id: int | None = None
     samples: tuple[Sample, ...] = ()
+
+    @property
+    def limits(self) -> Limits:
+        """The model's own, and that of its texts."""
+        config, limits = self.model.config, dict[str, Any]()
+        if not isinstance(self.texts, NoTexts):
+            limits["max_text_tokens"] = self.texts.max_text_tokens
+        return Limits(
+            max_positions=config.max_positions,
+            vocab_size=config.vocab_size,
+            type_vocab_size=config.type_vocab_size,
+            pad_id=self.pad_id,
+            **limits,
+        )
 
     def compared_with(self) -> dict[str, Any]:
         """For its certificate: the model or program that the bundle is proved to equal."""

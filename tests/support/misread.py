@@ -18,7 +18,6 @@ from addnorm.export.sources.sources import Source, UsageError
 from addnorm.export.sources.texts import Texts
 from addnorm.model.config import Config
 from addnorm.model.transformer import Transformer
-from addnorm.service.engine.manifest import Limits
 from addnorm.service.errors import StartupError
 
 LAYER = "blocks.1."  # of the blocks, one is changed: a table has one entry for all
@@ -57,17 +56,10 @@ def _is_refused(source: Source) -> bool:
     """Whether the comparison with the program alone refuses it, not one with our own reading."""
     assert source.program
     assert source.folder
-    config = source.model.config
-    limits = Limits(
-        max_positions=config.max_positions,
-        vocab_size=config.vocab_size,
-        type_vocab_size=config.type_vocab_size,
-        pad_id=source.pad_id,
-    )
     reference = source.in_layout("padded")
     try:
         for original in sources.with_program(source, source.program).originals:
-            refuse_unlike(reference, original, limits)
+            refuse_unlike(reference, original, source.limits)
         if isinstance(source.texts, NoTexts):
             return False
         with served_by_torch(source) as path:

@@ -104,15 +104,7 @@ class V2InferRequest(Strict):
     model_name: str | None = Field(
         None, description="KServe's client repeats the path's name here."
     )
-    parameters: Parameters = Parameters(
-        timeout=0,
-        binary_data_output=False,
-        pooling=None,
-        normalize=None,
-        truncate=None,
-        prompt_name=None,
-        precision=None,
-    )
+    parameters: Parameters = Parameters.model_validate({})
     inputs: Annotated[list[InputTensor], Field(fail_fast=True)]
     outputs: Annotated[list[OutputTensor], Field(fail_fast=True)] | None = Field(
         None, description="All outputs by default, answered in this order."
