@@ -144,8 +144,8 @@ async def _of_file(name: str, options: argparse.Namespace) -> AsyncIterator[Side
         if (found < 0).any():
             place = int((found < 0).argmax())
             raise CorpusError(
-                f"it has no vector of row {rows[place]}: {_short(texts[place])}; its texts are in"
-                f" column {options.text_column!r}"
+                f"it has no vector of row {rows[place]}: {str(texts[place])[:80]!r}; its texts are"
+                f" in column {options.text_column!r}"
             )
         return numbers_of(stored.take(found), found).astype(np.float32)
 
@@ -309,10 +309,6 @@ async def _classified(source: Source, texts: Texts, a: Side, b: Side) -> dict[st
             scores.add_labels(numbers, block, *made)
             bar.update(len(block))
     return scores.labels()
-
-
-def _short(text: Text) -> str:
-    return repr(str(text)[:80])
 
 
 def _parser() -> argparse.ArgumentParser:

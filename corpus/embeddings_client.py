@@ -126,7 +126,11 @@ async def embed(
         raise CorpusError("the server replaced the model during the check: check again")
     # the name that was asked for, which may have a version
     model, digest = options.model or in_order[0].model, in_order[0].digest
-    known = await _fetch_fingerprints(client, model) if digest else {}
+    known: dict[str, Parts] = {}
+    if digest:
+        entry = await show_model(client, model)
+        parts = entry["fingerprint_parts"]
+        known = {own: parts[precision] for precision, own in entry["fingerprint"].items()}
     recorded = Recorded(digest, known.get(digest)) if digest else None
     vectors = np.concatenate([answer.vectors for answer in in_order])
     return Embedded(vectors, model, recorded, known)
@@ -233,10 +237,3 @@ async def show_model(client: httpx.AsyncClient, model: str) -> dict[str, Any]:
         raise CorpusError(_rejection(response)[0])
     entry: dict[str, Any] = response.json()
     return entry
-
-
-async def _fetch_fingerprints(client: httpx.AsyncClient, model: str) -> dict[str, Parts]:
-    """Digest -> parts, of each precision of the model."""
-    entry = await show_model(client, model)
-    parts = entry["fingerprint_parts"]
-    return {digest: parts[precision] for precision, digest in entry["fingerprint"].items()}

@@ -228,10 +228,6 @@ def _write_tokenizer(certified: bytes, file: Path) -> None:
         file.write_text(json.dumps(made | own, ensure_ascii=False))
 
 
-def _is_of_bundle(file: Path, folder: Path) -> bool:
-    return file.relative_to(folder).parts[0].startswith(BUNDLE)
-
-
 @contextmanager
 def _bundle(
     source: Source, folder: Path, plan: Plan, ranges: dict[str, Any] | None = None
@@ -306,7 +302,8 @@ def _certify(
     described = {
         file.relative_to(folder).as_posix(): files.describe(file).model_dump()
         for file in sorted(folder.rglob("*"))
-        if file.is_file() and file != folder / CERTIFICATE and not _is_of_bundle(file, folder)
+        if file.is_file() and file != folder / CERTIFICATE
+        if not file.relative_to(folder).parts[0].startswith(BUNDLE)
     }
     certificate["onnx"] = {
         "manifest": bundle.manifest.model_dump(mode="json"),
