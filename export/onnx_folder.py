@@ -203,7 +203,13 @@ def _write_choices(source: Source, folder: Path) -> None:
     texts, labels = source.texts, source.facts["labels"]
     changes: dict[str, dict[str, Any]] = {}
     if not isinstance(texts, NoTexts):
-        _write_tokenizer(texts.tokenizer, folder / TOKENIZER)
+        # cutting and padding are programs' own, and stay as they are there
+        file = folder / TOKENIZER
+        known = json.loads(file.read_text()) if file.exists() else {}
+        made = json.loads(texts.tokenizer)
+        own = {name: known.get(name) for name in ("truncation", "padding")}
+        if known | own != made | own:
+            file.write_text(json.dumps(made | own, ensure_ascii=False))
         changes["tokenizer_config.json"] = {"model_max_length": texts.max_text_tokens}
         for file in folder.glob("sentence_*_config.json"):
             changes[file.name] = {"max_seq_length": texts.max_text_tokens}
@@ -217,15 +223,6 @@ def _write_choices(source: Source, folder: Path) -> None:
         if (file := folder / name).exists():
             known = json.loads(file.read_text())
             file.write_text(json.dumps(known | changed, indent=2, ensure_ascii=False) + "\n")
-
-
-def _write_tokenizer(certified: bytes, file: Path) -> None:
-    """Leaves a file that has the same tokenizer. Cutting and padding are programs' own, and stay as
-    they are there."""
-    known, made = json.loads(file.read_text()) if file.exists() else {}, json.loads(certified)
-    own = {name: known.get(name) for name in ("truncation", "padding")}
-    if known | own != made | own:
-        file.write_text(json.dumps(made | own, ensure_ascii=False))
 
 
 @contextmanager
@@ -359,7 +356,15 @@ def _card(bundle: Bundle, certificate: Mapping[str, Any], folder: Path) -> str:
         )
         cells = file.name, inputs, outputs, f"{file_bytes(file) / 1e6:.1f}"
         rows.append(f"| {' | '.join(cells)} | {1 - max(cosines, default=0):.7f} | {len(own)} |")
-    return f"""# {bundle.manifest.name} as ONNX
+    # what a program must know that pools and cuts itself
+    manifest = bundle.manifest
+    told = [f"Pooling: {manifest.pooling}{', then length 1' if manifest.normalize else ''}."]
+    if manifest.limits.max_text_tokens:
+        told.append(f"Texts are cut at {manifest.limits.max_text_tokens:,} tokens.")
+    for name, prompt in manifest.prompts.items():
+        default = ", for every text" if name == manifest.default_prompt_name else ""
+        told.append(f"The prompt {name!r}{default}: {prompt!r}.")
+    return f"""# {manifest.name} as ONNX
 
 Made and certified by Addnorm {VERSION}, compared with {compared.get("name", compared["kind"])}.
 
@@ -367,19 +372,8 @@ Made and certified by Addnorm {VERSION}, compared with {compared.get("name", com
 |---|---|---|---|---|---|
 {chr(10).join(rows)}
 
-{_card_of_texts(bundle.manifest)}
+{" ".join(told)}
 
 A sequence has the same bits alone, in any batch and with any padding, on one processor, with
 onnxruntime 1.21 or later. {again} makes `certificate.json` again, which has every check.
 """
-
-
-def _card_of_texts(manifest: Manifest) -> str:
-    """What a program must know that pools and cuts itself."""
-    found = [f"Pooling: {manifest.pooling}{', then length 1' if manifest.normalize else ''}."]
-    if manifest.limits.max_text_tokens:
-        found.append(f"Texts are cut at {manifest.limits.max_text_tokens:,} tokens.")
-    for name, prompt in manifest.prompts.items():
-        default = ", for every text" if name == manifest.default_prompt_name else ""
-        found.append(f"The prompt {name!r}{default}: {prompt!r}.")
-    return " ".join(found)

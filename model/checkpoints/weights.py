@@ -99,7 +99,9 @@ def _shards(index: Path) -> Weights:
         stored = load(file)
         named = {key for key, name in places.items() if name == file.name}
         if missing := sorted(named - stored.keys()):
-            raise CheckpointError(f"{index} names keys that {file.name} lacks: {_shorten(missing)}")
+            more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
+            listed = f"{', '.join(missing[:3])}{more}"
+            raise CheckpointError(f"{index} names keys that {file.name} lacks: {listed}")
         tensors |= {
             key: tensor for key, tensor in stored.items() if places.get(key, file.name) == file.name
         }
@@ -180,8 +182,3 @@ def _unlike_weights(found: Any) -> str | None:
     if sum(tensor.nbytes for tensor in tensors) > MOST_SHARING * num_stored:
         return "they are larger than what is stored of them"
     return None
-
-
-def _shorten(keys: list[str]) -> str:
-    more = f" and {len(keys) - 3} more" if len(keys) > 3 else ""
-    return ", ".join(keys[:3]) + more
