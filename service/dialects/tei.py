@@ -368,7 +368,7 @@ TASK_ROUTES = tuple(
 
 
 async def tokenize(body: TeiTokenizeRequest, ask: Ask, tools: Tools) -> bytes:
-    """Texts may have any number of tokens."""
+    """By `/info`'s model. Texts may have any number of tokens."""
     model = _model(body.model, ask, tools)
     texts = TextsToTokenize.prompted("inputs", body.inputs, False, model, body.prompt_name)
     texts = texts._replace(can_cut=False)
@@ -446,6 +446,8 @@ class Instances(BaseModel, Generic[Instance]):
 
 
 async def predict_instances(body: VertexRequest, ask: Ask, tools: Tools) -> JsonAnswer:
+    """Google's Vertex AI: the instances become one request, and its results are shared out to the
+    predictions."""
     if not body.instances:
         raise EmptyInput("instances is empty: send at least one", param="instances")
     tasks = described(tools.models, _named(body.instances[0])).bundle.tasks
