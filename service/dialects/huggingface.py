@@ -133,7 +133,9 @@ async def infer(body: HuggingFaceRequest, ask: Ask, tools: Tools) -> Encode:
     parameters = body.parameters or TaskParameters()
     _check_known(parameters, known, f"what is asked of {model.bundle.ref}")
     if run is None:
-        return await _features(ask, tools, to_tokenize, body)
+        await text_tasks.want_vectors(ask, tools, to_tokenize, body.dimensions, body.normalize)
+        in_text = body.encoding_format == "base64"
+        return embedded(lambda ask, vectors: vectors, in_base64 if in_text else pooled)
     finish = await run(ask, tools, to_tokenize, parameters)
     # transformers answers a list of one text by one object too, in this task
     is_one = isinstance(body.inputs, str) or (run is text_tasks.zero_shot and len(texts) == 1)
@@ -172,20 +174,6 @@ def _task(body: HuggingFaceRequest, model: Model) -> tuple[type[Strict], Any]:
         if not (mask and isinstance(texts, list) and all(mask[1] in text for text in texts)):
             return Strict, None
     return found
-
-
-async def _features(
-    ask: Ask, tools: Tools, texts: TextsToTokenize, body: HuggingFaceRequest
-) -> Encode:
-    """A vector for each text, as the model's authors pool and scale it."""
-    normalize = texts.model.bundle.manifest.normalize
-    if body.normalize is not None:
-        normalize = body.normalize
-    ask.batch, ask.padding = await tools.texts.tokenize(texts, ask)
-    output = Pooled(normalize=normalize, dimensions=body.dimensions)
-    ask.outputs, ask.field = (output,), "inputs"
-    in_text = body.encoding_format == "base64"
-    return embedded(lambda ask, vectors: vectors, in_base64 if in_text else pooled)
 
 
 async def _similarity(

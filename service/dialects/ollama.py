@@ -17,7 +17,6 @@ from addnorm.service import VERSION
 from addnorm.service.asking.ask import Ask
 from addnorm.service.engine.model import Model
 from addnorm.service.engine.names import TAG
-from addnorm.service.engine.outputs import Pooled
 from addnorm.service.engine.registry import Models
 from addnorm.service.errors import ModelNotFound
 from addnorm.service.wire.codec.decoding import Tools
@@ -28,6 +27,7 @@ from addnorm.service.wire.dialect_errors import OLLAMA_ERRORS
 from addnorm.service.wire.route import FastApiRoute, Protocol, Route, parts_of
 from addnorm.service.wire.texts.json_answers import embedded
 from addnorm.service.wire.texts.sequences import OneOrSeveral
+from addnorm.service.wire.texts.text_tasks import want_vectors
 from addnorm.service.wire.texts.texts import TextsToTokenize
 
 
@@ -48,32 +48,23 @@ class OllamaEmbeddingsRequest(OllamaOptions):
 
 
 async def embed(body: OllamaEmbedRequest, ask: Ask, tools: Tools) -> Encode:
-    of = body.input, body.truncate, body.dimensions
-    await _read(body, "input", *of, ask, tools)
+    """InvalidInput names the field."""
+    texts = _texts(body.model, "input", body.input, body.truncate, ask, tools)
+    await want_vectors(ask, tools, texts, body.dimensions)
     return embedded(partial(_words, body.model))
 
 
 async def embeddings(body: OllamaEmbeddingsRequest, ask: Ask, tools: Tools) -> Encode:
-    await _read(body, "prompt", [body.prompt], None, None, ask, tools)
-    return embedded(_words_of_one)
+    await want_vectors(ask, tools, _texts(body.model, "prompt", [body.prompt], None, ask, tools))
+    return embedded(lambda ask, vectors: {"embedding": vectors[0]})
 
 
-async def _read(
-    body: OllamaOptions,
-    field: str,
-    sent: list[str],
-    truncate: bool | None,
-    dimensions: int | None,
-    ask: Ask,
-    tools: Tools,
-) -> None:
-    """InvalidInput names the field."""
-    model, prompt_name = ask.find_model_and_prompt(tools.models, body.model, None, "embed")
+def _texts(
+    name: str | None, field: str, sent: list[str], truncate: bool | None, ask: Ask, tools: Tools
+) -> TextsToTokenize:
+    model, prompt_name = ask.find_model_and_prompt(tools.models, name, None, "embed")
     cut = tools.texts.cuts(truncate, by_default=True)
-    texts = TextsToTokenize.prompted(field, sent, cut, model, prompt_name)
-    ask.batch, ask.padding = await tools.texts.tokenize(texts, ask)
-    output = Pooled(normalize=model.bundle.manifest.normalize, dimensions=dimensions)
-    ask.outputs, ask.field = (output,), field
+    return TextsToTokenize.prompted(field, sent, cut, model, prompt_name)
 
 
 def _words(name: str | None, ask: Ask, vectors: Any) -> dict[str, Any]:
@@ -82,10 +73,6 @@ def _words(name: str | None, ask: Ask, vectors: Any) -> dict[str, Any]:
         "embeddings": vectors,
         "prompt_eval_count": ask.batch.num_tokens,
     }
-
-
-def _words_of_one(ask: Ask, vectors: Any) -> dict[str, Any]:
-    return {"embedding": vectors[0]}
 
 
 LINES = "application/x-ndjson"
@@ -97,9 +84,7 @@ class ShowRequest(Strict):
     name: str | None = Field(None, description="`model`, as older clients call it.")
 
 
-class PullRequest(Strict):
-    model: str | None = None
-    name: str | None = Field(None, description="`model`, as older clients call it.")
+class PullRequest(ShowRequest):
     stream: bool = Field(True, description="Whether the answer is lines of JSON, one for a step.")
     insecure: bool | None = Field(None, description="Has no effect: nothing is fetched.")
 

@@ -18,7 +18,7 @@ from addnorm.service.asking.ask import Ask
 from addnorm.service.asking.tasks import classification
 from addnorm.service.asking.tasks.classification import Function
 from addnorm.service.engine.manifest import Task
-from addnorm.service.engine.outputs import Logits, Pooled
+from addnorm.service.engine.outputs import Logits
 from addnorm.service.engine.tokenizer import Text, Tokenizer
 from addnorm.service.errors import EmptyInput, InvalidInput
 from addnorm.service.wire.codec.decoding import Tools
@@ -37,7 +37,7 @@ from addnorm.service.wire.texts.json_answers import (
     usage,
 )
 from addnorm.service.wire.texts.sequences import OneOrSeveral, Row
-from addnorm.service.wire.texts.text_tasks import RerankOptions, score_pairs
+from addnorm.service.wire.texts.text_tasks import RerankOptions, score_pairs, want_vectors
 from addnorm.service.wire.texts.texts import Shown, TextsToTokenize, check_limit
 
 
@@ -112,9 +112,7 @@ def _classes(ask: Ask) -> dict[str, Any]:
 
 async def pool(body: PoolingRequest, ask: Ask, tools: Tools) -> Encode:
     texts = _texts(body, "input", body.input, "embed", ask, tools)
-    ask.batch, ask.padding = await tools.texts.tokenize(texts, ask)
-    output = Pooled(normalize=texts.model.bundle.manifest.normalize)
-    ask.outputs, ask.field = (output,), "input"
+    await want_vectors(ask, tools, texts)
     return embedded(_vectors, in_base64 if body.encoding_format == "base64" else pooled)
 
 

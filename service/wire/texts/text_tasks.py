@@ -109,6 +109,20 @@ class ZeroShotOptions(Strict):
     )
 
 
+async def want_vectors(
+    ask: Ask,
+    tools: Tools,
+    texts: TextsToTokenize,
+    dimensions: int | None = None,
+    normalize: bool | None = None,
+) -> None:
+    """A vector for each text. normalize: None: as the model's authors do it."""
+    if normalize is None:
+        normalize = texts.model.bundle.manifest.normalize
+    ask.batch, ask.padding = await tools.texts.tokenize(texts, ask)
+    ask.outputs, ask.field = (Pooled(normalize=normalize, dimensions=dimensions),), texts.field
+
+
 async def score_pairs(
     ask: Ask,
     tools: Tools,
