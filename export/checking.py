@@ -24,7 +24,7 @@ from addnorm.service.engine.batch import Batch, Floats, Rows
 from addnorm.service.engine.bundle import TOKENIZER, Bundle
 from addnorm.service.engine.engine import Engine
 from addnorm.service.engine.fingerprint import Fingerprint
-from addnorm.service.engine.manifest import FORMAT, Manifest, Pooling, tasks_of
+from addnorm.service.engine.manifest import FORMAT, Manifest, Pooling
 from addnorm.service.engine.model import Model
 
 HUB = ("repository", "revision")  # of a source's origin
@@ -64,7 +64,7 @@ def findings(source: Source) -> Iterator[str]:
     for output, head in config.heads.items():
         names = f": {_shorten(labels)}" if output == "logits" and labels else ""
         yield f"{output}: {head.width:,} {PICKS[head.pick]}{names}"
-    yield f"tasks: {', '.join(tasks_of(config.heads, labels, config.vocab_size, config.causal))}"
+    yield f"tasks: {', '.join(source.tasks)}"
     normalized = "normalized" if source.facts["normalize"] else "not normalized"
     yield f"pooling: {POOLINGS[source.facts['pooling']]}, {normalized}"
     if loaded:

@@ -35,7 +35,7 @@ from addnorm.service.engine import bundle as bundles
 from addnorm.service.engine import tokenizer as text
 from addnorm.service.engine.batch import Floats
 from addnorm.service.engine.bundle import Bundle
-from addnorm.service.engine.manifest import Limits, Task, tasks_of
+from addnorm.service.engine.manifest import Limits
 from addnorm.service.errors import StartupError
 
 REFUSALS = (  # what `export` and `verify` raise for models, folders and arguments that do not fit
@@ -177,7 +177,7 @@ def write_uncertified(
     check_fit(model)
     texts_to_search = list[str]()
     if plan.keep_recall is not None:
-        if isinstance(source.texts, NoTexts) or "embed" not in _tasks(source):
+        if isinstance(source.texts, NoTexts) or "embed" not in source.tasks:
             raise UsageError("--keep-recall is of models that embed texts")
         texts_to_search = recall.texts_to_search(source.samples)
     limits = source.limits
@@ -287,11 +287,6 @@ def _write_graphs(
         say(f"writing {file}")
         model_file.save(head, folder / file)
     return Expected(model, graphs, measured)
-
-
-def _tasks(source: Source) -> tuple[Task, ...]:
-    config = source.model.config
-    return tasks_of(config.heads, source.facts["labels"], config.vocab_size, config.causal)
 
 
 def _write_int8(

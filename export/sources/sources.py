@@ -31,7 +31,7 @@ from addnorm.model.config import Config, Pick
 from addnorm.model.layout import LAYOUTS
 from addnorm.model.transformer import Head, Transformer, shorten
 from addnorm.service.engine.files import sha256
-from addnorm.service.engine.manifest import Limits, Pooling
+from addnorm.service.engine.manifest import Limits, Pooling, Task, tasks_of
 
 SEED = 42
 OUTPUTS = ("logits", "pooled", "token_vectors")  # that heads can make
@@ -94,6 +94,12 @@ class Source:
             pad_id=self.pad_id,
             **limits,
         )
+
+    @property
+    def tasks(self) -> tuple[Task, ...]:
+        """What it is made for."""
+        config, labels = self.model.config, self.facts["labels"]
+        return tasks_of(config.heads, labels, config.vocab_size, config.causal)
 
     def compared_with(self) -> dict[str, Any]:
         """For its certificate: the model or program that the bundle is proved to equal."""

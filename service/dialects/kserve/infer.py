@@ -1,6 +1,6 @@
 """POST /v2/models/{model}/infer: tensors as JSON or as bytes, which each tensor chooses."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
@@ -13,7 +13,6 @@ from addnorm.service.dialects.kserve import tensors
 from addnorm.service.dialects.kserve.metadata import ref
 from addnorm.service.dialects.kserve.schema import (
     EXAMPLES,
-    OutputTensor,
     V2InferRequest,
     V2InferResponse,
 )
@@ -153,29 +152,24 @@ def _wanted(body: V2InferRequest, model: Model, of_texts: bool) -> list[Wanted]:
         raise InvalidInput(f"outputs is empty: ask for some of {', '.join(known)}", param="outputs")
     names = [output.name for output in body.outputs]
     for output in body.outputs:
-        _check_output(output, known, model.bundle.ref, names)
+        if output.name not in known:
+            raise InvalidInput(
+                f"outputs has {output.name[:200]!r}: {model.bundle.ref} has {', '.join(known)}",
+                param="outputs",
+            )
+        if names.count(output.name) > 1:
+            raise InvalidInput(f"outputs has {output.name!r} twice", param="outputs")
+        for name in output.parameters.model_extra or {}:
+            if name == "classification" or name.startswith("shared_memory"):
+                raise InvalidInput(
+                    f"{output.name}: {name} is not offered, the tensor is sent as it is",
+                    param=output.name,
+                )
     as_bytes = (output.parameters.binary_data for output in body.outputs)
     return [
         Wanted(name, known[name], binary if own is None else own)
         for name, own in zip(names, as_bytes, strict=True)
     ]
-
-
-def _check_output(
-    output: OutputTensor, known: Mapping[str, NativeTensor], ref: str, names: list[str]
-) -> None:
-    if output.name not in known:
-        raise InvalidInput(
-            f"outputs has {output.name[:200]!r}: {ref} has {', '.join(known)}", param="outputs"
-        )
-    if names.count(output.name) > 1:
-        raise InvalidInput(f"outputs has {output.name!r} twice", param="outputs")
-    for name in output.parameters.model_extra or {}:
-        if name == "classification" or name.startswith("shared_memory"):
-            raise InvalidInput(
-                f"{output.name}: {name} is not offered, the tensor is sent as it is",
-                param=output.name,
-            )
 
 
 def encode(wanted: list[Wanted], request_id: str | None, ask: Ask) -> Payload:

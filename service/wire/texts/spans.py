@@ -74,11 +74,25 @@ def read(ranges: list[list[list[int]]], rows: Iterator[Places], field: str) -> S
                 f" token of {field}[{row}]",
                 param="spans",
             )
-        tokens = _InOrder.of(places)
+        # a range is found by halving, as a row may have one for each of its tokens
+        indices = np.flatnonzero(places.of_tokens != NOWHERE)
+        ascending, tokens = places.of_tokens[indices].tolist(), indices.tolist()
         for index, (begin, end) in enumerate(wanted):
             place = f"spans[{row}][{index}] is [{begin}, {end}]"
-            first, last = _tokens_in(begin, end, tokens, places, place, f"{field}[{row}]")
-            found.append((start + first, start + last + 1))
+            if not 0 <= begin < end <= places.size:
+                raise InvalidInput(
+                    f"{place}: a range of {field}[{row}] is [first, one past the last] of its"
+                    f" {places.size} {places.units}",
+                    param="spans",
+                )
+            first, after = bisect_left(ascending, begin), bisect_left(ascending, end)
+            if first == after:
+                raise InvalidInput(
+                    f"{place}: it holds no token of {field}[{row}], special tokens and pads not"
+                    " counted",
+                    param="spans",
+                )
+            found.append((start + tokens[first], start + tokens[after - 1] + 1))
         lengths.append(len(wanted))
         start += num_tokens
         checkpoint()
@@ -89,35 +103,3 @@ def read(ranges: list[list[list[int]]], rows: Iterator[Places], field: str) -> S
             param="spans",
         )
     return Spans(np.array(found, np.int64).reshape(-1, 2), np.array(lengths))
-
-
-class _InOrder(NamedTuple):
-    """The tokens of a row that are somewhere, and where: a range is found among them by halving, as
-    a row may have a range for each of its tokens."""
-
-    indices: list[int]
-    places: list[int]  # ascending
-
-    @classmethod
-    def of(cls, places: Places) -> "_InOrder":
-        indices = np.flatnonzero(places.of_tokens != NOWHERE)
-        return cls(indices.tolist(), places.of_tokens[indices].tolist())
-
-
-def _tokens_in(
-    begin: int, end: int, tokens: _InOrder, places: Places, place: str, row: str
-) -> tuple[int, int]:
-    """The first and the last token of the row in the range."""
-    if not 0 <= begin < end <= places.size:
-        raise InvalidInput(
-            f"{place}: a range of {row} is [first, one past the last] of its {places.size}"
-            f" {places.units}",
-            param="spans",
-        )
-    first, after = bisect_left(tokens.places, begin), bisect_left(tokens.places, end)
-    if first == after:
-        raise InvalidInput(
-            f"{place}: it holds no token of {row}, special tokens and pads not counted",
-            param="spans",
-        )
-    return tokens.indices[first], tokens.indices[after - 1]
