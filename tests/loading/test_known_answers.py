@@ -5,6 +5,7 @@ import json
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from onnxruntime import InferenceSession
 from addnorm.export.certificate import parity
 from addnorm.export.certificate.served import CertificationError
 from addnorm.service.engine import bundle as bundles
-from addnorm.service.engine.batch import Floats, Grid
+from addnorm.service.engine.batch import Batch, Floats, Grid, Rows
 from addnorm.service.engine.bundle import Bundle
 from addnorm.service.engine.device.processor import processor
 from addnorm.service.engine.engine import Engine
@@ -138,21 +139,21 @@ def test_what_is_not_recorded_is_different(gpt: Bundle) -> None:
 class OtherBits(Engine):
     """Like a processor that rounds a number of each long sequence in another way."""
 
-    def _outputs(self, body: InferenceSession, grid: Grid) -> list[Floats]:
-        activations, *statistics = super()._outputs(body, grid)
-        for row, mask in zip(activations, grid.attention_mask, strict=True):
-            if mask.sum() > 65:
-                first = row[mask.argmax()]
+    def _run(self, body: InferenceSession, batch: Batch) -> Rows:
+        rows = super()._run(body, batch)
+        for start, end in pairwise(batch.offsets):
+            if end - start > 65:
+                first = rows.activations[start]
                 first[0] = np.nextafter(first[0], np.float32(9))
-        return [activations, *statistics]
+        return rows
 
 
 class VariantAtLength129(OtherBits):
     """Other bits for 129 tokens alone than co-batched."""
 
-    def _outputs(self, body: InferenceSession, grid: Grid) -> list[Floats]:
-        is_alone = grid.attention_mask.sum() == 129
-        return (Engine if is_alone else OtherBits)._outputs(self, body, grid)
+    def _run(self, body: InferenceSession, batch: Batch) -> Rows:
+        is_alone = batch.num_tokens == 129
+        return (Engine if is_alone else OtherBits)._run(self, body, batch)
 
 
 def test_another_processor_serves_with_its_class(gpt: Bundle) -> None:

@@ -13,14 +13,14 @@ from addnorm.service.asking.ask import Ask
 from addnorm.service.engine.manifest import Precision
 from addnorm.service.engine.model import Model
 from addnorm.service.engine.outputs.output import JSON_BYTES_PER_BYTE, JSON_BYTES_PER_FLOAT
-from addnorm.service.engine.outputs.pooled import PooledByDType, check_dimensions
-from addnorm.service.engine.outputs.values import VectorDType, width_of
+from addnorm.service.engine.outputs.pooled import DIMENSIONS, PooledByDType, check_dimensions
+from addnorm.service.engine.outputs.values import VectorDType
 from addnorm.service.errors import InvalidInput
 from addnorm.service.wire.codec.decoding import Tools
 from addnorm.service.wire.codec.payload import Encode, base64_of
 from addnorm.service.wire.codec.validation import Strict
 from addnorm.service.wire.route import Route
-from addnorm.service.wire.texts.json_answers import embedded
+from addnorm.service.wire.texts.json_answers import JsonAnswer
 from addnorm.service.wire.texts.sequences import Strings, typed
 from addnorm.service.wire.texts.texts import TextsToTokenize, Truncation, check_limit
 
@@ -113,11 +113,13 @@ async def embed(is_v1: bool, body: EmbedRequest, ask: Ask, tools: Tools) -> Enco
         field="embedding_types",
     )
     dimensions = body.output_dimension or model.bundle.width("pooled")
-    vector_bytes = sum(NUMBER_BYTES[kind] * width_of(_dtype(kind), dimensions) for kind in types)
+    vector_bytes = sum(
+        NUMBER_BYTES[kind] * -(-dimensions // DIMENSIONS[_dtype(kind)]) for kind in types
+    )
     ask.outputs, ask.precision, ask.field = (output,), body.precision or ask.precision, field
     ask.answer_bytes = ask.num_body_bytes + len(sent) * vector_bytes
     is_plain = is_v1 and body.embedding_types is None
-    return embedded(partial(_words, is_plain, sent), partial(_by_type, types))
+    return JsonAnswer(partial(_by_type, types), words=partial(_words, is_plain, sent))
 
 
 def _checked_texts(body: EmbedRequest) -> tuple[str, list[str]]:

@@ -17,7 +17,7 @@ from addnorm.service.wire.codec.decoding import Tools
 from addnorm.service.wire.codec.payload import Encode
 from addnorm.service.wire.codec.validation import Strict, agreed
 from addnorm.service.wire.route import Route
-from addnorm.service.wire.texts.json_answers import embedded, in_base64, pooled, usage
+from addnorm.service.wire.texts.json_answers import JsonAnswer, in_base64, pooled, usage
 from addnorm.service.wire.texts.sequences import (
     OTHER_VOCABULARY,
     Sequences,
@@ -161,7 +161,7 @@ async def embed(body: EmbeddingsRequest, ask: Ask, tools: Tools) -> Encode:
     )
     ask.field, ask.hint = "input", HINT
     ask.batch, ask.padding = await sent.read(ask, tools)
-    return embedded(_words, in_base64 if ask.binary else pooled)
+    return JsonAnswer(in_base64 if ask.binary else pooled, words=_words)
 
 
 def _words(ask: Ask, vectors: Any) -> dict[str, Any]:

@@ -30,7 +30,7 @@ from addnorm.service.wire.texts.json_answers import (
     JsonAnswer,
     Ranking,
     compared,
-    embedded,
+    pooled,
     ranked,
 )
 from addnorm.service.wire.texts.sequences import OTHER_VOCABULARY, SequencesToRead
@@ -49,9 +49,7 @@ ENTRY_BYTES = 48  # of one as JSON, and as numbers until it is written
 
 async def embed(body: TeiEmbedRequest, ask: Ask, tools: Tools) -> JsonAnswer:
     output = Pooled(normalize=body.normalize, dimensions=body.dimensions)
-    return await _of_sequences(
-        body, "embed", output, ask, tools, embedded(lambda ask, vectors: vectors)
-    )
+    return await _of_sequences(body, "embed", output, ask, tools, JsonAnswer(pooled))
 
 
 async def embed_all(body: TeiEmbedAllRequest, ask: Ask, tools: Tools) -> JsonAnswer:
