@@ -364,20 +364,16 @@ class FairQueue:
             if len(sequences) == len(ask.waiting):
                 self._remove(ask)
                 continue
-            if ask.in_time:
+            if ask.in_time:  # it goes behind the others: all would end before the last had a turn
                 del ask.waiting[: len(sequences)]
-                self._pass_turn(ask)
+                by_age = ask.backlog.by_age
+                del by_age[bisect_left(by_age, (ask.rank, ask.number))]
+                ask.rank = next(self._numbers) - BEFORE_BULK
+                insort(by_age, (ask.rank, ask.number, ask))
                 continue
             for sequence in sequences:
                 del ask.waiting[bisect_left(ask.waiting, sequence)]
         return MicroBatch(target, taken, now)
-
-    def _pass_turn(self, ask: Ask) -> None:
-        """It goes behind the others that end in time: all would end before the last had a turn."""
-        by_age = ask.backlog.by_age
-        del by_age[bisect_left(by_age, (ask.rank, ask.number))]
-        ask.rank = next(self._numbers) - BEFORE_BULK
-        insort(by_age, (ask.rank, ask.number, ask))
 
     def _choose(self, backlog: Backlog, num_idle: int) -> list[Waiting]:
         """The longest sequence of the backlog's next ask, and its neighbours in length, of about

@@ -155,7 +155,18 @@ async def tags(request: Request) -> dict[str, Any]:
 
 async def loaded(request: Request) -> dict[str, Any]:
     """All that is served is loaded."""
-    return {"models": [_loaded(name, model) for name, model in _named(parts_of(request).models)]}
+    found = [(_tag(name, model), model) for name, model in _named(parts_of(request).models)]
+    return {
+        "models": [
+            {
+                **tag,
+                "expires_at": NEVER,
+                "size_vram": tag["size"] if model.engine(None).provider.startswith("cuda") else 0,
+                "context_length": model.bundle.manifest.limits.max_text_tokens,
+            }
+            for tag, model in found
+        ]
+    }
 
 
 def _named(models: Models) -> Iterator[tuple[str, Model]]:
@@ -166,16 +177,6 @@ def _named(models: Models) -> Iterator[tuple[str, Model]]:
 
 async def version() -> dict[str, str]:
     return {"version": VERSION}
-
-
-def _loaded(name: str, model: Model) -> dict[str, Any]:
-    tag = _tag(name, model)
-    return {
-        **tag,
-        "expires_at": NEVER,
-        "size_vram": tag["size"] if model.engine(None).provider.startswith("cuda") else 0,
-        "context_length": model.bundle.manifest.limits.max_text_tokens,
-    }
 
 
 def _tag(name: str, model: Model) -> dict[str, Any]:

@@ -99,7 +99,9 @@ async def embed(is_v1: bool, body: EmbedRequest, ask: Ask, tools: Tools) -> Enco
     """InvalidInput names the field."""
     field, sent = _checked_texts(body)
     model, alias = ask.find_model_and_prompt(tools.models, body.model, None, "embed")
-    _check_limits(body, model)
+    if body.output_dimension is not None:
+        check_dimensions("output_dimension", body.output_dimension, model.bundle)
+    check_limit("max_tokens", body.max_tokens, model)
     types = list(dict.fromkeys(body.embedding_types or KINDS[:1]))
     sent_cut = None if body.truncate is None else body.truncate != "NONE"
     cut = tools.texts.cuts(sent_cut, by_default=True)
@@ -131,12 +133,6 @@ def _checked_texts(body: EmbedRequest) -> tuple[str, list[str]]:
     if body.texts is None:
         raise InvalidInput("texts is missing: send the texts to embed", param="texts")
     return "texts", body.texts
-
-
-def _check_limits(body: EmbedRequest, model: Model) -> None:
-    if body.output_dimension is not None:
-        check_dimensions("output_dimension", body.output_dimension, model.bundle)
-    check_limit("max_tokens", body.max_tokens, model)
 
 
 def _prompted(

@@ -51,7 +51,10 @@ class Instances(BaseModel, Generic[Instance]):
 async def predict(body: VertexRequest, ask: Ask, tools: Tools) -> JsonAnswer:
     if not body.instances:
         raise EmptyInput("instances is empty: send at least one", param="instances")
-    tasks = described(tools.models, _named(body.instances[0])).bundle.tasks
+    named = body.instances[0].get("model")
+    if not isinstance(named, str) or not named:  # of another type it is rejected with the body
+        named = None
+    tasks = described(tools.models, named).bundle.tasks
     if "query" in body.instances[0]:
         rerankings = await _instances(TeiRerankRequest, body, ask, tools)
         encoding = await tei_tasks.rerank_each(rerankings, ask, tools)
@@ -72,12 +75,6 @@ async def predict(body: VertexRequest, ask: Ask, tools: Tools) -> JsonAnswer:
         encoding = await tei_tasks.predict(whole_batch, ask, tools)
         share = partial(_shared, [len(one.texts) if one.is_batch else None for one in texts])
     return replace(encoding, shape=partial(_predictions, encoding.shape, share))
-
-
-def _named(instance: dict[str, Any]) -> str | None:
-    """The model that its body names; a name of another type is rejected with the body."""
-    name = instance.get("model")
-    return name if isinstance(name, str) and name else None
 
 
 async def _instances(

@@ -188,16 +188,11 @@ def converted(
         unsigned = np.packbits(vectors > 0, axis=1)
     else:
         assert ranges is not None
-        unsigned = _steps(vectors, np.asarray(ranges, np.float32))
+        lowest, highest = np.asarray(ranges, np.float32)
+        step = (highest - lowest) / np.float32(STEPS)
+        step = np.where(step == 0, np.float32(1), step)
+        with np.errstate(over="ignore"):  # infinity is outside of every range
+            places = np.floor((vectors - lowest) / step)
+        unsigned = np.clip(places, 0, STEPS).astype(np.uint8)
     # flipping the highest bit takes 128 away
     return unsigned if dtype in ("uint8", "ubinary") else (unsigned ^ 128).view(np.int8)
-
-
-def _steps(vectors: Floats, ranges: Floats) -> NDArray[np.uint8]:
-    lowest, highest = ranges
-    step = (highest - lowest) / np.float32(STEPS)
-    step = np.where(step == 0, np.float32(1), step)
-    with np.errstate(over="ignore"):  # infinity is outside of every range
-        places = np.floor((vectors - lowest) / step)
-    steps: NDArray[np.uint8] = np.clip(places, 0, STEPS).astype(np.uint8)
-    return steps
