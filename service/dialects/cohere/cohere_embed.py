@@ -11,7 +11,6 @@ from pydantic import Field
 
 from addnorm.service.asking.ask import Ask
 from addnorm.service.engine.manifest import Precision
-from addnorm.service.engine.model import Model
 from addnorm.service.engine.outputs.output import JSON_BYTES_PER_BYTE, JSON_BYTES_PER_FLOAT
 from addnorm.service.engine.outputs.pooled import DIMENSIONS, PooledByDType, check_dimensions
 from addnorm.service.engine.outputs.values import VectorDType
@@ -105,7 +104,12 @@ async def embed(is_v1: bool, body: EmbedRequest, ask: Ask, tools: Tools) -> Enco
     types = list(dict.fromkeys(body.embedding_types or KINDS[:1]))
     sent_cut = None if body.truncate is None else body.truncate != "NONE"
     cut = tools.texts.cuts(sent_cut, by_default=True)
-    texts = _prompted(body, field, sent, model, alias, cut)
+    if body.input_type is None:
+        texts = TextsToTokenize.prompted(field, sent, cut, model, alias)
+    else:
+        plain = TextsToTokenize(field, sent, cut, model)
+        texts = typed(plain, "input_type", body.input_type, alias)
+    texts = texts._replace(left=body.truncate == "START", keeps_prompt=True, can_cut=False)
     ask.batch, ask.padding = await tools.texts.tokenize(texts, ask)
     dtypes = dict.fromkeys(_dtype(kind) for kind in types)
     output = PooledByDType(
@@ -133,18 +137,6 @@ def _checked_texts(body: EmbedRequest) -> tuple[str, list[str]]:
     if body.texts is None:
         raise InvalidInput("texts is missing: send the texts to embed", param="texts")
     return "texts", body.texts
-
-
-def _prompted(
-    body: EmbedRequest, field: str, texts: list[str], model: Model, alias: str | None, cut: bool
-) -> TextsToTokenize:
-    """alias: the prompt that the model's name has."""
-    if body.input_type is None:
-        made = TextsToTokenize.prompted(field, texts, cut, model, alias)
-    else:
-        made = TextsToTokenize(field, texts, cut, model)
-        made = typed(made, "input_type", body.input_type, alias)
-    return made._replace(left=body.truncate == "START", keeps_prompt=True, can_cut=False)
 
 
 def _dtype(kind: EmbeddingType) -> VectorDType:

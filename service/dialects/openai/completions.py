@@ -152,14 +152,10 @@ def _check(body: CompletionRequest) -> None:
             " but what was sent",
             param="max_tokens",
         )
-    _check_temperature(body)
-
-
-def _check_temperature(body: CompletionRequest) -> None:
     if body.max_tokens and body.temperature != 0:
-        sent = "missing, which means 1" if body.temperature is None else body.temperature
+        drawn = "missing, which means 1" if body.temperature is None else body.temperature
         raise InvalidInput(
-            f"temperature is {sent}: the new token is always the likeliest one, never drawn by"
+            f"temperature is {drawn}: the new token is always the likeliest one, never drawn by"
             " chance; send 0",
             param="temperature",
         )
