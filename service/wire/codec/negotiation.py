@@ -168,6 +168,7 @@ def _parts(value: Any) -> Iterator[bytes]:
     if isinstance(value, dict) and value:
         joint = b"{"
         for name, item in value.items():
+            assert isinstance(name, str)
             yield joint + _dumped(name) + b":"
             yield from _parts(item)
             joint = b","
