@@ -29,7 +29,7 @@ from addnorm.export.certificate.served import Case, CertificationError, path_of
 from addnorm.export.graphs import model_file
 from addnorm.export.graphs.graph import UnfitError, export_module
 from addnorm.export.graphs.traceable import traceable
-from addnorm.export.modules.asking import Asking, copy_module, list_calls
+from addnorm.export.modules.asking import Asking, copy_module, first_line, list_calls
 from addnorm.export.modules.operators.lengths import unlike_lengths
 from addnorm.export.modules.operators.trace import plain_attention
 from addnorm.export.modules.recognize import NotRecognized
@@ -230,15 +230,10 @@ def look_at(
     """Calls the module, and sees what it takes and answers. samples: a sequence each; of vectors,
     if it takes them. outputs: see `_chosen`. UsageError says what is missing."""
     name = type(module).__qualname__
-    if unknown := stated.keys() - {"max_positions", "vocab_size", "input_width"}:
-        raise UsageError(
-            f"config names {', '.join(sorted(unknown))}: of a module as it is, max_positions and"
-            " vocab_size or input_width can be said"
-        )
     try:
         copied = module if reference else copy_module(module)  # a reference calls what it has
     except Exception as error:  # it is the caller's code
-        raise UsageError(f"{name} cannot be copied: {_first(error)}") from error
+        raise UsageError(f"{name} cannot be copied: {first_line(error)}") from error
     kinds = _kinds_of(reference or copied)
 
     def asking(call: Callable[..., Any], asked: nn.Module, mask: Mask, num_pads: int = 0) -> Asking:
@@ -363,7 +358,7 @@ def _call(ask: Asking, inputs: Sequence[Tensor]) -> Any:
     except Exception as error:  # it is the caller's code
         num = inputs[0].shape[1]
         raise UsageError(
-            f"{ask.name} fails on a sequence of {num} tokens: {_first(error)}"
+            f"{ask.name} fails on a sequence of {num} tokens: {first_line(error)}"
         ) from error
 
 
@@ -438,7 +433,9 @@ def _limits(ask: Asking, stated: Mapping[str, Any], samples: Sequence[Batch]) ->
                     " reference=lambda x: module(F.pad(x, (0, N - x.shape[1])))"
                 ) from error
             limits = found
-    return limits.model_copy(update={"max_positions": _longest(ask, limits)})
+    if (longest := _longest(ask, limits)) < stated.get("max_positions", 0):
+        raise UsageError(f"config says max_positions {most}, the module takes {longest}")
+    return limits.model_copy(update={"max_positions": longest})
 
 
 def _widths(ask: Asking) -> list[int]:
@@ -777,10 +774,6 @@ def _unlike(found: AsItIs) -> Iterator[tuple[int, int]]:
     # recurrent layers are one operator there, whatever the length
     with as_found(found.twin), plain_attention(), traceable(), suppress(OriginalError):
         yield from unlike_lengths(run, found.longest)
-
-
-def _first(error: BaseException) -> str:
-    return f"{type(error).__name__}: {error}".partition("\n")[0]
 
 
 def _why(error: BaseException) -> str:

@@ -81,7 +81,7 @@ def trace_forward(
         _ask(ask, ids[:, :1], None if types is None else types[:, :1])
     trace = Trace(ids, types, enough, constants)
     try:
-        with trace.name_steps(ask.module), trace, Calls(trace):
+        with trace, Calls(trace):
             answer = _ask(ask, ids, types)
     except Enough:
         return trace
@@ -109,6 +109,10 @@ def _ask(ask: Asking, ids: Tensor, types: Tensor | None) -> Any:
             f"the module fails on a sequence of {ids.shape[1]} tokens:"
             f" {type(error).__name__}: {error}"
         ) from error
+
+
+def first_line(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error}".partition("\n")[0]
 
 
 def unwrapped(module: nn.Module) -> nn.Module:
@@ -164,37 +168,22 @@ def copy_module(module: nn.Module) -> nn.Module:
 
 
 @contextmanager
-def drawn_anew(
-    module: nn.Module,
-    size: float = 1.0,
-    unscaled: Collection[str] = (),
-    dtype: torch.dtype | None = None,
-) -> Iterator[None]:
+def drawn_anew(module: nn.Module) -> Iterator[None]:
     """All weights drawn, until the block ends: with those that training begins with, attention is
-    nearly uniform, gammas are 1 and biases 0, and most mistakes do not show.
-
-    size: of all but the parameters `unscaled`. dtype: of weights, buffers, and the numbers that a
-    forward makes itself, such as a token's share in a mean; their own by default.
-    """
-    generator, default = torch.Generator().manual_seed(0), torch.get_default_dtype()
-    before = [(x, x.data) for x in (*module.parameters(), *module.buffers())]
+    nearly uniform, gammas are 1 and biases 0, and most mistakes do not show."""
+    generator = torch.Generator().manual_seed(0)
+    before = [(x, x.data) for x in module.parameters()]
     try:
-        for name, parameter in module.named_parameters():
+        for parameter, _ in before:
             # a matrix's numbers keep the size of rows, a vector's are around 0.7
             drawn = torch.randn(parameter.shape, generator=generator)
             if drawn.dim() < 2:
                 drawn.mul_(0.3).add_(0.7)
             else:
                 drawn.mul_(1.2 * drawn.shape[-1] ** -0.5)
-            drawn.mul_(1.0 if name in unscaled else size)
-            parameter.data = drawn.to(parameter.device, dtype or parameter.dtype)
-        for buffer in module.buffers():
-            if dtype and buffer.is_floating_point():
-                buffer.data = buffer.data.to(dtype)
-        torch.set_default_dtype(dtype or default)
+            parameter.data = drawn.to(parameter.device, parameter.dtype)
         yield
     finally:
-        torch.set_default_dtype(default)
         for tensor, data in before:
             tensor.data = data
 

@@ -1,14 +1,14 @@
 """A module that somebody wrote -> the `Transformer` that it is, and how it is asked, as the source
-of a bundle; or the reason why it is none. One whose parts are named is filled by hand."""
+of a bundle; or the reason why it is none."""
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from addnorm.export.modules import asking, by_hand
+from addnorm.export.modules import asking
 from addnorm.export.modules.asking import (
     Asking,
     Recognized,
@@ -16,6 +16,7 @@ from addnorm.export.modules.asking import (
     copy_module,
     drawn_anew,
     fill_ids,
+    first_line,
     list_calls,
     takes_types,
     trace_forward,
@@ -39,10 +40,9 @@ LENGTHS = (7, 5, 3)  # of the sequences that are followed: the first that the mo
 WIDTH = 14  # of names in the findings
 NO_LIMIT = 512  # positions, where no table sets a limit
 WAYS_ON = (
-    "Ways on: reference=lambda ids: ... says how it is called, and which answer is meant;"
-    " weights={...} and config=Config(...) name its parts by hand; see docs/own-models.md"
+    "Ways on: reference=lambda ids: ... says how it is called, and which answer is meant; without"
+    " as_it_is=False its own graph is served; see docs/own-models.md"
 )
-ANY = ("max_positions", "positions", "layer_groups")  # compared in another way, or without effect
 
 
 class NotRecognized(UsageError):
@@ -143,7 +143,8 @@ def _follow(ask: Asking, max_positions: int | None) -> Recognized:
         raise Unrecognized("the forward takes another way with other weights")
     model = weights.fill_model(shape, config, real, _places(ask, shape, limit, ids[0], constants))
     is_limited = bool(sizes) or limit != (max_positions or NO_LIMIT)
-    lines = [f"  {name:{WIDTH}}{words}" for name, words in _findings(shape, config, is_limited)]
+    findings = _findings(shape, config, is_limited)
+    lines = [f"  {name:{WIDTH}}{words}" for name, words in findings.items()]
     return Recognized(model, ask, lines, pad, pooling)
 
 
@@ -201,74 +202,60 @@ def _places(
     return weights.places(shape, trace, length)
 
 
-def _findings(shape: Shape, config: Config, is_limited: bool) -> Iterator[tuple[str, str]]:
+def _findings(shape: Shape, config: Config, is_limited: bool) -> dict[str, str]:
     """What was found, by name."""
-    block = shape.blocks[0]
-    scale = f", times {config.embedding_scale:g}" if config.embedding_scale != 1 else ""
-    yield "tokens", f"{config.vocab_size:,} ids, width {config.d_model}{scale}"
-    positions = "added to tokens" if shape.embedding.places else "none are added"
-    if not is_limited:
-        positions += '; the module sets no limit: config={"max_positions": N} sets another'
-    yield "positions", f"{config.max_positions:,}, {positions}"
-    if config.type_vocab_size > 1:
-        yield "types", f"{config.type_vocab_size}"
+    heads, head = f"{config.n_heads} heads of {config.head_dims}", shape.head
     extra = {"embeddings": config.embedding_norm, "the last block": config.final_norm}
     named = " and ".join(name for name, there in extra.items() if there)
-    more = f", a norm after {named}" if named else ""
-    yield "blocks", f"{config.n_layers}, order {config.block}{more}"
-    heads = f"{config.n_heads} heads of {config.head_dims}"
-    yield "attention", f"{heads}, {block.attention.scores}"
-    yield "feed-forward", f"{config.d_ff}, {config.activation}"
-    yield "norms", f"eps {config.eps:g}{', beside the deviation' if config.norm == 'std' else ''}"
-    yield "head", _head(shape, config)
-
-
-def _head(shape: Shape, config: Config) -> str:
-    pick = shape.head.pick
-    row = f"of a {pick} row" if pick else "of every token"
-    if not config.heads:
-        return f"none: it answers with activations {row}"
-    (made,) = config.heads.values()
-    if pick == "last" and made.pick == "every":
-        row = "of the last token, served for every token"
-    dense = f", after a layer of {made.dense} and {made.activation}" if made.dense else ""
-    return f"logits: {made.width:,} {row}{dense}"
+    pick = f"of a {head.pick} row" if head.pick else "of every token"
+    made = config.heads.get("logits")
+    dense = f", after a layer of {made.dense} and {made.activation}" if made and made.dense else ""
+    if made and head.pick == "last" and made.pick == "every":
+        pick = "of the last token, served for every token"
+    no_limit = '; the module sets no limit: config={"max_positions": N} sets another'
+    return {
+        "tokens": f"{config.vocab_size:,} ids, width {config.d_model}"
+        + (f", times {config.embedding_scale:g}" if config.embedding_scale != 1 else ""),
+        "positions": f"{config.max_positions:,}, "
+        + ("added to tokens" if shape.embedding.places else "none are added")
+        + ("" if is_limited else no_limit),
+        **({"types": f"{config.type_vocab_size}"} if config.type_vocab_size > 1 else {}),
+        "blocks": f"{config.n_layers}, order {config.block}"
+        + (f", a norm after {named}" if named else ""),
+        "attention": f"{heads}, {shape.blocks[0].attention.scores}",
+        "feed-forward": f"{config.d_ff}, {config.activation}",
+        "norms": f"eps {config.eps:g}{', beside the deviation' if config.norm == 'std' else ''}",
+        "head": f"logits: {made.width:,} {pick}{dense}"
+        if made else f"none: it answers with activations {pick}",
+    }  # fmt: skip
 
 
 def of_module(
     module: nn.Module,
     *,
     reference: Callable[..., Any] | None,
-    config: Config | Mapping[str, Any] | None,
-    weights: Mapping[str, str | Sequence[str]] | None,
+    stated: Mapping[str, int],
     pooling: str | None,
     batch_first: bool | None = None,
     **options: Any,
 ) -> Source:
-    """config: fields that must be as found; max_positions where the module sets no limit. weights:
-    see `by_hand`. batch_first: see `recognize`. options: of `sources.module`.
+    """stated: max_positions where the module sets no limit, vocab_size as it must be found.
+    batch_first: see `recognize`. options: of `sources.module`.
 
-    UsageError if it is not recognized, in words.
+    NotRecognized, in words.
     """
     name = type(module).__qualname__
-    stated: dict[str, Any] = {}
-    if isinstance(config, Config):
-        stated = {field: getattr(config, field) for field in Config.__dataclass_fields__}
-    elif config is not None:
-        stated = dict(config)
-    if unknown := sorted(stated.keys() - Config.__dataclass_fields__.keys()):
-        raise UsageError(f"config names {', '.join(unknown)}: a Config has no such field")
     try:
-        if weights is not None:
-            found = by_hand.fill_model(module, weights, config, reference)
-        else:
-            found = recognize(module, reference, stated.get("max_positions"), batch_first)
-            _refuse_contradictions(stated, found.model.config)
+        found = recognize(module, reference, stated.get("max_positions"), batch_first)
+        made = found.model.config
+        for field, value in stated.items():
+            own = getattr(made, field)
+            if value > own or (field == "vocab_size" and value != own):
+                raise Unrecognized(f"config says {field} {value}, the module takes {own}")
     except (Unrecognized, OriginalError) as error:
         raise NotRecognized(f"{name}: {error}") from error
     except (LookupError, RuntimeError, TypeError, ValueError) as error:
-        first = f"{type(error).__name__}: {error}".partition("\n")[0]
-        raise NotRecognized(f"{name} cannot be followed: {first}") from error
+        raise NotRecognized(f"{name} cannot be followed: {first_line(error)}") from error
     print(f"recognized {name}:", *found.lines, sep="\n", flush=True)
     source = sources.module(
         found.model, reference=found.ask, pad=found.pad, pooling=pooling or found.pooling, **options
@@ -276,17 +263,3 @@ def of_module(
     kept = {key: source.origin[key] for key in ("max_length",) if key in source.origin}
     origin = {"module": name, "sha256": digest(module), **kept}
     return replace(source, name=name, origin=origin)
-
-
-def _refuse_contradictions(stated: Mapping[str, Any], found: Config) -> None:
-    """Unrecognized for a field that the module contradicts."""
-    wrong = [
-        f"{field} is {value!r}, the module has {getattr(found, field)!r}"
-        for field, value in stated.items()
-        if field not in ANY and value != getattr(found, field)
-    ]
-    asked = stated.get("max_positions", found.max_positions)
-    if asked > found.max_positions:
-        wrong.append(f"max_positions is {asked}, the module takes {found.max_positions}")
-    if wrong:
-        raise Unrecognized(f"config is not the module's: {'; '.join(wrong)}")
