@@ -17,8 +17,8 @@ from addnorm.export.modules.asking import (
     drawn_anew,
     fill_ids,
     first_line,
+    kinds_of,
     list_calls,
-    takes_types,
     trace_forward,
 )
 from addnorm.export.modules.operators import weights
@@ -30,13 +30,13 @@ from addnorm.export.modules.operators.explained import (
 from addnorm.export.modules.operators.ids import Told
 from addnorm.export.modules.operators.parts import Parts, Unrecognized
 from addnorm.export.modules.operators.shape import Shape
-from addnorm.export.modules.operators.trace import LOOKUPS, Trace, Value, plain_attention
+from addnorm.export.modules.operators.trace import Trace, Value, plain_attention
 from addnorm.export.sources import sources
-from addnorm.export.sources.original import OriginalError, as_found, digest
+from addnorm.export.sources.original import OriginalError, as_found, digest, tensor_of
 from addnorm.export.sources.sources import Source, UsageError
 from addnorm.model.config import Config
 
-LENGTHS = (7, 5, 3)  # of the sequences that are followed: the first that the module takes
+NUM_FOLLOWED = 7  # tokens of the sequence that is followed, if the module takes as many
 WIDTH = 14  # of names in the findings
 NO_LIMIT = 512  # positions, where no table sets a limit
 WAYS_ON = (
@@ -66,10 +66,12 @@ def recognize(
     """
     twin = module if reference else copy_module(module)
     call = reference or twin
-    has_types = takes_types(reference or module.forward)
+    kinds = kinds_of(reference or module)
+    if "mask" in kinds:
+        raise Unrecognized("it asks for a mask")
     error: Exception | None = None
     for turned in (False, True) if batch_first is None else (not batch_first,):
-        ask = Asking(call, twin, turned, has_types)
+        ask = Asking(call, twin, turned, kinds)
         try:
             with as_found(ask), plain_attention():
                 found = _follow(ask, max_positions)
@@ -77,8 +79,8 @@ def recognize(
             error = error or raised
             continue
         if turned and batch_first is None:
-            _refuse_either(found, Asking(call, twin, False, has_types), error)
-        whole = Asking(reference or module, module, turned, has_types)
+            _refuse_either(found, Asking(call, twin, False, kinds), error)
+        whole = Asking(reference or module, module, turned, kinds)
         return replace(found, ask=whole)
     assert error
     raise Unrecognized(str(error)) from error
@@ -91,8 +93,8 @@ def _refuse_either(found: Recognized, other: Asking, why: Exception | None) -> N
     if config.causal or found.model.positions.weight.any():
         return
     try:
-        with as_found(other), plain_attention():
-            trace_forward(other, *as_inputs([1] * LENGTHS[-1], other))
+        with as_found(other):
+            other(*as_inputs([1] * 3, other))
     except OriginalError:
         return
     raise Unrecognized(
@@ -103,13 +105,16 @@ def _refuse_either(found: Recognized, other: Asking, why: Exception | None) -> N
 
 
 def _follow(ask: Asking, max_positions: int | None) -> Recognized:
+    def calls(ids: list[int]) -> Callable[[int], object]:
+        return lambda length: list_calls(ask, *as_inputs(ids * length, ask))
+
     with drawn_anew(ask.module):
-        vocab_size = _vocab_size(first := _first(ask))
+        num_ids, num_tokens = asking.vocab_size(ask), asking.longest(calls([1]), NUM_FOLLOWED)
         # ids that the module tells from no others, and those that it does
         known: set[int] = set()
         while True:
-            ids = fill_ids(first.length, vocab_size, known)
-            told = Told(trace_forward(ask, *as_inputs(ids, ask)), vocab_size)
+            ids = fill_ids(num_tokens, num_ids, known)
+            told = Told(trace_forward(ask, *as_inputs(ids, ask)), num_ids)
             if {*told.ids} <= known:
                 break
             known |= {*told.ids}
@@ -127,7 +132,7 @@ def _follow(ask: Asking, max_positions: int | None) -> Recognized:
         refuse_unexplained(answer)
         sizes = weights.table_sizes(shape)
         limit = min(filter(None, [*sizes, max_positions]), default=NO_LIMIT)
-        limit = _longest(ask, limit, ids[0])
+        limit = asking.longest(calls(ids[:1]), limit)
         config = weights.config(shape, limit)
         drawn = weights.fill_model(
             shape, config, trace, _places(ask, shape, limit, ids[0], constants)
@@ -148,47 +153,11 @@ def _follow(ask: Asking, max_positions: int | None) -> Recognized:
     return Recognized(model, ask, lines, pad, pooling)
 
 
-def _longest(ask: Asking, limit: int, usual: int) -> int:
-    """The most tokens that the module takes, up to a limit."""
-    takes, fails = 0, limit + 1
-    length = limit
-    while fails - takes > 1:
-        try:
-            list_calls(ask, *as_inputs([usual] * length, ask))
-            takes = length
-        except OriginalError as error:
-            fails, why = length, error
-        length = (takes + fails) // 2
-    if not takes:
-        raise why
-    return takes
-
-
-def _first(ask: Asking) -> Trace:
-    """The trace of the longest sequence of LENGTHS that the module takes."""
-    for length in LENGTHS:
-        try:
-            return trace_forward(ask, *as_inputs([1] * length, ask))
-        except OriginalError as error:
-            why = error
-    raise why
-
-
-def _vocab_size(first: Trace) -> int:
-    assert first.ids
-    for step in first.steps:
-        if step.op in LOOKUPS and step.values[0].of_rows:
-            numbers = step.inputs[-1].tensor.flatten()
-            if torch.equal(numbers, first.ids.tensor.flatten()):
-                return len(step.inputs[0].tensor)
-    raise Unrecognized("no table is read at the token ids: inputs that are no ids are not served")
-
-
 def _answer(trace: Trace) -> Value:
-    assert trace.answer
-    if not trace.answer.of_rows:
+    answer: Value = trace.value_of(tensor_of(trace.answer))
+    if not answer.of_rows:
         raise Unrecognized("the answer does not depend on the tokens, or is written in place")
-    return trace.answer
+    return answer
 
 
 def _places(

@@ -114,7 +114,7 @@ class Trace(TorchDispatchMode):
         super().__init__()  # type: ignore[no-untyped-call]
         self.values: list[Value] = []
         self.steps: list[Step] = []
-        self.answer: Value | None = None
+        self.answer: Any = None  # as the module gives it
         self._known: dict[int, Value] = {}  # by id() of a tensor, which the value keeps alive
         self._written: dict[int, int] = {}  # how often, by storage
         self._tainted: set[int] = set()  # storages that rows were written into

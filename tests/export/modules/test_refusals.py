@@ -139,7 +139,7 @@ CHANGES: dict[str, tuple[Callable[[Any, Tensor], Tensor], str]] = {
         lambda block, x: block(nn.BatchNorm1d(D).eval()(x.mT).mT), "native_batch_norm, at ",
     ),
     "log_softmax": (
-        lambda block, x: block(x).log_softmax(-1), "_log_softmax, in .* is an operator of no part",
+        lambda block, x: block(x).log_softmax(-1), "_log_softmax, at .* is an operator of no part",
     ),
     "sigmoid": (lambda block, x: block(x).sigmoid(), "norm: nothing tried agrees"),
     "in place": (
