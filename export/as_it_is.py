@@ -66,6 +66,7 @@ MOST_WORDS = 200  # characters of an error of PyTorch's exporter
 # and equal rows come from equal ids.
 CHOICES = {"TopK", "ArgMax", "ArgMin"}
 SMALL = {TensorProto.FLOAT16: "float16", TensorProto.BFLOAT16: "bfloat16"}
+MANY = 30  # lengths that are compared: of more it is said
 NUM_REPEATED, NUM_OF_CHOICES = 6, 200  # sequences of few different ids that are compared
 
 
@@ -551,8 +552,15 @@ def certificate_of(bundle: Bundle, found: AsItIs, samples: Sequence[Batch] = ())
     """CertificationError if what is served is not what the module answers."""
     say("loading the graph into onnxruntime")
     with runs_in_words(f"the graph of {found.ask.name} fails in onnxruntime"):
-        model = Model(bundle)
-        checks = [*_compare(model, found, samples)]
+        model, checks = Model(bundle), list[Check]()
+        for check in _compare(model, found, samples):
+            if not check.passed:
+                raise CertificationError(
+                    f"{check.case}: the graph's answer differs from {found.ask.name}'s by"
+                    f" {check.difference:.3g}, the limit is {check.limit:.3g}: the module may"
+                    " branch on the length, or choose among equal numbers (topk, argmax, sort)"
+                )
+            checks.append(check)
     engine, chooses = model.engine("fp32"), _chooses(model)
     assert isinstance(engine, OwnEngine)
     if chooses:
@@ -565,13 +573,6 @@ def certificate_of(bundle: Bundle, found: AsItIs, samples: Sequence[Batch] = ())
         f"compared {len(checks)} requests, sequences of 1 to {found.longest} tokens, with"
         f" {found.ask.name}: the largest difference is {worst.difference:.2g}, of {worst.limit:.1g}"
     )
-    for check in checks:
-        if not check.passed:
-            raise CertificationError(
-                f"{check.case}: the graph's answer differs from {found.ask.name}'s by"
-                f" {check.difference:.3g}, the limit is {check.limit:.3g}: the module may branch"
-                " on the length, or choose among equal numbers (topk, argmax, sort)"
-            )
     digests = known_digests(model, "fp32")
     fingerprint = engine.fingerprint.proved(digests)
     return {
@@ -596,13 +597,19 @@ def certificate_of(bundle: Bundle, found: AsItIs, samples: Sequence[Batch] = ())
 
 
 def _compare(model: Model, found: AsItIs, samples: Sequence[Batch]) -> Iterator[Check]:
-    """Every length of LENGTHS, every length whose forward is another than that of the longest, on
-    both sides of it, and the samples: through the server's own path, ragged, then padded."""
+    """Every length of LENGTHS, then every length whose forward is another than that of the longest,
+    on both sides of it, and the samples: through the server's own path, ragged, then padded."""
     limits = model.bundle.manifest.limits
-    unlike = {length for length, _ in _unlike(found)}
-    near = {length + step for length in unlike for step in (-1, 0, 1)}
-    lengths = sorted({min(n, found.longest) for n in (*LENGTHS, found.longest, *near) if n > 0})
-    drawn = selfcheck.sequences(limits, lengths)
+    unlike = {*_unlike(found)}
+    near = {length + step for length in unlike for step in (-1, 0, 1)} - {0}
+    if len(near) > MANY:
+        say(
+            f"{found.ask.name} makes other numbers at {len(unlike)} of {found.longest} lengths, and"
+            " each is compared: of a large module that takes minutes, of fewer lengths less,"
+            " config={'max_positions': N}"
+        )
+    usual = sorted({min(length, found.longest) for length in (*LENGTHS, found.longest)})
+    drawn = selfcheck.sequences(limits, [*usual, *sorted(near - {*usual})])
     batches = [*(drawn.sequence(index) for index in range(len(drawn))), *samples]
     some = [batch for batch in batches if batch.num_tokens <= 65]
     batches += _repeated(found, NUM_OF_CHOICES if _chooses(model) else NUM_REPEATED)
@@ -675,7 +682,8 @@ def _checks(
         yield Check(name, own.name, "fp32", float(difference), NEAR * max(largest, 1e-3))
 
 
-def _unlike(found: AsItIs) -> Iterator[tuple[int, int]]:
+def _unlike(found: AsItIs) -> Iterator[int]:
+    """Lengths whose forward is another than that of the longest."""
     row = selfcheck.sequences(found.limits, [found.longest])
 
     def run(length: int) -> Any:
@@ -691,6 +699,8 @@ def _why(error: BaseException) -> str:
     """The first cause of an error of PyTorch's exporter, in one line."""
     while error.__cause__:
         error = error.__cause__
+    if isinstance(error, UnfitError):
+        return str(error)
     if "DataDependent" in type(error).__name__:
         return "its forward branches on numbers of ids or rows, which no graph does"
     words = " ".join(str(error).split())

@@ -136,11 +136,9 @@ def trace_forward(
     return trace
 
 
-def list_calls(
-    ask: Asking, ids: Tensor, types: Tensor | None = None, with_lines: bool = False
-) -> list[Call]:
+def list_calls(ask: Asking, ids: Tensor, types: Tensor | None = None) -> list[Call]:
     """The operators that the module calls, without numbers. OriginalError if it fails."""
-    run = Run(ask.module, with_lines)
+    run = Run(ask.module)
     with run:
         ask(ids, types)
     return run.calls
@@ -313,9 +311,9 @@ def refuse_unlike(drawn: Transformer, ask: Asking, pooling: Pick, pad: int | Non
     config, longest = drawn.config, drawn.config.max_positions
     original = Original(ask, config, pooling, pad)
     usual, _ = _sequence(config, longest, pad)
-    unlike = dict(
-        lengths.unlike_lengths(lambda n: list_calls(ask, *as_inputs(usual[:n], ask)), longest)
-    )
+    unlike = {
+        *lengths.unlike_lengths(lambda n: list_calls(ask, *as_inputs(usual[:n], ask)), longest)
+    }
     known = sorted({min(length, longest) for length in (*COMPARED, longest)})
     near = 0.0
     for seed, length in enumerate([*known, *(x for x in unlike if x not in known)]):
@@ -324,15 +322,7 @@ def refuse_unlike(drawn: Transformer, ask: Asking, pooling: Pick, pad: int | Non
         difference, is_usual = _share(found, expected), length in known and length not in unlike
         near = max(near, difference) if is_usual else near
         if not difference <= (AGREES if is_usual else max(NEAR, 10 * near)):
-            other = max(unlike, default=1) if length == longest else length
-            parting = ""
-            if other > 1 and other in unlike:
-                call = list_calls(ask, *as_inputs(usual[:other], ask), with_lines=True)[
-                    unlike[other]
-                ]
-                at = f" at {call.line}" if call.line else ""
-                parting = f"; {other} and {longest} tokens part at {call.op}{at}"
             raise Unrecognized(
                 f"of {length} tokens, {original.compared.output} differ by {difference:.2g} of the"
-                f" largest number{parting}"
+                " largest number"
             )
