@@ -278,7 +278,7 @@ def _sequence(
 
 def pad_of(drawn: Transformer, ask: Asking, pooling: Pick, told: Told) -> int | None:
     """The id that the module tells from others. Unrecognized unless it is a pad: behind other
-    tokens it changes no answer, but that some modules let tokens see it."""
+    tokens it changes no answer."""
     if not told.ids:
         return None
     named = ", ".join(f"{index} ({step.op}{step.where})" for index, step in told.ids.items())
@@ -289,11 +289,9 @@ def pad_of(drawn: Transformer, ask: Asking, pooling: Pick, told: Told) -> int | 
         original = Original(ask, config, pooling, pad)
         ids, types = _sequence(config, length, pad)
         inputs = [*ids, pad, pad], types and [*types, 0, 0]
-        expected = original.rows(*inputs)
-        for sees_pads in (False, True):
-            found = original.rows_of_model(drawn, *inputs, 2, sees_pads)
-            if _share(found, expected[:length] if expected.ndim == 2 else expected) <= AGREES:
-                return pad
+        expected, found = original.rows(*inputs), original.rows_of_model(drawn, *inputs, 2)
+        if _share(found, expected[:length] if expected.ndim == 2 else expected) <= AGREES:
+            return pad
     raise Unrecognized(
         f"it tells token ids from others: {named}; one id can be a pad, which is refused inside"
         " texts, if the answer to what comes before it is the same with and without it"

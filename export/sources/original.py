@@ -99,16 +99,14 @@ class Original:
         ids: Sequence[int],
         types: Sequence[int] | None,
         num_pads: int = 0,
-        sees_pads: bool = False,
     ) -> Array:
         """The model's answer in PyTorch, as `rows`. model: on the CPU, in evaluation mode.
-        num_pads: at the end; the answer is to what comes before them. sees_pads: whether tokens
-        see them."""
+        num_pads: at the end; the answer is to what comes before them."""
         inputs = [None if row is None else torch.tensor([row]) for row in (ids, types)]
         num_real, (output, of_every_token) = len(ids) - num_pads, self.compared
         real = (torch.arange(len(ids)) < num_real).long()[None]
         with torch.no_grad():
-            found, *_ = model(inputs[0], torch.ones_like(real) if sees_pads else real, inputs[1])
+            found, *_ = model(inputs[0], real, inputs[1])
             if output in model.heads:
                 found = model.head(output, found, real)
             elif not of_every_token:
