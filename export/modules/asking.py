@@ -213,7 +213,12 @@ def unwrapped(module: nn.Module) -> nn.Module:
     if type(module).forward is nn.Module.forward and "forward" not in vars(module):
         raise UsageError(f"{name} has no forward")
     if any(getattr(part, "max_norm", None) for part in module.modules()):
-        module = copy_module(module)
+        own, module = module, copy_module(module)
+        if module is own:
+            raise UsageError(
+                f"{name} has an embedding with max_norm, which changes its table in each call, and"
+                " a forward that was put on an instance: make that a method of its class"
+            )
         for part in module.modules():
             if (limit := getattr(part, "max_norm", None)) and isinstance(part, nn.Embedding):
                 ids = torch.arange(part.num_embeddings)

@@ -38,10 +38,16 @@ from tests.support.people.unrecognized import (
 ROWS = [[3, 4, 5], [9], [7, 8, 9, 10, 11], [5, 4, 3], [2] * 40]
 
 
-def on_the_instance() -> nn.Module:
-    """Called in another way, as adapters do, with rows of the length 1 at most."""
+def short() -> nn.Module:
+    """Its rows of tokens have the length 1 at most."""
     module = Gated()
     module.tokens = nn.Embedding(V, D, max_norm=1.0)
+    return module
+
+
+def on_the_instance() -> nn.Module:
+    """Called in another way, as adapters do."""
+    module = Gated()
     own, up = module.forward, nn.Linear(5, 7)
     module.up, module.forward = up, lambda ids: up(own(ids))  # type: ignore[method-assign]
     return module
@@ -216,10 +222,16 @@ def test_what_an_exporter_writes_for_one_length_is_served_for_all(
         np.testing.assert_allclose(got, answered(module, row)[0], atol=2e-5)
 
 
-def test_a_forward_of_an_instance_and_tables_of_a_largest_norm_are_served(tmp_path: Path) -> None:
-    bundle = export_bundle(on_the_instance(), tmp_path, "own")
+@pytest.mark.parametrize("make", [short, on_the_instance])
+def test_what_each_call_changes_and_what_an_instance_calls_are_served(
+    tmp_path: Path, make: Callable[[], nn.Module]
+) -> None:
+    module = make()
+    before = {name: tensor.clone() for name, tensor in module.state_dict().items()}
+    bundle = export_bundle(module, tmp_path, "own")
+    assert all(torch.equal(tensor, before[name]) for name, tensor in module.state_dict().items())
     got = Model(bundle).engine(None).run(Batch.of([np.array(ROWS[2])])).activations
-    np.testing.assert_allclose(got, answered(on_the_instance(), ROWS[2])[0], atol=1e-5)
+    np.testing.assert_allclose(got, answered(module, ROWS[2])[0], atol=1e-5)
 
 
 def test_sequences_first_are_served_where_it_is_said(tmp_path: Path) -> None:

@@ -145,7 +145,7 @@ CHANGES: dict[str, tuple[Callable[[Any, Tensor], Tensor], str]] = {
     "in place": (
         written, "a part of a tensor is written in place, which cannot be followed",
     ),
-    "random": (lambda block, x: block(F.dropout(x, 0.5)), "is an operator of no part that is known"),
+    "random": (lambda block, x: block(F.dropout(x, 0.5)), "is an operator of no part"),
 }  # fmt: skip
 
 
