@@ -109,7 +109,7 @@ $(TRAINED)/cross-encoder: | $(MINILM)
 
 # Environments of their own, for what clashes with Addnorm's packages or is heavy. Python's own pip
 # may need many minutes to fit packages to each other
-WITHOUT_TORCH = clients-% chart s3 search
+WITHOUT_TORCH = clients-% chart s3 search systemone
 build/%/ready: benchmarks/environments/%.txt
 	$(PYTHON3) -m venv build/$*
 	build/$*/bin/pip --disable-pip-version-check install 'pip>=26'

@@ -51,6 +51,11 @@ def test_every_need_is_a_program_or_a_file_that_make_makes() -> None:
     assert done.returncode == 0, done.stderr
 
 
+def test_every_environment_names_packages() -> None:
+    for file in (ROOT / "benchmarks/environments").glob("*.txt"):
+        assert [line for line in file.read_text().splitlines() if line[0] != "#"], file
+
+
 def lost(_: Options) -> Findings:
     raise ConnectionError("GET /livez: 503")
 
