@@ -12,8 +12,7 @@ from tempfile import TemporaryDirectory
 import numpy as np
 
 from addnorm.corpus import embedding_job
-from addnorm.corpus.columns import EmbedOptions
-from addnorm.corpus.embedder import Embedder
+from addnorm.corpus.embedder import Embedder, EmbedOptions
 from addnorm.corpus.embedding_job import Progress
 from addnorm.corpus.parts import Parts
 from addnorm.corpus.storage import Location

@@ -15,9 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from addnorm.corpus import embedding_job
-from addnorm.corpus.columns import KINDS, DType, EmbedOptions
 from addnorm.corpus.command import above_zero, positive
-from addnorm.corpus.embedder import Embedder, as_dict, open_service
+from addnorm.corpus.embedder import KINDS, DType, Embedder, EmbedOptions, as_dict, open_service
 from addnorm.corpus.embedding_job import WINDOW_ROWS, Progress
 from addnorm.corpus.errors import CorpusError
 from addnorm.corpus.parts import Parts, Plan

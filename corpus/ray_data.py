@@ -9,8 +9,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from addnorm.corpus.columns import EmbedOptions
-from addnorm.corpus.embedder import Embedder
+from addnorm.corpus.embedder import Embedder, EmbedOptions
 from addnorm.corpus.texts_source import check_rows
 from addnorm.service.engine.fingerprint import METADATA_KEY, to_text
 

@@ -13,15 +13,7 @@ from urllib.error import HTTPError
 from urllib.parse import urlsplit
 
 from addnorm.load import beside, capacity
-from addnorm.load.run import (
-    NAIVE_TOLERANCE,
-    WRONG,
-    Load,
-    Reference,
-    Result,
-    compute_alone,
-    measure,
-)
+from addnorm.load.run import NAIVE_TOLERANCE, WRONG, Load, Reference, Result, compute_alone, measure
 from addnorm.load.servers import CacheCounts, Server
 from addnorm.load.stream import PROFILES, Stream, make, prose, unique, zipf
 from addnorm.service.engine import bundle as bundles

@@ -176,10 +176,10 @@ def test_the_programs_of_the_pages_on_own_models_run(monkeypatch: pytest.MonkeyP
         exec(program, known)
     (guide,) = programs_of("own-transformer")
     exec(guide, dict[str, Any]())
-    recognized, by_hand, own, of_guide = sources
+    recognized, own, of_guide = sources
     assert not isinstance(of_guide.texts, NoTexts)
     assert own.facts["labels"] == recognized.facts["labels"] == ("no", "yes")
-    for source in (recognized, by_hand, of_guide):
+    for source in (recognized, of_guide):
         (original,) = source.originals
         limits = Limits(max_positions=32, vocab_size=source.model.config.vocab_size)
         refuse_unlike(source.model, original, limits)

@@ -21,7 +21,7 @@ from addnorm.export.sources.program import (
     split_task,
 )
 from addnorm.service.asking.ask import Ask
-from addnorm.service.dialects.cohere import cohere_rerank
+from addnorm.service.dialects import cohere
 from addnorm.service.dialects.native import text_routes
 from addnorm.service.engine.bundle import TOKENIZER, Bundle
 from addnorm.service.engine.manifest import Manifest
@@ -30,7 +30,7 @@ from addnorm.service.wire.codec.payload import Encode
 from addnorm.service.wire.codec.validation import fit
 
 Array = NDArray[Any]
-ROUTES = {row.path: row for row in (*text_routes.ROUTES, *cohere_rerank.ROUTES)}
+ROUTES = {row.path: row for row in (*text_routes.ROUTES, *cohere.RERANK)}
 PAIRS = ("rerank", "relevance")  # tasks that take pairs alone
 BOTH = ("classify", "read")  # that take texts and pairs
 

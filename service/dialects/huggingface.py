@@ -10,13 +10,7 @@ from itertools import chain, islice
 from typing import Annotated, Any, Literal
 
 from fastapi import Request
-from pydantic import (
-    Field,
-    PlainValidator,
-    TypeAdapter,
-    ValidationError,
-    model_validator,
-)
+from pydantic import Field, PlainValidator, TypeAdapter, ValidationError, model_validator
 from pydantic_core import PydanticCustomError
 
 from addnorm.service.asking.ask import Ask
@@ -41,7 +35,7 @@ from addnorm.service.wire.texts.json_answers import (
     pooled,
 )
 from addnorm.service.wire.texts.sequences import Strings
-from addnorm.service.wire.texts.task_options import (
+from addnorm.service.wire.texts.text_tasks import (
     ClassifyOptions,
     FillMaskOptions,
     Labels,
@@ -195,11 +189,7 @@ async def _features(
 
 
 async def _similarity(
-    ask: Ask,
-    tools: Tools,
-    model: Model,
-    body: HuggingFaceRequest,
-    prompt_name: str | None,
+    ask: Ask, tools: Tools, model: Model, body: HuggingFaceRequest, prompt_name: str | None
 ) -> Encode:
     assert isinstance(body.inputs, Sentences)
     _check_known(body.parameters or TaskParameters(), Strict, "similarity")

@@ -227,6 +227,7 @@ def _inputs(model: Model) -> list[str]:
     return [tokens, "attention_mask", *types, *(["texts"] if model.tokenizer else [])]
 
 
+ONE_ERRORS = OPENAI_ERRORS.only(404, 503)
 PROTOCOL = Protocol(
     tag="models",
     routes=(
@@ -238,28 +239,21 @@ PROTOCOL = Protocol(
             "list_models",
         ),
         *(
-            FastApiRoute(f"/v1/models/{path}", answer, summary, OPENAI_ERRORS.only(404, 503), name)
-            for path, answer, summary, name in (
-                (
-                    "{name}",
-                    show_model,
-                    "One model, by the version that its name means",
-                    "show_model",
-                ),
+            FastApiRoute(f"/v1/models/{path}", answer, summary, ONE_ERRORS, answer.__name__)
+            for path, answer, summary in (
+                ("{name}", show_model, "One model, by the version that its name means"),
                 (
                     "{name}/certificate",
                     show_certificate,
                     "What was proved of the version that the model's name means",
-                    "show_certificate",
                 ),
                 (
                     "{name}/{version}/certificate",
                     show_version_certificate,
                     "What was proved of one version",
-                    "show_version_certificate",
                 ),
                 # after the certificate: no version has its name
-                ("{name}/{version}", show_version, "One version of a model", "show_version"),
+                ("{name}/{version}", show_version, "One version of a model"),
             )
         ),
         FastApiRoute("/v1/models/{name:path}", show_model),  # a name with slashes

@@ -11,19 +11,16 @@ from typing import Any
 from pydantic import BaseModel, Field, RootModel
 
 from addnorm.service.asking.ask import Ask
-from addnorm.service.dialects import huggingface
-from addnorm.service.dialects.cohere import cohere_rerank as cohere
-from addnorm.service.dialects.openai import embeddings
-from addnorm.service.dialects.tei import tei_tasks, tei_tokens
-from addnorm.service.dialects.tei.tei_about import OF_MODEL, described
-from addnorm.service.dialects.tei.tei_schema import (
+from addnorm.service.dialects import cohere, huggingface, openai, tei, vllm
+from addnorm.service.dialects.tei import (
     MODEL,
+    OF_MODEL,
     TeiEmbedRequest,
     TeiPredictRequest,
     TeiRerankRequest,
     TeiTokenizeRequest,
+    described,
 )
-from addnorm.service.dialects.vllm import vllm_tokens
 from addnorm.service.wire.codec.decoding import Tools
 from addnorm.service.wire.codec.payload import Encode
 from addnorm.service.wire.codec.validation import Strict, fit
@@ -40,14 +37,12 @@ from addnorm.service.wire.dialect_errors import (
 from addnorm.service.wire.route import Decode, OneOf, Protocol, Route
 
 RERANK = {
-    "texts": OneOf(TeiRerankRequest, TEI_ERRORS.envelope, tei_tasks.rerank),
+    "texts": OneOf(TeiRerankRequest, TEI_ERRORS.envelope, tei.rerank),
     "documents": OneOf(cohere.RerankRequest, COHERE_ERRORS.envelope, cohere.rerank),
 }
 TOKENIZE = {
-    "inputs": OneOf(TeiTokenizeRequest, TEI_ERRORS.envelope, tei_tokens.tokenize),
-    "prompt": OneOf(
-        vllm_tokens.PromptTokenizeRequest, OPENAI_ERRORS.envelope, vllm_tokens.tokenize
-    ),
+    "inputs": OneOf(TeiTokenizeRequest, TEI_ERRORS.envelope, tei.tokenize),
+    "prompt": OneOf(vllm.PromptTokenizeRequest, OPENAI_ERRORS.envelope, vllm.tokenize),
 }
 
 
@@ -55,7 +50,7 @@ class RerankBody(RootModel[TeiRerankRequest | cohere.RerankRequest]):
     """A body of text-embeddings-inference (it has `texts`) or of Cohere (it has `documents`)."""
 
 
-class TokenizeBody(RootModel[TeiTokenizeRequest | vllm_tokens.PromptTokenizeRequest]):
+class TokenizeBody(RootModel[TeiTokenizeRequest | vllm.PromptTokenizeRequest]):
     """A body of text-embeddings-inference (it has `inputs`) or of vLLM (it has `prompt`)."""
 
 
@@ -70,7 +65,7 @@ RERANK_ROUTE = Route(
             "query": "What is dropped?",
             "texts": ["Pads are dropped.", "Bread is baked."],
         },
-        "Cohere": cohere.EXAMPLES["three documents"],
+        "Cohere": cohere.RERANK_EXAMPLES["three documents"],
     },
     errors=RERANK_ERRORS,
 )
@@ -94,7 +89,7 @@ OF_MODEL_ROUTES = (
         errors=OF_MODEL_ERRORS,
     ),
     replace(
-        embeddings.ROUTES[0],
+        openai.EMBEDDINGS[0],
         path=f"{OF_MODEL}/v1/embeddings",
         name="embeddings_of_model",
         examples={"a vector": {"input": "Pads are dropped."}},
@@ -133,9 +128,9 @@ async def by_model(body: TeiInputsRequest, ask: Ask, tools: Tools) -> Encode:
     meant: type[BaseModel] = huggingface.HuggingFaceRequest
     decode: Decode = of_hub
     if "embed" in tasks and not isinstance(body.inputs, dict):
-        meant, decode = TeiEmbedRequest, tei_tasks.embed
+        meant, decode = TeiEmbedRequest, tei.embed
     elif "classify" in tasks:
-        meant, decode = TeiPredictRequest, tei_tasks.predict
+        meant, decode = TeiPredictRequest, tei.predict
     sent = {name: value for name, value in body if value is not None}
     bodies, num_bytes = tools.bodies, ask.num_body_bytes
     fitted = await bodies.read(num_bytes, ask, fit, meant, sent, bodies.ignored.add)
@@ -149,7 +144,7 @@ async def of_hub(body: huggingface.HuggingFaceRequest, ask: Ask, tools: Tools) -
 
 
 BY_MODEL = {
-    "query": OneOf(TeiRerankRequest, TEI_ERRORS.envelope, tei_tasks.rerank),
+    "query": OneOf(TeiRerankRequest, TEI_ERRORS.envelope, tei.rerank),
     "parameters": OneOf(huggingface.HuggingFaceRequest, HUGGING_FACE_ERRORS.envelope, of_hub),
     "inputs": OneOf(TeiInputsRequest, TEI_ERRORS.envelope, by_model),
 }
@@ -161,19 +156,13 @@ ROOT_ROUTES = tuple(
         " client ask for it",
         body=RootBody,
         decode=BY_MODEL,
-        examples={"texts": tei_tasks.TEXTS},
+        examples={"texts": tei.TEXTS},
         errors=ROOT_ERRORS,
     )
     for path, name in (("/", "tei_root"), ("/invocations", "sagemaker_invocations"))
 )
 PROTOCOL = Protocol(
     tag="text-embeddings-inference",
-    routes=(
-        RERANK_ROUTE,
-        *ROOT_ROUTES,
-        *OF_MODEL_ROUTES,
-        TOKENIZE_ROUTE,
-        TOKENIZE_OF_MODEL,
-    ),
+    routes=(RERANK_ROUTE, *ROOT_ROUTES, *OF_MODEL_ROUTES, TOKENIZE_ROUTE, TOKENIZE_OF_MODEL),
     errors=TEI_ERRORS,
 )

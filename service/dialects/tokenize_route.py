@@ -18,20 +18,16 @@ from addnorm.service.wire.codec.validation import Strict
 from addnorm.service.wire.dialect_errors import OPENAI_ERRORS
 from addnorm.service.wire.route import Protocol, Route
 from addnorm.service.wire.texts.sequences import Integers
-from addnorm.service.wire.texts.texts import PROMPT_NAME, Shown, Texts, TextsToTokenize
+from addnorm.service.wire.texts.texts import MODEL, PROMPT_NAME, Shown, Texts, TextsToTokenize
 
 MAX_IDS = 10_000  # whose tokens one request may ask for: they are looked up on the event loop
 
 
 class TokenizeRequest(Strict):
-    model: str | None = Field(
-        None,
-        description="`name` or `name/version`; the latest version by default, or the pinned one.",
-    )
+    model: str | None = MODEL
     texts: Texts | None = None
     input_ids: Integers | None = Field(
-        None,
-        description=f"In place of texts: ids whose tokens are wanted, at most {MAX_IDS:,}.",
+        None, description=f"In place of texts: ids whose tokens are wanted, at most {MAX_IDS:,}."
     )
     truncate: bool | None = Field(
         None, description="Whether texts are cut to the model's limit, as /v1/infer would."
@@ -82,10 +78,7 @@ EXAMPLES = {
 ANSWER = {
     "model": "all-minilm-l6-v2",
     "version": "1",
-    "input_ids": [
-        [101, 19586, 2024, 3333, 1012, 102],
-        [101, 19204, 4697, 102, 19586, 1012, 102],
-    ],
+    "input_ids": [[101, 19586, 2024, 3333, 1012, 102], [101, 19204, 4697, 102, 19586, 1012, 102]],
     "token_type_ids": [[0, 0, 0, 0, 0, 0], [0, 0, 0, 0, 1, 1, 1]],
     "tokens": [
         ["[CLS]", "pads", "are", "dropped", ".", "[SEP]"],

@@ -54,10 +54,7 @@ SENT: dict[int, tuple[str, ServiceError]] = {  # status -> what it means, and on
             " 2 s"
         ),
     ),
-    503: (
-        "No memory for this request, or too many connections. See Retry-After.",
-        OutOfMemory(),
-    ),
+    503: ("No memory for this request, or too many connections. See Retry-After.", OutOfMemory()),
     504: (
         "The deadline passed after the request was admitted.",
         Expired("deadline: no answer within 30 s: allow more time, or ask for less"),
@@ -116,12 +113,7 @@ class Error(BaseModel):
 
 
 def _openais(error: ServiceError) -> dict[str, str | None]:
-    return {
-        "message": error.message,
-        "type": error.type,
-        "param": error.param,
-        "code": error.code,
-    }
+    return {"message": error.message, "type": error.type, "param": error.param, "code": error.code}
 
 
 def _teis_type(error: ServiceError) -> str:
@@ -154,10 +146,7 @@ TEI_ERRORS = error_format("TeiError", error=MESSAGE, error_type=TEIS_TYPE)
 V2_ERRORS = error_format("V2Error", error=MESSAGE)
 V2_ERRORS.documented.update(
     {
-        415: {
-            "model": V2_ERRORS.body,
-            "description": "The body's coding is none that is known.",
-        },
+        415: {"model": V2_ERRORS.body, "description": "The body's coding is none that is known."},
         "default": {"model": V2_ERRORS.body, "description": "Whatever else went wrong."},
     }
 )

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 from openapi_spec_validator import validate
 
-from addnorm.service.dialects.operations import probes
+from addnorm.service.dialects.operations import document as answer_document
 from addnorm.service.wire.codec.negotiation import JSON
 from tests.conftest import inference_of, serving
 from tests.support import web
@@ -202,6 +202,6 @@ def test_the_document_is_made_and_written_once() -> None:
     state = SimpleNamespace(parts=SimpleNamespace(readers=Readers()))
     app = SimpleNamespace(state=state, openapi=lambda: {"a": 1})
     request = cast(Any, SimpleNamespace(app=app))
-    answers = [asyncio.run(probes.document(request)).body for _ in range(3)]
+    answers = [asyncio.run(answer_document(request)).body for _ in range(3)]
     assert answers == [b'{"a":1}'] * 3
     assert written == [b'{"a":1}']

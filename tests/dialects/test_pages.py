@@ -8,7 +8,7 @@ from urllib.parse import urljoin
 import httpx
 import pytest
 
-from addnorm.service.dialects.operations import pages
+from addnorm.service.dialects import operations
 
 ROOT = Path(__file__).parents[2]
 PAGES = ["/", "/models/notebook/certificate", "/models/notebook/1/certificate"]
@@ -85,7 +85,7 @@ def test_nothing_else_is_served(client: httpx.Client, path: str) -> None:
 
 
 def test_the_pages_are_small_and_all_their_files_are_served() -> None:
-    assert {path.suffix for path in PATHS} <= set(pages.TYPES)
+    assert {path.suffix for path in PATHS} <= set(operations.TYPES)
     assert sum(path.stat().st_size for path in PATHS) < MOST_BYTES
     assert max(Counter(path.parent for path in PATHS).values()) <= 10
 

@@ -3,12 +3,7 @@
 Source: the KServe Open Inference Protocol and Triton's HTTP server. `over_grpc/` has it over gRPC.
 """
 
-from addnorm.service.dialects.kserve import (
-    infer,
-    metadata,
-    repository_extension,
-    statistics_extension,
-)
+from addnorm.service.dialects.kserve import infer, metadata, repository_extension
 from addnorm.service.wire.dialect_errors import V2_ERRORS
 from addnorm.service.wire.route import Protocol
 
@@ -16,7 +11,7 @@ PROTOCOL = Protocol(
     tag="KServe V2",
     reference="https://github.com/kserve/open-inference-protocol",
     routes=(
-        *statistics_extension.ROUTES,  # first: in /models/stats, `stats` is no model
+        *metadata.STATISTICS,  # first: in /models/stats, `stats` is no model
         *metadata.ROUTES,
         *infer.ROUTES,
         *repository_extension.ROUTES,

@@ -9,7 +9,7 @@ from fastapi.utils import generate_unique_id
 from numpy.typing import NDArray
 
 from addnorm.service.asking.ask import Ask
-from addnorm.service.dialects.kserve import tensors, text_tensor
+from addnorm.service.dialects.kserve import tensors
 from addnorm.service.dialects.kserve.metadata import ref
 from addnorm.service.dialects.kserve.schema import (
     EXAMPLES,
@@ -77,7 +77,7 @@ async def infer(
     write: Write[Encoded],
 ) -> Callable[[Ask], Encoded]:
     """contents: as `tensors.read` takes them. InvalidInput names the field."""
-    own, of_texts = body.parameters, text_tensor.is_of_texts(body.inputs)
+    own, of_texts = body.parameters, tensors.is_of_texts(body.inputs)
     named = ref(tools.models, **ask.names)
     if of_texts:
         model, prompt = ask.find_model_and_prompt(tools.models, named, own.prompt_name)
@@ -86,7 +86,7 @@ async def infer(
     _check_name(body, model, ask.names["model"])
     _check_parameters(body, of_texts)
     if of_texts:
-        ask.batch, ask.padding = await text_tensor.tokenized(
+        ask.batch, ask.padding = await tensors.tokenized(
             body.inputs[0], contents, own, model, prompt, ask, tools
         )
         if own.normalize is None:
@@ -167,8 +167,7 @@ def _check_output(
 ) -> None:
     if output.name not in known:
         raise InvalidInput(
-            f"outputs has {output.name[:200]!r}: {ref} has {', '.join(known)}",
-            param="outputs",
+            f"outputs has {output.name[:200]!r}: {ref} has {', '.join(known)}", param="outputs"
         )
     if names.count(output.name) > 1:
         raise InvalidInput(f"outputs has {output.name!r} twice", param="outputs")

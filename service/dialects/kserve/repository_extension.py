@@ -120,11 +120,7 @@ def _check_open(parts: Parts) -> None:
 
 
 def _route(
-    path: str,
-    answer: Callable[..., Any],
-    summary: str,
-    body: type[BaseModel],
-    **documented: Any,
+    path: str, answer: Callable[..., Any], summary: str, body: type[BaseModel], **documented: Any
 ) -> FastApiRoute:
     content = {"required": False, "content": {JSON: {"schema": body_schema(body)}}}
     errors = {**V2_ERRORS.documented, 403: CLOSED}

@@ -13,7 +13,7 @@ from addnorm.service.wire.codec.safetensors_body import SAFETENSORS
 from addnorm.service.wire.codec.validation import Strict
 from addnorm.service.wire.texts.sequences import Integers
 from addnorm.service.wire.texts.spans import Ranges
-from addnorm.service.wire.texts.texts import PROMPT_NAME, Texts
+from addnorm.service.wire.texts.texts import MODEL, PROMPT_NAME, Texts
 
 Fields = TypeVar("Fields", bound="Options")
 Vector = Annotated[list[float], Field(fail_fast=True)]
@@ -25,10 +25,7 @@ class Named(Strict):
 
     known: ClassVar[OutputKinds]
 
-    model: str | None = Field(
-        None,
-        description="`name` or `name/version`; the latest version by default, or the pinned one.",
-    )
+    model: str | None = MODEL
     outputs: Annotated[list[str], Field(fail_fast=True)] | None = None
 
 
@@ -39,8 +36,7 @@ class Options(Named):
         None, description="How `pooled` is made; by default as the bundle says."
     )
     normalize: bool = Field(
-        False,
-        description="Whether vectors, `pooled` and `token_vectors`, are scaled to length 1.",
+        False, description="Whether vectors, `pooled` and `token_vectors`, are scaled to length 1."
     )
     spans: Ranges | None = Field(
         None,

@@ -15,13 +15,13 @@ from addnorm.service.wire.codec.validation import Strict
 from addnorm.service.wire.route import Route
 from addnorm.service.wire.texts import text_tasks
 from addnorm.service.wire.texts.json_answers import Finish, JsonAnswer
-from addnorm.service.wire.texts.task_options import (
+from addnorm.service.wire.texts.text_tasks import (
     ClassifyOptions,
     FillMaskOptions,
     TagOptions,
     ZeroShotOptions,
 )
-from addnorm.service.wire.texts.texts import PROMPT_NAME, Texts, TextsToTokenize
+from addnorm.service.wire.texts.texts import PRECISION, PROMPT_NAME, Texts, TextsToTokenize
 
 
 class TextsRequest(Strict):
@@ -33,9 +33,7 @@ class TextsRequest(Strict):
         None, description="Whether texts that are too long are cut, instead of rejected."
     )
     prompt_name: str | None = PROMPT_NAME
-    precision: Precision | None = Field(
-        None, description="One the model has; by default as it says."
-    )
+    precision: Precision | None = PRECISION
 
 
 class ClassifyRequest(TextsRequest, ClassifyOptions):
@@ -101,17 +99,14 @@ class ZeroShotResponse(ClassifyResponse):
 
 
 async def infer(
-    task: Task,
-    run: Callable[..., Awaitable[Finish]],
-    body: TextsRequest,
-    ask: Ask,
-    tools: Tools,
+    task: Task, run: Callable[..., Awaitable[Finish]], body: TextsRequest, ask: Ask, tools: Tools
 ) -> Encode:
     """run: see `texts/text_tasks.py`. InvalidInput names the field."""
     model, prompt = ask.find_model_and_prompt(tools.models, body.model, body.prompt_name, task)
     truncate = tools.texts.cuts(body.truncate)
     texts = TextsToTokenize.prompted("texts", body.texts, truncate, model, prompt)
-    finish = await run(ask, tools, texts, body, body.precision)
+    ask.precision = body.precision or ask.precision
+    finish = await run(ask, tools, texts, body)
     return JsonAnswer(partial(_words, finish))
 
 

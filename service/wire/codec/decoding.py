@@ -27,12 +27,7 @@ SAFETENSORS_COPIES = 4  # the body, the library's, and of 32-bit ids one that is
 class BodyReader:
     """Small bodies are read on the event loop: a change of threads would cost more."""
 
-    def __init__(
-        self,
-        settings: Settings,
-        readers: Turns,
-        large_readers: Turns,
-    ) -> None:
+    def __init__(self, settings: Settings, readers: Turns, large_readers: Turns) -> None:
         """readers: where bodies are read; large_readers: those above MEDIUM_BYTES, so that others
         need not wait until a piece of theirs ends."""
         self.settings, self._readers, self._large_readers = settings, readers, large_readers

@@ -37,10 +37,7 @@ def json_body(
     model: type[BaseModel], named: Mapping[str, Any], **media_types: Any
 ) -> dict[str, Any]:
     """`openapi_extra` of a route that reads its own body. named: example bodies by title."""
-    content = {
-        JSON: {"schema": body_schema(model), "examples": examples(named)},
-        **media_types,
-    }
+    content = {JSON: {"schema": body_schema(model), "examples": examples(named)}, **media_types}
     return {"requestBody": {"required": True, "content": content}}
 
 

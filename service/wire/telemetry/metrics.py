@@ -4,13 +4,7 @@ import time
 from functools import partial
 from typing import TypeVar
 
-from prometheus_client import (
-    CollectorRegistry,
-    Counter,
-    Gauge,
-    Histogram,
-    disable_created_metrics,
-)
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics
 from prometheus_client.metrics import MetricWrapperBase
 from prometheus_client.process_collector import ProcessCollector
 
@@ -150,9 +144,7 @@ class Metrics(Observer):
             MODEL,
         )
         self.invariance_max_difference = gauge(
-            "addnorm_invariance_max_difference",
-            "Largest difference of such rows so far.",
-            MODEL,
+            "addnorm_invariance_max_difference", "Largest difference of such rows so far.", MODEL
         )
         self.cache_hits = counter("addnorm_cache_hits", "Sequences whose results were held.", MODEL)
         self.cache_misses = counter(

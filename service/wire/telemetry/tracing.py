@@ -6,13 +6,7 @@ import time
 from collections.abc import Mapping
 
 from opentelemetry import propagate, trace
-from opentelemetry.trace import (
-    SpanKind,
-    StatusCode,
-    Tracer,
-    format_trace_id,
-    set_span_in_context,
-)
+from opentelemetry.trace import SpanKind, StatusCode, Tracer, format_trace_id, set_span_in_context
 from opentelemetry.util.types import AttributeValue
 from starlette.datastructures import Headers
 from starlette.types import Scope

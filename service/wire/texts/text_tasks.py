@@ -1,30 +1,30 @@
 """Tasks over texts, whatever the protocol: texts and options -> what is asked, and how its outputs
-become one result for each text."""
+become one result for each text. A cascade's first stage, which says what a reranker scores, is an
+ask of its own.
+"""
 
 import math
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from functools import partial
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
+from pydantic import Field
 
 from addnorm.service.asking.ask import Ask
 from addnorm.service.asking.tasks import classification, fill_mask, tagging
 from addnorm.service.asking.tasks.classification import Function
 from addnorm.service.asking.tasks.pieces import Pieces
-from addnorm.service.engine.batch import Batch, Ints
+from addnorm.service.asking.tasks.tagging import Aggregation
+from addnorm.service.engine.batch import Batch, Ints, Padding
 from addnorm.service.engine.checkpoint import checkpoint
-from addnorm.service.engine.outputs import Logits, LogitsAt, Output
+from addnorm.service.engine.model import Model
+from addnorm.service.engine.outputs import Logits, LogitsAt, Output, Pooled
+from addnorm.service.errors import InvalidInput
 from addnorm.service.wire.codec.decoding import Tools
-from addnorm.service.wire.texts import first_stage
-from addnorm.service.wire.texts.json_answers import Finish
-from addnorm.service.wire.texts.task_options import (
-    DEFAULT_CANDIDATES,
-    MAX_CANDIDATES,
-    ClassifyOptions,
-    FillMaskOptions,
-    TagOptions,
-    ZeroShotOptions,
-)
+from addnorm.service.wire.codec.validation import Strict
+from addnorm.service.wire.texts.json_answers import Finish, compared
+from addnorm.service.wire.texts.sequences import Strings, typed
 from addnorm.service.wire.texts.texts import (
     TextsToTokenize,
     check_single,
@@ -33,9 +33,80 @@ from addnorm.service.wire.texts.texts import (
     text_with_label,
 )
 
+MAX_LABEL_CHARACTERS = 1000  # of a candidate label; a hypothesis is cut to what the model takes
+MAX_TEMPLATE_CHARACTERS = 1000
+MAX_TARGETS = 1000  # that are to be candidates of a mask
+MAX_TARGET_CHARACTERS = 256  # a target is one token
+MAX_CANDIDATES = 100  # of a mask
+DEFAULT_CANDIDATES = 5  # as transformers has it
 LABEL_BYTES = 60  # of a label and its score as JSON, about, beside the label's own
 ENTITY_BYTES = 150  # of an entity, beside the text's own
 PIECE_TARGETS = 32  # tokenized in one piece
+TIME_SHARE = 0.5  # of the time of an ask that ends in time
+Label = Annotated[str, Field(max_length=MAX_LABEL_CHARACTERS)]
+Labels = Annotated[list[Label], Field(fail_fast=True)]
+Target = Annotated[str, Field(max_length=MAX_TARGET_CHARACTERS)]
+Targets = Annotated[list[Target], Field(fail_fast=True)]
+
+
+class RerankOptions(Strict):
+    max_time_ms: int | None = Field(
+        None,
+        ge=1,
+        description="The answer has what is scored after so many milliseconds. By default as the"
+        " header `x-max-time-ms` or the alias says, else there is no such limit.",
+    )
+
+
+class ClassifyOptions(Strict):
+    function_to_apply: Function | None = Field(
+        None,
+        description="From logits to scores: by default sigmoid for one label, or where several may"
+        " be true, else softmax.",
+    )
+    top_k: int | None = Field(
+        None, ge=1, description="Only the likeliest so many labels; all by default."
+    )
+
+
+class TagOptions(Strict):
+    aggregation_strategy: Aggregation = Field(
+        "none",
+        description="`none` tags tokens, `simple` joins neighbours of one label, `first`, `average`"
+        " and `max` decide for each word first, as in transformers.",
+    )
+    ignore_labels: Strings = Field(
+        list(tagging.IGNORED), description="Labels that are left out of the answer."
+    )
+
+
+class FillMaskOptions(Strict):
+    targets: Targets | None = Field(
+        None,
+        min_length=1,
+        max_length=MAX_TARGETS,
+        description="Only these tokens are candidates; by default the whole vocabulary.",
+    )
+    top_k: int | None = Field(
+        None,
+        ge=1,
+        le=MAX_CANDIDATES,
+        description=f"Candidates of each mask; {DEFAULT_CANDIDATES} by default.",
+    )
+
+
+class ZeroShotOptions(Strict):
+    candidate_labels: Labels = Field(
+        min_length=1, description="Each makes a pair with each text, and counts as a text."
+    )
+    hypothesis_template: str = Field(
+        classification.TEMPLATE,
+        max_length=MAX_TEMPLATE_CHARACTERS,
+        description="With {} in place of the label.",
+    )
+    multi_label: bool = Field(
+        False, description="Whether each label is scored by itself, so that several may be true."
+    )
 
 
 async def score_pairs(
@@ -43,7 +114,6 @@ async def score_pairs(
     tools: Tools,
     texts: TextsToTokenize,
     function: Function | None,
-    precision: str | None = None,
     answer_bytes: int = 0,
     max_time_ms: int | None = None,
 ) -> Finish:
@@ -59,12 +129,12 @@ async def score_pairs(
         ask.max_time_s = max_time_ms / 1000
     chosen: Sequence[int] = range(num)
     if alias.first:
-        ask.order = await first_stage.order(alias.first, texts, ask, tools)
+        ask.order = await order_by_likeness(alias.first, texts, ask, tools)
         chosen = ask.order[: alias.keep]
         pairs = [texts.texts[index] for index in chosen]
         texts = texts._replace(texts=pairs, named=lambda at, part: whole.place(chosen[at], part))
     if ask.max_time_s < math.inf:
-        texts = tools.texts.in_time(texts, ask, precision or ask.precision)
+        texts = tools.texts.in_time(texts, ask)
     ask.batch, ask.padding = await tools.texts.tokenize(texts, ask)
 
     def finish(ask: Ask) -> Iterator[Any]:
@@ -76,17 +146,12 @@ async def score_pairs(
             ask.scored = len(found), num
         return iter(scores)
 
-    num_bytes = LABEL_BYTES * num + answer_bytes
-    _want(ask, texts, Logits(), precision, num_bytes)
+    _want(ask, texts, Logits(), LABEL_BYTES * num + answer_bytes)
     return finish
 
 
 async def classify(
-    ask: Ask,
-    tools: Tools,
-    texts: TextsToTokenize,
-    options: ClassifyOptions,
-    precision: str | None = None,
+    ask: Ask, tools: Tools, texts: TextsToTokenize, options: ClassifyOptions
 ) -> Finish:
     """The labels of each text or pair, likeliest first."""
     labels = _labels(texts)
@@ -98,17 +163,12 @@ async def classify(
         for scores in classification.probabilities(logits, function):
             yield classification.ranked(scores, labels, options.top_k)
 
-    answer_bytes = len(ask.batch) * _label_bytes(labels)
-    _want(ask, texts, Logits(), precision, answer_bytes)
+    _want(ask, texts, Logits(), len(ask.batch) * _label_bytes(labels))
     return finish
 
 
 async def zero_shot(
-    ask: Ask,
-    tools: Tools,
-    texts: TextsToTokenize,
-    options: ZeroShotOptions,
-    precision: str | None = None,
+    ask: Ask, tools: Tools, texts: TextsToTokenize, options: ZeroShotOptions
 ) -> Finish:
     """The candidate labels of each text, likeliest first, by a model that was trained to find
     entailment."""
@@ -130,18 +190,11 @@ async def zero_shot(
             own = logits[start : start + len(candidates)]
             yield classification.zero_shot(own, candidates, entailment, options.multi_label)
 
-    answer_bytes = len(texts.texts) * _label_bytes(candidates)
-    _want(ask, texts, Logits(), precision, answer_bytes)
+    _want(ask, texts, Logits(), len(texts.texts) * _label_bytes(candidates))
     return finish
 
 
-async def tag(
-    ask: Ask,
-    tools: Tools,
-    texts: TextsToTokenize,
-    options: TagOptions,
-    precision: str | None = None,
-) -> Finish:
+async def tag(ask: Ask, tools: Tools, texts: TextsToTokenize, options: TagOptions) -> Finish:
     """The tags or entities of each text, in the order of the text."""
     check_single(texts.field, texts.texts)
     labels, ignored = _labels(texts), frozenset(options.ignore_labels)
@@ -164,17 +217,12 @@ async def tag(
     whole = zip(map(str, texts.whole(texts.texts)), encodings, strict=True)
     ends = ((text, max((end for _, end in one.offsets), default=0)) for text, one in whole)
     kept_bytes = json_bytes(text[:end] for text, end in ends)
-    answer_bytes = ENTITY_BYTES * ask.batch.num_tokens + 2 * kept_bytes
-    _want(ask, texts, Logits(), precision, answer_bytes)
+    _want(ask, texts, Logits(), ENTITY_BYTES * ask.batch.num_tokens + 2 * kept_bytes)
     return finish
 
 
 async def fill_masks(
-    ask: Ask,
-    tools: Tools,
-    texts: TextsToTokenize,
-    options: FillMaskOptions,
-    precision: str | None = None,
+    ask: Ask, tools: Tools, texts: TextsToTokenize, options: FillMaskOptions
 ) -> Finish:
     """The candidates of each mask of each text, likeliest first: a list for each mask."""
     top_k = options.top_k or DEFAULT_CANDIDATES
@@ -200,8 +248,7 @@ async def fill_masks(
     num_each = min(top_k, len(masks.targets or range(width)))
     # beside the response: the logits, all of which are held
     answer_bytes = num_each * (masks.text_bytes + ENTITY_BYTES * num_masks) + 4 * num_masks * width
-    output = LogitsAt(tokens=masks.places)
-    _want(ask, texts, output, precision, answer_bytes)
+    _want(ask, texts, LogitsAt(tokens=masks.places), answer_bytes)
     return finish
 
 
@@ -243,8 +290,64 @@ def _labels(texts: TextsToTokenize) -> Sequence[str]:
     return classification.label_names(bundle.manifest.labels, bundle.width("logits"))
 
 
-def _want(
-    ask: Ask, texts: TextsToTokenize, output: Output[Any], precision: str | None, answer_bytes: int
-) -> None:
-    ask.outputs, ask.precision = (output,), precision or ask.precision
-    ask.field, ask.answer_bytes = texts.field, answer_bytes
+def _want(ask: Ask, texts: TextsToTokenize, output: Output[Any], answer_bytes: int) -> None:
+    ask.outputs, ask.field, ask.answer_bytes = (output,), texts.field, answer_bytes
+
+
+async def order_by_likeness(
+    name: str, pairs: TextsToTokenize, ask: Ask, tools: Tools
+) -> Sequence[int]:
+    """The indices of pairs of one query and documents, the documents most like the query first.
+    Those that the time did not suffice for keep their order, behind the others. InvalidInput for
+    several queries.
+
+    It is an ask of its own, of the same caller and deadline. A document is cut to what the first
+    model takes.
+    """
+    tools.texts.tokenizer(pairs)
+    queries = {pair[0] for pair in pairs.texts}
+    if len(queries) > 1:
+        raise InvalidInput(
+            f"{pairs.field} are of {len(queries)} queries: the model {ask.alias.ref!r} is asked"
+            " through an alias with a first stage, which is for one query",
+            param=pairs.field,
+        )
+    first = Ask(ask.id, ask.route, ask.key, ask.started, ask.timeout_s, ask.is_callers)
+    first.anew, first.max_time_s = ask.anew, TIME_SHARE * ask.max_time_s
+    model, prompt = first.find_model_and_prompt(tools.models, name, None)
+    documents = [pair[1] for pair in pairs.texts]
+    batches = list[Batch]()
+    ask.check()
+    ask.stop = first.leave  # if the caller leaves
+    try:
+        with tools.answers.gate.admit(first):
+            for kind, texts in (("query", list(queries)), ("document", documents)):
+                plain = TextsToTokenize.prompted(pairs.field, texts, True, model, prompt)
+                given = typed(plain, "model", kind, prompt) if prompt is None else plain
+                if ask.max_time_s < math.inf:
+                    given = tools.texts.in_time(given, first)
+                batches.append((await tools.texts.tokenize(given, first))[0])
+            query, others = batches
+            first.batch = Batch.joined(
+                [(query, 0), *((others, index) for index in range(len(others)))]
+            )
+            first.padding = Padding(first.batch.lengths, None)
+            first.outputs, first.field = (Pooled.compared(model.bundle),), pairs.field
+            first.encode = partial(_likeness, model)
+            alike = await tools.answers.answer(first)
+    finally:
+        ask.stop = None
+        if first.statistics:  # nobody reports it
+            first.statistics.end_request()
+    there = range(len(first.batch)) if first.there is None else first.there
+    by_likeness = sorted(range(len(alike)), key=lambda place: -alike[place])
+    known = [there[1 + place] - 1 for place in by_likeness]
+    return [*known, *sorted(set(range(len(documents))) - set(known))]
+
+
+def _likeness(model: Model, ask: Ask) -> Sequence[np.float32]:
+    """How alike the query and each document that is there are. Nothing where it is not there."""
+    if not len(ask.batch) or (ask.there and ask.there[0] != 0):
+        return ()
+    found: Sequence[np.float32] = compared(model).shape(ask)
+    return found

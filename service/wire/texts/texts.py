@@ -39,10 +39,6 @@ PIECE_TEXTS = 256  # tokenized in one piece, however short: takes 2 ms where all
 # the time, at most. Larger: more is read and never computed. Smaller: workers have nothing to do.
 READ_MORE, READ_SHARE = 3, 0.5
 PIECE_IDS = 4096  # turned into texts in one piece: takes about 5 ms; a longer row alone
-MAX_LABEL_CHARACTERS = 1000  # of a candidate label; a hypothesis is cut to what the model takes
-MAX_TEMPLATE_CHARACTERS = 1000
-MAX_TARGETS = 1000  # that are to be candidates of a mask
-MAX_TARGET_CHARACTERS = 256  # a target is one token
 Made = TypeVar("Made", bound=Sized)  # of one text
 Item = TypeVar("Item")
 Truncation = Literal["NONE", "START", "END"]  # Cohere's and NVIDIA's
@@ -65,6 +61,10 @@ TwoTexts = Annotated[list[str], Field(min_length=2, max_length=2)]
 Texts = Annotated[
     list[Annotated[Text, PlainValidator(_text, str | TwoTexts)]], Field(fail_fast=True)
 ]
+MODEL = Field(
+    None, description="`name` or `name/version`; the latest version by default, or the pinned one."
+)
+PRECISION = Field(None, description="One the model has; by default as it says.")
 PROMPT_NAME = Field(
     None,
     description="Which of the model's prompts is put before each text; by default as the bundle"
@@ -146,12 +146,7 @@ class TextsToTokenize(NamedTuple):
 
     @classmethod
     def typed(
-        cls,
-        field: str,
-        texts: Sequence[Text],
-        truncate: bool,
-        model: Model,
-        input_type: InputType,
+        cls, field: str, texts: Sequence[Text], truncate: bool, model: Model, input_type: InputType
     ) -> "TextsToTokenize":
         """Texts with the prompt and the limit of queries or of documents. InvalidInput for pairs,
         and if the model does not tell the two apart."""
@@ -182,11 +177,11 @@ class TextReader:
         join = partial(_batch, has_types=tokenizer.has_types)
         return await self.tokenize_with(given, encode, ask, join, tokenizer.max_text_tokens)
 
-    def in_time(self, given: TextsToTokenize, ask: Ask, precision: str | None) -> TextsToTokenize:
+    def in_time(self, given: TextsToTokenize, ask: Ask) -> TextsToTokenize:
         """The texts, of which no more are read than may be computed in the ask's time."""
         queue, now = self._gate.queue, time.monotonic()
         left_s = max(0.0, ask.started + ask.max_time_s - now)
-        rate = given.model.runner(precision).target.tokens_per_s or math.inf
+        rate = given.model.runner(ask.precision).target.tokens_per_s or math.inf
         enough = READ_MORE * rate * left_s * queue.num_workers / (1 + queue.num_bulk)
         ask.in_time = True
         return given._replace(enough=enough, until=now + READ_SHARE * left_s)

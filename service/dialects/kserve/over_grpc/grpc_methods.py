@@ -6,11 +6,10 @@ from typing import Any, NamedTuple
 
 from addnorm.service.asking.ask import Ask
 from addnorm.service.dialects.kserve import infer
-from addnorm.service.dialects.kserve.metadata import about, about_server, config, find
+from addnorm.service.dialects.kserve.metadata import about, about_server, config, find, statistics
 from addnorm.service.dialects.kserve.over_grpc import infer_message
 from addnorm.service.dialects.kserve.over_grpc.messages import message_types, parse
 from addnorm.service.dialects.kserve.repository_extension import states
-from addnorm.service.dialects.kserve.statistics_extension import statistics
 from addnorm.service.errors import InvalidInput, NotFound, NotReady
 from addnorm.service.wire.codec.payload import NO_HEADERS
 from addnorm.service.wire.route import Parts

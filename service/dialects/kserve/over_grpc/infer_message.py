@@ -8,11 +8,9 @@ import numpy as np
 from addnorm.service.asking.answer import QUICK_BYTES
 from addnorm.service.asking.ask import Ask
 from addnorm.service.dialects.kserve.infer import Wanted, tensors_of
-from addnorm.service.dialects.kserve.over_grpc.message_parts import check_parts
-from addnorm.service.dialects.kserve.over_grpc.messages import message_types, parse
+from addnorm.service.dialects.kserve.over_grpc.messages import check_parts, message_types, parse
 from addnorm.service.dialects.kserve.schema import V2InferRequest
-from addnorm.service.dialects.kserve.tensors import KINDS
-from addnorm.service.dialects.kserve.text_tensor import PREFIX
+from addnorm.service.dialects.kserve.tensors import KINDS, PREFIX
 from addnorm.service.engine.checkpoint import checkpoint
 from addnorm.service.errors import InvalidInput
 from addnorm.service.settings import Settings

@@ -1,20 +1,32 @@
-"""vLLM's /score, /classify and /pooling. Source: vLLM's pooling entrypoints."""
+"""vLLM's /score, /classify and /pooling, and its routes for tokens. lm-eval's `remote` tokenizer
+asks these, of the model that scores completions.
 
+Source: vLLM's pooling entrypoints and its server, and lm-eval's RemoteTokenizer.
+"""
+
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, Literal
+from functools import partial
+from typing import Annotated, Any, Literal
 
+import orjson
+from fastapi import Request
 from pydantic import AliasChoices, Field
 
+from addnorm.service import VERSION
 from addnorm.service.asking.ask import Ask
 from addnorm.service.asking.tasks import classification
 from addnorm.service.asking.tasks.classification import Function
 from addnorm.service.engine.manifest import Task
 from addnorm.service.engine.outputs import Logits, Pooled
-from addnorm.service.errors import InvalidInput
+from addnorm.service.engine.tokenizer import Text, Tokenizer
+from addnorm.service.errors import EmptyInput, InvalidInput
 from addnorm.service.wire.codec.decoding import Tools
+from addnorm.service.wire.codec.negotiation import fragment
 from addnorm.service.wire.codec.payload import Encode
 from addnorm.service.wire.codec.validation import Strict
-from addnorm.service.wire.route import Route
+from addnorm.service.wire.dialect_errors import OPENAI_ERRORS
+from addnorm.service.wire.route import FastApiRoute, Protocol, Route, parts_of
 from addnorm.service.wire.texts.json_answers import (
     JsonAnswer,
     Ranking,
@@ -24,10 +36,9 @@ from addnorm.service.wire.texts.json_answers import (
     ranked,
     usage,
 )
-from addnorm.service.wire.texts.sequences import OneOrSeveral
-from addnorm.service.wire.texts.task_options import RerankOptions
-from addnorm.service.wire.texts.text_tasks import score_pairs
-from addnorm.service.wire.texts.texts import TextsToTokenize, check_limit
+from addnorm.service.wire.texts.sequences import OneOrSeveral, Row
+from addnorm.service.wire.texts.text_tasks import RerankOptions, score_pairs
+from addnorm.service.wire.texts.texts import Shown, TextsToTokenize, check_limit
 
 
 class _Asked(Strict):
@@ -136,6 +147,56 @@ def _words(ask: Ask, entries: list[dict[str, Any]]) -> dict[str, Any]:
     }
 
 
+SCORING = Field(None, description="By default the one model that scores completions.")
+
+
+class PromptTokenizeRequest(Strict):
+    model: str | None = SCORING
+    prompt: str
+    add_special_tokens: bool = True
+
+
+class DetokenizeRequest(Strict):
+    model: str | None = SCORING
+    tokens: Annotated[Row, Field(description="Special tokens are kept in the text.")]
+
+
+async def tokenize(body: PromptTokenizeRequest, ask: Ask, tools: Tools) -> bytes:
+    """The text may have any number of tokens."""
+    model = ask.find_model(tools.models, ask.names.get("model", body.model), "complete")
+    texts = TextsToTokenize("prompt", [body.prompt], False, model, can_cut=False)
+    tokenizer = tools.texts.tokenizer(texts)
+    work = partial(_shown, tokenizer, body.add_special_tokens)
+    (shown,) = await tools.texts.tokenize_with(texts, work, ask, list)
+    positions = model.bundle.manifest.limits.max_positions
+    return orjson.dumps({**shown.fields, "count": len(shown), "max_model_len": positions})
+
+
+def _shown(tokenizer: Tokenizer, add_special_tokens: bool, piece: Sequence[Text]) -> list[Shown]:
+    encodings = tokenizer.library.encode_batch(list(piece), add_special_tokens=add_special_tokens)
+    return [Shown(len(one), {"tokens": fragment(one.ids)}) for one in encodings]
+
+
+async def detokenize(body: DetokenizeRequest, ask: Ask, tools: Tools) -> bytes:
+    """InvalidInput names the field."""
+    if not body.tokens:
+        raise EmptyInput("tokens is empty: send at least one token id", param="tokens")
+    model = ask.find_model(tools.models, body.model, "complete")
+    (text,) = await tools.texts.decode("tokens", [body.tokens], False, model, ask)
+    return orjson.dumps({"prompt": text})
+
+
+async def tokenizer_info(request: Request) -> dict[str, str | None]:
+    tokens = parts_of(request).models.find(None, "complete").bundle.manifest.special_tokens
+    named = {name: tokens.get(name) for name in ("eos_token", "bos_token", "pad_token")}
+    # null where the model's authors name none; there is no chat here
+    return {**named, "chat_template": None}
+
+
+async def version() -> dict[str, str]:
+    return {"version": VERSION}
+
+
 TEXTS = ["Pads are dropped."]
 SCORE = Route(
     path="/score",
@@ -164,4 +225,30 @@ ROUTES = (
         decode=pool,
         examples={"a text": {"input": TEXTS}},
     ),
+    Route(
+        path="/detokenize",
+        name="detokenize",
+        summary="The text of token ids, as vLLM answers",
+        body=DetokenizeRequest,
+        decode=detokenize,
+        infers=False,
+        examples={"tokens": {"tokens": [4, 5]}},
+    ),
+    FastApiRoute(
+        "/tokenizer_info",
+        tokenizer_info,
+        "The special tokens of the model that scores completions, as vLLM answers",
+        OPENAI_ERRORS.only(400, 404, 503),
+        "tokenizer_info",
+    ),
+    FastApiRoute(
+        "/version",
+        version,
+        "The server's version, where vLLM has its own",
+        OPENAI_ERRORS.only(503),
+        "vllm_version",
+    ),
+)
+PROTOCOL = Protocol(
+    tag="vLLM", reference="https://docs.vllm.ai/", routes=ROUTES, errors=OPENAI_ERRORS
 )

@@ -1,7 +1,9 @@
-"""Cohere's embeddings of texts under /v1 and /v2. Source: Cohere's Python SDK and API reference.
+"""Cohere's rerank and embeddings under /v1 and /v2, in the words of all who speak them.
 
-`input_type` chooses one of the bundle's prompts, by sentence-transformers' names for queries and
-documents.
+One answer serves the clients of Cohere, Jina, vLLM, Infinity and Open WebUI: each reads its own
+fields of it. `input_type` chooses one of the bundle's prompts, by sentence-transformers' names for
+queries and documents. Sources: Cohere's Python SDK and API reference, vLLM's and Infinity's
+servers, Open WebUI's client.
 """
 
 from functools import partial
@@ -10,6 +12,7 @@ from typing import Annotated, Any, Literal, get_args
 from pydantic import Field
 
 from addnorm.service.asking.ask import Ask
+from addnorm.service.asking.tasks.classification import Function
 from addnorm.service.engine.manifest import Precision
 from addnorm.service.engine.model import Model
 from addnorm.service.engine.outputs.output import JSON_BYTES_PER_BYTE, JSON_BYTES_PER_FLOAT
@@ -18,11 +21,140 @@ from addnorm.service.engine.outputs.values import VectorDType, width_of
 from addnorm.service.errors import InvalidInput
 from addnorm.service.wire.codec.decoding import Tools
 from addnorm.service.wire.codec.payload import Encode, base64_of
-from addnorm.service.wire.codec.validation import Strict
-from addnorm.service.wire.route import Route
-from addnorm.service.wire.texts.json_answers import embedded
+from addnorm.service.wire.codec.validation import Strict, agreed
+from addnorm.service.wire.dialect_errors import COHERE_ERRORS
+from addnorm.service.wire.route import Protocol, Route
+from addnorm.service.wire.texts.json_answers import Ranking, embedded, ranked, usage
 from addnorm.service.wire.texts.sequences import Strings, typed
-from addnorm.service.wire.texts.texts import TextsToTokenize, Truncation, check_limit
+from addnorm.service.wire.texts.text_tasks import RerankOptions, score_pairs
+from addnorm.service.wire.texts.texts import (
+    PRECISION,
+    TextsToTokenize,
+    Truncation,
+    check_limit,
+    query_with,
+)
+
+
+class Document(Strict, extra="allow"):
+    """Its text is scored. What else it has is sent back with it."""
+
+    text: str
+
+
+class RerankRequest(RerankOptions):
+    """Cohere's fields; `raw_scores` is Infinity's, `precision` and `max_time_ms` are ours."""
+
+    model: str | None = Field(None, description="By default the one model that can rerank.")
+    query: str
+    documents: Annotated[list[str | Document], Field(fail_fast=True)] = Field(
+        description="Each is scored with the query, as a pair. What is too long is cut."
+    )
+    top_n: int | None = Field(
+        None, ge=0, description="Only the best so many; all by default, and for 0."
+    )
+    return_documents: bool | None = Field(
+        None, description="Whether the results have their documents."
+    )
+    raw_scores: bool = Field(
+        False, description="Whether scores are the model's own numbers, instead of 0 to 1."
+    )
+    precision: Precision | None = PRECISION
+    max_tokens_per_doc: int | None = Field(
+        None,
+        ge=1,
+        description="Documents are cut to the model's limit only: with the query they may have at"
+        " most so many tokens.",
+    )
+    top_k: int | None = Field(None, ge=0, description="`top_n`, as Voyage calls it.")
+    truncation: bool | None = Field(
+        None, description="Voyage's: whether what is too long is cut, as by default."
+    )
+    truncate_prompt_tokens: int | None = Field(
+        None, ge=-1, description="vLLM's: at least the model's limit, which -1 stands for."
+    )
+
+
+RERANK_EXAMPLES: dict[str, Any] = {
+    "three documents": {
+        "model": "reranker",
+        "query": "What is dropped?",
+        "documents": ["Pads are dropped.", "Bread is baked.", "Weights are kept."],
+        "top_n": 2,
+    }
+}
+
+
+async def rerank(body: RerankRequest, ask: Ask, tools: Tools) -> Encode:
+    """InvalidInput names the field."""
+    model = ask.find_model(tools.models, ask.names.get("model", body.model), "rerank")
+    check_limit("truncate_prompt_tokens", body.truncate_prompt_tokens, model, whole=-1)
+    num_best = agreed(top_n=body.top_n, top_k=body.top_k) or None
+    documents = [text if isinstance(text, str) else text.text for text in body.documents]
+    pairs = [(body.query, document) for document in documents]
+    truncate = tools.texts.cuts(body.truncation, by_default=True)
+    texts = TextsToTokenize(
+        "documents", pairs, truncate, model, can_cut=False, named=query_with("documents")
+    )
+    function: Function = "none" if body.raw_scores else "sigmoid"
+    sent_back = 2 * ask.num_body_bytes if body.return_documents else 0
+    ask.precision = body.precision or ask.precision
+    finish = await score_pairs(ask, tools, texts, function, sent_back, body.max_time_ms)
+    _check_documents(body.max_tokens_per_doc, ask)
+    ranking = Ranking(len(documents), partial(_entry, body), num_best, nulls=True)
+    return ranked(finish, _rankings, ranking)
+
+
+def _check_documents(most: int | None, ask: Ask) -> None:
+    """InvalidInput if a document might have to be cut shorter than the model cuts it. Haystack
+    always sends 4096, which matters only where the model takes more."""
+    index = int(ask.batch.lengths.argmax())
+    if most is not None and (num := int(ask.batch.lengths[index])) > most:
+        index = ask.order[index] if ask.order else index
+        raise InvalidInput(
+            f"max_tokens_per_doc is {most}, but documents[{index}] has {num} tokens with the query,"
+            " and is not cut below the model's own limit: leave it out, or shorten the document",
+            param="max_tokens_per_doc",
+        )
+
+
+def _entry(body: RerankRequest, index: int, score: Any) -> dict[str, Any]:
+    entry = {"index": index, "relevance_score": score}
+    if not body.return_documents:
+        return entry
+    document = body.documents[index]
+    whole = {"text": document} if isinstance(document, str) else document.model_dump()
+    return {**entry, "document": whole}
+
+
+def _rankings(ask: Ask, results: list[dict[str, Any]]) -> dict[str, Any]:
+    return {
+        "id": ask.id,
+        "object": "rerank",
+        "model": ask.model.answered_name,
+        "results": results,
+        "data": [  # Voyage's, with documents as plain texts
+            {**result, "document": result["document"]["text"]} if "document" in result else result
+            for result in results
+        ],
+        "usage": usage(ask),
+        "meta": {"tokens": {"input_tokens": ask.batch.num_tokens}},
+    }
+
+
+RERANK = tuple(
+    Route(
+        path=path,
+        name=name,
+        summary="Documents by how well they answer a query, as Cohere's, Jina's, vLLM's and"
+        " Infinity's clients ask for it",
+        body=RerankRequest,
+        decode=rerank,
+        examples=RERANK_EXAMPLES,
+    )
+    for path, name in (("/v1/rerank", "rerank"), ("/v2/rerank", "rerank_v2"))
+)
+
 
 InputType = Literal["search_query", "search_document", "classification", "clustering"]
 EmbeddingType = Literal["float", "int8", "uint8", "binary", "ubinary", "base64"]
@@ -77,15 +209,13 @@ class EmbedRequest(Strict):
         ge=1,
         description="Has no effect; rejected if it is below what the model cuts texts to.",
     )
-    precision: Precision | None = Field(
-        None, description="One the model has; by default as it says."
-    )
+    precision: Precision | None = PRECISION
     inputs: Annotated[list[EmbedInput], Field(fail_fast=True)] | None = Field(
         None, description="In place of texts: each is of one text."
     )
 
 
-EXAMPLES: dict[str, Any] = {
+EMBED_EXAMPLES: dict[str, Any] = {
     "a text in two types": {
         "model": "all-minilm-l6-v2",
         "texts": ["Pads are dropped."],
@@ -117,7 +247,7 @@ async def embed(is_v1: bool, body: EmbedRequest, ask: Ask, tools: Tools) -> Enco
     ask.outputs, ask.precision, ask.field = (output,), body.precision or ask.precision, field
     ask.answer_bytes = ask.num_body_bytes + len(sent) * vector_bytes
     is_plain = is_v1 and body.embedding_types is None
-    return embedded(partial(_words, is_plain, sent), partial(_by_type, types))
+    return embedded(partial(_embeddings, is_plain, sent), partial(_by_type, types))
 
 
 def _checked_texts(body: EmbedRequest) -> tuple[str, list[str]]:
@@ -161,7 +291,7 @@ def _by_type(types: list[EmbeddingType], ask: Ask) -> dict[str, Any]:
     return by_type
 
 
-def _words(is_plain: bool, texts: list[str], ask: Ask, by_type: Any) -> dict[str, Any]:
+def _embeddings(is_plain: bool, texts: list[str], ask: Ask, by_type: Any) -> dict[str, Any]:
     """is_plain: a list of vectors, as /v1/embed answers where no type is asked for."""
     num_tokens = ask.batch.num_tokens
     return {
@@ -177,17 +307,25 @@ def _words(is_plain: bool, texts: list[str], ask: Ask, by_type: Any) -> dict[str
     }
 
 
-ROUTES = tuple(
+EMBED = tuple(
     Route(
         path=path,
         name=name,
         summary="Embeddings of texts in several types, as Cohere's clients ask for them",
         body=EmbedRequest,
         decode=partial(embed, is_v1),
-        examples=EXAMPLES,
+        examples=EMBED_EXAMPLES,
     )
     for path, name, is_v1 in (
         ("/v1/embed", "cohere_embed", True),
         ("/v2/embed", "cohere_embed_v2", False),
     )
+)
+
+
+PROTOCOL = Protocol(
+    tag="Cohere",
+    reference="https://docs.cohere.com/reference/about",
+    routes=(*RERANK, *EMBED),
+    errors=COHERE_ERRORS,
 )

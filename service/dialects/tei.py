@@ -1,0 +1,625 @@
+"""text-embeddings-inference's routes. Its clients name no model: the task's default answers.
+`shared_paths.py` has the paths that other dialects share.
+
+Source: its router/src/http/types.rs and server.rs. Its statuses are not taken over: ours say more.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from functools import partial
+from itertools import accumulate, islice
+from typing import Annotated, Any, Generic, Literal, NamedTuple, TypeVar
+
+import orjson
+from fastapi import Query, Request, Response
+from pydantic import BaseModel, Field, PlainValidator, model_validator
+from pydantic_core import PydanticCustomError
+from tokenizers import Encoding
+
+from addnorm.service import VERSION
+from addnorm.service.asking.ask import Ask
+from addnorm.service.asking.tasks.classification import Function, label_names
+from addnorm.service.engine.batch import Floats, Ints
+from addnorm.service.engine.bundle import Bundle
+from addnorm.service.engine.manifest import Task
+from addnorm.service.engine.model import Model
+from addnorm.service.engine.outputs import Activations, Output, Pooled, Sparse, Value
+from addnorm.service.engine.registry import Models
+from addnorm.service.engine.tokenizer import Text, Tokenizer
+from addnorm.service.errors import EmptyInput, InvalidInput
+from addnorm.service.wire.codec.decoding import Tools
+from addnorm.service.wire.codec.negotiation import Several, fragment
+from addnorm.service.wire.codec.shown import shown
+from addnorm.service.wire.codec.validation import Strict, fit, into_body
+from addnorm.service.wire.dialect_errors import HUGGING_FACE_ERRORS, TEI_ERRORS
+from addnorm.service.wire.route import FastApiRoute, Parts, Protocol, Route, parts_of
+from addnorm.service.wire.texts.json_answers import (
+    JsonAnswer,
+    Ranking,
+    Shape,
+    compared,
+    embedded,
+    ranked,
+)
+from addnorm.service.wire.texts.sequences import (
+    ONE_ROW,
+    OTHER_VOCABULARY,
+    ROWS,
+    OneOrSeveral,
+    Sequences,
+    SequencesToRead,
+    Strings,
+)
+from addnorm.service.wire.texts.text_tasks import (
+    ClassifyOptions,
+    RerankOptions,
+    classify,
+    score_pairs,
+)
+from addnorm.service.wire.texts.texts import (
+    PROMPT_NAME,
+    Shown,
+    TextsToTokenize,
+    check_size,
+    query_with,
+    source_or_sentence,
+)
+
+INPUTS = Field(
+    description="A text, token ids with their special tokens, or a list of either. Ids are not cut,"
+    " and rejected without the special tokens at both ends, unless the model has no tokenizer."
+)
+
+
+class PredictInputs(NamedTuple):
+    texts: Annotated[list[Text], Field(fail_fast=True)]
+    is_batch: bool  # then the response is a list for each
+
+
+def _predict_inputs(value: Any) -> PredictInputs:
+    """`["a", "b"]` is one pair. A batch is a list of lists of one or two texts."""
+    if isinstance(value, str):
+        return PredictInputs([value], is_batch=False)
+    if isinstance(value, list) and value and isinstance(value[0], str):
+        return PredictInputs([_one_or_two(value)], is_batch=False)
+    if isinstance(value, list):
+        return PredictInputs([_one_or_two(texts) for texts in value], is_batch=True)
+    raise PydanticCustomError(
+        "predict_kind",
+        "Input should be a text, a pair [text, text], or a batch [[text], [text, text], ...]",
+    )
+
+
+def _one_or_two(value: Any) -> Text:
+    if isinstance(value, list) and set(map(type, value)) == {str} and len(value) <= 2:
+        return value[0] if len(value) == 1 else (value[0], value[1])
+    raise PydanticCustomError(
+        "predict_pair",
+        "Input should be one text or a pair in a list; texts by themselves make a batch as"
+        " [[text], [text], ...]",
+    )
+
+
+def _rows(value: Any) -> list[list[int]]:
+    if isinstance(value, list) and value and not isinstance(value[0], list):
+        return [ONE_ROW.validate_python(value, strict=True)]
+    return ROWS.validate_python(value, strict=True)
+
+
+OneOrTwo = Annotated[list[str], Field(min_length=1, max_length=2)]
+Rows = Annotated[list[list[int]], PlainValidator(_rows, list[int] | list[list[int]])]
+MODEL = Field(None, description="By default the one model made for this.")
+
+
+class Cutting(Strict):
+    truncate: bool | None = Field(
+        None,
+        description="Whether texts that are too long are cut, which is the default, instead of"
+        " rejected.",
+    )
+    truncation_direction: Literal["Left", "Right", "left", "right"] = Field(
+        "right", description="At which end they are cut."
+    )
+
+    @property
+    def left(self) -> bool:
+        return self.truncation_direction.lower() == "left"
+
+
+class TeiRequest(Cutting):
+    model: str | None = MODEL
+    parameters: dict[str, Any] | None = Field(
+        None, description="The other fields may stand in here, as Hugging Face's clients have it."
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _flat(cls, value: Any) -> Any:
+        return into_body(value)
+
+
+class TeiEmbedAllRequest(TeiRequest):
+    """Token ids instead of texts are taken as they are."""
+
+    inputs: Sequences = INPUTS
+    prompt_name: str | None = PROMPT_NAME
+
+
+class TeiEmbedRequest(TeiEmbedAllRequest):
+    normalize: bool = Field(True, description="Whether vectors are scaled to length 1.")
+    dimensions: int | None = Field(None, ge=1, description="Only the first so many.")
+
+
+class TeiRerankRequest(TeiRequest, RerankOptions):
+    query: str
+    texts: Strings = Field(description="Each is scored with the query, as a pair.")
+    raw_scores: bool = Field(
+        False, description="Whether scores are the model's own numbers, instead of 0 to 1."
+    )
+    return_text: bool = False
+    top_n: int | None = Field(None, ge=0, description="Only the best so many; all for 0.")
+
+
+class TeiPredictRequest(TeiRequest):
+    inputs: Annotated[
+        PredictInputs, PlainValidator(_predict_inputs, str | OneOrTwo | list[OneOrTwo])
+    ] = Field(description="A text, one pair of texts, or a batch of lists of one or two texts.")
+    raw_scores: bool = Field(False, description="Whether scores are logits.")
+
+
+class TeiSentences(Strict):
+    source_sentence: str
+    sentences: Strings
+
+
+class TeiSimilarityParameters(Cutting):
+    prompt_name: str | None = PROMPT_NAME
+
+
+class TeiSimilarityRequest(Strict):
+    model: str | None = MODEL
+    inputs: TeiSentences
+    parameters: TeiSimilarityParameters | None = None
+
+
+class TeiTokenizeRequest(Strict):
+    model: str | None = MODEL
+    inputs: OneOrSeveral = Field(description="A text, or a list of texts.")
+    add_special_tokens: bool = True
+    prompt_name: str | None = PROMPT_NAME
+
+
+class TeiDecodeRequest(Strict):
+    model: str | None = MODEL
+    ids: Rows = Field(description="Token ids, or a list of such.")
+    skip_special_tokens: bool = True
+
+
+# the first that a model is served for says which model is described
+TASKS: tuple[Task, ...] = (
+    "embed", "rerank", "classify", "sparse", "multi_vector", "tag", "fill_mask", "complete",
+)  # fmt: skip
+# below it are paths of one model, for clients that add theirs to a URL and name none: Dify's
+OF_MODEL = "/hf/{model:path}"
+POOLINGS = {"first": "cls", "last": "last_token"}  # others have our names
+DTYPES = {"fp32": "float32", "fp16": "float16"}  # int8 is called so
+
+
+def described(models: Models, ref: str | None = None) -> Model:
+    """The model of this name; without one that which embeds by default, else the one of another
+    task. InvalidInput where several can and none is the default."""
+    if ref is not None:
+        return models.find(ref)
+    defaults = models.defaults()
+    served = (task for task in TASKS if any(task in model.bundle.tasks for model in defaults))
+    return models.find(None, next(served, None))
+
+
+FIELD = "inputs"
+ENTRIES_AT_ONCE = 1024  # of a sparse vector
+ENTRY_BYTES = 48  # of one as JSON, and as numbers until it is written
+
+
+async def embed(body: TeiEmbedRequest, ask: Ask, tools: Tools) -> JsonAnswer:
+    output = Pooled(normalize=body.normalize, dimensions=body.dimensions)
+    answer = embedded(lambda ask, vectors: vectors)
+    return await _of_sequences(body, "embed", output, ask, tools, answer)
+
+
+async def embed_all(body: TeiEmbedAllRequest, ask: Ask, tools: Tools) -> JsonAnswer:
+    answer = JsonAnswer(lambda ask: ask.value(Activations).for_json())
+    return await _of_sequences(body, "embed", Activations(), ask, tools, answer)
+
+
+async def embed_sparse(body: TeiEmbedAllRequest, ask: Ask, tools: Tools) -> JsonAnswer:
+    answer = await _of_sequences(body, "sparse", Sparse(), ask, tools, JsonAnswer(_vectors))
+    ask.answer_bytes = ENTRY_BYTES * Sparse().max_entries(ask.model.bundle, ask.batch)
+    return answer
+
+
+def _vectors(ask: Ask) -> Iterator[Any]:
+    vectors = ask.value(Sparse)
+    return map(_entries, vectors.indices, vectors.values)
+
+
+def _entries(indices: Ints, values: Floats) -> Iterator[Any]:
+    """A few at a time: each takes ten times its bytes until it is written."""
+    for start in range(0, len(indices), ENTRIES_AT_ONCE):
+        some = slice(start, start + ENTRIES_AT_ONCE)
+        pairs = zip(indices[some].tolist(), values[some], strict=True)
+        yield Several({"index": index, "value": value} for index, value in pairs)
+
+
+async def similarity(body: TeiSimilarityRequest, ask: Ask, tools: Tools) -> JsonAnswer:
+    options = body.parameters or TeiSimilarityParameters()
+    sentences = body.inputs.sentences
+    if not sentences:
+        raise EmptyInput("inputs.sentences is empty: send at least one text", param=FIELD)
+    named = body.model, options.prompt_name
+    model, prompt_name = ask.find_model_and_prompt(tools.models, *named, "embed")
+    truncate = tools.texts.cuts(options.truncate, by_default=True)
+    every = [body.inputs.source_sentence, *sentences]
+    texts = TextsToTokenize.prompted(FIELD, every, truncate, model, prompt_name)
+    texts = texts._replace(left=options.left, named=source_or_sentence)
+    ask.batch, ask.padding = await tools.texts.tokenize(texts, ask)
+    ask.outputs, ask.field = (Pooled.compared(model.bundle),), FIELD
+    return replace(compared(model), times=partial(_times, sum(texts.sizes())))
+
+
+async def predict(body: TeiPredictRequest, ask: Ask, tools: Tools) -> JsonAnswer:
+    model = ask.find_model(tools.models, body.model, "classify")
+    truncate = tools.texts.cuts(body.truncate, by_default=True)
+    texts = TextsToTokenize(FIELD, body.inputs.texts, truncate, model, left=body.left)
+    options = ClassifyOptions(function_to_apply="none" if body.raw_scores else None)
+    finish = await classify(ask, tools, texts, options)
+
+    def shape(ask: Ask) -> Any:
+        results = finish(ask)
+        return results if body.inputs.is_batch else next(results)
+
+    return JsonAnswer(shape, partial(_times, sum(texts.sizes())))
+
+
+async def rerank(body: TeiRerankRequest, ask: Ask, tools: Tools) -> JsonAnswer:
+    encoding = await rerank_each([body], ask, tools)
+    return replace(encoding, shape=lambda ask: encoding.shape(ask)[0])
+
+
+async def rerank_each(body: Sequence[TeiRerankRequest], ask: Ask, tools: Tools) -> JsonAnswer:
+    """A ranking for each of them. All have the options of the first, save top_n and return_text."""
+    model = ask.find_model(tools.models, ask.names.get("model", body[0].model), "rerank")
+    pairs = [(one.query, text) for one in body for text in one.texts]
+    truncate = tools.texts.cuts(body[0].truncate, by_default=True)
+    texts = TextsToTokenize(
+        "texts", pairs, truncate, model, left=body[0].left, named=query_with("texts")
+    )
+    function: Function = "none" if body[0].raw_scores else "sigmoid"
+    sent_back = ask.num_body_bytes if any(one.return_text for one in body) else 0
+    finish = await score_pairs(ask, tools, texts, function, sent_back, body[0].max_time_ms)
+    rankings = (Ranking(len(one.texts), partial(_rank, one), one.top_n or None) for one in body)
+    answer = ranked(finish, lambda ask, *entries: list(entries), *rankings)
+    return replace(answer, times=partial(_times, sum(texts.sizes())))
+
+
+def _rank(body: TeiRerankRequest, index: int, score: Any) -> dict[str, Any]:
+    text = {"text": body.texts[index]} if body.return_text else {}
+    return {"index": index, **text, "score": score}
+
+
+async def _of_sequences(
+    body: TeiEmbedAllRequest,
+    task: Task,
+    output: Output[Value],
+    ask: Ask,
+    tools: Tools,
+    answer: JsonAnswer,
+) -> JsonAnswer:
+    """One output of texts or ids."""
+    model, prompt_name = ask.find_model_and_prompt(tools.models, body.model, body.prompt_name, task)
+    truncate = tools.texts.cuts(body.truncate, by_default=True, texts=body.inputs)
+    sent = SequencesToRead(FIELD, body.inputs, truncate, model, prompt_name, body.left)
+    ask.batch, ask.padding = await sent.read(ask, tools)
+    ask.outputs, ask.field, ask.hint = (output,), FIELD, OTHER_VOCABULARY
+    return replace(answer, times=partial(_times, sum(map(len, body.inputs))))
+
+
+def _times(num_characters: int, ask: Ask) -> dict[str, str]:
+    """Milliseconds, as text-embeddings-inference tells them. num_characters: of the request; ids
+    count as one each."""
+    stages_s = ask.stages_s
+    total_s = sum(stages_s.values())
+    times_s = {
+        "x-compute-time": total_s,
+        "x-total-time": total_s,
+        "x-tokenization-time": stages_s["decode"],
+        "x-queue-time": stages_s["queue"],
+        "x-inference-time": stages_s["infer"],
+    }
+    return {
+        "x-compute-type": ask.engine.provider,
+        "x-compute-characters": str(num_characters),
+        "x-compute-tokens": str(ask.batch.num_tokens),
+        **{name: str(round(seconds * 1000)) for name, seconds in times_s.items()},
+    }
+
+
+TEXTS = {"inputs": ["Pads are dropped.", "Pads come back as zeros."]}
+SENTENCES = {
+    "inputs": {"source_sentence": "Pads are dropped.", "sentences": ["Pads come back as zeros."]}
+}
+PAIRS = {"inputs": [["Pads are dropped."], ["Pads are dropped.", "They cost nothing."]]}
+TASK_ROUTES = tuple(
+    Route(
+        path=path,
+        name=f"tei_{path.removeprefix('/')}",
+        summary=f"{what}, as text-embeddings-inference answers",
+        body=body,
+        decode=decode,
+        examples={"texts": example},
+    )
+    for path, decode, what, body, example in (
+        ("/embed", embed, "Vectors of texts", TeiEmbedRequest, TEXTS),
+        ("/embed_all", embed_all, "A vector for each token of texts", TeiEmbedAllRequest, TEXTS),
+        ("/embed_sparse", embed_sparse, "Sparse vectors of texts", TeiEmbedAllRequest, TEXTS),
+        ("/similarity", similarity, "How alike texts are", TeiSimilarityRequest, SENTENCES),
+        ("/predict", predict, "Labels of texts, and of pairs of texts", TeiPredictRequest, PAIRS),
+    )
+)
+
+
+async def tokenize(body: TeiTokenizeRequest, ask: Ask, tools: Tools) -> bytes:
+    """Texts may have any number of tokens."""
+    model = _model(body.model, ask, tools)
+    texts = TextsToTokenize.prompted("inputs", body.inputs, False, model, body.prompt_name)
+    texts = texts._replace(can_cut=False)
+    work = partial(_shown, tools.texts.tokenizer(texts), body.add_special_tokens)
+    shown = await tools.texts.tokenize_with(texts, work, ask, list)
+    return orjson.dumps([text.fields["tokens"] for text in shown])
+
+
+def _model(sent: str | None, ask: Ask, tools: Tools) -> Model:
+    named = ask.names.get("model", sent)
+    return ask.find_model(tools.models, named or described(tools.models).bundle.ref)
+
+
+def _shown(tokenizer: Tokenizer, add_special_tokens: bool, piece: Sequence[Text]) -> list[Shown]:
+    encodings = tokenizer.library.encode_batch(list(piece), add_special_tokens=add_special_tokens)
+    return [_show(str(text), one) for text, one in zip(piece, encodings, strict=True)]
+
+
+def _show(text: str, encoding: Encoding) -> Shown:
+    # where each character, and the end, stands in the text as UTF-8
+    places: Sequence[int] = range(len(text) + 1)
+    if not text.isascii():
+        places = list(accumulate((len(character.encode()) for character in text), initial=0))
+    parts = encoding.ids, encoding.tokens, encoding.offsets, encoding.special_tokens_mask
+    tokens = [
+        {
+            "id": index,
+            "text": token if is_special else text[start:stop],
+            "special": bool(is_special),
+            "start": None if is_special else places[start],
+            "stop": None if is_special else places[stop],
+        }
+        for index, token, (start, stop), is_special in zip(*parts, strict=True)
+    ]
+    return Shown(len(encoding), {"tokens": fragment(tokens)})
+
+
+async def decode(body: TeiDecodeRequest, ask: Ask, tools: Tools) -> bytes:
+    """InvalidInput names the field."""
+    if not body.ids:
+        raise EmptyInput("ids is empty: send at least one token id", param="ids")
+    texts = await tools.texts.decode(
+        "ids", body.ids, body.skip_special_tokens, _model(body.model, ask, tools), ask
+    )
+    return orjson.dumps(texts)
+
+
+DECODE = Route(
+    path="/decode",
+    name="tei_decode",
+    summary="The texts of token ids, as text-embeddings-inference answers",
+    body=TeiDecodeRequest,
+    decode=decode,
+    infers=False,
+    examples={"ids": {"ids": [[2, 4, 5, 3]]}},
+)
+
+
+Instance = TypeVar("Instance", bound=TeiRequest)
+OWN = {"inputs", "query", "texts", "top_n", "return_text"}  # fields that may differ
+
+
+class VertexRequest(Strict):
+    """Instances whose options differ are rejected: they would not be one request."""
+
+    instances: Annotated[list[dict[str, Any]], Field(fail_fast=True)] = Field(
+        description="Bodies of /rerank if the first has `query`, else of what the server's model is"
+        " made for: /embed, /embed_sparse or /predict."
+    )
+    parameters: Any = Field(None, description="Has no effect.")
+
+
+class Instances(BaseModel, Generic[Instance]):
+    instances: Annotated[list[Instance], Field(fail_fast=True)]
+
+
+async def predict_instances(body: VertexRequest, ask: Ask, tools: Tools) -> JsonAnswer:
+    if not body.instances:
+        raise EmptyInput("instances is empty: send at least one", param="instances")
+    tasks = described(tools.models, _named(body.instances[0])).bundle.tasks
+    if "query" in body.instances[0]:
+        rerankings = await _instances(TeiRerankRequest, body, ask, tools)
+        encoding = await rerank_each(rerankings, ask, tools)
+        return replace(encoding, shape=partial(_predictions, encoding.shape, None))
+    if "embed" in tasks or "sparse" in tasks:
+        answer = embed if "embed" in tasks else embed_sparse
+        embeddings = await _instances(TeiEmbedRequest, body, ask, tools)
+        _check_kind(embeddings)
+        inputs = [each for one in embeddings for each in one.inputs]
+        whole = embeddings[0].model_copy(update={"inputs": inputs})
+        encoding = await answer(whole, ask, tools)
+        share = partial(_shared, [len(one.inputs) for one in embeddings])
+    else:
+        predictions = await _instances(TeiPredictRequest, body, ask, tools)
+        texts = [one.inputs for one in predictions]
+        joined = PredictInputs([text for one in texts for text in one.texts], is_batch=True)
+        whole_batch = predictions[0].model_copy(update={"inputs": joined})
+        encoding = await predict(whole_batch, ask, tools)
+        share = partial(_shared, [len(one.texts) if one.is_batch else None for one in texts])
+    return replace(encoding, shape=partial(_predictions, encoding.shape, share))
+
+
+def _named(instance: dict[str, Any]) -> str | None:
+    """The model that its body names; a name of another type is rejected with the body."""
+    name = instance.get("model")
+    return name if isinstance(name, str) and name else None
+
+
+async def _instances(
+    instance: type[Instance], body: VertexRequest, ask: Ask, tools: Tools
+) -> list[Instance]:
+    """All as one type, and with the same options. InvalidInput names what differs."""
+    check_size("instances", len(body.instances), "instances", tools.texts.settings.max_sequences)
+    bodies, num_bytes, value = tools.bodies, ask.num_body_bytes, {"instances": body.instances}
+    kind = Instances[instance]  # type: ignore[valid-type]
+    fitted = await bodies.read(num_bytes, ask, fit, kind, value, bodies.ignored.add)
+    instances: list[Instance] = fitted.instances
+    for field in (name for name in instance.model_fields if name not in OWN):
+        first, *others = (getattr(one, field) for one in instances)
+        for index, other in enumerate(others, 1):
+            if other != first:
+                raise InvalidInput(
+                    f"instances[{index}] has {field} {shown(other)}, instances[0] has"
+                    f" {shown(first)}: send instances with other options in a request of their own",
+                    param="instances",
+                )
+    return instances
+
+
+def _check_kind(embeddings: Sequence[TeiEmbedRequest]) -> None:
+    """InvalidInput if some have texts and others token ids."""
+    kinds = [{type(each) for each in one.inputs} for one in embeddings]
+    for index, kind in enumerate(kinds):
+        if kind and kinds[0] and kind != kinds[0]:
+            what, other = ("texts", "token ids") if str in kind else ("token ids", "texts")
+            raise InvalidInput(
+                f"instances[{index}] has {what}, instances[0] has {other}: send them in requests of"
+                " their own",
+                param="instances",
+            )
+
+
+def _shared(counts: Sequence[int | None], results: Any) -> Iterator[Any]:
+    """The next so many results for each instance; None: one, and no list of it."""
+    left = iter(results)
+    for count in counts:
+        yield next(left) if count is None else islice(left, count)
+
+
+def _predictions(shape: Shape, share: Callable[[Any], Iterator[Any]] | None, ask: Ask) -> Any:
+    results = shape(ask)
+    return {"predictions": share(results) if share else results}
+
+
+VERTEX = Route(
+    path="/vertex",
+    name="vertex_predict",
+    summary="Instances of one task, as Vertex AI asks for them",
+    body=VertexRequest,
+    decode=predict_instances,
+    examples={"texts": {"instances": [{"inputs": "Pads are dropped."}]}},
+)
+
+
+async def info(
+    request: Request, model: Annotated[str | None, Query(description="Its name.")] = None
+) -> dict[str, Any]:
+    return _info(parts_of(request), model or None)
+
+
+async def info_of_model(request: Request, model: str) -> dict[str, Any]:
+    return _info(parts_of(request), model or None)
+
+
+def _info(parts: Parts, ref: str | None) -> dict[str, Any]:
+    model, settings = described(parts.models, ref), parts.settings
+    bundle, manifest = model.bundle, model.bundle.manifest
+    precision = model.default_precision
+    return {
+        "model_id": bundle.ref,
+        "model_sha": bundle.manifest_sha256 or None,
+        "model_dtype": DTYPES.get(precision, precision),
+        "served_model_name": manifest.name,
+        "model_type": _model_type(bundle),
+        "max_concurrent_requests": settings.max_connections,
+        "max_input_length": manifest.limits.max_text_tokens,
+        "max_batch_tokens": settings.max_tokens,
+        "max_batch_requests": None,
+        "max_client_batch_size": settings.max_sequences,
+        "auto_truncate": settings.truncate is not False,
+        "tokenization_workers": settings.num_cores,
+        "version": VERSION,
+        "sha": None,
+        "docker_label": None,
+    }
+
+
+def _model_type(bundle: Bundle) -> dict[str, Any]:
+    manifest = bundle.manifest
+    task = next(task for task in TASKS if task in bundle.tasks)
+    if task in ("embed", "sparse"):
+        pooling = POOLINGS.get(manifest.pooling, manifest.pooling)
+        return {"embedding": {"pooling": "splade" if task == "sparse" else pooling}}
+    if task in ("rerank", "classify"):
+        names = label_names(manifest.labels, bundle.width("logits"))
+        labels = {
+            "id2label": {str(index): name for index, name in enumerate(names)},
+            "label2id": {name: index for index, name in enumerate(names)},
+        }
+        return {"reranker" if task == "rerank" else "classifier": labels}
+    return {task: {}}  # text-embeddings-inference has no such models
+
+
+async def health(request: Request) -> Response:
+    await parts_of(request).readiness.check()
+    return Response()
+
+
+ABOUT = (
+    FastApiRoute(
+        "/info",
+        info,
+        "The model that embeds, or the one of another task, described as text-embeddings-inference"
+        " does",
+        TEI_ERRORS.only(400, 404, 503),
+        "tei_info",
+    ),
+    FastApiRoute(
+        f"{OF_MODEL}/info",
+        info_of_model,
+        "One model, described as text-embeddings-inference does",
+        HUGGING_FACE_ERRORS.only(404, 503),
+        "tei_info_of_model",
+    ),
+    *(
+        FastApiRoute(
+            path,
+            health,
+            "Whether every model gives its known answer: an empty answer",
+            TEI_ERRORS.only(503),
+            name,
+            documented={"response_class": Response},
+        )
+        for path, name in (("/health", "tei_health"), ("/ping", "sagemaker_ping"))
+    ),
+)
+PROTOCOL = Protocol(
+    tag="text-embeddings-inference",
+    reference="https://huggingface.github.io/text-embeddings-inference/",
+    routes=(*TASK_ROUTES, VERTEX, DECODE, *ABOUT),
+    errors=TEI_ERRORS,
+    scopes={"/health": None, "/ping": None},
+    health=("/health", "/ping"),
+)
