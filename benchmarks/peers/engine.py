@@ -2,7 +2,8 @@
 users would run it: engine.py NAME CHECKPOINT MADE PORT, by the interpreter of build/engines.
 
 POST /timed: {"texts": [...], "batch": 32} -> float64 seconds and CPU seconds, then the vectors as
-float32. What is made of the checkpoint is kept in the folder MADE, where calibration.json lies.
+float32. What is made of the checkpoint is kept in the folder MADE, where calibration.json lies, and
+Addnorm's int8 graph.
 """
 
 import json
@@ -21,6 +22,7 @@ Texts = Sequence[str]
 Encode = Callable[[Texts], Any]  # one batch -> vectors [texts, d_model]
 LONGEST, THREADS = 256, 2
 STREAMS = "openvino-int8-streams"
+OURS = "addnorm.int8.onnx"  # in MADE
 
 
 def batches(texts: Texts, size: int) -> Iterator[list[int]]:
@@ -80,23 +82,26 @@ def sentence_transformers(checkpoint: Path, dtype: str) -> Encode:
     ).astype(np.float32)
 
 
-def onnxruntime(checkpoint: Path, folder: Path, *, int8: bool) -> Encode:
+def quantized(graph: Path, folder: Path) -> Path:
+    """The usual int8: weights by column, one scale for all of a product's input."""
+    from onnxruntime.quantization import QuantType, quantize_dynamic
+
+    quantize_dynamic(graph, folder / "int8.onnx", weight_type=QuantType.QInt8)
+    return folder / "int8.onnx"
+
+
+def onnxruntime(checkpoint: Path, graph: Path) -> Encode:
     import onnxruntime as ort
 
-    graph = exported(checkpoint, folder)
-    if int8:
-        from onnxruntime.quantization import QuantType, quantize_dynamic
-
-        quantize_dynamic(graph, folder / "int8.onnx", weight_type=QuantType.QInt8)
-        graph = folder / "int8.onnx"
     options = ort.SessionOptions()
     options.intra_op_num_threads = THREADS
     session, read = ort.InferenceSession(str(graph), options), tokenized(checkpoint)
     known = {each.name for each in session.get_inputs()}
+    first = session.get_outputs()[0].name  # the rows, [texts, width, d_model]
 
     def encode(texts: Texts) -> Any:
         inputs = read(texts)
-        rows = session.run(["rows"], {n: a for n, a in inputs.items() if n in known})[0]
+        rows = session.run([first], {n: a for n, a in inputs.items() if n in known})[0]
         return pooled(rows, inputs["attention_mask"])
 
     return encode
@@ -172,8 +177,11 @@ def create_app(name: str, checkpoint: Path, calibration: Texts, folder: Path) ->
     made: dict[str, Callable[[], Encode]] = {
         "torch": lambda: sentence_transformers(checkpoint, "float32"),
         "torch-bfloat16": lambda: sentence_transformers(checkpoint, "bfloat16"),
-        "onnxruntime": lambda: onnxruntime(checkpoint, folder, int8=False),
-        "onnxruntime-int8": lambda: onnxruntime(checkpoint, folder, int8=True),
+        "onnxruntime": lambda: onnxruntime(checkpoint, exported(checkpoint, folder)),
+        "onnxruntime-int8": lambda: onnxruntime(
+            checkpoint, quantized(exported(checkpoint, folder), folder)
+        ),
+        "onnxruntime-ours": lambda: onnxruntime(checkpoint, folder / OURS),
         "openvino": lambda: openvino(checkpoint, folder, calibration, int8=False),
         "openvino-int8": lambda: openvino(checkpoint, folder, calibration, int8=True),
         STREAMS: lambda: openvino(checkpoint, folder, calibration, int8=True, streams=THREADS),

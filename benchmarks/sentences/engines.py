@@ -7,6 +7,7 @@ Peers are timed where they run. Addnorm is asked over HTTP, which counts.
 import base64
 import json
 import random
+import shutil
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
@@ -42,6 +43,7 @@ TITLES = {
     "ctranslate2-int8": "CTranslate2, int8",
     "openvino-int8": "OpenVINO, static int8 (NNCF)",
     "openvino-int8-streams": "the same, two streams",
+    "onnxruntime-ours": "Addnorm's int8 file in plain onnxruntime",
     f"addnorm {INT8}": "**Addnorm int8, over HTTP**",
 }
 Timed = tuple[float, float, Vectors]  # seconds, CPU seconds, [texts, d_model]
@@ -74,6 +76,7 @@ def run(options: Options) -> Findings:
     asked, calibration = prose(NUM_TEXTS), prose(256, seed=1)
     MADE.mkdir(parents=True, exist_ok=True)
     (MADE / "calibration.json").write_text(json.dumps(calibration))
+    shutil.copyfile(newest(MODEL).graph(INT8), MADE / "addnorm.int8.onnx")
     with ExitStack() as stack:
         engines = [engine for name in TITLES if (engine := _started(name, stack, options))]
         rounds = options.times(3)

@@ -30,7 +30,6 @@ from addnorm.service.wire.texts.json_answers import (
     Finish,
     JsonAnswer,
     compared,
-    embedded,
     in_base64,
     pooled,
 )
@@ -135,7 +134,7 @@ async def infer(body: HuggingFaceRequest, ask: Ask, tools: Tools) -> Encode:
     if run is None:
         await text_tasks.want_vectors(ask, tools, to_tokenize, body.dimensions, body.normalize)
         in_text = body.encoding_format == "base64"
-        return embedded(lambda ask, vectors: vectors, in_base64 if in_text else pooled)
+        return JsonAnswer(in_base64 if in_text else pooled)
     finish = await run(ask, tools, to_tokenize, parameters)
     # transformers answers a list of one text by one object too, in this task
     is_one = isinstance(body.inputs, str) or (run is text_tasks.zero_shot and len(texts) == 1)

@@ -30,7 +30,6 @@ from addnorm.service.wire.route import FastApiRoute, Protocol, Route, parts_of
 from addnorm.service.wire.texts.json_answers import (
     JsonAnswer,
     Ranking,
-    embedded,
     in_base64,
     pooled,
     ranked,
@@ -113,7 +112,8 @@ def _classes(ask: Ask) -> dict[str, Any]:
 async def pool(body: PoolingRequest, ask: Ask, tools: Tools) -> Encode:
     texts = _texts(body, "input", body.input, "embed", ask, tools)
     await want_vectors(ask, tools, texts)
-    return embedded(_vectors, in_base64 if body.encoding_format == "base64" else pooled)
+    in_text = body.encoding_format == "base64"
+    return JsonAnswer(in_base64 if in_text else pooled, words=_vectors)
 
 
 def _vectors(ask: Ask, vectors: Any) -> dict[str, Any]:

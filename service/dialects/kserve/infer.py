@@ -76,14 +76,15 @@ async def infer(
 ) -> Callable[[Ask], Encoded]:
     """contents: as `tensors.read` takes them. InvalidInput names the field."""
     own, of_texts = body.parameters, tensors.is_of_texts(body.inputs)
-    named, path_name = ref(tools.models, **ask.names), ask.names["model"]
+    named = ref(tools.models, **ask.names)
     if of_texts:
         model, prompt = ask.find_model_and_prompt(tools.models, named, own.prompt_name)
     else:
         model = ask.find_model(tools.models, named)
-    if body.model_name not in (None, model.name, path_name):
+    in_path = ask.names["model"]
+    if body.model_name not in (None, model.name, in_path):
         raise InvalidInput(
-            f"model_name is {body.model_name!r:.200}, the path says {path_name[:200]!r}",
+            f"model_name is {body.model_name!r:.200}, the path says {in_path[:200]!r}",
             param="model_name",
         )
     _check_parameters(body, of_texts)

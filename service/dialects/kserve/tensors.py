@@ -139,21 +139,21 @@ def after_json(inputs: Sequence[InputTensor], tail: memoryview) -> Iterator[memo
     """The bytes of each input, as they follow the JSON."""
     for tensor in inputs:
         num_bytes = tensor.parameters.binary_data_size
-        if num_bytes is None:
+        if num_bytes is not None:
+            if tensor.data is not None:
+                raise InvalidInput(
+                    f"{tensor.name} has both data and binary_data_size", param=tensor.name
+                )
+            if num_bytes > len(tail):
+                raise InvalidInput(
+                    f"unexpected size for input {tensor.name!r}, expecting {num_bytes - len(tail)}"
+                    " additional bytes",
+                    param=tensor.name,
+                )
+            yield tail[:num_bytes]
+            tail = tail[num_bytes:]
+        else:
             yield None
-            continue
-        if tensor.data is not None:
-            raise InvalidInput(
-                f"{tensor.name} has both data and binary_data_size", param=tensor.name
-            )
-        if num_bytes > len(tail):
-            raise InvalidInput(
-                f"unexpected size for input {tensor.name!r}, expecting {num_bytes - len(tail)}"
-                " additional bytes",
-                param=tensor.name,
-            )
-        yield tail[:num_bytes]
-        tail = tail[num_bytes:]
     if tail:
         raise InvalidInput(
             f"unexpected additional input data: {len(tail)} bytes after the last tensor",

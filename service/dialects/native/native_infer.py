@@ -417,12 +417,13 @@ def _check_axes(arrays: Arrays, num_axes: Mapping[str, int]) -> None:
 
 
 def _names(body: Options, bundle: Bundle) -> Sequence[str]:
-    """The outputs asked for. InvalidInput for what they, or options beside them, cannot be."""
+    """The outputs asked for. InvalidInput for what they, or options beside them, cannot be: an
+    option of an output that is not asked for is a mistake, not something to ignore."""
     names = body.wanted(bundle)
     if names is None:
         names = body.known.default_names(bundle)
     body.known.check_names(names, bundle)
-    for field, output in body.known.fields:  # a mistake, not something to ignore
+    for field, output in body.known.fields:
         if getattr(body, field) and output not in names:
             raise InvalidInput(f"{field} is set, but outputs lacks {output!r}", param=field)
     if body.normalize and not {"pooled", "token_vectors"} & set(names):

@@ -10,6 +10,7 @@ from pydantic import BaseModel
 
 from addnorm.service.wire.codec.negotiation import JSON
 
+FASTAPIS_422 = "HTTPValidationError"  # the schema of its body
 COMPONENTS = "#/components/schemas/"
 ABOUT = ("title", "description", "default")  # what a schema says of a field beside its values
 NULL = {"type": "null"}
@@ -87,20 +88,18 @@ def document(app: FastAPI) -> dict[str, Any]:
         )
         made = _rewritten(made)  # a copy: routes keep theirs
         schemas = made.setdefault("components", {}).setdefault("schemas", {})
-        every = (each for methods in made["paths"].values() for each in methods.values())
-        for operation in every:
-            # FastAPI has a 422 of its own for every route with a parameter. Routes answer 400
-            # instead, or have a 422 of theirs
-            if FASTAPIS_422 in str(operation["responses"].get("422")):
-                del operation["responses"]["422"]
+        for operation in (each for methods in made["paths"].values() for each in methods.values()):
             media_type = operation.get("requestBody", {}).get("content", {}).get(JSON, {})
             schema = media_type.get("schema", {})
-            if "title" not in schema:
-                continue
-            found = {**schema.pop("$defs", {}), schema["title"]: schema}
-            for name, part in found.items():
-                assert schemas.setdefault(name, part) == part, f"two schemas are called {name}"
-            media_type["schema"] = {"$ref": COMPONENTS + schema["title"]}
+            if "title" in schema:  # it stands in the document as a whole
+                found = {**schema.pop("$defs", {}), schema["title"]: schema}
+                for name, part in found.items():
+                    assert schemas.setdefault(name, part) == part, f"two schemas are called {name}"
+                media_type["schema"] = {"$ref": COMPONENTS + schema["title"]}
+            # FastAPI documents a 422 of its own for every route with a parameter. Routes answer 400
+            # instead, or have a 422 of theirs.
+            if FASTAPIS_422 in str(operation["responses"].get("422")):
+                del operation["responses"]["422"]
         for name in (FASTAPIS_422, "ValidationError"):
             schemas.pop(name, None)
         app.openapi_schema = made
