@@ -224,7 +224,7 @@ PROOFS = {
         (TRAINED, PEER),
     ),
     "saved_folders": Proof(
-        "42 folders that sentence-transformers and transformers save: the author's answers over"
+        "43 folders that sentence-transformers and transformers save: the author's answers over"
         " HTTP",
         13,
     ),

@@ -76,11 +76,7 @@ def test_named_experiments_marks_and_targets_exist(page: Path) -> None:
 
 CLIENTS = (ROOT / "docs" / "clients.md").read_text()
 MODELS = (ROOT / "docs" / "models.md").read_text()
-PROGRAMS = [
-    program
-    for program in re.findall(r"```python\n(.+?)```", README + MODELS + CLIENTS, re.DOTALL)
-    if "localhost:8001" not in program  # over gRPC: tests/opt_in/test_client_packages.py
-]
+PROGRAMS = re.findall(r"```python\n(.+?)```", README + MODELS + CLIENTS, re.DOTALL)
 
 
 TASKS = (ROOT / "docs" / "tasks.md").read_text()
