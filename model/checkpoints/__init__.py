@@ -154,17 +154,13 @@ def load_checkpoint(folder: Path, choices: Choices | None = None) -> Checkpoint:
     beside = [(name, what) for name, what in BESIDE.items() if (folder / name).is_file()]
     own = lists.Fields(family.fields, family.no_effect)
     unread = lists.CONFIG.list_unread(own.list_unread(fields))
-    problem_type = fields.get("problem_type")
-    if problem_type is not None and problem_type not in PROBLEMS:
-        known = ", ".join(PROBLEMS)
-        raise CheckpointError(f"config.json: problem_type is {problem_type!r}, known are {known}")
     stored = [weights, *(layer.stored for layers in authors.dense.values() for layer in layers)]
     return Checkpoint(
         model=model.eval(),
         model_type=str(name_of(fields)),
         head=table.classes[0] if table else None,
         labels=labels,
-        problem_type=problem_type,
+        problem_type=_problem_type(fields),
         pooling=authors.pooling,
         normalize=authors.normalize,
         unused=unused,
@@ -253,6 +249,15 @@ def _fill_model(
             elif table:
                 fill_head(head, table, reader)
     return model
+
+
+def _problem_type(fields: Raw) -> str | None:
+    """CheckpointError if it is none of transformers'."""
+    found = fields.get("problem_type")
+    if found is not None and found not in PROBLEMS:
+        known = ", ".join(PROBLEMS)
+        raise CheckpointError(f"config.json: problem_type is {found!r}, known are {known}")
+    return found
 
 
 def _problem(folder: Path, files: Iterable[str] | None = None) -> str | None:

@@ -368,7 +368,7 @@ TASK_ROUTES = tuple(
 
 
 async def tokenize(body: TeiTokenizeRequest, ask: Ask, tools: Tools) -> bytes:
-    """By `/info`'s model. Texts may have any number of tokens."""
+    """Texts may have any number of tokens."""
     model = _model(body.model, ask, tools)
     texts = TextsToTokenize.prompted("inputs", body.inputs, False, model, body.prompt_name)
     texts = texts._replace(can_cut=False)
