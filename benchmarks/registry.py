@@ -78,6 +78,12 @@ EXPERIMENTS = {
         "benchmarks.random_modules:run",
         60,
     ),
+    "as-it-is": Experiment(
+        "a module served as it is beside its recognized path and a naive server on its graph",
+        "benchmarks.as_it_is:run",
+        8,
+        only="beginnings of loads: ids, vectors",
+    ),
     "cache": Experiment(
         "what the cache brings where traffic repeats, and what it costs where it does not",
         "benchmarks.cache:run",
@@ -185,9 +191,7 @@ EXPERIMENTS = {
 GROUPS = {"stress": ("overload", "swaps", "rollback", "other-keys")}  # a name for several
 PROOFS = {
     "families": Proof("every family and head through HTTP, beside transformers", 20),
-    "modules": Proof(
-        "modules as people write them, over HTTP; every change of a Config refused", 15
-    ),
+    "modules": Proof("modules as people write them, over HTTP", 15),
     "real_models": Proof("checkpoints with trained weights, beside transformers", 4, (REAL,)),
     "lens": Proof(
         "hidden states and attention beside transformers; rxnmapper maps atoms by them",
@@ -220,7 +224,7 @@ PROOFS = {
         (TRAINED, PEER),
     ),
     "saved_folders": Proof(
-        "42 folders that sentence-transformers and transformers save: the author's answers over"
+        "43 folders that sentence-transformers and transformers save: the author's answers over"
         " HTTP",
         13,
     ),

@@ -5,7 +5,6 @@ request. So nothing of the module must be understood. `torch.export` keeps one b
 depend on the length, silently: the certificate compares lengths on both sides.
 """
 
-import inspect
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -14,7 +13,6 @@ from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
-from unittest.mock import patch
 
 import numpy as np
 import torch
@@ -29,7 +27,17 @@ from addnorm.export.certificate.served import Case, CertificationError, path_of
 from addnorm.export.graphs import model_file
 from addnorm.export.graphs.graph import UnfitError, export_module
 from addnorm.export.graphs.traceable import traceable
-from addnorm.export.modules.asking import Asking, copy_module, list_calls
+from addnorm.export.modules.asking import (
+    ONES,
+    Asking,
+    Mask,
+    copy_module,
+    first_line,
+    kinds_of,
+    list_calls,
+    longest,
+    vocab_size,
+)
 from addnorm.export.modules.operators.lengths import unlike_lengths
 from addnorm.export.modules.operators.trace import plain_attention
 from addnorm.export.modules.recognize import NotRecognized
@@ -58,26 +66,15 @@ MOST_WORDS = 200  # characters of an error of PyTorch's exporter
 # and equal rows come from equal ids.
 CHOICES = {"TopK", "ArgMax", "ArgMin"}
 SMALL = {TensorProto.FLOAT16: "float16", TensorProto.BFLOAT16: "bfloat16"}
+MANY = 30  # lengths that are compared: of more it is said
 NUM_REPEATED, NUM_OF_CHOICES = 6, 200  # sequences of few different ids that are compared
 
 
 Key = str | int | None  # of a tensor in an answer; None: it is the answer
 
 
-class Mask(NamedTuple):
-    """A mask that a module asks for: what stands in it for a real token."""
-
-    real: int | bool
-    dtype: torch.dtype
-
-
 # as most of transformers' modules, and as PyTorch's own: the first with which pads change nothing
-MASKS = (
-    Mask(1, torch.int64),
-    Mask(False, torch.bool),
-    Mask(True, torch.bool),
-    Mask(0, torch.int64),
-)
+MASKS = (ONES, Mask(False, torch.bool), Mask(True, torch.bool), Mask(0, torch.int64))
 NUM_PADS = 2  # with which that is tried
 
 
@@ -114,7 +111,7 @@ class AsItIs(NamedTuple):
         """What it answers to one sequence alone: of each tensor `[S, width]` or `[1, width]`.
         UnfitError unless it answers so twice."""
         with as_found(self.ask):
-            answers = [_tensors(_call(self.ask, _inputs(self.ask, sequence))) for _ in range(2)]
+            answers = [_tensors(self.ask(*_inputs(self.ask, sequence))) for _ in range(2)]
         return {
             own.name: self._rows(own, sequence.num_tokens, *(answer[key] for answer in answers))
             for key, own in self.tensors.items()
@@ -230,31 +227,22 @@ def look_at(
     """Calls the module, and sees what it takes and answers. samples: a sequence each; of vectors,
     if it takes them. outputs: see `_chosen`. UsageError says what is missing."""
     name = type(module).__qualname__
-    if unknown := stated.keys() - {"max_positions", "vocab_size", "input_width"}:
-        raise UsageError(
-            f"config names {', '.join(sorted(unknown))}: of a module as it is, max_positions and"
-            " vocab_size or input_width can be said"
-        )
     try:
         copied = module if reference else copy_module(module)  # a reference calls what it has
     except Exception as error:  # it is the caller's code
-        raise UsageError(f"{name} cannot be copied: {_first(error)}") from error
-    kinds = _kinds_of(reference or copied)
-
-    def asking(call: Callable[..., Any], asked: nn.Module, mask: Mask, num_pads: int = 0) -> Asking:
-        with_all = partial(_call_with, call, kinds, mask, num_pads)
-        return Asking(with_all, asked, batch_first is False, "types" in kinds)
-
-    tried, errors = list[tuple[Mask, Asking, Limits]](), list[UsageError]()
+        raise UsageError(f"{name} cannot be copied: {first_line(error)}") from error
+    kinds = kinds_of(reference or copied)
+    asking = partial(Asking, turned=batch_first is False, kinds=kinds)
+    tried, errors = list[tuple[Mask, Asking, Limits]](), list[OriginalError]()
     for mask in MASKS if "mask" in kinds else MASKS[:1]:
-        twin = asking(reference or copied, copied, mask)
+        twin = asking(reference or copied, copied, mask=mask)
         with as_found(twin):
             try:
                 tried.append((mask, twin, _limits(twin, stated, samples)))
-            except UsageError as error:
+            except OriginalError as error:
                 errors.append(error)
                 continue
-            padded = asking(reference or copied, copied, mask, NUM_PADS)
+            padded = asking(reference or copied, copied, mask=mask, num_pads=NUM_PADS)
             if "mask" not in kinds or _hides_pads(twin, padded, tried[-1][2]):
                 break
     else:
@@ -262,7 +250,7 @@ def look_at(
             raise errors[0]
         tried = tried[:1]  # the module leaves pads in, whatever its mask says
     mask, twin, limits = tried[-1]
-    ask = asking(reference or module, module, mask)
+    ask = asking(reference or module, module, mask=mask)
     with as_found(twin):
         tensors = _chosen(_answer(twin, limits), outputs)
     found = AsItIs(ask, twin, limits, tensors, _origin(module, origin))
@@ -279,7 +267,7 @@ def _refuse_mixing(found: AsItIs) -> None:
     one that takes `[S, B]` and is called with `[B, S]`."""
     pair = _pair(found.limits)
     with as_found(found.ask):
-        together = _laid_out(_call(found.ask, _inputs(found.ask, pair)), found)
+        together = _laid_out(found.ask(*_inputs(found.ask, pair)), found)
     for index, row in product(range(len(pair)), range(len(together))):
         alone = [*found.rows(pair.sequence(index)).values()][row]
         difference = tolerances.largest(together[row][index].detach().cpu().numpy() - alone)
@@ -293,45 +281,6 @@ def _refuse_mixing(found: AsItIs) -> None:
             )
 
 
-def _kinds_of(call: Callable[..., Any]) -> list[str]:
-    """What it is called with behind ids or vectors: "mask" or "types". UsageError if it asks for
-    something else."""
-    forward = call.forward if isinstance(call, nn.Module) else call
-    needed = [
-        x.name for x in inspect.signature(forward).parameters.values()
-        if x.default is x.empty and x.kind in (x.POSITIONAL_ONLY, x.POSITIONAL_OR_KEYWORD)
-    ]  # fmt: skip
-    kinds = [
-        "mask" if "mask" in name.lower() or "attn" in name.lower()
-        else "types" if "type" in name.lower() or "seg" in name.lower()
-        else ""
-        for name in needed[1:]
-    ]  # fmt: skip
-    if not needed or "" in kinds or kinds.count("types") > 1:
-        raise UsageError(
-            f"forward needs {', '.join(needed) or 'no input'}: say how it is called with one"
-            " sequence of token ids or vectors, reference=lambda x: module(x, ...)"
-        )
-    return kinds
-
-
-def _call_with(
-    call: Callable[..., Any],
-    kinds: Sequence[str],
-    mask: Mask,
-    num_pads: int,
-    tokens: Tensor,
-    *types: Tensor,
-) -> Any:
-    """Calls it with the mask that it asks for, of real tokens alone but for pads at the end."""
-    if not kinds:
-        return call(tokens)
-    real = torch.full(tokens.shape[:2], mask.real, dtype=mask.dtype, device=tokens.device)
-    if num_pads:
-        real[:, -num_pads:] = 1 - int(mask.real)
-    return call(tokens, *(real if kind == "mask" else types[0] for kind in kinds))
-
-
 def _hides_pads(ask: Asking, padded: Asking, limits: Limits) -> bool:
     """Whether the answer to what stands before pads is that without them, and depends on what
     stands there: a mask the wrong way round may hide everything. padded: asked with NUM_PADS."""
@@ -343,10 +292,10 @@ def _hides_pads(ask: Asking, padded: Asking, limits: Limits) -> bool:
     real = slice(length - NUM_PADS)
     try:
         alone, other = (
-            _tensors(_call(ask, [part[:, real] for part in parts])) for parts in (inputs, others)
+            _tensors(ask(*(part[:, real] for part in parts))) for parts in (inputs, others)
         )
-        among = _tensors(_call(padded, inputs))
-    except UsageError:
+        among = _tensors(padded(*inputs))
+    except OriginalError:
         return False
     for key, own in alone.items():
         if own.is_floating_point() and key in among and key in other:
@@ -355,16 +304,6 @@ def _hides_pads(ask: Asking, padded: Asking, limits: Limits) -> bool:
                 return False
             depends |= not torch.allclose(own, other[key])
     return depends
-
-
-def _call(ask: Asking, inputs: Sequence[Tensor]) -> Any:
-    try:
-        return ask(*inputs)
-    except Exception as error:  # it is the caller's code
-        num = inputs[0].shape[1]
-        raise UsageError(
-            f"{ask.name} fails on a sequence of {num} tokens: {_first(error)}"
-        ) from error
 
 
 def are_vectors(samples: Sequence[Any]) -> bool:
@@ -414,31 +353,33 @@ def _limits(ask: Asking, stated: Mapping[str, Any], samples: Sequence[Batch]) ->
     most = stated.get("max_positions") or max(NO_LIMIT, *(each.num_tokens for each in samples), 1)
     types = {"type_vocab_size": 2} if ask.has_types else {}
 
-    def made(vocab_size: int, input_width: int | None) -> Limits:
-        return Limits(max_positions=most, vocab_size=vocab_size, input_width=input_width, **types)
+    def made(num_ids: int, input_width: int | None) -> Limits:
+        return Limits(max_positions=most, vocab_size=num_ids, input_width=input_width, **types)
 
     widths = {each.tokens.shape[1] for each in samples if each.field == "inputs"}
     if len(widths) > 1 or (widths and any(each.field == "input_ids" for each in samples)):
         raise UsageError("samples are of one kind, token ids or vectors, all of one width")
     if width := stated.get("input_width") or next(iter(widths), None):
         limits = made(0, width)
-    elif vocab_size := stated.get("vocab_size"):
-        limits = made(vocab_size, None)
+    elif num_ids := stated.get("vocab_size"):
+        limits = made(num_ids, None)
     else:
         try:
-            limits = made(_vocab_size(ask), None)
-        except UsageError as error:
+            limits = made(vocab_size(ask), None)
+        except OriginalError as error:
             fitting = (made(0, width) for width in _widths(ask))
             found = next((each for each in fitting if _takes(ask, each)), None)
             if found is None:
-                raise UsageError(
+                raise OriginalError(
                     f"{error}. If it takes vectors, config={{'input_width': d}} says so. If it"
                     " takes one length alone, a reference fills shorter ones:"
                     " config={'max_positions': N},"
                     " reference=lambda x: module(F.pad(x, (0, N - x.shape[1])))"
                 ) from error
             limits = found
-    return limits.model_copy(update={"max_positions": _longest(ask, limits)})
+    if (longest := _longest(ask, limits)) < stated.get("max_positions", 0):
+        raise UsageError(f"config says max_positions {most}, the module takes {longest}")
+    return limits.model_copy(update={"max_positions": longest})
 
 
 def _widths(ask: Asking) -> list[int]:
@@ -452,58 +393,26 @@ def _widths(ask: Asking) -> list[int]:
 
 def _takes(ask: Asking, limits: Limits) -> bool:
     try:
-        _call(ask, _inputs(ask, _pair(limits)))
-        _call(ask, _inputs(ask, selfcheck.sequences(limits, [1])))
-    except UsageError:
+        ask(*_inputs(ask, _pair(limits)))
+        ask(*_inputs(ask, selfcheck.sequences(limits, [1])))
+    except OriginalError:
         return False
     return True
-
-
-def _vocab_size(ask: Asking) -> int:
-    """The rows of the smallest table that is read at the token ids."""
-    ids = [0, 1, 0, 0, 1]
-    sizes = list[int]()
-
-    def look(table: nn.Embedding, given: Tensor) -> Tensor:
-        if given.flatten().tolist() == ids:
-            sizes.append(table.num_embeddings)
-        return own(table, given)
-
-    own = nn.Embedding.forward
-    with patch.object(nn.Embedding, "forward", look):  # of all: a reference may call others
-        _call(ask, [torch.tensor([ids])] * (1 + ask.has_types))
-    if not sizes:
-        raise UsageError(
-            "no nn.Embedding is read at the token ids: say how many there are,"
-            " config={'vocab_size': N}"
-        )
-    return min(sizes)
 
 
 def _longest(ask: Asking, limits: Limits) -> int:
     """The most tokens that the module takes, up to the limit, of whatever ids: some may count as no
     place."""
-    longest, vocab_size = limits.max_positions, limits.vocab_size
-    rows: list[Tokens] = [selfcheck.sequences(limits, [longest]).tokens]
-    if vocab_size:
-        ids = sorted({0, 1 % vocab_size, vocab_size // 2, vocab_size - 1})
-        rows = [np.full(longest, index, np.int64) for index in ids]
+    rows: list[Tokens] = [selfcheck.sequences(limits, [limits.max_positions]).tokens]
+    if num := limits.vocab_size:
+        ids = sorted({0, 1 % num, num // 2, num - 1})
+        rows = [np.full(limits.max_positions, index, np.int64) for index in ids]
 
     def call(length: int) -> None:
         for row in rows:
-            _call(ask, _inputs(ask, Batch.of([row[:length]])))
+            ask(*_inputs(ask, Batch.of([row[:length]])))
 
-    call(1)  # each module must take one
-    takes, fails = 1, longest + 1
-    length = longest
-    while fails - takes > 1:
-        try:
-            call(length)
-            takes = length
-        except UsageError:
-            fails = length
-        length = (takes + fails) // 2
-    return takes
+    return longest(call, limits.max_positions)
 
 
 def _tensors(answer: Any) -> dict[Key, Tensor]:
@@ -524,7 +433,7 @@ def _tensors(answer: Any) -> dict[Key, Tensor]:
 def _answer(ask: Asking, limits: Limits) -> dict[Key, OwnTensor]:
     """Its tensors of float32 that have a row for each token, or one for the sequence."""
     lengths = [length for length in (3, 5) if length <= limits.max_positions] or [1]
-    found = [_tensors(_call(ask, _inputs(ask, _pair(limits, length)))) for length in lengths]
+    found = [_tensors(ask(*_inputs(ask, _pair(limits, length)))) for length in lengths]
     fitting, others = dict[Key, OwnTensor](), list[str]()
     for key, tensor in found[0].items():
         tensors = [other[key] for other in found if key in other]
@@ -643,8 +552,15 @@ def certificate_of(bundle: Bundle, found: AsItIs, samples: Sequence[Batch] = ())
     """CertificationError if what is served is not what the module answers."""
     say("loading the graph into onnxruntime")
     with runs_in_words(f"the graph of {found.ask.name} fails in onnxruntime"):
-        model = Model(bundle)
-        checks = [*_compare(model, found, samples)]
+        model, checks = Model(bundle), list[Check]()
+        for check in _compare(model, found, samples):
+            if not check.passed:
+                raise CertificationError(
+                    f"{check.case}: the graph's answer differs from {found.ask.name}'s by"
+                    f" {check.difference:.3g}, the limit is {check.limit:.3g}: the module may"
+                    " branch on the length, or choose among equal numbers (topk, argmax, sort)"
+                )
+            checks.append(check)
     engine, chooses = model.engine("fp32"), _chooses(model)
     assert isinstance(engine, OwnEngine)
     if chooses:
@@ -657,13 +573,6 @@ def certificate_of(bundle: Bundle, found: AsItIs, samples: Sequence[Batch] = ())
         f"compared {len(checks)} requests, sequences of 1 to {found.longest} tokens, with"
         f" {found.ask.name}: the largest difference is {worst.difference:.2g}, of {worst.limit:.1g}"
     )
-    for check in checks:
-        if not check.passed:
-            raise CertificationError(
-                f"{check.case}: the graph's answer differs from {found.ask.name}'s by"
-                f" {check.difference:.3g}, the limit is {check.limit:.3g}: the module may branch"
-                " on the length, or choose among equal numbers (topk, argmax, sort)"
-            )
     digests = known_digests(model, "fp32")
     fingerprint = engine.fingerprint.proved(digests)
     return {
@@ -688,13 +597,19 @@ def certificate_of(bundle: Bundle, found: AsItIs, samples: Sequence[Batch] = ())
 
 
 def _compare(model: Model, found: AsItIs, samples: Sequence[Batch]) -> Iterator[Check]:
-    """Every length of LENGTHS, every length whose forward is another than that of the longest, on
-    both sides of it, and the samples: through the server's own path, ragged, then padded."""
+    """Every length of LENGTHS, then every length whose forward is another than that of the longest,
+    on both sides of it, and the samples: through the server's own path, ragged, then padded."""
     limits = model.bundle.manifest.limits
-    unlike = {length for length, _ in _unlike(found)}
-    near = {length + step for length in unlike for step in (-1, 0, 1)}
-    lengths = sorted({min(n, found.longest) for n in (*LENGTHS, found.longest, *near) if n > 0})
-    drawn = selfcheck.sequences(limits, lengths)
+    unlike = {*_unlike(found)}
+    near = {length + step for length in unlike for step in (-1, 0, 1)} - {0}
+    if len(near) > MANY:
+        say(
+            f"{found.ask.name} makes other numbers at {len(unlike)} of {found.longest} lengths, and"
+            " each is compared: of a large module that takes minutes, of fewer lengths less,"
+            " config={'max_positions': N}"
+        )
+    usual = sorted({min(length, found.longest) for length in (*LENGTHS, found.longest)})
+    drawn = selfcheck.sequences(limits, [*usual, *sorted(near - {*usual})])
     batches = [*(drawn.sequence(index) for index in range(len(drawn))), *samples]
     some = [batch for batch in batches if batch.num_tokens <= 65]
     batches += _repeated(found, NUM_OF_CHOICES if _chooses(model) else NUM_REPEATED)
@@ -767,7 +682,8 @@ def _checks(
         yield Check(name, own.name, "fp32", float(difference), NEAR * max(largest, 1e-3))
 
 
-def _unlike(found: AsItIs) -> Iterator[tuple[int, int]]:
+def _unlike(found: AsItIs) -> Iterator[int]:
+    """Lengths whose forward is another than that of the longest."""
     row = selfcheck.sequences(found.limits, [found.longest])
 
     def run(length: int) -> Any:
@@ -779,14 +695,12 @@ def _unlike(found: AsItIs) -> Iterator[tuple[int, int]]:
         yield from unlike_lengths(run, found.longest)
 
 
-def _first(error: BaseException) -> str:
-    return f"{type(error).__name__}: {error}".partition("\n")[0]
-
-
 def _why(error: BaseException) -> str:
     """The first cause of an error of PyTorch's exporter, in one line."""
     while error.__cause__:
         error = error.__cause__
+    if isinstance(error, UnfitError):
+        return str(error)
     if "DataDependent" in type(error).__name__:
         return "its forward branches on numbers of ids or rows, which no graph does"
     words = " ".join(str(error).split())

@@ -6,7 +6,7 @@ import re
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
-from dataclasses import asdict, replace
+from dataclasses import replace
 from os import PathLike
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -31,7 +31,6 @@ from addnorm.export.sources.sources import Reference, Source, UsageError
 from addnorm.export.sources.texts import load_tokenizer
 from addnorm.export.writer import REFUSALS, Plan
 from addnorm.model.checkpoints import Choices, sentence_transformers
-from addnorm.model.config import Config
 from addnorm.model.transformer import Transformer
 from addnorm.service.engine import bundle as bundles
 from addnorm.service.engine.bundle import TOKENIZER, Bundle
@@ -63,8 +62,7 @@ def export_bundle(
     vocabulary: Mapping[str, int] | None = None,
     max_length: int | None = None,
     reference: Callable[..., Any] | None = None,
-    config: Config | Mapping[str, Any] | None = None,
-    weights: Mapping[str, str | Sequence[str]] | None = None,
+    config: Mapping[str, int] | None = None,
     samples: Sequence[Sample | Tensor | NDArray[Any]] = (),
     batch_first: bool | None = None,
     as_it_is: bool | None = None,
@@ -101,8 +99,8 @@ def export_bundle(
         pads. Without one a `Transformer` is compared with itself alone, and its certificate says
         so; other models with their own forward. A module that takes or answers with more needs
         one: `reference=lambda ids: module(ids, mask)[1]`.
-    config, weights: of a module, fields that must be as found, and its parts by hand; see
-        docs/own-models.md.
+    config: of a module, `{"max_positions": N}` where it sets no limit, `vocab_size`, or the
+        `input_width` of the vectors that it takes.
     samples: texts, pairs of texts and token ids of your own, on which answers are compared too.
         Or float vectors, `[S, d]` or `[B, S, d]`, of a module that takes them in place of ids.
     batch_first: whether a module takes ids `[B, S]`, else `[S, B]`. Where both run and nothing
@@ -126,20 +124,18 @@ def export_bundle(
             "reference": reference,
             "samples": tuple(samples),
         }
-        parts = {"config": config, "weights": weights, "batch_first": batch_first}
+        parts = {"stated": _said(config), "batch_first": batch_first}
         if isinstance(model, nn.Module) and not isinstance(model, Transformer):
             model = model if saves_itself(model) else unwrapped(model)
-        stated = asdict(config) if isinstance(config, Config) else config or {}
         own: dict[str, Any] = {
             "reference": reference,
-            "stated": stated,
-            "batch_first": batch_first,
+            **parts,
             "samples": samples,
             "outputs": outputs,
             "others": {"labels": labels, "normalize": normalize, "tokenizer": folder,
-                       "max_length": max_length, "weights": weights},
+                       "max_length": max_length},
         }  # fmt: skip
-        takes_vectors = "input_width" in stated or modules_as_they_are.are_vectors(samples)
+        takes_vectors = "input_width" in (config or {}) or modules_as_they_are.are_vectors(samples)
         if as_it_is or outputs or takes_vectors:
             if as_it_is is False:
                 raise UsageError(
@@ -153,7 +149,7 @@ def export_bundle(
             with _source(model, pooling, options, parts) as source:
                 return writer.export(source, Path(out), name, version, plan)
         except NotRecognized as error:
-            if as_it_is is False or weights is not None:
+            if as_it_is is False:
                 raise
             return modules_as_they_are.export_unrecognized(
                 error, model, Path(out), name, version, plan, **own
@@ -168,8 +164,7 @@ def verify_bundle(
     vocabulary: Mapping[str, int] | None = None,
     provider: Literal["cpu", "cuda"] = "cpu",
     reference: Callable[..., Any] | None = None,
-    config: Config | Mapping[str, Any] | None = None,
-    weights: Mapping[str, str | Sequence[str]] | None = None,
+    config: Mapping[str, int] | None = None,
     samples: Sequence[Sample | Tensor | NDArray[Any]] = (),
     batch_first: bool | None = None,
 ) -> Bundle:
@@ -208,7 +203,7 @@ def verify_bundle(
             "reference": reference,
             "samples": tuple(samples),
         }
-        parts = {"config": config, "weights": weights, "batch_first": batch_first}
+        parts = {"stated": _said(config), "batch_first": batch_first}
         with _source(model, manifest.pooling, options, parts) as source:
             verifying.certify_again(bundle, source, provider)
         return bundles.read(bundle.path)
@@ -244,6 +239,16 @@ def verify_onnx(path: str | PathLike[str], model: nn.Module, **options: Any) -> 
         onnx_folder.certify_again(onnx_folder.read(Path(path)), source)
 
 
+def _said(config: Mapping[str, int] | None) -> dict[str, int]:
+    """What somebody says of a module. UsageError for what cannot be said."""
+    if unknown := dict(config or {}).keys() - {"max_positions", "vocab_size", "input_width"}:
+        raise UsageError(
+            f"config names {', '.join(sorted(unknown))}: of a module, max_positions and vocab_size"
+            " or input_width can be said"
+        )
+    return dict(config or {})
+
+
 def _plan(precisions: Sequence[str], lens: bool = False, keep_recall: float | None = None) -> Plan:
     if isinstance(precisions, str):
         raise UsageError(f"precisions is {precisions!r}: a list is needed, as ['fp32', 'int8']")
@@ -256,7 +261,10 @@ def _options_of(model: Any, options: dict[str, Any]) -> Iterator[Source]:
     chosen = dict(options)
     with _folder(chosen.pop("tokenizer", None), chosen.pop("vocabulary", None)) as folder:
         pooling = chosen.pop("pooling", None)
-        parts = {name: chosen.pop(name, None) for name in ("config", "weights", "batch_first")}
+        parts = {
+            "stated": _said(chosen.pop("config", None)),
+            "batch_first": chosen.pop("batch_first", None),
+        }
         own: dict[str, Any] = {"tokenizer": folder, "samples": tuple(chosen.pop("samples", ()))}
         own |= {
             name: chosen.pop(name, None)
@@ -308,10 +316,8 @@ def _source(
         options["normalize"] = bool(options["normalize"])
     if isinstance(model, nn.Module) and not isinstance(model, Transformer) and not is_saved:
         return nullcontext(of_module(model, pooling=pooling, **options, **parts))
-    if any(part is not None for part in parts.values()):
-        raise UsageError(
-            f"config and weights are of modules, and batch_first is; the model is a {kind}"
-        )
+    if any(part not in (None, {}) for part in parts.values()):
+        raise UsageError(f"config and batch_first are of modules; the model is a {kind}")
     if is_saved:
         return saved_source(model, pooling=pooling, **options)
     return nullcontext(sources.module(model, pooling=pooling or "mean", **options))

@@ -26,6 +26,7 @@ from addnorm.export.graphs.model_file import Graph
 from addnorm.export.graphs.quantize import TABLE, QuantizationError, measure, needs, quantize
 from addnorm.export.sources.download import DownloadError
 from addnorm.export.sources.folder_tokenizer import NoTexts
+from addnorm.export.sources.original import OriginalError
 from addnorm.export.sources.program import ProgramError, ids_of, texts_of
 from addnorm.export.sources.sources import Source, UsageError
 from addnorm.model.checkpoints import CheckpointError
@@ -43,6 +44,7 @@ REFUSALS = (  # what `export` and `verify` raise for models, folders and argumen
     CheckpointError,
     DownloadError,
     HalfPrecisionError,
+    OriginalError,
     ProgramError,
     QuantizationError,
     StartupError,

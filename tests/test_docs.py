@@ -76,11 +76,7 @@ def test_named_experiments_marks_and_targets_exist(page: Path) -> None:
 
 CLIENTS = (ROOT / "docs" / "clients.md").read_text()
 MODELS = (ROOT / "docs" / "models.md").read_text()
-PROGRAMS = [
-    program
-    for program in re.findall(r"```python\n(.+?)```", README + MODELS + CLIENTS, re.DOTALL)
-    if "localhost:8001" not in program  # over gRPC: tests/opt_in/test_client_packages.py
-]
+PROGRAMS = re.findall(r"```python\n(.+?)```", README + MODELS + CLIENTS, re.DOTALL)
 
 
 TASKS = (ROOT / "docs" / "tasks.md").read_text()
@@ -180,10 +176,10 @@ def test_the_programs_of_the_pages_on_own_models_run(monkeypatch: pytest.MonkeyP
         exec(program, known)
     (guide,) = programs_of("own-transformer")
     exec(guide, dict[str, Any]())
-    recognized, by_hand, own, of_guide = sources
+    recognized, own, of_guide = sources
     assert not isinstance(of_guide.texts, NoTexts)
     assert own.facts["labels"] == recognized.facts["labels"] == ("no", "yes")
-    for source in (recognized, by_hand, of_guide):
+    for source in (recognized, of_guide):
         (original,) = source.originals
         limits = Limits(max_positions=32, vocab_size=source.model.config.vocab_size)
         refuse_unlike(source.model, original, limits)

@@ -30,7 +30,7 @@ def program(name: str) -> str:
 
 
 def naive(padded: Bundle, *flags: str) -> AbstractContextManager[Server]:
-    """padded: a bundle of layout padded. flags: one-thread, typed."""
+    """padded: a bundle of layout padded. flags: one-thread, typed; as-it-is for such a bundle."""
     return processes.program((*MODULE, "benchmarks.peers.naive", padded.path, *flags))
 
 

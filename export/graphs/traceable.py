@@ -4,7 +4,7 @@ can write, while a module is traced. What they compute is the same."""
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from typing import Any
+from typing import Any, NoReturn
 from unittest.mock import patch
 
 import numpy as np
@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from addnorm.export.graphs.graph import UnfitError
 from addnorm.model.grid import OPSET
 
 ATTENTION = F.scaled_dot_product_attention
@@ -35,6 +36,7 @@ def traceable() -> Iterator[None]:
         (torch, "isin", _isin),
         # of tables that are kept by their length
         (torch.SymInt, "__hash__", lambda length: hash(str(length.node))),
+        (vf, "_pack_padded_sequence", _refuse_packing),
         (vf, "lstm", _recurrent(vf.lstm, "LSTM", LSTM)),
         (vf, "gru", _recurrent(vf.gru, "GRU", GRU, linear_before_reset=1)),
         (vf, "rnn_tanh", _recurrent(vf.rnn_tanh, "RNN", RNN)),
@@ -110,6 +112,13 @@ def _isin(elements: Any, test_elements: Any, *, invert: bool = False, **_: Any) 
     return ~found if invert else found
 
 
+def _refuse_packing(*_: Any) -> NoReturn:
+    raise UnfitError(
+        "pack_padded_sequence leaves out pads by numbers of ids or of a mask, which no graph does."
+        " The server drops pads itself: call the layer on x, without packing"
+    )
+
+
 def _recurrent(
     own: Callable[..., Any], operator: str, order: Sequence[int], **attributes: Any
 ) -> Callable[..., Any]:
@@ -120,7 +129,7 @@ def _recurrent(
     ) -> Any:
         num_each = 4 if has_biases is True else 2
         if not isinstance(states, Tensor | tuple) or len(more) != 4:
-            return own(x, states, weights, has_biases, num_layers, *more)  # packed sequences
+            return own(x, states, weights, has_biases, num_layers, *more)
         _, _, bidirectional, batch_first = more
         num = 1 + bidirectional
         begin = states if isinstance(states, tuple) else (states,)

@@ -1,1 +1,1 @@
-"""Modules that people write: recognized by what they compute, not by names, or filled by hand."""
+"""Modules that people write: recognized by what they compute, not by names."""

@@ -3,10 +3,11 @@ whole beside the `Transformer` that it is found to be, both with weights drawn a
 
 import copy
 import inspect
+from bisect import bisect_left
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -16,8 +17,8 @@ from addnorm.export.modules.operators import lengths
 from addnorm.export.modules.operators.ids import Told
 from addnorm.export.modules.operators.lengths import Call, Run
 from addnorm.export.modules.operators.parts import Unrecognized
-from addnorm.export.modules.operators.trace import Calls, Enough, Trace
-from addnorm.export.sources.original import Array, Original, OriginalError, tensor_of
+from addnorm.export.modules.operators.trace import LOOKUPS, Calls, Enough, Trace
+from addnorm.export.sources.original import Array, Original, OriginalError
 from addnorm.export.sources.sources import UsageError
 from addnorm.model.config import Config, Pick
 from addnorm.model.transformer import Transformer
@@ -43,78 +44,146 @@ class Recognized:
     pooling: Pick
 
 
+class Mask(NamedTuple):
+    """A mask that a module asks for: what stands in it for a real token."""
+
+    real: int | bool
+    dtype: torch.dtype
+
+
+ONES = Mask(1, torch.int64)
+
+
 class Asking(nn.Module):
     """ids `[1, S]`, and types if the module takes them -> what the module answers. Of a module that
-    takes vectors `[1, S, width]` in place of ids."""
+    takes vectors `[1, S, width]` in place of ids. OriginalError if it fails."""
 
     def __init__(
         self,
         call: Callable[..., Any],
         module: nn.Module,
         turned: bool = False,
-        has_types: bool = False,
+        kinds: Sequence[str] = (),
+        mask: Mask = ONES,
+        num_pads: int = 0,
     ) -> None:
-        """turned: the module takes `[S, 1]`. has_types: it takes token types too, always."""
+        """turned: the module takes `[S, 1]`. kinds: see `kinds_of`. num_pads: tokens at the end
+        that its mask calls pads."""
         super().__init__()
-        self.module, self.turned, self.has_types = module, turned, has_types
-        self._call = (call,)  # no submodule of its own
+        self.module, self.turned, self.has_types = module, turned, "types" in kinds
+        self._call, self._kinds = (call,), kinds  # no submodule of its own
+        self._mask, self._num_pads = mask, num_pads
         self.name = type(module).__qualname__
 
-    def forward(self, ids: Tensor, types: Tensor | None = None) -> Any:
-        inputs = [ids]
+    def forward(self, tokens: Tensor, types: Tensor | None = None) -> Any:
+        length, given = tokens.shape[1], dict[str, Tensor]()
         if self.has_types:
-            inputs.append(torch.zeros_like(ids) if types is None else types)
-        return self._call[0](*(x.transpose(0, 1) if self.turned else x for x in inputs))
+            given["types"] = torch.zeros_like(tokens) if types is None else types
+        if "mask" in self._kinds:
+            real, dtype = self._mask
+            mask = torch.full(tokens.shape[:2], real, dtype=dtype, device=tokens.device)
+            if self._num_pads:
+                mask[:, -self._num_pads :] = 1 - int(real)
+            given["mask"] = mask
+        inputs = [tokens, *(given[kind] for kind in self._kinds)]
+        try:
+            return self._call[0](*(x.transpose(0, 1) if self.turned else x for x in inputs))
+        except (Enough, Unrecognized):
+            raise
+        except Exception as error:  # it is the caller's code
+            raise OriginalError(
+                f"{self.name} fails on a sequence of {length} tokens: {first_line(error)}"
+            ) from error
+
+
+def kinds_of(call: Callable[..., Any]) -> list[str]:
+    """What it is called with behind ids or vectors: "mask" or "types". OriginalError if it asks for
+    something else."""
+    forward = call.forward if isinstance(call, nn.Module) else call
+    needed = [
+        x.name for x in inspect.signature(forward).parameters.values()
+        if x.default is x.empty and x.kind in (x.POSITIONAL_ONLY, x.POSITIONAL_OR_KEYWORD)
+    ]  # fmt: skip
+    kinds = [
+        "mask" if "mask" in name.lower() or "attn" in name.lower()
+        else "types" if "type" in name.lower() or "seg" in name.lower()
+        else ""
+        for name in needed[1:]
+    ]  # fmt: skip
+    if not needed or "" in kinds or kinds.count("types") > 1:
+        raise OriginalError(
+            f"forward needs {', '.join(needed) or 'no input'}: say how it is called with one"
+            " sequence of token ids or vectors, reference=lambda x: module(x, ...)"
+        )
+    return kinds
 
 
 def trace_forward(
     ask: Asking,
     ids: Tensor,
-    types: Tensor | None,
+    types: Tensor | None = None,
     enough: int | None = None,
     constants: Collection[int] = (),
 ) -> Trace:
-    """OriginalError if the module fails, or answers with no tensor.
+    """OriginalError if the module fails.
 
     Before, it is asked for one token, so that it keeps nothing of this length, such as a mask."""
     with suppress(OriginalError):
-        _ask(ask, ids[:, :1], None if types is None else types[:, :1])
+        ask(ids[:, :1], None if types is None else types[:, :1])
     trace = Trace(ids, types, enough, constants)
-    try:
-        with trace.name_steps(ask.module), trace, Calls(trace):
-            answer = _ask(ask, ids, types)
-    except Enough:
-        return trace
-    trace.answer = trace.value_of(tensor_of(answer))
+    with suppress(Enough), trace, Calls(trace):
+        trace.answer = ask(ids, types)
     return trace
 
 
-def list_calls(
-    ask: Asking, ids: Tensor, types: Tensor | None, with_lines: bool = False
-) -> list[Call]:
+def list_calls(ask: Asking, ids: Tensor, types: Tensor | None = None) -> list[Call]:
     """The operators that the module calls, without numbers. OriginalError if it fails."""
-    run = Run(ask.module, with_lines)
+    run = Run(ask.module)
     with run:
-        _ask(ask, ids, types)
+        ask(ids, types)
     return run.calls
 
 
-def _ask(ask: Asking, ids: Tensor, types: Tensor | None) -> Any:
-    try:
-        return ask(ids) if types is None else ask(ids, types)
-    except (Enough, Unrecognized):
-        raise
-    except Exception as error:  # it is the caller's code
+def vocab_size(ask: Asking) -> int:
+    """The rows of the smallest table that is read at the token ids. OriginalError if none is."""
+    ids = torch.tensor([[0, 1, 0, 0, 1]])
+    sizes = [
+        len(step.inputs[0].tensor) for step in trace_forward(ask, ids).steps
+        if step.op in LOOKUPS and step.values[0].of_rows
+        and torch.equal(step.inputs[-1].tensor.flatten(), ids[0])
+    ]  # fmt: skip
+    if not sizes:
         raise OriginalError(
-            f"the module fails on a sequence of {ids.shape[1]} tokens:"
-            f" {type(error).__name__}: {error}"
-        ) from error
+            "no table is read at the token ids: say how many there are, config={'vocab_size': N}"
+        )
+    return min(sizes)
+
+
+def longest(call: Callable[[int], object], limit: int) -> int:
+    """The most tokens that a module takes, up to a limit. call: with so many. OriginalError if it
+    does not even take one."""
+
+    def fails(length: int) -> bool:
+        try:
+            call(length)
+        except OriginalError:
+            return True
+        return False
+
+    call(1)
+    if not fails(limit):
+        return limit
+    return 1 + bisect_left(range(2, limit), True, key=fails)
+
+
+def first_line(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error}".partition("\n")[0]
 
 
 def unwrapped(module: nn.Module) -> nn.Module:
     """The module that somebody wrote: inside what torch.compile and parallel training put around
-    it. UsageError, with the way on, for one without numbers of float32, or without a forward of its
-    class."""
+    it. A copy of one whose tables have a max_norm, which each call applies to the rows that it
+    reads: it is applied to all. UsageError, with the way on, for one without numbers of float32."""
     while isinstance(inner := getattr(module, "_orig_mod", None), nn.Module) or (
         isinstance(module, nn.DataParallel | nn.parallel.DistributedDataParallel)
         and isinstance(inner := module.module, nn.Module)
@@ -136,83 +205,57 @@ def unwrapped(module: nn.Module) -> nn.Module:
         named = ", ".join(sorted(str(x).removeprefix("torch.") for x in dtypes))
         raise UsageError(f"{name} has weights of {named}: call .float() on it before the export")
     for part in module.modules():
-        if getattr(part, "max_norm", None) is not None:
-            raise UsageError(
-                f"{name} has an embedding with max_norm, which changes its table in each call: call"
-                " it once with all ids, and set its max_norm = None"
-            )
         if type(part).__module__.startswith("torch.ao."):
             raise UsageError(
                 f"{name} has quantized layers ({type(part).__qualname__}): export the module of"
                 " float32 that they were made of"
             )
-        if "forward" in vars(part) and not hasattr(part, "_orig_mod"):
-            raise UsageError(
-                f"the forward of a {type(part).__qualname__} was put on the instance, which no"
-                " export follows: make it a method of its class"
-            )
-    if type(module).forward is nn.Module.forward:
+    if type(module).forward is nn.Module.forward and "forward" not in vars(module):
         raise UsageError(f"{name} has no forward")
+    if any(getattr(part, "max_norm", None) for part in module.modules()):
+        own, module = module, copy_module(module)
+        if module is own:
+            raise UsageError(
+                f"{name} has an embedding with max_norm, which changes its table in each call, and"
+                " a forward that was put on an instance: make that a method of its class"
+            )
+        for part in module.modules():
+            if (limit := getattr(part, "max_norm", None)) and isinstance(part, nn.Embedding):
+                ids = torch.arange(part.num_embeddings)
+                torch.embedding_renorm_(part.weight.data, ids, limit, part.norm_type)
+                part.max_norm = None
     return module
 
 
 def copy_module(module: nn.Module) -> nn.Module:
-    """A copy on the CPU. Tensors that a module keeps from a step of training lose their history."""
+    """A copy on the CPU. Tensors that a module keeps from a step of training lose their history.
+    The module itself where a forward was put on an instance: that of a copy may call the first."""
+    if any("forward" in vars(part) for part in module.modules()):
+        return module
     kept = (x for part in module.modules() for x in vars(part).values() if isinstance(x, Tensor))
     memo = {id(x): x.detach().clone() for x in kept if x.grad_fn is not None}
     return copy.deepcopy(module, memo).cpu()
 
 
 @contextmanager
-def drawn_anew(
-    module: nn.Module,
-    size: float = 1.0,
-    unscaled: Collection[str] = (),
-    dtype: torch.dtype | None = None,
-) -> Iterator[None]:
+def drawn_anew(module: nn.Module) -> Iterator[None]:
     """All weights drawn, until the block ends: with those that training begins with, attention is
-    nearly uniform, gammas are 1 and biases 0, and most mistakes do not show.
-
-    size: of all but the parameters `unscaled`. dtype: of weights, buffers, and the numbers that a
-    forward makes itself, such as a token's share in a mean; their own by default.
-    """
-    generator, default = torch.Generator().manual_seed(0), torch.get_default_dtype()
-    before = [(x, x.data) for x in (*module.parameters(), *module.buffers())]
+    nearly uniform, gammas are 1 and biases 0, and most mistakes do not show."""
+    generator = torch.Generator().manual_seed(0)
+    before = [(x, x.data) for x in module.parameters()]
     try:
-        for name, parameter in module.named_parameters():
+        for parameter, _ in before:
             # a matrix's numbers keep the size of rows, a vector's are around 0.7
             drawn = torch.randn(parameter.shape, generator=generator)
             if drawn.dim() < 2:
                 drawn.mul_(0.3).add_(0.7)
             else:
                 drawn.mul_(1.2 * drawn.shape[-1] ** -0.5)
-            drawn.mul_(1.0 if name in unscaled else size)
-            parameter.data = drawn.to(parameter.device, dtype or parameter.dtype)
-        for buffer in module.buffers():
-            if dtype and buffer.is_floating_point():
-                buffer.data = buffer.data.to(dtype)
-        torch.set_default_dtype(dtype or default)
+            parameter.data = drawn.to(parameter.device, parameter.dtype)
         yield
     finally:
-        torch.set_default_dtype(default)
         for tensor, data in before:
             tensor.data = data
-
-
-def takes_types(call: Callable[..., Any]) -> bool:
-    """Unrecognized where more is needed than ids and token types."""
-    found = inspect.signature(call).parameters.values()
-    names = [
-        x.name for x in found
-        if x.default is x.empty and x.kind in (x.POSITIONAL_ONLY, x.POSITIONAL_OR_KEYWORD)
-    ]  # fmt: skip
-    has_types = len(names) == 2 and any(word in names[1].lower() for word in ("type", "seg"))
-    if len(names) > 1 + has_types:
-        raise Unrecognized(
-            f"forward needs {', '.join(names)}: say how it is called with one sequence without"
-            f" pads, reference=lambda {names[0]}: module({names[0]}, ...)"
-        )
-    return has_types
 
 
 def as_inputs(ids: Sequence[int], ask: Asking) -> tuple[Tensor, Tensor | None]:
@@ -240,7 +283,7 @@ def _sequence(
 
 def pad_of(drawn: Transformer, ask: Asking, pooling: Pick, told: Told) -> int | None:
     """The id that the module tells from others. Unrecognized unless it is a pad: behind other
-    tokens it changes no answer, but that some modules let tokens see it."""
+    tokens it changes no answer."""
     if not told.ids:
         return None
     named = ", ".join(f"{index} ({step.op}{step.where})" for index, step in told.ids.items())
@@ -251,11 +294,9 @@ def pad_of(drawn: Transformer, ask: Asking, pooling: Pick, told: Told) -> int | 
         original = Original(ask, config, pooling, pad)
         ids, types = _sequence(config, length, pad)
         inputs = [*ids, pad, pad], types and [*types, 0, 0]
-        expected = original.rows(*inputs)
-        for sees_pads in (False, True):
-            found = original.rows_of_model(drawn, *inputs, 2, sees_pads)
-            if _share(found, expected[:length] if expected.ndim == 2 else expected) <= AGREES:
-                return pad
+        expected, found = original.rows(*inputs), original.rows_of_model(drawn, *inputs, 2)
+        if _share(found, expected[:length] if expected.ndim == 2 else expected) <= AGREES:
+            return pad
     raise Unrecognized(
         f"it tells token ids from others: {named}; one id can be a pad, which is refused inside"
         " texts, if the answer to what comes before it is the same with and without it"
@@ -273,9 +314,9 @@ def refuse_unlike(drawn: Transformer, ask: Asking, pooling: Pick, pad: int | Non
     config, longest = drawn.config, drawn.config.max_positions
     original = Original(ask, config, pooling, pad)
     usual, _ = _sequence(config, longest, pad)
-    unlike = dict(
-        lengths.unlike_lengths(lambda n: list_calls(ask, *as_inputs(usual[:n], ask)), longest)
-    )
+    unlike = {
+        *lengths.unlike_lengths(lambda n: list_calls(ask, *as_inputs(usual[:n], ask)), longest)
+    }
     known = sorted({min(length, longest) for length in (*COMPARED, longest)})
     near = 0.0
     for seed, length in enumerate([*known, *(x for x in unlike if x not in known)]):
@@ -284,15 +325,7 @@ def refuse_unlike(drawn: Transformer, ask: Asking, pooling: Pick, pad: int | Non
         difference, is_usual = _share(found, expected), length in known and length not in unlike
         near = max(near, difference) if is_usual else near
         if not difference <= (AGREES if is_usual else max(NEAR, 10 * near)):
-            other = max(unlike, default=1) if length == longest else length
-            parting = ""
-            if other > 1 and other in unlike:
-                call = list_calls(ask, *as_inputs(usual[:other], ask), with_lines=True)[
-                    unlike[other]
-                ]
-                at = f" at {call.line}" if call.line else ""
-                parting = f"; {other} and {longest} tokens part at {call.op}{at}"
             raise Unrecognized(
                 f"of {length} tokens, {original.compared.output} differ by {difference:.2g} of the"
-                f" largest number{parting}"
+                " largest number"
             )

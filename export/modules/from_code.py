@@ -39,7 +39,7 @@ def of_code(
     """
     module, origin = made_by(path, file)
     source = of_module(
-        module, reference=None, config=None, weights=None, pooling=pooling, labels=labels,
+        module, reference=None, stated={}, pooling=pooling, labels=labels,
         tokenizer=tokenizer, max_length=max_length, normalize=normalize,
     )  # fmt: skip
     if tokenizer is not None:

@@ -1,14 +1,14 @@
 """A module that somebody wrote -> the `Transformer` that it is, and how it is asked, as the source
-of a bundle; or the reason why it is none. One whose parts are named is filled by hand."""
+of a bundle; or the reason why it is none."""
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from addnorm.export.modules import asking, by_hand
+from addnorm.export.modules import asking
 from addnorm.export.modules.asking import (
     Asking,
     Recognized,
@@ -16,8 +16,9 @@ from addnorm.export.modules.asking import (
     copy_module,
     drawn_anew,
     fill_ids,
+    first_line,
+    kinds_of,
     list_calls,
-    takes_types,
     trace_forward,
 )
 from addnorm.export.modules.operators import weights
@@ -29,20 +30,19 @@ from addnorm.export.modules.operators.explained import (
 from addnorm.export.modules.operators.ids import Told
 from addnorm.export.modules.operators.parts import Parts, Unrecognized
 from addnorm.export.modules.operators.shape import Shape
-from addnorm.export.modules.operators.trace import LOOKUPS, Trace, Value, plain_attention
+from addnorm.export.modules.operators.trace import Trace, Value, plain_attention
 from addnorm.export.sources import sources
-from addnorm.export.sources.original import OriginalError, as_found, digest
+from addnorm.export.sources.original import OriginalError, as_found, digest, tensor_of
 from addnorm.export.sources.sources import Source, UsageError
 from addnorm.model.config import Config
 
-LENGTHS = (7, 5, 3)  # of the sequences that are followed: the first that the module takes
+NUM_FOLLOWED = 7  # tokens of the sequence that is followed, if the module takes as many
 WIDTH = 14  # of names in the findings
 NO_LIMIT = 512  # positions, where no table sets a limit
 WAYS_ON = (
-    "Ways on: reference=lambda ids: ... says how it is called, and which answer is meant;"
-    " weights={...} and config=Config(...) name its parts by hand; see docs/own-models.md"
+    "Ways on: reference=lambda ids: ... says how it is called, and which answer is meant; without"
+    " as_it_is=False its own graph is served; see docs/own-models.md"
 )
-ANY = ("max_positions", "positions", "layer_groups")  # compared in another way, or without effect
 
 
 class NotRecognized(UsageError):
@@ -66,10 +66,14 @@ def recognize(
     """
     twin = module if reference else copy_module(module)
     call = reference or twin
-    has_types = takes_types(reference or module.forward)
+    kinds = kinds_of(reference or module)
+    if "mask" in kinds:
+        raise Unrecognized(
+            "it asks for a mask: reference=lambda ids: module(ids, ...) says how it is called"
+        )
     error: Exception | None = None
     for turned in (False, True) if batch_first is None else (not batch_first,):
-        ask = Asking(call, twin, turned, has_types)
+        ask = Asking(call, twin, turned, kinds)
         try:
             with as_found(ask), plain_attention():
                 found = _follow(ask, max_positions)
@@ -77,8 +81,8 @@ def recognize(
             error = error or raised
             continue
         if turned and batch_first is None:
-            _refuse_either(found, Asking(call, twin, False, has_types), error)
-        whole = Asking(reference or module, module, turned, has_types)
+            _refuse_either(found, Asking(call, twin, False, kinds), error)
+        whole = Asking(reference or module, module, turned, kinds)
         return replace(found, ask=whole)
     assert error
     raise Unrecognized(str(error)) from error
@@ -91,8 +95,8 @@ def _refuse_either(found: Recognized, other: Asking, why: Exception | None) -> N
     if config.causal or found.model.positions.weight.any():
         return
     try:
-        with as_found(other), plain_attention():
-            trace_forward(other, *as_inputs([1] * LENGTHS[-1], other))
+        with as_found(other):
+            other(*as_inputs([1] * 3, other))
     except OriginalError:
         return
     raise Unrecognized(
@@ -103,31 +107,28 @@ def _refuse_either(found: Recognized, other: Asking, why: Exception | None) -> N
 
 
 def _follow(ask: Asking, max_positions: int | None) -> Recognized:
+    def calls(ids: list[int]) -> Callable[[int], object]:
+        return lambda length: list_calls(ask, *as_inputs(ids * length, ask))
+
     with drawn_anew(ask.module):
-        vocab_size = _vocab_size(first := _first(ask))
+        num_ids, num_tokens = asking.vocab_size(ask), asking.longest(calls([1]), NUM_FOLLOWED)
         # ids that the module tells from no others, and those that it does
         known: set[int] = set()
         while True:
-            ids = fill_ids(first.length, vocab_size, known)
-            told = Told(trace_forward(ask, *as_inputs(ids, ask)), vocab_size)
+            ids = fill_ids(num_tokens, num_ids, known)
+            told = Told(trace_forward(ask, *as_inputs(ids, ask)), num_ids)
             if {*told.ids} <= known:
                 break
             known |= {*told.ids}
         constants = {value.number for value in told.constants}
         trace = trace_forward(ask, *as_inputs(ids, ask), constants=constants)
-        again = trace_forward(ask, *as_inputs(ids, ask), constants=constants)
         answer = _answer(trace)
-        if not torch.equal(answer.tensor, _answer(again).tensor):
-            raise Unrecognized(
-                "it gives two answers to one sequence: something in it is random, such as dropout"
-                " that evaluation mode does not end"
-            )
         refuse_unlisted(leading_to(answer))
         shape = Shape(Parts(trace), answer)
         refuse_unexplained(answer)
         sizes = weights.table_sizes(shape)
         limit = min(filter(None, [*sizes, max_positions]), default=NO_LIMIT)
-        limit = _longest(ask, limit, ids[0])
+        limit = asking.longest(calls(ids[:1]), limit)
         config = weights.config(shape, limit)
         drawn = weights.fill_model(
             shape, config, trace, _places(ask, shape, limit, ids[0], constants)
@@ -143,51 +144,16 @@ def _follow(ask: Asking, max_positions: int | None) -> Recognized:
         raise Unrecognized("the forward takes another way with other weights")
     model = weights.fill_model(shape, config, real, _places(ask, shape, limit, ids[0], constants))
     is_limited = bool(sizes) or limit != (max_positions or NO_LIMIT)
-    lines = [f"  {name:{WIDTH}}{words}" for name, words in _findings(shape, config, is_limited)]
+    findings = _findings(shape, config, is_limited)
+    lines = [f"  {name:{WIDTH}}{words}" for name, words in findings.items()]
     return Recognized(model, ask, lines, pad, pooling)
 
 
-def _longest(ask: Asking, limit: int, usual: int) -> int:
-    """The most tokens that the module takes, up to a limit."""
-    takes, fails = 0, limit + 1
-    length = limit
-    while fails - takes > 1:
-        try:
-            list_calls(ask, *as_inputs([usual] * length, ask))
-            takes = length
-        except OriginalError as error:
-            fails, why = length, error
-        length = (takes + fails) // 2
-    if not takes:
-        raise why
-    return takes
-
-
-def _first(ask: Asking) -> Trace:
-    """The trace of the longest sequence of LENGTHS that the module takes."""
-    for length in LENGTHS:
-        try:
-            return trace_forward(ask, *as_inputs([1] * length, ask))
-        except OriginalError as error:
-            why = error
-    raise why
-
-
-def _vocab_size(first: Trace) -> int:
-    assert first.ids
-    for step in first.steps:
-        if step.op in LOOKUPS and step.values[0].of_rows:
-            numbers = step.inputs[-1].tensor.flatten()
-            if torch.equal(numbers, first.ids.tensor.flatten()):
-                return len(step.inputs[0].tensor)
-    raise Unrecognized("no table is read at the token ids: inputs that are no ids are not served")
-
-
 def _answer(trace: Trace) -> Value:
-    assert trace.answer
-    if not trace.answer.of_rows:
+    answer: Value = trace.value_of(tensor_of(trace.answer))
+    if not answer.of_rows:
         raise Unrecognized("the answer does not depend on the tokens, or is written in place")
-    return trace.answer
+    return answer
 
 
 def _places(
@@ -201,74 +167,60 @@ def _places(
     return weights.places(shape, trace, length)
 
 
-def _findings(shape: Shape, config: Config, is_limited: bool) -> Iterator[tuple[str, str]]:
+def _findings(shape: Shape, config: Config, is_limited: bool) -> dict[str, str]:
     """What was found, by name."""
-    block = shape.blocks[0]
-    scale = f", times {config.embedding_scale:g}" if config.embedding_scale != 1 else ""
-    yield "tokens", f"{config.vocab_size:,} ids, width {config.d_model}{scale}"
-    positions = "added to tokens" if shape.embedding.places else "none are added"
-    if not is_limited:
-        positions += '; the module sets no limit: config={"max_positions": N} sets another'
-    yield "positions", f"{config.max_positions:,}, {positions}"
-    if config.type_vocab_size > 1:
-        yield "types", f"{config.type_vocab_size}"
+    heads, head = f"{config.n_heads} heads of {config.head_dims}", shape.head
     extra = {"embeddings": config.embedding_norm, "the last block": config.final_norm}
     named = " and ".join(name for name, there in extra.items() if there)
-    more = f", a norm after {named}" if named else ""
-    yield "blocks", f"{config.n_layers}, order {config.block}{more}"
-    heads = f"{config.n_heads} heads of {config.head_dims}"
-    yield "attention", f"{heads}, {block.attention.scores}"
-    yield "feed-forward", f"{config.d_ff}, {config.activation}"
-    yield "norms", f"eps {config.eps:g}{', beside the deviation' if config.norm == 'std' else ''}"
-    yield "head", _head(shape, config)
-
-
-def _head(shape: Shape, config: Config) -> str:
-    pick = shape.head.pick
-    row = f"of a {pick} row" if pick else "of every token"
-    if not config.heads:
-        return f"none: it answers with activations {row}"
-    (made,) = config.heads.values()
-    if pick == "last" and made.pick == "every":
-        row = "of the last token, served for every token"
-    dense = f", after a layer of {made.dense} and {made.activation}" if made.dense else ""
-    return f"logits: {made.width:,} {row}{dense}"
+    pick = f"of a {head.pick} row" if head.pick else "of every token"
+    made = config.heads.get("logits")
+    dense = f", after a layer of {made.dense} and {made.activation}" if made and made.dense else ""
+    if made and head.pick == "last" and made.pick == "every":
+        pick = "of the last token, served for every token"
+    no_limit = '; the module sets no limit: config={"max_positions": N} sets another'
+    return {
+        "tokens": f"{config.vocab_size:,} ids, width {config.d_model}"
+        + (f", times {config.embedding_scale:g}" if config.embedding_scale != 1 else ""),
+        "positions": f"{config.max_positions:,}, "
+        + ("added to tokens" if shape.embedding.places else "none are added")
+        + ("" if is_limited else no_limit),
+        **({"types": f"{config.type_vocab_size}"} if config.type_vocab_size > 1 else {}),
+        "blocks": f"{config.n_layers}, order {config.block}"
+        + (f", a norm after {named}" if named else ""),
+        "attention": f"{heads}, {shape.blocks[0].attention.scores}",
+        "feed-forward": f"{config.d_ff}, {config.activation}",
+        "norms": f"eps {config.eps:g}{', beside the deviation' if config.norm == 'std' else ''}",
+        "head": f"logits: {made.width:,} {pick}{dense}"
+        if made else f"none: it answers with activations {pick}",
+    }  # fmt: skip
 
 
 def of_module(
     module: nn.Module,
     *,
     reference: Callable[..., Any] | None,
-    config: Config | Mapping[str, Any] | None,
-    weights: Mapping[str, str | Sequence[str]] | None,
+    stated: Mapping[str, int],
     pooling: str | None,
     batch_first: bool | None = None,
     **options: Any,
 ) -> Source:
-    """config: fields that must be as found; max_positions where the module sets no limit. weights:
-    see `by_hand`. batch_first: see `recognize`. options: of `sources.module`.
+    """stated: max_positions where the module sets no limit, vocab_size as it must be found.
+    batch_first: see `recognize`. options: of `sources.module`.
 
-    UsageError if it is not recognized, in words.
+    NotRecognized, in words.
     """
     name = type(module).__qualname__
-    stated: dict[str, Any] = {}
-    if isinstance(config, Config):
-        stated = {field: getattr(config, field) for field in Config.__dataclass_fields__}
-    elif config is not None:
-        stated = dict(config)
-    if unknown := sorted(stated.keys() - Config.__dataclass_fields__.keys()):
-        raise UsageError(f"config names {', '.join(unknown)}: a Config has no such field")
     try:
-        if weights is not None:
-            found = by_hand.fill_model(module, weights, config, reference)
-        else:
-            found = recognize(module, reference, stated.get("max_positions"), batch_first)
-            _refuse_contradictions(stated, found.model.config)
+        found = recognize(module, reference, stated.get("max_positions"), batch_first)
+        made = found.model.config
+        for field, value in stated.items():
+            own = getattr(made, field)
+            if value > own or (field == "vocab_size" and value != own):
+                raise Unrecognized(f"config says {field} {value}, the module takes {own}")
     except (Unrecognized, OriginalError) as error:
         raise NotRecognized(f"{name}: {error}") from error
     except (LookupError, RuntimeError, TypeError, ValueError) as error:
-        first = f"{type(error).__name__}: {error}".partition("\n")[0]
-        raise NotRecognized(f"{name} cannot be followed: {first}") from error
+        raise NotRecognized(f"{name} cannot be followed: {first_line(error)}") from error
     print(f"recognized {name}:", *found.lines, sep="\n", flush=True)
     source = sources.module(
         found.model, reference=found.ask, pad=found.pad, pooling=pooling or found.pooling, **options
@@ -276,17 +228,3 @@ def of_module(
     kept = {key: source.origin[key] for key in ("max_length",) if key in source.origin}
     origin = {"module": name, "sha256": digest(module), **kept}
     return replace(source, name=name, origin=origin)
-
-
-def _refuse_contradictions(stated: Mapping[str, Any], found: Config) -> None:
-    """Unrecognized for a field that the module contradicts."""
-    wrong = [
-        f"{field} is {value!r}, the module has {getattr(found, field)!r}"
-        for field, value in stated.items()
-        if field not in ANY and value != getattr(found, field)
-    ]
-    asked = stated.get("max_positions", found.max_positions)
-    if asked > found.max_positions:
-        wrong.append(f"max_positions is {asked}, the module takes {found.max_positions}")
-    if wrong:
-        raise Unrecognized(f"config is not the module's: {'; '.join(wrong)}")

@@ -46,13 +46,12 @@ class Original:
         config: Config,
         pooling: Pick = "mean",
         pad: int | None = None,
-        dtype: torch.dtype = torch.float32,
     ) -> None:
         """pooling: of pooled vectors that no head makes. pad: an id that the reference takes for a
-        pad wherever it stands. dtype: of its answers. OriginalError if its answer to a sequence is
+        pad wherever it stands. OriginalError if its answer to a sequence is
         no output of such a model."""
         self._reference, self._config, self.pooling = reference, config, pooling
-        self._pad, self._dtype = pad, dtype
+        self._pad = pad
         self._known: dict[tuple[Any, ...], Array] = {}
         self._is_of_tokens = False
         self.compared = self._kind()
@@ -100,16 +99,14 @@ class Original:
         ids: Sequence[int],
         types: Sequence[int] | None,
         num_pads: int = 0,
-        sees_pads: bool = False,
     ) -> Array:
         """The model's answer in PyTorch, as `rows`. model: on the CPU, in evaluation mode.
-        num_pads: at the end; the answer is to what comes before them. sees_pads: whether tokens
-        see them."""
+        num_pads: at the end; the answer is to what comes before them."""
         inputs = [None if row is None else torch.tensor([row]) for row in (ids, types)]
         num_real, (output, of_every_token) = len(ids) - num_pads, self.compared
         real = (torch.arange(len(ids)) < num_real).long()[None]
         with torch.no_grad():
-            found, *_ = model(inputs[0], torch.ones_like(real) if sees_pads else real, inputs[1])
+            found, *_ = model(inputs[0], real, inputs[1])
             if output in model.heads:
                 found = model.head(output, found, real)
             elif not of_every_token:
@@ -140,7 +137,7 @@ class Original:
             device = first.device
         inputs = [torch.tensor([row], device=device) for row in (ids, types) if row]
         try:
-            answer = tensor_of(self._reference(*inputs), self._dtype)
+            answer = tensor_of(self._reference(*inputs))
         except OriginalError:
             raise
         except Exception as error:  # it is the caller's code
@@ -151,17 +148,16 @@ class Original:
         return _squeeze(answer, len(ids))
 
 
-def tensor_of(answer: Any, dtype: torch.dtype = torch.float32) -> Tensor:
+def tensor_of(answer: Any) -> Tensor:
     """The tensor of an answer, which is a tensor, a tuple, or an output of transformers.
     OriginalError if there is none."""
     if isinstance(answer, Mapping) or hasattr(answer, "keys"):
         answer = next((answer[name] for name in FIELDS if name in answer), None)
     elif isinstance(answer, tuple | list) and answer:
         answer = answer[0]
-    if not isinstance(answer, Tensor) or answer.dtype != dtype:
+    if not isinstance(answer, Tensor) or answer.dtype != torch.float32:
         found = answer.dtype if isinstance(answer, Tensor) else type(answer).__name__
-        needed = str(dtype).removeprefix("torch.")
-        raise OriginalError(f"the reference answers with {found}: a tensor of {needed} is needed")
+        raise OriginalError(f"the reference answers with {found}: a tensor of float32 is needed")
     return answer
 
 

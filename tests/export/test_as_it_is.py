@@ -27,6 +27,7 @@ from tests.support.people.unrecognized import (
     Gated,
     Loop,
     Normalized,
+    Packed,
     Random,
     SequenceFirst,
     Several,
@@ -37,9 +38,18 @@ from tests.support.people.unrecognized import (
 ROWS = [[3, 4, 5], [9], [7, 8, 9, 10, 11], [5, 4, 3], [2] * 40]
 
 
-def on_the_instance() -> nn.Module:
+def short() -> nn.Module:
+    """Its rows of tokens have the length 1 at most."""
     module = Gated()
-    module.forward = lambda ids: ids  # type: ignore[method-assign]
+    module.tokens = nn.Embedding(V, D, max_norm=1.0)
+    return module
+
+
+def on_the_instance() -> nn.Module:
+    """Called in another way, as adapters do."""
+    module = Gated()
+    own, up = module.forward, nn.Linear(5, 7)
+    module.up, module.forward = up, lambda ids: up(own(ids))  # type: ignore[method-assign]
     return module
 
 
@@ -176,12 +186,11 @@ def test_sequences_run_alone_where_company_changes_bits(tmp_path: Path) -> None:
         (lambda: Gated().half(), r"has weights of float16: call \.float\(\)"),
         (lambda: Gated().to("meta"), "is on the meta device"),
         (lambda: nn.Sequential(nn.Embedding(V, D), nn.LazyLinear(4)), "has lazy layers without"),
-        (on_the_instance, "the forward of a Gated was put on the instance"),
+        (Packed, "pack_padded_sequence leaves out pads by numbers of ids or of a mask"),
         (nn.Module, "Module has no forward"),
         (Choosing, r"tokens: the graph's answer differs .* choose among equal numbers"),
         (Loop, "for one length alone, as a loop over tokens in Python"),
         (Autocast, "Autocast computes in bfloat16, as under torch.autocast"),
-        (lambda: nn.Embedding(V, D, max_norm=1.0), "an embedding with max_norm"),
         (quantized, r"has quantized layers \(Linear\)"),
         (Broken, "answers 7 tokens with NaN or infinity"),
         (lambda: torch.jit.script(nn.Sequential(nn.Embedding(V, D))), "a module of TorchScript"),
@@ -198,14 +207,31 @@ def test_what_would_be_served_wrongly_is_refused(
     assert not list(tmp_path.iterdir())
 
 
-def test_what_an_exporter_writes_for_one_length_is_served_for_all(tmp_path: Path) -> None:
+def test_what_an_exporter_writes_for_one_length_is_served_for_all(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     module = Untraceable()
     # every length is compared, since each makes another number
     bundle = export_bundle(module, tmp_path, "own", config={"max_positions": 40}, as_it_is=True)
+    assert (
+        "makes other numbers at 39 of 40 lengths, and each is compared" in capsys.readouterr().out
+    )
     engine = Model(bundle).engine(None)
     for row in ROWS:
         got = engine.run(Batch.of([np.array(row)])).activations
         np.testing.assert_allclose(got, answered(module, row)[0], atol=2e-5)
+
+
+@pytest.mark.parametrize("make", [short, on_the_instance])
+def test_what_each_call_changes_and_what_an_instance_calls_are_served(
+    tmp_path: Path, make: Callable[[], nn.Module]
+) -> None:
+    module = make()
+    before = {name: tensor.clone() for name, tensor in module.state_dict().items()}
+    bundle = export_bundle(module, tmp_path, "own")
+    assert all(torch.equal(tensor, before[name]) for name, tensor in module.state_dict().items())
+    got = Model(bundle).engine(None).run(Batch.of([np.array(ROWS[2])])).activations
+    np.testing.assert_allclose(got, answered(module, ROWS[2])[0], atol=1e-5)
 
 
 def test_sequences_first_are_served_where_it_is_said(tmp_path: Path) -> None:

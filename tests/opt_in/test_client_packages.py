@@ -47,8 +47,10 @@ def test_a_package_gets_what_the_plain_route_gives(site: Site, group: str, packa
 def test_the_program_of_the_clients_page_runs_over_grpc(small: Path) -> None:
     pytest.importorskip("grpc")
     programs = re.findall(r"```python\n(.+?)```", CLIENTS.read_text(), re.DOTALL)
-    (program,) = (each for each in programs if "localhost:8001" in each)
+    (program,) = (each for each in programs if "tritonclient.http" in each)
     service = inference_of(small, grpc_port=0)
     with serving(service):
-        program = program.replace("localhost:8001", f"localhost:{service.grpc.port}")
+        address = f"localhost:{service.grpc.port}"
+        program = program.replace("tritonclient.http", "tritonclient.grpc")
+        program = program.replace("localhost:8000", address)
         subprocess.run([SDKS, "-c", program], check=True, timeout=60)

@@ -68,7 +68,7 @@ export const EMBEDDERS = {
 // which of the model's prompts a package chooses
 export const PROMPTS = {
   "@ai-sdk/cohere": "query",
-  "@langchain/cohere": "passage",
+  "@langchain/cohere": "document",
   "voyageai embed, inputType": "query",
 };
 // whose route scales vectors to length 1, as text-embeddings-inference's does

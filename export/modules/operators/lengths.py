@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map
 
 from addnorm.export.modules.operators.explained import VIEWS
-from addnorm.export.modules.operators.trace import LOOKUPS, authors_line
+from addnorm.export.modules.operators.trace import LOOKUPS
 
 SMALL = 100_000  # numbers, that are computed sooner than a shape is derived
 
@@ -30,16 +30,14 @@ class Call(NamedTuple):
     numbers: tuple[Any, ...]
     tensors: tuple[int, ...]
     given: tuple[Tensor, ...]
-    line: str
 
 
 class Run(TorchDispatchMode):
     """One forward without numbers. calls: in order."""
 
-    def __init__(self, module: nn.Module, with_lines: bool = False) -> None:
+    def __init__(self, module: nn.Module) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.calls: list[Call] = []
-        self._with_lines = with_lines
         # what is not of the length alone, by id(); kept alive, so that no other tensor gets the id
         self._alive: list[Any] = [*module.parameters()]
         self._unknown = {id(x): number for number, x in enumerate(self._alive)}
@@ -61,8 +59,7 @@ class Run(TorchDispatchMode):
         if func not in _KINDS:
             _KINDS[func] = str(func.overloadpacket.__name__), bool(func._schema.is_mutable)
         op, is_mutable = _KINDS[func]
-        line = authors_line() if self._with_lines else ""
-        self.calls.append(Call(op, tuple(numbers), tensors, given, line))
+        self.calls.append(Call(op, tuple(numbers), tensors, given))
         if op in OF_NUMBERS or sum([x.numel() for x in found]) < SMALL:
             result = func(*args, **kwargs)
         elif is_mutable:
@@ -102,29 +99,30 @@ def _as_real(found: Any) -> Any:
     return type(found)(map(_as_real, found)) if type(found) in (list, tuple) else found
 
 
-def unlike_lengths(run: Callable[[int], list[Call]], longest: int) -> Iterator[tuple[int, int]]:
-    """Lengths whose forward is another than that of the longest, and at which call they part. run:
-    what a forward of so many tokens calls."""
+def unlike_lengths(run: Callable[[int], list[Call]], longest: int) -> Iterator[int]:
+    """Lengths whose forward is another than that of the longest. run: what a forward of so many
+    tokens calls."""
     reference = run(longest)
     second = run(longest - 1) if longest > 1 else reference
     for length in range(1, longest):
-        calls = run(length)
-        if (where := _parting(calls, reference, second, longest - length)) is not None:
-            yield length, where
+        if not _are_alike(run(length), reference, second, longest - length):
+            yield length
 
 
-def _parting(calls: list[Call], longest: list[Call], second: list[Call], less: int) -> int | None:
-    """None where they are the same, but for what changes evenly with the length."""
-    for number, (ours, theirs) in enumerate(zip(calls, longest, strict=False)):
+def _are_alike(calls: list[Call], longest: list[Call], second: list[Call], less: int) -> bool:
+    """Whether they are the same, but for what changes evenly with the length."""
+    if len(calls) != len(longest):
+        return False
+    for number, (ours, theirs) in enumerate(zip(calls, longest, strict=True)):
         near = second[number] if number < len(second) else theirs
         if ours[:3] != theirs[:3] and (
             (ours.op, ours.tensors) != (theirs.op, theirs.tensors)
             or not _are_even(ours.numbers, theirs.numbers, near.numbers, less)
         ):
-            return number
+            return False
         if len(ours.given) != len(theirs.given) or not all(map(_begins, ours.given, theirs.given)):
-            return number
-    return None if len(calls) == len(longest) else min(len(calls), len(longest)) - 1
+            return False
+    return True
 
 
 def _are_even(ours: Any, theirs: Any, near: Any, less: int) -> bool:

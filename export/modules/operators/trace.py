@@ -4,15 +4,15 @@ Names, classes and control flow of the code leave no mark here. Parts of it can 
 """
 
 import sys
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -64,8 +64,7 @@ class Step:
     function: Any
     arguments: tuple[Any, ...]
     options: Mapping[str, Any]
-    place: str  # the module that was running
-    line: str = ""  # of its author's source
+    line: str = ""  # of the author's source
     values: list[Value] = field(default_factory=list)  # that it made
     parts: set[str] = field(default_factory=set)  # that a trial found it to belong to
 
@@ -75,8 +74,7 @@ class Step:
 
     @property
     def where(self) -> str:
-        part = f", in {self.place}" if self.place else ""
-        return part + (f", at {self.line}" if self.line else "")
+        return f", at {self.line}" if self.line else ""
 
     @property
     def inputs(self) -> list[Value]:
@@ -116,12 +114,12 @@ class Trace(TorchDispatchMode):
         super().__init__()  # type: ignore[no-untyped-call]
         self.values: list[Value] = []
         self.steps: list[Step] = []
-        self.answer: Value | None = None
+        self.answer: Any = None  # as the module gives it
         self._known: dict[int, Value] = {}  # by id() of a tensor, which the value keeps alive
         self._written: dict[int, int] = {}  # how often, by storage
         self._tainted: set[int] = set()  # storages that rows were written into
         self._alive: list[Tensor] = []  # so that no other tensor gets the id() of one
-        self._enough, self._places, self._constants = enough, [""], constants
+        self._enough, self._constants = enough, constants
         self.left: list[Left] = []
         self.ids, self.types = (None if x is None else self._new(x) for x in (ids, types))
         for given in (self.ids, self.types):
@@ -139,7 +137,7 @@ class Trace(TorchDispatchMode):
     ) -> Any:
         kwargs = kwargs or {}
         taken, options = tree_map(self.value_of, (args, kwargs))
-        step = Step(func, taken, options, self._places[-1], authors_line())
+        step = Step(func, taken, options, authors_line())
         written = [args[0]] if func._schema.is_mutable and isinstance(args[0], Tensor) else []
         for tensor in written:
             self._keep(tensor)
@@ -196,20 +194,6 @@ class Trace(TorchDispatchMode):
         """Notes that Python got numbers of these."""
         line = authors_line()
         self.left += [Left(name, value, line) for value in values if value.of_ids or value.of_rows]
-
-    @contextmanager
-    def name_steps(self, root: nn.Module | None) -> Iterator[None]:
-        """Steps say in which part of the module they ran."""
-        with ExitStack() as stack:
-            for name, module in root.named_modules() if root is not None else ():
-                enter, leave = self._hooks(name, module)
-                stack.callback(module.register_forward_pre_hook(enter).remove)
-                stack.callback(module.register_forward_hook(leave).remove)
-            yield
-
-    def _hooks(self, name: str, module: nn.Module) -> tuple[Callable[..., None], ...]:
-        label = f"{name or 'the module'} ({type(module).__name__})"
-        return (lambda *_: self._places.append(label), lambda *_: self._places.__delitem__(-1))
 
 
 class Calls(TorchFunctionMode):

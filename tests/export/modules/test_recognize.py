@@ -17,10 +17,8 @@ from addnorm.export.sources.original import Original
 from addnorm.model.config import Positions
 from tests.support.people import TUTORIALS
 from tests.support.people.encoders import D, H, T
-from tests.support.people.strangers import STRANGERS
 
 pytestmark = pytest.mark.filterwarnings("ignore:enable_nested_tensor")
-MODULES = {**TUTORIALS, **STRANGERS}
 LIMIT = 1e-5  # of the largest number
 # fields of the Config that are not its defaults, beside sizes, and the head's pick
 EXPECTED: dict[str, tuple[dict[str, Any], str | None]] = {
@@ -61,7 +59,6 @@ EXPECTED: dict[str, tuple[dict[str, Any], str | None]] = {
     "seed: scale and shift": (
         {"block": "pre", "causal": True, "final_norm": True, "eps": 1e-5 * (D - 1) / D}, "every",
     ),
-    "bravo": ({"norm_bias": False}, "mean"),
 }  # fmt: skip
 DEFAULTS = {
     "d_model": D, "n_heads": H, "type_vocab_size": 1, "causal": False,
@@ -75,10 +72,10 @@ DEFAULTS = {
 
 def made(name: str) -> nn.Module:
     torch.manual_seed(0)
-    return MODULES[name]()
+    return TUTORIALS[name]()
 
 
-@pytest.mark.parametrize("name", MODULES)
+@pytest.mark.parametrize("name", TUTORIALS)
 def test_a_module_of_any_names_is_recognized(name: str) -> None:
     found = recognize(made(name), None, None)
     config = found.model.config
@@ -135,7 +132,7 @@ def test_the_way_it_is_called_can_be_said() -> None:
             return 0, self.inner(src, mask)
 
     module = Masked()
-    with pytest.raises(Unrecognized, match="forward needs src, mask: say how it is called"):
+    with pytest.raises(Unrecognized, match="it asks for a mask: reference=lambda ids"):
         recognize(module, None, None)
     call = lambda ids: module(ids.T, torch.zeros(ids.shape[1], ids.shape[1]))[1]  # noqa: E731
     found = recognize(module, call, None)

@@ -132,20 +132,20 @@ CHANGES: dict[str, tuple[Callable[[Any, Tensor], Tensor], str]] = {
     "parallel": (parallel, "norm: "),
     "RMSNorm": (rms, "norm: nothing tried agrees; smallest differences: "),
     "distances": (biased_by_distance, "attention: nothing tried agrees; smallest differences: "),
-    "leaky": (other_activation, r"leaky_relu, in .* is an operator of no part that is known"),
+    "leaky": (other_activation, r"leaky_relu, at .* is an operator of no part that is known"),
     "quick gelu": (quick_gelu, r"activation: nothing tried agrees; smallest.*: gelu 0\.0"),
     "crossed": (crossed, "queries, keys and values are made of different rows"),
     "batch norm": (
-        lambda block, x: block(nn.BatchNorm1d(D).eval()(x.mT).mT), "native_batch_norm, in ",
+        lambda block, x: block(nn.BatchNorm1d(D).eval()(x.mT).mT), "native_batch_norm, at ",
     ),
     "log_softmax": (
-        lambda block, x: block(x).log_softmax(-1), "_log_softmax, in .* is an operator of no part",
+        lambda block, x: block(x).log_softmax(-1), "_log_softmax, at .* is an operator of no part",
     ),
     "sigmoid": (lambda block, x: block(x).sigmoid(), "norm: nothing tried agrees"),
     "in place": (
         written, "a part of a tensor is written in place, which cannot be followed",
     ),
-    "random": (lambda block, x: block(F.dropout(x, 0.5)), "gives two answers to one sequence"),
+    "random": (lambda block, x: block(F.dropout(x, 0.5)), "is an operator of no part"),
 }  # fmt: skip
 
 

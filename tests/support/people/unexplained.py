@@ -141,5 +141,5 @@ CHANGES: dict[str, dict[str, Change]] = {
 
 
 def is_told(refusal: str) -> bool:
-    """Whether a refusal names the line. A constant of the length shows in the whole alone."""
-    return "unexplained.py:" in refusal or "the whole does not: of 24 tokens" in refusal
+    """Whether a refusal names the line. What is of the length shows in the whole alone."""
+    return "unexplained.py:" in refusal or "the whole does not: of " in refusal

@@ -73,6 +73,22 @@ class Loop(Gated):
         return torch.stack([rows[:, at] for at in range(ids.shape[1])], 1)
 
 
+class Packed(Gated):
+    """Leaves out pads by their id."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lstm = nn.LSTM(D, D, batch_first=True)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        lengths = (ids != 0).sum(1).clamp(min=1)
+        rows = nn.utils.rnn.pack_padded_sequence(
+            self.tokens(ids), lengths, batch_first=True, enforce_sorted=False
+        )
+        last: Tensor = self.lstm(rows)[1][0][-1]
+        return last
+
+
 class Autocast(Gated):
     def forward(self, ids: Tensor) -> Any:
         with torch.autocast("cpu", torch.bfloat16):
