@@ -358,7 +358,7 @@ def served(bundle: Bundle, engine: Engine, batch: Batch, size: int) -> list[NDAr
     pick = head.pick if head else ("every" if size == rows.activations.size else manifest.pooling)
     found: NDArray[Any] = rows.activations
     if pick != "every":
-        found = pooled(rows, batch.offsets, pick, np.array([0]))
+        found = pooled(rows, batch.offsets[:-1], batch.offsets[1:], pick)
     return [engine.head("logits", found) if head else found]
 
 

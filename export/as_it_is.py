@@ -144,7 +144,7 @@ class _Graph(nn.Module):
         self.module, self._found = found.twin, found
 
     def forward(self, tokens: Tensor, types: Tensor | None = None) -> Tensor:
-        answer = self.module(tokens) if types is None else self.module(tokens, types)
+        answer = self.module.forward(tokens, types)
         rows = [row.expand(-1, tokens.shape[1], -1) for row in _laid_out(answer, self._found)]
         return rows[0] if len(rows) == 1 else torch.cat(rows, -1)
 
@@ -597,8 +597,8 @@ def certificate_of(bundle: Bundle, found: AsItIs, samples: Sequence[Batch] = ())
 
 
 def _compare(model: Model, found: AsItIs, samples: Sequence[Batch]) -> Iterator[Check]:
-    """Every length of LENGTHS, then every length whose forward is another than that of the longest,
-    on both sides of it, and the samples: through the server's own path, ragged, then padded."""
+    """Every length of LENGTHS, every length whose forward is another than that of the longest, on
+    both sides of it, and the samples: through the server's own path, ragged, then padded."""
     limits = model.bundle.manifest.limits
     unlike = {*_unlike(found)}
     near = {length + step for length in unlike for step in (-1, 0, 1)} - {0}
@@ -608,8 +608,8 @@ def _compare(model: Model, found: AsItIs, samples: Sequence[Batch]) -> Iterator[
             " each is compared: of a large module that takes minutes, of fewer lengths less,"
             " config={'max_positions': N}"
         )
-    usual = sorted({min(length, found.longest) for length in (*LENGTHS, found.longest)})
-    drawn = selfcheck.sequences(limits, [*usual, *sorted(near - {*usual})])
+    lengths = sorted({min(n, found.longest) for n in (*LENGTHS, found.longest, *near)})
+    drawn = selfcheck.sequences(limits, lengths)
     batches = [*(drawn.sequence(index) for index in range(len(drawn))), *samples]
     some = [batch for batch in batches if batch.num_tokens <= 65]
     batches += _repeated(found, NUM_OF_CHOICES if _chooses(model) else NUM_REPEATED)

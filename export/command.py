@@ -285,7 +285,7 @@ def _add_writing(parser: argparse.ArgumentParser) -> None:
     )
     add(
         "--keep-recall",
-        type=_share,
+        type=float,
         metavar="SHARE",
         help="int8 must find this share, such as 0.99, of the 10 nearest that fp32 finds among"
         " --texts: matrices stay fp32 until it does",
@@ -298,16 +298,6 @@ def _add_writing(parser: argparse.ArgumentParser) -> None:
         help="requests may ask for the hidden states and the attention of each layer, in fp32;"
         " the server holds the weights once more for it",
     )
-
-
-def _share(text: str) -> float:
-    try:
-        number = float(text)
-    except ValueError:
-        number = 0.0
-    if not 0 < number <= 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is no share above 0, at most 1")
-    return number
 
 
 def _verify_parser() -> argparse.ArgumentParser:

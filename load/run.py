@@ -48,7 +48,7 @@ def compute_alone(bundle: Bundle, precision: str) -> Compute:
             return rows.activations.copy()
         # the rows of a sequence's tokens are equal where a module answers with one
         pooling = "last" if own else bundle.manifest.pooling
-        vectors = heads.pooled(rows, batch.offsets, pooling)
+        vectors = heads.pooled(rows, batch.offsets[:-1], batch.offsets[1:], pooling)
         if output == "embedding" and bundle.manifest.normalize:
             vectors = heads.unit(vectors)
         vector: Floats = vectors[0]

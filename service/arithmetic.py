@@ -37,15 +37,12 @@ def exp(values: NDArray[Float]) -> NDArray[Float]:
     than 6e-10 in float64, and 1.3 ulp in float32.
     """
     made = np.array(values, order="C")
-    flat, work = made.reshape(-1), _work(made.size, made.dtype)
+    flat = made.reshape(-1)
+    # of the steps: each would ask the system for its memory anew
+    work = np.empty((3, min(made.size, BLOCK)), made.dtype)
     for start in range(0, flat.size, BLOCK):
         _exp_in_place(flat[start : start + BLOCK], work)
     return made
-
-
-def _work(size: int, dtype: np.dtype[Float]) -> NDArray[Float]:
-    """Memory for the steps of `size` exponentials. Each step would ask the system for it anew."""
-    return np.empty((3, min(size, BLOCK)), dtype)
 
 
 def _exp_in_place(values: NDArray[Float], work: NDArray[Float]) -> None:

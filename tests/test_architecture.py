@@ -103,7 +103,7 @@ def test_no_dialect_imports_another() -> None:
 def test_answers_of_vectors_and_of_rankings_are_made_in_one_place_each() -> None:
     """A header or a field for all rerank answers is one edit."""
     paths = sources("service/dialects", "service/wire")
-    for made, word in (("ranked", r"\bbest\("), ("embedded", r"\.value\(Pooled\)")):
+    for made, word in (("ranked", r"\bbest\("), ("pooled", r"\.value\(Pooled\)")):
         found = {path.name for path in paths if re.search(word, path.read_text())}
         assert found == {"json_answers.py"}, made
 

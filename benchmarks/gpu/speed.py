@@ -128,7 +128,8 @@ def _of_engine(engine: Engine, batch: Batch, hidden: bool) -> Run:
     def run() -> object:
         rows = engine.compute(batch)
         rows.not_finite()
-        return rows.on_host() if hidden else heads.pooled(rows, batch.offsets, "mean")
+        starts, ends = batch.offsets[:-1], batch.offsets[1:]
+        return rows.on_host() if hidden else heads.pooled(rows, starts, ends, "mean")
 
     return run
 

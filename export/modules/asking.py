@@ -75,8 +75,18 @@ class Asking(nn.Module):
         self._mask, self._num_pads = mask, num_pads
         self.name = type(module).__qualname__
 
+    def __call__(self, tokens: Tensor, types: Tensor | None = None) -> Any:
+        try:
+            return self.forward(tokens, types)
+        except (Enough, Unrecognized):
+            raise
+        except Exception as error:  # it is the caller's code
+            raise OriginalError(
+                f"the module fails on a sequence of {tokens.shape[1]} tokens: {first_line(error)}"
+            ) from error
+
     def forward(self, tokens: Tensor, types: Tensor | None = None) -> Any:
-        length, given = tokens.shape[1], dict[str, Tensor]()
+        given: dict[str, Tensor] = {}  # PyTorch's exporter follows this
         if self.has_types:
             given["types"] = torch.zeros_like(tokens) if types is None else types
         if "mask" in self._kinds:
@@ -86,14 +96,7 @@ class Asking(nn.Module):
                 mask[:, -self._num_pads :] = 1 - int(real)
             given["mask"] = mask
         inputs = [tokens, *(given[kind] for kind in self._kinds)]
-        try:
-            return self._call[0](*(x.transpose(0, 1) if self.turned else x for x in inputs))
-        except (Enough, Unrecognized):
-            raise
-        except Exception as error:  # it is the caller's code
-            raise OriginalError(
-                f"{self.name} fails on a sequence of {length} tokens: {first_line(error)}"
-            ) from error
+        return self._call[0](*(x.transpose(0, 1) if self.turned else x for x in inputs))
 
 
 def kinds_of(call: Callable[..., Any]) -> list[str]:

@@ -51,7 +51,6 @@ class Ask:
     anew: bool = False  # whether all is computed, whatever the cache holds
     coding: str | None = None  # of the answer, if it is compressed
     # the connection
-    surplus: ServiceError | None = None  # more connections are open than are answered
     is_closing: Callable[[], bool] | None = None  # whether the connection is lost, or soon is
     leaving: "asyncio.Task[None] | None" = None  # waits for the caller to leave
     has_left: bool = False

@@ -68,9 +68,10 @@ class Cost:
 
     def making(self, ask: Ask) -> Rate:
         """Per row that a head runs on."""
-        bundle = ask.model.bundle
-        costs = (output.cost for output in ask.outputs if output.head(bundle))
-        return self._rate(bundle.ref, *costs)
+        sized = zip(ask.outputs, ask.sizes, strict=True)
+        return self._rate(
+            ask.model.bundle.ref, *(output.cost for output, size in sized if size.head)
+        )
 
     def writing(self, ask: Ask) -> Rate:
         """Per byte of the response, as estimated. Models and routes have rates of their own, since

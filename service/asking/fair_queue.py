@@ -30,7 +30,7 @@ from typing import Generic, NamedTuple, TypeVar
 from weakref import WeakKeyDictionary, WeakSet
 
 from addnorm.service.asking.ask import Ask
-from addnorm.service.engine.batch import AnyRows, Batch
+from addnorm.service.engine.batch import Batch
 from addnorm.service.engine.target import Target
 from addnorm.service.errors import Expired
 
@@ -148,7 +148,7 @@ class MicroBatch:
         self.parts = [(ask, list(own)) for ask, own in groupby(self.sequences, attrgetter("ask"))]
         # as they are now: an ask that ends in time is answered while it runs
         self._of = [(one.ask.batch, one.sequence_index) for one in self.sequences]
-        self._rows = [ask.rows for ask, _ in self.parts]
+        self.rows = [ask.rows for ask, _ in self.parts]  # where those of each part go
         self.num_tokens = sum(sequence.length for sequence in sequences)
         self.is_bulk = sequences[0].ask.is_bulk
 
@@ -157,14 +157,6 @@ class MicroBatch:
         if len(self.parts) == 1 and len(self.sequences) == len(whole):
             return whole
         return Batch.joined(self._of)
-
-    def deliver(self, rows: AnyRows) -> None:
-        """Gives each ask its rows."""
-        start = 0
-        for (_, sequences), own_rows in zip(self.parts, self._rows, strict=True):
-            end = start + sum(sequence.length for sequence in sequences)
-            own_rows.receive([own.sequence_index for own in sequences], rows.span(start, end))
-            start = end
 
 
 # rank (an ask's own, its size, or its time), number of the ask, ask; sorted, so among equals by
@@ -372,20 +364,16 @@ class FairQueue:
             if len(sequences) == len(ask.waiting):
                 self._remove(ask)
                 continue
-            if ask.in_time:
+            if ask.in_time:  # it goes behind the others: all would end before the last had a turn
                 del ask.waiting[: len(sequences)]
-                self._pass_turn(ask)
+                by_age = ask.backlog.by_age
+                del by_age[bisect_left(by_age, (ask.rank, ask.number))]
+                ask.rank = next(self._numbers) - BEFORE_BULK
+                insort(by_age, (ask.rank, ask.number, ask))
                 continue
             for sequence in sequences:
                 del ask.waiting[bisect_left(ask.waiting, sequence)]
         return MicroBatch(target, taken, now)
-
-    def _pass_turn(self, ask: Ask) -> None:
-        """It goes behind the others that end in time: all would end before the last had a turn."""
-        by_age = ask.backlog.by_age
-        del by_age[bisect_left(by_age, (ask.rank, ask.number))]
-        ask.rank = next(self._numbers) - BEFORE_BULK
-        insort(by_age, (ask.rank, ask.number, ask))
 
     def _choose(self, backlog: Backlog, num_idle: int) -> list[Waiting]:
         """The longest sequence of the backlog's next ask, and its neighbours in length, of about

@@ -305,19 +305,19 @@ class Gate:
         if not TOKENS.grants(limit, waiting, backlog.num_tokens, 0, more):
             self._start_shedding(ask, more, math.inf, QueueFull)
             raise self._overloaded(QueueFull, f" of at most {limit:,}, too many to add {more:,}")
-        if shed := self._shed(backlog, time_s, TINY_RATIO * more):
+        if self.shedding and (shed := self._shed(backlog, time_s, TINY_RATIO * more)):
             raise self._overloaded(shed.kind)
-        finish_s = self._finish_s(ask, more, time_s)
+        own_s = OWN_MARGIN * (more * ask.target.s_per_token) / self.queue.num_workers
         if not waiting:
             # Only runs correct a rate: so what is not hopelessly late runs as a trial. Each
             # rejection raises the rate, so that one wrong measurement does not reject for ever.
-            if finish_s > TRIAL_RATIO * time_s:
+            if own_s > TRIAL_RATIO * time_s:
                 ask.target.raise_rate()
                 raise Expired(
-                    f"deadline: computing takes about {1000 * finish_s:.0f} ms,"
+                    f"deadline: computing takes about {1000 * own_s:.0f} ms,"
                     f" {1000 * time_s:.0f} ms are left: allow more time or send less"
                 )
-        elif finish_s > time_s:
+        elif (finish_s := self._finish_s(ask, more, own_s, time_s)) > time_s:
             self._start_shedding(ask, more, SIMILAR_TIME * time_s, DeadlineNotMet)
             raise self._overloaded(
                 DeadlineNotMet,
@@ -350,11 +350,10 @@ class Gate:
         is_covered = time_s <= shedding.time_s and token_bound >= shedding.num_tokens
         return shedding if is_covered else None
 
-    def _finish_s(self, ask: Ask, more: int, time_s: float) -> float:
-        """Predicted time until the ask is computed: after all that waits, or earlier if its turns
-        come earlier."""
+    def _finish_s(self, ask: Ask, more: int, own_s: float, time_s: float) -> float:
+        """Predicted time until the ask is computed, which takes own_s: after all that waits, or
+        earlier if its turns come earlier."""
         queue, worker_s = self.queue, more * ask.target.s_per_token
-        own_s = OWN_MARGIN * worker_s / queue.num_workers
         last_s = own_s + WAIT_FACTOR * queue.wait_s()
         if last_s <= time_s:
             return last_s  # early enough: the rest costs more time

@@ -77,7 +77,7 @@ class AskedRows:
             if self._hold:
                 self._hold(sequences, "every", spans(own, offsets))
         for pick, vectors in self._picked.items():
-            vectors[places] = made = pooled(rows, offsets, pick, sequences)
+            vectors[places] = made = pooled(rows, offsets[:-1], offsets[1:], pick, sequences)
             if self._hold:
                 self._hold(sequences, pick, list(made))
         self._received += sequences
@@ -137,8 +137,8 @@ class AskedRows:
         if pick in held:
             return cast(Floats, held[pick])
         rows = cast(Rows, held["every"])
-        offsets = np.array([0, len(rows.activations)])
-        vector: Floats = pooled(rows, offsets, pick, np.array([index]))[0]
+        start, end = np.array([0]), np.array([rows.num_tokens])
+        vector: Floats = pooled(rows, start, end, pick, [index])[0]
         return vector
 
 

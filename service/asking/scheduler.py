@@ -156,7 +156,11 @@ class Scheduler:
         micro = self._take(worker)
         if micro is None:
             return False
-        outcome = _run(micro)
+        outcome: AnyRows | Exception
+        try:
+            outcome = compute(micro)
+        except Exception as error:  # any of a session fails these asks only, never the worker
+            outcome = service_error(error)
         for observer in self._observers:
             try:
                 if isinstance(outcome, Exception):
@@ -209,8 +213,8 @@ class Scheduler:
         if micro.is_bulk:  # another worker may run more of the ask, if not before then now
             self.changed.notify()
         elif micro.target.run_on_all_cores:
-            running_s = sum(other.num_tokens * other.target.s_per_token for other in running)
-            others_s = running_s + queue.wait_s() * self.num_workers
+            others_s = sum(other.num_tokens * other.target.s_per_token for other in running)
+            others_s += sum(target.num_tokens * target.s_per_token for target in queue.active)
             own_s = micro.num_tokens * micro.target.s_per_token
             micro.on_all_cores = others_s < (self.num_workers - 1) * own_s / 2
 
@@ -259,22 +263,23 @@ class Scheduler:
                 log.exception(OBSERVER_FAILED)
 
 
-def _run(micro: MicroBatch) -> AnyRows | Exception:
-    """Computes the micro-batch and gives each ask its rows."""
-    try:
-        batch, target = micro.batch(), micro.target
-        on_all_cores = target.run_on_all_cores if micro.on_all_cores else None
-        rows = (on_all_cores or target.run)(batch)
-        assert rows.num_tokens == micro.num_tokens
-        if rows.not_finite():  # names the first sequence with such a value
-            raise next(
-                NotFinite(output, own.sequence_index)
-                for own, (start, end) in zip(micro.sequences, pairwise(batch.offsets), strict=True)
-                if (output := rows.span(start, end).not_finite())
-            )
-        micro.deliver(rows)
-    except Exception as error:  # any error of a session fails these asks only, never the worker
-        return service_error(error)
+def compute(micro: MicroBatch) -> AnyRows:
+    """Computes the micro-batch, and gives each ask its rows. NotFinite names the first sequence
+    with such a value."""
+    batch, target, start = micro.batch(), micro.target, 0
+    on_all_cores = target.run_on_all_cores if micro.on_all_cores else None
+    rows = (on_all_cores or target.run)(batch)
+    assert rows.num_tokens == micro.num_tokens
+    if rows.not_finite():
+        raise next(
+            NotFinite(output, own.sequence_index)
+            for own, (start, end) in zip(micro.sequences, pairwise(batch.offsets), strict=True)
+            if (output := rows.span(start, end).not_finite())
+        )
+    for (_, sequences), asked in zip(micro.parts, micro.rows, strict=True):
+        end = start + sum(own.length for own in sequences)
+        asked.receive([own.sequence_index for own in sequences], rows.span(start, end))
+        start = end
     return rows
 
 

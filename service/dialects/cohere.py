@@ -14,17 +14,16 @@ from pydantic import Field
 from addnorm.service.asking.ask import Ask
 from addnorm.service.asking.tasks.classification import Function
 from addnorm.service.engine.manifest import Precision
-from addnorm.service.engine.model import Model
 from addnorm.service.engine.outputs.output import JSON_BYTES_PER_BYTE, JSON_BYTES_PER_FLOAT
-from addnorm.service.engine.outputs.pooled import PooledByDType, check_dimensions
-from addnorm.service.engine.outputs.values import VectorDType, width_of
+from addnorm.service.engine.outputs.pooled import DIMENSIONS, PooledByDType, check_dimensions
+from addnorm.service.engine.outputs.values import VectorDType
 from addnorm.service.errors import InvalidInput
 from addnorm.service.wire.codec.decoding import Tools
 from addnorm.service.wire.codec.payload import Encode, base64_of
 from addnorm.service.wire.codec.validation import Strict, agreed
 from addnorm.service.wire.dialect_errors import COHERE_ERRORS
 from addnorm.service.wire.route import Protocol, Route
-from addnorm.service.wire.texts.json_answers import Ranking, embedded, ranked, usage
+from addnorm.service.wire.texts.json_answers import JsonAnswer, Ranking, ranked, usage
 from addnorm.service.wire.texts.sequences import Strings, typed
 from addnorm.service.wire.texts.text_tasks import RerankOptions, score_pairs
 from addnorm.service.wire.texts.texts import (
@@ -229,11 +228,18 @@ async def embed(is_v1: bool, body: EmbedRequest, ask: Ask, tools: Tools) -> Enco
     """InvalidInput names the field."""
     field, sent = _checked_texts(body)
     model, alias = ask.find_model_and_prompt(tools.models, body.model, None, "embed")
-    _check_limits(body, model)
+    if body.output_dimension is not None:
+        check_dimensions("output_dimension", body.output_dimension, model.bundle)
+    check_limit("max_tokens", body.max_tokens, model)
     types = list(dict.fromkeys(body.embedding_types or KINDS[:1]))
     sent_cut = None if body.truncate is None else body.truncate != "NONE"
     cut = tools.texts.cuts(sent_cut, by_default=True)
-    texts = _prompted(body, field, sent, model, alias, cut)
+    if body.input_type is None:
+        texts = TextsToTokenize.prompted(field, sent, cut, model, alias)
+    else:
+        plain = TextsToTokenize(field, sent, cut, model)
+        texts = typed(plain, "input_type", body.input_type, alias)
+    texts = texts._replace(left=body.truncate == "START", keeps_prompt=True, can_cut=False)
     ask.batch, ask.padding = await tools.texts.tokenize(texts, ask)
     dtypes = dict.fromkeys(_dtype(kind) for kind in types)
     output = PooledByDType(
@@ -243,11 +249,13 @@ async def embed(is_v1: bool, body: EmbedRequest, ask: Ask, tools: Tools) -> Enco
         field="embedding_types",
     )
     dimensions = body.output_dimension or model.bundle.width("pooled")
-    vector_bytes = sum(NUMBER_BYTES[kind] * width_of(_dtype(kind), dimensions) for kind in types)
+    vector_bytes = sum(
+        NUMBER_BYTES[kind] * -(-dimensions // DIMENSIONS[_dtype(kind)]) for kind in types
+    )
     ask.outputs, ask.precision, ask.field = (output,), body.precision or ask.precision, field
     ask.answer_bytes = ask.num_body_bytes + len(sent) * vector_bytes
     is_plain = is_v1 and body.embedding_types is None
-    return embedded(partial(_embeddings, is_plain, sent), partial(_by_type, types))
+    return JsonAnswer(partial(_by_type, types), words=partial(_embeddings, is_plain, sent))
 
 
 def _checked_texts(body: EmbedRequest) -> tuple[str, list[str]]:
@@ -259,24 +267,6 @@ def _checked_texts(body: EmbedRequest) -> tuple[str, list[str]]:
     if body.texts is None:
         raise InvalidInput("texts is missing: send the texts to embed", param="texts")
     return "texts", body.texts
-
-
-def _check_limits(body: EmbedRequest, model: Model) -> None:
-    if body.output_dimension is not None:
-        check_dimensions("output_dimension", body.output_dimension, model.bundle)
-    check_limit("max_tokens", body.max_tokens, model)
-
-
-def _prompted(
-    body: EmbedRequest, field: str, texts: list[str], model: Model, alias: str | None, cut: bool
-) -> TextsToTokenize:
-    """alias: the prompt that the model's name has."""
-    if body.input_type is None:
-        made = TextsToTokenize.prompted(field, texts, cut, model, alias)
-    else:
-        made = TextsToTokenize(field, texts, cut, model)
-        made = typed(made, "input_type", body.input_type, alias)
-    return made._replace(left=body.truncate == "START", keeps_prompt=True, can_cut=False)
 
 
 def _dtype(kind: EmbeddingType) -> VectorDType:

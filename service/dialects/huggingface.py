@@ -30,7 +30,6 @@ from addnorm.service.wire.texts.json_answers import (
     Finish,
     JsonAnswer,
     compared,
-    embedded,
     in_base64,
     pooled,
 )
@@ -185,7 +184,7 @@ async def _features(
     output = Pooled(normalize=normalize, dimensions=body.dimensions)
     ask.outputs, ask.field = (output,), "inputs"
     in_text = body.encoding_format == "base64"
-    return embedded(lambda ask, vectors: vectors, in_base64 if in_text else pooled)
+    return JsonAnswer(in_base64 if in_text else pooled)
 
 
 async def _similarity(

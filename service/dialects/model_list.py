@@ -178,14 +178,16 @@ def _certificate(models: Models, ref: str) -> dict[str, Any]:
 
 def _entry(models: Models, ref: str, versions: Mapping[int, Model], model: Model) -> ModelEntry:
     """The entry of one version. It has the numbers of all versions."""
-    manifest = model.bundle.manifest
+    manifest, limits = model.bundle.manifest, model.bundle.manifest.limits
+    types = ["token_type_ids"] if limits.type_vocab_size > 1 else []
+    tokens = "inputs" if limits.input_width else "input_ids"
     return ModelEntry(
         id=ref,
         created=min(int(version.bundle.created_s) for version in versions.values()),
         version=str(manifest.version),
         versions=[str(version) for version in sorted(versions)],
         config=manifest.config,
-        inputs=_inputs(model),
+        inputs=[tokens, "attention_mask", *types, *(["texts"] if model.tokenizer else [])],
         outputs=list(OUTPUTS.names(model.bundle)),
         tasks=list(model.bundle.tasks),
         aliases=[
@@ -218,13 +220,6 @@ def _entry(models: Models, ref: str, versions: Mapping[int, Model], model: Model
         source=manifest.source,
         files={name: file.sha256 for name, file in manifest.files.items()},
     )
-
-
-def _inputs(model: Model) -> list[str]:
-    limits = model.bundle.manifest.limits
-    types = ["token_type_ids"] if limits.type_vocab_size > 1 else []
-    tokens = "inputs" if limits.input_width else "input_ids"
-    return [tokens, "attention_mask", *types, *(["texts"] if model.tokenizer else [])]
 
 
 ONE_ERRORS = OPENAI_ERRORS.only(404, 503)

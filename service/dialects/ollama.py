@@ -26,7 +26,7 @@ from addnorm.service.wire.codec.payload import Encode, Payload
 from addnorm.service.wire.codec.validation import Strict
 from addnorm.service.wire.dialect_errors import OLLAMA_ERRORS
 from addnorm.service.wire.route import FastApiRoute, Protocol, Route, parts_of
-from addnorm.service.wire.texts.json_answers import embedded
+from addnorm.service.wire.texts.json_answers import JsonAnswer, pooled
 from addnorm.service.wire.texts.sequences import OneOrSeveral
 from addnorm.service.wire.texts.texts import TextsToTokenize
 
@@ -50,12 +50,12 @@ class OllamaEmbeddingsRequest(OllamaOptions):
 async def embed(body: OllamaEmbedRequest, ask: Ask, tools: Tools) -> Encode:
     of = body.input, body.truncate, body.dimensions
     await _read(body, "input", *of, ask, tools)
-    return embedded(partial(_words, body.model))
+    return JsonAnswer(pooled, words=partial(_words, body.model))
 
 
 async def embeddings(body: OllamaEmbeddingsRequest, ask: Ask, tools: Tools) -> Encode:
     await _read(body, "prompt", [body.prompt], None, None, ask, tools)
-    return embedded(_words_of_one)
+    return JsonAnswer(pooled, words=_words_of_one)
 
 
 async def _read(
@@ -155,7 +155,18 @@ async def tags(request: Request) -> dict[str, Any]:
 
 async def loaded(request: Request) -> dict[str, Any]:
     """All that is served is loaded."""
-    return {"models": [_loaded(name, model) for name, model in _named(parts_of(request).models)]}
+    found = [(_tag(name, model), model) for name, model in _named(parts_of(request).models)]
+    return {
+        "models": [
+            {
+                **tag,
+                "expires_at": NEVER,
+                "size_vram": tag["size"] if model.engine(None).provider.startswith("cuda") else 0,
+                "context_length": model.bundle.manifest.limits.max_text_tokens,
+            }
+            for tag, model in found
+        ]
+    }
 
 
 def _named(models: Models) -> Iterator[tuple[str, Model]]:
@@ -166,16 +177,6 @@ def _named(models: Models) -> Iterator[tuple[str, Model]]:
 
 async def version() -> dict[str, str]:
     return {"version": VERSION}
-
-
-def _loaded(name: str, model: Model) -> dict[str, Any]:
-    tag = _tag(name, model)
-    return {
-        **tag,
-        "expires_at": NEVER,
-        "size_vram": tag["size"] if model.engine(None).provider.startswith("cuda") else 0,
-        "context_length": model.bundle.manifest.limits.max_text_tokens,
-    }
 
 
 def _tag(name: str, model: Model) -> dict[str, Any]:

@@ -26,7 +26,7 @@ from addnorm.service.wire.codec.payload import Encode
 from addnorm.service.wire.codec.validation import Strict, agreed
 from addnorm.service.wire.dialect_errors import OPENAI_ERRORS
 from addnorm.service.wire.route import Protocol, Route
-from addnorm.service.wire.texts.json_answers import JsonAnswer, embedded, in_base64, pooled, usage
+from addnorm.service.wire.texts.json_answers import JsonAnswer, in_base64, pooled, usage
 from addnorm.service.wire.texts.sequences import OTHER_VOCABULARY, Sequences, SequencesToRead
 from addnorm.service.wire.texts.texts import MODEL, PRECISION, PROMPT_NAME, Truncation, check_limit
 
@@ -161,7 +161,7 @@ async def embed(body: EmbeddingsRequest, ask: Ask, tools: Tools) -> Encode:
     )
     ask.field, ask.hint = "input", HINT
     ask.batch, ask.padding = await sent.read(ask, tools)
-    return embedded(_embeddings, in_base64 if ask.binary else pooled)
+    return JsonAnswer(in_base64 if ask.binary else pooled, words=_embeddings)
 
 
 def _embeddings(ask: Ask, vectors: Any) -> dict[str, Any]:
@@ -324,14 +324,10 @@ def _check(body: CompletionRequest) -> None:
             " but what was sent",
             param="max_tokens",
         )
-    _check_temperature(body)
-
-
-def _check_temperature(body: CompletionRequest) -> None:
     if body.max_tokens and body.temperature != 0:
-        sent = "missing, which means 1" if body.temperature is None else body.temperature
+        drawn = "missing, which means 1" if body.temperature is None else body.temperature
         raise InvalidInput(
-            f"temperature is {sent}: the new token is always the likeliest one, never drawn by"
+            f"temperature is {drawn}: the new token is always the likeliest one, never drawn by"
             " chance; send 0",
             param="temperature",
         )

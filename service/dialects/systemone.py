@@ -5,7 +5,7 @@ Each option makes a pair with the state, and is a sequence of its own: what else
 bit of an answer. Source: TypeSafe's SDK for Python, and jevcompat, which pins the API down.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from functools import partial
 from typing import Annotated, Any, Literal, NamedTuple
 
@@ -208,21 +208,18 @@ async def decide(body: SystemOneRequest, ask: Ask, tools: Tools) -> Encode:
 
 
 def _words(options: _Options, ask: Ask) -> dict[str, Any]:
-    return {
-        "model": ask.model.answered_name,
-        "answers": dict(_answers(options, ask)),
-        "usage": {"input_tokens": ask.batch.num_tokens, "output_tokens": 0},
-    }
-
-
-def _answers(options: _Options, ask: Ask) -> Iterator[tuple[str, Any]]:
     bundle, logits = ask.model.bundle, ask.value(Logits).joined
     of_option = 0 if "rerank" in bundle.tasks else entailment_index(bundle.manifest.labels)
-    start = 0
+    start, answers = 0, dict[str, Any]()
     for name, question in options.questions.items():
         end = start + len(question.options())
-        yield name, question.answer(decision.shares(logits[start:end, of_option]))
+        answers[name] = question.answer(decision.shares(logits[start:end, of_option]))
         start = end
+    return {
+        "model": ask.model.answered_name,
+        "answers": answers,
+        "usage": {"input_tokens": ask.batch.num_tokens, "output_tokens": 0},
+    }
 
 
 PROTOCOL = Protocol(

@@ -38,7 +38,7 @@ from addnorm.service.wire.texts.json_answers import (
     Ranking,
     Shape,
     compared,
-    embedded,
+    pooled,
     ranked,
 )
 from addnorm.service.wire.texts.sequences import (
@@ -222,7 +222,7 @@ ENTRY_BYTES = 48  # of one as JSON, and as numbers until it is written
 
 async def embed(body: TeiEmbedRequest, ask: Ask, tools: Tools) -> JsonAnswer:
     output = Pooled(normalize=body.normalize, dimensions=body.dimensions)
-    answer = embedded(lambda ask, vectors: vectors)
+    answer = JsonAnswer(pooled)
     return await _of_sequences(body, "embed", output, ask, tools, answer)
 
 
@@ -448,7 +448,10 @@ class Instances(BaseModel, Generic[Instance]):
 async def predict_instances(body: VertexRequest, ask: Ask, tools: Tools) -> JsonAnswer:
     if not body.instances:
         raise EmptyInput("instances is empty: send at least one", param="instances")
-    tasks = described(tools.models, _named(body.instances[0])).bundle.tasks
+    named = body.instances[0].get("model")
+    if not isinstance(named, str) or not named:  # of another type it is rejected with the body
+        named = None
+    tasks = described(tools.models, named).bundle.tasks
     if "query" in body.instances[0]:
         rerankings = await _instances(TeiRerankRequest, body, ask, tools)
         encoding = await rerank_each(rerankings, ask, tools)
@@ -469,12 +472,6 @@ async def predict_instances(body: VertexRequest, ask: Ask, tools: Tools) -> Json
         encoding = await predict(whole_batch, ask, tools)
         share = partial(_shared, [len(one.texts) if one.is_batch else None for one in texts])
     return replace(encoding, shape=partial(_predictions, encoding.shape, share))
-
-
-def _named(instance: dict[str, Any]) -> str | None:
-    """The model that its body names; a name of another type is rejected with the body."""
-    name = instance.get("model")
-    return name if isinstance(name, str) and name else None
 
 
 async def _instances(

@@ -5,7 +5,6 @@ from functools import partial
 
 import orjson
 from pydantic import BaseModel, Field
-from tokenizers import Encoding
 
 from addnorm.service.asking.ask import Ask
 from addnorm.service.engine.manifest import InputType
@@ -97,32 +96,18 @@ ANSWER = {
 def _shown(
     tokenizer: Tokenizer, truncate: bool, cut: list[int], piece: Sequence[Text]
 ) -> list[Shown]:
-    encodings = tokenizer.encode(piece, truncate, cut=cut)
-    return [_show(encoding, tokenizer.has_types) for encoding in encodings]
-
-
-def _show(encoding: Encoding, has_types: bool) -> Shown:
-    parts = {
-        "input_ids": encoding.ids,
-        **({"token_type_ids": encoding.type_ids} if has_types else {}),
-        "tokens": encoding.tokens,
-        "offsets": encoding.offsets,
-        "sequence_ids": encoding.sequence_ids,
-    }
-    fields = {name: fragment(part) for name, part in parts.items()}
-    return Shown(len(encoding), fields)
-
-
-def _answer(model: Model, tokenizer: Tokenizer, shown: list[Shown]) -> bytes:
-    return orjson.dumps(
-        {
-            "model": model.answered_name,
-            "version": str(model.bundle.manifest.version),
-            **{name: [text.fields[name] for text in shown] for name in shown[0].fields},
-            "num_tokens": [text.num_tokens for text in shown],
-            "limit": tokenizer.max_text_tokens,
+    shown = list[Shown]()
+    for encoding in tokenizer.encode(piece, truncate, cut=cut):
+        parts = {
+            "input_ids": encoding.ids,
+            **({"token_type_ids": encoding.type_ids} if tokenizer.has_types else {}),
+            "tokens": encoding.tokens,
+            "offsets": encoding.offsets,
+            "sequence_ids": encoding.sequence_ids,
         }
-    )
+        fields = {name: fragment(part) for name, part in parts.items()}
+        shown.append(Shown(len(encoding), fields))
+    return shown
 
 
 def _named(body: TokenizeRequest, rows: list[list[int]], model: Model, tools: Tools) -> bytes:
@@ -171,7 +156,15 @@ async def tokenize(body: TokenizeRequest, ask: Ask, tools: Tools) -> bytes:
     # texts that are too long are shown too, so that callers see by how much
     work = partial(_shown, tokenizer, truncate, ask.cut)
     shown = await tools.texts.tokenize_with(texts, work, ask, list)
-    return _answer(model, tokenizer, shown)
+    return orjson.dumps(
+        {
+            "model": model.answered_name,
+            "version": str(model.bundle.manifest.version),
+            **{name: [text.fields[name] for text in shown] for name in shown[0].fields},
+            "num_tokens": [text.num_tokens for text in shown],
+            "limit": tokenizer.max_text_tokens,
+        }
+    )
 
 
 PROTOCOL = Protocol(

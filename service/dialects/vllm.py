@@ -30,7 +30,6 @@ from addnorm.service.wire.route import FastApiRoute, Protocol, Route, parts_of
 from addnorm.service.wire.texts.json_answers import (
     JsonAnswer,
     Ranking,
-    embedded,
     in_base64,
     pooled,
     ranked,
@@ -116,7 +115,8 @@ async def pool(body: PoolingRequest, ask: Ask, tools: Tools) -> Encode:
     ask.batch, ask.padding = await tools.texts.tokenize(texts, ask)
     output = Pooled(normalize=texts.model.bundle.manifest.normalize)
     ask.outputs, ask.field = (output,), "input"
-    return embedded(_vectors, in_base64 if body.encoding_format == "base64" else pooled)
+    in_text = body.encoding_format == "base64"
+    return JsonAnswer(in_base64 if in_text else pooled, words=_vectors)
 
 
 def _vectors(ask: Ask, vectors: Any) -> dict[str, Any]:

@@ -101,7 +101,8 @@ class Engine:
         assert len(batch)
         grid = batch.grid()
         num_cells = grid.input_ids.size
-        flat = [output.reshape(num_cells, -1) for output in self._outputs(body, grid)]
+        made = run_session(body, OUTPUTS, self._inputs(grid))
+        flat = [output.reshape(num_cells, -1) for output in made]
         if num_cells == batch.num_tokens:
             return Rows(*flat)
         real = np.flatnonzero(grid.attention_mask)
@@ -110,10 +111,7 @@ class Engine:
     def run_grid(self, grid: Grid) -> list[Floats]:
         """The graph as it is -> activations, norm_mean, norm_rstd `[batch, seq, ...]`. Token types
         have no effect on a model without."""
-        return self._outputs(self._body, grid)
-
-    def _outputs(self, body: InferenceSession, grid: Grid) -> list[Floats]:
-        return run_session(body, OUTPUTS, self._inputs(grid))
+        return run_session(self._body, OUTPUTS, self._inputs(grid))
 
     def _inputs(self, grid: Grid) -> dict[str, Ints]:
         input_ids, attention_mask, types = grid

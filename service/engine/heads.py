@@ -1,6 +1,6 @@
 """Pooling, and heads: they run on the rows asked for and on no others."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -27,67 +27,39 @@ class Spans(NamedTuple):
 
 def pooled(
     rows: AnyRows,
-    offsets: Ints,
+    starts: Ints,
+    ends: Ints,
     pooling: Pooling,
     sequences: Sequence[int] | Ints | None = None,
 ) -> Floats:
-    """A vector for each sequence `[num_sequences, d_model]`. Rows on a device are pooled there.
+    """A vector for each range of tokens `[num_ranges, d_model]`. Rows on a device are pooled there:
+    the ranges are their sequences.
 
-    offsets: where each begins and ends. sequences: their indices, in order if None. NotFinite names
-    one whose vector is not finite.
+    sequences: that each is of, in order if None. NotFinite names one whose vector is not finite.
     """
     if not isinstance(rows, Rows):
         vectors = rows.pooled(pooling)
-        check_finite("pooled", vectors, sequences)
-        return vectors
-    ranges = np.array([offsets[:-1], offsets[1:]]).T
-    return _pool(rows.activations, ranges, sequences, pooling)
-
-
-def _pool(
-    activations: Floats,
-    ranges: Ints,
-    sequences: Sequence[int] | Ints | None,
-    pooling: Pooling,
-) -> Floats:
-    """A vector for each range of tokens. sequences: that each is of."""
-    if pooling == "first":
-        vectors = activations[ranges[:, 0]]
+    elif pooling == "first":
+        vectors = rows.activations[starts]
     elif pooling == "last":
-        vectors = activations[ranges[:, 1] - 1]
+        vectors = rows.activations[ends - 1]
     else:
-        vectors = np.empty((len(ranges), activations.shape[1]), np.float32)
+        vectors = np.empty((len(starts), rows.activations.shape[1]), np.float32)
+        ranges = zip(starts.tolist(), ends.tolist(), strict=True)
         with np.errstate(over="ignore", invalid="ignore"):  # what is not finite is found below
-            for vector, (start, end) in zip(vectors, ranges.tolist(), strict=True):
-                REDUCTIONS[pooling](activations[start:end], vector)
+            for vector, (start, end) in zip(vectors, ranges, strict=True):
+                own, count = rows.activations[start:end], end - start
+                if pooling == "max":
+                    max_rows(own, vector)
+                    continue
+                if pooling == "weighted_mean":  # the i-th token, from 1, counts i times
+                    own = own * np.arange(1, count + 1, dtype=np.float32)[:, None]
+                    count = count * (count + 1) // 2
+                add_rows(own, vector)
+                divisor = np.float32(count)
+                vector /= np.sqrt(divisor) if pooling == "mean_sqrt" else divisor
     check_finite("pooled", vectors, sequences)
     return vectors
-
-
-def _mean(rows: Floats, out: Floats) -> None:
-    add_rows(rows, out)
-    out /= np.float32(len(rows))
-
-
-def _mean_sqrt(rows: Floats, out: Floats) -> None:
-    """The sum by the square root of the length."""
-    add_rows(rows, out)
-    out /= np.sqrt(np.float32(len(rows)))
-
-
-def _weighted_mean(rows: Floats, out: Floats) -> None:
-    """The i-th token, from 1, counts i times."""
-    weights = np.arange(1, len(rows) + 1, dtype=np.float32)
-    add_rows(rows * weights[:, None], out)
-    out /= np.float32(len(rows) * (len(rows) + 1) // 2)
-
-
-REDUCTIONS: dict[str, Callable[[Floats, Floats], None]] = {
-    "mean": _mean,
-    "mean_sqrt": _mean_sqrt,
-    "weighted_mean": _weighted_mean,
-    "max": max_rows,
-}
 
 
 def check_finite(
@@ -133,15 +105,14 @@ class HeadRows(NamedTuple):
         return cls(activations, np.repeat(np.arange(len(batch)), batch.lengths))
 
     @classmethod
-    def pooled_in(
-        cls, spans: Spans, pooling: Pooling, activations: Floats, batch: Batch
-    ) -> "HeadRows":
+    def pooled_in(cls, spans: Spans, pooling: Pooling, rows: Rows, batch: Batch) -> "HeadRows":
         """One for each span."""
-        sequences = np.searchsorted(batch.offsets, spans.ranges[:, 0], side="right") - 1
-        vectors = np.empty((len(sequences), activations.shape[1]), np.float32)
+        starts, ends = spans.ranges.T
+        sequences = np.searchsorted(batch.offsets, starts, side="right") - 1
+        vectors = np.empty((len(sequences), rows.activations.shape[1]), np.float32)
         for start in range(0, len(sequences), PIECE_SPANS):
             some = slice(start, start + PIECE_SPANS)
-            vectors[some] = _pool(activations, spans.ranges[some], sequences[some], pooling)
+            vectors[some] = pooled(rows, starts[some], ends[some], pooling, sequences[some])
             checkpoint()
         return cls(vectors, sequences)
 

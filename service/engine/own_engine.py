@@ -4,7 +4,7 @@ mask."""
 import numpy as np
 from onnxruntime import InferenceSession
 
-from addnorm.service.engine.batch import Batch, Floats, Grid, Ints, Rows
+from addnorm.service.engine.batch import Batch, Floats, Grid, Rows
 from addnorm.service.engine.bundle import Bundle
 from addnorm.service.engine.engine import INPUTS, TYPES, Engine, check_graph, run_session
 from addnorm.service.engine.fingerprint import Fingerprint
@@ -58,17 +58,14 @@ class OwnEngine(Engine):
             starts = batch.offsets[:-1][batch.lengths == length]
             places = starts[:, None] + np.arange(length)
             for at in places[:, None] if self.runs_alone else [places]:
-                rows[at] = self._answer(body, batch, at)
+                inputs = {self._tokens: batch.tokens[at]}
+                if self._has_types:
+                    types = batch.types
+                    inputs[TYPES] = np.zeros_like(at) if types is None else types[at]
+                # `[num_sequences, length, d_model]` of the tokens at these places
+                rows[at] = run_session(body, [ANSWER], inputs)[0]
         no_norms = np.zeros((batch.num_tokens, 0), np.float32)
         return Rows(rows, no_norms, no_norms)
-
-    def _answer(self, body: InferenceSession, batch: Batch, at: Ints) -> Floats:
-        """`[num_sequences, length, d_model]` of the tokens at these places."""
-        inputs = {self._tokens: batch.tokens[at]}
-        if self._has_types:
-            types = batch.types
-            inputs[TYPES] = np.zeros_like(at) if types is None else types[at]
-        return run_session(body, [ANSWER], inputs)[0]
 
     def run_grid(self, grid: Grid) -> list[Floats]:
         """The pads are left out, and 0 in the answer."""

@@ -69,11 +69,6 @@ def num_characters(text: Text) -> int:
     return len(text) if isinstance(text, str) else len(text[0]) + len(text[1])
 
 
-def ids_and_types(encoding: Encoding) -> Ints:
-    """The ids and types of its tokens `[num_tokens, 2]`, which are smaller than the encoding."""
-    return np.array((encoding.ids, encoding.type_ids), np.int64).T
-
-
 class CannotCut(Exception):
     """A text cannot be cut as the library cuts it: `reason` follows its place."""
 
@@ -132,9 +127,15 @@ class Tokenizer:
         truncate: bool,
         left: bool = False,
         cut: list[int] | None = None,
+        encodings: list[Encoding] | None = None,
     ) -> list[Ints]:
-        """The ids and types of the tokens of each text or pair, special tokens included."""
-        return list(map(ids_and_types, self.encode(texts, truncate, left, is_fast=True, cut=cut)))
+        """The ids and types of the tokens of each text or pair `[num_tokens, 2]`, special tokens
+        included. encodings: is given those of the texts, with words and offsets, which take longer
+        and are larger."""
+        made = self.encode(texts, truncate, left, is_fast=encodings is None, cut=cut)
+        if encodings is not None:
+            encodings += made
+        return [np.array((one.ids, one.type_ids), np.int64).T for one in made]
 
     @cached_property
     def num_ids(self) -> int:

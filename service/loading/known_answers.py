@@ -55,7 +55,8 @@ def digests(bundle: Bundle, engine: Engine, known: Computed) -> Digests:
         outputs["logits.top_k"] = kinds["logits"].of_options({"top_k": top_k})
     for name, output in outputs.items():
         # a head or the lens runs for each token
-        is_by_token = output.head(bundle) is not None and output.pick(bundle) == "every"
+        has_head = output.is_of_lens or (output.head or output.name) in bundle.manifest.heads
+        is_by_token = has_head and output.pick(bundle) == "every"
         asked = known.up_to(MOST_BY_TOKEN) if is_by_token else known
         for length, batch, rows in _requests(asked):
             padding, kept = Padding(batch.lengths, None), KeptRows(rows, {})

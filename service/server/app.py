@@ -26,15 +26,14 @@ from addnorm.service import VERSION
 from addnorm.service.asking.ask import Ask
 from addnorm.service.asking.gate import Gate
 from addnorm.service.asking.readiness import Readiness
-from addnorm.service.errors import Draining
-from addnorm.service.server.auth import Entrance
+from addnorm.service.errors import Draining, TooManyConnections
+from addnorm.service.server.auth import Entrance, Origins, named_origins
 from addnorm.service.server.connection import wrong_head
 from addnorm.service.server.error_response import error_response, note_error
-from addnorm.service.server.origins import Origins, named_origins
 from addnorm.service.server.table import Table
 from addnorm.service.wire.codec import openapi
 from addnorm.service.wire.codec.negotiation import sliced
-from addnorm.service.wire.route import KEY, Parts, ask_of
+from addnorm.service.wire.route import ASK, Parts
 from addnorm.service.wire.serving import answer
 from addnorm.service.wire.telemetry.report import Reporter
 
@@ -84,8 +83,9 @@ class App:
             await self._fastapi(scope, receive, send)
             return
         sent = (value for name, value in scope["headers"] if name == b"x-request-id")
-        ask = ask_of(scope)
-        ask.id, ask.started = request_id(next(sent, b"")), time.monotonic()
+        state = scope.setdefault("state", {})
+        ask = state[ASK] = Ask(request_id(next(sent, b"")))
+        ask.is_closing = state.get("is_closing")
         if scope["method"] == "HEAD":
             scope = {**scope, "method": "GET"}  # uvicorn leaves the body out
         if meant := self._paths.get((scope["method"], scope["path"])):
@@ -112,7 +112,7 @@ class App:
                 ask.leaving.cancel()
                 ask.leaving = None  # it holds the ask
             self._reporter.report(scope, ask)
-            del scope["state"][KEY]  # an idle connection must not keep the ask, and with it a model
+            del state[ASK]  # an idle connection must not keep the ask, and with it a model
 
     def _catch_errors(self, app: ASGIApp) -> ASGIApp:
         """The application, and an answer to whatever it raises."""
@@ -121,7 +121,7 @@ class App:
             try:
                 await app(scope, receive, send)
             except Exception as error:  # whatever it is, the caller gets a response
-                if scope["type"] != "http" or (ask := ask_of(scope)).status is not None:
+                if scope["type"] != "http" or (ask := scope["state"][ASK]).status is not None:
                     raise  # the response has begun: only the connection can be closed
                 known = note_error(error, scope["method"], scope["path"], ask)
                 envelope = ask.envelope or self._table.envelope(scope["path"])
@@ -133,10 +133,14 @@ class App:
         """Rejects by the head: pages of other origins, what the connection found, callers who may
         not use the path, and those with too many requests under way. Then the row's answer is made
         and sent, or FastAPI has the path."""
-        ask, method, path = ask_of(scope), scope["method"], scope["path"]
+        ask: Ask = scope["state"][ASK]
+        method, path = scope["method"], scope["path"]
         self._origins.check(scope)
-        surplus = None if path.startswith(self._table.probes) else ask.surplus
-        if error := surplus or wrong_head(scope):
+        if scope["state"].get("is_surplus") and not path.startswith(self._table.probes):
+            limit = self._parts.settings.max_connections
+            why = f"{limit} connections are open, the limit; retry in 1 s"
+            raise TooManyConnections(why, retry_after_s=1)
+        if error := wrong_head(scope):
             raise error
         needed = self._table.scope(method, path)
         with self._entrance.enter(scope["headers"], needed, ask):
@@ -155,7 +159,7 @@ class App:
             own = {
                 **payload.headers,
                 "content-type": payload.media_type,
-                "content-length": str(payload.num_bytes),
+                "content-length": str(sum(map(len, payload.parts))),
             }
             raw = [(name.encode(), value.encode()) for name, value in own.items()]
             await send({"type": "http.response.start", "status": 200, "headers": raw})

@@ -1,6 +1,5 @@
-"""API keys: which callers may use which paths, and how many requests at once.
-
-Holds digests only. Knows no HTTP but the headers that carry a key.
+"""Who may ask: which API keys for which paths and how many requests at once, and which pages in
+browsers. Holds digests of keys only.
 """
 
 import hashlib
@@ -10,15 +9,30 @@ import re
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import NamedTuple
+from urllib.parse import urlsplit
+
+from starlette.types import Scope
 
 from addnorm.service.asking.ask import Ask
 from addnorm.service.asking.gate import Gate
-from addnorm.service.errors import OutOfScope, StartupError, Unauthenticated
+from addnorm.service.errors import (
+    ForeignPage,
+    MethodNotAllowed,
+    OutOfScope,
+    StartupError,
+    Unauthenticated,
+)
 from addnorm.service.settings import Settings
 
 SCOPES = ("infer", "admin", "metrics")
 LEAST_CHARACTERS = 16  # of a key written out; one drawn at random has more
 COMMENT = re.compile(r"(?:^|\s)#.*")  # a # within a word is part of it
+READS = ("GET", "HEAD", "OPTIONS")
+OWN = (b"same-origin", b"none")  # what Sec-Fetch-Site says of the server's own pages
+PORTS = {"http": ":80", "https": ":443"}  # which browsers leave out
+# ends of names that no page of the internet has; host.docker.internal is one
+LOCAL_ENDS = (".localhost", ".internal")
+SHOWN_CHARACTERS = 200
 log = logging.getLogger("addnorm")
 Headers = Sequence[tuple[bytes, bytes]]  # names in lower case
 
@@ -94,6 +108,79 @@ class Entrance:
             allowed = ", ".join(sorted(key.scopes))
             raise OutOfScope(f"the API key {key.name!r} is for {allowed}; this needs {needed}")
         return self.gate.admit(ask, key.max_at_once)
+
+
+class Origins:
+    """Which pages in browsers may call, by headers that browsers send and no page chooses. A
+    browser lets any page send some POSTs anywhere without asking first, and names its origin.
+
+    A server with keys needs no more than these: no page has them. Without keys it answers to its
+    own pages and to those that are named, and to all that is no page. Source: the Fetch standard,
+    and Go's `http.CrossOriginProtection`.
+    """
+
+    def __init__(self, settings: Settings, keys: Keys) -> None:
+        self._named, self._keys = named_origins(settings), keys
+        self._is_loopback = is_loopback(settings.host)
+        self._hosts = {settings.host, *(urlsplit(origin).hostname for origin in self._named)}
+        self._warned = False
+
+    def check(self, scope: Scope) -> None:
+        """MethodNotAllowed if a browser asks whether a page of another origin may call: where that
+        is set, such a request does not come as far as here. ForeignPage if such a page calls
+        without asking, or by a name that it has made one of this machine's (DNS rebinding)."""
+        method, headers = scope["method"], dict(scope["headers"])
+        origin = headers.get(b"origin")
+        if method == "OPTIONS" and b"access-control-request-method" in headers:
+            what = self._rejection(method, scope["path"], origin or b"")
+            raise MethodNotAllowed(what, headers={"allow": "GET, POST"})
+        if self._keys.known or "*" in self._named:
+            return
+        host = headers.get(b"host", b"").decode("latin-1")
+        if self._is_loopback and b"host" in headers:
+            try:
+                name = (urlsplit(f"//{host}").hostname or "").rstrip(".")  # or the address
+            except ValueError:  # a bracket that is not closed
+                name = host
+            is_address = ":" in name or name.replace(".", "").isdigit()
+            is_local = "." not in name or name.endswith(LOCAL_ENDS)
+            if not (is_address or is_local or name in self._hosts):
+                shown = host[:SHOWN_CHARACTERS]
+                raise ForeignPage(
+                    f"Host is {shown!r}, and a server without API keys that listens on this machine"
+                    " alone answers to localhost: ask it by that name, or set API keys, or"
+                    f" ADDNORM_CORS_ORIGINS=https://{shown}"
+                )
+        site = headers.get(b"sec-fetch-site")  # proxies pass it on, whatever they make of Host
+        if method in READS or site in OWN or (origin is None and site is None):
+            return
+        sent = (origin or b"").decode("latin-1")
+        scheme, _, authority = sent.lower().partition("://")
+        port = PORTS.get(scheme, "none")
+        is_own = authority.removesuffix(port) == host.lower().removesuffix(port)
+        if sent not in self._named and not (scheme in PORTS and is_own):
+            raise ForeignPage(self._rejection(method, scope["path"], origin or b"another origin"))
+
+    def _rejection(self, method: str, path: str, sent: bytes) -> str:
+        origin = sent.decode("latin-1")[:SHOWN_CHARACTERS]
+        what = (
+            f"{method} {path[:SHOWN_CHARACTERS]}: pages of {origin} may not call this server; to"
+            f" let them, set ADDNORM_CORS_ORIGINS={origin}"
+        )
+        if not self._warned:  # browsers do not show the answer, and any caller may ask
+            self._warned = True
+            log.warning(what)
+        return what
+
+
+def named_origins(settings: Settings) -> list[str]:
+    """Whose pages may call from browsers; `*`: all."""
+    return [origin.strip() for origin in (settings.cors_origins or "").split(",") if origin.strip()]
+
+
+def is_loopback(host: str) -> bool:
+    """Only this machine reaches what listens there."""
+    return host in ("localhost", "::1") or host.startswith("127.")
 
 
 def _read(settings: Settings) -> dict[bytes, Key]:

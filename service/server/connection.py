@@ -24,12 +24,10 @@ from addnorm.service.errors import (
     InvalidHttp,
     RequestTimeout,
     ServiceError,
-    TooManyConnections,
 )
 from addnorm.service.server.error_response import error_response
 from addnorm.service.settings import Settings
 from addnorm.service.wire.dialect_errors import OPENAI_ERRORS
-from addnorm.service.wire.route import ask_of
 
 BODY_GRACE_S = 2.0  # the application rejects a slow body first, with a message
 INVALID_HTTP = (
@@ -155,13 +153,8 @@ class Connection(HttpToolsProtocol):
         self._in_head, self._in_body, self._num_loose = False, True, 0
         self._since = self.loop.time()
         self.idle.pop(self, None)
-        ask = ask_of(self.scope)
-        ask.is_closing = self.transport.is_closing
-        if self in self.surplus:
-            limit = self.settings.max_connections
-            ask.surplus = TooManyConnections(
-                f"{limit} connections are open, the limit; retry in 1 s", retry_after_s=1
-            )
+        known = self.scope["state"]  # what the application asks of the connection
+        known["is_closing"], known["is_surplus"] = self.transport.is_closing, self in self.surplus
         super().on_headers_complete()
         self.headers = []  # of the trailers, which are ignored
 

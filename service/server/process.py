@@ -31,6 +31,7 @@ from addnorm.service.environment import systemd_sockets, vertex_routes
 from addnorm.service.errors import StartupError
 from addnorm.service.loading.loader import load_all
 from addnorm.service.server.app import App
+from addnorm.service.server.auth import is_loopback
 from addnorm.service.server.connection import Connection, protocol_factory
 from addnorm.service.server.grpc.grpc_listener import check_installed
 from addnorm.service.server.listening import (
@@ -40,7 +41,6 @@ from addnorm.service.server.listening import (
     check_address,
     close_empty,
 )
-from addnorm.service.server.origins import is_loopback
 from addnorm.service.server.wiring import Service, build
 from addnorm.service.settings import Settings
 from addnorm.service.wire.telemetry import logs

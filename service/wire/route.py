@@ -34,7 +34,7 @@ Scope = Literal["infer", "admin", "metrics"]
 # the body as its type -> how its answer is encoded; a route that does not infer makes a Payload, or
 # JSON as bytes
 Decode = Callable[[Any, Ask, Tools], Awaitable[Any]]
-KEY = "ask"  # in the state of an ASGI scope
+ASK = "ask"  # in the state of an ASGI scope, as long as it is answered
 PARAMETER = re.compile(r"\{(\w+)(?::\w+)?\}")
 
 
@@ -159,15 +159,6 @@ class FastApiRoute:
             **own,
             **self.documented,
         }
-
-
-def ask_of(scope: Any) -> Ask:
-    """The request's, by its ASGI scope; begun by whoever asks first."""
-    state: dict[str, Any] = scope.setdefault("state", {})
-    if KEY not in state:
-        state[KEY] = Ask()
-    ask: Ask = state[KEY]
-    return ask
 
 
 def parts_of(request: Request) -> Parts:

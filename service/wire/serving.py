@@ -70,7 +70,7 @@ async def answer(
     del body  # it must not be held while the answer is computed
     if not route.infers:
         other = made if isinstance(made, Payload) else Payload([made])
-        if (num := other.num_bytes) > (limit := settings.max_response_bytes):
+        if (num := sum(map(len, other.parts))) > (limit := settings.max_response_bytes):
             raise InvalidInput(
                 f"the answer has {num} bytes, the limit is {limit}"
                 " (ADDNORM_MAX_RESPONSE_BYTES): send less at once"

@@ -21,6 +21,7 @@ from hypothesis.stateful import (
 from addnorm.service.asking.ask import Ask
 from addnorm.service.asking.fair_queue import Backlog, MicroBatch
 from addnorm.service.asking.rows import AskedRows
+from addnorm.service.asking.scheduler import compute
 from addnorm.service.engine.batch import AnyRows, Batch
 from addnorm.service.engine.target import Target
 from addnorm.service.errors import ServiceError
@@ -98,9 +99,8 @@ class AnyOrder(RuleBasedStateMachine):
     def end(self, at: int) -> None:
         """Does what a worker does."""
         micro = self.running.pop(at % len(self.running))
-        rows = micro.target.run(micro.batch())
         try:
-            micro.deliver(rows)
+            compute(micro)
         except MemoryError as error:
             self._failed(micro, error)
             return

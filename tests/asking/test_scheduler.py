@@ -6,7 +6,7 @@ from contextlib import suppress
 import numpy as np
 import pytest
 
-from addnorm.service.asking.scheduler import Scheduler
+from addnorm.service.asking.scheduler import Scheduler, compute
 from addnorm.service.engine.batch import Batch, Rows
 from addnorm.service.engine.target import Target
 from addnorm.service.errors import Expired, Overloaded, ServiceError
@@ -45,8 +45,7 @@ def test_rows_of_a_job_that_ran_in_one_piece_are_not_copied_and_others_hold_no_m
     )
     computed = list[Rows]()
     while micro := queue.take(0):
-        computed.append(echo(micro.batch()))
-        micro.deliver(computed[-1])
+        computed.append(compute(micro))
         queue.settle(micro, None, 0)
     assert len(computed) == 2
     assert values(whole) == [[1, 2], [3]]
@@ -384,7 +383,7 @@ def test_a_run_on_all_cores_does_not_change_the_rate_of_one_worker() -> None:
         submit(queue, target, of_lengths(8))
         micro = queue.take(0)
         assert micro
-        micro.deliver(echo(micro.batch()))
+        compute(micro)
         micro.on_all_cores = on_all_cores
         queue.settle(micro, None, 0.1)
         assert (target.tokens_per_s == 10) is on_all_cores

@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 
-from addnorm.service.engine.outputs.values import VectorDType, converted, width_of
+from addnorm.service.engine.outputs.pooled import DIMENSIONS, converted
+from addnorm.service.engine.outputs.values import VectorDType
 
 RANGES = [[-1.0, 0.0, 2.0], [126.5, 255.0, 2.0]]  # the last has no width
 HUGE = 3e38
@@ -43,6 +44,6 @@ def test_each_row_is_made_alone(dtype: VectorDType) -> None:
     vectors = np.random.default_rng(0).normal(size=(40, 20)).astype(np.float32)
     ranges = [vectors.min(0).tolist(), vectors.max(0).tolist()]
     together = converted(vectors, dtype, ranges)
-    assert together.shape == (40, width_of(dtype, 20))
+    assert together.shape == (40, -(-20 // DIMENSIONS[dtype]))
     for row, expected in zip(vectors, together, strict=True):
         np.testing.assert_array_equal(converted(row[None], dtype, ranges)[0], expected)

@@ -5,6 +5,7 @@ import json
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from onnxruntime import InferenceSession
 from addnorm.export.certificate import parity
 from addnorm.export.certificate.served import CertificationError
 from addnorm.service.engine import bundle as bundles
-from addnorm.service.engine.batch import Floats, Grid
+from addnorm.service.engine.batch import Batch, Floats, Grid, Rows
 from addnorm.service.engine.bundle import Bundle
 from addnorm.service.engine.device.processor import processor
 from addnorm.service.engine.engine import Engine
@@ -138,21 +139,35 @@ def test_what_is_not_recorded_is_different(gpt: Bundle) -> None:
 class OtherBits(Engine):
     """Like a processor that rounds a number of each long sequence in another way."""
 
-    def _outputs(self, body: InferenceSession, grid: Grid) -> list[Floats]:
-        activations, *statistics = super()._outputs(body, grid)
+    def _run(self, body: InferenceSession, batch: Batch) -> Rows:
+        rows = super()._run(body, batch)
+        for start, end in pairwise(batch.offsets):
+            if end - start > 65:
+                round_up(rows.activations[start])
+        return rows
+
+    def run_grid(self, grid: Grid) -> list[Floats]:
+        activations, *statistics = super().run_grid(grid)
         for row, mask in zip(activations, grid.attention_mask, strict=True):
             if mask.sum() > 65:
-                first = row[mask.argmax()]
-                first[0] = np.nextafter(first[0], np.float32(9))
+                round_up(row[mask.argmax()])
         return [activations, *statistics]
+
+
+def round_up(row: Floats) -> None:
+    row[0] = np.nextafter(row[0], np.float32(9))
 
 
 class VariantAtLength129(OtherBits):
     """Other bits for 129 tokens alone than co-batched."""
 
-    def _outputs(self, body: InferenceSession, grid: Grid) -> list[Floats]:
+    def _run(self, body: InferenceSession, batch: Batch) -> Rows:
+        is_alone = batch.num_tokens == 129
+        return (Engine if is_alone else OtherBits)._run(self, body, batch)
+
+    def run_grid(self, grid: Grid) -> list[Floats]:
         is_alone = grid.attention_mask.sum() == 129
-        return (Engine if is_alone else OtherBits)._outputs(self, body, grid)
+        return (Engine if is_alone else OtherBits).run_grid(self, grid)
 
 
 def test_another_processor_serves_with_its_class(gpt: Bundle) -> None:

@@ -13,7 +13,7 @@ from tests.conftest import inference_of, serving
 from tests.support import web
 from tests.support.waiting import eventually
 
-MAX_FUNCTIONS, MAX_FILES = 173, 40  # of one short text
+MAX_FUNCTIONS, MAX_FILES = 157, 36  # of one short text
 OURS = str(Path(addnorm.__file__).parent)
 ON_A_TIMER = {"on_tick", "_is_forgotten", "flush", "_handlers", "_watch"}  # whatever is asked
 Function = tuple[str, str]  # its file, its name

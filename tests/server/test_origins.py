@@ -7,8 +7,7 @@ import pytest
 from pydantic import SecretStr
 
 from addnorm.service.errors import ForeignPage, MethodNotAllowed
-from addnorm.service.server.auth import Keys
-from addnorm.service.server.origins import Origins
+from addnorm.service.server.auth import Keys, Origins
 from addnorm.service.settings import Settings
 from tests.conftest import Serve
 from tests.support import web

@@ -23,8 +23,9 @@ from addnorm.service.asking.tasks.pieces import Pieces
 from addnorm.service.engine import heads
 from addnorm.service.engine.batch import Floats, Rows
 from addnorm.service.engine.manifest import Pooling
-from addnorm.service.engine.outputs import sparse, values
-from addnorm.service.engine.outputs.values import Dense
+from addnorm.service.engine.outputs import sparse
+from addnorm.service.engine.outputs.pooled import converted
+from addnorm.service.engine.outputs.values import Dense, VectorDType
 
 Make = Callable[[], Any]
 WIDTHS = (1, 2, 3, 5, 8, 31, 128, 383, 384, 4096, 4097, 9001)
@@ -62,7 +63,7 @@ def functions() -> dict[str, Make]:
 
 def pooled(pooling: Pooling, rows: Floats) -> Floats:
     offsets = np.array([0, 1, 3, 6, 23, 64, len(rows)])
-    return heads.pooled(Rows(rows, rows, rows), offsets, pooling)
+    return heads.pooled(Rows(rows, rows, rows), offsets[:-1], offsets[1:], pooling)
 
 
 def unit_vectors() -> list[Floats]:
@@ -96,9 +97,9 @@ def entities() -> list[Any]:
     return [tag.score for tag in found]
 
 
-def small(dtype: values.VectorDType) -> NDArray[Any]:
+def small(dtype: VectorDType) -> NDArray[Any]:
     vectors = numbers(50, 101, scale=1.2)
-    return values.converted(vectors, dtype, [[-1.0] * 101, [0.9] * 101])
+    return converted(vectors, dtype, [[-1.0] * 101, [0.9] * 101])
 
 
 def comparison() -> list[Any]:
@@ -125,7 +126,7 @@ def places() -> dict[str, Make]:
     for pooling in get_args(Pooling):
         made[f"pooling: {pooling}"] = lambda pooling=pooling: pooled(pooling, rows)
         made[f"zeros, pooling: {pooling}"] = lambda pooling=pooling: pooled(pooling, mixed)
-    for dtype in get_args(values.VectorDType):
+    for dtype in get_args(VectorDType):
         made[f"vectors in {dtype}"] = lambda dtype=dtype: small(dtype)
     return made
 

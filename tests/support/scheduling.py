@@ -9,7 +9,7 @@ from addnorm.service.asking.ask import Ask
 from addnorm.service.asking.fair_queue import FairQueue, MicroBatch
 from addnorm.service.asking.gate import Gate
 from addnorm.service.asking.rows import AskedRows
-from addnorm.service.asking.scheduler import Scheduler
+from addnorm.service.asking.scheduler import Scheduler, compute
 from addnorm.service.engine.batch import Batch, Rows
 from addnorm.service.engine.target import Target
 from tests.support.waiting import PATIENCE_S
@@ -85,7 +85,7 @@ def run(queue: Queue, now: float) -> None:
 
 
 def settle(queue: Queue, micro: MicroBatch, now: float) -> None:
-    micro.deliver(micro.target.run(micro.batch()))
+    compute(micro)
     queue.settle(micro, None, now)
 
 

@@ -17,6 +17,7 @@ import numpy as np
 from addnorm.service.asking.ask import Ask
 from addnorm.service.asking.fair_queue import MicroBatch
 from addnorm.service.asking.gate import Gate
+from addnorm.service.asking.scheduler import compute
 from addnorm.service.engine.batch import Batch, Rows
 from addnorm.service.engine.target import Target
 from addnorm.service.errors import Expired, Overloaded
@@ -177,5 +178,5 @@ class Simulation:
 
     def _settle(self, micro: MicroBatch) -> None:
         self._num_idle += 1
-        micro.deliver(micro.target.run(micro.batch()))
+        compute(micro)
         self.queue.settle(micro, None, self.now)

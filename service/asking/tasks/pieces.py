@@ -26,7 +26,14 @@ class Pieces(NamedTuple):
     def of(cls, tokenizer: tokenizers.Tokenizer) -> "Pieces":
         """The pieces of a tokenizer that neither pads nor cuts."""
         decoder, model = tokenizer.decoder, tokenizer.model
-        added, mask = tokenizer.get_added_tokens_decoder(), _mask(tokenizer)
+        added = tokenizer.get_added_tokens_decoder()
+        # the file does not say which it is: it is known by its name, such as [MASK] or <mask>
+        masks = (
+            (token_id, token.content)
+            for token_id, token in added.items()
+            if token.special and token.content.strip("[]<>|").lower() == "mask"
+        )
+        mask = next(masks, None)
         return cls(
             tokenizer.token_to_id,
             tokenizer.id_to_token,
@@ -49,11 +56,3 @@ def _unknown_id(model: tokenizers.models.Model) -> int | None:
     except Exception:  # tokenizers has no class of its own. It rejects texts with such characters
         return None
     return found[0].id if len(found) == 1 else None  # else it has none, or a token for each byte
-
-
-def _mask(tokenizer: tokenizers.Tokenizer) -> tuple[int, str] | None:
-    """The file does not say which it is: it is known by its name, such as [MASK] or <mask>."""
-    for token_id, token in tokenizer.get_added_tokens_decoder().items():
-        if token.special and token.content.strip("[]<>|").lower() == "mask":
-            return token_id, token.content
-    return None

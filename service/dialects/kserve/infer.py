@@ -14,14 +14,13 @@ from addnorm.service.dialects.kserve.metadata import ref
 from addnorm.service.dialects.kserve.schema import (
     EXAMPLES,
     OutputTensor,
-    Parameters,
     V2InferRequest,
     V2InferResponse,
 )
 from addnorm.service.dialects.kserve.tensors import LENGTH_HEADER, NativeTensor
 from addnorm.service.engine.batch import Batch, Padding, from_grid
 from addnorm.service.engine.model import Model
-from addnorm.service.engine.outputs import Output, Pooled, Value
+from addnorm.service.engine.outputs import Pooled
 from addnorm.service.errors import InvalidInput, UnknownField
 from addnorm.service.wire.codec.decoding import RawRequest, Tools
 from addnorm.service.wire.codec.negotiation import JSON, OCTETS, written
@@ -83,7 +82,12 @@ async def infer(
         model, prompt = ask.find_model_and_prompt(tools.models, named, own.prompt_name)
     else:
         model = ask.find_model(tools.models, named)
-    _check_name(body, model, ask.names["model"])
+    in_path = ask.names["model"]
+    if body.model_name not in (None, model.name, in_path):
+        raise InvalidInput(
+            f"model_name is {body.model_name!r:.200}, the path says {in_path[:200]!r}",
+            param="model_name",
+        )
     _check_parameters(body, of_texts)
     if of_texts:
         ask.batch, ask.padding = await tensors.tokenized(
@@ -95,7 +99,11 @@ async def infer(
         about = ask.num_body_bytes, ask
         ask.batch, ask.padding = await tools.bodies.read(*about, _from_tensors, body, contents)
     wanted = _wanted(body, model, of_texts)
-    ask.outputs, ask.precision = _native(wanted, own), own.precision or ask.precision
+    # the native outputs that V2's are read from
+    kinds = dict.fromkeys(each.native.output for each in wanted)
+    pooled = Pooled(own.pooling, bool(own.normalize))
+    ask.outputs = tuple(pooled if kind is Pooled else kind() for kind in kinds)
+    ask.precision = own.precision or ask.precision
     ask.binary = all(output.binary for output in wanted)
     ask.field = body.inputs[0].name if of_texts else ask.batch.field
     if own.timeout and not ask.is_callers:  # the header wins over the body
@@ -113,14 +121,6 @@ def _from_tensors(
     if mask is None:
         mask = np.ones(tokens.shape[:2], np.int64)
     return from_grid(tokens, mask, grids.get("token_type_ids"), field)
-
-
-def _check_name(body: V2InferRequest, model: Model, named: str) -> None:
-    if body.model_name not in (None, model.name, named):
-        raise InvalidInput(
-            f"model_name is {body.model_name!r:.200}, the path says {named[:200]!r}",
-            param="model_name",
-        )
 
 
 def _check_parameters(body: V2InferRequest, of_texts: bool) -> None:
@@ -177,13 +177,6 @@ def _check_output(
                 f"{output.name}: {name} is not offered, the tensor is sent as it is",
                 param=output.name,
             )
-
-
-def _native(wanted: list[Wanted], own: Parameters) -> tuple[Output[Value], ...]:
-    """The native outputs that V2's are read from."""
-    kinds = dict.fromkeys(each.native.output for each in wanted)
-    pooled = Pooled(own.pooling, bool(own.normalize))
-    return tuple(pooled if kind is Pooled else kind() for kind in kinds)
 
 
 def encode(wanted: list[Wanted], request_id: str | None, ask: Ask) -> Payload:

@@ -11,13 +11,14 @@ from typing import Any
 from fastapi import Request, Response
 from pydantic import BaseModel, ConfigDict, Field
 
+from addnorm.service.asking.ask import Ask
 from addnorm.service.engine.names import read_pin
 from addnorm.service.errors import Forbidden, InvalidInput, StartupError, UnknownField
 from addnorm.service.wire.codec.negotiation import JSON
 from addnorm.service.wire.codec.openapi import body_schema
 from addnorm.service.wire.codec.validation import Body
 from addnorm.service.wire.dialect_errors import V2_ERRORS
-from addnorm.service.wire.route import FastApiRoute, Parts, ask_of, parts_of
+from addnorm.service.wire.route import FastApiRoute, Parts, parts_of
 from addnorm.service.wire.serving import receive_body
 
 log = logging.getLogger("addnorm")
@@ -106,7 +107,7 @@ async def _read(request: Request, model: type[Body]) -> Body:
     """The body, which may be empty. Forbidden unless ADDNORM_ADMIN is set."""
     parts = parts_of(request)
     _check_open(parts)
-    ask = ask_of(request.scope)
+    ask: Ask = request.state.ask
     ask.timeout_s = parts.settings.timeout_s
     body = await receive_body(request.headers, request.receive, ask, parts)
     return await parts.tools.bodies.read_json(model, body or b"{}", ask)

@@ -140,7 +140,16 @@ def after_json(inputs: Sequence[InputTensor], tail: memoryview) -> Iterator[memo
     for tensor in inputs:
         num_bytes = tensor.parameters.binary_data_size
         if num_bytes is not None:
-            _check_size(tensor, num_bytes, len(tail))
+            if tensor.data is not None:
+                raise InvalidInput(
+                    f"{tensor.name} has both data and binary_data_size", param=tensor.name
+                )
+            if num_bytes > len(tail):
+                raise InvalidInput(
+                    f"unexpected size for input {tensor.name!r}, expecting {num_bytes - len(tail)}"
+                    " additional bytes",
+                    param=tensor.name,
+                )
             yield tail[:num_bytes]
             tail = tail[num_bytes:]
         else:
@@ -149,17 +158,6 @@ def after_json(inputs: Sequence[InputTensor], tail: memoryview) -> Iterator[memo
         raise InvalidInput(
             f"unexpected additional input data: {len(tail)} bytes after the last tensor",
             param="inputs",
-        )
-
-
-def _check_size(tensor: InputTensor, num_bytes: int, num_left: int) -> None:
-    if tensor.data is not None:
-        raise InvalidInput(f"{tensor.name} has both data and binary_data_size", param=tensor.name)
-    if num_bytes > num_left:
-        raise InvalidInput(
-            f"unexpected size for input {tensor.name!r}, expecting {num_bytes - num_left}"
-            " additional bytes",
-            param=tensor.name,
         )
 
 

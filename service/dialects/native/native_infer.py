@@ -194,33 +194,12 @@ def _check_axes(arrays: Arrays, num_axes: Mapping[str, int]) -> None:
 
 
 def _names(body: Options, bundle: Bundle) -> Sequence[str]:
-    """The outputs asked for. InvalidInput for what they, or options beside them, cannot be."""
+    """The outputs asked for. InvalidInput for what they, or options beside them, cannot be: an
+    option of an output that is not asked for is a mistake, not something to ignore."""
     names = body.wanted(bundle)
     if names is None:
         names = body.known.default_names(bundle)
     body.known.check_names(names, bundle)
-    _check_fields(body, names)
-    _check_dtype(body, names)
-    return names
-
-
-def _check_dtype(body: Options, names: Sequence[str]) -> None:
-    """InvalidInput for small vectors of other outputs."""
-    if _vector_dtype(body) != "float32" and names != ("pooled",):
-        raise InvalidInput(
-            f"dtype is {body.dtype!r}, which is for pooled vectors alone, and outputs are"
-            f' {", ".join(names)}: ask for "outputs": ["pooled"]',
-            param="dtype",
-        )
-
-
-def _vector_dtype(body: Options) -> VectorDType:
-    return "float32" if body.dtype == "float16" else body.dtype
-
-
-def _check_fields(body: Options, names: Sequence[str]) -> None:
-    """InvalidInput for an option of an output that is not asked for: it is a mistake, not something
-    to ignore."""
     for field, output in body.known.fields:
         if getattr(body, field) and output not in names:
             raise InvalidInput(f"{field} is set, but outputs lacks {output!r}", param=field)
@@ -228,6 +207,17 @@ def _check_fields(body: Options, names: Sequence[str]) -> None:
         raise InvalidInput(
             "normalize is set, but outputs lacks 'pooled' and 'token_vectors'", param="normalize"
         )
+    if _vector_dtype(body) != "float32" and names != ("pooled",):
+        raise InvalidInput(
+            f"dtype is {body.dtype!r}, which is for pooled vectors alone, and outputs are"
+            f' {", ".join(names)}: ask for "outputs": ["pooled"]',
+            param="dtype",
+        )
+    return names
+
+
+def _vector_dtype(body: Options) -> VectorDType:
+    return "float32" if body.dtype == "float16" else body.dtype
 
 
 def _output(name: str, options: Options, shared: Asked) -> Output[Value]:

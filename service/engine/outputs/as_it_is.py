@@ -1,6 +1,5 @@
 """The output `output`: the answer of a module that is served as it is."""
 
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -52,21 +51,16 @@ class AsItIs(Output[ByRow | Parts]):
         return size._replace(num_values=num_values, num_pads=num_pads)
 
     def make(self, of: Computed) -> ByRow | Parts:
-        made = dict(self._parts(of))
-        return Parts(made) if len(made) > 1 else next(iter(made.values()))
-
-    def _parts(self, of: Computed) -> Iterator[tuple[str, ByRow]]:
-        begin = 0
+        made, begin = dict[str, ByRow](), 0
         for tensor in _tensors(of.bundle):
             columns = slice(begin, begin := begin + tensor.width)
             rows = of.head_rows("every" if tensor.of == "token" else "last").activations
             values = np.ascontiguousarray(rows[:, columns])
-            yield (
-                tensor.name,
-                by_token(of.padding, values)
-                if tensor.of == "token"
-                else Dense(of.padding.scatter_rows(values)),
-            )
+            if tensor.of == "token":
+                made[tensor.name] = by_token(of.padding, values)
+            else:
+                made[tensor.name] = Dense(of.padding.scatter_rows(values))
+        return Parts(made) if len(made) > 1 else next(iter(made.values()))
 
 
 def _tensors(bundle: Bundle) -> tuple[OwnTensor, ...]:

@@ -60,15 +60,14 @@ class LensOutput(Output[ByLayer]):
     def remedy(self) -> str:
         return f'ask for less, as with "{self.name}": {self.smallest}, or send less at once'
 
-    def head(self, bundle: Bundle) -> str | None:
-        return LENS  # its time is predicted as a head's, by tokens
-
     def pick(self, bundle: Bundle) -> Pick:
         return "every"
 
     def size(self, bundle: Bundle, batch: Batch, padding: Padding) -> Size:
         needs: Pick = "first"  # nothing, but no pick is less
-        return super().size(bundle, batch, padding)._replace(needs=needs)
+        # its time is predicted as a head's, by tokens
+        own = super().size(bundle, batch, padding)
+        return own._replace(needs=needs, head=LENS, head_width=bundle.manifest.d_model)
 
     def num_layers(self, bundle: Bundle) -> int:
         """That it can show."""

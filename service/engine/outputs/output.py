@@ -93,7 +93,8 @@ class Computed(NamedTuple):
         if pick == "every":
             return HeadRows.every(self.rows.activations, self.batch)
         rows, picked = self.kept
-        vectors = picked[pick] if rows is None else pooled(rows, self.batch.offsets, pick)
+        starts, ends = self.batch.offsets[:-1], self.batch.offsets[1:]
+        vectors = picked[pick] if rows is None else pooled(rows, starts, ends, pick)
         return HeadRows(vectors, np.arange(len(self.batch)))
 
 
@@ -113,6 +114,7 @@ class Output(Generic[Made_co]):
     is_default: ClassVar[bool] = True  # whether it is made where a request names no output
     is_derived: ClassVar[bool] = False  # only of some models: listed after the others
     is_of_lens: ClassVar[bool] = False  # a lens makes it, by running the whole model again
+    head: ClassVar[str] = ""  # that makes it, if the model has it; empty: one of its own name
     is_estimated: ClassVar[bool] = False  # whether it may have less numbers than its size says
 
     @classmethod
@@ -161,14 +163,10 @@ class Output(Generic[Made_co]):
         """What to ask for if the response is too large; None: another output."""
         return None
 
-    def head(self, bundle: Bundle) -> str | None:
-        """The head that makes it, if one does."""
-        return self.name if self.name in bundle.manifest.heads else None
-
     def pick(self, bundle: Bundle) -> Pick:
         """The rows it is made of: every token's, or one for each sequence."""
-        head = self.head(bundle)
-        return bundle.manifest.heads[head].pick if head else "every"
+        head = bundle.manifest.heads.get(self.head or self.name)
+        return head.pick if head else "every"
 
     def is_by_token(self, bundle: Bundle) -> bool:
         """Whether it has values for each token, not for each sequence."""
@@ -179,19 +177,21 @@ class Output(Generic[Made_co]):
         return bundle.width(self.name)
 
     @property
-    def is_small(self) -> bool:
-        """Whether its numbers are sent as int8 or uint8."""
-        return False
+    def dtypes(self) -> tuple[VectorDType, ...]:
+        """That its numbers are sent in."""
+        return ("float32",)
 
     def size(self, bundle: Bundle, batch: Batch, padding: Padding) -> Size:
         """What it takes, known before any work."""
         pick, num_rows, num_pads = self.pick(bundle), len(batch), len(padding.lengths) - len(batch)
         if pick == "every":
             num_rows, num_pads = batch.num_tokens, padding.num_pads
-        width, head = self.width(bundle), self.head(bundle)
-        head_width = bundle.width(head) if head else 0
+        width, name = self.width(bundle), self.head or self.name
+        head = bundle.manifest.heads.get(name)
         num_values, num_empty = num_rows * width, num_pads * width
-        return Size(pick, num_rows, num_values, num_empty, head, head_width, self.is_small)
+        is_small = "float32" not in self.dtypes
+        head_name, head_width = (name, head.width) if head else (None, 0)
+        return Size(pick, num_rows, num_values, num_empty, head_name, head_width, is_small)
 
     @property
     def cost(self) -> Hashable:

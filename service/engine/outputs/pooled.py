@@ -1,10 +1,12 @@
 """The output `pooled`: a vector for each sequence or span, whole or cut, in float32 or smaller
 numbers."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
+from numpy.typing import NDArray
 
 from addnorm.service.engine.batch import Batch, Floats, Padding
 from addnorm.service.engine.bundle import Bundle
@@ -12,18 +14,21 @@ from addnorm.service.engine.checkpoint import checkpoint
 from addnorm.service.engine.heads import HeadRows, Spans, headed, unit
 from addnorm.service.engine.manifest import Pooling
 from addnorm.service.engine.outputs.output import Asked, Computed, Made_co, Output, Size
-from addnorm.service.engine.outputs.values import (
-    RANGED,
-    Dense,
-    Parts,
-    Ragged,
-    Value,
-    VectorDType,
-    converted,
-    width_of,
-)
+from addnorm.service.engine.outputs.values import Dense, Parts, Ragged, Value, VectorDType
 from addnorm.service.errors import InvalidInput
 
+# Vectors in smaller numbers. Each number is made of its own value alone, so a sequence's company
+# changes nothing. Sources: sentence-transformers' `quantize_embeddings`, Cohere's API reference for
+# the order of the bits.
+RANGED: tuple[VectorDType, ...] = ("int8", "uint8")
+DIMENSIONS: dict[VectorDType, int] = {  # that one number holds
+    "float32": 1,
+    "int8": 1,
+    "uint8": 1,
+    "binary": 8,
+    "ubinary": 8,
+}
+STEPS = 255  # of a range
 NO_SPANS = Spans(np.empty((0, 2), np.int64), np.empty(0, np.int64))
 
 
@@ -92,16 +97,12 @@ class VectorsOutput(Output[Made_co]):
 
     def width(self, bundle: Bundle) -> int:
         dimensions = self.dimensions or bundle.width(self.name)
-        return sum(width_of(dtype, dimensions) for dtype in self.dtypes)
-
-    @property
-    def is_small(self) -> bool:
-        return "float32" not in self.dtypes
+        return sum(-(-dimensions // DIMENSIONS[dtype]) for dtype in self.dtypes)
 
     def _vectors(self, rows: HeadRows, of: Computed) -> Floats:
         """Vectors of the pooled rows, `[n, w]`."""
         vectors = rows.activations
-        if self.head(of.bundle):
+        if self.name in of.bundle.manifest.heads:
             vectors = headed(of.engine, self.name, rows, of.bundle.width(self.name))
         checkpoint()
         vectors = np.ascontiguousarray(vectors[:, : self.dimensions])
@@ -143,8 +144,7 @@ class PooledSpans(VectorsOutput[Ragged]):
         return size._replace(needs="every", num_rows=num_rows, num_values=num_values, num_pads=0)
 
     def make(self, of: Computed) -> Ragged:
-        pooling, activations = self.pick(of.bundle), of.rows.activations
-        rows = HeadRows.pooled_in(self.spans, pooling, activations, of.batch)
+        rows = HeadRows.pooled_in(self.spans, self.pick(of.bundle), of.rows, of.batch)
         vectors, ranges = self._vectors(rows, of), of.bundle.manifest.vector_ranges
         ends = self.spans.lengths.cumsum()[:-1]
         made = converted(vectors, self.dtypes[0], ranges)
@@ -168,3 +168,31 @@ def check_dimensions(field: str, dimensions: int, bundle: Bundle) -> None:
     width = bundle.width("pooled")
     if not 1 <= dimensions <= width:
         raise InvalidInput(f"{field} is {dimensions}: 1 to {width} for {bundle.ref}", param=field)
+
+
+def converted(
+    vectors: Floats, dtype: VectorDType, ranges: Sequence[Sequence[float]] | None
+) -> NDArray[Any]:
+    """Finite `[n, w]` -> `[n, w]`; of bits `[n, ceil(w / 8)]`.
+
+    int8, uint8: which of the 256 steps of its dimension's range a value stands on, rounded down; a
+    value outside of the range stands on the nearest, so none wraps around. int8 is uint8 - 128.
+    binary, ubinary: 1 for values above 0, the first dimension in the highest bit, zeros at the end
+    where eight do not divide w. binary is ubinary - 128.
+
+    ranges: lowest and highest value of each dimension `[2, w]`.
+    """
+    if dtype == "float32":
+        return vectors
+    if DIMENSIONS[dtype] > 1:
+        unsigned = np.packbits(vectors > 0, axis=1)
+    else:
+        assert ranges is not None
+        lowest, highest = np.asarray(ranges, np.float32)
+        step = (highest - lowest) / np.float32(STEPS)
+        step = np.where(step == 0, np.float32(1), step)
+        with np.errstate(over="ignore"):  # infinity is outside of every range
+            places = np.floor((vectors - lowest) / step)
+        unsigned = np.clip(places, 0, STEPS).astype(np.uint8)
+    # flipping the highest bit takes 128 away
+    return unsigned if dtype in ("uint8", "ubinary") else (unsigned ^ 128).view(np.int8)

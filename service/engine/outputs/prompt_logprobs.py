@@ -51,6 +51,7 @@ class PromptOutput(Output[Made_co]):
         "[B][S], of language models: the log-probability of each token given those before it; null"
         " for a sequence's first token and at pads."
     )
+    head = "logits"
     is_default = False
     is_derived = True
 
@@ -61,9 +62,6 @@ class PromptOutput(Output[Made_co]):
     @classmethod
     def grid_tensors(cls, bundle: Bundle) -> dict[str, list[int]]:
         return {}
-
-    def head(self, bundle: Bundle) -> str | None:
-        return "logits"
 
     def width(self, bundle: Bundle) -> int:
         return 1

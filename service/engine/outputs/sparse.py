@@ -50,6 +50,7 @@ class Sparse(Output[SparseVectors]):
         " log(1 + max(0, logits)), as SPLADE's vectors are."
     )
     options = SparseOptions
+    head = "logits"
     is_default = False
     is_derived = True
     is_estimated = True
@@ -81,9 +82,6 @@ class Sparse(Output[SparseVectors]):
                 f"sparse.top_k is {self.top_k}: 1 to {width} for {bundle.ref}",
                 param="sparse.top_k",
             )
-
-    def head(self, bundle: Bundle) -> str | None:
-        return "logits"
 
     def width(self, bundle: Bundle) -> int:
         return bundle.width("logits")

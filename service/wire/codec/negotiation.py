@@ -2,6 +2,8 @@
 
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from functools import partial
 from typing import Any, overload
 
 import numpy as np
@@ -22,6 +24,7 @@ VALUE_BYTES = 12  # of one, about
 PIECE_BYTES = PIECE_VALUES * VALUE_BYTES
 Headers = Mapping[str, str]  # names in lower case
 LEVEL = 1  # of compression: answers are floats, which higher levels hardly make smaller
+_dumped = partial(orjson.dumps, option=orjson.OPT_SERIALIZE_NUMPY)
 
 
 def sent_type(headers: Headers) -> str:
@@ -140,8 +143,9 @@ def written(value: Any, num_bytes: int) -> list[bytes | memoryview]:
 
     num_bytes: about how many it will be.
     """
-    if num_bytes <= PIECE_BYTES and not _is_lazy(value):
-        return [_dumped(value)]
+    if num_bytes <= PIECE_BYTES:
+        with suppress(TypeError):  # there is an iterator in it
+            return [_dumped(value)]
     parts: list[bytes | memoryview] = []
     pending = bytearray()  # not a list of the small parts: see `fragment`
     for part in _parts(value):
@@ -159,17 +163,12 @@ def fragment(value: Any) -> orjson.Fragment:
     return orjson.Fragment(bytes(memoryview(orjson.dumps(value))))
 
 
-def _is_lazy(value: Any) -> bool:
-    if isinstance(value, dict):
-        return any(map(_is_lazy, value.values()))
-    return isinstance(value, Iterator)
-
-
 def _parts(value: Any) -> Iterator[bytes]:
     """Joined they are the value's JSON."""
     if isinstance(value, dict) and value:
         joint = b"{"
         for name, item in value.items():
+            assert isinstance(name, str)
             yield joint + _dumped(name) + b":"
             yield from _parts(item)
             joint = b","
@@ -237,7 +236,3 @@ def _size(value: Any) -> int:
     if isinstance(value, list):
         return sum(map(_size, value))
     return 1 + len(value) // VALUE_BYTES if isinstance(value, str) else 1
-
-
-def _dumped(value: Any) -> bytes:
-    return orjson.dumps(value, option=orjson.OPT_SERIALIZE_NUMPY)

@@ -1,6 +1,6 @@
 """The OpenAPI document beyond what FastAPI sees: bodies read by routes, examples."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from fastapi import FastAPI
@@ -10,6 +10,7 @@ from pydantic import BaseModel
 
 from addnorm.service.wire.codec.negotiation import JSON
 
+FASTAPIS_422 = "HTTPValidationError"  # the schema of its body
 COMPONENTS = "#/components/schemas/"
 ABOUT = ("title", "description", "default")  # what a schema says of a field beside its values
 NULL = {"type": "null"}
@@ -86,38 +87,22 @@ def document(app: FastAPI) -> dict[str, Any]:
         )
         made = _rewritten(made)  # a copy: routes keep theirs
         schemas = made.setdefault("components", {}).setdefault("schemas", {})
-        for media_type in _bodies(made):
-            schema = media_type["schema"]
-            found = {**schema.pop("$defs", {}), schema["title"]: schema}
-            for name, part in found.items():
-                assert schemas.setdefault(name, part) == part, f"two schemas are called {name}"
-            media_type["schema"] = {"$ref": COMPONENTS + schema["title"]}
-        _drop_422(made)
-        app.openapi_schema = made
-    return app.openapi_schema
-
-
-FASTAPIS_422 = "HTTPValidationError"  # the schema of its body
-
-
-def _drop_422(made: dict[str, Any]) -> None:
-    """FastAPI documents a 422 of its own for every route with a parameter. Routes answer 400
-    instead, or have a 422 of theirs."""
-    for methods in made["paths"].values():
-        for operation in methods.values():
+        for operation in (each for methods in made["paths"].values() for each in methods.values()):
+            media_type = operation.get("requestBody", {}).get("content", {}).get(JSON, {})
+            schema = media_type.get("schema", {})
+            if "title" in schema:  # it stands in the document as a whole
+                found = {**schema.pop("$defs", {}), schema["title"]: schema}
+                for name, part in found.items():
+                    assert schemas.setdefault(name, part) == part, f"two schemas are called {name}"
+                media_type["schema"] = {"$ref": COMPONENTS + schema["title"]}
+            # FastAPI documents a 422 of its own for every route with a parameter. Routes answer 400
+            # instead, or have a 422 of theirs.
             if FASTAPIS_422 in str(operation["responses"].get("422")):
                 del operation["responses"]["422"]
-    for name in (FASTAPIS_422, "ValidationError"):
-        made["components"]["schemas"].pop(name, None)
-
-
-def _bodies(made: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """The JSON media type of each body that stands in the document as a whole."""
-    for methods in made["paths"].values():
-        for operation in methods.values():
-            media_type = operation.get("requestBody", {}).get("content", {}).get(JSON, {})
-            if "title" in media_type.get("schema", {}):
-                yield media_type
+        for name in (FASTAPIS_422, "ValidationError"):
+            schemas.pop(name, None)
+        app.openapi_schema = made
+    return app.openapi_schema
 
 
 def _rewritten(node: Any) -> Any:

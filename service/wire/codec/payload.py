@@ -23,10 +23,6 @@ class Payload(NamedTuple):
     headers: Mapping[str, str] = NO_HEADERS
     times: Times | None = None  # beside server-timing, as the dialect's clients know them
 
-    @property
-    def num_bytes(self) -> int:
-        return sum(map(len, self.parts))
-
 
 Encode = Callable[[Ask], Payload]
 

@@ -281,11 +281,6 @@ def _num_keys(value: Any, depth: int = 1) -> int:
     return 0
 
 
-def _max_lists(settings: Settings) -> int:
-    """Lists of ids, masks and types, and of vectors, one for each token."""
-    return 3 * settings.max_sequences + MAX_VECTORS + 100
-
-
 def max_values(settings: Settings) -> int:
     """A request's: ids, masks and types of its tokens, and what is beside them."""
     return 3 * (settings.max_padded_tokens + settings.max_sequences) + 100 + MAX_KEYS
@@ -301,7 +296,8 @@ def _max_keys(settings: Settings) -> int:
 
 def _check_counts(body: bytes, settings: Settings) -> None:
     """Rejects bodies that are within their size, but take long to parse and so hold up others."""
-    num_lists = _max_lists(settings)
+    # of ids, masks and types, and of vectors, one for each token
+    num_lists = 3 * settings.max_sequences + MAX_VECTORS + 100
     num_keys = _max_keys(settings)
     most = {
         b":": ("keys", num_keys),

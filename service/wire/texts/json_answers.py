@@ -23,7 +23,7 @@ Finish = Callable[[Ask], Iterator[Any]]
 @dataclass(frozen=True)
 class JsonAnswer:
     """Encodes a response. times: headers from the seconds of the stages, where the dialect has
-    such. words: the answer that has what `shape` made; None: that is the answer."""
+    such. words: the answer that has the vectors that `shape` made; None: that is the answer."""
 
     shape: Shape
     times: Callable[[Ask], Mapping[str, str]] | None = None
@@ -41,11 +41,6 @@ def pooled(ask: Ask) -> Any:
 
 def in_base64(ask: Ask) -> list[str]:
     return list(map(base64_of, pooled(ask)))
-
-
-def embedded(words: Callable[[Ask, Any], Any], vectors: Shape = pooled) -> JsonAnswer:
-    """A vector for each sequence. words: the answer that has them."""
-    return JsonAnswer(vectors, words=words)
 
 
 def compared(model: Model) -> JsonAnswer:

@@ -26,7 +26,7 @@ from addnorm.service.engine.batch import Batch, Ints, Padding, offsets_of
 from addnorm.service.engine.checkpoint import checkpoint
 from addnorm.service.engine.manifest import InputType
 from addnorm.service.engine.model import Model
-from addnorm.service.engine.tokenizer import CannotCut, Text, Tokenizer, ids_and_types
+from addnorm.service.engine.tokenizer import CannotCut, Text, Tokenizer
 from addnorm.service.errors import EmptyInput, InvalidInput
 from addnorm.service.settings import Settings
 from addnorm.service.wire.codec.negotiation import fragment
@@ -190,15 +190,13 @@ class TextReader:
         self, given: TextsToTokenize, ask: Ask
     ) -> tuple[Batch, Padding, list[Encoding]]:
         """Tokenizes as `tokenize` does, with words and offsets, which take longer."""
-        tokenizer = self.tokenizer(given)
-
-        def join(encodings: list[Encoding]) -> tuple[Batch, Padding, list[Encoding]]:
-            found = list(map(ids_and_types, encodings))
-            checkpoint()
-            return *_batch(found, tokenizer.has_types), encodings
-
-        encode = partial(tokenizer.encode, truncate=given.truncate, cut=ask.cut)
-        return await self.tokenize_with(given, encode, ask, join, tokenizer.max_text_tokens)
+        tokenizer, encodings = self.tokenizer(given), list[Encoding]()
+        encode = partial(
+            tokenizer.tokens, truncate=given.truncate, cut=ask.cut, encodings=encodings
+        )
+        join = partial(_batch, has_types=tokenizer.has_types)
+        made = await self.tokenize_with(given, encode, ask, join, tokenizer.max_text_tokens)
+        return *made, encodings
 
     async def tokenize_with(
         self,

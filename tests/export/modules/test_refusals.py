@@ -170,7 +170,7 @@ def test_blocks_that_differ_are_refused() -> None:
 
 def test_inputs_that_are_no_ids_are_refused() -> None:
     module = Classifier()
-    with pytest.raises(Unrecognized, match="no table is read at the token ids: inputs that are"):
+    with pytest.raises(Unrecognized, match="no table is read at the token ids: say how many"):
         recognize(
             module, lambda ids: module.encoder(ids[..., None].float().expand(-1, -1, D)), None
         )

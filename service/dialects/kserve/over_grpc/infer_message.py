@@ -1,6 +1,6 @@
 """ModelInfer's messages: to what `infer.py` makes requests of, and from what it was answered."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -81,17 +81,13 @@ def contents(message: Any) -> Iterator[memoryview]:
             " each, or none and `contents`",
             param="raw_input_contents",
         )
-    _reject_contents(message.inputs)
-    yield from (memoryview(each) for each in raw)
-
-
-def _reject_contents(inputs: Iterable[Any]) -> None:
-    for tensor in inputs:
+    for tensor in message.inputs:
         if tensor.HasField("contents"):
             raise InvalidInput(
                 f"{tensor.name[:200]} has both contents and raw_input_contents: send one of them",
                 param=tensor.name,
             )
+    yield from (memoryview(each) for each in raw)
 
 
 def _typed(tensor: Any) -> memoryview:
