@@ -190,7 +190,7 @@ EXPERIMENTS = {
 }
 GROUPS = {"stress": ("overload", "swaps", "rollback", "other-keys")}  # a name for several
 PROOFS = {
-    "families": Proof("every family and head through HTTP, beside transformers", 20),
+    "families": Proof("every family and head through HTTP, beside transformers", 4),
     "modules": Proof("modules as people write them, over HTTP", 15),
     "real_models": Proof("checkpoints with trained weights, beside transformers", 4, (REAL,)),
     "lens": Proof(
@@ -200,7 +200,7 @@ PROOFS = {
     ),
     "client_packages": Proof(
         "packages with a URL, a key and a model set: bits and order as of the plain routes",
-        31,
+        20,
         (SERVED, *(f"build/{name}/ready" for name in sorted(set(clients.GROUPS.values())))),
     ),
     "js_clients": Proof(
@@ -260,7 +260,7 @@ PROOFS = {
     ),
     "misread": Proof(
         "checkpoints read wrongly on purpose, one thing at a time: all refused",
-        10,
+        5,
     ),
     "large_model": Proof("a model of more than 2 GB: memory and answers; needs 8 GB", 8),
     "mixed_fleet": Proof(

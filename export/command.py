@@ -260,7 +260,7 @@ def _add_writing(parser: argparse.ArgumentParser) -> None:
         "int8 must find this share, such as 0.99, of the 10 nearest that fp32 finds among --texts:"
         " matrices stay fp32 until it does"
     )
-    add("--keep-recall", type=_share, metavar="SHARE", help=recall)
+    add("--keep-recall", type=float, metavar="SHARE", help=recall)
     of_requests = "for requests that name none; the first by default"
     add("--default-precision", choices=list(GRAPHS), help=of_requests)
     seen = (
@@ -268,16 +268,6 @@ def _add_writing(parser: argparse.ArgumentParser) -> None:
         " server holds the weights once more for it"
     )
     add("--lens", action="store_true", help=seen)
-
-
-def _share(text: str) -> float:
-    try:
-        number = float(text)
-    except ValueError:
-        number = 0.0
-    if not 0 < number <= 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is no share above 0, at most 1")
-    return number
 
 
 def _verify_parser() -> argparse.ArgumentParser:

@@ -53,6 +53,7 @@ def export_bundle(
     *,
     version: int | None = None,
     precisions: Sequence[str] = ("fp32",),
+    keep_recall: float | None = None,
     lens: bool = False,
     labels: Sequence[str] | None = None,
     pooling: Pooling | None = None,
@@ -77,6 +78,9 @@ def export_bundle(
         "logits", "pooled" or "token_vectors"; that of another module is "logits".
     version: a whole number from 1 on; the next free one by default.
     precisions: "fp32", "fp16" and "int8", or some of them. Requests that name none get the first.
+    keep_recall: a share, above 0 and at most 1, of the 10 nearest that fp32 finds among the texts
+        of `samples`, at least 50. Matrices stay fp32 until int8 finds it; ExportError says what is
+        reachable.
     lens: whether requests may ask for the hidden states and the attention of each layer, in fp32.
         The server holds the weights once more for it.
     labels: the names of the logits, in order. One for each.
@@ -111,7 +115,7 @@ def export_bundle(
     PosixPath('bundles/my-model/1')
     """
     with _one_error(), _folder(tokenizer, vocabulary) as folder:
-        plan = _plan(precisions, lens)
+        plan = _plan(precisions, lens, keep_recall)
         options = {
             "labels": labels,
             "normalize": normalize,
@@ -241,10 +245,10 @@ def _said(config: Mapping[str, int] | None) -> dict[str, int]:
     return dict(config or {})
 
 
-def _plan(precisions: Sequence[str], lens: bool = False) -> Plan:
+def _plan(precisions: Sequence[str], lens: bool = False, keep_recall: float | None = None) -> Plan:
     if isinstance(precisions, str):
         raise UsageError(f"precisions is {precisions!r}: a list is needed, as ['fp32', 'int8']")
-    return Plan("packed", tuple(precisions), (*precisions, "fp32")[0], lens)
+    return Plan("packed", tuple(precisions), (*precisions, "fp32")[0], lens, keep_recall)
 
 
 @contextmanager

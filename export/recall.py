@@ -55,7 +55,7 @@ def texts_to_search(samples: Sequence[Sample]) -> list[str]:
     found = list(dict.fromkeys(text for text in texts_of(samples) if isinstance(text, str)))
     if len(found) < MIN_TEXTS:
         raise UsageError(
-            f"--keep-recall needs {MIN_TEXTS} texts that differ, --texts has {len(found)}"
+            f"to keep recall takes {MIN_TEXTS} texts that differ: of yours {len(found)} do"
         )
     return found
 
@@ -185,7 +185,7 @@ def certified(bundle: Bundle, body: Graph, samples: Sequence[Sample]) -> dict[st
     if not check.passed:
         raise CertificationError(
             f"int8 shares {share:.2%} of the {NUM_NEIGHBOURS} nearest of {len(texts):,} texts with"
-            f" fp32, --keep-recall is {told.keep_recall:g}"
+            f" fp32, to keep is {told.keep_recall:g}"
         )
     return {
         "check": check,

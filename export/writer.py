@@ -78,8 +78,13 @@ class Plan:
         if self.default_precision not in names:
             among = f"the precisions {', '.join(names)}"
             raise UsageError(f"default precision {self.default_precision} is not among {among}")
-        if self.keep_recall is not None and "int8" not in names:
-            raise UsageError(f"--keep-recall is of int8: --precision is {','.join(names)}")
+        if self.keep_recall is not None:
+            if not 0 < self.keep_recall <= 1:
+                raise UsageError(
+                    f"recall {self.keep_recall:g}: a share above 0, at most 1, is kept"
+                )
+            if "int8" not in names:
+                raise UsageError(f"recall is kept by int8: the precisions are {', '.join(names)}")
         if self.lens and (self.layout != "packed" or "fp32" not in names):
             raise UsageError(
                 f"a lens shows the packed layout in fp32, these are the {self.layout} layout and"
@@ -180,7 +185,7 @@ def write_uncertified(
     texts_to_search = list[str]()
     if plan.keep_recall is not None:
         if isinstance(source.texts, NoTexts) or "embed" not in source.tasks:
-            raise UsageError("--keep-recall is of models that embed texts")
+            raise UsageError("recall is kept of models that embed texts")
         texts_to_search = recall.texts_to_search(source.samples)
     limits = source.limits
     if not isinstance(source.texts, NoTexts):

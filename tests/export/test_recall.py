@@ -11,6 +11,7 @@ from addnorm.export.certificate.graph.exact import RANGES, Expected
 from addnorm.export.certificate.served import CertificationError
 from addnorm.export.graphs import model_file
 from addnorm.export.graphs.quantize import read_parts
+from addnorm.export.library import ExportError, export_bundle
 from addnorm.export.sources import sources
 from addnorm.export.sources.sources import Reference, Source, UsageError
 from addnorm.export.writer import Plan, export
@@ -67,7 +68,7 @@ def test_int8_that_is_worse_fails_with_the_figure(
     told = kept.manifest.model_dump(exclude={"files", "format"})
     worse = bundles.write_manifest(folder, told)
     expected = Expected.export(source.in_layout("padded"), kept.manifest)
-    words = r"int8 shares \d\d\.\d\d% of the 10 nearest of \d+ texts with fp32, --keep-recall is 1$"
+    words = r"int8 shares \d\d\.\d\d% of the 10 nearest of \d+ texts with fp32, to keep is 1$"
     with pytest.raises(CertificationError, match=words):
         recall.certified(worse, expected.graphs.body, TEXTS)
 
@@ -85,8 +86,25 @@ def test_what_holds_already_keeps_nothing(source: Source, tmp_path: Path) -> Non
     assert files[0] == files[1]
 
 
+def test_a_model_in_memory_keeps_it_among_its_samples(source: Source, tmp_path: Path) -> None:
+    """The library's words for it are the command's."""
+    options = {"tokenizer": source.folder, "samples": TEXTS}
+    made = export_bundle(
+        source.model, tmp_path, "own", precisions=["int8"], keep_recall=0.5, **options
+    )
+    assert made.recall
+    assert made.recall["at_least"] == 0.5
+    with pytest.raises(ExportError, match="takes 50 texts that differ: of yours 0 do"):
+        export_bundle(
+            source.model, tmp_path, "few", precisions=["int8"], keep_recall=0.5,
+            tokenizer=source.folder,
+        )  # fmt: skip
+
+
 def test_a_recall_that_cannot_be_is_refused(source: Source) -> None:
-    with pytest.raises(UsageError, match="--keep-recall is of int8: --precision is fp32"):
+    with pytest.raises(UsageError, match="recall is kept by int8: the precisions are fp32"):
         Plan(keep_recall=0.9)
-    with pytest.raises(UsageError, match="needs 50 texts that differ, --texts has 2"):
+    with pytest.raises(UsageError, match=r"recall 1\.5: a share above 0, at most 1, is kept"):
+        Plan(precisions=("int8",), default_precision="int8", keep_recall=1.5)
+    with pytest.raises(UsageError, match="takes 50 texts that differ: of yours 2 do"):
         recall.texts_to_search(["a", "b", "a", ("a", "b")])
