@@ -99,15 +99,9 @@ async def rerank(body: RerankRequest, ask: Ask, tools: Tools) -> Encode:
     sent_back = 2 * ask.num_body_bytes if body.return_documents else 0
     ask.precision = body.precision or ask.precision
     finish = await score_pairs(ask, tools, texts, function, sent_back, body.max_time_ms)
-    _check_documents(body.max_tokens_per_doc, ask)
-    ranking = Ranking(len(documents), partial(_entry, body), num_best, nulls=True)
-    return ranked(finish, _rankings, ranking)
-
-
-def _check_documents(most: int | None, ask: Ask) -> None:
-    """InvalidInput if a document might have to be cut shorter than the model cuts it. Haystack
-    always sends 4096, which matters only where the model takes more."""
-    index = int(ask.batch.lengths.argmax())
+    # a document might have to be cut shorter than the model cuts it. Haystack always sends 4096,
+    # which matters only where the model takes more
+    index, most = int(ask.batch.lengths.argmax()), body.max_tokens_per_doc
     if most is not None and (num := int(ask.batch.lengths[index])) > most:
         index = ask.order[index] if ask.order else index
         raise InvalidInput(
@@ -115,6 +109,8 @@ def _check_documents(most: int | None, ask: Ask) -> None:
             " and is not cut below the model's own limit: leave it out, or shorten the document",
             param="max_tokens_per_doc",
         )
+    ranking = Ranking(len(documents), partial(_entry, body), num_best, nulls=True)
+    return ranked(finish, _rankings, ranking)
 
 
 def _entry(body: RerankRequest, index: int, score: Any) -> dict[str, Any]:
@@ -226,7 +222,14 @@ EMBED_EXAMPLES: dict[str, Any] = {
 
 async def embed(is_v1: bool, body: EmbedRequest, ask: Ask, tools: Tools) -> Encode:
     """InvalidInput names the field."""
-    field, sent = _checked_texts(body)
+    if body.inputs is not None and body.texts is not None:
+        raise InvalidInput("texts and inputs are both set: send one of them", param="inputs")
+    if body.inputs is not None:
+        field, sent = "inputs", [each.content[0].text for each in body.inputs]
+    elif body.texts is not None:
+        field, sent = "texts", body.texts
+    else:
+        raise InvalidInput("texts is missing: send the texts to embed", param="texts")
     model, alias = ask.find_model_and_prompt(tools.models, body.model, None, "embed")
     if body.output_dimension is not None:
         check_dimensions("output_dimension", body.output_dimension, model.bundle)
@@ -256,17 +259,6 @@ async def embed(is_v1: bool, body: EmbedRequest, ask: Ask, tools: Tools) -> Enco
     ask.answer_bytes = ask.num_body_bytes + len(sent) * vector_bytes
     is_plain = is_v1 and body.embedding_types is None
     return JsonAnswer(partial(_by_type, types), words=partial(_embeddings, is_plain, sent))
-
-
-def _checked_texts(body: EmbedRequest) -> tuple[str, list[str]]:
-    """The field that has the texts, and these."""
-    if body.inputs is not None and body.texts is not None:
-        raise InvalidInput("texts and inputs are both set: send one of them", param="inputs")
-    if body.inputs is not None:
-        return "inputs", [each.content[0].text for each in body.inputs]
-    if body.texts is None:
-        raise InvalidInput("texts is missing: send the texts to embed", param="texts")
-    return "texts", body.texts
 
 
 def _dtype(kind: EmbeddingType) -> VectorDType:

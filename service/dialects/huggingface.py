@@ -123,7 +123,19 @@ async def infer(body: HuggingFaceRequest, ask: Ask, tools: Tools) -> Encode:
         ref = f"{name}/{ask.names['version']}{colon}{prompt}"
     model, prompt_name = ask.find_model_and_prompt(tools.models, ref, body.prompt_name)
     if isinstance(body.inputs, Sentences):
-        return await _similarity(ask, tools, model, body, prompt_name)
+        _check_known(body.parameters or TaskParameters(), Strict, "similarity")
+        for name in OF_FEATURES:
+            if getattr(body, name) is not None:
+                raise InvalidInput(f"{name} is set, but has no meaning for similarity", param=name)
+        if not body.inputs.sentences:
+            raise InvalidInput("inputs.sentences is empty: send at least one text", param="inputs")
+        sentences = [body.inputs.source_sentence, *body.inputs.sentences]
+        truncate = tools.texts.cuts(body.truncate, by_default=True)
+        to_tokenize = TextsToTokenize.prompted("inputs", sentences, truncate, model, prompt_name)
+        to_tokenize = to_tokenize._replace(named=source_or_sentence)
+        ask.batch, ask.padding = await tools.texts.tokenize(to_tokenize, ask)
+        ask.outputs, ask.field = (Pooled.compared(model.bundle),), "inputs"
+        return compared(model)
     texts = [body.inputs] if isinstance(body.inputs, str) else body.inputs
     known, run = _task(body, model)
     # sentence-transformers cuts texts, transformers' pipelines for the other tasks do not
@@ -173,25 +185,6 @@ def _task(body: HuggingFaceRequest, model: Model) -> tuple[type[Strict], Any]:
         if not (mask and isinstance(texts, list) and all(mask[1] in text for text in texts)):
             return Strict, None
     return found
-
-
-async def _similarity(
-    ask: Ask, tools: Tools, model: Model, body: HuggingFaceRequest, prompt_name: str | None
-) -> Encode:
-    assert isinstance(body.inputs, Sentences)
-    _check_known(body.parameters or TaskParameters(), Strict, "similarity")
-    for name in OF_FEATURES:
-        if getattr(body, name) is not None:
-            raise InvalidInput(f"{name} is set, but has no meaning for similarity", param=name)
-    if not body.inputs.sentences:
-        raise InvalidInput("inputs.sentences is empty: send at least one text", param="inputs")
-    sentences = [body.inputs.source_sentence, *body.inputs.sentences]
-    truncate = tools.texts.cuts(body.truncate, by_default=True)
-    texts = TextsToTokenize.prompted("inputs", sentences, truncate, model, prompt_name)
-    texts = texts._replace(named=source_or_sentence)
-    ask.batch, ask.padding = await tools.texts.tokenize(texts, ask)
-    ask.outputs, ask.field = (Pooled.compared(model.bundle),), "inputs"
-    return compared(model)
 
 
 def _results(finish: Finish, is_one: bool, run: Callable[..., Any], ask: Ask) -> Any:

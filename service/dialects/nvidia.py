@@ -52,15 +52,10 @@ async def rank(body: RankingRequest, ask: Ask, tools: Tools) -> Encode:
     )
     num_best = agreed(top_k=body.top_k, top_n=body.top_n) or None
     finish = await score_pairs(ask, tools, texts, "none", max_time_ms=body.max_time_ms)
-    return ranked(finish, _words, Ranking(len(pairs), _entry, num_best))
-
-
-def _entry(index: int, logit: Any) -> dict[str, Any]:
-    return {"index": index, "logit": logit}
-
-
-def _words(ask: Ask, rankings: list[dict[str, Any]]) -> dict[str, Any]:
-    return {"rankings": rankings, "usage": usage(ask)}
+    ranking = Ranking(len(pairs), lambda index, logit: {"index": index, "logit": logit}, num_best)
+    return ranked(
+        finish, lambda ask, rankings: {"rankings": rankings, "usage": usage(ask)}, ranking
+    )
 
 
 EXAMPLE = {

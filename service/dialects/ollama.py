@@ -6,7 +6,6 @@ Sources: its API reference, its Python client, and its server's words for a mode
 
 from collections.abc import Iterator
 from datetime import UTC, datetime
-from functools import partial
 from typing import Any
 
 import orjson
@@ -51,7 +50,15 @@ async def embed(body: OllamaEmbedRequest, ask: Ask, tools: Tools) -> Encode:
     """InvalidInput names the field."""
     texts = _texts(body.model, "input", body.input, body.truncate, ask, tools)
     await want_vectors(ask, tools, texts, body.dimensions)
-    return JsonAnswer(pooled, words=partial(_words, body.model))
+    named = body.model
+    return JsonAnswer(
+        pooled,
+        words=lambda ask, vectors: {
+            "model": named or ask.model.name,
+            "embeddings": vectors,
+            "prompt_eval_count": ask.batch.num_tokens,
+        },
+    )
 
 
 async def embeddings(body: OllamaEmbeddingsRequest, ask: Ask, tools: Tools) -> Encode:
@@ -65,14 +72,6 @@ def _texts(
     model, prompt_name = ask.find_model_and_prompt(tools.models, name, None, "embed")
     cut = tools.texts.cuts(truncate, by_default=True)
     return TextsToTokenize.prompted(field, sent, cut, model, prompt_name)
-
-
-def _words(name: str | None, ask: Ask, vectors: Any) -> dict[str, Any]:
-    return {
-        "model": name or ask.model.name,
-        "embeddings": vectors,
-        "prompt_eval_count": ask.batch.num_tokens,
-    }
 
 
 LINES = "application/x-ndjson"

@@ -293,29 +293,14 @@ CHOICE_BYTES, TOKEN_BYTES, CANDIDATE_BYTES = 150, 45, 27  # of JSON, about
 async def score(body: CompletionRequest, ask: Ask, tools: Tools) -> Encode:
     """InvalidInput names the field."""
     model, prompt_name = ask.find_model_and_prompt(tools.models, body.model, None, "complete")
-    _check(body)
-    # callers score with a tokenizer that they chose for this model, which may add nothing
-    sent = SequencesToRead("prompt", body.prompt, None, model, prompt_name, only_own=False)
-    ask.batch, ask.padding = await sent.read(ask, tools)
-    num_shown = len(ask.batch) + (ask.batch.num_tokens if body.echo else 0)
-    token_bytes = TOKEN_BYTES + CANDIDATE_BYTES * (1 + (body.logprobs or 0))
-    top_k = min(max(1, body.logprobs or 0), model.bundle.width("logits"))
-    ask.outputs = (ScoredPrompts(top_k) if _scores_prompt(body) else TopLogits("last", top_k),)
-    ask.precision, ask.field = body.precision or ask.precision, "prompt"
-    ask.hint = OTHER_VOCABULARY
-    ask.answer_bytes = CHOICE_BYTES * len(ask.batch) + token_bytes * num_shown
-    return JsonAnswer(partial(_completions, body))
-
-
-def _check(body: CompletionRequest) -> None:
-    """InvalidInput for what would need more than one new token, or one drawn by chance."""
+    # what would need more than one new token, or one drawn by chance
     if body.max_tokens not in (0, 1):
-        sent = "missing, which asks for 16 new tokens"
-        if body.max_tokens is not None:
-            sent = str(body.max_tokens)
+        asked: Any = body.max_tokens
+        if asked is None:
+            asked = "missing, which asks for 16 new tokens"
         raise InvalidInput(
-            f"max_tokens is {sent}: this server scores, it does not generate; send 0, or 1 for the"
-            " likeliest next token",
+            f"max_tokens is {asked}: this server scores, it does not generate; send 0, or 1"
+            " for the likeliest next token",
             param="max_tokens",
         )
     if not body.max_tokens and not _scores_prompt(body):
@@ -337,6 +322,17 @@ def _check(body: CompletionRequest) -> None:
             " 1; leave temperature out",
             param="temperature",
         )
+    # callers score with a tokenizer that they chose for this model, which may add nothing
+    sent = SequencesToRead("prompt", body.prompt, None, model, prompt_name, only_own=False)
+    ask.batch, ask.padding = await sent.read(ask, tools)
+    num_shown = len(ask.batch) + (ask.batch.num_tokens if body.echo else 0)
+    token_bytes = TOKEN_BYTES + CANDIDATE_BYTES * (1 + (body.logprobs or 0))
+    top_k = min(max(1, body.logprobs or 0), model.bundle.width("logits"))
+    ask.outputs = (ScoredPrompts(top_k) if _scores_prompt(body) else TopLogits("last", top_k),)
+    ask.precision, ask.field = body.precision or ask.precision, "prompt"
+    ask.hint = OTHER_VOCABULARY
+    ask.answer_bytes = CHOICE_BYTES * len(ask.batch) + token_bytes * num_shown
+    return JsonAnswer(partial(_completions, body))
 
 
 def _scores_prompt(body: CompletionRequest) -> bool:
@@ -406,10 +402,18 @@ def _written(body: CompletionRequest, index: int, ask: Ask) -> dict[str, Any]:
     text, begins = scoring.joined(choice.ids, texts, library)
     logprobs = None
     if body.logprobs is not None:
+        num, (token_ids, likeliest) = body.logprobs, choice.candidates
+        # a prompt's first token has no candidates
+        first = len(choice.logprobs) - len(token_ids)
+        top: list[Any] = [None] * first
+        for place, own in enumerate(zip(choice.ids[start:], choice.logprobs, strict=True)):
+            if place >= first:
+                at = place - first
+                top.append(scoring.likely(own, token_ids[at, :num], likeliest[at, :num], texts))
         logprobs = {
             "tokens": [texts[token] for token in choice.ids[start:]],
             "token_logprobs": choice.logprobs,
-            "top_logprobs": _top_logprobs(choice, body.logprobs, texts),
+            "top_logprobs": top,
             "text_offset": begins[start:],
         }
     return {
@@ -418,21 +422,6 @@ def _written(body: CompletionRequest, index: int, ask: Ask) -> dict[str, Any]:
         "logprobs": logprobs,
         "finish_reason": "length",
     }
-
-
-def _top_logprobs(choice: Choice, num: int, texts: dict[int, str]) -> list[Any]:
-    """num: of the likeliest at each place."""
-    token_ids, logprobs = choice.candidates
-    first = len(choice.logprobs) - len(token_ids)  # a prompt's first token has no candidates
-    own = zip(choice.ids[-choice.num_shown :], choice.logprobs, strict=True)
-    return [
-        None
-        if place < first
-        else scoring.likely(
-            token, token_ids[place - first, :num], logprobs[place - first, :num], texts
-        )
-        for place, token in enumerate(own)
-    ]
 
 
 COMPLETIONS = Route(

@@ -14,13 +14,11 @@ import orjson
 from fastapi import Query, Request, Response
 from pydantic import BaseModel, Field, PlainValidator, model_validator
 from pydantic_core import PydanticCustomError
-from tokenizers import Encoding
 
 from addnorm.service import VERSION
 from addnorm.service.asking.ask import Ask
 from addnorm.service.asking.tasks.classification import Function, label_names
 from addnorm.service.engine.batch import Floats, Ints
-from addnorm.service.engine.bundle import Bundle
 from addnorm.service.engine.manifest import Task
 from addnorm.service.engine.model import Model
 from addnorm.service.engine.outputs import Activations, Output, Pooled, Sparse, Value
@@ -232,14 +230,12 @@ async def embed_all(body: TeiEmbedAllRequest, ask: Ask, tools: Tools) -> JsonAns
 
 
 async def embed_sparse(body: TeiEmbedAllRequest, ask: Ask, tools: Tools) -> JsonAnswer:
-    answer = await _of_sequences(body, "sparse", Sparse(), ask, tools, JsonAnswer(_vectors))
+    answer = JsonAnswer(
+        lambda ask: map(_entries, ask.value(Sparse).indices, ask.value(Sparse).values)
+    )
+    answer = await _of_sequences(body, "sparse", Sparse(), ask, tools, answer)
     ask.answer_bytes = ENTRY_BYTES * Sparse().max_entries(ask.model.bundle, ask.batch)
     return answer
-
-
-def _vectors(ask: Ask) -> Iterator[Any]:
-    vectors = ask.value(Sparse)
-    return map(_entries, vectors.indices, vectors.values)
 
 
 def _entries(indices: Ints, values: Floats) -> Iterator[Any]:
@@ -384,26 +380,25 @@ def _model(sent: str | None, ask: Ask, tools: Tools) -> Model:
 
 def _shown(tokenizer: Tokenizer, add_special_tokens: bool, piece: Sequence[Text]) -> list[Shown]:
     encodings = tokenizer.library.encode_batch(list(piece), add_special_tokens=add_special_tokens)
-    return [_show(str(text), one) for text, one in zip(piece, encodings, strict=True)]
-
-
-def _show(text: str, encoding: Encoding) -> Shown:
-    # where each character, and the end, stands in the text as UTF-8
-    places: Sequence[int] = range(len(text) + 1)
-    if not text.isascii():
-        places = list(accumulate((len(character.encode()) for character in text), initial=0))
-    parts = encoding.ids, encoding.tokens, encoding.offsets, encoding.special_tokens_mask
-    tokens = [
-        {
-            "id": index,
-            "text": token if is_special else text[start:stop],
-            "special": bool(is_special),
-            "start": None if is_special else places[start],
-            "stop": None if is_special else places[stop],
-        }
-        for index, token, (start, stop), is_special in zip(*parts, strict=True)
-    ]
-    return Shown(len(encoding), {"tokens": fragment(tokens)})
+    shown = list[Shown]()
+    for text, encoding in zip(map(str, piece), encodings, strict=True):
+        # where each character, and the end, stands in the text as UTF-8
+        places: Sequence[int] = range(len(text) + 1)
+        if not text.isascii():
+            places = list(accumulate((len(character.encode()) for character in text), initial=0))
+        parts = encoding.ids, encoding.tokens, encoding.offsets, encoding.special_tokens_mask
+        tokens = [
+            {
+                "id": index,
+                "text": token if is_special else text[start:stop],
+                "special": bool(is_special),
+                "start": None if is_special else places[start],
+                "stop": None if is_special else places[stop],
+            }
+            for index, token, (start, stop), is_special in zip(*parts, strict=True)
+        ]
+        shown.append(Shown(len(encoding), {"tokens": fragment(tokens)}))
+    return shown
 
 
 async def decode(body: TeiDecodeRequest, ask: Ask, tools: Tools) -> bytes:
@@ -461,7 +456,15 @@ async def predict_instances(body: VertexRequest, ask: Ask, tools: Tools) -> Json
     if "embed" in tasks or "sparse" in tasks:
         answer = embed if "embed" in tasks else embed_sparse
         embeddings = await _instances(TeiEmbedRequest, body, ask, tools)
-        _check_kind(embeddings)
+        kinds = [{type(each) for each in one.inputs} for one in embeddings]
+        for index, kind in enumerate(kinds):
+            if kind and kinds[0] and kind != kinds[0]:
+                what, other = ("texts", "token ids") if str in kind else ("token ids", "texts")
+                raise InvalidInput(
+                    f"instances[{index}] has {what}, instances[0] has {other}: send them in"
+                    " requests of their own",
+                    param="instances",
+                )
         inputs = [each for one in embeddings for each in one.inputs]
         whole = embeddings[0].model_copy(update={"inputs": inputs})
         encoding = await answer(whole, ask, tools)
@@ -495,19 +498,6 @@ async def _instances(
                     param="instances",
                 )
     return instances
-
-
-def _check_kind(embeddings: Sequence[TeiEmbedRequest]) -> None:
-    """InvalidInput if some have texts and others token ids."""
-    kinds = [{type(each) for each in one.inputs} for one in embeddings]
-    for index, kind in enumerate(kinds):
-        if kind and kinds[0] and kind != kinds[0]:
-            what, other = ("texts", "token ids") if str in kind else ("token ids", "texts")
-            raise InvalidInput(
-                f"instances[{index}] has {what}, instances[0] has {other}: send them in requests of"
-                " their own",
-                param="instances",
-            )
 
 
 def _shared(counts: Sequence[int | None], results: Any) -> Iterator[Any]:
@@ -546,12 +536,24 @@ def _info(parts: Parts, ref: str | None) -> dict[str, Any]:
     model, settings = described(parts.models, ref), parts.settings
     bundle, manifest = model.bundle, model.bundle.manifest
     precision = model.default_precision
+    task = next(task for task in TASKS if task in bundle.tasks)
+    model_type: dict[str, Any] = {task: {}}  # text-embeddings-inference has no such models
+    if task in ("embed", "sparse"):
+        pooling = POOLINGS.get(manifest.pooling, manifest.pooling)
+        model_type = {"embedding": {"pooling": "splade" if task == "sparse" else pooling}}
+    elif task in ("rerank", "classify"):
+        names = label_names(manifest.labels, bundle.width("logits"))
+        labels = {
+            "id2label": {str(index): name for index, name in enumerate(names)},
+            "label2id": {name: index for index, name in enumerate(names)},
+        }
+        model_type = {"reranker" if task == "rerank" else "classifier": labels}
     return {
         "model_id": bundle.ref,
         "model_sha": bundle.manifest_sha256 or None,
         "model_dtype": DTYPES.get(precision, precision),
         "served_model_name": manifest.name,
-        "model_type": _model_type(bundle),
+        "model_type": model_type,
         "max_concurrent_requests": settings.max_connections,
         "max_input_length": manifest.limits.max_text_tokens,
         "max_batch_tokens": settings.max_tokens,
@@ -563,22 +565,6 @@ def _info(parts: Parts, ref: str | None) -> dict[str, Any]:
         "sha": None,
         "docker_label": None,
     }
-
-
-def _model_type(bundle: Bundle) -> dict[str, Any]:
-    manifest = bundle.manifest
-    task = next(task for task in TASKS if task in bundle.tasks)
-    if task in ("embed", "sparse"):
-        pooling = POOLINGS.get(manifest.pooling, manifest.pooling)
-        return {"embedding": {"pooling": "splade" if task == "sparse" else pooling}}
-    if task in ("rerank", "classify"):
-        names = label_names(manifest.labels, bundle.width("logits"))
-        labels = {
-            "id2label": {str(index): name for index, name in enumerate(names)},
-            "label2id": {name: index for index, name in enumerate(names)},
-        }
-        return {"reranker" if task == "rerank" else "classifier": labels}
-    return {task: {}}  # text-embeddings-inference has no such models
 
 
 async def health(request: Request) -> Response:

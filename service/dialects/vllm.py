@@ -79,11 +79,12 @@ async def score(body: ScoreRequest, ask: Ask, tools: Tools) -> Encode:
     pairs = list(zip(first * len(second) if len(first) == 1 else first, second, strict=True))
     texts = _texts(body, "text_2", pairs, "rerank", ask, tools)
     finish = await score_pairs(ask, tools, texts, "sigmoid", max_time_ms=body.max_time_ms)
-    return ranked(finish, _words, Ranking(len(pairs), _score, in_order=True))
-
-
-def _score(index: int, score: Any) -> dict[str, Any]:
-    return {"index": index, "object": "score", "score": score}
+    ranking = Ranking(
+        len(pairs),
+        lambda index, score: {"index": index, "object": "score", "score": score},
+        in_order=True,
+    )
+    return ranked(finish, _words, ranking)
 
 
 async def classify(body: InputRequest, ask: Ask, tools: Tools) -> Encode:

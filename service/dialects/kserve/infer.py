@@ -87,7 +87,19 @@ async def infer(
             f"model_name is {body.model_name!r:.200}, the path says {in_path[:200]!r}",
             param="model_name",
         )
-    _check_parameters(body, of_texts)
+    # V2's own names without a meaning here are rejected; the caller's are accepted
+    for name in own.model_extra or {}:
+        if name in REFUSED or name.startswith("triton_"):
+            reason = REFUSED.get(name, "names in triton_ are Triton's own")
+            raise UnknownField(
+                f"parameters.{name[:60]} is not supported: {reason}", param=name[:60]
+            )
+    for name in () if of_texts else ("truncate", "prompt_name"):
+        if getattr(own, name):
+            raise InvalidInput(
+                f"parameters.{name} is set, but it is for texts: send a tensor of datatype BYTES",
+                param=name,
+            )
     if of_texts:
         ask.batch, ask.padding = await tensors.tokenized(
             body.inputs[0], contents, own, model, prompt, ask, tools
@@ -120,24 +132,6 @@ def _from_tensors(
     if mask is None:
         mask = np.ones(tokens.shape[:2], np.int64)
     return from_grid(tokens, mask, grids.get("token_type_ids"), field)
-
-
-def _check_parameters(body: V2InferRequest, of_texts: bool) -> None:
-    """V2's own names without a meaning here are rejected; the caller's are accepted."""
-    for name in body.parameters.model_extra or {}:
-        if name in REFUSED or name.startswith("triton_"):
-            reason = REFUSED.get(name, "names in triton_ are Triton's own")
-            raise UnknownField(
-                f"parameters.{name[:60]} is not supported: {reason}", param=name[:60]
-            )
-    if not of_texts:
-        for name in ("truncate", "prompt_name"):
-            if getattr(body.parameters, name):
-                raise InvalidInput(
-                    f"parameters.{name} is set, but it is for texts: send a tensor of datatype"
-                    " BYTES",
-                    param=name,
-                )
 
 
 def _wanted(body: V2InferRequest, model: Model, of_texts: bool) -> list[Wanted]:

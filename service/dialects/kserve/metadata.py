@@ -4,7 +4,6 @@ Source of the last: Triton's statistics extension. Every field it names is there
 read them all.
 """
 
-from functools import partial
 from typing import Any
 
 import orjson
@@ -194,11 +193,7 @@ async def statistics(parts: Parts, model: str | None, version: str | None = None
     else:
         by_number = models.versions(find(models, model).name)
         asked = [by_number[number] for number in sorted(by_number)]
-    return await parts.readers.call(partial(_of_all, asked))
-
-
-def _of_all(models: list[Model]) -> dict[str, Any]:
-    return {"model_stats": [_of(model) for model in models]}
+    return await parts.readers.call(lambda: {"model_stats": [_of(each) for each in asked]})
 
 
 def _of(model: Model) -> dict[str, Any]:

@@ -175,7 +175,17 @@ def _grid(tensor: InputTensor, raw: memoryview | None) -> NDArray[Any]:
         raise InvalidInput(
             f"{tensor.name}.shape is {tensor.shape}: send [{', '.join(axes)}]", param=tensor.name
         )
-    values = _from_json(tensor) if raw is None else _from_bytes(tensor, raw)
+    if raw is None:
+        values = _from_json(tensor)
+    else:
+        dtype = np.dtype(KINDS[tensor.datatype].dtype)
+        if len(raw) % dtype.itemsize:
+            raise InvalidInput(
+                f"{tensor.name} has {len(raw)} bytes, no multiple of the {dtype.itemsize} of"
+                f" {tensor.datatype}",
+                param=tensor.name,
+            )
+        values = np.frombuffer(raw, dtype)
     num_values = math.prod(tensor.shape)
     if len(values) != num_values:
         raise InvalidInput(
@@ -185,19 +195,25 @@ def _grid(tensor: InputTensor, raw: memoryview | None) -> NDArray[Any]:
     return values.reshape(tensor.shape)
 
 
-def _from_bytes(tensor: InputTensor, raw: memoryview) -> NDArray[Any]:
-    dtype = np.dtype(KINDS[tensor.datatype].dtype)
-    if len(raw) % dtype.itemsize:
-        raise InvalidInput(
-            f"{tensor.name} has {len(raw)} bytes, no multiple of the {dtype.itemsize} of"
-            f" {tensor.datatype}",
-            param=tensor.name,
-        )
-    return np.frombuffer(raw, dtype)
-
-
 def _from_json(tensor: InputTensor) -> NDArray[Any]:
-    values, kinds = _flat(tensor), KINDS[tensor.datatype].json
+    if tensor.data is None:
+        raise InvalidInput(
+            f"{tensor.name}.data is missing, and no binary_data_size either", param=tensor.name
+        )
+    # flat data as it is; nested data of `[batch][seq]`, or of vectors, row after row
+    values, kinds = tensor.data, KINDS[tensor.datatype].json
+    for before, num in pairwise(tensor.shape):
+        if not values or not isinstance(values[0], list):
+            break
+        for row, own in enumerate(values):
+            if not isinstance(own, list) or len(own) != num:
+                size = f"has {len(own)} values" if isinstance(own, list) else "is no list"
+                is_outer = values is tensor.data
+                at = f"[{row}]" if is_outer else "[{}][{}]".format(*divmod(row, before))
+                raise InvalidInput(
+                    f"{tensor.name}.data{at} {size}, its shape is {tensor.shape}", param=tensor.name
+                )
+        values = list(chain.from_iterable(values))
     if kinds == (int,) and float in set(map(type, values)):
         values = with_whole_floats(values)
     if not set(map(type, values)) <= set(kinds):
@@ -214,27 +230,6 @@ def _from_json(tensor: InputTensor) -> NDArray[Any]:
         raise InvalidInput(
             f"{tensor.name}.data[{place}] is outside 64-bit integers", param=tensor.name
         ) from None
-
-
-def _flat(tensor: InputTensor) -> list[Any]:
-    """Flat data as it is; nested data of `[batch][seq]`, or of vectors, row after row."""
-    if tensor.data is None:
-        raise InvalidInput(
-            f"{tensor.name}.data is missing, and no binary_data_size either", param=tensor.name
-        )
-    flat = tensor.data
-    for before, num in pairwise(tensor.shape):
-        if not flat or not isinstance(flat[0], list):
-            break
-        for row, values in enumerate(flat):
-            if not isinstance(values, list) or len(values) != num:
-                size = f"has {len(values)} values" if isinstance(values, list) else "is no list"
-                at = f"[{row}]" if flat is tensor.data else "[{}][{}]".format(*divmod(row, before))
-                raise InvalidInput(
-                    f"{tensor.name}.data{at} {size}, its shape is {tensor.shape}", param=tensor.name
-                )
-        flat = list(chain.from_iterable(flat))
-    return flat
 
 
 PREFIX = 4  # bytes of the number in front of each element
@@ -278,7 +273,20 @@ async def tokenized(
 
 def _texts(tensor: InputTensor, contents: Iterable[memoryview | None]) -> list[Text]:
     (raw,) = contents
-    strings = list(_texts_in_json(tensor) if raw is None else _texts_in_bytes(tensor, raw))
+    strings: list[str] = []
+    if raw is None:
+        values: list[Any] = tensor.data or []
+        if values and isinstance(values[0], list):
+            rows = (row if isinstance(row, list) else [row] for row in values)
+            values = list(chain.from_iterable(rows))
+        for place, value in enumerate(values):
+            if not isinstance(value, str):
+                raise InvalidInput(
+                    f"{tensor.name}.data[{place}] is {shown(value)}, no text", param=tensor.name
+                )
+        strings = values
+    else:
+        strings = list(_texts_in_bytes(tensor, raw))
     num_texts = tensor.shape[0] * (tensor.shape[1] if len(tensor.shape) > 1 else 1)
     if len(strings) != num_texts:
         raise InvalidInput(
@@ -288,19 +296,6 @@ def _texts(tensor: InputTensor, contents: Iterable[memoryview | None]) -> list[T
     if tensor.shape[1:] == [2]:
         return list(zip(strings[::2], strings[1::2], strict=True))
     return list(strings)
-
-
-def _texts_in_json(tensor: InputTensor) -> Iterator[str]:
-    values: list[Any] = tensor.data or []
-    if values and isinstance(values[0], list):
-        rows = (row if isinstance(row, list) else [row] for row in values)
-        values = list(chain.from_iterable(rows))
-    for place, value in enumerate(values):
-        if not isinstance(value, str):
-            raise InvalidInput(
-                f"{tensor.name}.data[{place}] is {shown(value)}, no text", param=tensor.name
-            )
-        yield value
 
 
 def _texts_in_bytes(tensor: InputTensor, raw: memoryview) -> Iterator[str]:

@@ -18,7 +18,6 @@ from addnorm.service.engine.manifest import InputType, Pooling, Precision
 from addnorm.service.engine.outputs import OUTPUTS, Output, OutputKinds, Value
 from addnorm.service.engine.outputs.output import Asked
 from addnorm.service.engine.outputs.values import VectorDType
-from addnorm.service.engine.tokenizer import Text
 from addnorm.service.errors import InvalidInput, UnsupportedMediaType
 from addnorm.service.wire.codec import safetensors_body as tensors
 from addnorm.service.wire.codec.decoding import RawRequest, Tools
@@ -171,9 +170,19 @@ class Bodies(NamedTuple):
         }
         own_options = create_model("OwnOptions", __base__=Named, **fields)
         own_options.known = known
-        return cls(
-            _named(InferRequest, own_options), _named(Options, own_options), _response(known)
+        outputs: dict[str, Any] = {
+            kind.name: (kind.json_type | None, Field(None, description=kind.description))
+            for kind in known.known
+        }
+        response = create_model(
+            "InferResponse",
+            __doc__="The outputs asked for, in the caller's own layout, zeros at pads.",
+            model=(str, ...),
+            version=(str, ...),
+            **outputs,
+            usage=(Usage, ...),
         )
+        return cls(_named(InferRequest, own_options), _named(Options, own_options), response)
 
 
 def _named(fields: type[Fields], own_options: type[Named]) -> type[Fields]:
@@ -192,21 +201,6 @@ def _named(fields: type[Fields], own_options: type[Named]) -> type[Fields]:
         outputs=(Annotated[list[names], Field(fail_fast=True)] | None, outputs),
     )
     return cast(type[Fields], made)
-
-
-def _response(known: OutputKinds) -> type[BaseModel]:
-    outputs: dict[str, Any] = {
-        kind.name: (kind.json_type | None, Field(None, description=kind.description))
-        for kind in known.known
-    }
-    return create_model(
-        "InferResponse",
-        __doc__="The outputs asked for, in the caller's own layout, zeros at pads.",
-        model=(str, ...),
-        version=(str, ...),
-        **outputs,
-        usage=(Usage, ...),
-    )
 
 
 INFER = Bodies.of(OUTPUTS)
@@ -260,13 +254,41 @@ BINARY = {
 async def infer(body: InferRequest, ask: Ask, tools: Tools) -> None:
     """What is asked of token ids or of texts. InvalidInput names the field."""
     model, prompt_name = ask.find_model_and_prompt(tools.models, body.model, body.prompt_name)
-    if body.texts is not None:
-        await _read_texts(body, body.texts, prompt_name, ask, tools)
+    if body.texts is None:
+        about = ask.num_body_bytes, ask
+        ask.batch, ask.padding = await tools.bodies.read(*about, _from_lists, body, prompt_name)
+        found = await _token_spans(body, ask, tools)
+        _want(ask, body, found, _names(body, model.bundle))
         return
-    about = ask.num_body_bytes, ask
-    ask.batch, ask.padding = await tools.bodies.read(*about, _from_lists, body, prompt_name)
-    found = await _token_spans(body, ask, tools)
-    _want(ask, body, found, _names(body, model.bundle))
+    others = (body.input_ids, body.inputs, body.attention_mask, body.token_type_ids)
+    if any(other is not None for other in others):
+        raise InvalidInput(
+            "texts stand alone: send either them, or input_ids with attention_mask and"
+            " token_type_ids",
+            param="texts",
+        )
+    truncate = tools.texts.cuts(body.truncate)
+    if body.input_type is None:
+        texts = TextsToTokenize.prompted("texts", body.texts, truncate, model, prompt_name)
+    elif prompt_name is None:
+        texts = TextsToTokenize.typed("texts", body.texts, truncate, model, body.input_type)
+    else:
+        raise InvalidInput(
+            f"input_type is {body.input_type!r}, and the prompt {prompt_name[:60]!r} is named too:"
+            " the input type chooses the prompt",
+            param="input_type",
+        )
+    names = _names(body, model.bundle)  # what cannot be had is rejected before texts are tokenized
+    if body.spans is None:
+        ask.batch, ask.padding = await tools.texts.tokenize(texts, ask)
+        _want(ask, body, None, names)
+        return
+    ask.batch, ask.padding, encodings = await tools.texts.tokenize_with_offsets(texts, ask)
+    places = spans.in_texts(body.texts, texts, encodings)
+    found = await tools.bodies.read(
+        ask.num_body_bytes, ask, spans.read, body.spans, places, body.field
+    )
+    _want(ask, body, found, names)
 
 
 async def infer_tensors(options: Options, arrays: Arrays, ask: Ask, tools: Tools) -> None:
@@ -283,44 +305,15 @@ def _want(ask: Ask, options: Options, found: Spans | None, names: Sequence[str])
     """names: of the outputs, checked."""
     dtype, skipped = _vector_dtype(options), options.skipped_ids(ask.model.bundle)
     shared = Asked(None, options.pooling, options.normalize, dtype, found, skipped)
-    ask.outputs = tuple(_output(name, options, shared) for name in names)
+    outputs = list[Output[Value]]()
+    for name in names:
+        kind = options.known.by_name[name]
+        own = getattr(options, name) if kind.options else None
+        outputs.append(kind.asked_for(shared._replace(own=own) if own else shared))
+    ask.outputs = tuple(outputs)
     ask.precision = options.precision or ask.precision
     ask.dtype = "float16" if options.dtype == "float16" else "float32"
     ask.field = options.field
-
-
-async def _read_texts(
-    body: InferRequest, given: list[Text], prompt_name: str | None, ask: Ask, tools: Tools
-) -> None:
-    others = (body.input_ids, body.inputs, body.attention_mask, body.token_type_ids)
-    if any(other is not None for other in others):
-        raise InvalidInput(
-            "texts stand alone: send either them, or input_ids with attention_mask and"
-            " token_type_ids",
-            param="texts",
-        )
-    model, truncate = ask.model, tools.texts.cuts(body.truncate)
-    if body.input_type is None:
-        texts = TextsToTokenize.prompted("texts", given, truncate, model, prompt_name)
-    elif prompt_name is None:
-        texts = TextsToTokenize.typed("texts", given, truncate, model, body.input_type)
-    else:
-        raise InvalidInput(
-            f"input_type is {body.input_type!r}, and the prompt {prompt_name[:60]!r} is named too:"
-            " the input type chooses the prompt",
-            param="input_type",
-        )
-    names = _names(body, model.bundle)  # what cannot be had is rejected before texts are tokenized
-    if body.spans is None:
-        ask.batch, ask.padding = await tools.texts.tokenize(texts, ask)
-        _want(ask, body, None, names)
-        return
-    ask.batch, ask.padding, encodings = await tools.texts.tokenize_with_offsets(texts, ask)
-    places = spans.in_texts(given, texts, encodings)
-    found = await tools.bodies.read(
-        ask.num_body_bytes, ask, spans.read, body.spans, places, body.field
-    )
-    _want(ask, body, found, names)
 
 
 async def _token_spans(body: Options, ask: Ask, tools: Tools) -> Spans | None:
@@ -441,12 +434,6 @@ def _names(body: Options, bundle: Bundle) -> Sequence[str]:
 
 def _vector_dtype(body: Options) -> VectorDType:
     return "float32" if body.dtype == "float16" else body.dtype
-
-
-def _output(name: str, options: Options, shared: Asked) -> Output[Value]:
-    kind = options.known.by_name[name]
-    own = getattr(options, name) if kind.options else None
-    return kind.asked_for(shared._replace(own=own) if own else shared)
 
 
 def encode(ask: Ask) -> Payload:

@@ -107,16 +107,14 @@ async def infer(
     texts = TextsToTokenize.prompted("texts", body.texts, truncate, model, prompt)
     ask.precision = body.precision or ask.precision
     finish = await run(ask, tools, texts, body)
-    return JsonAnswer(partial(_words, finish))
-
-
-def _words(finish: Finish, ask: Ask) -> dict[str, Any]:
-    return {
-        "model": ask.model.answered_name,
-        "version": str(ask.model.bundle.manifest.version),
-        "results": finish(ask),
-        "usage": usage(ask),
-    }
+    return JsonAnswer(
+        lambda ask: {
+            "model": ask.model.answered_name,
+            "version": str(ask.model.bundle.manifest.version),
+            "results": finish(ask),
+            "usage": usage(ask),
+        }
+    )
 
 
 def _route(
