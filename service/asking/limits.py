@@ -28,8 +28,6 @@ def check(ask: Ask, settings: Settings) -> None:
                 param=ask.field,
             )
     _check_tokens(ask)
-    if batch.types is not None:
-        _check_types(ask)
     for output in ask.outputs:
         # protocols ask for some without naming them
         if bundle.manifest.as_it_is and not output.is_of(bundle):
@@ -82,53 +80,43 @@ def _check_tokens(ask: Ask) -> None:
             f" {limits.max_positions}",
             param=ask.field,
         )
-    if limits.input_width or tokens.ndim > 1:
-        _check_vectors(ask, limits.input_width)
-        return
-    if outside := _outside(ask.padding, tokens, limits.vocab_size):
+    width = limits.input_width
+    if width is None and tokens.ndim > 1:
+        raise InvalidInput(
+            f"{ask.field} has vectors, and {bundle.ref} takes token ids: send input_ids",
+            param=ask.field,
+        )
+    if width is not None:
+        if tokens.shape[1:] != (width,):
+            sent = f"vectors of {tokens.shape[1]} numbers" if tokens.ndim > 1 else "token ids"
+            raise InvalidInput(
+                f"{ask.field} has {sent}, and {bundle.ref} takes vectors of {width} numbers: send"
+                f" inputs, [batch][seq][{width}]",
+                param=ask.field,
+            )
+        if not all_finite(tokens):
+            index, at = np.argwhere(~np.isfinite(tokens))[0].tolist()
+            row, column = _place(ask.padding, index)
+            raise InvalidInput(
+                f"{ask.field}[{row}][{column}][{at}] is {tokens[index, at]}: it must be a finite"
+                " number of float32",
+                param=ask.field,
+            )
+    elif outside := _outside(ask.padding, tokens, limits.vocab_size):
         raise InvalidInput(
             f"{ask.field}{outside}: ids of {bundle.ref} are 0 to {limits.vocab_size - 1}{ask.hint}",
             param=ask.field,
         )
-    if limits.pad_id is not None and np.count_nonzero(pads := tokens == limits.pad_id):
+    elif limits.pad_id is not None and np.count_nonzero(pads := tokens == limits.pad_id):
         row, column = _place(ask.padding, int(pads.argmax()))
         raise InvalidInput(
             f"{ask.field}[{row}][{column}] is {limits.pad_id}: {bundle.ref} takes this id for a pad"
             f" wherever it stands. Leave it out, or mask it{ask.hint}",
             param=ask.field,
         )
-
-
-def _check_vectors(ask: Ask, width: int | None) -> None:
-    """width: numbers of the vectors that the model takes; None: it takes ids."""
-    tokens, ref = ask.batch.tokens, ask.model.bundle.ref
-    if width is None:
-        raise InvalidInput(
-            f"{ask.field} has vectors, and {ref} takes token ids: send input_ids", param=ask.field
-        )
-    if tokens.shape[1:] != (width,):
-        sent = f"vectors of {tokens.shape[1]} numbers" if tokens.ndim > 1 else "token ids"
-        raise InvalidInput(
-            f"{ask.field} has {sent}, and {ref} takes vectors of {width} numbers: send inputs,"
-            f" [batch][seq][{width}]",
-            param=ask.field,
-        )
-    if not all_finite(tokens):
-        index, at = np.argwhere(~np.isfinite(tokens))[0].tolist()
-        row, column = _place(ask.padding, index)
-        raise InvalidInput(
-            f"{ask.field}[{row}][{column}][{at}] is {tokens[index, at]}: it must be a finite"
-            " number of float32",
-            param=ask.field,
-        )
-
-
-def _check_types(ask: Ask) -> None:
-    """Zeros are accepted for every model: callers' tokenizers write them."""
-    assert ask.batch.types is not None
-    bundle = ask.model.bundle
-    limit = bundle.manifest.limits.type_vocab_size
-    if outside := _outside(ask.padding, ask.batch.types, limit):
+    types, limit = ask.batch.types, limits.type_vocab_size
+    # zeros are accepted for every model: callers' tokenizers write them
+    if types is not None and (outside := _outside(ask.padding, types, limit)):
         why = f"types of {bundle.ref} are 0 to {limit - 1}"
         if limit == 1:
             why = f"{bundle.ref} takes no token types: leave them out, or send zeros"

@@ -73,7 +73,20 @@ class AskedRows:
             places = np.asarray(at)
         if "every" in self._picks:
             own = rows.on_host()
-            self._keep_all(places, own)
+            if isinstance(places, slice):  # all come at once: they are kept as they are
+                self._rows["every"] = own
+            else:  # they are copied to their places
+                # worker threads may get the first rows at the same time: all use the memory of one
+                if not (kept_rows := self._rows.get("every")):
+                    memory = own.allocate(self.num_missing_tokens)
+                    kept_rows = self._rows.setdefault("every", memory)
+                start = 0
+                for place in places.tolist():
+                    first, last = self._offsets[place], self._offsets[place + 1]
+                    end = start + last - first
+                    for kept, part in zip(kept_rows, own, strict=True):
+                        kept[first:last] = part[start:end]
+                    start = end
             if self._hold:
                 self._hold(sequences, "every", spans(own, offsets))
         for pick, vectors in self._picked.items():
@@ -91,25 +104,9 @@ class AskedRows:
         self._place = {index: at for at, index in enumerate(self.missing)}
         return own
 
-    def _keep_all(self, places: slice | Ints, own: Rows) -> None:
-        """If all sequences come at once, their rows are kept as they are; else they are copied to
-        their places."""
-        if isinstance(places, slice):
-            self._rows["every"] = own
-            return
-        # worker threads may get the first rows at the same time: all use the memory of one of them
-        if not (rows := self._rows.get("every")):
-            rows = self._rows.setdefault("every", own.allocate(self.num_missing_tokens))
-        start = 0
-        for place in places.tolist():
-            first, last = self._offsets[place], self._offsets[place + 1]
-            end = start + last - first
-            for kept, part in zip(rows, own, strict=True):
-                kept[first:last] = part[start:end]
-            start = end
-
     def gathered(self) -> KeptRows:
-        """What is kept of all sequences, once the missing ones were received."""
+        """What is kept of all sequences, once the missing ones were received. NotFinite names a
+        sequence whose vector is not, where it is made of rows that the cache had."""
         place, all_rows = self._place, self._rows.get("every")
         if place is None:
             return KeptRows(all_rows, self._picked)
@@ -120,26 +117,20 @@ class AskedRows:
                 for first in self._equal_to
             ]
             return KeptRows(Rows(*map(np.concatenate, zip(*rows, strict=True))), {})
-        made = {
-            pick: np.stack(
-                [
-                    vectors[place[first]] if first in place else self._held_vector(first, pick)
-                    for first in self._equal_to
-                ]
-            )
-            for pick, vectors in self._picked.items()
-        }
+        made = dict[Pooling, Floats]()
+        for pick, vectors in self._picked.items():
+            each = list[Floats]()
+            for first in self._equal_to:
+                if first in place:
+                    each.append(vectors[place[first]])
+                elif pick in (held := self._held[first]):
+                    each.append(cast(Floats, held[pick]))
+                else:
+                    own = cast(Rows, held["every"])
+                    start, end = np.array([0]), np.array([own.num_tokens])
+                    each.append(pooled(own, start, end, pick, [first])[0])
+            made[pick] = np.stack(each)
         return KeptRows(None, made)
-
-    def _held_vector(self, index: int, pick: Pooling) -> Floats:
-        """NotFinite if it is not."""
-        held = self._held[index]
-        if pick in held:
-            return cast(Floats, held[pick])
-        rows = cast(Rows, held["every"])
-        start, end = np.array([0]), np.array([rows.num_tokens])
-        vector: Floats = pooled(rows, start, end, pick, [index])[0]
-        return vector
 
 
 def spans(rows: Rows, offsets: Ints) -> list[Rows]:

@@ -3,7 +3,7 @@
 Source: transformers' FillMaskPipeline.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -101,24 +101,24 @@ class MaskedText:
         them."""
         ids: list[int] = tokens.tolist()
         words = self._pieces.texts([[token] for token in ids], False)
-        if self._pieces.bytes_of is None:
+        bytes_of = self._pieces.bytes_of
+        if bytes_of is None:
             before, after = self._ids[:position], self._ids[position + 1 :]
             rows = [[*before, token, *after] for token in ids]
             sequences = self._pieces.texts(rows, self._is_plain)
         else:
-            sequences = list(self._join(position, ids, self._pieces.bytes_of))
+            head = self._beginning(0, position, bytes_of)
+            tail = b"".join(self._inner[position + 1 :])
+            sequences = list[str]()
+            for token, inner in zip(ids, bytes_of.inner(ids), strict=True):
+                if any(self._has_text[:position]):
+                    joined = head + (inner if self._is_shown(token) else b"") + tail
+                elif self._is_shown(token):
+                    joined = bytes_of.first(token) + tail
+                else:
+                    joined = self._beginning(position + 1, len(self._ids), bytes_of)
+                sequences.append(text(joined))
         return list(map(Candidate, scores, ids, words, sequences))
-
-    def _join(self, position: int, tokens: list[int], bytes_of: TokenBytes) -> Iterator[str]:
-        head = self._beginning(0, position, bytes_of)
-        tail = b"".join(self._inner[position + 1 :])
-        for token, inner in zip(tokens, bytes_of.inner(tokens), strict=True):
-            if any(self._has_text[:position]):
-                yield text(head + (inner if self._is_shown(token) else b"") + tail)
-            elif self._is_shown(token):
-                yield text(bytes_of.first(token) + tail)
-            else:
-                yield text(self._beginning(position + 1, len(self._ids), bytes_of))
 
     def _beginning(self, start: int, end: int, bytes_of: TokenBytes) -> bytes:
         """Bytes of the text's tokens from start to end, the first of which begins it."""

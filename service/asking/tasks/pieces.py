@@ -34,6 +34,10 @@ class Pieces(NamedTuple):
             if token.special and token.content.strip("[]<>|").lower() == "mask"
         )
         mask = next(masks, None)
+        try:  # some models do not tell their unknown token
+            tried = model.tokenize(UNUSED)
+        except Exception:  # tokenizers has no class of its own. It rejects such a character
+            tried = []
         return cls(
             tokenizer.token_to_id,
             tokenizer.id_to_token,
@@ -42,17 +46,9 @@ class Pieces(NamedTuple):
             lambda rows, plain: tokenizer.decode_batch(rows, skip_special_tokens=plain),
             " ".join if decoder is None else decoder.decode,
             bool(getattr(model, "continuing_subword_prefix", None)),
-            _unknown_id(model),
+            # else it has none, or a token for each byte
+            tried[0].id if len(tried) == 1 else None,
             mask,
             frozenset(token_id for token_id, token in added.items() if token.special),
             TokenBytes.of(tokenizer, mask[0] if mask else None),
         )
-
-
-def _unknown_id(model: tokenizers.models.Model) -> int | None:
-    """Found by trying: some models do not tell it."""
-    try:
-        found = model.tokenize(UNUSED)
-    except Exception:  # tokenizers has no class of its own. It rejects texts with such characters
-        return None
-    return found[0].id if len(found) == 1 else None  # else it has none, or a token for each byte

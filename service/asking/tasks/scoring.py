@@ -40,29 +40,25 @@ def joined(
         pieces = [texts[token] for token in ids]
         return "".join(pieces), [0, *accumulate(map(len, pieces))][:-1]
     if isinstance(tokenizer.decoder, ByteLevel):
-        return _joined_bytes(ids, TokenBytes(tokenizer, None))
+        # tokens may have parts of characters: the library's stream would decode all of a run of
+        # such parts anew at each
+        decoder = getincrementaldecoder("utf-8")("replace")
+        begins, begin, num, is_whole, last = list[int](), 0, 0, True, ""
+        parts = TokenBytes(tokenizer, None).inner(ids)
+        for part in parts:
+            begins.append(begin)
+            if is_whole and part.isascii():  # as most are
+                begin = num = num + len(part)
+                continue
+            piece = decoder.decode(part)
+            num, last = num + len(piece), piece[-1:] or last
+            if is_whole := last != PART and not decoder.getstate()[0]:
+                begin = num
+        return text(b"".join(parts)), begins
     stream = DecodeStream(skip_special_tokens=False)
     sizes = [len(stream.step(tokenizer, token) or "") for token in ids]
     (whole,) = tokenizer.decode_batch([ids], skip_special_tokens=False)
     return whole, [0, *accumulate(sizes)][:-1]
-
-
-def _joined_bytes(ids: Sequence[int], bytes_of: TokenBytes) -> tuple[str, list[int]]:
-    """Joins as `joined` does where tokens may have parts of characters: the library's stream would
-    decode all of a run of such parts anew at each."""
-    decoder = getincrementaldecoder("utf-8")("replace")
-    begins, begin, num, is_whole, last = list[int](), 0, 0, True, ""
-    parts = bytes_of.inner(ids)
-    for part in parts:
-        begins.append(begin)
-        if is_whole and part.isascii():  # as most are
-            begin = num = num + len(part)
-            continue
-        piece = decoder.decode(part)
-        num, last = num + len(piece), piece[-1:] or last
-        if is_whole := last != PART and not decoder.getstate()[0]:
-            begin = num
-    return text(b"".join(parts)), begins
 
 
 def likely(

@@ -70,11 +70,24 @@ def tagged(
     if aggregation in ("none", "simple"):
         tags = [_tag(token, token.scores, labels) for token in tokens]
     else:
-        choose, words = WORD_SCORES[aggregation], _words(tokens)
-        tags = [_tag(_join(word, pieces), choose(word), labels) for word in words]
+        choose, tags = WORD_SCORES[aggregation], []
+        for word in _words(tokens):  # as one token: its first token, with the characters of all
+            rendered = pieces.join([token.word for token in word])
+            whole = replace(word[0], word=rendered, end=word[-1].end)
+            tags.append(_tag(whole, choose(word), labels))
     if aggregation == "none":
         return [tag for tag in tags if tag.entity not in ignore_labels]
-    entities = (_entity(group, pieces) for group in _groups(tags))
+    entities = (
+        Entity(
+            # for labels such as "X-PER" more than _group_of removes, as transformers has it
+            group[0].entity.split("-", 1)[-1],
+            _mean(np.array([[tag.score for tag in group]]))[0],
+            pieces.join([tag.word for tag in group]),
+            group[0].start,
+            group[-1].end,
+        )
+        for group in _groups(tags)
+    )
     return [entity for entity in entities if entity.entity_group not in ignore_labels]
 
 
@@ -103,12 +116,6 @@ def _words(tokens: Sequence[_Token]) -> Iterator[list[_Token]]:
         word.append(token)
     if word:
         yield word
-
-
-def _join(word: Sequence[_Token], pieces: Pieces) -> _Token:
-    """A word as one token: its first token, with the characters of all."""
-    rendered = pieces.join([token.word for token in word])
-    return replace(word[0], word=rendered, end=word[-1].end)
 
 
 def _mean(scores: Floats) -> Floats:
@@ -145,14 +152,3 @@ def _groups(tags: Sequence[Tag]) -> Iterator[list[Tag]]:
 
 def _group_of(tag: Tag) -> str:
     return tag.entity[2:] if tag.entity.startswith(("B-", "I-")) else tag.entity
-
-
-def _entity(group: Sequence[Tag], pieces: Pieces) -> Entity:
-    return Entity(
-        # for labels such as "X-PER" more than _group_of removes, as transformers has it
-        group[0].entity.split("-", 1)[-1],
-        _mean(np.array([[tag.score for tag in group]]))[0],
-        pieces.join([tag.word for tag in group]),
-        group[0].start,
-        group[-1].end,
-    )

@@ -47,7 +47,13 @@ class TokenBytes(NamedTuple):
         return self._decode([[token]])[0].encode()
 
     def _of_bytes(self, ids: Sequence[int]) -> list[bytes]:
-        each = {token: _bytes_of(self.tokenizer.id_to_token(token) or "") for token in set(ids)}
+        each, byte_of = dict[int, bytes](), _byte_of()
+        for token in set(ids):
+            characters = self.tokenizer.id_to_token(token) or ""
+            try:
+                each[token] = bytes(byte_of[character] for character in characters)
+            except KeyError:  # of no byte-level vocabulary: it stands for itself
+                each[token] = characters.encode()
         return [each[token] for token in ids]
 
     def _decode(self, sequences: list[list[int]]) -> list[str]:
@@ -57,16 +63,6 @@ class TokenBytes(NamedTuple):
 def text(joined: bytes) -> str:
     """Bytes of tokens end to end as text; U+FFFD for each part of a character."""
     return joined.decode(errors="replace")
-
-
-def _bytes_of(token: str) -> bytes:
-    """The bytes of a token of a byte-level vocabulary. A token with other characters stands for
-    itself."""
-    byte_of = _byte_of()
-    try:
-        return bytes(byte_of[character] for character in token)
-    except KeyError:
-        return token.encode()
 
 
 @cache
