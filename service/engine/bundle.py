@@ -158,39 +158,33 @@ def read(path: Path, trusted: Sequence[Path] = ()) -> Bundle:
     try:
         signed = signature.check(path, trusted) if trusted else None  # before anything is parsed
         bundle = read_uncertified(path)
-        certificate, certificate_sha256 = _read_certificate(bundle)
+        try:
+            written = files.read(path / CERTIFICATE, MOST_JSON_BYTES)
+            certificate = orjson.loads(written)
+        except TooLarge as error:
+            raise _refuse(path, str(error), "verify") from None
+        except (FileNotFoundError, ValueError):
+            raise _refuse(path, f"{CERTIFICATE} is missing or broken", "verify") from None
     except OSError as error:
         raise StartupError(f"bundle {path}: {unreadable(path, error)}") from None
-    # the manifest has the sha256 of the other files, as they were read
-    read = {MANIFEST: bundle.manifest_sha256, CERTIFICATE: certificate_sha256}
-    if signed is not None and not read.items() <= signed.items():
-        raise StartupError(f"bundle {path} changed while it was read; load it again")
-    return replace(bundle, certificate=certificate)
-
-
-def _read_certificate(bundle: Bundle) -> tuple[dict[str, Any], str]:
-    """Reads the certificate and its sha256, and checks that it has what the server needs."""
-    path = bundle.path
-    try:
-        written = files.read(path / CERTIFICATE, MOST_JSON_BYTES)
-        certificate = orjson.loads(written)
-    except TooLarge as error:
-        raise _refuse(path, str(error), "verify") from None
-    except (FileNotFoundError, ValueError):
-        certificate = None
     if not isinstance(certificate, dict):
         raise _refuse(path, f"{CERTIFICATE} is missing or broken", "verify")
     if certificate.get("manifest_sha256") != bundle.manifest_sha256:
         raise _refuse(path, f"{CERTIFICATE} is of another {MANIFEST}", "verify")
     if certificate.get("passed") is not True:
         raise _refuse(path, f"{CERTIFICATE} records a failed check", "export")
-    try:
+    try:  # what the server needs of it
         known = Certified.model_validate(certificate)
     except ValidationError as error:
         raise _refuse(path, f"{CERTIFICATE} is broken: {_first(error)}", "verify") from None
     if what := known.misfit(bundle.manifest):
         raise _refuse(path, f"{CERTIFICATE} is broken: {what}", "verify")
-    return certificate, hashlib.sha256(written).hexdigest()
+    # the manifest has the sha256 of the other files, as they were read
+    certificate_sha256 = hashlib.sha256(written).hexdigest()
+    read = {MANIFEST: bundle.manifest_sha256, CERTIFICATE: certificate_sha256}
+    if signed is not None and not read.items() <= signed.items():
+        raise StartupError(f"bundle {path} changed while it was read; load it again")
+    return replace(bundle, certificate=certificate)
 
 
 def read_uncertified(path: Path) -> Bundle:
@@ -216,13 +210,8 @@ def read_uncertified(path: Path) -> Bundle:
         raise _refuse(path, what, "export")
     if misfit := manifest.misfit():
         raise _refuse(path, f"{MANIFEST} has {misfit}", "export")
-    _check_files(path, manifest)
-    return Bundle(path, manifest, hashlib.sha256(written).hexdigest())
-
-
-def _check_files(path: Path, manifest: Manifest) -> None:
-    """StartupError unless the manifest has all that is loaded, as it is, with the files that graphs
-    take weights from. All of these lie in the bundle's folder."""
+    # it must have all that is loaded, as it is, with the files that graphs take weights from. All
+    # of these lie in the bundle's folder
     tokenizer = manifest.files.get(TOKENIZER)
     if tokenizer and tokenizer.num_bytes > MOST_TOKENIZER_BYTES:
         what = f"{TOKENIZER} has {tokenizer.num_bytes} bytes, the limit is {MOST_TOKENIZER_BYTES}"
@@ -243,6 +232,7 @@ def _check_files(path: Path, manifest: Manifest) -> None:
                     f"{MANIFEST} has no sha256 of {other[:100]!r}, from which {name} takes weights"
                 )
                 raise _refuse(path, what, "export")
+    return Bundle(path, manifest, hashlib.sha256(written).hexdigest())
 
 
 def _first(error: ValidationError) -> str:

@@ -1,7 +1,7 @@
 """The manifest of a bundle, and what the server takes from its certificate. Knows no files."""
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Annotated, Any, Literal, Protocol
 
@@ -200,48 +200,46 @@ class Manifest(_Part):
 
     def misfit(self) -> str | None:
         """Which parts contradict each other. None if all fit."""
-        return next(self._misfits(), None)
-
-    def _misfits(self) -> Iterator[str]:
         if self.default_precision not in self.precisions:
-            yield f"default precision {self.default_precision[:100]!r}, but no such graph"
+            return f"default precision {self.default_precision[:100]!r}, but no such graph"
         # the shape stands in the config too
         shape: dict[str, Any] = {**self.limits.model_dump(), "d_model": self.d_model}
         for name in sorted(shape.keys() & self.config.keys()):
             if (found := self.config[name]) != shape[name]:
-                yield f"{name} {shape[name]}, but {found!r:.100} in its config"
+                return f"{name} {shape[name]}, but {found!r:.100} in its config"
         if self.as_it_is:
             if self.heads or [*self.precisions] != ["fp32"]:
-                yield "heads or precisions that no module as it is has"
+                return "heads or precisions that no module as it is has"
             if sum(tensor.width for tensor in self.as_it_is) != self.d_model:
-                yield f"tensors that have not {self.d_model} numbers together"
+                return f"tensors that have not {self.d_model} numbers together"
             if len({tensor.name for tensor in self.as_it_is}) < len(self.as_it_is):
-                yield "two tensors of one name"
-            return
+                return "two tensors of one name"
+            return None
         for name, most in (("n_layers", self.n_norms), ("n_heads", self.d_model)):
             found = self.config.get(name)
             if type(found) is not int or not 1 <= found <= most:
-                yield f"{name} {found!r:.100} in its config: 1 to {most} is possible"
+                return f"{name} {found!r:.100} in its config: 1 to {most} is possible"
         if type(found := self.config.get("causal")) is not bool:
-            yield f"causal {found!r:.100} in its config: true or false is possible"
+            return f"causal {found!r:.100} in its config: true or false is possible"
         prompts = [
             self.default_prompt_name,
             *(rule.prompt_name for rule in self.input_types.values()),
         ]
         for prompt in prompts:
             if prompt is not None and prompt not in self.prompts:
-                yield f"the prompt {prompt[:100]!r} is named, but not there"
+                return f"the prompt {prompt[:100]!r} is named, but not there"
         logits = self.heads.get("logits")
         if self.labels is not None and logits and len(self.labels) != logits.width:
-            yield f"{len(self.labels)} labels for {logits.width} logits"
+            return f"{len(self.labels)} labels for {logits.width} logits"
         if self.vector_ranges is not None:
             pooled = self.heads.get("pooled")
             width, (lowest, highest) = pooled.width if pooled else self.d_model, self.vector_ranges
             pairs = zip(lowest, highest, strict=False)
             if not len(lowest) == len(highest) == width:
-                yield f"vector_ranges that are not of {width} dimensions"
-            elif not all(-math.inf < a <= b < math.inf for a, b in pairs):
-                yield "vector_ranges that are not a lowest and a highest number each"
+                return f"vector_ranges that are not of {width} dimensions"
+            if not all(-math.inf < a <= b < math.inf for a, b in pairs):
+                return "vector_ranges that are not a lowest and a highest number each"
+        return None
 
 
 class KnownAnswer(_Part):

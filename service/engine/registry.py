@@ -199,7 +199,7 @@ class Models:
         """The model that `find` finds, with what else its name says: an alias, or a prompt behind a
         colon. ModelNotFound names the whole."""
         if ref is None:
-            ref = self._default(task) if task else self._only()
+            ref = self._default(task)
         name = ref if len(ref) <= MAX_NAME else ""
         while name:  # until its longest beginning that is known
             if alias := self.aliases.get(name):
@@ -261,7 +261,17 @@ class Models:
             f"model {ref[:200]!r} is not served here; served are: {served}", param="model"
         )
 
-    def _default(self, task: Task) -> str:
+    def _default(self, task: Task | None) -> str:
+        """The name that is meant where none is said: the task's, or that of the only model."""
+        if task is None:
+            served = sorted(self._versions)
+            if len(served) > 1:
+                raise InvalidInput(
+                    f"model is missing; served here: {', '.join(served)}", param="model"
+                )
+            if not served:
+                raise ModelNotFound("no model is served here", param="model")
+            return served[0]
         if task in self._defaults:
             return self._defaults[task]
         names = [
@@ -275,12 +285,4 @@ class Models:
                 f" ADDNORM_DEFAULT_MODELS={task}={names[0]}",
                 param="model",
             )
-        return names[0]
-
-    def _only(self) -> str:
-        names = sorted(self._versions)
-        if len(names) > 1:
-            raise InvalidInput(f"model is missing; served here: {', '.join(names)}", param="model")
-        if not names:
-            raise ModelNotFound("no model is served here", param="model")
         return names[0]

@@ -173,22 +173,17 @@ class Tokenizer:
             else:
                 found += self._encode_pairs(encode, cutters[1], list(group), len(found))
         if cut is not None:
-            cut += [
-                num_characters(text)
-                for text, read, made in zip(whole, kept, found, strict=True)
-                if self._was_cut(text, read, made)
-            ]
+            around = sum(map(len, self._template or ()))
+            for text, read, made in zip(whole, kept, found, strict=True):
+                was_cut = len(made) == self.max_text_tokens and bool(made.overflowing)
+                # or what was not read of it is more than blanks; a pair is read in its template
+                if isinstance(text, str):
+                    was_cut = was_cut or bool(text[len(read) :].strip())
+                elif isinstance(read, str):
+                    was_cut = was_cut or len(read) < num_characters(text) + around
+                if was_cut:
+                    cut.append(num_characters(text))
         return found
-
-    def _was_cut(self, text: Text, read: Text, made: Encoding) -> bool:
-        """Whether the tokens lack anything of the text but blanks. read: what was read of it, a
-        pair in its template as one text."""
-        if len(made) == self.max_text_tokens and made.overflowing:
-            return True
-        if isinstance(text, str):
-            return bool(text[len(read) :].strip())
-        around = sum(map(len, self._template or ()))
-        return isinstance(read, str) and len(read) < num_characters(text) + around
 
     def _as_one(self, index: int, text: Text, truncate: bool) -> str:
         """A pair in the template. truncate: cuts its second text."""
@@ -283,7 +278,14 @@ class Tokenizer:
         """
         size = min(LIKELY_CHARACTERS * self.max_text_tokens, self.max_cut_characters)
         while len(text) > size:
-            if self._num_settled(text[:size]) >= num_needed:
+            # Leading tokens are the same whatever text follows, if they are of words that end well
+            # before the edge: the last word may go on behind it, and an added token may begin
+            # shortly before it
+            encoding = self._whole.encode_batch([text[:size]], add_special_tokens=False)[0]
+            words, edge = encoding.word_ids, size - self._edge
+            beyond = (at for at, (_, end) in enumerate(encoding.offsets) if end > edge)
+            first = next(beyond, len(words) - 1)  # neither it nor the rest of its word is settled
+            if (words.index(words[first]) if words else 0) >= num_needed:
                 return text[:size]
             if size == self.max_cut_characters:
                 break
@@ -296,18 +298,6 @@ class Tokenizer:
             f" the tokens needed to cut it to {self.max_text_tokens}",
             part,
         )
-
-    def _num_settled(self, beginning: str) -> int:
-        """Number of leading tokens that are the same whatever text follows.
-
-        They are those of the words that end well before the edge: the last word may go on behind
-        the edge, and an added token may begin shortly before it.
-        """
-        encoding = self._whole.encode_batch([beginning], add_special_tokens=False)[0]
-        words, edge = encoding.word_ids, len(beginning) - self._edge
-        beyond = (index for index, (_, end) in enumerate(encoding.offsets) if end > edge)
-        first = next(beyond, len(words) - 1)  # neither it nor the rest of its word is settled
-        return words.index(words[first]) if words else 0
 
 
 def load(bundle: Bundle) -> Tokenizer | None:
@@ -380,17 +370,13 @@ def ends_of(tokenizer: tokenizers.Tokenizer) -> tuple[Ends, ...]:
     Texts without a special token at one end are left out: one low id tells too little, as in
     OpenAI's vocabulary every text that begins with "#" begins with id 2.
     """
-    encodings = tokenizer.encode(PROBE), tokenizer.encode(PROBE, PROBE)
-    found = dict.fromkeys(map(_ends, encodings))
+    found = dict[Ends, None]()
+    for encoding in (tokenizer.encode(PROBE), tokenizer.encode(PROBE, PROBE)):
+        places = [at for at, text in enumerate(encoding.sequence_ids) if text is not None]
+        if places:  # else the tokenizer makes no token of the probe
+            ids = tuple(encoding.ids)
+            found[Ends(ids[: places[0]], ids[places[-1] + 1 :])] = None
     return tuple(ends for ends in found if ends.first and ends.last)
-
-
-def _ends(encoding: Encoding) -> Ends:
-    places = [at for at, text in enumerate(encoding.sequence_ids) if text is not None]
-    if not places:
-        return Ends((), ())  # the tokenizer makes no token of the probe
-    ids = tuple(encoding.ids)
-    return Ends(ids[: places[0]], ids[places[-1] + 1 :])
 
 
 def has_ends(ids: Sequence[int], known: tuple[Ends, ...]) -> bool:

@@ -65,32 +65,31 @@ class VectorsOutput(Output[Made_co]):
         if self.dimensions is not None:
             check_dimensions("dimensions", self.dimensions, bundle)
         for dtype in self.dtypes:
-            if dtype in RANGED:
-                self._check_ranges(dtype, bundle)
-
-    def _check_ranges(self, dtype: VectorDType, bundle: Bundle) -> None:
-        """InvalidInput if the bundle's ranges are not those of these vectors."""
-        manifest, field, what = bundle.manifest, self.field, ""
-        if manifest.vector_ranges is None:
-            why = (
-                f"{bundle.ref} has no ranges to make it with: export it again; they are recorded"
-                " where there is a tokenizer"
+            if dtype not in RANGED:
+                continue
+            # the bundle's ranges must be those of these vectors
+            manifest, what = bundle.manifest, ""
+            if manifest.vector_ranges is None:
+                why = (
+                    f"{bundle.ref} has no ranges to make it with: export it again; they are"
+                    " recorded where there is a tokenizer"
+                )
+            elif self.pooling not in (None, manifest.pooling):
+                what = f"are pooled by {manifest.pooling!r}: leave pooling out"
+            elif manifest.normalize and not self.normalize:
+                what = 'have length 1: send "normalize": true'
+            elif self.normalize and not manifest.normalize:
+                what = "keep their length: leave normalize out"
+            elif self.dimensions not in (None, bundle.width(self.name)):
+                what = f"have {bundle.width(self.name)} dimensions: ask for all of them"
+            else:
+                continue
+            if what:
+                why = f"its ranges are of {bundle.ref}'s own vectors, which {what}"
+            raise InvalidInput(
+                f"{self.field} is {dtype!r}: {why}; or ask for floats, binary or ubinary",
+                param=self.field,
             )
-        elif self.pooling not in (None, manifest.pooling):
-            what = f"are pooled by {manifest.pooling!r}: leave pooling out"
-        elif manifest.normalize and not self.normalize:
-            what = 'have length 1: send "normalize": true'
-        elif self.normalize and not manifest.normalize:
-            what = "keep their length: leave normalize out"
-        elif self.dimensions not in (None, bundle.width(self.name)):
-            what = f"have {bundle.width(self.name)} dimensions: ask for all of them"
-        else:
-            return
-        if what:
-            why = f"its ranges are of {bundle.ref}'s own vectors, which {what}"
-        raise InvalidInput(
-            f"{field} is {dtype!r}: {why}; or ask for floats, binary or ubinary", param=field
-        )
 
     def pick(self, bundle: Bundle) -> Pooling:
         return self.pooling or bundle.manifest.pooling
