@@ -59,16 +59,8 @@ def _exp_in_place(values: NDArray[Float], work: NDArray[Float]) -> None:
     np.subtract(powers, whole, out=n)
     values -= np.multiply(n, LN_2_HIGH, out=made)
     values -= np.multiply(n, LN_2_LOW, out=made)
-    _halve_exp(values, n, made)
-    # added to the exponent's bits, n + 1 is a product with 2^(n + 1)
-    bits = powers.view(UNSIGNED[size])
-    bits <<= FRACTION_BITS[size]
-    result = values.view(bits.dtype)
-    result += bits
-
-
-def _halve_exp(r: NDArray[Float], square: NDArray[Float], made: NDArray[Float]) -> None:
-    """Half of e^r into r. e^r = 1 + 2r / (c - r) with c = r coth(r / 2) = 2 + r^2 / 6 - ..."""
+    # half of e^r into r. e^r = 1 + 2r / (c - r) with c = r coth(r / 2) = 2 + r^2 / 6 - ...
+    r, square = values, n
     np.multiply(r, r, out=square)
     np.multiply(square, COTH_4, out=made)
     made += COTH_2
@@ -77,6 +69,11 @@ def _halve_exp(r: NDArray[Float], square: NDArray[Float], made: NDArray[Float]) 
     made += 2
     r /= made
     r += 0.5
+    # added to the exponent's bits, n + 1 is a product with 2^(n + 1)
+    bits = powers.view(UNSIGNED[size])
+    bits <<= FRACTION_BITS[size]
+    result = values.view(bits.dtype)
+    result += bits
 
 
 def log(values: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -151,30 +148,24 @@ def log_sum_exp(logits: NDArray[np.float32]) -> NDArray[np.float32]:
     bits do not depend on the others."""
     sums, largest = np.empty((len(logits), 1)), logits.max(1, keepdims=True)
     memory = np.empty((4, BLOCK), np.float32)
-    step = BLOCK // min(LANES, logits.shape[1])
-    for start in range(0, len(logits), step):
-        some = slice(start, start + step)
-        sums[some] = row_sums(_exp_lanes(logits[some], largest[some], memory))
+    width = logits.shape[1]
+    num_lanes = min(LANES, width)
+    num = BLOCK // num_lanes  # of rows, so many that a block holds LANES columns
+    for first in range(0, len(logits), num):
+        rows, most = logits[first : first + num], largest[first : first + num]
+        # the exponentials: of every LANES-th column the sum, from left to right
+        lanes = np.zeros((len(rows), num_lanes), np.float32)
+        step = BLOCK // len(rows) // LANES * LANES or width  # of more rows, width is below LANES
+        for start in range(0, width, step):
+            some = rows[:, start : start + step]
+            flat = memory[0, : some.size]
+            values = flat.reshape(some.shape)
+            with np.errstate(over="ignore"):  # what is that far below the largest counts nothing
+                np.subtract(some, most, out=values)
+            _exp_in_place(flat, memory[1:])
+            for lane in range(0, some.shape[1], LANES):
+                part = values[:, lane : lane + LANES]
+                lanes[:, : part.shape[1]] += part
+        sums[first : first + num] = row_sums(lanes)
     made: NDArray[np.float32] = (log(sums) + largest).astype(np.float32)
     return made
-
-
-def _exp_lanes(
-    logits: NDArray[np.float32], largest: NDArray[np.float32], memory: NDArray[np.float32]
-) -> NDArray[np.float32]:
-    """Exponentials of the logits less the largest, `[n, w]` -> `[n, LANES or w]`: of every LANES-th
-    column the sum, from left to right. n: so many that a block holds LANES columns."""
-    width = logits.shape[1]
-    lanes = np.zeros((len(logits), min(LANES, width)), np.float32)
-    step = BLOCK // len(logits) // LANES * LANES or width  # of more rows, width is less than LANES
-    for start in range(0, width, step):
-        some = logits[:, start : start + step]
-        flat = memory[0, : some.size]
-        values = flat.reshape(some.shape)
-        with np.errstate(over="ignore"):  # what is that far below the largest counts nothing
-            np.subtract(some, largest, out=values)
-        _exp_in_place(flat, memory[1:])
-        for lane in range(0, some.shape[1], LANES):
-            part = values[:, lane : lane + LANES]
-            lanes[:, : part.shape[1]] += part
-    return lanes

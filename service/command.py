@@ -43,28 +43,23 @@ def serve(arguments: Sequence[str]) -> None:
         signal.signal(unused, signal.SIG_IGN)
     with _one_line():
         settings = read_settings(**_given(found))
-        if found.models:
-            _serve_models(found, settings)
-        else:
+        if not found.models:
             process.serve(found.bundles or Path("bundles"), settings)
-
-
-def _serve_models(found: argparse.Namespace, settings: Settings) -> None:
-    """Serves the models that are named. Exits if one of them cannot be exported."""
-    reading, writing = os.pipe()
-    with open(reading) as listed, open(writing, "w") as listing:
-        # A process of its own: what PyTorch takes of memory goes with it. -P: the working folder,
-        # which may be a checkpoint, is not searched for modules
-        exporter = [sys.executable, "-P", "-m", "addnorm", "keep", *found.models]
-        options = ["--precision", found.precision or "fp32", "--kept", found.kept or where_kept()]
-        told = ["--list", f"/dev/fd/{writing}"]
-        command = [*exporter, *options, *told]
-        if code := subprocess.run(command, pass_fds=[writing], check=False).returncode:
-            sys.exit(code)  # it has said why
-        listing.close()
-        folders = tuple(Path(line) for line in listed.read().splitlines())
-    aliases = {**aliases_of(found.models), **settings.aliases}
-    process.serve(folders, settings.model_copy(update={"aliases": aliases}))
+            return
+        reading, writing = os.pipe()
+        with open(reading) as listed, open(writing, "w") as listing:
+            # A process of its own: what PyTorch takes of memory goes with it. -P: the working
+            # folder, which may be a checkpoint, is not searched for modules
+            exporter = [sys.executable, "-P", "-m", "addnorm", "keep", *found.models]
+            kept = found.kept or where_kept()
+            options = ["--precision", found.precision or "fp32", "--kept", kept]
+            command = [*exporter, *options, "--list", f"/dev/fd/{writing}"]
+            if code := subprocess.run(command, pass_fds=[writing], check=False).returncode:
+                sys.exit(code)  # it has said why
+            listing.close()
+            folders = tuple(Path(line) for line in listed.read().splitlines())
+        aliases = {**aliases_of(found.models), **settings.aliases}
+        process.serve(folders, settings.model_copy(update={"aliases": aliases}))
 
 
 def where_kept(home: Callable[[], Path] = Path.home) -> str:
@@ -95,7 +90,36 @@ def settings(arguments: Sequence[str]) -> None:
 
 def sign(arguments: Sequence[str]) -> None:
     """Signs a certified bundle. Exits with one line and code 1 if it cannot."""
-    parser = _sign_parser()
+    parser = argparse.ArgumentParser(
+        prog="addnorm sign",
+        description=(
+            "Signs all files of a bundle in the OpenSSF Model Signing format. `addnorm verify` and"
+            " any other change of a file make the signature invalid: sign last."
+        ),
+        epilog="Example: addnorm sign bundles/notebook/1 --key key.pem",
+    )
+    parser.add_argument("bundle", type=Path, metavar="BUNDLE", help="a folder <name>/<version>")
+    parser.add_argument(
+        "--key",
+        type=Path,
+        required=True,
+        metavar="PEM",
+        help=f"private EC key of {signature.CURVES}, without a passphrase",
+    )
+    parser.add_argument(
+        "--certificate",
+        type=Path,
+        metavar="PEM",
+        help="certificate of this key, where servers trust its issuer and not the key itself",
+    )
+    parser.add_argument(
+        "--chain",
+        type=Path,
+        action="append",
+        default=[],
+        metavar="PEM",
+        help="certificates between it and the one that servers trust; may be repeated",
+    )
     options = parser.parse_args(arguments)
     if options.chain and not options.certificate:
         parser.error("--chain is of a --certificate")
@@ -133,40 +157,6 @@ def _serve_parser() -> argparse.ArgumentParser:
         metavar="DIR",
         help="where their bundles are kept for the next start ($XDG_CACHE_HOME/addnorm, or"
         " ~/.cache/addnorm)",
-    )
-    return parser
-
-
-def _sign_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="addnorm sign",
-        description=(
-            "Signs all files of a bundle in the OpenSSF Model Signing format. `addnorm verify` and"
-            " any other change of a file make the signature invalid: sign last."
-        ),
-        epilog="Example: addnorm sign bundles/notebook/1 --key key.pem",
-    )
-    parser.add_argument("bundle", type=Path, metavar="BUNDLE", help="a folder <name>/<version>")
-    parser.add_argument(
-        "--key",
-        type=Path,
-        required=True,
-        metavar="PEM",
-        help=f"private EC key of {signature.CURVES}, without a passphrase",
-    )
-    parser.add_argument(
-        "--certificate",
-        type=Path,
-        metavar="PEM",
-        help="certificate of this key, where servers trust its issuer and not the key itself",
-    )
-    parser.add_argument(
-        "--chain",
-        type=Path,
-        action="append",
-        default=[],
-        metavar="PEM",
-        help="certificates between it and the one that servers trust; may be repeated",
     )
     return parser
 

@@ -74,26 +74,25 @@ def files_beside(graph: Path) -> set[str]:
     with graph.open("rb") as file:
         if not (size := graph.stat().st_size):
             return set()
-        with mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ) as content:
+        with (
+            mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ) as content,
+            memoryview(content) as view,
+        ):
             if not KEY.search(content):
                 return set()
-            with memoryview(content) as view:
-                return set(_locations(view, 0, size))
-
-
-def _locations(view: memoryview, start: int, end: int) -> Iterator[str]:
-    """The values of all entries `location` of the model in these bytes."""
-    left = [("Model", start, end)]
-    while left:
-        message, start, end = left.pop()
-        named = {ENTRY_KEY: b"", ENTRY_VALUE: b""}  # the last of each counts
-        for number, begin, stop in _fields(view, start, end):
-            if message == "Entry":
-                named[number] = bytes(view[begin:stop])
-            elif kind := FIELDS[message].get(number):
-                left.append((kind, begin, stop))
-        if named[ENTRY_KEY] == b"location":
-            yield named[ENTRY_VALUE].decode()
+            # the values of all entries `location` of the model
+            found, left = set[str](), [("Model", 0, size)]
+            while left:
+                message, start, end = left.pop()
+                named = {ENTRY_KEY: b"", ENTRY_VALUE: b""}  # the last of each counts
+                for number, begin, stop in _fields(view, start, end):
+                    if message == "Entry":
+                        named[number] = bytes(view[begin:stop])
+                    elif kind := FIELDS[message].get(number):
+                        left.append((kind, begin, stop))
+                if named[ENTRY_KEY] == b"location":
+                    found.add(named[ENTRY_VALUE].decode())
+            return found
 
 
 def _fields(view: memoryview, start: int, end: int) -> Iterator[tuple[int, int, int]]:

@@ -163,9 +163,8 @@ class Tokenizer:
             texts = [self._as_one(*numbered, truncate) for numbered in enumerate(texts)]
         if not truncate:
             return encode(self._whole, list(texts))
-        readable = self._whole_ends if left else self._readable
         cutters = self._left if left else (self._cut, self._cut_pairs)
-        kept = [readable(index, text) for index, text in enumerate(texts)]
+        kept = [self._readable(index, text, left) for index, text in enumerate(texts)]
         found: list[Encoding] = []
         for is_text, group in groupby(kept, lambda text: isinstance(text, str)):
             if is_text:
@@ -217,16 +216,6 @@ class Tokenizer:
         )
         return texts, pairs
 
-    def _whole_ends(self, index: int, text: Text) -> Text:
-        """The text as it is. CannotCut if it is long: where it is cut on the left depends on its
-        tokens from the first on."""
-        if (num := num_characters(text)) > self.max_whole_characters:
-            reason = f"has {num} characters: only {self.max_whole_characters} are read to cut on"
-            raise CannotCut(index, f"{reason} the left")
-        if not isinstance(text, str) and self.num_special_of_pair > self.max_text_tokens:
-            raise self._no_room_for_pairs(index)
-        return text
-
     def _encode_pairs(
         self, encode: Encode, cutter: tokenizers.Tokenizer, pairs: list[Text], start: int
     ) -> list[Encoding]:
@@ -246,13 +235,19 @@ class Tokenizer:
                     raise CannotCut(index, f"{reason} for it") from error
             raise
 
-    def _readable(self, index: int, text: Text) -> Text:
+    def _readable(self, index: int, text: Text, left: bool) -> Text:
         """Enough of a text, or of a pair, to cut it to the same tokens as the whole. Bounds the
-        work."""
+        work. left: all of it, as where it is cut depends on its tokens from the first on."""
+        if left and (num := num_characters(text)) > self.max_whole_characters:
+            reason = f"has {num} characters: only {self.max_whole_characters} are read to cut on"
+            raise CannotCut(index, f"{reason} the left")
+        if not isinstance(text, str) and self.num_special_of_pair > self.max_text_tokens:
+            reason = f"has {self.num_special_of_pair} special tokens, the limit is"
+            raise CannotCut(index, f"{reason} {self.max_text_tokens}")
+        if left:
+            return text
         if isinstance(text, str):
             return self._beginning(index, text, self.max_text_tokens - self.num_special)
-        if self.num_special_of_pair > self.max_text_tokens:
-            raise self._no_room_for_pairs(index)
         first, second = map(len, text)
         if max(first, second) <= self.max_characters:
             return text
@@ -266,10 +261,6 @@ class Tokenizer:
         num_needed = max(self.max_text_tokens, len(other) + 1)
         beginning = self._beginning(index, text[longer], num_needed, longer)
         return (text[0], beginning) if longer else (beginning, text[1])
-
-    def _no_room_for_pairs(self, index: int) -> CannotCut:
-        reason = f"has {self.num_special_of_pair} special tokens, the limit is"
-        return CannotCut(index, f"{reason} {self.max_text_tokens}")
 
     def _beginning(self, index: int, text: str, num_needed: int, part: int | None = None) -> str:
         """A beginning of the text with so many tokens that nothing behind it changes.

@@ -4,9 +4,9 @@ Source: transformers' TokenClassificationPipeline. `word` is the tokenizer's ren
 what the text itself says is text[start:end].
 """
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Literal, TypeVar
 
 import numpy as np
 from tokenizers import Encoding
@@ -16,6 +16,7 @@ from addnorm.service.asking.tasks.pieces import Pieces
 from addnorm.service.engine.batch import Floats
 
 Aggregation = Literal["none", "simple", "first", "average", "max"]
+Item = TypeVar("Item")
 IGNORED = ("O",)  # the label of what is no entity
 
 
@@ -71,12 +72,17 @@ def tagged(
         tags = [_tag(token, token.scores, labels) for token in tokens]
     else:
         choose, tags = WORD_SCORES[aggregation], []
-        for word in _words(tokens):  # as one token: its first token, with the characters of all
+        words = _split(tokens, lambda _, token: not token.is_subword)
+        for word in words:  # as one token: its first token, with the characters of all
             rendered = pieces.join([token.word for token in word])
             whole = replace(word[0], word=rendered, end=word[-1].end)
             tags.append(_tag(whole, choose(word), labels))
     if aggregation == "none":
         return [tag for tag in tags if tag.entity not in ignore_labels]
+    groups = _split(
+        tags,
+        lambda last, tag: tag.entity.startswith("B-") or _group_of(tag) != _group_of(last),
+    )
     entities = (
         Entity(
             # for labels such as "X-PER" more than _group_of removes, as transformers has it
@@ -86,7 +92,7 @@ def tagged(
             group[0].start,
             group[-1].end,
         )
-        for group in _groups(tags)
+        for group in groups
     )
     return [entity for entity in entities if entity.entity_group not in ignore_labels]
 
@@ -107,15 +113,16 @@ def _tokens(text: str, encoding: Encoding, scores: Floats, pieces: Pieces) -> It
         yield _Token(index, scores[index], word, start, end, is_subword)
 
 
-def _words(tokens: Sequence[_Token]) -> Iterator[list[_Token]]:
-    word: list[_Token] = []
-    for token in tokens:
-        if word and not token.is_subword:
-            yield word
-            word = []
-        word.append(token)
-    if word:
-        yield word
+def _split(items: Iterable[Item], begins: Callable[[Item, Item], bool]) -> Iterator[list[Item]]:
+    """Neighbours together. begins: whether a new part begins between two of them."""
+    part: list[Item] = []
+    for item in items:
+        if part and begins(part[-1], item):
+            yield part
+            part = []
+        part.append(item)
+    if part:
+        yield part
 
 
 def _mean(scores: Floats) -> Floats:
@@ -135,19 +142,6 @@ def _tag(token: _Token, scores: Floats, labels: Sequence[str]) -> Tag:
     """The likeliest label of a token, or of a word."""
     best = int(scores.argmax())
     return Tag(labels[best], scores[best], token.index, token.word, token.start, token.end)
-
-
-def _groups(tags: Sequence[Tag]) -> Iterator[list[Tag]]:
-    """Neighbours of the same group. B- begins a new one."""
-    group: list[Tag] = []
-    for tag in tags:
-        begins = tag.entity.startswith("B-")
-        if group and (begins or _group_of(tag) != _group_of(group[-1])):
-            yield group
-            group = []
-        group.append(tag)
-    if group:
-        yield group
 
 
 def _group_of(tag: Tag) -> str:

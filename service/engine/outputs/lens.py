@@ -185,10 +185,21 @@ class Attentions(LensOutput):
             seen = of.engine.see(of.batch.sequence(index), attention_layers=layers, heads=heads)
             maps.append(_finite(self.name, seen.attentions, index))
             checkpoint()
-        values = list[ByRow]()
+        values, mask = list[ByRow](), of.padding.mask
         for number in range(len(layers)):
-            of_layer = [of_sequence[number] for of_sequence in maps]
-            values.append(_scattered(of_layer, len(heads), of.padding))
+            left = iter([of_sequence[number] for of_sequence in maps])  # each `[h, n, n]`
+            if mask is None:
+                empty = np.zeros((len(heads), 0, 0), np.float32)
+                lengths = of.padding.lengths
+                values.append(Ragged([next(left) if length else empty for length in lengths]))
+            else:
+                rows, seq = mask.shape
+                grid = np.zeros((rows, len(heads), seq, seq), np.float32)  # zeros at pads
+                for own, real in zip(grid, mask, strict=True):
+                    if real.any():
+                        places = np.flatnonzero(real)
+                        own[:, places[:, None], places] = next(left)
+                values.append(Dense(grid))
             checkpoint()
         return ByLayer(layers, values)
 
@@ -202,19 +213,3 @@ def _finite(output: str, values: list[Floats], sequence: int) -> list[Floats]:
     for value in values:
         check_finite(output, value.reshape(1, -1), [sequence])
     return values
-
-
-def _scattered(maps: list[Floats], num_heads: int, padding: Padding) -> ByRow:
-    """Maps of each sequence `[h, n, n]` -> `[rows, h, seq, seq]`, zeros at pads; ragged: a
-    `[h, n, n]` for each row."""
-    left = iter(maps)
-    if padding.mask is None:
-        empty = np.zeros((num_heads, 0, 0), np.float32)
-        return Ragged([next(left) if length else empty for length in padding.lengths])
-    rows, seq = padding.mask.shape
-    grid = np.zeros((rows, num_heads, seq, seq), np.float32)
-    for own, mask in zip(grid, padding.mask, strict=True):
-        if mask.any():
-            places = np.flatnonzero(mask)
-            own[:, places[:, None], places] = next(left)
-    return Dense(grid)
