@@ -9,14 +9,13 @@ lm-eval's local-completions.
 import time
 from dataclasses import replace
 from functools import partial
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal
 
 import numpy as np
 from pydantic import BaseModel, Field
 
 from addnorm.service.asking.ask import Ask
 from addnorm.service.asking.tasks import scoring
-from addnorm.service.engine.batch import Floats, Ints
 from addnorm.service.engine.manifest import Precision
 from addnorm.service.engine.outputs import Pooled, ScoredPrompts, TopLogits
 from addnorm.service.engine.outputs.values import VectorDType
@@ -339,41 +338,6 @@ def _scores_prompt(body: CompletionRequest) -> bool:
     return bool(body.echo) and body.logprobs is not None
 
 
-class Candidates(NamedTuple):
-    """The likeliest tokens at some places, each `[n, k]`."""
-
-    token_ids: Ints
-    logprobs: Floats
-
-
-class Choice(NamedTuple):
-    """One prompt's answer, before it is text."""
-
-    ids: list[int]  # of the prompt and the new token, if it is asked for
-    num_shown: int  # of them, from the last
-    logprobs: Floats  # of those shown, where they are asked for; NaN for a prompt's first
-    candidates: Candidates  # for the last tokens shown
-
-
-def _choice(body: CompletionRequest, index: int, ask: Ask) -> Choice:
-    prompt = ask.batch.sequence(index).tokens.tolist()
-    if not _scores_prompt(body):
-        top, this = ask.value(TopLogits), slice(index, index + 1)
-        token_ids, logprobs = top.token_ids.joined[this], top.logprobs.joined[this]
-        ids = [*prompt, int(token_ids[0, 0])]
-        num_shown = len(ids) if body.echo else 1
-        return Choice(ids, num_shown, logprobs[:, 0], Candidates(token_ids, logprobs))
-    scored = ask.value(ScoredPrompts)
-    own_logprobs = scored.own.rows[index]
-    token_ids, logprobs = scored.next.token_ids.rows[index], scored.next.logprobs.rows[index]
-    if not body.max_tokens:
-        candidates = Candidates(token_ids[:-1], logprobs[:-1])
-        return Choice(prompt, len(prompt), own_logprobs, candidates)
-    ids = [*prompt, int(token_ids[-1, 0])]
-    own = np.append(own_logprobs, logprobs[-1, 0])
-    return Choice(ids, len(ids), own, Candidates(token_ids, logprobs))
-
-
 def _completions(body: CompletionRequest, ask: Ask) -> dict[str, Any]:
     num_tokens, num = ask.batch.num_tokens, len(ask.batch)
     num_new = num * (body.max_tokens or 0)
@@ -396,30 +360,48 @@ def _written(body: CompletionRequest, index: int, ask: Ask) -> dict[str, Any]:
     """One choice as JSON."""
     tokenizer = ask.model.tokenizer
     library = tokenizer.library if tokenizer else None
-    choice = _choice(body, index, ask)
-    start = len(choice.ids) - choice.num_shown
-    texts = scoring.texts_of([*choice.ids, *choice.candidates.token_ids.flat], library)
-    text, begins = scoring.joined(choice.ids, texts, library)
-    logprobs = None
-    if body.logprobs is not None:
-        num, (token_ids, likeliest) = body.logprobs, choice.candidates
+    # ids: of the prompt and the new token, if it is asked for. logprobs: of those shown, where they
+    # are asked for; NaN for a prompt's first. candidates, likeliest: the likeliest tokens and their
+    # log-probabilities, for the last tokens shown, each `[n, k]`
+    ids: list[int] = ask.batch.sequence(index).tokens.tolist()
+    if _scores_prompt(body):
+        scored = ask.value(ScoredPrompts)
+        logprobs = scored.own.rows[index]
+        candidates, likeliest = scored.next.token_ids.rows[index], scored.next.logprobs.rows[index]
+        if body.max_tokens:
+            ids.append(int(candidates[-1, 0]))
+            logprobs = np.append(logprobs, likeliest[-1, 0])
+        else:
+            candidates, likeliest = candidates[:-1], likeliest[:-1]
+        num_shown = len(ids)
+    else:
+        top, this = ask.value(TopLogits), slice(index, index + 1)
+        candidates, likeliest = top.token_ids.joined[this], top.logprobs.joined[this]
+        logprobs = likeliest[:, 0]
+        ids.append(int(candidates[0, 0]))
+        num_shown = len(ids) if body.echo else 1
+    start = len(ids) - num_shown
+    texts = scoring.texts_of([*ids, *candidates.flat], library)
+    text, begins = scoring.joined(ids, texts, library)
+    shown: dict[str, Any] | None = None
+    if (num := body.logprobs) is not None:
         # a prompt's first token has no candidates
-        first = len(choice.logprobs) - len(token_ids)
-        top: list[Any] = [None] * first
-        for place, own in enumerate(zip(choice.ids[start:], choice.logprobs, strict=True)):
+        first = len(logprobs) - len(candidates)
+        best: list[Any] = [None] * first
+        for place, own in enumerate(zip(ids[start:], logprobs, strict=True)):
             if place >= first:
                 at = place - first
-                top.append(scoring.likely(own, token_ids[at, :num], likeliest[at, :num], texts))
-        logprobs = {
-            "tokens": [texts[token] for token in choice.ids[start:]],
-            "token_logprobs": choice.logprobs,
-            "top_logprobs": top,
+                best.append(scoring.likely(own, candidates[at, :num], likeliest[at, :num], texts))
+        shown = {
+            "tokens": [texts[token] for token in ids[start:]],
+            "token_logprobs": logprobs,
+            "top_logprobs": best,
             "text_offset": begins[start:],
         }
     return {
         "index": index,
         "text": text[begins[start] :],
-        "logprobs": logprobs,
+        "logprobs": shown,
         "finish_reason": "length",
     }
 

@@ -8,7 +8,6 @@ from pydantic import BaseModel, Field
 
 from addnorm.service.asking.ask import Ask
 from addnorm.service.engine.manifest import InputType
-from addnorm.service.engine.model import Model
 from addnorm.service.engine.tokenizer import Text, Tokenizer
 from addnorm.service.errors import InvalidInput
 from addnorm.service.wire.codec.decoding import Tools
@@ -110,39 +109,34 @@ def _shown(
     return shown
 
 
-def _named(body: TokenizeRequest, rows: list[list[int]], model: Model, tools: Tools) -> bytes:
-    """The tokens of ids, as the vocabulary writes them."""
-    if body.texts is not None:
-        raise InvalidInput("texts and input_ids are both given: send one", param="input_ids")
-    if (num_ids := sum(map(len, rows))) > MAX_IDS:
-        raise InvalidInput(
-            f"input_ids has {num_ids} ids, at most {MAX_IDS} are read", param="input_ids"
-        )
-    if (tokenizer := model.tokenizer) is None:
-        raise InvalidInput(f"{model.bundle.ref} has no tokenizer", param="input_ids")
-    for row, ids in enumerate(rows):
-        if wrong := [one for one in ids if not 0 <= one < tokenizer.num_ids]:
-            most = tokenizer.num_ids - 1
-            raise InvalidInput(
-                f"input_ids[{row}] has {wrong[0]}: ids are 0 to {most}", param="input_ids"
-            )
-    return orjson.dumps(
-        {
-            "model": model.answered_name,
-            "version": str(model.bundle.manifest.version),
-            "input_ids": rows,
-            "tokens": [[tokenizer.library.id_to_token(one) or "" for one in ids] for ids in rows],
-            "num_tokens": list(map(len, rows)),
-            "limit": tokenizer.max_text_tokens,
-        }
-    )
-
-
 async def tokenize(body: TokenizeRequest, ask: Ask, tools: Tools) -> bytes:
     """InvalidInput names the field."""
     model, prompt_name = ask.find_model_and_prompt(tools.models, body.model, body.prompt_name)
-    if body.input_ids is not None:
-        return _named(body, body.input_ids, model, tools)
+    if (rows := body.input_ids) is not None:  # their tokens, as the vocabulary writes them
+        if body.texts is not None:
+            raise InvalidInput("texts and input_ids are both given: send one", param="input_ids")
+        if (num_ids := sum(map(len, rows))) > MAX_IDS:
+            raise InvalidInput(
+                f"input_ids has {num_ids} ids, at most {MAX_IDS} are read", param="input_ids"
+            )
+        if (named := model.tokenizer) is None:
+            raise InvalidInput(f"{model.bundle.ref} has no tokenizer", param="input_ids")
+        for row, ids in enumerate(rows):
+            if wrong := [one for one in ids if not 0 <= one < named.num_ids]:
+                raise InvalidInput(
+                    f"input_ids[{row}] has {wrong[0]}: ids are 0 to {named.num_ids - 1}",
+                    param="input_ids",
+                )
+        return orjson.dumps(
+            {
+                "model": model.answered_name,
+                "version": str(model.bundle.manifest.version),
+                "input_ids": rows,
+                "tokens": [[named.library.id_to_token(one) or "" for one in ids] for ids in rows],
+                "num_tokens": list(map(len, rows)),
+                "limit": named.max_text_tokens,
+            }
+        )
     if body.texts is None:
         raise InvalidInput("texts is missing: send texts, or input_ids", param="texts")
     truncate = tools.texts.cuts(body.truncate)
