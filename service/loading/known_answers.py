@@ -5,10 +5,10 @@ the bits of the certificate, whatever its processor.
 """
 
 import hashlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import get_args
 
-from addnorm.service.engine.batch import Batch, Padding, Rows
+from addnorm.service.engine.batch import Padding
 from addnorm.service.engine.bundle import Bundle
 from addnorm.service.engine.engine import Engine
 from addnorm.service.engine.fingerprint import NUM_DIGITS
@@ -58,19 +58,16 @@ def digests(bundle: Bundle, engine: Engine, known: Computed) -> Digests:
         has_head = output.is_of_lens or (output.head or output.name) in bundle.manifest.heads
         is_by_token = has_head and output.pick(bundle) == "every"
         asked = known.up_to(MOST_BY_TOKEN) if is_by_token else known
-        for length, batch, rows in _requests(asked):
+        alone = (
+            (str(rows.num_tokens), asked.batch.sequence(index), rows)
+            for index, rows in enumerate(asked.rows)
+        )
+        for length, batch, rows in (*alone, (TOGETHER, asked.batch, asked.joined())):
             padding, kept = Padding(batch.lengths, None), KeptRows(rows, {})
             value = output.make(ForOutputs(bundle, engine, batch, padding, kept))
             for tensor, array in value.tensors(name).items():
                 made.setdefault(tensor, {})[length] = _digest(array)
     return made
-
-
-def _requests(known: Computed) -> Iterator[tuple[str, Batch, Rows]]:
-    """Each sequence alone, by its length, and all together."""
-    for index, rows in enumerate(known.rows):
-        yield str(rows.num_tokens), known.batch.sequence(index), rows
-    yield TOGETHER, known.batch, known.joined()
 
 
 def _digest(array: Array) -> str:

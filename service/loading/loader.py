@@ -65,7 +65,19 @@ def load(
     with runs_in_words(f"{bundle.ref} cannot run here"):
         model.warm_up(before)
         check(model)
-    _log_reproductions(model)
+    # which engines have other bits than other machines may have
+    for precision, found in model.reproductions.items():
+        what = f"{model.bundle.ref} {precision}"
+        if found.is_equal is None:
+            log.info("%s is not compared with the bits of its certificate: %s", what, found.why)
+        elif not found.is_equal:
+            some = ", ".join(found.different[:NUM_NAMED])
+            more = len(found.different) - NUM_NAMED
+            log.warning(
+                "%s has other bits on this processor than in its certificate: %s%s; it is served"
+                " with a fingerprint of its own",
+                *(what, some, f" and {more} more" if more > 0 else ""),
+            )
     equal = [name for name, found in model.reproductions.items() if found.is_equal]
     seconds = time.monotonic() - started
     with_bits = f", {' and '.join(equal)} with the bits of the certificate" if equal else ""
@@ -122,22 +134,6 @@ def _check_invariance(
     paddings = PADDINGS[model.bundle.manifest.layout]
     for failure in unequal(model.engines[precision], known, paddings, most_padded):
         raise StartupError(f"bundle {model.bundle.path}: {precision}: {failure} on this processor")
-
-
-def _log_reproductions(model: Model) -> None:
-    """Says which engines have other bits than other machines may have."""
-    for precision, found in model.reproductions.items():
-        what = f"{model.bundle.ref} {precision}"
-        if found.is_equal is None:
-            log.info("%s is not compared with the bits of its certificate: %s", what, found.why)
-        elif not found.is_equal:
-            some = ", ".join(found.different[:NUM_NAMED])
-            more = len(found.different) - NUM_NAMED
-            log.warning(
-                "%s has other bits on this processor than in its certificate: %s%s; it is served"
-                " with a fingerprint of its own",
-                *(what, some, f" and {more} more" if more > 0 else ""),
-            )
 
 
 def load_all(root: Root, settings: Settings) -> Models:

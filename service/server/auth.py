@@ -192,7 +192,40 @@ def _read(settings: Settings) -> dict[bytes, Key]:
             lines += [(f"{path}:{number}", line) for number, line in _entries(path.read_text())]
         except (OSError, UnicodeDecodeError) as error:
             raise StartupError(f"ADDNORM_API_KEYS_FILE={path} cannot be read: {error}") from None
-    keys = [_parse_key(where, line) for where, line in lines]
+    keys = list[Key]()
+    for where, line in lines:
+        # `name scopes key [limit]`: scopes with commas, the key plain or as sha256:HEX
+        name, scopes, secret, limit = (line.split() + [""] * 4)[:4]
+        wanted = frozenset(scopes.split(","))
+        if (
+            len(line.split()) not in (3, 4)
+            or not wanted <= set(SCOPES)
+            or not (limit or "1").isdecimal()
+        ):
+            raise StartupError(
+                f"{where}: an API key is `name {','.join(SCOPES)} KEY-or-sha256:HEX [requests at"
+                " once]`"
+            )
+        if limit and not int(limit):
+            raise StartupError(
+                f"{where}: the limit is 0 requests at once: write 1 or more, or nothing for no"
+                " limit; remove the line to withdraw the key"
+            )
+        if secret.startswith("sha256:"):
+            try:
+                digest = bytes.fromhex(secret.removeprefix("sha256:"))
+            except ValueError:
+                digest = b""
+            if len(digest) != hashlib.sha256().digest_size:
+                raise StartupError(f"{where}: sha256: must be followed by 64 hexadecimal digits")
+        elif len(secret) < LEAST_CHARACTERS:
+            raise StartupError(
+                f"{where}: the key has {len(secret)} characters, at least {LEAST_CHARACTERS} are"
+                " needed"
+            )
+        else:
+            digest = hashlib.sha256(secret.encode()).digest()
+        keys.append(Key(name, digest, wanted, int(limit or 0)))
     if not keys and (settings.api_keys is not None or settings.api_keys_file):
         raise StartupError(
             "there is no API key where the settings say: unset them to open the server to all"
@@ -208,36 +241,3 @@ def _entries(text: str) -> Iterator[tuple[int, str]]:
     for number, line in enumerate(text.replace(";", "\n").splitlines(), 1):
         if entry := COMMENT.sub("", line).strip():
             yield number, entry
-
-
-def _parse_key(where: str, line: str) -> Key:
-    """An entry is `name scopes key [limit]`: scopes with commas, the key plain or as sha256:HEX."""
-    name, scopes, secret, limit = (line.split() + [""] * 4)[:4]
-    wanted = frozenset(scopes.split(","))
-    if (
-        len(line.split()) not in (3, 4)
-        or not wanted <= set(SCOPES)
-        or not (limit or "1").isdecimal()
-    ):
-        raise StartupError(
-            f"{where}: an API key is `name {','.join(SCOPES)} KEY-or-sha256:HEX [requests at once]`"
-        )
-    if limit and not int(limit):
-        raise StartupError(
-            f"{where}: the limit is 0 requests at once: write 1 or more, or nothing for no limit;"
-            " remove the line to withdraw the key"
-        )
-    if secret.startswith("sha256:"):
-        try:
-            digest = bytes.fromhex(secret.removeprefix("sha256:"))
-        except ValueError:
-            digest = b""
-        if len(digest) != hashlib.sha256().digest_size:
-            raise StartupError(f"{where}: sha256: must be followed by 64 hexadecimal digits")
-    elif len(secret) < LEAST_CHARACTERS:
-        raise StartupError(
-            f"{where}: the key has {len(secret)} characters, at least {LEAST_CHARACTERS} are needed"
-        )
-    else:
-        digest = hashlib.sha256(secret.encode()).digest()
-    return Key(name, digest, wanted, int(limit or 0))

@@ -264,7 +264,13 @@ class Server(uvicorn.Server):
         if counter % TICKS_PER_S == 0:
             self._service.keys.refresh()
             self._sweep()
-        if self._is_forgotten() and not self._service.readiness.draining:
+        app, calls = self._service.app, self._service.grpc.calls
+        last_s = max(app.last_asked, app.last_answered, calls.last_asked, calls.last_answered)
+        idle_s = time.monotonic() - max(last_s, self._listening_since)
+        # nothing but probes came for so long that the process may end
+        is_forgotten = 0 < self._service.settings.idle_exit_s < idle_s
+        in_flight = app.in_flight + calls.in_flight
+        if is_forgotten and not in_flight and not self._service.readiness.draining:
             log.info("no request came for %g s: ending", self._service.settings.idle_exit_s)
             self.handle_exit(signal.SIGTERM, None)
         if self._service.readiness.draining and self._is_quiet():
@@ -275,15 +281,6 @@ class Server(uvicorn.Server):
         now = asyncio.get_running_loop().time()
         for connection in list(self.server_state.connections):
             cast(Connection, connection).sweep(now)
-
-    def _is_forgotten(self) -> bool:
-        """Nothing but probes came for so long that the process may end."""
-        app, calls = self._service.app, self._service.grpc.calls
-        last_s = max(app.last_asked, app.last_answered, calls.last_asked, calls.last_answered)
-        idle_s = time.monotonic() - max(last_s, self._listening_since)
-        return 0 < self._service.settings.idle_exit_s < idle_s and not (
-            app.in_flight or calls.in_flight
-        )
 
     def _is_quiet(self) -> bool:
         """Nothing is in flight and nothing comes; or it is time to stop listening."""
@@ -304,38 +301,32 @@ class Server(uvicorn.Server):
             self._unix.remove()
         cutting_off = asyncio.create_task(self._cut_off())
         if self._service.readiness.draining and not self.force_exit:
-            await self._stop_listening()
-            await self._answer_the_last()
+            # no connection that a caller has made is lost
+            listeners = [socket.socket(fileno=os.dup(each.fileno())) for each in self._listeners]
+            for server in self.servers:
+                server.close()
+            connect = asyncio.get_running_loop().connect_accepted_socket
+            entering = [
+                asyncio.create_task(connect(self._new_connection, each, ssl=self.config.ssl))
+                for listener in listeners
+                for each in close_empty(listener)
+            ]
+            if entering:  # of TLS, a silent one would take longer
+                await asyncio.wait(entering, timeout=QUIET_S)
+            # until no request has come for a while on the connections that are open. Each answer
+            # ends its connection
+            num_requests, quiet_since = -1, 0.0
+            while self.server_state.connections and self._left_s() and not self.force_exit:
+                now = time.monotonic()
+                if self._service.app.in_flight or self.server_state.total_requests != num_requests:
+                    num_requests, quiet_since = self.server_state.total_requests, now
+                elif now > quiet_since + QUIET_S:
+                    break
+                await asyncio.sleep(0.1 * QUIET_S)
         # HTTP comes first: gRPC loses calls where the event loop is busy when it stops
         await self._service.grpc.stop(0.0 if self.force_exit else self._left_s())
         await super().shutdown(sockets)
         cutting_off.cancel()
-
-    async def _stop_listening(self) -> None:
-        """No connection that a caller has made is lost."""
-        listeners = [socket.socket(fileno=os.dup(each.fileno())) for each in self._listeners]
-        for server in self.servers:
-            server.close()
-        loop, ssl = asyncio.get_running_loop(), self.config.ssl
-        entering = [
-            asyncio.create_task(loop.connect_accepted_socket(self._new_connection, each, ssl=ssl))
-            for listener in listeners
-            for each in close_empty(listener)
-        ]
-        if entering:
-            await asyncio.wait(entering, timeout=QUIET_S)  # of TLS, a silent one would take longer
-
-    async def _answer_the_last(self) -> None:
-        """Until no request has come for a while on the connections that are open. Each answer ends
-        its connection."""
-        num_requests, quiet_since = -1, 0.0
-        while self.server_state.connections and self._left_s() and not self.force_exit:
-            now = time.monotonic()
-            if self._service.app.in_flight or self.server_state.total_requests != num_requests:
-                num_requests, quiet_since = self.server_state.total_requests, now
-            elif now > quiet_since + QUIET_S:
-                return
-            await asyncio.sleep(0.1 * QUIET_S)
 
     async def _cut_off(self) -> None:
         """Ends what is left when the drain ends, and until then what takes too long."""

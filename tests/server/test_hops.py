@@ -15,7 +15,7 @@ from tests.support.waiting import eventually
 
 MAX_FUNCTIONS, MAX_FILES = 157, 36  # of one short text
 OURS = str(Path(addnorm.__file__).parent)
-ON_A_TIMER = {"on_tick", "_is_forgotten", "flush", "_handlers", "_watch"}  # whatever is asked
+ON_A_TIMER = {"on_tick", "flush", "_handlers", "_watch"}  # whatever is asked
 Function = tuple[str, str]  # its file, its name
 
 

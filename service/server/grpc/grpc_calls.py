@@ -104,7 +104,15 @@ class GrpcCalls:
                     await self._respond(method, self._receive, caller, headers, ask)
             ask.status = 200
         except asyncio.CancelledError:
-            self._note_end(ask)
+            # gRPC has ended the call: its caller left, its time is up, or the server ends
+            ended: ServiceError = ClientGone("the caller left before the answer")
+            if self.parts.readiness.draining:
+                ended = Draining("the server ended before the answer was taken")
+            if ask.started + ask.timeout_s - time.monotonic() < TIMER_S:
+                ended = ask.expired()
+            ask.leave()  # ends what other threads do for it
+            ask.note(ended)
+            ask.status = ended.status
             raise
         except Exception as error:  # whatever it is, the caller gets a status
             await self._abort(method, caller, error, ask)
@@ -201,17 +209,6 @@ class GrpcCalls:
         code = getattr(grpc.StatusCode, CODES.get(known.status, "INTERNAL"))
         with suppress(grpc.aio.InternalError):  # the call has ended, so nobody can be told
             await caller.abort(code, known.message, metadata)
-
-    def _note_end(self, ask: Ask) -> None:
-        """gRPC has ended the call: its caller left, its time is up, or the server ends."""
-        error: ServiceError = ClientGone("the caller left before the answer")
-        if self.parts.readiness.draining:
-            error = Draining("the server ended before the answer was taken")
-        if ask.started + ask.timeout_s - time.monotonic() < TIMER_S:
-            error = ask.expired()
-        ask.leave()  # ends what other threads do for it
-        ask.note(error)
-        ask.status = error.status
 
 
 def _late(limit_s: float) -> RequestTimeout:
