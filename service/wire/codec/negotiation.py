@@ -174,37 +174,29 @@ def _parts(value: Any) -> Iterator[bytes]:
             joint = b","
         yield b"}"
     elif isinstance(value, list | np.ndarray) and len(value):
-        yield from _array_parts(value)
+        joint = b"["
+        for start, end, size in _groups(value):
+            if end - start == 1 and size > PIECE_VALUES and not isinstance(value[start], str):
+                yield joint
+                yield from _parts(value[start])
+            else:
+                yield joint + _dumped(value[start:end])[1:-1]
+            joint = b","
+        yield b"]"
     elif isinstance(value, Iterator):
-        yield from _lazy_parts(value)
+        joint = b"["
+        for item in value:
+            if not isinstance(item, Several):
+                yield joint
+                yield from _parts(item)
+            elif item:
+                yield joint + _dumped(item)[1:-1]
+            else:
+                continue
+            joint = b","
+        yield b"[]" if joint == b"[" else b"]"
     else:
         yield _dumped(value)
-
-
-def _lazy_parts(items: Iterator[Any]) -> Iterator[bytes]:
-    joint = b"["
-    for item in items:
-        if not isinstance(item, Several):
-            yield joint
-            yield from _parts(item)
-        elif item:
-            yield joint + _dumped(item)[1:-1]
-        else:
-            continue
-        joint = b","
-    yield b"[]" if joint == b"[" else b"]"
-
-
-def _array_parts(values: Any) -> Iterator[bytes]:
-    joint = b"["
-    for start, end, size in _groups(values):
-        if end - start == 1 and size > PIECE_VALUES and not isinstance(values[start], str):
-            yield joint
-            yield from _parts(values[start])
-        else:
-            yield joint + _dumped(values[start:end])[1:-1]
-        joint = b","
-    yield b"]"
 
 
 def _groups(values: Any) -> Iterator[tuple[int, int, int]]:

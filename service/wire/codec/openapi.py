@@ -59,21 +59,17 @@ def _with_nulls(node: Any) -> Any:
     if isinstance(fields := node.get("properties"), dict):
         required = node.get("required", ())
         for name, schema in fields.items():
-            fields[name] = schema if name in required else _or_null(schema)
+            if name in required:
+                continue
+            # null is added where pydantic writes `| None`: beside what describes the field
+            about = {key: part for key, part in schema.items() if key in ABOUT}
+            value = {key: part for key, part in schema.items() if key not in ABOUT}
+            choices = value.get("anyOf", [value])
+            if value and value != NULL and NULL not in choices:
+                fields[name] = {"anyOf": [*choices, NULL], **about}
         if node.get("additionalProperties") is False:
             node["additionalProperties"] = NULL
     return node
-
-
-def _or_null(schema: dict[str, Any]) -> dict[str, Any]:
-    """The schema with null added where pydantic writes `| None`: beside what describes the
-    field."""
-    about = {name: part for name, part in schema.items() if name in ABOUT}
-    value = {name: part for name, part in schema.items() if name not in ABOUT}
-    choices = value.get("anyOf", [value])
-    if not value or NULL in choices or value == NULL:
-        return schema
-    return {"anyOf": [*choices, NULL], **about}
 
 
 def document(app: FastAPI) -> dict[str, Any]:

@@ -49,7 +49,18 @@ def read(body: bytes) -> Found:
             f"the body is not safetensors as known here: its header has {num_bytes} bytes, the"
             f" limit is {HEADER_BYTES}"
         )
-    _check_parts(body[8 : 8 + num_bytes])
+    # more than any request needs: the library makes several objects of each tensor, and one of each
+    # axis
+    most = {b"{": ("objects", len(KNOWN) + 2), b",": ("values", MAX_VALUES)}
+    num = dict.fromkeys(most, 0)
+    for outside in outside_strings(body[8 : 8 + num_bytes], MAX_VALUES):
+        for character, (what, limit) in most.items():
+            num[character] += outside.count(character)
+            if num[character] > limit:
+                raise InvalidInput(
+                    f"the body is not safetensors as known here: its header has more than {limit}"
+                    f" {what}, the limit; known tensors are {', '.join(KNOWN)}"
+                )
     try:
         tensors = deserialize(body)  # type: ignore[no-untyped-call]
     except SafetensorError as error:
@@ -60,21 +71,6 @@ def read(body: bytes) -> Found:
         raise InvalidInput("the body lacks the tensor input_ids", param="input_ids")
     metadata: dict[str, str] = header.get("__metadata__") or {}
     return Found(metadata.get("request", "{}").encode(), arrays)
-
-
-def _check_parts(header: bytes) -> None:
-    """InvalidInput if it has more than any request needs: the library makes several objects of each
-    tensor, and one of each axis."""
-    most = {b"{": ("objects", len(KNOWN) + 2), b",": ("values", MAX_VALUES)}
-    num = dict.fromkeys(most, 0)
-    for outside in outside_strings(header, MAX_VALUES):
-        for character, (what, limit) in most.items():
-            num[character] += outside.count(character)
-            if num[character] > limit:
-                raise InvalidInput(
-                    f"the body is not safetensors as known here: its header has more than {limit}"
-                    f" {what}, the limit; known tensors are {', '.join(KNOWN)}"
-                )
 
 
 def _each_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

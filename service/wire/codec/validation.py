@@ -114,7 +114,16 @@ def fit(model: type[Body], value: dict[str, Any], ignored: Ignored = _nobody) ->
         try:
             return model.model_validate(value)
         except ValidationError as error:
-            if not _mend_all(value, error, ignored):
+            # complaints of one kind about items of one list are looked at once
+            kinds = {
+                (
+                    complaint["type"],
+                    *(part for part in complaint["loc"] if isinstance(part, str)),
+                ): complaint
+                for complaint in reversed(error.errors(include_url=False))
+            }
+            mended = [_mend(value, complaint, ignored) for complaint in kinds.values()]
+            if not any(mended):
                 raise _validation_error(error, model) from None
     raise InvalidInput("the body has too many kinds of values that do not fit")
 
@@ -127,20 +136,6 @@ def _ignore(holder: dict[str, Any], name: str, place: str, ignored: Ignored) -> 
     ignored(listed)
 
 
-def _mend_all(value: dict[str, Any], error: ValidationError, ignored: Ignored) -> bool:
-    """Returns whether anything was mended. Complaints of one kind about items of one list are
-    looked at once."""
-    kinds = {
-        (
-            complaint["type"],
-            *(part for part in complaint["loc"] if isinstance(part, str)),
-        ): complaint
-        for complaint in reversed(error.errors(include_url=False))
-    }
-    mended = [_mend(value, complaint, ignored) for complaint in kinds.values()]
-    return any(mended)
-
-
 def _mend(value: dict[str, Any], complaint: Any, ignored: Ignored) -> bool:
     """Changes the value that a complaint of pydantic's is about, and those like it in the same
     lists, if it is clear what is meant. Returns whether it did."""
@@ -150,8 +145,17 @@ def _mend(value: dict[str, Any], complaint: Any, ignored: Ignored) -> bool:
     *before, last = path
     if what == "extra_forbidden" and not foreign_fields.listed(str(last)):
         return False
+    # objects and lists to which the path leads, also by other indices of the same lists
+    alike: list[Any] = [value]
+    for part in before:
+        if isinstance(part, int):
+            inside = (inner for holder in alike if isinstance(holder, list) for inner in holder)
+        else:
+            dicts = (holder for holder in alike if isinstance(holder, dict))
+            inside = (holder[part] for holder in dicts if part in holder)
+        alike = [inner for inner in inside if isinstance(inner, CONTAINERS)]
     is_mended = False
-    for holder in _alike(value, before):
+    for holder in alike:
         if isinstance(holder, list):
             if what == "int_type":
                 whole = with_whole_floats(holder)
@@ -206,20 +210,6 @@ def _path(value: Any, loc: tuple[int | str, ...]) -> list[int | str]:
             value = value[part]
             path.append(part)
     return path
-
-
-def _alike(value: Any, path: list[int | str]) -> list[Any]:
-    """Objects and lists to which the path leads, also by other indices of the same lists."""
-    found = [value]
-    for part in path:
-        if isinstance(part, int):
-            inside = (inner for holder in found if isinstance(holder, list) for inner in holder)
-        else:
-            inside = (
-                holder[part] for holder in found if isinstance(holder, dict) and part in holder
-            )
-        found = [inner for inner in inside if isinstance(inner, CONTAINERS)]
-    return found
 
 
 def agreed(**sent: Value | None) -> Value | None:
@@ -353,8 +343,16 @@ def _validation_error(error: ValidationError, model: type[BaseModel]) -> Invalid
         return InvalidInput(f"the body is not a JSON object: {first['msg']}")
     param = field.split("[")[0]
     if is_unknown:
+        for part in first["loc"][:-1]:  # to the model that has it
+            inner = model.model_fields[part].annotation if isinstance(part, str) else None
+            nested = [
+                kind
+                for kind in (*get_args(inner), inner)
+                if isinstance(kind, type) and issubclass(kind, BaseModel)
+            ]
+            model = nested[0] if nested else model
         return UnknownField(
-            f"{field} is unknown; known are {', '.join(_known(model, first['loc']))}", param=param
+            f"{field} is unknown; known are {', '.join(model.model_fields)}", param=param
         )
     if first["type"] == "missing":
         return InvalidInput(f"{field} is missing", param=param)
@@ -368,16 +366,3 @@ def _place(path: Iterable[int | str]) -> str:
     """A path as messages have it: `documents[0].text`."""
     parts = (f"[{part}]" if isinstance(part, int) else f".{part}" for part in path)
     return "".join(parts).lstrip(".")
-
-
-def _known(model: type[BaseModel], loc: tuple[int | str, ...]) -> Iterable[str]:
-    """The keys that stand where `loc` ends."""
-    for part in loc[:-1]:
-        inner = model.model_fields[part].annotation if isinstance(part, str) else None
-        nested = [
-            kind
-            for kind in (*get_args(inner), inner)
-            if isinstance(kind, type) and issubclass(kind, BaseModel)
-        ]
-        model = nested[0] if nested else model
-    return model.model_fields

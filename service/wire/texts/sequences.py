@@ -8,7 +8,7 @@ from pydantic_core import PydanticCustomError
 from addnorm.service.asking.ask import Ask
 from addnorm.service.engine.batch import Batch, Padding, from_lists
 from addnorm.service.engine.model import Model
-from addnorm.service.engine.tokenizer import Ends, has_ends
+from addnorm.service.engine.tokenizer import has_ends
 from addnorm.service.errors import EmptyInput, InvalidInput
 from addnorm.service.wire.codec.decoding import Tools
 from addnorm.service.wire.codec.validation import Strict
@@ -127,14 +127,11 @@ class SequencesToRead(NamedTuple):
 
     def _ragged(self, rows: list[list[int]], is_checked: bool) -> tuple[Batch, Padding]:
         made = from_lists(rows, field=self.field)
-        if is_checked and self.model.tokenizer is not None:
-            self._check_own(rows, self.model.tokenizer.ends)
-        return made
-
-    def _check_own(self, rows: list[list[int]], ends: tuple[Ends, ...]) -> None:
-        """Ids of another vocabulary may be in the model's range. What they give would be wrong, and
-        nobody would see it."""
-        if not ends:
+        if not is_checked or self.model.tokenizer is None:
+            return made
+        # ids of another vocabulary may be in the model's range. What they give would be wrong, and
+        # nobody would see it
+        if not (ends := self.model.tokenizer.ends):
             raise InvalidInput(
                 f"{self.field} has token ids, and nothing tells whether they are"
                 f" {self.model.bundle.ref}'s own: its tokenizer does not put special tokens at both"
@@ -152,6 +149,7 @@ class SequencesToRead(NamedTuple):
                 f" tokens{self.hint}",
                 param=self.field,
             )
+        return made
 
 
 def prompt_of(model: Model, field: str, input_type: str, named: str | None) -> str | None:
