@@ -26,7 +26,7 @@ from addnorm.service.wire.codec.validation import Strict, agreed
 from addnorm.service.wire.dialect_errors import OPENAI_ERRORS
 from addnorm.service.wire.route import Protocol, Route
 from addnorm.service.wire.texts.json_answers import JsonAnswer, in_base64, pooled, usage
-from addnorm.service.wire.texts.sequences import OTHER_VOCABULARY, Sequences, SequencesToRead
+from addnorm.service.wire.texts.sequences import OTHER_VOCABULARY, Sequences, read_sequences
 from addnorm.service.wire.texts.texts import MODEL, PRECISION, PROMPT_NAME, Truncation, check_limit
 
 InputType = Literal["query", "document", "passage", "text", "search_query", "search_document"]
@@ -147,19 +147,19 @@ async def embed(body: EmbeddingsRequest, ask: Ask, tools: Tools) -> Encode:
     if body.input_type is not None and body.task is not None:
         raise InvalidInput("task and input_type are both set: send one of them", param="task")
     kind = body.task or body.input_type
-    sent = SequencesToRead(
+    ask.field, ask.hint = "input", HINT
+    ask.batch, ask.padding = await read_sequences(
         "input",
         body.input,
         tools.texts.cuts(truncate, texts=body.input),
-        model,
         prompt_name,
+        ask,
+        tools,
         left=body.truncate == "START",
         keeps_prompt=True,
         hint=HINT,
         input_type=None if kind is None else ("task" if body.task else "input_type", kind),
     )
-    ask.field, ask.hint = "input", HINT
-    ask.batch, ask.padding = await sent.read(ask, tools)
     return JsonAnswer(in_base64 if ask.binary else pooled, words=_embeddings)
 
 
@@ -322,8 +322,9 @@ async def score(body: CompletionRequest, ask: Ask, tools: Tools) -> Encode:
             param="temperature",
         )
     # callers score with a tokenizer that they chose for this model, which may add nothing
-    sent = SequencesToRead("prompt", body.prompt, None, model, prompt_name, only_own=False)
-    ask.batch, ask.padding = await sent.read(ask, tools)
+    ask.batch, ask.padding = await read_sequences(
+        "prompt", body.prompt, None, prompt_name, ask, tools, only_own=False
+    )
     num_shown = len(ask.batch) + (ask.batch.num_tokens if body.echo else 0)
     token_bytes = TOKEN_BYTES + CANDIDATE_BYTES * (1 + (body.logprobs or 0))
     top_k = min(max(1, body.logprobs or 0), model.bundle.width("logits"))

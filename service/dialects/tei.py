@@ -45,8 +45,8 @@ from addnorm.service.wire.texts.sequences import (
     ROWS,
     OneOrSeveral,
     Sequences,
-    SequencesToRead,
     Strings,
+    read_sequences,
 )
 from addnorm.service.wire.texts.text_tasks import (
     ClassifyOptions,
@@ -311,10 +311,11 @@ async def _of_sequences(
     answer: JsonAnswer,
 ) -> JsonAnswer:
     """One output of texts or ids."""
-    model, prompt_name = ask.find_model_and_prompt(tools.models, body.model, body.prompt_name, task)
+    _, prompt_name = ask.find_model_and_prompt(tools.models, body.model, body.prompt_name, task)
     truncate = tools.texts.cuts(body.truncate, by_default=True, texts=body.inputs)
-    sent = SequencesToRead(FIELD, body.inputs, truncate, model, prompt_name, body.left)
-    ask.batch, ask.padding = await sent.read(ask, tools)
+    ask.batch, ask.padding = await read_sequences(
+        FIELD, body.inputs, truncate, prompt_name, ask, tools, left=body.left
+    )
     ask.outputs, ask.field, ask.hint = (output,), FIELD, OTHER_VOCABULARY
     return replace(answer, times=partial(_times, sum(map(len, body.inputs))))
 

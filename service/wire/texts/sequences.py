@@ -1,6 +1,6 @@
 """Texts or token ids in one field, as OpenAI's routes take them: one or several, of one kind."""
 
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any
 
 from pydantic import Field, PlainValidator, TypeAdapter
 from pydantic_core import PydanticCustomError
@@ -74,82 +74,85 @@ Sequences = Annotated[
 ]
 
 
-class SequencesToRead(NamedTuple):
-    """The sequences of one request, with their prompt."""
+async def read_sequences(
+    field: str,
+    sequences: list[str] | list[list[int]],
+    truncate: bool | None,
+    prompt_name: str | None,
+    ask: Ask,
+    tools: Tools,
+    *,
+    left: bool = False,
+    keeps_prompt: bool = False,
+    hint: str = OTHER_VOCABULARY,
+    input_type: tuple[str, str] | None = None,
+    only_own: bool = True,
+) -> tuple[Batch, Padding]:
+    """The sequences of a field, ragged, for the ask's model. InvalidInput for what does not fit
+    ids.
 
-    field: str  # the request's field that has them
-    sequences: list[str] | list[list[int]]
-    truncate: bool | None  # None: the protocol has no such field
-    model: Model
-    prompt_name: str | None
-    left: bool = False  # whether texts are cut at their beginnings
-    keeps_prompt: bool = False  # whether it is rejected if that would cut off the prompt
-    hint: str = OTHER_VOCABULARY  # why ids may be none of the model's own
-    input_type: tuple[str, str] | None = None  # the field that has it, and the type
-    only_own: bool = True  # whether ids are rejected that nothing tells to be the model's own
+    truncate: None: the protocol has no such field. left, keeps_prompt: as of `TextsToTokenize`.
+    hint: why ids may be none of the model's own. input_type: the field that has it, and the type.
+    only_own: rejects ids that nothing tells to be the model's own.
+    """
+    model = ask.model
+    if not sequences:
+        raise EmptyInput(f"{field} is empty: send at least one text or sequence", param=field)
+    if isinstance(sequences[0], str):
+        texts = TextsToTokenize.prompted(field, sequences, bool(truncate), model, prompt_name)
+        if input_type:
+            texts = typed(texts, *input_type, prompt_name)
+        texts = texts._replace(can_cut=truncate is not None, left=left, keeps_prompt=keeps_prompt)
+        return await tools.texts.tokenize(texts, ask)
+    for index, sequence in enumerate(sequences):
+        if not sequence:
+            raise InvalidInput(f"{field}[{index}] is empty: leave it out", param=field)
+    if truncate:
+        raise InvalidInput(
+            "truncate is set, but it cuts texts only: cut the token ids yourself", param="truncate"
+        )
+    if input_type and (prompt := prompt_of(model, *input_type, prompt_name)):
+        raise InvalidInput(
+            f"{input_type[0]} is {input_type[1]!r}, which puts the model's prompt {prompt!r} before"
+            f" texts: put its ids into {field}, and leave it out",
+            param=input_type[0],
+        )
+    if prompt_name is not None:
+        raise InvalidInput(
+            f"prompt_name is set, but prompts are for texts: put the prompt's ids into {field}",
+            param="prompt_name",
+        )
+    rows = [ids for ids in sequences if isinstance(ids, list)]  # all of them
+    is_checked = only_own and not tools.texts.settings.trust_token_ids
+    of = model if is_checked else None
+    return await tools.bodies.read(ask.num_body_bytes, ask, _ragged, field, rows, of, hint)
 
-    async def read(self, ask: Ask, tools: Tools) -> tuple[Batch, Padding]:
-        """Ragged. InvalidInput for what does not fit ids."""
-        field, sequences, truncate, model, prompt_name, left, *_ = self
-        if not sequences:
-            raise EmptyInput(f"{field} is empty: send at least one text or sequence", param=field)
-        if isinstance(sequences[0], str):
-            texts = TextsToTokenize.prompted(field, sequences, bool(truncate), model, prompt_name)
-            if self.input_type:
-                texts = typed(texts, *self.input_type, prompt_name)
-            texts = texts._replace(
-                can_cut=truncate is not None, left=left, keeps_prompt=self.keeps_prompt
-            )
-            return await tools.texts.tokenize(texts, ask)
-        for index, sequence in enumerate(sequences):
-            if not sequence:
-                raise InvalidInput(f"{field}[{index}] is empty: leave it out", param=field)
-        if truncate:
-            raise InvalidInput(
-                "truncate is set, but it cuts texts only: cut the token ids yourself",
-                param="truncate",
-            )
-        if self.input_type and (prompt := prompt_of(model, *self.input_type, prompt_name)):
-            raise InvalidInput(
-                f"{self.input_type[0]} is {self.input_type[1]!r}, which puts the model's prompt"
-                f" {prompt!r} before texts: put its ids into {field}, and leave it out",
-                param=self.input_type[0],
-            )
-        if prompt_name is not None:
-            raise InvalidInput(
-                f"prompt_name is set, but prompts are for texts: put the prompt's ids into {field}",
-                param="prompt_name",
-            )
-        rows = [ids for ids in sequences if isinstance(ids, list)]  # all of them
-        is_checked = self.only_own and not tools.texts.settings.trust_token_ids
-        about = ask.num_body_bytes, ask
-        return await tools.bodies.read(*about, self._ragged, rows, is_checked)
 
-    def _ragged(self, rows: list[list[int]], is_checked: bool) -> tuple[Batch, Padding]:
-        made = from_lists(rows, field=self.field)
-        if not is_checked or self.model.tokenizer is None:
-            return made
-        # ids of another vocabulary may be in the model's range. What they give would be wrong, and
-        # nobody would see it
-        if not (ends := self.model.tokenizer.ends):
-            raise InvalidInput(
-                f"{self.field} has token ids, and nothing tells whether they are"
-                f" {self.model.bundle.ref}'s own: its tokenizer does not put special tokens at both"
-                " ends of a text. Send texts, or token ids to /v1/infer; ADDNORM_TRUST_TOKEN_IDS"
-                f" lets them in here{self.hint}",
-                param=self.field,
-            )
-        foreign = (index for index, ids in enumerate(rows) if not has_ends(ids, ends))
-        if (index := next(foreign, None)) is not None:
-            ids = rows[index]
-            (first, *_), (*_, last) = ends[0]
-            raise InvalidInput(
-                f"{self.field}[{index}] begins with {ids[0]} and ends with {ids[-1]}: a text's ids"
-                f" of {self.model.bundle.ref} begin with {first} and end with {last}, its special"
-                f" tokens{self.hint}",
-                param=self.field,
-            )
+def _ragged(
+    field: str, rows: list[list[int]], model: Model | None, hint: str
+) -> tuple[Batch, Padding]:
+    """model: whose own the ids must be, if it has a tokenizer. Ids of another vocabulary may be in
+    its range. What they give would be wrong, and nobody would see it."""
+    made = from_lists(rows, field=field)
+    if model is None or model.tokenizer is None:
         return made
+    if not (ends := model.tokenizer.ends):
+        raise InvalidInput(
+            f"{field} has token ids, and nothing tells whether they are {model.bundle.ref}'s own:"
+            " its tokenizer does not put special tokens at both ends of a text. Send texts, or"
+            f" token ids to /v1/infer; ADDNORM_TRUST_TOKEN_IDS lets them in here{hint}",
+            param=field,
+        )
+    foreign = (index for index, ids in enumerate(rows) if not has_ends(ids, ends))
+    if (index := next(foreign, None)) is not None:
+        ids = rows[index]
+        (first, *_), (*_, last) = ends[0]
+        raise InvalidInput(
+            f"{field}[{index}] begins with {ids[0]} and ends with {ids[-1]}: a text's ids of"
+            f" {model.bundle.ref} begin with {first} and end with {last}, its special tokens{hint}",
+            param=field,
+        )
+    return made
 
 
 def prompt_of(model: Model, field: str, input_type: str, named: str | None) -> str | None:
