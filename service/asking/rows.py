@@ -105,8 +105,8 @@ class AskedRows:
         return own
 
     def gathered(self) -> KeptRows:
-        """What is kept of all sequences, once the missing ones were received. NotFinite names a
-        sequence whose vector is not, where it is made of rows that the cache had."""
+        """What is kept of all sequences, once the missing ones were received. NotFinite if a
+        vector that is made of the cache's rows is not."""
         place, all_rows = self._place, self._rows.get("every")
         if place is None:
             return KeptRows(all_rows, self._picked)

@@ -1,6 +1,8 @@
 """The engine of a module that is served as it is: its own graph, which knows neither pads nor a
 mask."""
 
+from itertools import product
+
 import numpy as np
 from onnxruntime import InferenceSession
 
@@ -39,18 +41,14 @@ class OwnEngine(Engine):
         self._lens = None
         self.fingerprint = Fingerprint.here(bundle.manifest_sha256, precision, self._described())
         self.runs_alone = False
-        self.runs_alone = any(
-            self._differs(sequences(limits, num * [length], seed=num))
-            for length in sorted({min(length, limits.max_positions) for length in LENGTHS})
-            for num in TOGETHER
-            if num * length <= MOST_TOKENS
-        )
-
-    def _differs(self, batch: Batch) -> bool:
-        """Whether these sequences of one length have other bits together than alone."""
-        together = self.run(batch).activations
-        alone = [self.run(batch.sequence(index)).activations for index in range(len(batch))]
-        return together.tobytes() != np.concatenate(alone).tobytes()
+        lengths = sorted({min(length, limits.max_positions) for length in LENGTHS})
+        for length, num in product(lengths, TOGETHER):
+            if num * length <= MOST_TOKENS and not self.runs_alone:
+                # whether sequences of one length have other bits together than alone
+                batch = sequences(limits, num * [length], seed=num)
+                together = self.run(batch).activations
+                alone = [self.run(batch.sequence(index)).activations for index in range(num)]
+                self.runs_alone = together.tobytes() != np.concatenate(alone).tobytes()
 
     def _run(self, body: InferenceSession, batch: Batch) -> Rows:
         rows = np.empty((batch.num_tokens, self.d_model), np.float32)
