@@ -46,7 +46,7 @@ class Pieces(NamedTuple):
             lambda rows, plain: tokenizer.decode_batch(rows, skip_special_tokens=plain),
             " ".join if decoder is None else decoder.decode,
             bool(getattr(model, "continuing_subword_prefix", None)),
-            # else it has none, or a token for each byte
+            # of none or of several tokens: it has no such token, or a token for each byte
             tried[0].id if len(tried) == 1 else None,
             mask,
             frozenset(token_id for token_id, token in added.items() if token.special),
