@@ -106,6 +106,8 @@ class _Writing(Nodes):
             divisor = self.make("Div", twice, 2.0)
         elif pick == "mean_sqrt":
             divisor = self.make("Sqrt", divisor)
+        else:
+            assert pick == "mean", pick
         total = self.make("Gather", self.make("CumSum", rows, 1), -1, axis=1)
         return self.make("Div", total, divisor)
 

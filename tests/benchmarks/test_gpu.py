@@ -41,7 +41,7 @@ def test_a_rehearsal_runs_every_step_and_keeps_its_figures(setup: Setup) -> None
 def test_pads_do_not_reach_the_peers_vectors(setup: Setup) -> None:
     """PyTorch's side computes what it is timed for: means over real tokens alone."""
     torch.manual_seed(0)
-    peer = speed.encoder(setup.padded("tiny").config, "cpu")
+    peer = speed.encoder(setup.source("tiny").model.config, "cpu")
     sequences = [torch.arange(3), torch.arange(9)]
     with torch.inference_mode():
         _, together = peer(*padded(sequences))

@@ -3,11 +3,13 @@
 import warnings
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import pytest
 import torch
+from onnxruntime import InferenceSession
 from torch import Tensor, nn
 
 from addnorm.export import ExportError, export_bundle, verify_bundle
@@ -168,9 +170,13 @@ def test_tensors_are_picked_and_named(tmp_path: Path) -> None:
 def test_sequences_run_alone_where_company_changes_bits(tmp_path: Path) -> None:
     engine = Model(export_bundle(Normalized(), tmp_path, "own", as_it_is=True)).engine(None)
     assert isinstance(engine, OwnEngine)
-    sizes = list[int]()
-    answer = engine._answer
-    engine._answer = lambda body, batch, at: (sizes.append(len(at)), answer(body, batch, at))[1]  # type: ignore[method-assign]
+    sizes, body = list[int](), engine._body
+
+    def run(outputs: list[str], inputs: dict[str, Any]) -> Any:
+        sizes.append(len(inputs["input_ids"]))
+        return body.run(outputs, inputs)
+
+    engine._body = cast(InferenceSession, SimpleNamespace(run=run))
     for runs_alone, expected in ((True, [1, 1, 1, 1]), (False, [1, 2, 1])):
         sizes.clear()
         engine.runs_alone = runs_alone

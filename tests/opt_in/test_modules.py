@@ -110,6 +110,8 @@ def served(client: Client, ask: dict[str, Any], rows: list[Tensor], where: str) 
     assert answer.status_code == 200, answer.text
     (output,) = ask["outputs"]
     made = answer.json()[output]
+    if isinstance(made, dict):  # several tensors by name: the first is compared
+        made = next(iter(made.values()))
     if where and isinstance(made[0][0], list):
         made = [[row[at] for at in place] for row, place in zip(made, places, strict=True)]
     return made
