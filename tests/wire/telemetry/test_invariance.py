@@ -26,7 +26,7 @@ def crowded(batch: Batch) -> Rows:
 
 
 def without_norms(batch: Batch) -> Rows:
-    """As a module that is served as it is."""
+    """Rows of a module that is served as it is have no norms."""
     no_norms = np.zeros((batch.num_tokens, 0), np.float32)
     return Rows(crowded(batch).activations, no_norms, no_norms)
 
