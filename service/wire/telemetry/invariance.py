@@ -92,10 +92,10 @@ class InvarianceCheck(Observer):
         difference = 0.0  # only for equal bits; infinite if a value is not a number
         if not selfcheck.same_bits(alone, co_batched):
             pairs = zip(alone, co_batched, strict=True)
-            difference = max(float(np.abs(one - other).max()) for one, other in pairs)
+            difference = max(float(np.abs(one - other).max(initial=0.0)) for one, other in pairs)
             least = float(np.finfo(np.float32).tiny)
             difference = max(difference, least) if np.isfinite(difference) else float("inf")
-        largest = max(float(np.abs(part).max()) for part in alone)
+        largest = max(float(np.abs(part).max(initial=0.0)) for part in alone)
         violated = difference > (0.0 if target.exact else INEXACT_RTOL * max(1.0, largest))
         if violated and target.name not in self._logged:
             self._logged.add(target.name)

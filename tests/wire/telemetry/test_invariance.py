@@ -25,6 +25,12 @@ def crowded(batch: Batch) -> Rows:
     return Rows(*(part + np.float32(len(batch) - 1) / 4 for part in echo(batch)))
 
 
+def without_norms(batch: Batch) -> Rows:
+    """Rows of a module that is served as it is have no norms."""
+    no_norms = np.zeros((batch.num_tokens, 0), np.float32)
+    return Rows(crowded(batch).activations, no_norms, no_norms)
+
+
 @contextmanager
 def probing(
     metrics: Metrics, share: float = 1.0, is_idle: Callable[[], bool] | None = None
@@ -46,7 +52,8 @@ def ask(scheduler: Scheduler, target: Target, batch: Batch) -> None:
 
 
 @pytest.mark.parametrize(
-    ("engine", "violations", "difference"), [(echo, 0, 0.0), (crowded, 3, 0.5)]
+    ("engine", "violations", "difference"),
+    [(echo, 0, 0.0), (crowded, 3, 0.5), (without_norms, 3, 0.5)],
 )
 def test_rows_that_depend_on_neighbours_are_counted_and_logged_once(
     caplog: pytest.LogCaptureFixture,
