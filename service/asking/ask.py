@@ -52,7 +52,6 @@ class Ask:
     coding: str | None = None  # of the answer, if it is compressed
     # the connection
     is_closing: Callable[[], bool] | None = None  # whether the connection is lost, or soon is
-    leaving: "asyncio.Task[None] | None" = None  # waits for the caller to leave
     has_left: bool = False
     # the decode of its dialect; None: as the bundle says
     model: Model = default(init=False)

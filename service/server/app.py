@@ -3,6 +3,7 @@ routes, and serves those that are no rows of ours.
 """
 
 import asyncio
+import logging
 import math
 import random
 import re
@@ -37,6 +38,7 @@ from addnorm.service.wire.route import ASK, Parts
 from addnorm.service.wire.serving import answer
 from addnorm.service.wire.telemetry.report import Reporter
 
+log = logging.getLogger("addnorm")
 SENT_BYTES = 256 * 1024  # of a response, handed to the socket at once
 REQUEST_ID = re.compile(rb"[\w.:-]{1,128}")
 
@@ -108,9 +110,6 @@ class App:
             self.in_flight -= 1
             if not is_probe:
                 self.last_answered = time.monotonic()
-            if ask.leaving:
-                ask.leaving.cancel()
-                ask.leaving = None  # it holds the ask
             self._reporter.report(scope, ask)
             del state[ASK]  # an idle connection must not keep the ask, and with it a model
 
@@ -222,8 +221,9 @@ class Sending:
 
 
 class ForOtherServers:
-    """The application for an ASGI server that is not ours, which knows bytes only: our own takes
-    parts of a response as memoryviews.
+    """The application for an ASGI server that is not ours, which knows bytes only, and says that
+    a caller has left to whoever receives: our own takes parts of a response as memoryviews, and
+    tells the ask.
 
     Not there, as ASGI has no means for it: bounds on slow heads, on slow readers and on
     connections. The other server has its own.
@@ -233,11 +233,32 @@ class ForOtherServers:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        leaving: asyncio.Task[None] | None = None
+
         async def sending(message: Message) -> None:
             body = message.get("body", b"")
             await send(message if isinstance(body, bytes) else {**message, "body": bytes(body)})
 
-        await self._app(scope, receive, sending)
+        async def receiving() -> Message:
+            nonlocal leaving
+            message = await receive()
+            if message["type"] == "http.request" and not message.get("more_body", False):
+                leaving = asyncio.create_task(until_left())
+            return message
+
+        async def until_left() -> None:
+            try:
+                while (await receive())["type"] != "http.disconnect":
+                    pass
+            except Exception:  # of any kind: the server itself has lost the caller
+                log.warning("the ASGI server cannot say whether the caller is there", exc_info=True)
+            scope["state"][ASK].leave()
+
+        try:
+            await self._app(scope, receiving, sending)
+        finally:
+            if leaving:
+                leaving.cancel()
 
 
 class Documented(FastAPI):

@@ -28,6 +28,7 @@ from addnorm.service.errors import (
 from addnorm.service.server.error_response import error_response
 from addnorm.service.settings import Settings
 from addnorm.service.wire.dialect_errors import OPENAI_ERRORS
+from addnorm.service.wire.route import ASK
 
 BODY_GRACE_S = 2.0  # the application rejects a slow body first, with a message
 INVALID_HTTP = (
@@ -129,6 +130,8 @@ class Connection(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
+        if self.cycle and (ask := self.cycle.scope["state"].get(ASK)):
+            ask.leave()
         self._unset_keepalive_if_required()  # uvicorn leaves it to what is lost by an error
         self.idle.pop(self, None)
         self.surplus.pop(self, None)

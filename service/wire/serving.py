@@ -1,7 +1,6 @@
 """The story of one request to a row of the table: from its head to its answer."""
 
 import asyncio
-import logging
 import math
 import time
 from functools import partial
@@ -31,7 +30,6 @@ from addnorm.service.wire.codec.payload import Payload, compressing
 from addnorm.service.wire.codec.validation import fit, parse
 from addnorm.service.wire.route import Parts, Route
 
-log = logging.getLogger("addnorm")
 ANSWER_BYTES = 64  # for each byte of a body, of which each may be a token
 TIMEOUT_HEADER = "x-request-timeout-ms"
 MAX_TIME_HEADER = "x-max-time-ms"
@@ -102,8 +100,7 @@ def seconds_of(headers: Headers, name: str) -> float:
 
 async def receive_body(headers: Headers, receive: Receive, ask: Ask, parts: Parts) -> bytes:
     """The body, decompressed, within bounds of size, of time, and of the bytes that all hold
-    together: rejected as soon as it is known to be over one. The ask is told from then on when its
-    caller leaves."""
+    together: rejected as soon as it is known to be over one."""
     settings, gate = parts.settings, parts.answers.gate
     max_bytes, limit_s = settings.max_body_bytes, settings.body_timeout_s
     coding = headers.get("content-encoding", "identity").strip().lower()
@@ -134,18 +131,7 @@ async def receive_body(headers: Headers, receive: Receive, ask: Ask, parts: Part
         raise BodyTooLarge(f"the body has more than {max_bytes} bytes, the limit")
     body = b"".join(pieces)
     del pieces, message  # the body alone is held
-    ask.leaving = asyncio.create_task(_wait_until_left(receive, ask))
     return body if coding == "identity" else await parts.tools.bodies.plain(body, coding, ask)
-
-
-async def _wait_until_left(receive: Receive, ask: Ask) -> None:
-    """The request's end cancels it."""
-    try:
-        while (await receive())["type"] != "http.disconnect":
-            pass
-    except Exception:  # of any kind: the server itself has lost the caller
-        log.warning("the ASGI server cannot say whether the caller is there", exc_info=True)
-    ask.leave()
 
 
 async def decode(route: Route, raw: RawRequest, ask: Ask, tools: Tools) -> Any:
