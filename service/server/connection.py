@@ -170,6 +170,7 @@ class Connection(HttpToolsProtocol):
             return  # the head is parsed again
         super().on_message_complete()
         self._since, self._in_body, self._num_loose = None, False, 0
+        self.flow.resume_reading()  # it may have paused in the body: else nothing tells who leaves
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
