@@ -25,8 +25,6 @@ Arguments = ParamSpec("Arguments")
 #   Smaller: more changes of threads, at about 0.1 ms each.
 # PAUSE_S: longest pause after a piece that held the interpreter's lock. Larger: reading bodies
 #   takes longer. Smaller: the event loop waits for the lock at each of its system calls.
-# PIECE_S: shorter pieces make one with the next. Larger: the event loop waits for longer. Smaller:
-#   beside a busy event loop work waits 5 ms for the lock after each of its many pauses.
 # OLDER_RATIO: work that had a second goes before work that came after this many seconds of its
 #   key's work. Larger: a flood of short work holds up long work for longer. Smaller: short work
 #   waits longer for long work that came before it.
@@ -37,7 +35,6 @@ Arguments = ParamSpec("Arguments")
 SLICE_S = 0.01
 CALL_S = 60.0
 PAUSE_S = 0.002
-PIECE_S = 0.001
 OLDER_RATIO = 8
 MAX_THREADS, THREADS = 256, Rule(ratio=8)
 
@@ -92,13 +89,11 @@ class Turns:
         name: str,
         pauses: bool = False,
         clock: Callable[[], float] = time.monotonic,
-        sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         """name: of the threads. pauses: after each piece, for work that holds the interpreter's
-        lock: so the event loop need not wait for the lock at each of its system calls. clock,
-        sleep: seconds, by which turns are measured, and for which a thread pauses."""
-        self.num_slots, self._pause_s = num_slots, PAUSE_S if pauses else 0.0
-        self._clock, self._sleep = clock, sleep
+        lock: so the event loop need not wait for the lock at each of its system calls. clock:
+        seconds, by which turns are measured."""
+        self.num_slots, self._pause_s, self._clock = num_slots, PAUSE_S if pauses else 0.0, clock
         self._executor = ThreadPoolExecutor(MAX_THREADS, thread_name_prefix=name)
         self._handover, self._numbers = Handover(), count()
         self._lock = new_lock(LockOrder.TURNS)  # of what follows, and of all flows and their turns
@@ -143,10 +138,8 @@ class Turns:
         """On the thread of the turn."""
         turn.check()
         now = self._clock()
-        if now < turn.piece_began + PIECE_S:
-            return
         if self._pause_s:
-            self._sleep(min(self._pause_s, now - turn.piece_began))
+            time.sleep(min(self._pause_s, now - turn.piece_began))
             now = self._clock()
         if now >= turn.began + SLICE_S:
             with self._lock:

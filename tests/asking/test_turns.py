@@ -10,16 +10,7 @@ from itertools import pairwise
 import pytest
 
 from addnorm.service.asking.ask import Ask
-from addnorm.service.asking.turns import (
-    MAX_THREADS,
-    OLDER_RATIO,
-    PAUSE_S,
-    PIECE_S,
-    SLICE_S,
-    THREADS,
-    Turns,
-    worked_s,
-)
+from addnorm.service.asking.turns import MAX_THREADS, OLDER_RATIO, SLICE_S, THREADS, Turns, worked_s
 from addnorm.service.engine.checkpoint import checkpoint
 from addnorm.service.errors import ClientGone, Expired
 from tests.support.waiting import PATIENCE_S, eventually
@@ -144,14 +135,6 @@ def test_a_key_that_had_no_work_has_saved_nothing_up() -> None:
 
     played.play(early())
     assert played.order[:4].count("late") == 2
-
-
-def test_pieces_shorter_than_a_millisecond_have_one_pause_together() -> None:
-    """After each pause the thread waits for the interpreter's lock, 5 ms beside a busy loop."""
-    played, slept = Played(), list[float]()
-    played.turns = Turns(1, "test", pauses=True, clock=lambda: played.now, sleep=slept.append)
-    played.play(played.ask("key", 8, PIECE_S / 4), played.ask("other", 2, 2 * PIECE_S))
-    assert slept == pytest.approx([PIECE_S, PIECE_S, PAUSE_S, PAUSE_S])
 
 
 def test_a_works_own_clock_stands_still_while_others_work() -> None:
