@@ -7,6 +7,7 @@ becomes a request is answered here. The application bounds the time of bodies th
 import time
 from asyncio import BufferedProtocol
 from collections.abc import Callable, Collection
+from dataclasses import dataclass
 from fcntl import ioctl
 from functools import partial
 from itertools import chain
@@ -35,6 +36,7 @@ INVALID_HTTP = (
     "this is no HTTP/1.1 request: the request line, a header, Content-Length or a chunk is"
     " malformed (TLS and HTTP/2 look so too)"
 )
+CONTINUE = b"HTTP/1.1 100"  # sent before the answer
 READ_BYTES = 16 * 1024  # parsed at once; other connections wait meanwhile
 LONG_PIECE_S = 0.0005  # a plain body's 16 KiB take a twentieth of that
 # From then on a connection without a request makes room for a new one. Larger: connections that ask
@@ -61,6 +63,33 @@ class Flow(FlowControl):
     def resume_reading(self) -> None:
         if not self.pipeline:
             super().resume_reading()
+
+
+@dataclass
+class HeadWithBody:
+    """What one answer is written to. Its head waits for the first part of its body: uvicorn writes
+    them apart, and uvloop sends each write at once, as a packet of its own."""
+
+    transport: Any
+    head: bytes = b""  # until it is sent
+    is_begun: bool = False
+
+    def write(self, data: bytes) -> None:
+        if self.head:
+            self.transport.writelines((self.head, data))
+            self.head, self.is_begun = b"", True
+        elif self.is_begun or data.startswith(CONTINUE):
+            self.transport.write(data)
+        else:
+            self.head = data
+
+    def close(self) -> None:
+        if self.head:  # of an answer that the application has not ended
+            self.transport.write(self.head)
+        self.transport.close()
+
+    def is_closing(self) -> bool:
+        return bool(self.transport.is_closing())
 
 
 class Connection(HttpToolsProtocol):
@@ -159,6 +188,8 @@ class Connection(HttpToolsProtocol):
         known = self.scope["state"]  # what the application asks of the connection
         known["is_closing"], known["is_surplus"] = self.transport.is_closing, self in self.surplus
         super().on_headers_complete()
+        if self.scope["method"] != "HEAD":  # whose answer has no body
+            self.cycle.transport = HeadWithBody(self.transport)  # type: ignore[assignment]
         self.headers = []  # of the trailers, which are ignored
 
     def on_body(self, body: bytes) -> None:

@@ -8,7 +8,7 @@ import socket
 import struct
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
 from itertools import pairwise
 from pathlib import Path
@@ -25,6 +25,7 @@ from addnorm.service.server.connection import (
     READ_BYTES,
     SILENT_S,
     Connection,
+    HeadWithBody,
 )
 from addnorm.service.server.wiring import Service
 from tests.conftest import Serve, inference_of, serving
@@ -430,6 +431,42 @@ def test_who_has_left_is_noticed_and_nothing_is_computed_for_them(small: Path, h
         )
         computed = ("addnorm_micro_batch_tokens_sum", (("model", "notebook"),))
         assert samples(web.get(f"{url}/metrics").text)[computed] == 5
+
+
+class Sent:
+    """A transport that keeps what each system call would send."""
+
+    def __init__(self) -> None:
+        self.packets: list[bytes] = []
+        self.is_closed = False
+
+    def write(self, data: bytes) -> None:
+        self.packets.append(data)
+
+    def writelines(self, parts: Sequence[bytes]) -> None:
+        self.packets.append(b"".join(parts))
+
+    def close(self) -> None:
+        self.is_closed = True
+
+
+def test_the_head_of_an_answer_goes_with_its_body() -> None:
+    sent = Sent()
+    answer = HeadWithBody(sent)
+    for data in (b"HTTP/1.1 100 Continue\r\n\r\n", b"HTTP/1.1 200 OK\r\n\r\n", b"body", b"more"):
+        answer.write(data)
+    assert sent.packets == [
+        b"HTTP/1.1 100 Continue\r\n\r\n", b"HTTP/1.1 200 OK\r\n\r\nbody", b"more",
+    ]  # fmt: skip
+
+
+def test_the_head_of_an_answer_that_is_not_ended_is_sent() -> None:
+    sent = Sent()
+    answer = HeadWithBody(sent)
+    answer.write(b"HTTP/1.1 200 OK\r\n\r\n")
+    answer.close()
+    assert sent.packets == [b"HTTP/1.1 200 OK\r\n\r\n"]
+    assert sent.is_closed
 
 
 class Late(Connection):
