@@ -70,7 +70,7 @@ class Replica:
         log = logging.getLogger("addnorm")
         log.handlers, log.propagate = [self._log], False
         log.setLevel(settings.log_level.upper())
-        memory.share_arenas()
+        memory.bound_heaps()
         models = load_all(options.bundles, settings)
         self._service = build(models, settings, tracer_of_environment())
         self._upkeep = asyncio.get_running_loop().create_task(self._keep_up())

@@ -61,7 +61,7 @@ MEANS = Means()
 def embed(arguments: Sequence[str], means: Means = MEANS) -> None:
     """Exits with one line and code 1 if OUT cannot be written."""
     options = _parser().parse_args(arguments)
-    memory.share_arenas()
+    memory.bound_heaps()
     try:
         options.out, options.input = _out(options.out), Location.parse(options.input)
         options.earlier = Location.parse(options.earlier) if options.earlier else None

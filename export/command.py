@@ -31,7 +31,7 @@ def export(arguments: Sequence[str]) -> None:
     options = parser.parse_args(arguments)
     if not options.out and not options.check:
         parser.error("--out is required, unless --check only looks")
-    memory.share_arenas()
+    memory.bound_heaps()
     with _one_line("export"):
         precisions = tuple(options.precision.split(","))
         default = options.default_precision or precisions[0]
@@ -92,7 +92,7 @@ def _export_as_it_is(why: NotRecognized, options: argparse.Namespace, plan: Plan
 def verify(arguments: Sequence[str]) -> None:
     """Makes a bundle's certificate again. Exits with one line and code 1 if it cannot."""
     options = _verify_parser().parse_args(arguments)
-    memory.share_arenas()
+    memory.bound_heaps()
     with _one_line("verify"):
         reference = _reference(options)
         verifying.verify(

@@ -87,7 +87,7 @@ def serve(bundles: Root, settings: Settings) -> None:
     paths = vertex_routes()
     logs.configure(settings.log_level)
     sys.setswitchinterval(SWITCH_S)
-    memory.share_arenas()
+    memory.bound_heaps()
     models, settings = load_all(bundles, settings), limit_connections(settings)
     with enough_threads():
         service = build(models, settings, tracer_of_environment(), paths=paths)
