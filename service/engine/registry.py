@@ -179,7 +179,7 @@ class Models:
 
     def defaults(self) -> list[Model]:
         """The model that each bare name means, names sorted."""
-        return [model for name, _ in self if (model := self.get(name))]
+        return [model for name in sorted(self._versions) if (model := self.get(name))]
 
     def versions(self, name: str) -> Mapping[int, Model]:
         """All versions of one model."""

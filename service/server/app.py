@@ -84,9 +84,9 @@ class App:
         if scope["type"] != "http":
             await self._fastapi(scope, receive, send)
             return
-        sent = (value for name, value in scope["headers"] if name == b"x-request-id")
+        sent = dict(reversed(scope["headers"]))  # of several equal names the first
         state = scope.setdefault("state", {})
-        ask = state[ASK] = Ask(request_id(next(sent, b"")))
+        ask = state[ASK] = Ask(request_id(sent.get(b"x-request-id", b"")))
         ask.is_closing = state.get("is_closing")
         if scope["method"] == "HEAD":
             scope = {**scope, "method": "GET"}  # uvicorn leaves the body out
@@ -190,8 +190,7 @@ class Sending:
         """ResponsesFull instead of an answer that was made before it was counted."""
         ask, is_head = self.ask, message["type"] == "http.response.start"
         if is_head:
-            sizes = (value for name, value in message["headers"] if name == b"content-length")
-            num_bytes = int(next(sizes, b"0"))
+            num_bytes = int(dict(message["headers"]).get(b"content-length", b"0"))
             self.is_counted = num_bytes > HIGH_WATER_LIMIT and not self.is_open
             hold = self.gate.keep if ask.is_inferred else self.gate.hold
             hold(ask, "responses", num_bytes if self.is_counted else 0)

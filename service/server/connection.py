@@ -67,18 +67,18 @@ class Flow(FlowControl):
 
 @dataclass
 class HeadWithBody:
-    """What one answer is written to. Its head waits for the first part of its body: uvicorn writes
-    them apart, and uvloop sends each write at once, as a packet of its own."""
+    """The transport of one answer, until its head and the first part of its body are there. uvicorn
+    writes them apart, and uvloop sends each write at once, as a packet of its own."""
 
+    cycle: Any  # uvicorn's, which answers one request
     transport: Any
-    head: bytes = b""  # until it is sent
-    is_begun: bool = False
+    head: bytes = b""
 
     def write(self, data: bytes) -> None:
         if self.head:
+            self.cycle.transport = self.transport
             self.transport.writelines((self.head, data))
-            self.head, self.is_begun = b"", True
-        elif self.is_begun or data.startswith(CONTINUE):
+        elif data.startswith(CONTINUE):
             self.transport.write(data)
         else:
             self.head = data
@@ -189,7 +189,8 @@ class Connection(HttpToolsProtocol):
         known["is_closing"], known["is_surplus"] = self.transport.is_closing, self in self.surplus
         super().on_headers_complete()
         if self.scope["method"] != "HEAD":  # whose answer has no body
-            self.cycle.transport = HeadWithBody(self.transport)  # type: ignore[assignment]
+            own: Any = HeadWithBody(self.cycle, self.transport)
+            self.cycle.transport = own
         self.headers = []  # of the trailers, which are ignored
 
     def on_body(self, body: bytes) -> None:

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from weakref import ref
 
@@ -450,21 +451,31 @@ class Sent:
         self.is_closed = True
 
 
+def answering(sent: Sent) -> SimpleNamespace:
+    """As uvicorn holds the transport of an answer."""
+    cycle = SimpleNamespace()
+    cycle.transport = HeadWithBody(cycle, sent)
+    return cycle
+
+
 def test_the_head_of_an_answer_goes_with_its_body() -> None:
     sent = Sent()
-    answer = HeadWithBody(sent)
-    for data in (b"HTTP/1.1 100 Continue\r\n\r\n", b"HTTP/1.1 200 OK\r\n\r\n", b"body", b"more"):
-        answer.write(data)
-    assert sent.packets == [
-        b"HTTP/1.1 100 Continue\r\n\r\n", b"HTTP/1.1 200 OK\r\n\r\nbody", b"more",
-    ]  # fmt: skip
+    cycle = answering(sent)
+    interim, head, body = (
+        b"HTTP/1.1 100 Continue\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\n\r\n",
+        b"HTTP/1.1 100",
+    )
+    for data in (interim, head, body, body):
+        cycle.transport.write(data)
+    assert sent.packets == [interim, head + body, body]
 
 
 def test_the_head_of_an_answer_that_is_not_ended_is_sent() -> None:
     sent = Sent()
-    answer = HeadWithBody(sent)
-    answer.write(b"HTTP/1.1 200 OK\r\n\r\n")
-    answer.close()
+    cycle = answering(sent)
+    cycle.transport.write(b"HTTP/1.1 200 OK\r\n\r\n")
+    cycle.transport.close()
     assert sent.packets == [b"HTTP/1.1 200 OK\r\n\r\n"]
     assert sent.is_closed
 
