@@ -452,7 +452,7 @@ class Sent:
 
 
 def answering(sent: Sent) -> SimpleNamespace:
-    """As uvicorn holds the transport of an answer."""
+    """What uvicorn answers a request with, as far as it has a transport."""
     cycle = SimpleNamespace()
     cycle.transport = HeadWithBody(cycle, sent)
     return cycle
