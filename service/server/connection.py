@@ -84,7 +84,8 @@ class HeadWithBody:
             self.head = data
 
     def close(self) -> None:
-        if self.head:  # of an answer that the application has not ended
+        # of an answer that the application has not ended
+        if self.head and not self.transport.is_closing():
             self.transport.write(self.head)
         self.transport.close()
 

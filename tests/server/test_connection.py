@@ -450,6 +450,9 @@ class Sent:
     def close(self) -> None:
         self.is_closed = True
 
+    def is_closing(self) -> bool:
+        return self.is_closed
+
 
 def answering(sent: Sent) -> SimpleNamespace:
     """What uvicorn answers a request with, as far as it has a transport."""
@@ -476,6 +479,7 @@ def test_the_head_of_an_answer_that_is_not_ended_is_sent() -> None:
     cycle = answering(sent)
     cycle.transport.write(b"HTTP/1.1 200 OK\r\n\r\n")
     cycle.transport.close()
+    cycle.transport.close()  # nothing is written to what is closed
     assert sent.packets == [b"HTTP/1.1 200 OK\r\n\r\n"]
     assert sent.is_closed
 
