@@ -269,14 +269,7 @@ class Tokenizer:
         """
         size = min(LIKELY_CHARACTERS * self.max_text_tokens, self.max_cut_characters)
         while len(text) > size:
-            # Leading tokens are the same whatever text follows, if they are of words that end well
-            # before the edge: the last word may go on behind it, and an added token may begin
-            # shortly before it
-            encoding = self._whole.encode_batch([text[:size]], add_special_tokens=False)[0]
-            words, edge = encoding.word_ids, size - self._edge
-            beyond = (at for at, (_, end) in enumerate(encoding.offsets) if end > edge)
-            first = next(beyond, len(words) - 1)  # neither it nor the rest of its word is settled
-            if (words.index(words[first]) if words else 0) >= num_needed:
+            if self._num_settled(text[:size]) >= num_needed:
                 return text[:size]
             if size == self.max_cut_characters:
                 break
@@ -289,6 +282,18 @@ class Tokenizer:
             f" the tokens needed to cut it to {self.max_text_tokens}",
             part,
         )
+
+    def _num_settled(self, beginning: str) -> int:
+        """Number of leading tokens that are the same whatever text follows.
+
+        They are those of the words that end well before the edge: the last word may go on behind
+        the edge, and an added token may begin shortly before it.
+        """
+        encoding = self._whole.encode_batch([beginning], add_special_tokens=False)[0]
+        words, edge = encoding.word_ids, len(beginning) - self._edge
+        beyond = (index for index, (_, end) in enumerate(encoding.offsets) if end > edge)
+        first = next(beyond, len(words) - 1)  # neither it nor the rest of its word is settled
+        return words.index(words[first]) if words else 0
 
 
 def load(bundle: Bundle) -> Tokenizer | None:

@@ -43,6 +43,42 @@ class Key(NamedTuple):
     scopes: frozenset[str]
     max_at_once: int  # requests; 0: any number
 
+    @classmethod
+    def parse(cls, where: str, line: str) -> "Key":
+        """An entry is `name scopes key [limit]`: scopes with commas, the key plain or as
+        sha256:HEX. StartupError begins with `where`."""
+        name, scopes, secret, limit = (line.split() + [""] * 4)[:4]
+        wanted = frozenset(scopes.split(","))
+        if (
+            len(line.split()) not in (3, 4)
+            or not wanted <= set(SCOPES)
+            or not (limit or "1").isdecimal()
+        ):
+            raise StartupError(
+                f"{where}: an API key is `name {','.join(SCOPES)} KEY-or-sha256:HEX [requests at"
+                " once]`"
+            )
+        if limit and not int(limit):
+            raise StartupError(
+                f"{where}: the limit is 0 requests at once: write 1 or more, or nothing for no"
+                " limit; remove the line to withdraw the key"
+            )
+        if secret.startswith("sha256:"):
+            try:
+                digest = bytes.fromhex(secret.removeprefix("sha256:"))
+            except ValueError:
+                digest = b""
+            if len(digest) != hashlib.sha256().digest_size:
+                raise StartupError(f"{where}: sha256: must be followed by 64 hexadecimal digits")
+        elif len(secret) < LEAST_CHARACTERS:
+            raise StartupError(
+                f"{where}: the key has {len(secret)} characters, at least {LEAST_CHARACTERS} are"
+                " needed"
+            )
+        else:
+            digest = hashlib.sha256(secret.encode()).digest()
+        return cls(name, digest, wanted, int(limit or 0))
+
 
 class Keys:
     """The keys of the settings. A changed file is read again, so that a key can be withdrawn."""
@@ -192,40 +228,7 @@ def _read(settings: Settings) -> dict[bytes, Key]:
             lines += [(f"{path}:{number}", line) for number, line in _entries(path.read_text())]
         except (OSError, UnicodeDecodeError) as error:
             raise StartupError(f"ADDNORM_API_KEYS_FILE={path} cannot be read: {error}") from None
-    keys = list[Key]()
-    for where, line in lines:
-        # `name scopes key [limit]`: scopes with commas, the key plain or as sha256:HEX
-        name, scopes, secret, limit = (line.split() + [""] * 4)[:4]
-        wanted = frozenset(scopes.split(","))
-        if (
-            len(line.split()) not in (3, 4)
-            or not wanted <= set(SCOPES)
-            or not (limit or "1").isdecimal()
-        ):
-            raise StartupError(
-                f"{where}: an API key is `name {','.join(SCOPES)} KEY-or-sha256:HEX [requests at"
-                " once]`"
-            )
-        if limit and not int(limit):
-            raise StartupError(
-                f"{where}: the limit is 0 requests at once: write 1 or more, or nothing for no"
-                " limit; remove the line to withdraw the key"
-            )
-        if secret.startswith("sha256:"):
-            try:
-                digest = bytes.fromhex(secret.removeprefix("sha256:"))
-            except ValueError:
-                digest = b""
-            if len(digest) != hashlib.sha256().digest_size:
-                raise StartupError(f"{where}: sha256: must be followed by 64 hexadecimal digits")
-        elif len(secret) < LEAST_CHARACTERS:
-            raise StartupError(
-                f"{where}: the key has {len(secret)} characters, at least {LEAST_CHARACTERS} are"
-                " needed"
-            )
-        else:
-            digest = hashlib.sha256(secret.encode()).digest()
-        keys.append(Key(name, digest, wanted, int(limit or 0)))
+    keys = [Key.parse(where, line) for where, line in lines]
     if not keys and (settings.api_keys is not None or settings.api_keys_file):
         raise StartupError(
             "there is no API key where the settings say: unset them to open the server to all"
