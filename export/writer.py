@@ -18,7 +18,7 @@ from addnorm.export.certificate.forward import refuse_unlike
 from addnorm.export.certificate.graph.exact import RANGES, Expected, heads, versions
 from addnorm.export.certificate.parity import certify
 from addnorm.export.certificate.served import CertificationError
-from addnorm.export.graphs import model_file
+from addnorm.export.graphs import far_scores, model_file
 from addnorm.export.graphs.all_graphs import Graphs
 from addnorm.export.graphs.graph import UnfitError, check_fit
 from addnorm.export.graphs.half_precision import HalfPrecisionError, to_half
@@ -208,6 +208,7 @@ def write_uncertified(
         source.program.close()  # its weights are not needed beside the graph's
     expected = _write_graphs(model, folder, plan, limits, int8_ranges)
     manifest = manifest_of(source, name, version, plan)
+    manifest["clipped_layers"] = expected.graphs.clipped_layers
     say("hashing the files")
     bundle = bundles.write_manifest(folder, manifest)
     text.load(bundle)  # raises StartupError now, not only when it is served
@@ -271,6 +272,7 @@ def _write_graphs(
     """The body in each precision, the lens, and the heads. fp16 and int8 are made from fp32."""
     say("exporting the graphs with PyTorch")
     graphs = Graphs.export(model, plan.lens)
+    graphs = graphs.clip(far_scores.layers(graphs.body, limits))
     measured: dict[str, Floats] = {}
     if "fp32" in plan.precisions:
         say(f"writing {GRAPHS['fp32']}")

@@ -1,8 +1,9 @@
 """All fp32 graphs of a model. What is written to a bundle and what it is compared with are both
 made here."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from addnorm.export.graphs import far_scores
 from addnorm.export.graphs.graph import export_body, export_head, export_lens
 from addnorm.export.graphs.model_file import Graph
 from addnorm.export.graphs.portable import make_portable
@@ -19,6 +20,7 @@ class Graphs:
     plain: Graph  # the body with Attention and LayerNormalization, as a GPU runs it
     lens: Graph | None
     heads: dict[str, Graph]  # by output
+    clipped_layers: tuple[int, ...] = ()  # see `far_scores`
 
     @classmethod
     def export(cls, model: Transformer, lens: bool) -> "Graphs":
@@ -33,3 +35,11 @@ class Graphs:
         seen = make_portable(export_lens(model)) if lens else None
         portable_heads = {name: make_portable(head) for name, head in heads.items()}
         return cls(make_portable(plain), plain, seen, portable_heads)
+
+    def clip(self, layers: tuple[int, ...]) -> "Graphs":
+        """With the scores of these layers clipped."""
+        if not layers:
+            return self
+        lens = far_scores.clip(self.lens, layers) if self.lens else None
+        body = far_scores.clip(self.body, layers)
+        return replace(self, body=body, lens=lens, clipped_layers=layers)

@@ -33,15 +33,14 @@ from typing import Any
 
 import numpy as np
 import onnx
-import onnxruntime
 from numpy.typing import NDArray
 from onnx import ModelProto, NodeProto, TensorProto, helper
 
+from addnorm.export.graphs import calibration
 from addnorm.export.graphs.model_file import Graph, with_nodes
 from addnorm.export.graphs.nodes import read_by
 from addnorm.service.engine.batch import Floats
 from addnorm.service.engine.manifest import Int8, Limits
-from addnorm.service.engine.selfcheck import sequences
 
 Array = NDArray[Any]
 # of a weight; for smaller ones quantizing rows costs more than int8 saves (128 x 128: 0.95 x fp32)
@@ -51,7 +50,6 @@ TABLE = "tokens.weight"
 ROWS, ROW_SCALES = f"{TABLE}.rows", f"{TABLE}.scales"  # what stands in its place
 USE = "#"  # between a weight's name and the number of its use
 ROOTS = (3, 5)  # numbers of square roots; see `_power`
-CALIBRATION_LENGTHS = (1, 5, 10, 20, 40, 60, 100, 128, 128)
 LEVELS = 230  # of 255: with fewer, rows are coarser; with more, weights, since MAX_PAIR is smaller
 # of W8 in magnitude; u8 is at most LEVELS + 1, where both ends of a row's range round up
 MAX_PAIR = (2**15 - 1) // (LEVELS + 1)
@@ -171,20 +169,8 @@ def measure(graph: Graph, limits: Limits) -> dict[str, Floats]:
     token ids.
     """
     inputs = {name: gemm.input[0] for name, gemm in large_gemms(graph.proto).items()}
-    probe = graph.copy().proto
     wanted = list(dict.fromkeys(inputs.values()))
-    probe.graph.output.extend(helper.make_empty_tensor_value_info(name) for name in wanted)
-    options = onnxruntime.SessionOptions()
-    options.log_severity_level = 3
-    ort_values = map(onnxruntime.OrtValue.ortvalue_from_numpy, graph.values.values())
-    options.add_external_initializers([*graph.values], [*ort_values])
-    session = onnxruntime.InferenceSession(
-        probe.SerializeToString(), options, providers=["CPUExecutionProvider"]
-    )
-    grid = sequences(limits, CALIBRATION_LENGTHS).grid()
-    if grid.token_type_ids is not None:  # most texts are of one segment
-        grid = grid._replace(token_type_ids=np.zeros_like(grid.input_ids))
-    found = session.run(wanted, grid.by_name())
+    found = calibration.values(graph, wanted, limits)
     columns = {name: np.abs(x).max(0) for name, x in zip(wanted, found, strict=True)}
     return {name: columns[x] for name, x in inputs.items()}
 

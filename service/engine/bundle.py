@@ -255,8 +255,9 @@ def write_manifest(path: Path, manifest: dict[str, Any]) -> Bundle:
     complete = Manifest(format=FORMAT, files=described, **manifest)
     # fields that most lack: bundles written before keep their sha256
     left_out: dict[str, Any] = {"created": True}
-    if not complete.as_it_is:
-        left_out["as_it_is"] = True
+    for name in ("as_it_is", "clipped_layers"):
+        if not getattr(complete, name):
+            left_out[name] = True
     if complete.limits.input_width is None:
         left_out["limits"] = {"input_width": True}
     if complete.int8.keep_recall is None:

@@ -167,6 +167,8 @@ class Manifest(_Part):
     limits: Limits
     precisions: dict[Graph, GraphFile]  # name -> graph file
     int8: Int8 = Int8()
+    # whose attention's scores lay so far apart that the exporter clipped them
+    clipped_layers: tuple[int, ...] = ()
     heads: dict[Made, Head]  # by output
     labels: tuple[str, ...] | None  # of the logits, in order; None: they have no names
     # whether several labels of one text may be true: sigmoid, not softmax

@@ -1,5 +1,6 @@
 """The exact comparisons refuse any changed weight, attribute or node, with hashes made anew."""
 
+import copy
 import re
 import shutil
 from collections.abc import Callable
@@ -456,3 +457,24 @@ def test_no_time_limit_of_serving_ends_a_certificate(notebook: Path) -> None:
         settings = path.service.settings
         limits = [settings.timeout_s, settings.bulk_timeout_s, path.service.scheduler.run_timeout_s]
     assert limits == [PATIENCE_S] * 3
+
+
+def test_clipped_scores_are_certified_and_their_layers_stand_in_the_manifest(
+    tmp_path: Path,
+) -> None:
+    source = sources.preset("postnorm")
+    model = copy.deepcopy(source.model)
+    first = model.blocks[0].attention.qkv
+    with torch.no_grad():
+        first.weight[: model.config.d_model] *= 600
+    plan = Plan(precisions=("fp32", "int8"))
+    far = replace(source, model=model)
+    bundle, expected = writer.write_uncertified(far, tmp_path, "far", 1, plan)
+    assert bundle.manifest.clipped_layers == (0,)
+    assert all(check.passed for check in parity.compare_files(bundle, expected))
+    again = exact.Expected.export(far.in_layout("padded"), bundle.manifest)
+    assert all(check.passed for check in parity.compare_files(bundle, again))
+    elsewhere = bundle.manifest.model_copy(update={"clipped_layers": (1,)})
+    other = exact.Expected.export(far.in_layout("padded"), elsewhere)
+    with pytest.raises(CertificationError, match="Clip"):
+        parity.compare_files(bundle, other)

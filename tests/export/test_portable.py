@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from onnx import numpy_helper
+from onnx import helper, numpy_helper
 from onnxruntime import InferenceSession, SessionOptions
 
 from addnorm.export.certificate.graph import attributes, portable_nodes
-from addnorm.export.graphs import all_graphs
+from addnorm.export.graphs import all_graphs, far_scores
 from addnorm.export.graphs import graph as graph_module
 from addnorm.export.graphs.half_precision import to_half
 from addnorm.export.graphs.model_file import Graph
@@ -21,6 +21,7 @@ from addnorm.export.graphs.portable import LANES, lane_sums, make_portable
 from addnorm.model.config import Config, Disentangled, Positions, Rotary
 from addnorm.model.norms import LayerNorm
 from addnorm.model.transformer import Transformer, randomize
+from addnorm.service.engine.manifest import Limits
 
 SMALL = Config(vocab_size=50, d_model=64, n_heads=2, d_ff=64, n_layers=1, max_positions=300)
 DISTANCES = replace(
@@ -277,3 +278,82 @@ def test_parts_and_partial_sums() -> None:
     assert lane_sums(48).sum(0).tolist() == [3.0] * 16
     assert lane_sums(48).sum(1).tolist() == [1.0] * 48
     assert lane_sums(20).sum() == 20
+
+
+def limits_of(config: Config) -> Limits:
+    return Limits(max_positions=config.max_positions, vocab_size=config.vocab_size)
+
+
+def with_far_scores(config: Config, layer: int, factor: float) -> Transformer:
+    """Queries of this layer times the factor."""
+    model = model_of(config)
+    queries = config.n_heads * config.head_dims
+    with torch.no_grad():
+        model.blocks[layer].attention.qkv.weight[:queries] *= factor
+        model.blocks[layer].attention.qkv.bias[:queries] *= factor
+    return model
+
+
+def lowest_exponents(graph: Graph, given: dict[str, np.ndarray]) -> list[float]:
+    """Of each layer."""
+    probe = graph.copy()
+    for scan in [node for node in probe.proto.graph.node if node.op_type == "Scan"]:
+        body = next(item.g for item in scan.attribute if item.name == "body")
+        power = next(node.input[0] for node in body.node if node.op_type == "Exp")
+        body.node.append(helper.make_node("Identity", [power], [f"{scan.name}.seen"]))
+        body.output.append(helper.make_empty_tensor_value_info(f"{scan.name}.seen"))
+        scan.output.append(f"{scan.name}.power")
+        probe.proto.graph.output.append(helper.make_empty_tensor_value_info(scan.output[-1]))
+    made = session(probe).run(None, given)
+    return [float(x.min()) for x in made[len(graph.proto.graph.output) :]]
+
+
+def test_scores_far_apart_are_clipped_where_they_are_and_change_no_bit() -> None:
+    config, given = replace(SMALL, n_layers=3), grid(LENGTHS)
+    graphs = all_graphs.Graphs.export(with_far_scores(config, 1, 120.0), lens=True)
+    layers = far_scores.layers(graphs.body, limits_of(config))
+    assert layers == (1,)
+    before = lowest_exponents(graphs.body, given)
+    assert before[1] < -95
+    assert min(before[0], before[2]) > far_scores.FAR
+    clipped = graphs.clip(layers)
+    assert lowest_exponents(clipped.body, given) == [before[0], -87.0, before[2]]
+    assert clipped.lens
+    assert [*attributes.body(clipped.lens, config, "fp32", portable=True)] == []
+    for one, other in zip(
+        session(graphs.body).run(None, given), session(clipped.body).run(None, given), strict=True
+    ):
+        assert one.tobytes() == other.tobytes()
+
+
+@pytest.mark.parametrize(
+    "config", [replace(SMALL, causal=True), replace(SMALL, positions=Positions(buckets=8))]
+)
+def test_masked_scores_are_never_clipped(config: Config) -> None:
+    """Their masked keys must weigh 0."""
+    graphs = all_graphs.Graphs.export(with_far_scores(config, 0, 500.0), lens=False)
+    assert far_scores.layers(graphs.body, limits_of(config)) == ()
+    assert graphs.clip((0,)).body.proto.graph.node == graphs.body.proto.graph.node
+
+
+def test_a_clip_at_another_number_and_one_of_masked_scores_are_found(
+    graphs: dict[str, Graph],
+) -> None:
+    far = all_graphs.Graphs.export(with_far_scores(SMALL, 0, 120.0), lens=False).clip((0,)).body
+    assert [*attributes.body(far, SMALL, "fp32", portable=True)] == []
+    item = next(item for item in far.proto.graph.initializer if item.name == "portable.-87.0")
+    item.CopyFrom(numpy_helper.from_array(np.array(-8, np.float32), item.name))
+    found = "; ".join(attributes.body(far, SMALL, "fp32", portable=True))
+    assert "clips scores at another number than -87.0" in found
+    masked = graphs["shared keys"].copy()
+    masked.proto.graph.initializer.append(
+        numpy_helper.from_array(np.array(-87, np.float32), "floor")
+    )
+    scan = next(node for node in masked.proto.graph.node if node.op_type == "Scan")
+    body = next(item.g for item in scan.attribute if item.name == "body")
+    power = next(node for node in body.node if node.op_type == "Exp")
+    clip = helper.make_node("Clip", [power.input[0], "floor"], ["clipped"], "clip")
+    body.node.insert([*body.node].index(power), clip)
+    power.input[0] = "clipped"
+    found = "; ".join(attributes.body(masked, SHARED, "fp32", portable=True))
+    assert "is of masked scores that are clipped" in found

@@ -95,7 +95,7 @@ class Expected:
     def export(cls, reference: Transformer, manifest: Manifest) -> "Expected":
         twin = copy.copy(reference)  # the same weights
         twin.layout = LAYOUTS[manifest.layout]
-        graphs = Graphs.export(twin, lens=LENS in manifest.files)
+        graphs = Graphs.export(twin, lens=LENS in manifest.files).clip(manifest.clipped_layers)
         has_int8 = "int8" in manifest.precisions
         ranges = quantize.measure(graphs.body, manifest.limits) if has_int8 else {}
         return cls(reference, graphs, ranges)

@@ -23,6 +23,7 @@ NOT_PORTABLE = {  # their bits differ between processors
     "RotaryEmbedding", "Softmax", *SUMS,
 }  # fmt: skip
 LANES = 16
+FLOOR = -87.0  # of clipped scores: exponentials below it are denormal
 
 
 def attentions(graph: Graph, config: Config) -> Iterator[str]:
@@ -64,7 +65,13 @@ def _attention(graph: Graph, scan: NodeProto) -> dict[str, Any]:
     key_cells = read.node(given.get(keys[0], keys[0]), "Gather").input[1]
     shared = read.value(read.node(key_cells, "Add").input[1]).flatten().tolist()
     exp = next(node for node in body.node if node.op_type == "Exp")
-    scores = read.node(exp.input[0], "Sub")
+    made = read.producer(exp.input[0])
+    if is_clipped := made.op_type == "Clip":
+        shifted, *bounds = made.input
+        if [read.value(bound).tolist() for bound in bounds] != [FLOOR]:
+            raise Unlike(f"{made.name} clips scores at another number than {FLOOR}")
+        made = read.producer(shifted)
+    scores = read.node(made.output[0], "Sub")
     largest = read.node(scores.input[1], "ReduceMax")
     if largest.input[0] != scores.input[0] or read.value(largest.input[1]).tolist() != [-1]:
         raise Unlike(f"{largest.output[0]} is not the largest score of a query")
@@ -72,6 +79,8 @@ def _attention(graph: Graph, scan: NodeProto) -> dict[str, Any]:
     total = scores.input[0]
     while (made := read.producer(total)).op_type == "Add":
         total = made.input[0]
+    if is_clipped and total != scores.input[0]:
+        raise Unlike(f"{exp.name} is of masked scores that are clipped")
     scale = read.node(total, "Mul")
     terms = [*places.read_terms(read, scan, body, scale.input[0])]
     num_floats = len(scan.input) - (2 if terms else 0)

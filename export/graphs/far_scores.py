@@ -1,0 +1,79 @@
+"""Clips attention's scores where they lie far apart. Knows ONNX; no PyTorch, no bundles.
+
+Attention is exp(scores - max). On Intel's processors an exponential below e^-87, which is a
+denormal number or zero, takes 18 times as long as others, and a product with such numbers 6 times.
+At least -87, the same score weighs 2e-38 of the largest: too little to change a sum.
+
+Only layers with such scores are clipped, for it costs one pass over them. A layer with a mask is
+never: its masked keys must weigh 0.
+"""
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+from onnx import GraphProto, NodeProto, TensorProto, helper
+
+from addnorm.export.graphs import calibration
+from addnorm.export.graphs.model_file import Graph, constant
+from addnorm.export.graphs.nodes import PREFIX
+from addnorm.service.arithmetic import LOWEST
+from addnorm.service.engine.manifest import Limits
+
+FLOOR = LOWEST[4]
+# of scores below their largest. Texts and ids that were searched for them had scores up to 1.3
+# times as far apart as the ids of `calibration`
+FAR = FLOOR / 1.5
+
+
+def layers(graph: Graph, limits: Limits) -> tuple[int, ...]:
+    """Layers of a portable body whose scores lie so far apart."""
+    probe, lowest = graph.copy(), dict[str, int]()
+    for layer, scan, body in _attentions(probe):
+        exponential = _unmasked(body)
+        if exponential is None:
+            continue
+        name = f"{scan.name}.lowest"
+        body.node.append(
+            helper.make_node("ReduceMin", exponential.input[:1], [f"{name}.block"], keepdims=1)
+        )
+        body.output.append(
+            helper.make_tensor_value_info(f"{name}.block", TensorProto.FLOAT, [None] * 4)
+        )
+        scan.output.append(name)
+        lowest[name] = layer
+    if not lowest:
+        return ()
+    found = calibration.values(probe, [*lowest], limits)
+    return tuple(
+        layer for layer, scores in zip(lowest.values(), found, strict=True) if scores.min() < FAR
+    )
+
+
+def clip(graph: Graph, layers: Sequence[int]) -> Graph:
+    """The portable body, or its lens, with the scores of these layers clipped."""
+    made, floor = graph.copy(), f"{PREFIX}{FLOOR}"
+    made.proto.graph.initializer.append(constant(floor, np.array(FLOOR, np.float32)))
+    for layer, scan, body in _attentions(made):
+        exponential = _unmasked(body)
+        if layer not in layers or exponential is None:
+            continue
+        clipped = f"{PREFIX}{scan.name}.Clip"
+        node = helper.make_node("Clip", [exponential.input[0], floor], [clipped], clipped)
+        body.node.insert([*body.node].index(exponential), node)
+        exponential.input[0] = clipped
+    return made
+
+
+def _attentions(graph: Graph) -> Iterator[tuple[int, NodeProto, GraphProto]]:
+    """Each layer's Scan and the graph within it."""
+    scans = [node for node in graph.proto.graph.node if node.op_type == "Scan"]
+    for layer, scan in enumerate(scans):
+        yield layer, scan, next(item.g for item in scan.attribute if item.name == "body")
+
+
+def _unmasked(body: GraphProto) -> NodeProto | None:
+    """The exponential of scores that nothing was added to after they were scaled."""
+    made_by = {name: node for node in body.node for name in node.output}
+    exponential = next(node for node in body.node if node.op_type == "Exp")
+    shifted = made_by[exponential.input[0]]
+    return exponential if made_by[shifted.input[0]].op_type == "Mul" else None
