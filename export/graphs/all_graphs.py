@@ -37,7 +37,7 @@ class Graphs:
         return cls(make_portable(plain), plain, seen, portable_heads)
 
     def clip(self, layers: tuple[int, ...]) -> "Graphs":
-        """With the scores of these layers clipped."""
+        """Clips the scores of these layers."""
         if not layers:
             return self
         lens = far_scores.clip(self.lens, layers) if self.lens else None

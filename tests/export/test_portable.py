@@ -295,7 +295,7 @@ def with_far_scores(config: Config, layer: int, factor: float) -> Transformer:
 
 
 def lowest_exponents(graph: Graph, given: dict[str, np.ndarray]) -> list[float]:
-    """Of each layer."""
+    """The smallest exponent of each layer."""
     probe = graph.copy()
     for scan in [node for node in probe.proto.graph.node if node.op_type == "Scan"]:
         body = next(item.g for item in scan.attribute if item.name == "body")
