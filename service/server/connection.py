@@ -12,7 +12,7 @@ from fcntl import ioctl
 from functools import partial
 from itertools import chain
 from termios import FIONREAD
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 from httptools import HttpParserError, HttpParserUpgrade, HttpRequestParser
 from starlette.types import Scope
@@ -183,12 +183,14 @@ class Connection(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         if self.parser.should_upgrade():
             return  # the head is parsed again
-        self._in_head, self._in_body, self._num_loose = False, True, 0
         self._since = self.loop.time()
         self.idle.pop(self, None)
         known = self.scope["state"]  # what the application asks of the connection
         known["is_closing"], known["is_surplus"] = self.transport.is_closing, self in self.surplus
-        super().on_headers_complete()
+        super().on_headers_complete()  # raises if the target has no path
+        self._in_head, self._in_body, self._num_loose = False, True, 0
+        if self.scope["http_version"] == "1.0":  # its callers would take it for the answer
+            self.cycle.waiting_for_100_continue = False
         if self.scope["method"] != "HEAD":  # whose answer has no body
             own: Any = HeadWithBody(self.cycle, self.transport)
             self.cycle.transport = own
@@ -225,17 +227,19 @@ class Connection(HttpToolsProtocol):
     def _reject(self, error: ServiceError) -> None:
         """Answers what never became a whole request, and closes.
 
-        If an earlier request is being answered, the connection is closed after that instead.
+        If an earlier request is being answered, that comes first.
         """
         self._is_rejected = True
-        is_answering = self._is_answering()
+        answer, is_answering = error_response(OPENAI_ERRORS.envelope, error), self._is_answering()
         is_its_own = is_answering and self.cycle.more_body and not self.cycle.response_started
         is_answered = self._in_body and not is_answering
         if is_answering and not is_its_own:
             self.cycle.keep_alive = False
             return
-        if not self.transport.is_closing() and not self.pipeline and not is_answered:
-            answer = error_response(OPENAI_ERRORS.envelope, error)
+        if self.pipeline:  # it is the last there: its turn comes
+            self.pipeline[0] = (self.cycle, cast(Any, answer))
+            return
+        if not self.transport.is_closing() and not is_answered:
             headers = (b"%b: %b\r\n" % header for header in answer.raw_headers)
             head = STATUS_LINE[answer.status_code] + b"".join(headers)
             self.transport.write(head + b"\r\n" + bytes(answer.body))

@@ -4,6 +4,7 @@ import asyncio
 import gc
 import http.client
 import json
+import re
 import socket
 import struct
 import threading
@@ -272,7 +273,7 @@ def coded(coding: bytes) -> bytes:
             b"CONNECT localhost:80 HTTP/1.1\r\nhost: x\r\n\r\n",
             head(5, "content-length: 6"), head(5, "transfer-encoding: chunked"),
             *(head(5).replace(b" 5", b" " + wrong) for wrong in (b"+5", b"-5", b"5,5", b"9" * 40)),
-            CHUNKED + b"zz\r\n",
+            CHUNKED + b"zz\r\n", b"GET http://x HTTP/1.1\r\nhost: x\r\n\r\n",
         )),
         (head(5).replace(b" 5", b" 99999999999"), 413, "the limit is 16777216"),
         (head(5, "content-type: text/plain"), 400, "the header content-type is sent twice"),
@@ -573,6 +574,10 @@ def test_what_came_whole_is_answered_before_what_follows_ends_the_connection(pat
     with closing(call(patient)) as caller:
         caller.sendall(head(len(GOOD)) + GOOD + b"}")  # longer than it says
         assert answer_of(caller)[0] == 200
+    with closing(call(patient)) as caller:
+        caller.sendall(request + CHUNKED + b"no size\r\n")
+        received = b"".join(iter(lambda: caller.recv(65536), b""))
+    assert re.findall(rb"HTTP/1.1 (\d+) ", received) == [b"200", b"400"]
 
 
 @pytest.mark.parametrize(("length", "status"), [(len(GOOD), 200), (99_999_999, 413)])
@@ -586,6 +591,10 @@ def test_who_expects_to_be_asked_for_its_body_is_asked_unless_it_is_rejected(
             assert told == b"HTTP/1.1 100 Continue\r\n\r\n"
             caller.sendall(GOOD)
         assert status_of(caller) == status
+    with closing(call(patient)) as caller:  # HTTP/1.0 has no such answer
+        old = head(len(GOOD), "expect: 100-continue").replace(b"HTTP/1.1", b"HTTP/1.0")
+        caller.sendall(old + GOOD)
+        assert caller.recv(13, socket.MSG_WAITALL) == b"HTTP/1.1 200 "
 
 
 def asks_for(protocol: str) -> tuple[str, ...]:

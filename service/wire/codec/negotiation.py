@@ -19,6 +19,7 @@ WINDOWS = {
     "gzip": 16 + zlib.MAX_WBITS,
     "deflate": zlib.MAX_WBITS,
 }  # zlib's wbits; deflate means zlib's own format
+COMPRESSED_BYTES = 16 * 1024  # decompressed in one go: 1 ms, whatever they stand for
 PIECE_VALUES = 32_768  # numbers written in one go: 2 to 4 ms, in which no other thread runs
 VALUE_BYTES = 12  # of one, about
 PIECE_BYTES = PIECE_VALUES * VALUE_BYTES
@@ -81,20 +82,27 @@ def decompress(body: bytes, coding: str, max_bytes: int) -> bytes: ...
 @overload
 def decompress(body: bytes, coding: str, max_bytes: int, most: int) -> bytes | None: ...
 def decompress(body: bytes, coding: str, max_bytes: int, most: int | None = None) -> bytes | None:
-    """Never makes more than max_bytes. None if there are more than `most`."""
-    stream = zlib.decompressobj(WINDOWS[coding])
+    """Never makes more than max_bytes. None if there are more than `most`, or if it takes long to
+    find out: any number of bytes may stand for none."""
+    if most is not None and len(body) > COMPRESSED_BYTES:
+        return None
+    stream, pieces = zlib.decompressobj(WINDOWS[coding]), sliced(body, COMPRESSED_BYTES)
+    made, left = list[bytes](), 1 + (max_bytes if most is None else min(most, max_bytes))
     try:
-        plain = stream.decompress(body, 1 + (max_bytes if most is None else min(most, max_bytes)))
+        while left and not stream.eof and (piece := next(pieces, None)):
+            made.append(stream.decompress(piece, left))
+            left -= len(made[-1])
+            checkpoint()
     except zlib.error as error:
         raise InvalidInput(f"the body is not {coding}: {error}", param="content-encoding") from None
-    if len(plain) > max_bytes:
+    if (num_bytes := sum(map(len, made))) > max_bytes:
         raise BodyTooLarge(f"the body has more than {max_bytes} bytes decompressed, the limit")
-    if most is not None and len(plain) > most:
+    if most is not None and num_bytes > most:
         return None
-    if not stream.eof or stream.unused_data:
+    if not stream.eof or stream.unused_data or next(pieces, None):
         what = "has bytes after its end" if stream.eof else "is cut short"
         raise InvalidInput(f"the body's {coding} stream {what}", param="content-encoding")
-    return plain
+    return b"".join(made)
 
 
 def wanted_coding(headers: Headers) -> str | None:

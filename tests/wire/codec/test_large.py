@@ -214,6 +214,8 @@ def test_a_bomb_is_not_decompressed_on_the_event_loop() -> None:
         decompress(bomb, "gzip", 1000, most=65_536)
     with pytest.raises(InvalidInput, match="cut short"):
         decompress(bomb[:-1], "gzip", 16_000_000)
+    with pytest.raises(InvalidInput, match="bytes after its end"):
+        decompress(gzip.compress(b"little") + bytes(100_000), "gzip", 16_000_000)
 
 
 # the event loop
@@ -257,10 +259,16 @@ WIDE = orjson.dumps(
     }
 )
 LONG = b'{"input_ids": [[%s]]}' % b",".join([b"7" * 4299] * 1900)
+# four blocks of deflate, each with codes of its own and not a byte; so many take a second
+BLOCKS = bytes.fromhex(
+    "04c081000000000090ff6b100007020000000040feaf41001c080000000000f9bf060170200000000000e4ff1a"
+)
+NOTHING = b"\x78\x01" + BLOCKS * 370_000
 LARGE: dict[str, tuple[str, bytes, str]] = {
     "an answer of 130 MB": ("/v1/infer", WIDE, ""),
     "the same, compressed": ("/v1/infer", WIDE, "accept-encoding: gzip\r\n"),
     "integers of 4,299 digits": ("/v1/infer", gzip.compress(LONG, 1), "content-encoding: gzip\r\n"),
+    "what stands for nothing": ("/v1/infer", NOTHING, "content-encoding: deflate\r\n"),
 }  # fmt: skip
 
 
