@@ -56,12 +56,13 @@ Headers = Collection[tuple[bytes, bytes]]  # names in lower case
 
 
 class Flow(FlowControl):
-    """uvicorn's, but nothing is read while requests sent ahead wait: all of them would be kept."""
+    """uvicorn's, but nothing is read while requests sent ahead wait: all of them would be kept.
+    Beside one of them the server reads on, or it would not learn that their caller has left."""
 
     pipeline: Collection[Any]  # the connection's
 
     def resume_reading(self) -> None:
-        if not self.pipeline:
+        if len(self.pipeline) < 2:
             super().resume_reading()
 
 
@@ -111,6 +112,7 @@ class Connection(HttpToolsProtocol):
         super().connection_made(transport)
         self.flow = Flow(transport)
         self.flow.pipeline = self.pipeline
+        self._unanswered = list[Any]()  # uvicorn's cycles: the one that is answered, `pipeline`
         self._since = self.idle_since = self.loop.time()
         self._all_sent = self._since  # when there was last nothing to send
         self.idle[self] = None
@@ -160,8 +162,10 @@ class Connection(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
-        if self.cycle and (ask := self.cycle.scope["state"].get(ASK)):
-            ask.leave()
+        for cycle in self._unanswered:  # of which uvicorn has told the last
+            cycle.disconnected = True
+            if ask := cycle.scope["state"].get(ASK):
+                ask.leave()
         self._unset_keepalive_if_required()  # uvicorn leaves it to what is lost by an error
         self.idle.pop(self, None)
         self.surplus.pop(self, None)
@@ -179,6 +183,8 @@ class Connection(HttpToolsProtocol):
     def on_message_begin(self) -> None:
         super().on_message_begin()
         self._in_head, self._num_loose = True, 0
+        if self._since is None:  # it came with the end of another
+            self._since = self.loop.time()
 
     def on_headers_complete(self) -> None:
         if self.parser.should_upgrade():
@@ -188,6 +194,7 @@ class Connection(HttpToolsProtocol):
         known = self.scope["state"]  # what the application asks of the connection
         known["is_closing"], known["is_surplus"] = self.transport.is_closing, self in self.surplus
         super().on_headers_complete()  # raises if the target has no path
+        self._unanswered.append(self.cycle)
         self._in_head, self._in_body, self._num_loose = False, True, 0
         if self.scope["http_version"] == "1.0":  # its callers would take it for the answer
             self.cycle.waiting_for_100_continue = False
@@ -209,7 +216,8 @@ class Connection(HttpToolsProtocol):
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
-        if not self.transport.is_closing() and not self._is_answering():
+        del self._unanswered[0]
+        if not self.transport.is_closing() and not self._unanswered:
             self.idle_since = self.loop.time()
             self.idle[self] = None
 
@@ -221,19 +229,16 @@ class Connection(HttpToolsProtocol):
                 return
         super().shutdown()
 
-    def _is_answering(self) -> bool:
-        return self.cycle is not None and not self.cycle.response_complete
-
     def _reject(self, error: ServiceError) -> None:
         """Answers what never became a whole request, and closes.
 
         If an earlier request is being answered, that comes first.
         """
-        self._is_rejected = True
-        answer, is_answering = error_response(OPENAI_ERRORS.envelope, error), self._is_answering()
-        is_its_own = is_answering and self.cycle.more_body and not self.cycle.response_started
-        is_answered = self._in_body and not is_answering
-        if is_answering and not is_its_own:
+        self._is_rejected, self._since = True, None
+        answer = error_response(OPENAI_ERRORS.envelope, error)
+        is_its_own = self._unanswered and self.cycle.more_body and not self.cycle.response_started
+        is_answered = self._in_body and not self._unanswered
+        if self._unanswered and not is_its_own:
             self.cycle.keep_alive = False
             return
         if self.pipeline:  # it is the last there: its turn comes
@@ -251,10 +256,10 @@ class Connection(HttpToolsProtocol):
         if self._since is not None:
             if self.flow.read_paused:
                 self._since = now  # the server is not reading
-            elif now - self._since > limit_s + BODY_GRACE_S:
-                self.transport.abort()
             elif now - self._since > limit_s and self._in_head:
                 self._reject(RequestTimeout(f"the head did not arrive within {limit_s:g} s"))
+            elif now - self._since > limit_s + BODY_GRACE_S:
+                self.transport.abort()
         if not self.transport.get_write_buffer_size():
             self._all_sent = now
         elif now - self._all_sent > self.settings.send_timeout_s:

@@ -409,7 +409,7 @@ def held_up(
         yield url, inference, go
 
 
-@pytest.mark.parametrize("how", ["closes", "resets", "sends no more"])
+@pytest.mark.parametrize("how", ["closes", "resets", "sends no more", "has sent another ahead"])
 def test_who_has_left_is_noticed_and_nothing_is_computed_for_them(small: Path, how: str) -> None:
     with held_up(small) as (url, inference, go), closing(call(url)) as first:
         first.sendall(head(len(GOOD)) + GOOD)
@@ -419,6 +419,8 @@ def test_who_has_left_is_noticed_and_nothing_is_computed_for_them(small: Path, h
             caller.sendall(head(len(GOOD)) + GOOD)
         assert eventually(lambda: inference.scheduler.num_queued_tokens() == 15)
         for caller in callers:
+            if how == "has sent another ahead":
+                caller.sendall(head(len(GOOD)) + GOOD)
             if how == "sends no more":
                 caller.shutdown(socket.SHUT_WR)
                 assert is_closed(caller)
@@ -433,6 +435,26 @@ def test_who_has_left_is_noticed_and_nothing_is_computed_for_them(small: Path, h
         )
         computed = ("addnorm_micro_batch_tokens_sum", (("model", "notebook"),))
         assert samples(web.get(f"{url}/metrics").text)[computed] == 5
+
+
+def test_half_a_head_ends_its_connection_once_what_came_before_is_answered(small: Path) -> None:
+    late, sweeps = threading.Event(), threading.Semaphore(0)
+
+    class Late(Connection):
+        def sweep(self, now: float) -> None:
+            if late.is_set():
+                super().sweep(now + 1000 * self.settings.body_timeout_s)
+                sweeps.release()
+
+    with held_up(small, Late) as (url, inference, go), closing(call(url)) as caller:
+        caller.sendall(head(len(GOOD)) + GOOD + b"POST /v1")
+        assert eventually(lambda: inference.scheduler.num_busy == 1)
+        late.set()
+        for _ in range(3):
+            assert sweeps.acquire(timeout=PATIENCE_S)
+        go.set()
+        assert status_of(caller) == 200
+        assert is_closed(caller)
 
 
 class Sent:
