@@ -26,7 +26,8 @@ from addnorm.service.engine.registry import Models
 from addnorm.service.engine.tokenizer import Text, Tokenizer
 from addnorm.service.errors import EmptyInput, InvalidInput
 from addnorm.service.wire.codec.decoding import Tools
-from addnorm.service.wire.codec.negotiation import Several, fragment
+from addnorm.service.wire.codec.negotiation import Several, fragment, written
+from addnorm.service.wire.codec.payload import Payload
 from addnorm.service.wire.codec.shown import shown
 from addnorm.service.wire.codec.validation import Strict, fit, into_body
 from addnorm.service.wire.dialect_errors import HUGGING_FACE_ERRORS, TEI_ERRORS
@@ -59,6 +60,7 @@ from addnorm.service.wire.texts.texts import (
     Shown,
     TextsToTokenize,
     check_size,
+    column,
     query_with,
     source_or_sentence,
 )
@@ -364,14 +366,13 @@ TASK_ROUTES = tuple(
 )
 
 
-async def tokenize(body: TeiTokenizeRequest, ask: Ask, tools: Tools) -> bytes:
+async def tokenize(body: TeiTokenizeRequest, ask: Ask, tools: Tools) -> Payload:
     """Texts may have any number of tokens."""
     model = _model(body.model, ask, tools)
     texts = TextsToTokenize.prompted("inputs", body.inputs, False, model, body.prompt_name)
     texts = texts._replace(can_cut=False)
     work = partial(_shown, tools.texts.tokenizer(texts), body.add_special_tokens)
-    shown = await tools.texts.tokenize_with(texts, work, ask, list)
-    return orjson.dumps([text.fields["tokens"] for text in shown])
+    return await tools.texts.tokenize_with(texts, work, ask, _in_rows)
 
 
 def _model(sent: str | None, ask: Ask, tools: Tools) -> Model:
@@ -400,6 +401,10 @@ def _shown(tokenizer: Tokenizer, add_special_tokens: bool, piece: Sequence[Text]
         ]
         shown.append(Shown(len(encoding), {"tokens": fragment(tokens)}))
     return shown
+
+
+def _in_rows(shown: Sequence[Shown]) -> Payload:
+    return Payload(written(column(shown, "tokens"), 0))
 
 
 async def decode(body: TeiDecodeRequest, ask: Ask, tools: Tools) -> bytes:

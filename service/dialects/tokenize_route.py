@@ -8,15 +8,24 @@ from pydantic import BaseModel, Field
 
 from addnorm.service.asking.ask import Ask
 from addnorm.service.engine.manifest import InputType
+from addnorm.service.engine.model import Model
 from addnorm.service.engine.tokenizer import Text, Tokenizer
 from addnorm.service.errors import InvalidInput
 from addnorm.service.wire.codec.decoding import Tools
-from addnorm.service.wire.codec.negotiation import fragment
+from addnorm.service.wire.codec.negotiation import fragment, written
+from addnorm.service.wire.codec.payload import Payload
 from addnorm.service.wire.codec.validation import Strict
 from addnorm.service.wire.dialect_errors import OPENAI_ERRORS
 from addnorm.service.wire.route import Protocol, Route
 from addnorm.service.wire.texts.sequences import Integers
-from addnorm.service.wire.texts.texts import MODEL, PROMPT_NAME, Shown, Texts, TextsToTokenize
+from addnorm.service.wire.texts.texts import (
+    MODEL,
+    PROMPT_NAME,
+    Shown,
+    Texts,
+    TextsToTokenize,
+    column,
+)
 
 MAX_IDS = 10_000  # whose tokens one request may ask for: they are looked up on the event loop
 
@@ -109,7 +118,7 @@ def _shown(
     return shown
 
 
-async def tokenize(body: TokenizeRequest, ask: Ask, tools: Tools) -> bytes:
+async def tokenize(body: TokenizeRequest, ask: Ask, tools: Tools) -> Payload | bytes:
     """InvalidInput names the field."""
     model, prompt_name = ask.find_model_and_prompt(tools.models, body.model, body.prompt_name)
     if (rows := body.input_ids) is not None:  # their tokens, as the vocabulary writes them
@@ -149,16 +158,19 @@ async def tokenize(body: TokenizeRequest, ask: Ask, tools: Tools) -> bytes:
     tokenizer = tools.texts.tokenizer(texts)
     # texts that are too long are shown too, so that callers see by how much
     work = partial(_shown, tokenizer, truncate, ask.cut)
-    shown = await tools.texts.tokenize_with(texts, work, ask, list)
-    return orjson.dumps(
-        {
-            "model": model.answered_name,
-            "version": str(model.bundle.manifest.version),
-            **{name: [text.fields[name] for text in shown] for name in shown[0].fields},
-            "num_tokens": [text.num_tokens for text in shown],
-            "limit": tokenizer.max_text_tokens,
-        }
-    )
+    join = partial(_answer, model, tokenizer.max_text_tokens)
+    return await tools.texts.tokenize_with(texts, work, ask, join)
+
+
+def _answer(model: Model, limit: int, shown: Sequence[Shown]) -> Payload:
+    words = {
+        "model": model.answered_name,
+        "version": str(model.bundle.manifest.version),
+        **{name: column(shown, name) for name in shown[0].fields},
+        "num_tokens": [text.num_tokens for text in shown],
+        "limit": limit,
+    }
+    return Payload(written(words, 0))
 
 
 PROTOCOL = Protocol(

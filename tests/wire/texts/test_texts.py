@@ -14,11 +14,14 @@ from tokenizers import Tokenizer
 
 from addnorm.service.asking.ask import Ask
 from addnorm.service.settings import Settings
+from addnorm.service.wire.codec.negotiation import fragment, written
 from addnorm.service.wire.texts.texts import (
     PIECE_TEXTS,
     QUICK_CHARACTERS,
     QUICK_TEXTS,
+    Shown,
     TextReader,
+    column,
     decoded_ids,
     portions,
 )
@@ -108,3 +111,10 @@ def _longest_gap_share(row: list[int], of: Any) -> float:
         work.join()
     gaps = [after - before for before, after in pairwise(times)]
     return max(gaps) / (times[-1] - times[0] + 1e-9)
+
+
+def test_a_column_lets_go_of_what_is_written() -> None:
+    texts = [Shown(1, {"tokens": fragment([index]), "ids": fragment(index)}) for index in range(3)]
+    parts = written({"tokens": column(texts, "tokens"), "end": 1}, 0)
+    assert b"".join(parts) == b'{"tokens":[[0],[1],[2]],"end":1}'
+    assert [[*text.fields] for text in texts] == [["ids"]] * 3
