@@ -107,11 +107,7 @@ class Program:
                 with as_found(self._runs), silence_libraries():
                     value = self.tasks[task](text)
             except Exception as error:  # of any class, as it is not our code
-                first = str(error).strip().partition("\n")[0]
-                raise ProgramError(
-                    f"{self.name} fails on {text!r:.60} ({task}):"
-                    f" {type(error).__name__}: {first}. Go without with --reference none"
-                ) from error
+                raise self._failure(f"{text!r:.60} ({task})", error) from error
             tokens = self._heard["input_ids"][0]
             mask = self._heard.get("attention_mask")
             types = self._heard.get("token_type_ids")
@@ -133,8 +129,11 @@ class Program:
             if key[1] is not None:
                 inputs["token_type_ids"] = torch.tensor([key[1]])
             device = next(self._runs.parameters()).device
-            with as_found(self._runs):
-                made = self._forward({name: row.to(device) for name, row in inputs.items()})
+            try:
+                with as_found(self._runs):
+                    made = self._forward({name: row.to(device) for name, row in inputs.items()})
+            except Exception as error:
+                raise self._failure(f"{len(ids)} token ids", error) from error
             made["activations"] = self._heard["activations"]
             self._rows[key] = {
                 name: rows.detach().float().cpu().numpy().reshape(-1, rows.shape[-1])
@@ -163,6 +162,13 @@ class Program:
         for module in _heard_modules(self._model) if self._model else ():
             module.__dict__.pop("forward", None)
         self._runs = self._model = self._tokenizer = None
+
+    def _failure(self, asked: str, error: Exception) -> ProgramError:
+        first = str(error).strip().partition("\n")[0]
+        return ProgramError(
+            f"{self.name} fails on {asked}: {type(error).__name__}: {first}. Go without with"
+            " --reference none"
+        )
 
     def _forward(self, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
         if self._model is self._runs:

@@ -431,7 +431,8 @@ def _labels(
                 )
         what = "config.json: id2label names"
     else:
-        return table.labels or None
+        names = table.labels or ()
+        what = f"{table.classes[0]} has"
     if not names:
         return None
     if len(names) != width:

@@ -19,10 +19,12 @@ from addnorm.export.sources import program as programs
 from addnorm.export.sources import sources
 from addnorm.export.sources.program import Answer, Program, ProgramError, Text
 from addnorm.export.sources.sources import Reference, UsageError
+from addnorm.model.checkpoints import Choices
 from addnorm.service.engine import bundle as bundles
 from addnorm.service.errors import StartupError
 from addnorm.service.loading import loader
 from addnorm.service.settings import Settings
+from tests.support import saved_folders
 from tests.support.families import made, save
 from tests.support.sentence_transformers import tell
 from tests.support.task_models import TASK_MODELS
@@ -78,6 +80,20 @@ def test_texts_of_ones_own_are_compared_for_each_task(
     compared = [*check(source)]
     assert cases <= {line.rpartition(": ")[2] for line in compared}
     assert source.compared_with()["samples"] == len(samples)
+
+
+@pytest.mark.filterwarnings("ignore")  # of transformers, while it saves
+@pytest.mark.parametrize("family", ["DistilBert", "DebertaV2"])
+def test_types_that_a_model_ignores_are_not_compared(tmp_path: Path, family: str) -> None:
+    folder = tmp_path / "typed"
+    saved_folders.plain(f"{family}ForSequenceClassification", {})(folder)
+    assert [*check(sources.checkpoint(folder))]
+
+
+def test_a_program_that_fails_on_token_ids_is_named(tmp_path: Path) -> None:
+    folder = save(made("BertForQuestionAnswering", num_labels=3), tmp_path)  # it unpacks two
+    with pytest.raises(ProgramError, match=r"QuestionAnswering .* fails on \d+ token ids: ValueE"):
+        sources.checkpoint(folder, Choices(labels=()))
 
 
 def test_a_file_of_texts_is_part_of_the_certificate(text_checkpoint: Path, tmp_path: Path) -> None:

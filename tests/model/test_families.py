@@ -251,3 +251,10 @@ def test_labels_that_do_not_match_the_head_are_refused(tmp_path: Path) -> None:
     assert load_checkpoint(folder, Choices(labels=())).labels is None
     with pytest.raises(CheckpointError, match="--labels names 1 labels"):
         load_checkpoint(folder, Choices(labels=("a",)))
+
+
+def test_spans_have_a_start_and_an_end(tmp_path: Path) -> None:
+    folder = save(made("BertForQuestionAnswering", num_labels=3), tmp_path)
+    words = r"ForQuestionAnswering has 2 labels, the head \(qa_outputs\) has 3"
+    with pytest.raises(CheckpointError, match=words):
+        load_checkpoint(folder)

@@ -26,7 +26,8 @@ WORDS = [  # no text has the first two: MPNet takes 1 for a pad whatever is said
 ]  # fmt: skip
 TEXTS = ["the water is long.", "who could", "Peoples, find A ab ☃ the water"]
 PAIRS = [("who could", text) for text in ("the water is long.", "people", "a b a b")]
-TYPED = ("Bert", "Electra", "Albert")  # families whose tokenizers give the second text its type
+# families whose tokenizers give the second text its type; two of them ignore it
+TYPED = ("Bert", "Electra", "Albert", "DistilBert", "DebertaV2")
 TEMPLATE = (
     "[CLS]{% for m in messages if m.role == 'query' %}find: {{ m.content }}{% endfor %}"
     "{% for m in messages if m.role == 'document' %}[SEP]{{ m.content }}{% endfor %}[SEP]"
