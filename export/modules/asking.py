@@ -18,7 +18,7 @@ from addnorm.export.modules.operators.ids import Told
 from addnorm.export.modules.operators.lengths import Call, Run
 from addnorm.export.modules.operators.parts import Unrecognized
 from addnorm.export.modules.operators.trace import LOOKUPS, Calls, Enough, Trace
-from addnorm.export.sources.original import Array, Original, OriginalError
+from addnorm.export.sources.original import Array, Original, OriginalError, as_found
 from addnorm.export.sources.sources import UsageError
 from addnorm.model.config import Config, Pick
 from addnorm.model.transformer import Transformer
@@ -148,18 +148,21 @@ def list_calls(ask: Asking, ids: Tensor, types: Tensor | None = None) -> list[Ca
 
 
 def vocab_size(ask: Asking) -> int:
-    """The rows of the smallest table that is read at the token ids. OriginalError if none is."""
+    """The rows of the smallest table that is read at the token ids. Where one is, others that are
+    read at numbers made of them, such as ids % 100, set no limit. OriginalError if none is."""
     ids = torch.tensor([[0, 1, 0, 0, 1]])
-    sizes = [
-        len(step.inputs[0].tensor) for step in trace_forward(ask, ids).steps
+    read = [
+        step for step in trace_forward(ask, ids).steps
         if step.op in LOOKUPS and step.values[0].of_rows
         and torch.equal(step.inputs[-1].tensor.flatten(), ids[0])
     ]  # fmt: skip
-    if not sizes:
+    if not read:
         raise OriginalError(
             "no table is read at the token ids: say how many there are, config={'vocab_size': N}"
         )
-    return min(sizes)
+    given = ids.untyped_storage().data_ptr()
+    of_ids = [x for x in read if x.inputs[-1].tensor.untyped_storage().data_ptr() == given]
+    return min(len(step.inputs[0].tensor) for step in of_ids or read)
 
 
 def longest(call: Callable[[int], object], limit: int) -> int:
@@ -213,6 +216,16 @@ def unwrapped(module: nn.Module) -> nn.Module:
                 f"{name} has quantized layers ({type(part).__qualname__}): export the module of"
                 " float32 that they were made of"
             )
+    if torch.backends.mha.get_fastpath_enabled():
+        for key, part in module.named_modules():
+            if (share := _share_of_fast_path(part)) > AGREES:
+                raise UsageError(
+                    f"{name}.{key} ({type(part).__qualname__}): in evaluation mode PyTorch takes a"
+                    " fast path, which calls none of its own methods and layers, and answers"
+                    f" otherwise, by {share:.2g} of the largest number. Call"
+                    " torch.backends.mha.set_fastpath_enabled(False) in your program, and before"
+                    " the export"
+                )
     if type(module).forward is nn.Module.forward and "forward" not in vars(module):
         raise UsageError(f"{name} has no forward")
     if any(getattr(part, "max_norm", None) for part in module.modules()):
@@ -228,6 +241,21 @@ def unwrapped(module: nn.Module) -> nn.Module:
                 torch.embedding_renorm_(part.weight.data, ids, limit, part.norm_type)
                 part.max_norm = None
     return module
+
+
+def _share_of_fast_path(layer: nn.Module) -> float:
+    """How far the answer by PyTorch's fast path is from the other, as a share of the largest
+    number. 0 for what is none of its layers, or is called in another way."""
+    if not isinstance(layer, nn.TransformerEncoderLayer):
+        return 0.0
+    weight, answers = layer.norm1.weight, []
+    if weight is None:
+        return 0.0
+    rows = torch.randn(1, 5, len(weight), generator=torch.Generator().manual_seed(0))
+    for fast_path in (False, True):
+        with as_found(layer, fast_path), suppress(Exception):  # it is the caller's code
+            answers.append(layer(rows.to(weight.device)).cpu().numpy())
+    return _share(answers[1], answers[0]) if len(answers) == 2 else 0.0
 
 
 def copy_module(module: nn.Module) -> nn.Module:

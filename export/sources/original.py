@@ -178,15 +178,16 @@ def _squeeze(answer: Tensor, length: int) -> Array:
 
 
 @contextmanager
-def as_found(reference: Any) -> Iterator[None]:
-    """Holds the module in evaluation mode, without gradients, without PyTorch's fast path and what
-    torch.compile made of parts. Modes and random state are as before at the end."""
+def as_found(reference: Any, fast_path: bool = False) -> Iterator[None]:
+    """Holds the module in evaluation mode, without gradients and what torch.compile made of parts.
+    Modes and random state are as before at the end. fast_path: whether PyTorch may take that of
+    its own layers, which no graph is made of."""
     is_module = isinstance(reference, nn.Module)
     modes = {module: module.training for module in reference.modules()} if is_module else {}
     fast = torch.backends.mha.get_fastpath_enabled()
     if is_module:
         reference.eval()
-    torch.backends.mha.set_fastpath_enabled(False)
+    torch.backends.mha.set_fastpath_enabled(fast_path)
     try:
         with (
             torch.no_grad(),

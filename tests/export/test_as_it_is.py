@@ -13,6 +13,7 @@ from onnxruntime import InferenceSession
 from torch import Tensor, nn
 
 from addnorm.export import ExportError, export_bundle, verify_bundle
+from addnorm.export.modules.asking import Asking, unwrapped, vocab_size
 from addnorm.service.engine import bundle as bundles
 from addnorm.service.engine.batch import Batch
 from addnorm.service.engine.model import Model
@@ -61,6 +62,24 @@ def quantized() -> nn.Module:
     with warnings.catch_warnings(action="ignore"):
         module.head = torch.ao.nn.quantized.dynamic.Linear(D, 5)  # type: ignore[assignment]
     return module
+
+
+class Louder(nn.TransformerEncoderLayer):
+    """PyTorch's fast path does not call it."""
+
+    def _ff_block(self, x: Tensor) -> Tensor:
+        return 2 * super()._ff_block(x)
+
+
+class Hashed(Gated):
+    """Reads a smaller table too, at ids modulo its rows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.small = nn.Embedding(7, D)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return super().forward(ids) + self.small(ids % 7).sum(-1, keepdim=True)
 
 
 def answered(module: nn.Module, row: list[int], *more: Tensor) -> Any:
@@ -167,6 +186,20 @@ def test_tensors_are_picked_and_named(tmp_path: Path) -> None:
         export_bundle(Pair(), tmp_path, "own", outputs=["a"], as_it_is=False)
 
 
+def test_without_its_fast_path_pytorch_calls_a_layers_own_methods() -> None:
+    layer = Louder(D, 4, 64, batch_first=True)
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        assert unwrapped(layer) is layer
+    finally:
+        torch.backends.mha.set_fastpath_enabled(True)
+
+
+def test_ids_are_those_of_the_table_that_is_read_at_all_of_them() -> None:
+    module = Hashed()
+    assert vocab_size(Asking(module, module)) == V
+
+
 def test_sequences_run_alone_where_company_changes_bits(tmp_path: Path) -> None:
     engine = Model(export_bundle(Normalized(), tmp_path, "own", as_it_is=True)).engine(None)
     assert isinstance(engine, OwnEngine)
@@ -198,6 +231,10 @@ def test_sequences_run_alone_where_company_changes_bits(tmp_path: Path) -> None:
         (Loop, "for one length alone, as a loop over tokens in Python"),
         (Autocast, "Autocast computes in bfloat16, as under torch.autocast"),
         (quantized, r"has quantized layers \(Linear\)"),
+        (
+            lambda: nn.Sequential(nn.Embedding(V, D), Louder(D, 4, 64, batch_first=True)),
+            r"Sequential\.1 \(Louder\): .* a fast path, .* answers otherwise, by 0\.\d+ of",
+        ),
         (Broken, "answers 7 tokens with NaN or infinity"),
         (lambda: torch.jit.script(nn.Sequential(nn.Embedding(V, D))), "a module of TorchScript"),
         (SequenceFirst, "depends on the others of its batch.* say batch_first=False"),
