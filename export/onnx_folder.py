@@ -32,7 +32,14 @@ from addnorm.export.certificate.parity import Check, table_row
 from addnorm.export.certificate.served import Case, CertificationError, Served
 from addnorm.export.graphs import model_file
 from addnorm.export.graphs.model_file import Graph
-from addnorm.export.graphs.standalone import EMBEDDING, HIDDEN, LOGITS, Headed, make_standalone
+from addnorm.export.graphs.standalone import (
+    EMBEDDING,
+    HIDDEN,
+    LOGITS,
+    SPANS,
+    Headed,
+    make_standalone,
+)
 from addnorm.export.sources.folder_tokenizer import NoTexts
 from addnorm.export.sources.sources import Source, UsageError
 from addnorm.export.sources.texts import is_as_written
@@ -41,6 +48,7 @@ from addnorm.service import VERSION
 from addnorm.service.engine import bundle as bundles
 from addnorm.service.engine import files
 from addnorm.service.engine.bundle import CERTIFICATE, MANIFEST, TOKENIZER, Bundle
+from addnorm.service.engine.manifest import SPANS as SPAN_LABELS
 from addnorm.service.engine.manifest import File, Manifest
 from addnorm.service.engine.model import Model
 from addnorm.service.engine.session import file_bytes
@@ -68,7 +76,9 @@ CHOICES = (
     "max_length",
     "tokenizer",
 )  # of whoever exports, in a source's origin
-SERVED = {HIDDEN: "activations", EMBEDDING: "pooled", LOGITS: "logits"}  # by a file's output
+SERVED = {  # by a file's output
+    HIDDEN: "activations", EMBEDDING: "pooled", **dict.fromkeys((LOGITS, *SPANS), "logits"),
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -256,7 +266,11 @@ def _graphs(bundle: Bundle, has_embedding: bool) -> Iterator[tuple[str, Graph]]:
         yield (
             precision,
             make_standalone(
-                body, made.get("logits"), embedding if has_embedding else None, manifest.normalize
+                body,
+                made.get("logits"),
+                embedding if has_embedding else None,
+                manifest.normalize,
+                spans=manifest.labels == SPAN_LABELS,
             ),
         )
 
@@ -329,7 +343,10 @@ def _unequal_outputs(
         if output == EMBEDDING:
             asked["normalize"] = manifest.normalize
         answer = path.ask(case, precision, outputs=[name], **asked)[name]
-        if values.ndim == 3 and own.get("positions") != "last":
+        if output in SPANS:
+            expected, rows = served.real_rows(answer, real, case), values[real]
+            expected = expected[:, SPANS.index(output)]
+        elif values.ndim == 3 and own.get("positions") != "last":
             expected, rows = served.real_rows(answer, real, case), values[real]
         elif values.ndim == 3:  # of many logits, those of each sequence's last token
             rows = values[np.arange(len(values)), last][kept]

@@ -17,7 +17,7 @@ from addnorm.export import vector_ranges
 from addnorm.export.certificate import answered, tolerances
 from addnorm.export.certificate.answered import Array, ServedTasks, embed_by_server
 from addnorm.export.sources import sample_texts, texts
-from addnorm.export.sources.program import Answer, Ids, Program, Text, split_task, texts_of
+from addnorm.export.sources.program import Ids, Program, Text, split_task, texts_of
 from addnorm.export.sources.sources import Source
 from addnorm.export.sources.texts import Texts
 from addnorm.model.checkpoints import sentence_transformers
@@ -30,6 +30,7 @@ from addnorm.service.server.wiring import Service
 
 Compare = Callable[[str], Iterable[tolerances.Result]]
 SAMPLES = "samples"
+SHOWN_IDS = 5  # of a text that an error shows
 BATCH = 64  # texts that PyTorch is given at once
 MARKS = ("\x07", "\u0301", "\u200b")  # a control character, an accent, no width
 VECTORS = ("embed", "sparse")  # tasks whose answers every precision is near to
@@ -165,7 +166,7 @@ def _against_program(
         yield f"refused: {error.message}", 1, 0
         return
     expected = [program.answer(task, text) for text in texts]
-    yield from _ids(bundle, found, expected)
+    yield from _ids(bundle, texts, *([one.ids for one in own] for own in (found, expected)))
     both = [*zip(found, expected, strict=True)]
     if any(served.ids.tokens != meant.ids.tokens for served, meant in both):
         return  # the author's ids may be ones that the model lacks
@@ -184,12 +185,26 @@ def _against_program(
 
 
 def _ids(
-    bundle: Bundle, found: Sequence[Answer], expected: Sequence[Answer]
+    bundle: Bundle, texts: Sequence[Text], found: Sequence[Ids], expected: Sequence[Ids]
 ) -> Iterator[tolerances.Result]:
-    both = [*zip(found, expected, strict=True)]
-    yield "texts with other token ids", sum(a.ids.tokens != b.ids.tokens for a, b in both), 0
+    yield _unlike("ids", texts, [own.tokens for own in found], [own.tokens for own in expected])
     if bundle.manifest.limits.type_vocab_size > 1:  # other models ignore types
-        yield "texts with other token types", sum(a.ids.types != b.ids.types for a, b in both), 0
+        yield _unlike("types", texts, [own.types for own in found], [own.types for own in expected])
+
+
+def _unlike(
+    what: str, texts: Sequence[Text], ours: Sequence[list[int]], theirs: Sequence[list[int]]
+) -> tolerances.Result:
+    """How many texts differ. Of the shortest is shown what differs first."""
+    name = f"texts with other token {what}"
+    unlike = [one for one in zip(texts, ours, theirs, strict=True) if one[1] != one[2]]
+    if not unlike:
+        return name, 0, 0
+    text, own, meant = min(unlike, key=lambda one: len("".join(one[0])))
+    first = next(place for place, (a, b) in enumerate(zip_longest(own, meant)) if a != b)
+    own, meant = own[first : first + SHOWN_IDS], meant[first : first + SHOWN_IDS]
+    shown = f"of {text!a:.60} from place {first} on {own}, by its authors {meant}"
+    return f"{name}, such as {shown}", len(unlike), 0
 
 
 def _cases(bundle: Bundle, authors: "_Authors") -> dict[str, Sequence[Text]]:
@@ -315,8 +330,7 @@ def _against_authors(
         yield f"refused: {error.message}", 1, 0
         return
     expected = [authors.ids(text) for text in asked]
-    found = [Answer(own, np.zeros(0)) for own in ids]
-    yield from _ids(bundle, found, [Answer(own, np.zeros(0)) for own in expected])
+    yield from _ids(bundle, asked, ids, expected)
     if all(got.tokens == own.tokens for got, own in zip(ids, expected, strict=True)):
         yield from tolerances.vectors("pooled", vectors, authors.vectors(expected), precision)
 

@@ -6,7 +6,7 @@ Pooling makes the bits that the server makes of the same rows (service/engine/he
 added one after the other, and the squares of a vector in halves.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -22,6 +22,7 @@ from addnorm.service.engine.heads import MIN_LENGTH
 # of ONNX: Gelu is new in 20, which onnxruntime has from 1.17 on; with the format of files
 OPSETS = {20: 9, 21: 10, 22: 10, 23: 10, 24: 10}
 HIDDEN, LOGITS, EMBEDDING = "last_hidden_state", "logits", "sentence_embedding"
+SPANS = "start_logits", "end_logits"  # of question answering: the two logits, `[B, S]` each
 GRID = ["batch_size", "sequence_length"]
 
 
@@ -34,16 +35,22 @@ class Headed(NamedTuple):
 
 
 def make_standalone(
-    body: Graph, logits: Headed | None, embedding: Headed | None, normalize: bool
+    body: Graph,
+    logits: Headed | None,
+    embedding: Headed | None,
+    normalize: bool,
+    spans: bool = False,
 ) -> Graph:
-    """The outputs are `logits`, if there is such a head, else `last_hidden_state` `[B, S, d]` and,
-    if it is given, `sentence_embedding` `[B, width]`; of length 1 with `normalize`.
+    """The outputs are `logits`, if there is such a head, or with `spans` those of SPANS; else
+    `last_hidden_state` `[B, S, d]` and, if it is given, `sentence_embedding` `[B, width]`; of
+    length 1 with `normalize`.
 
     UnfitError for a graph that needs a later opset than this version writes.
     """
     writing = _Writing(body)
     if logits:
         outputs = [writing.headed(LOGITS, logits)]
+        outputs = writing.columns(LOGITS, SPANS) if spans else outputs
     else:
         outputs = [helper.make_tensor_value_info(HIDDEN, TensorProto.FLOAT, [*GRID, writing.width])]
         outputs += [writing.headed(EMBEDDING, embedding, normalize)] if embedding else []
@@ -81,6 +88,12 @@ class _Writing(Nodes):
             self.make("Identity", rows, to=output)
         axes = GRID if is_of_tokens else GRID[:1]
         return helper.make_tensor_value_info(output, TensorProto.FLOAT, [*axes, made.width])
+
+    def columns(self, rows: str, names: Sequence[str]) -> list[ValueInfoProto]:
+        """Writes an output for each number of rows `[B, S, n]`."""
+        for index, name in enumerate(names):
+            self.make("Gather", rows, index, axis=2, to=name)
+        return [helper.make_tensor_value_info(name, TensorProto.FLOAT, GRID) for name in names]
 
     def _every(self) -> str:
         return self.make("Reshape", HIDDEN, [-1, self.width])

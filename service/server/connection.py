@@ -260,6 +260,8 @@ class Connection(HttpToolsProtocol):
                 self._reject(RequestTimeout(f"the head did not arrive within {limit_s:g} s"))
             elif now - self._since > limit_s + BODY_GRACE_S:
                 self.transport.abort()
+        elif self in self.idle and now - self.idle_since > self.settings.keep_alive_s:
+            self.transport.close()  # uvicorn's timer ends with what comes after the answer
         if not self.transport.get_write_buffer_size():
             self._all_sent = now
         elif now - self._all_sent > self.settings.send_timeout_s:

@@ -12,6 +12,7 @@ import onnxruntime as ort
 import pytest
 import torch
 from torch import nn
+from transformers import BertForQuestionAnswering
 
 from addnorm.export import ExportError, command, export_onnx, onnx_folder, verify_onnx
 from addnorm.export.certificate.served import CertificationError
@@ -26,7 +27,7 @@ from addnorm.model.checkpoints import Choices
 from addnorm.service.engine import files
 from addnorm.service.engine.manifest import File
 from addnorm.service.errors import StartupError
-from tests.support.families import LARGER, made
+from tests.support.families import LARGER, made, save
 from tests.support.people.encoders import OwnLayers
 
 BOTH = Plan(precisions=("fp32", "int8"))
@@ -249,6 +250,20 @@ def test_a_cross_encoder_has_logits_alone(tmp_path: Path) -> None:
         expected = model(ids[:1], torch.tensor(mask[:1])).logits
     np.testing.assert_allclose(logits[:1], expected, atol=1e-5)
     command.verify([f"{path}"])
+
+
+def test_spans_have_the_names_of_question_answering(tmp_path: Path) -> None:
+    model = save(made("BertForQuestionAnswering"), tmp_path / "checkpoint")
+    folder = onnx_folder.export(sources.checkpoint(model), tmp_path / "spans", Plan())
+    opened, mask = session(folder), np.array([[1, 1, 1], [1, 1, 0]])
+    assert [item.name for item in opened.get_outputs()] == ["start_logits", "end_logits"]
+    start, end = run(opened, mask)
+    ids = torch.tensor(np.random.default_rng(0).integers(1, 20, mask.shape))
+    with torch.no_grad():
+        author = BertForQuestionAnswering.from_pretrained(model).eval()
+        own = author(input_ids=ids, attention_mask=torch.tensor(mask))
+    for found, meant in ((start, own.start_logits), (end, own.end_logits)):
+        np.testing.assert_allclose(found[mask > 0], meant.numpy()[mask > 0], atol=1e-5)
 
 
 def test_a_module_of_ones_own_is_verified_with_it(tmp_path: Path) -> None:

@@ -145,7 +145,11 @@ def test_a_bundle_whose_tokenizer_is_not_the_folders_is_not_certified(
         command.verify([str(path), "--checkpoint", str(text_checkpoint)])
     shown = capsys.readouterr().out
     assert (
-        re.search(r"(texts|pairs) +texts with other token (ids|types) .* FAILED", shown)
+        re.search(
+            r"(texts|pairs) +texts with other token (ids|types), such as of .*"
+            r" from place \d+ on \[.*\], by its authors \[.* FAILED",
+            shown,
+        )
         or "refused: texts" in shown
     )
 

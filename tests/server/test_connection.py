@@ -167,6 +167,14 @@ def test_a_silent_connection_is_closed(quick: str) -> None:
         assert caller.recv(100) == b""
 
 
+def test_a_connection_whose_body_came_after_its_answer_is_closed(serve: Serve) -> None:
+    with serve(keep_alive_s=1) as url, closing(call(url)) as caller:
+        caller.sendall(head(len(GOOD), path="/nowhere"))
+        assert status_of(caller) == 404
+        caller.sendall(GOOD)
+        assert is_closed(caller)
+
+
 def test_a_connection_with_empty_lines_alone_is_closed(quick: str) -> None:
     with closing(call(quick)) as caller:
         assert is_cut_off(caller, b"\r\n" * 1000)
