@@ -195,7 +195,7 @@ def _ids(
 def _unlike(
     what: str, texts: Sequence[Text], ours: Sequence[list[int]], theirs: Sequence[list[int]]
 ) -> tolerances.Result:
-    """How many texts differ. Of the shortest is shown what differs first."""
+    """How many texts differ. The shortest is shown, from where it differs."""
     name = f"texts with other token {what}"
     unlike = [one for one in zip(texts, ours, theirs, strict=True) if one[1] != one[2]]
     if not unlike:
@@ -203,8 +203,8 @@ def _unlike(
     text, own, meant = min(unlike, key=lambda one: len("".join(one[0])))
     first = next(place for place, (a, b) in enumerate(zip_longest(own, meant)) if a != b)
     own, meant = own[first : first + SHOWN_IDS], meant[first : first + SHOWN_IDS]
-    shown = f"of {text!a:.60} from place {first} on {own}, by its authors {meant}"
-    return f"{name}, such as {shown}", len(unlike), 0
+    shown = f"such as {text!a:.60}: from place {first} on {own}, by its authors {meant}"
+    return f"{name}, {shown}", len(unlike), 0
 
 
 def _cases(bundle: Bundle, authors: "_Authors") -> dict[str, Sequence[Text]]:

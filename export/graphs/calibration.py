@@ -1,4 +1,4 @@
-"""What a graph computes within, over seeded random token ids. Knows ONNX; no PyTorch, no bundles.
+"""The values inside a graph, for seeded random token ids. Knows ONNX; no PyTorch, no bundles.
 
 Wide columns and scores that lie far apart are properties of the weights: real sentences show the
 same ones.
@@ -19,7 +19,7 @@ LENGTHS = (1, 5, 10, 20, 40, 60, 100, 128, 128)
 
 
 def values(graph: Graph, names: Sequence[str], limits: Limits) -> list[Floats]:
-    """The graph's values of these names."""
+    """The values of these names, one array each."""
     probe = graph.copy().proto
     probe.graph.output.extend(helper.make_empty_tensor_value_info(name) for name in names)
     options = onnxruntime.SessionOptions()

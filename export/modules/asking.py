@@ -219,9 +219,10 @@ def unwrapped(module: nn.Module) -> nn.Module:
     if torch.backends.mha.get_fastpath_enabled():
         for key, part in module.named_modules():
             if (share := _share_of_fast_path(part)) > AGREES:
+                place = f"{name}.{key}" if key else name
                 raise UsageError(
-                    f"{name}.{key} ({type(part).__qualname__}): in evaluation mode PyTorch takes a"
-                    " fast path, which calls none of its own methods and layers, and answers"
+                    f"{place} ({type(part).__qualname__}): in evaluation mode PyTorch takes a fast"
+                    " path, which calls none of its own methods and layers, and answers"
                     f" otherwise, by {share:.2g} of the largest number. Call"
                     " torch.backends.mha.set_fastpath_enabled(False) in your program, and before"
                     " the export"
@@ -245,12 +246,11 @@ def unwrapped(module: nn.Module) -> nn.Module:
 
 def _share_of_fast_path(layer: nn.Module) -> float:
     """How far the answer by PyTorch's fast path is from the other, as a share of the largest
-    number. 0 for what is none of its layers, or is called in another way."""
-    if not isinstance(layer, nn.TransformerEncoderLayer):
+    number. 0 for what is none of its layers, or is called or normalized in another way."""
+    weight = getattr(getattr(layer, "norm1", None), "weight", None)
+    if not isinstance(layer, nn.TransformerEncoderLayer) or weight is None:
         return 0.0
-    weight, answers = layer.norm1.weight, []
-    if weight is None:
-        return 0.0
+    answers = list[Array]()
     rows = torch.randn(1, 5, len(weight), generator=torch.Generator().manual_seed(0))
     for fast_path in (False, True):
         with as_found(layer, fast_path), suppress(Exception):  # it is the caller's code

@@ -404,7 +404,7 @@ def _shown(tokenizer: Tokenizer, add_special_tokens: bool, piece: Sequence[Text]
 
 
 def _in_rows(shown: Sequence[Shown]) -> Payload:
-    return Payload(written(column(shown, "tokens"), 0))
+    return Payload(written(column(shown, "tokens")))
 
 
 async def decode(body: TeiDecodeRequest, ask: Ask, tools: Tools) -> bytes:

@@ -170,7 +170,7 @@ def _answer(model: Model, limit: int, shown: Sequence[Shown]) -> Payload:
         "num_tokens": [text.num_tokens for text in shown],
         "limit": limit,
     }
-    return Payload(written(words, 0))
+    return Payload(written(words))
 
 
 PROTOCOL = Protocol(

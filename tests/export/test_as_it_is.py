@@ -195,6 +195,12 @@ def test_without_its_fast_path_pytorch_calls_a_layers_own_methods() -> None:
         torch.backends.mha.set_fastpath_enabled(True)
 
 
+def test_a_layer_whose_norm_has_no_weight_is_taken() -> None:
+    layer = nn.TransformerEncoderLayer(D, 4, 64, batch_first=True)
+    layer.norm1 = nn.Identity()  # type: ignore[assignment]
+    assert unwrapped(layer) is layer
+
+
 def test_ids_are_those_of_the_table_that_is_read_at_all_of_them() -> None:
     module = Hashed()
     assert vocab_size(Asking(module, module)) == V

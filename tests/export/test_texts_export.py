@@ -146,8 +146,8 @@ def test_a_bundle_whose_tokenizer_is_not_the_folders_is_not_certified(
     shown = capsys.readouterr().out
     assert (
         re.search(
-            r"(texts|pairs) +texts with other token (ids|types), such as of .*"
-            r" from place \d+ on \[.*\], by its authors \[.* FAILED",
+            r"(texts|pairs) +texts with other token (ids|types), such as .*"
+            r": from place \d+ on \[.*\], by its authors \[.* FAILED",
             shown,
         )
         or "refused: texts" in shown

@@ -142,14 +142,14 @@ class Several(list[Any]):
     """Neighbouring items of an array that is made while it is written."""
 
 
-def written(value: Any, num_bytes: int) -> list[bytes | memoryview]:
+def written(value: Any, num_bytes: int = 0) -> list[bytes | memoryview]:
     """The value as JSON, numpy's arrays as lists, in parts of about PIECE_BYTES.
 
     Joined they are the bytes of one `orjson.dumps`, which would hold the interpreter's lock to its
     end. An iterator, in the value or in another one, is an array: its items are made one after
     another, or `Several` at once, and only their JSON is kept.
 
-    num_bytes: about how many it will be.
+    num_bytes: about how many it will be, if that is known.
     """
     if num_bytes <= PIECE_BYTES:
         with suppress(TypeError):  # there is an iterator in it

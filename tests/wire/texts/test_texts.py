@@ -115,6 +115,6 @@ def _longest_gap_share(row: list[int], of: Any) -> float:
 
 def test_a_column_lets_go_of_what_is_written() -> None:
     texts = [Shown(1, {"tokens": fragment([index]), "ids": fragment(index)}) for index in range(3)]
-    parts = written({"tokens": column(texts, "tokens"), "end": 1}, 0)
+    parts = written({"tokens": column(texts, "tokens"), "end": 1})
     assert b"".join(parts) == b'{"tokens":[[0],[1],[2]],"end":1}'
     assert [[*text.fields] for text in texts] == [["ids"]] * 3
