@@ -40,6 +40,20 @@ def test_the_refusal_names_operator_line_and_way_on() -> None:
         recognize(Plain("sum", CHANGES["operators on rows"]["softcap"]), None, None)
 
 
+@pytest.mark.parametrize("added", [False, True], ids=["filled", "added"])
+@pytest.mark.parametrize(("value", "hides"), [(-20, False), (-1e3, False), (-1e4, True)])
+def test_a_causal_mask_hides_loud_tokens_too(value: float, hides: bool, added: bool) -> None:
+    def mask(scores: Tensor) -> Tensor:
+        later = torch.ones(scores.shape[-2:], dtype=torch.bool).triu(1)
+        return scores + later * value if added else scores.masked_fill(later, value)
+
+    if hides:
+        assert recognize(Plain("scores", mask), None, None).model.config.causal
+    else:
+        with pytest.raises(Unrecognized, match=r"^attention: nothing tried agrees"):
+            recognize(Plain("scores", mask), None, None)
+
+
 REAL: dict[str, Callable[[Tensor], Tensor]] = {
     "!=": lambda ids: ids != 0,
     "==": lambda ids: ~ids.eq(0),
