@@ -7,8 +7,8 @@ depend on the length, silently: the certificate compares lengths on both sides.
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import asdict, fields, is_dataclass
+from contextlib import AbstractContextManager, suppress
+from dataclasses import asdict, fields, is_dataclass, replace
 from functools import partial
 from itertools import product
 from pathlib import Path
@@ -23,7 +23,7 @@ from torch.export import Dim
 from addnorm.export.certificate import tolerances
 from addnorm.export.certificate.graph.exact import versions
 from addnorm.export.certificate.parity import Check, known_digests, nodes
-from addnorm.export.certificate.served import Case, CertificationError, path_of
+from addnorm.export.certificate.served import Case, CertificationError, Served, path_of
 from addnorm.export.graphs import model_file
 from addnorm.export.graphs.graph import UnfitError, export_module
 from addnorm.export.graphs.traceable import traceable
@@ -55,7 +55,7 @@ from addnorm.service.engine.manifest import Limits, OwnTensor
 from addnorm.service.engine.model import Model
 from addnorm.service.engine.own_engine import ANSWER, IDS, LENGTHS, VECTORS, OwnEngine
 from addnorm.service.engine.session import runs_in_words
-from addnorm.service.errors import ServiceError
+from addnorm.service.errors import NotFinite, ServiceError
 
 NO_LIMIT = 512  # tokens, where the module sets no limit
 NEAR = 1e-4  # of the largest number: two orders of additions in float32
@@ -68,6 +68,11 @@ CHOICES = {"TopK", "ArgMax", "ArgMin"}
 SMALL = {TensorProto.FLOAT16: "float16", TensorProto.BFLOAT16: "bfloat16"}
 MANY = 30  # lengths that are compared: of more it is said
 NUM_REPEATED, NUM_OF_CHOICES = 6, 200  # sequences of few different ids that are compared
+LOUD = (1e2, 1e4)  # factors of vectors that are compared too
+PADS = (0, 1, 2, 3)  # ids that people take for pads
+# Numbers are changed by so much, to see how far rounding moves an answer; the graph may be so many
+# times as far from it
+ROUNDING, MOST_SHIFTS = 2.0**-20, 8
 
 
 Key = str | int | None  # of a tensor in an answer; None: it is the answer
@@ -76,6 +81,10 @@ Key = str | int | None  # of a tensor in an answer; None: it is the answer
 # as most of transformers' modules, and as PyTorch's own: the first with which pads change nothing
 MASKS = (ONES, Mask(False, torch.bool), Mask(True, torch.bool), Mask(0, torch.int64))
 NUM_PADS = 2  # with which that is tried
+
+
+class NoNumbersError(UnfitError):
+    """The module answers a sequence with NaN or infinity."""
 
 
 class AsItIs(NamedTuple):
@@ -107,10 +116,14 @@ class AsItIs(NamedTuple):
         """Tokens that it takes."""
         return self.limits.max_positions
 
+    def as_called(self) -> AbstractContextManager[None]:
+        """As its author calls it: with PyTorch's fast path, which hides rows in its own way."""
+        return as_found(self.ask, torch.backends.mha.get_fastpath_enabled())
+
     def rows(self, sequence: Batch) -> dict[str, Array]:
         """What it answers to one sequence alone: of each tensor `[S, width]` or `[1, width]`.
         UnfitError unless it answers so twice."""
-        with as_found(self.ask):
+        with self.as_called():
             answers = [_tensors(self.ask(*_inputs(self.ask, sequence))) for _ in range(2)]
         return {
             own.name: self._rows(own, sequence.num_tokens, *(answer[key] for answer in answers))
@@ -131,7 +144,7 @@ class AsItIs(NamedTuple):
             )
         found: Array = first.detach().cpu().numpy().reshape(num_rows, own.width)
         if not np.isfinite(found).all():
-            raise UnfitError(f"{self.ask.name} answers {length} tokens with NaN or infinity")
+            raise NoNumbersError(f"{self.ask.name} answers {length} tokens with NaN or infinity")
         return found
 
 
@@ -266,7 +279,7 @@ def _refuse_mixing(found: AsItIs) -> None:
     """UsageError for a module that answers a sequence otherwise where another stands beside it: as
     one that takes `[S, B]` and is called with `[B, S]`."""
     pair = _pair(found.limits)
-    with as_found(found.ask):
+    with found.as_called():
         together = _laid_out(found.ask(*_inputs(found.ask, pair)), found)
     for index, row in product(range(len(pair)), range(len(together))):
         alone = [*found.rows(pair.sequence(index)).values()][row]
@@ -624,6 +637,8 @@ def _compare(model: Model, found: AsItIs, samples: Sequence[Batch]) -> Iterator[
                     " fewer, say so: config={'max_positions': N}"
                 ) from error
             yield from _checks(case.name, answer, [batch], found)
+        for name, batch in _unusual(limits):
+            yield from _compare_unusual(path, name, batch, found)
         ragged = Case.from_batch("ragged", Batch.joined([(one, 0) for one in some]))
         yield from _checks("ragged", path.ask(ragged, "fp32")["output"], some, found)
         width = max(batch.num_tokens for batch in some) + 5
@@ -640,6 +655,59 @@ def _compare(model: Model, found: AsItIs, samples: Sequence[Batch]) -> Iterator[
             )
             answer = path.ask(case, "fp32")["output"]
             yield from _checks(case.name, answer, some, found, [mask[0] != 0 for mask in masks])
+
+
+def _unusual(limits: Limits) -> Iterator[tuple[str, Batch]]:
+    """Sequences that are never drawn, named: modules take zeros or an id for pads."""
+    rows = selfcheck.sequences(limits, [EXAMPLE]).tokens
+    places, half, width = np.arange(len(rows)), len(rows) // 2, limits.input_width
+    sequences = dict[str, Tokens]()
+    if width:
+        sequences |= {f"vectors times {factor:g}": rows * np.float32(factor) for factor in LOUD}
+        sequences["equal vectors"] = np.repeat(rows[:1], len(rows), 0)
+        sequences["one-hot vectors"] = np.eye(width, dtype=np.float32)[places % width]
+        sequences["sparse vectors"] = rows * (np.arange(rows.size).reshape(rows.shape) % 5 == 0)
+    hidden = {
+        "all": places >= 0, "the first": places < half, "the last": places >= half,
+        "every second": places % 2 == 1,
+    }  # fmt: skip
+    for pad in [0] if width else sorted({*PADS} & {*range(limits.vocab_size)}):
+        for where, is_pad in hidden.items():
+            sequences[f"{where} {pad}"] = sequence = rows.copy()
+            sequence[is_pad] = pad
+        sequences[f"{pad} alone"] = sequences[f"all {pad}"][:1]
+    for name, sequence in sequences.items():
+        yield name, Batch.of([sequence])
+
+
+def _compare_unusual(path: Served, name: str, batch: Batch, found: AsItIs) -> Iterator[Check]:
+    """The limit is wider by what rounding does to the module's own answer: to loud vectors much.
+    CertificationError where one side has no numbers, and the other has."""
+    answers = list[dict[str, Array] | None]()
+    for factor in (1, 1 + ROUNDING):
+        nearby = replace(batch, tokens=(batch.tokens * factor).astype(batch.tokens.dtype))
+        try:
+            answers.append(found.rows(nearby))
+        except NoNumbersError:
+            answers.append(None)
+    try:
+        answer = path.ask(Case.from_batch(name, batch), "fp32")["output"]
+    except NotFinite:
+        answer = None
+    expected, moved = answers
+    if expected is None and answer is None:
+        return
+    if expected is None or answer is None:
+        sides = ("the module", "its graph") if expected is None else ("its graph", "the module")
+        raise CertificationError(
+            f"{name}: {sides[0]} answers with NaN or infinity, {sides[1]} with numbers, as where"
+            " every row is hidden from attention. If PyTorch's fast path does it, call"
+            " torch.backends.mha.set_fastpath_enabled(False) in your program and before the export;"
+            " otherwise reference=lambda x: ... has to answer with numbers"
+        )
+    for check in _checks(name, answer, [batch], found):
+        shift = tolerances.largest((moved or expected)[check.output] - expected[check.output])
+        yield replace(check, limit=check.limit + MOST_SHIFTS * float(shift))
 
 
 def _chooses(model: Model) -> bool:

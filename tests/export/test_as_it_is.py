@@ -305,3 +305,40 @@ def test_options_without_meaning_are_refused(
 ) -> None:
     with pytest.raises(ExportError, match=words):
         export_bundle(Gated(), tmp_path, "own", as_it_is=True, **options)
+
+
+class ZerosHidden(nn.Module):
+    """A series in which PyTorch's own encoder hides zeros. unit: rows of the length 1 in place of
+    it, of which zeros have none."""
+
+    def __init__(self, unit: bool) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        layer = nn.TransformerEncoderLayer(D, 2, 2 * D, batch_first=True)
+        self.encoder = nn.TransformerEncoder(layer, 1, enable_nested_tensor=False)
+        self.unit = unit
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.unit:
+            return x / x.norm(dim=-1, keepdim=True)
+        rows: Tensor = self.encoder(x, src_key_padding_mask=x.abs().sum(-1) == 0)
+        return rows
+
+
+def test_rows_that_see_nothing_have_numbers_on_both_sides_or_on_none(tmp_path: Path) -> None:
+    config = {"input_width": D, "max_positions": 16}
+    with pytest.raises(ExportError, match=r"^all 0: the module answers with NaN .* fast path"):
+        export_bundle(ZerosHidden(unit=False), tmp_path, "own", config=config)
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        bundle = export_bundle(ZerosHidden(unit=False), tmp_path, "own", config=config)
+    finally:
+        torch.backends.mha.set_fastpath_enabled(True)
+    checks = {check["case"]: check for check in (bundle.certificate or {})["checks"]}
+    assert {"all 0", "the last 0", "equal vectors", "vectors times 10000"} <= checks.keys()
+    assert checks["all 0"]["limit"] < checks["vectors times 10000"]["limit"]
+    export_bundle(ZerosHidden(unit=True), tmp_path, "unit", config=config)
+    with client_of(inference_of(tmp_path)) as client:
+        body = {"model": "unit", "inputs": [[[0.0] * D]]}
+        answer = client.post("/v1/infer", json=body)
+    assert answer.json()["error"]["code"] == "not_finite"

@@ -17,8 +17,8 @@ from addnorm.export.modules.operators.parts import Landmark, Parts, Unrecognized
 from addnorm.export.modules.operators.trace import Trace, Value, run_again, steps_between
 from addnorm.export.modules.operators.trial import decide, difference_of, drawn_like
 
-# Of drawn rows. At the second, scores are thousands apart: a mask that only lowers scores, as by 20,
-# shows there. Models in use hide by -1e4 and less.
+# Of drawn rows. At the second, scores are thousands apart: a mask that only lowers scores shows, as
+# one of -20 does. Models in use hide by -1e4 and less.
 LOUDNESS = (1.2, 40.0)
 
 
