@@ -8,7 +8,7 @@ depend on the length, silently: the certificate compares lengths on both sides.
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
-from dataclasses import asdict, fields, is_dataclass, replace
+from dataclasses import fields, is_dataclass, replace
 from functools import partial
 from itertools import product
 from pathlib import Path
@@ -21,8 +21,8 @@ from torch import Tensor, nn
 from torch.export import Dim
 
 from addnorm.export.certificate import tolerances
+from addnorm.export.certificate.certificate import Certificate, Check, certify
 from addnorm.export.certificate.graph.exact import versions
-from addnorm.export.certificate.parity import Check, known_digests, nodes
 from addnorm.export.certificate.served import Case, CertificationError, Served, path_of
 from addnorm.export.graphs import model_file
 from addnorm.export.graphs.graph import UnfitError, export_module
@@ -49,7 +49,6 @@ from addnorm.service.engine import bundle as bundles
 from addnorm.service.engine import selfcheck
 from addnorm.service.engine.batch import Batch, Tokens
 from addnorm.service.engine.bundle import Bundle
-from addnorm.service.engine.device.processor import processor
 from addnorm.service.engine.engine import TYPES
 from addnorm.service.engine.manifest import Limits, OwnTensor
 from addnorm.service.engine.model import Model
@@ -196,7 +195,7 @@ def export(
     with place_for(out, name, version) as (folder, number):
         say(f"exporting {name}/{number} as it is: {found.words}")
         bundle = _write_uncertified(found, folder, name, number)
-        bundles.write_certificate(bundle, certificate_of(bundle, found, own))
+        bundles.write_certificate(bundle, certificate_of(bundle, found, own).as_json())
     return bundles.read(out / name / str(number))
 
 
@@ -215,7 +214,7 @@ def certificate_again(
     batch_first: bool | None = None,
     samples: Sequence[Any] = (),
     origin: Mapping[str, Any] | None = None,
-) -> dict[str, Any]:
+) -> Certificate:
     """The certificate of a bundle, made anew. UsageError if it was made of another module."""
     limits = bundle.manifest.limits
     stated = limits.model_dump(include={"max_positions", "vocab_size", "input_width"})
@@ -561,7 +560,7 @@ def _write_uncertified(found: AsItIs, folder: Path, name: str, version: int) -> 
     return bundles.write_manifest(folder, manifest)
 
 
-def certificate_of(bundle: Bundle, found: AsItIs, samples: Sequence[Batch] = ()) -> dict[str, Any]:
+def certificate_of(bundle: Bundle, found: AsItIs, samples: Sequence[Batch] = ()) -> Certificate:
     """CertificationError if what is served is not what the module answers."""
     say("loading the graph into onnxruntime")
     with runs_in_words(f"the graph of {found.ask.name} fails in onnxruntime"):
@@ -586,27 +585,19 @@ def certificate_of(bundle: Bundle, found: AsItIs, samples: Sequence[Batch] = ())
         f"compared {len(checks)} requests, sequences of 1 to {found.longest} tokens, with"
         f" {found.ask.name}: the largest difference is {worst.difference:.2g}, of {worst.limit:.1g}"
     )
-    digests = known_digests(model, "fp32")
-    fingerprint = engine.fingerprint.proved(digests)
-    return {
-        "passed": True,
-        "processor": f"{processor().name}: {processor().kind}",
-        "versions": versions(),
-        "provider": "cpu",
-        "fingerprint": {"fp32": fingerprint.digest},
-        "fingerprint_parts": {"fp32": fingerprint.parts()},
-        "nodes": nodes(model),
-        "reference": "the module alone, one sequence at a time",
-        "checks": [asdict(check) for check in checks],
-        "sequences_together": not engine.runs_alone,  # of one length, on this processor
-        "chooses_among_numbers": chooses,  # among nearly equal ones it may choose otherwise
-        "known_answer": {"fp32": selfcheck.make_known_answer(engine, bundle.manifest.limits)},
-        "known_digests": {"fp32": digests},
-        "compared_with": {
-            "kind": "reference", "name": found.ask.name, "output": "output",
+    return certify(
+        model,
+        checks,
+        "the module alone, one sequence at a time",
+        {
+            "kind": "reference",
+            "name": found.ask.name,
+            "output": "output",
             "sha256": found.origin["sha256"],
         },
-    }  # fmt: skip
+        sequences_together=not engine.runs_alone,  # of one length, on this processor
+        chooses_among_numbers=chooses,  # among nearly equal ones it may choose otherwise
+    )
 
 
 def _compare(model: Model, found: AsItIs, samples: Sequence[Batch]) -> Iterator[Check]:

@@ -185,7 +185,7 @@ def verify_bundle(
             new = modules_as_they_are.certificate_again(
                 bundle, model, reference, batch_first, samples
             )
-            verifying.write_again(bundle, new)
+            verifying.write_again(bundle, new.as_json())
             return bundles.read(bundle.path)
         brings_its_own = getattr(model, "tokenizer", None) is not None
         if TOKENIZER in manifest.files and folder is None and not brings_its_own:

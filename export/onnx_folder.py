@@ -14,7 +14,7 @@ import re
 import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -26,9 +26,14 @@ from tqdm import tqdm
 
 from addnorm.export import writer
 from addnorm.export.certificate import served
+from addnorm.export.certificate.certificate import (
+    Certificate,
+    Check,
+    refuse_failures,
+    table_row,
+)
 from addnorm.export.certificate.graph import structure
 from addnorm.export.certificate.graph.exact import RANGES, Expected
-from addnorm.export.certificate.parity import Check, table_row
 from addnorm.export.certificate.served import Case, CertificationError, Served
 from addnorm.export.graphs import model_file
 from addnorm.export.graphs.model_file import Graph
@@ -162,7 +167,7 @@ def certify_again(folder: OnnxFolder, source: Source) -> None:
     ranges = load_file(stored) if stored.exists() else None
     with _bundle(source, folder.path, plan, ranges) as (bundle, _):
         new = _certify(bundle, source, folder.path, folder.has_embedding, None, before["created"])
-    for precision, known in new["known_digests"].items():
+    for precision, known in new.known_digests.items():
         if different(before["known_digests"].get(precision, {}), known):
             say(f"{precision} has other bits here than on {before['processor']}")
     print(f"verified {folder.path}")
@@ -282,7 +287,7 @@ def _certify(
     has_embedding: bool,
     expected: Expected | None,
     created: str | None = None,
-) -> dict[str, Any]:
+) -> Certificate:
     """Writes the certificate of the folder, and returns it. CertificationError names what failed.
     expected: as in `certificate_of`. created: when the files were made; now if None."""
     checks = list[Check]()
@@ -306,9 +311,8 @@ def _certify(
                 unequal += sum(_unequal_outputs(path, session, case, precision))
             checks.append(Check(f"{name}, bits", "unlike the server's", precision, unequal, 0))
             tqdm.write(table_row(checks[-1:]))
-    if failed := next((check for check in checks if not check.passed), None):
-        raise CertificationError(f"{failed.case}: other bits than the server's")
-    certificate = {**own, "checks": [*own["checks"], *map(asdict, checks)]}
+    refuse_failures(checks)
+    certificate = replace(own, checks=(*own.checks, *checks))
     (folder / FOLDER / CARD).write_text(_card(bundle, certificate, folder))
     described = {
         file.relative_to(folder).as_posix(): files.describe(file).model_dump()
@@ -316,12 +320,14 @@ def _certify(
         if file.is_file() and file != folder / CERTIFICATE
         if not file.relative_to(folder).parts[0].startswith(BUNDLE)
     }
-    certificate["onnx"] = {
+    section = {
         "manifest": bundle.manifest.model_dump(mode="json"),
         "sentence_embedding": has_embedding,
         "files": described,
     }
-    bundles.write_certificate(bundle, certificate | ({"created": created} if created else {}))
+    certificate = replace(certificate, extras={**certificate.extras, "onnx": section})
+    written = certificate.as_json() | ({"created": created} if created else {})
+    bundles.write_certificate(bundle, written)
     shutil.copyfile(bundle.path / CERTIFICATE, folder / CERTIFICATE)
     return certificate
 
@@ -356,16 +362,16 @@ def _unequal_outputs(
         yield rows.tobytes() != expected.astype(np.float32).tobytes()
 
 
-def _card(bundle: Bundle, certificate: Mapping[str, Any], folder: Path) -> str:
+def _card(bundle: Bundle, certificate: Certificate, folder: Path) -> str:
     """The model card, in Markdown."""
-    compared = certificate["compared_with"]
+    compared = certificate.compared_with
     is_module = "module" in bundle.manifest.source
     again = "`verify_onnx` with the module" if is_module else "`addnorm verify` on the folder above"
     rows = list[str]()
     for precision in bundle.manifest.precisions:
         file = folder / FOLDER / FILES[precision]
-        own = [check for check in certificate["checks"] if check["precision"] == precision]
-        cosines = [check["difference"] for check in own if check["output"].endswith("cosine")]
+        own = [check for check in certificate.checks if check.precision == precision]
+        cosines = [check.difference for check in own if check.output.endswith("cosine")]
         session = ort.InferenceSession(file, providers=["CPUExecutionProvider"])
         inputs, outputs = (
             ", ".join(f"`{item.name}`" for item in items)

@@ -24,7 +24,7 @@ from tqdm import tqdm
 
 from addnorm.corpus.comparison import NUM_NEIGHBOURS, NUM_QUERIES, by_row, mean, neighbours_shared
 from addnorm.export.certificate.answered import embed_by_server
-from addnorm.export.certificate.parity import Check
+from addnorm.export.certificate.certificate import Check
 from addnorm.export.certificate.served import CertificationError, path_of
 from addnorm.export.graphs import model_file
 from addnorm.export.graphs.model_file import Graph

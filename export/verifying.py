@@ -56,7 +56,7 @@ def verify(
             new = as_it_is.certificate_again(
                 bundle, module, samples=reference.samples, origin=origin
             )
-            write_again(bundle, new)
+            write_again(bundle, new.as_json())
             return
         source = _source(bundle.manifest, before, checkpoint, weights, reference)
     except UsageError as error:
@@ -104,7 +104,7 @@ def certify_again(
         section = measured(bundle, source, on_gpu)
         write_again(bundle, {**before, "cuda": section})
     else:
-        write_again(bundle, certificate_of(bundle, source))
+        write_again(bundle, certificate_of(bundle, source).as_json())
 
 
 def write_again(bundle: Bundle, new: dict[str, Any]) -> None:

@@ -13,10 +13,10 @@ from typing import Any
 from safetensors.numpy import save
 
 from addnorm.export import recall, vector_ranges
-from addnorm.export.certificate import authors, forward
+from addnorm.export.certificate import authors, forward, parity
+from addnorm.export.certificate.certificate import Certificate, certify
 from addnorm.export.certificate.forward import refuse_unlike
 from addnorm.export.certificate.graph.exact import RANGES, Expected, heads, versions
-from addnorm.export.certificate.parity import certify
 from addnorm.export.certificate.served import CertificationError
 from addnorm.export.graphs import far_scores, model_file
 from addnorm.export.graphs.all_graphs import Graphs
@@ -101,7 +101,7 @@ def export(source: Source, out: Path, name: str, version: int | None, plan: Plan
     """Writes `out/name/version/`, certified. Nothing lands there unless every check has passed."""
     with place_for(out, name, version) as (folder, number):
         bundle, expected = write_uncertified(source, folder, name, number, plan)
-        bundles.write_certificate(bundle, certificate_of(bundle, source, expected))
+        bundles.write_certificate(bundle, certificate_of(bundle, source, expected).as_json())
     return bundles.read(out / name / str(number))
 
 
@@ -154,19 +154,18 @@ def written_whole(place: Path) -> Iterator[Path]:
     print(f"wrote {place}")
 
 
-def certificate_of(
-    bundle: Bundle, source: Source, expected: Expected | None = None
-) -> dict[str, Any]:
+def certificate_of(bundle: Bundle, source: Source, expected: Expected | None = None) -> Certificate:
     """expected: what the files were written from; None: it is exported again.
     CertificationError names what failed."""
-    found = certify(bundle, source, expected)
+    model, checks = parity.compare_all(bundle, source, expected)
+    extras: dict[str, Any] = {}
     if bundle.manifest.int8.keep_recall is not None:
         say("searching the texts with int8 and with fp32")
         expected = expected or Expected.export(source.in_layout("padded"), bundle.manifest)
-        told = recall.certified(bundle, expected.graphs.body, source.samples)
-        found["checks"].append(asdict(told["check"]))
-        found["recall"] = told["recall"]
-    return {**found, "compared_with": source.compared_with()}
+        searched = recall.certified(bundle, expected.graphs.body, source.samples)
+        checks.append(searched["check"])
+        extras["recall"] = searched["recall"]
+    return certify(model, checks, "PyTorch, layout padded", source.compared_with(), **extras)
 
 
 def write_uncertified(

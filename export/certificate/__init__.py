@@ -1,4 +1,4 @@
 """Certificate of a bundle: what must be equal to the reference, and what must be close to it.
 
-`parity.certify` makes it. Knows no source of models and writes no file.
+`certificate.certify` makes it. Knows no source of models and writes no file.
 """

@@ -1,4 +1,4 @@
-"""Makes the certificate: the graphs are exactly the reference's, and what is served is near to it.
+"""Compares a bundle: the graphs are exactly the reference's, and the served answers are near to it.
 
 `exact.py` compares the graphs, and `served.py` has the cases for what is served. Every result is
 printed as it comes.
@@ -6,13 +6,12 @@ printed as it comes.
 
 import gc
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
-from typing import Any
 
 from tqdm import tqdm
 
 from addnorm.export.certificate import authors, forward, lens, served
 from addnorm.export.certificate.authors import Compare
+from addnorm.export.certificate.certificate import Check, refuse_failures, table_row
 from addnorm.export.certificate.graph import exact
 from addnorm.export.certificate.served import (
     CertificationError,
@@ -24,39 +23,16 @@ from addnorm.export.certificate.served import (
 from addnorm.export.certificate.tolerances import Result
 from addnorm.export.sources.program import ids_of
 from addnorm.export.sources.sources import Source
-from addnorm.service.engine import selfcheck
 from addnorm.service.engine.bundle import TOKENIZER, Bundle
-from addnorm.service.engine.device import memory, placement
-from addnorm.service.engine.device.placement import Placement
-from addnorm.service.engine.device.processor import processor
+from addnorm.service.engine.device import memory
 from addnorm.service.engine.model import Model
 from addnorm.service.errors import NotFinite
-from addnorm.service.loading import known_answers
-from addnorm.service.loading.loader import PADDINGS
 
 
-@dataclass(frozen=True)
-class Check:
-    """One line of the certificate.
-
-    `difference` is in the unit of `limit`. Bitwise checks count unequal cases.
-    """
-
-    case: str
-    output: str
-    precision: str
-    difference: float
-    limit: float
-
-    @property
-    def passed(self) -> bool:
-        return self.difference <= self.limit  # False for NaN
-
-
-def certify(
+def compare_all(
     bundle: Bundle, source: Source, expected: exact.Expected | None = None
-) -> dict[str, Any]:
-    """The certificate of `bundle` against what it was made of, in layout padded. A bundle with a
+) -> tuple[Model, list[Check]]:
+    """The loaded bundle, compared with what it was made of, in layout padded. A bundle with a
     tokenizer must have a source with a folder.
 
     expected: what the files must hold; None: it is exported from the source.
@@ -71,45 +47,7 @@ def certify(
     memory.give_back()
     tqdm.write("loading the graphs into onnxruntime")
     model = Model(bundle)
-    checks += compare_answers(model, source)
-    known = {name: known_digests(model, name) for name in model.engines}
-    fingerprints = {
-        name: engine.fingerprint.proved(known[name]) for name, engine in model.engines.items()
-    }
-    return {
-        "passed": True,
-        "processor": f"{processor().name}: {processor().kind}",
-        "versions": exact.versions(),
-        "provider": "cpu",
-        "fingerprint": {name: found.digest for name, found in fingerprints.items()},
-        "fingerprint_parts": {name: found.parts() for name, found in fingerprints.items()},
-        "nodes": nodes(model),
-        "reference": "PyTorch, layout padded",
-        "checks": [asdict(check) for check in checks],
-        "known_answer": {
-            name: selfcheck.make_known_answer(engine, bundle.manifest.limits)
-            for name, engine in model.engines.items()
-        },
-        "known_digests": known,
-    }
-
-
-def known_digests(model: Model, precision: str) -> known_answers.Digests:
-    """The answers of a machine with the bits of this one, in this precision: also alone and padded.
-    CertificationError if those have other bits."""
-    bundle, engine = model.bundle, model.engine(precision)
-    answers = known_answers.compute(engine, bundle.manifest.limits)
-    for failure in selfcheck.unequal(engine, answers, PADDINGS[bundle.manifest.layout]):
-        raise CertificationError(f"known answers ({precision}): {failure}")
-    return known_answers.digests(bundle, engine, answers)
-
-
-def nodes(model: Model) -> dict[str, dict[str, Placement]]:
-    """For each precision, and each graph of it: how many nodes of each operator run where."""
-    return {
-        precision: {graph: placement.count_nodes(found) for graph, found in engine.nodes().items()}
-        for precision, engine in model.engines.items()
-    }
+    return model, checks + compare_answers(model, source)
 
 
 def compare_files(bundle: Bundle, expected: exact.Expected) -> list[Check]:
@@ -180,14 +118,14 @@ def compare_answers(model: Model, source: Source, equal: bool = True) -> list[Ch
                     bar.update()
     known = [*bundle.manifest.precisions]
     checks.sort(key=lambda check: known.index(check.precision))
-    _refuse_failures(checks)
+    refuse_failures(checks)
     return checks
 
 
 def texts_alike(path: Served, source: Source) -> list[Check]:
     """The cases from text to answer alone, in fp32."""
     checks = [check for case in _text_cases(path, source) for check in _checks("fp32", *case)]
-    _refuse_failures(checks)
+    refuse_failures(checks)
     return checks
 
 
@@ -209,25 +147,6 @@ def _checks(precision: str, case: str, compare: Compare) -> list[Check]:
         hint = ", which end at 65504 in fp16: leave it out of --precision"
         words = f"{error}{hint}" if precision == "fp16" else str(error)
         raise CertificationError(f"{case} ({precision}): {words}") from error
-
-
-def _refuse_failures(checks: list[Check]) -> None:
-    if failed := [check for check in checks if not check.passed]:
-        first = failed[0]
-        raise CertificationError(
-            f"{len(failed)} of {len(checks)} checks failed; {first.case}: {first.output}"
-            f" ({first.precision}): {first.difference:.3g}, the limit is {first.limit:.3g}"
-        )
-
-
-def table_row(checks: list[Check]) -> str:
-    """The case's measure that comes nearest to its limit; the certificate has them all."""
-    worst = max(checks, key=lambda check: (not check.passed, check.difference / (check.limit or 1)))
-    verdict = "ok" if worst.passed else "FAILED"
-    return (
-        f"{worst.precision}  {worst.case:22s} {worst.output:28s} {worst.difference:9.2g}"
-        f" of {worst.limit:7.1g}  {verdict}, worst of {len(checks)} measures"
-    )
 
 
 def _text_cases(path: Served, source: Source) -> list[NamedCompare]:

@@ -16,7 +16,7 @@ import onnxruntime
 from onnx import GraphProto, NodeProto, TensorProto
 from tqdm import tqdm
 
-from addnorm.export.certificate import lens, parity, served
+from addnorm.export.certificate import certificate, lens, parity, served
 from addnorm.export.certificate.graph import structure
 from addnorm.export.certificate.served import (
     Bits,
@@ -70,7 +70,7 @@ def measured(
         "gpu": gpu_name(),
         "onnxruntime": onnxruntime.__version__,
         "tf32": False,
-        "nodes": parity.nodes(model),
+        "nodes": certificate.nodes(model),
         "checks": [asdict(check) for check in checks],
         "bits": [
             {"case": case, "output": output, "precision": precision, **found._asdict()}

@@ -379,7 +379,7 @@ def test_a_file_that_is_no_graph_is_refused(notebook_subject: Subject, tmp_path:
         bundle.path, bundle.manifest.model_dump(exclude={"format", "files"})
     )
     with pytest.raises(CertificationError, match=r"model\.onnx is no ONNX file"):
-        parity.certify(bundle, source_of(notebook_subject.expected.reference))
+        parity.compare_all(bundle, source_of(notebook_subject.expected.reference))
 
 
 def test_an_exporter_that_writes_another_eps_is_found(

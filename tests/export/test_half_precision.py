@@ -128,7 +128,7 @@ def test_a_changed_graph_of_a_gpu_is_not_certified(
     fields = notebook_in_fp16.manifest.model_dump(exclude={"format", "files"})
     bundle = bundles.write_manifest(place, fields)
     with pytest.raises(CertificationError, match=r"gpu, attributes \(fp32\): .*epsilon"):
-        parity.certify(bundle, sources.preset("notebook"))
+        parity.compare_all(bundle, sources.preset("notebook"))
 
 
 def test_a_weight_that_is_too_large_is_refused() -> None:

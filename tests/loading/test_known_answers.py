@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from onnxruntime import InferenceSession
 
-from addnorm.export.certificate import parity
+from addnorm.export.certificate import certificate
 from addnorm.export.certificate.served import CertificationError
 from addnorm.service.engine import bundle as bundles
 from addnorm.service.engine.batch import Batch, Floats, Grid, Rows
@@ -196,7 +196,7 @@ def test_what_company_or_padding_changes_is_not_served_and_not_certified(gpt: Bu
         loader.check(Model(gpt, open_engine=VariantPadded))
     words = r"known answers \(fp32\): 129 tokens alone differ from"
     with pytest.raises(CertificationError, match=words):
-        parity.known_digests(varies, "fp32")
+        certificate.known_digests(varies, "fp32")
 
 
 class OnGpu(Engine):
