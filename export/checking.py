@@ -13,6 +13,7 @@ from addnorm.export.certificate import parity
 from addnorm.export.certificate.forward import refuse_unlike
 from addnorm.export.certificate.served import Served, by_head, by_torch, path_of
 from addnorm.export.graphs.graph import check_fit
+from addnorm.export.sources import sources
 from addnorm.export.sources.folder_tokenizer import NoTexts
 from addnorm.export.sources.sources import Source
 from addnorm.export.sources.texts import Texts, is_as_written
@@ -27,7 +28,6 @@ from addnorm.service.engine.fingerprint import Fingerprint
 from addnorm.service.engine.manifest import FORMAT, Manifest, Pooling
 from addnorm.service.engine.model import Model
 
-HUB = ("repository", "revision")  # of a source's origin
 NUM_SHOWN = 5  # of labels, files and keys
 POOLINGS: dict[Pooling, str] = {
     "mean": "the mean of its tokens",
@@ -48,7 +48,7 @@ def findings(source: Source) -> Iterator[str]:
     """A line a finding."""
     config, loaded = source.model.config, source.loaded
     if loaded:
-        named = "@".join(source.origin[key] for key in HUB if key in source.origin)
+        named = "@".join(source.origin[key] for key in sources.HUB if key in source.origin)
         yield f"checkpoint: {named or source.folder}"
         yield f"family: {loaded.model_type}, {loaded.head or 'without a head'}"
     labels = source.facts["labels"]

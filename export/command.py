@@ -9,14 +9,17 @@ from errno import ENOSPC
 from pathlib import Path
 from typing import Any
 
-from addnorm.export import as_it_is, beside_file, checking, onnx_folder, verifying, writer
+from addnorm.export import beside_file, checking, onnx_folder, road, verifying, writer
 from addnorm.export.modules import from_code
 from addnorm.export.modules.recognize import NotRecognized
-from addnorm.export.sources import sources
+from addnorm.export.reference import folders
+from addnorm.export.reference.modules import Meaning, open_module
+from addnorm.export.reference.reference import Reference
+from addnorm.export.sources import UsageError, sources
 from addnorm.export.sources.program import Text
-from addnorm.export.sources.sources import Reference, Source, UsageError
+from addnorm.export.sources.sources import Comparison, Source
 from addnorm.export.writer import GRAPHS, REFUSALS, Plan
-from addnorm.model.checkpoints import Choices
+from addnorm.model.checkpoints import CheckpointError, Choices
 from addnorm.model.presets import PRESETS
 from addnorm.service.engine.device import memory
 
@@ -48,11 +51,11 @@ def export(arguments: Sequence[str]) -> None:
             beside_file.opened(options.beside)
         try:
             source = _source(options)
-        except NotRecognized as error:
+        except (NotRecognized, CheckpointError) as error:
             if options.form == "onnx" or options.beside or options.keep_recall:
-                what = "--as onnx, --beside, --keep-recall are of modules that are recognized"
+                what = "--as onnx, --beside and --keep-recall need a graph of ours"
                 raise UsageError(f"{what}: {error}") from error
-            _export_as_it_is(error, options, plan)
+            _export_as_written(error, options, plan)
             return
         for line in checking.findings(source):
             writer.say(line)
@@ -74,19 +77,38 @@ def export(arguments: Sequence[str]) -> None:
                     writer.say(line)
 
 
-def _export_as_it_is(why: NotRecognized, options: argparse.Namespace, plan: Plan) -> None:
-    """A module that is not recognized. UsageError if it cannot be served as it is either."""
+def _export_as_written(
+    error: NotRecognized | CheckpointError, options: argparse.Namespace, plan: Plan
+) -> None:
+    """A model that has no graph of ours. UsageError if its own cannot be served either."""
+    why = error.why if isinstance(error, NotRecognized) else str(error)
+    try:
+        road.refuse_plan(plan)
+        opened = _opened(options)
+        writer.say(f"no graph of ours: {why}")
+        writer.say(f"served as its authors wrote it: {road.WHAT_IT_MEANS}")
+        if options.check:
+            writer.say(f"{opened}")
+            return
+        name = options.name or opened.origin.get("checkpoint") or opened.name
+        texts = _texts(options.texts)
+        road.export(opened, options.out, name, options.version, plan, texts=texts)
+    except REFUSALS as second:
+        raise UsageError(
+            f"{why}. Nor can it be served as its authors wrote it: {second}"
+        ) from second
+
+
+def _opened(options: argparse.Namespace) -> Reference:
+    labels = _labels(options.labels)
+    if not options.module:
+        choices = Choices(tuple(options.ignore), labels, options.tokenizer_as_written)
+        return folders.load(options.checkpoint, choices, options.max_length, _comparison(options))
     module, origin = from_code.made_by(options.module, options.weights)
-    if options.check:
-        found = as_it_is.look_at(module, None, {}, None, origin)
-        writer.say(f"not recognized: {why.why}. It is served as it is: {found.words}")
-        return
-    as_it_is.export_unrecognized(
-        why, module, options.out, options.name or type(module).__qualname__, options.version, plan,
-        origin=origin, samples=_texts(options.texts),
-        others={"labels": options.labels, "tokenizer": options.tokenizer,
-                "max_length": options.max_length},
-    )  # fmt: skip
+    if options.tokenizer is not None:
+        origin["tokenizer"] = str(options.tokenizer)
+    meaning = Meaning(options.tokenizer, options.max_length, labels or None)
+    return open_module(module, None, {}, None, origin, (), meaning)
 
 
 def verify(arguments: Sequence[str]) -> None:
@@ -94,10 +116,10 @@ def verify(arguments: Sequence[str]) -> None:
     options = _verify_parser().parse_args(arguments)
     memory.bound_heaps()
     with _one_line("verify"):
-        reference = _reference(options)
         verifying.verify(
-            options.bundle, options.checkpoint, options.provider, options.weights, reference
-        )
+            options.bundle, options.checkpoint, options.provider, options.weights,
+            _comparison(options),
+        )  # fmt: skip
 
 
 @contextmanager
@@ -135,17 +157,17 @@ def _source(options: argparse.Namespace) -> Source:
             tuple(options.ignore), _labels(options.labels), options.tokenizer_as_written
         )
         writer.say(f"reading {options.checkpoint}")
-        reference = _reference(options)
-        return sources.load(options.checkpoint, choices, options.max_length, reference)
+        comparison = _comparison(options)
+        return sources.load(options.checkpoint, choices, options.max_length, comparison)
     for name in ("max_length", "ignore", "labels", "check", "texts", "tokenizer_as_written"):
         if getattr(options, name):
             raise UsageError(f"--{name.replace('_', '-')} is of a checkpoint, not of a preset")
     return sources.preset(options.preset)
 
 
-def _reference(options: argparse.Namespace) -> Reference:
+def _comparison(options: argparse.Namespace) -> Comparison:
     kind: Any = getattr(options, "reference", "author")
-    return Reference(kind, options.trust_remote_code, _texts(options.texts))
+    return Comparison(kind, options.trust_remote_code, _texts(options.texts))
 
 
 def _texts(file: str | None) -> tuple[Text, ...]:

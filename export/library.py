@@ -7,6 +7,7 @@ import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
 from dataclasses import replace
+from functools import partial
 from os import PathLike
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -19,23 +20,40 @@ from tokenizers.normalizers import Replace
 from tokenizers.pre_tokenizers import Split, WhitespaceSplit
 from torch import Tensor, nn
 
-from addnorm.export import as_it_is as modules_as_they_are
-from addnorm.export import onnx_folder, verifying, writer
+from addnorm.export import onnx_folder, road, verifying, writer
 from addnorm.export.modules.asking import unwrapped
 from addnorm.export.modules.recognize import NotRecognized, of_module
-from addnorm.export.sources import sources
+from addnorm.export.reference.folders import open_folder
+from addnorm.export.reference.modules import (
+    Meaning,
+    ModuleTask,
+    are_vectors,
+    batches_of,
+    open_module,
+)
+from addnorm.export.reference.reference import Reference
+from addnorm.export.sources import UsageError, sources
 from addnorm.export.sources.folder_tokenizer import NoTexts
 from addnorm.export.sources.original import digest
-from addnorm.export.sources.program import Program, Sample, silence_libraries
-from addnorm.export.sources.sources import Reference, Source, UsageError
+from addnorm.export.sources.program import (
+    Program,
+    Sample,
+    Text,
+    is_text,
+    silence_libraries,
+    texts_of,
+)
+from addnorm.export.sources.sources import Source
 from addnorm.export.sources.texts import load_tokenizer
 from addnorm.export.writer import REFUSALS, Plan
-from addnorm.model.checkpoints import Choices, sentence_transformers
+from addnorm.model.checkpoints import CheckpointError, Choices, sentence_transformers
 from addnorm.model.transformer import Transformer
 from addnorm.service.engine import bundle as bundles
+from addnorm.service.engine.batch import Batch
 from addnorm.service.engine.bundle import TOKENIZER, Bundle
 from addnorm.service.engine.manifest import Pooling
 
+CHOICES = ("labels", "max_length")  # in the origin of a model that is saved
 UNKNOWN = re.compile(r"[\[<(]?unk(nown)?[\])>]?", re.IGNORECASE)  # what such an entry is called
 
 
@@ -67,6 +85,7 @@ def export_bundle(
     batch_first: bool | None = None,
     as_it_is: bool | None = None,
     outputs: Sequence[str] = (),
+    task: ModuleTask | None = None,
 ) -> Bundle:
     """Writes a model to `out/name/version/`, certified, for `addnorm serve --bundles out`.
 
@@ -105,11 +124,14 @@ def export_bundle(
         Or float vectors, `[S, d]` or `[B, S, d]`, of a module that takes them in place of ids.
     batch_first: whether a module takes ids `[B, S]`, else `[S, B]`. Where both run and nothing
         shows which is meant, the export asks for it.
-    as_it_is: of a module: True serves its own graph without recognition, False refuses a module
-        that is not recognized. By default it is recognized if it can be, and else served as it is:
-        token ids or vectors in, its answer as the output `output`, in fp32.
+    as_it_is: True serves the model's own graph, False refuses a model that has no graph of ours. By
+        default it gets ours if it can, which is quicker, and otherwise its own: texts, token ids
+        or vectors in, in fp32. Its answer is the output `output`, unless labels, pooling or task
+        say what it is for.
     outputs: of a module as it is that answers with several tensors, which are served; or names for
         those of a tuple, in order. By default all, by their keys or places.
+    task: what the answer of a module as it is is for, where neither labels nor pooling tell:
+        "embed", "rerank" ([B, 1]), "classify" ([B, labels]) or "tag" ([B, S, labels]).
 
     >>> export_bundle(model, "bundles", "my-model", labels=["no", "yes"]).path
     PosixPath('bundles/my-model/1')
@@ -126,33 +148,89 @@ def export_bundle(
         }
         parts = {"stated": _said(config), "batch_first": batch_first}
         model = unwrapped(model) if _is_own(model) else model
-        own: dict[str, Any] = {
-            "reference": reference,
-            **parts,
-            "samples": samples,
-            "outputs": outputs,
-            "others": {"labels": labels, "normalize": normalize, "tokenizer": folder,
-                       "max_length": max_length},
-        }  # fmt: skip
-        takes_vectors = "input_width" in (config or {}) or modules_as_they_are.are_vectors(samples)
-        if as_it_is or outputs or takes_vectors:
+        meaning = Meaning(folder, max_length, labels, pooling, normalize, task, outputs)
+        as_written = partial(
+            _export_as_written,
+            model, Path(out), name, version, plan, meaning, samples, reference=reference, **parts,
+        )  # fmt: skip
+        takes_vectors = "input_width" in (config or {}) or are_vectors(samples)
+        if as_it_is or outputs or task or takes_vectors:
             if as_it_is is False:
                 raise UsageError(
-                    "it takes vectors, or outputs is set, and what is recognized takes token ids"
-                    " and answers by its heads: leave as_it_is out"
+                    "it takes vectors, or outputs or task is set, and a graph of ours takes token"
+                    " ids and answers by its heads: leave as_it_is out"
                 )
-            if not isinstance(model, nn.Module) or saves_itself(model):
-                raise UsageError(f"as_it_is is of modules: this is a {type(model).__qualname__}")
-            return modules_as_they_are.export(model, Path(out), name, version, plan, **own)
+            return as_written()
         try:
             with _source(model, pooling, options, parts) as source:
                 return writer.export(source, Path(out), name, version, plan)
-        except NotRecognized as error:
+        except (NotRecognized, CheckpointError) as error:
             if as_it_is is False:
                 raise
-            return modules_as_they_are.export_unrecognized(
-                error, model, Path(out), name, version, plan, **own
-            )
+            why = error.why if isinstance(error, NotRecognized) else str(error)
+            try:
+                bundle = as_written()
+            except REFUSALS as second:
+                raise UsageError(
+                    f"{why}. Nor can it be served as its authors wrote it: {second}"
+                ) from second
+            writer.say(f"served as its authors wrote it ({road.WHAT_IT_MEANS}), as {why}")
+            return bundle
+
+
+def _export_as_written(
+    model: Any,
+    out: Path,
+    name: str,
+    version: int | None,
+    plan: Plan,
+    meaning: Meaning,
+    samples: Sequence[Any],
+    **parts: Any,
+) -> Bundle:
+    """parts: see `_opened`."""
+    road.refuse_plan(plan)
+    batches, texts = _split(samples)
+    with _opened(model, meaning, batches, **parts) as opened:
+        return road.export(opened, out, name, version, plan, batches, texts)
+
+
+@contextmanager
+def _opened(
+    model: Any,
+    meaning: Meaning,
+    samples: Sequence[Batch],
+    *,
+    reference: Callable[..., Any] | None,
+    stated: Mapping[str, Any],
+    batch_first: bool | None,
+) -> Iterator[Reference]:
+    """A module, or a model of transformers or sentence-transformers, as it is called."""
+    if isinstance(model, Transformer) or not isinstance(model, nn.Module):
+        kind = type(model).__qualname__
+        raise UsageError(f"as_it_is is of modules that others wrote: this is a {kind}")
+    if not saves_itself(model):
+        yield open_module(model, reference, stated, batch_first, {}, samples, meaning)
+        return
+    if meaning.outputs or meaning.task or reference or stated or batch_first is not None:
+        raise UsageError(
+            f"outputs, task, reference, config and batch_first are of modules: a"
+            f" {type(model).__qualname__} says itself what it answers"
+        )
+    labels = None if meaning.labels is None else tuple(meaning.labels)
+    with _saved_folder(model, meaning.tokenizer) as folder:
+        opened = open_folder(folder, Choices(labels=labels), meaning.max_length)
+        if meaning.pooling or meaning.normalize not in (None, opened.facts["normalize"]):
+            raise UsageError("pooling and normalize are in its own graph: leave them out")
+        kept = {key: opened.origin[key] for key in CHOICES if key in opened.origin}
+        origin = {"module": type(model).__qualname__, "sha256": digest(model), **kept}
+        yield replace(opened, origin=origin)
+
+
+def _split(samples: Sequence[Any]) -> tuple[list[Batch], list[Text]]:
+    """Samples that are ids or vectors, a sequence each; and those that are texts."""
+    numbers = [sample for sample in samples if not is_text(sample)]
+    return batches_of(numbers), texts_of([sample for sample in samples if is_text(sample)])
 
 
 def verify_bundle(
@@ -182,9 +260,20 @@ def verify_bundle(
         if manifest.as_it_is:
             if provider == "cuda":
                 raise UsageError(f"{bundle.ref} is served as it is, which a GPU has no part in")
-            new = modules_as_they_are.certificate_again(
-                bundle, model, reference, batch_first, samples
+            this = {"module": type(model).__qualname__, "sha256": digest(model)}
+            if not this.items() <= manifest.source.items():
+                raise UsageError(f"{bundle.ref} was made from {manifest.source}, this is {this}")
+            batches, texts = _split(samples)
+            stated = manifest.limits.model_dump(
+                include={"max_positions", "vocab_size", "input_width"}
             )
+            is_saved = saves_itself(model)
+            meaning = verifying.meaning_of(manifest, folder)
+            with _opened(
+                model, meaning, batches, reference=reference,
+                stated={} if is_saved else stated, batch_first=batch_first,
+            ) as opened:  # fmt: skip
+                new = road.certify_again(bundle, opened, batches, texts)
             verifying.write_again(bundle, new.as_json())
             return bundles.read(bundle.path)
         brings_its_own = getattr(model, "tokenizer", None) is not None
@@ -328,20 +417,9 @@ def saves_itself(model: Any) -> bool:
 
 
 @contextmanager
-def saved_source(
-    model: Any,
-    tokenizer: Path | None,
-    labels: Sequence[str] | None,
-    max_length: int | None,
-    samples: tuple[Sample, ...] = (),
-    **facts: Any,
-) -> Iterator[Source]:
-    """The source, whose folder is there until the block ends. UsageError and CheckpointError if the
-    model does not fit.
-
-    tokenizer: a folder. labels: in place of the names in the model's config. facts: pooling and
-    normalize, where they are not None.
-    """
+def _saved_folder(model: Any, tokenizer: Path | None) -> Iterator[Path]:
+    """The folder that a model of transformers or sentence-transformers saves, until the block ends.
+    tokenizer: a folder whose files are copied there."""
     name = type(model).__qualname__
     # a SentenceTransformer: modules one after the other, the first with a tokenizer
     is_pipeline = isinstance(model, nn.Sequential) and hasattr(model, "encode")
@@ -360,7 +438,27 @@ def saved_source(
         for file in tokenizer.iterdir() if tokenizer and tokenizer.is_dir() else ():
             if file.is_file() and not (folder / file.name).exists():
                 shutil.copyfile(file, folder / file.name)
-        own = Reference("none", samples=samples)
+        yield folder
+
+
+@contextmanager
+def saved_source(
+    model: Any,
+    tokenizer: Path | None,
+    labels: Sequence[str] | None,
+    max_length: int | None,
+    samples: tuple[Sample, ...] = (),
+    **facts: Any,
+) -> Iterator[Source]:
+    """The source, whose folder is there until the block ends. UsageError and CheckpointError if the
+    model does not fit.
+
+    tokenizer: a folder. labels: in place of the names in the model's config. facts: pooling and
+    normalize, where they are not None.
+    """
+    name = type(model).__qualname__
+    with _saved_folder(model, tokenizer) as folder:
+        own = sources.Comparison("none", samples=samples)
         choices = Choices(labels=None if labels is None else tuple(labels))
         found = sources.checkpoint(folder, choices, max_length, own)
         chosen = {fact: value for fact, value in facts.items() if value is not None}
@@ -370,7 +468,7 @@ def saved_source(
             limit = found.texts.max_text_tokens
             if getattr(model, "tokenizer", None) is None:
                 own_tokenizer = load_tokenizer(sentence_transformers.read(folder))
-        kept = {key: found.origin[key] for key in ("labels", "max_length") if key in found.origin}
+        kept = {key: found.origin[key] for key in CHOICES if key in found.origin}
         origin = {"module": name, "sha256": digest(model), **kept}
         with closing(Program(model, own_tokenizer, limit)) as program:
             yield sources.with_program(replace(found, name=name, origin=origin), program)

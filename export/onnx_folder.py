@@ -45,8 +45,9 @@ from addnorm.export.graphs.standalone import (
     Headed,
     make_standalone,
 )
+from addnorm.export.sources import UsageError
 from addnorm.export.sources.folder_tokenizer import NoTexts
-from addnorm.export.sources.sources import Source, UsageError
+from addnorm.export.sources.sources import Source
 from addnorm.export.sources.texts import is_as_written
 from addnorm.export.writer import Plan, say
 from addnorm.service import VERSION

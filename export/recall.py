@@ -36,8 +36,8 @@ from addnorm.export.graphs.quantize import (
     quantize,
     weight_of,
 )
+from addnorm.export.sources import UsageError
 from addnorm.export.sources.program import Sample, texts_of
-from addnorm.export.sources.sources import UsageError
 from addnorm.service.engine import bundle as bundles
 from addnorm.service.engine.batch import Floats
 from addnorm.service.engine.bundle import Bundle

@@ -1,19 +1,25 @@
 """Makes the certificate of a bundle again, from what the bundle was made of."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from addnorm.export import as_it_is, onnx_folder
+from addnorm.export import onnx_folder, road
 from addnorm.export.cuda.on_gpu import measured
 from addnorm.export.graphs.graph import check_fit
 from addnorm.export.modules import from_code
-from addnorm.export.sources import sources
+from addnorm.export.reference import folders
+from addnorm.export.reference.modules import Meaning, ModuleTask, open_module
+from addnorm.export.reference.reference import Reference
+from addnorm.export.sources import UsageError, sources
 from addnorm.export.sources.folder_tokenizer import NoTexts
-from addnorm.export.sources.sources import AUTHOR, OWN_READING, Reference, Source, UsageError
+from addnorm.export.sources.program import texts_of
+from addnorm.export.sources.sources import AUTHOR, OWN_READING, Comparison, Source
+from addnorm.export.sources.texts import is_as_written
 from addnorm.export.writer import certificate_of, say
+from addnorm.model.checkpoints import Choices
 from addnorm.service.engine import bundle as bundles
 from addnorm.service.engine.bundle import Bundle
 from addnorm.service.engine.cuda.gpu_engine import THE_GPU, GpuEngine
@@ -29,39 +35,75 @@ def verify(
     checkpoint: str | None,
     provider: str = "cpu",
     weights: Path | None = None,
-    reference: Reference = AUTHOR,
+    comparison: Comparison = AUTHOR,
 ) -> None:
     """Makes the certificate of a bundle again, here, from its preset, its checkpoint or the code
     that makes its module; or that of a folder that `--as onnx` wrote, which is its own checkpoint.
 
     provider: as in `certify_again`. weights: of such a module, where they lie elsewhere now.
-    reference: of a checkpoint; one that was compared with our own reading is again.
+    comparison: of a checkpoint; one that was compared with our own reading is again.
     """
     if onnx_folder.is_one(path):
         if provider != "cpu":
             raise UsageError(f"{path}: --provider {provider} is of bundles")
         folder = onnx_folder.read(path)
         found = _source(
-            folder.manifest, folder.certificate, checkpoint or f"{path}", weights, reference
+            folder.manifest, folder.certificate, checkpoint or f"{path}", weights, comparison
         )
         onnx_folder.certify_again(folder, found)
         return
     bundle = read_again(path, provider)
     before = _certificate_before(bundle)
     try:
-        if bundle.manifest.as_it_is and "path" in bundle.manifest.source:
-            file = weights or from_code.stored_weights(bundle.manifest)
-            module, origin = from_code.made_by(bundle.manifest.source["path"], file)
-            origin = from_code.under_its_name(origin, bundle.manifest)
-            new = as_it_is.certificate_again(
-                bundle, module, samples=reference.samples, origin=origin
-            )
-            write_again(bundle, new.as_json())
+        if bundle.manifest.as_it_is:
+            opened = _reopened(bundle.manifest, checkpoint, weights, comparison)
+            texts = texts_of(comparison.samples)
+            write_again(bundle, road.certify_again(bundle, opened, texts=texts).as_json())
             return
-        source = _source(bundle.manifest, before, checkpoint, weights, reference)
+        source = _source(bundle.manifest, before, checkpoint, weights, comparison)
     except UsageError as error:
         raise UsageError(f"{bundle.ref}: {error}") from None
     certify_again(bundle, source, provider)
+
+
+def _reopened(
+    manifest: Manifest, checkpoint: str | None, weights: Path | None, comparison: Comparison
+) -> Reference:
+    """The program of a graph as its authors wrote it. UsageError if more is needed to open it."""
+    made = manifest.source
+    if "path" in made:
+        module, origin = from_code.made_by(
+            made["path"], weights or from_code.stored_weights(manifest)
+        )
+        origin = from_code.under_its_name(origin, manifest)
+        tokenizer = made.get("tokenizer")
+        meaning = meaning_of(manifest, None if tokenizer is None else Path(tokenizer))
+        more = {"tokenizer": tokenizer} if tokenizer else {}
+        return open_module(module, None, {}, None, {**origin, **more}, (), meaning)
+    if "module" in made or checkpoint is None:
+        sources.source_of_manifest(made, checkpoint)  # says what is needed
+        assert checkpoint
+    choices = Choices(labels=made.get("labels"), tokenizer_as_written=is_as_written(made))
+    opened = folders.load(checkpoint, choices, made.get("max_length"), comparison)
+    where = {key: made[key] for key in sources.HUB if key in made}
+    return replace(opened, origin={**where, **opened.origin})
+
+
+def meaning_of(manifest: Manifest, tokenizer: Path | None) -> Meaning:
+    """What the answer of a module was said to be for. tokenizer: a folder."""
+    tensors = manifest.as_it_is or ()
+    names = [tensor.name for tensor in tensors]
+    outputs: Sequence[str] = names
+    task: ModuleTask | None = None
+    if len(tensors) == 1 and names[0] in ("logits", "pooled", "activations"):
+        (tensor,), outputs = tensors, []
+        if tensor.name == "logits" and manifest.labels is None:
+            task = "tag" if tensor.of == "token" else "rerank" if tensor.width == 1 else "classify"
+        elif tensor.name != "logits":
+            task = "embed"
+    pooling = manifest.pooling if names == ["activations"] else None
+    limit = manifest.source.get("max_length")
+    return Meaning(tokenizer, limit, manifest.labels, pooling, manifest.normalize, task, outputs)
 
 
 def _source(
@@ -69,16 +111,16 @@ def _source(
     before: Mapping[str, Any],
     checkpoint: str | None,
     weights: Path | None,
-    reference: Reference,
+    comparison: Comparison,
 ) -> Source:
     """What a manifest was made from. before: the certificate; one that was compared with our own
     reading is again."""
     if before.get("compared_with", {}).get("kind") == OWN_READING["kind"]:
-        reference = replace(reference, kind="none")
+        comparison = replace(comparison, kind="none")
     if "path" in manifest.source:
         source = from_code.source_of_manifest(manifest, weights)
-        return replace(source, samples=reference.samples)
-    return sources.source_of_manifest(manifest.source, checkpoint, reference)
+        return replace(source, samples=comparison.samples)
+    return sources.source_of_manifest(manifest.source, checkpoint, comparison)
 
 
 def read_again(path: Path, provider: str) -> Bundle:

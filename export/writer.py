@@ -24,11 +24,12 @@ from addnorm.export.graphs.graph import UnfitError, check_fit
 from addnorm.export.graphs.half_precision import HalfPrecisionError, to_half
 from addnorm.export.graphs.model_file import Graph
 from addnorm.export.graphs.quantize import TABLE, QuantizationError, measure, needs, quantize
+from addnorm.export.sources import UsageError
 from addnorm.export.sources.download import DownloadError
 from addnorm.export.sources.folder_tokenizer import NoTexts
 from addnorm.export.sources.original import OriginalError
 from addnorm.export.sources.program import ProgramError, ids_of, texts_of
-from addnorm.export.sources.sources import Source, UsageError
+from addnorm.export.sources.sources import Source
 from addnorm.model.checkpoints import CheckpointError
 from addnorm.model.grid import OPSET
 from addnorm.model.transformer import Transformer

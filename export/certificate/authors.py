@@ -17,7 +17,7 @@ from addnorm.export import vector_ranges
 from addnorm.export.certificate import answered, tolerances
 from addnorm.export.certificate.answered import Array, ServedTasks, embed_by_server
 from addnorm.export.sources import sample_texts, texts
-from addnorm.export.sources.program import Ids, Program, Text, split_task, texts_of
+from addnorm.export.sources.program import AnswersTexts, Ids, Text, split_task, texts_of
 from addnorm.export.sources.sources import Source
 from addnorm.export.sources.texts import Texts
 from addnorm.model.checkpoints import sentence_transformers
@@ -67,22 +67,13 @@ def checks(service: Service, bundle: Bundle, source: Source) -> list[tuple[str, 
     )
     num_other = int(ours != theirs)
     compare = partial(_against_authors, service, bundle, authors)
-    own_labels = "labels" not in bundle.manifest.source  # and none that a person gave
-    meant = program.labels if program and own_labels else []
-    num_labels = sum(a != b for a, b in zip_longest(meant, bundle.manifest.labels or ()))
-    by_program = texts_by_task(found, limits.max_text_tokens, program, samples) if program else {}
     every: list[tuple[str, Compare]] = [
         (TOKENIZER, lambda _: [("unlike the folder's", num_other, 0)])
     ]
+    by_program: dict[tuple[str, str], Sequence[Text]] = {}
     if program:
-        ids = partial(_compare_token_ids, bundle, program)
-        every.append((f"{program.name}: token ids", ids))
-        if meant:
-            labels = f"{program.name}: labels"
-            every.append((labels, lambda _: [("other names", num_labels, 0)]))
-        for (task, name), own in by_program.items():
-            answers = partial(_against_program, service, bundle, program, task, own)
-            every.append((f"{program.name}: {task}, {name}", answers))
+        by_program = texts_by_task(found, limits.max_text_tokens, program, samples)
+        every += program_cases(service, bundle, found, program, samples)
     others = {**_cases(bundle, authors), **({SAMPLES: [*samples]} if samples else {})}
     asked = {name for _, name in by_program}
     every += [(name, partial(compare, own)) for name, own in others.items() if name not in asked]
@@ -91,13 +82,38 @@ def checks(service: Service, bundle: Bundle, source: Source) -> list[tuple[str, 
     return every
 
 
+def program_cases(
+    service: Service,
+    bundle: Bundle,
+    words: Texts,
+    program: AnswersTexts,
+    samples: Sequence[Text] = (),
+) -> list[tuple[str, Compare]]:
+    """The cases from text to answer against a program: its token ids, its labels, its tasks."""
+    cases: list[tuple[str, Compare]] = [
+        (f"{program.name}: token ids", partial(_compare_token_ids, bundle, program))
+    ]
+    # a person's own labels are in place of the program's
+    labels = [] if "labels" in bundle.manifest.source else program.labels
+    if labels:
+        num_others = sum(a != b for a, b in zip_longest(labels, bundle.manifest.labels or ()))
+        cases.append(
+            (f"{program.name}: labels", lambda _: [("other names", num_others, 0)]),
+        )
+    limit = bundle.manifest.limits.max_text_tokens
+    for (task, name), asked in texts_by_task(words, limit, program, samples).items():
+        compare = partial(_against_program, service, bundle, program, task, asked)
+        cases.append((f"{program.name}: {task}, {name}", compare))
+    return cases
+
+
 def texts_to_tokenize(tokenizer: bytes) -> list[str]:
     """The texts whose token ids are compared with the program's, beside those it answers."""
     return sample_texts.texts(Tokenizer.from_str(tokenizer.decode()))
 
 
 def _compare_token_ids(
-    bundle: Bundle, program: Program, precision: str
+    bundle: Bundle, program: AnswersTexts, precision: str
 ) -> Iterator[tolerances.Result]:
     texts = texts_to_tokenize((bundle.path / TOKENIZER).read_bytes())
     ours = [own.ids for own in Served(bundle).encode(texts, truncate=False)]
@@ -106,7 +122,7 @@ def _compare_token_ids(
 
 
 def texts_by_task(
-    found: Texts, limit: int, program: Program, samples: Sequence[Text] = ()
+    found: Texts, limit: int, program: AnswersTexts, samples: Sequence[Text] = ()
 ) -> dict[tuple[str, str], Sequence[Text]]:
     """The texts or pairs that the program is asked for, by the task and the case."""
     tokenizer = Tokenizer.from_str(found.tokenizer.decode())
@@ -154,7 +170,7 @@ def _samples_for(samples: Sequence[Text], task: str) -> list[Text]:
 def _against_program(
     service: Service,
     bundle: Bundle,
-    program: Program,
+    program: AnswersTexts,
     task: str,
     texts: Sequence[Text],
     precision: str,
@@ -175,8 +191,13 @@ def _against_program(
         yield f"numbers: {other[0]}", len(other), 0
         return
     if precision == "fp32" or split_task(task)[0] in VECTORS:
-        got = np.concatenate([np.atleast_2d(answer.value) for answer in found])
-        own = np.concatenate([np.atleast_2d(answer.value) for answer in expected])
+        both = [pair for pair in both if pair[1].value.size]  # a text may have no token to tag
+        if not both:
+            return
+        got, own = (
+            np.concatenate([np.atleast_2d(each.value) for each in answers])
+            for answers in zip(*both, strict=True)
+        )
         if split_task(task)[0] == "tag":  # labels and places, and a score
             yield "other labels or places", int((got[:, :-1] != own[:, :-1]).any(1).sum()), 0
             got, own = got[:, -1:], own[:, -1:]

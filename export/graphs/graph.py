@@ -11,7 +11,7 @@ import onnx_ir
 import torch
 from onnx import ModelProto, NodeProto, TensorProto, ValueInfoProto, helper
 from torch import nn
-from torch.export import Dim
+from torch.export import Dim, ExportedProgram
 
 from addnorm.export.graphs.distance_terms import DistanceTerms, plain_terms
 from addnorm.export.graphs.model_file import EXTERNAL, MIN_BYTES, Array, Graph
@@ -143,14 +143,15 @@ def export_head(head: Head, output: str, d_model: int) -> Graph:
 
 
 def export_module(
-    module: nn.Module,
+    module: nn.Module | ExportedProgram,
     arguments: tuple[Any, ...],
     inputs: list[str],
     outputs: list[str],
-    dynamic_shapes: Shapes,
+    dynamic_shapes: Shapes | None = None,
 ) -> Graph:
-    """inputs, outputs: their names; dynamic_shapes: the axes of each input that vary."""
-    with _silence_exporter(), torch.no_grad():
+    """inputs, outputs: their names; dynamic_shapes: the axes of each input that vary. A program
+    that was followed before has its arguments and shapes."""
+    with silence_exporter(), torch.no_grad():
         program = torch.onnx.export(
             module, arguments, dynamo=True, verbose=False, opset_version=OPSET,
             input_names=inputs, output_names=outputs, dynamic_shapes=dynamic_shapes,
@@ -171,7 +172,7 @@ def export_module(
 
 
 @contextmanager
-def _silence_exporter() -> Iterator[None]:
+def silence_exporter() -> Iterator[None]:
     """Silences the exporter, which deprecates parts of itself, warns that torchvision is missing on
     every call, tells of each step that it skips, and prints graphs that it cannot finish."""
     names = ("torch.onnx", "onnxscript", "torch.fx.experimental.symbolic_shapes")

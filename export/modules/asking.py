@@ -18,8 +18,8 @@ from addnorm.export.modules.operators.ids import Told
 from addnorm.export.modules.operators.lengths import Call, Run
 from addnorm.export.modules.operators.parts import Unrecognized
 from addnorm.export.modules.operators.trace import LOOKUPS, Calls, Enough, Trace
+from addnorm.export.sources import UsageError
 from addnorm.export.sources.original import Array, Original, OriginalError, as_found
-from addnorm.export.sources.sources import UsageError
 from addnorm.model.config import Config, Pick
 from addnorm.model.transformer import Transformer
 from addnorm.service.engine import selfcheck

@@ -14,7 +14,8 @@ from torch import nn
 
 from addnorm.export.modules.asking import unwrapped
 from addnorm.export.modules.recognize import of_module
-from addnorm.export.sources.sources import Source, UsageError
+from addnorm.export.sources import UsageError
+from addnorm.export.sources.sources import Source
 from addnorm.model.checkpoints import weights
 from addnorm.service.engine.files import sha256
 from addnorm.service.engine.manifest import Manifest

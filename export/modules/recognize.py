@@ -31,9 +31,9 @@ from addnorm.export.modules.operators.ids import Told
 from addnorm.export.modules.operators.parts import Parts, Unrecognized
 from addnorm.export.modules.operators.shape import Shape
 from addnorm.export.modules.operators.trace import Trace, Value, plain_attention
-from addnorm.export.sources import sources
+from addnorm.export.sources import UsageError, sources
 from addnorm.export.sources.original import OriginalError, as_found, digest, tensor_of
-from addnorm.export.sources.sources import Source, UsageError
+from addnorm.export.sources.sources import Source
 from addnorm.model.config import Config
 
 NUM_FOLLOWED = 7  # tokens of the sequence that is followed, if the module takes as many

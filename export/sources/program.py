@@ -16,7 +16,7 @@ from functools import partial, wraps
 from importlib import metadata
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, NamedTuple, get_args
+from typing import Any, NamedTuple, Protocol, get_args
 
 import numpy as np
 import torch
@@ -68,6 +68,60 @@ class Answer(NamedTuple):
     value: Array
 
 
+class AnswersTexts(Protocol):
+    """A program from text to answer: `Program`, or a module's."""
+
+    name: str
+    labels: list[str]  # of its logits, in order
+    mask_token: str | None
+    tasks: dict[str, Callable[[Text], Any]]
+
+    def answer(self, task: str, text: Text) -> Answer:
+        """Its answer to a text or a pair, cut to its limit. task: one of `tasks`."""
+
+    def token_ids(self, texts: Sequence[str]) -> list[list[int]]:
+        """The token ids of each text, whole and behind no prompt."""
+
+
+class Forward(nn.Module):
+    """Token ids `[B, S]` without padding, and their types where the model reads them -> what a
+    program answers, by our names of outputs: what people's calls run, and what an export follows.
+
+    Scaling is left out, as the server scales where a request asks for it.
+    """
+
+    def __init__(self, runs: nn.Module, model: nn.Module) -> None:
+        """runs: a class of transformers, or modules of sentence-transformers around that model."""
+        super().__init__()
+        self.runs = runs
+        self._is_model = model is runs
+        self._is_sparse = type(runs).__qualname__ == "SparseEncoder"
+
+    def forward(self, tokens: Tensor, types: Tensor | None = None) -> dict[str, Tensor]:
+        inputs = {"input_ids": tokens, "attention_mask": torch.ones_like(tokens)}
+        if types is not None:
+            inputs["token_type_ids"] = types
+        if self._is_model:
+            return self._of_model(self.runs(**inputs))
+        features: dict[str, Any] = inputs
+        for module in self.runs.children():
+            if type(module).__qualname__ != "Normalize":
+                features = module(features)
+        known = {"scores": "logits", "sentence_embedding": "pooled"}
+        if self._is_sparse:  # its embeddings are of words: `sparse` compares what is pooled of them
+            known = {"token_embeddings": "logits"}
+        return {ours: features[name] for name, ours in known.items() if name in features}
+
+    def _of_model(self, answer: Any) -> dict[str, Tensor]:
+        if "start_logits" in answer:
+            return {"logits": torch.stack([answer["start_logits"], answer["end_logits"]], -1)}
+        name = type(self.runs).__qualname__
+        logits = next((answer[key] for key in LOGITS if key in answer), None)
+        if logits is not None and logits.dim() == 2 and name.endswith("ForPreTraining"):
+            logits = logits[..., None]  # a number for each token
+        return {} if logits is None else {"logits": logits}
+
+
 class Program:
     """A model of transformers, alone or within a class of sentence-transformers. What it was asked
     once it knows, also when it was closed."""
@@ -76,14 +130,14 @@ class Program:
         """runs: the object that a person would call. tokenizer: of the texts that it gets; None:
         it brings its own, or takes none. limit: tokens that they are cut to where it says none."""
         self.name = _name(runs)
-        self._runs: Any = runs
+        self.runs: Any = runs
         from transformers import PreTrainedModel
 
         found = (part for part in runs.modules() if isinstance(part, PreTrainedModel))
-        self._model: Any = next(found, None)
-        if self._model is None:
+        self.model: Any = next(found, None)
+        if self.model is None:
             raise ProgramError(f"{type(runs).__qualname__} has no model of transformers in it")
-        self._is_sparse = type(runs).__qualname__ == "SparseEncoder"
+        self.forward: Any = Forward(runs, self.model)
         self._limit = limit
         if tokenizer is not None and limit:  # which some pipelines cut to, and to nothing else
             tokenizer.model_max_length = min(tokenizer.model_max_length, limit)
@@ -95,7 +149,7 @@ class Program:
         self.mask_token: str | None = getattr(self._tokenizer, "mask_token", None)
         self.tasks = self._tasks() if self._tokenizer else {}
         named = {"classify", "tag"} & self.tasks.keys()
-        model: Any = self._model
+        model: Any = self.model
         labels = sorted(model.config.id2label.items()) if named else []
         self.labels = [name for _, name in labels]  # of its logits, in their order
         self._listen()
@@ -104,7 +158,7 @@ class Program:
         """Its answer to a text or a pair, cut to its limit. task: one of `tasks`."""
         if (task, text) not in self._answers:
             try:
-                with as_found(self._runs), silence_libraries():
+                with as_found(self.runs), silence_libraries():
                     value = self.tasks[task](text)
             except Exception as error:  # of any class, as it is not our code
                 raise self._failure(f"{text!r:.60} ({task})", error) from error
@@ -124,22 +178,36 @@ class Program:
         `[S, d]`, and where it makes them "logits" or "pooled", which is not normalized."""
         key = tuple(ids), None if types is None else tuple(types)
         if key not in self._rows:
-            inputs = {"input_ids": torch.tensor([key[0]])}
-            inputs["attention_mask"] = torch.ones_like(inputs["input_ids"])
-            if key[1] is not None:
-                inputs["token_type_ids"] = torch.tensor([key[1]])
-            device = next(self._runs.parameters()).device
+            device = next(self.runs.parameters()).device
+            inputs = [torch.tensor([row], device=device) for row in key if row is not None]
             try:
-                with as_found(self._runs):
-                    made = self._forward({name: row.to(device) for name, row in inputs.items()})
+                with as_found(self.runs):  # which sets the random state back: one block for both
+                    first, second = (self._call(inputs) for _ in range(2))
             except Exception as error:
                 raise self._failure(f"{len(ids)} token ids", error) from error
-            made["activations"] = self._heard["activations"]
-            self._rows[key] = {
-                name: rows.detach().float().cpu().numpy().reshape(-1, rows.shape[-1])
-                for name, rows in made.items()
-            }
+            if any(not np.array_equal(first[name], second[name], equal_nan=True) for name in first):
+                raise ProgramError(
+                    f"{self.name} gives two answers to one sequence: something in it is random,"
+                    " such as dropout that evaluation mode does not end"
+                )
+            self._rows[key] = first
         return self._rows[key]
+
+    def cut_to(self, limit: int) -> None:
+        """Texts are cut to so many tokens from now on."""
+        self._limit = limit
+        if hasattr(self.runs, "max_seq_length"):
+            self.runs.max_seq_length = limit
+        if self._tokenizer is not None:
+            self._tokenizer.model_max_length = min(self._tokenizer.model_max_length, limit)
+
+    def _call(self, inputs: Sequence[Tensor]) -> dict[str, Array]:
+        tensors = self.forward(*inputs)
+        tensors["activations"] = self._heard["activations"]
+        return {
+            name: rows.detach().float().cpu().numpy().reshape(-1, rows.shape[-1])
+            for name, rows in tensors.items()
+        }
 
     def token_ids(self, texts: Sequence[str]) -> list[list[int]]:
         """The token ids of each text, whole and behind no prompt."""
@@ -159,9 +227,9 @@ class Program:
 
     def close(self) -> None:
         """Lets go of the model, which is as it was before."""
-        for module in _heard_modules(self._model) if self._model else ():
+        for module in _heard_modules(self.model) if self.model else ():
             module.__dict__.pop("forward", None)
-        self._runs = self._model = self._tokenizer = None
+        self.runs = self.model = self.forward = self._tokenizer = None
 
     def _failure(self, asked: str, error: Exception) -> ProgramError:
         first = str(error).strip().partition("\n")[0]
@@ -170,29 +238,10 @@ class Program:
             " --reference none"
         )
 
-    def _forward(self, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
-        if self._model is self._runs:
-            answer = self._model(**inputs)
-            if "start_logits" in answer:
-                return {"logits": torch.stack([answer["start_logits"], answer["end_logits"]], -1)}
-            name = type(self._model).__qualname__
-            logits = next((answer[key] for key in LOGITS if key in answer), None)
-            if logits is not None and logits.dim() == 2 and name.endswith("ForPreTraining"):
-                logits = logits[..., None]  # a number for each token
-            return {} if logits is None else {"logits": logits}
-        features: dict[str, Any] = inputs
-        for module in self._runs.children():
-            if type(module).__qualname__ != "Normalize":
-                features = module(features)
-        known = {"scores": "logits", "sentence_embedding": "pooled"}
-        if self._is_sparse:  # its embeddings are of words: `sparse` compares what is pooled of them
-            known = {"token_embeddings": "logits"}
-        return {ours: features[name] for name, ours in known.items() if name in features}
-
     def _listen(self) -> None:
         """Notes what the transformer gets and what its body gives. sentence-transformers calls
         `forward` itself, so that PyTorch's hooks hear nothing."""
-        heard, model, body = self._heard, self._model, _body(self._model)
+        heard, model, body = self._heard, self.model, _body(self.model)
         last = getattr(body, "project_out", None)  # which our heads have
 
         def wrap(module: nn.Module) -> Callable[..., Any]:
@@ -216,7 +265,7 @@ class Program:
             module.forward = wrap(module)
 
     def _tasks(self) -> dict[str, Callable[[Text], Any]]:
-        runs: Any = self._runs
+        runs: Any = self.runs
         if hasattr(runs, "predict"):
             scores = {
                 "rerank": lambda pair: runs.predict([pair], activation_fn=nn.Identity()),
@@ -224,7 +273,7 @@ class Program:
                 "relevance": lambda pair: runs.predict([pair], activation_fn=nn.Sigmoid()),
             }
             return (scores if runs.num_labels == 1 else {}) | self._pipelines()
-        if self._is_sparse:
+        if type(runs).__qualname__ == "SparseEncoder":
             return {"sparse": lambda text: runs.encode([text])[0].to_dense()}
         if type(runs).__qualname__ == "MultiVectorEncoder":
             return {
@@ -243,15 +292,17 @@ class Program:
         return self._pipelines() or {"read": self._read}
 
     def _embed_with_prompt(self, name: str, text: Text) -> Any:
-        return self._runs.encode([text], prompt_name=name)[0]
+        return self.runs.encode([text], prompt_name=name)[0]
 
     def _pipelines(self) -> dict[str, Callable[[Text], Any]]:
         """Pipelines of transformers, with their own last steps."""
         import transformers
 
-        model: Any = self._model
+        model: Any = self.model
         pipeline: Any = transformers.pipeline
-        cut = {"truncation": True, "max_length": self._limit}
+
+        def cut() -> dict[str, Any]:
+            return {"truncation": True, "max_length": self._limit}
 
         def make(kind: str, **options: Any) -> Any:
             return pipeline(kind, model=model, tokenizer=self._tokenizer, device="cpu", **options)
@@ -259,14 +310,14 @@ class Program:
         def classify(text: Text) -> Any:
             classifier = make("text-classification", top_k=None)
             if isinstance(text, str):
-                (found,) = classifier([text], **cut)
-            elif hasattr(self._runs, "predict"):  # which puts a prompt before a pair, and a score
-                logits = self._runs.predict([text], activation_fn=nn.Identity())
+                (found,) = classifier([text], **cut())
+            elif hasattr(self.runs, "predict"):  # which puts a prompt before a pair, and a score
+                logits = self.runs.predict([text], activation_fn=nn.Identity())
                 made = {"logits": torch.tensor(logits).reshape(1, -1)}
                 found = classifier.postprocess(made, top_k=None)
             else:
                 pair = dict(zip(("text", "text_pair"), text, strict=True))
-                (found,) = classifier([pair], **cut)
+                (found,) = classifier([pair], **cut())
             scores = {one["label"]: one["score"] for one in found}
             return [scores[name] for _, name in sorted(model.config.id2label.items())]
 
@@ -303,9 +354,9 @@ class Program:
         texts = [[text]] if isinstance(text, str) else [[part] for part in text]
         tokenizer: Any = self._tokenizer
         cut = tokenizer(*texts, truncation=True, max_length=self._limit, return_tensors="pt")
-        has_types = getattr(self._model.config, "type_vocab_size", 0) > 1
+        has_types = getattr(self.model.config, "type_vocab_size", 0) > 1
         inputs = INPUTS if has_types else INPUTS[:-1]
-        self._model(**{name: cut[name] for name in inputs if name in cut})
+        self.model(**{name: cut[name] for name in inputs if name in cut})
         return self._heard["activations"][0]
 
 
@@ -322,12 +373,12 @@ class Part:
 
 def texts_of(samples: Sequence[Sample]) -> list[Text]:
     """Samples that are texts, or pairs of texts."""
-    return [one if isinstance(one, str) else tuple(one) for one in samples if _is_text(one)]  # type: ignore[misc]
+    return [one if isinstance(one, str) else tuple(one) for one in samples if is_text(one)]  # type: ignore[misc]
 
 
 def ids_of(samples: Sequence[Sample]) -> list[list[int]]:
     """Samples that are token ids."""
-    return [[*map(int, one)] for one in samples if not _is_text(one)]
+    return [[*map(int, one)] for one in samples if not is_text(one)]
 
 
 def mask_targets(vocabulary: Mapping[str, int]) -> list[str]:
@@ -362,8 +413,11 @@ def split_task(task: str) -> tuple[str, dict[str, str]]:
     return task, {}
 
 
-def _is_text(sample: Sample) -> bool:
-    return isinstance(sample, str) or any(isinstance(part, str) for part in sample)
+def is_text(sample: Any) -> bool:
+    """True for a text or a pair of texts."""
+    if isinstance(sample, tuple | list):
+        return any(isinstance(part, str) for part in sample)
+    return isinstance(sample, str)
 
 
 def _body(model: Any) -> Any:

@@ -11,7 +11,7 @@ from typing import Any, Literal, cast, get_args
 import torch
 from tokenizers import Tokenizer
 
-from addnorm.export.sources import download, texts
+from addnorm.export.sources import UsageError, download, texts
 from addnorm.export.sources import program as programs
 from addnorm.export.sources.folder_tokenizer import NoTexts
 from addnorm.export.sources.original import Original, OriginalError, digest
@@ -34,16 +34,13 @@ from addnorm.service.engine.files import sha256
 from addnorm.service.engine.manifest import Limits, Pooling, Task, tasks_of
 
 SEED = 42
+HUB = ("repository", "revision")  # of a source's origin
 OUTPUTS = ("logits", "pooled", "token_vectors")  # that heads can make
 OWN_READING = {"kind": "own reading", "name": "Addnorm's own reading"}
 
 
-class UsageError(Exception):
-    """The arguments do not fit together, or with what is on disk."""
-
-
 @dataclass(frozen=True)
-class Reference:
+class Comparison:
     """The program whose answers a checkpoint's must equal.
 
     kind: the program of its authors, or our reading of the folder alone. runs_code: whether the
@@ -55,7 +52,7 @@ class Reference:
     samples: tuple[Sample, ...] = ()
 
 
-AUTHOR = Reference()
+AUTHOR = Comparison()
 
 
 @dataclass(frozen=True)
@@ -140,7 +137,7 @@ def load(
     name: str,
     choices: Choices | None = None,
     max_length: int | None = None,
-    reference: Reference = AUTHOR,
+    reference: Comparison = AUTHOR,
 ) -> Source:
     """The source with this name: a folder, or `ORG/NAME[@REVISION]` of the Hugging Face hub, which
     is downloaded.
@@ -161,7 +158,7 @@ def checkpoint(
     folder: Path,
     choices: Choices | None = None,
     max_length: int | None = None,
-    reference: Reference = AUTHOR,
+    reference: Comparison = AUTHOR,
 ) -> Source:
     """max_length: tokens of a sequence, and of a text in place of the authors' limit.
 
@@ -195,10 +192,13 @@ def checkpoint(
     if loaded.similarity != "cosine":
         facts["similarity"] = loaded.similarity
     as_written = choices.tokenizer_as_written
-    found = _texts(folder, loaded.model.config, max_length, "--max-length", as_written)
+    config = loaded.model.config
+    found = texts.read_for(
+        folder, config.vocab_size, config.max_positions, max_length, "--max-length", as_written
+    )
     if max_length is not None:
         shorten(loaded.model, max_length)
-    facts |= _facts(found)
+    facts |= texts.facts_of(found)
     facts["input_types"] = {} if isinstance(found, NoTexts) else dict(found.input_types)
     _refuse_pads_around(loaded, found)
     source = Source(
@@ -253,10 +253,13 @@ def module(
         "normalize": normalize,
         "labels": None if labels is None else tuple(labels),
     }
-    with_texts = _texts(tokenizer, model.config, max_length, "max_length")
+    config = model.config
+    with_texts = texts.read_for(
+        tokenizer, config.vocab_size, config.max_positions, max_length, "max_length"
+    )
     if max_length is not None:
         shorten(twin, max_length)
-    facts |= _facts(with_texts)
+    facts |= texts.facts_of(with_texts)
     if tokenizer is not None and isinstance(with_texts, NoTexts):
         raise UsageError(f"the tokenizer cannot be used: {with_texts}")
     originals = () if reference is None else (_original(reference, twin.config, pooling, pad),)
@@ -370,20 +373,8 @@ def _refuse_pads_around(loaded: Checkpoint, found: Texts | NoTexts) -> None:
         )
 
 
-def _facts(found: Texts | NoTexts) -> dict[str, Any]:
-    """The manifest's fields of texts."""
-    if isinstance(found, NoTexts):
-        return {"texts_have_types": True, "special_tokens": {}}
-    return {
-        "texts_have_types": found.has_types,
-        "special_tokens": dict(found.special_tokens),
-        "pair_template": found.pair_template,
-        "split_special_tokens": found.splits_special,
-    }
-
-
 def source_of_manifest(
-    origin: Mapping[str, Any], name: str | None, reference: Reference = AUTHOR
+    origin: Mapping[str, Any], name: str | None, reference: Comparison = AUTHOR
 ) -> Source:
     """The source that a manifest names. name: of the checkpoint, where it is one.
 
@@ -397,7 +388,7 @@ def source_of_manifest(
             f"it was made of a {origin['module']} in memory: verify it in Python, where that model"
             " is, with addnorm.export.verify_bundle(path, model), or verify_onnx"
         )
-    where = {key: origin[key] for key in ("repository", "revision") if key in origin}
+    where = {key: origin[key] for key in HUB if key in origin}
     address = "@".join(where.values())
     if name is None:
         known = f"--checkpoint {address or 'DIR'}"
@@ -411,39 +402,3 @@ def source_of_manifest(
     again = address if where and name == where["repository"] else name
     source = load(again, choices, origin.get("max_length"), reference)
     return replace(source, origin={**where, **source.origin})
-
-
-def _texts(
-    folder: Path | None,
-    config: Config,
-    max_length: int | None,
-    option: str,
-    as_written: bool = False,
-) -> Texts | NoTexts:
-    """option: what the caller knows max_length as."""
-    max_positions, found = config.max_positions, cast(Texts | NoTexts, None)
-    try:
-        if folder is None:
-            raise NoTexts("no tokenizer was given")
-        found = texts.read(folder, max_positions, as_written)
-    except NoTexts as why:
-        found = why
-    if not isinstance(found, NoTexts) and found.num_ids > config.vocab_size:
-        raise CheckpointError(
-            f"{folder}: the tokenizer has ids up to {found.num_ids - 1}, the model has embeddings"
-            f" of ids below {config.vocab_size} (vocab_size in config.json): take out the tokens"
-            " that were added to the tokenizer alone, or resize the model's embeddings"
-        )
-    if max_length is None:
-        return found
-    num_special, reason = 0, ""
-    if not isinstance(found, NoTexts):
-        num_special = found.num_special
-        reason = f", whose texts have {num_special} special tokens"
-    if not num_special < max_length <= max_positions:
-        raise UsageError(
-            f"{option} {max_length}: {num_special + 1} to {max_positions} for this model{reason}"
-        )
-    if isinstance(found, NoTexts):
-        return found
-    return replace(found, max_text_tokens=max_length, limited_by=option)

@@ -6,13 +6,13 @@ import math
 import sys
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tokenizers import Tokenizer
 
-from addnorm.export.sources import folder_tokenizer, sample_texts
+from addnorm.export.sources import UsageError, folder_tokenizer, sample_texts
 from addnorm.export.sources.folder_tokenizer import NoTexts
 from addnorm.export.sources.sample_texts import Unlike
 from addnorm.export.sources.sentencepieces import UnlikeError
@@ -74,7 +74,7 @@ def read(folder: Path, max_positions: int, as_written: bool = False) -> Texts:
     NoTexts if it has no tokenizer, or if its authors do something that the server does not.
     CheckpointError if one of its files is broken.
     """
-    authors = sentence_transformers.read(folder)
+    authors = sentence_transformers.read_words(folder)
     tokenizer = load_tokenizer(authors, as_written)
     _refuse_what_is_not_done(authors, tokenizer)
     fallback = max_positions, "the model's positions"
@@ -107,6 +107,71 @@ def read(folder: Path, max_positions: int, as_written: bool = False) -> Texts:
         content, limit, limited_by, num_special, num_ids, has_types, special, rules, splits_special,
         type(tokenizer).__name__, unlike_file, template,
     )  # fmt: skip
+
+
+def read_for(
+    folder: Path | None,
+    vocab_size: int,
+    max_positions: int,
+    max_length: int | None,
+    option: str,
+    as_written: bool = False,
+) -> Texts | NoTexts:
+    """The same for a model with so many token ids and positions, cut to max_length.
+
+    option: what the caller knows max_length as. CheckpointError for ids without embeddings,
+    UsageError for a max_length that does not fit.
+    """
+    words: Texts | NoTexts
+    try:
+        if folder is None:
+            raise NoTexts("no tokenizer was given")
+        words = read(folder, max_positions, as_written)
+    except NoTexts as why:
+        words = why
+    if not isinstance(words, NoTexts):
+        refuse_other_ids(folder, words, vocab_size)
+    return words if max_length is None else cut(words, max_length, max_positions, option)
+
+
+def refuse_other_ids(folder: Path | None, words: Texts, vocab_size: int) -> None:
+    """CheckpointError for a tokenizer with ids that the model has no embeddings for."""
+    if words.num_ids > vocab_size:
+        raise CheckpointError(
+            f"{folder}: the tokenizer has ids up to {words.num_ids - 1}, the model has embeddings"
+            f" of ids below {vocab_size} (vocab_size in config.json): take out the tokens"
+            " that were added to the tokenizer alone, or resize the model's embeddings"
+        )
+
+
+def cut(
+    words: Texts | NoTexts, max_length: int, max_positions: int, option: str
+) -> Texts | NoTexts:
+    """The same, with texts cut to max_length tokens. option: what the caller knows it as.
+    UsageError for a length that does not fit."""
+    num_special, reason = 0, ""
+    if not isinstance(words, NoTexts):
+        num_special = words.num_special
+        reason = f", whose texts have {num_special} special tokens"
+    if not num_special < max_length <= max_positions:
+        raise UsageError(
+            f"{option} {max_length}: {num_special + 1} to {max_positions} for this model{reason}"
+        )
+    if isinstance(words, NoTexts):
+        return words
+    return replace(words, max_text_tokens=max_length, limited_by=option)
+
+
+def facts_of(words: Texts | NoTexts) -> dict[str, Any]:
+    """The manifest's fields of texts."""
+    if isinstance(words, NoTexts):
+        return {"texts_have_types": True, "special_tokens": {}}
+    return {
+        "texts_have_types": words.has_types,
+        "special_tokens": dict(words.special_tokens),
+        "pair_template": words.pair_template,
+        "split_special_tokens": words.splits_special,
+    }
 
 
 def load_tokenizer(

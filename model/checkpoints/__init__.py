@@ -160,7 +160,7 @@ def load_checkpoint(folder: Path, choices: Choices | None = None) -> Checkpoint:
         model_type=str(name_of(fields)),
         head=table.classes[0] if table else None,
         labels=labels,
-        problem_type=_problem_type(fields),
+        problem_type=problem_type_of(fields),
         pooling=authors.pooling,
         normalize=authors.normalize,
         unused=unused,
@@ -251,7 +251,7 @@ def _fill_model(
     return model
 
 
-def _problem_type(fields: Raw) -> str | None:
+def problem_type_of(fields: Raw) -> str | None:
     """CheckpointError if it is none of transformers'."""
     found = fields.get("problem_type")
     if found is not None and found not in PROBLEMS:
@@ -415,20 +415,7 @@ def _labels(
         names: Sequence[str] = choices.labels
         what = "--labels names"
     elif table.labels is True:
-        named = fields.get("id2label")
-        if named and fields.get("num_labels") not in (None, len(named)):
-            named = None  # as many labels as num_labels says, without names
-        names = _in_order(named) if named else [f"LABEL_{i}" for i in range(width)]
-        # for zero-shot classification transformers takes label2id's number, and the server the
-        # place among the names
-        numbers = fields.get("label2id")
-        for name, number in numbers.items() if isinstance(numbers, dict) else ():
-            is_asked = isinstance(name, str) and name.lower().startswith("entail")
-            if is_asked and [own for at, own in enumerate(names) if at == number] != [name]:
-                raise CheckpointError(
-                    f"config.json: label2id has {name!r}: {number!r}, and id2label has another name"
-                    " there: make the two agree"
-                )
+        names = _names_of(fields, width)
         what = "config.json: id2label names"
     else:
         names = table.labels or ()
@@ -441,6 +428,38 @@ def _labels(
             " lines with --labels FILE, or go without with --labels none"
         )
     return tuple(names)
+
+
+def labels_of(fields: Raw, width: int, chosen: Sequence[str] | None) -> tuple[str, ...] | None:
+    """The labels of logits that no table describes. chosen: in place of config.json's; empty for
+    none. CheckpointError if there is not one for each logit."""
+    names = _names_of(fields, width) if chosen is None else chosen
+    if names and len(names) != width:
+        what = "config.json: id2label names" if chosen is None else "--labels names"
+        raise CheckpointError(
+            f"{what} {len(names)} labels, the program answers with {width} logits: name a file of"
+            f" {width} lines with --labels FILE, or go without with --labels none"
+        )
+    return tuple(names) or None
+
+
+def _names_of(fields: Raw, width: int) -> Sequence[str]:
+    """The labels that config.json names, or LABEL_0 and so on."""
+    named = fields.get("id2label")
+    if named and fields.get("num_labels") not in (None, len(named)):
+        named = None  # as many labels as num_labels says, without names
+    names = _in_order(named) if named else [f"LABEL_{i}" for i in range(width)]
+    # for zero-shot classification transformers takes label2id's number, and the server the
+    # place among the names
+    numbers = fields.get("label2id")
+    for name, number in numbers.items() if isinstance(numbers, dict) else ():
+        is_asked = isinstance(name, str) and name.lower().startswith("entail")
+        if is_asked and [own for at, own in enumerate(names) if at == number] != [name]:
+            raise CheckpointError(
+                f"config.json: label2id has {name!r}: {number!r}, and id2label has another name"
+                " there: make the two agree"
+            )
+    return names
 
 
 def _in_order(named: Any) -> list[str]:

@@ -6,7 +6,7 @@ reranks: a score is the logit of one token after a sequence, such as "yes", less
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -290,46 +290,62 @@ class SentenceTransformers:
         return {key: value for key, value in found.items() if key not in HUB}
 
 
-def read(folder: Path) -> SentenceTransformers:
-    """CheckpointError if a file is broken, or names what is not supported."""
-    found = _Modules()
-    for kind, path in _list_modules(folder):
-        found.add(kind, path)
-    prompts, default = _prompts(folder / PROMPTS)
-    transformer = found.transformer or folder
-    file, settings = _settings(transformer)
-    _check_outputs(file, settings, found)
+def read_words(folder: Path) -> SentenceTransformers:
+    """What the files say of texts and vectors around the modules, whatever those compute: limits,
+    prompts, templates, words without vectors. Fields of modules keep their defaults.
+
+    CheckpointError if a file is broken, or if texts are treated in a way that is not served."""
+    modules = list_modules(folder)
+    transformer = next((path for kind, path in modules if kind in TRANSFORMERS), folder)
+    mask = next((read_mask(path) for kind, path in modules if kind == "MultiVectorMask"), None)
+    (file, settings), (prompts, default) = _settings(transformer), _prompts(folder / PROMPTS)
     program = json_files.settings(folder / PROMPTS)
     fields.PROGRAM.refuse(PROMPTS, program)
     if program.get("model_type") == PYLATES:
         raise CheckpointError(f"{PROMPTS}: model_type is {PYLATES!r}: {fields.PYLATES}")
+    named = program.get("similarity_fn_name")
+    return SentenceTransformers(
+        transformer=transformer,
+        normalize=any(kind == "Normalize" for kind, _ in modules),
+        prompts=prompts,
+        default_prompt_name=default,
+        mask=mask,
+        settings=settings,
+        settings_file=file.name,
+        is_embedder=any(kind == "Pooling" for kind, _ in modules),
+        # without modules.json, sentence-transformers fills whatever template there is
+        fills_template=not modules or "message" in (settings.get(MODALITIES) or ()),
+        # that of many vectors is the caller's to compute
+        similarity=named if named in SIMILARITIES else SIMILARITIES[0],
+        activation=program.get("activation_fn"),
+    )
+
+
+def read(folder: Path) -> SentenceTransformers:
+    """CheckpointError if a file is broken, or names what is not supported."""
+    found = _Modules()
+    for kind, path in list_modules(folder):
+        found.add(kind, path)
+    words = read_words(folder)
+    file = words.transformer / words.settings_file
+    _check_outputs(file, words.settings, found)
+    program = json_files.settings(folder / PROMPTS)
     unread = [
         f"{where}: {name}"
         for where, names in {
             **found.unread,
-            file.name: fields.SETTINGS.list_unread(settings),
+            file.name: fields.SETTINGS.list_unread(words.settings),
             PROMPTS: fields.PROGRAM.list_unread(program),
         }.items()
         for name in names
     ]
-    named = program.get("similarity_fn_name")
-    authors = SentenceTransformers(
-        transformer=transformer,
+    authors = replace(
+        words,
         pooling=found.pooling or "mean",
         normalize=found.normalize,
         dense={output: tuple(layers) for output, layers in found.dense.items()},
-        prompts=prompts,
-        default_prompt_name=default,
         mask=found.mask,
-        settings=settings,
-        settings_file=file.name,
-        is_embedder=found.pooling is not None,
         score=found.score,
-        # without modules.json, sentence-transformers fills whatever template there is
-        fills_template=not found.transformer or "message" in (settings.get(MODALITIES) or ()),
-        # that of many vectors is the caller's to compute
-        similarity=named if named in SIMILARITIES else SIMILARITIES[0],
-        activation=program.get("activation_fn"),
         unread=tuple(unread),
     )
     for name in authors.arguments("model_kwargs"):
@@ -342,7 +358,7 @@ def read(folder: Path) -> SentenceTransformers:
 
 def transformer_of(folder: Path) -> Path:
     """The folder of config.json. CheckpointError if a module is not supported."""
-    listed = _list_modules(folder)
+    listed = list_modules(folder)
     for kind, _ in listed:
         if kind not in KINDS:
             raise refusal(kind, REFUSED.get(kind, f"known are {', '.join(KINDS)}"))
@@ -379,7 +395,7 @@ def _check_outputs(file: Path, settings: Mapping[str, Any], found: "_Modules") -
         raise CheckpointError(f"{file}: module_output_name is {made!r}, supported is {known[-1]!r}")
 
 
-def _list_modules(folder: Path) -> list[tuple[str, Path]]:
+def list_modules(folder: Path) -> list[tuple[str, Path]]:
     """The class and the folder of each module, in order."""
     file, listed = folder / MODULES, list[tuple[str, Path]]()
     entries = json_files.read(file) if file.exists() else []

@@ -32,8 +32,8 @@ def check(ask: Ask, settings: Settings) -> None:
         # protocols ask for some without naming them
         if bundle.manifest.as_it_is and not output.is_of(bundle):
             raise InvalidInput(
-                f"{bundle.ref} is served as it is, and answers with `output` alone: it has no"
-                f" {output.name}. Ask /v1/infer for it",
+                f"{bundle.ref} is served as it is: it has no {output.name}, and answers with"
+                f" {', '.join(own.name for own in bundle.manifest.as_it_is)}. Ask /v1/infer",
                 param="model",
             )
         output.check(bundle)

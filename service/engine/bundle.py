@@ -85,10 +85,20 @@ class Bundle:
     def tasks(self) -> tuple[Task, ...]:
         """The tasks that the model is made for."""
         manifest = self.manifest
-        if manifest.as_it_is:
-            return ()
-        limits, is_causal = manifest.limits, manifest.config["causal"]
-        return tasks_of(manifest.heads, manifest.labels, limits.vocab_size, is_causal)
+        is_causal = manifest.config.get("causal", False)
+        tasks = tasks_of(manifest.heads, manifest.labels, manifest.limits.vocab_size, is_causal)
+        return tasks if self.has_vectors else tuple(task for task in tasks if task != "embed")
+
+    @property
+    def rows_are_tokens(self) -> bool:
+        """Rows are hidden states, which can be pooled. Those of a graph that makes its answers
+        itself are not."""
+        tensors = self.manifest.as_it_is
+        return tensors is None or [own.name for own in tensors] == ["activations"]
+
+    @property
+    def has_vectors(self) -> bool:
+        return self.rows_are_tokens or "pooled" in self.manifest.heads
 
     @cached_property
     def pair_prompt(self) -> str:
@@ -216,7 +226,7 @@ def read_uncertified(path: Path) -> Bundle:
     if tokenizer and tokenizer.num_bytes > MOST_TOKENIZER_BYTES:
         what = f"{TOKENIZER} has {tokenizer.num_bytes} bytes, the limit is {MOST_TOKENIZER_BYTES}"
         raise _refuse(path, what, "export")
-    heads = map(head_file, manifest.heads)
+    heads = map(head_file, () if manifest.as_it_is else manifest.heads)
     for name in sorted({*manifest.precisions.values(), *heads, *manifest.files}):
         if name not in manifest.files:
             raise _refuse(path, f"{MANIFEST} has no sha256 of {name}, which is loaded", "export")

@@ -150,6 +150,10 @@ class OwnTensor(_Part):
     of: Literal["token", "sequence"]
     width: Size
 
+    def as_head(self) -> Head:
+        """As the outputs of its name read it: its columns of the rows that the graph makes."""
+        return Head(pick="every" if self.of == "token" else "last", width=self.width)
+
 
 class Manifest(_Part):
     """All that the server needs to know about a bundle, and where the bundle came from."""
@@ -210,19 +214,32 @@ class Manifest(_Part):
             if (found := self.config[name]) != shape[name]:
                 return f"{name} {shape[name]}, but {found!r:.100} in its config"
         if self.as_it_is:
-            if self.heads or [*self.precisions] != ["fp32"]:
-                return "heads or precisions that no module as it is has"
+            if not {*self.precisions} <= {"fp32", "int8"}:
+                return "precisions that no module as it is has"
+            made = {own.name: own.as_head() for own in self.as_it_is}
+            if not self.heads.items() <= made.items():
+                return f"heads {[*self.heads]} that its graph does not make"
             if sum(tensor.width for tensor in self.as_it_is) != self.d_model:
                 return f"tensors that have not {self.d_model} numbers together"
             if len({tensor.name for tensor in self.as_it_is}) < len(self.as_it_is):
                 return "two tensors of one name"
-            return None
+        else:
+            if misfit := self._misfit_of_config():
+                return misfit
+        return self._misfit_of_texts()
+
+    def _misfit_of_config(self) -> str | None:
+        """The shape of Addnorm's transformer."""
         for name, most in (("n_layers", self.n_norms), ("n_heads", self.d_model)):
             found = self.config.get(name)
             if type(found) is not int or not 1 <= found <= most:
                 return f"{name} {found!r:.100} in its config: 1 to {most} is possible"
         if type(found := self.config.get("causal")) is not bool:
             return f"causal {found!r:.100} in its config: true or false is possible"
+        return None
+
+    def _misfit_of_texts(self) -> str | None:
+        """Prompts, labels and ranges."""
         prompts = [
             self.default_prompt_name,
             *(rule.prompt_name for rule in self.input_types.values()),

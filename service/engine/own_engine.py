@@ -38,6 +38,12 @@ class OwnEngine(Engine):
         types = [TYPES] if self._has_types else []
         check_graph(graph, self._body, [self._tokens, *types], {ANSWER: self.d_model})
         self._heads: dict[str, InferenceSession] = {}
+        self._head_widths = {name: head.width for name, head in bundle.manifest.heads.items()}
+        ends = np.cumsum([own.width for own in bundle.manifest.as_it_is or ()]).tolist()
+        self._columns = {
+            own.name: slice(end - own.width, end)
+            for own, end in zip(bundle.manifest.as_it_is or (), ends, strict=True)
+        }
         self._lens = None
         self.fingerprint = Fingerprint.here(bundle.manifest_sha256, precision, self._described())
         self.runs_alone = False
@@ -64,6 +70,10 @@ class OwnEngine(Engine):
                 rows[at] = run_session(body, [ANSWER], inputs)[0]
         no_norms = np.zeros((batch.num_tokens, 0), np.float32)
         return Rows(rows, no_norms, no_norms)
+
+    def head(self, output: str, rows: Floats) -> Floats:
+        """The graph has made it already: its columns of the rows."""
+        return np.ascontiguousarray(rows[:, self._columns[output]])
 
     def run_grid(self, grid: Grid) -> list[Floats]:
         """The pads are left out, and 0 in the answer."""

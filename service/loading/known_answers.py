@@ -48,8 +48,10 @@ def digests(bundle: Bundle, engine: Engine, known: Computed) -> Digests:
         for name, kind in kinds.items()
         if engine.has_lens or not kind.is_of_lens
     }
-    for pooling in get_args(Pooling) if Pooled.is_of(bundle) else ():
+    for pooling in get_args(Pooling) if bundle.rows_are_tokens else ():
         outputs[f"pooled.{pooling}.normalized"] = Pooled(pooling, normalize=True)
+    if "pooled" in kinds and not bundle.rows_are_tokens:
+        outputs["pooled.normalized"] = Pooled(normalize=True)
     if "logits" in kinds:
         top_k = min(TOP_K, bundle.width("logits"))
         outputs["logits.top_k"] = kinds["logits"].of_options({"top_k": top_k})

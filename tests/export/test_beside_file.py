@@ -9,8 +9,8 @@ import pytest
 from onnxruntime.quantization import quantize_dynamic
 
 from addnorm.export import beside_file, command
-from addnorm.export.sources import sources
-from addnorm.export.sources.sources import Source, UsageError
+from addnorm.export.sources import UsageError, sources
+from addnorm.export.sources.sources import Source
 from tests.support.families import LARGER, made
 
 

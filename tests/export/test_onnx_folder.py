@@ -18,8 +18,7 @@ from addnorm.export import ExportError, command, export_onnx, onnx_folder, verif
 from addnorm.export.certificate.served import CertificationError
 from addnorm.export.graphs.standalone import OPSETS
 from addnorm.export.onnx_folder import OnnxFolder
-from addnorm.export.sources import sources
-from addnorm.export.sources.sources import UsageError
+from addnorm.export.sources import UsageError, sources
 from addnorm.export.sources.texts import Texts
 from addnorm.export.verifying import verify
 from addnorm.export.writer import Plan, written_whole

@@ -15,10 +15,10 @@ import pytest
 from addnorm.export import command
 from addnorm.export.certificate.served import CertificationError
 from addnorm.export.checking import check
+from addnorm.export.sources import UsageError, sources
 from addnorm.export.sources import program as programs
-from addnorm.export.sources import sources
 from addnorm.export.sources.program import Answer, Program, ProgramError, Text
-from addnorm.export.sources.sources import Reference, UsageError
+from addnorm.export.sources.sources import Comparison
 from addnorm.model.checkpoints import Choices
 from addnorm.service.engine import bundle as bundles
 from addnorm.service.errors import StartupError
@@ -76,7 +76,7 @@ def test_texts_of_ones_own_are_compared_for_each_task(
     tmp_path: Path, name: str, samples: Sequence[Any], cases: set[str]
 ) -> None:
     folder = TASK_MODELS[name](tmp_path / name)
-    source = sources.checkpoint(folder, reference=Reference(samples=tuple(samples)))
+    source = sources.checkpoint(folder, reference=Comparison(samples=tuple(samples)))
     compared = [*check(source)]
     assert cases <= {line.rpartition(": ")[2] for line in compared}
     assert source.compared_with()["samples"] == len(samples)

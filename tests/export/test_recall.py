@@ -12,8 +12,8 @@ from addnorm.export.certificate.served import CertificationError
 from addnorm.export.graphs import model_file
 from addnorm.export.graphs.quantize import read_parts
 from addnorm.export.library import ExportError, export_bundle
-from addnorm.export.sources import sources
-from addnorm.export.sources.sources import Reference, Source, UsageError
+from addnorm.export.sources import UsageError, sources
+from addnorm.export.sources.sources import Comparison, Source
 from addnorm.export.writer import Plan, export
 from addnorm.service.engine import bundle as bundles
 from addnorm.service.engine.bundle import Bundle
@@ -28,7 +28,7 @@ WIDE = 256  # of whose matrices int8 pays for each
 @pytest.fixture(scope="module")
 def source(tmp_path_factory: pytest.TempPathFactory) -> Source:
     folder = checkpoint(tmp_path_factory.mktemp("wide"), WIDE, 2)
-    return sources.checkpoint(folder, None, None, Reference("none", samples=TEXTS))
+    return sources.checkpoint(folder, None, None, Comparison("none", samples=TEXTS))
 
 
 @pytest.fixture(scope="module")

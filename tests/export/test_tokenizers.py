@@ -14,9 +14,9 @@ from transformers import AutoTokenizer
 from addnorm.export import checking, command
 from addnorm.export.certificate.served import CertificationError
 from addnorm.export.checking import check, served_by_torch
-from addnorm.export.sources import sample_texts, sources
+from addnorm.export.sources import UsageError, sample_texts, sources
 from addnorm.export.sources.program import Program
-from addnorm.export.sources.sources import Source, UsageError
+from addnorm.export.sources.sources import Source
 from addnorm.model.checkpoints import CheckpointError, Choices
 from addnorm.service.engine.tokenizer import Tokenizer as Served
 from tests.support.families import made, save

@@ -12,9 +12,9 @@ from addnorm.export.certificate import authors
 from addnorm.export.certificate.forward import refuse_unlike
 from addnorm.export.certificate.served import CertificationError
 from addnorm.export.checking import served_by_torch
-from addnorm.export.sources import sources
+from addnorm.export.sources import UsageError, sources
 from addnorm.export.sources.folder_tokenizer import NoTexts
-from addnorm.export.sources.sources import Source, UsageError
+from addnorm.export.sources.sources import Source
 from addnorm.export.sources.texts import Texts
 from addnorm.model.config import Config
 from addnorm.model.transformer import Transformer

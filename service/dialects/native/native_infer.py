@@ -134,10 +134,12 @@ class InferRequest(Options):
 
     def wanted(self, bundle: Bundle) -> tuple[str, ...] | None:
         """Who sends a text wants its class or its vector, not megabytes of its tokens' rows."""
-        if self.texts is None or self.outputs is not None or bundle.manifest.as_it_is:
-            return super().wanted(bundle)
         logits = bundle.manifest.heads.get("logits")
-        return ("logits",) if logits and logits.pick != "every" else ("pooled",)
+        is_of_sequences = logits is not None and logits.pick != "every"
+        made = "logits" if is_of_sequences else "pooled" if bundle.has_vectors else None
+        if self.texts is None or self.outputs is not None or made is None:
+            return super().wanted(bundle)
+        return (made,)
 
 
 class Usage(BaseModel):

@@ -56,8 +56,10 @@ class OutputKinds:
         return tuple(kind.name for kind in self._listed if kind.is_of(bundle))
 
     def default_names(self, bundle: Bundle) -> tuple[str, ...]:
-        """Activations, and what heads make of them; the answer of a module as it is."""
-        return tuple(kind.name for kind in self._listed if kind.is_default and kind.is_of(bundle))
+        """Activations, and what heads make of them; the answer of a module as it is. All outputs of
+        a model that has none of these."""
+        defaults = (kind for kind in self._listed if kind.is_default and kind.is_of(bundle))
+        return tuple(kind.name for kind in defaults) or self.names(bundle)
 
     @cached_property
     def by_name(self) -> dict[str, OutputKind]:

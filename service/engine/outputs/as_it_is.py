@@ -21,7 +21,7 @@ class AsItIs(Output[ByRow | Parts]):
 
     @classmethod
     def is_of(cls, bundle: Bundle) -> bool:
-        return bundle.manifest.as_it_is is not None
+        return bool(_tensors(bundle))
 
     @classmethod
     def grid_tensors(cls, bundle: Bundle) -> dict[str, list[int]]:
@@ -51,9 +51,11 @@ class AsItIs(Output[ByRow | Parts]):
         return size._replace(num_values=num_values, num_pads=num_pads)
 
     def make(self, of: Computed) -> ByRow | Parts:
-        made, begin = dict[str, ByRow](), 0
-        for tensor in _tensors(of.bundle):
+        made, begin, listed = dict[str, ByRow](), 0, _tensors(of.bundle)
+        for tensor in of.bundle.manifest.as_it_is or ():
             columns = slice(begin, begin := begin + tensor.width)
+            if tensor not in listed:
+                continue
             rows = of.head_rows("every" if tensor.of == "token" else "last").activations
             values = np.ascontiguousarray(rows[:, columns])
             if tensor.of == "token":
@@ -64,5 +66,8 @@ class AsItIs(Output[ByRow | Parts]):
 
 
 def _tensors(bundle: Bundle) -> tuple[OwnTensor, ...]:
-    assert bundle.manifest.as_it_is
-    return bundle.manifest.as_it_is
+    """Those that no other output is made of."""
+    if bundle.rows_are_tokens:
+        return ()
+    tensors = bundle.manifest.as_it_is or ()
+    return tuple(own for own in tensors if own.name not in bundle.manifest.heads)

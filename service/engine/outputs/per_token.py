@@ -20,7 +20,7 @@ class Activations(Output[ByRow]):
 
     @classmethod
     def is_of(cls, bundle: Bundle) -> bool:
-        return not bundle.manifest.as_it_is
+        return bundle.rows_are_tokens
 
     def make(self, of: Computed) -> ByRow:
         return by_token(of.padding, of.rows.activations)

@@ -52,7 +52,7 @@ class VectorsOutput(Output[Made_co]):
 
     @classmethod
     def is_of(cls, bundle: Bundle) -> bool:
-        return not bundle.manifest.as_it_is
+        return bundle.has_vectors
 
     @classmethod
     def fields(cls) -> tuple[str, ...]:
@@ -62,6 +62,12 @@ class VectorsOutput(Output[Made_co]):
         return self if self.dimensions else replace(self, dimensions=dimensions)
 
     def check(self, bundle: Bundle) -> None:
+        if not bundle.rows_are_tokens and (self.pooling or isinstance(self, PooledSpans)):
+            raise InvalidInput(
+                f"{bundle.ref} pools in its own graph, one vector a text: leave pooling and spans"
+                " out",
+                param="pooling",
+            )
         if self.dimensions is not None:
             check_dimensions("dimensions", self.dimensions, bundle)
         for dtype in self.dtypes:

@@ -1,0 +1,268 @@
+"""The certificate of an authors' own graph: what is served, compared with the program, from token
+ids or vectors and from texts."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+import numpy as np
+from tqdm import tqdm
+
+from addnorm.export.certificate import authors, tolerances
+from addnorm.export.certificate.certificate import Certificate, Check, certify, refuse_failures
+from addnorm.export.certificate.served import (
+    Case,
+    CertificationError,
+    Served,
+    compositions,
+    count_unequal,
+    path_of,
+)
+from addnorm.export.reference.reference import EXAMPLE, NEAR, NoNumbersError, Reference
+from addnorm.export.sources.original import Array
+from addnorm.export.sources.program import Text
+from addnorm.service.engine import selfcheck
+from addnorm.service.engine.batch import Batch, Tokens
+from addnorm.service.engine.bundle import Bundle
+from addnorm.service.engine.manifest import Limits
+from addnorm.service.engine.model import Model
+from addnorm.service.engine.own_engine import OwnEngine
+from addnorm.service.engine.session import runs_in_words
+from addnorm.service.errors import NotFinite, ServiceError
+
+# Operators that choose by comparing numbers. PyTorch and onnxruntime choose otherwise among equals,
+# and equal rows come from equal ids.
+CHOICES = {"TopK", "ArgMax", "ArgMin"}
+NUM_REPEATED, NUM_OF_CHOICES = 6, 200  # sequences of few different ids that are compared
+NUM_COMPOSITIONS = 20  # drawn batches whose sequences must have the bits that they have alone
+LOUD = (1e2, 1e4)  # factors of vectors that are compared too
+PADS = (0, 1, 2, 3)  # ids that people take for pads
+# Numbers are changed by so much, to see how far rounding moves an answer; the graph may be so many
+# times as far from it
+ROUNDING, MOST_SHIFTS = 2.0**-20, 8
+
+
+def certificate_of(
+    bundle: Bundle,
+    reference: Reference,
+    lengths: Sequence[int],
+    samples: Sequence[Batch] = (),
+    texts: Sequence[Text] = (),
+) -> Certificate:
+    """lengths: of the sequences that must be compared. samples, texts: of a person's own.
+    CertificationError if what is served is not what the program answers."""
+    tqdm.write("loading the graph into onnxruntime")
+    with runs_in_words(f"the graph of {reference.name} fails in onnxruntime"):
+        model = Model(bundle)
+        checks = [*_compare_tokens(model, reference, lengths, samples)]
+        checks += _compare_texts(model, reference, texts)
+        checks += _compare_bits(model)
+    engine, chooses = model.engine("fp32"), _chooses(model)
+    assert isinstance(engine, OwnEngine)
+    if chooses:
+        tqdm.write(
+            f"{reference.name} chooses by comparing numbers (topk, argmax): among nearly equal ones"
+            " onnxruntime may choose otherwise. With samples= ids of yours are compared too"
+        )
+    worst = max(checks, key=lambda check: check.difference / (check.limit or 1))
+    tqdm.write(
+        f"compared {len(checks)} answers, sequences of 1 to {reference.longest} tokens, with"
+        f" {reference.name}: the largest difference is {worst.difference:.2g}, of {worst.limit:.1g}"
+    )
+    outputs = [tensor.name for tensor in reference.tensors.values()]
+    tasks = {"texts": [*reference.texts.tasks]} if reference.texts else {}
+    return certify(
+        model,
+        checks,
+        "the authors' program, one sequence at a time",
+        {
+            "kind": reference.kind,
+            "name": reference.name,
+            "output": outputs[0],
+            "outputs": outputs,
+            **tasks,
+            **{name: reference.origin[name] for name in ("sha256",) if name in reference.origin},
+        },
+        sequences_together=not engine.runs_alone,  # of one length, on this processor
+        chooses_among_numbers=chooses,  # among nearly equal ones it may choose otherwise
+    )
+
+
+def _compare_tokens(
+    model: Model, reference: Reference, lengths: Sequence[int], samples: Sequence[Batch]
+) -> Iterator[Check]:
+    """Sequences of each length and the samples through the server's own path, then many of them
+    ragged and padded, then those that are never drawn."""
+    limits = model.bundle.manifest.limits
+    drawn = selfcheck.sequences(limits, lengths)
+    batches = [*(drawn.sequence(index) for index in range(len(drawn))), *samples]
+    some = [batch for batch in batches if batch.num_tokens <= 65]
+    batches += _repeated(reference, NUM_OF_CHOICES if _chooses(model) else NUM_REPEATED)
+    with path_of(model) as path:
+        for batch in batches:
+            case = Case.from_batch(f"{batch.num_tokens} tokens", batch)
+            try:
+                yield from _passed(_checks(path, case, [batch], reference), reference)
+            except ServiceError as error:
+                raise CertificationError(
+                    f"a sequence of {batch.num_tokens} tokens fails: {error}. If the module takes"
+                    " fewer, say so: config={'max_positions': N}"
+                ) from error
+        for name, batch in _unusual(limits):
+            yield from _passed(_compare_unusual(path, name, batch, reference), reference)
+        ragged = Case.from_batch("ragged", Batch.joined([(one, 0) for one in some]))
+        yield from _passed(_checks(path, ragged, some, reference), reference)
+        width = max(batch.num_tokens for batch in some) + 5
+        for where in ("right", "left", "holes"):
+            grids = [selfcheck.place(batch, width, where) for batch in some]
+            tokens, masks, types = zip(*grids, strict=True)
+            cells, of_vectors = np.concatenate(tokens).tolist(), limits.input_width is not None
+            case = Case(
+                f"pads {where}",
+                [] if of_vectors else cells,
+                np.concatenate(masks).tolist(),
+                np.concatenate(types).tolist() if reference.ask.has_types else None,
+                cells if of_vectors else None,
+            )
+            real = [mask[0] != 0 for mask in masks]
+            yield from _passed(_checks(path, case, some, reference, real), reference)
+
+
+def _passed(checks: Iterator[Check], reference: Reference) -> Iterator[Check]:
+    """CertificationError at the first that did not pass."""
+    for check in checks:
+        if not check.passed:
+            raise CertificationError(
+                f"{check.case}: the graph's answer differs from {reference.name}'s by"
+                f" {check.difference:.3g}, the limit is {check.limit:.3g}: the program may"
+                " branch on the length, or choose among equal numbers (topk, argmax, sort)"
+            )
+        yield check
+
+
+def _chooses(model: Model) -> bool:
+    return any(node.operator in CHOICES for node in model.engine("fp32").nodes()["body"])
+
+
+def _checks(
+    path: Served,
+    case: Case,
+    batches: Sequence[Batch],
+    reference: Reference,
+    real: Sequence[Array] | None = None,
+) -> Iterator[Check]:
+    """The largest difference of each tensor, and its limit: NEAR of the largest number. real: where
+    the tokens of each row stand among pads."""
+    answer = path.ask(case, "fp32", outputs=_outputs(path.model.bundle))
+    expected = [reference.rows(batch) for batch in batches]
+    for tensor in reference.tensors.values():
+        rows = answer[tensor.name] if tensor.name in answer else answer["output"]
+        rows = rows[tensor.name] if isinstance(rows, dict) else rows
+        difference, largest = np.float64(0), 0.0
+        for index, (values, each) in enumerate(zip(rows, expected, strict=True)):
+            row = np.array(values, np.float32)
+            if real and tensor.of == "token":
+                row = row[real[index]]
+            row = row.reshape(each[tensor.name].shape)
+            difference = np.maximum(difference, tolerances.largest(row - each[tensor.name]))
+            largest = max(largest, tolerances.largest(each[tensor.name]))
+        yield Check(case.name, tensor.name, "fp32", float(difference), NEAR * max(largest, 1e-3))
+
+
+def _outputs(bundle: Bundle) -> list[str]:
+    """The outputs that its tensors are: by their names, or as parts of `output`."""
+    names = [tensor.name for tensor in bundle.manifest.as_it_is or ()]
+    outputs = [name for name in names if name in (*bundle.manifest.heads, "activations")]
+    return outputs + (["output"] if len(outputs) < len(names) else [])
+
+
+def _repeated(reference: Reference, num: int) -> Iterator[Batch]:
+    """Sequences of one to three different ids or vectors."""
+    draws = np.random.default_rng(0)
+    for index in range(num):
+        length = min(int(draws.integers(2, 34)), reference.longest)
+        few = 1 + index % 3
+        one_each = selfcheck.sequences(reference.limits, [few], seed=index).tokens
+        if reference.limits.vocab_size:
+            one_each = draws.integers(0, reference.limits.vocab_size, few)
+        types = [np.zeros(length, np.int64)] if reference.ask.has_types else None
+        yield Batch.of([one_each[draws.integers(0, len(one_each), length)]], types)
+
+
+def _unusual(limits: Limits) -> Iterator[tuple[str, Batch]]:
+    """Sequences that are never drawn, named: modules take zeros or an id for pads."""
+    rows = selfcheck.sequences(limits, [EXAMPLE]).tokens
+    places, half, width = np.arange(len(rows)), len(rows) // 2, limits.input_width
+    sequences = dict[str, Tokens]()
+    if width:
+        sequences |= {f"vectors times {factor:g}": rows * np.float32(factor) for factor in LOUD}
+        sequences["equal vectors"] = np.repeat(rows[:1], len(rows), 0)
+        sequences["one-hot vectors"] = np.eye(width, dtype=np.float32)[places % width]
+        sequences["sparse vectors"] = rows * (np.arange(rows.size).reshape(rows.shape) % 5 == 0)
+    hidden = {
+        "all": places >= 0, "the first": places < half, "the last": places >= half,
+        "every second": places % 2 == 1,
+    }  # fmt: skip
+    for pad in [0] if width else sorted({*PADS} & {*range(limits.vocab_size)}):
+        for where, is_pad in hidden.items():
+            sequences[f"{where} {pad}"] = sequence = rows.copy()
+            sequence[is_pad] = pad
+        sequences[f"{pad} alone"] = sequences[f"all {pad}"][:1]
+    for name, sequence in sequences.items():
+        yield name, Batch.of([sequence])
+
+
+def _compare_unusual(
+    path: Served, name: str, batch: Batch, reference: Reference
+) -> Iterator[Check]:
+    """The limit is wider by what rounding does to the module's own answer: to loud vectors much.
+    CertificationError where one side has no numbers, and the other has."""
+    answers = list[dict[str, Array] | None]()
+    for factor in (1, 1 + ROUNDING):
+        nearby = replace(batch, tokens=(batch.tokens * factor).astype(batch.tokens.dtype))
+        try:
+            answers.append(reference.rows(nearby))
+        except NoNumbersError:
+            answers.append(None)
+    expected, moved = answers
+    case, has_numbers = Case.from_batch(name, batch), True
+    try:
+        path.ask(case, "fp32", outputs=_outputs(path.model.bundle))
+    except NotFinite:
+        has_numbers = False
+    if expected is None and not has_numbers:
+        return
+    if expected is None or not has_numbers:
+        sides = ("the module", "its graph") if expected is None else ("its graph", "the module")
+        raise CertificationError(
+            f"{name}: {sides[0]} answers with NaN or infinity, {sides[1]} with numbers, as where"
+            " every row is hidden from attention. If PyTorch's fast path does it, call"
+            " torch.backends.mha.set_fastpath_enabled(False) in your program and before the export;"
+            " otherwise reference=lambda x: ... has to answer with numbers"
+        )
+    for check in _checks(path, case, [batch], reference):
+        shift = tolerances.largest((moved or expected)[check.output] - expected[check.output])
+        yield replace(check, limit=check.limit + MOST_SHIFTS * float(shift))
+
+
+def _compare_texts(model: Model, reference: Reference, samples: Sequence[Text]) -> Iterator[Check]:
+    """Texts over the callers' routes."""
+    if reference.words is None or reference.texts is None:
+        return
+    with path_of(model) as path:
+        cases = authors.program_cases(
+            path.service, model.bundle, reference.words, reference.texts, samples
+        )
+        checks = [
+            Check(name, output, "fp32", *measure)
+            for name, compare in cases
+            for output, *measure in compare("fp32")
+        ]
+    refuse_failures(checks)
+    yield from checks
+
+
+def _compare_bits(model: Model) -> Iterator[Check]:
+    """Sequences in drawn batches, compared with the same alone."""
+    limits = model.bundle.manifest.limits
+    batches = compositions(model.engine("fp32"), limits, NUM_COMPOSITIONS)
+    yield Check("in drawn batches", "unequal", "fp32", count_unequal(batches).unequal, 0)

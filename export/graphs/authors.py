@@ -1,0 +1,185 @@
+"""An authors' forward as one ONNX graph, and at which lengths it is the forward.
+
+PyTorch's exporter follows one forward with symbolic sizes. Where the code asks something of a size
+(`if n > 512`), it takes the branch of its example and notes a guard. At lengths that meet every
+guard, the graph is the forward by construction. At a length that does not, the forward is followed
+once more: if the graph is the same node by node, the question changed nothing; if not, the program
+has two forwards and is refused. So a few lengths are compared, whatever the limit is.
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from onnx import TensorProto
+from torch import Tensor, nn
+from torch.export import Dim, ExportedProgram
+
+from addnorm.export.graphs.graph import UnfitError, export_module, silence_exporter
+from addnorm.export.graphs.model_file import Graph
+from addnorm.export.graphs.traceable import traceable
+from addnorm.export.modules.operators.trace import plain_attention
+from addnorm.export.reference.reference import EXAMPLE, Reference, inputs_of, laid_out, pair
+from addnorm.export.sources.original import as_found
+from addnorm.service.engine.engine import TYPES
+from addnorm.service.engine.own_engine import ANSWER, IDS, LENGTHS, VECTORS
+
+MOST_TRACES = 4  # of forwards that turn out to be the same
+MOST_WORDS = 200  # characters of an error of PyTorch's exporter
+SMALL = {TensorProto.FLOAT16: "float16", TensorProto.BFLOAT16: "bfloat16"}
+FUNCTIONS = {"max": max, "min": min, "abs": abs}  # that guards call
+
+
+@dataclass(frozen=True)
+class Guards:
+    """The exporter's assumptions about the sizes of its inputs, as expressions in Python.
+
+    tail: axes of the tokens behind `[B, S]`.
+    """
+
+    conditions: tuple[str, ...]
+    tail: tuple[int, ...] = ()
+
+    def hold(self, length: int) -> bool:
+        """True if the forward of a sequence of this length is the one that was followed. PyTorch
+        takes any size for at least 2: sequences of one token are always compared."""
+        tokens = torch.empty(2, length, *self.tail, device="meta")
+        inputs = {"tokens": tokens, "types": torch.empty(2, length, device="meta")}
+        # by name where Python was followed, by place where PyTorch's compiler followed it
+        named = {**inputs, "flat_args": [*inputs.values()]}
+        names: dict[str, Any] = {"__builtins__": {}, "L": named, **FUNCTIONS}
+        return all(eval(condition, names) for condition in self.conditions)
+
+
+@dataclass(frozen=True)
+class Exported:
+    """lengths: that must be compared. guards: of each forward that was followed; all are one."""
+
+    graph: Graph
+    lengths: tuple[int, ...]
+    guards: tuple[Guards, ...]
+
+
+class _SideBySide(nn.Module):
+    """ids `[B, S]`, or vectors `[B, S, width]` -> the tensors side by side, in the row of every
+    token."""
+
+    def __init__(self, reference: Reference) -> None:
+        super().__init__()
+        self.module, self._reference = reference.twin, reference
+
+    def forward(self, tokens: Tensor, types: Tensor | None = None) -> Tensor:
+        answer = self.module.forward(tokens, types)
+        rows = [row.expand(-1, tokens.shape[1], -1) for row in laid_out(answer, self._reference)]
+        return rows[0] if len(rows) == 1 else torch.cat(rows, -1)
+
+
+def export_graph(reference: Reference) -> Exported:
+    """UnfitError if PyTorch's exporter cannot follow the forward, or if it is not one for all
+    lengths."""
+    longest = reference.longest
+    first, guards = _follow(reference, min(EXAMPLE, longest))
+    every = [guards]
+    while others := [n for n in range(2, longest + 1) if not any(g.hold(n) for g in every)]:
+        length = others[len(others) // 2]
+        try:
+            graph, more = _follow(reference, length)
+            is_same = len(every) < MOST_TRACES and _nodes(graph) == _nodes(first)
+        except UnfitError:  # it is written for this length alone
+            is_same = False
+        if not is_same:
+            raise UnfitError(
+                f"{reference.name} answers {length} tokens by another forward than {EXAMPLE}, as it"
+                f" branches on the length, and a graph has one: {'; '.join(guards.conditions)}"
+            )
+        every.append(more)
+    edges = {
+        length + step
+        for each in every
+        for length in range(2, longest)
+        if each.hold(length) != each.hold(length + 1)
+        for step in (0, 1)
+    }
+    lengths = {min(length, longest) for length in (*LENGTHS, longest)} | edges
+    return Exported(first, tuple(sorted(lengths)), tuple(every))
+
+
+def _nodes(graph: Graph) -> list[bytes]:
+    return [node.SerializeToString() for node in graph.proto.graph.node]
+
+
+def _follow(reference: Reference, length: int) -> tuple[Graph, Guards]:
+    """The graph and the guards of the forward of two sequences of this length."""
+    inputs, limits = inputs_of(reference.twin, pair(reference.limits, length)), reference.limits
+    names = [VECTORS if limits.input_width else IDS, TYPES][: len(inputs)]
+    axes = dict.fromkeys(range(2 if limits.max_positions > 1 else 1), Dim.DYNAMIC)
+    shapes = dict.fromkeys(("tokens", "types")[: len(inputs)], axes)
+    try:
+        with as_found(reference.twin), plain_attention(), traceable(), silence_exporter():
+            program = _program(_SideBySide(reference), tuple(inputs), shapes)
+            # Before decompositions, which drop them. `program.module()` checks the same at every
+            # call, and shows them to nobody
+            guards = Guards(tuple(program._guards_code), tuple(inputs[0].shape[2:]))
+            graph = export_module(program, (), names, [ANSWER])
+    except UnfitError:
+        raise
+    except Exception as error:  # of torch.export, which raises many kinds
+        raise UnfitError(f"{reference.name} has no graph of its own: {_why(error)}") from error
+    if small := {
+        SMALL[attribute.i]
+        for node in graph.proto.graph.node
+        for attribute in node.attribute
+        if node.op_type == "Cast" and attribute.i in SMALL
+    }:
+        raise UnfitError(
+            f"{reference.name} computes in {', '.join(sorted(small))}, as under torch.autocast,"
+            " and no graph rounds alike: leave it out in evaluation mode, as by"
+            " torch.autocast(..., enabled=self.training)"
+        )
+    return graph, guards
+
+
+def _program(
+    module: nn.Module, inputs: tuple[Tensor, ...], shapes: Mapping[str, Any]
+) -> ExportedProgram:
+    """As torch.onnx tries it: in Python first, then by PyTorch's compiler, which also follows
+    numbers that Python makes of sizes, as `len(ids)`. Raises the first error if both fail."""
+    first: Exception | None = None
+    config: Any = torch.fx.experimental._config
+    for strict in (False, True):
+        try:
+            # sizes of 1 are no constants
+            with config.patch(backed_size_oblivious=True):
+                return torch.export.export(
+                    module, inputs, dynamic_shapes=dict(shapes), strict=strict
+                )
+        except Exception as error:
+            first = first or error
+    assert first
+    raise first
+
+
+def _why(error: BaseException) -> str:
+    """The first cause of an error of PyTorch's exporter, in one line."""
+    while error.__cause__:
+        error = error.__cause__
+    if isinstance(error, UnfitError):
+        return str(error)
+    if "DataDependent" in type(error).__name__:
+        return "its forward branches on numbers of ids or rows, which no graph does"
+    words = " ".join(str(error).split())
+    if "['tokens'].size()[0] as dynamic but your code specialized" in words:
+        return "it makes a number in Python of the batch, as len(x) does: x.shape[0] is followed"
+    if "['tokens'].size()[1] as dynamic but your code specialized" in words:
+        return (
+            "PyTorch's exporter writes it for one length alone, as a loop over tokens in Python:"
+            " operators of whole sequences are written for all"
+        )
+    if named := re.search(r"No ONNX function found for <OpOverload\(op='([\w.]+)'", words):
+        return f"ONNX has no {named[1]}: make it of other operators"
+    return (
+        f"{type(error).__name__}: {words[:MOST_WORDS]}. Do it another way in forward, or leave it"
+        " out by reference=lambda x: ..."
+    )

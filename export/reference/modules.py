@@ -1,0 +1,384 @@
+"""A module that people wrote, as a `Reference`: what it takes is tried, and what its answer means
+follows from the answer's shape and from what the export was told."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from addnorm.export.modules.asking import (
+    ONES,
+    Asking,
+    Mask,
+    copy_module,
+    first_line,
+    kinds_of,
+    vocab_size,
+)
+from addnorm.export.reference.reference import (
+    EXAMPLE,
+    NEAR,
+    Key,
+    Reference,
+    describe_answer,
+    inputs_of,
+    longest_of,
+    pair,
+    tensors_of,
+)
+from addnorm.export.sources import UsageError, texts
+from addnorm.export.sources.folder_tokenizer import NoTexts
+from addnorm.export.sources.original import Array, OriginalError, as_found, digest
+from addnorm.export.sources.program import Answer, Ids, Text
+from addnorm.model.checkpoints import sentence_transformers
+from addnorm.model.pooling import pick_vectors
+from addnorm.service.engine import selfcheck
+from addnorm.service.engine.batch import Batch
+from addnorm.service.engine.manifest import Limits, OwnTensor, Pooling
+
+ModuleTask = Literal["embed", "rerank", "classify", "tag"]
+NO_LIMIT = 512  # tokens, where the module sets no limit
+MOST_WIDTHS = 8  # of layers, which are tried as widths of vectors
+# as most of transformers' modules, and as PyTorch's own: the first with which pads change nothing
+MASKS = (ONES, Mask(False, torch.bool), Mask(True, torch.bool), Mask(0, torch.int64))
+NUM_PADS = 2  # with which that is tried
+
+
+@dataclass(frozen=True)
+class Meaning:
+    """What the answer of a module is for, as the export was told.
+
+    tokenizer: a folder. max_length: tokens of a text. pooling: how rows of tokens become a vector.
+    task: where neither labels nor pooling tell. outputs: the served tensors of an answer with
+    several, by name; or names for those of a tuple, in order.
+    """
+
+    tokenizer: Path | None = None
+    max_length: int | None = None
+    labels: Sequence[str] | None = None
+    pooling: Pooling | None = None
+    normalize: bool | None = None
+    task: ModuleTask | None = None
+    outputs: Sequence[str] = ()
+
+
+def open_module(
+    module: nn.Module,
+    call: Callable[..., Any] | None,
+    stated: Mapping[str, Any],
+    batch_first: bool | None,
+    origin: Mapping[str, Any],
+    samples: Sequence[Batch] = (),
+    meaning: Meaning | None = None,
+) -> Reference:
+    """Calls the module, and sees what it takes and answers.
+
+    call: how it is called, if not `module(ids)`. stated: `max_positions`, `vocab_size` and
+    `input_width`, where the module does not show them. origin: more of where it is from. samples: a
+    sequence each; of vectors, if it takes them. UsageError says what is missing.
+    """
+    meaning = meaning or Meaning()
+    name = type(module).__qualname__
+    try:
+        copied = module if call else copy_module(module)  # a callable calls what it has
+    except Exception as error:  # it is the caller's code
+        raise UsageError(f"{name} cannot be copied: {first_line(error)}") from error
+    kinds = kinds_of(call or copied)
+    asking = partial(Asking, turned=batch_first is False, kinds=kinds)
+    tried, errors = list[tuple[Mask, Asking, Limits]](), list[OriginalError]()
+    for mask in MASKS if "mask" in kinds else MASKS[:1]:
+        twin = asking(call or copied, copied, mask=mask)
+        with as_found(twin):
+            try:
+                tried.append((mask, twin, _limits(twin, stated, samples)))
+            except OriginalError as error:
+                errors.append(error)
+                continue
+            padded = asking(call or copied, copied, mask=mask, num_pads=NUM_PADS)
+            if "mask" not in kinds or _hides_pads(twin, padded, tried[-1][2]):
+                break
+    else:
+        if not tried:
+            raise errors[0]
+        tried = tried[:1]  # the module leaves pads in, whatever its mask says
+    mask, twin, limits = tried[-1]
+    with as_found(twin):
+        tensors, others = describe_answer(twin, limits)
+    if others:
+        print(f"left out of its answer, for two sequences: {others}", flush=True)
+    tensors = _chosen(tensors, meaning.outputs)
+    reference = Reference(
+        name,
+        "reference",
+        asking(call or module, module, mask=mask),
+        twin,
+        limits,
+        _with_meaning(name, tensors, meaning),
+        {"module": name, "sha256": digest(module), **origin},
+        {
+            "normalize": bool(meaning.normalize),
+            "labels": None if meaning.labels is None else tuple(meaning.labels),
+            "pooling": meaning.pooling or "mean",
+        },
+    )
+    reference.refuse_mixing()
+    return reference if meaning.tokenizer is None else _with_texts(reference, meaning)
+
+
+def _chosen(tensors: dict[Key, OwnTensor], outputs: Sequence[str]) -> dict[Key, OwnTensor]:
+    """outputs: see `Meaning`. All without. UsageError if there are none such."""
+    keys = {tensor.name: key for key, tensor in tensors.items()}
+    if set(outputs) <= keys.keys():
+        return {keys[name]: tensors[keys[name]] for name in outputs or keys}
+    if any(isinstance(key, str) for key in keys.values()) or len(outputs) > len(tensors):
+        raise UsageError(
+            f"outputs names {', '.join(outputs)}: the module answers with {', '.join(keys)}"
+        )
+    named = zip(outputs, tensors.items(), strict=False)
+    return {key: tensor.model_copy(update={"name": name}) for name, (key, tensor) in named}
+
+
+def _with_meaning(
+    name: str, tensors: dict[Key, OwnTensor], meaning: Meaning
+) -> dict[Key, OwnTensor]:
+    """The tensors under the names of outputs that have tasks, where the meaning tells: `logits`,
+    `pooled`, or `activations`, which the server pools. UsageError for a meaning that does not fit.
+    """
+    is_told = meaning.labels is not None or meaning.pooling or meaning.task
+    if not (is_told or meaning.tokenizer):
+        return tensors
+    first, *others = tensors.items()
+    if others:
+        if is_told:
+            names = ", ".join(tensor.name for tensor in tensors.values())
+            raise UsageError(
+                f"{name} answers with {names}: labels, pooling and task are of one tensor, name it"
+                " with outputs=[...]"
+            )
+        return tensors
+    key, tensor = first
+    shape = f"[B, {'S, ' if tensor.of == 'token' else ''}{tensor.width}]"
+    if meaning.labels is not None and len(meaning.labels) != tensor.width:
+        raise UsageError(f"there are {len(meaning.labels)} labels, {name} answers with {shape}")
+    if meaning.pooling and tensor.of == "sequence":
+        raise UsageError(f"pooling is of rows of tokens [B, S, d], {name} answers with {shape}")
+    is_of_tokens = {"tag": True, "classify": False, "rerank": False}.get(meaning.task or "")
+    if is_of_tokens not in (None, tensor.of == "token") or (
+        meaning.task == "rerank" and tensor.width != 1
+    ):
+        needed = {"tag": "[B, S, labels]", "classify": "[B, labels]", "rerank": "[B, 1]"}
+        raise UsageError(
+            f"task {meaning.task!r} needs an answer {needed[meaning.task or '']}: {name} answers"
+            f" with {shape}"
+        )
+    if meaning.labels is not None or meaning.task in ("rerank", "classify", "tag"):
+        output = "logits"
+    elif tensor.of == "sequence":
+        output = "pooled"
+        if not is_told:
+            print(f"its answer {shape} is served as a vector: labels or task say otherwise")
+    elif meaning.pooling or meaning.task == "embed":
+        output = "activations"
+    else:
+        return tensors
+    return {key: tensor.model_copy(update={"name": output})}
+
+
+def _with_texts(reference: Reference, meaning: Meaning) -> Reference:
+    """UsageError for a tokenizer or a longest text that does not fit."""
+    assert meaning.tokenizer
+    limits, option = reference.limits, "max_length"
+    if not limits.vocab_size:
+        raise UsageError("a tokenizer makes token ids, and the module takes vectors")
+    words = texts.read_for(
+        meaning.tokenizer, limits.vocab_size, limits.max_positions, meaning.max_length, option
+    )
+    if isinstance(words, NoTexts):
+        raise UsageError(f"the tokenizer cannot be used: {words}")
+    if meaning.max_length is not None:
+        limits = limits.model_copy(update={"max_positions": meaning.max_length})
+    origin = {**reference.origin}
+    if meaning.max_length is not None:
+        origin["max_length"] = meaning.max_length
+    opened = replace(reference, words=words, folder=meaning.tokenizer, origin=origin, limits=limits)
+    return replace(opened, texts=ModuleTexts(opened))
+
+
+class ModuleTexts:
+    """A module from text to answer: transformers' tokenizer, its forward, and the last step of the
+    task in PyTorch."""
+
+    mask_token: str | None = None
+
+    def __init__(self, reference: Reference) -> None:
+        assert reference.words
+        assert reference.folder
+        self.name, self.labels = reference.name, [*(reference.facts["labels"] or ())]
+        self._reference, self._limit = reference, reference.words.max_text_tokens
+        self._tokenizer: Any = texts.load_tokenizer(
+            sentence_transformers.read_words(reference.folder)
+        )
+        self._answers: dict[tuple[str, Text], Answer] = {}
+        self.tasks: dict[str, Callable[[Text], Any]] = self._tasks()
+
+    def answer(self, task: str, text: Text) -> Answer:
+        if (task, text) not in self._answers:
+            ids = self._ids(text)
+            rows = {
+                name: torch.from_numpy(values)
+                for name, values in self._reference.rows(self._batch(ids)).items()
+            }
+            value = self.tasks[task](rows)  # type: ignore[arg-type]
+            self._answers[task, text] = Answer(ids, np.asarray(value, np.float32))
+        return self._answers[task, text]
+
+    def token_ids(self, texts: Sequence[str]) -> list[list[int]]:
+        return [*self._tokenizer([*texts], truncation=False, padding=False)["input_ids"]]
+
+    def _ids(self, text: Text) -> Ids:
+        parts = [[text]] if isinstance(text, str) else [[part] for part in text]
+        cut = self._tokenizer(*parts, truncation=True, max_length=self._limit)
+        (tokens,) = cut["input_ids"]
+        types = [0] * len(tokens)
+        if self._reference.ask.has_types:
+            (types,) = cut.get("token_type_ids", [types])
+        return Ids([*tokens], [*types])
+
+    def _batch(self, ids: Ids) -> Batch:
+        types = [np.array(ids.types, np.int64)] if self._reference.ask.has_types else None
+        return Batch.of([np.array(ids.tokens, np.int64)], types)
+
+    def _tasks(self) -> dict[str, Callable[[Any], Any]]:
+        """By the outputs, as the server's tasks are; of the rows of each."""
+        (tensor, *others) = self._reference.tensors.values()
+        facts, name = self._reference.facts, tensor.name
+
+        def embed(rows: dict[str, Tensor]) -> Tensor:
+            vector = rows[name]
+            if name == "activations":
+                mask = torch.ones(1, len(vector), dtype=torch.int64)
+                vector = pick_vectors(facts["pooling"], vector[None], mask)
+            return nn.functional.normalize(vector, dim=-1)[0] if facts["normalize"] else vector[0]
+
+        if others or name not in ("logits", "pooled", "activations"):
+            return {}
+        if name != "logits":
+            return {"embed": embed}
+        if tensor.of == "sequence" and tensor.width == 1:
+            return {
+                "rerank": lambda rows: rows[name][0],
+                "relevance": lambda rows: rows[name][0].sigmoid(),
+            }
+        if tensor.of == "sequence" and self.labels:
+            return {"classify": lambda rows: rows[name][0].softmax(-1)}
+        return {}
+
+
+def are_vectors(samples: Sequence[Any]) -> bool:
+    """Whether somebody gave rows of floats."""
+    return any(not isinstance(one, str) and _as_array(one).dtype.kind == "f" for one in samples)
+
+
+def batches_of(samples: Sequence[Any]) -> list[Batch]:
+    """A batch of one sequence for each that somebody gave: ids `[S]` or `[B, S]`, vectors `[S, d]`
+    or `[B, S, d]`. UsageError for others."""
+    batches = list[Batch]()
+    for sample in samples:
+        values = _as_array(sample)
+        dtype = {"i": np.int64, "u": np.int64, "f": np.float32}.get(values.dtype.kind)
+        num_axes = 2 if dtype is np.float32 else 1  # of one sequence
+        if dtype is None or values.ndim not in (num_axes, num_axes + 1):
+            raise UsageError(
+                "samples of a module as it is are token ids [S] or [B, S], or vectors [S, d] or"
+                f" [B, S, d]; one is {str(sample)[:60]!r}"
+            )
+        rows = values.astype(dtype)
+        batches += [Batch.of([row]) for row in (rows[None] if rows.ndim == num_axes else rows)]
+    return batches
+
+
+def _as_array(sample: Any) -> Array:
+    return sample.detach().cpu().numpy() if isinstance(sample, Tensor) else np.asarray(sample)
+
+
+def _hides_pads(ask: Asking, padded: Asking, limits: Limits) -> bool:
+    """Whether the answer to what stands before pads is that without them, and depends on what
+    stands there: a mask the wrong way round may hide everything. padded: asked with NUM_PADS."""
+    if (length := min(EXAMPLE, limits.max_positions)) <= NUM_PADS:
+        return True
+    batch, depends = pair(limits, length), False
+    inputs, others = (inputs_of(ask, batch.sequence(index)) for index in range(2))
+    others[1:] = inputs[1:]  # segments are no tokens
+    real = slice(length - NUM_PADS)
+    try:
+        alone, other = (
+            tensors_of(ask(*(part[:, real] for part in parts))) for parts in (inputs, others)
+        )
+        among = tensors_of(padded(*inputs))
+    except OriginalError:
+        return False
+    for key, tensor in alone.items():
+        if tensor.is_floating_point() and key in among and key in other:
+            cut = among[key][tuple(slice(size) for size in tensor.shape)]
+            if not torch.allclose(tensor, cut, rtol=NEAR, atol=NEAR):
+                return False
+            depends |= not torch.allclose(tensor, other[key])
+    return depends
+
+
+def _limits(ask: Asking, stated: Mapping[str, Any], samples: Sequence[Batch]) -> Limits:
+    """What the module takes: the vectors of samples, or as its config says; else ids, if a table is
+    read at them; else vectors of the width of one of its layers."""
+    most = stated.get("max_positions") or max(NO_LIMIT, *(each.num_tokens for each in samples), 1)
+    types = {"type_vocab_size": 2} if ask.has_types else {}
+
+    def limits_of(num_ids: int, input_width: int | None) -> Limits:
+        return Limits(max_positions=most, vocab_size=num_ids, input_width=input_width, **types)
+
+    widths = {each.tokens.shape[1] for each in samples if each.field == "inputs"}
+    if len(widths) > 1 or (widths and any(each.field == "input_ids" for each in samples)):
+        raise UsageError("samples are of one kind, token ids or vectors, all of one width")
+    if width := stated.get("input_width") or next(iter(widths), None):
+        limits = limits_of(0, width)
+    elif num_ids := stated.get("vocab_size"):
+        limits = limits_of(num_ids, None)
+    else:
+        try:
+            limits = limits_of(vocab_size(ask), None)
+        except OriginalError as error:
+            candidates = (limits_of(0, width) for width in _widths(ask))
+            fitting = next((each for each in candidates if _takes(ask, each)), None)
+            if fitting is None:
+                raise OriginalError(
+                    f"{error}. If it takes vectors, config={{'input_width': d}} says so. If it"
+                    " takes one length alone, a reference fills shorter ones:"
+                    " config={'max_positions': N},"
+                    " reference=lambda x: module(F.pad(x, (0, N - x.shape[1])))"
+                ) from error
+            limits = fitting
+    if (longest := longest_of(ask, limits)) < stated.get("max_positions", 0):
+        raise UsageError(f"config says max_positions {most}, the module takes {longest}")
+    return limits.model_copy(update={"max_positions": longest})
+
+
+def _widths(ask: Asking) -> list[int]:
+    """Numbers of a row that the first layers take."""
+    names = ("in_features", "embed_dim", "input_size", "normalized_shape", "in_channels",
+             "kdim")  # fmt: skip
+    values = (getattr(part, name, None) for part in ask.module.modules() for name in names)
+    sizes = (size[-1] if isinstance(size, tuple) and size else size for size in values)
+    return [*dict.fromkeys(size for size in sizes if isinstance(size, int))][:MOST_WIDTHS]
+
+
+def _takes(ask: Asking, limits: Limits) -> bool:
+    try:
+        ask(*inputs_of(ask, pair(limits)))
+        ask(*inputs_of(ask, selfcheck.sequences(limits, [1])))
+    except OriginalError:
+        return False
+    return True

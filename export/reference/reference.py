@@ -1,0 +1,248 @@
+"""One authors' program, whatever it is made of: how it is called, what it takes and answers, and
+what becomes of texts before and after it.
+
+It is called with one sequence at a time, without padding, and as its author calls it.
+"""
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field, fields, is_dataclass
+from itertools import product
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from addnorm.export.certificate import tolerances
+from addnorm.export.graphs.graph import UnfitError
+from addnorm.export.modules.asking import Asking, longest
+from addnorm.export.sources import UsageError
+from addnorm.export.sources.original import Array, as_found
+from addnorm.export.sources.program import AnswersTexts
+from addnorm.export.sources.texts import Texts
+from addnorm.service.engine import selfcheck
+from addnorm.service.engine.batch import Batch, Tokens
+from addnorm.service.engine.manifest import Limits, OwnTensor
+
+Key = str | int | None  # of a tensor in an answer; None: it is the answer
+NEAR = 1e-4  # of the largest number: two orders of additions in float32
+EXAMPLE = 7  # tokens of the sequences that show what an answer is like
+# Numbers a token that are sent and stored with every answer. Logits of a vocabulary are more: they
+# need a head of their own, which computes those that are asked for
+MOST_COLUMNS = 4096
+
+
+class NoNumbersError(UnfitError):
+    """The program answers a sequence with NaN or infinity."""
+
+
+@dataclass(frozen=True)
+class Reference:
+    """kind: "program" of a folder or of a class of transformers, "reference" of other modules. ask:
+    calls the program. twin: calls the copy of it that is exported. limits: of ids or
+    vectors that it takes. tensors: the served ones of its answer, by where they stand in it.
+
+    origin: in the manifest, where the program is from. facts: more fields of the manifest. words:
+    how texts become token ids; None: it takes none. folder: of its tokenizer. texts: answers them.
+    """
+
+    name: str
+    kind: Literal["program", "reference"]
+    ask: Asking
+    twin: Asking
+    limits: Limits
+    tensors: Mapping[Key, OwnTensor]
+    origin: Mapping[str, Any]
+    facts: Mapping[str, Any] = field(default_factory=dict)
+    words: Texts | None = None
+    folder: Path | None = None
+    texts: AnswersTexts | None = None
+    _rows: dict[tuple[bytes, bytes | None], dict[str, Array]] = field(default_factory=dict)
+
+    @property
+    def longest(self) -> int:
+        """Tokens that it takes."""
+        return self.limits.max_positions
+
+    def __str__(self) -> str:
+        """What it takes and answers."""
+        answers = (
+            f"{tensor.name} [B, {'S, ' if tensor.of == 'token' else ''}{tensor.width}]"
+            for tensor in self.tensors.values()
+        )
+        width = self.limits.input_width
+        taken = f"vectors [B, S, {width}]" if width else "ids [B, S]"
+        return f"one graph, {taken} of at most {self.longest} tokens to {', '.join(answers)}"
+
+    @contextmanager
+    def as_called(self) -> Iterator[None]:
+        """As its author calls it: with PyTorch's fast path, which hides rows in its own way."""
+        with as_found(self.ask, torch.backends.mha.get_fastpath_enabled()):
+            yield
+
+    def rows(self, sequence: Batch) -> dict[str, Array]:
+        """Its answer to one sequence alone: of each tensor `[S, width]` or `[1, width]` float32.
+        UnfitError if two calls answer differently, NoNumbersError for NaN."""
+        key = (
+            sequence.tokens.tobytes(),
+            None if sequence.types is None else sequence.types.tobytes(),
+        )
+        if key not in self._rows:
+            with self.as_called():
+                first, second = (
+                    tensors_of(self.ask(*inputs_of(self.ask, sequence))) for _ in range(2)
+                )
+            self._rows[key] = {
+                tensor.name: self._checked(tensor, sequence.num_tokens, first[at], second[at])
+                for at, tensor in self.tensors.items()
+            }
+        return self._rows[key]
+
+    def _checked(self, tensor: OwnTensor, length: int, first: Tensor, second: Tensor) -> Array:
+        num_rows = length if tensor.of == "token" else 1
+        if first.numel() != num_rows * tensor.width:
+            raise UnfitError(
+                f"{self.name} answers {length} tokens alone with {list(first.shape)}, and in a"
+                f" batch with rows of {tensor.width} numbers"
+            )
+        if not torch.equal(first.nan_to_num(), second.nan_to_num()):
+            raise UnfitError(
+                f"{self.name} gives two answers to one sequence: something in it is random in"
+                " evaluation mode, or it keeps something between calls"
+            )
+        rows: Array = first.detach().cpu().numpy().reshape(num_rows, tensor.width)
+        if not np.isfinite(rows).all():
+            raise NoNumbersError(f"{self.name} answers {length} tokens with NaN or infinity")
+        return rows
+
+    def refuse_mixing(self) -> None:
+        """UsageError for a program that answers a sequence otherwise where another stands beside
+        it: as one that takes `[S, B]` and is called with `[B, S]`."""
+        batch = pair(self.limits)
+        with self.as_called():
+            together = laid_out(self.ask(*inputs_of(self.ask, batch)), self)
+        for index, place in product(range(len(batch)), range(len(together))):
+            alone = [*self.rows(batch.sequence(index)).values()][place]
+            row = together[place][index].detach().cpu().numpy()
+            difference = tolerances.largest(row - alone)
+            if not difference <= NEAR * max(tolerances.largest(alone), 1e-3):
+                axes = "B, S" if self.ask.turned else "S, B"
+                other = f"vectors [{axes}, d]" if self.limits.input_width else f"ids [{axes}]"
+                raise UsageError(
+                    f"{self.name}'s answer to a sequence depends on the others of its batch: it"
+                    f" differs by {difference:.3g}. If it takes {other}, say"
+                    f" batch_first={self.ask.turned}"
+                )
+
+
+def inputs_of(ask: Asking, batch: Batch) -> list[Tensor]:
+    """The arguments for sequences of one length. Types are 0 where the batch has none."""
+    shape = len(batch), -1
+    tokens = torch.from_numpy(batch.tokens.reshape(*shape, *batch.tokens.shape[1:]))
+    if not ask.has_types:
+        return [tokens]
+    types = np.zeros(batch.num_tokens, np.int64) if batch.types is None else batch.types
+    return [tokens, torch.from_numpy(types.reshape(shape))]
+
+
+def pair(limits: Limits, length: int = EXAMPLE) -> Batch:
+    return selfcheck.sequences(limits, [length] * 2)
+
+
+def longest_of(ask: Asking, limits: Limits) -> int:
+    """The most tokens that a program takes, up to the limit, of whatever ids: some may count as no
+    position. OriginalError if it does not even take one."""
+    rows: list[Tokens] = [selfcheck.sequences(limits, [limits.max_positions]).tokens]
+    if num := limits.vocab_size:
+        ids = sorted({0, 1 % num, num // 2, num - 1})
+        rows = [np.full(limits.max_positions, index, np.int64) for index in ids]
+
+    def call(length: int) -> None:
+        for row in rows:
+            ask(*inputs_of(ask, Batch.of([row[:length]])))
+
+    return longest(call, limits.max_positions)
+
+
+def tensors_of(answer: Any) -> dict[Key, Tensor]:
+    """The tensors of an answer, by their names or places."""
+    if isinstance(answer, Tensor):
+        return {None: answer}
+    if isinstance(answer, Mapping) or hasattr(answer, "keys"):
+        items = [(key, answer[key]) for key in [*answer]]
+    elif hasattr(answer, "_fields"):
+        items = [*zip(answer._fields, answer, strict=True)]
+    elif is_dataclass(answer):
+        items = [(each.name, getattr(answer, each.name)) for each in fields(answer)]
+    else:
+        items = [*enumerate(answer)] if isinstance(answer, tuple | list) else []
+    return {key: value for key, value in items if isinstance(value, Tensor)}
+
+
+def describe_answer(ask: Asking, limits: Limits) -> tuple[dict[Key, OwnTensor], str]:
+    """Its tensors of float32 that have a row for each token, or one for the sequence, and the
+    others in words. By their shapes alone, never by what computes them. UsageError if none fits."""
+    lengths = [length for length in (3, 5) if length <= limits.max_positions] or [1]
+    answers = [tensors_of(ask(*inputs_of(ask, pair(limits, length)))) for length in lengths]
+    fitting, others = dict[Key, OwnTensor](), list[str]()
+    for key, tensor in answers[0].items():
+        tensors = [other[key] for other in answers if key in other]
+        kinds = set.intersection(
+            *(set(_kinds(each, length, ask.turned))
+              for each, length in zip(tensors, lengths, strict=False))
+        )  # fmt: skip
+        if tensor.dtype == torch.float32 and len(tensors) == len(answers) and kinds:
+            is_of_tokens, width = min(kinds)
+            name: Any = "output" if key is None else str(key)
+            of: Any = "token" if is_of_tokens else "sequence"
+            fitting[key] = OwnTensor(name=name, of=of, width=width)
+        else:
+            shapes = " and ".join(str([*each.shape]) for each in tensors)
+            dtype = str(tensor.dtype).removeprefix("torch.")
+            others.append(f"{'' if key is None else key} {shapes} of {dtype}".strip())
+    words = "; ".join(others)
+    if not fitting:
+        raise UsageError(
+            f"{ask.name} answers two sequences of {' and '.join(map(str, lengths))} tokens with"
+            f" {words or 'no tensor'}: a tensor of float32 is needed, [B, S, width] or [B, width]."
+            " reference=lambda ids: ... makes one of it"
+        )
+    return fitting, words
+
+
+def _kinds(answer: Tensor, length: int, turned: bool) -> Iterator[tuple[bool, int]]:
+    """How an answer to two sequences may be read: of tokens or not, and its width."""
+    grid = (length, 2) if turned else (2, length)
+    shape = tuple(answer.shape)
+    if shape[:2] == grid and len(shape) in (2, 3):
+        yield True, shape[2] if len(shape) == 3 else 1
+    if shape[:1] == (2,) and len(shape) in (1, 2):
+        yield False, shape[1] if len(shape) == 2 else 1
+
+
+def refuse_wide_rows(name: str, tensors: Mapping[Key, OwnTensor]) -> None:
+    """UnfitError for logits of a whole vocabulary, one for each token."""
+    for tensor in tensors.values():
+        if tensor.of == "token" and tensor.width > MOST_COLUMNS:
+            raise UnfitError(
+                f"{name} answers each token with {tensor.width:,} numbers, the limit is"
+                f" {MOST_COLUMNS:,}: logits of a vocabulary are served of supported families alone"
+            )
+
+
+def laid_out(answer: Any, reference: Reference) -> list[Tensor]:
+    """Each served tensor as `[B, S, width]`, or `[B, 1, width]` of sequences."""
+    tensors = tensors_of(answer)
+    return [
+        _by_token(tensors[key], reference.ask.turned)
+        if tensor.of == "token"
+        else tensors[key].reshape(-1, 1, tensor.width)
+        for key, tensor in reference.tensors.items()
+    ]
+
+
+def _by_token(answer: Tensor, turned: bool) -> Tensor:
+    rows = answer.unsqueeze(-1) if answer.dim() == 2 else answer
+    return rows.transpose(0, 1) if turned else rows
