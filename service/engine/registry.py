@@ -162,6 +162,10 @@ class Models:
         others = {known: note for known, note in self._notes.items() if known != ref}
         self._notes = {**others, ref: (state, reason)} if state else others
 
+    def reason(self, ref: str) -> str:
+        """Why `name/version` could not be loaded; empty if nothing is wrong."""
+        return self._notes.get(ref, ("", ""))[1]
+
     def pin(self, name: str, version: int | None) -> None:
         """The bare name means this version from now on; None: the latest. ModelNotFound if that is
         not served, StartupError if an alias or a default asks for what it does not have."""
