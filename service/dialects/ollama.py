@@ -100,7 +100,7 @@ async def show(body: ShowRequest, ask: Ask, tools: Tools) -> bytes:
             "addnorm.embedding_length": model.bundle.width("pooled"),
             "addnorm.context_length": manifest.limits.max_text_tokens,
         },
-        "capabilities": ["embedding"],
+        "capabilities": [] if manifest.as_it_is else ["embedding"],
     }
     return orjson.dumps(about)
 

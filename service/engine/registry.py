@@ -27,6 +27,14 @@ WORDS: dict[Task, str] = {
     "multi_vector": "make a vector for each token",
     "complete": "score completions",
 }
+
+
+def abilities(bundle: Bundle) -> str:
+    """What the model can do, in words."""
+    known = " and ".join(WORDS[task] for task in bundle.tasks)
+    return f"it can {known}" if known else "it is a module as it is, for /v1/infer and KServe V2"
+
+
 State = Literal["READY", "LOADING", "UNAVAILABLE"]  # in KServe's words
 Root = Path | tuple[Path, ...]  # the folder of all models, or the folder of each
 
@@ -217,8 +225,7 @@ class Models:
         model = self._model_of(alias.ref)
         # every model has pooled vectors, also if it is made for something else
         if task and task not in ("embed", *model.bundle.tasks):
-            known = " and ".join(WORDS[task] for task in model.bundle.tasks)
-            why = f"{model.bundle.ref} cannot {WORDS[task]}: it can {known}"
+            why = f"{model.bundle.ref} cannot {WORDS[task]}: {abilities(model.bundle)}"
             raise InvalidInput(why, param="model")
         prompts = model.bundle.manifest.prompts
         prompt_name = ref[len(name) + 1 :] if len(name) < len(ref) else None
