@@ -11,8 +11,8 @@ def to_install(extra: str) -> str:
     return f"run `pip install '.[{extra}]'` in a clone, or `pip install './{wheel}[{extra}]'`"
 
 
-# prometheus_client keeps metrics in files of this folder, and reads it when it is first imported. An
-# empty one is not set, as of our own variables
+# prometheus_client keeps metrics in files of this folder, and reads it when it is first imported.
+# Empty, it counts as not set, as our own variables do
 if not os.environ.get("PROMETHEUS_MULTIPROC_DIR", "x").strip():
     del os.environ["PROMETHEUS_MULTIPROC_DIR"]
 # onnxruntime sends telemetry by default; it reads this when it is first imported

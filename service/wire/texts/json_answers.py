@@ -68,7 +68,8 @@ class Ranking(NamedTuple):
         self, results: list[Scored | None], order: Sequence[int] | None
     ) -> list[dict[str, Any]]:
         """order: of those without a score; None: as sent."""
-        scores, logits = ([each and each[at] for each in results] for at in range(2))
+        scores: list[Any] = [each and each.score for each in results]
+        logits: list[Any] = [each and each.logit for each in results]
         chosen: Sequence[int] = range(len(scores))
         if not self.in_order:
             scored = [index for index in chosen if scores[index] is not None]
