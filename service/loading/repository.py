@@ -39,7 +39,7 @@ MOST_IDLE_S = 1.0  # later than it might a model is unloaded
 # LEAST_PAUSE_S: larger: as above. Smaller: loads that fail at once are tried more often than probes
 #   come.
 PAUSE_RATIO, LEAST_PAUSE_S = 4, 1.0
-FOLDERS = re.compile(r"(?<![\w.~-])/(?:[^\s/'\"`:;,]+/)+")  # of an absolute path
+FOLDERS = re.compile(r"(?<![\w./~-])/(?:[^\s/'\"`:;,]+/)+")  # of an absolute path
 FileStates = tuple[tuple[str, int, int, int], ...]
 
 
