@@ -107,7 +107,7 @@ class Readiness:
             ask.target, ask.batch = target, selfcheck.known_answer_batch(known_answer)
             ask.rows = AskedRows(ask.batch, ("every",))
             self._scheduler.submit_first(ask)
-        await self._settled(ask)
+        await self._wait_for(ask)
         if not ask.future.done():  # it stays where it is
             is_early = time.monotonic() < ask.submitted + self._scheduler.run_timeout_s
             if is_early and target not in self._wrong and self._scheduler.proceeds(self._timeout_s):
@@ -128,7 +128,7 @@ class Readiness:
         self._wrong.discard(target)
         return None
 
-    async def _settled(self, ask: Ask) -> None:
+    async def _wait_for(self, ask: Ask) -> None:
         """Waits for the answer, at most timeout_s. It counts ticks instead of seconds: the process
         may have been stopped, or had no core."""
         loop, settled = asyncio.get_running_loop(), asyncio.Event()

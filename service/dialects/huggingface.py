@@ -51,7 +51,7 @@ class Sentences(Strict):
 
 
 class TextPair(Strict):
-    """As transformers' pipeline for classification takes two texts."""
+    """Two texts, as transformers' pipeline for classification takes them."""
 
     text: str
     text_pair: str | None = None

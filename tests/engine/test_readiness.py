@@ -407,7 +407,7 @@ class World:
         return what
 
     def is_ready_again(self) -> bool:
-        """By checks, the watchdog, and the thread that follows the folder if there is one."""
+        """Whether checks, the watchdog, and what follows the folder make it so."""
         self.readiness._timeout_s = PATIENCE_S / CHECKS
         for _ in range(CHECKS):
             self.scheduler.tick()
