@@ -195,7 +195,7 @@ DOCUMENTS = ["a b c", "the text, the text", "padding costs nothing.", "a b c", "
 
 @pytest.fixture(scope="module")
 def sure_client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
-    """Of a reranker and a classifier of two labels whose logits are all so large that their scores
+    """Asks a reranker and a classifier of two labels whose logits are so large that all scores
     are 1."""
     root = tmp_path_factory.mktemp("sure")
     for name, num_labels in (("reranker", 1), ("topics", 2)):

@@ -378,7 +378,7 @@ class World:
         )
 
     def load(self, bundle: Bundle, settings: Settings, before: Model | None) -> Model:
-        """As fast as a load that does not run the model, which was loaded before."""
+        """Gives the model, which was loaded before, without running it."""
         self.num_loads += 1
         assert self.may_load.wait(PATIENCE_S)
         if self.load_error:
