@@ -122,6 +122,9 @@ def test_the_hubs_api_takes_pairs_as_transformers_does(task_client: httpx.Client
     expected = native(task_client, "/v1/classify", model="classifier", texts=[[TEXT, OTHER], TEXT])
     assert post("classifier", pair) == expected[:1]
     assert post("classifier", [pair, {"text": TEXT}]) == expected
+    for path in ("/", "/invocations"):  # as SageMaker's clients send them
+        answer = task_client.post(path, json={"model": "classifier", "inputs": [pair]})
+        assert answer.json() == expected[:1]
     assert "is a pair" in post("tagger", pair, 400)["error"]
     assert "text with text_pair" in post("classifier", {"text": 5}, 400)["error"]
     assert "text with text_pair" in post("classifier", [pair, TEXT], 400)["error"]
