@@ -11,5 +11,9 @@ def to_install(extra: str) -> str:
     return f"run `pip install '.[{extra}]'` in a clone, or `pip install './{wheel}[{extra}]'`"
 
 
+# prometheus_client keeps metrics in files of this folder, and reads it when it is first imported.
+# Empty, it counts as not set, as our own variables do
+if not os.environ.get("PROMETHEUS_MULTIPROC_DIR", "x").strip():
+    del os.environ["PROMETHEUS_MULTIPROC_DIR"]
 # onnxruntime sends telemetry by default; it reads this when it is first imported
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")

@@ -39,6 +39,8 @@ def serve(arguments: Sequence[str]) -> None:
     # while bundles load; as process 1 it would ignore the signals otherwise
     for ending in process.ending_signals():
         signal.signal(ending, lambda *_: sys.exit(0))
+    # the parent may have blocked them, and threads inherit that
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGINT, *process.ending_signals()))
     for unused in (signal.SIGUSR1, signal.SIGUSR2):  # that end a process by default
         signal.signal(unused, signal.SIG_IGN)
     with _one_line():

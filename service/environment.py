@@ -14,7 +14,13 @@ from addnorm.service.errors import StartupError
 from addnorm.service.settings import Settings, descriptions
 
 PREFIX = "ADDNORM_"
-VERTEX_PORT = "AIP_HTTP_PORT"  # what Vertex AI says to the containers that it starts, as the next
+KEYS = f"{PREFIX}API_KEYS"
+# without these a server trusts more, so the log says where they are empty
+GUARDS = (f"{PREFIX}API_KEYS_FILE", f"{PREFIX}TRUSTED_KEYS")
+METRICS_FOLDER = "PROMETHEUS_MULTIPROC_DIR"  # prometheus_client's
+# What platforms say to the containers that they start, the first that is set: Vertex AI; Cloud Run,
+# Heroku and others. ADDNORM_PORT wins.
+PORTS = ("AIP_HTTP_PORT", "PORT")
 # method and path that is meant by the path in the variable
 VERTEX_ROUTES = {"AIP_PREDICT_ROUTE": ("POST", "/vertex"), "AIP_HEALTH_ROUTE": ("GET", "/health")}
 # how the variables go on that Kubernetes injects for a service called addnorm
@@ -28,12 +34,19 @@ def read_settings(**options: Any) -> Settings:
     """Settings of this process: options win over the environment, the environment over defaults.
 
     options: from the command line. StartupError names the variable or option that does not fit.
+    An empty one is not set, as compose files and charts write those that are left out; but for API
+    keys, without which a server would be open to all.
     """
-    found = {"port": os.environ[VERTEX_PORT]} if VERTEX_PORT in os.environ else {}
+    options = {name: value for name, value in options.items() if not is_blank(value)}
+    platform = next((name for name in PORTS if not is_blank(os.environ.get(name, ""))), "")
+    found = {"port": os.environ[platform]} if platform else {}
     for variable in sorted(name for name in os.environ if name.startswith(PREFIX)):
         name = variable.removeprefix(PREFIX).lower()
         if name in Settings.model_fields:
-            found[name] = os.environ[variable]
+            if variable == KEYS or not is_blank(os.environ[variable]):
+                found[name] = os.environ[variable]
+            elif variable in GUARDS:
+                log.warning("%s is empty: it counts as not set", variable)
         elif not name.startswith(OF_KUBERNETES):
             close = get_close_matches(name, Settings.model_fields, 1)
             hint = f"did you mean {PREFIX}{close[0].upper()}?" if close else LIST
@@ -46,10 +59,14 @@ def read_settings(**options: Any) -> Settings:
         where = f"{PREFIX}{name.upper()}"
         if name in options:
             where = f"--{name.replace('_', '-')}"
-        elif name == "port" and where not in os.environ:
-            where = VERTEX_PORT
+        elif name == "port" and is_blank(os.environ.get(where, "")):
+            where = platform
         message = f"{where}={first['input']}: {first['msg']}; correct or unset it"
         raise StartupError(message) from None
+
+
+def is_blank(value: Any) -> bool:
+    return isinstance(value, str) and not value.strip()
 
 
 def vertex_routes() -> dict[tuple[str, str], str]:
@@ -62,6 +79,16 @@ def vertex_routes() -> dict[tuple[str, str], str]:
                 raise StartupError(f"{variable}={path}: a path begins with /; correct or unset it")
             routes[method, path] = meant
     return routes
+
+
+def check_metrics_folder() -> None:
+    """StartupError where prometheus_client would find no folder for its files."""
+    folder = os.environ.get(METRICS_FOLDER)
+    if folder and not (os.path.isdir(folder) and os.access(folder, os.W_OK)):
+        raise StartupError(
+            f"{METRICS_FOLDER}={folder}: there is no such folder that this user may write to; make"
+            " it, or unset the variable"
+        )
 
 
 def systemd_sockets() -> list[socket.socket]:

@@ -40,7 +40,8 @@ class Settings(BaseModel):
     other busy processes."""
     run_timeout_s: float = Field(20.0, gt=0)
     """Longest session run; a worker that takes longer is replaced. A tenth of it is the longest
-    known-answer test of a ready server. Raise for huge sequences."""
+    known-answer test of a ready server, and all of it while other work proceeds. Raise for huge
+    sequences."""
     token_budget: int = Field(0, ge=0)
     """Real tokens in one micro-batch. 0: found at warm-up. Set it where start-up is noisy."""
     timeout_s: float = Field(30.0, gt=0)

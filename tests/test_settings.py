@@ -1,12 +1,20 @@
 """Settings come from the environment, once."""
 
 import logging
+from pathlib import Path
 
 import pytest
 from pydantic import ValidationError
 
-from addnorm.service.environment import describe, read_settings, vertex_routes
+from addnorm.service.command import OPTIONS
+from addnorm.service.environment import (
+    check_metrics_folder,
+    describe,
+    read_settings,
+    vertex_routes,
+)
 from addnorm.service.errors import StartupError
+from addnorm.service.server.auth import Keys
 from addnorm.service.settings import Settings, descriptions
 
 
@@ -61,6 +69,28 @@ def test_an_option_wins_over_the_environment_and_is_named_when_it_does_not_fit(
     assert read_settings(max_tokens="7").max_tokens == 7
     with pytest.raises(StartupError, match="--max-tokens=0: "):
         read_settings(max_tokens="0")
+
+
+@pytest.mark.parametrize("empty", ["", " "])
+def test_an_empty_setting_is_not_set(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, empty: str
+) -> None:
+    for name in ("PORT", "AIP_HTTP_PORT", *(f"ADDNORM_{name.upper()}" for name in OPTIONS)):
+        monkeypatch.setenv(name, empty)
+    assert read_settings() == Settings()
+    assert not read_settings().model_fields_set
+    assert read_settings(**dict.fromkeys(OPTIONS, empty)) == Settings()
+    for name in ("API_KEYS_FILE", "TRUSTED_KEYS"):
+        assert f"ADDNORM_{name} is empty: it counts as not set" in caplog.text
+
+
+@pytest.mark.parametrize("empty", ["", " "])
+def test_empty_api_keys_open_the_server_to_nobody(
+    monkeypatch: pytest.MonkeyPatch, empty: str
+) -> None:
+    monkeypatch.setenv("ADDNORM_API_KEYS", empty)
+    with pytest.raises(StartupError, match="there is no API key where the settings say"):
+        Keys(read_settings())
 
 
 def test_every_setting_is_described_with_its_value_and_where_it_comes_from(
@@ -121,6 +151,24 @@ def test_what_vertex_ai_says_counts_where_our_own_is_not_set(
     assert vertex_routes() == {("POST", f"{own}:predict"): "/vertex", ("GET", own): "/health"}
     monkeypatch.setenv("ADDNORM_PORT", "9000")
     assert read_settings().port == 9000
+    monkeypatch.setenv("PORT", "7000")
+    for name, port in (("ADDNORM_PORT", 8080), ("AIP_HTTP_PORT", 7000), ("PORT", 8000)):
+        monkeypatch.setenv(name, "")
+        assert read_settings().port == port
+    monkeypatch.setenv("PORT", "x")
+    with pytest.raises(StartupError, match=r"^PORT=x: "):
+        read_settings()
     monkeypatch.setenv("AIP_HEALTH_ROUTE", "health")
     with pytest.raises(StartupError, match="AIP_HEALTH_ROUTE=health: "):
         vertex_routes()
+
+
+def test_a_folder_of_metrics_that_is_not_there_ends_the_start_in_one_line(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    for folder in ("", str(tmp_path)):
+        monkeypatch.setenv("PROMETHEUS_MULTIPROC_DIR", folder)
+        check_metrics_folder()
+    monkeypatch.setenv("PROMETHEUS_MULTIPROC_DIR", str(tmp_path / "none"))
+    with pytest.raises(StartupError, match=r"^PROMETHEUS_MULTIPROC_DIR=.*/none: there is no such"):
+        check_metrics_folder()

@@ -5,6 +5,9 @@ Knows no HTTP.
 
 import asyncio
 import time
+from collections.abc import Callable
+from contextlib import suppress
+from weakref import WeakSet
 
 from addnorm.service.asking.ask import Ask
 from addnorm.service.asking.rows import AskedRows
@@ -16,6 +19,7 @@ from addnorm.service.engine.target import Target
 from addnorm.service.errors import NotReady, ServiceError, WorkersHung
 
 Failures = list[tuple[str, str]]  # a model's name, and what is wrong with it
+TICKS = 10  # within the timeout of a known-answer test
 MAX_HUNG = 4  # session runs for each worker thread: only a new process frees so many threads
 
 
@@ -23,17 +27,28 @@ class Readiness:
     """Known-answer tests go ahead of the queue, so that load alone fails none.
 
     An engine has at most one under way, so that a hung engine does not gather them. One that was
-    lost is asked again.
+    lost is asked again. While other work proceeds, an engine that was right before has until the
+    watchdog ends the run.
+
+    A failure that only work could end is ended by the checks: nobody sends work to a server that is
+    not ready. So they ask each engine again, and have models loaded again.
     """
 
     def __init__(
-        self, models: Models, scheduler: Scheduler, timeout_s: float, fresh_s: float = 1.0
+        self,
+        models: Models,
+        scheduler: Scheduler,
+        retry: Callable[[Model], None],
+        timeout_s: float,
+        fresh_s: float = 1.0,
     ) -> None:
-        """timeout_s: of one known-answer test; fresh_s: how long callers share one answer."""
+        """retry: has a model loaded again whose last load failed; waits for nothing. timeout_s: of
+        one known-answer test; fresh_s: how long callers share one answer."""
         self.draining = False  # set once, when the server begins to shut down
-        self._models, self._scheduler = models, scheduler
+        self._models, self._scheduler, self._retry = models, scheduler, retry
         self._timeout_s, self._fresh_s = timeout_s, fresh_s
         self._asked: dict[Target, Ask] = {}  # known-answer tests without an answer so far
+        self._wrong = WeakSet[Target]()  # whose last test failed
         self._flight: asyncio.Task[Failures] | None = None
         self._landed = 0.0
 
@@ -60,6 +75,8 @@ class Readiness:
 
     async def _ask_all(self) -> Failures:
         models = self._models.all()
+        served = {target for model in models for target in model.targets.values()}
+        self._asked = {target: ask for target, ask in self._asked.items() if target in served}
         loaded = [model for model in models if model.is_loaded]
         engines = [(model, precision) for model in loaded for precision in model.targets]
         try:
@@ -72,11 +89,11 @@ class Readiness:
             if what
         ]
         # what is unloaded is ready, unless the last load failed
-        reasons = {(entry.name, entry.version): entry.reason for entry in self._models.index()}
         for model in models:
-            reason = reasons.get((model.name, model.bundle.manifest.version))
+            reason = self._models.reason(model.bundle.ref)
             if not model.is_loaded and reason:
                 failed.append((model.name, reason))
+                self._retry(model)  # who reads this check sends no request that would
         return failed if models else [("", "no model is served")]
 
     async def _ask(self, model: Model, precision: str) -> str | None:
@@ -90,14 +107,15 @@ class Readiness:
             ask.target, ask.batch = target, selfcheck.known_answer_batch(known_answer)
             ask.rows = AskedRows(ask.batch, ("every",))
             self._scheduler.submit_first(ask)
-        loop, settled = asyncio.get_running_loop(), asyncio.Event()
-        ask.future.add_done_callback(lambda _: loop.call_soon_threadsafe(settled.set))
-        try:
-            async with asyncio.timeout(self._timeout_s):
-                await settled.wait()
-        except TimeoutError:  # the ask stays where it is
+        await self._wait_for(ask)
+        if not ask.future.done():  # it stays where it is
+            is_early = time.monotonic() < ask.submitted + self._scheduler.run_timeout_s
+            if is_early and target not in self._wrong and self._scheduler.proceeds(self._timeout_s):
+                return None
+            self._wrong.add(target)
             return f"does not answer its known-answer test within {self._timeout_s:g} s"
         del self._asked[target]
+        self._wrong.add(target)
         try:
             ask.future.result()
         except Exception as error:  # whatever it is, the next check asks again
@@ -105,5 +123,19 @@ class Readiness:
             return f"does not answer its known-answer test: {what}"
         rows = ask.rows.gathered().rows
         assert rows
-        known = selfcheck.gives_known_answer(known_answer, rows, precision)
-        return None if known else "does not give its known answer"
+        if not selfcheck.gives_known_answer(known_answer, rows, precision):
+            return "does not give its known answer"
+        self._wrong.discard(target)
+        return None
+
+    async def _wait_for(self, ask: Ask) -> None:
+        """Waits for the answer, at most timeout_s. It counts ticks instead of seconds: the process
+        may have been stopped, or had no core."""
+        loop, settled = asyncio.get_running_loop(), asyncio.Event()
+        ask.future.add_done_callback(lambda _: loop.call_soon_threadsafe(settled.set))
+        for _ in range(TICKS):
+            with suppress(TimeoutError):
+                async with asyncio.timeout(self._timeout_s / TICKS):
+                    await settled.wait()
+            if ask.future.done():
+                return

@@ -2,6 +2,7 @@
 hang. Knows no HTTP."""
 
 import logging
+import math
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -19,6 +20,9 @@ from addnorm.service.locks import LockOrder, new_condition
 
 log = logging.getLogger("addnorm")
 TICKS = 10  # of the watchdog, within the run timeout
+# Times as long as predicted may a run take beside other busy programs. Larger: a run that hangs is
+# taken for load for longer. Smaller: load is taken for a run that hangs.
+SLOWED_DOWN = 4
 OBSERVER_FAILED = "an observer of the workers failed"
 
 
@@ -65,6 +69,7 @@ class Scheduler:
         self._workers: list[Worker] = []
         # replaced ones, whose session runs have not returned; guarded by `changed`
         self._hung: list[Worker] = []
+        self._settled = -math.inf  # when a run last ended; guarded by `changed`
 
     def start(self, observers: Sequence[Observer] = ()) -> None:
         """Starts the worker threads and the watchdog."""
@@ -113,6 +118,17 @@ class Scheduler:
             self._hung = [worker for worker in self._hung if worker.thread.is_alive()]
             return len(self._hung)
 
+    def proceeds(self, within_s: float) -> bool:
+        """Whether the workers are busy and do not hang: a run ended in the last within_s, or one
+        may take so long."""
+        with self.changed:
+            running = [worker.todo[0] for worker in self._workers if worker.todo]
+            slowest = (
+                micro.taken + SLOWED_DOWN * micro.num_tokens * micro.target.s_per_token
+                for micro in running
+            )
+            return time.monotonic() < max(self._settled + within_s, *slowest, -math.inf)
+
     def num_queued_tokens(self) -> int:
         with self.changed:
             return self.gate.queue.num_tokens
@@ -140,8 +156,8 @@ class Scheduler:
         worker.thread = threading.Thread(
             target=self._serve, args=(worker,), name="worker", daemon=True
         )
-        self._workers.append(worker)
         worker.thread.start()
+        self._workers.append(worker)
 
     def _serve(self, worker: Worker) -> None:
         while self._step(worker):
@@ -174,6 +190,7 @@ class Scheduler:
             if worker not in self._workers:
                 return True  # it was replaced, and its asks have failed already
             del worker.todo[0]
+            self._settled = now
             if not isinstance(outcome, Exception):
                 self.gate.queue.settle(micro, None, now)
             elif len(micro.parts) == 1:
@@ -236,11 +253,20 @@ class Scheduler:
         """Counts its own ticks instead of seconds, so that no worker is replaced because the whole
         process was stopped."""
         while not self._closed.wait(self.run_timeout_s / TICKS):
+            self.tick()
+
+    def tick(self) -> None:
+        """Replaces workers that hang, and those that the system allowed no thread for."""
+        try:
             with self.changed:
                 for worker in list(self._workers):
                     worker.ticks += bool(worker.todo)
                     if worker.ticks > TICKS or not worker.thread.is_alive():
                         self._replace(worker)
+                while len(self._workers) < self.num_workers and not self._closing:
+                    self._start_worker()
+        except Exception:  # the watchdog must not end: the next tick may succeed
+            log.exception("no worker thread can be started")
 
     def _replace(self, worker: Worker) -> None:
         """Fails the worker's asks and starts another worker. A late result of its session run is
@@ -255,12 +281,12 @@ class Scheduler:
                     "replaced a worker that hung in %s with %d sequences", name, num_sequences
                 )
                 self.gate.queue.settle(micro, error, time.monotonic())
-        self._start_worker()
         for observer in self._observers:
             try:
                 observer.on_replaced()
             except Exception:
                 log.exception(OBSERVER_FAILED)
+        self._start_worker()
 
 
 def compute(micro: MicroBatch) -> AnyRows:

@@ -18,6 +18,7 @@ from addnorm.service.asking.tasks.pieces import Pieces
 from addnorm.service.asking.tasks.tagging import Aggregation
 from addnorm.service.engine.model import Model
 from addnorm.service.engine.outputs import Pooled
+from addnorm.service.engine.tokenizer import Text
 from addnorm.service.errors import InvalidInput
 from addnorm.service.wire.codec.decoding import Tools
 from addnorm.service.wire.codec.foreign_fields import FOREIGN
@@ -49,7 +50,18 @@ class Sentences(Strict):
     sentences: Strings
 
 
-Inputs = str | Strings | Sentences
+class TextPair(Strict):
+    """Two texts, as transformers' pipeline for classification takes them."""
+
+    text: str
+    text_pair: str | None = None
+
+    def whole(self) -> Text:
+        return self.text if self.text_pair is None else (self.text, self.text_pair)
+
+
+Pairs = Annotated[list[TextPair], Field(fail_fast=True)]
+Inputs = str | Strings | Sentences | TextPair | Pairs
 KINDS = TypeAdapter[Inputs](Inputs)
 
 
@@ -59,7 +71,8 @@ def _inputs(value: Any) -> Inputs:
     except ValidationError:
         raise PydanticCustomError(
             "inputs_kind",
-            "Input should be a text, a list of texts, or source_sentence with sentences",
+            "Input should be a text, text with text_pair, a list of either, or source_sentence with"
+            " sentences",
         ) from None
 
 
@@ -136,8 +149,8 @@ async def infer(body: HuggingFaceRequest, ask: Ask, tools: Tools) -> Encode:
         ask.batch, ask.padding = await tools.texts.tokenize(to_tokenize, ask)
         ask.outputs, ask.field = (Pooled.compared(model.bundle),), "inputs"
         return compared(model)
-    texts = [body.inputs] if isinstance(body.inputs, str) else body.inputs
-    known, run = _task(body, model)
+    texts = _texts(body.inputs)
+    known, run = _task(body, model, texts)
     # sentence-transformers cuts texts, transformers' pipelines for the other tasks do not
     truncate = tools.texts.cuts(body.truncate, by_default=run is None)
     to_tokenize = TextsToTokenize.prompted("inputs", texts, truncate, model, prompt_name)
@@ -149,7 +162,9 @@ async def infer(body: HuggingFaceRequest, ask: Ask, tools: Tools) -> Encode:
         return JsonAnswer(in_base64 if in_text else pooled)
     finish = await run(ask, tools, to_tokenize, parameters)
     # transformers answers a list of one text by one object too, in this task
-    is_one = isinstance(body.inputs, str) or (run is text_tasks.zero_shot and len(texts) == 1)
+    is_one = isinstance(body.inputs, str | TextPair) or (
+        run is text_tasks.zero_shot and len(texts) == 1
+    )
     return JsonAnswer(partial(_results, finish, is_one, run))
 
 
@@ -163,7 +178,12 @@ def _check_known(parameters: TaskParameters, known: type[Strict], what: str) -> 
         )
 
 
-def _task(body: HuggingFaceRequest, model: Model) -> tuple[type[Strict], Any]:
+def _texts(inputs: str | Strings | TextPair | Pairs) -> list[Text]:
+    several = inputs if isinstance(inputs, list) else [inputs]
+    return [each.whole() if isinstance(each, TextPair) else each for each in several]
+
+
+def _task(body: HuggingFaceRequest, model: Model, texts: list[Text]) -> tuple[type[Strict], Any]:
     """The options that the task meant knows, and how it is done; None: feature extraction."""
     if any(getattr(body, name) is not None for name in OF_FEATURES):
         return Strict, None
@@ -181,8 +201,7 @@ def _task(body: HuggingFaceRequest, model: Model) -> tuple[type[Strict], Any]:
     if found[1] is text_tasks.fill_masks and body.parameters is None:
         # Python's client sends parameters with every task but this one, JavaScript's with none
         mask = Pieces.of(model.tokenizer.library).mask if model.tokenizer else None
-        texts = [body.inputs] if isinstance(body.inputs, str) else body.inputs
-        if not (mask and isinstance(texts, list) and all(mask[1] in text for text in texts)):
+        if not (mask and all(mask[1] in text for text in texts)):
             return Strict, None
     return found
 

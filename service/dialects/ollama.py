@@ -10,12 +10,14 @@ from typing import Any
 
 import orjson
 from fastapi import Request
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from addnorm.service import VERSION
 from addnorm.service.asking.ask import Ask
+from addnorm.service.engine.batch import Batch, Padding
 from addnorm.service.engine.model import Model
 from addnorm.service.engine.names import TAG
+from addnorm.service.engine.outputs import Pooled
 from addnorm.service.engine.registry import Models
 from addnorm.service.errors import ModelNotFound
 from addnorm.service.wire.codec.decoding import Tools
@@ -35,22 +37,32 @@ class OllamaOptions(Strict):
 
 
 class OllamaEmbedRequest(OllamaOptions):
-    input: OneOrSeveral = Field(description="A text, or a list of texts.")
+    input: OneOrSeveral = Field(
+        [], description="A text, or a list of texts. Without any the model is loaded."
+    )
     truncate: bool | None = Field(
         None, description="Whether texts that are too long are cut, as by default."
     )
     dimensions: int | None = Field(None, ge=1, description="Only the first so many.")
 
+    @field_validator("input", mode="before")
+    @classmethod
+    def _no_text(cls, value: Any) -> Any:
+        return [] if value == "" else value
+
 
 class OllamaEmbeddingsRequest(OllamaOptions):
-    prompt: str
+    prompt: str = Field("", description="A text. Without one the model is loaded.")
 
 
 async def embed(body: OllamaEmbedRequest, ask: Ask, tools: Tools) -> Encode:
     """InvalidInput names the field."""
-    texts = _texts(body.model, "input", body.input, body.truncate, ask, tools)
-    await want_vectors(ask, tools, texts, body.dimensions)
     named = body.model
+    if not body.input:
+        _want_nothing(named, ask, tools)
+        return JsonAnswer(lambda ask: {"model": named or ask.model.name, "embeddings": []})
+    texts = _texts(named, "input", body.input, body.truncate, ask, tools)
+    await want_vectors(ask, tools, texts, body.dimensions)
     return JsonAnswer(
         pooled,
         words=lambda ask, vectors: {
@@ -62,8 +74,18 @@ async def embed(body: OllamaEmbedRequest, ask: Ask, tools: Tools) -> Encode:
 
 
 async def embeddings(body: OllamaEmbeddingsRequest, ask: Ask, tools: Tools) -> Encode:
+    if not body.prompt:
+        _want_nothing(body.model, ask, tools)
+        return JsonAnswer(lambda ask: {"embedding": []})
     await want_vectors(ask, tools, _texts(body.model, "prompt", [body.prompt], None, ask, tools))
     return JsonAnswer(pooled, words=lambda ask, vectors: {"embedding": vectors[0]})
+
+
+def _want_nothing(name: str | None, ask: Ask, tools: Tools) -> None:
+    """What loads a model ahead of its first text: no text."""
+    ask.find_model_and_prompt(tools.models, name, None, "embed")
+    ask.batch, ask.outputs = Batch.of([]), (Pooled(),)
+    ask.padding = Padding(ask.batch.lengths, None)
 
 
 def _texts(
@@ -100,7 +122,7 @@ async def show(body: ShowRequest, ask: Ask, tools: Tools) -> bytes:
             "addnorm.embedding_length": model.bundle.width("pooled"),
             "addnorm.context_length": manifest.limits.max_text_tokens,
         },
-        "capabilities": ["embedding"],
+        "capabilities": [] if manifest.as_it_is else ["embedding"],
     }
     return orjson.dumps(about)
 

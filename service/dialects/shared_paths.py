@@ -127,9 +127,11 @@ async def by_model(body: TeiInputsRequest, ask: Ask, tools: Tools) -> Encode:
     tasks = described(tools.models, body.model).bundle.tasks
     meant: type[BaseModel] = huggingface.HuggingFaceRequest
     decode: Decode = of_hub
-    if "embed" in tasks and not isinstance(body.inputs, dict):
+    several = isinstance(body.inputs, list) and body.inputs
+    is_of_hub = isinstance(several[0] if several else body.inputs, dict)  # named texts
+    if "embed" in tasks and not is_of_hub:
         meant, decode = TeiEmbedRequest, tei.embed
-    elif "classify" in tasks:
+    elif "classify" in tasks and not is_of_hub:
         meant, decode = TeiPredictRequest, tei.predict
     sent = {name: value for name, value in body if value is not None}
     bodies, num_bytes = tools.bodies, ask.num_body_bytes

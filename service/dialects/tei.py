@@ -542,8 +542,9 @@ def _info(parts: Parts, ref: str | None) -> dict[str, Any]:
     model, settings = described(parts.models, ref), parts.settings
     bundle, manifest = model.bundle, model.bundle.manifest
     precision = model.default_precision
-    task = next(task for task in TASKS if task in bundle.tasks)
-    model_type: dict[str, Any] = {task: {}}  # text-embeddings-inference has no such models
+    # text-embeddings-inference has no models of the other tasks, nor modules as they are
+    task = next((task for task in TASKS if task in bundle.tasks), "as_it_is")
+    model_type: dict[str, Any] = {task: {}}
     if task in ("embed", "sparse"):
         pooling = POOLINGS.get(manifest.pooling, manifest.pooling)
         model_type = {"embedding": {"pooling": "splade" if task == "sparse" else pooling}}

@@ -27,6 +27,14 @@ WORDS: dict[Task, str] = {
     "multi_vector": "make a vector for each token",
     "complete": "score completions",
 }
+
+
+def abilities(bundle: Bundle) -> str:
+    """What the model can do, in words."""
+    known = " and ".join(WORDS[task] for task in bundle.tasks)
+    return f"it can {known}" if known else "it is a module as it is, for /v1/infer and KServe V2"
+
+
 State = Literal["READY", "LOADING", "UNAVAILABLE"]  # in KServe's words
 Root = Path | tuple[Path, ...]  # the folder of all models, or the folder of each
 
@@ -162,6 +170,10 @@ class Models:
         others = {known: note for known, note in self._notes.items() if known != ref}
         self._notes = {**others, ref: (state, reason)} if state else others
 
+    def reason(self, ref: str) -> str:
+        """Why `name/version` could not be loaded; empty if nothing is wrong."""
+        return self._notes.get(ref, ("", ""))[1]
+
     def pin(self, name: str, version: int | None) -> None:
         """The bare name means this version from now on; None: the latest. ModelNotFound if that is
         not served, StartupError if an alias or a default asks for what it does not have."""
@@ -213,8 +225,7 @@ class Models:
         model = self._model_of(alias.ref)
         # every model has pooled vectors, also if it is made for something else
         if task and task not in ("embed", *model.bundle.tasks):
-            known = " and ".join(WORDS[task] for task in model.bundle.tasks)
-            why = f"{model.bundle.ref} cannot {WORDS[task]}: it can {known}"
+            why = f"{model.bundle.ref} cannot {WORDS[task]}: {abilities(model.bundle)}"
             raise InvalidInput(why, param="model")
         prompts = model.bundle.manifest.prompts
         prompt_name = ref[len(name) + 1 :] if len(name) < len(ref) else None

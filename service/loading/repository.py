@@ -6,6 +6,7 @@ thread other than the event loop's. Requests keep the model they found. Knows no
 
 import gc
 import logging
+import re
 import threading
 import time
 import weakref
@@ -14,8 +15,10 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 from addnorm.service.engine import bundle as bundles
+from addnorm.service.engine.bundle import Bundle
 from addnorm.service.engine.device import memory
 from addnorm.service.engine.engine import Engine
 from addnorm.service.engine.model import Model
@@ -29,7 +32,27 @@ from addnorm.service.settings import Settings
 log = logging.getLogger("addnorm")
 FREE_S = 5.0
 MOST_IDLE_S = 1.0  # later than it might a model is unloaded
+# Where no request comes that would have a version loaded whose last load failed, it is tried again
+# after a pause of this many times what that took, and of LEAST_PAUSE_S at least.
+# PAUSE_RATIO: larger: a server is ready later than it might. Smaller: a load that cannot succeed
+#   takes more of a core (a fifth with 4).
+# LEAST_PAUSE_S: larger: as above. Smaller: loads that fail at once are tried more often than probes
+#   come.
+PAUSE_RATIO, LEAST_PAUSE_S = 4, 1.0
+FOLDERS = re.compile(r"(?<![\w./~-])/(?:[^\s/'\"`:;,]+/)+")  # of an absolute path
 FileStates = tuple[tuple[str, int, int, int], ...]
+
+
+class Failure(NamedTuple):
+    """The last load of a version, which failed."""
+
+    problem: str
+    ended: float  # time.monotonic()
+    pause_ends: float  # from then on it is tried again, though nobody asks
+
+
+def pause_s(took_s: float) -> float:
+    return max(LEAST_PAUSE_S, PAUSE_RATIO * took_s)
 
 
 class Repository:
@@ -41,15 +64,22 @@ class Repository:
         settings: Settings,
         free_s: float = FREE_S,
         listing: Callable[[Root], folders.Listing] = folders.listing,
+        loading: Callable[[Bundle, Settings, Model | None], Model] = load,
+        pause_s: Callable[[float], float] = pause_s,
     ) -> None:
-        """free_s: longest wait for requests that hold an unloaded model. listing: of the folder."""
+        """free_s: longest wait for requests that hold an unloaded model. listing: of the folder.
+        loading: checks and warms a bundle. pause_s: after a load that failed, of what it took."""
         self._models, self._settings = models, settings
         self._free_s, self._list = free_s, listing
+        self._load_bundle, self._pause_s = loading, pause_s
         self._changing = new_lock(LockOrder.REPOSITORY)  # it also guards all changes of `models`
         # files of each version when it was last loaded, or could not be; guarded by _changing
         self._tried = {model.bundle.path: self._state(model.bundle.path) for model in models.all()}
         self._seen: dict[Path, FileStates] = {}  # at the last rescan; guarded by _changing
         self._unreadable = self._listing().unreadable  # at the last rescan; guarded by _changing
+        # by `name/version`, of those whose last load failed; only who holds _changing writes
+        self._failures: dict[str, Failure] = {}
+        self._retries: dict[str, Future[None]] = {}  # of the event loop alone
         self._closed = threading.Event()
         self._loads = ThreadPoolExecutor(1, "load")
         if every_s := settings.watch_s:
@@ -69,7 +99,7 @@ class Repository:
             found = self._listing()
             paths = [path for path in found.paths if ref in (path.parent.name, _ref(path))]
             problems = [
-                why
+                self._for_callers(why)
                 for path, why in found.unreadable.items()
                 if ref in (path.name, path.parent.name, _ref(path))
             ]
@@ -117,8 +147,18 @@ class Repository:
 
     def load_again(self, model: Model) -> Future[Model]:
         """The model, which was unloaded while nobody asked for it. The first who asks has it
-        loaded, and all wait for that. NotReady if it is not as it was."""
-        return self._loads.submit(self._load_again, model)
+        loaded, and all wait for that, also where it fails. NotReady if it is not as it was."""
+        return self._loads.submit(self._load_again, model, time.monotonic())
+
+    def retry(self, model: Model) -> None:
+        """Has a model whose last load failed loaded again, unless that is under way, or was a
+        moment ago. Waits for nothing. For checks: while they fail, no request comes that would."""
+        ref, now = model.bundle.ref, time.monotonic()
+        failure, attempt = self._failures.get(ref), self._retries.get(ref)
+        if (failure and now < failure.pause_ends) or (attempt and not attempt.done()):
+            return
+        with suppress(RuntimeError):  # no thread can be started now
+            self._retries[ref] = self._loads.submit(self._retry, model, now)
 
     def rescan(self) -> None:
         """Loads versions that are new or changed, unloads those that are gone.
@@ -136,7 +176,8 @@ class Repository:
             self._unreadable = listing.unreadable
             found = {path: self._state(path) for path in listing.paths}
             for path, state in found.items():
-                if state == self._seen.get(path) and state != self._tried.get(path):
+                is_new = state != self._tried.get(path) or self._is_missed(_ref(path))
+                if state == self._seen.get(path) and is_new:
                     self._load(path)
             for path in list(self._tried):
                 # it may be there
@@ -171,44 +212,74 @@ class Repository:
 
         Returns what is wrong, if anything; then nothing has changed.
         """
-        ref = _ref(path)
-        self._tried[path] = self._state(path)
+        ref, started = _ref(path), time.monotonic()
+        files_before, self._tried[path] = self._tried.get(path), self._state(path)
         running = self._models.get(ref)
-        self._models.note(ref, "LOADING")
+        self._models.note(ref, "LOADING", self._models.reason(ref))  # not ready until it is there
         try:
             bundle = bundles.read(path, self._settings.trusted_key_files)
             self._models.check_new(bundle)
             is_same = running and bundle.manifest_sha256 == running.bundle.manifest_sha256
             if running and running.is_loaded and is_same:
+                self._failures.pop(ref, None)
                 self._models.note(ref, "READY")
                 log.info("serving %s as before: it has not changed", ref)
                 return None
-            model = load(bundle, self._settings, running or self._models.get(path.parent.name))
+            model = self._load_bundle(
+                bundle, self._settings, running or self._models.get(path.parent.name)
+            )
         except Exception as error:  # however a bundle is broken, the running version must go on
-            problem = str(error)
+            words = str(error)
             if not isinstance(error, StartupError):
-                problem = f"bundle {path}: {type(error).__name__}: {error}"
+                words = f"bundle {path}: {type(error).__name__}: {error}"
+            problem, last, now = self._for_callers(words), self._failures.get(ref), time.monotonic()
             self._models.note(ref, "UNAVAILABLE", problem)
-            log.error("%s", problem)
+            self._failures[ref] = Failure(problem, now, now + self._pause_s(now - started))
+            if not last or last.problem != problem or files_before != self._tried[path]:
+                log.error("%s", words)  # not once more for each time it is tried
             return problem
+        self._failures.pop(ref, None)
         engines = _engines(running)
         self._models.add(model)  # replaces what ran: no request finds none in between
         del running
         _free(engines, self._free_s)
         return None
 
-    def _load_again(self, model: Model) -> Model:
+    def _load_again(self, model: Model, asked: float) -> Model:
+        """asked: when. A load that ended later, and failed, failed for this caller too."""
         ref = model.bundle.ref
         with self._changing:
             served, problem = self._models.get(ref), None
             if served and not served.is_loaded:
-                problem = self._load(model.bundle.path)
+                failure = self._failures.get(ref)
+                if failure and asked < failure.ended:
+                    problem = failure.problem
+                else:
+                    problem = self._load(model.bundle.path)
                 served = self._models.get(ref)
         if served and served.is_loaded:
             if served.bundle.manifest_sha256 == model.bundle.manifest_sha256:
                 return served
             problem = f"{ref} has changed while it was unloaded: ask again"
         raise NotReady(problem or f"{ref} is served no more", retry_after_s=1)
+
+    def _retry(self, model: Model, asked: float) -> None:
+        with suppress(NotReady):  # the reason is noted
+            self._load_again(model, asked)
+
+    def _is_missed(self, ref: str) -> bool:
+        """Whether no version of its name is served, because its last load failed, and it is time to
+        try once more: no request can come that would have it loaded."""
+        failure = self._failures.get(ref)
+        is_due = failure is not None and time.monotonic() >= failure.pause_ends
+        return is_due and self._models.get(ref.partition("/")[0]) is None
+
+    def _for_callers(self, words: str) -> str:
+        """What is wrong on disk, without the folders that bundles and other files lie in."""
+        root = self._models.root or ()
+        for folder in {path.parent for path in root} if isinstance(root, tuple) else {root}:
+            words = words.replace(f"{folder}/", "")
+        return FOLDERS.sub("", words)
 
     def _state(self, path: Path) -> FileStates:
         """Changes whenever a file of the folder does, or one that says who is trusted."""
@@ -225,6 +296,7 @@ class Repository:
 
     def _drop(self, ref: str) -> list[weakref.ref[Engine]]:
         """Its engines, which no new request will find."""
+        self._failures.pop(ref, None)
         return _engines(self._models.remove(ref))
 
 

@@ -318,6 +318,12 @@ def wrong_head(scope: Scope) -> ServiceError | None:
     if num_bytes > MAX_HEAD_BYTES:
         return too_large(num_bytes)
     names = [name for name, _ in headers]
+    if http_version == "1.1" and b"host" not in names:
+        return InvalidHead(
+            "the header host is missing: HTTP/1.1 requires it (RFC 9112, 3.2); send the name and"
+            " port that you connect to",
+            param="host",
+        )
     if len(set(names)) < len(names):
         for name in SINGLE:
             if names.count(name) > 1:

@@ -15,19 +15,19 @@ TIMEOUT_S = 3.0
 def main() -> None:
     """Asks /readyz at the address, and in the scheme, that the server's own variables name. Linux
     takes 0.0.0.0 and :: for this machine."""
-    # Kubernetes may set ADDNORM_PORT=tcp://10.0.0.1:8000, which the server ignores
-    said = os.environ.get("ADDNORM_PORT") or os.environ.get("AIP_HTTP_PORT", "")
-    host, port = os.environ.get("ADDNORM_HOST") or "127.0.0.1", 8000
-    if said.strip().isdecimal():
-        port = int(said)
+    # the first that is set; Kubernetes may set ADDNORM_PORT=tcp://10.0.0.1:8000, which the server
+    # ignores
+    ports = filter(None, map(variable, ("ADDNORM_PORT", "AIP_HTTP_PORT", "PORT")))
+    said, host = next(ports, ""), variable("ADDNORM_HOST") or "127.0.0.1"
+    port = int(said) if said.isdecimal() else 8000
     connection = http.client.HTTPConnection(host, port, timeout=TIMEOUT_S)
-    if "ADDNORM_TLS_CERT" in os.environ:
+    if variable("ADDNORM_TLS_CERT"):
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         context.check_hostname = False  # the certificate is for the name that callers use
         context.verify_mode = ssl.CERT_NONE
         connection = http.client.HTTPSConnection(host, port, timeout=TIMEOUT_S, context=context)
     try:
-        if path := os.environ.get("ADDNORM_SOCKET"):
+        if path := variable("ADDNORM_SOCKET"):
             connection.sock = socket.socket(socket.AF_UNIX)
             connection.sock.settimeout(TIMEOUT_S)
             connection.sock.connect(path)
@@ -35,6 +35,11 @@ def main() -> None:
         sys.exit(connection.getresponse().status != 200)
     except (OSError, http.client.HTTPException) as error:
         sys.exit(f"no answer from {host} port {port}: {error}")
+
+
+def variable(name: str) -> str:
+    """Empty if it is not set."""
+    return os.environ.get(name, "").strip()
 
 
 if __name__ == "__main__":

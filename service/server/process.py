@@ -27,7 +27,7 @@ import uvicorn
 
 from addnorm.service.engine.device import memory
 from addnorm.service.engine.registry import Root
-from addnorm.service.environment import systemd_sockets, vertex_routes
+from addnorm.service.environment import check_metrics_folder, systemd_sockets, vertex_routes
 from addnorm.service.errors import StartupError
 from addnorm.service.loading.loader import load_all
 from addnorm.service.server.app import App
@@ -78,6 +78,7 @@ def serve(bundles: Root, settings: Settings) -> None:
     StartupError if a bundle cannot be trusted, or the port is in use.
     """
     check_installed(settings)
+    check_metrics_folder()
     handed_over = systemd_sockets()
     if handed_over:  # in place of what the settings say
         hosts = [each.getsockname()[0] for each in handed_over if each.family != socket.AF_UNIX]

@@ -125,7 +125,9 @@ def build(
             answers,
         ),
         answers=answers,
-        readiness=Readiness(models, scheduler, KNOWN_ANSWER_SHARE * settings.run_timeout_s),
+        readiness=Readiness(
+            models, scheduler, repository.retry, KNOWN_ANSWER_SHARE * settings.run_timeout_s
+        ),
         repository=repository,
         exposition=Exposition(metrics, models, settings.provider, scheduler, gate, cache),
         readers=pools.readers,

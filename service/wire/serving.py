@@ -20,6 +20,7 @@ from addnorm.service.errors import (
 from addnorm.service.wire.codec.decoding import RawRequest, Tools, held_bytes
 from addnorm.service.wire.codec.negotiation import (
     JSON,
+    SAME_CODINGS,
     WINDOWS,
     Headers,
     negotiate,
@@ -104,6 +105,7 @@ async def receive_body(headers: Headers, receive: Receive, ask: Ask, parts: Part
     settings, gate = parts.settings, parts.answers.gate
     max_bytes, limit_s = settings.max_body_bytes, settings.body_timeout_s
     coding = headers.get("content-encoding", "identity").strip().lower()
+    coding = SAME_CODINGS.get(coding, coding)
     if coding not in ("identity", *WINDOWS):
         raise UnsupportedMediaType(
             f"Content-Encoding is {coding[:60]!r}: send {', '.join(WINDOWS)} or identity"

@@ -1,6 +1,7 @@
 """Dialects over tasks that others have too: the same bits, their own fields, their own errors."""
 
 from datetime import datetime
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -8,7 +9,7 @@ import numpy as np
 import orjson
 import pytest
 
-from tests.conftest import inference_of, serving
+from tests.conftest import client_of, inference_of, serving
 from tests.support import web
 from tests.support.task_models import MAX_TEXT_TOKENS, PROMPTS
 
@@ -49,6 +50,25 @@ def test_ollamas_vectors_have_openais_bits(task_client: httpx.Client) -> None:
     assert (
         task_client.post("/api/embed", content=body, headers=form).json()["embeddings"] == expected
     )
+
+
+def test_ollamas_clients_load_a_model_before_they_send_a_text(
+    small: Path, task_client: httpx.Client
+) -> None:
+    service = inference_of(small)
+    with client_of(service) as client:
+        for path, nothing, body in (
+            *(("/api/embed", {"model": "notebook", "embeddings": []}, body)
+              for body in ({}, {"input": ""}, {"input": []}, {"input": None})),
+            *(("/api/embeddings", {"embedding": []}, body) for body in ({}, {"prompt": ""})),
+        ):  # fmt: skip
+            service.repository.unload_idle(0.0)
+            assert not service.models.find("notebook").is_loaded
+            answer = posted(client, path, model="notebook", keep_alive="5m", **body)
+            assert answer == nothing
+            assert service.models.find("notebook").is_loaded
+        assert client.post("/api/embed", json={"model": "nobody"}).status_code == 404
+        assert len(posted(task_client, "/api/embed", model=MODEL, input=[""])["embeddings"]) == 1
 
 
 def test_ollama_cuts_unless_it_is_told_not_to(task_client: httpx.Client) -> None:

@@ -1,14 +1,21 @@
 """Tasks over texts: the native routes, and the same answers to huggingface_hub's own client."""
 
+from collections.abc import Iterator
 from typing import Any
 
 import httpx
 import numpy as np
 import pytest
+import torch
 from huggingface_hub import InferenceClient
 from huggingface_hub.errors import HfHubHTTPError
 
+from addnorm.export.sources import sources
+from addnorm.export.writer import Plan, export
+from tests.conftest import client_of, inference_of
+from tests.support.families import made, save
 from tests.support.task_models import NLI
+from tests.support.texts import WORDS, tokenizer
 
 TEXT, OTHER = "the padding costs nothing", "pads are dropped, the same text"
 MASKED = "the [MASK] costs [MASK]."
@@ -105,6 +112,24 @@ def test_masks_are_filled_with_the_likeliest_tokens(
     ]
 
 
+def test_the_hubs_api_takes_pairs_as_transformers_does(task_client: httpx.Client) -> None:
+    def post(name: str, inputs: Any, status: int = 200) -> Any:
+        answer = task_client.post(f"/hf/{name}", json={"inputs": inputs, "parameters": {}})
+        assert answer.status_code == status, answer.text
+        return answer.json()
+
+    pair = {"text": TEXT, "text_pair": OTHER}
+    expected = native(task_client, "/v1/classify", model="classifier", texts=[[TEXT, OTHER], TEXT])
+    assert post("classifier", pair) == expected[:1]
+    assert post("classifier", [pair, {"text": TEXT}]) == expected
+    for path in ("/", "/invocations"):  # as SageMaker's clients send them
+        answer = task_client.post(path, json={"model": "classifier", "inputs": [pair]})
+        assert answer.json() == expected[:1]
+    assert "is a pair" in post("tagger", pair, 400)["error"]
+    assert "text with text_pair" in post("classifier", {"text": 5}, 400)["error"]
+    assert "text with text_pair" in post("classifier", [pair, TEXT], 400)["error"]
+
+
 def test_zero_shot_labels_are_scored_as_pairs(task_client: httpx.Client, hugging_face: Any) -> None:
     labels, template = ["padding", "text", "a b"], "the same {}."
     options = {"candidate_labels": labels, "hypothesis_template": template}
@@ -166,3 +191,59 @@ def test_what_is_cut_stays_the_task_it_was(task_client: httpx.Client) -> None:
     two = {"source_sentence": LONG, "sentences": ["a " * 50]}
     alike = task_client.post("/hf/embedder", json={"inputs": two, "truncate": True}).json()
     assert alike == [pytest.approx(1)]
+
+
+DOCUMENTS = ["a b c", "the text, the text", "padding costs nothing.", "a b c", "pads are dropped"]
+
+
+@pytest.fixture(scope="module")
+def sure_client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
+    """Asks a reranker and a classifier of two labels whose logits are so large that all scores
+    are 1."""
+    root = tmp_path_factory.mktemp("sure")
+    for name, num_labels in (("reranker", 1), ("topics", 2)):
+        kind = {"problem_type": "multi_label_classification"} if num_labels > 1 else {}
+        model = made(
+            "BertForSequenceClassification", vocab_size=len(WORDS), num_labels=num_labels, **kind
+        )
+        with torch.no_grad():
+            model.classifier.bias += torch.linspace(20, 25, num_labels)
+        tokenizer().save(str(save(model, root / name) / "tokenizer.json"))
+        export(sources.checkpoint(root / name), root / "bundles", name, None, Plan())
+    with client_of(inference_of(root / "bundles")) as client:
+        yield client
+
+
+def test_scores_that_are_all_1_are_in_the_order_of_their_logits(sure_client: httpx.Client) -> None:
+    def post(path: str, **body: Any) -> Any:
+        answer = sure_client.post(path, json={"model": "reranker", "query": TEXT, **body})
+        assert answer.status_code == 200, answer.text
+        return answer.json()
+
+    raw = post("/rerank", texts=DOCUMENTS, raw_scores=True)
+    logits = {one["index"]: one["score"] for one in raw}
+    order = sorted(range(len(DOCUMENTS)), key=lambda index: -logits[index])
+    assert logits[0] == logits[3]
+    assert min(logits.values()) > 17
+    assert order != sorted(order)
+    passages = [{"text": text} for text in DOCUMENTS]
+    results = [
+        post("/rerank", texts=DOCUMENTS),
+        post("/hf/reranker/rerank", texts=DOCUMENTS),
+        post("/v1/rerank", documents=DOCUMENTS)["results"],
+        post("/v2/rerank", documents=DOCUMENTS)["results"],
+        post("/rerank", documents=DOCUMENTS)["results"],
+        post("/v1/ranking", query={"text": TEXT}, passages=passages)["rankings"],
+    ]
+    assert [[one["index"] for one in result] for result in results] == len(results) * [order]
+    scores = {one["score"] for one in results[0]} | {one["relevance_score"] for one in results[2]}
+    assert scores == {1.0}
+    best = post("/v1/rerank", documents=DOCUMENTS, top_n=2)["results"]
+    assert [one["index"] for one in best] == order[:2]
+    labels = {}
+    for name, options in (("raw", {"function_to_apply": "none"}), ("sure", {})):
+        body = {"model": "topics", "texts": DOCUMENTS, **options}
+        rows = native(sure_client, "/v1/classify", **body)
+        labels[name] = [[label["label"] for label in row] for row in rows]
+    assert labels["sure"] == labels["raw"]
+    assert ["LABEL_1", "LABEL_0"] in labels["raw"]

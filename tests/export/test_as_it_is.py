@@ -1,7 +1,9 @@
 """Modules that are not recognized are served as they are: their own graph, in every company."""
 
+import re
 import warnings
 from collections.abc import Callable
+from itertools import product
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -18,6 +20,8 @@ from addnorm.service.engine import bundle as bundles
 from addnorm.service.engine.batch import Batch
 from addnorm.service.engine.model import Model
 from addnorm.service.engine.own_engine import OwnEngine
+from addnorm.service.server.table import PROTOCOLS
+from addnorm.service.wire.route import Route
 from tests.conftest import client_of, inference_of
 from tests.support.people.examples import padded_left
 from tests.support.people.unrecognized import (
@@ -163,6 +167,31 @@ class Pair(Gated):
     def forward(self, ids: Tensor) -> Any:
         rows = super().forward(ids)
         return rows, None, rows.mean(1)
+
+
+def test_every_route_says_what_it_is(tmp_path: Path) -> None:
+    """Also where others list what a model can do, of which there is nothing."""
+    export_bundle(Gated(), tmp_path, "own")
+    with client_of(inference_of(tmp_path, admin=True)) as client:
+        posts = [route for each in PROTOCOLS for route in each.routes if isinstance(route, Route)]
+        for route, model in product(posts, ({"model": "own"}, {})):
+            path = re.sub(r"\{version[^}]*\}", "1", re.sub(r"\{model[^}]*\}", "own", route.path))
+            for example in route.examples.values():
+                answer = client.post(path, json={**without_model(example), **model})
+                assert answer.status_code < 500, (path, answer.text)
+                assert not re.search(r'(can|are|has|with|of) *"', answer.text), (path, answer.text)
+        for path in ("/info", "/info?model=own", "/hf/own/info", "/v1/models/own"):
+            assert client.get(path).status_code == 200
+        assert client.get("/info").json()["model_type"] == {"as_it_is": {}}
+        said = client.post("/rerank", json={"model": "own", "query": "a", "texts": ["b"]}).text
+        assert "own/1 cannot rerank: it is a module as it is, for /v1/infer and KServe V2" in said
+        assert client.post("/api/show", json={"model": "own"}).json()["capabilities"] == []
+        pin = client.post("/v2/repository/models/own/1/pin", json={"x": 1})
+        assert "x is unknown; known are none" in pin.text
+
+
+def without_model(example: Any) -> dict[str, Any]:
+    return {name: value for name, value in example.items() if name != "model"}
 
 
 def test_tensors_are_picked_and_named(tmp_path: Path) -> None:

@@ -15,10 +15,14 @@ import pytest
 from addnorm.service.engine import bundle as bundles
 from addnorm.service.engine.batch import Batch, Rows
 from addnorm.service.engine.model import Model
+from addnorm.service.loading.loader import load_all
 from addnorm.service.server.wiring import Service
+from addnorm.service.settings import Settings
 from benchmarks.stress.copies import republish
-from tests.conftest import client_of, inference_of
+from tests.conftest import OWN, client_of, inference_of
+from tests.support import web
 from tests.support.bundles import flip
+from tests.support.grpc_client import calling
 from tests.support.metrics import samples
 from tests.support.waiting import PATIENCE_S, eventually
 
@@ -172,3 +176,33 @@ def test_a_bundle_that_broke_meanwhile_is_named_until_it_is_repaired(
         assert changed.status_code == 503
         assert "has changed while it was unloaded: ask again" in changed.text
         assert client.post("/v1/infer", json=BODIES[0]).status_code == 200
+
+
+def test_every_probe_is_well_again_without_a_request_and_tells_no_path(
+    notebook: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = republish(bundles.read(notebook), tmp_path / "bundles", 1)
+    paths = ("/readyz", "/health", "/v2/health/ready", "/v2/models/notebook/ready", "/ping")
+    paths += ("/v1/health/ready", "/v2/models/notebook/versions/1/ready")
+    models = load_all(tmp_path / "bundles", Settings(**OWN))
+    with calling(models) as (grpc, service, url), web.client(base_url=url) as client:
+
+        def ready() -> list[bool]:
+            over_http = [client.get(probe).status_code == 200 for probe in paths]
+            named = grpc("ModelReady", name="notebook").ready
+            return [*over_http, grpc("ServerReady").ready, named, grpc("Check").status == 1]
+
+        assert all(ready())
+        service.repository.unload_idle(NOW)
+        kept = shutil.copy(path / "model.onnx", tmp_path)
+        flip(path / "model.onnx")
+        told = client.post("/v1/infer", json=BODIES[0])
+        assert told.status_code == 503
+        assert eventually(lambda: not any(ready()))
+        for answer in (told, client.get("/readyz")):
+            assert "bundle notebook/1: model.onnx does not match its sha256" in answer.text
+            assert str(tmp_path) not in answer.text
+        assert f"bundle {path}: model.onnx does not match" in caplog.text
+        shutil.copy(kept, path / "model.onnx")
+        assert eventually(lambda: all(ready()))
+        assert "load" not in timing(client.post("/v1/infer", json=BODIES[0]))

@@ -288,7 +288,10 @@ def coded(coding: bytes) -> bytes:
         (head(5, "host: y"), 400, "the header host is sent twice"),
         (head(5, "x-request-timeout-ms: 1", "X-Request-Timeout-Ms: 2"), 400,
          "x-request-timeout-ms is sent twice"),
-        (b"GET /nowhere HTTP/1.1\r\nconnection: close\r\nupgrade: websocket\r\n\r\n", 404,
+        (b"GET /livez HTTP/1.1\r\nconnection: close\r\n\r\n", 400, "the header host is missing"),
+        (b"GET /nowhere HTTP/1.0\r\n\r\n", 404, "GET /nowhere: there is no such path"),
+        (b"GET /nowhere HTTP/1.1\r\nhost: x\r\nconnection: close\r\nupgrade: websocket\r\n\r\n",
+         404,
          "GET /nowhere: there is no such path; /docs lists all paths"),
         (head(len(GOOD), f"x: {'y' * 40_000}", ENDS) + GOOD, 431, LONG_HEAD),
         (head(len(GOOD), *(f"x{n}: y" for n in range(6000)), ENDS) + GOOD, 431, LONG_HEAD),
@@ -383,7 +386,7 @@ FLOODS = {
         b"".join(b"k%05d: %b\r\n" % (n, b"v" * 100) for n in range(1000)),
     ),
     "a trailer's value": (CHUNKED + b"0\r\nx: ", b"y" * 100_000),
-    "requests sent ahead": (b"", b"GET /nowhere HTTP/1.1\r\n\r\n" * 4000),
+    "requests sent ahead": (b"", b"GET /nowhere HTTP/1.1\r\nhost: x\r\n\r\n" * 4000),
 }
 
 

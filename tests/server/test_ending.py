@@ -41,6 +41,12 @@ JSON = {"content-type": "application/json"}
 SHORT = json.dumps({"model": "notebook", "input_ids": [[1, 3]], "outputs": ["pooled"]}).encode()
 
 
+def before() -> None:
+    """What the parent leaves it: tests may run under nohup, and some programs block signals."""
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGTERM, signal.SIGHUP))
+
+
 @contextmanager
 def started(
     command: list[str], bundles: Path, log: Any, **environment: str
@@ -50,7 +56,7 @@ def started(
     own = {"ADDNORM_PORT": str(port), "ADDNORM_GRACE_S": str(GRACE_S), **environment}
     process = subprocess.Popen(
         [*command, "--bundles", str(bundles)], env={**os.environ, **own}, stderr=log,
-        preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL),  # tests under nohup
+        preexec_fn=before,
     )  # fmt: skip
     try:
         assert eventually(lambda: is_listening(port))

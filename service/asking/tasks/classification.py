@@ -5,7 +5,7 @@ Source: transformers' TextClassificationPipeline and ZeroShotClassificationPipel
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -14,6 +14,7 @@ from addnorm.service.engine.batch import Floats
 from addnorm.service.engine.manifest import ENTAILMENT
 from addnorm.service.errors import InvalidInput
 
+AnyFloats = np.ndarray[Any, np.dtype[np.floating[Any]]]
 Function = Literal["softmax", "sigmoid", "none"]
 TEMPLATE = "This example is {}."  # a hypothesis
 PLACE = "{}"  # of the label in it
@@ -47,17 +48,29 @@ def probabilities(logits: Floats, function: Function | None = None) -> Floats:
     return (values / row_sums(values)).astype(np.float32)
 
 
-def ranked(scores: Floats, labels: Sequence[str], top_k: int | None = None) -> list[Labelled]:
+class Scored(NamedTuple):
+    """The score of a pair, and the logit that it was made of. Sort by the logit: above 16.6 all
+    sigmoids are 1 in float32."""
+
+    score: np.float32
+    logit: np.float32
+
+
+def ranked(
+    scores: Floats, logits: AnyFloats, labels: Sequence[str], top_k: int | None = None
+) -> list[Labelled]:
     """Scores `[labels]` of one sequence, highest first; equal ones in the order of the labels.
 
-    top_k: how many; all if None or if there are fewer.
+    logits: `[labels]`, that the scores were made of. top_k: how many; all if None or if there are
+    fewer.
     """
-    return [Labelled(labels[index], scores[index]) for index in best(scores, top_k)]
+    return [Labelled(labels[index], scores[index]) for index in best(logits, top_k)]
 
 
-def best(scores: Sequence[np.float32] | Floats, top_k: int | None = None) -> list[int]:
-    """Indices of the scores, highest first; equal ones in their order. top_k: see `ranked`."""
-    order: list[int] = np.argsort(-np.array(scores), kind="stable")[:top_k].tolist()
+def best(logits: Sequence[np.float32] | AnyFloats, top_k: int | None = None) -> list[int]:
+    """Indices of the logits, highest first; equal ones in their order. top_k: see `ranked`. Not of
+    scores, many of which are 0 or 1 to float32."""
+    order: list[int] = np.argsort(-np.array(logits), kind="stable")[:top_k].tolist()
     return order
 
 
@@ -96,6 +109,7 @@ def zero_shot(
     if multi_label or len(candidates) == 1:
         contradiction = -1 if entailment == 0 else 0  # as transformers guesses it
         scores = probabilities(logits[:, [contradiction, entailment]], "softmax")[:, 1]
-    else:
-        scores = probabilities(logits[None, :, entailment], "softmax")[0]
-    return ranked(scores, candidates)
+        against = logits[:, contradiction].astype(np.float64)
+        return ranked(scores, logits[:, entailment] - against, candidates)
+    scores = probabilities(logits[None, :, entailment], "softmax")[0]
+    return ranked(scores, logits[:, entailment], candidates)

@@ -352,7 +352,7 @@ def _validation_error(error: ValidationError, model: type[BaseModel]) -> Invalid
             ]
             model = nested[0] if nested else model
         return UnknownField(
-            f"{field} is unknown; known are {', '.join(model.model_fields)}", param=param
+            f"{field} is unknown; known are {', '.join(model.model_fields) or 'none'}", param=param
         )
     if first["type"] == "missing":
         return InvalidInput(f"{field} is missing", param=param)

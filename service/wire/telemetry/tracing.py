@@ -35,7 +35,7 @@ def tracer_of_environment() -> Tracer | None:
     protocol = os.environ.get("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL") or os.environ.get(
         "OTEL_EXPORTER_OTLP_PROTOCOL"
     )
-    if protocol not in (None, "http/protobuf"):
+    if protocol and protocol != "http/protobuf":
         log.warning(
             "no traces: OTEL_EXPORTER_OTLP_PROTOCOL=%s, only http/protobuf is offered", protocol
         )

@@ -7,7 +7,7 @@ from itertools import islice
 from typing import Any, NamedTuple
 
 from addnorm.service.asking.ask import Ask
-from addnorm.service.asking.tasks.classification import best
+from addnorm.service.asking.tasks.classification import Scored, best
 from addnorm.service.asking.tasks.similarity import similarities
 from addnorm.service.engine.model import Model
 from addnorm.service.engine.outputs import Pooled
@@ -64,12 +64,16 @@ class Ranking(NamedTuple):
     in_order: bool = False
     nulls: bool = False
 
-    def entries(self, scores: list[Any], order: Sequence[int] | None) -> list[dict[str, Any]]:
+    def entries(
+        self, results: list[Scored | None], order: Sequence[int] | None
+    ) -> list[dict[str, Any]]:
         """order: of those without a score; None: as sent."""
+        scores: list[Any] = [each and each.score for each in results]
+        logits: list[Any] = [each and each.logit for each in results]
         chosen: Sequence[int] = range(len(scores))
         if not self.in_order:
             scored = [index for index in chosen if scores[index] is not None]
-            ranks = best([scores[index] for index in scored])
+            ranks = best([logits[index] for index in scored])
             left = [index for index in order or chosen if scores[index] is None]
             chosen = [*(scored[rank] for rank in ranks), *(left if self.nulls else ())]
         return [self.entry(index, scores[index]) for index in chosen[: self.num_best]]

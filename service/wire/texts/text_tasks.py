@@ -131,7 +131,7 @@ async def score_pairs(
     answer_bytes: int = 0,
     max_time_ms: int | None = None,
 ) -> Finish:
-    """The score of each pair `np.float32`, for a model that can rerank; None of one that the time
+    """The `Scored` of each pair, for a model that can rerank; None of one that the time
     did not suffice for, or that the first stage of the alias put behind those that it keeps.
 
     answer_bytes: of what the protocol adds to the scores. max_time_ms: None: by header or alias.
@@ -152,10 +152,12 @@ async def score_pairs(
     ask.batch, ask.padding = await tools.texts.tokenize(texts, ask)
 
     def finish(ask: Ask) -> Iterator[Any]:
-        found = classification.probabilities(ask.value(Logits).joined, function)[:, 0]
-        scores: list[Any] = [None] * num
-        for at, score in zip(range(num) if ask.there is None else ask.there, found, strict=False):
-            scores[chosen[at]] = score
+        logits = ask.value(Logits).joined
+        found = classification.probabilities(logits, function)[:, 0]
+        scores: list[classification.Scored | None] = [None] * num
+        there = range(num) if ask.there is None else ask.there
+        for at, score, logit in zip(there, found, logits[:, 0], strict=False):
+            scores[chosen[at]] = classification.Scored(score, logit)
         if ask.in_time or alias.first:
             ask.scored = len(found), num
         return iter(scores)
@@ -174,8 +176,8 @@ async def classify(
 
     def finish(ask: Ask) -> Iterator[Any]:
         logits = ask.value(Logits).joined
-        for scores in classification.probabilities(logits, function):
-            yield classification.ranked(scores, labels, options.top_k)
+        for scores, row in zip(classification.probabilities(logits, function), logits, strict=True):
+            yield classification.ranked(scores, row, labels, options.top_k)
 
     _want(ask, texts, Logits(), len(ask.batch) * _label_bytes(labels))
     return finish

@@ -1,6 +1,6 @@
 """Probabilities and zero-shot labels equal transformers', and have the same bits in any company."""
 
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -31,8 +31,9 @@ def test_scores_and_order_equal_the_pipelines(num_labels: int, function: Functio
     theirs = model("Bert", "ForSequenceClassification", num_labels=num_labels)
     classify = pipeline("text-classification", theirs, "Bert", function_to_apply=function)
     for line in LINES:
-        scores = probabilities(logits(theirs, "Bert", line)[None], function)[0]
-        ours = ranked(scores, label_names(None, num_labels), top_k=3)
+        row = logits(theirs, "Bert", line)
+        scores = probabilities(row[None], function)[0]
+        ours = ranked(scores, row, label_names(None, num_labels), top_k=3)
         assert answer(classify, line, top_k=3) == as_theirs(ours)
 
 
@@ -53,7 +54,22 @@ def test_scores_stay_finite_and_in_order_at_the_ends() -> None:
 
 
 def test_equal_scores_keep_the_labels_order() -> None:
-    assert [one.label for one in ranked(np.float32([1, 2, 2, 1]), "abcd")] == ["b", "c", "a", "d"]
+    values = np.float32([1, 2, 2, 1])
+    assert [one.label for one in ranked(values, values, "abcd")] == ["b", "c", "a", "d"]
+
+
+def test_scores_that_are_equal_to_float32_are_sorted_by_their_logits() -> None:
+    values = np.float32([17, 20, -120, 18, -110])
+    for function in ("sigmoid", "softmax"):
+        scores = probabilities(values[None] * 10, cast(Function, function))[0]
+        assert len(set(scores.tolist())) < len(scores)
+        assert [one.label for one in ranked(scores, values, "abcde")] == list("bdaec")
+        assert [one.label for one in ranked(scores, values, "abcde", top_k=1)] == ["b"]
+    rows = np.stack([values, np.zeros(5, np.float32), -values], axis=1)
+    for multi_label in (False, True):
+        found = zero_shot(10 * rows, list("abcde"), 0, multi_label)
+        assert [one.label for one in found] == list("bdaec")
+        assert len({one.score for one in found}) < 5
 
 
 @pytest.mark.parametrize("multi_label", [False, True])

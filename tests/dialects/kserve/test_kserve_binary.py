@@ -142,6 +142,41 @@ def test_the_header_counts_bytes_before_compression(
     assert_equal(tensors(answer), expected)
 
 
+def in_members(content: bytes) -> bytes:
+    size = 1 + len(content) // 20
+    return b"".join(gzip.compress(content[at : at + size]) for at in range(0, len(content), size))
+
+
+def raw_deflate(content: bytes) -> bytes:
+    stream = zlib.compressobj(wbits=-zlib.MAX_WBITS)
+    return stream.compress(content) + stream.flush()
+
+
+@pytest.mark.parametrize("pad", [0, 200_000], ids=["", "large"])
+@pytest.mark.parametrize(
+    ("coding", "compress"),
+    [("gzip", in_members), ("X-Gzip", gzip.compress), ("deflate", raw_deflate)],
+    ids=["of several members", "by its old name", "without zlib's head"],
+)
+def test_codings_as_other_clients_write_them(
+    client: httpx.Client, expected: dict[str, np.ndarray], coding: str, compress: Any, pad: int
+) -> None:
+    head, raw = good()
+    head += pad * b" "  # so long that it is not decompressed at once
+    headers = {LENGTH: str(len(head)), "content-encoding": coding}
+    path = "/v2/models/notebook/infer"
+    answer = client.post(path, content=compress(head + raw), headers=headers)
+    assert_equal(tensors(answer), expected)
+    for wrong, words in (
+        (compress(head + raw)[:-5], "is cut short"),
+        (compress(head + raw) + b"more", "has bytes after its end"),
+        (1025 * gzip.compress(b"") if coding == "gzip" else b"no", "the body"),
+    ):
+        answer = client.post(path, content=wrong, headers=headers)
+        assert answer.status_code == 400
+        assert words in answer.text
+
+
 def ids(raw: bytes = bytes(16), **changes: Any) -> tuple[bytes, bytes]:
     return body([described("input_ids", np.zeros((1, 2), np.int64), **changes)], raw)
 
