@@ -4,6 +4,7 @@ grpcio is imported only where it is used: a server without a port for gRPC does 
 """
 
 import asyncio
+import math
 import time
 from collections import defaultdict
 from collections.abc import Awaitable, Callable
@@ -20,8 +21,11 @@ from addnorm.service.settings import Settings
 # GAP_S: handing a call over takes some rounds of the event loop. Larger: the drain takes longer.
 #   Smaller: calls are lost at the end.
 # MAX_GAP_WAIT_S: for a gap. Larger: the drain takes longer where callers do not pause.
+# PING_MS: between two pings of a caller. Larger: callers that look often whether the connection
+#   lives lose it, with its calls. Smaller: a flood of pings takes longer to end.
 GAP_S = 0.05
 MAX_GAP_WAIT_S = 1.0
+PING_MS = 100
 
 
 def check_installed(settings: Settings) -> None:
@@ -40,6 +44,34 @@ def check_installed(settings: Settings) -> None:
             )
 
 
+def channel_arguments(settings: Settings) -> list[tuple[str, int]]:
+    """grpcio's options: docs/design/libraries.md says of all of them why they are as they are."""
+    limit = settings.max_connections
+    return [
+        ("grpc.max_receive_message_length", settings.max_body_bytes),
+        ("grpc.max_send_message_length", -1),  # max_response_bytes is checked before any work
+        # between the two, calls would be rejected at random
+        ("grpc.max_metadata_size", MAX_HEAD_BYTES),
+        ("grpc.absolute_max_metadata_size", MAX_HEAD_BYTES),
+        # of what is not asked for, at most 64 KiB come: else more, the quicker the network is
+        ("grpc.http2.bdp_probe", 0),
+        ("grpc.so_reuseport", 0),  # else a second server on the port would get half of them
+        # else a caller that pings more often than every 5 minutes loses its long calls
+        ("grpc.http2.min_ping_interval_without_data_ms", PING_MS),
+        ("grpc.keepalive_permit_without_calls", 1),
+        ("grpc.server_handshake_timeout_ms", _milliseconds(settings.body_timeout_s)),
+        ("grpc.max_connection_idle_ms", _milliseconds(settings.keep_alive_s)),
+        ("grpc.max_allowed_incoming_connections", 2 * limit),
+        ("grpc.server.max_pending_requests", max(1000, limit)),
+        ("grpc.server.max_pending_requests_hard_limit", max(3000, 3 * limit)),
+    ]
+
+
+def _milliseconds(seconds: float) -> int:
+    """As grpcio takes them."""
+    return min(math.ceil(1000 * seconds), 2**31 - 1)
+
+
 class GrpcListener:
     """Listens if the settings say so."""
 
@@ -55,15 +87,7 @@ class GrpcListener:
             return
         import grpc
 
-        options = [
-            ("grpc.max_receive_message_length", settings.max_body_bytes),
-            ("grpc.max_send_message_length", -1),  # max_response_bytes is checked before any work
-            ("grpc.max_metadata_size", MAX_HEAD_BYTES),
-            # of what is not asked for, at most 64 KiB come: else more, the quicker the network is
-            ("grpc.http2.bdp_probe", 0),
-            ("grpc.so_reuseport", 0),  # else a second server on the port would get half of them
-        ]
-        self._server = grpc.aio.server(options=options)
+        self._server = grpc.aio.server(options=channel_arguments(settings))
         services: defaultdict[str, dict[str, Any]] = defaultdict(dict)
         for method in METHODS:
             _, service, name = method.path.split("/")
@@ -79,6 +103,11 @@ class GrpcListener:
             credentials = grpc.ssl_server_credentials([pair])
             self.port = self._server.add_secure_port(address, credentials)
         await self._server.start()
+
+    def sweep(self) -> None:
+        """Connections that nobody uses make room for others."""
+        if self.port is not None:
+            self.calls.connections.sweep(self.port, time.monotonic())
 
     def _handler(self, method: GrpcMethod) -> Callable[[object, Caller], Awaitable[None]]:
         """A handler of streams, which a call is too on the wire: it is called before the message is
