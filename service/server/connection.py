@@ -317,6 +317,11 @@ def wrong_head(scope: Scope) -> ServiceError | None:
     num_bytes += sum(map(len, chain.from_iterable(headers)))
     if num_bytes > MAX_HEAD_BYTES:
         return too_large(num_bytes)
+    return sent_twice(headers)
+
+
+def sent_twice(headers: Headers) -> ServiceError | None:
+    """Of two the server would take one, and a proxy in front of it perhaps the other."""
     names = [name for name, _ in headers]
     if len(set(names)) < len(names):
         for name in SINGLE:

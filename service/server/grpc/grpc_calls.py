@@ -22,8 +22,9 @@ from addnorm.service.errors import (
 )
 from addnorm.service.server.app import request_id
 from addnorm.service.server.auth import Entrance, Headers
-from addnorm.service.server.grpc.grpc_connections import GrpcConnections
+from addnorm.service.server.connection import sent_twice
 from addnorm.service.server.error_response import note_error, retry_after
+from addnorm.service.server.grpc.grpc_connections import GrpcConnections
 from addnorm.service.wire.route import Parts
 from addnorm.service.wire.telemetry.report import Reporter
 
@@ -91,6 +92,8 @@ class GrpcCalls:
         self.in_flight += 1
         self.num_begun += 1
         try:
+            if error := sent_twice(headers):
+                raise error
             if self.told:
                 await self.told.wait()
             if method.is_probe:

@@ -72,6 +72,15 @@ def _milliseconds(seconds: float) -> int:
     return min(math.ceil(1000 * seconds), 2**31 - 1)
 
 
+def pass_over_ended_calls(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    """grpcio raises where it ends a call that its caller has just ended (ExecuteBatchError): such a
+    call is reported as any other, and no fault of the server."""
+    import grpc
+
+    if not isinstance(context.get("exception"), grpc.aio.InternalError):
+        loop.default_exception_handler(context)
+
+
 class GrpcListener:
     """Listens if the settings say so."""
 
@@ -87,6 +96,7 @@ class GrpcListener:
             return
         import grpc
 
+        asyncio.get_running_loop().set_exception_handler(pass_over_ended_calls)
         self._server = grpc.aio.server(options=channel_arguments(settings))
         services: defaultdict[str, dict[str, Any]] = defaultdict(dict)
         for method in METHODS:
