@@ -30,7 +30,6 @@ from addnorm.service.engine.registry import Root
 from addnorm.service.environment import systemd_sockets, vertex_routes
 from addnorm.service.errors import StartupError
 from addnorm.service.loading.loader import load_all
-from addnorm.service.server.app import App
 from addnorm.service.server.auth import is_loopback
 from addnorm.service.server.connection import Connection, protocol_factory
 from addnorm.service.server.grpc.grpc_listener import check_installed
@@ -156,14 +155,11 @@ def limit_connections(settings: Settings) -> Settings:
     return settings.model_copy(update={"max_connections": num})
 
 
-def configure(
-    app: App, settings: Settings, connection: type[Connection] = Connection
-) -> uvicorn.Config:
-    """uvicorn's options. StartupError if the certificate and its key do not fit."""
-    if (settings.tls_cert is None) != (settings.tls_key is None):
-        raise StartupError("one of ADDNORM_TLS_CERT and ADDNORM_TLS_KEY is set: set both, or none")
-    config = uvicorn.Config(
-        app,
+def configure(service: Service, connection: type[Connection] = Connection) -> uvicorn.Config:
+    """uvicorn's options: docs/design/libraries.md says of all of them why they are as they are."""
+    settings, certificate = service.settings, service.certificate
+    return uvicorn.Config(
+        service.app,
         host=settings.host,
         port=settings.port,
         http=cast(Any, protocol_factory(settings, connection)),
@@ -174,23 +170,15 @@ def configure(
         headers=[("x-content-type-options", "nosniff")],
         timeout_keep_alive=settings.keep_alive_s,
         proxy_headers=False,
-        ssl_certfile=settings.tls_cert,
-        ssl_keyfile=settings.tls_key,
+        ssl_context_factory=(lambda *_: certificate.context) if certificate else None,
     )
-    try:
-        config.load()
-    except OSError as error:  # ssl.SSLError too
-        raise StartupError(
-            f"ADDNORM_TLS_CERT={settings.tls_cert}, ADDNORM_TLS_KEY={settings.tls_key}: {error}"
-        ) from None
-    return config
 
 
 class Server(uvicorn.Server):
     """uvicorn, but a signal drains first, the exit code is 0, and slow callers are cut off."""
 
     def __init__(self, service: Service, connection: type[Connection] = Connection) -> None:
-        super().__init__(configure(service.app, service.settings, connection))
+        super().__init__(configure(service, connection))
         self._service = service
         self._listeners: list[Any] = []  # a socket of each address, once it listens
         path = service.settings.socket
@@ -267,6 +255,8 @@ class Server(uvicorn.Server):
         logs.flush()
         if counter % TICKS_PER_S == 0:
             self._service.keys.refresh()
+            if self._service.certificate:
+                self._service.certificate.refresh()
             self._sweep()
         if counter % GRPC_TICKS == 0:
             self._service.grpc.sweep()

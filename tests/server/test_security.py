@@ -26,7 +26,6 @@ from addnorm.service import dialects, settings, wire
 from addnorm.service.engine import bundle
 from addnorm.service.engine.registry import Models
 from addnorm.service.errors import StartupError
-from addnorm.service.server.process import Server
 from addnorm.service.server.wiring import build
 from tests.conftest import Serve
 from tests.support import web
@@ -83,10 +82,8 @@ def test_a_certificate_that_does_not_fit_stops_the_start(
         "no such file": {"tls_cert": cert, "tls_key": tmp_path / "none.pem"},
         "no certificate": {"tls_cert": tmp_path / "broken.pem", "tls_key": key},
     }[which]
-    inference = build(few, settings.Settings(cache_bytes=0, **files))
     with pytest.raises(StartupError, match="ADDNORM_TLS_CERT"):
-        Server(inference)
-    inference.close()
+        build(few, settings.Settings(cache_bytes=0, **files))
 
 
 def test_the_page_runs_its_own_scripts_only(client: httpx.Client) -> None:

@@ -14,6 +14,7 @@ from typing import Any
 from addnorm.service import to_install
 from addnorm.service.dialects.kserve.over_grpc.grpc_methods import METHODS, GrpcMethod
 from addnorm.service.errors import StartupError
+from addnorm.service.server.certificate import Certificate
 from addnorm.service.server.connection import MAX_HEAD_BYTES
 from addnorm.service.server.grpc.grpc_calls import Caller, GrpcCalls
 from addnorm.service.settings import Settings
@@ -84,9 +85,9 @@ def pass_over_ended_calls(loop: asyncio.AbstractEventLoop, context: dict[str, An
 class GrpcListener:
     """Listens if the settings say so."""
 
-    def __init__(self, calls: GrpcCalls) -> None:
+    def __init__(self, calls: GrpcCalls, certificate: Certificate | None) -> None:
         self.port: int | None = None  # once it listens
-        self.calls, self._settings = calls, calls.parts.settings
+        self.calls, self._settings, self._certificate = calls, calls.parts.settings, certificate
         self._server: Any = None
 
     async def start(self) -> None:
@@ -106,11 +107,10 @@ class GrpcListener:
             [grpc.method_handlers_generic_handler(*pair) for pair in services.items()]
         )
         address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-        if settings.tls_key is None or settings.tls_cert is None:
+        if self._certificate is None:
             self.port = self._server.add_insecure_port(address)
         else:
-            pair = settings.tls_key.read_bytes(), settings.tls_cert.read_bytes()
-            credentials = grpc.ssl_server_credentials([pair])
+            credentials = self._certificate.grpc_credentials()
             self.port = self._server.add_secure_port(address, credentials)
         await self._server.start()
 
