@@ -90,7 +90,7 @@ class Keys(FollowedFiles[dict[bytes, Key]]):
 
     @property
     def known(self) -> dict[bytes, Key]:
-        """By their digests; without any every path is open."""
+        """The keys by their digests; without any every path is open."""
         return self.value
 
     def described(self) -> str:

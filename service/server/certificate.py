@@ -59,12 +59,12 @@ def certificate_of(settings: Settings) -> Certificate | None:
 
 
 def _read(chain: Path, key: Path) -> Pair:
-    def refuse_passphrase() -> str:  # else OpenSSL would ask at the terminal
+    def reject_passphrase() -> str:  # else OpenSSL would ask at the terminal
         raise ValueError("the key has a passphrase: write it without one")
 
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     try:
-        context.load_cert_chain(chain, key, refuse_passphrase)
+        context.load_cert_chain(chain, key, reject_passphrase)
         return Pair(context, chain.read_bytes(), key.read_bytes())
     except (OSError, ValueError) as error:  # ssl.SSLError too
         raise StartupError(f"ADDNORM_TLS_CERT={chain}, ADDNORM_TLS_KEY={key}: {error}") from None

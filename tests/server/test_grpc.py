@@ -258,7 +258,7 @@ def test_connections_without_a_call_make_room_and_a_call_keeps_its_own(few: Mode
 
 @contextmanager
 def accepted(listener: socket.socket, num: int) -> Iterator[list[tuple[str, socket.socket]]]:
-    """As grpcio names their callers, with the callers' ends."""
+    """Pairs of a caller's name, as grpcio writes it, and of the caller's end."""
     with ExitStack() as stack:
         pairs = []
         for _ in range(num):

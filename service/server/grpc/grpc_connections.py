@@ -88,7 +88,7 @@ def _shut_down(descriptor: int) -> None:
 
 
 def _caller(descriptor: int, port: int) -> str:
-    """As grpcio writes it; "" for what is no connection at this port."""
+    """The name that grpcio gives it; "" for what is no connection at this port."""
     with socket.socket(fileno=os.dup(descriptor)) as sock:
         if sock.family not in (socket.AF_INET, socket.AF_INET6) or sock.getsockname()[1] != port:
             return ""

@@ -69,7 +69,7 @@ def channel_arguments(settings: Settings) -> list[tuple[str, int]]:
 
 
 def _milliseconds(seconds: float) -> int:
-    """As grpcio takes them."""
+    """Whole ones, as grpcio takes them."""
     return min(math.ceil(1000 * seconds), 2**31 - 1)
 
 
