@@ -345,7 +345,7 @@ def wrong_head(scope: Scope) -> ServiceError | None:
 
 
 def sent_twice(headers: Headers) -> ServiceError | None:
-    """Of two the server would take one, and a proxy in front of it perhaps the other."""
+    """The server would take one of the two, and a proxy in front of it perhaps the other."""
     names = [name for name, _ in headers]
     if len(set(names)) < len(names):
         for name in SINGLE:

@@ -25,7 +25,7 @@ CROWDED = 1.5
 
 
 class GrpcConnections:
-    """Those of one server. `sweep` is to be called some times a second."""
+    """The connections of one server. `sweep` is to be called some times a second."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
