@@ -30,6 +30,7 @@ from addnorm.service.engine.registry import Root
 from addnorm.service.environment import systemd_sockets, vertex_routes
 from addnorm.service.errors import StartupError
 from addnorm.service.loading.loader import load_all
+from addnorm.service.server.accepted import AcceptedConnections, name_of
 from addnorm.service.server.auth import is_loopback
 from addnorm.service.server.connection import Connection, protocol_factory
 from addnorm.service.server.grpc.grpc_listener import check_installed
@@ -46,9 +47,9 @@ from addnorm.service.wire.telemetry import logs
 from addnorm.service.wire.telemetry.tracing import tracer_of_environment
 
 TICKS_PER_S = 10  # uvicorn's
-# Between two looks at the connections over gRPC. Larger: they keep others out for longer. Smaller:
-# a look costs 5 ms at 2,000 open files.
-GRPC_TICKS = 2
+# Between two looks at the connections that libraries have accepted. Larger: they keep others out
+# for longer. Smaller: a look costs 5 ms at 2,000 open files.
+ACCEPTED_TICKS = 2
 # Connections accepted in one round of the event loop. Larger: each new connection costs more system
 # calls. Smaller: new connections wait longer beside busy ones.
 MAX_ACCEPTED = 16
@@ -181,6 +182,8 @@ class Server(uvicorn.Server):
         super().__init__(configure(service, connection))
         self._service = service
         self._listeners: list[Any] = []  # a socket of each address, once it listens
+        # by port, where there are TLS handshakes
+        self._accepted = dict[int, AcceptedConnections]()
         path = service.settings.socket
         self._unix = UnixSocket(path) if path else None
         self._drain_until = self._listening_since = float("inf")
@@ -220,6 +223,10 @@ class Server(uvicorn.Server):
             elif address[0] == ANY_IPV6:
                 self.servers.append(server := await listen(host=ANY_IPV4, port=address[1]))
                 self._listeners += server.sockets
+        for listener in self._listeners if self._service.certificate else ():
+            if listener.family != socket.AF_UNIX:
+                port, limit = listener.getsockname()[1], self._service.settings.max_connections
+                self._accepted.setdefault(port, AcceptedConnections(limit))
         for listener in self._listeners * (MAX_ACCEPTED - 1):
             sock = socket.socket(fileno=os.dup(listener.fileno()))
             if sock.family != socket.AF_UNIX:  # of which the system keeps 208 KiB
@@ -258,8 +265,9 @@ class Server(uvicorn.Server):
             if self._service.certificate:
                 self._service.certificate.refresh()
             self._sweep()
-        if counter % GRPC_TICKS == 0:
+        if counter % ACCEPTED_TICKS == 0:
             self._service.grpc.sweep()
+            self._sweep_handshakes()
         app, calls = self._service.app, self._service.grpc.calls
         last_s = max(app.last_asked, app.last_answered, calls.last_asked, calls.last_answered)
         idle_s = time.monotonic() - max(last_s, self._listening_since)
@@ -277,6 +285,15 @@ class Server(uvicorn.Server):
         now = asyncio.get_running_loop().time()
         for connection in list(self.server_state.connections):
             cast(Connection, connection).sweep(now)
+
+    def _sweep_handshakes(self) -> None:
+        """Callers who do not end their TLS handshakes make room for others."""
+        if not self._accepted:
+            return
+        clients = [cast(Connection, each).client for each in self.server_state.connections]
+        used = {name_of(*client) for client in clients if client}
+        for port, accepted in self._accepted.items():
+            accepted.sweep(port, time.monotonic(), used)
 
     def _is_quiet(self) -> bool:
         """Nothing is in flight and nothing comes; or it is time to stop listening."""

@@ -27,9 +27,9 @@ from addnorm.service.dialects.kserve.over_grpc.grpc_methods import (
 )
 from addnorm.service.dialects.kserve.over_grpc.messages import message_types
 from addnorm.service.engine.registry import Models
+from addnorm.service.server.accepted import AcceptedConnections
 from addnorm.service.server.connection import SILENT_S
 from addnorm.service.server.grpc.grpc_calls import GrpcCalls
-from addnorm.service.server.grpc.grpc_connections import GrpcConnections
 from addnorm.service.server.grpc.grpc_listener import PING_MS
 from addnorm.service.server.process import Server
 from addnorm.service.server.wiring import Service, build
@@ -269,7 +269,7 @@ def accepted(listener: socket.socket, num: int) -> Iterator[list[tuple[str, sock
 
 
 def test_who_has_not_called_for_longest_makes_room_first() -> None:
-    connections = GrpcConnections(limit=4)
+    connections = AcceptedConnections(limit=4)
     with socket.create_server(("127.0.0.1", 0)) as listener, accepted(listener, 2) as first:
         # calls end later, at the present time
         port, began = listener.getsockname()[1], time.monotonic() - 100

@@ -8,6 +8,7 @@ import importlib
 import json
 import pkgutil
 import re
+import select
 import shutil
 import socket
 import ssl
@@ -15,6 +16,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +36,7 @@ from tests.conftest import OWN, Serve, self_signed, serving
 from tests.support import web
 from tests.support.imports import imported
 from tests.support.texts import TEXT_MODEL
+from tests.support.waiting import eventually
 
 ROOT = Path(__file__).parents[2]
 GOOD = {"model": "notebook", "input_ids": [[1, 3, 4, 5, 2]], "outputs": ["pooled"]}
@@ -72,6 +75,27 @@ def test_https_ends_with_a_caller_that_sends_no_more(
                 caller.unwrap().close()
         assert web.get(f"{url}/livez", verify=trusted).status_code == 200
     assert "eof_received" not in caplog.text
+
+
+def test_handshakes_that_do_not_end_keep_nobody_out(
+    serve: Serve, certificate: tuple[Path, Path]
+) -> None:
+    cert, key = certificate
+    trusted = ssl.create_default_context(cafile=str(cert))
+    with (
+        serve(tls_cert=cert, tls_key=key, max_connections=2) as url,
+        web.client(base_url=url, verify=trusted) as client,
+        ExitStack() as stack,
+    ):
+        assert client.get("/livez").status_code == 200
+        address = "127.0.0.1", int(url.rpartition(":")[2])
+        silent = [stack.enter_context(socket.create_connection(address)) for _ in range(6)]
+
+        def num_closed() -> int:
+            return len(select.select(silent, [], [], 0)[0])
+
+        assert eventually(lambda: num_closed() == 5)
+        assert client.get("/livez").status_code == 200
 
 
 def test_a_renewed_certificate_is_served_and_a_broken_one_is_not(

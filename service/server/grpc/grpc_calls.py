@@ -20,11 +20,11 @@ from addnorm.service.errors import (
     RequestTimeout,
     ServiceError,
 )
+from addnorm.service.server.accepted import AcceptedConnections
 from addnorm.service.server.app import request_id
 from addnorm.service.server.auth import Entrance, Headers
 from addnorm.service.server.connection import sent_twice
 from addnorm.service.server.error_response import note_error, retry_after
-from addnorm.service.server.grpc.grpc_connections import GrpcConnections
 from addnorm.service.wire.route import Parts
 from addnorm.service.wire.telemetry.report import Reporter
 
@@ -80,7 +80,7 @@ class GrpcCalls:
     told: asyncio.Event | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
-        self.connections = GrpcConnections(self.parts.settings.max_connections)
+        self.connections = AcceptedConnections(self.parts.settings.max_connections)
         self._is_reading_probe = False
 
     async def answer(self, method: GrpcMethod, caller: Caller) -> None:

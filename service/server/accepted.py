@@ -1,16 +1,17 @@
-"""The connections over gRPC, and which of them make room for others.
+"""Connections that libraries have accepted and do not show, and which of them make room for others.
 
-grpcio accepts connections by itself and does not show them: they are found among the open files of
-the process. Closing one means shutting its socket down beneath grpcio, which then lets go of it as
-of one whose caller has left.
+grpcio accepts connections by itself, and the event loop shows none before its TLS handshake is
+done. They are found among the open files of the process. Closing one means shutting its socket down
+beneath the library, which then lets go of it as of one whose caller has left.
 """
 
 import os
+import resource
 import socket
 import stat
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Container, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from operator import itemgetter
 from urllib.parse import unquote
@@ -20,12 +21,12 @@ from addnorm.service.server.connection import SILENT_S
 FILES = "/dev/fd"
 MAPPED_IPV4 = "::ffff:"  # how a socket for IPv6 shows a caller's IPv4 address
 # Of the limit. Above it even connections that have just come make room: those that come at the
-# next moment need some. grpcio accepts none above twice the limit.
+# next moment need some.
 CROWDED = 1.5
 
 
-class GrpcConnections:
-    """The connections of one server. `sweep` is to be called some times a second."""
+class AcceptedConnections:
+    """The connections at one port. `sweep` is to be called some times a second."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
@@ -47,54 +48,72 @@ class GrpcConnections:
                 del self._num_calls[caller]
             self._idle_since[caller] = time.monotonic()
 
-    def sweep(self, port: int, now: float) -> None:
+    def sweep(self, port: int, now: float, used: Container[str] = ()) -> None:
         """Above the limit, connections without a call are closed, longest idle first: nobody needs
-        a key to open them, so they keep nobody out. Probes are no calls in this sense."""
+        a key to open them, so they keep nobody out. used: callers whose connections are no matter
+        of this class."""
         files = self._files(port)
         self._idle_since = {caller: self._idle_since.get(caller, now) for caller in files}
-        idle = [item for item in self._idle_since.items() if item[0] not in self._num_calls]
-        idle.sort(key=itemgetter(1))
+        idle = sorted(self._idle_since.items(), key=itemgetter(1))
         num_open = len(files)
         for caller, since in idle:
+            if caller in self._num_calls or caller in used:
+                continue
             if num_open <= self._limit or (
                 num_open <= CROWDED * self._limit and now - since < SILENT_S
             ):
                 break
             num_open -= 1
-            with suppress(OSError):  # grpcio has closed it meanwhile
-                _shut_down(files[caller])
+            with suppress(OSError), borrowed(files[caller]) as sock:  # closed meanwhile
+                sock.shutdown(socket.SHUT_RDWR)
 
     def _files(self, port: int) -> dict[str, int]:
         """Caller -> file descriptor of its connection."""
         callers, files = dict[int, str](), dict[str, int]()
-        for name in os.listdir(FILES):
+        for descriptor in _descriptors():
             with suppress(OSError):  # it is closed by now
-                status = os.fstat(int(name))
+                status = os.fstat(descriptor)
                 if not stat.S_ISSOCK(status.st_mode):
                     continue
                 caller = self._callers.get(status.st_ino)
                 if caller is None:
-                    caller = _caller(int(name), port)
+                    caller = _caller(descriptor, port)
                 callers[status.st_ino] = caller
                 if caller:
-                    files[caller] = int(name)
+                    files[caller] = descriptor
         self._callers = callers
         return files
 
 
-def _shut_down(descriptor: int) -> None:
-    with socket.socket(fileno=os.dup(descriptor)) as sock:
-        sock.shutdown(socket.SHUT_RDWR)
+def _descriptors() -> Iterable[int]:
+    try:
+        return map(int, os.listdir(FILES))
+    except OSError:  # to list them takes one, and there are no more
+        return range(resource.getrlimit(resource.RLIMIT_NOFILE)[0])
+
+
+@contextmanager
+def borrowed(descriptor: int) -> Iterator[socket.socket]:
+    """A library's socket, which stays open."""
+    sock = socket.socket(fileno=descriptor)
+    try:
+        yield sock
+    finally:
+        sock.detach()
 
 
 def _caller(descriptor: int, port: int) -> str:
-    """The name that grpcio gives it; "" for what is no connection at this port."""
-    with socket.socket(fileno=os.dup(descriptor)) as sock:
+    """Its name as `name_of` has it; "" for what is no connection at this port."""
+    with borrowed(descriptor) as sock:
         if sock.family not in (socket.AF_INET, socket.AF_INET6) or sock.getsockname()[1] != port:
             return ""
         try:
-            host, callers_port = sock.getpeername()[:2]
+            return name_of(*sock.getpeername()[:2])
         except OSError:  # it listens
             return ""
+
+
+def name_of(host: str, port: int) -> str:
+    """A caller's name as grpcio writes it."""
     host = host.removeprefix(MAPPED_IPV4)
-    return f"ipv6:[{host}]:{callers_port}" if ":" in host else f"ipv4:{host}:{callers_port}"
+    return f"ipv6:[{host}]:{port}" if ":" in host else f"ipv4:{host}:{port}"
