@@ -82,19 +82,15 @@ class Key(NamedTuple):
 
 
 class Keys(FollowedFiles[dict[bytes, Key]]):
-    """The keys of the settings. A changed file is read again, so that a key can be withdrawn."""
+    """The keys of the settings, by their digests; without any every path is open. A changed file is
+    read again, so that a key can be withdrawn."""
 
     def __init__(self, settings: Settings) -> None:
         files = [settings.api_keys_file] if settings.api_keys_file else []
         super().__init__("the API keys", files, lambda: _read(settings))
 
-    @property
-    def known(self) -> dict[bytes, Key]:
-        """The keys by their digests; without any every path is open."""
-        return self.value
-
     def described(self) -> str:
-        return f"{len(self.known)} API keys"
+        return f"{len(self.contents)} API keys"
 
     def find(self, authorization: bytes) -> Key:
         """The key in `Bearer KEY`. Unauthenticated unless it is known."""
@@ -103,7 +99,7 @@ class Keys(FollowedFiles[dict[bytes, Key]]):
             raise Unauthenticated("no API key was sent: add the header `Authorization: Bearer KEY`")
         digest = hashlib.sha256(sent.strip()).digest()
         # the time of this look-up tells something of digests, but no key follows from a digest
-        key = self.known.get(digest)
+        key = self.contents.get(digest)
         if key is None or not hmac.compare_digest(key.digest, digest):
             raise Unauthenticated("the API key that was sent is unknown: check the header")
         return key
@@ -121,7 +117,7 @@ class Entrance:
 
         needed: a scope; None: no key.
         """
-        if not self.keys.known or needed is None:
+        if not self.keys.contents or needed is None:
             return self.gate.admit(ask)
         sent = dict(reversed(headers))  # of several equal names the first
         # Azure's clients send the key alone, in a header of their own
@@ -158,7 +154,7 @@ class Origins:
         if method == "OPTIONS" and b"access-control-request-method" in headers:
             what = self._rejection(method, scope["path"], origin or b"")
             raise MethodNotAllowed(what, headers={"allow": "GET, POST"})
-        if self._keys.known or "*" in self._named:
+        if self._keys.contents or "*" in self._named:
             return
         host = headers.get(b"host", b"").decode("latin-1")
         if self._is_loopback and b"host" in headers:

@@ -23,12 +23,12 @@ class Certificate(FollowedFiles[Pair]):
     def __init__(self, chain: Path, key: Path) -> None:
         """StartupError if the two do not fit."""
         super().__init__("the certificate and its key", (chain, key), lambda: _read(chain, key))
-        self.context = self.value.context  # for listeners: each handshake takes the newest
+        self.context = self.contents.context  # for listeners: each handshake takes the newest
         self.context.sni_callback = self._take_newest
 
     def _take_newest(self, handshake: Any, name: str | None, context: ssl.SSLContext) -> None:
         """OpenSSL calls it for callers that name no server too."""
-        handshake.context = self.value.context
+        handshake.context = self.contents.context
 
     def grpc_credentials(self) -> Any:
         """grpcio asks on a thread of its own, at each handshake, whether the pair has changed."""
@@ -37,13 +37,13 @@ class Certificate(FollowedFiles[Pair]):
         def configuration(pair: Pair) -> Any:
             return grpc.ssl_server_certificate_configuration([(pair.key, pair.chain)])
 
-        last = self.value
+        last = self.contents
 
         def changed() -> Any:
             nonlocal last
-            if last is self.value:
+            if last is self.contents:
                 return None
-            last = self.value
+            last = self.contents
             return configuration(last)
 
         return grpc.dynamic_ssl_server_credentials(configuration(last), changed)

@@ -325,6 +325,7 @@ def protocol_factory(
 
 
 def wrong_head(scope: Scope) -> ServiceError | None:
+    """What is wrong with a head, over HTTP and over gRPC."""
     headers: Headers = scope["headers"]
     http_version = scope.get("http_version", "1.1")
     codings = [value.strip().lower() for name, value in headers if name == b"transfer-encoding"]
@@ -341,11 +342,7 @@ def wrong_head(scope: Scope) -> ServiceError | None:
     num_bytes += sum(map(len, chain.from_iterable(headers)))
     if num_bytes > MAX_HEAD_BYTES:
         return too_large(num_bytes)
-    return sent_twice(headers)
-
-
-def sent_twice(headers: Headers) -> ServiceError | None:
-    """The server would take one of the two, and a proxy in front of it perhaps the other."""
+    # of two the server would take one, and a proxy in front of it perhaps the other
     names = [name for name, _ in headers]
     if len(set(names)) < len(names):
         for name in SINGLE:

@@ -21,7 +21,7 @@ class FollowedFiles(Generic[Read]):
         """what: the noun for the log. read: of all files; StartupError if they are broken."""
         self._what, self._files, self._read = what, files, read
         self._stamp = self._read_stamp()
-        self.value = read()
+        self.contents = read()
 
     def refresh(self) -> None:
         """Reads changed files again. Broken ones cost a line of the log, until they change again.
@@ -36,7 +36,7 @@ class FollowedFiles(Generic[Read]):
         else:
             if stamp != self._read_stamp():
                 return
-            self.value = value
+            self.contents = value
             log.info("read %s again", self.described())
         self._stamp = stamp
 

@@ -94,7 +94,7 @@ def serve(bundles: Root, settings: Settings) -> None:
     models, settings = load_all(bundles, settings), limit_connections(settings)
     with enough_threads():
         service = build(models, settings, tracer_of_environment(), paths=paths)
-    if not (service.keys.known or settings.socket or is_loopback(settings.host)):
+    if not (service.keys.contents or settings.socket or is_loopback(settings.host)):
         log.warning(
             "no API keys: every caller that reaches %s is served; see ADDNORM_API_KEYS_FILE",
             settings.host,
@@ -266,8 +266,7 @@ class Server(uvicorn.Server):
                 self._service.certificate.refresh()
             self._sweep()
         if counter % ACCEPTED_TICKS == 0:
-            self._service.grpc.sweep()
-            self._sweep_handshakes()
+            self._sweep_accepted()
         app, calls = self._service.app, self._service.grpc.calls
         last_s = max(app.last_asked, app.last_answered, calls.last_asked, calls.last_answered)
         idle_s = time.monotonic() - max(last_s, self._listening_since)
@@ -286,8 +285,10 @@ class Server(uvicorn.Server):
         for connection in list(self.server_state.connections):
             cast(Connection, connection).sweep(now)
 
-    def _sweep_handshakes(self) -> None:
-        """Callers who do not end their TLS handshakes make room for others."""
+    def _sweep_accepted(self) -> None:
+        """Callers over gRPC without a call, and those who do not end their TLS handshakes, make
+        room for others."""
+        self._service.grpc.sweep_accepted()
         if not self._accepted:
             return
         clients = [cast(Connection, each).client for each in self.server_state.connections]

@@ -161,7 +161,7 @@ def test_a_keys_own_limit_of_requests_at_once(closed: httpx.Client, few: Models)
 
 
 def test_without_keys_all_is_open() -> None:
-    assert not Keys(Settings()).known
+    assert not Keys(Settings()).contents
 
 
 @pytest.mark.parametrize(
@@ -236,9 +236,9 @@ def test_a_file_that_changes_while_it_is_read_is_read_again(tmp_path: Path) -> N
     followed = FollowedFiles("the words", [file], read)
     file.write_text("half")
     followed.refresh()
-    assert followed.value == "first"
+    assert followed.contents == "first"
     followed.refresh()
-    assert followed.value == "whole"
+    assert followed.contents == "whole"
 
 
 def test_a_file_that_keeps_its_size_and_time_is_read_again(tmp_path: Path) -> None:
@@ -250,7 +250,7 @@ def test_a_file_that_keeps_its_size_and_time_is_read_again(tmp_path: Path) -> No
         file.write_text("other")
         os.utime(file, ns=(time_ns, time_ns))
     followed.refresh()
-    assert followed.value == "other"
+    assert followed.contents == "other"
 
 
 def test_a_missing_file_stops_the_start(tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ from addnorm.service.errors import (
 from addnorm.service.server.accepted import AcceptedConnections
 from addnorm.service.server.app import request_id
 from addnorm.service.server.auth import Entrance, Headers
-from addnorm.service.server.connection import sent_twice
+from addnorm.service.server.connection import wrong_head
 from addnorm.service.server.error_response import note_error, retry_after
 from addnorm.service.wire.route import Parts
 from addnorm.service.wire.telemetry.report import Reporter
@@ -92,7 +92,8 @@ class GrpcCalls:
         self.in_flight += 1
         self.num_begun += 1
         try:
-            if error := sent_twice(headers):
+            head = {"path": method.path, "headers": headers, "http_version": "2"}
+            if error := wrong_head(head):
                 raise error
             if self.told:
                 await self.told.wait()

@@ -114,7 +114,7 @@ class GrpcListener:
             self.port = self._server.add_secure_port(address, credentials)
         await self._server.start()
 
-    def sweep(self) -> None:
+    def sweep_accepted(self) -> None:
         """Connections that nobody uses make room for others."""
         if self.port is not None:
             self.calls.connections.sweep(self.port, time.monotonic())
