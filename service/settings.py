@@ -89,8 +89,8 @@ class Settings(BaseModel):
     """Bytes of all bodies being received or read, of what is read of them, and of texts being
     tokenized; one API key may hold 8/9 of them. Lower where memory is short."""
     max_connections: int = Field(1024, ge=1)
-    """Connections answered; more get 503. Lowered at start where `ulimit -n` is less than twice as
-    many. Raise both for many callers."""
+    """Connections answered; more get 503. gRPC has as many of its own. Lowered at start where
+    `ulimit -n` is less than twice as many, with gRPC four times. Raise both for many callers."""
     keep_alive_s: int = Field(75, ge=1)
     """How long a connection without a request is kept. Set it above the idle timeout of a balancer
     in front (Amazon's 60, Google's 600), which else may send into a closed one."""
@@ -107,7 +107,8 @@ class Settings(BaseModel):
     """Origins whose pages may call from a browser, commas between. Set it for a web page of
     yours."""
     tls_cert: Path | None = None
-    """Certificate chain, PEM. With tls_key, serves HTTPS where no proxy does."""
+    """Certificate chain, PEM; read again when it changes. With tls_key, serves HTTPS where no proxy
+    does."""
     tls_key: Path | None = None
     """Private key of tls_cert, PEM, without a passphrase."""
     admin: bool = False

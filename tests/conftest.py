@@ -396,10 +396,8 @@ def mallory(tmp_path: Path) -> Signer:
     return Signer(tmp_path, "mallory")
 
 
-@pytest.fixture(scope="session")
-def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """Self-signed, and its key."""
-    folder = tmp_path_factory.mktemp("tls")
+def self_signed(folder: Path) -> tuple[Path, Path]:
+    """A certificate, and its key."""
     cert, key = folder / "cert.pem", folder / "key.pem"
     subprocess.run(
         ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt",
@@ -408,3 +406,9 @@ def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
         check=True, capture_output=True,
     )  # fmt: skip
     return cert, key
+
+
+@pytest.fixture(scope="session")
+def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """Copy it before changing it."""
+    return self_signed(tmp_path_factory.mktemp("tls"))

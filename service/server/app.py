@@ -176,31 +176,31 @@ def request_id(sent: bytes) -> str:
 @dataclass
 class Sending:
     """Sends an answer with the request's id, and notes in the ask what was sent. A large one goes
-    piece by piece, and counts as a pending response until its caller has taken it. What is open to
-    all does not count: all its readers share the same bytes."""
+    piece by piece, so that the connection sees whether its caller takes it. It counts as a pending
+    response until then, unless it is open to all: all its readers share the same bytes."""
 
     send: Send
     ask: Ask
     gate: Gate
     readiness: Readiness
     is_open: bool
-    is_counted = False
+    is_large = False
 
     async def __call__(self, message: Message) -> None:
         """ResponsesFull instead of an answer that was made before it was counted."""
         ask, is_head = self.ask, message["type"] == "http.response.start"
         if is_head:
             num_bytes = int(dict(message["headers"]).get(b"content-length", b"0"))
-            self.is_counted = num_bytes > HIGH_WATER_LIMIT and not self.is_open
+            self.is_large = num_bytes > HIGH_WATER_LIMIT
             hold = self.gate.keep if ask.is_inferred else self.gate.hold
-            hold(ask, "responses", num_bytes if self.is_counted else 0)
+            hold(ask, "responses", num_bytes if self.is_large and not self.is_open else 0)
             ask.status = message["status"]
             added = [(b"x-request-id", ask.id.encode())]
             if self.readiness.draining:
                 added.append((b"connection", b"close"))
             message["headers"] = [*message["headers"], *added]
         messages = [message]
-        if self.is_counted and not is_head:
+        if self.is_large and not is_head:
             pieces = sliced(message.get("body", b""), SENT_BYTES)
             messages = [{**message, "body": piece, "more_body": True} for piece in pieces]
             if not message.get("more_body", False):
@@ -211,7 +211,7 @@ class Sending:
                 await self.send(each)
                 if ask.first_byte_s is None and not is_head:
                     ask.first_byte_s = time.monotonic() - ask.started
-                if each.get("more_body") and self.is_counted:
+                if each.get("more_body") and self.is_large:
                     # else a caller that reads quickly would keep the event loop from others
                     await asyncio.sleep(0)
         except RuntimeError:  # uvloop's, of a connection that was lost this moment

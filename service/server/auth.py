@@ -22,6 +22,7 @@ from addnorm.service.errors import (
     StartupError,
     Unauthenticated,
 )
+from addnorm.service.server.followed import FollowedFiles
 from addnorm.service.settings import Settings
 
 SCOPES = ("infer", "admin", "metrics")
@@ -80,13 +81,16 @@ class Key(NamedTuple):
         return cls(name, digest, wanted, int(limit or 0))
 
 
-class Keys:
-    """The keys of the settings. A changed file is read again, so that a key can be withdrawn."""
+class Keys(FollowedFiles[dict[bytes, Key]]):
+    """The keys of the settings, by their digests; without any every path is open. A changed file is
+    read again, so that a key can be withdrawn."""
 
     def __init__(self, settings: Settings) -> None:
-        self._settings = settings
-        self._stamp = self._read_stamp()
-        self.known = _read(settings)  # by their digests; without any every path is open
+        files = [settings.api_keys_file] if settings.api_keys_file else []
+        super().__init__("the API keys", files, lambda: _read(settings))
+
+    def described(self) -> str:
+        return f"{len(self.contents)} API keys"
 
     def find(self, authorization: bytes) -> Key:
         """The key in `Bearer KEY`. Unauthenticated unless it is known."""
@@ -95,30 +99,10 @@ class Keys:
             raise Unauthenticated("no API key was sent: add the header `Authorization: Bearer KEY`")
         digest = hashlib.sha256(sent.strip()).digest()
         # the time of this look-up tells something of digests, but no key follows from a digest
-        key = self.known.get(digest)
+        key = self.contents.get(digest)
         if key is None or not hmac.compare_digest(key.digest, digest):
             raise Unauthenticated("the API key that was sent is unknown: check the header")
         return key
-
-    def refresh(self) -> None:
-        """Reads a changed file again. A broken one is logged, and the keys stay as they were."""
-        stamp = self._read_stamp()
-        if stamp == self._stamp:
-            return
-        self._stamp = stamp
-        try:
-            self.known = _read(self._settings)
-            log.info("read %d API keys again", len(self.known))
-        except StartupError as error:
-            log.error("the API keys stay as they were: %s", error)
-
-    def _read_stamp(self) -> tuple[int, int, int] | None:
-        """Changes when the file does. None: there is no file."""
-        try:
-            status = self._settings.api_keys_file.stat() if self._settings.api_keys_file else None
-        except OSError:
-            return None
-        return status and (status.st_mtime_ns, status.st_size, status.st_ino)
 
 
 class Entrance:
@@ -133,7 +117,7 @@ class Entrance:
 
         needed: a scope; None: no key.
         """
-        if not self.keys.known or needed is None:
+        if not self.keys.contents or needed is None:
             return self.gate.admit(ask)
         sent = dict(reversed(headers))  # of several equal names the first
         # Azure's clients send the key alone, in a header of their own
@@ -170,7 +154,7 @@ class Origins:
         if method == "OPTIONS" and b"access-control-request-method" in headers:
             what = self._rejection(method, scope["path"], origin or b"")
             raise MethodNotAllowed(what, headers={"allow": "GET, POST"})
-        if self._keys.known or "*" in self._named:
+        if self._keys.contents or "*" in self._named:
             return
         host = headers.get(b"host", b"").decode("latin-1")
         if self._is_loopback and b"host" in headers:

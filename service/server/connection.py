@@ -42,6 +42,10 @@ LONG_PIECE_S = 0.0005  # a plain body's 16 KiB take a twentieth of that
 # From then on a connection without a request makes room for a new one. Larger: connections that ask
 # for nothing keep others out for longer. Smaller: callers far away lose those that they just made.
 SILENT_S = 1.0
+# The same of a connection whose caller does not take an answer that needed no key, which anybody
+# may ask for. Larger: such callers keep others out for longer. Smaller: where connections are few,
+# readers on slow networks lose the pages that they read.
+UNREAD_S = 0.25
 SINGLE = {  # headers that may be sent once
     b"authorization",
     b"content-encoding",
@@ -101,6 +105,8 @@ class Connection(HttpToolsProtocol):
     settings: ClassVar[Settings]
     # those without a request, longest idle first: no whole head has come, or all are answered
     idle: ClassVar[dict["Connection", None]]
+    # those whose answer needed no key and is not taken, longest waiting first
+    unread: ClassVar[dict["Connection", None]]
     surplus: ClassVar[dict["Connection", None]]  # those over the limit, in the order they came
 
     _since: float | None = None  # when the head or body that is being received began
@@ -113,23 +119,40 @@ class Connection(HttpToolsProtocol):
         self.flow = Flow(transport)
         self.flow.pipeline = self.pipeline
         self._unanswered = list[Any]()  # uvicorn's cycles: the one that is answered, `pipeline`
-        self._since = self.idle_since = self.loop.time()
+        self._since = self.idle_since = self.unread_since = self.loop.time()
         self._all_sent = self._since  # when there was last nothing to send
         self.idle[self] = None
         limit = self.settings.max_connections
-        if len(self.connections) > limit:
-            # So connections without requests, which anybody may open, keep nobody out
-            oldest = next(iter(self.idle))
-            if self.idle_since - oldest.idle_since < SILENT_S:
-                self.surplus[self] = None
-            else:
-                del self.idle[oldest]
-                oldest.transport.abort()
+        if len(self.connections) > limit and not self._makes_room():
+            self.surplus[self] = None
         if len(self.connections) > 2 * limit and self.surplus:
             # the newest may be a probe, which is answered; this one has had time to ask
             oldest = next(iter(self.surplus))
             del self.surplus[oldest]
             oldest.transport.abort()
+
+    def _makes_room(self) -> bool:
+        """Closes what anybody may open or ask for without a key, so that it keeps nobody out."""
+        oldest = next(iter(self.unread), None)
+        if oldest is None or self.idle_since - oldest.unread_since < UNREAD_S:
+            oldest = next(iter(self.idle))  # at least this one
+            if self.idle_since - oldest.idle_since < SILENT_S:
+                return False
+        self.unread.pop(oldest, None)
+        self.idle.pop(oldest, None)
+        oldest.transport.abort()
+        return True
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        ask = self._unanswered[0].scope["state"].get(ASK) if self._unanswered else None
+        if ask is None or not (ask.key or ask.is_inferred):
+            self.unread_since = self.loop.time()
+            self.unread[self] = None
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        self.unread.pop(self, None)
 
     def data_received(self, data: bytes) -> None:
         if self._is_rejected:
@@ -168,6 +191,7 @@ class Connection(HttpToolsProtocol):
                 ask.leave()
         self._unset_keepalive_if_required()  # uvicorn leaves it to what is lost by an error
         self.idle.pop(self, None)
+        self.unread.pop(self, None)
         self.surplus.pop(self, None)
 
     def yield_to_others(self) -> None:
@@ -295,12 +319,13 @@ def protocol_factory(
     settings: Settings, connection: type[Connection] = Connection
 ) -> Callable[..., PieceReader]:
     """Makes the connections of one server, for uvicorn."""
-    own: dict[str, Any] = {"settings": settings, "idle": {}, "surplus": {}}
+    own: dict[str, Any] = {"settings": settings, "idle": {}, "unread": {}, "surplus": {}}
     kind = type("Connection", (connection,), own)
     return partial(PieceReader, kind, bytearray(READ_BYTES))
 
 
 def wrong_head(scope: Scope) -> ServiceError | None:
+    """What is wrong with a head, over HTTP and over gRPC."""
     headers: Headers = scope["headers"]
     http_version = scope.get("http_version", "1.1")
     codings = [value.strip().lower() for name, value in headers if name == b"transfer-encoding"]
@@ -317,6 +342,7 @@ def wrong_head(scope: Scope) -> ServiceError | None:
     num_bytes += sum(map(len, chain.from_iterable(headers)))
     if num_bytes > MAX_HEAD_BYTES:
         return too_large(num_bytes)
+    # of two the server would take one, and a proxy in front of it perhaps the other
     names = [name for name, _ in headers]
     if http_version == "1.1" and b"host" not in names:
         return InvalidHead(

@@ -30,7 +30,7 @@ from addnorm.service.engine.registry import Root
 from addnorm.service.environment import check_metrics_folder, systemd_sockets, vertex_routes
 from addnorm.service.errors import StartupError
 from addnorm.service.loading.loader import load_all
-from addnorm.service.server.app import App
+from addnorm.service.server.accepted import AcceptedConnections, name_of
 from addnorm.service.server.auth import is_loopback
 from addnorm.service.server.connection import Connection, protocol_factory
 from addnorm.service.server.grpc.grpc_listener import check_installed
@@ -47,6 +47,9 @@ from addnorm.service.wire.telemetry import logs
 from addnorm.service.wire.telemetry.tracing import tracer_of_environment
 
 TICKS_PER_S = 10  # uvicorn's
+# Between two looks at the connections that libraries have accepted. Larger: they keep others out
+# for longer. Smaller: a look costs 5 ms at 2,000 open files.
+ACCEPTED_TICKS = 2
 # Connections accepted in one round of the event loop. Larger: each new connection costs more system
 # calls. Smaller: new connections wait longer beside busy ones.
 MAX_ACCEPTED = 16
@@ -92,7 +95,7 @@ def serve(bundles: Root, settings: Settings) -> None:
     models, settings = load_all(bundles, settings), limit_connections(settings)
     with enough_threads():
         service = build(models, settings, tracer_of_environment(), paths=paths)
-    if not (service.keys.known or settings.socket or is_loopback(settings.host)):
+    if not (service.keys.contents or settings.socket or is_loopback(settings.host)):
         log.warning(
             "no API keys: every caller that reaches %s is served; see ADDNORM_API_KEYS_FILE",
             settings.host,
@@ -136,11 +139,12 @@ def _end() -> NoReturn:
 
 
 def limit_connections(settings: Settings) -> Settings:
-    """The settings, with fewer connections if the system allows too few open files: a connection
-    may need two."""
+    """The settings, with fewer connections if the system allows too few open files: twice as many
+    may be open at each port."""
     limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     num_free = limit - len(os.listdir("/dev/fd")) - SPARE_FILES
-    num = max(1, num_free // 2)
+    num_ports = 1 if settings.grpc_port is None else 2
+    num = max(1, num_free // (2 * num_ports))
     if limit == resource.RLIM_INFINITY or num >= settings.max_connections:
         return settings
     log.warning(
@@ -153,14 +157,11 @@ def limit_connections(settings: Settings) -> Settings:
     return settings.model_copy(update={"max_connections": num})
 
 
-def configure(
-    app: App, settings: Settings, connection: type[Connection] = Connection
-) -> uvicorn.Config:
-    """uvicorn's options. StartupError if the certificate and its key do not fit."""
-    if (settings.tls_cert is None) != (settings.tls_key is None):
-        raise StartupError("one of ADDNORM_TLS_CERT and ADDNORM_TLS_KEY is set: set both, or none")
-    config = uvicorn.Config(
-        app,
+def configure(service: Service, connection: type[Connection] = Connection) -> uvicorn.Config:
+    """uvicorn's options: docs/design/libraries.md says of all of them why they are as they are."""
+    settings, certificate = service.settings, service.certificate
+    return uvicorn.Config(
+        service.app,
         host=settings.host,
         port=settings.port,
         http=cast(Any, protocol_factory(settings, connection)),
@@ -171,25 +172,19 @@ def configure(
         headers=[("x-content-type-options", "nosniff")],
         timeout_keep_alive=settings.keep_alive_s,
         proxy_headers=False,
-        ssl_certfile=settings.tls_cert,
-        ssl_keyfile=settings.tls_key,
+        ssl_context_factory=(lambda *_: certificate.context) if certificate else None,
     )
-    try:
-        config.load()
-    except OSError as error:  # ssl.SSLError too
-        raise StartupError(
-            f"ADDNORM_TLS_CERT={settings.tls_cert}, ADDNORM_TLS_KEY={settings.tls_key}: {error}"
-        ) from None
-    return config
 
 
 class Server(uvicorn.Server):
     """uvicorn, but a signal drains first, the exit code is 0, and slow callers are cut off."""
 
     def __init__(self, service: Service, connection: type[Connection] = Connection) -> None:
-        super().__init__(configure(service.app, service.settings, connection))
+        super().__init__(configure(service, connection))
         self._service = service
         self._listeners: list[Any] = []  # a socket of each address, once it listens
+        # by port, where there are TLS handshakes
+        self._accepted = dict[int, AcceptedConnections]()
         path = service.settings.socket
         self._unix = UnixSocket(path) if path else None
         self._drain_until = self._listening_since = float("inf")
@@ -229,6 +224,10 @@ class Server(uvicorn.Server):
             elif address[0] == ANY_IPV6:
                 self.servers.append(server := await listen(host=ANY_IPV4, port=address[1]))
                 self._listeners += server.sockets
+        for listener in self._listeners if self._service.certificate else ():
+            if listener.family != socket.AF_UNIX:
+                port, limit = listener.getsockname()[1], self._service.settings.max_connections
+                self._accepted.setdefault(port, AcceptedConnections(limit))
         for listener in self._listeners * (MAX_ACCEPTED - 1):
             sock = socket.socket(fileno=os.dup(listener.fileno()))
             if sock.family != socket.AF_UNIX:  # of which the system keeps 208 KiB
@@ -264,7 +263,11 @@ class Server(uvicorn.Server):
         logs.flush()
         if counter % TICKS_PER_S == 0:
             self._service.keys.refresh()
+            if self._service.certificate:
+                self._service.certificate.refresh()
             self._sweep()
+        if counter % ACCEPTED_TICKS == 0:
+            self._sweep_accepted()
         app, calls = self._service.app, self._service.grpc.calls
         last_s = max(app.last_asked, app.last_answered, calls.last_asked, calls.last_answered)
         idle_s = time.monotonic() - max(last_s, self._listening_since)
@@ -282,6 +285,17 @@ class Server(uvicorn.Server):
         now = asyncio.get_running_loop().time()
         for connection in list(self.server_state.connections):
             cast(Connection, connection).sweep(now)
+
+    def _sweep_accepted(self) -> None:
+        """Callers over gRPC without a call, and those who do not end their TLS handshakes, make
+        room for others."""
+        self._service.grpc.sweep_accepted()
+        if not self._accepted:
+            return
+        clients = [cast(Connection, each).client for each in self.server_state.connections]
+        used = {name_of(*client) for client in clients if client}
+        for port, accepted in self._accepted.items():
+            accepted.sweep(port, time.monotonic(), used)
 
     def _is_quiet(self) -> bool:
         """Nothing is in flight and nothing comes; or it is time to stop listening."""

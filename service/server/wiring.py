@@ -19,6 +19,7 @@ from addnorm.service.engine.registry import Models
 from addnorm.service.loading.repository import Repository
 from addnorm.service.server.app import App
 from addnorm.service.server.auth import Entrance, Keys
+from addnorm.service.server.certificate import Certificate, certificate_of
 from addnorm.service.server.grpc.grpc_calls import GrpcCalls
 from addnorm.service.server.grpc.grpc_listener import GrpcListener
 from addnorm.service.server.table import PROTOCOLS, Table
@@ -46,6 +47,7 @@ class Service(Parts):
     grpc: GrpcListener
     scheduler: Scheduler
     keys: Keys
+    certificate: Certificate | None
     metrics: Metrics
     to_close: tuple[Closable, ...]
 
@@ -85,8 +87,8 @@ def build(
     protocols: Sequence[Protocol] = PROTOCOLS,
     paths: Mapping[tuple[str, str], str] = MappingProxyType({}),
 ) -> Service:
-    """StartupError if the API keys cannot be read. paths: see App."""
-    keys = Keys(settings)
+    """StartupError if the API keys or the certificate cannot be read. paths: see App."""
+    keys, certificate = Keys(settings), certificate_of(settings)
     gate = Gate(
         FairQueue(num_workers(models, settings)),
         {
@@ -139,10 +141,11 @@ def build(
         **vars(parts),
         app=App(table, parts, entrance, reporter, paths),
         grpc=GrpcListener(
-            GrpcCalls(parts, entrance, Reporter(metrics, PROBES, PROBES, {}, tracer))
+            GrpcCalls(parts, entrance, Reporter(metrics, PROBES, PROBES, {}, tracer)), certificate
         ),
         scheduler=scheduler,
         keys=keys,
+        certificate=certificate,
         metrics=metrics,
         to_close=(parts.repository, invariance_check, scheduler, pools),
     )

@@ -10,7 +10,7 @@ import struct
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, closing, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, suppress
 from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
@@ -21,6 +21,7 @@ import httpx
 import pytest
 from pydantic import SecretStr
 
+from addnorm.service.server.app import SENT_BYTES
 from addnorm.service.server.connection import (
     LONG_PIECE_S,
     MAX_HEAD_BYTES,
@@ -741,6 +742,60 @@ def test_who_was_answered_makes_room_once_idle(serve: Serve) -> None:
         assert is_closed(caller)
 
 
+PAGE = b"GET /swagger/swagger-ui-bundle.js HTTP/1.1\r\nhost: x\r\n\r\n"  # of 1.7 MB
+
+
+@contextmanager
+def not_taking(url: str, request: bytes) -> Iterator[socket.socket]:
+    with closing(socket.socket()) as caller:
+        caller.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        caller.settimeout(PATIENCE_S)
+        caller.connect(("127.0.0.1", port_of(url)))
+        caller.sendall(request)
+        yield caller
+
+
+def test_a_page_that_is_not_taken_is_held_in_pieces(serve: Serve) -> None:
+    made = list[Connection]()
+    with serve(noted(made)) as url, not_taking(url, PAGE):
+        assert eventually(lambda: len(made) == 1 and made[0].flow.write_paused)
+        assert made[0].transport.get_write_buffer_size() <= SENT_BYTES
+
+
+def test_who_does_not_take_what_needs_no_key_makes_room_before_idle_callers(serve: Serve) -> None:
+    """However many pages it asks for on a connection."""
+    made, key = list[Connection](), "ask-0123456789abcdef"
+    bearer, many = (
+        f"authorization: Bearer {key}",
+        json.dumps({**json.loads(LARGE), "outputs": ["activations"]}),
+    )
+    keys = SecretStr(f"asker infer {key}")
+    with serve(noted(made), max_connections=4, api_keys=keys) as url, ExitStack() as stack:
+        kept = stack.enter_context(closing(call(url)))
+        kept.sendall(head(len(GOOD), bearer) + GOOD)
+        assert status_of(kept) == 200
+        large = many.encode()
+        computed = stack.enter_context(not_taking(url, head(len(large), bearer) + large))
+        assert eventually(lambda: len(made) == 2 and made[1].flow.write_paused)
+        pages = []
+        for number in (3, 4):
+            pages.append(stack.enter_context(not_taking(url, PAGE * 20)))
+            assert eventually(
+                lambda number=number: len(made) == number and made[-1].flow.write_paused
+            )
+        for each in made:  # all of them have been there for long, the one that is idle for longest
+            each.unread_since -= 2 * SILENT_S
+            each.idle_since -= 3 * SILENT_S
+        for page in pages:
+            new = stack.enter_context(closing(call(url)))
+            new.sendall(head(len(GOOD), bearer) + GOOD)
+            assert status_of(new) == 200
+            assert is_closed(page)
+        kept.sendall(head(len(GOOD), bearer) + GOOD)
+        assert status_of(kept) == 200
+        assert len(one_answer(computed)[1]) > 10**6
+
+
 def test_a_body_that_the_server_does_not_read_is_not_awaited_from_its_caller(serve: Serve) -> None:
     made, go = list[Connection](), threading.Event()
 
@@ -784,14 +839,8 @@ def eventually_free(client: httpx.Client, what: str) -> bool:
     return eventually(lambda: held(client, what) == 0)
 
 
-@contextmanager
-def not_reading(url: str) -> Iterator[socket.socket]:
-    with closing(socket.socket()) as caller:
-        caller.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-        caller.settimeout(PATIENCE_S)
-        caller.connect(("127.0.0.1", port_of(url)))
-        caller.sendall(head(len(LARGE)) + LARGE)
-        yield caller
+def not_reading(url: str) -> AbstractContextManager[socket.socket]:
+    return not_taking(url, head(len(LARGE)) + LARGE)
 
 
 def test_a_caller_that_resets_before_its_next_answer_costs_no_traceback(

@@ -1,6 +1,7 @@
 """Calls over gRPC: the keys, limits and deadlines of HTTP, and the end of the server."""
 
 import asyncio
+import gc
 import json
 import logging
 import signal
@@ -8,6 +9,9 @@ import socket
 import subprocess
 import sys
 import threading
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn
@@ -23,7 +27,10 @@ from addnorm.service.dialects.kserve.over_grpc.grpc_methods import (
 )
 from addnorm.service.dialects.kserve.over_grpc.messages import message_types
 from addnorm.service.engine.registry import Models
+from addnorm.service.server.accepted import AcceptedConnections
+from addnorm.service.server.connection import SILENT_S
 from addnorm.service.server.grpc.grpc_calls import GrpcCalls
+from addnorm.service.server.grpc.grpc_listener import PING_MS
 from addnorm.service.server.process import Server
 from addnorm.service.server.wiring import Service, build
 from addnorm.service.settings import Settings
@@ -61,6 +68,13 @@ def test_streams_are_not_offered(few: Models, path: str) -> None:
     with calling(few) as (call, _, _), pytest.raises(grpc.RpcError) as caught:
         list(call.channel.stream_stream(path)(iter([b""]), timeout=PATIENCE_S))
     assert caught.value.code() is grpc.StatusCode.UNIMPLEMENTED
+
+
+def test_a_header_that_is_sent_twice_is_refused_as_over_http(few: Models) -> None:
+    with calling(few, api_keys=SecretStr(f"asker infer {KEY};other infer {OTHER}")) as (call, _, _):
+        keys = [("authorization", f"Bearer {key}") for key in (KEY, OTHER)]
+        refused = call.refused("ModelInfer", *keys, model_name="gpt", **ALONE)
+        assert refused[:2] == ("INVALID_ARGUMENT", "the header authorization is sent twice")
 
 
 def test_a_key_has_its_limit_over_both_transports(few: Models) -> None:
@@ -189,6 +203,94 @@ def frame(kind: int, flags: int, stream: int, payload: bytes) -> bytes:
     return head + payload
 
 
+@contextmanager
+def connected(call: GrpcClient) -> Iterator[socket.socket]:
+    """A connection that has sent all that comes before a call."""
+    with socket.create_connection(("localhost", call.port), PATIENCE_S) as sock:
+        sock.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + frame(4, 0, 0, b""))
+        yield sock
+
+
+def received(sock: socket.socket, awaited: bytes) -> bytes:
+    """What comes until that is in it, or the server closes."""
+    data = b""
+    while awaited not in data and (piece := sock.recv(4096)):
+        data += piece
+    return data
+
+
+def test_callers_may_look_often_whether_their_connection_lives(few: Models) -> None:
+    """grpcio allows a ping in 5 minutes, and no two without a call."""
+    with calling(few) as (call, _, _), connected(call) as sock:
+        for number in range(5):
+            ping = b"number %d" % number
+            sock.sendall(frame(6, 0, 0, ping))
+            assert ping in received(sock, ping)
+            time.sleep(1.1 * PING_MS / 1000)
+        sock.sendall(frame(6, 0, 0, b"no pause") * 10)
+        assert b"too_many_pings" in received(sock, b"too_many_pings")
+
+
+def is_closed(sock: socket.socket) -> bool:
+    sock.setblocking(False)
+    try:
+        while sock.recv(4096):
+            pass
+    except BlockingIOError:
+        return False
+    except ConnectionError:
+        pass
+    return True
+
+
+def test_connections_without_a_call_make_room_and_a_call_keeps_its_own(few: Models) -> None:
+    with (
+        calling(few, max_connections=2) as (call, service, _),
+        runs_held_up(few) as go,
+        ExitStack() as stack,
+    ):
+        under_way = begun(call, service)
+        silent = [stack.enter_context(connected(call)) for _ in range(6)]
+        assert eventually(lambda: sum(map(is_closed, silent)) == 5)
+        go.set()
+        assert under_way.result(timeout=PATIENCE_S).outputs
+
+
+@contextmanager
+def accepted(listener: socket.socket, num: int) -> Iterator[list[tuple[str, socket.socket]]]:
+    """Pairs of a caller's name, as grpcio writes it, and of the caller's end."""
+    with ExitStack() as stack:
+        pairs = []
+        for _ in range(num):
+            caller = stack.enter_context(socket.create_connection(listener.getsockname()))
+            stack.enter_context(listener.accept()[0])
+            pairs.append((f"ipv4:127.0.0.1:{caller.getsockname()[1]}", caller))
+        yield pairs
+
+
+def test_who_has_not_called_for_longest_makes_room_first() -> None:
+    connections = AcceptedConnections(limit=4)
+    with socket.create_server(("127.0.0.1", 0)) as listener, accepted(listener, 2) as first:
+        # calls end later, at the present time
+        port, began = listener.getsockname()[1], time.monotonic() - 100
+        connections.sweep(port, began)
+        with accepted(listener, 2) as more, connections.calling(first[0][0]):
+            connections.sweep(port, began + 0.5)
+            with accepted(listener, 1) as last:
+                callers = [caller for _, caller in (*first, *more, *last)]
+
+                def closed_at(now: float) -> list[int]:
+                    connections.sweep(port, now)
+                    return [number for number, each in enumerate(callers) if is_closed(each)]
+
+                assert closed_at(began + SILENT_S - 0.01) == []
+                assert closed_at(began + SILENT_S) == [1]
+                with connections.calling(more[0][0]):
+                    pass
+                with accepted(listener, 3):  # so many that those of this moment go too
+                    assert closed_at(began + SILENT_S + 0.1) == [1, 3]
+
+
 def test_a_call_ends_once_its_message_is_known_to_be_too_large(few: Models) -> None:
     """Not only once all of it has come, which would be held until then."""
     path = b"/grpc.health.v1.Health/Check"
@@ -226,6 +328,9 @@ class Slow:
 
     def __init__(self, sends: bool, key: str = "") -> None:
         self._sends, self._key, self.told = sends, key, ("", "")
+
+    def peer(self) -> str:
+        return "ipv4:127.0.0.1:1"
 
     def invocation_metadata(self) -> list[tuple[str, str | bytes]]:
         return [("x-request-id", "abc"), ("authorization", f"Bearer {self._key}")]
@@ -408,6 +513,28 @@ def test_a_caller_that_has_left_leaves_no_traceback(
     asyncio.run(service.grpc.calls.answer(GrpcMethod(INFER, echo), caller))
     assert caller.told == ("CANCELLED", "the call ended before the answer")
     assert not caplog.records
+    service.close()
+
+
+def test_a_call_that_ends_while_it_is_answered_leaves_no_traceback(
+    few: Models, caplog: pytest.LogCaptureFixture
+) -> None:
+    """grpcio's own task for the call fails then."""
+    service = build(few, Settings(**{**OWN, "grpc_port": 0}))
+
+    async def ends(error: Exception) -> None:
+        raise error
+
+    async def run() -> None:
+        await service.grpc.start()
+        for error in (grpc.aio.InternalError("a batch failed"), ZeroDivisionError("a fault")):
+            await asyncio.wait({asyncio.create_task(ends(error))})
+        await service.grpc.stop(0.0)
+        gc.collect()
+
+    asyncio.run(run())
+    (told,) = [record.exc_info for record in caplog.records if record.exc_info]
+    assert told[0] is ZeroDivisionError
     service.close()
 
 

@@ -3,6 +3,7 @@
 import gc
 import hashlib
 import logging
+import os
 import socket
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -19,6 +20,7 @@ from pydantic import SecretStr
 from addnorm.service.engine.registry import Models
 from addnorm.service.errors import StartupError, Unauthenticated
 from addnorm.service.server.auth import Keys
+from addnorm.service.server.followed import FollowedFiles
 from addnorm.service.server.table import PROTOCOLS, Table
 from addnorm.service.settings import Settings
 from tests.conftest import Serve
@@ -159,7 +161,7 @@ def test_a_keys_own_limit_of_requests_at_once(closed: httpx.Client, few: Models)
 
 
 def test_without_keys_all_is_open() -> None:
-    assert not Keys(Settings()).known
+    assert not Keys(Settings()).contents
 
 
 @pytest.mark.parametrize(
@@ -219,6 +221,36 @@ def test_a_file_that_changes_is_read_again_and_a_broken_one_is_not_taken(
     file.unlink()
     keys.refresh()
     assert keys.find(b"Bearer " + RUN.encode()).name == "new"
+
+
+def test_a_file_that_changes_while_it_is_read_is_read_again(tmp_path: Path) -> None:
+    file = tmp_path / "keys"
+    file.write_text("first")
+
+    def read() -> str:
+        text = file.read_text()
+        if text == "half":
+            file.write_text("whole")
+        return text
+
+    followed = FollowedFiles("the words", [file], read)
+    file.write_text("half")
+    followed.refresh()
+    assert followed.contents == "first"
+    followed.refresh()
+    assert followed.contents == "whole"
+
+
+def test_a_file_that_keeps_its_size_and_time_is_read_again(tmp_path: Path) -> None:
+    file = tmp_path / "keys"
+    file.write_text("first")
+    followed, time_ns = FollowedFiles("the words", [file], file.read_text), file.stat().st_mtime_ns
+    changed_ns = file.stat().st_ctime_ns
+    while file.stat().st_ctime_ns == changed_ns:  # the system's clock is coarse
+        file.write_text("other")
+        os.utime(file, ns=(time_ns, time_ns))
+    followed.refresh()
+    assert followed.contents == "other"
 
 
 def test_a_missing_file_stops_the_start(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 import json
 import re
+import resource
 import signal
 import socket
 import threading
@@ -17,7 +18,8 @@ import pytest
 
 from addnorm.service.engine.batch import Batch, Rows
 from addnorm.service.errors import StartupError
-from addnorm.service.server.process import enough_threads
+from addnorm.service.server.process import enough_threads, limit_connections
+from addnorm.service.settings import Settings
 from tests.conftest import client_of, inference_of
 from tests.support import web
 from tests.support.metrics import samples
@@ -80,6 +82,17 @@ def test_few_files_lower_the_limit_on_connections_and_probes_are_answered(small:
                 assert web.get(f"{process.url}/livez").status_code == 200
     finally:
         assert process.terminate() == 0
+
+
+def test_the_ports_of_http_and_grpc_share_the_files() -> None:
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(1000, limits[1]), limits[1]))
+    try:
+        alone = limit_connections(Settings()).max_connections
+        both = limit_connections(Settings(grpc_port=0)).max_connections
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    assert abs(2 * both - alone) <= 2  # other tests' threads may open files between
 
 
 def test_logs_are_json_with_ids_and_timings_and_never_the_content(process: Process) -> None:

@@ -8,12 +8,15 @@ import importlib
 import json
 import pkgutil
 import re
+import select
+import shutil
 import socket
 import ssl
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -22,16 +25,18 @@ import pytest
 import yaml
 from pydantic import BaseModel
 
-from addnorm.service import dialects, settings, wire
+from addnorm.service import dialects, wire
 from addnorm.service.engine import bundle
 from addnorm.service.engine.registry import Models
 from addnorm.service.errors import StartupError
-from addnorm.service.server.process import Server
+from addnorm.service.server.certificate import Certificate
 from addnorm.service.server.wiring import build
-from tests.conftest import Serve
+from addnorm.service.settings import Settings
+from tests.conftest import OWN, Serve, self_signed, serving
 from tests.support import web
 from tests.support.imports import imported
 from tests.support.texts import TEXT_MODEL
+from tests.support.waiting import eventually
 
 ROOT = Path(__file__).parents[2]
 GOOD = {"model": "notebook", "input_ids": [[1, 3, 4, 5, 2]], "outputs": ["pooled"]}
@@ -72,6 +77,94 @@ def test_https_ends_with_a_caller_that_sends_no_more(
     assert "eof_received" not in caplog.text
 
 
+def test_handshakes_that_do_not_end_keep_nobody_out(
+    serve: Serve, certificate: tuple[Path, Path]
+) -> None:
+    cert, key = certificate
+    trusted = ssl.create_default_context(cafile=str(cert))
+    with (
+        serve(tls_cert=cert, tls_key=key, max_connections=2) as url,
+        web.client(base_url=url, verify=trusted) as client,
+        ExitStack() as stack,
+    ):
+        assert client.get("/livez").status_code == 200
+        address = "127.0.0.1", int(url.rpartition(":")[2])
+        silent = [stack.enter_context(socket.create_connection(address)) for _ in range(6)]
+
+        def num_closed() -> int:
+            return len(select.select(silent, [], [], 0)[0])
+
+        assert eventually(lambda: num_closed() == 5)
+        assert client.get("/livez").status_code == 200
+
+
+def test_a_renewed_certificate_is_served_and_a_broken_one_is_not(
+    few: Models, certificate: tuple[Path, Path], tmp_path: Path
+) -> None:
+    """Over HTTPS, with and without the server's name, and over gRPC."""
+    (tmp_path / "renewed").mkdir()
+    renewed, cert, key = self_signed(tmp_path / "renewed"), tmp_path / "c.pem", tmp_path / "k.pem"
+
+    def write(chain: Path, its_key: Path) -> None:
+        shutil.copy(chain, cert)
+        shutil.copy(its_key, key)
+
+    write(*certificate)
+    service = build(few, Settings(**OWN, tls_cert=cert, tls_key=key, grpc_port=0))
+    assert service.certificate
+    with serving(service) as url:
+        https = "127.0.0.1", int(url.rpartition(":")[2])
+
+        def all_serve(chain: Path) -> bool:
+            trusted = ssl.create_default_context(cafile=str(chain))
+            with (
+                socket.create_connection(https) as plain,
+                trusted.wrap_socket(plain, server_hostname="localhost") as caller,
+            ):
+                named = ssl.DER_cert_to_PEM_cert(caller.getpeercert(binary_form=True) or b"")
+            served = {named, *map(ssl.get_server_certificate, (https, ("127.0.0.1", grpc_port)))}
+            return served == {chain.read_text()}
+
+        grpc_port = service.grpc.port or 0
+        assert all_serve(certificate[0])
+        write(*renewed)
+        service.certificate.refresh()
+        assert all_serve(renewed[0])
+        for broken in (certificate[0].read_bytes(), renewed[0].read_bytes()[:300], b""):
+            cert.write_bytes(broken)
+            service.certificate.refresh()
+            assert all_serve(renewed[0])
+        write(*certificate)
+        service.certificate.refresh()
+        assert all_serve(certificate[0])
+
+
+def test_a_broken_certificate_costs_one_line_of_the_log(
+    certificate: tuple[Path, Path], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    cert, key = (Path(shutil.copy(file, tmp_path)) for file in certificate)
+    followed = Certificate(cert, key)
+    cert.unlink()
+    for _ in range(3):
+        followed.refresh()
+    (line,) = caplog.messages
+    assert line.startswith(
+        f"the certificate and its key stay as they were: ADDNORM_TLS_CERT={cert}, ADDNORM_TLS_KEY="
+    )
+
+
+def test_a_key_with_a_passphrase_is_refused_and_nobody_is_asked_for_it(
+    certificate: tuple[Path, Path], tmp_path: Path
+) -> None:
+    cert, key = certificate[0], tmp_path / "key.pem"
+    subprocess.run(
+        ["openssl", "ec", "-aes256", "-passout", "pass:x", "-in", certificate[1], "-out", key],
+        check=True, capture_output=True,
+    )  # fmt: skip
+    with pytest.raises(StartupError, match="the key has a passphrase: write it without one"):
+        Certificate(cert, key)
+
+
 @pytest.mark.parametrize("which", ["only the certificate", "no such file", "no certificate"])
 def test_a_certificate_that_does_not_fit_stops_the_start(
     few: Models, certificate: tuple[Path, Path], tmp_path: Path, which: str
@@ -83,10 +176,8 @@ def test_a_certificate_that_does_not_fit_stops_the_start(
         "no such file": {"tls_cert": cert, "tls_key": tmp_path / "none.pem"},
         "no certificate": {"tls_cert": tmp_path / "broken.pem", "tls_key": key},
     }[which]
-    inference = build(few, settings.Settings(cache_bytes=0, **files))
     with pytest.raises(StartupError, match="ADDNORM_TLS_CERT"):
-        Server(inference)
-    inference.close()
+        build(few, Settings(cache_bytes=0, **files))
 
 
 def test_the_page_runs_its_own_scripts_only(client: httpx.Client) -> None:

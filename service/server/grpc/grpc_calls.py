@@ -20,8 +20,10 @@ from addnorm.service.errors import (
     RequestTimeout,
     ServiceError,
 )
+from addnorm.service.server.accepted import AcceptedConnections
 from addnorm.service.server.app import request_id
 from addnorm.service.server.auth import Entrance, Headers
+from addnorm.service.server.connection import wrong_head
 from addnorm.service.server.error_response import note_error, retry_after
 from addnorm.service.wire.route import Parts
 from addnorm.service.wire.telemetry.report import Reporter
@@ -50,6 +52,7 @@ PROBE_S = 1.0  # a probe has so long to send its message, and to take the answer
 class Caller(Protocol):
     """What is used of grpc.aio.ServicerContext."""
 
+    def peer(self) -> str: ...
     def invocation_metadata(self) -> Sequence[tuple[str, str | bytes]] | None: ...
     def time_remaining(self) -> float | None: ...
     def set_trailing_metadata(self, metadata: Sequence[tuple[str, str]]) -> None: ...
@@ -77,6 +80,7 @@ class GrpcCalls:
     told: asyncio.Event | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
+        self.connections = AcceptedConnections(self.parts.settings.max_connections)
         self._is_reading_probe = False
 
     async def answer(self, method: GrpcMethod, caller: Caller) -> None:
@@ -88,6 +92,9 @@ class GrpcCalls:
         self.in_flight += 1
         self.num_begun += 1
         try:
+            head = {"path": method.path, "headers": headers, "http_version": "2"}
+            if error := wrong_head(head):
+                raise error
             if self.told:
                 await self.told.wait()
             if method.is_probe:
@@ -99,7 +106,10 @@ class GrpcCalls:
                     raise Draining(
                         "the server is shutting down: send the request to another", retry_after_s=1
                     )
-                with self.entrance.enter(headers, "infer", ask):
+                with (
+                    self.entrance.enter(headers, "infer", ask),
+                    self.connections.calling(caller.peer()),
+                ):
                     self.entrance.gate.hold(ask, "calls", 1)
                     await self._respond(method, self._receive, caller, headers, ask)
             ask.status = 200

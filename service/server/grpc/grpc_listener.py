@@ -4,6 +4,7 @@ grpcio is imported only where it is used: a server without a port for gRPC does 
 """
 
 import asyncio
+import math
 import time
 from collections import defaultdict
 from collections.abc import Awaitable, Callable
@@ -13,6 +14,7 @@ from typing import Any
 from addnorm.service import to_install
 from addnorm.service.dialects.kserve.over_grpc.grpc_methods import METHODS, GrpcMethod
 from addnorm.service.errors import StartupError
+from addnorm.service.server.certificate import Certificate
 from addnorm.service.server.connection import MAX_HEAD_BYTES
 from addnorm.service.server.grpc.grpc_calls import Caller, GrpcCalls
 from addnorm.service.settings import Settings
@@ -20,8 +22,11 @@ from addnorm.service.settings import Settings
 # GAP_S: handing a call over takes some rounds of the event loop. Larger: the drain takes longer.
 #   Smaller: calls are lost at the end.
 # MAX_GAP_WAIT_S: for a gap. Larger: the drain takes longer where callers do not pause.
+# PING_MS: between two pings of a caller. Larger: callers that look often whether the connection
+#   lives lose it, with its calls. Smaller: a flood of pings takes longer to end.
 GAP_S = 0.05
 MAX_GAP_WAIT_S = 1.0
+PING_MS = 100
 
 
 def check_installed(settings: Settings) -> None:
@@ -40,12 +45,49 @@ def check_installed(settings: Settings) -> None:
             )
 
 
+def channel_arguments(settings: Settings) -> list[tuple[str, int]]:
+    """grpcio's options: docs/design/libraries.md says of all of them why they are as they are."""
+    limit = settings.max_connections
+    return [
+        ("grpc.max_receive_message_length", settings.max_body_bytes),
+        ("grpc.max_send_message_length", -1),  # max_response_bytes is checked before any work
+        # between the two, calls would be rejected at random
+        ("grpc.max_metadata_size", MAX_HEAD_BYTES),
+        ("grpc.absolute_max_metadata_size", MAX_HEAD_BYTES),
+        # of what is not asked for, at most 64 KiB come: else more, the quicker the network is
+        ("grpc.http2.bdp_probe", 0),
+        ("grpc.so_reuseport", 0),  # else a second server on the port would get half of them
+        # else a caller that pings more often than every 5 minutes loses its long calls
+        ("grpc.http2.min_ping_interval_without_data_ms", PING_MS),
+        ("grpc.keepalive_permit_without_calls", 1),
+        ("grpc.server_handshake_timeout_ms", _milliseconds(settings.body_timeout_s)),
+        ("grpc.max_connection_idle_ms", _milliseconds(settings.keep_alive_s)),
+        ("grpc.max_allowed_incoming_connections", 2 * limit),
+        ("grpc.server.max_pending_requests", max(1000, limit)),
+        ("grpc.server.max_pending_requests_hard_limit", max(3000, 3 * limit)),
+    ]
+
+
+def _milliseconds(seconds: float) -> int:
+    """Whole ones, as grpcio takes them."""
+    return min(math.ceil(1000 * seconds), 2**31 - 1)
+
+
+def pass_over_ended_calls(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    """grpcio raises where it ends a call that its caller has just ended (ExecuteBatchError): such a
+    call is reported as any other, and no fault of the server."""
+    import grpc
+
+    if not isinstance(context.get("exception"), grpc.aio.InternalError):
+        loop.default_exception_handler(context)
+
+
 class GrpcListener:
     """Listens if the settings say so."""
 
-    def __init__(self, calls: GrpcCalls) -> None:
+    def __init__(self, calls: GrpcCalls, certificate: Certificate | None) -> None:
         self.port: int | None = None  # once it listens
-        self.calls, self._settings = calls, calls.parts.settings
+        self.calls, self._settings, self._certificate = calls, calls.parts.settings, certificate
         self._server: Any = None
 
     async def start(self) -> None:
@@ -55,15 +97,8 @@ class GrpcListener:
             return
         import grpc
 
-        options = [
-            ("grpc.max_receive_message_length", settings.max_body_bytes),
-            ("grpc.max_send_message_length", -1),  # max_response_bytes is checked before any work
-            ("grpc.max_metadata_size", MAX_HEAD_BYTES),
-            # of what is not asked for, at most 64 KiB come: else more, the quicker the network is
-            ("grpc.http2.bdp_probe", 0),
-            ("grpc.so_reuseport", 0),  # else a second server on the port would get half of them
-        ]
-        self._server = grpc.aio.server(options=options)
+        asyncio.get_running_loop().set_exception_handler(pass_over_ended_calls)
+        self._server = grpc.aio.server(options=channel_arguments(settings))
         services: defaultdict[str, dict[str, Any]] = defaultdict(dict)
         for method in METHODS:
             _, service, name = method.path.split("/")
@@ -72,13 +107,17 @@ class GrpcListener:
             [grpc.method_handlers_generic_handler(*pair) for pair in services.items()]
         )
         address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-        if settings.tls_key is None or settings.tls_cert is None:
+        if self._certificate is None:
             self.port = self._server.add_insecure_port(address)
         else:
-            pair = settings.tls_key.read_bytes(), settings.tls_cert.read_bytes()
-            credentials = grpc.ssl_server_credentials([pair])
+            credentials = self._certificate.grpc_credentials()
             self.port = self._server.add_secure_port(address, credentials)
         await self._server.start()
+
+    def sweep_accepted(self) -> None:
+        """Connections that nobody uses make room for others."""
+        if self.port is not None:
+            self.calls.connections.sweep(self.port, time.monotonic())
 
     def _handler(self, method: GrpcMethod) -> Callable[[object, Caller], Awaitable[None]]:
         """A handler of streams, which a call is too on the wire: it is called before the message is
