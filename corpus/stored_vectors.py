@@ -126,7 +126,7 @@ def check_complete(path: Location, column: str, texts: Iterator[Sequence[Text]])
     expected = np.concatenate([digests_of(some) for some in texts])
     again = "remove it to compute it again, or name another OUT"
     with in_one_line(f"{path} cannot be read"):
-        file, row = path.open_parquet(page_checksum_verification=True), 0
+        file, row = path.open_rows(page_checksum_verification=True), 0
         if reason := _check_columns(file, path, column):
             raise CorpusError(f"{path} {reason}: {again}")
         if file.metadata.num_rows != len(expected):
@@ -180,7 +180,7 @@ class StoredVectors:
                     why = f"another job still writes it ({parts}): let it end"
                     raise CorpusError(f"--from {path}: {why}")
                 raise CorpusError(f"--from {path}: there is no such file")
-            file = path.open_parquet(page_checksum_verification=True)
+            file = path.open_rows(page_checksum_verification=True)
         found = plan_of(path)
         if found is None:
             raise CorpusError(f"--from {path}: no job of addnorm embed made it")
@@ -218,9 +218,7 @@ class StoredVectors:
         file, read, row = VectorsFile(path, text_column, vector_column), list[Digests](), 0
         width = None
         with in_one_line(f"{path} cannot be read"):
-            for batch in read_batches(
-                path.open_parquet(), BATCH_ROWS, [text_column, vector_column]
-            ):
+            for batch in read_batches(path.open_rows(), BATCH_ROWS, [text_column, vector_column]):
                 rows = np.arange(row, row + batch.num_rows)
                 try:
                     read.append(digests_of(texts_of(batch.column(text_column), rows)))
@@ -265,7 +263,7 @@ class StoredVectors:
             return
         with TemporaryFile(dir=folder) as copy:
             with in_one_line(f"{self.path} cannot be copied"):
-                file = self.path.open_parquet(page_checksum_verification=True)
+                file = self.path.open_rows(page_checksum_verification=True)
                 field = file.schema_arrow.field(self._column)
                 field = field.with_type(self._type or field.type)
                 with pa.ipc.new_file(copy, schema := pa.schema([field])) as writer:

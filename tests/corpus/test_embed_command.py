@@ -558,6 +558,13 @@ BAD_FILES: dict[str, tuple[str, bytes, tuple[str, ...]]] = {
     "row 1: column 'text' is null": ("jsonl", b'{"text": "a"}\n{"text": null}\n', ()),
     "line 2 is no JSON": ("jsonl", b'{"text": "a"}\n{"text\n', ()),
     "line 1 is no JSON object": ("jsonl", b"[1]\n", ()),
+    "line 2 has the key 'text' twice": (
+        "jsonl", b'{"text": "a: b", "x": 1}\n{"text": "a", "text": "b"}\n', ()
+    ),
+    "line 1 has the key 'b' twice": ("jsonl", b'{"text": "", "a": [{"b": 1, "b": 2}]}\n', ()),
+    "line 1 is nested too deep": (
+        "jsonl", b'{"text": ":", "a": ' + b"[" * 1020 + b"]" * 1020 + b"}\n", ()
+    ),
     "incompatible types": ("jsonl", TWO_TYPES, ()),
     "column 'text' is int64, not text": ("jsonl", b'{"text": 1}\n', ()),
     "has no column 'words'": ("csv", b"text\na\n", ("--text-column", "words")),
@@ -593,6 +600,11 @@ def test_a_bad_file_or_option_is_named(
     (source := tmp_path / f"texts.{suffix}").write_bytes(content)
     assert words in refused(source, *options)
     assert not (tmp_path / "vectors.parquet").exists()
+
+
+def test_json_lines_may_begin_with_a_byte_order_mark(embed: Embed, tmp_path: Path) -> None:
+    (source := tmp_path / "texts.jsonl").write_bytes(b'\xef\xbb\xbf{"text": "a"}\n{"text": "b"}\n')
+    assert embed(source).column("text").to_pylist() == ["a", "b"]
 
 
 def test_a_file_that_no_job_made_is_not_replaced(
