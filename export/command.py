@@ -56,15 +56,17 @@ def export(arguments: Sequence[str]) -> None:
             return
         for line in checking.findings(source):
             writer.say(line)
+        name = options.name or source.name
         if options.check:
-            for line in checking.check(source):
+            if options.form == "onnx" and options.out:
+                name = options.out.resolve().name
+            for line in checking.check(source, name):
                 writer.say(line)
             return
         if options.form == "onnx":
             folder = onnx_folder.export(source, options.out, plan, options.sentence_embedding)
             ours: Any = nullcontext(folder / onnx_folder.FOLDER)
         else:
-            name = options.name or source.name
             ours = onnx_folder.files_of(
                 writer.export(source, options.out, name, options.version, plan)
             )
@@ -77,12 +79,14 @@ def export(arguments: Sequence[str]) -> None:
 def _export_as_it_is(why: NotRecognized, options: argparse.Namespace, plan: Plan) -> None:
     """A module that is not recognized. UsageError if it cannot be served as it is either."""
     module, origin = from_code.made_by(options.module, options.weights)
+    name = options.name or type(module).__qualname__
     if options.check:
+        writer.check_name(name)
         found = as_it_is.look_at(module, None, {}, None, origin)
         writer.say(f"not recognized: {why.why}. It is served as it is: {found.words}")
         return
     as_it_is.export_unrecognized(
-        why, module, options.out, options.name or type(module).__qualname__, options.version, plan,
+        why, module, options.out, name, options.version, plan,
         origin=origin, samples=_texts(options.texts),
         others={"labels": options.labels, "tokenizer": options.tokenizer,
                 "max_length": options.max_length},
