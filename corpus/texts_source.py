@@ -154,9 +154,10 @@ def _files(path: Location) -> dict[str, Location]:
 
 def _fit(piece: Any, schema: pa.Schema) -> pa.RecordBatch:
     """A part of a table, with the columns and types of the schema."""
+    names = {*piece.schema.names}
     columns = [
         piece.column(field.name).cast(field.type)
-        if field.name in piece.schema.names
+        if field.name in names
         else pa.nulls(piece.num_rows, field.type)
         for field in schema
     ]
@@ -165,7 +166,8 @@ def _fit(piece: Any, schema: pa.Schema) -> pa.RecordBatch:
 
 def _read_parquet(path: Location, schema: pa.Schema) -> Pieces:
     file = path.open_rows()
-    names = [name for name in schema.names if name in file.schema_arrow.names]
+    there = {*file.schema_arrow.names}
+    names = [name for name in schema.names if name in there]
     for piece in read_batches(file, PIECE_ROWS, names):
         yield _fit(piece, schema)
 
