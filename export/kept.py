@@ -257,7 +257,7 @@ class _Note(NamedTuple):
 
 
 def _remove(place: Path) -> bool:
-    """False if a server runs it, which holds a lock."""
+    """False if a server runs it, which holds a lock, or where nobody can say."""
     try:
         held = os.open(place, os.O_RDONLY)
     except FileNotFoundError:
@@ -265,7 +265,7 @@ def _remove(place: Path) -> bool:
     try:
         flock(held, LOCK_EX | LOCK_NB)
         shutil.rmtree(place)
-    except BlockingIOError:
+    except OSError:
         return False
     finally:
         os.close(held)
