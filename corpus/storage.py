@@ -118,7 +118,7 @@ class Location:
         return pq.ParquetFile(file, buffer_size=BUFFER_BYTES, pre_buffer=ahead, **options)
 
     def open_rows(self, **options: Any) -> pq.ParquetFile:
-        """As `open_parquet`, for `read_batches`: texts stay dictionaries until then. A file of 500
+        """A file for `read_batches`, until which texts stay dictionaries. A file of 500
         bytes may have one text of a MiB in each of 3,000 rows."""
         file = self.open_parquet(**options)
         types = {field.name: str(field.type) for field in file.schema_arrow}

@@ -96,7 +96,7 @@ def _leaves(column: pa.Array) -> list[tuple[memoryview, list[int]]]:
 def _read_rows(
     file: pq.ParquetFile, column: str, type_: pa.DataType | None
 ) -> Iterator[tuple[Digests, pa.Array, Flags]]:
-    """Of a job's file the digests of texts, the vectors, and which of them are those that the job
+    """Yields the digests of texts of a job's file, the vectors, and which are those that the job
     wrote for these texts. type_: of the vectors; None: the file's."""
     for batch in read_batches(file, BATCH_ROWS, [column, digest_column(column)]):
         cells = [cell or b"" for cell in batch.column(digest_column(column)).to_pylist()]

@@ -233,7 +233,7 @@ def _read_json_rows(path: Location) -> Iterator[list[dict[str, Any]]]:
 
 
 def _refuse_repeated(line: bytes, where: str) -> None:
-    """Of a key that stands twice this parser takes the last value, and others the first."""
+    """CorpusError if a key stands twice: this parser takes the last value, others the first."""
 
     def check(pairs: list[tuple[str, Any]]) -> None:
         names = [name for name, _ in pairs]

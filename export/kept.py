@@ -197,7 +197,7 @@ class _Folder(NamedTuple):
 
     @property
     def settled(self) -> dict[str, _File]:
-        """Those whose times tell when they are written again."""
+        """The files whose times tell when they are written again."""
         latest = self.read_ns - SETTLED_NS
         return {name: file for name, file in self.files.items() if file.changed_ns < latest}
 

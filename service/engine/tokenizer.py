@@ -35,12 +35,12 @@ EDGE_CHARACTERS = 64  # at the end of a beginning: what follows may still change
 # Normalizers and pre-tokenizers that read a text from the left, and at most to the end of a word:
 # what follows changes no word before. Others may look any distance ahead, as one that groups the
 # digits of a number from its end.
-FROM_THE_LEFT = {
-    "BertNormalizer", "ByteLevel", "Lowercase", "NFC", "NFD", "NFKC", "NFKD", "Nmt", "Precompiled",
+FROM_THE_LEFT = (  # ends of their names
+    "Normalizer", "ByteLevel", "Lowercase", "NFC", "NFD", "NFKC", "NFKD", "Nmt", "Precompiled",
     "Prepend", "Strip", "StripAccents",
-    "BertPreTokenizer", "CharDelimiterSplit", "Digits", "FixedLength", "Metaspace", "Punctuation",
+    "PreTokenizer", "CharDelimiterSplit", "Digits", "FixedLength", "Metaspace", "Punctuation",
     "UnicodeScripts", "Whitespace", "WhitespaceSplit",
-}  # fmt: skip
+)  # fmt: skip
 # So does an expression of these alternatives: some characters, then a run of others to its end; or
 # blanks, of which `settled` takes no part of a run.
 _ONE = (
@@ -400,11 +400,11 @@ def reads_from_left(part: dict[str, Any]) -> bool:
     if part["type"] in ("Replace", "Split"):
         expression = part["pattern"].get("Regex")
         return expression is None or all(map(LOCAL.fullmatch, _alternatives(expression)))
-    return part["type"] in FROM_THE_LEFT
+    return bool(part["type"].endswith(FROM_THE_LEFT))
 
 
 def _alternatives(expression: str) -> list[str]:
-    """Of a regular expression, those outside of groups and classes."""
+    """The alternatives of a regular expression, outside of groups and classes."""
     found, depth = [""], 0
     for piece in re.findall(r"\\.|\[(?:\\.|[^\]\\])*\]|.", expression, re.DOTALL):
         depth += (piece == "(") - (piece == ")")

@@ -107,7 +107,7 @@ def test_vectors_are_those_of_the_earlier_file(
 
 
 def with_vectors(table: pa.Table, change: Callable[[np.ndarray], object]) -> pa.Table:
-    """As another program writes them that keeps all else, metadata too."""
+    """Writes them as another program does that keeps all else, metadata too."""
     numbers = np.stack(table.column("vector").to_numpy())
     changed = change(numbers)
     column = changed if isinstance(changed, pa.Array) else as_lists(numbers)

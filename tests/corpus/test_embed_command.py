@@ -602,7 +602,7 @@ def test_a_bad_file_or_option_is_named(
     assert not (tmp_path / "vectors.parquet").exists()
 
 
-def test_json_lines_may_begin_with_a_byte_order_mark(embed: Embed, tmp_path: Path) -> None:
+def test_a_file_of_json_may_begin_with_a_byte_order_mark(embed: Embed, tmp_path: Path) -> None:
     (source := tmp_path / "texts.jsonl").write_bytes(b'\xef\xbb\xbf{"text": "a"}\n{"text": "b"}\n')
     assert embed(source).column("text").to_pylist() == ["a", "b"]
 

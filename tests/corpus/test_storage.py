@@ -81,7 +81,7 @@ def test_rows_of_large_texts_are_read_few_at_once(kind: str, tmp_path: Path) -> 
 
 @pytest.mark.parametrize("num_rows", [1, 3])
 def test_a_row_that_is_too_large_is_refused(num_rows: int, tmp_path: Path) -> None:
-    """With one row the footer says so, before anything is read."""
+    """The footer of a file of one row says so, before anything is read."""
     rows = pa.table({"list": [["a" * 2**20] * 65] + [["b"]] * (num_rows - 1)})
     pq.write_table(rows, file := tmp_path / "rows.parquet", use_dictionary=num_rows > 1)
     with pytest.raises(OSError, match=f"the limit is {2**26}|{2**26} bytes, which is the limit"):
