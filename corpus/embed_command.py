@@ -21,7 +21,12 @@ from addnorm.corpus.embedding_job import WINDOW_ROWS, Progress
 from addnorm.corpus.errors import CorpusError
 from addnorm.corpus.parts import Parts, Plan
 from addnorm.corpus.storage import Location
-from addnorm.corpus.stored_vectors import StoredVectors, digest_column, digests_of
+from addnorm.corpus.stored_vectors import (
+    StoredVectors,
+    check_complete,
+    digest_column,
+    digests_of,
+)
 from addnorm.corpus.texts_source import Source
 from addnorm.service.engine.device import memory
 from addnorm.service.engine.fingerprint import METADATA_KEY, to_text
@@ -102,19 +107,29 @@ def _embed(options: argparse.Namespace, means: Means) -> None:
         }
         parts = means.parts(options.out, plan, metadata)
         if not options.dry_run and parts.is_done():
+            check_complete(parts.out, options.vector_column, source.checked())
             print(f"{options.out} is complete")
             return
-        earlier, changed = StoredVectors.none(), list[str]()
+        earlier, reason = StoredVectors.none(), ""
         if options.earlier:
-            earlier, changed = StoredVectors.of_job(options.earlier, plan)
+            some = next(source.checked())[:1]  # which tells the type of the column
+            type_ = asyncio.run(embedder.compute_column(some)).type
+            earlier, reason = StoredVectors.of_job(options.earlier, plan, type_)
         is_new = np.concatenate([_is_new(texts, earlier) for texts in source.checked()])
-        if changed:
-            why = f"{options.earlier} is of another job ({'; '.join(changed)})"
-            print(f"addnorm embed: {why}: none of {len(is_new):,} rows is kept", file=sys.stderr)
+        if reason:
+            kept = f"{options.earlier} {reason}: none of {len(is_new):,} rows is kept"
+            print(f"addnorm embed: {kept}", file=sys.stderr)
+        elif earlier.num_changed:
+            print(
+                f"addnorm embed: {options.earlier} was changed by another program:"
+                f" {earlier.num_changed:,} of its rows are not kept, row {earlier.first_changed}"
+                " the first",
+                file=sys.stderr,
+            )
         if options.dry_run:
             print("\n".join(_estimate(options, source, embedder, is_new, earlier)))
             return
-        if changed and not options.yes and not means.confirm("compute them all? [y/N] "):
+        if reason and not options.yes and not means.confirm("compute them all? [y/N] "):
             raise CorpusError("nothing was computed")
         _run(options, source, embedder, parts, is_new, earlier, means)
     finally:

@@ -17,7 +17,14 @@ from tqdm import tqdm
 
 from addnorm.corpus.embedder import Computing, Embedder, join_batches
 from addnorm.corpus.parts import Parts
-from addnorm.corpus.stored_vectors import DIGEST_TYPE, StoredVectors, digest_column, digests_of
+from addnorm.corpus.stored_vectors import (
+    ROW_TYPE,
+    Digests,
+    StoredVectors,
+    digest_column,
+    digests_of,
+    row_digests,
+)
 from addnorm.corpus.texts_source import PIECE_ROWS, Source
 from addnorm.service.engine.batch import Batch, Ints
 from addnorm.service.engine.tokenizer import Text
@@ -87,7 +94,8 @@ class Progress:
 class Window(NamedTuple):
     """Consecutive rows."""
 
-    rows: pa.Table  # with the digests of their texts
+    rows: pa.Table
+    digests: Digests  # [n] of their texts
     known: Ints  # [n] the row of the earlier job that has the vector, or -1
     numbers: Ints  # of the rows that are computed
     batch: Batch  # of these
@@ -103,7 +111,7 @@ async def run(
     window_rows: int = WINDOW_ROWS,
 ) -> None:
     """Writes all rows that are not yet written."""
-    windows = _windows(source, embedder, parts.num_rows, vector_column, earlier, window_rows)
+    windows = _windows(source, embedder, parts.num_rows, earlier, window_rows)
     writing: asyncio.Task[None] | None = None
     coming = asyncio.ensure_future(anext(windows, None))
     while window := await coming:
@@ -125,8 +133,8 @@ async def _write(
         columns.append(await asyncio.to_thread(earlier.take, window.known[is_known]))
     places = np.argsort(np.argsort(is_known, kind="stable"), kind="stable")
     column = pa.concat_arrays(columns).take(pa.array(places)) if len(columns) > 1 else columns[0]
-    # the vectors stand before the digests
-    rows = window.rows.add_column(window.rows.num_columns - 1, name, column)
+    digests = await asyncio.to_thread(row_digests, window.digests, column)
+    rows = window.rows.append_column(name, column).append_column(digest_column(name), digests)
     await asyncio.to_thread(parts.add, rows)
 
 
@@ -134,7 +142,6 @@ async def _windows(
     source: Source,
     embedder: Embedder,
     start: int,
-    vector_column: str,
     earlier: StoredVectors,
     max_rows: int,
 ) -> AsyncIterator[Window]:
@@ -142,28 +149,28 @@ async def _windows(
     job after another one writes the same parts."""
     coming, row = source.pieces(start), start
     pieces, known, batches = list[pa.RecordBatch](), list[Ints](), list[Batch]()
-    first_row, num_bytes = start, 0
+    digests, first_row, num_bytes = list[Digests](), start, 0
 
     def window() -> Window:
         found = np.concatenate(known)
         numbers = first_row + np.flatnonzero(found < 0)
-        return Window(pa.Table.from_batches(pieces), found, numbers, join_batches(batches))
+        rows = pa.Table.from_batches(pieces)
+        return Window(rows, np.concatenate(digests), found, numbers, join_batches(batches))
 
     while (piece := await asyncio.to_thread(next, coming, None)) is not None:
         texts = source.texts(piece)
-        digests = await asyncio.to_thread(digests_of, texts)
-        known.append(earlier.find(digests))
-        # numpy leaves zeros at an end out
-        column = pa.Array.from_buffers(DIGEST_TYPE, len(texts), [None, pa.py_buffer(digests)])
-        pieces.append(piece.append_column(digest_column(vector_column), column))
+        digests.append(await asyncio.to_thread(digests_of, texts))
+        known.append(earlier.find(digests[-1]))
+        pieces.append(piece)
         new = np.flatnonzero(known[-1] < 0)
         if len(new):
             batches.append(await embedder.tokenize([texts[index] for index in new], row + new))
         row += piece.num_rows
-        num_bytes += pieces[-1].nbytes + embedder.num_bytes(source.num_bytes(piece))
+        num_bytes += piece.nbytes + len(texts) * ROW_TYPE.byte_width
+        num_bytes += embedder.num_bytes(source.num_bytes(piece))
         if row - first_row >= max_rows or num_bytes >= WINDOW_BYTES:
             yield window()
-            pieces, known, batches, first_row, num_bytes = [], [], [], row, 0
+            pieces, digests, known, batches, first_row, num_bytes = [], [], [], [], row, 0
     if pieces:
         yield window()
 

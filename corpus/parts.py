@@ -1,12 +1,15 @@
 """The result of a job while it grows: a folder of parts beside OUT, each written whole, and joined
 to OUT at the end. A process that is killed at any moment loses only what it had not written.
+
+The name of a part has its first row and the digest of its bytes: nothing else is joined.
 """
 
 import fcntl
 import fnmatch
+import hashlib
 import json
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self
@@ -43,15 +46,8 @@ class Parts:
         with in_one_line(str(self.folder)):
             self.folder.make_folder()
             with self._lock():
-                # a job of days must not find at its end that bytes of a part have changed
-                for path in self._paths():
-                    try:
-                        with path.open_parquet(page_checksum_verification=True) as part:
-                            for _ in part.iter_batches():
-                                pass
-                    except (pa.ArrowException, OSError) as error:
-                        raise CorpusError(f"{path} is damaged: {error}; {AGAIN}") from None
-                self.num_rows = sum(self._read_sizes())
+                # a job of days must not find at its end that a part is not what was written
+                self.num_rows = sum(part.metadata.num_rows for part in self._read())
                 yield self
 
     @contextmanager
@@ -68,55 +64,60 @@ class Parts:
                 raise CorpusError(message) from None
             yield
 
-    def _read_sizes(self) -> list[int]:
-        """Rows of each part, in order. CorpusError if one is missing, or of another job."""
-        sizes = list[int]()
+    def _read(self) -> Iterator[pq.ParquetFile]:
+        """The parts in order. CorpusError if one is missing, damaged, or of another job."""
+        num_rows = 0
         for path in self._paths():
-            found = path.open_parquet().metadata
-            told = (found.metadata or {}).get(FIRST_ROW_KEY.encode())
-            if path != self._path(sum(sizes)) or told != str(sum(sizes)).encode():
+            with path.open() as file:
+                content = file.read()
+            if not path.name.endswith(f"-{_digest(content)}.parquet"):
                 raise CorpusError(
-                    f"{path} does not follow on the parts before it, which have {sum(sizes)} rows;"
+                    f"{path} is damaged, or another program changed it: the digest of its bytes is"
+                    f" {_digest(content)}; {AGAIN}"
+                )
+            part = pq.ParquetFile(pa.BufferReader(content))
+            told = (part.metadata.metadata or {}).get(FIRST_ROW_KEY.encode())
+            if path.name != part_name(num_rows, content) or told != str(num_rows).encode():
+                raise CorpusError(
+                    f"{path} does not follow on the parts before it, which have {num_rows} rows;"
                     f" {AGAIN}"
                 )
-            if (plan := _plan(found)) is None:
+            if (plan := _plan(part.metadata)) is None:
                 raise CorpusError(f"{path} does not say what it was made of; {AGAIN}")
             _check_same(plan, self.plan, path, self.folder)
-            sizes.append(found.num_rows)
-        return sizes
+            num_rows += part.metadata.num_rows
+            yield part
 
     def _paths(self) -> list[Location]:
         names = fnmatch.filter(self.folder.names_within(), "part-*.parquet")
         return [self.folder / name for name in names]
 
-    def _path(self, first_row: int) -> Location:
-        return self.folder / f"part-{first_row:012d}.parquet"
-
     def add(self, table: pa.Table) -> None:
         """Writes the next rows. Once it returns, they are safe."""
         metadata = {**self._metadata, FIRST_ROW_KEY: str(self.num_rows)}
-        schema = table.schema.with_metadata(metadata)
-        with self._path(self.num_rows).write_whole() as partial, _writer(partial, schema) as writer:
+        written = pa.BufferOutputStream()
+        with _writer(written, table.schema.with_metadata(metadata)) as writer:
             writer.write_table(table, row_group_size=table.num_rows)
+        content = written.getvalue()
+        with (self.folder / part_name(self.num_rows, content)).write_whole() as partial:
+            partial.write_bytes(content)
         self.num_rows += table.num_rows
 
     def join(self, num_rows: int) -> None:
         """Makes OUT of the parts, which must have so many rows, and removes them. A row group is a
         part."""
-        if (num_found := sum(self._read_sizes())) != num_rows:
-            raise CorpusError(
-                f"{self.folder} has {num_found} rows, IN {num_rows}: remove it to start again"
-            )
-        paths = self._paths()
-        schema = paths[0].open_parquet().schema_arrow.with_metadata(self._metadata)
-        with (
-            self.out.write_whole((self.folder / "joined.tmp").path) as partial,
-            _writer(partial, schema) as writer,
-        ):
-            for path in paths:
-                with path.open_parquet(page_checksum_verification=True) as part:
-                    table = part.read().replace_schema_metadata(self._metadata)
+        num_joined = 0
+        with self.out.write_whole((self.folder / "joined.tmp").path) as partial, ExitStack() as end:
+            for part in self._read():
+                table = part.read().replace_schema_metadata(self._metadata)
+                if not num_joined:
+                    writer = end.enter_context(_writer(partial, table.schema))
                 writer.write_table(table, row_group_size=table.num_rows)
+                num_joined += table.num_rows
+            if num_joined != num_rows:
+                raise CorpusError(
+                    f"{self.folder} has {num_joined} rows, IN {num_rows}: remove it to start again"
+                )
         self.folder.remove_folder()
 
     def is_done(self) -> bool:
@@ -150,7 +151,15 @@ def _plan(metadata: pq.FileMetaData) -> Plan | None:
     return found if is_plan else None
 
 
-def _writer(path: Path, schema: pa.Schema) -> pq.ParquetWriter:
+def part_name(first_row: int, content: bytes | pa.Buffer) -> str:
+    return f"part-{first_row:012d}-{_digest(content)}.parquet"
+
+
+def _digest(content: bytes | pa.Buffer) -> str:
+    return hashlib.blake2b(content, digest_size=16).hexdigest()
+
+
+def _writer(path: Path | pa.BufferOutputStream, schema: pa.Schema) -> pq.ParquetWriter:
     return pq.ParquetWriter(path, schema, compression="zstd", write_page_checksum=True)
 
 

@@ -10,17 +10,23 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from pathlib import Path, PurePosixPath
 from tempfile import TemporaryDirectory
 from typing import Any, Self
 
+import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
+from numpy.typing import NDArray
 from pyarrow import fs
 
 from addnorm.corpus.errors import CorpusError
 
 BUFFER_BYTES = 2**20  # read at once
+MOST_BYTES = 16 * 2**20  # of the texts of rows that are in memory at once
+MOST_ROW_BYTES = 2**26
 _DISK = fs.LocalFileSystem()
 
 
@@ -111,6 +117,20 @@ class Location:
         ahead = not self.on_disk  # a store answers few large reads sooner
         return pq.ParquetFile(file, buffer_size=BUFFER_BYTES, pre_buffer=ahead, **options)
 
+    def open_rows(self, **options: Any) -> pq.ParquetFile:
+        """A file for `read_batches`, until which texts stay dictionaries. A file of 500
+        bytes may have one text of a MiB in each of 3,000 rows."""
+        file = self.open_parquet(**options)
+        types = {field.name: str(field.type) for field in file.schema_arrow}
+        columns = (file.schema.column(index) for index in range(len(file.schema.names)))
+        texts = [
+            column.path
+            for column in columns
+            if column.physical_type == "BYTE_ARRAY"
+            and "view" not in types.get(column.path.partition(".")[0], "")
+        ]
+        return self.open_parquet(read_dictionary=texts, **options)
+
     def make_folder(self) -> None:
         """A store gets an empty object, which shows early whether anything can be written."""
         self.files.create_dir(self.path)
@@ -148,15 +168,54 @@ class Location:
 def read_batches(
     file: pq.ParquetFile, num_rows: int, columns: list[str], groups: Sequence[int] | None = None
 ) -> Iterator[pa.RecordBatch]:
-    """So many rows at once, of some row groups or of all. OSError where rows are missing: of a file
-    that was cut meanwhile pyarrow gives what it finds, and says nothing."""
+    """So many rows at once, fewer where they are large, of some row groups or of all. file: of
+    `open_rows`. OSError where a row is too large, or where rows are missing: of a file that was cut
+    meanwhile pyarrow gives what it finds, and says nothing."""
     groups = range(file.num_row_groups) if groups is None else groups
-    num_left = sum(file.metadata.row_group(group).num_rows for group in groups)
+    sizes = [file.metadata.row_group(group) for group in groups]
+    if any(size.total_byte_size > max(size.num_rows, 1) * MOST_ROW_BYTES for size in sizes):
+        raise OSError(f"it has rows of more than {MOST_ROW_BYTES} bytes, which is the limit")
+    num_left = sum(size.num_rows for size in sizes)
+    schema = file.schema.to_arrow_schema()
     for batch in file.iter_batches(num_rows, list(groups), columns):
         num_left -= batch.num_rows
-        yield batch
+        num_bytes = sum(map(_text_bytes, batch.columns), np.zeros(batch.num_rows, np.int64))
+        if (num_bytes > MOST_ROW_BYTES).any():
+            raise OSError(f"it has a row of {num_bytes.max()} bytes, the limit is {MOST_ROW_BYTES}")
+        pieces = np.cumsum(num_bytes) // MOST_BYTES
+        starts = [0, *(np.flatnonzero(np.diff(pieces)) + 1).tolist(), batch.num_rows]
+        for start, end in pairwise(starts):
+            part = batch.slice(start, end - start)
+            fields = [schema.field(name) for name in part.schema.names]
+            arrays = [
+                column.cast(field.type) for column, field in zip(part.columns, fields, strict=True)
+            ]
+            yield pa.RecordBatch.from_arrays(arrays, schema=pa.schema(fields))
     if num_left:
         raise OSError(f"it ends {num_left} rows too soon")
+
+
+def _text_bytes(column: Any) -> NDArray[np.int64]:
+    """`[n]`: the bytes that the texts of each row will have, of a column of any depth."""
+    if isinstance(column, pa.DictionaryArray) and column.dictionary.type in (
+        pa.string(),
+        pa.binary(),
+        pa.large_string(),
+        pa.large_binary(),
+    ):
+        text_lengths = pc.binary_length(column.dictionary).take(column.indices)
+        return np.asarray(text_lengths.fill_null(0), np.int64)
+    if isinstance(column, pa.StructArray):
+        fields = map(_text_bytes, column.flatten())
+        return sum(fields, np.zeros(len(column), np.int64))
+    if isinstance(column, pa.MapArray):
+        both = _text_bytes(column.keys) + _text_bytes(column.items)
+        return np.asarray(np.diff(np.cumsum([0, *both.tolist()])[column.offsets.to_numpy()]))
+    if isinstance(column, pa.ListArray | pa.LargeListArray | pa.FixedSizeListArray):
+        ends = np.cumsum([0, *pc.list_value_length(column).fill_null(0).to_numpy()])
+        until = np.cumsum([0, *_text_bytes(column.flatten()).tolist()])
+        return np.asarray(np.diff(until[ends]))
+    return np.zeros(len(column), np.int64)  # what is no text has been read as large as it is
 
 
 @contextmanager

@@ -1,6 +1,7 @@
 """Vectors in a file, by the digests of their texts: an earlier job's, or any that are compared.
 
-A job writes the digests beside its vectors, so its texts are not needed.
+A job writes two digests beside each vector: of the row's text, so the texts are not needed, and of
+the text with its vector, so a vector that another program changed is not taken.
 """
 
 import hashlib
@@ -13,6 +14,8 @@ from typing import Any, Self
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from addnorm.corpus.errors import CorpusError
@@ -23,9 +26,10 @@ from addnorm.service.engine.batch import Ints
 from addnorm.service.engine.tokenizer import Text
 
 DIGEST_BYTES = 16
-DIGEST_TYPE = pa.binary(DIGEST_BYTES)
+ROW_TYPE = pa.binary(2 * DIGEST_BYTES)  # of the text, and of the text with its vector
 BATCH_ROWS = 4096  # read at once
 Digests = NDArray[np.bytes_]  # [n] of DIGEST_BYTES
+Flags = NDArray[np.bool_]
 
 
 def digest_column(vector_column: str) -> str:
@@ -46,15 +50,118 @@ def _digest(text: Text) -> bytes:
     return found.digest()
 
 
+def row_digests(text_digests: Digests, vectors: pa.Array) -> pa.Array:
+    """The column beside the vectors of these texts."""
+    both = np.stack([text_digests, _digests_with_vectors(text_digests, vectors)], axis=1)
+    # numpy leaves zeros at an end out
+    return pa.Array.from_buffers(ROW_TYPE, len(both), [None, pa.py_buffer(both.tobytes())])
+
+
+def _digests_with_vectors(text_digests: Digests, vectors: pa.Array) -> Digests:
+    """They belong to the bits of a row. Its place and the layout of the file do not matter, so rows
+    may be moved, left out and stored anew."""
+    texts, leaves = text_digests.tobytes(), _leaves(vectors)
+    found = list[bytes]()
+    for row in range(len(vectors)):
+        start = row * DIGEST_BYTES
+        digest = hashlib.blake2b(texts[start : start + DIGEST_BYTES], digest_size=DIGEST_BYTES)
+        for content, ends in leaves:
+            part = content[ends[row] : ends[row + 1]]
+            digest.update(len(part).to_bytes(8))
+            digest.update(part)
+        found.append(digest.digest())
+    return np.array(found, f"S{DIGEST_BYTES}")
+
+
+def _leaves(column: pa.Array) -> list[tuple[memoryview, list[int]]]:
+    """The bytes of the numbers in a column of any depth, and where those of each row begin and end
+    `[n + 1]`. What is null is told by bytes more."""
+    leaves = list[tuple[memoryview, list[int]]]()
+    if column.null_count:
+        is_valid = column.is_valid().to_numpy(zero_copy_only=False)
+        leaves.append((is_valid.view(np.uint8).data, [*range(len(column) + 1)]))
+    if pa.types.is_struct(column.type):
+        return leaves + [leaf for field in column.flatten() for leaf in _leaves(field)]
+    if isinstance(column, pa.ListArray | pa.LargeListArray | pa.FixedSizeListArray):
+        lengths = pc.list_value_length(column).fill_null(0).to_numpy()
+        ends = np.cumsum([0, *lengths]).tolist()
+        return leaves + [
+            (content, [inner[end] for end in ends]) for content, inner in _leaves(column.flatten())
+        ]
+    numbers = np.ascontiguousarray(column.to_numpy(zero_copy_only=False))
+    ends = (np.arange(len(numbers) + 1) * numbers.itemsize).tolist()
+    return [*leaves, (numbers.view(np.uint8).data, ends)]
+
+
+def _read_rows(
+    file: pq.ParquetFile, column: str, type_: pa.DataType | None
+) -> Iterator[tuple[Digests, pa.Array, Flags]]:
+    """Yields the digests of texts of a job's file, the vectors, and which are those that the job
+    wrote for these texts. type_: of the vectors; None: the file's."""
+    for batch in read_batches(file, BATCH_ROWS, [column, digest_column(column)]):
+        cells = [cell or b"" for cell in batch.column(digest_column(column)).to_pylist()]
+        digests = np.array(cells, f"S{2 * DIGEST_BYTES}").view(f"S{DIGEST_BYTES}").reshape(-1, 2)
+        texts = np.ascontiguousarray(digests[:, 0])
+        vectors = batch.column(column)
+        try:
+            vectors = vectors.cast(type_ or vectors.type)
+        except pa.ArrowException:  # of another width, or no numbers
+            vectors = pa.nulls(batch.num_rows, type_)
+        yield texts, vectors, _digests_with_vectors(texts, vectors) == digests[:, 1]
+
+
+def _check_columns(file: pq.ParquetFile, path: Location, column: str) -> str:
+    """The reason why none of the vectors can be taken; empty if there is none. CorpusError if a
+    column is missing."""
+    for name in (column, digest_column(column)):
+        if name not in file.schema_arrow.names:
+            raise CorpusError(f"{path} has no column {name!r}: embed it again")
+    if file.schema_arrow.field(digest_column(column)).type != ROW_TYPE:
+        return f"has no digests of its vectors in {digest_column(column)!r}"
+    return ""
+
+
+def check_complete(path: Location, column: str, texts: Iterator[Sequence[Text]]) -> None:
+    """CorpusError if the file does not have the vectors of these texts, as a job wrote them."""
+    expected = np.concatenate([digests_of(some) for some in texts])
+    again = "remove it to compute it again, or name another OUT"
+    with in_one_line(f"{path} cannot be read"):
+        file, row = path.open_rows(page_checksum_verification=True), 0
+        if reason := _check_columns(file, path, column):
+            raise CorpusError(f"{path} {reason}: {again}")
+        if file.metadata.num_rows != len(expected):
+            num_rows = file.metadata.num_rows
+            raise CorpusError(f"{path} has {num_rows} rows, IN {len(expected)}: {again}")
+        for texts_there, vectors, flags in _read_rows(file, column, None):
+            is_same = flags & (texts_there == expected[row : row + len(vectors)])
+            if not is_same.all():
+                raise CorpusError(
+                    f"{path}: row {row + int(is_same.argmin())} is not as its job wrote it:"
+                    f" another program changed the file: {again}"
+                )
+            row += len(vectors)
+
+
 class StoredVectors:
-    """The digests are in memory, 24 bytes a row. The vectors are copied to a file without a name,
+    """The digests are in memory, 25 bytes a row. The vectors are copied to a file without a name,
     since rows in another order are read from anywhere in it."""
 
-    def __init__(self, digests: Digests, path: Location | None = None, column: str = "") -> None:
+    def __init__(
+        self,
+        digests: Digests,
+        path: Location | None = None,
+        column: str = "",
+        flags: Flags | None = None,
+        type_: pa.DataType | None = None,
+    ) -> None:
+        """flags: the rows of a job that have the vectors that it wrote: no others are found.
+        type_: of these vectors."""
         self.path, self._column = path, column
-        self._order = np.argsort(digests, kind="stable")
+        self._flags, self._type = flags, type_
+        rows = np.arange(len(digests)) if flags is None else np.flatnonzero(flags)
+        self._order = rows[np.argsort(digests[rows], kind="stable")]
         self._sorted = digests[self._order]
-        self._is_used = np.zeros(len(digests), np.bool_)
+        self._is_used = np.zeros(len(rows), np.bool_)
         self._batches, self._starts = list[Any](), np.zeros(1, np.int64)
 
     @classmethod
@@ -62,9 +169,9 @@ class StoredVectors:
         return cls(digests_of([]))
 
     @classmethod
-    def of_job(cls, path: Location, plan: Plan) -> tuple[Self, list[str]]:
-        """plan: of the job that goes on from it. With it all that makes vectors other ones: where
-        this is not empty, no row is known. CorpusError if no job wrote the file, or one still
+    def of_job(cls, path: Location, plan: Plan, type_: pa.DataType) -> tuple[Self, str]:
+        """plan: of the job that goes on from it. type_: of that job's vectors. With it the reason
+        why no row is taken, if there is one. CorpusError if no job wrote the file, or one still
         does."""
         parts = replace(path, path=f"{path.path}.parts")
         with in_one_line(f"--from {path} cannot be read"):
@@ -73,7 +180,7 @@ class StoredVectors:
                     why = f"another job still writes it ({parts}): let it end"
                     raise CorpusError(f"--from {path}: {why}")
                 raise CorpusError(f"--from {path}: there is no such file")
-            file = path.open_parquet(page_checksum_verification=True)
+            file = path.open_rows(page_checksum_verification=True)
         found = plan_of(path)
         if found is None:
             raise CorpusError(f"--from {path}: no job of addnorm embed made it")
@@ -81,21 +188,29 @@ class StoredVectors:
         precision = {"precision": found.get("options", {}).get("precision")}
         own = {"options": {**plan["options"], **precision}, "fingerprint": plan["fingerprint"]}
         if changed := differences(found, own):
-            return cls.none(), changed
+            return cls.none(), f"is of another job ({'; '.join(changed)})"
         column = str(found.get("columns", {}).get("vector"))
-        for name in (column, digest_column(column)):
-            if name not in file.schema_arrow.names:
-                raise CorpusError(f"--from {path} has no column {name!r}: embed it again")
-        if (type_ := file.schema_arrow.field(digest_column(column)).type) != DIGEST_TYPE:
-            raise CorpusError(
-                f"--from {path}: column {digest_column(column)!r} is {type_}, not {DIGEST_TYPE}"
-            )
+        if reason := _check_columns(file, path, column):
+            return cls.none(), reason
+        texts, flags = [digests_of([])], [np.zeros(0, np.bool_)]
         with in_one_line(f"--from {path} cannot be read"):
-            read = [
-                np.array(batch.column(0).to_pylist(), f"S{DIGEST_BYTES}")
-                for batch in read_batches(file, BATCH_ROWS, [digest_column(column)])
-            ]
-        return cls(np.concatenate(read), path, column), []
+            for digests, _, is_written in _read_rows(file, column, type_):
+                texts.append(digests)
+                flags.append(is_written)
+        stored = cls(np.concatenate(texts), path, column, np.concatenate(flags), type_)
+        if stored.num_changed and not len(stored._sorted):
+            return cls.none(), f"was changed by another program, in all {stored.num_changed:,} rows"
+        return stored, ""
+
+    @property
+    def num_changed(self) -> int:
+        """Rows whose vectors are not those that the job wrote."""
+        return 0 if self._flags is None else int(np.count_nonzero(~self._flags))
+
+    @property
+    def first_changed(self) -> int:
+        assert self._flags is not None
+        return int(self._flags.argmin())
 
     @classmethod
     def of_file(cls, path: Location, text_column: str, vector_column: str) -> Self:
@@ -103,9 +218,7 @@ class StoredVectors:
         file, read, row = VectorsFile(path, text_column, vector_column), list[Digests](), 0
         width = None
         with in_one_line(f"{path} cannot be read"):
-            for batch in read_batches(
-                path.open_parquet(), BATCH_ROWS, [text_column, vector_column]
-            ):
+            for batch in read_batches(path.open_rows(), BATCH_ROWS, [text_column, vector_column]):
                 rows = np.arange(row, row + batch.num_rows)
                 try:
                     read.append(digests_of(texts_of(batch.column(text_column), rows)))
@@ -150,11 +263,12 @@ class StoredVectors:
             return
         with TemporaryFile(dir=folder) as copy:
             with in_one_line(f"{self.path} cannot be copied"):
-                file = self.path.open_parquet(page_checksum_verification=True)
+                file = self.path.open_rows(page_checksum_verification=True)
                 field = file.schema_arrow.field(self._column)
-                with pa.ipc.new_file(copy, pa.schema([field])) as writer:
-                    for batch in read_batches(file, BATCH_ROWS, [self._column]):
-                        writer.write_batch(batch)
+                field = field.with_type(self._type or field.type)
+                with pa.ipc.new_file(copy, schema := pa.schema([field])) as writer:
+                    for vectors in self._vectors(file):
+                        writer.write_batch(pa.RecordBatch.from_arrays([vectors], schema=schema))
                 copy.flush()
             mapped = mmap.mmap(copy.fileno(), 0, access=mmap.ACCESS_READ)
             opened = pa.ipc.open_file(pa.py_buffer(mapped))
@@ -166,6 +280,19 @@ class StoredVectors:
                 yield
             finally:
                 self._batches = []
+
+    def _vectors(self, file: pq.ParquetFile) -> Iterator[pa.Array]:
+        """CorpusError if a job's rows are no longer those that were found."""
+        if self._flags is None:
+            for batch in read_batches(file, BATCH_ROWS, [self._column]):
+                yield batch.column(0)
+            return
+        row = 0
+        for _, vectors, flags in _read_rows(file, self._column, self._type):
+            if (self._flags[row : row + len(flags)] & ~flags).any():
+                raise CorpusError(f"{self.path} changed while it was read: start again")
+            row += len(flags)
+            yield vectors
 
     def take(self, rows: Ints) -> pa.Array:
         """The vectors of rows that it has."""

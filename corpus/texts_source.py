@@ -7,6 +7,8 @@ They are read in pieces, always the same ones. Memory does not grow with the fil
 import csv
 import hashlib
 import io
+import json
+from codecs import BOM_UTF8
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import PurePosixPath
 from typing import Any, NamedTuple
@@ -152,9 +154,10 @@ def _files(path: Location) -> dict[str, Location]:
 
 def _fit(piece: Any, schema: pa.Schema) -> pa.RecordBatch:
     """A part of a table, with the columns and types of the schema."""
+    names = {*piece.schema.names}
     columns = [
         piece.column(field.name).cast(field.type)
-        if field.name in piece.schema.names
+        if field.name in names
         else pa.nulls(piece.num_rows, field.type)
         for field in schema
     ]
@@ -162,8 +165,9 @@ def _fit(piece: Any, schema: pa.Schema) -> pa.RecordBatch:
 
 
 def _read_parquet(path: Location, schema: pa.Schema) -> Pieces:
-    file = path.open_parquet()
-    names = [name for name in schema.names if name in file.schema_arrow.names]
+    file = path.open_rows()
+    there = {*file.schema_arrow.names}
+    names = [name for name in schema.names if name in there]
     for piece in read_batches(file, PIECE_ROWS, names):
         yield _fit(piece, schema)
 
@@ -209,6 +213,7 @@ def _read_json_rows(path: Location) -> Iterator[list[dict[str, Any]]]:
     rows = list[dict[str, Any]]()
     with path.open() as file:
         for number, line in enumerate(file, 1):
+            line = line.removeprefix(BOM_UTF8) if number == 1 else line  # as some programs write
             if not line.strip():
                 continue
             try:
@@ -217,12 +222,29 @@ def _read_json_rows(path: Location) -> Iterator[list[dict[str, Any]]]:
                 raise CorpusError(f"{path}, line {number} is no JSON: {error}") from None
             if not isinstance(row, dict):
                 raise CorpusError(f"{path}, line {number} is no JSON object")
+            if line.count(b":") != len(row):  # one may stand in a string, or in an object within
+                _refuse_repeated(line, f"{path}, line {number}")
             rows.append(row)
             if len(rows) == PIECE_ROWS:
                 yield rows
                 rows = []
     if rows:
         yield rows
+
+
+def _refuse_repeated(line: bytes, where: str) -> None:
+    """CorpusError if a key stands twice: this parser takes the last value, others the first."""
+
+    def check(pairs: list[tuple[str, Any]]) -> None:
+        names = [name for name, _ in pairs]
+        if len({*names}) < len(names):
+            repeated = next(name for name in names if names.count(name) > 1)
+            raise CorpusError(f"{where} has the key {repeated!r} twice")
+
+    try:
+        json.loads(line, object_pairs_hook=check)
+    except RecursionError:
+        raise CorpusError(f"{where} is nested too deep") from None
 
 
 _JSONL = Format(_jsonl_schema, _read_jsonl)

@@ -39,7 +39,7 @@ class VectorsFile:
         with in_one_line(self._where):
             if path.is_folder():
                 raise CorpusError(f"{path} is a folder: name one Parquet file in it")
-            self._file = path.open_parquet()
+            self._file, self._rows = path.open_parquet(), path.open_rows()
         self.num_rows: int = self._file.metadata.num_rows
         if not self.num_rows:
             raise CorpusError(f"{path} has no rows")
@@ -97,7 +97,7 @@ class VectorsFile:
         with tqdm(total=num_read, desc="reading", unit=" rows", leave=False, disable=None) as bar:
             for group in groups:
                 start = starts[group]
-                for batch in read_batches(self._file, BATCH_ROWS, list(self.columns), [group]):
+                for batch in read_batches(self._rows, BATCH_ROWS, list(self.columns), [group]):
                     here = rows[np.searchsorted(rows, start) :]
                     here = here[: np.searchsorted(here, start + batch.num_rows)]
                     if len(here):

@@ -155,9 +155,10 @@ class TorchEngine(Engine):
         return by_head(self._reference, output, rows)
 
 
-def check(source: Source) -> Iterator[str]:
-    """A line a comparison. UnfitError, StartupError and CertificationError say why such a model is
-    not exported."""
+def check(source: Source, name: str = "") -> Iterator[str]:
+    """A line a comparison. name: of the bundle, the source's by default. UsageError, UnfitError,
+    StartupError and CertificationError say why such a model is not exported."""
+    writer.check_name(name or source.name)
     check_fit(source.model)
     with served_by_torch(source) as path:
         reference, limits = source.in_layout("padded"), path.model.bundle.manifest.limits

@@ -59,15 +59,17 @@ def export(arguments: Sequence[str]) -> None:
             return
         for line in checking.findings(source):
             writer.say(line)
+        name = options.name or source.name
         if options.check:
-            for line in checking.check(source):
+            if options.form == "onnx" and options.out:
+                name = options.out.resolve().name
+            for line in checking.check(source, name):
                 writer.say(line)
             return
         if options.form == "onnx":
             folder = onnx_folder.export(source, options.out, plan, options.sentence_embedding)
             ours: Any = nullcontext(folder / onnx_folder.FOLDER)
         else:
-            name = options.name or source.name
             ours = onnx_folder.files_of(
                 writer.export(source, options.out, name, options.version, plan)
             )
@@ -87,10 +89,11 @@ def _export_as_written(
         opened = _opened(options)
         writer.say(f"no graph of ours: {why}")
         writer.say(f"served as its authors wrote it: {road.WHAT_IT_MEANS}")
+        name = options.name or opened.origin.get("checkpoint") or opened.name
         if options.check:
+            writer.check_name(name)
             writer.say(f"{opened}")
             return
-        name = options.name or opened.origin.get("checkpoint") or opened.name
         texts = _texts(options.texts)
         road.export(opened, options.out, name, options.version, plan, texts=texts)
     except REFUSALS as second:

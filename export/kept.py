@@ -2,7 +2,9 @@
 is exported once, and found again without PyTorch.
 
     KEPT/<key>/<name>/1/    a bundle; the key says what it was made from, and how
+    KEPT/<key>/exported     the sha256 of its manifest, and so of all its files
     KEPT/commits/           the commit that each revision had when the hub was asked last
+    KEPT/folders/           of each checkpoint's folder the digests of its files, and its keys
     KEPT/<key>.new/         while it is exported
     KEPT/locks/             one start exports, others wait for it
 """
@@ -13,8 +15,9 @@ import os
 import re
 import shutil
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from fcntl import LOCK_EX, LOCK_NB, flock
 from hashlib import sha256
 from pathlib import Path
@@ -29,6 +32,10 @@ from addnorm.service.engine import files
 from addnorm.service.errors import StartupError
 
 COMMIT = re.compile("[0-9a-f]{40}")
+LONG_BYTES = 2**29  # hashed in a second; more is told
+# A file that was written so shortly before it was hashed may be written again without another time
+SETTLED_NS = 2 * 10**9
+EXPORTED = "exported"
 
 
 def keep(arguments: Sequence[str]) -> None:
@@ -82,6 +89,7 @@ def bundle_of(
     root: Path,
     export: Callable[[Sequence[str]], None] = run_export,
     say: Callable[[str], None] = tell,
+    clock: Callable[[], int] = time.time_ns,
 ) -> Path:
     """The folder `<name>/` of a checkpoint's bundle, which is exported unless it was before.
 
@@ -90,81 +98,218 @@ def bundle_of(
     DownloadError if the hub does not say what a name means, and it never did. StartupError for a
     bundle. SystemExit, after a line on stderr, if the export is refused.
     """
+    folder: _Folder | None = None
     if found := download.address(checkpoint):
         repository, revision = found
         checkpoint = f"{repository}@{_find_commit(repository, revision, root, say)}"
-        folder, made_from = None, checkpoint
+        made_from = checkpoint
     else:
-        folder = _Folder.read(Path(checkpoint), root)
+        note = _Note.of(Path(checkpoint), precision, root)
+        folder = _Folder.read(Path(checkpoint), note.files, say, clock)
         made_from = json.dumps([*folder.hashes.items()])
     key = sha256(json.dumps([made_from, precision, VERSION]).encode()).hexdigest()[:32]
     place = root / key
-    if bundle := _bundle(place, folder):  # perhaps in an image, where nothing can be written
+    if bundle := _bundle(place):  # perhaps in an image, where nothing can be written
+        if folder:
+            note.keep(key, folder.settled)
         return bundle
     with _lock(root / "locks" / key, checkpoint, say):
-        if bundle := _bundle(place, folder):
+        if bundle := _bundle(place):
             return bundle
         aside = root / f"{key}.new"  # whatever one that was cut off has left there
         shutil.rmtree(aside, ignore_errors=True)
         export(["--checkpoint", checkpoint, "--precision", precision, "--out", str(aside)])
-        if folder and folder != _Folder.read(Path(checkpoint), root):
+        (made,) = (path for path in aside.glob("*/*") if bundles.is_version(path))
+        if folder and not (
+            folder.is_still(Path(checkpoint), say, clock) and folder.has_weights_of(made)
+        ):
             shutil.rmtree(aside)
             raise StartupError(
                 f"{checkpoint} changed while it was exported, so the export is not kept: start"
                 " again when nothing writes there"
             )
+        (aside / EXPORTED).write_text(files.sha256(made / bundles.MANIFEST))
         shutil.rmtree(place, ignore_errors=True)
         aside.rename(place)
-        bundle = _bundle(place, folder)
+        bundle = _bundle(place)
         assert bundle
         say(f"kept as {bundle}")
+        if folder:
+            note.keep(key, folder.settled)
         return bundle
 
 
-class _Folder(NamedTuple):
-    """A checkpoint's folder. Equal if no file was written since, even to what it was before."""
+class _File(NamedTuple):
+    """A file as it was when its digest was taken."""
 
-    hashes: dict[str, str]  # of all files, by their names
-    states: list[tuple[int, int]]  # of each an inode, and when it last changed
+    inode: int
+    num_bytes: int
+    written_ns: int
+    changed_ns: int  # also by a new link or another owner
+    sha256: str
+
+    def is_of(self, stat: os.stat_result) -> bool:
+        return self[:4] == (stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns)
+
+
+class _Folder(NamedTuple):
+    """The files of a checkpoint's folder that its export reads, by their names."""
+
+    files: dict[str, _File]
+    read_ns: int
 
     @classmethod
-    def read(cls, path: Path, kept: Path) -> "_Folder":
-        """kept: where bundles are kept, which is no part of it."""
-        levels = ("", "*/", "*/*/")  # the folder of a version, of a name, and of all bundles
-        made = (file for level in levels for file in path.glob(f"{level}{bundles.MANIFEST}"))
-        # a checkpoint may have files of that name too
-        if manifest := next((file for file in made if bundles.is_version(file.parent)), None):
-            raise StartupError(
-                f"{path} holds a bundle, not a checkpoint: serve it with"
-                f" --bundles {manifest.resolve().parents[2]}"
+    def read(
+        cls,
+        path: Path,
+        known: Mapping[str, _File],
+        say: Callable[[str], None],
+        clock: Callable[[], int],
+    ) -> "_Folder":
+        """known: files that were hashed before. They are hashed again unless no time and no size
+        changed."""
+        _refuse_bundle(path)
+        now, names = clock(), download.files_of(path) if path.is_dir() else []
+        _refuse_links(path, names)
+        stats = {name: (path / name).stat() for name in names}
+        new = [
+            name for name, stat in stats.items() if name not in known or not known[name].is_of(stat)
+        ]
+        if (num_bytes := sum(stats[name].st_size for name in new)) >= LONG_BYTES:
+            gib = num_bytes / 2**30
+            say(f"hashing {gib:.1f} GiB of {path}: not again while the files stay")
+        found = dict(known) | {
+            name: _File(
+                stat.st_ino,
+                stat.st_size,
+                stat.st_mtime_ns,
+                stat.st_ctime_ns,
+                files.sha256(path / name),
             )
-        # the files in the folder and below it, also where links lead, each folder once
-        seen, found = {os.path.realpath(kept)}, list[Path]()
-        for where, folders, names in os.walk(path, followlinks=True):
-            if (real := os.path.realpath(where)) in seen:
-                folders.clear()
-                continue
-            seen.add(real)
-            folders.sort()
-            found += (file for name in names if (file := Path(where, name)).is_file())
-        found.sort()
-        stats = [file.stat() for file in found]
-        states = [(stat.st_ino, stat.st_ctime_ns) for stat in stats]
-        return cls({str(file.relative_to(path)): files.sha256(file) for file in found}, states)
+            for name, stat in stats.items()
+            if name in new
+        }
+        return cls({name: found[name] for name in names}, now)
+
+    @property
+    def hashes(self) -> dict[str, str]:
+        return {name: file.sha256 for name, file in self.files.items()}
+
+    @property
+    def settled(self) -> dict[str, _File]:
+        """The files whose times tell when they are written again."""
+        latest = self.read_ns - SETTLED_NS
+        return {name: file for name, file in self.files.items() if file.changed_ns < latest}
+
+    def is_still(self, path: Path, say: Callable[[str], None], clock: Callable[[], int]) -> bool:
+        """True if no file was written since, even to what it was before. A link that a backup made
+        is no change."""
+        now = _Folder.read(path, self.settled, say, clock)
+        return {name: (*file[:3], file.sha256) for name, file in now.files.items()} == {
+            name: (*file[:3], file.sha256) for name, file in self.files.items()
+        }
+
+    def has_weights_of(self, bundle: Path) -> bool:
+        """True if the bundle was made of the weights that were hashed."""
+        weights = json.loads((bundle / bundles.MANIFEST).read_bytes())["source"]["weights"]
+        return {*weights.values()} <= {*self.hashes.values()}
 
 
-def _bundle(place: Path, made_from: _Folder | None) -> Path | None:
-    """The folder of versions below `place`. None if there is none, or if it is of other weights
-    than the checkpoint's. made_from: None for a commit of the hub, which never changes."""
-    path = next((path for path in place.glob("*/*") if bundles.is_version(path)), None)
-    if path is None or made_from is None:
-        return path and path.parent
+class _Note(NamedTuple):
+    """What is known of a checkpoint's folder from starts before."""
+
+    place: Path
+    keys: list[str]  # of its exports in one precision that are kept
+    files: dict[str, _File]
+
+    @classmethod
+    def of(cls, path: Path, precision: str, root: Path) -> "_Note":
+        named = json.dumps([os.path.realpath(path), precision]).encode()
+        return cls.read(root / "folders" / f"{sha256(named).hexdigest()[:32]}.json")
+
+    @classmethod
+    def read(cls, place: Path) -> "_Note":
+        try:
+            written = json.loads(place.read_bytes())
+            found = {name: _File(*file) for name, file in written["files"].items()}
+            return cls(place, [str(key) for key in written["keys"]], found)
+        except (OSError, ValueError, LookupError, TypeError, AttributeError):
+            return cls(place, [], {})
+
+    def keep(self, key: str, known: Mapping[str, _File]) -> None:
+        """Notes the present export, and removes those of what the folder was before, unless a
+        server runs one of them or another folder has the same files. Nothing where the disk cannot
+        be written."""
+        if self.keys == [key] and self.files == known:
+            return
+        root = self.place.parents[1]
+        with suppress(OSError):
+            others = {
+                one for place in self.place.parent.glob("*.json") if place != self.place
+                for one in _Note.read(place).keys
+            }  # fmt: skip
+            old = [one for one in self.keys if one != key and one not in others]
+            left = [one for one in old if not _remove(root / one)]
+            self.place.parent.mkdir(parents=True, exist_ok=True)
+            aside = self.place.with_name(f"{self.place.name}.{os.getpid()}")
+            aside.write_text(json.dumps({"keys": [key, *left], "files": known}))
+            aside.replace(self.place)
+
+
+def _remove(place: Path) -> bool:
+    """False if a server runs it, which holds a lock, or where nobody can say."""
     try:
-        weights = json.loads((path / bundles.MANIFEST).read_bytes())["source"]["weights"]
-        is_of_them = {*weights.values()} <= {*made_from.hashes.values()}
-    except (OSError, ValueError, LookupError, TypeError, AttributeError):  # it is damaged
-        is_of_them = False
-    return path.parent if is_of_them else None
+        held = os.open(place, os.O_RDONLY)
+    except FileNotFoundError:
+        return True
+    try:
+        flock(held, LOCK_EX | LOCK_NB)
+        shutil.rmtree(place)
+    except OSError:
+        return False
+    finally:
+        os.close(held)
+    return True
+
+
+def _refuse_bundle(path: Path) -> None:
+    if (path / "config.json").is_file() or (path / "modules.json").is_file():
+        return  # a checkpoint, which may have files of a manifest's name
+    levels = ("", "*/", "*/*/")  # the folder of a version, of a name, and of all bundles
+    made = (file for level in levels for file in path.glob(f"{level}{bundles.MANIFEST}"))
+    if manifest := next((file for file in made if bundles.is_version(file.parent)), None):
+        raise StartupError(
+            f"{path} holds a bundle, not a checkpoint: serve it with"
+            f" --bundles {manifest.resolve().parents[2]}"
+        )
+
+
+def _refuse_links(path: Path, names: Sequence[str]) -> None:
+    """Files of a folder that somebody sent must not be those of this machine."""
+    folder = Path(os.path.realpath(path))
+    # the hub's cache: <repository>/snapshots/<commit>/<file> is a link to <repository>/blobs/<hash>
+    blobs = [folder.parents[1] / "blobs"] if folder.parent.name == "snapshots" else []
+    for name in names:
+        target = Path(os.path.realpath(path / name))
+        if not any(target.is_relative_to(place) for place in (folder, *blobs)):
+            raise StartupError(
+                f"{path / name} is a link to {target}, out of the folder: copy it into the folder;"
+                f" or, if you trust the link, `addnorm export --checkpoint {path}`, and serve the"
+                " bundle with --bundles"
+            )
+
+
+def _bundle(place: Path) -> Path | None:
+    """The folder of versions below `place`. None if there is none, or if it is not what was
+    exported there. Its other files are compared with its manifest when it is loaded."""
+    path = next((path for path in place.glob("*/*") if bundles.is_version(path)), None)
+    try:
+        is_exported = path is not None and (
+            files.sha256(path / bundles.MANIFEST) == (place / EXPORTED).read_text()
+        )
+    except (OSError, ValueError):
+        is_exported = False
+    return path.parent if path and is_exported else None
 
 
 def _find_commit(repository: str, revision: str, root: Path, say: Callable[[str], None]) -> str:

@@ -12,7 +12,7 @@ import json
 import math
 import shutil
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -125,9 +125,15 @@ def shared(a: Vectors, b: Vectors) -> float:
     return found or 0.0
 
 
-def choose(trials: Trials, texts: Sequence[str], target: float) -> list[str]:
-    """The names of the matrices that stay float32, the costliest first. CertificationError if the
-    target is held by no graph that has int8."""
+def choose(
+    trials: Trials,
+    texts: Sequence[str],
+    target: float,
+    failure: Callable[[Sequence[str]], str] = lambda in_fp32: "",
+) -> list[str]:
+    """The names of the matrices that stay float32, the costliest first. failure: why a graph with
+    these matrices in float32 is not certified, "" if it is. CertificationError if no graph that has
+    int8 holds the target and is certified."""
     exact, names = trials.vectors(texts), trials.names
 
     def measured(num_kept: int) -> float:
@@ -139,7 +145,8 @@ def choose(trials: Trials, texts: Sequence[str], target: float) -> list[str]:
         )
         return share
 
-    if measured(0) >= target:
+    is_held = measured(0) >= target
+    if is_held and not failure([]):
         return []
     # the table goes first: as fp32 it takes memory, but no time
     ordered = _in_order(trials, texts[:ORDER_TEXTS], exact[:ORDER_TEXTS])
@@ -151,12 +158,26 @@ def choose(trials: Trials, texts: Sequence[str], target: float) -> list[str]:
             f"--keep-recall {target:g} is not reachable in int8: with one matrix of {len(names)} in"
             f" int8, {best:.2%} of the {NUM_NEIGHBOURS} nearest are shared with fp32"
         )
-    while low < high:
+    most = high
+    while low < high and not is_held:
         middle = (low + high) // 2
         if measured(middle) >= target:
             high = middle
         else:
             low = middle + 1
+    # a limit of the certificate may need more of them than the share does
+    low = high = 1 if is_held else high
+    while (reason := failure(names[:high])) and high < most:
+        low, high = high + 1, min(most, 2 * high)
+        tqdm.write(f"{low - 1} of {len(names)} matrices in fp32: {reason}")
+    if reason:
+        raise CertificationError(f"--keep-recall {target:g}: with one matrix in int8, {reason}")
+    while low < high:
+        middle = (low + high) // 2
+        if failure(names[:middle]):
+            low = middle + 1
+        else:
+            high = middle
     return names[:high]
 
 

@@ -106,13 +106,20 @@ def export(source: Source, out: Path, name: str, version: int | None, plan: Plan
     return bundles.read(out / name / str(number))
 
 
+def check_name(name: str) -> None:
+    """UsageError if no bundle can have it."""
+    if not bundles.NAME.fullmatch(name):
+        allowed = (
+            "at most 128 letters, digits, '.', '_' and '-', beginning with a letter or a digit"
+        )
+        raise UsageError(f"name {name!r}: {allowed}. Rename the folder, or give --name to export")
+
+
 @contextmanager
 def place_for(out: Path, name: str, version: int | None) -> Iterator[tuple[Path, int]]:
     """A folder to write to, and the number of the version: the next free one if None. The folder
     becomes `out/name/version` at the end, and is removed if anything is raised."""
-    if not bundles.NAME.fullmatch(name):
-        allowed = "letters, digits, '.', '_' and '-', beginning with a letter or a digit"
-        raise UsageError(f"name {name!r}: {allowed}. Rename the folder, or give --name to export")
+    check_name(name)
     taken = [int(path.name) for path in (out / name).glob("*") if path.name.isdigit()]
     if version is None:
         version = max(taken, default=0) + 1
@@ -220,19 +227,31 @@ def write_uncertified(
     manifest["vector_ranges"] = ranges
     if plan.keep_recall is not None:
         body, used = expected.graphs.body, int8_ranges or expected.ranges
-        kept = _keep_recall(bundle, body, used, texts_to_search, plan.keep_recall)
+        kept = _keep_recall(bundle, source, body, used, texts_to_search, plan.keep_recall)
         told = {"float_weights": kept, "keep_recall": plan.keep_recall}
         manifest["int8"] = {**manifest["int8"], **told}
     return bundles.write_manifest(folder, manifest), expected
 
 
 def _keep_recall(
-    bundle: Bundle, body: Graph, ranges: dict[str, Floats], texts: Sequence[str], share: float
+    bundle: Bundle,
+    source: Source,
+    body: Graph,
+    ranges: dict[str, Floats],
+    texts: Sequence[str],
+    share: float,
 ) -> list[str]:
-    """Writes int8 again with as many matrices in fp32 as the share needs. -> their names."""
+    """Writes int8 again with as many matrices in fp32 as the share, and the certificate, need. ->
+    their names."""
     say(f"searching {len(texts):,} texts, to keep {share:g} of the nearest")
     trials = recall.Trials(bundle, body, ranges)
-    kept = recall.choose(trials, texts, share)
+
+    def failure(in_fp32: Sequence[str]) -> str:
+        in_int8 = {name: ranges[name] for name in ranges if name not in in_fp32}
+        _write_int8(body, bundle.path, in_int8, TABLE not in in_fp32)
+        return parity.int8_failure(bundle, source)
+
+    kept = recall.choose(trials, texts, share, failure)
     say(f"{len(kept)} of {len(trials.names)} matrices stay fp32: {', '.join(kept) or 'none'}")
     say(f"{trials.share(kept):.0%} of the products' entries are int8")
     in_int8 = {name: ranges[name] for name in ranges if name not in kept}

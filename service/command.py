@@ -7,7 +7,8 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from fcntl import LOCK_SH, flock
 from pathlib import Path
 
 from addnorm.service.engine import bundle as bundles
@@ -60,8 +61,19 @@ def serve(arguments: Sequence[str]) -> None:
                 sys.exit(code)  # it has said why
             listing.close()
             folders = tuple(Path(line) for line in listed.read().splitlines())
+        hold(folders)
         aliases = {**aliases_of(found.models), **settings.aliases}
         process.serve(folders, settings.model_copy(update={"aliases": aliases}))
+
+
+def hold(folders: Sequence[Path]) -> list[int]:
+    """Keeps bundles from `addnorm keep`, which removes those that a folder's next export replaces:
+    while this process lives, or until the returned files are closed."""
+    held = [os.open(folder.parent, os.O_RDONLY) for folder in folders]
+    for descriptor in held:
+        with suppress(OSError):  # not every file system has locks
+            flock(descriptor, LOCK_SH)
+    return held
 
 
 def where_kept(home: Callable[[], Path] = Path.home) -> str:

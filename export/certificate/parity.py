@@ -6,6 +6,7 @@ printed as it comes.
 
 import gc
 from collections.abc import Iterator
+from dataclasses import replace
 
 from tqdm import tqdm
 
@@ -120,6 +121,17 @@ def compare_answers(model: Model, source: Source, equal: bool = True) -> list[Ch
     checks.sort(key=lambda check: known.index(check.precision))
     refuse_failures(checks)
     return checks
+
+
+def int8_failure(bundle: Bundle, source: Source) -> str:
+    """Why its int8 graph is too far from PyTorch; "" if it is not."""
+    only = {"precisions": {"int8": bundle.manifest.precisions["int8"]}}
+    manifest = bundle.manifest.model_copy(update={**only, "default_precision": "int8"})
+    try:
+        compare_answers(Model(replace(bundle, manifest=manifest)), source, equal=False)
+    except CertificationError as error:
+        return str(error)
+    return ""
 
 
 def texts_alike(path: Served, source: Source) -> list[Check]:

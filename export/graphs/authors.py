@@ -174,7 +174,8 @@ def _why(error: BaseException) -> str:
         return "it makes a number in Python of the batch, as len(x) does: x.shape[0] is followed"
     if "['tokens'].size()[1] as dynamic but your code specialized" in words:
         return (
-            "PyTorch's exporter writes it for one length alone, as a loop over tokens in Python:"
+            "PyTorch's exporter writes it for one length alone: forward makes a number in Python of"
+            " the length, as a loop over tokens does, or a table that it keeps for the next call:"
             " operators of whole sequences are written for all"
         )
     if named := re.search(r"No ONNX function found for <OpOverload\(op='([\w.]+)'", words):

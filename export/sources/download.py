@@ -2,6 +2,7 @@
 
 import glob
 import json
+import posixpath
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -88,18 +89,38 @@ def fetch(
         folder = Path(
             download(allow_patterns=_patterns([*files_to_read(listed, (), False), *code]))
         )
-        try:  # folders that modules.json names otherwise than sentence-transformers does
-            entries = json.loads((folder / "modules.json").read_bytes())
-            paths = [entry["path"] for entry in entries]
-        except (OSError, ValueError, TypeError, LookupError, RecursionError):
-            paths = []  # what is wrong in it is said when it is read
-        named = [path for path in paths if isinstance(path, str) and path]
-        if modules := [path for path in named if not MODULE.fullmatch(path)]:
+        if modules := odd_modules(folder):
             download(allow_patterns=_patterns(files_to_read(listed, modules, False)))
     look(folder, listed)  # before what takes long
     with _in_words(repository, revision, endpoint):
         download(allow_patterns=_patterns([*files_to_read(listed, modules), *code]))
     return Download(folder, repository, str(found.sha))
+
+
+def odd_modules(folder: Path) -> list[str]:
+    """Folders that modules.json names otherwise than sentence-transformers does."""
+    try:
+        entries = json.loads((folder / "modules.json").read_bytes())
+        paths = [entry["path"] for entry in entries]
+    except (OSError, ValueError, TypeError, LookupError, RecursionError):
+        return []  # what is wrong in it is said when it is read
+    named = [path for path in paths if isinstance(path, str) and path]
+    return [path for path in named if not MODULE.fullmatch(path)]
+
+
+def files_of(folder: Path) -> list[str]:
+    """The files of a checkpoint's folder that an export reads, as of a repository: whatever lies
+    beside them is not looked at."""
+    odd = [posixpath.normpath(path) for path in odd_modules(folder)]
+    usual = [path.name for path in folder.iterdir() if MODULE.fullmatch(path.name)]
+    inside = [name for name in {*odd, *usual} if (folder / name).is_dir()]
+    listed = [
+        path.relative_to(folder).as_posix()
+        for place in [folder, *(folder / name for name in inside)]
+        for path in place.iterdir()
+        if path.is_file()
+    ]
+    return files_to_read({*listed}, odd)
 
 
 def commit(repository: str, revision: str, endpoint: str | None = None) -> str:

@@ -50,15 +50,28 @@ def texts(*tokenizers: Tokenizer) -> list[str]:
     return list(dict.fromkeys(found))
 
 
+class CannotRead(Exception):
+    """A tokenizer fails at a text, as one does without a token for what it does not know."""
+
+
+def token_ids(tokenizer: Tokenizer, asked: Sequence[Text]) -> list[list[int]]:
+    """CannotRead says why it makes none of some text."""
+    try:
+        return [encoding.ids for encoding in tokenizer.encode_batch_fast(asked)]
+    except Exception as error:  # tokenizers has no class of its own
+        raise CannotRead(str(error)) from None
+
+
 def compare_tokenizers(ours: Tokenizer, theirs: Tokenizer) -> Unlike:
-    """Compares token ids of texts and of pairs. Neither cuts or pads then."""
+    """Compares token ids of texts and of pairs. Neither cuts or pads then. CannotRead if one makes
+    none."""
     single = texts(ours, theirs)
     asked: list[Text] = [*single, *zip(single[::20], single[7::20], strict=False)]
     made = []
     for tokenizer in (ours, theirs):
         tokenizer.no_truncation()
         tokenizer.no_padding()
-        made.append([encoding.ids for encoding in tokenizer.encode_batch_fast(asked)])
+        made.append(token_ids(tokenizer, asked))
     return compare(asked, *made)
 
 

@@ -90,8 +90,15 @@ def read(folder: Path, max_positions: int, as_written: bool = False) -> Texts:
     own.no_padding()
     content = own.to_str().encode()
     own.encode_special_tokens = splits_special = bool(tokenizer.split_special_tokens)
+    try:
+        sample_texts.token_ids(own, sample_texts.texts(own))
+    except sample_texts.CannotRead as error:
+        raise CheckpointError(
+            f"{folder}: the tokenizer cannot read every text: {error}. If it is another model's,"
+            " put this model's beside the weights; without one, token ids alone are served"
+        ) from None
     unlike_file = None
-    with suppress(UnlikeError):
+    with suppress(UnlikeError, sample_texts.CannotRead):
         if file := folder_tokenizer.read_file(authors.transformer, tokenizer):
             unlike_file = sample_texts.compare_tokenizers(own, file)
     has_types = "token_type_ids" in tokenizer.model_input_names

@@ -136,7 +136,7 @@ def load_checkpoint(folder: Path, choices: Choices | None = None) -> Checkpoint:
             raise CheckpointError(f"config.json: {error}") from None
         tie(table, reader, raw)
     config = replace(config, heads=_heads(table, reader, config, authors))
-    labels = _labels(table, fields, config, choices) if table else None
+    labels = _labels(table, fields, config, choices, reader) if table else None
     filled = partial(_fill_model, config, raw=raw, table=table, authors=authors)
     shapes = reader.of_shapes()
     try:
@@ -407,7 +407,7 @@ def _is_stored(head: HeadTable, reader: Reader) -> bool:
 
 
 def _labels(
-    table: HeadTable, fields: Raw, config: Config, choices: Choices
+    table: HeadTable, fields: Raw, config: Config, choices: Choices, reader: Reader
 ) -> tuple[str, ...] | None:
     """CheckpointError if there is not one for each logit."""
     width, key = config.heads[table.output].width, table.linear
@@ -422,7 +422,8 @@ def _labels(
         what = f"{table.classes[0]} has"
     if not names:
         return None
-    if len(names) != width:
+    # of a head that the weights lack the width is not known; that it is missing is said later
+    if len(names) != width and f"{key}.weight" in reader:
         raise CheckpointError(
             f"{what} {len(names)} labels, the head ({key}) has {width}: name a file of {width}"
             " lines with --labels FILE, or go without with --labels none"

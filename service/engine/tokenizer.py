@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 from collections.abc import Callable, Sequence
 from functools import cached_property
 from itertools import groupby
@@ -31,6 +32,26 @@ MAX_CUT_CHARACTERS = 2**17
 MAX_WHOLE_CHARACTERS = 2**15
 GROWTH = 4  # of the beginning that is read, where it did not hold the tokens needed
 EDGE_CHARACTERS = 64  # at the end of a beginning: what follows may still change their tokens
+# Normalizers and pre-tokenizers that read a text from the left, and at most to the end of a word:
+# what follows changes no word before. Others may look any distance ahead, as one that groups the
+# digits of a number from its end.
+FROM_THE_LEFT = (  # ends of their names
+    "Normalizer", "ByteLevel", "Lowercase", "NFC", "NFD", "NFKC", "NFKD", "Nmt", "Precompiled",
+    "Prepend", "Strip", "StripAccents",
+    "PreTokenizer", "CharDelimiterSplit", "Digits", "FixedLength", "Metaspace", "Punctuation",
+    "UnicodeScripts", "Whitespace", "WhitespaceSplit",
+)  # fmt: skip
+# So does an expression of these alternatives: some characters, then a run of others to its end; or
+# blanks, of which `settled` takes no part of a run.
+_ONE = (
+    r"(?:\\[pP]\{\^?\w+\}|\\[^\WpPbBAzZGXRKk0-9]|\\[^\w]|\[(?:\\.|[^\]\[\\])+\]"
+    r"|[^\\\[\](){}.*+?^$|])"
+)
+_GROUP = r"\(\?i?:(?:[^()\\\[\].*+?{}^$]|\[\w+\])*\)"  # such as (?i:'s|'t|'re)
+_FEW = rf"(?:{_ONE}(?:\?|\{{[0-9](?:,[0-9])?\}})?(?![+*{{])|{_GROUP})"
+_RUN = rf"{_ONE}(?:[+*]|\{{[0-9],\}})"
+_BLANKS = r"\\s[+*](?:\(\?!\\S\)|\[\\r\\n\]\+?|\\n\+?)"
+LOCAL = re.compile(rf"{_FEW}*(?:{_RUN})?(?:{_ONE}[*?])*|{_BLANKS}")
 LONGEST_FIRST = "longest_first"
 PROBE = "a"
 # Characters that the replacements of a tokenizer may make of one, each after the other. Ten of
@@ -113,6 +134,11 @@ class Tokenizer:
         # they keep the special tokens around the texts
         self._cut.enable_truncation(self.max_text_tokens)
         self._cut_pairs.enable_truncation(self.max_text_tokens, strategy=self._pair_strategy)
+        self._reads_from_left = all(
+            reads_from_left(json.loads(part.__getstate__()))
+            for part in (self._whole.normalizer, self._whole.pre_tokenizer)
+            if part is not None
+        )
         added = (token.content for token in self._whole.get_added_tokens_decoder().values())
         self._edge = EDGE_CHARACTERS + max(map(len, added), default=0)
 
@@ -263,10 +289,20 @@ class Tokenizer:
         return (text[0], beginning) if longer else (beginning, text[1])
 
     def _beginning(self, index: int, text: str, num_needed: int, part: int | None = None) -> str:
-        """A beginning of the text with so many tokens that nothing behind it changes.
+        """A beginning of the text with so many tokens that nothing behind it changes; all of it
+        where anything could.
 
         part: which text of a pair it is.
         """
+        if not self._reads_from_left:
+            if len(text) <= self.max_cut_characters:
+                return text
+            raise CannotCut(
+                index,
+                f"has {len(text)} characters: how this model's tokenizer splits a text depends on"
+                f" its end, so only texts of up to {self.max_cut_characters} are cut",
+                part,
+            )
         size = min(LIKELY_CHARACTERS * self.max_text_tokens, self.max_cut_characters)
         while len(text) > size:
             if self._num_settled(text[:size]) >= num_needed:
@@ -287,10 +323,13 @@ class Tokenizer:
         """Number of leading tokens that are the same whatever text follows.
 
         They are those of the words that end well before the edge: the last word may go on behind
-        the edge, and an added token may begin shortly before it.
+        the edge, and an added token may begin shortly before it. Where a run of blanks leads over
+        the edge, how it is split depends on its end.
         """
         encoding = self._whole.encode_batch([beginning], add_special_tokens=False)[0]
-        words, edge = encoding.word_ids, len(beginning) - self._edge
+        words, edge = encoding.word_ids, max(len(beginning) - self._edge, 0)
+        if beginning[edge : edge + 1].isspace():
+            edge = len(beginning[:edge].rstrip())
         beyond = (index for index, (_, end) in enumerate(encoding.offsets) if end > edge)
         first = next(beyond, len(words) - 1)  # neither it nor the rest of its word is settled
         return words.index(words[first]) if words else 0
@@ -351,6 +390,29 @@ def _growth(part: dict[str, Any]) -> float:
     replaced = part["pattern"].get("String", "")
     content = len(part["content"])
     return max(1.0, content / len(replaced)) if replaced else 1.0 + content
+
+
+def reads_from_left(part: dict[str, Any]) -> bool:
+    """True of a normalizer or a pre-tokenizer if no word depends on what comes after the next."""
+    if part["type"] == "Sequence":
+        inner = part.get("normalizers") or part.get("pretokenizers") or ()
+        return all(map(reads_from_left, inner))
+    if part["type"] in ("Replace", "Split"):
+        expression = part["pattern"].get("Regex")
+        return expression is None or all(map(LOCAL.fullmatch, _alternatives(expression)))
+    return bool(part["type"].endswith(FROM_THE_LEFT))
+
+
+def _alternatives(expression: str) -> list[str]:
+    """The alternatives of a regular expression, outside of groups and classes."""
+    found, depth = [""], 0
+    for piece in re.findall(r"\\.|\[(?:\\.|[^\]\\])*\]|.", expression, re.DOTALL):
+        depth += (piece == "(") - (piece == ")")
+        if piece == "|" and not depth:
+            found.append("")
+        else:
+            found[-1] += piece
+    return found
 
 
 class Ends(NamedTuple):

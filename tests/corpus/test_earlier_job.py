@@ -1,9 +1,11 @@
 """`addnorm embed --from OLD`: vectors of equal texts are taken over, and the file is the same."""
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any, Self
 
 import numpy as np
 import pyarrow as pa
@@ -14,7 +16,7 @@ from addnorm.corpus import embed_command
 from addnorm.corpus.embed_command import Means
 from addnorm.corpus.parts import Parts
 from addnorm.corpus.storage import Location
-from addnorm.corpus.stored_vectors import BATCH_ROWS, StoredVectors, digests_of
+from addnorm.corpus.stored_vectors import BATCH_ROWS, StoredVectors, digests_of, row_digests
 from tests.support import corpus_files
 from tests.support.texts import TEXT_MODEL
 
@@ -86,20 +88,178 @@ def test_the_file_has_the_bytes_of_a_whole_job(
     assert embed(source, "killed.parquet", "--from", str(old)) == whole
 
 
-def test_vectors_are_those_of_the_earlier_file(embed: Embed, old: Path, tmp_path: Path) -> None:
+def test_vectors_are_those_of_the_earlier_file(
+    embed: Embed, old: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """They are not computed again, whatever the order; a row of equal texts is one of them."""
-    table = pq.read_table(old)
-    numbers = np.arange(len(table) * 32, dtype=np.float32)
-    vectors = pa.FixedSizeListArray.from_arrays(pa.array(numbers), 32)
-    place = table.column_names.index("vector")
-    pq.write_table(table.set_column(place, "vector", vectors), old, row_group_size=100)
-    texts = table.column("text").to_pylist()
+    texts = corpus_files.table(NUM_ROWS).column("text").to_pylist()
+    vectors = pq.read_table(old).column("vector").to_pylist()
+    expected = dict(zip(texts, vectors, strict=True))
     order = np.random.default_rng(0).permutation(len(texts))
-    source = corpus_files.write(table.select(["text"]).take(order), tmp_path / "rows.parquet")
+    rows = corpus_files.table(NUM_ROWS).select(["text"]).take(order)
+    source = corpus_files.write(rows, tmp_path / "rows.parquet")
+    capsys.readouterr()
     embed(source, "made.parquet", "--from", str(old))
-    made = pq.read_table(tmp_path / "made.parquet").column("vector").to_pylist()
-    for row, vector in zip(order.tolist(), made, strict=True):
-        assert texts[int(vector[0]) // 32] == texts[row]
+    assert f"{NUM_ROWS:,} rows kept from" in capsys.readouterr().out
+    made = pq.read_table(tmp_path / "made.parquet")
+    for text, vector in zip(*made.select(["text", "vector"]).to_pydict().values(), strict=True):
+        assert vector == expected[text]
+
+
+def with_vectors(table: pa.Table, change: Callable[[np.ndarray], object]) -> pa.Table:
+    """Writes them as another program does that keeps all else, metadata too."""
+    numbers = np.stack(table.column("vector").to_numpy())
+    changed = change(numbers)
+    column = changed if isinstance(changed, pa.Array) else as_lists(numbers)
+    return table.set_column(table.column_names.index("vector"), "vector", column)
+
+
+def as_lists(numbers: np.ndarray) -> pa.Array:
+    return pa.FixedSizeListArray.from_arrays(pa.array(numbers.ravel()), numbers.shape[1])
+
+
+def put(place: object, value: float) -> Callable[[np.ndarray], object]:
+    return lambda numbers: numbers.__setitem__(place, value)
+
+
+def with_nulls(numbers: np.ndarray) -> pa.Array:
+    rows = [None if row == 3 else vector for row, vector in enumerate(numbers.tolist())]
+    return pa.array(rows, pa.list_(pa.float32(), numbers.shape[1]))
+
+
+def shorter_row(numbers: np.ndarray) -> pa.Array:
+    rows = [vector[: 31 if row == 3 else 32] for row, vector in enumerate(numbers.tolist())]
+    return pa.array(rows, pa.list_(pa.float32()))
+
+
+def two_vectors_of_a_text(table: pa.Table) -> pa.Table:
+    wrong = with_vectors(table, lambda numbers: as_lists(np.roll(numbers, 1, 0)))
+    return pa.concat_tables([wrong.slice(0, 40), table])
+
+
+def nothing_beside(table: pa.Table) -> pa.Table:
+    nulls = pa.nulls(len(table), table.field("vector_of_text").type)
+    return table.set_column(table.column_names.index("vector_of_text"), "vector_of_text", nulls)
+
+
+def of_an_earlier_version(table: pa.Table) -> pa.Table:
+    """It has digests of the texts alone."""
+    cells = [cell[:16] for cell in table.column("vector_of_text").to_pylist()]
+    return table.set_column(
+        table.column_names.index("vector_of_text"), "vector_of_text", pa.array(cells, pa.binary(16))
+    )
+
+
+CHANGES: dict[str, Callable[[pa.Table], pa.Table]] = (
+    {
+        name: lambda table, change=change: with_vectors(table, change)  # type: ignore[misc]
+        for name, change in {
+            "one bit": put((7, 5), np.nextafter(np.float32(0.1), np.float32(1))),
+            "other signs": lambda numbers: numbers.__setitem__(0, numbers[0] * -1),
+            "zero": put(slice(10), 0.0),
+            "NaN": put((5, 0), np.nan),
+            "scaled": lambda numbers: np.multiply(numbers, 2, out=numbers),
+            "rolled by a row": lambda numbers: as_lists(np.roll(numbers, 1, 0)),
+            "quantized": lambda numbers: as_lists((numbers * 127).astype(np.int8)),
+            "half of the width": lambda numbers: as_lists(numbers[:, :16]),
+            "null": with_nulls,
+            "a shorter one": shorter_row,
+        }.items()
+    }
+    | {
+        "two vectors of a text": two_vectors_of_a_text,
+        "digests are null": nothing_beside,
+        "digests of texts alone": of_an_earlier_version,
+    }
+)
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_vector_that_another_program_changed_is_not_taken(
+    embed: Embed, old: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], change: str
+) -> None:
+    """It keeps the metadata, which say what was asked for. The digest of a row says what was
+    answered: rows that do not have it are computed again, and the file is that of a whole job."""
+    whole = old.read_bytes()
+    pq.write_table(CHANGES[change](pq.read_table(old)), old, row_group_size=500)
+    capsys.readouterr()
+    assert embed(tmp_path / "old.csv", "new.parquet", "--from", str(old), "--yes") == whole
+    said = capsys.readouterr().err
+    assert f"addnorm embed: {old} " in said
+    assert "another program" in said or "has no digests of its vectors" in said
+
+
+def moved(table: pa.Table) -> pa.Table:
+    return table.take(np.random.default_rng(1).permutation(len(table)))
+
+
+KEPT: dict[str, tuple[Callable[[pa.Table], pa.Table], dict[str, Any]]] = {
+    "moved": (moved, {"compression": "snappy", "row_group_size": 7}),
+    "half of them": (lambda table: table.slice(0, NUM_ROWS // 2), {}),
+    "none of them": (lambda table: table.slice(0, 0), {}),
+    "twice": (lambda table: pa.concat_tables([table, table]), {}),
+    "without texts": (lambda table: table.drop_columns(["text"]), {}),
+    "as lists": (
+        lambda table: with_vectors(table, lambda v: pa.array([*v], pa.large_list(pa.float32()))),
+        {},
+    ),
+    "as float64": (lambda table: with_vectors(table, lambda v: as_lists(v.astype(float))), {}),
+}
+
+
+@pytest.mark.parametrize("change", KEPT)
+def test_rows_that_another_program_moved_are_taken(
+    embed: Embed, old: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], change: str
+) -> None:
+    whole = old.read_bytes()
+    make, options = KEPT[change]
+    pq.write_table(table := make(pq.read_table(old)), old, **options)
+    capsys.readouterr()
+    assert embed(tmp_path / "old.csv", "new.parquet", "--from", str(old)) == whole
+    said = capsys.readouterr()
+    assert not said.err
+    num_kept = re.search(r"([\d,]+) rows kept", said.out)
+    assert num_kept
+    assert int(num_kept[1].replace(",", "")) >= min(len(table), NUM_ROWS)
+
+
+def test_an_earlier_file_that_changes_after_it_was_checked_ends_the_job(
+    embed: Embed, old: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Changing(Parts):
+        @contextmanager
+        def open(self) -> Iterator[Self]:
+            changed = with_vectors(pq.read_table(old), put(slice(10), 0.0))
+            pq.write_table(changed, old)
+            with super().open():
+                yield self
+
+    with pytest.raises(SystemExit):
+        embed(
+            tmp_path / "old.csv", "new.parquet", "--from", str(old),
+            means=replace(MEANS, parts=Changing),
+        )  # fmt: skip
+    assert "old.parquet changed while it was read" in capsys.readouterr().err
+    assert not (tmp_path / "new.parquet").exists()
+
+
+@pytest.mark.parametrize(
+    "column",
+    [
+        pa.array([[1, 2], [], [3]], pa.list_(pa.int32())),
+        pa.array([[[1.0, 2.0]], [], [[3.0, 4.0]] * 2], pa.list_(pa.list_(pa.float16(), 2))),
+        pa.array([{"i": [1, 2], "v": [3]}, {"i": [1], "v": [2, 3]}, {"i": [], "v": []}]),
+    ],
+)
+def test_digests_are_of_a_rows_bits_wherever_it_stands(column: pa.Array) -> None:
+    """Also of sparse vectors and of vectors of tokens."""
+    texts = digests_of(["a", "a", "a"])
+    digests = row_digests(texts, column)
+    assert len(set(digests.to_pylist())) == 3
+    assert row_digests(texts[1:], column.slice(1)).equals(digests.slice(1))
+    assert row_digests(texts, column.take([2, 1, 0])).equals(digests.take([2, 1, 0]))
+    nulls = pa.nulls(3, column.type)
+    assert not set(row_digests(texts, nulls).to_pylist()) & set(digests.to_pylist())
 
 
 @pytest.mark.parametrize("is_told", [True, False])

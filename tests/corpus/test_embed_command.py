@@ -2,6 +2,7 @@
 
 import base64
 import json
+import os
 import re
 from collections.abc import Callable, Iterator
 from contextlib import closing
@@ -19,7 +20,7 @@ from addnorm.corpus import command, embed_command, embedder
 from addnorm.corpus.embed_command import Means
 from addnorm.corpus.embedding_job import Progress
 from addnorm.corpus.errors import CorpusError
-from addnorm.corpus.parts import PLAN_KEY, Parts, plan_of
+from addnorm.corpus.parts import PLAN_KEY, Parts, part_name, plan_of
 from addnorm.corpus.ray_data import Addnorm
 from addnorm.corpus.storage import Location
 from addnorm.service.engine import bundle as bundles
@@ -312,6 +313,21 @@ def test_a_job_that_is_done_is_not_done_again(
     assert not left.exists()
 
 
+@pytest.mark.parametrize("how", ["other vectors", "other order", "rows are gone"])
+def test_a_result_that_another_program_changed_is_not_complete(
+    embed: Embed, source: Path, refused: Callable[..., str], how: str
+) -> None:
+    embed(source)
+    out = source.with_name("vectors.parquet")
+    if how == "rows are gone":
+        pq.write_table(pq.read_table(out).slice(1), out)
+    else:
+        DAMAGE[how](out)
+    said = refused(source)
+    assert str(out) in said
+    assert "remove it to compute it again" in said
+
+
 @pytest.fixture
 def stopped(embed: Embed, source: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The folder of a job that has two parts."""
@@ -346,11 +362,11 @@ def test_a_lost_or_doubled_part_is_found(
     if how == "lost":
         first.unlink()
     elif how == "doubled":
-        (stopped / f"part-{2 * WINDOW_ROWS:012d}.parquet").write_bytes(second.read_bytes())
+        content = second.read_bytes()
+        (stopped / part_name(2 * WINDOW_ROWS, content)).write_bytes(content)
     else:
-        one, other = first.read_bytes(), second.read_bytes()
-        first.write_bytes(other)
-        second.write_bytes(one)
+        for part, row in ((first, WINDOW_ROWS), (second, 0)):
+            part.rename(stopped / part_name(row, part.read_bytes()))
     assert "does not follow on the parts before it" in refused(source)
 
 
@@ -372,7 +388,8 @@ def test_a_part_of_another_job_is_found(
     part = pq.read_table(second)
     metadata = {**(part.schema.metadata or {}), PLAN_KEY.encode(): plan.encode()}
     pq.write_table(part.replace_schema_metadata(metadata), second)
-    assert f"{second} {FOREIGN[plan]}" in refused(source)
+    foreign = second.rename(stopped / part_name(WINDOW_ROWS, second.read_bytes()))
+    assert f"{foreign} {FOREIGN[plan]}" in refused(source)
 
 
 def test_a_file_that_changes_while_it_is_read_ends_the_job(
@@ -412,7 +429,34 @@ def test_a_text_that_is_not_utf_8_is_named(refused: Callable[..., str], tmp_path
         assert "row 300: column 'text' is not UTF-8" in refused(tmp_path / "texts.parquet")
 
 
-@pytest.mark.parametrize("damage", ["cut", "one byte"])
+def one_byte(part: Path) -> None:
+    content = bytearray(part.read_bytes())
+    content[len(content) // 3] ^= 1
+    part.write_bytes(content)
+
+
+def other_vectors(part: Path) -> None:
+    """Another program keeps the metadata, and writes correct checksums."""
+    table = pq.read_table(part)
+    place = table.column_names.index("vector")
+    rolled = table.column("vector").take(np.roll(np.arange(len(table)), 1))
+    pq.write_table(table.set_column(place, "vector", rolled), part)
+
+
+def other_order(part: Path) -> None:
+    table = pq.read_table(part)
+    pq.write_table(table.take(np.arange(len(table))[::-1]), part)
+
+
+DAMAGE: dict[str, Callable[[Path], object]] = {
+    "cut": lambda part: os.truncate(part, part.stat().st_size // 2),
+    "one byte": one_byte,
+    "other vectors": other_vectors,
+    "other order": other_order,
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
 def test_a_damaged_part_is_named_before_work_and_may_be_made_again(
     embed: Embed,
     stopped: Path,
@@ -422,9 +466,7 @@ def test_a_damaged_part_is_named_before_work_and_may_be_made_again(
     damage: str,
 ) -> None:
     _, second = sorted(stopped.glob("part-*.parquet"))
-    content = bytearray(second.read_bytes())
-    content[len(content) // 3] ^= 1
-    second.write_bytes(content if damage == "one byte" else content[: len(content) // 2])
+    DAMAGE[damage](second)
     said = refused(source)
     assert f"{second} is damaged" in said
     assert "remove it and the parts after it" in said
@@ -516,6 +558,13 @@ BAD_FILES: dict[str, tuple[str, bytes, tuple[str, ...]]] = {
     "row 1: column 'text' is null": ("jsonl", b'{"text": "a"}\n{"text": null}\n', ()),
     "line 2 is no JSON": ("jsonl", b'{"text": "a"}\n{"text\n', ()),
     "line 1 is no JSON object": ("jsonl", b"[1]\n", ()),
+    "line 2 has the key 'text' twice": (
+        "jsonl", b'{"text": "a: b", "x": 1}\n{"text": "a", "text": "b"}\n', ()
+    ),
+    "line 1 has the key 'b' twice": ("jsonl", b'{"text": "", "a": [{"b": 1, "b": 2}]}\n', ()),
+    "line 1 is nested too deep": (
+        "jsonl", b'{"text": ":", "a": ' + b"[" * 1020 + b"]" * 1020 + b"}\n", ()
+    ),
     "incompatible types": ("jsonl", TWO_TYPES, ()),
     "column 'text' is int64, not text": ("jsonl", b'{"text": 1}\n', ()),
     "has no column 'words'": ("csv", b"text\na\n", ("--text-column", "words")),
@@ -551,6 +600,11 @@ def test_a_bad_file_or_option_is_named(
     (source := tmp_path / f"texts.{suffix}").write_bytes(content)
     assert words in refused(source, *options)
     assert not (tmp_path / "vectors.parquet").exists()
+
+
+def test_a_file_of_json_may_begin_with_a_byte_order_mark(embed: Embed, tmp_path: Path) -> None:
+    (source := tmp_path / "texts.jsonl").write_bytes(b'\xef\xbb\xbf{"text": "a"}\n{"text": "b"}\n')
+    assert embed(source).column("text").to_pylist() == ["a", "b"]
 
 
 def test_a_file_that_no_job_made_is_not_replaced(

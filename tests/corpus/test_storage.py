@@ -13,12 +13,12 @@ from pyarrow import fs
 
 from addnorm.corpus.errors import CorpusError
 from addnorm.corpus.parts import Parts
-from addnorm.corpus.storage import Location, read_batches
+from addnorm.corpus.storage import MOST_BYTES, Location, read_batches
 from addnorm.corpus.texts_source import Source
 from tests.support import corpus_files
 
 PLAN = {"input": {"texts.csv": "digest"}, "options": {"output": "pooled"}}
-OUT, SECOND_PART = "out.parquet", "out.parquet.parts/part-000000000300.parquet"
+OUT, SECOND_PART = "out.parquet", "out.parquet.parts/part-000000000300-0.parquet"
 
 
 @pytest.fixture
@@ -33,11 +33,59 @@ def test_a_file_that_is_cut_while_it_is_read_ends_no_process(tmp_path: Path) -> 
     """Mapped into memory it would: by a signal."""
     rows = pa.table({"number": np.random.default_rng(0).random(1_000_000)})
     pq.write_table(rows, file := tmp_path / "texts.parquet", row_group_size=50_000)
-    pieces = read_batches(Location.parse(file).open_parquet(), 1000, ["number"])
+    pieces = read_batches(Location.parse(file).open_rows(), 1000, ["number"])
     next(pieces)
     os.truncate(file, 5000)
     with pytest.raises(OSError, match="rows too soon"):
         list(pieces)
+
+
+KINDS_OF_TEXTS = {
+    "text": pa.string(),
+    "large text": pa.large_string(),
+    "bytes": pa.binary(),
+    "dictionary": pa.dictionary(pa.int8(), pa.string()),
+    "view": pa.string_view(),
+    "list": pa.list_(pa.string()),
+    "struct": pa.struct([("a", pa.list_(pa.struct([("b", pa.string())])))]),
+    "map": pa.map_(pa.string(), pa.string()),
+}
+
+
+def text_of_kind(kind: str, text: str) -> object:
+    match kind:
+        case "bytes":
+            return text.encode()
+        case "list":
+            return ["a", text]
+        case "struct":
+            return {"a": [{"b": text}, {"b": "c"}]}
+        case "map":
+            return [("a", text)]
+    return text
+
+
+@pytest.mark.parametrize("kind", KINDS_OF_TEXTS)
+def test_rows_of_large_texts_are_read_few_at_once(kind: str, tmp_path: Path) -> None:
+    """A column of equal texts is a file of some hundred bytes, and would be gigabytes in memory."""
+    values = [text_of_kind(kind, text) for text in ["a " * 2**19] * 99 + ["b"] * 2]
+    rows = pa.table({"column": pa.array(values, KINDS_OF_TEXTS[kind])})
+    pq.write_table(rows, file := tmp_path / "rows.parquet", compression="zstd")
+    assert file.stat().st_size < 2**16
+    batches = list(read_batches(Location.parse(file).open_rows(), 256, ["column"]))
+    assert pa.Table.from_batches(batches).cast(rows.schema).equals(rows)
+    if kind not in ("dictionary", "view"):
+        assert [len(batch) for batch in batches] == [15, 16, 16, 16, 16, 16, 6]
+        assert max(batch.nbytes for batch in batches) < MOST_BYTES + 2**21
+
+
+@pytest.mark.parametrize("num_rows", [1, 3])
+def test_a_row_that_is_too_large_is_refused(num_rows: int, tmp_path: Path) -> None:
+    """The footer of a file of one row says so, before anything is read."""
+    rows = pa.table({"list": [["a" * 2**20] * 65] + [["b"]] * (num_rows - 1)})
+    pq.write_table(rows, file := tmp_path / "rows.parquet", use_dictionary=num_rows > 1)
+    with pytest.raises(OSError, match=f"the limit is {2**26}|{2**26} bytes, which is the limit"):
+        list(read_batches(Location.parse(file).open_rows(), 256, ["list"]))
 
 
 @pytest.mark.parametrize("suffix", [".parquet", ".jsonl", ".csv"])
@@ -67,7 +115,8 @@ def test_a_job_that_was_killed_leaves_whole_objects_and_goes_on(
     with suppress(KeyboardInterrupt), (store / SECOND_PART).write_whole() as path:
         path.write_bytes(b"half of a part")
         raise KeyboardInterrupt
-    assert (store / f"{OUT}.parts").names_within() == ["part-000000000000.parquet"]
+    (written,) = (store / f"{OUT}.parts").names_within()
+    assert written.startswith("part-000000000000-")
     for out, start in ((Location.parse(tmp_path) / OUT, 0), (store / OUT, 300)):
         with Parts(out, PLAN, {}).open() as parts:
             assert parts.num_rows == start

@@ -2,13 +2,16 @@
 
 import json
 import random
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import tokenizers
+from tokenizers import AddedToken, Regex
 from tokenizers.models import BPE, Unigram
-from tokenizers.pre_tokenizers import ByteLevel, Metaspace
+from tokenizers.normalizers import Replace
+from tokenizers.pre_tokenizers import ByteLevel, Metaspace, PreTokenizer, Sequence, Split
 
 from addnorm.service.engine import bundle as bundles
 from addnorm.service.engine.bundle import Bundle
@@ -17,6 +20,7 @@ from addnorm.service.engine.tokenizer import (
     CannotCut,
     Tokenizer,
     num_characters,
+    reads_from_left,
 )
 from tests.support.texts import MAX_TEXT_TOKENS, TEXT_MODEL, library
 
@@ -123,9 +127,11 @@ def test_characters_of_a_pair_are_those_of_both() -> None:
 
 
 def bpe() -> tokenizers.Tokenizer:
-    """A tokenizer of bytes, as GPT-2's, with tokens of many blanks and of many letters."""
+    """A tokenizer of bytes, as GPT-2's, with tokens of many blanks and of many letters, of two
+    digits and of a blank at a line's beginning."""
     vocab = {letter: index for index, letter in enumerate(sorted(ByteLevel.alphabet()))}
-    merges = list[tuple[str, str]]()
+    merges = [("Ċ", "Ġ"), ("7", "7"), ("8", "8")]
+    vocab |= {"".join(pair): len(vocab) + at for at, pair in enumerate(merges)}
     for letter in ("Ġ", "x"):
         for size in (1, 2, 4, 8):
             merges.append((letter * size, letter * size))
@@ -142,6 +148,104 @@ def unigram() -> tokenizers.Tokenizer:
     )
     made.pre_tokenizer = Metaspace()
     return made
+
+
+LLAMA = (  # how Llama 3 splits texts, and others by few more
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
+    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+FROM_THE_END = r"\d{1,3}(?=(\d{3})+\b)"  # groups the digits of a number
+LOCAL = {
+    LLAMA, r"\p{N}", r"\s+", " {2,}", r"[\r\n]", r"[0-9][0-9][0-9]", "<a>|<b>", r"[\p{L}]+",
+    "[一-龥]+", r"\(", r"[\]a]+b*",
+}  # fmt: skip
+NOT_LOCAL = {
+    FROM_THE_END, LLAMA.replace(r"\p{N}{1,3}", FROM_THE_END), r"\d+(?!\d)",
+    '"[^"]*"', "a.*b", "a+b",
+    r"\w+\b", r"\s+$", "a$", r"\d{1,900}", "(a|b)+", r"a\1", r"\S*x", "(?i)a", "[", "a{2}+b",
+    r"[[a]b]+c", r"(?=a)", r"\d{3}(?=\d*\b)",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("expression", sorted(LOCAL | NOT_LOCAL))
+def test_expressions_that_look_ahead_are_told_from_those_that_do_not(expression: str) -> None:
+    for kind in ("Split", "Replace"):
+        part = {"type": kind, "pattern": {"Regex": expression}}
+        inner = {"type": "Sequence", "pretokenizers": [{"type": "Digits"}, part]}
+        assert reads_from_left(part) == reads_from_left(inner) == (expression in LOCAL)
+    assert reads_from_left({"type": "Split", "pattern": {"String": expression}})
+    assert not reads_from_left({"type": "of a later version"})
+
+
+def splitting(expression: str, replaces: bool = False) -> Callable[[], tokenizers.Tokenizer]:
+    def make() -> tokenizers.Tokenizer:
+        made = bpe()
+        before = list[PreTokenizer]()
+        if replaces:
+            made.normalizer = Replace(Regex(expression), "x")
+        else:
+            before = [Split(Regex(expression), "isolated")]
+        made.pre_tokenizer = Sequence([*before, ByteLevel(False, use_regex=replaces)])
+        return made
+
+    return make
+
+
+def absorbing() -> tokenizers.Tokenizer:
+    """An added token takes the blanks before it, which are words otherwise."""
+    made = unigram()
+    made.add_special_tokens([AddedToken("<mask>", lstrip=True)])
+    return made
+
+
+DIFFICULT = {
+    "digits from the end": splitting(FROM_THE_END),
+    "digits from the end, among others": splitting(
+        LLAMA.replace(r"\p{N}{1,3}", FROM_THE_END + "|\\d+")
+    ),
+    "blanks up to a line's end": splitting(LLAMA),
+    "quotes are replaced": splitting('"[^"]*"', replaces=True),
+    "blanks before an added token": absorbing,
+}
+PIECES = (
+    ["1", "12", "7" * 91, "8" * 200, "7" * 401], [" ", "\n", " " * 70, " " * 99, " " * 400],
+    ["x", '"', "<mask>", "x" * 77],
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", DIFFICULT)
+def test_what_follows_a_cut_changes_no_token_before_it(
+    bundle: Bundle, tmp_path: Path, kind: str
+) -> None:
+    """Wherever the cut falls: in a number, in blanks, in quotes."""
+    theirs, draws = DIFFICULT[kind](), random.Random(0)
+    theirs.save(str(tmp_path / "tokenizer.json"))
+    limits = bundle.manifest.limits.model_copy(
+        update={"vocab_size": 400, "max_positions": 64, "max_text_tokens": 40}
+    )
+    manifest = bundle.manifest.model_copy(update={"limits": limits})
+    mine = Tokenizer(replace(bundle, path=tmp_path, manifest=manifest))
+    theirs.enable_truncation(40)
+    texts = [
+        "".join(draws.choice(draws.choice(PIECES)) for _ in range(draws.randint(2, 20)))
+        for _ in range(300)
+    ]
+    # the last token that is kept stands before blanks that lead over the edge
+    texts += ["1" * num + "\n" + " " * 400 + "\nx" for num in range(30, 45)]
+    assert sum(len(text) > 8 * 40 for text in texts) > 200
+    for text, cut in zip(texts, mine.encode(texts, truncate=True), strict=True):
+        assert cut.ids == theirs.encode(text).ids, text
+
+
+def test_a_long_text_whose_split_depends_on_its_end_is_refused(
+    bundle: Bundle, tmp_path: Path
+) -> None:
+    splitting(FROM_THE_END)().save(str(tmp_path / "tokenizer.json"))
+    limits = bundle.manifest.limits.model_copy(update={"vocab_size": 400})
+    manifest = bundle.manifest.model_copy(update={"limits": limits})
+    mine = Tokenizer(replace(bundle, path=tmp_path, manifest=manifest))
+    with pytest.raises(CannotCut, match=r"has 131073 characters: how this .* depends on its end"):
+        mine.encode(["1" * (MAX_CUT_CHARACTERS + 1)], truncate=True)
 
 
 LONG_TEXTS = {

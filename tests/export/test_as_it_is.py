@@ -263,7 +263,7 @@ def test_sequences_run_alone_where_company_changes_bits(tmp_path: Path) -> None:
         (Packed, "pack_padded_sequence leaves out pads by numbers of ids or of a mask"),
         (nn.Module, "Module has no forward"),
         (Choosing, r"tokens: the graph's answer differs .* choose among equal numbers"),
-        (Loop, "for one length alone, as a loop over tokens in Python"),
+        (Loop, "for one length alone: forward makes a number in Python of the length"),
         (Autocast, "Autocast computes in bfloat16, as under torch.autocast"),
         (quantized, r"has quantized layers \(Linear\)"),
         (

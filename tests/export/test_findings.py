@@ -1,6 +1,7 @@
 """What `addnorm export` says of a checkpoint before it starts, and alone with --check."""
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -67,6 +68,33 @@ def test_check_refuses_weights_that_cannot_be_served(folder: Path, tmp_path: Pat
     save_file(weights, tmp_path / "model.safetensors")
     (tmp_path / "config.json").write_bytes((folder / "config.json").read_bytes())
     with pytest.raises(SystemExit, match=r"heads\.logits\.linear\.bias\[3\] is nan"):
+        export(["--checkpoint", str(tmp_path), "--check"])
+
+
+@pytest.mark.parametrize("name", ["../x", "a b", "x" * 129])
+@pytest.mark.parametrize("form", ["--name", "folder", "onnx"])
+def test_check_refuses_names_that_no_bundle_has(
+    folder: Path, tmp_path: Path, name: str, form: str
+) -> None:
+    where, options = folder, ["--name", name]
+    name = name.replace("../", "é")
+    if form == "folder":
+        where, options = tmp_path / name, list[str]()
+        shutil.copytree(folder, where)
+    elif form == "onnx":
+        options = ["--as", "onnx", "--out", str(tmp_path / name)]
+    with pytest.raises(SystemExit, match=r"name '.*': at most 128 letters, digits"):
+        export(["--checkpoint", str(where), "--check", *options])
+
+
+def test_a_head_that_the_weights_lack_is_said_to_be_missing(folder: Path, tmp_path: Path) -> None:
+    """And not that it has another number of labels."""
+    weights = load_file(folder / "model.safetensors")
+    for key in ("classifier.weight", "classifier.bias"):
+        del weights[key]
+    save_file(weights, tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_bytes((folder / "config.json").read_bytes())
+    with pytest.raises(SystemExit, match=r"missing: classifier\.bias, classifier\.weight$"):
         export(["--checkpoint", str(tmp_path), "--check"])
 
 

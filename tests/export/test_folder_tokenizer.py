@@ -3,20 +3,21 @@
 import io
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import sentencepiece
 import tokenizers
 from tokenizers import ByteLevelBPETokenizer, Tokenizer
-from tokenizers.models import BPE
+from tokenizers.models import BPE, Unigram, WordLevel, WordPiece
 from transformers import AutoTokenizer
 
-from addnorm.export.sources import folder_tokenizer, sentencepieces
+from addnorm.export.sources import folder_tokenizer, sentencepieces, sources
 from addnorm.export.sources.folder_tokenizer import NoTexts
 from addnorm.model.checkpoints import CheckpointError
 from addnorm.service.engine.tokenizer import growth_problem
 from tests.support.sentence_transformers import tell, write_settings
-from tests.support.texts import WORDS, ids_of
+from tests.support.texts import WORDS, checkpoint, ids_of
 
 CORPUS = ["pads are dropped", "padding costs nothing", "tokens of the same text", "naïve, a b c."]
 TEXTS = ["the same  text", " padding tokens.", "", "naïve pads"]
@@ -178,6 +179,21 @@ def test_a_tokenizer_whose_ids_are_drawn_each_time_is_refused(tmp_path: Path) ->
     write_settings(tmp_path, folder_tokenizer.CONFIG, tokenizer_class="PreTrainedTokenizerFast")
     with pytest.raises(CheckpointError, match=r"dropout 0\.3, .* set model\.dropout to null"):
         folder_tokenizer.load(tmp_path, {})
+
+
+@pytest.mark.parametrize(
+    "model",
+    [WordPiece({"a": 0, "b": 1}), WordLevel({"a": 0, "b": 1}), Unigram([("a", -1.0)])],
+    ids=["wordpiece", "wordlevel", "unigram"],
+)
+def test_another_models_tokenizer_that_cannot_read_texts_is_refused(
+    tmp_path: Path, model: Any
+) -> None:
+    """Such as one without a token for what it does not know."""
+    folder = checkpoint(tmp_path)
+    Tokenizer(model).save(str(folder / "tokenizer.json"))
+    with pytest.raises(CheckpointError, match=r"cannot read every text: .*another model's"):
+        sources.checkpoint(folder)
 
 
 def test_a_tokenizer_of_very_many_added_tokens_is_refused(tmp_path: Path) -> None:

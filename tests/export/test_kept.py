@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import threading
@@ -11,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from addnorm.export import kept
-from addnorm.service.command import serve, where_kept
+from addnorm.service.command import hold, serve, where_kept
 from addnorm.service.engine.files import sha256
 from addnorm.service.errors import StartupError
 from tests.support import web
@@ -90,11 +91,11 @@ def test_an_export_of_what_changed_meanwhile_is_not_kept(
     file.write_text(before)
     found = kept.bundle_of(str(folder), "fp32", root, again := Exporter())
     assert len(again.commands) == 1
-    assert [path.name for path in root.iterdir() if path != found.parent] == ["locks"]
+    assert {path.name for path in root.iterdir()} == {found.parent.name, "folders", "locks"}
 
 
-@pytest.mark.parametrize("damage", ['{"source": {"weights": {"a": "of others"}}}', "{", "[1]"])
-def test_a_kept_bundle_of_other_weights_is_exported_again(
+@pytest.mark.parametrize("damage", ['{"source": {"weights": {"a": "of others"}}}', "{", "[1]", ""])
+def test_a_kept_bundle_that_is_not_what_was_exported_is_exported_again(
     damage: str, folder: Path, tmp_path: Path
 ) -> None:
     found = kept.bundle_of(str(folder), "fp32", tmp_path / "kept", Exporter())
@@ -105,13 +106,109 @@ def test_a_kept_bundle_of_other_weights_is_exported_again(
 
 
 def test_files_behind_links_decide_too(folder: Path, tmp_path: Path) -> None:
-    """The folder of a module may be a link, also one that leads back."""
-    (folder / "1_Pooling").rename(tmp_path / "pooling")
-    (folder / "1_Pooling").symlink_to(tmp_path / "pooling")
+    """The folder of a module may be a link within the checkpoint, also one that leads back."""
+    (folder / "1_Pooling").rename(folder / "pooling")
+    (folder / "1_Pooling").symlink_to("pooling")
     (folder / "round").symlink_to(folder)
     found = kept.bundle_of(str(folder), "fp32", tmp_path / "kept", Exporter())
-    (tmp_path / "pooling" / "config.json").write_text("another")
+    (folder / "pooling" / "config.json").write_text("another")
     assert kept.bundle_of(str(folder), "fp32", tmp_path / "kept", Exporter()) != found
+
+
+@pytest.mark.parametrize("name", DECIDES)
+def test_links_out_of_the_folder_are_refused(name: str, folder: Path, tmp_path: Path) -> None:
+    """A folder that somebody sent may name any file of this machine."""
+    elsewhere = tmp_path / "elsewhere"
+    (folder / name).rename(elsewhere)
+    (folder / name).symlink_to(elsewhere)
+    with pytest.raises(StartupError, match=f"{name} is a link to {elsewhere}, out of the folder"):
+        kept.bundle_of(str(folder), "fp32", tmp_path / "kept", export := Exporter())
+    assert not export.commands
+
+
+def test_links_of_the_hubs_cache_are_followed(folder: Path, tmp_path: Path) -> None:
+    """There each file of a snapshot is a link."""
+    (blobs := tmp_path / "repository" / "blobs").mkdir(parents=True)
+    snapshot = tmp_path / "repository" / "snapshots" / "a-commit"
+    shutil.copytree(folder, snapshot)
+    for number, name in enumerate(DECIDES):
+        (snapshot / name).rename(blobs / str(number))
+        (snapshot / name).symlink_to(blobs / str(number))
+    assert kept.bundle_of(str(snapshot), "fp32", tmp_path / "kept", Exporter())
+
+
+def test_what_the_export_does_not_read_decides_nothing(folder: Path, tmp_path: Path) -> None:
+    """Such as the files of a training that goes on, and a link to all of the machine."""
+    export, root = Exporter(), tmp_path / "kept"
+    first = kept.bundle_of(str(folder), "fp32", root, export)
+    (folder / "checkpoint-500").mkdir()
+    for name in ("optimizer.pt", "train.log", "README.md", "checkpoint-500/model.safetensors"):
+        (folder / name).write_text("more")
+    (folder / "all").symlink_to("/")
+    (folder / "1_Pooling" / "events.out").write_text("more")
+    assert kept.bundle_of(str(folder), "fp32", root, export) == first
+    assert len(export.commands) == 1
+
+
+def test_a_backup_by_links_changes_nothing(folder: Path, tmp_path: Path) -> None:
+    def back_up() -> None:
+        for name in DECIDES:
+            (tmp_path / name.replace("/", "-")).hardlink_to(folder / name)
+
+    assert kept.bundle_of(str(folder), "fp32", tmp_path / "kept", Exporter(meanwhile=back_up))
+
+
+@pytest.mark.parametrize("is_old", [True, False])
+def test_large_files_are_hashed_once_and_it_is_said(
+    is_old: bool, folder: Path, tmp_path: Path
+) -> None:
+    """Once while their times stay; again where a later writing could have had the same time."""
+    os.truncate(folder / "model.safetensors", kept.LONG_BYTES)  # without blocks on the disk
+    said, line = list[str](), f"hashing 0.5 GiB of {folder}: not again while the files stay"
+
+    def find() -> None:
+        said.clear()
+        now_ns = (folder / "model.safetensors").stat().st_ctime_ns + 10**12 * is_old
+        kept.bundle_of(
+            str(folder), "fp32", tmp_path / "kept", Exporter(), said.append, lambda: now_ns
+        )
+
+    find()
+    assert said[0] == line
+    find()
+    assert said == ([] if is_old else [line])
+    os.utime(folder / "model.safetensors")
+    find()
+    assert said == [line]
+
+
+def test_older_exports_of_a_folder_go(folder: Path, tmp_path: Path) -> None:
+    """But for those that a server runs, and those of another folder or another precision."""
+    root = tmp_path / "kept"
+    shutil.copytree(folder, copied := tmp_path / "copied" / "tiny")
+
+    def find(where: Path = folder, precision: str = "fp32") -> Path:
+        return kept.bundle_of(str(where), precision, root, Exporter())
+
+    def change(content: str) -> None:
+        (folder / "config.json").write_text(content)
+
+    first, other = find(), find(precision="int8")
+    assert find(copied) == first
+    change("second")
+    second = find()
+    assert first.exists()
+    assert other.exists()
+    held = hold([second])
+    change("third!")
+    third = find()
+    assert second.exists()
+    os.close(held[0])
+    change("fourth!")
+    assert find().exists()
+    assert not second.exists()
+    assert not third.exists()
+    assert first.exists()
 
 
 def test_bundles_may_be_kept_in_the_checkpoint(folder: Path) -> None:

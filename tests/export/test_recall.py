@@ -1,5 +1,6 @@
 """`--keep-recall`: int8 finds the texts that fp32 finds, or is refused with the figure."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -99,6 +100,38 @@ def test_a_model_in_memory_keeps_it_among_its_samples(source: Source, tmp_path: 
             source.model, tmp_path, "few", precisions=["int8"], keep_recall=0.5,
             tokenizer=source.folder,
         )  # fmt: skip
+
+
+class Equal:
+    """Stands for `Trials`: int8 finds what fp32 finds."""
+
+    def __init__(self, num: int) -> None:
+        self.table = list[str]()
+        self.names = [f"matrix {index}" for index in range(num)]
+        self.ranges = dict.fromkeys(self.names)
+
+    def size(self, name: str) -> int:
+        return 1
+
+    def vectors(self, texts: Sequence[str], in_int8: Sequence[str] = ()) -> np.ndarray:
+        return np.eye(len(texts), dtype=np.float32)
+
+
+@pytest.mark.parametrize("num_needed", range(8))
+def test_matrices_stay_fp32_until_the_certificate_passes(num_needed: int) -> None:
+    """A share below what the limits of the certificate need is no reason to fail."""
+    trials, tried = Equal(8), list[int]()
+
+    def failure(in_fp32: Sequence[str]) -> str:
+        tried.append(len(in_fp32))
+        return "" if len(in_fp32) >= num_needed else "a norm is too far"
+
+    texts = [str(index) for index in range(60)]
+    found = recall.choose(trials, texts, 0.9, failure)  # type: ignore[arg-type]
+    assert found == trials.names[:num_needed]
+    assert len(tried) <= 7
+    with pytest.raises(CertificationError, match=r"with one matrix in int8, never"):
+        recall.choose(trials, texts, 0.9, lambda _: "never")  # type: ignore[arg-type]
 
 
 def test_a_recall_that_cannot_be_is_refused(source: Source) -> None:
