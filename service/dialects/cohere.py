@@ -109,7 +109,9 @@ async def rerank(body: RerankRequest, ask: Ask, tools: Tools) -> Encode:
             " and is not cut below the model's own limit: leave it out, or shorten the document",
             param="max_tokens_per_doc",
         )
-    ranking = Ranking(len(documents), partial(_entry, body), num_best, nulls=True)
+    ranking = Ranking(
+        len(documents), partial(_entry, body), num_best, unscored=body.unscored("null")
+    )
     return ranked(finish, _rankings, ranking)
 
 

@@ -52,7 +52,12 @@ async def rank(body: RankingRequest, ask: Ask, tools: Tools) -> Encode:
     )
     num_best = agreed(top_k=body.top_k, top_n=body.top_n) or None
     finish = await score_pairs(ask, tools, texts, "none", max_time_ms=body.max_time_ms)
-    ranking = Ranking(len(pairs), lambda index, logit: {"index": index, "logit": logit}, num_best)
+    ranking = Ranking(
+        len(pairs),
+        lambda index, logit: {"index": index, "logit": logit},
+        num_best,
+        unscored=body.unscored("nothing"),
+    )
     return ranked(
         finish, lambda ask, rankings: {"rankings": rankings, "usage": usage(ask)}, ranking
     )

@@ -294,7 +294,11 @@ async def rerank_each(body: Sequence[TeiRerankRequest], ask: Ask, tools: Tools) 
     function: Function = "none" if body[0].raw_scores else "sigmoid"
     sent_back = ask.num_body_bytes if any(one.return_text for one in body) else 0
     finish = await score_pairs(ask, tools, texts, function, sent_back, body[0].max_time_ms)
-    rankings = (Ranking(len(one.texts), partial(_rank, one), one.top_n or None) for one in body)
+    unscored = body[0].unscored("nothing")
+    rankings = (
+        Ranking(len(one.texts), partial(_rank, one), one.top_n or None, unscored=unscored)
+        for one in body
+    )
     answer = ranked(finish, lambda ask, *entries: list(entries), *rankings)
     return replace(answer, times=partial(_times, sum(texts.sizes())))
 

@@ -83,6 +83,7 @@ async def score(body: ScoreRequest, ask: Ask, tools: Tools) -> Encode:
         len(pairs),
         lambda index, score: {"index": index, "object": "score", "score": score},
         in_order=True,
+        unscored=body.unscored("null"),
     )
     return ranked(finish, _words, ranking)
 

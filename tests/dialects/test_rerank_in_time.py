@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from addnorm.service.server.wiring import Service
+from addnorm.service.wire.texts.json_answers import numbers_below
 from tests.conftest import inference_of, serving
 from tests.support import web
 from tests.support.task_models import DEFAULTS
@@ -60,15 +61,24 @@ def vllm(model: str) -> tuple[str, dict[str, Any]]:
     return "/score", {"model": model, "text_1": QUERY, "text_2": DOCUMENTS}
 
 
+def vertex(model: str) -> tuple[str, dict[str, Any]]:
+    return "/vertex", {"instances": [{"model": model, "query": QUERY, "texts": DOCUMENTS}]}
+
+
 ROUTES = [cohere_like, tei, nvidia, vllm]
 HAVE_NULLS = [cohere_like, vllm]
+HAVE_RAW = [cohere_like, tei, vertex]
+HELD = DOCUMENTS[1], DOCUMENTS[3]  # whose scores the cache has
 
 
 def entries(answer: httpx.Response) -> list[tuple[int, float | None]]:
     assert answer.status_code == 200, answer.text
     body = answer.json()
     if isinstance(body, dict):
-        body = next(body[name] for name in ("results", "rankings", "data") if name in body)
+        names = ("results", "rankings", "data", "predictions")
+        body = next(body[name] for name in names if name in body)
+    if isinstance(body[0], list):  # of one instance
+        (body,) = body
     names = ("relevance_score", "logit", "score")
     return [(one["index"], next(one[name] for name in names if name in one)) for one in body]
 
@@ -88,22 +98,59 @@ def test_with_enough_time_the_answer_is_that_without(
     assert "x-addnorm-scored" not in whole.headers
 
 
-@pytest.mark.parametrize("route", ROUTES)
-def test_when_the_time_is_over_the_answer_says_how_many_were_scored(
-    client: httpx.Client, route: Any
+@pytest.fixture(scope="module")
+def short(task_bundles: Path) -> Iterator[httpx.Client]:
+    """Of a server whose model takes a second for a token, and that holds two scores."""
+    options: dict[str, Any] = {"aliases": ALIASES, "cache_bytes": 2**22, "default_models": DEFAULTS}
+    service = inference_of(task_bundles, worker_threads=2, **options)
+    with serving(service) as url, web.client(base_url=url) as client:
+        held = {"model": "reranker", "query": QUERY, "texts": HELD}
+        assert client.post("/rerank", json=held).status_code == 200
+        service.models.find("reranker").target("fp32").tokens_per_s = 1.0
+        yield client
+
+
+def ends_early(model: str, route: Any, said: str, ms: int = 1) -> Any:
+    """Arguments of a request that has no time to speak of. said: where it says so."""
+    path, body = route("late" if said == "alias" else model)
+    inner = body["instances"][0] if "instances" in body else body
+    inner |= {"max_time_ms": ms} if said == "field" else {}
+    headers = {"x-max-time-ms": str(ms)} if said == "header" else {}
+    return {"url": path, "json": body, "headers": headers}
+
+
+@pytest.mark.parametrize("raw", [False, True])
+@pytest.mark.parametrize("route", [*ROUTES, vertex])
+@pytest.mark.parametrize("said", ["field", "header", "alias"])
+def test_when_the_time_is_over_what_is_scored_is_told(
+    client: httpx.Client, short: httpx.Client, route: Any, said: str, raw: bool
 ) -> None:
-    path, body = route("late")
-    late = client.post(path, json=body)
-    num, of = map(int, late.headers["x-addnorm-scored"].split("/"))
-    found = entries(late)
-    assert of == NUM
-    assert len(found) == (NUM if route in HAVE_NULLS else num)
-    scored = {index: score for index, score in found if score is not None}
-    assert len(scored) == num
+    """A caller who did not ask for it by a field gets a number for every document, as its API
+    has it: below all scores, and in the order of the answer."""
     path, body = route("reranker")
-    assert scored.items() <= dict(entries(client.post(path, json=body))).items()
-    if route is cohere_like:
-        assert [index for index, _ in found[num:]] == sorted({*range(NUM)} - {*scored})
+    sent = ends_early("reranker", route, said)
+    for each in (body, sent["json"]):
+        (each["instances"][0] if "instances" in each else each).update(
+            {"raw_scores": True} if raw and route in HAVE_RAW else {}
+        )
+    answer = short.post(**sent)
+    found, whole = entries(answer), dict(entries(client.post(path, json=body)))
+    assert answer.headers["x-addnorm-scored"] == f"{len(HELD)}/{NUM}"
+    scored = {DOCUMENTS.index(text): whole[DOCUMENTS.index(text)] for text in HELD}
+    left = [index for index in range(NUM) if index not in scored]
+    assert scored.items() <= dict(found).items()
+    if said == "field":
+        nothing = dict.fromkeys(left) if route in HAVE_NULLS else {}
+        assert dict(found) == scored | nothing
+        return
+    assert [index for index, _ in found if index in left] == left
+    numbers = [score for _, score in found]
+    assert set(map(type, numbers)) == {float}
+    assert len(set(numbers)) == NUM
+    lowest = min(0.0, *scored.values())
+    assert all(lowest - 2 <= dict(found)[index] <= lowest - 1 for index in left)
+    if route is not vllm:
+        assert numbers == sorted(numbers, reverse=True)
 
 
 @pytest.mark.parametrize("route", ROUTES)
@@ -122,20 +169,45 @@ def test_a_first_stage_orders_and_the_best_are_scored(client: httpx.Client, rout
     path, plain = route("reranker")
     whole = dict(entries(client.post(path, json=plain)))
     found = entries(answer)
-    scored = {index: score for index, score in found if score is not None}
+    scored = {index: score for index, score in found if index in order[:2]}
     assert scored == {index: whole[index] for index in order[:2]}
-    if route is cohere_like:
+    assert len(found) == NUM
+    if route is not vllm:
         assert [index for index, _ in found[2:]] == order[2:]
+        numbers = [score for _, score in found]
+        assert numbers == sorted(numbers, reverse=True)
+    if route is cohere_like:
         best = client.post(path, json={**body, "top_n": 3})
         assert entries(best) == found[:3]
 
 
-def test_coheres_own_client_takes_scores_that_are_not_there(url: str) -> None:
+def test_instances_of_one_query_have_the_order_of_their_first_stage(client: httpx.Client) -> None:
+    path, body = vertex("cascade")
+    one = body["instances"][0]
+    parts = [{**one, "texts": DOCUMENTS[:3]}, {**one, "texts": DOCUMENTS[3:]}]
+    whole = entries(client.post(path, json=body))
+    both = client.post(path, json={"instances": parts}).json()["predictions"]
+    assert [len(part) for part in both] == [3, 2]
+    places = [index for index, _ in whole]
+    for start, part in zip((0, 3), both, strict=True):
+        order = [start + each["index"] for each in part]
+        assert order == sorted(order, key=places.index)
+
+
+def test_coheres_own_client_gets_a_number_for_every_document(url: str) -> None:
     with cohere.ClientV2("none", base_url=url, max_retries=0) as client:
         answer = client.rerank(model="cascade", query=QUERY, documents=DOCUMENTS)
     scores = [result.relevance_score for result in answer.results]
-    assert None not in scores[:2]
-    assert scores[2:] == [None] * (NUM - 2)
+    assert min(scores[:2]) >= 0
+    assert scores[2:] == [-1, -1 - 1 / 3, -1 - 2 / 3]
+
+
+@pytest.mark.parametrize("scores", [[], [0.0], [1e30, -3.4e38], [-16.5, -20000000.0], [5.0, 0.5]])
+def test_numbers_below_all_scores_are_so_for_clients_of_float32_too(scores: list[float]) -> None:
+    numbers = numbers_below(scores, 2048)
+    assert numbers == sorted(set(numbers), reverse=True)
+    assert np.all(np.isfinite(numbers))
+    assert np.float32(numbers[0]) < np.float32(min([0.0, *scores]))
 
 
 def test_several_queries_have_no_first_stage(client: httpx.Client) -> None:

@@ -23,7 +23,7 @@ from addnorm.service.engine.outputs import Logits, LogitsAt, Output, Pooled
 from addnorm.service.errors import InvalidInput
 from addnorm.service.wire.codec.decoding import Tools
 from addnorm.service.wire.codec.validation import Strict
-from addnorm.service.wire.texts.json_answers import Finish, compared
+from addnorm.service.wire.texts.json_answers import Finish, Unscored, compared
 from addnorm.service.wire.texts.sequences import Strings, typed
 from addnorm.service.wire.texts.texts import (
     TextsToTokenize,
@@ -52,10 +52,15 @@ Targets = Annotated[list[Target], Field(fail_fast=True)]
 class RerankOptions(Strict):
     max_time_ms: int | None = Field(
         None,
-        ge=1,
+        gt=0,
         description="The answer has what is scored after so many milliseconds. By default as the"
         " header `x-max-time-ms` or the alias says, else there is no such limit.",
     )
+
+    def unscored(self, as_asked: Unscored) -> Unscored:
+        """as_asked: what this dialect has for a text without a score, where the body asks for an
+        end in time. Header and alias may come from an operator, and the caller know neither."""
+        return "number" if self.max_time_ms is None else as_asked
 
 
 class ClassifyOptions(Strict):
