@@ -11,9 +11,11 @@ import pytest
 
 from addnorm.service.server.wiring import Service
 from addnorm.service.wire.texts.json_answers import numbers_below
-from tests.conftest import inference_of, serving
+from tests.conftest import client_of, inference_of, serving
 from tests.support import web
+from tests.support.metrics import value
 from tests.support.task_models import DEFAULTS
+from tests.support.waiting import eventually
 
 QUERY = "the same text"
 DOCUMENTS = ["a b c", "padding costs nothing.", "the text, the text", "pads are dropped", "text"]
@@ -99,24 +101,55 @@ def test_with_enough_time_the_answer_is_that_without(
 
 
 @pytest.fixture(scope="module")
-def short(task_bundles: Path) -> Iterator[httpx.Client]:
-    """Of a server whose model takes a second for a token, and that holds two scores."""
+def slow(task_bundles: Path) -> Service:
+    """Its model takes a second for a token, and it holds two scores."""
     options: dict[str, Any] = {"aliases": ALIASES, "cache_bytes": 2**22, "default_models": DEFAULTS}
-    service = inference_of(task_bundles, worker_threads=2, **options)
-    with serving(service) as url, web.client(base_url=url) as client:
+    return inference_of(task_bundles, worker_threads=2, **options)
+
+
+@pytest.fixture(scope="module")
+def short(slow: Service) -> Iterator[httpx.Client]:
+    with client_of(slow) as client:
         held = {"model": "reranker", "query": QUERY, "texts": HELD}
         assert client.post("/rerank", json=held).status_code == 200
-        service.models.find("reranker").target("fp32").tokens_per_s = 1.0
+        slow.models.find("reranker").target("fp32").tokens_per_s = 1.0
         yield client
 
 
-def ends_early(model: str, route: Any, said: str, ms: int = 1) -> Any:
+def ends_early(route: Any, said: str, ms: int = 1) -> Any:
     """Arguments of a request that has no time to speak of. said: where it says so."""
-    path, body = route("late" if said == "alias" else model)
+    path, body = route("late" if said == "alias" else "reranker")
     inner = body["instances"][0] if "instances" in body else body
     inner |= {"max_time_ms": ms} if said == "field" else {}
     headers = {"x-max-time-ms": str(ms)} if said == "header" else {}
     return {"url": path, "json": body, "headers": headers}
+
+
+@pytest.mark.parametrize("route", [*ROUTES, vertex])
+@pytest.mark.parametrize("said", ["field", "header", "alias"])
+def test_where_nothing_would_be_scored_the_caller_is_told_to_come_again(
+    short: httpx.Client, route: Any, said: str
+) -> None:
+    sent = ends_early(route, said)
+    sent["headers"]["cache-control"] = "no-cache"
+    answer = short.post(**sent)
+    assert answer.status_code == 429
+    assert int(answer.headers["retry-after"]) >= 1
+    assert "max_time_ms is 1, and nothing would be scored in this time" in answer.text
+
+
+def test_what_was_left_out_is_counted_and_logged(
+    slow: Service, short: httpx.Client, caplog: pytest.LogCaptureFixture
+) -> None:
+    def counted() -> float:
+        return value(slow.metrics, "addnorm_texts_unscored_total", model="reranker") or 0
+
+    before, num_left = counted(), NUM - len(HELD)
+    with caplog.at_level("INFO", "addnorm.access"):
+        assert short.post(**ends_early(tei, "field")).status_code == 200
+        assert eventually(lambda: counted() == before + num_left)
+        assert eventually(lambda: caplog.records)
+    assert vars(caplog.records[-1])["unscored"] == num_left
 
 
 @pytest.mark.parametrize("raw", [False, True])
@@ -128,7 +161,7 @@ def test_when_the_time_is_over_what_is_scored_is_told(
     """A caller who did not ask for it by a field gets a number for every document, as its API
     has it: below all scores, and in the order of the answer."""
     path, body = route("reranker")
-    sent = ends_early("reranker", route, said)
+    sent = ends_early(route, said)
     for each in (body, sent["json"]):
         (each["instances"][0] if "instances" in each else each).update(
             {"raw_scores": True} if raw and route in HAVE_RAW else {}
@@ -231,6 +264,30 @@ def test_a_header_that_is_no_time_is_rejected(client: httpx.Client, sent: str) -
     answer = client.post(path, json=body, headers={"x-max-time-ms": sent})
     assert answer.status_code == 400
     assert "x-max-time-ms is" in answer.text
+
+
+@pytest.mark.parametrize("sent", [0, 0.0, "0", -1])
+def test_a_field_that_is_no_time_is_rejected(client: httpx.Client, sent: Any) -> None:
+    """0 is no default that a client might send for nothing."""
+    path, body = cohere_like("reranker")
+    answer = client.post(path, json={**body, "max_time_ms": sent})
+    assert answer.status_code == 400
+    number = 0 if sent in (0, "0") else -1
+    assert answer.json()["message"] == (
+        f"max_time_ms: Input should be greater than 0, got {number}"
+    )
+
+
+def test_loading_a_model_again_counts(service: Service, client: httpx.Client) -> None:
+    """Nobody waits for longer than the time, and the load goes on for the next caller."""
+    path, body = tei("reranker")
+    service.repository.unload_idle(0.0)
+    with service.repository._changing:  # no load begins before the answer is there
+        answer = client.post(path, json={**body, "max_time_ms": 50})
+    assert answer.status_code == 429
+    assert "max_time_ms is 50, and nothing would be scored in this time: the model" in answer.text
+    assert eventually(lambda: service.models.find("reranker").is_loaded)
+    assert client.post(path, json=body).status_code == 200
 
 
 def test_a_first_stage_counts_as_a_use_of_its_model(service: Service, client: httpx.Client) -> None:

@@ -20,7 +20,7 @@ from addnorm.service.engine.batch import Batch, Ints, Padding
 from addnorm.service.engine.checkpoint import checkpoint
 from addnorm.service.engine.model import Model
 from addnorm.service.engine.outputs import Logits, LogitsAt, Output, Pooled
-from addnorm.service.errors import InvalidInput
+from addnorm.service.errors import DeadlineNotMet, InvalidInput
 from addnorm.service.wire.codec.decoding import Tools
 from addnorm.service.wire.codec.validation import Strict
 from addnorm.service.wire.texts.json_answers import Finish, Unscored, compared
@@ -162,7 +162,7 @@ async def score_pairs(
         for at, score in zip(range(num) if ask.there is None else ask.there, found, strict=False):
             scores[chosen[at]] = score
         if ask.in_time or alias.first:
-            ask.scored = len(found), num
+            ask.scored, ask.num_late = (len(found), num), len(chosen) - len(found)
         return iter(scores)
 
     _want(ask, texts, Logits(), LABEL_BYTES * num + answer_bytes)
@@ -317,8 +317,8 @@ async def order_by_likeness(
     name: str, pairs: TextsToTokenize, ask: Ask, tools: Tools
 ) -> Sequence[int]:
     """The indices of pairs of one query and documents, the documents most like the query first.
-    Those that the time did not suffice for keep their order, behind the others. InvalidInput for
-    several queries.
+    Those that the time did not suffice for keep their order, behind the others, as do all if it
+    sufficed for none. InvalidInput for several queries.
 
     It is an ask of its own, of the same caller and deadline. A document is cut to what the first
     model takes.
@@ -354,6 +354,10 @@ async def order_by_likeness(
             first.outputs, first.field = (Pooled.compared(model.bundle),), pairs.field
             first.encode = partial(_likeness, model)
             alike = await tools.answers.answer(first)
+    except DeadlineNotMet:
+        if not first.in_time:
+            raise
+        return range(len(documents))
     finally:
         ask.stop = None
         if first.statistics:  # nobody reports it
@@ -366,7 +370,7 @@ async def order_by_likeness(
 
 def _likeness(model: Model, ask: Ask) -> Sequence[np.float32]:
     """How alike the query and each document that is there are. Nothing where it is not there."""
-    if not len(ask.batch) or (ask.there and ask.there[0] != 0):
+    if ask.there and ask.there[0] != 0:
         return ()
     found: Sequence[np.float32] = compared(model).shape(ask)
     return found

@@ -37,7 +37,7 @@ QUICK_TEXTS = 32  # empty ones take time too: about 8 us where all of their toke
 PIECE_TEXTS = 256  # tokenized in one piece, however short: takes 2 ms where all tokens are shown
 # Of an ask that ends in time. READ_MORE: tokens read, by those that may be computed. READ_SHARE: of
 # the time, at most. Larger: more is read and never computed. Smaller: workers have nothing to do.
-READ_MORE, READ_SHARE = 3, 0.5
+READ_MORE, READ_SHARE = 1, 0.25
 PIECE_IDS = 4096  # turned into texts in one piece: takes about 5 ms; a longer row alone
 Made = TypeVar("Made", bound=Sized)  # of one text
 Item = TypeVar("Item")
