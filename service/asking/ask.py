@@ -47,6 +47,8 @@ class Ask:
     # that the route's path has: a model, a version
     names: Mapping[str, str] = default(default_factory=dict)
     num_body_bytes: int = 0  # decompressed
+    # of fields that no body has and that are left out; None: such a field is rejected
+    ignored: list[str] | None = None
     max_time_s: float = math.inf  # after `started`: what a reranker scored until then is told
     anew: bool = False  # whether all is computed, whatever the cache holds
     coding: str | None = None  # of the answer, if it is compressed

@@ -477,7 +477,8 @@ class FairQueue:
 
 def _last_begin(ask: Ask) -> float:
     """When the next sequence of an ask that ends in time must be begun, to be there in time."""
-    return ask.ends - ask.waiting[0].length * ask.target.s_per_token
+    own_s: float = ask.waiting[0].length * ask.target.s_per_token
+    return ask.ends - own_s
 
 
 def least_share(target: Target) -> int:

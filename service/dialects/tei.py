@@ -29,7 +29,7 @@ from addnorm.service.wire.codec.decoding import Tools
 from addnorm.service.wire.codec.negotiation import Several, fragment, written
 from addnorm.service.wire.codec.payload import Payload
 from addnorm.service.wire.codec.shown import shown
-from addnorm.service.wire.codec.validation import Strict, fit, into_body
+from addnorm.service.wire.codec.validation import Strict, into_body
 from addnorm.service.wire.dialect_errors import HUGGING_FACE_ERRORS, TEI_ERRORS
 from addnorm.service.wire.route import FastApiRoute, Parts, Protocol, Route, parts_of
 from addnorm.service.wire.texts.json_answers import (
@@ -293,7 +293,7 @@ async def rerank_each(body: Sequence[TeiRerankRequest], ask: Ask, tools: Tools) 
     )
     function: Function = "none" if body[0].raw_scores else "sigmoid"
     sent_back = ask.num_body_bytes if any(one.return_text for one in body) else 0
-    finish = await score_pairs(ask, tools, texts, function, sent_back, body[0].max_time_ms)
+    finish = await score_pairs(ask, tools, texts, function, body[0], sent_back)
     unscored = body[0].unscored("nothing")
     rankings = (
         Ranking(len(one.texts), partial(_rank, one), one.top_n or None, unscored=unscored)
@@ -494,9 +494,8 @@ async def _instances(
 ) -> list[Instance]:
     """All as one type, and with the same options. InvalidInput names what differs."""
     check_size("instances", len(body.instances), "instances", tools.texts.settings.max_sequences)
-    bodies, num_bytes, value = tools.bodies, ask.num_body_bytes, {"instances": body.instances}
-    kind = Instances[instance]  # type: ignore[valid-type]
-    fitted = await bodies.read(num_bytes, ask, fit, kind, value, bodies.ignored.add)
+    kind, value = Instances[instance], {"instances": body.instances}  # type: ignore[valid-type]
+    fitted = await tools.bodies.fit(kind, value, ask, ask.num_body_bytes)
     instances: list[Instance] = fitted.instances
     for field in (name for name in instance.model_fields if name not in OWN):
         first, *others = (getattr(one, field) for one in instances)

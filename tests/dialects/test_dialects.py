@@ -139,6 +139,9 @@ def test_fields_of_others_mean_what_openais_do(task_client: httpx.Client) -> Non
         ({"output_dtype": "ubinary"}, vectors(task_client, dtype="ubinary")),
         ({"embedding_type": ["binary"]}, vectors(task_client, dtype="binary")),
         ({"drop_params": True, "provider": {"order": ["x"]}}, vectors(task_client)),
+        ({"extra_body": {}, "rid": "7", "encoding_format": {}}, vectors(task_client)),
+        ({"embed_dtype": "float32", "endianness": "native", "priority": 0}, vectors(task_client)),
+        ({"normalize": True, "rid": "7"}, posted(task_client, "/embed", inputs=TEXTS)),
         (
             {"user": "", "encoding_format": "", "dimensions": 0, "precision": ""},
             vectors(task_client),
@@ -172,6 +175,9 @@ def test_rerank_has_the_fields_of_voyage_vllm_and_litellm(task_client: httpx.Cli
     results = posted(task_client, "/v1/rerank", **body)["results"]
     least = posted(task_client, "/v1/rerank", **body, truncate_prompt_tokens=-1)
     assert least["data"] == least["results"] == results  # Voyage's clients need send no field
+    # Jina's query, and what vLLM's client sends by default
+    jinas = {**body, "query": {"text": QUERY}, "use_activation": True, "softmax": True}
+    assert posted(task_client, "/v1/rerank", **jinas)["results"] == results
     voyage = posted(
         task_client, "/v1/rerank", **body, top_k=2, truncation=True, return_documents=True
     )

@@ -57,10 +57,35 @@ class RerankOptions(Strict):
         " header `x-max-time-ms` or the alias says, else there is no such limit.",
     )
 
+    max_chunks_per_doc: int | None = Field(
+        None,
+        ge=0,
+        description="Cohere's and SiliconFlow's: documents are one chunk here, so more is rejected"
+        " where one is longer than the model takes.",
+    )
+    overlap_tokens: int | None = Field(
+        None, ge=0, description="SiliconFlow's, of chunks: as max_chunks_per_doc."
+    )
+
     def unscored(self, as_asked: Unscored) -> Unscored:
         """as_asked: what this dialect has for a text without a score, where the body asks for an
         end in time. Header and alias may come from an operator, and the caller know neither."""
         return "number" if self.max_time_ms is None else as_asked
+
+    def check_chunks(self, texts: TextsToTokenize, num_cut: int) -> None:
+        """InvalidInput if texts that were cut would be scored in chunks elsewhere."""
+        if not num_cut:
+            return
+        bundle = texts.model.bundle
+        for name, whole in (("max_chunks_per_doc", 1), ("overlap_tokens", 0)):
+            sent = getattr(self, name)
+            if sent is not None and sent > whole:
+                raise InvalidInput(
+                    f"{name} is {sent}, but {num_cut} of {texts.field} are longer than"
+                    f" {bundle.ref} takes ({bundle.manifest.limits.max_text_tokens} tokens), and"
+                    f" are cut, not scored in chunks: shorten them, or leave {name} out",
+                    param=name,
+                )
 
 
 class ClassifyOptions(Strict):
@@ -133,15 +158,15 @@ async def score_pairs(
     tools: Tools,
     texts: TextsToTokenize,
     function: Function | None,
+    options: RerankOptions,
     answer_bytes: int = 0,
-    max_time_ms: int | None = None,
 ) -> Finish:
     """The score of each pair `np.float32`, for a model that can rerank; None of one that the time
     did not suffice for, or that the first stage of the alias put behind those that it keeps.
 
-    answer_bytes: of what the protocol adds to the scores. max_time_ms: None: by header or alias.
+    answer_bytes: of what the protocol adds to the scores.
     """
-    whole, num, alias = texts, len(texts.texts), ask.alias
+    whole, num, alias, max_time_ms = texts, len(texts.texts), ask.alias, options.max_time_ms
     if max_time_ms is None and ask.max_time_s == math.inf:  # no field, no header
         max_time_ms = alias.max_time_ms
     if max_time_ms is not None:
@@ -155,6 +180,7 @@ async def score_pairs(
     if ask.max_time_s < math.inf:
         texts = tools.texts.in_time(texts, ask)
     ask.batch, ask.padding = await tools.texts.tokenize(texts, ask)
+    options.check_chunks(texts, len(ask.cut))
 
     def finish(ask: Ask) -> Iterator[Any]:
         found = classification.probabilities(ask.value(Logits).joined, function)[:, 0]
