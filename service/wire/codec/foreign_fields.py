@@ -84,6 +84,7 @@ FOREIGN: Mapping[str, Foreign] = {
     "input_type": Foreign(()),
     "instruct": Foreign(()),
     "instruction": Foreign(()),
+    "max_length": Foreign(()),
     "messages": Foreign((), TEXTS_ONLY),
     "mm_processor_kwargs": Foreign((), TEXTS_ONLY),
     "modality": Foreign(("text", ["text"]), TEXTS_ONLY),
@@ -131,7 +132,9 @@ FOREIGN: Mapping[str, Foreign] = {
     "return_documents": Foreign((False,)),
     "return_embeddings": Foreign((False,)),
     "return_text": Foreign((False,)),
+    "score_threshold": Foreign((0,)),
     "softmax": Foreign((True,)),  # vLLM
+    "top_k": Foreign((0, -1)),
     "top_n": Foreign((0,)),
     "use_activation": Foreign((True,)),  # vLLM
 }
