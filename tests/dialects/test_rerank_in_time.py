@@ -102,7 +102,7 @@ def test_with_enough_time_the_answer_is_that_without(
 
 @pytest.fixture(scope="module")
 def slow(task_bundles: Path) -> Service:
-    """Its model takes a second for a token, and it holds two scores."""
+    """Its models take a second for a token, and it holds two scores."""
     options: dict[str, Any] = {"aliases": ALIASES, "cache_bytes": 2**22, "default_models": DEFAULTS}
     return inference_of(task_bundles, worker_threads=2, **options)
 
@@ -112,7 +112,8 @@ def short(slow: Service) -> Iterator[httpx.Client]:
     with client_of(slow) as client:
         held = {"model": "reranker", "query": QUERY, "texts": HELD}
         assert client.post("/rerank", json=held).status_code == 200
-        slow.models.find("reranker").target("fp32").tokens_per_s = 1.0
+        for model in slow.models.all():
+            model.target("fp32").tokens_per_s = 1.0
         yield client
 
 
@@ -136,6 +137,15 @@ def test_where_nothing_would_be_scored_the_caller_is_told_to_come_again(
     assert answer.status_code == 429
     assert int(answer.headers["retry-after"]) >= 1
     assert "max_time_ms is 1, and nothing would be scored in this time" in answer.text
+
+
+def test_where_the_time_suffices_for_no_first_stage_the_order_is_that_sent(
+    short: httpx.Client,
+) -> None:
+    path, body = cohere_like("cascade")
+    answer = short.post(path, json=body, headers={"x-max-time-ms": "1"})
+    assert answer.headers["x-addnorm-scored"] == f"1/{NUM}"  # of the two that it keeps
+    assert [index for index, _ in entries(answer)] == [1, 0, 2, 3, 4]
 
 
 def test_what_was_left_out_is_counted_and_logged(
