@@ -1,5 +1,6 @@
 """Reranking ends in time on every route that has it, and a first stage says what is scored."""
 
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -292,8 +293,12 @@ def test_loading_a_model_again_counts(service: Service, client: httpx.Client) ->
     """Nobody waits for longer than the time, and the load goes on for the next caller."""
     path, body = tei("reranker")
     service.repository.unload_idle(0.0)
-    with service.repository._changing:  # no load begins before the answer is there
+    go = threading.Event()
+    service.repository._loads.submit(go.wait)  # no load begins before the answer is there
+    try:
         answer = client.post(path, json={**body, "max_time_ms": 50})
+    finally:
+        go.set()
     assert answer.status_code == 429
     assert "max_time_ms is 50, and nothing would be scored in this time: the model" in answer.text
     assert eventually(lambda: service.models.find("reranker").is_loaded)
