@@ -381,8 +381,8 @@ class FairQueue:
         return MicroBatch(target, taken, now)
 
     def _to_the_end(self, ask: Ask, num_taken: int) -> None:
-        """Of those of its backlog that end in time it comes last now: so many of its sequences
-        were taken."""
+        """Puts an ask that ends in time behind the others of its backlog that do: so many of its
+        sequences were taken."""
         by_age, deadlines = ask.backlog.by_age, self._deadlines
         del ask.waiting[:num_taken]
         del by_age[bisect_left(by_age, (ask.rank, ask.number))]

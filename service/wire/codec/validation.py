@@ -131,7 +131,7 @@ def fit(model: type[Body], value: dict[str, Any], ignored: Ignored | None = None
 
 @cache
 def _names(model: type[BaseModel]) -> frozenset[str]:
-    """By which a body may call its fields."""
+    """The names by which a body may call its fields."""
     aliases = (field.validation_alias for field in model.model_fields.values())
     others = (alias.choices for alias in aliases if isinstance(alias, AliasChoices))
     return frozenset((*model.model_fields, *(name for each in others for name in map(str, each))))

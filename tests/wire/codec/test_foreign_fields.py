@@ -38,12 +38,12 @@ class Toy(Strict):
 
 
 def read(**sent: Any) -> dict[str, Any]:
-    """As our own routes read it."""
+    """What our own routes read."""
     return fit(Toy, sent).model_dump(exclude_defaults=True)
 
 
 def taken(**sent: Any) -> tuple[dict[str, Any], list[str]]:
-    """As the dialects of others read it, and the names that they left out."""
+    """What the dialects of others read, and the names that they left out."""
     names = list[str]()
     return fit(Toy, sent, partial(IgnoredFields().note, names)).model_dump(
         exclude_defaults=True
