@@ -11,6 +11,7 @@ from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
 import httpx
+from httpx import codes
 
 from addnorm.export.sources import sources
 from addnorm.export.writer import Plan, export
@@ -103,6 +104,8 @@ def _ask(
     started = time.monotonic()
     answer = client.post("/v1/rerank", json=body, headers=headers)
     seconds = time.monotonic() - started
+    if ms and answer.status_code == codes.TOO_MANY_REQUESTS:  # nothing would be scored
+        return Answer(seconds, {}, [])
     results: list[dict[str, Any]] = answer.raise_for_status().json()["results"]
     scores = {each["index"]: each["relevance_score"] for each in results}
     best = [each["index"] for each in results[:NUM_BEST]]

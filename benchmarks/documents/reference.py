@@ -49,10 +49,10 @@ def routes_list() -> str:
 
 
 def foreign_fields_list() -> str:
-    """Fields with the same values in one entry, those of which any value is ignored first."""
+    """Fields with the same values in one entry."""
     by_values: dict[str, list[str]] = {}
-    for name, known in sorted(FOREIGN.items(), key=lambda item: item[1].values is not None):
-        values = "any" if known.values is None else ", ".join(map(_json, known.values))
+    for name, foreign in FOREIGN.items():
+        values = ", ".join(map(_json, foreign.values))
         by_values.setdefault(values or "none but empty ones", []).append(f"`{name}`")
     return listed((values, "", ", ".join(names)) for values, names in by_values.items())
 

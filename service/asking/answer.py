@@ -132,7 +132,8 @@ class Answers:
         return encoded
 
     async def _rows_in_time(self, future: Future[None], ask: Ask) -> None:
-        """Waits until its time is over. It is answered with the sequences that are there then."""
+        """Waits until its time is over. It is answered with the sequences that are there then.
+        DeadlineNotMet if that is none."""
         loop = asyncio.get_running_loop()
         timer = loop.call_later(ask.ends - time.monotonic(), ask.end)
         try:
@@ -142,19 +143,25 @@ class Answers:
         with self.scheduler.changed:  # no worker takes of it any more
             self.gate.queue.sweep(time.monotonic())
         ask.there = ask.rows.leave_out_missing()
+        if not ask.there:
+            raise self.gate.too_late(ask, "others were served first, or it is too short")
         ask.batch = Batch.joined([(ask.batch, index) for index in ask.there])
         ask.padding = Padding(ask.batch.lengths, None)
         ask.sizes = [o.size(ask.model.bundle, ask.batch, ask.padding) for o in ask.outputs]
         ask.num_sequences, ask.real_tokens = len(ask.batch), ask.batch.num_tokens
-        if not ask.there:
-            ask.rows = AskedRows(ask.batch, ask.picks, ask.engine.d_model)
-            ask.rows.receive((), ask.engine.empty())
 
     async def _load(self, ask: Ask) -> None:
-        """Waits until its model, which was unloaded, is there again."""
+        """Waits until its model, which was unloaded, is there again. DeadlineNotMet if an ask that
+        ends in time would wait for longer than that. The load goes on, for those who ask next."""
         started = time.monotonic()
         self.gate.hold(ask, "bodies", ask.batch.tokens.nbytes)  # they are in no queue meanwhile
-        ask.model = await self._handover.result(self._load_again(ask.model), ask)
+        left_s = ask.started + ask.max_time_s - started if ask.in_time else None
+        try:
+            async with asyncio.timeout(left_s):
+                load = self._load_again(ask.model)
+                ask.model = await self._handover.result(load, ask, cancels=False)
+        except TimeoutError:
+            raise self.gate.too_late(ask, "the model was unloaded, and is being loaded") from None
         self.gate.hold(ask, "bodies", 0)
         ask.stages_s["load"] = time.monotonic() - started
 

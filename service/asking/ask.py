@@ -47,6 +47,8 @@ class Ask:
     # that the route's path has: a model, a version
     names: Mapping[str, str] = default(default_factory=dict)
     num_body_bytes: int = 0  # decompressed
+    # of fields that no body has and that are left out; None: such a field is rejected
+    ignored: list[str] | None = None
     max_time_s: float = math.inf  # after `started`: what a reranker scored until then is told
     anew: bool = False  # whether all is computed, whatever the cache holds
     coding: str | None = None  # of the answer, if it is compressed
@@ -91,7 +93,7 @@ class Ask:
     num_left: int = 0  # sequences that are not computed
     rank: int = 0  # among the oldest of its backlog
     submitted: float = 0.0
-    until: float = math.inf  # when its rows must be there; in time: when the last may be begun
+    until: float = math.inf  # when its rows must be there; in time: when the next must be begun
     ends: float = math.inf  # when it is answered, if it is to be in time
     taken: float | None = None  # when its first sequence was
     computed: float = 0.0
@@ -101,6 +103,7 @@ class Ask:
     there: Sequence[int] | None = None  # the sequences that it is answered with; None: all
     order: Sequence[int] | None = None  # of the caller's texts, by a first stage
     scored: tuple[int, int] | None = None  # texts with a score, of how many; None: all must have
+    num_late: int = 0  # texts without one as its time was over
     # whoever passes, for the report
     model_name: str = ""
     statistics: Statistics | None = None  # of the model's version
@@ -202,9 +205,10 @@ class Handover:
         self._settled: deque[tuple[asyncio.Future[Any], Future[Any]]] = deque()
         self._woken: asyncio.AbstractEventLoop | None = None  # that will hand over
 
-    async def result(self, future: "Future[Result]", ask: Ask) -> Result:
+    async def result(self, future: "Future[Result]", ask: Ask, cancels: bool = True) -> Result:
         """What another thread gives the future. Expired or ClientGone, and it is cancelled, as soon
-        as nobody waits for it. Whatever waits for another thread waits here."""
+        as nobody waits for it. Whatever waits for another thread waits here. cancels: False for
+        work that others will want too."""
         loop = asyncio.get_running_loop()
         waiter: asyncio.Future[Result] = loop.create_future()
         future.add_done_callback(partial(self._note, loop, waiter))
@@ -221,7 +225,8 @@ class Handover:
         finally:
             timer.cancel()
             ask.stop = None
-            future.cancel()  # no effect on one that is done
+            if cancels:
+                future.cancel()  # no effect on one that is done
 
     def _note(
         self, loop: asyncio.AbstractEventLoop, waiter: "asyncio.Future[Any]", future: "Future[Any]"

@@ -14,7 +14,7 @@ worker threads were busy.
 Bulk asks are large, and keep nobody waiting: they have backlogs of their own, run in small
 micro-batches without company, and leave the last idle worker to other asks while there are any.
 Some of them end in time: they take turns, their sequences run in order, and what is computed when
-the time is over is their answer.
+the time is over is their answer. Who has nothing yet goes first.
 """
 
 import math
@@ -55,7 +55,9 @@ MIN_TOKENS_PER_WORKER = 16
 MIN_WORKER_S = 0.001
 BULK_TOKENS = 256
 ALONE_S = 5.0
-BEFORE_BULK = 2**40  # asks that end in time go before others of their backlog: for a bounded time
+# asks that end in time go before others of their backlog, for a bounded time; those that have
+# nothing yet by twice as much
+BEFORE_BULK = 2**40
 
 
 class Flow:
@@ -186,13 +188,17 @@ class Backlog(Flow):
         self._lead = 0  # tokens that smallest asks were given more than oldest asks
 
     def order(self) -> list[Ranked]:
-        """The order of the present turn: by size if it is the smallest ask's, else by age."""
-        is_for_smallest = self._lead <= 0 and self.by_size[0][0] < self.by_age[0][2].size
-        return self.by_size if is_for_smallest else self.by_age
+        """The order of the present turn: by size if it is the smallest ask's, else by age. Asks
+        that end in time take turns by their ranks alone."""
+        oldest = self.by_age[0][2]
+        is_for_smallest = self._lead <= 0 and self.by_size[0][0] < oldest.size
+        return self.by_size if is_for_smallest and not oldest.in_time else self.by_age
 
     def charge(self, num_tokens: int) -> None:
         """The ask whose turn it is was given so many tokens. Call before any ask is removed."""
         smallest, oldest = self.by_size[0][2].size, self.by_age[0][2].size
+        if self.by_age[0][2].in_time:
+            return
         if self.order() is self.by_size:
             is_small = SMALL_RATIO * smallest <= oldest
             self._lead += num_tokens if is_small else SMALL_RATIO * num_tokens
@@ -267,7 +273,10 @@ class FairQueue:
             ask.waiting.sort()
         ask.size = sum(sequence.length for sequence in ask.waiting)
         ask.num_tokens, ask.num_left = 0, len(ask.waiting)
-        ask.rank = number - BEFORE_BULK * ask.in_time
+        ask.rank = number
+        if ask.in_time:
+            ask.rank -= BEFORE_BULK if len(rows.missing) < len(rows.lengths) else 2 * BEFORE_BULK
+            ask.until = _last_begin(ask)
         ask.taken = None
         self._known.add(ask)
         # the future must not refer to its ask: such a cycle would outlive both
@@ -347,7 +356,7 @@ class FairQueue:
                 backlog = key.fairness.next(lambda backlog: not backlog.is_bulk) if key else None
                 if backlog is None:
                     return None
-            taken = self._choose(backlog, num_idle)
+            taken = self._choose(backlog, num_idle, now)
             target = taken[0].ask.target
             # other backlogs pay nothing for their part: without it the space would stay empty
             num_own = sum(one.length for one in taken if one.ask.backlog is backlog)
@@ -365,17 +374,24 @@ class FairQueue:
                 self._remove(ask)
                 continue
             if ask.in_time:  # it goes behind the others: all would end before the last had a turn
-                del ask.waiting[: len(sequences)]
-                by_age = ask.backlog.by_age
-                del by_age[bisect_left(by_age, (ask.rank, ask.number))]
-                ask.rank = next(self._numbers) - BEFORE_BULK
-                insort(by_age, (ask.rank, ask.number, ask))
+                self._to_the_end(ask, len(sequences))
                 continue
             for sequence in sequences:
                 del ask.waiting[bisect_left(ask.waiting, sequence)]
         return MicroBatch(target, taken, now)
 
-    def _choose(self, backlog: Backlog, num_idle: int) -> list[Waiting]:
+    def _to_the_end(self, ask: Ask, num_taken: int) -> None:
+        """Puts an ask that ends in time behind the others of its backlog that do: so many of its
+        sequences were taken."""
+        by_age, deadlines = ask.backlog.by_age, self._deadlines
+        del ask.waiting[:num_taken]
+        del by_age[bisect_left(by_age, (ask.rank, ask.number))]
+        del deadlines[bisect_left(deadlines, (ask.until, ask.number))]
+        ask.rank, ask.until = next(self._numbers) - BEFORE_BULK, _last_begin(ask)
+        insort(by_age, (ask.rank, ask.number, ask))
+        insort(deadlines, (ask.until, ask.number, ask))
+
+    def _choose(self, backlog: Backlog, num_idle: int, now: float) -> list[Waiting]:
         """The longest sequence of the backlog's next ask, and its neighbours in length, of about
         CANDIDATE_BATCHES micro-batches' tokens: of the ask, then of the other asks of its target in
         the order of this turn, its own backlog's first. Bulk asks run without company, which would
@@ -391,6 +407,8 @@ class FairQueue:
         if ask.is_bulk:
             left = min(left, BULK_TOKENS)
         if ask.in_time:
+            if target.s_per_token:  # no more than is there in time
+                left = min(left, int((ask.ends - now) / target.s_per_token))
             ends = accumulate(sequence.length for sequence in candidates)
             return candidates[: max(1, sum(end <= left for end in ends))]
         if not ask.is_bulk:
@@ -426,9 +444,7 @@ class FairQueue:
             if error is None:
                 ask.num_left -= len(sequences)
                 if not ask.num_left:
-                    ask.computed = now
-                    with suppress(InvalidStateError):  # the caller has left in the meantime
-                        ask.future.set_result(None)
+                    _complete(ask, now)
             else:
                 _fail(ask, error)
 
@@ -451,15 +467,29 @@ class FairQueue:
         while self._deadlines and (late := self._deadlines[0][2]).until <= now:
             if late.in_time:
                 late.num_left -= len(late.waiting)  # those that run may still be there in time
+                if not late.num_left:
+                    _complete(late, now)
             else:
                 waited_s = now - late.submitted
                 _fail(late, Expired(f"deadline: it passed after {waited_s:.2f} s in the queue"))
             self._remove(late)
 
 
+def _last_begin(ask: Ask) -> float:
+    """When the next sequence of an ask that ends in time must be begun, to be there in time."""
+    own_s: float = ask.waiting[0].length * ask.target.s_per_token
+    return ask.ends - own_s
+
+
 def least_share(target: Target) -> int:
     """Real tokens that an idle worker is woken for."""
     return max(MIN_TOKENS_PER_WORKER, int(MIN_WORKER_S * (target.tokens_per_s or 0)))
+
+
+def _complete(ask: Ask, now: float) -> None:
+    ask.computed = now
+    with suppress(InvalidStateError):  # the caller has left in the meantime
+        ask.future.set_result(None)
 
 
 def _fail(ask: Ask, error: Exception) -> None:

@@ -222,9 +222,7 @@ class Gate:
         self.hold(ask, "responses", ask.num_bytes + ask.kept_bytes)
         if ask.in_time:
             self.keep(ask, "answer_s", ask.answer_s)
-            own_s = int(ask.batch.lengths.max(initial=0)) * ask.target.s_per_token
             ask.ends = ask.started + min(IN_TIME * ask.max_time_s, ask.timeout_s) - ask.answer_s
-            ask.until = ask.ends - own_s
             if ask.rows.missing:
                 self.queue.sweep(now)
                 ask.backlog = self.queue.backlog(ask.key, ask.target, is_bulk=True)
@@ -256,6 +254,16 @@ class Gate:
         if not ask.is_bulk:
             self._weigh_tokens(ask, ask.rows.num_missing_tokens, ask.until - now)
         self.queue.add(ask, now)
+
+    def too_late(self, ask: Ask, why: str) -> ServiceError:
+        """What an ask that ends in time is told where nothing would be there."""
+        others_s = self.total["bulk_s"] - ask.held.get("bulk_s", 0)
+        return rejection(
+            DeadlineNotMet,
+            f"max_time_ms is {1000 * ask.max_time_s:g}, and nothing would be scored in this"
+            f" time: {why}; allow more time, or",
+            max(1.0, others_s / self.queue.num_workers),
+        )
 
     def _weigh_bulk(self, ask: Ask, now: float) -> None:
         """Gives it the time that it needs, unless its caller named a deadline. DeadlineNotMet if it

@@ -24,7 +24,7 @@ from addnorm.service.wire.codec.validation import Strict, agreed
 from addnorm.service.wire.dialect_errors import COHERE_ERRORS
 from addnorm.service.wire.route import Protocol, Route
 from addnorm.service.wire.texts.json_answers import JsonAnswer, Ranking, ranked, usage
-from addnorm.service.wire.texts.sequences import Strings, typed
+from addnorm.service.wire.texts.sequences import OneText, Strings, typed
 from addnorm.service.wire.texts.text_tasks import RerankOptions, score_pairs
 from addnorm.service.wire.texts.texts import (
     PRECISION,
@@ -45,7 +45,7 @@ class RerankRequest(RerankOptions):
     """Cohere's fields; `raw_scores` is Infinity's, `precision` and `max_time_ms` are ours."""
 
     model: str | None = Field(None, description="By default the one model that can rerank.")
-    query: str
+    query: OneText
     documents: Annotated[list[str | Document], Field(fail_fast=True)] = Field(
         description="Each is scored with the query, as a pair. What is too long is cut."
     )
@@ -98,7 +98,7 @@ async def rerank(body: RerankRequest, ask: Ask, tools: Tools) -> Encode:
     function: Function = "none" if body.raw_scores else "sigmoid"
     sent_back = 2 * ask.num_body_bytes if body.return_documents else 0
     ask.precision = body.precision or ask.precision
-    finish = await score_pairs(ask, tools, texts, function, sent_back, body.max_time_ms)
+    finish = await score_pairs(ask, tools, texts, function, body, sent_back)
     # a document might have to be cut shorter than the model cuts it. Haystack always sends 4096,
     # which matters only where the model takes more
     index, most = int(ask.batch.lengths.argmax()), body.max_tokens_per_doc
@@ -109,7 +109,9 @@ async def rerank(body: RerankRequest, ask: Ask, tools: Tools) -> Encode:
             " and is not cut below the model's own limit: leave it out, or shorten the document",
             param="max_tokens_per_doc",
         )
-    ranking = Ranking(len(documents), partial(_entry, body), num_best, nulls=True)
+    ranking = Ranking(
+        len(documents), partial(_entry, body), num_best, unscored=body.unscored("null")
+    )
     return ranked(finish, _rankings, ranking)
 
 

@@ -21,7 +21,6 @@ from addnorm.service.engine.outputs import Pooled
 from addnorm.service.engine.tokenizer import Text
 from addnorm.service.errors import InvalidInput
 from addnorm.service.wire.codec.decoding import Tools
-from addnorm.service.wire.codec.foreign_fields import FOREIGN
 from addnorm.service.wire.codec.payload import Encode
 from addnorm.service.wire.codec.validation import Strict, into_body
 from addnorm.service.wire.dialect_errors import HUGGING_FACE_ERRORS
@@ -88,7 +87,7 @@ class TaskParameters(ClassifyOptions, TagOptions, FillMaskOptions, ZeroShotOptio
 
 
 OF_FEATURES = ("normalize", "dimensions", "encoding_format")
-BESIDE_PARAMETERS = frozenset((*OF_FEATURES, "truncate", "prompt_name", *FOREIGN))
+BESIDE_PARAMETERS = frozenset((*OF_FEATURES, "truncate", "prompt_name"))
 
 
 class HuggingFaceRequest(Strict):
@@ -169,8 +168,10 @@ async def infer(body: HuggingFaceRequest, ask: Ask, tools: Tools) -> Encode:
 
 
 def _check_known(parameters: TaskParameters, known: type[Strict], what: str) -> None:
-    """InvalidInput for a parameter that would have no effect."""
-    for name in sorted(parameters.model_fields_set - set(known.model_fields)):
+    """InvalidInput for a parameter that would have no effect, unless it is as by default."""
+    fields = type(parameters).model_fields
+    given = {name for name in fields if getattr(parameters, name) != fields[name].default}
+    for name in sorted(given - set(known.model_fields)):
         raise InvalidInput(
             f"parameters.{name} is set, but has no meaning for {what}; known are"
             f" {', '.join(known.model_fields) or 'none'}",
@@ -190,14 +191,7 @@ def _task(body: HuggingFaceRequest, model: Model, texts: list[Text]) -> tuple[ty
     if body.parameters and body.parameters.candidate_labels:
         return ZeroShotOptions, text_tasks.zero_shot
     tasks = (BY_TASK[task] for task in model.bundle.tasks if task in BY_TASK)
-    found = next(tasks, None)
-    if found is None and body.parameters is not None:
-        # Python's client sends parameters with every task but feature extraction, also without any
-        raise InvalidInput(
-            f"parameters is set, but {model.bundle.ref} only gives vectors: leave it out",
-            param="parameters",
-        )
-    found = found or (Strict, None)
+    found = next(tasks, (Strict, None))
     if found[1] is text_tasks.fill_masks and body.parameters is None:
         # Python's client sends parameters with every task but this one, JavaScript's with none
         mask = Pieces.of(model.tokenizer.library).mask if model.tokenizer else None

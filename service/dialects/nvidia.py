@@ -13,22 +13,19 @@ from pydantic import Field
 from addnorm.service.asking.ask import Ask
 from addnorm.service.wire.codec.decoding import Tools
 from addnorm.service.wire.codec.payload import Encode
-from addnorm.service.wire.codec.validation import Strict, agreed
+from addnorm.service.wire.codec.validation import agreed
 from addnorm.service.wire.dialect_errors import NVIDIA_ERRORS
 from addnorm.service.wire.route import FastApiRoute, Protocol, Route, parts_of
 from addnorm.service.wire.texts.json_answers import Ranking, ranked, usage
+from addnorm.service.wire.texts.sequences import OneText
 from addnorm.service.wire.texts.text_tasks import RerankOptions, score_pairs
 from addnorm.service.wire.texts.texts import TextsToTokenize, query_with
 
 
-class Passage(Strict):
-    text: str
-
-
 class RankingRequest(RerankOptions):
     model: str | None = Field(None, description="By default the one model that can rerank.")
-    query: Passage
-    passages: Annotated[list[Passage], Field(fail_fast=True)]
+    query: OneText
+    passages: Annotated[list[OneText], Field(fail_fast=True)]
     truncate: Literal["NONE", "END"] | None = Field(
         None, description="END: what is too long is cut, instead of rejected."
     )
@@ -41,7 +38,7 @@ class RankingRequest(RerankOptions):
 async def rank(body: RankingRequest, ask: Ask, tools: Tools) -> Encode:
     """InvalidInput names the field."""
     model = ask.find_model(tools.models, ask.names.get("model", body.model), "rerank")
-    pairs = [(body.query.text, passage.text) for passage in body.passages]
+    pairs = [(body.query, passage) for passage in body.passages]
     texts = TextsToTokenize(
         "passages",
         pairs,
@@ -51,8 +48,13 @@ async def rank(body: RankingRequest, ask: Ask, tools: Tools) -> Encode:
         named=query_with("passages"),
     )
     num_best = agreed(top_k=body.top_k, top_n=body.top_n) or None
-    finish = await score_pairs(ask, tools, texts, "none", max_time_ms=body.max_time_ms)
-    ranking = Ranking(len(pairs), lambda index, logit: {"index": index, "logit": logit}, num_best)
+    finish = await score_pairs(ask, tools, texts, "none", body)
+    ranking = Ranking(
+        len(pairs),
+        lambda index, logit: {"index": index, "logit": logit},
+        num_best,
+        unscored=body.unscored("nothing"),
+    )
     return ranked(
         finish, lambda ask, rankings: {"rankings": rankings, "usage": usage(ask)}, ranking
     )

@@ -81,6 +81,7 @@ class EmbeddingsFields(Strict):
     normalized: bool | None = Field(
         None, description="Jina's: whether vectors have length 1; by default as the bundle says."
     )
+    normalize: bool | None = Field(None, description="`normalized`, as vLLM calls it.")
 
 
 # LangChain sends texts as ids of OpenAI's own vocabulary unless told not to
@@ -132,7 +133,9 @@ async def embed(body: EmbeddingsRequest, ask: Ask, tools: Tools) -> Encode:
         "embedding_type": jinas and DTYPES.get(jinas, jinas),
     }
     dimensions = agreed(dimensions=body.dimensions, output_dimension=body.output_dimension)
-    normalize = model.bundle.manifest.normalize if body.normalized is None else body.normalized
+    normalize = agreed(normalized=body.normalized, normalize=body.normalize)
+    if normalize is None:
+        normalize = model.bundle.manifest.normalize
     numbers: tuple[VectorDType, ...] = (agreed(**dtypes) or "float32",)
     output = Pooled(normalize=normalize, dimensions=dimensions, dtypes=numbers)
     ask.outputs, ask.precision = (output,), body.precision or ask.precision

@@ -23,7 +23,7 @@ from addnorm.service.dialects.tei import (
 )
 from addnorm.service.wire.codec.decoding import Tools
 from addnorm.service.wire.codec.payload import Encode
-from addnorm.service.wire.codec.validation import Strict, fit
+from addnorm.service.wire.codec.validation import Strict
 from addnorm.service.wire.dialect_errors import (
     COHERE_ERRORS,
     HUGGING_FACE_ERRORS,
@@ -134,8 +134,7 @@ async def by_model(body: TeiInputsRequest, ask: Ask, tools: Tools) -> Encode:
     elif "classify" in tasks and not is_of_hub:
         meant, decode = TeiPredictRequest, tei.predict
     sent = {name: value for name, value in body if value is not None}
-    bodies, num_bytes = tools.bodies, ask.num_body_bytes
-    fitted = await bodies.read(num_bytes, ask, fit, meant, sent, bodies.ignored.add)
+    fitted = await tools.bodies.fit(meant, sent, ask, ask.num_body_bytes)
     encode: Encode = await decode(fitted, ask, tools)
     return encode
 

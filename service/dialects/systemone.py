@@ -10,7 +10,7 @@ from functools import partial
 from typing import Annotated, Any, Literal, NamedTuple
 
 import orjson
-from pydantic import Field, PlainValidator
+from pydantic import Field, PlainValidator, ValidationInfo
 
 from addnorm.service.asking.ask import Ask
 from addnorm.service.asking.tasks import decision
@@ -111,7 +111,7 @@ KINDS: dict[str, type[Question]] = {
 }  # fmt: skip
 
 
-def _questions(value: Any) -> dict[str, Question]:
+def _questions(value: Any, info: ValidationInfo) -> dict[str, Question]:
     """InvalidInput names the question. Its name is the caller's own text, and no field."""
     if not isinstance(value, dict) or not 1 <= len(value) <= MAX_QUESTIONS:
         got = f"{len(value)} questions" if isinstance(value, dict) else shown(value)
@@ -128,7 +128,7 @@ def _questions(value: Any) -> dict[str, Question]:
                 param="questions",
             )
         try:
-            found[name] = fit(KINDS[kind], sent)
+            found[name] = fit(KINDS[kind], sent, info.context)
             found[name].options()
         except InvalidInput as error:
             raise InvalidInput(
@@ -137,8 +137,8 @@ def _questions(value: Any) -> dict[str, Question]:
     return found
 
 
-class SystemOneRequest(Strict, extra="ignore"):
-    """TypeSafe's fields. Others have no effect, as theirs say."""
+class SystemOneRequest(Strict):
+    """TypeSafe's fields."""
 
     model: str | None = Field(
         None, description=f"By default, and for `{ANY_MODEL}`, the one model that can decide."

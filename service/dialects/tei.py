@@ -29,7 +29,7 @@ from addnorm.service.wire.codec.decoding import Tools
 from addnorm.service.wire.codec.negotiation import Several, fragment, written
 from addnorm.service.wire.codec.payload import Payload
 from addnorm.service.wire.codec.shown import shown
-from addnorm.service.wire.codec.validation import Strict, fit, into_body
+from addnorm.service.wire.codec.validation import Strict, agreed, into_body
 from addnorm.service.wire.dialect_errors import HUGGING_FACE_ERRORS, TEI_ERRORS
 from addnorm.service.wire.route import FastApiRoute, Parts, Protocol, Route, parts_of
 from addnorm.service.wire.texts.json_answers import (
@@ -158,6 +158,12 @@ class TeiRerankRequest(TeiRequest, RerankOptions):
     )
     return_text: bool = False
     top_n: int | None = Field(None, ge=0, description="Only the best so many; all for 0.")
+    top_k: int | None = Field(None, ge=0, description="`top_n`, as others call it.")
+
+    @property
+    def num_best(self) -> int | None:
+        """InvalidInput if the two differ."""
+        return agreed(top_n=self.top_n, top_k=self.top_k) or None
 
 
 class TeiPredictRequest(TeiRequest):
@@ -284,7 +290,8 @@ async def rerank(body: TeiRerankRequest, ask: Ask, tools: Tools) -> JsonAnswer:
 
 
 async def rerank_each(body: Sequence[TeiRerankRequest], ask: Ask, tools: Tools) -> JsonAnswer:
-    """A ranking for each of them. All have the options of the first, save top_n and return_text."""
+    """A ranking for each of them. All have the options of the first, save top_n, top_k and
+    return_text."""
     model = ask.find_model(tools.models, ask.names.get("model", body[0].model), "rerank")
     pairs = [(one.query, text) for one in body for text in one.texts]
     truncate = tools.texts.cuts(body[0].truncate, by_default=True)
@@ -293,8 +300,12 @@ async def rerank_each(body: Sequence[TeiRerankRequest], ask: Ask, tools: Tools) 
     )
     function: Function = "none" if body[0].raw_scores else "sigmoid"
     sent_back = ask.num_body_bytes if any(one.return_text for one in body) else 0
-    finish = await score_pairs(ask, tools, texts, function, sent_back, body[0].max_time_ms)
-    rankings = (Ranking(len(one.texts), partial(_rank, one), one.top_n or None) for one in body)
+    finish = await score_pairs(ask, tools, texts, function, body[0], sent_back)
+    unscored = body[0].unscored("nothing")
+    rankings = [
+        Ranking(len(one.texts), partial(_rank, one), one.num_best, unscored=unscored)
+        for one in body
+    ]
     answer = ranked(finish, lambda ask, *entries: list(entries), *rankings)
     return replace(answer, times=partial(_times, sum(texts.sizes())))
 
@@ -429,7 +440,7 @@ DECODE = Route(
 
 
 Instance = TypeVar("Instance", bound=TeiRequest)
-OWN = {"inputs", "query", "texts", "top_n", "return_text"}  # fields that may differ
+OWN = {"inputs", "query", "texts", "top_n", "top_k", "return_text"}  # fields that may differ
 
 
 class VertexRequest(Strict):
@@ -490,9 +501,8 @@ async def _instances(
 ) -> list[Instance]:
     """All as one type, and with the same options. InvalidInput names what differs."""
     check_size("instances", len(body.instances), "instances", tools.texts.settings.max_sequences)
-    bodies, num_bytes, value = tools.bodies, ask.num_body_bytes, {"instances": body.instances}
-    kind = Instances[instance]  # type: ignore[valid-type]
-    fitted = await bodies.read(num_bytes, ask, fit, kind, value, bodies.ignored.add)
+    kind, value = Instances[instance], {"instances": body.instances}  # type: ignore[valid-type]
+    fitted = await tools.bodies.fit(kind, value, ask, ask.num_body_bytes)
     instances: list[Instance] = fitted.instances
     for field in (name for name in instance.model_fields if name not in OWN):
         first, *others = (getattr(one, field) for one in instances)

@@ -183,6 +183,7 @@ PROTOCOL = Protocol(
             body=TokenizeRequest,
             decode=tokenize,
             infers=False,
+            is_ours=True,
             response=TokenizeResponse,
             examples=EXAMPLES,
             answers={"a text and a pair": ANSWER},

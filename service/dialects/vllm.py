@@ -63,6 +63,10 @@ class InputRequest(_Asked):
 
 
 class PoolingRequest(InputRequest):
+    dimensions: int | None = Field(None, ge=1, description="Only the first so many.")
+    normalize: bool | None = Field(
+        None, description="Whether vectors have length 1; by default as the bundle says."
+    )
     encoding_format: Literal["float", "base64"] | None = Field(
         None, description="Numbers, or base64 of their bytes: little-endian float32."
     )
@@ -78,11 +82,12 @@ async def score(body: ScoreRequest, ask: Ask, tools: Tools) -> Encode:
         )
     pairs = list(zip(first * len(second) if len(first) == 1 else first, second, strict=True))
     texts = _texts(body, "text_2", pairs, "rerank", ask, tools)
-    finish = await score_pairs(ask, tools, texts, "sigmoid", max_time_ms=body.max_time_ms)
+    finish = await score_pairs(ask, tools, texts, "sigmoid", body)
     ranking = Ranking(
         len(pairs),
         lambda index, score: {"index": index, "object": "score", "score": score},
         in_order=True,
+        unscored=body.unscored("null"),
     )
     return ranked(finish, _words, ranking)
 
@@ -112,7 +117,7 @@ def _classes(ask: Ask) -> dict[str, Any]:
 
 async def pool(body: PoolingRequest, ask: Ask, tools: Tools) -> Encode:
     texts = _texts(body, "input", body.input, "embed", ask, tools)
-    await want_vectors(ask, tools, texts)
+    await want_vectors(ask, tools, texts, body.dimensions, body.normalize)
     in_text = body.encoding_format == "base64"
     return JsonAnswer(in_base64 if in_text else pooled, words=_vectors)
 

@@ -71,8 +71,8 @@ class App:
                 # Chrome asks before a page elsewhere calls this network
                 allow_private_network=True,
                 expose_headers=[
-                    "retry-after", "server-timing", "x-addnorm-fingerprint", "x-addnorm-scored",
-                    "x-addnorm-truncated", "x-request-id",
+                    "retry-after", "server-timing", "x-addnorm-fingerprint", "x-addnorm-ignored",
+                    "x-addnorm-scored", "x-addnorm-truncated", "x-request-id",
                 ],
             )  # fmt: skip
         self.in_flight = 0

@@ -54,7 +54,9 @@ class Route:
     tells which of several dialects is meant. body: what is documented, and read unless a field
     decides. reads: JSON alone; JSON whatever media type is named, for clients of which some name
     none, as curl; or the function reads bytes itself. infers: False: the function makes the answer.
-    keeps_nulls: whether a null within a field is a value, as its key may be the caller's own.
+    is_ours: whether the API is our own, which rejects fields that the body does not have; those of
+    others leave them out. keeps_nulls: whether a null within a field is a value, as its key may be
+    the caller's own.
     examples, answers: bodies and answers by title. media_types: of bodies and answers, beside JSON;
     answer_types: of answers alone. errors: None: the dialect's. documented: arguments of FastAPI's
     in place of those made here.
@@ -67,6 +69,7 @@ class Route:
     decode: Decode | Mapping[str, OneOf]
     reads: Literal["json", "any", "bytes"] = "json"
     infers: bool = True
+    is_ours: bool = False
     keeps_nulls: bool = False
     response: Any = None
     examples: Mapping[str, Any] = field(default_factory=dict)
@@ -93,7 +96,7 @@ class Route:
         ]
         # the place of the parameters, which the document keeps
         described: dict[str, Any] = {"parameters": own} if own else {}
-        described |= json_body(self.body, self.examples, **self.media_types)
+        described |= json_body(self.body, self.examples, self.is_ours, **self.media_types)
         described["parameters"] = [*own, DEADLINE]
         return {
             "endpoint": _nothing_calls_it,

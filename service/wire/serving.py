@@ -18,6 +18,7 @@ from addnorm.service.errors import (
     UnsupportedMediaType,
 )
 from addnorm.service.wire.codec.decoding import RawRequest, Tools, held_bytes
+from addnorm.service.wire.codec.foreign_fields import told
 from addnorm.service.wire.codec.negotiation import (
     JSON,
     SAME_CODINGS,
@@ -28,7 +29,7 @@ from addnorm.service.wire.codec.negotiation import (
     wanted_coding,
 )
 from addnorm.service.wire.codec.payload import Payload, compressing
-from addnorm.service.wire.codec.validation import fit, parse
+from addnorm.service.wire.codec.validation import parse
 from addnorm.service.wire.route import Parts, Route
 
 ANSWER_BYTES = 64  # for each byte of a body, of which each may be a token
@@ -36,6 +37,7 @@ TIMEOUT_HEADER = "x-request-timeout-ms"
 MAX_TIME_HEADER = "x-max-time-ms"
 FINGERPRINT_HEADER = "x-addnorm-fingerprint"
 TRUNCATED_HEADER = "x-addnorm-truncated"  # how many texts were cut, if any were
+IGNORED_HEADER = "x-addnorm-ignored"  # names of the body's fields that no body here has, if any
 
 
 async def answer(
@@ -44,6 +46,7 @@ async def answer(
     """The encoded answer with all its headers. ServiceError: what the caller is told instead;
     Expired or ClientGone between any two stages."""
     settings, gate = parts.settings, parts.answers.gate
+    ask.ignored = None if route.is_ours else []
     ask.timeout_s, ask.is_callers = settings.timeout_s, TIMEOUT_HEADER in headers
     if ask.is_callers:
         ask.timeout_s = seconds_of(headers, TIMEOUT_HEADER)
@@ -74,8 +77,7 @@ async def answer(
                 f"the answer has {num} bytes, the limit is {limit}"
                 " (ADDNORM_MAX_RESPONSE_BYTES): send less at once"
             )
-        told = {TRUNCATED_HEADER: str(len(ask.cut))} if ask.cut else {}
-        return other._replace(headers={**other.headers, **told})
+        return other._replace(headers={**other.headers, **_left_out(ask)})
     ask.encode = made
     if coding := wanted_coding(headers):
         ask.coding, ask.encode = coding, partial(compressing, made, coding)
@@ -153,18 +155,24 @@ async def decode(route: Route, raw: RawRequest, ask: Ask, tools: Tools) -> Any:
         if field is None:
             raise InvalidInput(f"{' or '.join(found)} is missing: one of them tells the dialect")
         kind, ask.envelope, found = found[field]
-    body = await bodies.read(len(raw.body), ask, fit, kind, value, bodies.ignored.add)
+    body = await bodies.fit(kind, value, ask, len(raw.body))
     del value  # it must not be held beside what was made of it
     return await found(body, ask, tools)
 
 
 def headers_of(ask: Ask) -> dict[str, str]:
-    """What computed the answer, how long each stage took, how many texts were cut or scored."""
+    """What computed the answer, how long each stage took, how many texts were scored, and what was
+    left out."""
     stages = (f"{stage};dur={seconds * 1000:.2f}" for stage, seconds in ask.stages_s.items())
     fingerprint = ask.engine.fingerprint.digest
     headers = {FINGERPRINT_HEADER: fingerprint, "server-timing": ", ".join(stages)}
-    if ask.cut:
-        headers[TRUNCATED_HEADER] = str(len(ask.cut))
+    headers |= _left_out(ask)
     if ask.scored:
         headers["x-addnorm-scored"] = "{}/{}".format(*ask.scored)
     return headers
+
+
+def _left_out(ask: Ask) -> dict[str, str]:
+    """Ends of texts, and fields."""
+    headers = {TRUNCATED_HEADER: str(len(ask.cut))} if ask.cut else {}
+    return headers | ({IGNORED_HEADER: told(ask.ignored)} if ask.ignored else {})

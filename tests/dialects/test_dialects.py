@@ -121,10 +121,12 @@ def test_a_nims_health_needs_no_key_and_has_its_words(task_bundles: Any) -> None
 @pytest.mark.parametrize("path", ["/v1/ranking", "/v1/retrieval/reranker/reranking"])
 def test_nvidias_logits_are_the_raw_scores(task_client: httpx.Client, path: str) -> None:
     texts = TEXTS * 3
-    body = {"query": {"text": QUERY}, "passages": [{"text": text} for text in texts]}
+    body: dict[str, Any] = {"query": {"text": QUERY}, "passages": [{"text": one} for one in texts]}
     ranked = posted(task_client, path, model="reranker", truncate="END", **body)["rankings"]
     raw = posted(task_client, "/rerank", query=QUERY, texts=texts, raw_scores=True)
     assert ranked == [{"index": rank["index"], "logit": rank["score"]} for rank in raw]
+    plain = {"query": QUERY, "passages": texts}
+    assert posted(task_client, path, model="reranker", **plain)["rankings"] == ranked
     for limit in ({"top_k": 2}, {"top_n": 2}):  # RAGFlow sends top_n
         best = posted(task_client, path, model="reranker", **body, **limit)["rankings"]
         assert best == ranked[:2]
@@ -159,6 +161,9 @@ def test_fields_of_others_mean_what_openais_do(task_client: httpx.Client) -> Non
         ({"output_dtype": "ubinary"}, vectors(task_client, dtype="ubinary")),
         ({"embedding_type": ["binary"]}, vectors(task_client, dtype="binary")),
         ({"drop_params": True, "provider": {"order": ["x"]}}, vectors(task_client)),
+        ({"extra_body": {}, "rid": "7", "encoding_format": {}}, vectors(task_client)),
+        ({"embed_dtype": "float32", "endianness": "native", "priority": 0}, vectors(task_client)),
+        ({"normalize": True, "rid": "7"}, posted(task_client, "/embed", inputs=TEXTS)),
         (
             {"user": "", "encoding_format": "", "dimensions": 0, "precision": ""},
             vectors(task_client),
@@ -192,6 +197,9 @@ def test_rerank_has_the_fields_of_voyage_vllm_and_litellm(task_client: httpx.Cli
     results = posted(task_client, "/v1/rerank", **body)["results"]
     least = posted(task_client, "/v1/rerank", **body, truncate_prompt_tokens=-1)
     assert least["data"] == least["results"] == results  # Voyage's clients need send no field
+    # Jina's query, and what vLLM's client sends by default
+    jinas = {**body, "query": {"text": QUERY}, "use_activation": True, "softmax": True}
+    assert posted(task_client, "/v1/rerank", **jinas)["results"] == results
     voyage = posted(
         task_client, "/v1/rerank", **body, top_k=2, truncation=True, return_documents=True
     )
@@ -258,6 +266,12 @@ def test_rerank_takes_what_applications_send_along(task_client: httpx.Client) ->
     )
     for more in sent:
         assert posted(task_client, "/v1/rerank", **body, **more)["results"] == plain, more
+    body["documents"] = [LONG, "b"]
+    cut = posted(task_client, "/v1/rerank", **body)["results"]
+    for more in ({"max_chunks_per_doc": 1}, {"overlap_tokens": 0}):  # as documents are read here
+        assert posted(task_client, "/v1/rerank", **body, **more)["results"] == cut, more
+    best = posted(task_client, "/rerank", query=QUERY, texts=TEXTS, top_k=1)
+    assert best == posted(task_client, "/rerank", query=QUERY, texts=TEXTS, top_n=1)
 
 
 def test_texts_of_tei_name_a_model_and_have_parameters(task_client: httpx.Client) -> None:

@@ -1,4 +1,5 @@
-"""A null is absent: every field of every body of the OpenAPI document, in all dialects."""
+"""A null is absent: every field of every body of the OpenAPI document, in all dialects. And a name
+that nobody knows is left out in those of others."""
 
 import json
 from collections.abc import Iterable, Iterator
@@ -27,6 +28,7 @@ OF_EXAMPLE = {
 # of routes without an example: no model is loaded, unloaded or pinned by these
 OF_REPOSITORY: dict[str, Any] = {"ready": False, "parameters": {}}
 NOBODY, UNKNOWN = "nobody", "not_known"
+OURS = ("infer", "tokenize", "classify", "tag", "fill-mask", "zero-shot")  # below /v1
 Place = tuple[str | int, ...]  # of a field in a body
 
 
@@ -143,6 +145,31 @@ def test_a_null_in_any_field_known_or_not_is_as_if_it_were_absent(
         expected = answered(client, example.path, absent)
         assert answered(client, example.path, null) == expected, f"{example.path}: {null}"
     assert len(paths) > 25
+
+
+def test_a_name_that_nobody_knows_changes_nothing_but_in_our_own_routes(
+    client: httpx.Client, document: dict[str, Any]
+) -> None:
+    """It is told in the answer, as is one that no header may have."""
+    num_ours = num_others = 0
+    for example in examples(document):
+        body = {**example.body, UNKNOWN: {"a": [1]}, "x\r\ny: z": ""}
+        whole, answer = (client.post(example.path, json=each) for each in (example.body, body))
+        if resolved(example.schema, document).get("additionalProperties") == {"type": "null"}:
+            num_ours += 1
+            assert answer.status_code == 400, example.path
+            assert f"{UNKNOWN} is unknown; known are" in answer.text, example.path
+        else:
+            if whole.status_code == 200:
+                num_others += 1
+                named = answer.headers.get("x-addnorm-ignored")
+                assert named == f"{UNKNOWN}, x??y??z", example.path
+            assert "x-addnorm-ignored" not in whole.headers
+            assert answered(client, example.path, body) == answered(
+                client, example.path, example.body
+            )
+    assert num_ours >= len(OURS)
+    assert num_others > 25
 
 
 def test_the_document_says_that_a_null_is_taken_where_nothing_is(document: dict[str, Any]) -> None:

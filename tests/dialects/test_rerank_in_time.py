@@ -1,5 +1,6 @@
 """Reranking ends in time on every route that has it, and a first stage says what is scored."""
 
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -10,9 +11,12 @@ import numpy as np
 import pytest
 
 from addnorm.service.server.wiring import Service
-from tests.conftest import inference_of, serving
+from addnorm.service.wire.texts.json_answers import numbers_below
+from tests.conftest import client_of, inference_of, serving
 from tests.support import web
+from tests.support.metrics import value
 from tests.support.task_models import DEFAULTS
+from tests.support.waiting import eventually
 
 QUERY = "the same text"
 DOCUMENTS = ["a b c", "padding costs nothing.", "the text, the text", "pads are dropped", "text"]
@@ -60,15 +64,24 @@ def vllm(model: str) -> tuple[str, dict[str, Any]]:
     return "/score", {"model": model, "text_1": QUERY, "text_2": DOCUMENTS}
 
 
+def vertex(model: str) -> tuple[str, dict[str, Any]]:
+    return "/vertex", {"instances": [{"model": model, "query": QUERY, "texts": DOCUMENTS}]}
+
+
 ROUTES = [cohere_like, tei, nvidia, vllm]
 HAVE_NULLS = [cohere_like, vllm]
+HAVE_RAW = [cohere_like, tei, vertex]
+HELD = DOCUMENTS[1], DOCUMENTS[3]  # whose scores the cache has
 
 
 def entries(answer: httpx.Response) -> list[tuple[int, float | None]]:
     assert answer.status_code == 200, answer.text
     body = answer.json()
     if isinstance(body, dict):
-        body = next(body[name] for name in ("results", "rankings", "data") if name in body)
+        names = ("results", "rankings", "data", "predictions")
+        body = next(body[name] for name in names if name in body)
+    if isinstance(body[0], list):  # of one instance
+        (body,) = body
     names = ("relevance_score", "logit", "score")
     return [(one["index"], next(one[name] for name in names if name in one)) for one in body]
 
@@ -88,22 +101,100 @@ def test_with_enough_time_the_answer_is_that_without(
     assert "x-addnorm-scored" not in whole.headers
 
 
-@pytest.mark.parametrize("route", ROUTES)
-def test_when_the_time_is_over_the_answer_says_how_many_were_scored(
-    client: httpx.Client, route: Any
+@pytest.fixture(scope="module")
+def slow(task_bundles: Path) -> Service:
+    """Its models take a second for a token, and it holds two scores."""
+    options: dict[str, Any] = {"aliases": ALIASES, "cache_bytes": 2**22, "default_models": DEFAULTS}
+    return inference_of(task_bundles, worker_threads=2, **options)
+
+
+@pytest.fixture(scope="module")
+def short(slow: Service) -> Iterator[httpx.Client]:
+    with client_of(slow) as client:
+        held = {"model": "reranker", "query": QUERY, "texts": HELD}
+        assert client.post("/rerank", json=held).status_code == 200
+        for model in slow.models.all():
+            model.target("fp32").tokens_per_s = 1.0
+        yield client
+
+
+def ends_early(route: Any, said: str, ms: int = 1) -> Any:
+    """Arguments of a request that has no time to speak of. said: where it says so."""
+    path, body = route("late" if said == "alias" else "reranker")
+    inner = body["instances"][0] if "instances" in body else body
+    inner |= {"max_time_ms": ms} if said == "field" else {}
+    headers = {"x-max-time-ms": str(ms)} if said == "header" else {}
+    return {"url": path, "json": body, "headers": headers}
+
+
+@pytest.mark.parametrize("route", [*ROUTES, vertex])
+@pytest.mark.parametrize("said", ["field", "header", "alias"])
+def test_where_nothing_would_be_scored_the_caller_is_told_to_come_again(
+    short: httpx.Client, route: Any, said: str
 ) -> None:
-    path, body = route("late")
-    late = client.post(path, json=body)
-    num, of = map(int, late.headers["x-addnorm-scored"].split("/"))
-    found = entries(late)
-    assert of == NUM
-    assert len(found) == (NUM if route in HAVE_NULLS else num)
-    scored = {index: score for index, score in found if score is not None}
-    assert len(scored) == num
+    sent = ends_early(route, said)
+    sent["headers"]["cache-control"] = "no-cache"
+    answer = short.post(**sent)
+    assert answer.status_code == 429
+    assert int(answer.headers["retry-after"]) >= 1
+    assert "max_time_ms is 1, and nothing would be scored in this time" in answer.text
+
+
+def test_where_the_time_suffices_for_no_first_stage_the_order_is_that_sent(
+    short: httpx.Client,
+) -> None:
+    path, body = cohere_like("cascade")
+    answer = short.post(path, json=body, headers={"x-max-time-ms": "1"})
+    assert answer.headers["x-addnorm-scored"] == f"1/{NUM}"  # of the two that it keeps
+    assert [index for index, _ in entries(answer)] == [1, 0, 2, 3, 4]
+
+
+def test_what_was_left_out_is_counted_and_logged(
+    slow: Service, short: httpx.Client, caplog: pytest.LogCaptureFixture
+) -> None:
+    def counted() -> float:
+        return value(slow.metrics, "addnorm_texts_unscored_total", model="reranker") or 0
+
+    before, num_left = counted(), NUM - len(HELD)
+    with caplog.at_level("INFO", "addnorm.access"):
+        assert short.post(**ends_early(tei, "field")).status_code == 200
+        assert eventually(lambda: counted() == before + num_left)
+        assert eventually(lambda: caplog.records)
+    assert vars(caplog.records[-1])["unscored"] == num_left
+
+
+@pytest.mark.parametrize("raw", [False, True])
+@pytest.mark.parametrize("route", [*ROUTES, vertex])
+@pytest.mark.parametrize("said", ["field", "header", "alias"])
+def test_when_the_time_is_over_what_is_scored_is_told(
+    client: httpx.Client, short: httpx.Client, route: Any, said: str, raw: bool
+) -> None:
+    """A caller who did not ask for it by a field gets a number for every document, as its API
+    has it: below all scores, and in the order of the answer."""
     path, body = route("reranker")
-    assert scored.items() <= dict(entries(client.post(path, json=body))).items()
-    if route is cohere_like:
-        assert [index for index, _ in found[num:]] == sorted({*range(NUM)} - {*scored})
+    sent = ends_early(route, said)
+    for each in (body, sent["json"]):
+        (each["instances"][0] if "instances" in each else each).update(
+            {"raw_scores": True} if raw and route in HAVE_RAW else {}
+        )
+    answer = short.post(**sent)
+    found, whole = entries(answer), dict(entries(client.post(path, json=body)))
+    assert answer.headers["x-addnorm-scored"] == f"{len(HELD)}/{NUM}"
+    scored = {DOCUMENTS.index(text): whole[DOCUMENTS.index(text)] for text in HELD}
+    left = [index for index in range(NUM) if index not in scored]
+    assert scored.items() <= dict(found).items()
+    if said == "field":
+        nothing = dict.fromkeys(left) if route in HAVE_NULLS else {}
+        assert dict(found) == scored | nothing
+        return
+    assert [index for index, _ in found if index in left] == left
+    numbers = [score for _, score in found]
+    assert set(map(type, numbers)) == {float}
+    assert len(set(numbers)) == NUM
+    lowest = min(0.0, *scored.values())
+    assert all(lowest - 2 <= dict(found)[index] <= lowest - 1 for index in left)
+    if route is not vllm:
+        assert numbers == sorted(numbers, reverse=True)
 
 
 @pytest.mark.parametrize("route", ROUTES)
@@ -122,20 +213,45 @@ def test_a_first_stage_orders_and_the_best_are_scored(client: httpx.Client, rout
     path, plain = route("reranker")
     whole = dict(entries(client.post(path, json=plain)))
     found = entries(answer)
-    scored = {index: score for index, score in found if score is not None}
+    scored = {index: score for index, score in found if index in order[:2]}
     assert scored == {index: whole[index] for index in order[:2]}
-    if route is cohere_like:
+    assert len(found) == NUM
+    if route is not vllm:
         assert [index for index, _ in found[2:]] == order[2:]
+        numbers = [score for _, score in found]
+        assert numbers == sorted(numbers, reverse=True)
+    if route is cohere_like:
         best = client.post(path, json={**body, "top_n": 3})
         assert entries(best) == found[:3]
 
 
-def test_coheres_own_client_takes_scores_that_are_not_there(url: str) -> None:
+def test_instances_of_one_query_have_the_order_of_their_first_stage(client: httpx.Client) -> None:
+    path, body = vertex("cascade")
+    one = body["instances"][0]
+    parts = [{**one, "texts": DOCUMENTS[:3]}, {**one, "texts": DOCUMENTS[3:]}]
+    whole = entries(client.post(path, json=body))
+    both = client.post(path, json={"instances": parts}).json()["predictions"]
+    assert [len(part) for part in both] == [3, 2]
+    places = [index for index, _ in whole]
+    for start, part in zip((0, 3), both, strict=True):
+        order = [start + each["index"] for each in part]
+        assert order == sorted(order, key=places.index)
+
+
+def test_coheres_own_client_gets_a_number_for_every_document(url: str) -> None:
     with cohere.ClientV2("none", base_url=url, max_retries=0) as client:
         answer = client.rerank(model="cascade", query=QUERY, documents=DOCUMENTS)
     scores = [result.relevance_score for result in answer.results]
-    assert None not in scores[:2]
-    assert scores[2:] == [None] * (NUM - 2)
+    assert min(scores[:2]) >= 0
+    assert scores[2:] == [-1, -1 - 1 / 3, -1 - 2 / 3]
+
+
+@pytest.mark.parametrize("scores", [[], [0.0], [1e30, -3.4e38], [-16.5, -20000000.0], [5.0, 0.5]])
+def test_numbers_below_all_scores_are_so_for_clients_of_float32_too(scores: list[float]) -> None:
+    numbers = numbers_below(scores, 2048)
+    assert numbers == sorted(set(numbers), reverse=True)
+    assert np.all(np.isfinite(numbers))
+    assert np.float32(numbers[0]) < np.float32(min([0.0, *scores]))
 
 
 def test_several_queries_have_no_first_stage(client: httpx.Client) -> None:
@@ -159,6 +275,34 @@ def test_a_header_that_is_no_time_is_rejected(client: httpx.Client, sent: str) -
     answer = client.post(path, json=body, headers={"x-max-time-ms": sent})
     assert answer.status_code == 400
     assert "x-max-time-ms is" in answer.text
+
+
+@pytest.mark.parametrize("sent", [0, 0.0, "0", -1])
+def test_a_field_that_is_no_time_is_rejected(client: httpx.Client, sent: Any) -> None:
+    """0 is no default that a client might send for nothing."""
+    path, body = cohere_like("reranker")
+    answer = client.post(path, json={**body, "max_time_ms": sent})
+    assert answer.status_code == 400
+    number = 0 if sent in (0, "0") else -1
+    assert answer.json()["message"] == (
+        f"max_time_ms: Input should be greater than 0, got {number}"
+    )
+
+
+def test_loading_a_model_again_counts(service: Service, client: httpx.Client) -> None:
+    """Nobody waits for longer than the time, and the load goes on for the next caller."""
+    path, body = tei("reranker")
+    service.repository.unload_idle(0.0)
+    go = threading.Event()
+    service.repository._loads.submit(go.wait)  # no load begins before the answer is there
+    try:
+        answer = client.post(path, json={**body, "max_time_ms": 50})
+    finally:
+        go.set()
+    assert answer.status_code == 429
+    assert "max_time_ms is 50, and nothing would be scored in this time: the model" in answer.text
+    assert eventually(lambda: service.models.find("reranker").is_loaded)
+    assert client.post(path, json=body).status_code == 200
 
 
 def test_a_first_stage_counts_as_a_use_of_its_model(service: Service, client: httpx.Client) -> None:

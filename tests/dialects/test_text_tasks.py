@@ -157,6 +157,11 @@ def test_similarity_and_features_are_those_of_embeddings(
     ]
     client = hugging_face("embedder")
     np.testing.assert_array_equal(client.feature_extraction(TEXT), vectors[:1])
+    sent: tuple[dict[str, Any], ...] = ({}, {"aggregation_strategy": "simple"}, {"rid": "7"})
+    for parameters in sent:  # which say nothing
+        named = {"inputs": TEXT, "parameters": parameters}
+        vector = task_client.post("/hf/embedder", json=named).json()
+        np.testing.assert_array_equal(np.array(vector, np.float32), vectors[:1])
     cut = client.feature_extraction(TEXT, dimensions=4, normalize=True)
     np.testing.assert_allclose(cut[0], vectors[0][:4] / np.linalg.norm(vectors[0][:4]), atol=1e-6)
     prompted = client.feature_extraction("padding", prompt_name="query")

@@ -95,6 +95,8 @@ def test_its_routes_answer_with_the_bits_of_others(client: httpx.Client) -> None
     assert answer.json() == expected
     assert answer.headers["x-addnorm-fingerprint"]
     assert client.post("/toy/count", json={"ids": IDS}).json() == 2
+    answer = client.post("/toy/count", json={"ids": IDS, "other": 1})
+    assert (answer.json(), answer.headers["x-addnorm-ignored"]) == (2, "other")
 
 
 @pytest.mark.parametrize(
@@ -102,7 +104,7 @@ def test_its_routes_answer_with_the_bits_of_others(client: httpx.Client) -> None
     [
         ("POST", "/toy/notebook/vectors", {"json": {"ids": [[99]]}}, 400),
         ("POST", "/toy/notebook/vectors", {"json": {"ids": "x"}}, 400),
-        ("POST", "/toy/count", {"json": {"ids": [], "other": 1}}, 400),
+        ("POST", "/toy/count", {"json": {"ids": [], "stream": True}}, 400),
         ("POST", "/toy/count", {"json": {"ids": IDS}, "headers": {"authorization": ""}}, 401),
         ("POST", "/toy/count",
          {"json": {"ids": IDS}, "headers": {"authorization": f"Bearer {KEYS['asks']}"}}, 403),

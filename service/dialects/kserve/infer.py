@@ -211,7 +211,7 @@ async def decode(raw: RawRequest, ask: Ask, tools: Tools) -> Encode:
 
 def _documented(*names: str) -> dict[str, Any]:
     """names: of the path's parameters."""
-    as_json = {"schema": body_schema(V2InferRequest), "examples": EXAMPLES}
+    as_json = {"schema": body_schema(V2InferRequest, is_closed=False), "examples": EXAMPLES}
     of_path = [
         {
             "name": name,

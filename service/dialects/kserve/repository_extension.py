@@ -123,7 +123,7 @@ def _check_open(parts: Parts) -> None:
 def _route(
     path: str, answer: Callable[..., Any], summary: str, body: type[BaseModel], **documented: Any
 ) -> FastApiRoute:
-    content = {"required": False, "content": {JSON: {"schema": body_schema(body)}}}
+    content = {"required": False, "content": {JSON: {"schema": body_schema(body, is_closed=True)}}}
     errors = {**V2_ERRORS.documented, 403: CLOSED}
     documented["openapi_extra"] = {"requestBody": content}
     return FastApiRoute(path, answer, summary, errors, method="POST", documented=documented)

@@ -354,6 +354,7 @@ def route(bodies: Bodies) -> Route:
         body=bodies.request,
         decode=partial(_decode, bodies),
         reads="bytes",
+        is_ours=True,
         response=bodies.response,
         examples=EXAMPLES,
         answers={"a padded grid": ANSWER},

@@ -132,6 +132,7 @@ def _route(
         summary=summary,
         body=body,
         decode=partial(infer, task, run),
+        is_ours=True,
         response=response,
         examples={"a text": example},
     )

@@ -2,7 +2,8 @@
 pieces that hold up nobody. Knows no sockets."""
 
 from collections.abc import Callable
-from typing import NamedTuple
+from functools import partial
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -31,7 +32,7 @@ class BodyReader:
         """readers: where bodies are read; large_readers: those above MEDIUM_BYTES, so that others
         need not wait until a piece of theirs ends."""
         self.settings, self._readers, self._large_readers = settings, readers, large_readers
-        self.ignored = IgnoredFields()
+        self._ignored = IgnoredFields()
 
     async def read(
         self,
@@ -58,7 +59,13 @@ class BodyReader:
     async def read_json(self, model: type[Body], body: bytes, ask: Ask) -> Body:
         """The body as the model. InvalidInput names the field that does not fit."""
         value = await self.read(len(body), ask, parse, body, self.settings)
-        return await self.read(len(body), ask, fit, model, value, self.ignored.add)
+        return await self.fit(model, value, ask, len(body))
+
+    async def fit(self, model: type[Body], value: dict[str, Any], ask: Ask, num_bytes: int) -> Body:
+        """What was read of so many bytes, as the model. InvalidInput names the field that does not
+        fit, and on a route of ours one that the model does not have."""
+        note = None if ask.ignored is None else partial(self._ignored.note, ask.ignored)
+        return await self.read(num_bytes, ask, fit, model, value, note)
 
 
 class Tools(NamedTuple):

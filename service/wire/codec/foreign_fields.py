@@ -1,12 +1,13 @@
-"""Fields that clients of other servers and of gateways send, and that are none of a body's own: one
-list for all dialects.
+"""Names that no body here has, in the dialects of others.
 
-A field whose value changes no answer is left out, and the log names it once a minute. Any other
-value is rejected by name. A name in no list is rejected too, as it may be a misspelt field.
+A name that is not known is left out: the answer's header names it, and the log does once. A name of
+`FOREIGN` changes answers where it was made, and is rejected, but for the values that change
+nothing. So a new field of a client that changes answers belongs there. Our own routes reject all
+that no body has.
 """
 
 import logging
-import time
+import re
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -14,9 +15,13 @@ from addnorm.service.errors import InvalidInput
 from addnorm.service.wire.codec.shown import shown
 
 log = logging.getLogger("addnorm")
-TOLD_EVERY_S = 60.0
 NO_WORD: tuple[Any, ...] = ("", [], {})  # say nothing, whatever the field
 BOOLEANS = {"true": True, "false": False}  # as text, as some clients write them
+# Names are the caller's own words: so many of an answer and of the log are told, of so many
+# characters, and of these no other that a header may not have
+MAX_TOLD, MAX_LOGGED, MAX_CHARACTERS = 16, 256, 40
+UNTELLABLE = re.compile(r"[^A-Za-z0-9_.-]")
+Ignored = Callable[[str], None]  # is told the place of a field that was left out
 
 GENERATES = "this server scores, it does not generate"
 TEXTS_ONLY = "only texts are embedded here"
@@ -24,119 +29,151 @@ NOT_OFFERED = "this is not offered here, and the answer would be another"
 
 
 class Foreign(NamedTuple):
-    """values: that change no answer; None: all. why: another value is rejected, for its sender."""
+    """values: that change no answer, beside empty ones. why: another is rejected, for its
+    sender."""
 
-    values: tuple[Any, ...] | None = None
+    values: tuple[Any, ...] = ()
     why: str = NOT_OFFERED
 
 
-# of the caller, the connection and the gateway: litellm, OpenRouter, Portkey, OpenAI, RAGFlow
-GATEWAY = (
-    "additional_drop_params", "allowed_openai_params", "api_base", "api_key", "api_type",
-    "api_version", "base_url", "cache", "caching", "custom_llm_provider", "drop_params",
-    "extra_headers", "fallbacks", "headers", "max_retries", "metadata", "no-log", "num_retries",
-    "organization", "prompt_cache_key", "prompt_cache_retention", "provider", "request_id",
-    "request_timeout", "route", "safety_identifier", "service_tier", "session_id", "store",
-    "stream_timeout", "tags", "timeout", "trace_id", "usage", "user", "user_id",
-)  # fmt: skip
-# of other servers: how they hold a model, and what they do with texts that they split
-SERVERS = (
-    "cache_salt",  # vLLM
-    "keep_alive",  # Ollama
-    "max_chunks_per_doc",  # Cohere and SiliconFlow: documents are one chunk here
-    "options",  # Ollama and Hugging Face
-    "overlap_tokens",  # SiliconFlow: of chunks
-    "priority",  # vLLM and Cohere
-    "return_len",  # Xinference
-    "seed",  # nothing is drawn by chance
-    "use_cache",  # Hugging Face
-    "verbose",  # Ollama
-    "wait_for_model",  # Hugging Face
-)
-LITELLM = "litellm_"  # how the names of its other fields begin
 FOREIGN: Mapping[str, Foreign] = {
-    **dict.fromkeys((*GATEWAY, *SERVERS), Foreign()),
     # of generation, and of completions that only score
     **{
         name: Foreign(values, GENERATES)
         for name, values in {
+            "allowed_token_ids": (),
+            "bad_words": (),
             "best_of": (1,),
             "frequency_penalty": (0,),
+            "guided_choice": (),
+            "guided_grammar": (),
+            "guided_json": (),
+            "guided_regex": (),
             "logit_bias": (),
+            "logits_processors": (),
+            "min_tokens": (0,),
             "n": (1,),
             "presence_penalty": (0,),
+            "prompt_logprobs": (),
+            "repetition_penalty": (1,),
+            "response_format": ({"type": "text"},),
             "stop": (),
+            "stop_token_ids": (),
             "stream": (False,),
             "stream_options": (),
+            "structured_outputs": (),
             "suffix": (),
             "top_p": (1,),
+            "use_beam_search": (False,),
         }.items()
     },
-    f"{LITELLM}*": Foreign(),
+    # of gateways
+    "extra_body": Foreign((), "its fields belong into the body itself"),
     "models": Foreign(()),  # OpenRouter: others that may answer
+    "parameters": Foreign((), "its fields belong into the body itself"),
     "plugins": Foreign(()),
     "tools": Foreign(()),
     "transforms": Foreign(()),
-    # of texts and vectors
+    # of texts
     "add_special_tokens": Foreign((True,), "texts always have them; what has none are token ids"),
     "audio": Foreign((), TEXTS_ONLY),
-    "encoding_format": Foreign(("float",)),
+    "chat_template": Foreign(()),  # vLLM
+    "chat_template_kwargs": Foreign(()),
     "image": Foreign((), TEXTS_ONLY),
     "images": Foreign((), TEXTS_ONLY),
+    "input_type": Foreign(()),
     "instruct": Foreign(()),
     "instruction": Foreign(()),
-    "late_chunking": Foreign((False,), "spans of /v1/infer has vectors of ranges of a text"),
+    "max_length": Foreign(()),
+    "messages": Foreign((), TEXTS_ONLY),
+    "mm_processor_kwargs": Foreign((), TEXTS_ONLY),
     "modality": Foreign(("text", ["text"]), TEXTS_ONLY),
+    "prompt": Foreign(()),
+    "prompt_name": Foreign(()),
     "rank_fields": Foreign((["text"],), "the text of a document is scored"),
+    "task": Foreign(()),
+    "task_type": Foreign(()),  # Google
+    "text_type": Foreign(("document",)),  # DashScope
+    "truncate": Foreign((True, "END", "end")),
+    "truncate_prompt_tokens": Foreign((-1,)),
+    "truncation": Foreign((True,)),
+    "truncation_direction": Foreign(("right", "Right"), "texts are cut at their end"),
+    "truncation_side": Foreign(("right",), "texts are cut at their end"),  # vLLM
+    "video": Foreign((), TEXTS_ONLY),
+    # of vectors
+    "dimension": Foreign((), "the field is called dimensions"),  # DashScope
+    "dimensions": Foreign(()),
+    "dtype": Foreign(("float32", "float")),
+    "embed_dtype": Foreign(("float32",)),  # vLLM
+    "embedding_type": Foreign(("float", ["float"])),
+    "embedding_types": Foreign((["float"],)),
+    "encoding_format": Foreign(("float",)),
+    "endianness": Foreign(("native", "little")),  # vLLM
+    "late_chunking": Foreign((False,), "spans of /v1/infer has vectors of ranges of a text"),
+    "normalize": Foreign(()),
+    "normalized": Foreign(()),
+    "output_dimension": Foreign(()),
+    "output_dimensionality": Foreign(()),  # Google
+    "output_dtype": Foreign(("float",)),
+    "pooling": Foreign(()),
+    "pooling_type": Foreign(()),
+    "precision": Foreign(()),
     "return_colbert_vecs": Foreign((False,), "token_vectors of /v1/infer has them"),
     "return_dense": Foreign((True,)),
-    "return_embeddings": Foreign((False,)),
     "return_multivector": Foreign((False,), "token_vectors of /v1/infer has them"),
     "return_sparse": Foreign((False,), "sparse of /v1/infer has them"),
     "return_token_ids": Foreign((False,)),
     "return_tokens_as_token_ids": Foreign((False,)),
-    "truncation_direction": Foreign(("right", "Right"), "texts are cut at their end"),
+    # of scores
+    "activation": Foreign((True,)),  # vLLM
+    "function_to_apply": Foreign(()),
+    "max_time_ms": Foreign((), "only reranking ends in time"),
+    "raw_scores": Foreign((False,)),
+    "return_documents": Foreign((False,)),
+    "return_embeddings": Foreign((False,)),
+    "return_text": Foreign((False,)),
+    "score_threshold": Foreign((0,)),
+    "softmax": Foreign((True,)),  # vLLM
+    "top_k": Foreign((0, -1)),
+    "top_n": Foreign((0,)),
     "use_activation": Foreign((True,)),  # vLLM
-    "video": Foreign((), TEXTS_ONLY),
 }
-
-
-def listed(name: str) -> str | None:
-    """How the list calls a field that is none of the body's own; None: it is not there."""
-    if name in FOREIGN:
-        return name
-    return f"{LITELLM}*" if name.startswith(LITELLM) else None
 
 
 def check(name: str, value: Any, place: str) -> None:
     """InvalidInput if a field of the list has a value that changes answers. place: its path."""
-    known = FOREIGN[name]
-    if known.values is None or value in NO_WORD:
+    foreign = FOREIGN[name]
+    if value in NO_WORD:
         return
     if isinstance(value, str):
         value = BOOLEANS.get(value.lower(), value)
-    if value not in known.values:
+    # True is no 1
+    if not any(value == same and type(value) in (type(same), float) for same in foreign.values):
         raise InvalidInput(
-            f"{place} is {shown(value)}: {known.why}; leave {name} out",
+            f"{place} is {shown(value)}: {foreign.why}; leave {name} out",
             param=place.partition("[")[0],
         )
 
 
 class IgnoredFields:
-    """Tells the log which fields had no effect, at most once a minute: all since the last line."""
+    """Tells of fields that were left out."""
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock = clock
-        # several threads read bodies; a name that one of them loses comes again
-        self._names, self._next = set[str](), 0.0
+    def __init__(self) -> None:
+        # several threads read bodies: at worst a name is logged twice
+        self._logged = set[str]()
 
-    def add(self, name: str) -> None:
-        """name: as the list has it. What callers choose is not written to logs."""
-        self._names.add(name)
-        if (now := self._clock()) < self._next:
+    def note(self, names: list[str], place: str) -> None:
+        """names: of one request, for its answer."""
+        name = UNTELLABLE.sub("?", place)[:MAX_CHARACTERS]
+        if name in names:
             return
-        self._next = now + TOLD_EVERY_S
-        names, self._names = self._names, set()
-        log.info(
-            "ignored fields of requests that have no effect here: %s", ", ".join(sorted(names))
-        )
+        if len(names) <= MAX_TOLD:  # one more says that there are more
+            names.append(name)
+        if name not in self._logged and len(self._logged) < MAX_LOGGED:
+            self._logged.add(name)
+            log.info("ignored a field that no body has here, and do not tell of it again: %s", name)
+
+
+def told(names: list[str]) -> str:
+    """The names as a header has them."""
+    return ", ".join([*names[:MAX_TOLD], *(["..."] if len(names) > MAX_TOLD else [])])

@@ -14,6 +14,7 @@ FASTAPIS_422 = "HTTPValidationError"  # the schema of its body
 COMPONENTS = "#/components/schemas/"
 ABOUT = ("title", "description", "default")  # what a schema says of a field beside its values
 NULL = {"type": "null"}
+NO_FIELDS = {"type": "object", "maxProperties": 0}
 FASTAPIS_422 = "HTTPValidationError"  # the schema of its body
 Responses = dict[int | str, dict[str, Any]]
 
@@ -36,26 +37,27 @@ def examples(named: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def json_body(
-    model: type[BaseModel], named: Mapping[str, Any], **media_types: Any
+    model: type[BaseModel], named: Mapping[str, Any], is_closed: bool, **media_types: Any
 ) -> dict[str, Any]:
     """`openapi_extra` of a route that reads its own body. named: example bodies by title."""
-    content = {JSON: {"schema": body_schema(model), "examples": examples(named)}, **media_types}
+    schema = body_schema(model, is_closed)
+    content = {JSON: {"schema": schema, "examples": examples(named)}, **media_types}
     return {"requestBody": {"required": True, "content": content}}
 
 
-def body_schema(model: type[BaseModel]) -> dict[str, Any]:
+def body_schema(model: type[BaseModel], is_closed: bool) -> dict[str, Any]:
     """Schema of a body that `codec/validation.py` reads: where a field may be absent, null is
-    taken."""
-    schema: dict[str, Any] = _with_nulls(model.model_json_schema())
+    taken. is_closed: whether fields that it does not have are rejected."""
+    schema: dict[str, Any] = _as_read(model.model_json_schema(), is_closed)
     return schema
 
 
-def _with_nulls(node: Any) -> Any:
+def _as_read(node: Any, is_closed: bool) -> Any:
     if isinstance(node, list):
-        return [_with_nulls(part) for part in node]
+        return [_as_read(part, is_closed) for part in node]
     if not isinstance(node, dict):
         return node
-    node = {name: _with_nulls(part) for name, part in node.items()}
+    node = {name: _as_read(part, is_closed) for name, part in node.items()}
     if isinstance(fields := node.get("properties"), dict):
         required = node.get("required", ())
         for name, schema in fields.items():
@@ -66,9 +68,13 @@ def _with_nulls(node: Any) -> Any:
             value = {key: part for key, part in schema.items() if key not in ABOUT}
             choices = value.get("anyOf", [value])
             if value and value != NULL and NULL not in choices:
-                fields[name] = {"anyOf": [*choices, NULL], **about}
+                choices = [*choices, NULL]
+            if not is_closed and value and about.get("default", "") is None:
+                choices = [*choices, NO_FIELDS]
+            if choices != [value]:
+                fields[name] = {"anyOf": choices, **about}
         if node.get("additionalProperties") is False:
-            node["additionalProperties"] = NULL
+            node["additionalProperties"] = NULL if is_closed else True
     return node
 
 

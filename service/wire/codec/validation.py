@@ -5,18 +5,19 @@ where the model rejects it as it is, so bodies that fit pay nothing.
 """
 
 import re
-from collections.abc import Callable, Container, Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator
+from functools import cache
 from typing import Any, TypeVar, get_args
 
 import orjson
-from pydantic import BaseModel, ValidationError
+from pydantic import AliasChoices, BaseModel, ValidationError
 
 from addnorm.service.engine.checkpoint import checkpoint
 from addnorm.service.engine.outputs.output import Strict as Strict  # the base of bodies
 from addnorm.service.errors import BodyTooLarge, InvalidInput, UnknownField
 from addnorm.service.settings import Settings
 from addnorm.service.wire.codec import foreign_fields
-from addnorm.service.wire.codec.foreign_fields import BOOLEANS
+from addnorm.service.wire.codec.foreign_fields import BOOLEANS, FOREIGN, Ignored
 from addnorm.service.wire.codec.shown import shown
 
 NO_MEMORY = "Not enough memory"  # in orjson's words
@@ -48,11 +49,6 @@ UNCOUNTED_BYTES = 8 * 1024
 
 Body = TypeVar("Body", bound=BaseModel)
 Value = TypeVar("Value")
-Ignored = Callable[[str], None]
-
-
-def _nobody(name: str) -> None:
-    """Where no log is to tell of it."""
 
 
 def parse(body: bytes, settings: Settings, keeps_nulls: bool = False) -> dict[str, Any]:
@@ -96,23 +92,24 @@ def parse(body: bytes, settings: Settings, keeps_nulls: bool = False) -> dict[st
     return value
 
 
-def fit(model: type[Body], value: dict[str, Any], ignored: Ignored = _nobody) -> Body:
+def fit(model: type[Body], value: dict[str, Any], ignored: Ignored | None = None) -> Body:
     """InvalidInput names the field that does not fit. value: is changed to what is meant. ignored:
-    is told the fields that have no effect here.
+    is told the fields that no body has, which are left out; None: such a field is rejected.
 
-    Fields of others are left out, and texts that are empty where a field may be left out: clients
-    send these for what was not set.
+    A text that is empty is left out where a field may be left out, as is an object in the dialects
+    of others: clients send these for what was not set.
     """
-    own = model.model_fields
-    for name in [name for name, sent in value.items() if sent == "" or name not in own]:
-        if name in own:
-            if not own[name].is_required() and own[name].default is None:
-                del value[name]
-        elif foreign_fields.listed(name):
-            _ignore(value, name, name, ignored)
+    own, known = model.model_fields, _names(model)
+    is_open = model.model_config.get("extra") == "allow"
+    may_lack = {name for name in own if not own[name].is_required() and own[name].default is None}
+    for name in [name for name, sent in value.items() if sent == "" or name not in known]:
+        if name in may_lack:
+            del value[name]
+        elif name not in known and not is_open and (ignored or name in FOREIGN):
+            _ignore(value, name, [name], ignored)
     for _ in range(MAX_ROUNDS):
         try:
-            return model.model_validate(value)
+            return model.model_validate(value, context=ignored)
         except ValidationError as error:
             # complaints of one kind about items of one list are looked at once
             kinds = {
@@ -123,27 +120,41 @@ def fit(model: type[Body], value: dict[str, Any], ignored: Ignored = _nobody) ->
                 for complaint in reversed(error.errors(include_url=False))
             }
             mended = [_mend(value, complaint, ignored) for complaint in kinds.values()]
+            for name in may_lack.intersection(complaint["loc"][0] for complaint in kinds.values()):
+                if ignored and value.get(name) == {}:
+                    del value[name]
+                    mended.append(True)
             if not any(mended):
                 raise _validation_error(error, model) from None
     raise InvalidInput("the body has too many kinds of values that do not fit")
 
 
-def _ignore(holder: dict[str, Any], name: str, place: str, ignored: Ignored) -> None:
-    listed = foreign_fields.listed(name)
-    assert listed
-    foreign_fields.check(listed, holder[name], place)
+@cache
+def _names(model: type[BaseModel]) -> frozenset[str]:
+    """The names by which a body may call its fields."""
+    aliases = (field.validation_alias for field in model.model_fields.values())
+    others = (alias.choices for alias in aliases if isinstance(alias, AliasChoices))
+    return frozenset((*model.model_fields, *(name for each in others for name in map(str, each))))
+
+
+def _ignore(
+    holder: dict[str, Any], name: str, path: list[int | str], ignored: Ignored | None
+) -> None:
+    if name in FOREIGN:
+        foreign_fields.check(name, holder[name], _place(path))
     del holder[name]
-    ignored(listed)
+    if ignored:
+        ignored(_place(part for part in path if isinstance(part, str)))
 
 
-def _mend(value: dict[str, Any], complaint: Any, ignored: Ignored) -> bool:
+def _mend(value: dict[str, Any], complaint: Any, ignored: Ignored | None) -> bool:
     """Changes the value that a complaint of pydantic's is about, and those like it in the same
     lists, if it is clear what is meant. Returns whether it did."""
     path, what = _path(value, complaint["loc"]), complaint["type"]
     if not path or (what == "greater_than_equal" and complaint["ctx"]["ge"] != 1):
         return False
     *before, last = path
-    if what == "extra_forbidden" and not foreign_fields.listed(str(last)):
+    if what == "extra_forbidden" and not ignored and last not in FOREIGN:
         return False
     # objects and lists to which the path leads, also by other indices of the same lists
     alike: list[Any] = [value]
@@ -162,7 +173,7 @@ def _mend(value: dict[str, Any], complaint: Any, ignored: Ignored) -> bool:
                 is_mended |= list(map(type, whole)) != list(map(type, holder))
                 holder[:] = whole
         elif what == "extra_forbidden" and last in holder:
-            _ignore(holder, str(last), _place(path), ignored)
+            _ignore(holder, str(last), path, ignored)
             is_mended = True
         elif last in holder and (meant := _meant(what, holder[last])) is not holder[last]:
             holder[last] = meant

@@ -69,6 +69,12 @@ class Metrics(Observer):
             "Texts that were cut to what their model takes.",
             ("model", "protocol"),
         )
+        self.texts_unscored = counter(
+            "addnorm_texts_unscored",
+            "Texts of answered rerank requests without a score, as the time of `max_time_ms` was"
+            " over. Requests in whose time nothing is scored are rejections, `deadline_not_met`.",
+            MODEL,
+        )
         self.queue_tokens = gauge("addnorm_queue_tokens", "Real tokens that wait.")
         self.queue_tokens_limit = gauge("addnorm_queue_tokens_limit", "Real tokens that may wait.")
         self.pending_bytes = gauge(
@@ -193,6 +199,8 @@ class Metrics(Observer):
         if ask.is_inferred:
             self.of(self.real_tokens, model).inc(ask.real_tokens)
             self.of(self.pad_tokens_skipped, model).inc(ask.pad_tokens)
+            if ask.num_late:
+                self.of(self.texts_unscored, model).inc(ask.num_late)
             for stage, stage_s in ask.stages_s.items():
                 self.of(self.stage_seconds, model, stage).observe(stage_s)
 

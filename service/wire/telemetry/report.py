@@ -68,7 +68,9 @@ class Reporter:
         level = logging.DEBUG if is_healthy_probe else logging.INFO  # asked every few seconds
         if not log.isEnabledFor(level):
             return
-        known = {"key": ask.key, "code": ask.code, "field": ask.param}
+        known = {
+            "key": ask.key, "code": ask.code, "field": ask.param, "unscored": ask.num_late
+        }  # fmt: skip
         times_s = dict(ask.stages_s)
         if ask.first_byte_s is not None:
             times_s["first_byte"] = ask.first_byte_s

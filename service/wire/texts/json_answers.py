@@ -1,10 +1,10 @@
 """Responses as JSON, in the words of any dialect: one place for all vectors, one for all rankings.
 What is added here is in the answers of all of them."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from addnorm.service.asking.ask import Ask
 from addnorm.service.asking.tasks.classification import Scored, best
@@ -53,16 +53,20 @@ def compared(model: Model) -> JsonAnswer:
     return JsonAnswer(shape)
 
 
+# What an answer has for a text without a score. "number": one below all scores, which every client
+# of another's API can sort and compare. The others are for requests that asked in a way of ours.
+Unscored = Literal["number", "null", "nothing"]
+
+
 class Ranking(NamedTuple):
     """The texts of one query. entry: of a text, from its index and its score. num_best: None: all.
-    in_order: as sent, instead of the best first. nulls: texts without a score are there too, last;
-    else they are left out."""
+    in_order: as sent, instead of the best first, then those without a score."""
 
     num_texts: int
     entry: Callable[[int, Any], dict[str, Any]]
     num_best: int | None = None
     in_order: bool = False
-    nulls: bool = False
+    unscored: Unscored = "number"
 
     def entries(
         self, results: list[Scored | None], order: Sequence[int] | None
@@ -71,12 +75,28 @@ class Ranking(NamedTuple):
         scores: list[Any] = [each and each.score for each in results]
         logits: list[Any] = [each and each.logit for each in results]
         chosen: Sequence[int] = range(len(scores))
+        scored = [index for index in chosen if scores[index] is not None]
+        left = [index for index in order or chosen if scores[index] is None]
         if not self.in_order:
-            scored = [index for index in chosen if scores[index] is not None]
             ranks = best([logits[index] for index in scored])
-            left = [index for index in order or chosen if scores[index] is None]
-            chosen = [*(scored[rank] for rank in ranks), *(left if self.nulls else ())]
+            chosen = [
+                *(scored[rank] for rank in ranks),
+                *(() if self.unscored == "nothing" else left),
+            ]
+        if left and self.unscored == "number":
+            numbers = numbers_below((scores[index] for index in scored), len(left))
+            for index, number in zip(left, numbers, strict=True):
+                scores[index] = number
         return [self.entry(index, scores[index]) for index in chosen[: self.num_best]]
+
+
+def numbers_below(scores: Iterable[Any], num: int) -> list[float]:
+    """So many numbers below 0 and below all scores, each lower than the one before: who sorts by
+    them has the order of the answer, and no probability is negative. Those of float32 stay below,
+    however far from 0 the scores are."""
+    lowest = min([0.0, *map(float, scores)])
+    step = max(1.0, -lowest / 2**16)
+    return [lowest - step * (1 + at / num) for at in range(num)]
 
 
 def ranked(finish: Finish, words: Callable[..., Any], *rankings: Ranking) -> JsonAnswer:
@@ -84,8 +104,13 @@ def ranked(finish: Finish, words: Callable[..., Any], *rankings: Ranking) -> Jso
     of each ranking."""
 
     def shape(ask: Ask) -> Any:
-        scores = finish(ask)
-        entries = [one.entries(list(islice(scores, one.num_texts)), ask.order) for one in rankings]
+        scores, entries, start = finish(ask), list[list[dict[str, Any]]](), 0
+        for one in rankings:
+            places, order = range(start, start + one.num_texts), ask.order
+            if order is not None:
+                order = [index - start for index in order if index in places]
+            entries.append(one.entries(list(islice(scores, one.num_texts)), order))
+            start = places.stop
         return words(ask, *entries)
 
     return JsonAnswer(shape)

@@ -67,6 +67,15 @@ def _one_or_several(value: Any) -> list[str]:
     return [value] if isinstance(value, str) else TEXTS.validate_python(value, strict=True)
 
 
+def _one_text(value: Any) -> str:
+    if isinstance(value, dict):  # Jina's and NVIDIA's
+        return TextObject.model_validate(value).text
+    if not isinstance(value, str):
+        raise PydanticCustomError("string_type", "Input should be a valid string")
+    return value
+
+
+OneText = Annotated[str, PlainValidator(_one_text, str | TextObject)]
 OneOrSeveral = Annotated[list[str], PlainValidator(_one_or_several, str | list[str])]
 Sequences = Annotated[
     list[str] | list[list[int]],

@@ -20,10 +20,10 @@ from addnorm.service.engine.batch import Batch, Ints, Padding
 from addnorm.service.engine.checkpoint import checkpoint
 from addnorm.service.engine.model import Model
 from addnorm.service.engine.outputs import Logits, LogitsAt, Output, Pooled
-from addnorm.service.errors import InvalidInput
+from addnorm.service.errors import DeadlineNotMet, InvalidInput
 from addnorm.service.wire.codec.decoding import Tools
 from addnorm.service.wire.codec.validation import Strict
-from addnorm.service.wire.texts.json_answers import Finish, compared
+from addnorm.service.wire.texts.json_answers import Finish, Unscored, compared
 from addnorm.service.wire.texts.sequences import Strings, typed
 from addnorm.service.wire.texts.texts import (
     TextsToTokenize,
@@ -52,10 +52,40 @@ Targets = Annotated[list[Target], Field(fail_fast=True)]
 class RerankOptions(Strict):
     max_time_ms: int | None = Field(
         None,
-        ge=1,
+        gt=0,
         description="The answer has what is scored after so many milliseconds. By default as the"
         " header `x-max-time-ms` or the alias says, else there is no such limit.",
     )
+
+    max_chunks_per_doc: int | None = Field(
+        None,
+        ge=0,
+        description="Cohere's and SiliconFlow's: documents are one chunk here, so more is rejected"
+        " where one is longer than the model takes.",
+    )
+    overlap_tokens: int | None = Field(
+        None, ge=0, description="SiliconFlow's, of chunks: as max_chunks_per_doc."
+    )
+
+    def unscored(self, as_asked: Unscored) -> Unscored:
+        """as_asked: what this dialect has for a text without a score, where the body asks for an
+        end in time. Header and alias may come from an operator, and the caller know neither."""
+        return "number" if self.max_time_ms is None else as_asked
+
+    def check_chunks(self, texts: TextsToTokenize, num_cut: int) -> None:
+        """InvalidInput if texts that were cut would be scored in chunks elsewhere."""
+        if not num_cut:
+            return
+        bundle = texts.model.bundle
+        for name, whole in (("max_chunks_per_doc", 1), ("overlap_tokens", 0)):
+            sent = getattr(self, name)
+            if sent is not None and sent > whole:
+                raise InvalidInput(
+                    f"{name} is {sent}, but {num_cut} of {texts.field} are longer than"
+                    f" {bundle.ref} takes ({bundle.manifest.limits.max_text_tokens} tokens), and"
+                    f" are cut, not scored in chunks: shorten them, or leave {name} out",
+                    param=name,
+                )
 
 
 class ClassifyOptions(Strict):
@@ -128,15 +158,15 @@ async def score_pairs(
     tools: Tools,
     texts: TextsToTokenize,
     function: Function | None,
+    options: RerankOptions,
     answer_bytes: int = 0,
-    max_time_ms: int | None = None,
 ) -> Finish:
     """The `Scored` of each pair, for a model that can rerank; None of one that the time
     did not suffice for, or that the first stage of the alias put behind those that it keeps.
 
-    answer_bytes: of what the protocol adds to the scores. max_time_ms: None: by header or alias.
+    answer_bytes: of what the protocol adds to the scores.
     """
-    whole, num, alias = texts, len(texts.texts), ask.alias
+    whole, num, alias, max_time_ms = texts, len(texts.texts), ask.alias, options.max_time_ms
     if max_time_ms is None and ask.max_time_s == math.inf:  # no field, no header
         max_time_ms = alias.max_time_ms
     if max_time_ms is not None:
@@ -150,6 +180,7 @@ async def score_pairs(
     if ask.max_time_s < math.inf:
         texts = tools.texts.in_time(texts, ask)
     ask.batch, ask.padding = await tools.texts.tokenize(texts, ask)
+    options.check_chunks(texts, len(ask.cut))
 
     def finish(ask: Ask) -> Iterator[Any]:
         logits = ask.value(Logits).joined
@@ -159,7 +190,7 @@ async def score_pairs(
         for at, score, logit in zip(there, found, logits[:, 0], strict=False):
             scores[chosen[at]] = classification.Scored(score, logit)
         if ask.in_time or alias.first:
-            ask.scored = len(found), num
+            ask.scored, ask.num_late = (len(found), num), len(chosen) - len(found)
         return iter(scores)
 
     _want(ask, texts, Logits(), LABEL_BYTES * num + answer_bytes)
@@ -314,8 +345,8 @@ async def order_by_likeness(
     name: str, pairs: TextsToTokenize, ask: Ask, tools: Tools
 ) -> Sequence[int]:
     """The indices of pairs of one query and documents, the documents most like the query first.
-    Those that the time did not suffice for keep their order, behind the others. InvalidInput for
-    several queries.
+    Those that the time did not suffice for keep their order, behind the others, as do all if it
+    sufficed for none. InvalidInput for several queries.
 
     It is an ask of its own, of the same caller and deadline. A document is cut to what the first
     model takes.
@@ -351,6 +382,10 @@ async def order_by_likeness(
             first.outputs, first.field = (Pooled.compared(model.bundle),), pairs.field
             first.encode = partial(_likeness, model)
             alike = await tools.answers.answer(first)
+    except DeadlineNotMet:
+        if not first.in_time:
+            raise
+        return range(len(documents))
     finally:
         ask.stop = None
         if first.statistics:  # nobody reports it
@@ -363,7 +398,7 @@ async def order_by_likeness(
 
 def _likeness(model: Model, ask: Ask) -> Sequence[np.float32]:
     """How alike the query and each document that is there are. Nothing where it is not there."""
-    if not len(ask.batch) or (ask.there and ask.there[0] != 0):
+    if ask.there and ask.there[0] != 0:
         return ()
     found: Sequence[np.float32] = compared(model).shape(ask)
     return found

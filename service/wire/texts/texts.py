@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
 from dataclasses import dataclass
 from functools import partial
 from typing import Annotated, Any, Literal, NamedTuple, TypeVar
+from weakref import WeakSet
 
 import numpy as np
 import orjson
@@ -37,7 +38,7 @@ QUICK_TEXTS = 32  # empty ones take time too: about 8 us where all of their toke
 PIECE_TEXTS = 256  # tokenized in one piece, however short: takes 2 ms where all tokens are shown
 # Of an ask that ends in time. READ_MORE: tokens read, by those that may be computed. READ_SHARE: of
 # the time, at most. Larger: more is read and never computed. Smaller: workers have nothing to do.
-READ_MORE, READ_SHARE = 3, 0.5
+READ_MORE, READ_SHARE = 1, 0.25
 PIECE_IDS = 4096  # turned into texts in one piece: takes about 5 ms; a longer row alone
 Made = TypeVar("Made", bound=Sized)  # of one text
 Item = TypeVar("Item")
@@ -169,6 +170,7 @@ class TextReader:
         """turns: where long texts are tokenized. Not those that read or encode, whose pieces are
         longer."""
         self.settings, self._gate, self._turns = settings, gate, turns
+        self._in_time = WeakSet[Ask]()  # that end in time, and whose texts are read
 
     async def tokenize(self, given: TextsToTokenize, ask: Ask) -> tuple[Batch, Padding]:
         """Ragged sequences with special tokens. InvalidInput for a text that is too long."""
@@ -178,13 +180,16 @@ class TextReader:
         return await self.tokenize_with(given, encode, ask, join, tokenizer.max_text_tokens)
 
     def in_time(self, given: TextsToTokenize, ask: Ask) -> TextsToTokenize:
-        """The texts, of which no more are read than may be computed in the ask's time."""
+        """The texts, of which no more are read than may be computed in the ask's time, beside
+        others that end in time too. They are to be tokenized next."""
         queue, now = self._gate.queue, time.monotonic()
+        self._in_time.add(ask)
+        share = 1 / (len(self._in_time) + queue.num_bulk)
         left_s = max(0.0, ask.started + ask.max_time_s - now)
         rate = given.model.runner(ask.precision).target.tokens_per_s or math.inf
-        enough = READ_MORE * rate * left_s * queue.num_workers / (1 + queue.num_bulk)
+        enough = READ_MORE * rate * left_s * queue.num_workers * share
         ask.in_time = True
-        return given._replace(enough=enough, until=now + READ_SHARE * left_s)
+        return given._replace(enough=enough, until=now + READ_SHARE * left_s * share)
 
     async def tokenize_with_offsets(
         self, given: TextsToTokenize, ask: Ask
@@ -211,9 +216,12 @@ class TextReader:
         decoded."""
         self._gate.hold(ask, "bodies", ask.held.get("bodies", 0) + num_bytes(given.texts))
         sizes, most = given.sizes(), self.settings.max_tokens
-        if sum(sizes) <= QUICK_CHARACTERS and len(sizes) <= QUICK_TEXTS:
-            return _in_portions(given, sizes, work, join, most, limit)
-        return await self._turns.run(ask, _in_portions, given, sizes, work, join, most, limit)
+        try:
+            if sum(sizes) <= QUICK_CHARACTERS and len(sizes) <= QUICK_TEXTS:
+                return _in_portions(given, sizes, work, join, most, limit)
+            return await self._turns.run(ask, _in_portions, given, sizes, work, join, most, limit)
+        finally:
+            self._in_time.discard(ask)
 
     async def run(
         self,

@@ -129,7 +129,7 @@ HTTP: list[tuple[str, Any, str]] = [
         (b'{"inputs": [{"shape": [1, 1], "shape": [1, 1]}]}', "...send each key once"),
         (b'{"parameters": {"a": 1, "a": 1}, "inputs": []}', "...send each key once"),
         ({"inputs": None}, "inputs is missing"),
-        ({"input": 1}, "input is unknown"),
+        ({"tools": [1]}, "tools is [1]"),
         ({"model_name": "gpt"}, "model_name is 'gpt', the path says 'notebook'"),
         (ids(None, shape=[1, 2]), "input_ids.data is missing"),
         (ids(shape=None), "inputs[0].shape is missing"),

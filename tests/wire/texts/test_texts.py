@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Callable
 from itertools import pairwise
+from types import SimpleNamespace
 from typing import Any
 
 import orjson
@@ -13,6 +14,9 @@ import pytest
 from tokenizers import Tokenizer
 
 from addnorm.service.asking.ask import Ask
+from addnorm.service.asking.fair_queue import FairQueue
+from addnorm.service.asking.gate import Gate
+from addnorm.service.asking.turns import Turns
 from addnorm.service.settings import Settings
 from addnorm.service.wire.codec.negotiation import fragment, written
 from addnorm.service.wire.texts.texts import (
@@ -21,6 +25,7 @@ from addnorm.service.wire.texts.texts import (
     QUICK_TEXTS,
     Shown,
     TextReader,
+    TextsToTokenize,
     column,
     decoded_ids,
     portions,
@@ -57,6 +62,24 @@ def test_many_empty_texts_are_no_quick_work(
     work = reader.run(num_texts, num_characters, Ask(timeout_s=60), lambda: "done")
     assert asyncio.run(work) == "done"
     assert turns.num_works == (not is_quick)
+
+
+def test_those_who_end_in_time_share_what_is_read() -> None:
+    target = SimpleNamespace(tokens_per_s=100.0)
+    model: Any = SimpleNamespace(
+        runner=lambda precision: SimpleNamespace(target=target),
+        bundle=SimpleNamespace(pair_prompt=""),
+    )
+    reader = TextReader(Settings(), Gate(FairQueue(1), {"bodies": 1000}), Turns(1, "reads"))
+    given = TextsToTokenize("texts", ["a"], False, model)
+    first, second, third = (Ask(max_time_s=1e6, timeout_s=60) for _ in range(3))
+    alone = reader.in_time(given, first)
+    beside = reader.in_time(given, second)
+    assert beside.enough / alone.enough == pytest.approx(1 / 2, abs=0.1)
+    read = reader.tokenize_with(alone, lambda texts: [[1] for _ in texts], first, len)
+    assert asyncio.run(read) == 1
+    del second
+    assert reader.in_time(given, third).enough / alone.enough == pytest.approx(1, abs=0.1)
 
 
 def test_a_piece_has_few_items_of_little_size_or_one_that_is_large() -> None:
