@@ -57,7 +57,7 @@ class Certificate:
     extras: Mapping[str, Any] = field(default_factory=dict)
 
     def as_json(self) -> dict[str, Any]:
-        """As certificate.json has it, which the server, `/v1/models` and the page read."""
+        """The fields of certificate.json, which the server, `/v1/models` and the page read."""
         return {
             "passed": all(check.passed for check in self.checks),
             "processor": f"{processor().name}: {processor().kind}",

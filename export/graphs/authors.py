@@ -16,6 +16,7 @@ import torch
 from onnx import TensorProto
 from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from addnorm.export.graphs.graph import UnfitError, export_module, silence_exporter
 from addnorm.export.graphs.model_file import Graph
@@ -29,7 +30,7 @@ from addnorm.service.engine.own_engine import ANSWER, IDS, LENGTHS, VECTORS
 MOST_TRACES = 4  # of forwards that turn out to be the same
 MOST_WORDS = 200  # characters of an error of PyTorch's exporter
 SMALL = {TensorProto.FLOAT16: "float16", TensorProto.BFLOAT16: "bfloat16"}
-FUNCTIONS = {"max": max, "min": min, "abs": abs}  # that guards call
+INPUTS = ("tokens", "types")  # of the forward that is followed
 
 
 @dataclass(frozen=True)
@@ -45,12 +46,19 @@ class Guards:
     def hold(self, length: int) -> bool:
         """True if the forward of a sequence of this length is the one that was followed. PyTorch
         takes any size for at least 2: sequences of one token are always compared."""
-        tokens = torch.empty(2, length, *self.tail, device="meta")
-        inputs = {"tokens": tokens, "types": torch.empty(2, length, device="meta")}
-        # by name where Python was followed, by place where PyTorch's compiler followed it
-        named = {**inputs, "flat_args": [*inputs.values()]}
-        names: dict[str, Any] = {"__builtins__": {}, "L": named, **FUNCTIONS}
-        return all(eval(condition, names) for condition in self.conditions)
+        inputs = torch.empty(2, length, *self.tail, device="meta"), torch.empty(2, length)
+        return all(
+            ShapeEnv().evaluate_guards_expression(_by_place(condition), inputs)
+            for condition in self.conditions
+        )
+
+
+def _by_place(condition: str) -> str:
+    """With the names that `ShapeEnv` has for inputs: guards have their own where Python was
+    followed, and places where PyTorch's compiler followed it."""
+    for place, name in enumerate(INPUTS):
+        condition = condition.replace(f"L['{name}']", f"L['t{place}']")
+    return re.sub(r"L\['flat_args'\]\[(\d)\]", r"L['t\1']", condition)
 
 
 @dataclass(frozen=True)
@@ -115,7 +123,7 @@ def _follow(reference: Reference, length: int) -> tuple[Graph, Guards]:
     inputs, limits = inputs_of(reference.twin, pair(reference.limits, length)), reference.limits
     names = [VECTORS if limits.input_width else IDS, TYPES][: len(inputs)]
     axes = dict.fromkeys(range(2 if limits.max_positions > 1 else 1), Dim.DYNAMIC)
-    shapes = dict.fromkeys(("tokens", "types")[: len(inputs)], axes)
+    shapes = dict.fromkeys(INPUTS[: len(inputs)], axes)
     try:
         with as_found(reference.twin), plain_attention(), traceable(), silence_exporter():
             program = _program(_SideBySide(reference), tuple(inputs), shapes)
@@ -144,7 +152,7 @@ def _follow(reference: Reference, length: int) -> tuple[Graph, Guards]:
 def _program(
     module: nn.Module, inputs: tuple[Tensor, ...], shapes: Mapping[str, Any]
 ) -> ExportedProgram:
-    """As torch.onnx tries it: in Python first, then by PyTorch's compiler, which also follows
+    """Follows it in Python first, then by PyTorch's compiler, as torch.onnx does: that also follows
     numbers that Python makes of sizes, as `len(ids)`. Raises the first error if both fail."""
     first: Exception | None = None
     config: Any = torch.fx.experimental._config

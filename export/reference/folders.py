@@ -1,10 +1,14 @@
 """A folder whose architecture has no table, as a `Reference`: the class that its files name is
 called as it is, and the folder's tokenizer, prompts, labels and limits are served around it."""
 
+import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+
+import torch
+from torch import Tensor
 
 from addnorm.export.graphs.graph import UnfitError
 from addnorm.export.modules.asking import Asking
@@ -20,11 +24,20 @@ from addnorm.export.sources.folder_tokenizer import NoTexts
 from addnorm.export.sources.original import OriginalError, as_found
 from addnorm.export.sources.program import Program, ProgramError, split_task
 from addnorm.export.sources.sources import AUTHOR, Comparison
-from addnorm.model.checkpoints import Choices, json_files, labels_of, problem_type_of
+from addnorm.model.checkpoints import (
+    CheckpointError,
+    Choices,
+    json_files,
+    labels_of,
+    problem_type_of,
+    weights,
+)
 from addnorm.model.checkpoints import sentence_transformers as words_of
+from addnorm.model.weight_files import FILES
 from addnorm.service.engine.files import sha256
 from addnorm.service.engine.manifest import SPANS, Limits
 
+NUM_SHOWN = 5  # of weights
 NO_LIMIT = 512  # tokens, where neither the model nor the folder sets a limit
 # Tokens of a text where --max-length names none. The scores of an author's attention are S x S
 # numbers a head: at 8,192 tokens a small model holds gigabytes
@@ -45,6 +58,8 @@ def open_folder(
     choices = choices or Choices()
     if comparison.kind == "none":
         raise UsageError("its graph is its authors' own: --reference none has no meaning")
+    if choices.ignore:
+        raise UsageError("--ignore is of graphs of ours: its authors' class loads all weights")
     fields = json_files.settings(words_of.read_words(folder).transformer / "config.json")
     words, most = _words(folder, fields, choices, max_length)
     limit = None if isinstance(words, NoTexts) else words.max_text_tokens
@@ -52,6 +67,7 @@ def open_folder(
     model: Any = program.model
     if _refusal(program):
         raise UnfitError(_refusal(program))
+    _refuse_drawn_weights(folder, program)
     limits = Limits(
         max_positions=most,
         vocab_size=model.get_input_embeddings().num_embeddings,
@@ -127,14 +143,9 @@ def load(
 
 
 def _weights(folder: Path) -> dict[str, str]:
-    """The sha256 of each file of weights, in the folder and in those of its modules."""
-    kinds = (".safetensors", ".bin")
-    return {
-        file.relative_to(folder).as_posix(): sha256(file)
-        for place in sorted({folder, *(path for _, path in words_of.list_modules(folder))})
-        for file in sorted(place.iterdir() if place.is_dir() else ())
-        if file.is_file() and file.suffix in kinds
-    }
+    """The sha256 of each file of weights that its library reads."""
+    names = [name for name in download.files_of(folder) if name.endswith((".safetensors", ".bin"))]
+    return {name: sha256(folder / name) for name in names}
 
 
 def _facts(folder: Path, fields: Mapping[str, Any], labels: Sequence[str] | None) -> dict[str, Any]:
@@ -170,6 +181,34 @@ def _words(
     if words.max_text_tokens > MOST_TOKENS:
         words = replace(words, max_text_tokens=MOST_TOKENS, limited_by=limited_by)
     return words, min(positions or words.max_text_tokens, MOST_TOKENS)
+
+
+def _refuse_drawn_weights(folder: Path, program: Program) -> None:
+    """CheckpointError for weights that none of its files has, bit for bit: transformers draws what
+    is missing, and only warns."""
+    places = {folder, *(path for _, path in words_of.list_modules(folder))}
+    stored = {
+        _digest(tensor)
+        for place in places
+        if any((place / name).is_file() for name in FILES)
+        for tensor in weights.read(place).tensors.values()
+    }
+    drawn = [
+        name.removeprefix("runs.")
+        for name, tensor in program.forward.state_dict().items()
+        if tensor.is_floating_point() and _digest(tensor) not in stored
+    ]
+    if drawn:
+        more = f" and {len(drawn) - NUM_SHOWN} more" if len(drawn) > NUM_SHOWN else ""
+        raise CheckpointError(
+            f"{folder}: no file has the weights {', '.join(drawn[:NUM_SHOWN])}{more}, which"
+            f" {program.name} draws at random or makes of others"
+        )
+
+
+def _digest(tensor: Tensor) -> bytes:
+    values = tensor.detach().to("cpu", torch.float32).contiguous().numpy()
+    return hashlib.blake2b(values.tobytes(), digest_size=16).digest()
 
 
 def _load(folder: Path, limit: int | None, choices: Choices, comparison: Comparison) -> Program:

@@ -83,6 +83,11 @@ def open_module(
     sequence each; of vectors, if it takes them. UsageError says what is missing.
     """
     meaning = meaning or Meaning()
+    if meaning.max_length is not None and meaning.tokenizer is None:
+        raise UsageError(
+            "max_length cuts texts, and there is no tokenizer: config={'max_positions': N} limits"
+            " the tokens of a sequence"
+        )
     name = type(module).__qualname__
     try:
         copied = module if call else copy_module(module)  # a callable calls what it has
@@ -254,7 +259,7 @@ class ModuleTexts:
         return Batch.of([np.array(ids.tokens, np.int64)], types)
 
     def _tasks(self) -> dict[str, Callable[[Any], Any]]:
-        """By the outputs, as the server's tasks are; of the rows of each."""
+        """The last step of each task that the outputs have, from the rows of each output."""
         (tensor, *others) = self._reference.tensors.values()
         facts, name = self._reference.facts, tensor.name
 

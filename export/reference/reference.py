@@ -78,7 +78,8 @@ class Reference:
 
     @contextmanager
     def as_called(self) -> Iterator[None]:
-        """As its author calls it: with PyTorch's fast path, which hides rows in its own way."""
+        """Within it, PyTorch's fast path is taken where its author's calls take it: it hides rows
+        in its own way."""
         with as_found(self.ask, torch.backends.mha.get_fastpath_enabled()):
             yield
 

@@ -89,7 +89,7 @@ class Bundle:
         tasks = tasks_of(manifest.heads, manifest.labels, manifest.limits.vocab_size, is_causal)
         return tasks if self.has_vectors else tuple(task for task in tasks if task != "embed")
 
-    @property
+    @cached_property
     def rows_are_tokens(self) -> bool:
         """Rows are hidden states, which can be pooled. Those of a graph that makes its answers
         itself are not."""

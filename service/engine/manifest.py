@@ -151,7 +151,7 @@ class OwnTensor(_Part):
     width: Size
 
     def as_head(self) -> Head:
-        """As the outputs of its name read it: its columns of the rows that the graph makes."""
+        """The head that outputs of its name read: its columns of the rows that the graph makes."""
         return Head(pick="every" if self.of == "token" else "last", width=self.width)
 
 

@@ -253,6 +253,9 @@ class ForOtherServers:
                 log.warning("the ASGI server cannot say whether the caller is there", exc_info=True)
             scope["state"][ASK].leave()
 
+        if all(name != b"host" for name, _ in scope.get("headers", ())):
+            # a head without it is the other server's to refuse
+            scope["headers"] = [*scope.get("headers", ()), (b"host", b"")]
         try:
             await self._app(scope, receiving, sending)
         finally:

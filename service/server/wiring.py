@@ -106,15 +106,9 @@ def build(
     metrics, cache = Metrics(), SequenceCache(settings.cache_bytes)
     repository = Repository(models, settings)
     answers = Answers(
-        settings,
-        gate,
-        scheduler,
-        cache,
-        pools.encoders,
-        pools.lens,
-        metrics.count_lookups,
+        settings, gate, scheduler, cache, pools.encoders, pools.lens, metrics.count_lookups,
         repository.load_again,
-    )
+    )  # fmt: skip
     invariance_check = InvarianceCheck(
         settings.invariance_check_share, scheduler.is_idle, metrics.count_invariance_check
     )

@@ -77,7 +77,8 @@ async def answer(
                 f"the answer has {num} bytes, the limit is {limit}"
                 " (ADDNORM_MAX_RESPONSE_BYTES): send less at once"
             )
-        return other._replace(headers={**other.headers, **_left_out(ask)})
+        more = _left_out(ask) if ask.cut or ask.ignored else {}
+        return other._replace(headers={**other.headers, **more})
     ask.encode = made
     if coding := wanted_coding(headers):
         ask.coding, ask.encode = coding, partial(compressing, made, coding)
@@ -166,7 +167,8 @@ def headers_of(ask: Ask) -> dict[str, str]:
     stages = (f"{stage};dur={seconds * 1000:.2f}" for stage, seconds in ask.stages_s.items())
     fingerprint = ask.engine.fingerprint.digest
     headers = {FINGERPRINT_HEADER: fingerprint, "server-timing": ", ".join(stages)}
-    headers |= _left_out(ask)
+    if ask.cut or ask.ignored:
+        headers |= _left_out(ask)
     if ask.scored:
         headers["x-addnorm-scored"] = "{}/{}".format(*ask.scored)
     return headers

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from safetensors.torch import load_file, save_file
 from sentence_transformers import SentenceTransformer
 from torch import Tensor, nn
 from transformers import (
@@ -142,6 +143,15 @@ def test_what_cannot_be_served_around_a_graph_is_refused_with_both_reasons(
     ):
         exported(make(tmp_path / "refused"), tmp_path / "bundles")
     assert not (tmp_path / "bundles" / "refused").exists()
+
+
+def test_weights_that_a_library_would_draw_are_refused(tmp_path: Path) -> None:
+    folder = classifier(Qwen2ForSequenceClassification, tmp_path / "headless")
+    tensors = load_file(folder / "model.safetensors")
+    del tensors["score.weight"]
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+    with pytest.raises(SystemExit, match=r"no file has the weights score\.weight, which"):
+        exported(folder, tmp_path / "bundles")
 
 
 class Mood(Gated):

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from addnorm.export import command
 from addnorm.export.certificate.served import CertificationError
@@ -177,3 +178,11 @@ def test_trusted_code_is_what_the_model_must_equal(own_code: Path, tmp_path: Pat
     right, wrong = (line for line in found.stdout.splitlines() if line.startswith("ENDED"))
     assert right == "ENDED well"
     assert "is not the reference: activations" in wrong
+
+
+def test_a_program_that_answers_at_random_is_refused() -> None:
+    """Its own cache must not hand out the first answer twice."""
+    model = made("BertModel").eval()
+    model.embeddings.register_forward_hook(lambda _, __, rows: rows + 0.1 * torch.randn_like(rows))
+    with pytest.raises(ProgramError, match="gives two answers to one sequence"):
+        Program(model).parts([1, 2, 3], [0, 0, 0])

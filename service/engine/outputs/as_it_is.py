@@ -66,7 +66,7 @@ class AsItIs(Output[ByRow | Parts]):
 
 
 def _tensors(bundle: Bundle) -> tuple[OwnTensor, ...]:
-    """Those that no other output is made of."""
+    """The tensors that no other output is made of."""
     if bundle.rows_are_tokens:
         return ()
     tensors = bundle.manifest.as_it_is or ()

@@ -4,6 +4,7 @@ grpcio is imported only where it is used: a server without a port for gRPC does 
 """
 
 import asyncio
+import logging
 import math
 import time
 from collections import defaultdict
@@ -27,6 +28,8 @@ from addnorm.service.settings import Settings
 GAP_S = 0.05
 MAX_GAP_WAIT_S = 1.0
 PING_MS = 100
+
+GRPCIO_LOGGER = "grpc._cython.cygrpc"  # as its source names it
 
 
 def check_installed(settings: Settings) -> None:
@@ -73,13 +76,23 @@ def _milliseconds(seconds: float) -> int:
     return min(math.ceil(1000 * seconds), 2**31 - 1)
 
 
-def pass_over_ended_calls(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-    """grpcio raises where it ends a call that its caller has just ended (ExecuteBatchError): such a
-    call is reported as any other, and no fault of the server."""
+def is_ended_call(error: object) -> bool:
+    """True for what grpcio raises where it ends a call that its caller has just ended
+    (ExecuteBatchError): such a call is reported as any other, and no fault of the server."""
     import grpc
 
-    if not isinstance(context.get("exception"), grpc.aio.InternalError):
+    return isinstance(error, grpc.aio.InternalError)
+
+
+def pass_over_ended_calls(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    """For the errors of grpcio's tasks."""
+    if not is_ended_call(context.get("exception")):
         loop.default_exception_handler(context)
+
+
+def is_logged(record: logging.LogRecord) -> bool:
+    """For the lines of grpcio's log, which has such errors too."""
+    return not (record.exc_info and is_ended_call(record.exc_info[1]))
 
 
 class GrpcListener:
@@ -98,6 +111,7 @@ class GrpcListener:
         import grpc
 
         asyncio.get_running_loop().set_exception_handler(pass_over_ended_calls)
+        logging.getLogger(GRPCIO_LOGGER).addFilter(is_logged)
         self._server = grpc.aio.server(options=channel_arguments(settings))
         services: defaultdict[str, dict[str, Any]] = defaultdict(dict)
         for method in METHODS:

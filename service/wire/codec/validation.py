@@ -99,9 +99,9 @@ def fit(model: type[Body], value: dict[str, Any], ignored: Ignored | None = None
     A text that is empty is left out where a field may be left out, as is an object in the dialects
     of others: clients send these for what was not set.
     """
-    own, known = model.model_fields, _names(model)
+    known = _names(model)
     is_open = model.model_config.get("extra") == "allow"
-    may_lack = {name for name in own if not own[name].is_required() and own[name].default is None}
+    may_lack = _may_lack(model)
     for name in [name for name, sent in value.items() if sent == "" or name not in known]:
         if name in may_lack:
             del value[name]
@@ -127,6 +127,15 @@ def fit(model: type[Body], value: dict[str, Any], ignored: Ignored | None = None
             if not any(mended):
                 raise _validation_error(error, model) from None
     raise InvalidInput("the body has too many kinds of values that do not fit")
+
+
+@cache
+def _may_lack(model: type[BaseModel]) -> frozenset[str]:
+    """The fields that are None where a body lacks them."""
+    fields = model.model_fields.items()
+    return frozenset(
+        name for name, field in fields if not field.is_required() and field.default is None
+    )
 
 
 @cache

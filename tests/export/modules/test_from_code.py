@@ -69,5 +69,5 @@ def test_a_module_that_is_not_recognized_is_served_as_it_is(
     assert (tensor.of, bundle.manifest.source["path"]) == ("token", asked[1])
     (folder / "gated.pt").rename(folder / "elsewhere.pt")
     command.verify([str(bundle.path), "--weights", "elsewhere.pt"])
-    with pytest.raises(SystemExit, match="max_length has no meaning of a module as it is"):
+    with pytest.raises(SystemExit, match="max_length cuts texts, and there is no tokenizer"):
         command.export([*asked[:2], "--max-length", "9", "--out", "bundles"])
