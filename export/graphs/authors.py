@@ -54,8 +54,8 @@ class Guards:
 
 
 def _by_place(condition: str) -> str:
-    """With the names that `ShapeEnv` has for inputs: guards have their own where Python was
-    followed, and places where PyTorch's compiler followed it."""
+    """The condition in the names that `ShapeEnv` has for inputs. Guards have their own names where
+    Python was followed, and places where PyTorch's compiler followed it."""
     for place, name in enumerate(INPUTS):
         condition = condition.replace(f"L['{name}']", f"L['t{place}']")
     return re.sub(r"L\['flat_args'\]\[(\d)\]", r"L['t\1']", condition)

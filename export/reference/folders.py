@@ -2,7 +2,7 @@
 called as it is, and the folder's tokenizer, prompts, labels and limits are served around it."""
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -35,7 +35,7 @@ from addnorm.model.checkpoints import (
 from addnorm.model.checkpoints import sentence_transformers as words_of
 from addnorm.model.weight_files import FILES
 from addnorm.service.engine.files import sha256
-from addnorm.service.engine.manifest import SPANS, Limits
+from addnorm.service.engine.manifest import SPANS, Limits, OwnTensor
 
 NUM_SHOWN = 5  # of weights
 NO_LIMIT = 512  # tokens, where neither the model nor the folder sets a limit
@@ -91,12 +91,7 @@ def open_folder(
     refuse_wide_rows(program.name, tensors)
     if not isinstance(words, NoTexts):
         texts.refuse_other_ids(folder, words, limits.vocab_size)
-    logits = next((each for each in tensors.values() if each.name == "logits"), None)
-    labels: Sequence[str] | None = None
-    if logits and type(model).__qualname__.endswith("ForQuestionAnswering"):
-        labels = SPANS
-    elif logits and (logits.width > 1 or logits.of == "token"):
-        labels = labels_of(fields, logits.width, choices.labels)
+    labels = _labels(program, tensors.values(), fields, choices)
     program.tasks = {
         task: answer
         for task, answer in program.tasks.items()
@@ -140,6 +135,18 @@ def load(
         "revision": fetched.revision,
     }
     return replace(reference, origin={**reference.origin, **where})
+
+
+def _labels(
+    program: Program, tensors: Iterable[OwnTensor], fields: Mapping[str, Any], choices: Choices
+) -> Sequence[str] | None:
+    """The names of its logits; None without logits, and for a score. fields: of config.json."""
+    logits = next((tensor for tensor in tensors if tensor.name == "logits"), None)
+    if logits is None or (logits.width == 1 and logits.of == "sequence"):
+        return None
+    if type(program.model).__qualname__.endswith("ForQuestionAnswering"):
+        return SPANS
+    return labels_of(fields, logits.width, choices.labels)
 
 
 def _weights(folder: Path) -> dict[str, str]:

@@ -254,7 +254,7 @@ class ForOtherServers:
             scope["state"][ASK].leave()
 
         if all(name != b"host" for name, _ in scope.get("headers", ())):
-            # a head without it is the other server's to refuse
+            # a head without it is the other server's to reject
             scope["headers"] = [*scope.get("headers", ()), (b"host", b"")]
         try:
             await self._app(scope, receiving, sending)
