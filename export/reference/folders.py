@@ -43,6 +43,8 @@ NO_LIMIT = 512  # tokens, where neither the model nor the folder sets a limit
 # numbers a head: at 8,192 tokens a small model holds gigabytes
 MOST_TOKENS = 2048
 SERVED = ("embed", "rerank", "relevance", "classify", "zero_shot", "tag")
+# ends of the classes of transformers whose logits are served
+HEADS = ("ForSequenceClassification", "ForTokenClassification", "ForQuestionAnswering")
 # what a configuration may call the number of its positions
 POSITIONS = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length")
 
@@ -228,17 +230,17 @@ def _load(folder: Path, limit: int | None, choices: Choices, comparison: Compari
 
 
 def _refusal(program: Program) -> str:
-    """Why the shape of this program's answer does not tell its task. Empty if it does."""
+    """Why this program's answer has no task that is served around a graph. Empty if it has."""
     kind, name = type(program.runs).__qualname__, type(program.model).__qualname__
     if kind in ("SparseEncoder", "MultiVectorEncoder"):
         return f"{kind} is served of supported families alone: this is a {name}"
-    if name.endswith(("ForMaskedLM", "ForCausalLM", "LMHeadModel", "ForPreTraining")) and (
-        program.model is program.runs
-    ):
+    if program.model is not program.runs or name.endswith(HEADS):
+        return ""
+    if name.endswith(("ForMaskedLM", "ForCausalLM", "LMHeadModel", "ForPreTraining")):
         return f"{name} answers with logits of its vocabulary, served of supported families alone"
     if name.endswith(("ForConditionalGeneration", "EncoderDecoderModel")):
         return f"{name} has an encoder and a decoder, which takes two sequences"
-    return ""
+    return f"{name} is no class whose answer has a task here: known are {', '.join(HEADS)}"
 
 
 def _stated(choices: Choices, max_length: int | None) -> dict[str, Any]:

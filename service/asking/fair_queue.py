@@ -444,7 +444,9 @@ class FairQueue:
             if error is None:
                 ask.num_left -= len(sequences)
                 if not ask.num_left:
-                    _complete(ask, now)
+                    ask.computed = now
+                    with suppress(InvalidStateError):  # the caller has left in the meantime
+                        ask.future.set_result(None)
             else:
                 _fail(ask, error)
 
@@ -468,7 +470,9 @@ class FairQueue:
             if late.in_time:
                 late.num_left -= len(late.waiting)  # those that run may still be there in time
                 if not late.num_left:
-                    _complete(late, now)
+                    late.computed = now
+                    with suppress(InvalidStateError):
+                        late.future.set_result(None)
             else:
                 waited_s = now - late.submitted
                 _fail(late, Expired(f"deadline: it passed after {waited_s:.2f} s in the queue"))
@@ -484,12 +488,6 @@ def _last_begin(ask: Ask) -> float:
 def least_share(target: Target) -> int:
     """Real tokens that an idle worker is woken for."""
     return max(MIN_TOKENS_PER_WORKER, int(MIN_WORKER_S * (target.tokens_per_s or 0)))
-
-
-def _complete(ask: Ask, now: float) -> None:
-    ask.computed = now
-    with suppress(InvalidStateError):  # the caller has left in the meantime
-        ask.future.set_result(None)
 
 
 def _fail(ask: Ask, error: Exception) -> None:
