@@ -83,11 +83,10 @@ def _export_as_written(
     error: NotRecognized | CheckpointError, options: argparse.Namespace, plan: Plan
 ) -> None:
     """A model that has no graph of ours. UsageError if its own cannot be served either."""
-    why = error.why if isinstance(error, NotRecognized) else str(error)
     try:
         road.refuse_plan(plan)
         opened = _opened(options)
-        writer.say(f"no graph of ours: {why}")
+        writer.say(f"no graph of ours: {road.reason(error)}")
         writer.say(f"served as its authors wrote it: {road.WHAT_IT_MEANS}")
         name = options.name or opened.origin.get("checkpoint") or opened.name
         if options.check:
@@ -97,9 +96,7 @@ def _export_as_written(
         texts = _texts(options.texts)
         road.export(opened, options.out, name, options.version, plan, texts=texts)
     except REFUSALS as second:
-        raise UsageError(
-            f"{why}. Nor can it be served as its authors wrote it: {second}"
-        ) from second
+        raise road.refused(error, second) from second
 
 
 def _opened(options: argparse.Namespace) -> Reference:

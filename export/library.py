@@ -167,13 +167,11 @@ def export_bundle(
         except (NotRecognized, CheckpointError) as error:
             if as_it_is is False:
                 raise
-            why = error.why if isinstance(error, NotRecognized) else str(error)
             try:
                 bundle = as_written()
             except REFUSALS as second:
-                raise UsageError(
-                    f"{why}. Nor can it be served as its authors wrote it: {second}"
-                ) from second
+                raise road.refused(error, second) from second
+            why = road.reason(error)
             writer.say(f"served as its authors wrote it ({road.WHAT_IT_MEANS}), as {why}")
             return bundle
 

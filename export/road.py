@@ -14,10 +14,12 @@ from addnorm.export.certificate.graph.exact import versions
 from addnorm.export.graphs import model_file
 from addnorm.export.graphs.authors import export_graph
 from addnorm.export.graphs.steady import steady
+from addnorm.export.modules.recognize import NotRecognized
 from addnorm.export.reference.reference import Reference
 from addnorm.export.sources import UsageError, texts
 from addnorm.export.sources.program import Text
 from addnorm.export.writer import GRAPHS, Plan, place_for, say
+from addnorm.model.checkpoints import CheckpointError
 from addnorm.model.grid import OPSET
 from addnorm.service.engine import bundle as bundles
 from addnorm.service.engine import tokenizer
@@ -64,6 +66,19 @@ def certify_again(
     say(f"verifying {bundle.ref}")
     lengths = export_graph(reference).lengths
     return as_written.certificate_of(bundle, reference, lengths, samples, texts)
+
+
+def refused(error: NotRecognized | CheckpointError, second: Exception) -> UsageError:
+    """Both reasons: why it has no graph of ours, and why its own is not served."""
+    why, words = reason(error), str(second)
+    if words == why:
+        return UsageError(why)
+    return UsageError(f"{why}. Nor can it be served as its authors wrote it: {words}")
+
+
+def reason(error: NotRecognized | CheckpointError) -> str:
+    """Why a model has no graph of ours."""
+    return error.why if isinstance(error, NotRecognized) else str(error)
 
 
 def refuse_plan(plan: Plan) -> None:
