@@ -12,7 +12,8 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from addnorm.export.sources import sources
-from addnorm.export.writer import Plan, export, write_uncertified
+from addnorm.export.wishes import Wishes
+from addnorm.export.writer import export, write_uncertified
 from addnorm.service.engine import bundle as bundles
 from addnorm.service.engine.bundle import Bundle
 from benchmarks import comparison
@@ -26,7 +27,6 @@ from benchmarks.tables import TITLES, Row, ratios, short, table
 
 SEED = 0
 LENGTHS = (32, 256)  # tokens of a text
-PLAN = Plan(precisions=(FP32, INT8))
 WHO = (TRANSFORMERS, FP32, INT8)
 LINES = {
     "padded": Line("big", 8, WHO),
@@ -71,13 +71,17 @@ class Shape:
     max_length: int
     fields: Mapping[str, Any] = field(default_factory=dict)
 
+    @property
+    def wishes(self) -> Wishes:
+        return Wishes(precisions=(FP32, INT8), max_length=self.max_length)
+
     def bundle(self, name: str) -> Bundle:
         """Made at the first call."""
         if not (BUILD / name / "config.json").exists():
             self.write(BUILD / name)
         if not (BUNDLES / name).exists():
-            source = sources.checkpoint(BUILD / name, max_length=self.max_length)
-            export(source, BUNDLES, name, None, PLAN)
+            source = sources.checkpoint(BUILD / name, self.wishes)
+            export(source, BUNDLES, name)
         return newest(name)
 
     def graphs(self, folder: Path) -> Bundle:
@@ -86,8 +90,8 @@ class Shape:
             folder.mkdir(parents=True, exist_ok=True)
             with TemporaryDirectory() as checkpoint:
                 self.write(Path(checkpoint))
-                source = sources.checkpoint(Path(checkpoint), max_length=self.max_length)
-            write_uncertified(replace(source, originals=()), folder, folder.name, 1, PLAN)
+                source = sources.checkpoint(Path(checkpoint), self.wishes)
+            write_uncertified(replace(source, originals=()), folder, folder.name, 1)
         return bundles.read_uncertified(folder)
 
     def write(self, folder: Path) -> None:

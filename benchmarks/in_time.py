@@ -14,7 +14,7 @@ import httpx
 from httpx import codes
 
 from addnorm.export.sources import sources
-from addnorm.export.writer import Plan, export
+from addnorm.export.writer import export
 from benchmarks.data.made_text import Maker
 from benchmarks.findings import BUILD, Findings, Options, newest
 from benchmarks.processes import folder
@@ -46,7 +46,7 @@ def run(options: Options) -> Findings:
     settings = {"ADDNORM_ALIASES": ALIAS, "ADDNORM_CACHE_BYTES": str(2**26)}
     rows, missed, figures = [], list[str](), {}
     with TemporaryDirectory() as root:
-        export(sources.checkpoint(CROSS_ENCODER), Path(root), "reranker", None, Plan())
+        export(sources.checkpoint(CROSS_ENCODER), Path(root), "reranker")
         minilm = newest("all-minilm-l6-v2")
         Path(root, "all-minilm-l6-v2").symlink_to(minilm.path.resolve().parent)
         with (

@@ -16,7 +16,6 @@ from addnorm.export.graphs.standalone import EMBEDDING, HIDDEN, LOGITS
 from addnorm.export.onnx_folder import FILES
 from addnorm.export.sources import UsageError, sample_texts
 from addnorm.export.sources.folder_tokenizer import NoTexts
-from addnorm.export.sources.program import texts_of
 from addnorm.export.sources.sources import Source
 from addnorm.service.engine import selfcheck
 from addnorm.service.engine.batch import Batch, Floats, Grid
@@ -84,7 +83,7 @@ def _sequences(source: Source) -> Batch:
         return selfcheck.sequences(source.limits, lengths.tolist())
     tokenizer = Tokenizer.from_str(found.tokenizer.decode())
     tokenizer.enable_truncation(found.max_text_tokens)
-    asked = texts_of(source.samples) or sample_texts.texts(tokenizer)[::EVERY]
+    asked = source.wishes.texts or sample_texts.texts(tokenizer)[::EVERY]
     encoded = [item for item in tokenizer.encode_batch(asked) if item.ids]
     has_types = found.has_types and config.type_vocab_size > 1
     types = [np.array(item.type_ids) * has_types for item in encoded]

@@ -4,6 +4,7 @@ authors' program."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -17,7 +18,7 @@ from addnorm.export.sources import sources
 from addnorm.export.sources.folder_tokenizer import NoTexts
 from addnorm.export.sources.sources import Source
 from addnorm.export.sources.texts import Texts, is_as_written
-from addnorm.export.writer import Plan
+from addnorm.export.wishes import NO_WISHES
 from addnorm.model.config import Pick
 from addnorm.model.transformer import Transformer
 from addnorm.service.engine import files
@@ -180,7 +181,7 @@ def served_by_torch(source: Source) -> Iterator[Served]:
         if not isinstance(source.texts, NoTexts):
             (place / TOKENIZER).write_bytes(source.texts.tokenizer)
             described[TOKENIZER] = files.describe(place / TOKENIZER)
-        facts = writer.manifest_of(source, "checked", 1, Plan())
+        facts = writer.manifest_of(replace(source, wishes=NO_WISHES), "checked", 1)
         bundle = Bundle(place, Manifest(format=FORMAT, files=described, **facts), "")
         model = Model(bundle, token_budget=BUDGET, open_engine=open_engine)
         with path_of(model) as path:

@@ -9,17 +9,13 @@ from errno import ENOSPC
 from pathlib import Path
 from typing import Any
 
-from addnorm.export import beside_file, checking, onnx_folder, road, verifying, writer
-from addnorm.export.modules import from_code
-from addnorm.export.modules.recognize import NotRecognized
-from addnorm.export.reference import folders
-from addnorm.export.reference.modules import Meaning, open_module
+from addnorm.export import beside_file, checking, exporting, onnx_folder, verifying, writer
+from addnorm.export.opening import Checkpoint, Code, Model, Preset
 from addnorm.export.reference.reference import Reference
-from addnorm.export.sources import UsageError, sources
-from addnorm.export.sources.program import Text
-from addnorm.export.sources.sources import Comparison, Source
-from addnorm.export.writer import GRAPHS, REFUSALS, Plan
-from addnorm.model.checkpoints import CheckpointError, Choices
+from addnorm.export.sources import UsageError
+from addnorm.export.sources.sources import Source
+from addnorm.export.wishes import Text, Wishes
+from addnorm.export.writer import GRAPHS, REFUSALS
 from addnorm.model.presets import PRESETS
 from addnorm.service.engine.device import memory
 
@@ -36,11 +32,9 @@ def export(arguments: Sequence[str]) -> None:
         parser.error("--out is required, unless --check only looks")
     memory.bound_heaps()
     with _one_line("export"):
-        precisions = tuple(options.precision.split(","))
-        default = options.default_precision or precisions[0]
+        wishes = _wishes(options)
         if options.keep_recall is not None and not (options.texts and options.form == "bundle"):
             raise UsageError("--keep-recall is of a bundle, on texts of your own: name --texts")
-        plan = Plan(options.layout, precisions, default, options.lens, options.keep_recall)
         if options.form == "onnx" and (options.name or options.version):
             raise UsageError(
                 "--name and --version are of a bundle: --as onnx writes the folder --out"
@@ -49,66 +43,39 @@ def export(arguments: Sequence[str]) -> None:
             raise UsageError("--sentence-embedding is of --as onnx")
         if options.beside:
             beside_file.opened(options.beside)
-        try:
-            source = _source(options)
-        except (NotRecognized, CheckpointError) as error:
-            if options.form == "onnx" or options.beside or options.keep_recall:
-                what = "--as onnx, --beside and --keep-recall need a graph of ours"
-                raise UsageError(f"{what}: {error}") from error
-            _export_as_written(error, options, plan)
+        if options.form == "onnx" or options.beside or options.keep_recall:
+            wishes = replace(wishes, graph="packed")
+        with exporting.choose_graph(_model(options), wishes) as opened:
+            _write(opened, options)
+
+
+def _write(opened: Source | Reference, options: argparse.Namespace) -> None:
+    """What the options ask for: words alone, a bundle or a folder of ONNX, and a file beside it."""
+    name = options.name or opened.origin.get("checkpoint", opened.name)
+    if isinstance(opened, Reference):
+        if not options.check:
+            exporting.export(opened, options.out, name, options.version)
             return
-        for line in checking.findings(source):
+        writer.check_name(name)
+        writer.say(f"{opened}")
+        return
+    for line in checking.findings(opened):
+        writer.say(line)
+    if options.check:
+        if options.form == "onnx" and options.out:
+            name = options.out.resolve().name
+        for line in checking.check(opened, name):
             writer.say(line)
-        name = options.name or source.name
-        if options.check:
-            if options.form == "onnx" and options.out:
-                name = options.out.resolve().name
-            for line in checking.check(source, name):
+        return
+    if options.form == "onnx":
+        folder = onnx_folder.export(opened, options.out, options.sentence_embedding)
+        ours: Any = nullcontext(folder / onnx_folder.FOLDER)
+    else:
+        ours = onnx_folder.files_of(exporting.export(opened, options.out, name, options.version))
+    if options.beside:
+        with ours as place:
+            for line in beside_file.compare(options.beside, place, opened):
                 writer.say(line)
-            return
-        if options.form == "onnx":
-            folder = onnx_folder.export(source, options.out, plan, options.sentence_embedding)
-            ours: Any = nullcontext(folder / onnx_folder.FOLDER)
-        else:
-            ours = onnx_folder.files_of(
-                writer.export(source, options.out, name, options.version, plan)
-            )
-        if options.beside:
-            with ours as place:
-                for line in beside_file.compare(options.beside, place, source):
-                    writer.say(line)
-
-
-def _export_as_written(
-    error: NotRecognized | CheckpointError, options: argparse.Namespace, plan: Plan
-) -> None:
-    """A model that has no graph of ours. UsageError if its own cannot be served either."""
-    try:
-        road.refuse_plan(plan)
-        opened = _opened(options)
-        writer.say(f"no graph of ours: {road.reason(error)}")
-        writer.say(f"served as its authors wrote it: {road.WHAT_IT_MEANS}")
-        name = options.name or opened.origin.get("checkpoint") or opened.name
-        if options.check:
-            writer.check_name(name)
-            writer.say(f"{opened}")
-            return
-        texts = _texts(options.texts)
-        road.export(opened, options.out, name, options.version, plan, texts=texts)
-    except REFUSALS as second:
-        raise road.refused(error, second) from second
-
-
-def _opened(options: argparse.Namespace) -> Reference:
-    labels = _labels(options.labels)
-    if not options.module:
-        choices = Choices(tuple(options.ignore), labels, options.tokenizer_as_written)
-        return folders.load(options.checkpoint, choices, options.max_length, _comparison(options))
-    module, origin = from_code.made_by(options.module, options.weights)
-    if options.tokenizer is not None:
-        origin["tokenizer"] = str(options.tokenizer)
-    meaning = Meaning(options.tokenizer, options.max_length, labels or None)
-    return open_module(module, None, {}, None, origin, (), meaning)
 
 
 def verify(arguments: Sequence[str]) -> None:
@@ -116,10 +83,12 @@ def verify(arguments: Sequence[str]) -> None:
     options = _verify_parser().parse_args(arguments)
     memory.bound_heaps()
     with _one_line("verify"):
+        wishes = Wishes(
+            runs_code=options.trust_remote_code, samples=_texts(options.texts), by_command=True
+        )
         verifying.verify(
-            options.bundle, options.checkpoint, options.provider, options.weights,
-            _comparison(options),
-        )  # fmt: skip
+            options.bundle, wishes, options.checkpoint, options.provider, options.weights
+        )
 
 
 @contextmanager
@@ -136,38 +105,37 @@ def _one_line(command: str) -> Iterator[None]:
         sys.exit(f"addnorm {command}: the disk is full{where}; nothing was left on it")
 
 
-def _source(options: argparse.Namespace) -> Source:
+def _model(options: argparse.Namespace) -> Model:
+    if options.weights and not options.module:
+        raise UsageError("--weights is of a module of your own: name that with --module")
     if options.module:
-        for name in ("ignore", "tokenizer_as_written"):
-            if getattr(options, name):
-                raise UsageError(f"--{name.replace('_', '-')} is of a checkpoint, not of a module")
-        source = from_code.of_code(
-            options.module,
-            options.weights,
-            labels=_labels(options.labels) or None,
-            tokenizer=options.tokenizer,
-            max_length=options.max_length,
-        )
-        return replace(source, samples=_texts(options.texts))
-    for name in ("weights", "tokenizer"):
-        if getattr(options, name):
-            raise UsageError(f"--{name} is of a module of your own: name that with --module")
+        return Code(options.module, options.weights)
     if not options.preset:
-        choices = Choices(
-            tuple(options.ignore), _labels(options.labels), options.tokenizer_as_written
-        )
         writer.say(f"reading {options.checkpoint}")
-        comparison = _comparison(options)
-        return sources.load(options.checkpoint, choices, options.max_length, comparison)
-    for name in ("max_length", "ignore", "labels", "check", "texts", "tokenizer_as_written"):
-        if getattr(options, name):
-            raise UsageError(f"--{name.replace('_', '-')} is of a checkpoint, not of a preset")
-    return sources.preset(options.preset)
+        return Checkpoint(options.checkpoint)
+    if options.check:
+        raise UsageError("--check is of a checkpoint, not of a preset")
+    return Preset(options.preset)
 
 
-def _comparison(options: argparse.Namespace) -> Comparison:
-    kind: Any = getattr(options, "reference", "author")
-    return Comparison(kind, options.trust_remote_code, _texts(options.texts))
+def _wishes(options: argparse.Namespace) -> Wishes:
+    labels = _labels(options.labels)
+    return Wishes(
+        layout=options.layout,
+        precisions=tuple(options.precision.split(",")),
+        default_precision=options.default_precision or "",
+        lens=options.lens,
+        keep_recall=options.keep_recall,
+        ignore=tuple(options.ignore),
+        tokenizer_as_written=options.tokenizer_as_written,
+        runs_code=options.trust_remote_code,
+        tokenizer=options.tokenizer,
+        max_length=options.max_length,
+        labels=(labels or None) if options.module else labels,
+        reference="none" if options.reference == "none" else None,
+        samples=_texts(options.texts),
+        by_command=True,
+    )
 
 
 def _texts(file: str | None) -> tuple[Text, ...]:

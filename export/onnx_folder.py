@@ -49,7 +49,7 @@ from addnorm.export.sources import UsageError
 from addnorm.export.sources.folder_tokenizer import NoTexts
 from addnorm.export.sources.sources import Source
 from addnorm.export.sources.texts import is_as_written
-from addnorm.export.writer import Plan, say
+from addnorm.export.writer import say
 from addnorm.service import VERSION
 from addnorm.service.engine import bundle as bundles
 from addnorm.service.engine import files
@@ -121,14 +121,14 @@ def read(path: Path) -> OnnxFolder:
     return OnnxFolder(path, manifest, certificate, has_embedding)
 
 
-def export(source: Source, out: Path, plan: Plan, has_embedding: bool = False) -> Path:
+def export(source: Source, out: Path, has_embedding: bool = False) -> Path:
     """Writes the folder `out`, certified. Nothing is there unless every check has passed.
 
     has_embedding: whether the files have the output `sentence_embedding` too. UsageError for what
     other programs have no names for, and for an `out` that is there already.
     """
-    out = out.resolve()
-    if set(plan.precisions) - FILES.keys() or plan.lens or plan.layout != "packed":
+    out, wishes = out.resolve(), source.wishes
+    if {*wishes.precisions} - FILES.keys() or wishes.lens or wishes.layout != "packed":
         only = f"{' and '.join(FILES)} alone, without a lens"
         raise UsageError(f"--as onnx is of the packed layout, in {only}")
     if has_embedding and "logits" in source.model.config.heads:
@@ -141,7 +141,7 @@ def export(source: Source, out: Path, plan: Plan, has_embedding: bool = False) -
     with writer.written_whole(out) as partial:
         (partial / FOLDER).mkdir()
         _copy(source, partial)
-        with _bundle(source, partial, plan) as (bundle, expected):
+        with _bundle(source, partial) as (bundle, expected):
             for precision, graph in _graphs(bundle, has_embedding):
                 say(f"writing {FOLDER}/{FILES[precision]}")
                 model_file.save(graph, partial / FOLDER / FILES[precision])
@@ -163,10 +163,13 @@ def certify_again(folder: OnnxFolder, source: Source) -> None:
     sampled = source.samples_record()
     if before["compared_with"].get("samples_sha256") != sampled.get("samples_sha256"):
         raise UsageError(f"{folder.path} was compared on other samples: name those again")
-    plan = Plan("packed", tuple(manifest.precisions), manifest.default_precision)
+    wishes = replace(
+        source.wishes, precisions=(*manifest.precisions,),
+        default_precision=manifest.default_precision,
+    )  # fmt: skip
     stored = folder.path / FOLDER / STORED_RANGES
     ranges = load_file(stored) if stored.exists() else None
-    with _bundle(source, folder.path, plan, ranges) as (bundle, _):
+    with _bundle(replace(source, wishes=wishes), folder.path, ranges) as (bundle, _):
         new = _certify(bundle, source, folder.path, folder.has_embedding, None, before["created"])
     for precision, known in new.known_digests.items():
         if different(before["known_digests"].get(precision, {}), known):
@@ -243,11 +246,11 @@ def _write_choices(source: Source, folder: Path) -> None:
 
 @contextmanager
 def _bundle(
-    source: Source, folder: Path, plan: Plan, ranges: dict[str, Any] | None = None
+    source: Source, folder: Path, ranges: dict[str, Any] | None = None
 ) -> Iterator[tuple[Bundle, Expected]]:
     """A bundle within the folder, not yet certified, and what it was written from."""
     with TemporaryDirectory(dir=folder, prefix=BUNDLE) as root:
-        yield writer.write_uncertified(source, Path(root), source.name, 1, plan, ranges)
+        yield writer.write_uncertified(source, Path(root), source.name, 1, ranges)
 
 
 @contextmanager

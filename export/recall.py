@@ -37,7 +37,7 @@ from addnorm.export.graphs.quantize import (
     weight_of,
 )
 from addnorm.export.sources import UsageError
-from addnorm.export.sources.program import Sample, texts_of
+from addnorm.export.wishes import Text
 from addnorm.service.engine import bundle as bundles
 from addnorm.service.engine.batch import Floats
 from addnorm.service.engine.bundle import Bundle
@@ -50,14 +50,14 @@ TEXTS_AT_ONCE = 256
 Vectors = NDArray[Any]
 
 
-def texts_to_search(samples: Sequence[Sample]) -> list[str]:
-    """The texts that differ, in their order. UsageError if they are none to search."""
-    found = list(dict.fromkeys(text for text in texts_of(samples) if isinstance(text, str)))
-    if len(found) < MIN_TEXTS:
+def texts_to_search(texts: Sequence[Text]) -> list[str]:
+    """The texts that differ, in their order, without pairs. UsageError if they are too few."""
+    different = list(dict.fromkeys(text for text in texts if isinstance(text, str)))
+    if len(different) < MIN_TEXTS:
         raise UsageError(
-            f"to keep recall takes {MIN_TEXTS} texts that differ: of yours {len(found)} do"
+            f"to keep recall takes {MIN_TEXTS} texts that differ: of yours {len(different)} do"
         )
-    return found
+    return different
 
 
 def digest(texts: Sequence[str]) -> str:
@@ -192,7 +192,7 @@ def _in_order(trials: Trials, texts: Sequence[str], exact: Vectors) -> list[str]
     return sorted(trials.ranges, key=lambda name: -costs.get(name, 0.0))
 
 
-def certified(bundle: Bundle, body: Graph, samples: Sequence[Sample]) -> dict[str, Any]:
+def certified(bundle: Bundle, body: Graph, samples: Sequence[Text]) -> dict[str, Any]:
     """What the certificate says of the bundle's own int8 beside fp32. CertificationError if less is
     shared than it was exported with.
 

@@ -3,7 +3,6 @@
 What is recognized, or has a table of weights, goes the way of `writer.py` and is quicker.
 """
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,79 +13,45 @@ from addnorm.export.certificate.graph.exact import versions
 from addnorm.export.graphs import model_file
 from addnorm.export.graphs.authors import export_graph
 from addnorm.export.graphs.steady import steady
-from addnorm.export.modules.recognize import NotRecognized
 from addnorm.export.reference.reference import Reference
 from addnorm.export.sources import UsageError, texts
-from addnorm.export.sources.program import Text
-from addnorm.export.writer import GRAPHS, Plan, place_for, say
-from addnorm.model.checkpoints import CheckpointError
+from addnorm.export.wishes import Wishes
+from addnorm.export.writer import GRAPHS, place_for, say
 from addnorm.model.grid import OPSET
 from addnorm.service.engine import bundle as bundles
 from addnorm.service.engine import tokenizer
-from addnorm.service.engine.batch import Batch
 from addnorm.service.engine.bundle import Bundle
 
 HEADS = ("logits", "pooled", "token_vectors")  # outputs that are columns of the graph's rows
-# of what it costs to be served as its authors wrote it
-WHAT_IT_MEANS = "not one of our own graphs: equal bits on this processor, fp32"
 
 
-def export(
-    reference: Reference,
-    out: Path,
-    name: str,
-    version: int | None,
-    plan: Plan,
-    samples: Sequence[Batch] = (),
-    texts: Sequence[Text] = (),
-) -> Bundle:
-    """Writes `out/name/version/`, certified. samples, texts: of a person's own, which are compared
-    too. Nothing lands there unless every check has passed. UsageError, UnfitError and
-    CertificationError say why, in words."""
-    refuse_plan(plan)
+def export(reference: Reference, out: Path, name: str, version: int | None = None) -> Bundle:
+    """Writes `out/name/version/`, certified. Nothing lands there unless every check has passed.
+    UsageError, UnfitError and CertificationError say why, in words."""
+    refuse_precisions(reference.wishes)
     with place_for(out, name, version) as (folder, number):
         say(f"exporting {name}/{number} as its authors wrote it: {reference}")
         exported = export_graph(reference)
         model_file.save(steady(exported.graph), folder / GRAPHS["fp32"])
         bundle = _write_manifest(reference, folder, name, number)
-        certificate = as_written.certificate_of(bundle, reference, exported.lengths, samples, texts)
+        certificate = as_written.certificate_of(bundle, reference, exported.lengths)
         bundles.write_certificate(bundle, certificate.as_json())
     return bundles.read(out / name / str(number))
 
 
-def certify_again(
-    bundle: Bundle,
-    reference: Reference,
-    samples: Sequence[Batch] = (),
-    texts: Sequence[Text] = (),
-) -> Certificate:
+def certify_again(bundle: Bundle, reference: Reference) -> Certificate:
     """UsageError if the bundle was made of something else."""
     if (origin := dict(reference.origin)) != bundle.manifest.source:
         raise UsageError(f"{bundle.ref} was made from {bundle.manifest.source}, this is {origin}")
     say(f"verifying {bundle.ref}")
-    lengths = export_graph(reference).lengths
-    return as_written.certificate_of(bundle, reference, lengths, samples, texts)
+    return as_written.certificate_of(bundle, reference, export_graph(reference).lengths)
 
 
-def refused(error: NotRecognized | CheckpointError, second: Exception) -> UsageError:
-    """Both reasons: why it has no graph of ours, and why its own is not served."""
-    why, words = reason(error), str(second)
-    if words == why:
-        return UsageError(why)
-    return UsageError(f"{why}. Nor can it be served as its authors wrote it: {words}")
-
-
-def reason(error: NotRecognized | CheckpointError) -> str:
-    """Why a model has no graph of ours."""
-    return error.why if isinstance(error, NotRecognized) else str(error)
-
-
-def refuse_plan(plan: Plan) -> None:
-    """UsageError for what an authors' graph does not have."""
-    if plan.precisions != ("fp32",) or plan.lens or plan.layout != "packed":
+def refuse_precisions(wishes: Wishes) -> None:
+    """UsageError for those that an authors' graph does not have."""
+    if wishes.precisions != ("fp32",):
         raise UsageError(
-            "what is served as its authors wrote it has fp32 alone, and no lens: ask for no"
-            " precision"
+            "what is served as its authors wrote it has fp32 alone: ask for no precision"
         )
 
 

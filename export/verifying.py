@@ -1,7 +1,7 @@
 """Makes the certificate of a bundle again, from what the bundle was made of."""
 
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Mapping
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -9,22 +9,17 @@ from typing import Any
 from addnorm.export import onnx_folder, road
 from addnorm.export.cuda.on_gpu import measured
 from addnorm.export.graphs.graph import check_fit
-from addnorm.export.modules import from_code
-from addnorm.export.reference import folders
-from addnorm.export.reference.modules import Meaning, ModuleTask, open_module
+from addnorm.export.opening import InMemory, of_manifest, wishes_in_memory
 from addnorm.export.reference.reference import Reference
-from addnorm.export.sources import UsageError, sources
+from addnorm.export.sources import UsageError
 from addnorm.export.sources.folder_tokenizer import NoTexts
-from addnorm.export.sources.program import texts_of
-from addnorm.export.sources.sources import AUTHOR, OWN_READING, Comparison, Source
-from addnorm.export.sources.texts import is_as_written
+from addnorm.export.sources.sources import OWN_READING, Source
+from addnorm.export.wishes import Wishes
 from addnorm.export.writer import certificate_of, say
-from addnorm.model.checkpoints import Choices
 from addnorm.service.engine import bundle as bundles
 from addnorm.service.engine.bundle import Bundle
 from addnorm.service.engine.cuda.gpu_engine import THE_GPU, GpuEngine
 from addnorm.service.engine.engine import OpenEngine
-from addnorm.service.engine.manifest import Manifest
 from addnorm.service.engine.signature import SIGNATURE
 from addnorm.service.errors import StartupError
 from addnorm.service.loading.known_answers import different
@@ -32,95 +27,70 @@ from addnorm.service.loading.known_answers import different
 
 def verify(
     path: Path,
-    checkpoint: str | None,
+    wishes: Wishes,
+    checkpoint: str | None = None,
     provider: str = "cpu",
     weights: Path | None = None,
-    comparison: Comparison = AUTHOR,
 ) -> None:
     """Makes the certificate of a bundle again, here, from its preset, its checkpoint or the code
     that makes its module; or that of a folder that `--as onnx` wrote, which is its own checkpoint.
 
-    provider: as in `certify_again`. weights: of such a module, where they lie elsewhere now.
-    comparison: of a checkpoint; one that was compared with our own reading is again.
+    wishes: whether code may be run, and samples. provider: as in `certify_again`. weights: of such
+    a module, where they lie elsewhere now.
     """
     if onnx_folder.is_one(path):
         if provider != "cpu":
             raise UsageError(f"{path}: --provider {provider} is of bundles")
         folder = onnx_folder.read(path)
-        found = _source(
-            folder.manifest, folder.certificate, checkpoint or f"{path}", weights, comparison
-        )
-        onnx_folder.certify_again(folder, found)
+        wishes = _as_compared(wishes, folder.certificate)
+        model, wishes = of_manifest(folder.manifest, wishes, checkpoint or f"{path}", weights)
+        with model.packed(wishes) as source:
+            onnx_folder.certify_again(folder, source)
         return
     bundle = read_again(path, provider)
-    before = _certificate_before(bundle)
-    try:
-        if bundle.manifest.as_it_is:
-            opened = _reopened(bundle.manifest, checkpoint, weights, comparison)
-            texts = texts_of(comparison.samples)
-            write_again(bundle, road.certify_again(bundle, opened, texts=texts).as_json())
-            return
-        source = _source(bundle.manifest, before, checkpoint, weights, comparison)
-    except UsageError as error:
-        raise UsageError(f"{bundle.ref}: {error}") from None
-    certify_again(bundle, source, provider)
+    wishes = _as_compared(wishes, _certificate_before(bundle))
+    with ExitStack() as stack:
+        try:
+            model, wishes = of_manifest(bundle.manifest, wishes, checkpoint, weights)
+            is_as_written = bundle.manifest.as_it_is is not None
+            opened: Source | Reference = (
+                stack.enter_context(model.as_written(wishes))
+                if is_as_written
+                else stack.enter_context(model.packed(wishes))
+            )
+        except UsageError as error:
+            raise UsageError(f"{bundle.ref}: {error}") from None
+        certify_again(bundle, opened, provider)
 
 
-def _reopened(
-    manifest: Manifest, checkpoint: str | None, weights: Path | None, comparison: Comparison
-) -> Reference:
-    """The program of a graph as its authors wrote it. UsageError if more is needed to open it."""
-    made = manifest.source
-    if "path" in made:
-        module, origin = from_code.made_by(
-            made["path"], weights or from_code.stored_weights(manifest)
-        )
-        origin = from_code.under_its_name(origin, manifest)
-        tokenizer = made.get("tokenizer")
-        meaning = meaning_of(manifest, None if tokenizer is None else Path(tokenizer))
-        more = {"tokenizer": tokenizer} if tokenizer else {}
-        return open_module(module, None, {}, None, {**origin, **more}, (), meaning)
-    if "module" in made or checkpoint is None:
-        sources.source_of_manifest(made, checkpoint)  # says what is needed
-        assert checkpoint
-    choices = Choices(labels=made.get("labels"), tokenizer_as_written=is_as_written(made))
-    opened = folders.load(checkpoint, choices, made.get("max_length"), comparison)
-    where = {key: made[key] for key in sources.HUB if key in made}
-    return replace(opened, origin={**where, **opened.origin})
-
-
-def meaning_of(manifest: Manifest, tokenizer: Path | None) -> Meaning:
-    """What the answer of a module was said to be for. tokenizer: a folder."""
-    tensors = manifest.as_it_is or ()
-    names = [tensor.name for tensor in tensors]
-    outputs: Sequence[str] = names
-    task: ModuleTask | None = None
-    if len(tensors) == 1 and names[0] in ("logits", "pooled", "activations"):
-        (tensor,), outputs = tensors, []
-        if tensor.name == "logits" and manifest.labels is None:
-            task = "tag" if tensor.of == "token" else "rerank" if tensor.width == 1 else "classify"
-        elif tensor.name != "logits":
-            task = "embed"
-    pooling = manifest.pooling if names == ["activations"] else None
-    limit = manifest.source.get("max_length")
-    return Meaning(tokenizer, limit, manifest.labels, pooling, manifest.normalize, task, outputs)
-
-
-def _source(
-    manifest: Manifest,
-    before: Mapping[str, Any],
-    checkpoint: str | None,
-    weights: Path | None,
-    comparison: Comparison,
-) -> Source:
-    """What a manifest was made from. before: the certificate; one that was compared with our own
-    reading is again."""
+def _as_compared(wishes: Wishes, before: Mapping[str, Any]) -> Wishes:
+    """before: a certificate; a folder that was compared with our own reading is again."""
     if before.get("compared_with", {}).get("kind") == OWN_READING["kind"]:
-        comparison = replace(comparison, kind="none")
-    if "path" in manifest.source:
-        source = from_code.source_of_manifest(manifest, weights)
-        return replace(source, samples=comparison.samples)
-    return sources.source_of_manifest(manifest.source, checkpoint, comparison)
+        return replace(wishes, reference="none")
+    return wishes
+
+
+def certify_in_memory(bundle: Bundle, model: InMemory, wishes: Wishes, provider: str) -> None:
+    """The same of a model in memory. wishes: as at the export, but for those that the manifest
+    has."""
+    manifest = bundle.manifest
+    if manifest.as_it_is:
+        if not (made := model.origin).items() <= manifest.source.items():
+            raise UsageError(f"{bundle.ref} was made from {manifest.source}, this is {made}")
+        if not model.is_saved:
+            limits = manifest.limits
+            wishes = replace(
+                wishes, max_positions=limits.max_positions, vocab_size=limits.vocab_size or None,
+                input_width=limits.input_width,
+            )  # fmt: skip
+        with model.as_written(wishes_in_memory(manifest, model, wishes)) as reference:
+            certify_again(bundle, reference, provider)
+        return
+    brings_its_own = getattr(model.model, "tokenizer", None) is not None
+    if bundles.TOKENIZER in manifest.files and wishes.tokenizer is None and not brings_its_own:
+        raise UsageError(f"{bundle.ref} takes texts: name the folder of its tokenizer")
+    with model.packed(wishes_in_memory(manifest, model, wishes)) as source:
+        certify_again(bundle, source, provider)
 
 
 def read_again(path: Path, provider: str) -> Bundle:
@@ -132,21 +102,29 @@ def read_again(path: Path, provider: str) -> Bundle:
 
 
 def certify_again(
-    bundle: Bundle, source: Source, provider: str = "cpu", on_gpu: OpenEngine = GpuEngine
+    bundle: Bundle,
+    opened: Source | Reference,
+    provider: str = "cpu",
+    on_gpu: OpenEngine = GpuEngine,
 ) -> None:
     """UsageError if the bundle was made from something else, or in another way.
 
     provider: cuda adds what holds on a GPU to the certificate that it has. StartupError if it has
     none. on_gpu: opens the engines there.
     """
-    _check_source(bundle, source)
+    if isinstance(opened, Reference):
+        if provider == "cuda":
+            raise UsageError(f"{bundle.ref} is served as it is, which a GPU has no part in")
+        write_again(bundle, road.certify_again(bundle, opened).as_json())
+        return
+    _check_source(bundle, opened)
     say(f"verifying {bundle.ref} on {provider}")
     if provider == "cuda":
         before = bundles.read(bundle.path).certificate or {}
-        section = measured(bundle, source, on_gpu)
+        section = measured(bundle, opened, on_gpu)
         write_again(bundle, {**before, "cuda": section})
     else:
-        write_again(bundle, certificate_of(bundle, source).as_json())
+        write_again(bundle, certificate_of(bundle, opened).as_json())
 
 
 def write_again(bundle: Bundle, new: dict[str, Any]) -> None:

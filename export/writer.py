@@ -4,7 +4,7 @@ import os
 import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from fcntl import LOCK_EX, LOCK_NB, flock
 from functools import partial
 from pathlib import Path
@@ -28,8 +28,9 @@ from addnorm.export.sources import UsageError
 from addnorm.export.sources.download import DownloadError
 from addnorm.export.sources.folder_tokenizer import NoTexts
 from addnorm.export.sources.original import OriginalError
-from addnorm.export.sources.program import ProgramError, ids_of, texts_of
+from addnorm.export.sources.program import ProgramError
 from addnorm.export.sources.sources import Source
+from addnorm.export.wishes import Wishes
 from addnorm.model.checkpoints import CheckpointError
 from addnorm.model.grid import OPSET
 from addnorm.model.transformer import Transformer
@@ -57,51 +58,10 @@ say = partial(print, flush=True)  # at once: an export takes from seconds to min
 GRAPHS = {"fp32": "model.onnx", "fp16": "model.fp16.onnx", "int8": "model.int8.onnx"}
 
 
-@dataclass(frozen=True)
-class Plan:
-    """How the body is written: with or without pads, in which precisions, with a lens or without,
-    and what int8 must find.
-
-    UsageError for precisions that do not exist, and for a lens or a recall that cannot be.
-    """
-
-    layout: str = "packed"
-    precisions: tuple[str, ...] = ("fp32",)
-    default_precision: str = "fp32"
-    lens: bool = False
-    keep_recall: float | None = None  # share of the 10 nearest of the samples, beside fp32
-
-    def __post_init__(self) -> None:
-        names = self.precisions
-        if not names or set(names) - set(GRAPHS) or len(set(names)) < len(names):
-            known = " and ".join(", ".join(GRAPHS).rsplit(", ", 1))
-            raise UsageError(f"precision {','.join(names)}: {known} are known, each at most once")
-        if self.default_precision not in names:
-            among = f"the precisions {', '.join(names)}"
-            raise UsageError(f"default precision {self.default_precision} is not among {among}")
-        if self.keep_recall is not None:
-            if not 0 < self.keep_recall <= 1:
-                raise UsageError(
-                    f"recall {self.keep_recall:g}: a share above 0, at most 1, is kept"
-                )
-            if "int8" not in names:
-                raise UsageError(f"recall is kept by int8: the precisions are {', '.join(names)}")
-        if self.lens and (self.layout != "packed" or "fp32" not in names):
-            raise UsageError(
-                f"a lens shows the packed layout in fp32, these are the {self.layout} layout and"
-                f" {','.join(names)}"
-            )
-
-    @property
-    def is_for_gpus(self) -> bool:
-        """True if fp32 is also written as a GPU runs it: where fp16 is, which is for GPUs."""
-        return self.layout == "packed" and {"fp32", "fp16"} <= {*self.precisions}
-
-
-def export(source: Source, out: Path, name: str, version: int | None, plan: Plan) -> Bundle:
+def export(source: Source, out: Path, name: str, version: int | None = None) -> Bundle:
     """Writes `out/name/version/`, certified. Nothing lands there unless every check has passed."""
     with place_for(out, name, version) as (folder, number):
-        bundle, expected = write_uncertified(source, folder, name, number, plan)
+        bundle, expected = write_uncertified(source, folder, name, number)
         bundles.write_certificate(bundle, certificate_of(bundle, source, expected).as_json())
     return bundles.read(out / name / str(number))
 
@@ -170,7 +130,7 @@ def certificate_of(bundle: Bundle, source: Source, expected: Expected | None = N
     if bundle.manifest.int8.keep_recall is not None:
         say("searching the texts with int8 and with fp32")
         expected = expected or Expected.export(source.in_layout("padded"), bundle.manifest)
-        searched = recall.certified(bundle, expected.graphs.body, source.samples)
+        searched = recall.certified(bundle, expected.graphs.body, source.wishes.texts)
         checks.append(searched["check"])
         extras["recall"] = searched["recall"]
     return certify(model, checks, "PyTorch, layout padded", source.compared_with(), **extras)
@@ -181,19 +141,19 @@ def write_uncertified(
     folder: Path,
     name: str,
     version: int,
-    plan: Plan,
     int8_ranges: dict[str, Floats] | None = None,
 ) -> tuple[Bundle, Expected]:
     """The graphs and the manifest, not yet certified, and what they were written from. int8_ranges:
     that int8 is made with; measured here if None."""
-    model, config = source.in_layout(plan.layout), source.model.config
+    wishes, config = source.wishes, source.model.config
+    model = source.in_layout(wishes.layout)
     say(f"exporting {name}/{version}: {config.n_layers} layers, d_model {config.d_model}")
     check_fit(model)
     texts_to_search = list[str]()
-    if plan.keep_recall is not None:
+    if wishes.keep_recall is not None:
         if isinstance(source.texts, NoTexts) or "embed" not in source.tasks:
             raise UsageError("recall is kept of models that embed texts")
-        texts_to_search = recall.texts_to_search(source.samples)
+        texts_to_search = recall.texts_to_search(wishes.texts)
     limits = source.limits
     if not isinstance(source.texts, NoTexts):
         (folder / bundles.TOKENIZER).write_bytes(source.texts.tokenizer)
@@ -204,17 +164,17 @@ def write_uncertified(
         say(f"asking {source.program.name}")
         # all that the certificate will ask it for
         for original in source.originals:
-            forward.ask_all(original, limits, ids_of(source.samples))
+            forward.ask_all(original, limits, wishes.token_ids)
         if not isinstance(source.texts, NoTexts):
             source.program.token_ids(authors.texts_to_tokenize(source.texts.tokenizer))
-            limit, samples = limits.max_text_tokens, texts_of(source.samples)
-            asked = authors.texts_by_task(source.texts, limit, source.program, samples)
+            limit = limits.max_text_tokens
+            asked = authors.texts_by_task(source.texts, limit, source.program, wishes.texts)
             for (task, _), own in asked.items():
                 for one in own:
                     source.program.answer(task, one)
         source.program.close()  # its weights are not needed beside the graph's
-    expected = _write_graphs(model, folder, plan, limits, int8_ranges)
-    manifest = manifest_of(source, name, version, plan)
+    expected = _write_graphs(model, folder, wishes, limits, int8_ranges)
+    manifest = manifest_of(source, name, version)
     manifest["clipped_layers"] = expected.graphs.clipped_layers
     say("hashing the files")
     bundle = bundles.write_manifest(folder, manifest)
@@ -225,10 +185,10 @@ def write_uncertified(
     say("measuring the ranges of its vectors")
     ranges = vector_ranges.measure(bundle)
     manifest["vector_ranges"] = ranges
-    if plan.keep_recall is not None:
+    if wishes.keep_recall is not None:
         body, used = expected.graphs.body, int8_ranges or expected.ranges
-        kept = _keep_recall(bundle, source, body, used, texts_to_search, plan.keep_recall)
-        told = {"float_weights": kept, "keep_recall": plan.keep_recall}
+        kept = _keep_recall(bundle, source, body, used, texts_to_search, wishes.keep_recall)
+        told = {"float_weights": kept, "keep_recall": wishes.keep_recall}
         manifest["int8"] = {**manifest["int8"], **told}
     return bundles.write_manifest(folder, manifest), expected
 
@@ -259,21 +219,21 @@ def _keep_recall(
     return kept
 
 
-def manifest_of(source: Source, name: str, version: int, plan: Plan) -> dict[str, Any]:
+def manifest_of(source: Source, name: str, version: int) -> dict[str, Any]:
     """All that the manifest says but its files and the ranges of vectors."""
-    config = source.model.config
+    config, wishes = source.model.config, source.wishes
     return {
         "name": name,
         "version": version,
-        "layout": plan.layout,
+        "layout": wishes.layout,
         "config": asdict(config),
         "d_model": config.d_model,
         "heads": heads(config),
         "n_norms": config.n_norms,
         "limits": source.limits,
-        "precisions": {precision: GRAPHS[precision] for precision in plan.precisions},
-        "default_precision": plan.default_precision,
-        "int8": needs(plan.precisions).model_dump(),
+        "precisions": {precision: GRAPHS[precision] for precision in wishes.precisions},
+        "default_precision": wishes.first_precision,
+        "int8": needs(wishes.precisions).model_dump(),
         "opset": OPSET,
         "versions": versions(),
         "source": source.origin,
@@ -284,29 +244,29 @@ def manifest_of(source: Source, name: str, version: int, plan: Plan) -> dict[str
 def _write_graphs(
     model: Transformer,
     folder: Path,
-    plan: Plan,
+    wishes: Wishes,
     limits: Limits,
     int8_ranges: dict[str, Floats] | None,
 ) -> Expected:
     """The body in each precision, the lens, and the heads. fp16 and int8 are made from fp32."""
     say("exporting the graphs with PyTorch")
-    graphs = Graphs.export(model, plan.lens)
+    graphs = Graphs.export(model, wishes.lens)
     graphs = graphs.clip(far_scores.layers(graphs.body, limits))
     measured: dict[str, Floats] = {}
-    if "fp32" in plan.precisions:
+    if "fp32" in wishes.precisions:
         say(f"writing {GRAPHS['fp32']}")
-        shared = plan.lens or plan.is_for_gpus
+        shared = wishes.lens or wishes.is_for_gpus
         model_file.save(graphs.body, folder / GRAPHS["fp32"], shared)
-    if plan.is_for_gpus:
+    if wishes.is_for_gpus:
         say(f"writing {bundles.GPU_GRAPH}")
         model_file.save_beside(graphs.plain, folder / bundles.GPU_GRAPH, folder / GRAPHS["fp32"])
     if graphs.lens:
         say(f"writing {bundles.LENS}")
         model_file.save_beside(graphs.lens, folder / bundles.LENS, folder / GRAPHS["fp32"])
-    if "fp16" in plan.precisions:
+    if "fp16" in wishes.precisions:
         say(f"writing {GRAPHS['fp16']}")
         model_file.save(to_half(graphs.plain), folder / GRAPHS["fp16"])
-    if "int8" in plan.precisions:
+    if "int8" in wishes.precisions:
         say(f"writing {GRAPHS['int8']}")
         measured = measure(graphs.body, limits)
         _write_int8(graphs.body, folder, int8_ranges or measured)

@@ -24,7 +24,8 @@ from starlette.routing import BaseRoute
 
 from addnorm.export.sources import sources
 from addnorm.export.sources.sources import Source
-from addnorm.export.writer import Plan, export
+from addnorm.export.wishes import Wishes
+from addnorm.export.writer import export
 from addnorm.model.config import HeadConfig
 from addnorm.model.presets import PRESETS
 from addnorm.model.transformer import Transformer, randomize
@@ -157,7 +158,7 @@ def export_preset(
     def export_preset(name: str) -> Path:
         def make(root: Path) -> None:
             with shared_exports(proved=name == "notebook"):
-                export(preset(name), root, name, None, Plan())
+                export(preset(name), root, name)
 
         if given := pytestconfig.getoption("--bundles"):
             return given / name  # type: ignore[no-any-return]
@@ -172,8 +173,8 @@ def preset_in_int8(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], 
 
     def preset_in_int8(name: str) -> Bundle:
         def make(root: Path) -> None:
-            plan = Plan(precisions=("fp32", "int8"), default_precision="int8")
-            export(preset(name), root, name, None, plan)
+            wishes = Wishes(precisions=("fp32", "int8"), default_precision="int8")
+            export(replace(preset(name), wishes=wishes), root, name)
 
         return bundle.read(made_once(tmp_path_factory, f"int8-{name}", make) / name / "1")
 
@@ -185,8 +186,8 @@ def notebook_in_fp16(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
     """The smallest bundle in fp32 and fp16."""
 
     def make(root: Path) -> None:
-        plan = Plan(precisions=("fp32", "fp16"))
-        export(sources.preset("notebook"), root, "notebook", None, plan)
+        wishes = Wishes(precisions=("fp32", "fp16"))
+        export(sources.preset("notebook", wishes), root, "notebook")
 
     return bundle.read(made_once(tmp_path_factory, "fp16-notebook", make) / "notebook" / "1")
 
@@ -308,7 +309,7 @@ def text_bundles(
     """notebook, and under the name that the examples use a BERT of a few words that takes texts."""
 
     def make(root: Path) -> None:
-        export(sources.checkpoint(text_checkpoint), root, TEXT_MODEL, None, Plan())
+        export(sources.checkpoint(text_checkpoint), root, TEXT_MODEL)
 
     texts = made_once(tmp_path_factory, "texts", make) / TEXT_MODEL
     return linked(tmp_path_factory.mktemp("texts"), [notebook.parent, texts])
@@ -342,7 +343,7 @@ def multi_vector_bundles(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
     def make(root: Path) -> None:
         folder = multi_vector.checkpoint(root / "colbert")
-        export(sources.checkpoint(folder), root / "bundles", "colbert", None, Plan())
+        export(sources.checkpoint(folder), root / "bundles", "colbert")
 
     return made_once(tmp_path_factory, "multi-vector", make) / "bundles"
 

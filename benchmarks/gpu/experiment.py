@@ -23,7 +23,7 @@ from addnorm.export import writer
 from addnorm.export.cuda.on_gpu import measured
 from addnorm.export.sources import sources
 from addnorm.export.sources.sources import Source
-from addnorm.export.writer import Plan
+from addnorm.export.wishes import Wishes
 from addnorm.load.run import Load
 from addnorm.service.engine import bundle as bundles
 from addnorm.service.engine.bundle import Bundle
@@ -75,8 +75,8 @@ class Setup:
         """It is exported at first use."""
         folder = self.out / "bundles" / shape / "1"
         if not folder.exists():
-            source, plan = self.checkpoint(shape), Plan("packed", PRECISIONS, PRECISIONS[0])
-            writer.export(sources.checkpoint(source), self.out / "bundles", shape, 1, plan)
+            source = sources.checkpoint(self.checkpoint(shape), Wishes(precisions=PRECISIONS))
+            writer.export(source, self.out / "bundles", shape, 1)
         return bundles.read(folder)
 
     def checkpoint(self, shape: str) -> Path:

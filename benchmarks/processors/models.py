@@ -17,7 +17,8 @@ from transformers import PretrainedConfig, PreTrainedModel
 from addnorm.export.certificate.served import CertificationError
 from addnorm.export.sources import sources
 from addnorm.export.sources.sources import Source
-from addnorm.export.writer import Plan, export
+from addnorm.export.wishes import Wishes
+from addnorm.export.writer import export
 from addnorm.model.checkpoints.families import FAMILIES
 from addnorm.model.presets import PRESETS
 from addnorm.model.transformer import Transformer, randomize
@@ -65,7 +66,7 @@ def export_all(
     wanted: Sequence[str],
     root: Path,
     checkpoints: Path,
-    write: Callable[[Source, Path, str, int, Plan], object] = export,
+    write: Callable[[Source, Path, str, int], object] = export,
 ) -> None:
     """Bundles of the wanted names under `root`, certified on this machine. RuntimeError names one
     that is refused."""
@@ -73,15 +74,15 @@ def export_all(
         if name in wanted:
             source = make()
             try:
-                write(source, root, name, 1, _plan(name, source))
+                write(replace(source, wishes=_wishes(name, source)), root, name, 1)
             except CertificationError as error:
                 raise RuntimeError(f"{name} is not certified: {error}") from error
 
 
-def _plan(name: str, source: Source) -> Plan:
+def _wishes(name: str, source: Source) -> Wishes:
     """int8 where it pays."""
     is_narrow = source.model.config.d_model < WIDTH
-    return Plan(precisions=("fp32",) if is_narrow else PRECISIONS, lens=name in WITH_LENS)
+    return Wishes(precisions=("fp32",) if is_narrow else PRECISIONS, lens=name in WITH_LENS)
 
 
 def _makers(checkpoints: Path) -> Iterator[tuple[str, Callable[[], Source]]]:

@@ -9,7 +9,8 @@ from pathlib import Path
 import httpx
 
 from addnorm.export.sources import sources
-from addnorm.export.writer import Plan, export
+from addnorm.export.wishes import Wishes
+from addnorm.export.writer import export
 from benchmarks import processes
 from benchmarks.findings import MINILM
 from benchmarks.processors.emulated import Python
@@ -27,7 +28,7 @@ SETTINGS = {
 
 def export_to(root: Path) -> None:
     """Exports it by the code of this checkout, certified on this machine."""
-    export(sources.checkpoint(MINILM), root, NAME, 1, Plan(precisions=PRECISIONS))
+    export(sources.checkpoint(MINILM, Wishes(precisions=PRECISIONS)), root, NAME, 1)
 
 
 def ask(bundles: Path, python: Python, out: Path, name: str = NAME) -> None:

@@ -10,7 +10,7 @@ from transformers import BertConfig, BertForMaskedLM, BertForSequenceClassificat
 from transformers.utils.logging import disable_progress_bar
 
 from addnorm.export.sources import sources
-from addnorm.export.writer import Plan, export
+from addnorm.export.writer import export
 from addnorm.service.engine import bundle as bundles
 from addnorm.service.engine.bundle import TOKENIZER, Bundle
 from addnorm.service.engine.manifest import Limits
@@ -74,7 +74,7 @@ def export_task_models(root: Path, checkpoints: Path) -> None:
         disable_progress_bar()
         model.save_pretrained(folder := checkpoints / name)
         words.save(str(folder / "tokenizer.json"))
-        export(sources.checkpoint(folder), root, name, None, Plan())
+        export(sources.checkpoint(folder), root, name)
 
 
 def _config(words: Tokenizer, width: int, **more: Any) -> BertConfig:

@@ -14,12 +14,12 @@ from addnorm.export.sources.program import (
     CANDIDATES,
     Answer,
     Ids,
-    Text,
     entity_rows,
     logarithms,
     mask_targets,
     split_task,
 )
+from addnorm.export.wishes import Text
 from addnorm.service.asking.ask import Ask
 from addnorm.service.dialects import cohere
 from addnorm.service.dialects.native import text_routes

@@ -17,9 +17,9 @@ from addnorm.export.certificate.served import (
     count_unequal,
     path_of,
 )
+from addnorm.export.reference.modules import batches_of
 from addnorm.export.reference.reference import EXAMPLE, NEAR, NoNumbersError, Reference
 from addnorm.export.sources.original import Array
-from addnorm.export.sources.program import Text
 from addnorm.service.engine import selfcheck
 from addnorm.service.engine.batch import Batch, Tokens
 from addnorm.service.engine.bundle import Bundle
@@ -45,16 +45,14 @@ def certificate_of(
     bundle: Bundle,
     reference: Reference,
     lengths: Sequence[int],
-    samples: Sequence[Batch] = (),
-    texts: Sequence[Text] = (),
 ) -> Certificate:
-    """lengths: of the sequences that must be compared. samples, texts: of a person's own.
+    """lengths: of the sequences that must be compared.
     CertificationError if what is served is not what the program answers."""
     tqdm.write("loading the graph into onnxruntime")
     with runs_in_words(f"the graph of {reference.name} fails in onnxruntime"):
         model = Model(bundle)
-        checks = [*_compare_tokens(model, reference, lengths, samples)]
-        checks += _compare_texts(model, reference, texts)
+        checks = [*_compare_tokens(model, reference, lengths)]
+        checks += _compare_texts(model, reference)
         checks += _compare_bits(model)
     engine, chooses = model.engine("fp32"), _chooses(model)
     assert isinstance(engine, OwnEngine)
@@ -87,14 +85,13 @@ def certificate_of(
     )
 
 
-def _compare_tokens(
-    model: Model, reference: Reference, lengths: Sequence[int], samples: Sequence[Batch]
-) -> Iterator[Check]:
+def _compare_tokens(model: Model, reference: Reference, lengths: Sequence[int]) -> Iterator[Check]:
     """Sequences of each length and the samples through the server's own path, then many of them
     ragged and padded, then those that are never drawn."""
     limits = model.bundle.manifest.limits
     drawn = selfcheck.sequences(limits, lengths)
-    batches = [*(drawn.sequence(index) for index in range(len(drawn))), *samples]
+    batches = [*(drawn.sequence(index) for index in range(len(drawn)))]
+    batches += batches_of(reference.wishes.numbers)
     some = [batch for batch in batches if batch.num_tokens <= 65]
     batches += _repeated(reference, NUM_OF_CHOICES if _chooses(model) else NUM_REPEATED)
     with path_of(model) as path:
@@ -244,13 +241,13 @@ def _compare_unusual(
         yield replace(check, limit=check.limit + MOST_SHIFTS * float(shift))
 
 
-def _compare_texts(model: Model, reference: Reference, samples: Sequence[Text]) -> Iterator[Check]:
+def _compare_texts(model: Model, reference: Reference) -> Iterator[Check]:
     """Texts over the callers' routes."""
     if reference.words is None or reference.texts is None:
         return
     with path_of(model) as path:
         cases = authors.program_cases(
-            path.service, model.bundle, reference.words, reference.texts, samples
+            path.service, model.bundle, reference.words, reference.texts, reference.wishes.texts
         )
         checks = [
             Check(name, output, "fp32", *measure)

@@ -17,9 +17,10 @@ from addnorm.export import vector_ranges
 from addnorm.export.certificate import answered, tolerances
 from addnorm.export.certificate.answered import Array, ServedTasks, embed_by_server
 from addnorm.export.sources import sample_texts, texts
-from addnorm.export.sources.program import AnswersTexts, Ids, Text, split_task, texts_of
+from addnorm.export.sources.program import AnswersTexts, Ids, split_task
 from addnorm.export.sources.sources import Source
 from addnorm.export.sources.texts import Texts
+from addnorm.export.wishes import Text
 from addnorm.model.checkpoints import sentence_transformers
 from addnorm.model.pooling import pick_vectors
 from addnorm.model.transformer import Transformer
@@ -56,7 +57,7 @@ def checks(service: Service, bundle: Bundle, source: Source) -> list[tuple[str, 
     """The certificate's cases from text to answer, each to be called with a precision. source: with
     a folder."""
     assert source.folder
-    limits, program, samples = bundle.manifest.limits, source.program, texts_of(source.samples)
+    limits, program, samples = bundle.manifest.limits, source.program, source.wishes.texts
     authors = _Authors(bundle, source.in_layout("padded"), source.folder)
     as_written = texts.is_as_written(bundle.manifest.source)
     found = texts.read(source.folder, limits.max_positions, as_written)

@@ -22,7 +22,6 @@ from addnorm.export.certificate.served import (
     count_unequal,
 )
 from addnorm.export.certificate.tolerances import Result
-from addnorm.export.sources.program import ids_of
 from addnorm.export.sources.sources import Source
 from addnorm.service.engine.bundle import TOKENIZER, Bundle
 from addnorm.service.engine.device import memory
@@ -97,7 +96,7 @@ def compare_answers(model: Model, source: Source, equal: bool = True) -> list[Ch
         groups = [
             (every, served.named_cases(path, reference)),
             *(
-                (every, forward.named_cases(path, reference, original, ids_of(source.samples)))
+                (every, forward.named_cases(path, reference, original, source.wishes.token_ids))
                 for original in source.originals
             ),
             (fp32, lens.named(path, reference)),

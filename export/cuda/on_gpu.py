@@ -27,6 +27,7 @@ from addnorm.export.certificate.served import (
     count_unequal,
 )
 from addnorm.export.sources.sources import Source
+from addnorm.export.wishes import NO_WISHES
 from addnorm.model.transformer import Transformer
 from addnorm.service.engine.bundle import Bundle
 from addnorm.service.engine.cuda.gpu import gpu_name
@@ -49,7 +50,8 @@ def measured(
 ) -> dict[str, Any]:
     """The section "cuda" of a certified bundle. CertificationError and StartupError name what
     failed."""
-    bare = replace(source, originals=(), program=None, samples=())  # those are asked for on the CPU
+    # those are asked for on the CPU
+    bare = replace(source, originals=(), program=None, wishes=NO_WISHES)
     model = Model(bundle, open_engine=open_engine)
     refuse_rows_on_cpu(model)
     with runs_in_words(f"{bundle.ref} on cuda"):

@@ -5,47 +5,20 @@ The code is run on purpose. Its weights are read as tensors only.
 
 import importlib
 import sys
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from torch import nn
 
 from addnorm.export.modules.asking import unwrapped
-from addnorm.export.modules.recognize import of_module
 from addnorm.export.sources import UsageError
-from addnorm.export.sources.sources import Source
 from addnorm.model.checkpoints import weights
 from addnorm.service.engine.files import sha256
 from addnorm.service.engine.manifest import Manifest
 
 NESTED = ("model", "state_dict", "model_state_dict")  # where training scripts put the weights
 COMPILED = "_orig_mod."  # what torch.compile puts before keys
-
-
-def of_code(
-    path: str,
-    file: Path | None,
-    *,
-    labels: Sequence[str] | None = None,
-    tokenizer: Path | None = None,
-    max_length: int | None = None,
-    pooling: str | None = None,
-    normalize: bool = False,
-) -> Source:
-    """path: `package.module:function`, found from the current folder too. file: of a state_dict.
-
-    UsageError and CheckpointError, in words.
-    """
-    module, origin = made_by(path, file)
-    source = of_module(
-        module, reference=None, stated={}, pooling=pooling, labels=labels,
-        tokenizer=tokenizer, max_length=max_length, normalize=normalize,
-    )  # fmt: skip
-    if tokenizer is not None:
-        origin["tokenizer"] = str(tokenizer)
-    return replace(source, origin={**source.origin, **origin})
 
 
 def made_by(path: str, file: Path | None) -> tuple[nn.Module, dict[str, Any]]:
@@ -61,21 +34,6 @@ def made_by(path: str, file: Path | None) -> tuple[nn.Module, dict[str, Any]]:
             raise UsageError(f"--weights {file}: {' '.join(str(error).split())}") from None
         origin["weights"] = {str(file): sha256(file)}
     return unwrapped(module), origin
-
-
-def source_of_manifest(manifest: Manifest, file: Path | None) -> Source:
-    """The source that a manifest names. file: of the weights, where they lie elsewhere now."""
-    made, tokenizer = manifest.source, manifest.source.get("tokenizer")
-    source = of_code(
-        made["path"],
-        file or stored_weights(manifest),
-        labels=manifest.labels,
-        tokenizer=None if tokenizer is None else Path(tokenizer),
-        max_length=made.get("max_length"),
-        pooling=manifest.pooling,
-        normalize=manifest.normalize,
-    )
-    return replace(source, origin=under_its_name(source.origin, manifest))
 
 
 def stored_weights(manifest: Manifest) -> Path | None:

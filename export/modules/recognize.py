@@ -3,6 +3,7 @@ of a bundle; or the reason why it is none."""
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -34,9 +35,13 @@ from addnorm.export.modules.operators.trace import Trace, Value, plain_attention
 from addnorm.export.sources import UsageError, sources
 from addnorm.export.sources.original import OriginalError, as_found, digest, tensor_of
 from addnorm.export.sources.sources import Source
+from addnorm.export.wishes import NO_WISHES, OF_MODELS, Wishes
 from addnorm.model.config import Config
 
 NUM_FOLLOWED = 7  # tokens of the sequence that is followed, if the module takes as many
+# fields of `Wishes` that a recognized module reads
+MODULE_READS = (*OF_MODELS, "reference", "max_positions", "vocab_size", "batch_first")
+NOTHING: Mapping[str, Any] = MappingProxyType({})
 WIDTH = 14  # of names in the findings
 NO_LIMIT = 512  # positions, where no table sets a limit
 WAYS_ON = (
@@ -196,35 +201,33 @@ def _findings(shape: Shape, config: Config, is_limited: bool) -> dict[str, str]:
 
 
 def of_module(
-    module: nn.Module,
-    *,
-    reference: Callable[..., Any] | None,
-    stated: Mapping[str, int],
-    pooling: str | None,
-    batch_first: bool | None = None,
-    **options: Any,
+    module: nn.Module, wishes: Wishes = NO_WISHES, origin: Mapping[str, Any] = NOTHING
 ) -> Source:
-    """stated: max_positions where the module sets no limit, vocab_size as it must be found.
-    batch_first: see `recognize`. options: of `sources.module`.
-
-    NotRecognized, in words.
-    """
-    name = type(module).__qualname__
+    """origin: more of where it is from. NotRecognized, in words."""
+    wishes.check_read("a graph of ours", MODULE_READS)
+    name, call = type(module).__qualname__, wishes.reference
     try:
-        found = recognize(module, reference, stated.get("max_positions"), batch_first)
-        made = found.model.config
-        for field, value in stated.items():
-            own = getattr(made, field)
-            if value > own or (field == "vocab_size" and value != own):
-                raise Unrecognized(f"config says {field} {value}, the module takes {own}")
+        recognized = recognize(
+            module, None if call == "none" else call, wishes.max_positions, wishes.batch_first
+        )
+        config = recognized.model.config
+        if (wishes.max_positions or 0) > config.max_positions:
+            raise Unrecognized(
+                f"config says max_positions {wishes.max_positions}, the module takes"
+                f" {config.max_positions}"
+            )
+        if wishes.vocab_size not in (None, config.vocab_size):
+            raise Unrecognized(
+                f"config says vocab_size {wishes.vocab_size}, the module takes {config.vocab_size}"
+            )
     except (Unrecognized, OriginalError) as error:
         raise NotRecognized(f"{name}: {error}") from error
     except (LookupError, RuntimeError, TypeError, ValueError) as error:
         raise NotRecognized(f"{name} cannot be followed: {first_line(error)}") from error
-    print(f"recognized {name}:", *found.lines, sep="\n", flush=True)
-    source = sources.module(
-        found.model, reference=found.ask, pad=found.pad, pooling=pooling or found.pooling, **options
-    )
+    print(f"recognized {name}:", *recognized.lines, sep="\n", flush=True)
+    pooling: Any = wishes.pooling or recognized.pooling
+    of_model = replace(wishes, reference=recognized.ask, pooling=pooling)
+    source = sources.module(recognized.model, of_model, recognized.pad)
     kept = {key: source.origin[key] for key in ("max_length",) if key in source.origin}
-    origin = {"module": name, "sha256": digest(module), **kept}
+    origin = {"module": name, "sha256": digest(module), **kept, **origin}
     return replace(source, name=name, origin=origin)

@@ -23,10 +23,9 @@ from addnorm.export.sources import program as programs
 from addnorm.export.sources.folder_tokenizer import NoTexts
 from addnorm.export.sources.original import OriginalError, as_found
 from addnorm.export.sources.program import Program, ProgramError, split_task
-from addnorm.export.sources.sources import AUTHOR, Comparison
+from addnorm.export.wishes import NO_WISHES, Wishes
 from addnorm.model.checkpoints import (
     CheckpointError,
-    Choices,
     json_files,
     labels_of,
     problem_type_of,
@@ -37,6 +36,11 @@ from addnorm.model.weight_files import FILES
 from addnorm.service.engine.files import sha256
 from addnorm.service.engine.manifest import SPANS, Limits, OwnTensor
 
+# fields of `Wishes` that a folder without a table reads
+FOLDER_READS = (
+    "graph", "precisions", "default_precision", "tokenizer_as_written", "runs_code", "max_length",
+    "labels", "samples",
+)  # fmt: skip
 NUM_SHOWN = 5  # of weights
 NO_LIMIT = 512  # tokens, where neither the model nor the folder sets a limit
 # Tokens of a text where --max-length names none. The scores of an author's attention are S x S
@@ -49,23 +53,17 @@ HEADS = ("ForSequenceClassification", "ForTokenClassification", "ForQuestionAnsw
 POSITIONS = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length")
 
 
-def open_folder(
-    folder: Path,
-    choices: Choices | None = None,
-    max_length: int | None = None,
-    comparison: Comparison = AUTHOR,
-) -> Reference:
+def open_folder(folder: Path, wishes: Wishes = NO_WISHES) -> Reference:
     """UsageError, UnfitError and CheckpointError say why there is no such program, or why it cannot
     be served."""
-    choices = choices or Choices()
-    if comparison.kind == "none":
-        raise UsageError("its graph is its authors' own: --reference none has no meaning")
-    if choices.ignore:
-        raise UsageError("--ignore is of graphs of ours: its authors' class loads all weights")
+    wishes.check_read("a graph as its authors wrote it", FOLDER_READS)
     fields = json_files.settings(words_of.read_words(folder).transformer / "config.json")
-    words, most = _words(folder, fields, choices, max_length)
+    words, most = _words(folder, fields, wishes)
     limit = None if isinstance(words, NoTexts) else words.max_text_tokens
-    program = _load(folder, limit, choices, comparison)
+    try:
+        program = programs.load(folder, limit, wishes)
+    except ProgramError as error:
+        raise UsageError(f"its authors' library cannot run it: {error}") from error
     model: Any = program.model
     if _refusal(program):
         raise UnfitError(_refusal(program))
@@ -93,7 +91,7 @@ def open_folder(
     refuse_wide_rows(program.name, tensors)
     if not isinstance(words, NoTexts):
         texts.refuse_other_ids(folder, words, limits.vocab_size)
-    labels = _labels(program, tensors.values(), fields, choices)
+    labels = _labels(program, tensors.values(), fields, wishes)
     program.tasks = {
         task: answer
         for task, answer in program.tasks.items()
@@ -106,41 +104,35 @@ def open_folder(
         ask,
         limits,
         tensors,
-        {"checkpoint": folder.resolve().name, "weights": _weights(folder)}
-        | _stated(choices, max_length),
+        {
+            "checkpoint": folder.resolve().name,
+            "weights": _weights(folder),
+            **wishes.recorded(),
+            **(texts.AS_WRITTEN if wishes.tokenizer_as_written else {}),
+        },
         _facts(folder, fields, labels),
         None if isinstance(words, NoTexts) else words,
         folder,
         None if isinstance(words, NoTexts) else program,
+        wishes,
     )
     reference.refuse_mixing()
     return reference
 
 
-def load(
-    name: str,
-    choices: Choices | None = None,
-    max_length: int | None = None,
-    comparison: Comparison = AUTHOR,
-) -> Reference:
+def load(name: str, wishes: Wishes = NO_WISHES) -> Reference:
     """The same of a folder, or of `ORG/NAME[@REVISION]` of the Hugging Face hub, which is
     downloaded. DownloadError if it cannot be."""
     address = download.address(name)
     if address is None:
-        return open_folder(Path(name), choices, max_length, comparison)
-    fetched = download.fetch(*address, with_code=comparison.runs_code)
-    reference = open_folder(fetched.folder, choices, max_length, comparison)
-    short = fetched.repository.rpartition("/")[2]
-    where = {
-        "checkpoint": short,
-        "repository": fetched.repository,
-        "revision": fetched.revision,
-    }
-    return replace(reference, origin={**reference.origin, **where})
+        return open_folder(Path(name), wishes)
+    fetched = download.fetch(*address, with_code=wishes.runs_code)
+    reference = open_folder(fetched.folder, wishes)
+    return replace(reference, origin={**reference.origin, **fetched.origin})
 
 
 def _labels(
-    program: Program, tensors: Iterable[OwnTensor], fields: Mapping[str, Any], choices: Choices
+    program: Program, tensors: Iterable[OwnTensor], fields: Mapping[str, Any], wishes: Wishes
 ) -> Sequence[str] | None:
     """The names of its logits; None without logits, and for a score. fields: of config.json."""
     logits = next((tensor for tensor in tensors if tensor.name == "logits"), None)
@@ -148,7 +140,7 @@ def _labels(
         return None
     if type(program.model).__qualname__.endswith("ForQuestionAnswering"):
         return SPANS
-    return labels_of(fields, logits.width, choices.labels)
+    return labels_of(fields, logits.width, wishes.labels)
 
 
 def _weights(folder: Path) -> dict[str, str]:
@@ -173,19 +165,20 @@ def _facts(folder: Path, fields: Mapping[str, Any], labels: Sequence[str] | None
 
 
 def _words(
-    folder: Path, fields: Mapping[str, Any], choices: Choices, max_length: int | None
+    folder: Path, fields: Mapping[str, Any], wishes: Wishes
 ) -> tuple[texts.Texts | NoTexts, int]:
     """How its texts become token ids, and the positions that its sequences may have. fields: of
     config.json."""
+    max_length = wishes.max_length
     stated = (fields.get(name) for name in POSITIONS)
     positions = next((value for value in stated if isinstance(value, int) and value > 0), None)
     most = positions or max_length or MOST_TOKENS
     try:
-        words = texts.read(folder, most, choices.tokenizer_as_written)
+        words = texts.read(folder, most, wishes.tokenizer_as_written)
     except NoTexts as why:
         return why, max_length or min(positions or NO_LIMIT, MOST_TOKENS)
     if max_length is not None:
-        return texts.cut(words, max_length, most, "--max-length"), max_length
+        return texts.cut(words, most, wishes), max_length
     limited_by = "a graph as its authors wrote it; --max-length takes more"
     if words.max_text_tokens > MOST_TOKENS:
         words = replace(words, max_text_tokens=MOST_TOKENS, limited_by=limited_by)
@@ -220,15 +213,6 @@ def _digest(tensor: Tensor) -> bytes:
     return hashlib.blake2b(values.tobytes(), digest_size=16).digest()
 
 
-def _load(folder: Path, limit: int | None, choices: Choices, comparison: Comparison) -> Program:
-    try:
-        return programs.load(
-            folder, limit, None, None, True, comparison.runs_code, choices.tokenizer_as_written
-        )
-    except ProgramError as error:
-        raise UsageError(f"its authors' library cannot run it: {error}") from error
-
-
 def _refusal(program: Program) -> str:
     """Why this program's answer has no task that is served around a graph. Empty if it has."""
     kind, name = type(program.runs).__qualname__, type(program.model).__qualname__
@@ -241,13 +225,3 @@ def _refusal(program: Program) -> str:
     if name.endswith(("ForConditionalGeneration", "EncoderDecoderModel")):
         return f"{name} has an encoder and a decoder, which takes two sequences"
     return f"{name} is no class whose answer has a task here: known are {', '.join(HEADS)}"
-
-
-def _stated(choices: Choices, max_length: int | None) -> dict[str, Any]:
-    """The choices of the person who exports, as the manifest records them."""
-    stated = {
-        "labels": None if choices.labels is None else [*choices.labels],
-        "max_length": max_length,
-        **(texts.AS_WRITTEN if choices.tokenizer_as_written else {}),
-    }
-    return {name: value for name, value in stated.items() if value is not None}

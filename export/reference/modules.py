@@ -2,10 +2,10 @@
 follows from the answer's shape and from what the export was told."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
-from pathlib import Path
-from typing import Any, Literal
+from types import MappingProxyType
+from typing import Any
 
 import numpy as np
 import torch
@@ -34,14 +34,21 @@ from addnorm.export.reference.reference import (
 from addnorm.export.sources import UsageError, texts
 from addnorm.export.sources.folder_tokenizer import NoTexts
 from addnorm.export.sources.original import Array, OriginalError, as_found, digest
-from addnorm.export.sources.program import Answer, Ids, Text
+from addnorm.export.sources.program import Answer, Ids
+from addnorm.export.wishes import NO_WISHES, Text, Wishes
 from addnorm.model.checkpoints import sentence_transformers
 from addnorm.model.pooling import pick_vectors
 from addnorm.service.engine import selfcheck
 from addnorm.service.engine.batch import Batch
-from addnorm.service.engine.manifest import Limits, OwnTensor, Pooling
+from addnorm.service.engine.manifest import Limits, OwnTensor
 
-ModuleTask = Literal["embed", "rerank", "classify", "tag"]
+NOTHING: Mapping[str, Any] = MappingProxyType({})
+# fields of `Wishes` that a module reads which is served as it is
+MODULE_READS = (
+    "graph", "precisions", "default_precision", "labels", "pooling", "normalize", "task", "outputs",
+    "tokenizer", "max_length", "reference", "samples", "max_positions", "vocab_size",
+    "input_width", "batch_first",
+)  # fmt: skip
 NO_LIMIT = 512  # tokens, where the module sets no limit
 MOST_WIDTHS = 8  # of layers, which are tried as widths of vectors
 # as most of transformers' modules, and as PyTorch's own: the first with which pads change nothing
@@ -49,58 +56,32 @@ MASKS = (ONES, Mask(False, torch.bool), Mask(True, torch.bool), Mask(0, torch.in
 NUM_PADS = 2  # with which that is tried
 
 
-@dataclass(frozen=True)
-class Meaning:
-    """What the answer of a module is for, as the export was told.
-
-    tokenizer: a folder. max_length: tokens of a text. pooling: how rows of tokens become a vector.
-    task: where neither labels nor pooling tell. outputs: the served tensors of an answer with
-    several, by name; or names for those of a tuple, in order.
-    """
-
-    tokenizer: Path | None = None
-    max_length: int | None = None
-    labels: Sequence[str] | None = None
-    pooling: Pooling | None = None
-    normalize: bool | None = None
-    task: ModuleTask | None = None
-    outputs: Sequence[str] = ()
-
-
 def open_module(
-    module: nn.Module,
-    call: Callable[..., Any] | None,
-    stated: Mapping[str, Any],
-    batch_first: bool | None,
-    origin: Mapping[str, Any],
-    samples: Sequence[Batch] = (),
-    meaning: Meaning | None = None,
+    module: nn.Module, wishes: Wishes = NO_WISHES, origin: Mapping[str, Any] = NOTHING
 ) -> Reference:
-    """Calls the module, and sees what it takes and answers.
-
-    call: how it is called, if not `module(ids)`. stated: `max_positions`, `vocab_size` and
-    `input_width`, where the module does not show them. origin: more of where it is from. samples: a
-    sequence each; of vectors, if it takes them. UsageError says what is missing.
-    """
-    meaning = meaning or Meaning()
-    if meaning.max_length is not None and meaning.tokenizer is None:
+    """Calls the module, and sees what it takes and answers. origin: more of where it is from.
+    UsageError says what is missing."""
+    wishes.check_read("a module as it is", MODULE_READS)
+    samples = batches_of(wishes.numbers)
+    if wishes.max_length is not None and wishes.tokenizer is None:
         raise UsageError(
             "max_length cuts texts, and there is no tokenizer: config={'max_positions': N} limits"
             " the tokens of a sequence"
         )
+    call: Any = wishes.reference
     name = type(module).__qualname__
     try:
         copied = module if call else copy_module(module)  # a callable calls what it has
     except Exception as error:  # it is the caller's code
         raise UsageError(f"{name} cannot be copied: {first_line(error)}") from error
     kinds = kinds_of(call or copied)
-    asking = partial(Asking, turned=batch_first is False, kinds=kinds)
+    asking = partial(Asking, turned=wishes.batch_first is False, kinds=kinds)
     tried, errors = list[tuple[Mask, Asking, Limits]](), list[OriginalError]()
     for mask in MASKS if "mask" in kinds else MASKS[:1]:
         twin = asking(call or copied, copied, mask=mask)
         with as_found(twin):
             try:
-                tried.append((mask, twin, _limits(twin, stated, samples)))
+                tried.append((mask, twin, _limits(twin, wishes, samples)))
             except OriginalError as error:
                 errors.append(error)
                 continue
@@ -116,27 +97,28 @@ def open_module(
         tensors, others = describe_answer(twin, limits)
     if others:
         print(f"left out of its answer, for two sequences: {others}", flush=True)
-    tensors = _chosen(tensors, meaning.outputs)
+    tensors = _chosen(tensors, wishes.outputs)
     reference = Reference(
         name,
         "reference",
         asking(call or module, module, mask=mask),
         twin,
         limits,
-        _with_meaning(name, tensors, meaning),
+        _with_meaning(name, tensors, wishes),
         {"module": name, "sha256": digest(module), **origin},
         {
-            "normalize": bool(meaning.normalize),
-            "labels": None if meaning.labels is None else tuple(meaning.labels),
-            "pooling": meaning.pooling or "mean",
+            "normalize": bool(wishes.normalize),
+            "labels": wishes.labels,
+            "pooling": wishes.pooling or "mean",
         },
+        wishes=wishes,
     )
     reference.refuse_mixing()
-    return reference if meaning.tokenizer is None else _with_texts(reference, meaning)
+    return reference if wishes.tokenizer is None else _with_texts(reference)
 
 
 def _chosen(tensors: dict[Key, OwnTensor], outputs: Sequence[str]) -> dict[Key, OwnTensor]:
-    """outputs: see `Meaning`. All without. UsageError if there are none such."""
+    """outputs: see `Wishes`. All without. UsageError if there are none such."""
     keys = {tensor.name: key for key, tensor in tensors.items()}
     if set(outputs) <= keys.keys():
         return {keys[name]: tensors[keys[name]] for name in outputs or keys}
@@ -148,14 +130,12 @@ def _chosen(tensors: dict[Key, OwnTensor], outputs: Sequence[str]) -> dict[Key, 
     return {key: tensor.model_copy(update={"name": name}) for name, (key, tensor) in named}
 
 
-def _with_meaning(
-    name: str, tensors: dict[Key, OwnTensor], meaning: Meaning
-) -> dict[Key, OwnTensor]:
-    """The tensors under the names of outputs that have tasks, where the meaning tells: `logits`,
-    `pooled`, or `activations`, which the server pools. UsageError for a meaning that does not fit.
+def _with_meaning(name: str, tensors: dict[Key, OwnTensor], wishes: Wishes) -> dict[Key, OwnTensor]:
+    """The tensors under the names of outputs that have tasks, where the wishes tell: `logits`,
+    `pooled`, or `activations`, which the server pools. UsageError for wishes that do not fit.
     """
-    is_told = meaning.labels is not None or meaning.pooling or meaning.task
-    if not (is_told or meaning.tokenizer):
+    is_told = wishes.labels is not None or wishes.pooling or wishes.task
+    if not (is_told or wishes.tokenizer):
         return tensors
     first, *others = tensors.items()
     if others:
@@ -168,49 +148,45 @@ def _with_meaning(
         return tensors
     key, tensor = first
     shape = f"[B, {'S, ' if tensor.of == 'token' else ''}{tensor.width}]"
-    if meaning.labels is not None and len(meaning.labels) != tensor.width:
-        raise UsageError(f"there are {len(meaning.labels)} labels, {name} answers with {shape}")
-    if meaning.pooling and tensor.of == "sequence":
+    if wishes.labels is not None and len(wishes.labels) != tensor.width:
+        raise UsageError(f"there are {len(wishes.labels)} labels, {name} answers with {shape}")
+    if wishes.pooling and tensor.of == "sequence":
         raise UsageError(f"pooling is of rows of tokens [B, S, d], {name} answers with {shape}")
-    is_of_tokens = {"tag": True, "classify": False, "rerank": False}.get(meaning.task or "")
+    is_of_tokens = {"tag": True, "classify": False, "rerank": False}.get(wishes.task or "")
     if is_of_tokens not in (None, tensor.of == "token") or (
-        meaning.task == "rerank" and tensor.width != 1
+        wishes.task == "rerank" and tensor.width != 1
     ):
         needed = {"tag": "[B, S, labels]", "classify": "[B, labels]", "rerank": "[B, 1]"}
         raise UsageError(
-            f"task {meaning.task!r} needs an answer {needed[meaning.task or '']}: {name} answers"
+            f"task {wishes.task!r} needs an answer {needed[wishes.task or '']}: {name} answers"
             f" with {shape}"
         )
-    if meaning.labels is not None or meaning.task in ("rerank", "classify", "tag"):
+    if wishes.labels is not None or wishes.task in ("rerank", "classify", "tag"):
         output = "logits"
     elif tensor.of == "sequence":
         output = "pooled"
         if not is_told:
             print(f"its answer {shape} is served as a vector: labels or task say otherwise")
-    elif meaning.pooling or meaning.task == "embed":
+    elif wishes.pooling or wishes.task == "embed":
         output = "activations"
     else:
         return tensors
     return {key: tensor.model_copy(update={"name": output})}
 
 
-def _with_texts(reference: Reference, meaning: Meaning) -> Reference:
+def _with_texts(reference: Reference) -> Reference:
     """UsageError for a tokenizer or a longest text that does not fit."""
-    assert meaning.tokenizer
-    limits, option = reference.limits, "max_length"
+    wishes, limits = reference.wishes, reference.limits
     if not limits.vocab_size:
         raise UsageError("a tokenizer makes token ids, and the module takes vectors")
-    words = texts.read_for(
-        meaning.tokenizer, limits.vocab_size, limits.max_positions, meaning.max_length, option
-    )
+    words = texts.read_for(wishes.tokenizer, limits.vocab_size, limits.max_positions, wishes)
     if isinstance(words, NoTexts):
         raise UsageError(f"the tokenizer cannot be used: {words}")
-    if meaning.max_length is not None:
-        limits = limits.model_copy(update={"max_positions": meaning.max_length})
     origin = {**reference.origin}
-    if meaning.max_length is not None:
-        origin["max_length"] = meaning.max_length
-    opened = replace(reference, words=words, folder=meaning.tokenizer, origin=origin, limits=limits)
+    if wishes.max_length is not None:
+        limits = limits.model_copy(update={"max_positions": wishes.max_length})
+        origin["max_length"] = wishes.max_length
+    opened = replace(reference, words=words, folder=wishes.tokenizer, origin=origin, limits=limits)
     return replace(opened, texts=ModuleTexts(opened))
 
 
@@ -336,10 +312,10 @@ def _hides_pads(ask: Asking, padded: Asking, limits: Limits) -> bool:
     return depends
 
 
-def _limits(ask: Asking, stated: Mapping[str, Any], samples: Sequence[Batch]) -> Limits:
+def _limits(ask: Asking, wishes: Wishes, samples: Sequence[Batch]) -> Limits:
     """What the module takes: the vectors of samples, or as its config says; else ids, if a table is
     read at them; else vectors of the width of one of its layers."""
-    most = stated.get("max_positions") or max(NO_LIMIT, *(each.num_tokens for each in samples), 1)
+    most = wishes.max_positions or max(NO_LIMIT, *(each.num_tokens for each in samples), 1)
     types = {"type_vocab_size": 2} if ask.has_types else {}
 
     def limits_of(num_ids: int, input_width: int | None) -> Limits:
@@ -348,9 +324,9 @@ def _limits(ask: Asking, stated: Mapping[str, Any], samples: Sequence[Batch]) ->
     widths = {each.tokens.shape[1] for each in samples if each.field == "inputs"}
     if len(widths) > 1 or (widths and any(each.field == "input_ids" for each in samples)):
         raise UsageError("samples are of one kind, token ids or vectors, all of one width")
-    if width := stated.get("input_width") or next(iter(widths), None):
+    if width := wishes.input_width or next(iter(widths), None):
         limits = limits_of(0, width)
-    elif num_ids := stated.get("vocab_size"):
+    elif num_ids := wishes.vocab_size:
         limits = limits_of(num_ids, None)
     else:
         try:
@@ -366,7 +342,7 @@ def _limits(ask: Asking, stated: Mapping[str, Any], samples: Sequence[Batch]) ->
                     " reference=lambda x: module(F.pad(x, (0, N - x.shape[1])))"
                 ) from error
             limits = fitting
-    if (longest := longest_of(ask, limits)) < stated.get("max_positions", 0):
+    if (longest := longest_of(ask, limits)) < (wishes.max_positions or 0):
         raise UsageError(f"config says max_positions {most}, the module takes {longest}")
     return limits.model_copy(update={"max_positions": longest})
 

@@ -22,6 +22,7 @@ from addnorm.export.sources import UsageError
 from addnorm.export.sources.original import Array, as_found
 from addnorm.export.sources.program import AnswersTexts
 from addnorm.export.sources.texts import Texts
+from addnorm.export.wishes import NO_WISHES, Wishes
 from addnorm.service.engine import selfcheck
 from addnorm.service.engine.batch import Batch, Tokens
 from addnorm.service.engine.manifest import Limits, OwnTensor
@@ -46,6 +47,7 @@ class Reference:
 
     origin: in the manifest, where the program is from. facts: more fields of the manifest. words:
     how texts become token ids; None: it takes none. folder: of its tokenizer. texts: answers them.
+    wishes: that it was opened with.
     """
 
     name: str
@@ -59,6 +61,7 @@ class Reference:
     words: Texts | None = None
     folder: Path | None = None
     texts: AnswersTexts | None = None
+    wishes: Wishes = NO_WISHES
     _rows: dict[tuple[bytes, bytes | None], dict[str, Array]] = field(default_factory=dict)
 
     @property

@@ -52,6 +52,19 @@ class Download:
     repository: str  # ORG/NAME
     revision: str  # the commit's hash
 
+    @property
+    def name(self) -> str:
+        return self.repository.rpartition("/")[2]
+
+    @property
+    def origin(self) -> dict[str, str]:
+        """For a manifest's `source`."""
+        return {
+            "checkpoint": self.name,
+            "repository": self.repository,
+            "revision": self.revision,
+        }
+
 
 def address(name: str) -> tuple[str, str] | None:
     """Repository and revision of `ORG/NAME[@REVISION]`. None for a folder, and for other names."""

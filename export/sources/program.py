@@ -25,13 +25,12 @@ from torch import Tensor, nn
 
 from addnorm.export.sources import folder_tokenizer
 from addnorm.export.sources.original import as_found
+from addnorm.export.wishes import Text, Wishes
 from addnorm.model.checkpoints import architectures, json_files
 from addnorm.model.checkpoints.families import FAMILIES, name_of
 from addnorm.service.asking.tasks.tagging import Aggregation
 
 Array = NDArray[Any]
-Text = str | tuple[str, str]
-Sample = Text | Sequence[int]  # a case of a person's own: texts or token ids
 MODULES, SETTINGS = "modules.json", "config_sentence_transformers.json"
 INPUTS = ("input_ids", "attention_mask", "token_type_ids")
 LOGITS = ("logits", "prediction_logits")  # as classes of transformers name them
@@ -371,16 +370,6 @@ class Part:
         return torch.from_numpy(rows[self._output])
 
 
-def texts_of(samples: Sequence[Sample]) -> list[Text]:
-    """Samples that are texts, or pairs of texts."""
-    return [one if isinstance(one, str) else tuple(one) for one in samples if is_text(one)]  # type: ignore[misc]
-
-
-def ids_of(samples: Sequence[Sample]) -> list[list[int]]:
-    """Samples that are token ids."""
-    return [[*map(int, one)] for one in samples if not is_text(one)]
-
-
 def mask_targets(vocabulary: Mapping[str, int]) -> list[str]:
     """Tokens whose scores are compared in place of a mask. The likeliest ones may be equally so."""
     words = sorted(token for token in vocabulary if token.strip())
@@ -413,13 +402,6 @@ def split_task(task: str) -> tuple[str, dict[str, str]]:
     return task, {}
 
 
-def is_text(sample: Any) -> bool:
-    """True for a text or a pair of texts."""
-    if isinstance(sample, tuple | list):
-        return any(isinstance(part, str) for part in sample)
-    return isinstance(sample, str)
-
-
 def _body(model: Any) -> Any:
     """Makes the hidden states. Some heads call the decoder within it, and not the body."""
     return getattr(model.base_model, "decoder", model.base_model)
@@ -441,21 +423,19 @@ def _name(runs: nn.Module) -> str:
 def load(
     folder: Path,
     limit: int | None,
-    head: str | None,
+    wishes: Wishes,
+    head: str | None = None,
     num_labels: int | None = None,
-    is_cut: bool = False,
-    runs_code: bool = False,
-    as_written: bool = False,
+    is_cut: bool = True,
 ) -> Program:
     """The program of a folder, in float32.
 
     limit: of its texts, in tokens; None: it takes none. head: what its class of transformers ends
     in, where config.json names none; None: it has no head. num_labels: of the head, where
     config.json names none. is_cut: whether a person set the limit, whatever the files say.
-    runs_code: whether classes of the folder's own code may be run; else none is. as_written:
-    whether its tokenizer is the folder's file alone.
     ProgramError if there is no such program.
     """
+    runs_code = wishes.runs_code
     if not runs_code:
         # no classes of the folder's own code, which transformers does not have
         for file in _configs(folder):
@@ -465,7 +445,7 @@ def load(
                 if isinstance(name, str):
                     _class_of_transformers(name.rpartition(".")[2], "auto_map")
     with TemporaryDirectory() as place, silence_libraries():
-        spelled = _respell(folder, Path(place), num_labels, as_written)
+        spelled = _respell(folder, Path(place), num_labels, wishes.tokenizer_as_written)
         runs, tokenizer = _load_objects(spelled, runs_code, head, limit is not None)
     if is_cut and limit and hasattr(runs, "max_seq_length"):
         runs.max_seq_length = limit  # type: ignore[assignment]

@@ -3,10 +3,10 @@
 import copy
 import hashlib
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, cast, get_args
+from typing import Any, cast, get_args
 
 import torch
 from tokenizers import Tokenizer
@@ -15,17 +15,11 @@ from addnorm.export.sources import UsageError, download, texts
 from addnorm.export.sources import program as programs
 from addnorm.export.sources.folder_tokenizer import NoTexts
 from addnorm.export.sources.original import Original, OriginalError, digest
-from addnorm.export.sources.program import (
-    Program,
-    ProgramError,
-    Sample,
-    ids_of,
-    split_task,
-    texts_of,
-)
+from addnorm.export.sources.program import Program, ProgramError, split_task
 from addnorm.export.sources.texts import AS_WRITTEN, Texts
+from addnorm.export.wishes import NO_WISHES, OF_GRAPHS, Wishes
 from addnorm.model import presets
-from addnorm.model.checkpoints import Checkpoint, CheckpointError, Choices, load_checkpoint, look
+from addnorm.model.checkpoints import Checkpoint, CheckpointError, load_checkpoint, look
 from addnorm.model.checkpoints.families import FAMILIES
 from addnorm.model.config import Config, Pick
 from addnorm.model.layout import LAYOUTS
@@ -36,23 +30,12 @@ from addnorm.service.engine.manifest import Limits, Pooling, Task, tasks_of
 SEED = 42
 HUB = ("repository", "revision")  # of a source's origin
 OUTPUTS = ("logits", "pooled", "token_vectors")  # that heads can make
+# fields of `Wishes` that a folder with a table reads
+CHECKPOINT_READS = (
+    *OF_GRAPHS, "keep_recall", "ignore", "tokenizer_as_written", "runs_code", "max_length",
+    "labels", "reference", "samples",
+)  # fmt: skip
 OWN_READING = {"kind": "own reading", "name": "Addnorm's own reading"}
-
-
-@dataclass(frozen=True)
-class Comparison:
-    """The program whose answers a checkpoint's must equal.
-
-    kind: the program of its authors, or our reading of the folder alone. runs_code: whether the
-    folder's own code may be run for it. samples: texts, pairs and token ids to compare beside ours.
-    """
-
-    kind: Literal["author", "none"] = "author"
-    runs_code: bool = False
-    samples: tuple[Sample, ...] = ()
-
-
-AUTHOR = Comparison()
 
 
 @dataclass(frozen=True)
@@ -63,7 +46,7 @@ class Source:
     it takes texts, or why it takes none. folder: where transformers finds its tokenizer. loaded:
     what was found in that folder. originals: the forward of whoever wrote the model, for each of
     its outputs. program: that they are of, where it takes texts too. pad_id: an id that this
-    forward takes for a pad wherever it stands. samples: compared beside the certificate's own.
+    forward takes for a pad wherever it stands. wishes: that it was opened with.
     """
 
     name: str
@@ -76,7 +59,7 @@ class Source:
     originals: tuple[Original, ...] = ()
     program: Program | None = None
     pad_id: int | None = None
-    samples: tuple[Sample, ...] = ()
+    wishes: Wishes = NO_WISHES
 
     @property
     def limits(self) -> Limits:
@@ -113,10 +96,11 @@ class Source:
 
     def samples_record(self) -> dict[str, Any]:
         """How many samples there are, and their sha256."""
-        if not self.samples:
+        wishes = self.wishes
+        if not wishes.samples:
             return {}
-        written = json.dumps([texts_of(self.samples), ids_of(self.samples)]).encode()
-        return {"samples": len(self.samples), "samples_sha256": hashlib.sha256(written).hexdigest()}
+        sha256 = hashlib.sha256(json.dumps([wishes.texts, wishes.token_ids]).encode()).hexdigest()
+        return {"samples": len(wishes.samples), "samples_sha256": sha256}
 
     def in_layout(self, layout: str) -> Transformer:
         """The model with the same weights, not copied."""
@@ -125,20 +109,16 @@ class Source:
         return twin
 
 
-def preset(name: str, seed: int = SEED) -> Source:
-    """KeyError for an unknown name."""
+def preset(name: str, wishes: Wishes = NO_WISHES, seed: int = SEED) -> Source:
+    """KeyError for an unknown name. UsageError for wishes that a preset does not read."""
+    wishes.check_read("a preset", OF_GRAPHS)
     facts = {"pooling": "mean", "normalize": False, "labels": None}
     no_texts = NoTexts(f"preset {name} has no tokenizer")
     model = presets.build(name, seed=seed)
-    return Source(name, model, {"preset": name, "seed": seed}, facts, no_texts)
+    return Source(name, model, {"preset": name, "seed": seed}, facts, no_texts, wishes=wishes)
 
 
-def load(
-    name: str,
-    choices: Choices | None = None,
-    max_length: int | None = None,
-    reference: Comparison = AUTHOR,
-) -> Source:
+def load(name: str, wishes: Wishes = NO_WISHES) -> Source:
     """The source with this name: a folder, or `ORG/NAME[@REVISION]` of the Hugging Face hub, which
     is downloaded.
 
@@ -146,38 +126,27 @@ def load(
     """
     address = download.address(name)
     if address is None:
-        return checkpoint(Path(name), choices, max_length, reference)
-    found = download.fetch(*address, with_code=reference.runs_code, look=look)
-    source = checkpoint(found.folder, choices, max_length, reference)
-    short = found.repository.rpartition("/")[2]
-    where = {"checkpoint": short, "repository": found.repository, "revision": found.revision}
-    return replace(source, name=short, origin={**source.origin, **where})
+        return checkpoint(Path(name), wishes)
+    fetched = download.fetch(*address, with_code=wishes.runs_code, look=look)
+    source = checkpoint(fetched.folder, wishes)
+    return replace(source, name=fetched.name, origin={**source.origin, **fetched.origin})
 
 
-def checkpoint(
-    folder: Path,
-    choices: Choices | None = None,
-    max_length: int | None = None,
-    reference: Comparison = AUTHOR,
-) -> Source:
-    """max_length: tokens of a sequence, and of a text in place of the authors' limit.
-
-    CheckpointError if the folder does not fit, UsageError if max_length does not, or if its
-    authors' program cannot be run.
-    """
-    choices = choices or Choices()
-    loaded = load_checkpoint(folder, choices)
+def checkpoint(folder: Path, wishes: Wishes = NO_WISHES) -> Source:
+    """CheckpointError if the folder does not fit, UsageError if a wish does not, or if its authors'
+    program cannot be run."""
+    wishes.check_read("a checkpoint", CHECKPOINT_READS)
+    as_written = wishes.tokenizer_as_written
+    loaded = load_checkpoint(folder, wishes.ignore, wishes.labels)
     hashes = {file.relative_to(folder).as_posix(): sha256(file) for file in loaded.files}
     folder = folder.resolve()
-    origin = {"checkpoint": folder.name, "weights": hashes, "unused": loaded.unused}
-    # lists for tuples: so JSON gives it back
-    chosen: dict[str, Any] = {
-        "ignore": list(choices.ignore) or None,
-        "labels": None if choices.labels is None else list(choices.labels),
-        "max_length": max_length,
-        **(AS_WRITTEN if choices.tokenizer_as_written else {}),
+    origin = {
+        "checkpoint": folder.name,
+        "weights": hashes,
+        "unused": loaded.unused,
+        **wishes.recorded(),
+        **(AS_WRITTEN if as_written else {}),
     }
-    origin |= {name: value for name, value in chosen.items() if value is not None}
     facts = {
         "pooling": loaded.pooling,
         "normalize": loaded.normalize,
@@ -191,30 +160,23 @@ def checkpoint(
         facts["regression"] = True
     if loaded.similarity != "cosine":
         facts["similarity"] = loaded.similarity
-    as_written = choices.tokenizer_as_written
     config = loaded.model.config
-    found = texts.read_for(
-        folder, config.vocab_size, config.max_positions, max_length, "--max-length", as_written
-    )
-    if max_length is not None:
-        shorten(loaded.model, max_length)
-    facts |= texts.facts_of(found)
-    facts["input_types"] = {} if isinstance(found, NoTexts) else dict(found.input_types)
-    _refuse_pads_around(loaded, found)
-    source = Source(
-        folder.name, loaded.model, origin, facts, found, folder, loaded, samples=reference.samples
-    )
-    if reference.kind == "none":
+    words = texts.read_for(folder, config.vocab_size, config.max_positions, wishes)
+    if wishes.max_length is not None:
+        shorten(loaded.model, wishes.max_length)
+    facts |= texts.facts_of(words)
+    facts["input_types"] = {} if isinstance(words, NoTexts) else dict(words.input_types)
+    _refuse_pads_around(loaded, words)
+    source = Source(folder.name, loaded.model, origin, facts, words, folder, loaded, wishes=wishes)
+    if wishes.reference == "none":
         return source
-    limit = None if isinstance(found, NoTexts) else found.max_text_tokens
+    limit = None if isinstance(words, NoTexts) else words.max_text_tokens
     logits = loaded.model.config.heads.get("logits")
     num_labels = logits.width if logits and loaded.labels else None
     # sentence-transformers lets texts have more tokens than a model that counts from its pad can
-    is_cut = max_length is not None or limit == loaded.model.config.max_positions
+    is_cut = wishes.max_length is not None or limit == loaded.model.config.max_positions
     try:
-        program = programs.load(
-            folder, limit, loaded.head, num_labels, is_cut, reference.runs_code, as_written
-        )
+        program = programs.load(folder, limit, wishes, loaded.head, num_labels, is_cut)
     except ProgramError as error:
         raise UsageError(
             f"{folder.name} cannot be compared with the program of its authors: {error}. Go without"
@@ -223,48 +185,34 @@ def checkpoint(
     return with_program(source, program)
 
 
-def module(
-    model: Transformer,
-    *,
-    labels: Sequence[str] | None,
-    pooling: str,
-    normalize: bool,
-    tokenizer: Path | None,
-    max_length: int | None,
-    reference: Callable[..., Any] | None = None,
-    pad: int | None = None,
-    samples: tuple[Sample, ...] = (),
-) -> Source:
-    """A copy of a model in memory, on the CPU and in evaluation mode.
+def module(model: Transformer, wishes: Wishes = NO_WISHES, pad: int | None = None) -> Source:
+    """A copy of a model in memory, on the CPU and in evaluation mode. pad: see `Original`.
 
-    reference, pad: see `Original`.
-
-    UsageError if the arguments do not fit, CheckpointError if the tokenizer's folder is broken.
+    UsageError if a wish does not fit, CheckpointError if the tokenizer's folder is broken.
     """
-    if found := [*_problems(model, labels, pooling)]:
-        raise UsageError("; ".join(found))
+    pooling, labels = wishes.pooling or "mean", wishes.labels
+    if problems := [*_problems(model, labels, pooling)]:
+        raise UsageError("; ".join(problems))
     _refuse_one_tag(labels, model.config, "labels=None")
     name, twin = type(model).__qualname__, copy.deepcopy(model).cpu().eval()
     origin: dict[str, Any] = {"module": name, "sha256": digest(twin)}
-    if max_length is not None:
-        origin["max_length"] = max_length
-    facts = {
-        "pooling": pooling,
-        "normalize": normalize,
-        "labels": None if labels is None else tuple(labels),
-    }
+    if wishes.max_length is not None:
+        origin["max_length"] = wishes.max_length
+    facts = {"pooling": pooling, "normalize": bool(wishes.normalize), "labels": labels}
     config = model.config
-    with_texts = texts.read_for(
-        tokenizer, config.vocab_size, config.max_positions, max_length, "max_length"
-    )
-    if max_length is not None:
-        shorten(twin, max_length)
-    facts |= texts.facts_of(with_texts)
-    if tokenizer is not None and isinstance(with_texts, NoTexts):
-        raise UsageError(f"the tokenizer cannot be used: {with_texts}")
-    originals = () if reference is None else (_original(reference, twin.config, pooling, pad),)
-    more: dict[str, Any] = {"originals": originals, "pad_id": pad, "samples": samples}
-    return Source(name, twin, origin, facts, with_texts, tokenizer, **more)
+    words = texts.read_for(wishes.tokenizer, config.vocab_size, config.max_positions, wishes)
+    if wishes.max_length is not None:
+        shorten(twin, wishes.max_length)
+    facts |= texts.facts_of(words)
+    if wishes.tokenizer is not None and isinstance(words, NoTexts):
+        raise UsageError(f"the tokenizer cannot be used: {words}")
+    originals: tuple[Original, ...] = ()
+    if wishes.reference is not None:
+        originals = (_original(wishes.reference, twin.config, pooling, pad),)
+    return Source(
+        name, twin, origin, facts, words, wishes.tokenizer, originals=originals, pad_id=pad,
+        wishes=wishes,
+    )  # fmt: skip
 
 
 def _problems(model: Transformer, labels: Sequence[str] | None, pooling: str) -> Iterator[str]:
@@ -294,9 +242,7 @@ def _problems(model: Transformer, labels: Sequence[str] | None, pooling: str) ->
         yield f"the head of pooled vectors picks {pick!r}, pooling is {pooling!r}"
     if labels is not None:
         head = heads.get("logits")
-        if isinstance(labels, str) or not all(isinstance(label, str) for label in labels):
-            yield f"labels {labels!r}: a list of strings is needed"
-        elif head is None:
+        if head is None:
             yield "labels are of logits, and the model has no such head"
         elif len(labels) != head.width:
             yield f"there are {len(labels)} labels, the head has {head.width} logits"
@@ -371,34 +317,3 @@ def _refuse_pads_around(loaded: Checkpoint, found: Texts | NoTexts) -> None:
             f" text, and transformers {why}: name the pad of the training there, or take the"
             " tokenizer's files out and send token ids"
         )
-
-
-def source_of_manifest(
-    origin: Mapping[str, Any], name: str | None, reference: Comparison = AUTHOR
-) -> Source:
-    """The source that a manifest names. name: of the checkpoint, where it is one.
-
-    A repository without a revision is that of the manifest. A folder is compared by its weights,
-    wherever the manifest's were downloaded from. UsageError if more is needed to make it again.
-    """
-    if "preset" in origin:
-        return preset(origin["preset"], origin["seed"])
-    if "module" in origin:
-        raise UsageError(
-            f"it was made of a {origin['module']} in memory: verify it in Python, where that model"
-            " is, with addnorm.export.verify_bundle(path, model), or verify_onnx"
-        )
-    where = {key: origin[key] for key in HUB if key in origin}
-    address = "@".join(where.values())
-    if name is None:
-        known = f"--checkpoint {address or 'DIR'}"
-        raise UsageError(f"it was made from {origin['checkpoint']}: name it with {known}")
-    labels = origin.get("labels")
-    choices = Choices(
-        tuple(origin.get("ignore", ())),
-        labels if labels is None else tuple(labels),
-        texts.is_as_written(origin),
-    )
-    again = address if where and name == where["repository"] else name
-    source = load(again, choices, origin.get("max_length"), reference)
-    return replace(source, origin={**where, **source.origin})

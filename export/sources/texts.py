@@ -16,6 +16,7 @@ from addnorm.export.sources import UsageError, folder_tokenizer, sample_texts
 from addnorm.export.sources.folder_tokenizer import NoTexts
 from addnorm.export.sources.sample_texts import Unlike
 from addnorm.export.sources.sentencepieces import UnlikeError
+from addnorm.export.wishes import Wishes
 from addnorm.model.checkpoints import CheckpointError, json_files, sentence_transformers
 from addnorm.model.checkpoints.sentence_transformers import SentenceTransformers
 from addnorm.service.engine.manifest import InputRules, InputType
@@ -117,28 +118,22 @@ def read(folder: Path, max_positions: int, as_written: bool = False) -> Texts:
 
 
 def read_for(
-    folder: Path | None,
-    vocab_size: int,
-    max_positions: int,
-    max_length: int | None,
-    option: str,
-    as_written: bool = False,
+    folder: Path | None, vocab_size: int, max_positions: int, wishes: Wishes
 ) -> Texts | NoTexts:
-    """The same for a model with so many token ids and positions, cut to max_length.
+    """The same for a model with so many token ids and positions, cut to the wished length.
 
-    option: what the caller knows max_length as. CheckpointError for ids without embeddings,
-    UsageError for a max_length that does not fit.
+    CheckpointError for ids without embeddings, UsageError for a max_length that does not fit.
     """
     words: Texts | NoTexts
     try:
         if folder is None:
             raise NoTexts("no tokenizer was given")
-        words = read(folder, max_positions, as_written)
+        words = read(folder, max_positions, wishes.tokenizer_as_written)
     except NoTexts as why:
         words = why
     if not isinstance(words, NoTexts):
         refuse_other_ids(folder, words, vocab_size)
-    return words if max_length is None else cut(words, max_length, max_positions, option)
+    return cut(words, max_positions, wishes)
 
 
 def refuse_other_ids(folder: Path | None, words: Texts, vocab_size: int) -> None:
@@ -151,12 +146,13 @@ def refuse_other_ids(folder: Path | None, words: Texts, vocab_size: int) -> None
         )
 
 
-def cut(
-    words: Texts | NoTexts, max_length: int, max_positions: int, option: str
-) -> Texts | NoTexts:
-    """The same, with texts cut to max_length tokens. option: what the caller knows it as.
-    UsageError for a length that does not fit."""
-    num_special, reason = 0, ""
+def cut(words: Texts | NoTexts, max_positions: int, wishes: Wishes) -> Texts | NoTexts:
+    """The same, with texts cut to max_length tokens, if that is wished. UsageError for a length
+    that does not fit."""
+    num_special, reason, max_length = 0, "", wishes.max_length
+    if max_length is None:
+        return words
+    option = wishes.option("max_length")
     if not isinstance(words, NoTexts):
         num_special = words.num_special
         reason = f", whose texts have {num_special} special tokens"

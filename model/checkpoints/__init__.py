@@ -36,7 +36,7 @@ from addnorm.model.config import MAX_LAYERS, SIZES, Config, HeadConfig, refuse_l
 from addnorm.model.transformer import Transformer
 from addnorm.model.weight_files import BESIDE, FILES
 
-__all__ = ["Checkpoint", "CheckpointError", "Choices", "load_checkpoint", "look"]
+__all__ = ["Checkpoint", "CheckpointError", "load_checkpoint", "look"]
 ADAPTER, STANFORDS = "adapter_config.json", "artifact.metadata"
 TOKENIZER_CONFIG = "tokenizer_config.json"
 SCORED = ("Sigmoid", "Identity")  # what the server makes scores of pairs with
@@ -96,26 +96,15 @@ class Checkpoint:
     beside: tuple[str, ...] = ()  # files that are not served, with what they are
 
 
-@dataclass(frozen=True)
-class Choices:
-    """The choices of the person who exports, beyond what the folder says.
-
-    ignore: what the keys of weights begin with that are left out. labels: in place of config.json's
-    names, in the order of the logits; empty for none. tokenizer_as_written: whether texts are read
-    by the folder's file alone, in the program of its authors too.
-    """
-
-    ignore: tuple[str, ...] = ()
-    labels: tuple[str, ...] | None = None
-    tokenizer_as_written: bool = False
-
-
-def load_checkpoint(folder: Path, choices: Choices | None = None) -> Checkpoint:
+def load_checkpoint(
+    folder: Path, ignore: tuple[str, ...] = (), labels: Sequence[str] | None = None
+) -> Checkpoint:
     """The folder's model in evaluation mode.
 
+    ignore: what the keys of weights begin with that are left out. labels: in place of config.json's
+    names, in the order of the logits; empty for none.
     CheckpointError if anything is missing, unexpected or misshaped.
     """
-    choices = choices or Choices()
     authors = sentence_transformers.read(folder)
     body = authors.transformer
     if problem := _problem(body):
@@ -125,8 +114,8 @@ def load_checkpoint(folder: Path, choices: Choices | None = None) -> Checkpoint:
     weights = read_weights(body)
     family = _family(fields).spelled_as(weights.tensors)
     raw = family.raw(fields)
-    reader = Reader.open(family, weights.tensors, choices.ignore)
-    config, table = read_config(family, raw), _head(family, raw, reader, choices.ignore)
+    reader = Reader.open(family, weights.tensors, ignore)
+    config, table = read_config(family, raw), _head(family, raw, reader, ignore)
     if authors.is_embedder:  # of which sentence-transformers loads the body, whatever head it has
         table, reader.without_head = None, True
     if table:
@@ -136,7 +125,7 @@ def load_checkpoint(folder: Path, choices: Choices | None = None) -> Checkpoint:
             raise CheckpointError(f"config.json: {error}") from None
         tie(table, reader, raw)
     config = replace(config, heads=_heads(table, reader, config, authors))
-    labels = _labels(table, fields, config, choices, reader) if table else None
+    names = _labels(table, fields, config, labels, reader) if table else None
     filled = partial(_fill_model, config, raw=raw, table=table, authors=authors)
     shapes = reader.of_shapes()
     try:
@@ -159,7 +148,7 @@ def load_checkpoint(folder: Path, choices: Choices | None = None) -> Checkpoint:
         model=model.eval(),
         model_type=str(name_of(fields)),
         head=table.classes[0] if table else None,
-        labels=labels,
+        labels=names,
         problem_type=problem_type_of(fields),
         pooling=authors.pooling,
         normalize=authors.normalize,
@@ -407,12 +396,12 @@ def _is_stored(head: HeadTable, reader: Reader) -> bool:
 
 
 def _labels(
-    table: HeadTable, fields: Raw, config: Config, choices: Choices, reader: Reader
+    table: HeadTable, fields: Raw, config: Config, chosen: Sequence[str] | None, reader: Reader
 ) -> tuple[str, ...] | None:
     """CheckpointError if there is not one for each logit."""
     width, key = config.heads[table.output].width, table.linear
-    if choices.labels is not None:
-        names: Sequence[str] = choices.labels
+    if chosen is not None:
+        names: Sequence[str] = chosen
         what = "--labels names"
     elif table.labels is True:
         names = _names_of(fields, width)

@@ -14,7 +14,8 @@ from tokenizers.pre_tokenizers import Whitespace
 from tokenizers.processors import TemplateProcessing
 
 from addnorm.export.sources import sources
-from addnorm.export.writer import Plan, export
+from addnorm.export.wishes import Wishes
+from addnorm.export.writer import export
 from addnorm.load.client import Answers
 from addnorm.load.run import (
     NAIVE_TOLERANCE,
@@ -122,7 +123,7 @@ def layouts(
 ) -> dict[str, Bundle]:
     """The preset of the standard load, in both layouts."""
     out = tmp_path_factory.mktemp("bundles")
-    padded = export(sources.preset("postnorm"), out, "padded", None, Plan("padded"))
+    padded = export(sources.preset("postnorm", Wishes(layout="padded")), out, "padded")
     return {"packed": bundle_format.read(export_preset("postnorm") / "1"), "padded": padded}
 
 

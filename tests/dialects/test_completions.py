@@ -15,7 +15,7 @@ from safetensors.numpy import load
 from tokenizers import Tokenizer
 
 from addnorm.export.sources import sources
-from addnorm.export.writer import Plan, export
+from addnorm.export.writer import export
 from addnorm.service.asking.tasks import scoring
 from tests.conftest import client_of, inference_of
 from tests.support.families import made
@@ -39,7 +39,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def client(folder: Path) -> Iterator[httpx.Client]:
     root = folder.parent / "bundles"
-    export(sources.checkpoint(folder), root, NAME, None, Plan())
+    export(sources.checkpoint(folder), root, NAME)
     with client_of(inference_of(root)) as client:
         yield client
 

@@ -11,7 +11,8 @@ from safetensors.numpy import load
 from transformers import PreTrainedModel
 
 from addnorm.export.sources import sources
-from addnorm.export.writer import Plan, export
+from addnorm.export.wishes import Wishes
+from addnorm.export.writer import export
 from tests.conftest import client_of, inference_of
 from tests.support.families import layers, made, save, sequences
 
@@ -29,9 +30,8 @@ def theirs() -> PreTrainedModel:
 @pytest.fixture(scope="module")
 def bundles(theirs: PreTrainedModel, tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("lens")
-    source = sources.checkpoint(save(theirs, root / NAME))
-    plan = Plan(lens=True)
-    export(source, root / "bundles", NAME, None, plan)
+    source = sources.checkpoint(save(theirs, root / NAME), Wishes(lens=True))
+    export(source, root / "bundles", NAME)
     return root / "bundles"
 
 

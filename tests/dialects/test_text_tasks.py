@@ -11,7 +11,7 @@ from huggingface_hub import InferenceClient
 from huggingface_hub.errors import HfHubHTTPError
 
 from addnorm.export.sources import sources
-from addnorm.export.writer import Plan, export
+from addnorm.export.writer import export
 from tests.conftest import client_of, inference_of
 from tests.support.families import made, save
 from tests.support.task_models import NLI
@@ -214,7 +214,7 @@ def sure_client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Clie
         with torch.no_grad():
             model.classifier.bias += torch.linspace(20, 25, num_labels)
         tokenizer().save(str(save(model, root / name) / "tokenizer.json"))
-        export(sources.checkpoint(root / name), root / "bundles", name, None, Plan())
+        export(sources.checkpoint(root / name), root / "bundles", name)
     with client_of(inference_of(root / "bundles")) as client:
         yield client
 

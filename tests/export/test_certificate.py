@@ -26,7 +26,8 @@ from addnorm.export.graphs.half_precision import SUFFIX, to_half
 from addnorm.export.graphs.model_file import Graph
 from addnorm.export.graphs.quantize import quantize
 from addnorm.export.sources import sources
-from addnorm.export.writer import Plan, check_fit
+from addnorm.export.wishes import Wishes
+from addnorm.export.writer import check_fit
 from addnorm.model import presets
 from addnorm.model.presets import PRESETS
 from addnorm.model.transformer import Transformer
@@ -397,7 +398,7 @@ def test_an_exporter_that_writes_another_eps_is_found(
     original = all_graphs.export_body
     monkeypatch.setattr(all_graphs, "export_body", mistaken)
     with pytest.raises(CertificationError, match=r"attributes \(fp32\): .*has eps 1.2"):
-        writer.export(sources.preset("notebook"), tmp_path, "broken", None, Plan())
+        writer.export(sources.preset("notebook"), tmp_path, "broken")
 
 
 def test_weights_that_are_not_finite_are_refused_by_name(
@@ -467,9 +468,8 @@ def test_clipped_scores_are_certified_and_their_layers_stand_in_the_manifest(
     first = model.blocks[0].attention.qkv
     with torch.no_grad():
         first.weight[: model.config.d_model] *= 600
-    plan = Plan(precisions=("fp32", "int8"))
-    far = replace(source, model=model)
-    bundle, expected = writer.write_uncertified(far, tmp_path, "far", 1, plan)
+    far = replace(source, model=model, wishes=Wishes(precisions=("fp32", "int8")))
+    bundle, expected = writer.write_uncertified(far, tmp_path, "far", 1)
     assert bundle.manifest.clipped_layers == (0,)
     assert all(check.passed for check in parity.compare_files(bundle, expected))
     again = exact.Expected.export(far.in_layout("padded"), bundle.manifest)

@@ -12,7 +12,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from addnorm.export.sources import sources, texts
 from addnorm.export.sources.folder_tokenizer import NoTexts
-from addnorm.export.writer import Plan, export
+from addnorm.export.writer import export
 from addnorm.model.checkpoints import CheckpointError, load_checkpoint
 from addnorm.service.engine.tokenizer import pair_text
 from tests.conftest import client_of, inference_of
@@ -94,7 +94,7 @@ def model(root: Path) -> PreTrainedModel:
 
 @pytest.fixture(scope="module")
 def client(root: Path, model: PreTrainedModel) -> Iterator[httpx.Client]:
-    export(sources.checkpoint(root / "chat"), root / "bundles", "chat", None, Plan())
+    export(sources.checkpoint(root / "chat"), root / "bundles", "chat")
     service = inference_of(root / "bundles", invariance_check_share=0)
     with client_of(service) as found:
         yield found

@@ -27,7 +27,10 @@ ROWS = [
     (f"{PRESET} --version 0", "version 0 of notebook: 1 or more"),
     (f"{PRESET} --check", "--check is of a checkpoint, not of a preset"),
     (f"{PRESET} --weights x", "--weights is of a module of your own"),
-    (f"{PRESET} --tokenizer-as-written", "--tokenizer-as-written is of a checkpoint, not of a"),
+    (
+        f"{PRESET} --tokenizer-as-written",
+        "--tokenizer-as-written has no meaning for a preset: leave it out",
+    ),
     (f"{PRESET} --precision int4", "precision int4: fp32, fp16 and int8 are known, each at most"),
     (f"{PRESET} --precision int8,int8", "at most once"),
     (f"{PRESET} --precision fp32 --default-precision int8", "int8 is not among"),
@@ -51,8 +54,8 @@ ROWS = [
     (f"{MODULE} --weights no.pt", "no.pt: there is no such file"),
     (f"{MODULE} --weights bad.pt", "Missing key(s) in state_dict"),
     (f"{MODULE} --weights evil.pt", "a pickle that wants .*: it is not"),
-    (f"{MODULE} --ignore x", "--ignore is of a checkpoint, not of"),
-    ("--module tests.none:none --tokenizer-as-written", "-as-written is of a checkpoint"),
+    (f"{MODULE} --ignore x", "--ignore has no meaning for a module"),
+    ("--module tests.none:none --tokenizer-as-written", "-as-written has no meaning for a module"),
 ]
 
 

@@ -149,11 +149,17 @@ def test_a_folder_comes_before_a_repository(
 PROGRAM = """
 import json, sys
 from addnorm.export import command
+from addnorm.export.opening import checkpoint_of
 from addnorm.export.sources import sources
+from addnorm.export.wishes import NO_WISHES
 command.export(["--checkpoint", "org/tiny", "--check"])
 source = sources.load("org/tiny")
 names = ("org/tiny", sys.argv[1])
-again = [sources.source_of_manifest(source.origin, name).origin for name in names]
+again = []
+for name in names:
+    model, wishes = checkpoint_of(source.origin, NO_WISHES, name)
+    with model.packed(wishes) as opened:
+        again.append(opened.origin)
 print(json.dumps([source.name, source.origin, *again]))
 """
 

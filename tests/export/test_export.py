@@ -18,7 +18,8 @@ from addnorm.export.certificate.parity import CertificationError
 from addnorm.export.graphs.graph import export_body
 from addnorm.export.sources import sources
 from addnorm.export.sources.sources import Source
-from addnorm.export.writer import Plan, export
+from addnorm.export.wishes import Wishes
+from addnorm.export.writer import export
 from addnorm.model import transformer
 from addnorm.model.config import Config, HeadConfig
 from addnorm.model.grid import MASKED, FullGrid, Mask, Sequences
@@ -37,10 +38,7 @@ SMALL = Config(
 
 def small() -> Source:
     """One block, in which every token sees all others."""
-    return sources.module(
-        randomize(Transformer(SMALL), 0), labels=None, pooling="mean", normalize=False,
-        tokenizer=None, max_length=None,
-    )  # fmt: skip
+    return sources.module(randomize(Transformer(SMALL), 0))
 
 
 @dataclass(frozen=True)
@@ -60,7 +58,7 @@ class Broken(Source):
 
 def refused(source: Source, root: Path) -> str:
     with pytest.raises(CertificationError) as failed:
-        export(source, root, "broken", None, Plan())
+        export(source, root, "broken")
     assert not (root / "broken").exists(), "something was left in place"
     return str(failed.value)
 
@@ -131,7 +129,7 @@ def test_attention_whose_order_follows_the_pads_is_not_certified(
 
 
 def test_padded_layout_is_certified_for_what_it_promises(tmp_path: Path) -> None:
-    bundle = export(sources.preset("notebook"), tmp_path, "plain", None, Plan("padded"))
+    bundle = export(sources.preset("notebook", Wishes(layout="padded")), tmp_path, "plain")
     assert bundle.manifest.layout == "padded"
     assert bundle.certificate
     assert any(check["output"] == "unequal (right)" for check in bundle.certificate["checks"])

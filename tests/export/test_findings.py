@@ -2,7 +2,9 @@
 
 import json
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -12,8 +14,11 @@ from transformers import BertConfig, BertForTokenClassification
 from transformers.utils.logging import disable_progress_bar
 
 from addnorm.export.command import export
+from addnorm.export.opening import checkpoint_of
 from addnorm.export.sources import sources
-from addnorm.model.checkpoints import CheckpointError, Choices
+from addnorm.export.sources.sources import Source
+from addnorm.export.wishes import NO_WISHES, Wishes
+from addnorm.model.checkpoints import CheckpointError
 from addnorm.service.engine.manifest import Manifest
 from tests.support.families import made, save
 
@@ -106,14 +111,19 @@ def test_an_export_needs_a_place_to_write_to(
     assert "--out is required" in capsys.readouterr().err
 
 
+def again_from(origin: Mapping[str, Any], folder: Path) -> Source:
+    model, wishes = checkpoint_of(origin, NO_WISHES, str(folder))
+    with model.packed(wishes) as source:
+        return source
+
+
 @pytest.mark.parametrize("labels", [(), tuple("abcdefg"), None])
 def test_what_a_manifest_records_is_found_again(
     folder: Path, labels: tuple[str, ...] | None
 ) -> None:
-    choices = Choices(ignore=("bert.pooler.",), labels=labels)
-    source = sources.checkpoint(folder, choices)
+    source = sources.checkpoint(folder, Wishes(ignore=("bert.pooler.",), labels=labels))
     manifest = json.loads(json.dumps(source.origin))
-    again = sources.source_of_manifest(manifest, str(folder))
+    again = again_from(manifest, folder)
     assert again.origin == manifest
     assert again.facts == source.facts
     assert again.facts["labels"] == (tuple(LABELS) if labels is None else labels or None)
@@ -126,10 +136,10 @@ def test_other_weights_are_noticed(folder: Path, tmp_path: Path) -> None:
     (other / "config.json").write_bytes((folder / "config.json").read_bytes())
     weights = load_file(folder / "model.safetensors")
     save_file({**weights, "classifier.bias": torch.ones(7)}, other / "model.safetensors")
-    assert sources.source_of_manifest(origin, str(other)).origin != origin
+    assert again_from(origin, other).origin != origin
     (other / "model.safetensors").unlink()
     with pytest.raises(CheckpointError, match="there is no model"):
-        sources.source_of_manifest(origin, str(other))
+        again_from(origin, other)
 
 
 def test_a_regression_is_answered_with_its_own_numbers(tmp_path: Path) -> None:

@@ -16,7 +16,6 @@ from addnorm.export.graphs import all_graphs, model_file
 from addnorm.export.graphs.half_precision import to_half
 from addnorm.export.graphs.quantize import measure, quantize
 from addnorm.export.sources import sources
-from addnorm.export.writer import Plan
 from addnorm.model.presets import build
 from addnorm.service.engine import bundle as bundles
 from addnorm.service.engine import selfcheck
@@ -42,7 +41,7 @@ def low_limit(notebook: Path) -> Iterator[None]:
 @pytest.fixture(scope="module")
 def large(low_limit: None, tmp_path_factory: pytest.TempPathFactory) -> Bundle:
     place = tmp_path_factory.mktemp("large")
-    return writer.export(sources.preset("notebook"), place, "notebook", None, Plan())
+    return writer.export(sources.preset("notebook"), place, "notebook")
 
 
 @pytest.fixture

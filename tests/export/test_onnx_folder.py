@@ -21,15 +21,15 @@ from addnorm.export.onnx_folder import OnnxFolder
 from addnorm.export.sources import UsageError, sources
 from addnorm.export.sources.texts import Texts
 from addnorm.export.verifying import verify
-from addnorm.export.writer import Plan, written_whole
-from addnorm.model.checkpoints import Choices
+from addnorm.export.wishes import Wishes
+from addnorm.export.writer import written_whole
 from addnorm.service.engine import files
 from addnorm.service.engine.manifest import File
 from addnorm.service.errors import StartupError
 from tests.support.families import LARGER, made, save
 from tests.support.people.encoders import OwnLayers
 
-BOTH = Plan(precisions=("fp32", "int8"))
+BOTH = Wishes(precisions=("fp32", "int8"))
 
 
 @pytest.fixture(scope="module")
@@ -44,7 +44,7 @@ def checkpoint(text_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) 
 def exported(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An embedder in both precisions, with vectors. Copy it before changing it."""
     out = tmp_path_factory.mktemp("onnx") / "mine"
-    return onnx_folder.export(sources.checkpoint(checkpoint), out, BOTH, has_embedding=True)
+    return onnx_folder.export(sources.checkpoint(checkpoint, BOTH), out, has_embedding=True)
 
 
 def session(folder: Path, name: str = "model.onnx") -> ort.InferenceSession:
@@ -119,7 +119,7 @@ def test_names_are_those_that_programs_with_an_onnx_backend_know(
     (folder / "modules.json").write_text(new)
     config = {"tokenizer_class": "TokenizersBackend"}
     (folder / "tokenizer_config.json").write_text(json.dumps(config))
-    out = onnx_folder.export(sources.checkpoint(folder), tmp_path / "mine", Plan())
+    out = onnx_folder.export(sources.checkpoint(folder), tmp_path / "mine")
     assert (out / "modules.json").read_text() == known
     written = json.loads((out / "tokenizer_config.json").read_text())
     assert written["tokenizer_class"] == "PreTrainedTokenizerFast"
@@ -134,8 +134,8 @@ def test_files_say_what_is_certified(checkpoint: Path, tmp_path: Path) -> None:
     (folder / "tokenizer.json").write_text(json.dumps(as_written))
     config = {"tokenizer_class": "BertTokenizer", "model_max_length": 99}
     (folder / "tokenizer_config.json").write_text(json.dumps(config))
-    source = sources.checkpoint(folder, max_length=7)
-    out = onnx_folder.export(source, tmp_path / "mine", Plan())
+    source = sources.checkpoint(folder, Wishes(max_length=7))
+    out = onnx_folder.export(source, tmp_path / "mine")
     assert isinstance(source.texts, Texts)
     written = json.loads((out / "tokenizer.json").read_text())
     assert written["normalizer"] == json.loads(source.texts.tokenizer)["normalizer"] is not None
@@ -151,8 +151,8 @@ def test_files_say_what_is_certified(checkpoint: Path, tmp_path: Path) -> None:
 
 def test_chosen_labels_are_in_the_configuration(tmp_path: Path) -> None:
     made("BertForSequenceClassification", num_labels=2).save_pretrained(tmp_path / "plain")
-    source = sources.checkpoint(tmp_path / "plain", Choices(labels=("no", "yes")))
-    out = onnx_folder.export(source, tmp_path / "mine", Plan())
+    source = sources.checkpoint(tmp_path / "plain", Wishes(labels=("no", "yes")))
+    out = onnx_folder.export(source, tmp_path / "mine")
     config = json.loads((out / "config.json").read_text())
     assert config["id2label"] == {"0": "no", "1": "yes"}
     assert config["label2id"] == {"no": 0, "yes": 1}
@@ -164,10 +164,10 @@ def test_of_two_exports_at_once_one_is_refused(checkpoint: Path, tmp_path: Path)
     with written_whole(out) as partial:
         (partial / "first").touch()
         with pytest.raises(UsageError, match="is being written by another export"):
-            onnx_folder.export(source, out, Plan())
+            onnx_folder.export(source, out)
     assert [file.name for file in out.iterdir()] == ["first"]
     with pytest.raises(UsageError, match="is there already"):
-        onnx_folder.export(source, out, Plan())
+        onnx_folder.export(source, out)
 
 
 def test_what_a_killed_export_left_is_removed(tmp_path: Path) -> None:
@@ -181,7 +181,7 @@ def test_what_a_killed_export_left_is_removed(tmp_path: Path) -> None:
 def test_a_folder_within_its_checkpoint_is_refused(checkpoint: Path) -> None:
     source = sources.checkpoint(checkpoint)
     with pytest.raises(UsageError, match="lies within the checkpoint"):
-        onnx_folder.export(source, checkpoint / "sub", Plan())
+        onnx_folder.export(source, checkpoint / "sub")
 
 
 def test_verify_makes_the_certificate_again(exported: Path, tmp_path: Path) -> None:
@@ -253,7 +253,7 @@ def test_a_cross_encoder_has_logits_alone(tmp_path: Path) -> None:
 
 def test_spans_have_the_names_of_question_answering(tmp_path: Path) -> None:
     model = save(made("BertForQuestionAnswering"), tmp_path / "checkpoint")
-    folder = onnx_folder.export(sources.checkpoint(model), tmp_path / "spans", Plan())
+    folder = onnx_folder.export(sources.checkpoint(model), tmp_path / "spans")
     opened, mask = session(folder), np.array([[1, 1, 1], [1, 1, 0]])
     assert [item.name for item in opened.get_outputs()] == ["start_logits", "end_logits"]
     start, end = run(opened, mask)

@@ -19,8 +19,7 @@ from addnorm.export.checking import check
 from addnorm.export.sources import UsageError, sources
 from addnorm.export.sources import program as programs
 from addnorm.export.sources.program import Answer, Program, ProgramError, Text
-from addnorm.export.sources.sources import Comparison
-from addnorm.model.checkpoints import Choices
+from addnorm.export.wishes import Wishes
 from addnorm.service.engine import bundle as bundles
 from addnorm.service.errors import StartupError
 from addnorm.service.loading import loader
@@ -77,7 +76,7 @@ def test_texts_of_ones_own_are_compared_for_each_task(
     tmp_path: Path, name: str, samples: Sequence[Any], cases: set[str]
 ) -> None:
     folder = TASK_MODELS[name](tmp_path / name)
-    source = sources.checkpoint(folder, reference=Comparison(samples=tuple(samples)))
+    source = sources.checkpoint(folder, Wishes(samples=tuple(samples)))
     compared = [*check(source)]
     assert cases <= {line.rpartition(": ")[2] for line in compared}
     assert source.compared_with()["samples"] == len(samples)
@@ -94,7 +93,7 @@ def test_types_that_a_model_ignores_are_not_compared(tmp_path: Path, family: str
 def test_a_program_that_fails_on_token_ids_is_named(tmp_path: Path) -> None:
     folder = save(made("BertForQuestionAnswering", num_labels=3), tmp_path)  # it unpacks two
     with pytest.raises(ProgramError, match=r"QuestionAnswering .* fails on \d+ token ids: ValueE"):
-        sources.checkpoint(folder, Choices(labels=()))
+        sources.checkpoint(folder, Wishes(labels=()))
 
 
 def test_a_file_of_texts_is_part_of_the_certificate(text_checkpoint: Path, tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """`--keep-recall`: int8 finds the texts that fp32 finds, or is refused with the figure."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -14,8 +15,9 @@ from addnorm.export.graphs import model_file
 from addnorm.export.graphs.quantize import read_parts
 from addnorm.export.library import ExportError, export_bundle
 from addnorm.export.sources import UsageError, sources
-from addnorm.export.sources.sources import Comparison, Source
-from addnorm.export.writer import Plan, export
+from addnorm.export.sources.sources import Source
+from addnorm.export.wishes import Wishes
+from addnorm.export.writer import export
 from addnorm.service.engine import bundle as bundles
 from addnorm.service.engine.bundle import Bundle
 from tests.support.texts import WORDS, checkpoint
@@ -29,14 +31,14 @@ WIDE = 256  # of whose matrices int8 pays for each
 @pytest.fixture(scope="module")
 def source(tmp_path_factory: pytest.TempPathFactory) -> Source:
     folder = checkpoint(tmp_path_factory.mktemp("wide"), WIDE, 2)
-    return sources.checkpoint(folder, None, None, Comparison("none", samples=TEXTS))
+    return sources.checkpoint(folder, Wishes(reference="none", samples=TEXTS))
 
 
 @pytest.fixture(scope="module")
 def kept(source: Source, tmp_path_factory: pytest.TempPathFactory) -> Bundle:
     """A bundle of which more is kept than int8 alone would find."""
-    plan = Plan(precisions=("int8",), default_precision="int8", keep_recall=1.0)
-    return export(source, tmp_path_factory.mktemp("kept"), "wide", None, plan)
+    wishes = replace(source.wishes, precisions=("int8",), keep_recall=1.0)
+    return export(replace(source, wishes=wishes), tmp_path_factory.mktemp("kept"), "wide")
 
 
 def test_matrices_stay_fp32_until_int8_finds_the_share(kept: Bundle, source: Source) -> None:
@@ -78,8 +80,8 @@ def test_what_holds_already_keeps_nothing(source: Source, tmp_path: Path) -> Non
     """Its files are those of an export without the option."""
     files = []
     for share in (0.5, None):
-        plan = Plan(precisions=("int8",), default_precision="int8", keep_recall=share)
-        made = export(source, tmp_path / str(share), "wide", None, plan)
+        wishes = replace(source.wishes, precisions=("int8",), keep_recall=share)
+        made = export(replace(source, wishes=wishes), tmp_path / str(share), "wide")
         assert made.manifest.int8.float_weights == ()
         assert (made.recall is None) == (share is None)
         files.append([made.manifest.files[name] for name in ("model.int8.onnx", RANGES)])
@@ -136,8 +138,8 @@ def test_matrices_stay_fp32_until_the_certificate_passes(num_needed: int) -> Non
 
 def test_a_recall_that_cannot_be_is_refused(source: Source) -> None:
     with pytest.raises(UsageError, match="recall is kept by int8: the precisions are fp32"):
-        Plan(keep_recall=0.9)
+        Wishes(keep_recall=0.9)
     with pytest.raises(UsageError, match=r"recall 1\.5: a share above 0, at most 1, is kept"):
-        Plan(precisions=("int8",), default_precision="int8", keep_recall=1.5)
+        Wishes(precisions=("int8",), keep_recall=1.5)
     with pytest.raises(UsageError, match="takes 50 texts that differ: of yours 2 do"):
         recall.texts_to_search(["a", "b", "a", ("a", "b")])

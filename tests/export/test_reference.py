@@ -15,8 +15,9 @@ from addnorm.export.certificate.forward import refuse_unlike
 from addnorm.export.certificate.parity import compare_answers
 from addnorm.export.certificate.served import CertificationError
 from addnorm.export.checking import check
-from addnorm.export.library import saved_source
+from addnorm.export.opening import InMemory
 from addnorm.export.sources.original import Original
+from addnorm.export.wishes import NO_WISHES
 from addnorm.model.config import Config, HeadConfig, Pick
 from addnorm.model.transformer import Transformer
 from addnorm.service.engine.manifest import Limits
@@ -182,7 +183,7 @@ def test_a_reference_that_says_nothing_is_refused(
 )
 def test_a_model_of_transformers_is_its_own_reference(class_name: str, outputs: list[str]) -> None:
     model = made(class_name).train()
-    with saved_source(model, None, None, None) as source:
+    with InMemory(model).packed(NO_WISHES) as source:
         assert [*check(source)]
         record = source.compared_with()
         assert record["name"].split()[0] == f"transformers.{class_name}"
@@ -224,7 +225,7 @@ def test_a_model_of_sentence_transformers_brings_its_tokenizer(tmp_path: Path, k
         model = library.SentenceTransformer(modules=modules)
     else:
         model = library.CrossEncoder(str(tmp_path / "own"))
-    with saved_source(model, None, None, None) as source:
+    with InMemory(model).packed(NO_WISHES) as source:
         assert [*check(source)]
         record = source.compared_with()
         assert source.facts["normalize"] is is_pipeline

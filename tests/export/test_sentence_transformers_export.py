@@ -11,7 +11,7 @@ from transformers import BertModel
 
 from addnorm.export.sources import sources
 from addnorm.export.verifying import verify
-from addnorm.export.writer import Plan, export
+from addnorm.export.writer import export
 from addnorm.service.engine import bundle as bundles
 from addnorm.service.engine.files import sha256
 from tests.conftest import inference_of, serving
@@ -49,7 +49,7 @@ def folder(
 @pytest.fixture(scope="module")
 def root(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     made = tmp_path_factory.mktemp("bundles")
-    export(sources.checkpoint(folder), made, "mine", None, Plan())
+    export(sources.checkpoint(folder), made, "mine")
     return made
 
 

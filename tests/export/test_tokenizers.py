@@ -14,10 +14,12 @@ from transformers import AutoTokenizer
 from addnorm.export import checking, command
 from addnorm.export.certificate.served import CertificationError
 from addnorm.export.checking import check, served_by_torch
+from addnorm.export.opening import checkpoint_of
 from addnorm.export.sources import UsageError, sample_texts, sources
 from addnorm.export.sources.program import Program
 from addnorm.export.sources.sources import Source
-from addnorm.model.checkpoints import CheckpointError, Choices
+from addnorm.export.wishes import NO_WISHES, Wishes
+from addnorm.model.checkpoints import CheckpointError
 from addnorm.service.engine.tokenizer import Tokenizer as Served
 from tests.support.families import made, save
 from tests.support.sentence_transformers import tell, write_settings
@@ -152,7 +154,7 @@ def test_texts_are_read_by_the_class_or_by_the_file(tmp_path: Path, name: str) -
     assert any("token ids" in line for line in check(source))
     by_class = AutoTokenizer.from_pretrained(folder)(TEXTS)["input_ids"]
     assert ids_of(source) == by_class
-    written = sources.checkpoint(folder, Choices(tokenizer_as_written=True))
+    written = sources.checkpoint(folder, Wishes(tokenizer_as_written=True))
     assert [*check(written)]
     plain = Tokenizer.from_file(str(folder / "tokenizer.json"))
     plain.no_padding()
@@ -174,7 +176,7 @@ def test_texts_are_lowered_where_sentence_transformers_does(
         folder, "tokenizer_config.json", tokenizer_class="BertTokenizer", do_lower_case=False
     )
     write_settings(folder, "sentence_bert_config.json", do_lower_case=True, max_seq_length=12)
-    source = sources.checkpoint(folder, Choices(tokenizer_as_written=as_written))
+    source = sources.checkpoint(folder, Wishes(tokenizer_as_written=as_written))
     assert [*check(source)]
     assert ids_of(source, ["The SAME"]) == [[2, WORDS.index("the"), WORDS.index("same"), 3]]
 
@@ -218,7 +220,7 @@ def test_a_tagger_of_one_label_is_refused_unless_its_logits_are_asked_for(tmp_pa
     write_settings(tmp_path, "tokenizer_config.json", pad_token="[PAD]", unk_token="[UNK]")
     with pytest.raises(UsageError, match=r"'LABEL_0' is the only one .* --labels none"):
         sources.checkpoint(tmp_path)
-    assert [*check(sources.checkpoint(tmp_path, Choices(labels=())))]
+    assert [*check(sources.checkpoint(tmp_path, Wishes(labels=())))]
 
 
 @pytest.mark.parametrize("pad", [1, 2])
@@ -278,8 +280,11 @@ def test_the_file_as_it_is_written_is_what_the_manifest_says(
     command.export(["--checkpoint", str(folder), "--check", "--tokenizer-as-written"])
     assert "tokenizer: the folder's file as it is written" in capsys.readouterr().out
     by_class = sources.checkpoint(folder)
-    written = sources.checkpoint(folder, Choices(tokenizer_as_written=True))
+    written = sources.checkpoint(folder, Wishes(tokenizer_as_written=True))
     assert written.origin == {**by_class.origin, "tokenizer": "as written"}
     for source in (by_class, written):
-        again = sources.source_of_manifest(json.loads(json.dumps(source.origin)), str(folder))
+        origin = json.loads(json.dumps(source.origin))
+        model, wishes = checkpoint_of(origin, NO_WISHES, str(folder))
+        with model.packed(wishes) as again:
+            pass
         assert ids_of(again) == ids_of(source)

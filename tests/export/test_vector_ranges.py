@@ -12,6 +12,7 @@ from addnorm.export import vector_ranges
 from addnorm.export.certificate import authors, tolerances
 from addnorm.export.certificate.served import path_of
 from addnorm.export.sources import sources
+from addnorm.export.wishes import Wishes
 from addnorm.service.engine import bundle as bundles
 from addnorm.service.engine.bundle import TOKENIZER
 from addnorm.service.engine.manifest import Manifest
@@ -37,7 +38,7 @@ def test_a_bundle_with_a_tokenizer_has_certified_ranges(bundle: bundles.Bundle) 
 def test_ranges_are_those_of_the_served_vectors(
     bundle: bundles.Bundle, text_checkpoint: Path
 ) -> None:
-    source = sources.checkpoint(text_checkpoint, reference=sources.Comparison("none"))
+    source = sources.checkpoint(text_checkpoint, Wishes(reference="none"))
 
     def failed(ranges: Any) -> list[tolerances.Result]:
         manifest = bundle.manifest.model_copy(update={"vector_ranges": ranges})

@@ -9,7 +9,7 @@ import transformers
 from safetensors.torch import load_file, save_file
 from transformers import PreTrainedModel
 
-from addnorm.model.checkpoints import CheckpointError, Choices, load_checkpoint
+from addnorm.model.checkpoints import CheckpointError, load_checkpoint
 from addnorm.model.checkpoints.families import FAMILIES
 from tests.support.families import (
     CLASSES,
@@ -222,7 +222,7 @@ def test_the_name_of_the_class_says_which_head_it_is(tmp_path: Path) -> None:
     save_file({**weights, **pooler}, folder / "model.safetensors")
     with pytest.raises(CheckpointError, match="ForSequenceClassification or ForTokenClass"):
         load_checkpoint(folder)
-    body = load_checkpoint(folder, Choices(ignore=("classifier.",)))
+    body = load_checkpoint(folder, ignore=("classifier.",))
     assert not body.model.heads
     assert "classifier.weight" in body.unused
 
@@ -246,11 +246,11 @@ def test_labels_that_do_not_match_the_head_are_refused(tmp_path: Path) -> None:
     config.write_text(config.read_text().replace('"4": "LABEL_4"', '"3": "LABEL_3"'))
     with pytest.raises(CheckpointError, match=r"names 4 labels, the head \(classifier\) has 5"):
         load_checkpoint(folder)
-    named = Choices(labels=("a", "b", "c", "d", "e"))
-    assert load_checkpoint(folder, named).labels == named.labels
-    assert load_checkpoint(folder, Choices(labels=())).labels is None
+    named = ("a", "b", "c", "d", "e")
+    assert load_checkpoint(folder, labels=named).labels == named
+    assert load_checkpoint(folder, labels=()).labels is None
     with pytest.raises(CheckpointError, match="--labels names 1 labels"):
-        load_checkpoint(folder, Choices(labels=("a",)))
+        load_checkpoint(folder, labels=("a",))
 
 
 def test_spans_have_a_start_and_an_end(tmp_path: Path) -> None:

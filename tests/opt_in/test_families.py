@@ -12,7 +12,8 @@ import pytest
 from transformers import PreTrainedModel
 
 from addnorm.export.sources import sources
-from addnorm.export.writer import Plan, export
+from addnorm.export.wishes import Wishes
+from addnorm.export.writer import export
 from tests.conftest import client_of, inference_of
 from tests.support.beside import must_pass
 from tests.support.exports import shared_exports
@@ -41,7 +42,7 @@ def exported(class_name: str, root: Path) -> PreTrainedModel:
     family = family_of(class_name)
     in_int8 = class_name == INT8.get(family, f"{family}Model")
     model = made(class_name, **(LARGER[family] if in_int8 else {}))
-    source = sources.checkpoint(save(model, root / class_name))
-    plan = Plan(precisions=("fp32", "int8") if in_int8 else ("fp32",))
-    export(source, root / "bundles", class_name, None, plan)
+    wishes = Wishes(precisions=("fp32", "int8") if in_int8 else ("fp32",))
+    source = sources.checkpoint(save(model, root / class_name), wishes)
+    export(source, root / "bundles", class_name)
     return model

@@ -20,7 +20,7 @@ from pyarrow import fs
 from addnorm.corpus import command
 from addnorm.corpus.storage import Location
 from addnorm.export.sources import sources
-from addnorm.export.writer import Plan, export
+from addnorm.export.writer import export
 from benchmarks.data import texts
 from benchmarks.findings import BUILD
 from benchmarks.processes import LOOPBACK, program
@@ -86,7 +86,7 @@ def run_killed(job: list[str]) -> None:
 def test_a_killed_job_writes_the_same_bytes_in_flat_memory(tmp_path: Path) -> None:
     """A tiny BERT that takes texts: it shows what a job costs beside the model."""
     source = sources.checkpoint(checkpoint(tmp_path / "small"))
-    bundle = export(source, tmp_path / "bundles", "small", None, Plan()).path
+    bundle = export(source, tmp_path / "bundles", "small").path
     rows = texts.write(tmp_path / "texts.parquet", NUM_ROWS, bundle, "tiny")
     outs = [tmp_path / "unkilled.parquet", tmp_path / "killed.parquet"]
     jobs = [[str(rows), str(out), "--bundle", str(bundle), "--truncate"] for out in outs]

@@ -21,7 +21,7 @@ from tokenizers import Tokenizer
 from transformers import PreTrainedModel
 
 from addnorm.export.sources import sources
-from addnorm.export.writer import Plan, export
+from addnorm.export.writer import export
 from benchmarks import peers
 from benchmarks.findings import BUILD
 from tests.conftest import inference_of, serving
@@ -61,7 +61,7 @@ def answers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     root = tmp_path_factory.mktemp("lm-eval")
     prose = [path.read_text() for path in sorted((ROOT / "docs").glob("*.md"))]
     folder = checkpoint(root / NAME, prose, **SHAPE)
-    export(sources.checkpoint(folder), root / "bundles", NAME, None, Plan())
+    export(sources.checkpoint(folder), root / "bundles", NAME)
     _write_tasks(root, "\n".join(prose), folder)
     with serving(inference_of(root / "bundles")) as url:
         (root / "runs.json").write_text(json.dumps(_runs(url, folder)))

@@ -10,7 +10,7 @@ import pytest
 from torch import nn
 
 from addnorm.export.sources import sources
-from addnorm.model.checkpoints import Choices
+from addnorm.export.wishes import Wishes
 from tests.support import multi_vector
 from tests.support.families import CLASSES, made, save
 from tests.support.misread import misread, verdict
@@ -55,8 +55,8 @@ FOLDERS: dict[str, Callable[[Path], Path]] = {
 def test_what_is_read_wrongly_is_refused(name: str, tmp_path: Path) -> None:
     folder = FOLDERS[name](tmp_path / "folder")
     # it makes one number of every token, which is no label
-    choices = Choices(labels=()) if name == "ElectraForPreTraining" else None
-    source = sources.checkpoint(folder, choices)
+    wishes = Wishes(labels=() if name == "ElectraForPreTraining" else None)
+    source = sources.checkpoint(folder, wishes)
     found = [(mutant, verdict(mutant, source)) for mutant in misread(source)]
     counts = Counter((mutant.kind, said) for mutant, said in found)
     print(name, *(f"{kind}, {said}: {n}" for (kind, said), n in sorted(counts.items())), sep="; ")

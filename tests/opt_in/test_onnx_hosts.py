@@ -20,7 +20,7 @@ from addnorm.export import onnx_folder
 from addnorm.export.certificate import served
 from addnorm.export.certificate.answered import embed_by_server
 from addnorm.export.sources import sources
-from addnorm.export.writer import Plan
+from addnorm.export.wishes import Wishes
 from addnorm.load.stream import prose
 from addnorm.service.engine.model import Model
 from benchmarks.findings import BUILD, MINILM, newest
@@ -86,8 +86,8 @@ Vectors = NDArray[np.float32]
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Where the user's program runs: beside the folder `mine`."""
     root = tmp_path_factory.mktemp("hosts")
-    plan = Plan(precisions=("fp32", "int8"))
-    onnx_folder.export(sources.checkpoint(MINILM), root / "mine", plan, has_embedding=True)
+    source = sources.checkpoint(MINILM, Wishes(precisions=("fp32", "int8")))
+    onnx_folder.export(source, root / "mine", has_embedding=True)
     (root / "texts.json").write_text(json.dumps(TEXTS[:64]))
     (root / "node_modules").symlink_to(NODE / "node_modules")
     return root
@@ -140,7 +140,7 @@ def test_folders_of_other_families_answer_as_the_program_that_saved_them(
     case = CASES[name]
     case.save(tmp_path / "saved")
     source = sources.checkpoint(tmp_path / "saved")
-    onnx_folder.export(source, tmp_path / "folder", Plan(precisions=("fp32",)))
+    onnx_folder.export(source, tmp_path / "folder")
     (tmp_path / "host.py").write_text(HOST)
     run(tmp_path, OWN, "host.py", json.dumps(PAIRS if "pairs" in name else saved_folders.TEXTS))
     found = np.array(json.loads((tmp_path / "found.json").read_text()))

@@ -9,7 +9,7 @@ import pytest
 import transformers
 
 from addnorm.export.sources import sources
-from addnorm.export.writer import Plan, export
+from addnorm.export.writer import export
 from tests.conftest import inference_of, serving
 from tests.support.saved_folders import CASES
 
@@ -36,7 +36,7 @@ def test_a_saved_folder_answers_as_the_program_that_saved_it(tmp_path: Path, nam
     case, folder = CASES[name], tmp_path / "saved"
     case.save(folder)
     bundles = tmp_path / "bundles"
-    export(sources.checkpoint(folder), bundles, "saved", None, Plan())
+    export(sources.checkpoint(folder), bundles, "saved")
     expected = np.asarray(case.expected(folder), np.float64)
     with serving(inference_of(bundles)) as url:
         found = np.asarray(case.ask(url, "saved"), np.float64)

@@ -14,7 +14,7 @@ import torch
 from transformers import AutoTokenizer, BertConfig, BertForSequenceClassification
 
 from addnorm.export.sources import sources
-from addnorm.export.writer import Plan, export
+from addnorm.export.writer import export
 from benchmarks.findings import BUILD, MINILM
 from tests.conftest import inference_of, serving
 from tests.support import web
@@ -57,7 +57,7 @@ def url(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
             torch.nn.init.normal_(weight, std=0.3)
     model.save_pretrained(root / "model")
     AutoTokenizer.from_pretrained(MINILM).save_pretrained(root / "model")
-    export(sources.checkpoint(root / "model"), root / "bundles", name, None, Plan())
+    export(sources.checkpoint(root / "model"), root / "bundles", name)
     with serving(inference_of(root / "bundles", worker_threads=2, cache_bytes=0)) as url:
         yield url
 

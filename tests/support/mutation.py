@@ -27,7 +27,8 @@ from addnorm.export.graphs import model_file
 from addnorm.export.graphs.model_file import Graph
 from addnorm.export.sources import sources
 from addnorm.export.sources.sources import Source
-from addnorm.export.writer import GRAPHS, Plan, export
+from addnorm.export.wishes import Wishes
+from addnorm.export.writer import GRAPHS, export
 from addnorm.service.engine import bundle as bundles
 from addnorm.service.engine.batch import Grid
 from addnorm.service.engine.bundle import Bundle
@@ -391,6 +392,5 @@ def subjects(folder: Path) -> Iterator[Subject]:
         (sources.checkpoint(save(disentangled, folder / "disentangled")), ALL),
     ]
     for source, precisions in chosen:
-        yield Subject.of(
-            export(source, folder, source.name, None, Plan(precisions=precisions)), source
-        )
+        source = replace(source, wishes=Wishes(precisions=precisions))
+        yield Subject.of(export(source, folder, source.name), source)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from addnorm.export.sources import sources
-from addnorm.export.writer import Plan, export
+from addnorm.export.writer import export
 from tests.support import language_model
 from tests.support.families import made, save
 from tests.support.sentence_transformers import write_modules, write_settings
@@ -85,4 +85,4 @@ DEFAULTS = {"classify": "classifier"}  # a reranker can classify too
 
 def export_task_models(root: Path, checkpoints: Path) -> None:
     for name, write in TASK_MODELS.items():
-        export(sources.checkpoint(write(checkpoints / name)), root, name, None, Plan())
+        export(sources.checkpoint(write(checkpoints / name)), root, name)

@@ -1,0 +1,68 @@
+"""The order of an export: a model is opened for one of our graphs or for its authors' own, and a
+certified bundle is written."""
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+from addnorm.export import road, writer
+from addnorm.export.modules.recognize import NotRecognized
+from addnorm.export.opening import Model, takes_vectors
+from addnorm.export.reference.reference import Reference
+from addnorm.export.sources import UsageError
+from addnorm.export.sources.sources import Source
+from addnorm.export.wishes import Wishes
+from addnorm.export.writer import REFUSALS, say
+from addnorm.model.checkpoints import CheckpointError
+from addnorm.service.engine.bundle import Bundle
+
+# of what it costs to be served as its authors wrote it
+WHAT_IT_MEANS = "not one of our own graphs: equal bits on this processor, fp32"
+
+
+@contextmanager
+def choose_graph(model: Model, wishes: Wishes) -> Iterator[Source | Reference]:
+    """The model opened for the graph that serves it: one of ours is quicker, runs on GPUs and has
+    equal bits on every processor; its authors' own is there for every model. UsageError gives both
+    reasons where it has neither."""
+    with ExitStack() as stack:
+        try:
+            opened, why = _open_packed(model, wishes, stack), ""
+        except (NotRecognized, CheckpointError) as error:
+            if wishes.graph == "packed":
+                raise
+            opened, why = None, error.why if isinstance(error, NotRecognized) else str(error)
+        if opened:
+            yield opened
+            return
+        try:
+            reference = stack.enter_context(model.as_written(wishes))
+            road.refuse_precisions(wishes)
+            if why:
+                say(f"no graph of ours: {why}")
+                say(f"served as its authors wrote it: {WHAT_IT_MEANS}")
+            yield reference
+        except REFUSALS as second:
+            if not why or str(second) == why:
+                raise
+            words = f"{why}. Nor can it be served as its authors wrote it: {second}"
+            raise UsageError(words) from second
+
+
+def _open_packed(model: Model, wishes: Wishes, stack: ExitStack) -> Source | None:
+    """None where only the authors' own graph is wished."""
+    if wishes.outputs or wishes.task or takes_vectors(wishes):
+        if wishes.graph == "packed":
+            raise UsageError(
+                "it takes vectors, or outputs or task is set, and a graph of ours takes token"
+                " ids and answers by its heads: leave as_it_is out"
+            )
+        return None
+    return None if wishes.graph == "authors" else stack.enter_context(model.packed(wishes))
+
+
+def export(opened: Source | Reference, out: Path, name: str, version: int | None = None) -> Bundle:
+    """Writes `out/name/version/`, certified. Nothing lands there unless every check has passed."""
+    if isinstance(opened, Source):
+        return writer.export(opened, out, name, version)
+    return road.export(opened, out, name, version)
