@@ -138,7 +138,7 @@ def test_a_server_may_refuse_what_was_compared_with_itself(bundle: Bundle, tmp_p
 REFUSED: dict[str, tuple[Callable[[], Any], dict[str, Any], str]] = {
     "another kind": (lambda: nn.Conv2d(1, 2, 3), {}, "Conv2d: the module fails on a sequence of"),
     "no module": (lambda: 3, {}, "the model is a int, an addnorm"),
-    "a Config": (classifier, {"config": {"max_positions": 9}}, "max_positions has no meaning for a Transf"),
+    "a Config": (classifier, {"config": {"max_positions": 9}}, "max_positions has no meaning"),
     "float64": (lambda: classifier().double(), {}, r"tokens\.weight is torch\.float64, torch\.fl"),
     "half a model": (lambda: classifier().to("meta"), {}, "it is on the device meta"),
     "not finite": (lambda: broken(classifier()), {}, r"tokens\.weight\[0, 0\] is nan"),
