@@ -7,6 +7,7 @@ It is called with one sequence at a time, without padding, and as its author cal
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, is_dataclass
+from functools import cached_property
 from itertools import product
 from pathlib import Path
 from typing import Any, Literal
@@ -19,7 +20,7 @@ from addnorm.export.certificate import tolerances
 from addnorm.export.graphs.graph import UnfitError
 from addnorm.export.modules.asking import Asking, longest
 from addnorm.export.sources import UsageError
-from addnorm.export.sources.original import Array, as_found
+from addnorm.export.sources.original import Answers, Array, as_found
 from addnorm.export.sources.program import AnswersTexts
 from addnorm.export.sources.texts import Texts
 from addnorm.export.wishes import NO_WISHES, Wishes
@@ -62,7 +63,12 @@ class Reference:
     folder: Path | None = None
     texts: AnswersTexts | None = None
     wishes: Wishes = NO_WISHES
-    _rows: dict[tuple[bytes, bytes | None], dict[str, Array]] = field(default_factory=dict)
+
+    @cached_property
+    def _answers(self) -> Answers:
+        return Answers(
+            self.name, lambda *inputs: tensors_of(self.ask(*inputs)), self.ask, takes_fast_path=True
+        )
 
     @property
     def longest(self) -> int:
@@ -88,35 +94,22 @@ class Reference:
 
     def rows(self, sequence: Batch) -> dict[str, Array]:
         """Its answer to one sequence alone: of each tensor `[S, width]` or `[1, width]` float32.
-        UnfitError if two calls answer differently, NoNumbersError for NaN."""
-        key = (
-            sequence.tokens.tobytes(),
-            None if sequence.types is None else sequence.types.tobytes(),
-        )
-        if key not in self._rows:
-            with self.as_called():
-                first, second = (
-                    tensors_of(self.ask(*inputs_of(self.ask, sequence))) for _ in range(2)
-                )
-            self._rows[key] = {
-                tensor.name: self._checked(tensor, sequence.num_tokens, first[at], second[at])
-                for at, tensor in self.tensors.items()
-            }
-        return self._rows[key]
+        OriginalError if two calls answer differently, NoNumbersError for NaN."""
+        rows = (rows[0].numpy() for rows in inputs_of(self.ask, sequence))
+        answer = self._answers.of(*rows)
+        return {
+            tensor.name: self._checked(tensor, sequence.num_tokens, answer[at])
+            for at, tensor in self.tensors.items()
+        }
 
-    def _checked(self, tensor: OwnTensor, length: int, first: Tensor, second: Tensor) -> Array:
+    def _checked(self, tensor: OwnTensor, length: int, answer: Array) -> Array:
         num_rows = length if tensor.of == "token" else 1
-        if first.numel() != num_rows * tensor.width:
+        if answer.size != num_rows * tensor.width:
             raise UnfitError(
-                f"{self.name} answers {length} tokens alone with {list(first.shape)}, and in a"
+                f"{self.name} answers {length} tokens alone with {[*answer.shape]}, and in a"
                 f" batch with rows of {tensor.width} numbers"
             )
-        if not torch.equal(first.nan_to_num(), second.nan_to_num()):
-            raise UnfitError(
-                f"{self.name} gives two answers to one sequence: something in it is random in"
-                " evaluation mode, or it keeps something between calls"
-            )
-        rows: Array = first.detach().cpu().numpy().reshape(num_rows, tensor.width)
+        rows = answer.reshape(num_rows, tensor.width)
         if not np.isfinite(rows).all():
             raise NoNumbersError(f"{self.name} answers {length} tokens with NaN or infinity")
         return rows

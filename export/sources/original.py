@@ -34,39 +34,104 @@ class Compared(NamedTuple):
     of_every_token: bool
 
 
-class Original:
-    """reference: a module or another callable: ids `[1, S]` int64, and token types of that shape if
-    the model has them -> the activations or the output of a head, `[1, S, w]`, `[S, w]`, `[1, w]`
-    or `[w]` float32, as a tensor, the first of a tuple, or an output of transformers.
-    """
+class Answers:
+    """The answers of somebody's forward to one sequence at a time, without pads. It is called twice
+    for each, and what it answered once it knows."""
 
     def __init__(
         self,
-        reference: Callable[..., Any],
+        name: str,
+        call: Callable[..., Mapping[Any, Tensor]],
+        module: Any = None,
+        takes_fast_path: bool = False,
+    ) -> None:
+        """call: ids `[1, S]` int64, or vectors `[1, S, width]`, and types -> tensors by any key.
+        module: is held in evaluation mode. takes_fast_path: PyTorch's fast path is taken where the
+        author's calls take it."""
+        self.name, self.module = name, module
+        self._call: Callable[..., Mapping[Any, Tensor]] | None = call
+        self._takes_fast_path = takes_fast_path
+        self._known: dict[tuple[bytes, bytes], dict[Any, Array]] = {}
+
+    def of(self, tokens: NDArray[Any], types: NDArray[Any] | None = None) -> dict[Any, Array]:
+        """The tensors of its answer, as it gives them. OriginalError if it fails, or if two calls
+        answer differently."""
+        key = tokens.tobytes(), b"" if types is None else types.tobytes()
+        if key not in self._known:
+            self._known[key] = self._ask([row for row in (tokens, types) if row is not None])
+        return self._known[key]
+
+    def close(self) -> None:
+        """Lets go of the module."""
+        self.module = self._call = None
+
+    def _ask(self, rows: Sequence[NDArray[Any]]) -> dict[Any, Array]:
+        parameters = self.module.parameters() if isinstance(self.module, nn.Module) else iter(())
+        device = getattr(next(parameters, None), "device", None)
+        inputs = [torch.from_numpy(row)[None].to(device) for row in rows]
+        fast_path = self._takes_fast_path and torch.backends.mha.get_fastpath_enabled()
+        assert self._call, f"{self.name} was let go of"
+        try:
+            # which sets the random state back: one block for both
+            with as_found(self.module, fast_path):
+                first, second = self._call(*inputs), self._call(*inputs)
+        except OriginalError:
+            raise
+        except Exception as error:  # it is the caller's code, or a library's
+            line = str(error).strip().partition("\n")[0]
+            raise OriginalError(
+                f"{self.name} fails on a sequence of {len(rows[0])} tokens:"
+                f" {type(error).__name__}: {line}"
+            ) from error
+        for name, tensor in first.items():
+            if not torch.equal(tensor.nan_to_num(), second[name].nan_to_num()):
+                raise OriginalError(
+                    f"{self.name} gives two answers to one sequence: something in it is random in"
+                    " evaluation mode, or it keeps something between calls"
+                )
+        return {name: tensor.detach().float().cpu().numpy() for name, tensor in first.items()}
+
+
+class Original:
+    """What a bundle's output must equal: one tensor of a forward's answers, `[1, S, w]`, `[S, w]`,
+    `[1, w]` or `[w]` float32."""
+
+    def __init__(
+        self,
+        reference: Callable[..., Any] | Answers,
         config: Config,
         pooling: Pick = "mean",
         pad: int | None = None,
+        key: str | None = None,
     ) -> None:
-        """pooling: of pooled vectors that no head makes. pad: an id that the reference takes for a
+        """reference: a module or another callable: ids `[1, S]` int64, and token types of that
+        shape if the model has them -> a tensor, a tuple whose first it is, or an output of
+        transformers. Or answers, with the key of the tensor.
+        pooling: of pooled vectors that no head makes. pad: an id that the reference takes for a
         pad wherever it stands. OriginalError if its answer to a sequence is
         no output of such a model."""
-        self._reference, self._config, self.pooling = reference, config, pooling
-        self._pad = pad
-        self._known: dict[tuple[Any, ...], Array] = {}
+        if not isinstance(reference, Answers):
+            call = reference
+            name = getattr(call, "name", None) or getattr(call, "__qualname__", None)
+            reference = Answers(
+                name or type(call).__qualname__,
+                lambda *inputs: {None: tensor_of(call(*inputs))},
+                call,
+            )
+        self._answers, self._key = reference, key
+        self._config, self.pooling, self._pad = config, pooling, pad
         self._is_of_tokens = False
         self.compared = self._kind()
         self._is_of_tokens = self.compared.of_every_token
 
     @property
     def name(self) -> str:
-        found = self._reference
-        name = getattr(found, "name", None) or getattr(found, "__qualname__", None)
-        return name or type(found).__qualname__
+        return self._answers.name
 
     def record(self) -> dict[str, Any]:
         """For the certificate: what was compared, with the sha256 of its weights if it has any."""
-        found = self._reference
-        weights = {"sha256": digest(found)} if isinstance(found, nn.Module) else {}
+        module = self._answers.module
+        weights = {"sha256": digest(module)} if isinstance(module, nn.Module) else {}
         return {"kind": "reference", "name": self.name, "output": self.compared.output, **weights}
 
     def sequence_limits(self, limits: Limits) -> Limits:
@@ -79,19 +144,10 @@ class Original:
 
     def rows(self, ids: Sequence[int], types: Sequence[int] | None) -> Array:
         """Its answer to one sequence: `[S, w]`, or `[w]` if it is of the whole sequence."""
-        key = tuple(ids), None if types is None else tuple(types)
-        if key not in self._known:
-            with as_found(self._reference):
-                first, second = self._ask(*key), self._ask(*key)
-            if not np.array_equal(first, second, equal_nan=True):
-                raise OriginalError(
-                    "the reference gives two answers to one sequence: something in it is random,"
-                    " such as dropout that evaluation mode does not end"
-                )
-            # some squeeze away the axis of a token alone
-            is_squeezed = self._is_of_tokens and first.ndim == 1
-            self._known[key] = first[None] if is_squeezed else first
-        return self._known[key]
+        rows = (np.array(row, np.int64) for row in (ids, types) if row is not None)
+        answer = _squeeze(self._answers.of(*rows)[self._key], len(ids))
+        # some squeeze away the axis of a token alone
+        return answer[None] if self._is_of_tokens and answer.ndim == 1 else answer
 
     def rows_of_model(
         self,
@@ -131,22 +187,6 @@ class Original:
             )
         return Compared("activations" if of_every_token else "pooled", of_every_token)
 
-    def _ask(self, ids: Sequence[int], types: Sequence[int] | None) -> Array:
-        found, device = self._reference, None
-        if isinstance(found, nn.Module) and (first := next(found.parameters(), None)) is not None:
-            device = first.device
-        inputs = [torch.tensor([row], device=device) for row in (ids, types) if row]
-        try:
-            answer = tensor_of(self._reference(*inputs))
-        except OriginalError:
-            raise
-        except Exception as error:  # it is the caller's code
-            raise OriginalError(
-                f"the reference fails on a sequence of {len(ids)} tokens:"
-                f" {type(error).__name__}: {error}"
-            ) from error
-        return _squeeze(answer, len(ids))
-
 
 def tensor_of(answer: Any) -> Tensor:
     """The tensor of an answer, which is a tensor, a tuple, or an output of transformers.
@@ -161,20 +201,17 @@ def tensor_of(answer: Any) -> Tensor:
     return answer
 
 
-def _squeeze(answer: Tensor, length: int) -> Array:
+def _squeeze(answer: Array, length: int) -> Array:
     """-> `[length, w]` or `[w]`."""
-    shape = list(answer.shape)
+    shape = [*answer.shape]
     if shape[:-1] in ([1, length], [length, 1], [length]) and len(shape) > 1:
-        answer = answer.reshape(length, -1)
-    elif shape[:-1] in ([1], [], [1, 1]) and shape:
-        answer = answer.reshape(-1)
-    else:
-        raise OriginalError(
-            f"the reference answers one sequence of {length} tokens with the shape {shape}:"
-            f" [1, {length}, width] or [1, width] is needed"
-        )
-    values: Array = answer.detach().cpu().numpy()
-    return values
+        return answer.reshape(length, -1)
+    if shape[:-1] in ([1], [], [1, 1]) and shape:
+        return answer.reshape(-1)
+    raise OriginalError(
+        f"the reference answers one sequence of {length} tokens with the shape {shape}:"
+        f" [1, {length}, width] or [1, width] is needed"
+    )
 
 
 @contextmanager

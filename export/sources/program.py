@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from addnorm.export.sources import folder_tokenizer
-from addnorm.export.sources.original import as_found
+from addnorm.export.sources.original import Answers, OriginalError, as_found
 from addnorm.export.wishes import Text, Wishes
 from addnorm.model.checkpoints import architectures, json_files
 from addnorm.model.checkpoints.families import FAMILIES, name_of
@@ -142,7 +142,7 @@ class Program:
             tokenizer.model_max_length = min(tokenizer.model_max_length, limit)
         self._tokenizer: Any = tokenizer or getattr(runs, "tokenizer", None)
         self._heard: dict[str, Any] = {}
-        self._rows: dict[tuple[Any, ...], dict[str, Array]] = {}
+        self.outputs = Answers(self.name, self._call, runs)  # of token ids
         self._answers: dict[tuple[str, Text], Answer] = {}
         self._token_ids: dict[str, list[int]] = {}
         self.mask_token: str | None = getattr(self._tokenizer, "mask_token", None)
@@ -175,22 +175,11 @@ class Program:
     def rows(self, ids: Sequence[int], types: Sequence[int] | None) -> Mapping[str, Array]:
         """Its outputs for one sequence without pads, by our names of outputs: "activations"
         `[S, d]`, and where it makes them "logits" or "pooled", which is not normalized."""
-        key = tuple(ids), None if types is None else tuple(types)
-        if key not in self._rows:
-            device = next(self.runs.parameters()).device
-            inputs = [torch.tensor([row], device=device) for row in key if row is not None]
-            try:
-                with as_found(self.runs):  # which sets the random state back: one block for both
-                    first, second = (self._call(inputs) for _ in range(2))
-            except Exception as error:
-                raise self._failure(f"{len(ids)} token ids", error) from error
-            if any(not np.array_equal(first[name], second[name], equal_nan=True) for name in first):
-                raise ProgramError(
-                    f"{self.name} gives two answers to one sequence: something in it is random,"
-                    " such as dropout that evaluation mode does not end"
-                )
-            self._rows[key] = first
-        return self._rows[key]
+        given = (np.array(row, np.int64) for row in (ids, types) if row is not None)
+        try:
+            return self.outputs.of(*given)
+        except OriginalError as error:
+            raise ProgramError(f"{error}. Go without with --reference none") from error
 
     def cut_to(self, limit: int) -> None:
         """Texts are cut to so many tokens from now on."""
@@ -200,13 +189,9 @@ class Program:
         if self._tokenizer is not None:
             self._tokenizer.model_max_length = min(self._tokenizer.model_max_length, limit)
 
-    def _call(self, inputs: Sequence[Tensor]) -> dict[str, Array]:
-        tensors = self.forward(*inputs)
-        tensors["activations"] = self._heard["activations"]
-        return {
-            name: rows.detach().float().cpu().numpy().reshape(-1, rows.shape[-1])
-            for name, rows in tensors.items()
-        }
+    def _call(self, *inputs: Tensor) -> dict[str, Tensor]:
+        tensors = {**self.forward(*inputs), "activations": self._heard["activations"]}
+        return {name: rows.reshape(-1, rows.shape[-1]) for name, rows in tensors.items()}
 
     def token_ids(self, texts: Sequence[str]) -> list[list[int]]:
         """The token ids of each text, whole and behind no prompt."""
@@ -214,10 +199,6 @@ class Program:
             found = self._tokenizer(unknown, truncation=False, padding=False, verbose=False)
             self._token_ids.update(zip(unknown, found["input_ids"], strict=True))
         return [self._token_ids[text] for text in texts]
-
-    def parts(self, ids: Sequence[int], types: Sequence[int] | None) -> list["Part"]:
-        """Its outputs, each as a reference by itself. ids, types: of any sequence."""
-        return [Part(self, output) for output in self.rows(ids, types)]
 
     def record(self, outputs: Sequence[str]) -> dict[str, Any]:
         """For the certificate: what was compared. outputs: of token ids."""
@@ -228,6 +209,7 @@ class Program:
         """Lets go of the model, which is as it was before."""
         for module in _heard_modules(self.model) if self.model else ():
             module.__dict__.pop("forward", None)
+        self.outputs.close()
         self.runs = self.model = self.forward = self._tokenizer = None
 
     def _failure(self, asked: str, error: Exception) -> ProgramError:
@@ -357,17 +339,6 @@ class Program:
         inputs = INPUTS if has_types else INPUTS[:-1]
         self.model(**{name: cut[name] for name in inputs if name in cut})
         return self._heard["activations"][0]
-
-
-class Part:
-    """One output of a program, of token ids `[1, S]` and their types."""
-
-    def __init__(self, program: Program, output: str) -> None:
-        self.name, self._program, self._output = program.name, program, output
-
-    def __call__(self, ids: Tensor, types: Tensor | None = None) -> Tensor:
-        rows = self._program.rows(ids[0].tolist(), None if types is None else types[0].tolist())
-        return torch.from_numpy(rows[self._output])
 
 
 def mask_targets(vocabulary: Mapping[str, int]) -> list[str]:

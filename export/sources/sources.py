@@ -160,6 +160,8 @@ def checkpoint(folder: Path, wishes: Wishes = NO_WISHES) -> Source:
         facts["regression"] = True
     if loaded.similarity != "cosine":
         facts["similarity"] = loaded.similarity
+    if loaded.sparse_activation != "relu":
+        facts["sparse_activation"] = loaded.sparse_activation
     config = loaded.model.config
     words = texts.read_for(folder, config.vocab_size, config.max_positions, wishes)
     if wishes.max_length is not None:
@@ -250,9 +252,11 @@ def _problems(model: Transformer, labels: Sequence[str] | None, pooling: str) ->
         yield f"pooling {pooling!r}: {', '.join(known)} are known"
 
 
-def _original(reference: Any, config: Config, pooling: str, pad: int | None) -> Original:
+def _original(
+    reference: Any, config: Config, pooling: str, pad: int | None, key: str | None = None
+) -> Original:
     try:
-        return Original(reference, config, cast(Pick, pooling), pad)
+        return Original(reference, config, cast(Pick, pooling), pad, key)
     except OriginalError as error:
         raise UsageError(str(error)) from error
 
@@ -267,9 +271,9 @@ def with_program(source: Source, program: Program) -> Source:
     if not source.facts["labels"]:
         for task in [task for task in program.tasks if split_task(task)[0] == "tag"]:
             del program.tasks[task]  # which is not served without labels
-    parts = program.parts(ids, types)
+    config, pooling = source.model.config, source.facts["pooling"]
     originals = tuple(
-        _original(part, source.model.config, source.facts["pooling"], pad) for part in parts
+        _original(program.outputs, config, pooling, pad, key) for key in program.rows(ids, types)
     )
     heads = source.model.config.heads
     for output, of_every_token in (original.compared for original in originals):

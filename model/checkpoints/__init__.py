@@ -92,6 +92,7 @@ class Checkpoint:
     default_prompt_name: str | None = None
     similarity: str = "cosine"  # what its authors compare two vectors by
     activation: str = SCORED[0]  # of SCORED: what its authors make the scores of pairs with
+    sparse_activation: str = "relu"  # of logits, before log(1 + x) makes sparse vectors of them
     unread: tuple[str, ...] = ()  # fields of its files that are not known, as FILE: NAME
     beside: tuple[str, ...] = ()  # files that are not served, with what they are
 
@@ -160,6 +161,7 @@ def load_checkpoint(
         prompts=authors.prompts,
         default_prompt_name=authors.default_prompt_name,
         similarity=authors.similarity,
+        sparse_activation=authors.sparse_activation,
         activation=_activation(authors, fields, config),
         unread=(*(f"config.json: {name}" for name in unread), *authors.unread),
         beside=tuple(f"{name} ({what})" for name, what in beside),

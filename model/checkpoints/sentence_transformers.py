@@ -206,7 +206,10 @@ KINDS = (
 MODALITIES = "modality_config"
 PYLATES = "ColBERT"  # the model_type of PyLate's releases before 4
 TRANSFORMERS = ("Transformer", "MLMTransformer")
-SPLADE = {"pooling_strategy": "max", "activation_function": "relu"}  # that sparse vectors are of
+SPLADE = {  # of sparse vectors, the default first
+    "pooling_strategy": ("max",),
+    "activation_function": ("relu", "log1p_relu"),
+}
 NO_DENSE = "there is no Dense before it that makes vectors of tokens"
 REFUSED = {  # modules -> why
     "LayerNorm": "a norm after pooling is not served",
@@ -258,7 +261,8 @@ class SentenceTransformers:
     make. mask: of a MultiVectorEncoder. settings: of the transformer module, from `settings_file`.
     is_embedder: whether modules.json lists a pooling. score: of a language model that reranks.
     fills_template: whether texts go through the tokenizer's chat template. similarity: of two
-    vectors. activation: what scores of pairs are made with, where it is named here. unread: fields,
+    vectors. activation: what scores of pairs are made with, where it is named here.
+    sparse_activation: of logits, before log(1 + x) makes sparse vectors of them. unread: fields,
     with their files.
     """
 
@@ -276,6 +280,7 @@ class SentenceTransformers:
     fills_template: bool = True
     similarity: str = SIMILARITIES[0]
     activation: str | None = None
+    sparse_activation: str = "relu"
     unread: tuple[str, ...] = ()
 
     def arguments(self, name: str) -> Mapping[str, Any]:
@@ -346,6 +351,7 @@ def read(folder: Path) -> SentenceTransformers:
         dense={output: tuple(layers) for output, layers in found.dense.items()},
         mask=found.mask,
         score=found.score,
+        sparse_activation=found.sparse_activation,
         unread=tuple(unread),
     )
     for name in authors.arguments("model_kwargs"):
@@ -427,6 +433,7 @@ class _Modules:
         self.normalize = False
         self.mask: Mask | None = None
         self.score: LogitScore | None = None
+        self.sparse_activation = "relu"
         self.unread: dict[str, list[str]] = {}  # fields, by the file
 
     def add(self, kind: str, folder: Path) -> None:
@@ -460,8 +467,10 @@ class _Modules:
         elif kind == "SpladePooling":
             config = json_files.settings(file)
             for name, served in SPLADE.items():
-                if (value := config.get(name, served)) != served:
-                    raise CheckpointError(f"{file}: {name} is {value!r}, supported is {served!r}")
+                if (value := config.get(name, served[0])) not in served:
+                    supported = " and ".join(map(repr, served))
+                    raise CheckpointError(f"{file}: {name} is {value!r}, supported is {supported}")
+            self.sparse_activation = config.get("activation_function", "relu")
         elif kind != "Dropout":  # which does nothing outside training
             twice = "it stands there twice" if kind in KINDS else f"known are {', '.join(KINDS)}"
             raise refusal(kind, REFUSED.get(kind, twice))

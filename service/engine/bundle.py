@@ -268,6 +268,8 @@ def write_manifest(path: Path, manifest: dict[str, Any]) -> Bundle:
     for name in ("as_it_is", "clipped_layers"):
         if not getattr(complete, name):
             left_out[name] = True
+    if complete.sparse_activation == "relu":
+        left_out["sparse_activation"] = True
     if complete.limits.input_width is None:
         left_out["limits"] = {"input_width": True}
     if complete.int8.keep_recall is None:

@@ -182,6 +182,8 @@ class Manifest(_Part):
     pooling: Pooling
     normalize: bool  # whether the authors normalize their vectors; responses do when asked to
     similarity: Similarity = "cosine"  # of two vectors, as the authors compare them
+    # of logits, before log(1 + x) makes sparse vectors of them
+    sparse_activation: Literal["relu", "log1p_relu"] = "relu"
     input_types: dict[InputType, InputRules] = {}  # of models that tell queries from documents
     prompts: dict[str, str] = {}  # name -> what is put before each text, if asked for
     default_prompt_name: str | None = None  # of the prompt where none is asked for

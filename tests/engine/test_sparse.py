@@ -18,12 +18,14 @@ MODEL = "masked-lm"
 SEQUENCES = [[2, 4, 5, 3], [2, 3], [2, 8, 9, 10, 14, 3], [2, 11, 12, 13, 3]]
 
 
-def made(logits: Floats, lengths: tuple[int, ...], top_k: int | None = None) -> SparseVectors:
+def made(
+    logits: Floats, lengths: tuple[int, ...], top_k: int | None = None, activation: str = "relu"
+) -> SparseVectors:
     """Sparse vectors of an engine whose rows are the logits. A length of 0 is a row of pads
     only."""
     engine: Any = SimpleNamespace(head=lambda output, rows: rows, head_rows=lambda output: 256)
     heads = {"logits": SimpleNamespace(pick="every")}
-    manifest = SimpleNamespace(heads=heads)
+    manifest = SimpleNamespace(heads=heads, sparse_activation=activation)
     bundle: Any = SimpleNamespace(manifest=manifest, width=lambda output: logits.shape[1])
     sizes = np.array(lengths)
     batch = Batch(np.zeros(len(logits), np.int64), offsets_of(sizes[sizes > 0]))
@@ -45,6 +47,14 @@ def test_entries_are_the_largest_log1p_relu_of_the_sequences_tokens() -> None:
         expected = np.log1p(np.maximum(logits[end - length : end], 0)).max(0)
         assert indices.tolist() == np.flatnonzero(expected).tolist()
         np.testing.assert_allclose(values, expected[indices], rtol=1e-6)
+
+
+def test_a_logarithm_may_be_taken_twice() -> None:
+    logits = drawn(3, 50)
+    vectors = made(logits, (3,), activation="log1p_relu")
+    expected = np.log1p(np.log1p(np.maximum(logits, 0))).max(0)
+    assert vectors.indices[0].tolist() == np.flatnonzero(expected).tolist()
+    np.testing.assert_allclose(vectors.values[0], expected[vectors.indices[0]], rtol=1e-6)
 
 
 def test_top_k_keeps_the_largest_and_of_equal_ones_the_first() -> None:

@@ -92,7 +92,9 @@ def test_types_that_a_model_ignores_are_not_compared(tmp_path: Path, family: str
 
 def test_a_program_that_fails_on_token_ids_is_named(tmp_path: Path) -> None:
     folder = save(made("BertForQuestionAnswering", num_labels=3), tmp_path)  # it unpacks two
-    with pytest.raises(ProgramError, match=r"QuestionAnswering .* fails on \d+ token ids: ValueE"):
+    with pytest.raises(
+        ProgramError, match=r"QuestionAnswering .* fails on a sequence of \d+ tokens: ValueE"
+    ):
         sources.checkpoint(folder, Wishes(labels=()))
 
 
@@ -184,4 +186,4 @@ def test_a_program_that_answers_at_random_is_refused() -> None:
     model = made("BertModel").eval()
     model.embeddings.register_forward_hook(lambda _, __, rows: rows + 0.1 * torch.randn_like(rows))
     with pytest.raises(ProgramError, match="gives two answers to one sequence"):
-        Program(model).parts([1, 2, 3], [0, 0, 0])
+        Program(model).rows([1, 2, 3], [0, 0, 0])

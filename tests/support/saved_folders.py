@@ -294,14 +294,14 @@ def by_words() -> Case:
     return Case(save, scores(raw=False), predicted)
 
 
-def sparse(name: str) -> Case:
+def sparse(name: str, activation: str = "relu") -> Case:
     def save(folder: Path) -> None:
         from sentence_transformers import SparseEncoder
         from sentence_transformers.sparse_encoder.modules import MLMTransformer, SpladePooling
 
         base = folder.parent / "base"
         plain(name, {})(base)
-        parts = [MLMTransformer(str(base)), SpladePooling()]
+        parts = [MLMTransformer(str(base)), SpladePooling(activation_function=activation)]
         SparseEncoder(modules=parts, device="cpu").save_pretrained(str(folder))
 
     def ask(url: str, model: str) -> Any:
@@ -422,6 +422,7 @@ CASES = {
     "roberta classes of pairs, prompt": classes_of_pairs("RobertaForSequenceClassification"),
     "qwen3 yes or no": by_words(),
     "distilbert splade": sparse("DistilBertForMaskedLM"),
+    "distilbert splade of two logarithms": sparse("DistilBertForMaskedLM", "log1p_relu"),
     "bert prompts": embedder(
         "BertModel", pooling("mean"), prompts={"query": "find: ", "document": "a b "}
     ),

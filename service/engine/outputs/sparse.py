@@ -1,5 +1,6 @@
 """Sparse vectors as SPLADE makes them (arXiv 2109.10086, equation 6): for each sequence the largest
-of its tokens' log1p(relu(logits)), special tokens too."""
+of its tokens' log1p(relu(logits)), special tokens too. Some models take the logarithm twice (arXiv
+2504.14839)."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -97,7 +98,8 @@ class Sparse(Output[SparseVectors]):
         found = list[tuple[Ints, Floats]]()
         for largest in largest_logits(of.engine, rows, width):
             if largest is not None:
-                found.append(entries(largest, self.top_k))
+                activation = of.bundle.manifest.sparse_activation
+                found.append(entries(largest, self.top_k, activation))
                 num_left -= len(found[-1][0])
             if num_left < 0:
                 raise InvalidInput(
@@ -138,9 +140,9 @@ def largest_logits(engine: Engine, rows: HeadRows, width: int) -> Iterator[Float
             np.maximum(largest, chunk[start:].max(0), out=largest)
 
 
-def entries(largest: Floats, top_k: int | None) -> tuple[Ints, Floats]:
+def entries(largest: Floats, top_k: int | None, activation: str = "relu") -> tuple[Ints, Floats]:
     """Indices and values of a sequence, from its largest logits `[V]`. log1p(relu(x)) grows with x,
-    so it is taken once, of the largest.
+    so it is taken of the largest alone.
 
     top_k: only the k largest, of equal ones those with lower indices.
     """
@@ -148,4 +150,5 @@ def entries(largest: Floats, top_k: int | None) -> tuple[Ints, Floats]:
     if top_k is not None and len(indices) > top_k:
         order = np.argsort(-largest[indices], kind="stable")
         indices = np.sort(indices[order[:top_k]])
-    return indices, log1p(largest[indices])
+    values = log1p(largest[indices])
+    return indices, log1p(values) if activation == "log1p_relu" else values
