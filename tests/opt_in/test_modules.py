@@ -23,6 +23,7 @@ from addnorm.export.sources.original import tensor_of
 from tests.conftest import client_of, inference_of
 from tests.support.exports import shared_exports
 from tests.support.people import TUTORIALS
+from tests.support.people.encoders import V
 from tests.support.people.generators import GENERATORS
 from tests.support.people.kinds import KINDS, NUM, OF_VECTORS
 from tests.support.people.strangers import STRANGERS
@@ -137,6 +138,45 @@ def test_a_module_is_served_as_it_answers(tmp_path: Path, name: str) -> None:
     kind = "as it is" if bundle.manifest.as_it_is else "recognized"
     print(f"{name:40} {kind:10} largest difference {worst:.1e}")
     assert worst <= LIMIT  # NaN is not
+
+
+WORDS = {"<unk>": 0, **{f"w{number}": number for number in range(1, V)}}
+WITH_TEXTS = [name for name in KINDS if name not in (*OF_VECTORS, "FT-Transformer")]
+
+
+@pytest.mark.parametrize("name", WITH_TEXTS)
+def test_a_module_takes_texts_and_names_its_labels(tmp_path: Path, name: str) -> None:
+    """Whether it is recognized or not, a vocabulary and labels are all that is needed."""
+    module, (_, options) = trained(name), REFUSED.get(name, ("", {}))
+    call = options["of"](module) if options else module
+    words = {word: number for word, number in WORDS.items() if "Tab" not in name or number < 7}
+    rows = [[number % len(words) for number in row] for row in ROWS]
+    with torch.no_grad():
+        expected = [tensor_of(call(torch.tensor([row])))[0].numpy() for row in rows]
+    labels = [f"l{number}" for number in range(expected[0].shape[-1])]
+    bundle = export_bundle(
+        module, tmp_path, "own", vocabulary=words, labels=labels,
+        reference=call if options else None, config=options.get("config"),
+    )  # fmt: skip
+    texts = [" ".join([*words][number] for number in row) for row in rows]
+    with client_of(inference_of(tmp_path)) as client:
+        body = {"model": "own", "texts": texts, "outputs": ["logits"]}
+        if bundle.manifest.heads["logits"].pick == "every":
+            body["logits"] = {"positions": "all"}
+        answers = client.post("/v1/infer", json=body).json()["logits"]
+        results = client.post("/v1/classify", json={"model": "own", "texts": texts})
+    got = [
+        np.array(answer, np.float32)[: len(row)] if row.ndim == 2 else np.array(answer, np.float32)
+        for answer, row in zip(answers, expected, strict=True)
+    ]
+    worst = max(
+        float(np.abs(one - other).max() / max(1.0, np.abs(other).max()))
+        for one, other in zip(got, expected, strict=True)
+    )
+    kind = "as it is" if bundle.manifest.as_it_is else "recognized"
+    routes = [*bundle.tasks, f"/v1/classify {results.status_code}"]
+    print(f"{name:40} {kind:10} {', '.join(routes):50} largest difference {worst:.1e}")
+    assert worst <= LIMIT
 
 
 def difference(module: nn.Module, name: str, row: Tensor, answer: Any) -> float:
