@@ -119,7 +119,7 @@ def tasks_of(
             return (*tasks, "rerank", "classify", "decide")
         can_entail = any(label.lower().startswith(ENTAILMENT) for label in labels or ())
         return (*tasks, "classify", "decide") if can_entail else (*tasks, "classify")
-    if logits.width != vocab_size:
+    if logits.width != vocab_size or labels:  # words of a vocabulary have no labels
         return (*tasks, "tag")
     return (*tasks, "complete") if is_causal else (*tasks, "fill_mask", "sparse")
 
