@@ -14,7 +14,7 @@ from addnorm.export.reference.reference import Reference
 from addnorm.export.sources import UsageError
 from addnorm.export.sources.folder_tokenizer import NoTexts
 from addnorm.export.sources.sources import OWN_READING, Source
-from addnorm.export.wishes import Wishes
+from addnorm.export.wishes import NO_WISHES, Wishes
 from addnorm.export.writer import certificate_of, say
 from addnorm.service.engine import bundle as bundles
 from addnorm.service.engine.bundle import Bundle
@@ -27,7 +27,7 @@ from addnorm.service.loading.known_answers import different
 
 def verify(
     path: Path,
-    wishes: Wishes,
+    wishes: Wishes = NO_WISHES,
     checkpoint: str | None = None,
     provider: str = "cpu",
     weights: Path | None = None,

@@ -285,9 +285,9 @@ def test_a_new_certificate_ends_the_signature_and_verify_says_so(
 ) -> None:
     certify = writer.certify
     monkeypatch.setattr(writer, "certify", lambda *given: certify(*given, again=True))
-    verify(copy, None)
+    verify(copy)
     assert "model.sig" not in capsys.readouterr().out
     signed(copy, alice)
-    verify(copy, None)
+    verify(copy)
     again = f"make it again with `addnorm sign {copy} --key KEY.pem`"
     assert capsys.readouterr().out.endswith(f"model.sig is of the certificate of before: {again}\n")

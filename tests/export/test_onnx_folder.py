@@ -192,7 +192,7 @@ def test_verify_makes_the_certificate_again(exported: Path, tmp_path: Path) -> N
     assert json.loads((folder / "certificate.json").read_text()) == before
     (folder / "onnx" / "model.onnx").write_bytes(b"")
     with pytest.raises(StartupError, match=r"model.onnx has 0 bytes"):
-        verify(folder, None)
+        verify(folder)
 
 
 def _weight(model: onnx.ModelProto) -> None:
@@ -233,7 +233,7 @@ def test_another_graph_is_found_even_if_its_hash_is_recorded(
     certificate["onnx"]["files"]["onnx/model.onnx"] = described.model_dump()
     (folder / "certificate.json").write_text(json.dumps(certificate))
     with pytest.raises(CertificationError, match=r"onnx/model\.onnx: "):
-        verify(folder, None)
+        verify(folder)
 
 
 def test_a_cross_encoder_has_logits_alone(tmp_path: Path) -> None:

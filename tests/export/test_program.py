@@ -19,7 +19,7 @@ from addnorm.export.checking import check
 from addnorm.export.sources import UsageError, sources
 from addnorm.export.sources import program as programs
 from addnorm.export.sources.program import Answer, Program, ProgramError, Text
-from addnorm.export.wishes import Wishes
+from addnorm.export.wishes import NO_WISHES, Wishes
 from addnorm.service.engine import bundle as bundles
 from addnorm.service.errors import StartupError
 from addnorm.service.loading import loader
@@ -60,7 +60,7 @@ def test_a_text_of_ones_own_shows_what_ours_do_not(text_checkpoint: Path) -> Non
     wrong = replace(source, program=Wrong(source.program))  # type: ignore[arg-type]
     assert [*check(wrong)]
     with pytest.raises(CertificationError, match="embed, samples: embed"):
-        [*check(replace(wrong, samples=("a text", OWN)))]
+        [*check(replace(wrong, wishes=Wishes(samples=("a text", OWN))))]
 
 
 @pytest.mark.parametrize(
@@ -151,7 +151,7 @@ def test_code_of_a_folder_is_not_run_unless_it_is_trusted(own_code: Path) -> Non
     with pytest.raises(UsageError, match=r"names MineModel, which .* --trust-remote-code runs it"):
         sources.checkpoint(own_code)
     with pytest.raises(ProgramError):
-        programs.load(own_code, None, None)
+        programs.load(own_code, None, NO_WISHES)
 
 
 CHECK = """
