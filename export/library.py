@@ -126,10 +126,12 @@ def export_bundle(
         shows which is meant, the export asks for it.
     as_it_is: True serves the model's own graph, False refuses a model that has no graph of ours. By
         default it gets ours if it can, which is quicker, and otherwise its own: texts, token ids
-        or vectors in, in fp32. Its answer is the output `output`, unless labels, pooling or task
-        say what it is for.
+        or vectors in, in fp32. Each tensor of its answer is an output of requests, under its own
+        name and with its own shape: `[B, S, width]`, `[B, S]`, `[B, width]` or `[B]`, of float32.
+        One without a name is `output`. labels, pooling or task say what it is for.
     outputs: of a module as it is that answers with several tensors, which are served; or names for
-        those of a tuple, in order. By default all, by their keys or places.
+        those of a tuple, in order. By default all, by their keys or places: ExportError if one of
+        them cannot be served.
     task: what the answer of a module as it is is for, where neither labels nor pooling tell:
         "embed", "rerank" ([B, 1]), "classify" ([B, labels]) or "tag" ([B, S, labels]).
 
@@ -189,7 +191,8 @@ def _export_as_written(
     """parts: see `_opened`."""
     road.refuse_plan(plan)
     batches, texts = _split(samples)
-    with _opened(model, meaning, batches, **parts) as opened:
+    origin = {"outputs": [*meaning.outputs]} if meaning.outputs else {}
+    with _opened(model, meaning, batches, origin, **parts) as opened:
         return road.export(opened, out, name, version, plan, batches, texts)
 
 
@@ -198,17 +201,19 @@ def _opened(
     model: Any,
     meaning: Meaning,
     samples: Sequence[Batch],
+    origin: Mapping[str, Any],
     *,
     reference: Callable[..., Any] | None,
     stated: Mapping[str, Any],
     batch_first: bool | None,
 ) -> Iterator[Reference]:
-    """A module, or a model of transformers or sentence-transformers, as it is called."""
+    """A module, or a model of transformers or sentence-transformers, as it is called. origin: more
+    of where a module is from."""
     if isinstance(model, Transformer) or not isinstance(model, nn.Module):
         kind = type(model).__qualname__
         raise UsageError(f"as_it_is is of modules that others wrote: this is a {kind}")
     if not saves_itself(model):
-        yield open_module(model, reference, stated, batch_first, {}, samples, meaning)
+        yield open_module(model, reference, stated, batch_first, origin, samples, meaning)
         return
     if meaning.outputs or meaning.task or reference or stated or batch_first is not None:
         raise UsageError(
@@ -267,8 +272,9 @@ def verify_bundle(
             )
             is_saved = saves_itself(model)
             meaning = verifying.meaning_of(manifest, folder)
+            origin = {key: made for key, made in manifest.source.items() if key == "outputs"}
             with _opened(
-                model, meaning, batches, reference=reference,
+                model, meaning, batches, origin, reference=reference,
                 stated={} if is_saved else stated, batch_first=batch_first,
             ) as opened:  # fmt: skip
                 new = road.certify_again(bundle, opened, batches, texts)

@@ -119,7 +119,9 @@ def manifest_of(reference: Reference, name: str, version: int) -> dict[str, Any]
         "layout": "packed",
         "config": {},
         "d_model": sum(tensor.width for tensor in tensors),
-        "heads": {each.name: each.as_head() for each in tensors if each.name in HEADS},
+        "heads": {
+            each.name: each.as_head() for each in tensors if each.name in HEADS and each.row_shape
+        },
         "n_norms": 0,
         "as_it_is": tensors,
         "limits": limits,

@@ -93,10 +93,12 @@ def meaning_of(manifest: Manifest, tokenizer: Path | None) -> Meaning:
     """What the answer of a module was said to be for. tokenizer: a folder."""
     tensors = manifest.as_it_is or ()
     names = [tensor.name for tensor in tensors]
-    outputs: Sequence[str] = names
+    # older bundles may lack some tensors of the answer, and do not say that they were picked
+    are_all = all(tensor.row_shape is not None for tensor in tensors)
+    outputs: Sequence[str] = manifest.source.get("outputs", [] if are_all else names)
     task: ModuleTask | None = None
-    if len(tensors) == 1 and names[0] in ("logits", "pooled", "activations"):
-        (tensor,), outputs = tensors, []
+    if len(tensors) == 1 and names[0] in (*manifest.heads, "activations"):
+        (tensor,), outputs = tensors, manifest.source.get("outputs", [])
         if tensor.name == "logits" and manifest.labels is None:
             task = "tag" if tensor.of == "token" else "rerank" if tensor.width == 1 else "classify"
         elif tensor.name != "logits":

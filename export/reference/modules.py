@@ -23,12 +23,15 @@ from addnorm.export.modules.asking import (
 from addnorm.export.reference.reference import (
     EXAMPLE,
     NEAR,
+    SERVED,
+    WAY_ON,
     Key,
     Reference,
     describe_answer,
     inputs_of,
     longest_of,
     pair,
+    shape_of,
     tensors_of,
 )
 from addnorm.export.sources import UsageError, texts
@@ -39,7 +42,7 @@ from addnorm.model.checkpoints import sentence_transformers
 from addnorm.model.pooling import pick_vectors
 from addnorm.service.engine import selfcheck
 from addnorm.service.engine.batch import Batch
-from addnorm.service.engine.manifest import Limits, OwnTensor, Pooling
+from addnorm.service.engine.manifest import ANSWER_FIELDS, Limits, OwnTensor, Pooling
 
 ModuleTask = Literal["embed", "rerank", "classify", "tag"]
 NO_LIMIT = 512  # tokens, where the module sets no limit
@@ -114,9 +117,7 @@ def open_module(
     mask, twin, limits = tried[-1]
     with as_found(twin):
         tensors, others = describe_answer(twin, limits)
-    if others:
-        print(f"left out of its answer, for two sequences: {others}", flush=True)
-    tensors = _chosen(tensors, meaning.outputs)
+    tensors = _chosen(name, tensors, others, meaning.outputs)
     reference = Reference(
         name,
         "reference",
@@ -135,17 +136,36 @@ def open_module(
     return reference if meaning.tokenizer is None else _with_texts(reference, meaning)
 
 
-def _chosen(tensors: dict[Key, OwnTensor], outputs: Sequence[str]) -> dict[Key, OwnTensor]:
-    """outputs: see `Meaning`. All without. UsageError if there are none such."""
+def _chosen(
+    name: str, tensors: dict[Key, OwnTensor], others: dict[Key, str], outputs: Sequence[str]
+) -> dict[Key, OwnTensor]:
+    """tensors, others: of `describe_answer`. outputs: see `Meaning`. All without. UsageError if
+    there are none such, or if one cannot be served."""
     keys = {tensor.name: key for key, tensor in tensors.items()}
-    if set(outputs) <= keys.keys():
-        return {keys[name]: tensors[keys[name]] for name in outputs or keys}
-    if any(isinstance(key, str) for key in keys.values()) or len(outputs) > len(tensors):
+    fitting = [*keys]
+    keys |= {str(key): key for key in others}
+    if not set(outputs) <= keys.keys():
+        if any(isinstance(key, str) for key in keys.values()) or len(outputs) > len(keys):
+            raise UsageError(
+                f"outputs names {', '.join(outputs)}: the module answers with {', '.join(keys)}"
+            )
+        places: list[Any] = sorted(keys.values(), key=lambda place: place or 0)
+        keys = dict(zip(outputs, places, strict=False))
+    picked = [*outputs] or [*keys]
+    if unfit := [others[keys[each]] for each in picked if keys[each] in others]:
         raise UsageError(
-            f"outputs names {', '.join(outputs)}: the module answers with {', '.join(keys)}"
+            f"{name} answers two sequences of different lengths with {'; '.join(unfit)}, which"
+            f" cannot be served: {SERVED}. Of its answer {', '.join(fitting)} can be:"
+            f" outputs={fitting} picks that. Or {WAY_ON}"
         )
-    named = zip(outputs, tensors.items(), strict=False)
-    return {key: tensor.model_copy(update={"name": name}) for name, (key, tensor) in named}
+    for each in picked:
+        if picked.count(each) > 1 or each in ANSWER_FIELDS:
+            why = "twice" if picked.count(each) > 1 else "as another field of answers is named"
+            raise UsageError(
+                f"{name} would answer with a tensor {each!r} {why}: outputs=[...] names those of a"
+                " tuple, and reference=lambda ids: {'name': ...} all"
+            )
+    return {keys[each]: tensors[keys[each]].model_copy(update={"name": each}) for each in picked}
 
 
 def _with_meaning(
@@ -167,7 +187,7 @@ def _with_meaning(
             )
         return tensors
     key, tensor = first
-    shape = f"[B, {'S, ' if tensor.of == 'token' else ''}{tensor.width}]"
+    shape = shape_of(tensor)
     if meaning.labels is not None and len(meaning.labels) != tensor.width:
         raise UsageError(f"there are {len(meaning.labels)} labels, {name} answers with {shape}")
     if meaning.pooling and tensor.of == "sequence":
@@ -191,7 +211,8 @@ def _with_meaning(
         output = "activations"
     else:
         return tensors
-    return {key: tensor.model_copy(update={"name": output})}
+    # of every model they have these axes
+    return {key: tensor.model_copy(update={"name": output, "row_shape": (tensor.width,)})}
 
 
 def _with_texts(reference: Reference, meaning: Meaning) -> Reference:
