@@ -1,10 +1,10 @@
 // The playground: what the reader chose, sent to the model's task, and its answer.
 
 import { byId, choose, chosen, element } from "./dom.js";
-import { cutNotes, linesOf, sequenceOf, tokensOf } from "./lines.js";
+import { cutNotes, linesOf, sequenceOf, tokensOf, vectorsOf } from "./lines.js";
 import { tabbed } from "./panel.js";
 import { ROOT, Refused, apiKey, get, inWords, useKey } from "./server.js";
-import { SAMPLES, TASKS, missing, takesTexts, tasksOf } from "./tasks/catalog.js";
+import { SAMPLES, TASKS, kindsOf, missing, takesTexts, tasksOf } from "./tasks/catalog.js";
 
 const PLACES = ["key-error", "error", "answer-error", "inside-error"];
 const INPUT = [400, 404, 413, 422]; // statuses that tell of what was typed
@@ -60,13 +60,17 @@ function fitModel(said = new URLSearchParams()) {
   const group = (label, tasks) =>
     element("optgroup", { label }, ...tasks.map((task) => element("option", { value: task }, TASKS[task].name)));
   byId("task").replaceChildren(group("This model", own), group("Not in this bundle", others));
-  byId("task").value = TASKS[said.get("task")] ? said.get("task") : (own[0] ?? entry.tasks[0] ?? "embed");
+  byId("task").value = TASKS[said.get("task")] ? said.get("task") : own[0];
   for (const id of ["prompt", "query-prompt"])
     options(id, ["", ...Object.keys(entry.prompts)], said.get(id) ?? promptOf(entry, id));
   for (const option of document.querySelectorAll('#prompts option[value=""]'))
     option.textContent = entry.default_prompt_name ? `default (${entry.default_prompt_name})` : "none";
-  document.querySelector('input[name="kind"][value="texts"]').disabled = !takesTexts(entry);
-  choose("kind", takesTexts(entry) && said.get("kind") !== "ids" ? "texts" : "ids");
+  const kinds = kindsOf(entry);
+  for (const input of document.querySelectorAll('input[name="kind"]')) {
+    input.disabled = !kinds.includes(input.value);
+    input.parentElement.hidden = (input.value === "vectors") !== (kinds[0] === "vectors");
+  }
+  choose("kind", kinds.includes(said.get("kind")) ? said.get("kind") : kinds[0]);
   fitTask(said);
 }
 
@@ -87,24 +91,30 @@ function fitTask(said = new URLSearchParams()) {
   const { query, ids } = TASKS[task];
   byId("query-field").hidden = !query;
   byId("query-label").textContent = query === "optional" ? "Query (optional)" : "Query";
-  document.querySelector('input[name="kind"][value="ids"]').disabled = !ids;
+  document.querySelector('input[name="kind"][value="ids"]').disabled = !ids || !kindsOf(state.entry).includes("ids");
   if (!ids && takesTexts(state.entry)) choose("kind", "texts");
   fitLines(said.get("lines"));
   if (said.has("query") || isSample(byId("query").value, "query"))
     byId("query").value = said.get("query") ?? SAMPLES[task].query ?? "";
 }
 
+const LABELS = {
+  texts: "Texts, one a line",
+  ids: "Token ids, a sequence a line",
+  vectors: "Vectors, a sequence a line",
+};
+
 function fitLines(given) {
-  const areIds = chosen("kind") === "ids";
-  byId("prompts").hidden = areIds || !TASKS[byId("task").value].prompts || !Object.keys(state.entry.prompts).length;
-  byId("lines-label").textContent = areIds ? "Token ids, a sequence a line" : "Texts, one a line";
+  const kind = chosen("kind");
+  byId("prompts").hidden = kind !== "texts" || !TASKS[byId("task").value].prompts || !Object.keys(state.entry.prompts).length;
+  byId("lines-label").textContent = LABELS[kind];
   const typed = byId("lines").value;
-  if (given === null && !isSample(typed, "lines") && state.areIds === areIds) return;
-  if (areIds && state.areIds === false) state.kept = typed; // until the reader comes back to texts
-  const texts = () => (state.areIds && state.kept) || SAMPLES[byId("task").value].lines;
-  byId("lines").value = given ?? (areIds ? idsShown() : texts());
-  state.areIds = areIds;
-  state.sampleIds = areIds ? byId("lines").value : "";
+  if (given === null && !isSample(typed, "lines") && state.kind === kind) return;
+  if (kind !== "texts" && state.kind === "texts") state.kept = typed; // until the reader comes back to texts
+  const texts = () => (state.kind !== "texts" && state.kept) || SAMPLES[byId("task").value].lines;
+  byId("lines").value = given ?? { texts, ids: idsShown, vectors: vectorsShown }[kind]();
+  state.kind = kind;
+  state.sampleIds = kind === "texts" ? "" : byId("lines").value;
 }
 
 const isSample = (typed, field) =>
@@ -112,30 +122,40 @@ const isSample = (typed, field) =>
 
 /** The ids of what was typed; else some that every model has. */
 function idsShown() {
-  const { max_positions: longest, vocab_size: size } = state.entry.limits;
+  const { max_positions: longest, vocab_size: size, pad_id: pad } = state.entry.limits;
+  const real = (id) => (id === pad ? (id + 1) % size : id);
   const { asked } = state.given ?? {};
   const known = asked?.tokens && asked.entry.id === state.entry.id && asked.task !== "rerank";
   const sequences = known
     ? asked.tokens.map(({ ids }) => ids)
     : [4, 6, 5].map((length, row) =>
-        Array.from({ length: Math.min(length, longest) }, (_, at) => ((3 + row) * at + 1) % size),
+        Array.from({ length: Math.min(length, longest) }, (_, at) => real(((3 + row) * at + 1) % size)),
       );
   return sequences.map((ids) => ids.join(" ")).join("\n");
+}
+
+/** Some that the model takes. */
+function vectorsShown() {
+  const { max_positions: longest, input_width: width } = state.entry.limits;
+  const vector = (row, at) => Array.from({ length: width }, (_, axis) => ((7 * axis + 3 * at + row) % 19) / 10 - 0.9);
+  const sequence = (length, row) => Array.from({ length: Math.min(length, longest) }, (_, at) => vector(row, at));
+  return [2, 3].map((length, row) => JSON.stringify(sequence(length, row).map((one) => one.map((n) => Number(n.toFixed(1)))))).join("\n");
 }
 
 /** The request as it stands in the fields; null where there is no text. Throws Refused. */
 function read() {
   const { entry } = state;
-  const areIds = chosen("kind") === "ids";
-  const texts = linesOf(byId("lines").value, areIds);
+  const kind = chosen("kind");
+  const texts = linesOf(byId("lines").value, kind === "ids");
   if (!texts.length) return null;
   const task = byId("task").value;
-  const hasPrompts = TASKS[task].prompts && !areIds; // a prompt is a text
+  const hasPrompts = TASKS[task].prompts && kind === "texts"; // a prompt is a text
   return {
     entry,
     task,
     texts,
-    ids: areIds ? texts.map(sequenceOf) : null,
+    ids: kind === "ids" ? texts.map(sequenceOf) : null,
+    vectors: kind === "vectors" ? texts.map(vectorsOf) : null,
     query: TASKS[task].query ? byId("query").value.trim() : "",
     precision: entry.precisions.length > 1 ? byId("precision").value : undefined,
     prompt: (hasPrompts && byId("prompt").value) || undefined,
@@ -176,8 +196,8 @@ async function run() {
 }
 
 const lengthsOf = async (asked) =>
-  asked.ids
-    ? { tokens: asked.ids.map((ids) => ({ ids })), cuts: new Map() }
+  asked.ids || asked.vectors
+    ? { tokens: (asked.ids ?? asked.vectors).map((ids) => ({ ids })), cuts: new Map() }
     : tokensOf(asked, asked.task === "rerank" ? asked.texts.map((text) => [asked.query, text]) : asked.texts);
 
 function showAnswer() {

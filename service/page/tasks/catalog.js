@@ -1,14 +1,19 @@
 // The tasks of the page: what each needs, and what a model without it lacks.
 
-import { ROOT } from "../server.js";
-
 const head = (what) => `It needs a checkpoint with ${what}.`;
 const CHECKPOINT = "addnorm export --checkpoint FOLDER --name NAME";
 
 /** Task -> its name, its file, what it asks for, and how a bundle comes to have it. query: whether
- * there is one; ids: whether it takes token ids too; prompts: whether the reader chooses them. */
+ * there is one; ids, vectors: whether it takes such too; prompts: whether the reader chooses them. */
 export const TASKS = {
-  embed: { name: "Similarity", file: "embed", query: "optional", ids: true, prompts: true },
+  embed: {
+    name: "Similarity",
+    file: "embed",
+    query: "optional",
+    ids: true,
+    prompts: true,
+    lacks: head("a vector for each text"),
+  },
   rerank: {
     name: "Rerank",
     file: "scores",
@@ -38,6 +43,7 @@ export const TASKS = {
     lacks: "Attention needs a bundle with a lens: export the model again with --lens.",
     command: `${CHECKPOINT} --lens`,
   },
+  tensors: { name: "Tensors", file: "tensors", ids: true, vectors: true },
 };
 
 const ABOUT = `Where can I change my password?
@@ -56,6 +62,7 @@ export const SAMPLES = {
   complete: { lines: "The same text gives the same answer." },
   multi_vector: { lines: ABOUT, query: "change my password" },
   attention: { lines: "The cat sat on the mat because it was tired." },
+  tensors: { lines: ABOUT },
 };
 
 const NO_TOKENIZER = "This bundle has no tokenizer, so it takes token ids only. Export it again with" +
@@ -63,21 +70,31 @@ const NO_TOKENIZER = "This bundle has no tokenizer, so it takes token ids only. 
 
 export const takesTexts = (entry) => entry.inputs.includes("texts");
 
+/** What stands in the lines of a request. */
+export function kindsOf(entry) {
+  if (entry.limits.input_width) return ["vectors"];
+  return takesTexts(entry) ? ["texts", "ids"] : ["ids"];
+}
+
+/** Its graph is its authors' own: it answers with their tensors. */
+export const asWritten = (entry) => !Object.keys(entry.config).length;
+
 /** The tasks of a model, its own first. A reranker's label says what its scores say. */
 export function tasksOf(entry) {
   const own = entry.tasks.filter((task) => task !== "classify" || !entry.tasks.includes("rerank"));
   const seen = entry.outputs.includes("attentions") ? ["attention"] : [];
   const vectors = entry.outputs.includes("pooled") ? ["embed"] : [];
-  const all = [...new Set([...own, ...vectors, ...seen])];
-  return all.filter((task) => TASKS[task] && (TASKS[task].ids || takesTexts(entry)));
+  const all = [...new Set([...own, ...vectors, ...seen, "tensors"])];
+  const [kind] = kindsOf(entry);
+  return all.filter((task) => TASKS[task] && (kind === "texts" || TASKS[task][kind]));
 }
 
 /** Why a model lacks a task, and the command for it. */
 export function missing(entry, task) {
-  if (entry.outputs.includes("output"))
+  if (asWritten(entry) && !entry.tasks.includes(task))
     return {
-      why: "Served as it is, it answers with `output` alone.",
-      command: `curl ${ROOT}v1/infer -d '{"model": "${entry.id}", "${entry.inputs[0]}": [...]}'`,
+      why: "It is served as its authors wrote it: “Tensors” shows its answer. An export says what that is for.",
+      command: `export_bundle(model, "bundles", "${entry.id}", tokenizer=FOLDER, labels=[...])`,
     };
   const isHere = entry.tasks.includes(task);
   return {
