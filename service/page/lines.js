@@ -19,17 +19,6 @@ export function sequenceOf(line) {
   return words.map(Number);
 }
 
-/** [[0.1, 0.2], [0.3, 0.4]]: the vectors of a sequence. */
-export function vectorsOf(line) {
-  let vectors = null;
-  try {
-    vectors = JSON.parse(line);
-  } catch {} // said below
-  const isVector = (one) => Array.isArray(one) && one.length && one.every(Number.isFinite);
-  if (Array.isArray(vectors) && vectors.length && vectors.every(isVector)) return vectors;
-  throw new Refused(`${line.slice(0, 40)} is no list of vectors: write [[0.1, 0.2], [0.3, 0.4]], a sequence a line.`, 400);
-}
-
 /** texts: each a text or a pair. -> the tokens that the model reads of each, and Map of index ->
  * {limit, at}: the texts that are too long, and at which character each is cut. */
 export async function tokensOf({ entry, prompt, texts: typed }, texts) {

@@ -1,10 +1,10 @@
 // The playground: what the reader chose, sent to the model's task, and its answer.
 
 import { byId, choose, chosen, element } from "./dom.js";
-import { cutNotes, linesOf, sequenceOf, tokensOf, vectorsOf } from "./lines.js";
+import { cutNotes, linesOf, sequenceOf, tokensOf } from "./lines.js";
 import { tabbed } from "./panel.js";
 import { ROOT, Refused, apiKey, get, inWords, useKey } from "./server.js";
-import { SAMPLES, TASKS, kindsOf, missing, takesTexts, tasksOf } from "./tasks/catalog.js";
+import { SAMPLES, TASKS, kindsOf, takesTexts, tasksOf } from "./tasks/catalog.js";
 
 const PLACES = ["key-error", "error", "answer-error", "inside-error"];
 const INPUT = [400, 404, 413, 422]; // statuses that tell of what was typed
@@ -44,13 +44,13 @@ async function restore() {
   const embeds = state.models.find((entry) => takesTexts(entry) && entry.tasks[0] === "embed");
   const first = named ?? embeds ?? state.models.find(takesTexts) ?? state.models[0];
   byId("model").value = first.id;
-  fitModel(said);
+  await fitModel(said);
   showTab(said.get("tab") ?? "tab-answer");
   await run();
 }
 
 /** The fields of a model; said: values that a link has for them. */
-function fitModel(said = new URLSearchParams()) {
+async function fitModel(said = new URLSearchParams()) {
   const entry = state.models.find(({ id }) => id === byId("model").value);
   state.entry = entry;
   options("precision", entry.precisions, said.get("precision") ?? entry.default_precision);
@@ -66,6 +66,7 @@ function fitModel(said = new URLSearchParams()) {
   for (const option of document.querySelectorAll('#prompts option[value=""]'))
     option.textContent = entry.default_prompt_name ? `default (${entry.default_prompt_name})` : "none";
   const kinds = kindsOf(entry);
+  if (kinds[0] === "vectors") state.vectors = await import("./tasks/tensors.js");
   for (const input of document.querySelectorAll('input[name="kind"]')) {
     input.disabled = !kinds.includes(input.value);
     input.parentElement.hidden = (input.value === "vectors") !== (kinds[0] === "vectors");
@@ -112,7 +113,7 @@ function fitLines(given) {
   if (given === null && !isSample(typed, "lines") && state.kind === kind) return;
   if (kind !== "texts" && state.kind === "texts") state.kept = typed; // until the reader comes back to texts
   const texts = () => (state.kind !== "texts" && state.kept) || SAMPLES[byId("task").value].lines;
-  byId("lines").value = given ?? { texts, ids: idsShown, vectors: vectorsShown }[kind]();
+  byId("lines").value = given ?? { texts, ids: idsShown, vectors: () => state.vectors.sample(state.entry.limits) }[kind]();
   state.kind = kind;
   state.sampleIds = kind === "texts" ? "" : byId("lines").value;
 }
@@ -134,14 +135,6 @@ function idsShown() {
   return sequences.map((ids) => ids.join(" ")).join("\n");
 }
 
-/** Some that the model takes. */
-function vectorsShown() {
-  const { max_positions: longest, input_width: width } = state.entry.limits;
-  const vector = (row, at) => Array.from({ length: width }, (_, axis) => ((7 * axis + 3 * at + row) % 19) / 10 - 0.9);
-  const sequence = (length, row) => Array.from({ length: Math.min(length, longest) }, (_, at) => vector(row, at));
-  return [2, 3].map((length, row) => JSON.stringify(sequence(length, row).map((one) => one.map((n) => Number(n.toFixed(1)))))).join("\n");
-}
-
 /** The request as it stands in the fields; null where there is no text. Throws Refused. */
 function read() {
   const { entry } = state;
@@ -155,7 +148,7 @@ function read() {
     task,
     texts,
     ids: kind === "ids" ? texts.map(sequenceOf) : null,
-    vectors: kind === "vectors" ? texts.map(vectorsOf) : null,
+    vectors: kind === "vectors" ? texts.map(state.vectors.vectorsOf) : null,
     query: TASKS[task].query ? byId("query").value.trim() : "",
     precision: entry.precisions.length > 1 ? byId("precision").value : undefined,
     prompt: (hasPrompts && byId("prompt").value) || undefined,
@@ -228,8 +221,10 @@ function empty(error) {
   if (error) refuse(error, "the server");
 }
 
-function lacking(task) {
+async function lacking(task) {
   empty();
+  const { missing } = await import("./share/missing.js");
+  if (byId("task").value !== task) return;
   const { why, command } = missing(state.entry, task);
   byId("answer").replaceChildren(
     element("p", { class: "headline" }, `${state.entry.id} has no task “${TASKS[task].name}”.`),
@@ -321,7 +316,7 @@ async function tabChosen(id) {
 const showTab = tabbed(byId("tabs"), (id) => working(() => tabChosen(id)));
 const on = (id, name, act) => byId(id).addEventListener(name, (event) => working(async () => act(event)));
 
-on("model", "change", () => (fitModel(), run()));
+on("model", "change", async () => (await fitModel(), run()));
 on("task", "change", () => (fitTask(), run()));
 for (const id of ["precision", "prompt", "query-prompt"]) on(id, "change", run);
 on("kinds", "change", () => (fitLines(null), run()));

@@ -1,12 +1,31 @@
-// Every tensor of an answer, by its name and shape: of models whose answers have no other view.
+// Every tensor of an answer, by its name and shape: of models whose answers have no other view. And
+// vectors, which some of these models take.
 
 import { count, element, short } from "../dom.js";
 import { firstOf, headline, panel, scrolling, thead } from "../panel.js";
-import { post } from "../server.js";
+import { Refused, post } from "../server.js";
 
 const MOST_ROWS = 40; // of a tensor
 const MOST_TOKENS = 12; // of a sequence
 const MOST_NUMBERS = 8; // of a row
+
+/** [[0.1, 0.2], [0.3, 0.4]]: the vectors of a sequence. */
+export function vectorsOf(line) {
+  let vectors = null;
+  try {
+    vectors = JSON.parse(line);
+  } catch {} // said below
+  const isVector = (one) => Array.isArray(one) && one.length && one.every(Number.isFinite);
+  if (Array.isArray(vectors) && vectors.length && vectors.every(isVector)) return vectors;
+  throw new Refused(`${line.slice(0, 40)} is no list of vectors: write [[0.1, 0.2], [0.3, 0.4]], a sequence a line.`, 400);
+}
+
+/** Two sequences of tenths from -0.9 to 0.9, as lines. */
+export function sample({ max_positions: longest, input_width: width }) {
+  const vector = (at) => Array.from({ length: width }, (_, axis) => ((7 * axis + 3 * at) % 19 - 9) / 10);
+  const sequence = (length, first) => Array.from({ length: Math.min(length, longest) }, (_, at) => vector(first + at));
+  return [sequence(2, 0), sequence(3, 2)].map((one) => JSON.stringify(one)).join("\n");
+}
 
 /** The outputs that are sent by default -> [[name, numbers nested as the tensor's axes]]. */
 async function ask({ entry, texts, ids, vectors, precision, cuts }) {
