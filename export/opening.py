@@ -256,17 +256,19 @@ def wishes_of_module(manifest: Manifest, wishes: Wishes) -> Wishes:
     )  # fmt: skip
     if (tensors := manifest.as_it_is) is None:
         return wishes
-    outputs: tuple[str, ...] = tuple(tensor.name for tensor in tensors)
+    names = [tensor.name for tensor in tensors]
+    # older bundles may lack some tensors of the answer, and do not say that they were picked
+    are_all = all(tensor.row_shape is not None for tensor in tensors)
+    outputs = manifest.source.get("outputs", [] if are_all else names)
     task: ModuleTask | None = None
-    if outputs in (("logits",), ("pooled",), ("activations",)):
-        (tensor,), (name,) = tensors, outputs
-        outputs = ()
-        if name != "logits":
-            task = "embed"
-        elif manifest.labels is None:
+    if len(tensors) == 1 and names[0] in (*manifest.heads, "activations"):
+        (tensor,), outputs = tensors, manifest.source.get("outputs", [])
+        if tensor.name == "logits" and manifest.labels is None:
             task = "tag" if tensor.of == "token" else "rerank" if tensor.width == 1 else "classify"
-    pooling = manifest.pooling if tensors[0].name == "activations" else None
-    return replace(wishes, pooling=pooling, task=task, outputs=outputs)
+        elif tensor.name != "logits":
+            task = "embed"
+    pooling = manifest.pooling if names == ["activations"] else None
+    return replace(wishes, pooling=pooling, task=task, outputs=(*outputs,))
 
 
 def wishes_in_memory(manifest: Manifest, model: InMemory, wishes: Wishes) -> Wishes:

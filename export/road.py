@@ -41,8 +41,11 @@ def export(reference: Reference, out: Path, name: str, version: int | None = Non
 
 def certify_again(bundle: Bundle, reference: Reference) -> Certificate:
     """UsageError if the bundle was made of something else."""
-    if (origin := dict(reference.origin)) != bundle.manifest.source:
-        raise UsageError(f"{bundle.ref} was made from {bundle.manifest.source}, this is {origin}")
+    origin, source = dict(reference.origin), bundle.manifest.source
+    if "outputs" not in source:
+        origin.pop("outputs", None)  # older bundles do not name those that were picked
+    if origin != source:
+        raise UsageError(f"{bundle.ref} was made from {source}, this is {origin}")
     say(f"verifying {bundle.ref}")
     return as_written.certificate_of(bundle, reference, export_graph(reference).lengths)
 
@@ -84,7 +87,9 @@ def manifest_of(reference: Reference, name: str, version: int) -> dict[str, Any]
         "layout": "packed",
         "config": {},
         "d_model": sum(tensor.width for tensor in tensors),
-        "heads": {each.name: each.as_head() for each in tensors if each.name in HEADS},
+        "heads": {
+            each.name: each.as_head() for each in tensors if each.name in HEADS and each.row_shape
+        },
         "n_norms": 0,
         "as_it_is": tensors,
         "limits": limits,

@@ -217,7 +217,8 @@ def _stream(arguments: argparse.Namespace, bundle: Bundle) -> Stream:
     if own := bundle.manifest.as_it_is:
         if len(own) > 1:
             raise ValueError(f"{bundle.ref} answers with {len(own)} tensors: one can be compared")
-        profile = replace(profile, output="output")
+        head = own[0].name in bundle.manifest.heads or bundle.rows_are_tokens
+        profile = replace(profile, output=own[0].name if head else own[0].output)
     fields = _fields(arguments)
     if arguments.unique and arguments.zipf is not None:
         raise ValueError("--unique repeats no sequence, --zipf does: give one of them")

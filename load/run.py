@@ -44,9 +44,12 @@ def compute_alone(bundle: Bundle, precision: str) -> Compute:
     def compute(output: str, sequence: Tokens) -> Floats:
         batch = Batch.of([sequence])
         rows = engine().run(batch)
-        if output == "activations" or (own and own[0].of == "token"):
+        if output == "activations":
             return rows.activations.copy()
-        # the rows of a sequence's tokens are equal where a module answers with one
+        if own and output in (own[0].name, own[0].output):
+            # the rows of a sequence's tokens are equal where a module answers with one
+            values = rows.activations if own[0].of == "token" else rows.activations[-1]
+            return values.reshape(own[0].shape[1:]).copy()
         pooling = "last" if own else bundle.manifest.pooling
         vectors = heads.pooled(rows, batch.offsets[:-1], batch.offsets[1:], pooling)
         if output == "embedding" and bundle.manifest.normalize:

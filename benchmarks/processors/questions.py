@@ -68,14 +68,9 @@ def questions(bundle: Bundle) -> Iterator[Question]:
 
 def _of_ids(bundle: Bundle, precision: str) -> Iterator[Question]:
     batch = selfcheck.sequences(bundle.manifest.limits, LENGTHS)
-    outputs = [
-        name
-        for name in OUTPUTS.names(bundle)
-        if precision == "fp32" or not OUTPUTS.by_name[name].is_of_lens
-    ]
-    options = {
-        name: OUTPUTS.by_name[name].compared_options(bundle, batch.num_tokens) for name in outputs
-    }
+    kinds = OUTPUTS.of(bundle)
+    outputs = [name for name in kinds if precision == "fp32" or not kinds[name].is_of_lens]
+    options = {name: kinds[name].compared_options(bundle, batch.num_tokens) for name in outputs}
     asked = {"outputs": outputs, **{name: own for name, own in options.items() if own}}
     yield _asked(bundle, precision, ragged(precision), INFER, {**_ids(batch), **asked})
     for index in ALONE:

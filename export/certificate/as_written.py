@@ -166,10 +166,11 @@ def _checks(
 
 
 def _outputs(bundle: Bundle) -> list[str]:
-    """The outputs that its tensors are: by their names, or as parts of `output`."""
-    names = [tensor.name for tensor in bundle.manifest.as_it_is or ()]
-    outputs = [name for name in names if name in (*bundle.manifest.heads, "activations")]
-    return outputs + (["output"] if len(outputs) < len(names) else [])
+    """The outputs that its tensors are: by their names, in older bundles as parts of `output`."""
+    are_outputs = {*bundle.manifest.heads, *(["activations"] if bundle.rows_are_tokens else [])}
+    tensors = bundle.manifest.as_it_is or ()
+    names = (each.name if each.name in are_outputs else each.output for each in tensors)
+    return [*dict.fromkeys(names)]
 
 
 def _repeated(reference: Reference, num: int) -> Iterator[Batch]:

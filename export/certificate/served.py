@@ -198,9 +198,8 @@ class Served:
     @property
     def outputs(self) -> Mapping[str, OutputKind]:
         """The outputs of the model that every precision has."""
-        known = self.bodies.request.known
-        names = known.names(self.model.bundle)
-        return {name: kind for name in names if not (kind := known.by_name[name]).is_of_lens}
+        kinds = self.bodies.request.known.of(self.model.bundle)
+        return {name: kind for name, kind in kinds.items() if not kind.is_of_lens}
 
     def few_values(self, output: str, case: Case) -> Mapping[str, Any]:
         """The options of an output with which the case's answer has few enough values."""

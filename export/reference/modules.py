@@ -23,12 +23,15 @@ from addnorm.export.modules.asking import (
 from addnorm.export.reference.reference import (
     EXAMPLE,
     NEAR,
+    SERVED,
+    WAY_ON,
     Key,
     Reference,
     describe_answer,
     inputs_of,
     longest_of,
     pair,
+    shape_of,
     tensors_of,
 )
 from addnorm.export.sources import UsageError, texts
@@ -40,7 +43,7 @@ from addnorm.model.checkpoints import sentence_transformers
 from addnorm.model.pooling import pick_vectors
 from addnorm.service.engine import selfcheck
 from addnorm.service.engine.batch import Batch
-from addnorm.service.engine.manifest import Limits, OwnTensor
+from addnorm.service.engine.manifest import ANSWER_FIELDS, Limits, OwnTensor
 
 NOTHING: Mapping[str, Any] = MappingProxyType({})
 # fields of `Wishes` that a module reads which is served as it is
@@ -95,9 +98,7 @@ def open_module(
     mask, twin, limits = tried[-1]
     with as_found(twin):
         tensors, others = describe_answer(twin, limits)
-    if others:
-        print(f"left out of its answer, for two sequences: {others}", flush=True)
-    tensors = _chosen(tensors, wishes.outputs)
+    tensors = _chosen(name, tensors, others, wishes.outputs)
     reference = Reference(
         name,
         "reference",
@@ -105,7 +106,12 @@ def open_module(
         twin,
         limits,
         _with_meaning(name, tensors, wishes),
-        {"module": name, "sha256": digest(module), **origin},
+        {
+            "module": name,
+            "sha256": digest(module),
+            **({"outputs": [*wishes.outputs]} if wishes.outputs else {}),
+            **origin,
+        },
         {
             "normalize": bool(wishes.normalize),
             "labels": wishes.labels,
@@ -117,17 +123,36 @@ def open_module(
     return reference if wishes.tokenizer is None else _with_texts(reference)
 
 
-def _chosen(tensors: dict[Key, OwnTensor], outputs: Sequence[str]) -> dict[Key, OwnTensor]:
-    """outputs: see `Wishes`. All without. UsageError if there are none such."""
+def _chosen(
+    name: str, tensors: dict[Key, OwnTensor], others: dict[Key, str], outputs: Sequence[str]
+) -> dict[Key, OwnTensor]:
+    """tensors, others: of `describe_answer`. outputs: see `Wishes`. All without. UsageError if
+    there are none such, or if one cannot be served."""
     keys = {tensor.name: key for key, tensor in tensors.items()}
-    if set(outputs) <= keys.keys():
-        return {keys[name]: tensors[keys[name]] for name in outputs or keys}
-    if any(isinstance(key, str) for key in keys.values()) or len(outputs) > len(tensors):
+    fitting = [*keys]
+    keys |= {str(key): key for key in others}
+    if not set(outputs) <= keys.keys():
+        if any(isinstance(key, str) for key in keys.values()) or len(outputs) > len(keys):
+            raise UsageError(
+                f"outputs names {', '.join(outputs)}: the module answers with {', '.join(keys)}"
+            )
+        places: list[Any] = sorted(keys.values(), key=lambda place: place or 0)
+        keys = dict(zip(outputs, places, strict=False))
+    picked = [*outputs] or [*keys]
+    if unfit := [others[keys[each]] for each in picked if keys[each] in others]:
         raise UsageError(
-            f"outputs names {', '.join(outputs)}: the module answers with {', '.join(keys)}"
+            f"{name} answers two sequences of different lengths with {'; '.join(unfit)}, which"
+            f" cannot be served: {SERVED}. Of its answer {', '.join(fitting)} can be:"
+            f" outputs={fitting} picks that. Or {WAY_ON}"
         )
-    named = zip(outputs, tensors.items(), strict=False)
-    return {key: tensor.model_copy(update={"name": name}) for name, (key, tensor) in named}
+    for each in picked:
+        if picked.count(each) > 1 or each in ANSWER_FIELDS:
+            why = "twice" if picked.count(each) > 1 else "as another field of answers is named"
+            raise UsageError(
+                f"{name} would answer with a tensor {each!r} {why}: outputs=[...] names those of a"
+                " tuple, and reference=lambda ids: {'name': ...} all"
+            )
+    return {keys[each]: tensors[keys[each]].model_copy(update={"name": each}) for each in picked}
 
 
 def _with_meaning(name: str, tensors: dict[Key, OwnTensor], wishes: Wishes) -> dict[Key, OwnTensor]:
@@ -147,7 +172,7 @@ def _with_meaning(name: str, tensors: dict[Key, OwnTensor], wishes: Wishes) -> d
             )
         return tensors
     key, tensor = first
-    shape = f"[B, {'S, ' if tensor.of == 'token' else ''}{tensor.width}]"
+    shape = shape_of(tensor)
     if wishes.labels is not None and len(wishes.labels) != tensor.width:
         raise UsageError(f"there are {len(wishes.labels)} labels, {name} answers with {shape}")
     if wishes.pooling and tensor.of == "sequence":
@@ -171,7 +196,8 @@ def _with_meaning(name: str, tensors: dict[Key, OwnTensor], wishes: Wishes) -> d
         output = "activations"
     else:
         return tensors
-    return {key: tensor.model_copy(update={"name": output})}
+    # of every model they have these axes
+    return {key: tensor.model_copy(update={"name": output, "row_shape": (tensor.width,)})}
 
 
 def _with_texts(reference: Reference) -> Reference:

@@ -4,6 +4,7 @@ what becomes of texts before and after it.
 It is called with one sequence at a time, without padding, and as its author calls it.
 """
 
+import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, is_dataclass
@@ -34,6 +35,11 @@ EXAMPLE = 7  # tokens of the sequences that show what an answer is like
 # Numbers a token that are sent and stored with every answer. Logits of a vocabulary are more: they
 # need a head of their own, which computes those that are asked for
 MOST_COLUMNS = 4096
+
+
+# of tensors that cannot be served
+SERVED = "a tensor of float32 is needed, [B, S, width], [B, S], [B, width] or [B]"
+WAY_ON = "reference=lambda ids: ... makes one of it"
 
 
 class NoNumbersError(UnfitError):
@@ -77,10 +83,7 @@ class Reference:
 
     def __str__(self) -> str:
         """What it takes and answers."""
-        answers = (
-            f"{tensor.name} [B, {'S, ' if tensor.of == 'token' else ''}{tensor.width}]"
-            for tensor in self.tensors.values()
-        )
+        answers = (f"{tensor.name} {shape_of(tensor)}" for tensor in self.tensors.values())
         width = self.limits.input_width
         taken = f"vectors [B, S, {width}]" if width else "ids [B, S]"
         return f"one graph, {taken} of at most {self.longest} tokens to {', '.join(answers)}"
@@ -165,58 +168,70 @@ def longest_of(ask: Asking, limits: Limits) -> int:
 
 def tensors_of(answer: Any) -> dict[Key, Tensor]:
     """The tensors of an answer, by their names or places."""
+    return {key: value for key, value in _parts(answer).items() if isinstance(value, Tensor)}
+
+
+def _parts(answer: Any) -> dict[Key, Any]:
+    """What it consists of, by names or places."""
     if isinstance(answer, Tensor):
         return {None: answer}
     if isinstance(answer, Mapping) or hasattr(answer, "keys"):
-        items = [(key, answer[key]) for key in [*answer]]
-    elif hasattr(answer, "_fields"):
-        items = [*zip(answer._fields, answer, strict=True)]
-    elif is_dataclass(answer):
-        items = [(each.name, getattr(answer, each.name)) for each in fields(answer)]
-    else:
-        items = [*enumerate(answer)] if isinstance(answer, tuple | list) else []
-    return {key: value for key, value in items if isinstance(value, Tensor)}
+        return {key: answer[key] for key in [*answer]}
+    if hasattr(answer, "_fields"):
+        return dict(zip(answer._fields, answer, strict=True))
+    if is_dataclass(answer):
+        return {each.name: getattr(answer, each.name) for each in fields(answer)}
+    return dict(enumerate(answer)) if isinstance(answer, tuple | list) else {}
 
 
-def describe_answer(ask: Asking, limits: Limits) -> tuple[dict[Key, OwnTensor], str]:
-    """Its tensors of float32 that have a row for each token, or one for the sequence, and the
-    others in words. By their shapes alone, never by what computes them. UsageError if none fits."""
+def describe_answer(ask: Asking, limits: Limits) -> tuple[dict[Key, OwnTensor], dict[Key, str]]:
+    """Its tensors of float32 that have a row for each token, or one for the sequence; and in words
+    the others, which cannot be served. By their shapes alone, never by what computes them.
+    UsageError if none fits."""
     lengths = [length for length in (3, 5) if length <= limits.max_positions] or [1]
-    answers = [tensors_of(ask(*inputs_of(ask, pair(limits, length)))) for length in lengths]
-    fitting, others = dict[Key, OwnTensor](), list[str]()
-    for key, tensor in answers[0].items():
-        tensors = [other[key] for other in answers if key in other]
+    answers = [_parts(ask(*inputs_of(ask, pair(limits, length)))) for length in lengths]
+    fitting, others = dict[Key, OwnTensor](), dict[Key, str]()
+    for key, value in answers[0].items():
+        name: Any = "output" if key is None else str(key)
+        if not isinstance(value, Tensor):
+            if any(isinstance(part, Tensor) for part in _parts(value).values()):
+                others[key] = f"{name} (a {type(value).__name__} of tensors)"
+            continue
+        tensors = [other[key] for other in answers if isinstance(other.get(key), Tensor)]
         kinds = set.intersection(
             *(set(_kinds(each, length, ask.turned))
               for each, length in zip(tensors, lengths, strict=False))
         )  # fmt: skip
-        if tensor.dtype == torch.float32 and len(tensors) == len(answers) and kinds:
-            is_of_tokens, width = min(kinds)
-            name: Any = "output" if key is None else str(key)
+        if value.dtype == torch.float32 and len(tensors) == len(answers) and kinds:
+            is_of_tokens, row = min(kinds)
             of: Any = "token" if is_of_tokens else "sequence"
-            fitting[key] = OwnTensor(name=name, of=of, width=width)
+            fitting[key] = OwnTensor(name=name, of=of, width=math.prod(row), row_shape=row)
         else:
             shapes = " and ".join(str([*each.shape]) for each in tensors)
-            dtype = str(tensor.dtype).removeprefix("torch.")
-            others.append(f"{'' if key is None else key} {shapes} of {dtype}".strip())
-    words = "; ".join(others)
+            dtype = str(value.dtype).removeprefix("torch.")
+            others[key] = f"{'' if key is None else name} {shapes} of {dtype}".strip()
     if not fitting:
         raise UsageError(
             f"{ask.name} answers two sequences of {' and '.join(map(str, lengths))} tokens with"
-            f" {words or 'no tensor'}: a tensor of float32 is needed, [B, S, width] or [B, width]."
-            " reference=lambda ids: ... makes one of it"
+            f" {'; '.join(others.values()) or 'no tensor'}: {SERVED}. {WAY_ON}"
         )
-    return fitting, words
+    return fitting, others
 
 
-def _kinds(answer: Tensor, length: int, turned: bool) -> Iterator[tuple[bool, int]]:
-    """How an answer to two sequences may be read: of tokens or not, and its width."""
+def _kinds(answer: Tensor, length: int, turned: bool) -> Iterator[tuple[bool, tuple[int, ...]]]:
+    """How an answer to two sequences may be read: of tokens or not, and the shape of a row."""
     grid = (length, 2) if turned else (2, length)
     shape = tuple(answer.shape)
     if shape[:2] == grid and len(shape) in (2, 3):
-        yield True, shape[2] if len(shape) == 3 else 1
+        yield True, shape[2:]
     if shape[:1] == (2,) and len(shape) in (1, 2):
-        yield False, shape[1] if len(shape) == 2 else 1
+        yield False, shape[1:]
+
+
+def shape_of(tensor: OwnTensor) -> str:
+    """As the program answers it, in words."""
+    _, *axes = tensor.shape
+    return str(["B", *("S" if size == -1 else size for size in axes)]).replace("'", "")
 
 
 def refuse_wide_rows(name: str, tensors: Mapping[Key, OwnTensor]) -> None:

@@ -188,7 +188,7 @@ def _entry(models: Models, ref: str, versions: Mapping[int, Model], model: Model
         versions=[str(version) for version in sorted(versions)],
         config=manifest.config,
         inputs=[tokens, "attention_mask", *types, *(["texts"] if model.tokenizer else [])],
-        outputs=list(OUTPUTS.names(model.bundle)),
+        outputs=[*OUTPUTS.of(model.bundle)],
         tasks=list(model.bundle.tasks),
         aliases=[
             *(f"{ref}:{prompt}" for prompt in manifest.prompts),

@@ -31,6 +31,8 @@ Pooling = Literal["mean", "first", "last", "max", "weighted_mean", "mean_sqrt"]
 Pick = Literal["every"] | Pooling
 Precision = Literal["fp32", "fp16", "int8"]
 InputType = Literal["query", "document"]
+# fields of answers beside outputs, in JSON and in safetensors: no tensor is named so
+ANSWER_FIELDS = ("model", "version", "usage", "lengths")
 SPANS = ("start", "end")  # labels of question answering: of the logits of each token
 Similarity = Literal["cosine", "dot", "euclidean", "manhattan"]
 ENTAILMENT = "entail"  # how the name of the label begins, in any case
@@ -144,11 +146,27 @@ class InputRules(_Part):
 
 
 class OwnTensor(_Part):
-    """One that a module as it is answers with: of every token, or of each sequence."""
+    """One that a module as it is answers with: of every token, or of each sequence.
+
+    row_shape: of its numbers for one token or one sequence: `[width]`, or `[]` where that is one
+    number without an axis. None in older bundles, whose tensors are parts of the output `output`.
+    """
 
     name: str
     of: Literal["token", "sequence"]
     width: Size
+    row_shape: Annotated[tuple[Size, ...], Field(max_length=1)] | None = None
+
+    @property
+    def output(self) -> str:
+        """The output of requests that has it, where no head of its name makes one."""
+        return "output" if self.row_shape is None else self.name
+
+    @property
+    def shape(self) -> list[int]:
+        """-1 where the request decides."""
+        row = (self.width,) if self.row_shape is None else self.row_shape
+        return [*[-1] * (2 if self.of == "token" else 1), *row]
 
     def as_head(self) -> Head:
         """The head that outputs of its name read: its columns of the rows that the graph makes."""
@@ -223,8 +241,13 @@ class Manifest(_Part):
                 return f"heads {[*self.heads]} that its graph does not make"
             if sum(tensor.width for tensor in self.as_it_is) != self.d_model:
                 return f"tensors that have not {self.d_model} numbers together"
-            if len({tensor.name for tensor in self.as_it_is}) < len(self.as_it_is):
+            if len(made) < len(self.as_it_is):
                 return "two tensors of one name"
+            for own in self.as_it_is:
+                if own.output in ANSWER_FIELDS:
+                    return f"a tensor {own.name!r}, as answers name another field"
+                if own.row_shape is not None and math.prod(own.row_shape) != own.width:
+                    return f"a tensor {own.name[:100]!r} of another width than its row_shape"
         else:
             if misfit := self._misfit_of_config():
                 return misfit

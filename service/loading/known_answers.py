@@ -41,7 +41,7 @@ def digests(bundle: Bundle, engine: Engine, known: Computed) -> Digests:
     """Makes every tensor that requests for these sequences get, one by one and together, and takes
     its digest."""
     made = {"input_ids": {TOGETHER: _digest(known.batch.tokens)}}
-    kinds = {name: OUTPUTS.by_name[name] for name in OUTPUTS.names(bundle)}
+    kinds = OUTPUTS.of(bundle)
     # every output of the model, beside it every pooling, and log-probabilities
     outputs = {
         name: kind.of_options(kind.compared_options(bundle, 1))

@@ -4,7 +4,7 @@ import { byId, choose, chosen, element } from "./dom.js";
 import { cutNotes, linesOf, sequenceOf, tokensOf } from "./lines.js";
 import { tabbed } from "./panel.js";
 import { ROOT, Refused, apiKey, get, inWords, useKey } from "./server.js";
-import { SAMPLES, TASKS, missing, takesTexts, tasksOf } from "./tasks/catalog.js";
+import { SAMPLES, TASKS, kindsOf, takesTexts, tasksOf } from "./tasks/catalog.js";
 
 const PLACES = ["key-error", "error", "answer-error", "inside-error"];
 const INPUT = [400, 404, 413, 422]; // statuses that tell of what was typed
@@ -44,13 +44,13 @@ async function restore() {
   const embeds = state.models.find((entry) => takesTexts(entry) && entry.tasks[0] === "embed");
   const first = named ?? embeds ?? state.models.find(takesTexts) ?? state.models[0];
   byId("model").value = first.id;
-  fitModel(said);
+  await fitModel(said);
   showTab(said.get("tab") ?? "tab-answer");
   await run();
 }
 
 /** The fields of a model; said: values that a link has for them. */
-function fitModel(said = new URLSearchParams()) {
+async function fitModel(said = new URLSearchParams()) {
   const entry = state.models.find(({ id }) => id === byId("model").value);
   state.entry = entry;
   options("precision", entry.precisions, said.get("precision") ?? entry.default_precision);
@@ -60,13 +60,18 @@ function fitModel(said = new URLSearchParams()) {
   const group = (label, tasks) =>
     element("optgroup", { label }, ...tasks.map((task) => element("option", { value: task }, TASKS[task].name)));
   byId("task").replaceChildren(group("This model", own), group("Not in this bundle", others));
-  byId("task").value = TASKS[said.get("task")] ? said.get("task") : (own[0] ?? entry.tasks[0] ?? "embed");
+  byId("task").value = TASKS[said.get("task")] ? said.get("task") : own[0];
   for (const id of ["prompt", "query-prompt"])
     options(id, ["", ...Object.keys(entry.prompts)], said.get(id) ?? promptOf(entry, id));
   for (const option of document.querySelectorAll('#prompts option[value=""]'))
     option.textContent = entry.default_prompt_name ? `default (${entry.default_prompt_name})` : "none";
-  document.querySelector('input[name="kind"][value="texts"]').disabled = !takesTexts(entry);
-  choose("kind", takesTexts(entry) && said.get("kind") !== "ids" ? "texts" : "ids");
+  const kinds = kindsOf(entry);
+  if (kinds[0] === "vectors") state.vectors = await import("./tasks/tensors.js");
+  for (const input of document.querySelectorAll('input[name="kind"]')) {
+    input.disabled = !kinds.includes(input.value);
+    input.parentElement.hidden = (input.value === "vectors") !== (kinds[0] === "vectors");
+  }
+  choose("kind", kinds.includes(said.get("kind")) ? said.get("kind") : kinds[0]);
   fitTask(said);
 }
 
@@ -87,24 +92,30 @@ function fitTask(said = new URLSearchParams()) {
   const { query, ids } = TASKS[task];
   byId("query-field").hidden = !query;
   byId("query-label").textContent = query === "optional" ? "Query (optional)" : "Query";
-  document.querySelector('input[name="kind"][value="ids"]').disabled = !ids;
+  document.querySelector('input[name="kind"][value="ids"]').disabled = !ids || !kindsOf(state.entry).includes("ids");
   if (!ids && takesTexts(state.entry)) choose("kind", "texts");
   fitLines(said.get("lines"));
   if (said.has("query") || isSample(byId("query").value, "query"))
     byId("query").value = said.get("query") ?? SAMPLES[task].query ?? "";
 }
 
+const LABELS = {
+  texts: "Texts, one a line",
+  ids: "Token ids, a sequence a line",
+  vectors: "Vectors, a sequence a line",
+};
+
 function fitLines(given) {
-  const areIds = chosen("kind") === "ids";
-  byId("prompts").hidden = areIds || !TASKS[byId("task").value].prompts || !Object.keys(state.entry.prompts).length;
-  byId("lines-label").textContent = areIds ? "Token ids, a sequence a line" : "Texts, one a line";
+  const kind = chosen("kind");
+  byId("prompts").hidden = kind !== "texts" || !TASKS[byId("task").value].prompts || !Object.keys(state.entry.prompts).length;
+  byId("lines-label").textContent = LABELS[kind];
   const typed = byId("lines").value;
-  if (given === null && !isSample(typed, "lines") && state.areIds === areIds) return;
-  if (areIds && state.areIds === false) state.kept = typed; // until the reader comes back to texts
-  const texts = () => (state.areIds && state.kept) || SAMPLES[byId("task").value].lines;
-  byId("lines").value = given ?? (areIds ? idsShown() : texts());
-  state.areIds = areIds;
-  state.sampleIds = areIds ? byId("lines").value : "";
+  if (given === null && !isSample(typed, "lines") && state.kind === kind) return;
+  if (kind !== "texts" && state.kind === "texts") state.kept = typed; // until the reader comes back to texts
+  const texts = () => (state.kind !== "texts" && state.kept) || SAMPLES[byId("task").value].lines;
+  byId("lines").value = given ?? { texts, ids: idsShown, vectors: () => state.vectors.sample(state.entry.limits) }[kind]();
+  state.kind = kind;
+  state.sampleIds = kind === "texts" ? "" : byId("lines").value;
 }
 
 const isSample = (typed, field) =>
@@ -112,13 +123,14 @@ const isSample = (typed, field) =>
 
 /** The ids of what was typed; else some that every model has. */
 function idsShown() {
-  const { max_positions: longest, vocab_size: size } = state.entry.limits;
+  const { max_positions: longest, vocab_size: size, pad_id: pad } = state.entry.limits;
+  const real = (id) => (id === pad ? (id + 1) % size : id);
   const { asked } = state.given ?? {};
   const known = asked?.tokens && asked.entry.id === state.entry.id && asked.task !== "rerank";
   const sequences = known
     ? asked.tokens.map(({ ids }) => ids)
     : [4, 6, 5].map((length, row) =>
-        Array.from({ length: Math.min(length, longest) }, (_, at) => ((3 + row) * at + 1) % size),
+        Array.from({ length: Math.min(length, longest) }, (_, at) => real(((3 + row) * at + 1) % size)),
       );
   return sequences.map((ids) => ids.join(" ")).join("\n");
 }
@@ -126,16 +138,17 @@ function idsShown() {
 /** The request as it stands in the fields; null where there is no text. Throws Refused. */
 function read() {
   const { entry } = state;
-  const areIds = chosen("kind") === "ids";
-  const texts = linesOf(byId("lines").value, areIds);
+  const kind = chosen("kind");
+  const texts = linesOf(byId("lines").value, kind === "ids");
   if (!texts.length) return null;
   const task = byId("task").value;
-  const hasPrompts = TASKS[task].prompts && !areIds; // a prompt is a text
+  const hasPrompts = TASKS[task].prompts && kind === "texts"; // a prompt is a text
   return {
     entry,
     task,
     texts,
-    ids: areIds ? texts.map(sequenceOf) : null,
+    ids: kind === "ids" ? texts.map(sequenceOf) : null,
+    vectors: kind === "vectors" ? texts.map(state.vectors.vectorsOf) : null,
     query: TASKS[task].query ? byId("query").value.trim() : "",
     precision: entry.precisions.length > 1 ? byId("precision").value : undefined,
     prompt: (hasPrompts && byId("prompt").value) || undefined,
@@ -176,8 +189,8 @@ async function run() {
 }
 
 const lengthsOf = async (asked) =>
-  asked.ids
-    ? { tokens: asked.ids.map((ids) => ({ ids })), cuts: new Map() }
+  asked.ids || asked.vectors
+    ? { tokens: (asked.ids ?? asked.vectors).map((ids) => ({ ids })), cuts: new Map() }
     : tokensOf(asked, asked.task === "rerank" ? asked.texts.map((text) => [asked.query, text]) : asked.texts);
 
 function showAnswer() {
@@ -208,8 +221,10 @@ function empty(error) {
   if (error) refuse(error, "the server");
 }
 
-function lacking(task) {
+async function lacking(task) {
   empty();
+  const { missing } = await import("./share/missing.js");
+  if (byId("task").value !== task) return;
   const { why, command } = missing(state.entry, task);
   byId("answer").replaceChildren(
     element("p", { class: "headline" }, `${state.entry.id} has no task “${TASKS[task].name}”.`),
@@ -301,7 +316,7 @@ async function tabChosen(id) {
 const showTab = tabbed(byId("tabs"), (id) => working(() => tabChosen(id)));
 const on = (id, name, act) => byId(id).addEventListener(name, (event) => working(async () => act(event)));
 
-on("model", "change", () => (fitModel(), run()));
+on("model", "change", async () => (await fitModel(), run()));
 on("task", "change", () => (fitTask(), run()));
 for (const id of ["precision", "prompt", "query-prompt"]) on(id, "change", run);
 on("kinds", "change", () => (fitLines(null), run()));

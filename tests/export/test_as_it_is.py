@@ -1,17 +1,21 @@
 """Modules that are not recognized are served as they are: their own graph, in every company."""
 
+import json
 import re
+import shutil
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from itertools import product
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
+import httpx
 import numpy as np
 import pytest
 import torch
 from onnxruntime import InferenceSession
+from safetensors.numpy import load
 from torch import Tensor, nn
 
 from addnorm.export import ExportError, export_bundle, verify_bundle
@@ -21,8 +25,12 @@ from addnorm.service.engine.batch import Batch
 from addnorm.service.engine.model import Model
 from addnorm.service.engine.own_engine import OwnEngine
 from addnorm.service.server.table import PROTOCOLS
+from addnorm.service.server.wiring import Service
+from addnorm.service.wire.codec.safetensors_body import SAFETENSORS
 from addnorm.service.wire.route import Route
 from tests.conftest import client_of, inference_of
+from tests.support import grpc_client
+from tests.support.grpc_client import GrpcClient
 from tests.support.people.examples import padded_left
 from tests.support.people.unrecognized import (
     LONGEST,
@@ -35,9 +43,12 @@ from tests.support.people.unrecognized import (
     Loop,
     Normalized,
     Packed,
+    Places,
     Random,
     SequenceFirst,
     Several,
+    Shaped,
+    Unservable,
     Untraceable,
     V,
 )
@@ -95,7 +106,7 @@ def test_what_it_answers_is_served_whatever_the_padding_and_the_company(tmp_path
     by_token, by_sequence, several = Gated(), Normalized(), Several()
     for name, module in (("by-token", by_token), ("by-sequence", by_sequence)):
         assert export_bundle(module, tmp_path, name).tasks == ()
-    bundle = export_bundle(several, tmp_path, "several", as_it_is=True)
+    bundle = export_bundle(several, tmp_path, "several", outputs=["rows", "first"])
     assert bundle.manifest.limits.max_positions == LONGEST
     assert bundle.manifest.limits.vocab_size == V
     created = (bundle.certificate or {})["created"] = "2020-01-01T00:00:00+00:00"
@@ -106,10 +117,14 @@ def test_what_it_answers_is_served_whatever_the_padding_and_the_company(tmp_path
         verify_bundle(bundle.path, by_token)
     with client_of(inference_of(tmp_path)) as client:
 
-        def ask(model: str, **body: Any) -> Any:
+        def outputs(model: str, **body: Any) -> dict[str, Any]:
             answer = client.post("/v1/infer", json={"model": model, **body})
             assert answer.status_code == 200, answer.text
-            return answer.json()["output"]
+            about = ("model", "version", "usage")
+            return {name: own for name, own in answer.json().items() if name not in about}
+
+        def ask(model: str, **body: Any) -> Any:
+            return outputs(model, **body)["output"]
 
         for name, module in (("by-token", by_token), ("by-sequence", by_sequence)):
             together = ask(name, input_ids=ROWS)
@@ -124,13 +139,13 @@ def test_what_it_answers_is_served_whatever_the_padding_and_the_company(tmp_path
         assert not pads[:-1].any()
         assert pads[-1].any()
         types = [[1, 0, 1]]
-        found = ask("several", input_ids=[[3, 4, 5]], token_type_ids=types)
+        found = outputs("several", input_ids=[[3, 4, 5]], token_type_ids=types)
         expected = answered(several, [3, 4, 5], torch.ones(1, 3), torch.tensor(types))
         assert [*found] == ["rows", "first"], "tensors of float32 by their names"
         for tensor, values in found.items():
             np.testing.assert_allclose(values, expected[tensor], atol=1e-5)
-        padded = ask("several", **padded_left([[9], [3, 4, 5]]))
-        together = ask("several", input_ids=[[9], [3, 4, 5]])
+        padded = outputs("several", **padded_left([[9], [3, 4, 5]]))
+        together = outputs("several", input_ids=[[9], [3, 4, 5]])
         assert padded["first"] == together["first"] == [rows[0] for rows in together["rows"]]
         assert [padded["rows"][0][-1:], padded["rows"][1][-3:]] == together["rows"]
         entry = client.get("/v1/models/by-token").json()
@@ -161,6 +176,152 @@ def test_what_it_answers_is_served_whatever_the_padding_and_the_company(tmp_path
             own.tobytes()
             == np.array(ask("by-sequence", input_ids=[[3, 4, 5]])[0], np.float32).tobytes()
         )
+
+
+SHAPES = {"rows": [-1, -1, 5], "scores": [-1, -1], "mean": [-1, 5], "odds": [-1]}
+
+
+@pytest.fixture(scope="module")
+def shaped(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A bundle with a tensor of each shape, and its copy as exporters wrote it before."""
+    out = tmp_path_factory.mktemp("shaped")
+    export_bundle(Shaped(), out, "shaped", as_it_is=True, config={"max_positions": 8})
+    shutil.copytree(out / "shaped", out / "older")
+    bundle = bundles.read(out / "older/1")
+    manifest = bundle.manifest.model_dump(exclude={"format", "files"})
+    for tensor in manifest["as_it_is"]:
+        del tensor["row_shape"]
+    older = bundles.write_manifest(bundle.path, {**manifest, "name": "older"})
+    certificate = {**(bundle.certificate or {}), "bundle": older.ref}
+    bundles.write_certificate(older, {**certificate, "manifest_sha256": older.manifest_sha256})
+    return out
+
+
+@pytest.fixture(scope="module")
+def shaped_service(shaped: Path) -> Service:
+    return inference_of(shaped, grpc_port=0)
+
+
+@pytest.fixture(scope="module")
+def client(shaped_service: Service) -> Iterator[httpx.Client]:
+    with client_of(shaped_service) as client:
+        yield client
+
+
+def sizes(values: Any) -> list[int]:
+    return [*np.array(values).shape]
+
+
+def test_each_tensor_is_an_output_with_the_shape_that_the_module_gives(
+    client: httpx.Client, shaped_service: Service
+) -> None:
+    row, expected = [3, 4, 5], answered(Shaped(), [3, 4, 5])
+    body = {"model": "shaped", "input_ids": [row]}
+    answer = client.post("/v1/infer", json=body).json()
+    assert [*answer] == ["model", "version", *SHAPES, "usage"], "by default all, in their order"
+    for name, values in expected.items():
+        np.testing.assert_allclose(answer[name], values, atol=1e-5)
+        assert sizes(answer[name]) == [*values.shape]
+    some = client.post("/v1/infer", json={**body, "outputs": ["odds", "scores"]}).json()
+    assert {name: some[name] for name in ("odds", "scores")} == {
+        name: answer[name] for name in ("odds", "scores")
+    }
+    assert not {"rows", "mean", "output"} & some.keys()
+    assert client.get("/v1/models/shaped").json()["outputs"] == [*SHAPES]
+    grid = {"input_ids": [[*row, 0], [0] * 4], "attention_mask": [[1, 1, 1, 0], [0] * 4]}
+    padded = client.post("/v1/infer", json={**body, **grid}).json()
+    assert {name: sizes(padded[name]) for name in SHAPES} == {
+        "rows": [2, 4, 5], "scores": [2, 4], "mean": [2, 5], "odds": [2],
+    }  # fmt: skip
+    assert padded["scores"] == [[*answer["scores"][0], 0], [0] * 4]
+    assert padded["odds"] == [*answer["odds"], 0]
+    half = {"dtype": "float16", "outputs": ["scores"]}
+    as_tensors = {"accept": SAFETENSORS}
+    found = load(client.post("/v1/infer", json=body, headers=as_tensors).content)
+    assert {name: [*values.shape] for name, values in found.items()} == {
+        "rows": [3, 5], "scores": [3], "mean": [1, 5], "odds": [1], "lengths": [1],
+    }  # fmt: skip
+    small = load(client.post("/v1/infer", json={**body, **half}, headers=as_tensors).content)
+    assert small["scores"].tolist() == found["scores"].astype(np.float16).tolist()
+    unknown = client.post("/v1/infer", json={**body, "outputs": ["output"]})
+    assert unknown.status_code == 400
+    assert f"shaped/1 has {', '.join(SHAPES)}" in unknown.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("binary", [False, True])
+def test_v2_tells_and_sends_the_same_shapes(
+    client: httpx.Client, shaped_service: Service, binary: bool
+) -> None:
+    about = client.get("/v2/models/shaped").json()["outputs"]
+    assert {each["name"]: each["shape"] for each in about} == SHAPES
+    config = client.get("/v2/models/shaped/config").json()["output"]
+    assert {each["name"]: each["dims"] for each in config} == {
+        name: shape[1:] for name, shape in SHAPES.items()
+    }
+    ids = np.array([[3, 4, 5], [6, 7, 8]])
+    native = client.post("/v1/infer", json={"model": "shaped", "input_ids": ids.tolist()}).json()
+    tensor = {"name": "input_ids", "shape": [2, 3], "datatype": "INT64", "data": ids.tolist()}
+    asked = {"inputs": [tensor], "parameters": {"binary_data_output": binary}}
+    answer = client.post("/v2/models/shaped/infer", json=asked)
+    length = int(answer.headers.get("inference-header-content-length", len(answer.content)))
+    tail, shapes = answer.content[length:], dict[str, list[int]]()
+    for each in json.loads(answer.content[:length])["outputs"]:
+        shapes[each["name"]] = each["shape"]
+        if binary:
+            size = each["parameters"]["binary_data_size"]
+            each["data"], tail = np.frombuffer(tail[:size], np.float32), tail[size:]
+        values = np.array(each["data"], np.float32).reshape(each["shape"])
+        assert values.tobytes() == np.array(native[each["name"]], np.float32).tobytes()
+    expected = {"rows": [2, 3, 5], "scores": [2, 3], "mean": [2, 5], "odds": [2]}
+    assert shapes == expected
+    call = GrpcClient(shaped_service.grpc.port)
+    sent = grpc_client.inputs(binary, input_ids=(ids, "INT64"))
+    found = grpc_client.tensors(call("ModelInfer", model_name="shaped", **sent))
+    assert {name: [*values.shape] for name, values in found.items()} == expected
+    told = call("ModelMetadata", name="shaped").outputs
+    assert {each.name: [*each.shape] for each in told} == SHAPES
+    call.close()
+
+
+def test_older_bundles_are_served_as_they_were(client: httpx.Client, shaped: Path) -> None:
+    body = {"model": "older", "input_ids": [[3, 4, 5]]}
+    (output,) = client.get("/v1/models/older").json()["outputs"]
+    parts = client.post("/v1/infer", json={**body, "outputs": [output]}).json()["output"]
+    assert {name: sizes(values) for name, values in parts.items()} == {
+        "rows": [1, 3, 5], "scores": [1, 3, 1], "mean": [1, 5], "odds": [1, 1],
+    }  # fmt: skip
+    newer = client.post("/v1/infer", json={**body, "model": "shaped"}).json()
+    assert {name: np.ravel(values).tolist() for name, values in parts.items()} == {
+        name: np.ravel(newer[name]).tolist() for name in SHAPES
+    }
+    about = client.get("/v2/models/older").json()["outputs"]
+    assert {each["name"]: each["shape"] for each in about} == {
+        **SHAPES, "scores": [-1, -1, 1], "odds": [-1, 1],
+    }  # fmt: skip
+    verify_bundle(shaped / "older/1", Shaped())
+
+
+def test_what_cannot_be_served_ends_the_export_in_words(tmp_path: Path) -> None:
+    others = {
+        "best": r"best \[2, 3\] and \[2, 5\] of int64", "high": r"high \[2, 3, 5\] .* of bool",
+        "heads": r"heads \[2, 3, 3, 5\] .* of float32", "half": r"half \[2, 3, 5\] .* of float16",
+        "states": r"states \(a tuple of tensors\)",
+    }  # fmt: skip
+    way_on = r", which cannot be served: .*outputs=\['rows'\] picks that. Or reference=lambda ids"
+    every = "; ".join(others.values()) + way_on
+    for outputs, words in (([], every), *((["rows", n], others[n] + way_on) for n in others)):
+        with pytest.raises(ExportError, match=rf"with {words}"):
+            export_bundle(Unservable(), tmp_path, "own", as_it_is=True, outputs=outputs)
+    place = r"1 \[2, 3\] and \[2, 5\] of int64.*outputs=\['0', '2'\]"
+    for outputs, words in (
+        ([], place),
+        (["rows", "mean"], place),  # names are of places: the second is not the mean
+        (["0", "0"], "'0' twice"),
+        (["usage"], "'usage' as another field of answers is named"),
+    ):
+        with pytest.raises(ExportError, match=words):
+            export_bundle(Places(), tmp_path, "own", as_it_is=True, outputs=outputs)
+    assert not list(tmp_path.iterdir())
 
 
 class Pair(Gated):
@@ -195,22 +356,28 @@ def without_model(example: Any) -> dict[str, Any]:
 
 
 def test_tensors_are_picked_and_named(tmp_path: Path) -> None:
+    few: Any = {"as_it_is": True, "config": {"max_positions": 8}}
     for module, outputs, expected in (
         (Several(), ["first"], [("first", "sequence")]),
         (Pair(), [], [("0", "token"), ("2", "sequence")]),
         (Pair(), ["scores", "mean"], [("scores", "token"), ("mean", "sequence")]),
         (Pair(), ["2"], [("2", "sequence")]),
+        (Places(), ["0", "2"], [("0", "token"), ("2", "sequence")]),
+        (Gated(), ["scores"], [("scores", "token")]),
     ):
-        bundle = export_bundle(module, tmp_path, "own", outputs=outputs)
+        bundle = export_bundle(module, tmp_path, "own", outputs=outputs, **few)
         found = [(tensor.name, tensor.of) for tensor in bundle.manifest.as_it_is or ()]
         assert found == expected
         verify_bundle(bundle.path, module)
     for module, outputs, words in (
-        (Several(), ["last"], "outputs names last: the module answers with rows, first"),
+        (Several(), ["last"], "outputs names last: the module answers with rows, first, ids"),
         (Pair(), ["a", "b", "c"], "outputs names a, b, c: the module answers with 0, 2"),
     ):
         with pytest.raises(ExportError, match=words):
             export_bundle(module, tmp_path, "own", outputs=outputs)
+    bundle = export_bundle(Shaped(), tmp_path, "own", outputs=["odds"], task="rerank", **few)
+    assert (bundle.tasks[0], bundle.manifest.heads["logits"].width) == ("rerank", 1)
+    verify_bundle(bundle.path, Shaped())
     with pytest.raises(ExportError, match="or outputs or task is set"):
         export_bundle(Pair(), tmp_path, "own", outputs=["a"], as_it_is=False)
 

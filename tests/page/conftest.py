@@ -6,11 +6,13 @@ from typing import Any
 
 import pytest
 
+from addnorm.export import export_bundle
 from addnorm.service.engine.registry import Models
 from addnorm.service.loading.loader import load_all
 from addnorm.service.server.wiring import build
 from addnorm.service.settings import Settings
-from tests.conftest import OWN, linked, serving
+from tests.conftest import OWN, inference_of, linked, serving
+from tests.support.people.unrecognized import NUM_FEATURES, Normalized, Series, Shaped
 
 SERVED = ("embedder", "reranker", "classifier", "tagger", "masked-lm", "gpt")
 DEFAULTS = {"embed": "embedder", "classify": "classifier"}
@@ -29,6 +31,22 @@ def models(
 @pytest.fixture(scope="package")
 def url(models: Models) -> Iterator[str]:
     with serving(build(models, Settings(**OWN))) as url:
+        yield url
+
+
+@pytest.fixture(scope="package")
+def written_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """A server of graphs as their authors wrote them: of ids, of vectors and of texts."""
+    out, few = tmp_path_factory.mktemp("written"), {"max_positions": 12}
+    words = {
+        word: index for index, word in enumerate(["I", "love", "this", "it", "works", ".", "<unk>"])
+    }
+    export_bundle(Shaped(), out, "shaped", as_it_is=True, config=few)
+    export_bundle(Series(), out, "series", config={"input_width": NUM_FEATURES, **few})
+    of_texts: Any = {"vocabulary": words, "config": few, "as_it_is": True}
+    export_bundle(Normalized(), out, "labelled", labels=["a", "b", "c", "d", "e"], **of_texts)
+    export_bundle(Normalized(), out, "embeds", task="embed", **of_texts)
+    with serving(inference_of(out)) as url:
         yield url
 
 

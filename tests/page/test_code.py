@@ -36,6 +36,7 @@ ODD = [
 MODELS = {
     "embed": "embedder", "rerank": "reranker", "classify": "classifier", "tag": "tagger",
     "fill_mask": "masked-lm", "sparse": "masked-lm", "complete": "gpt", "multi_vector": "colbert",
+    "tensors": "gpt",
 }  # fmt: skip
 LANGUAGES = {"curl", "httpx", "JavaScript"}  # of every task
 CLIENTS = {

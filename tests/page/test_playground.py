@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,8 +19,10 @@ from selenium.webdriver import Keys
 from tests.page.conftest import KEY
 from tests.support.browser import before_load, requested
 from tests.support.pages import Playground
+from tests.support.people.unrecognized import NUM_FEATURES
 
 AXE = Path(os.environ.get("AXE", "build/axe")) / "node_modules/axe-core/axe.min.js"
+LINES = "return document.getElementById('lines').value"
 # What the list of models says is changed by `entry => ...` before the page reads it.
 MODELS = """
 const real = window.fetch;
@@ -96,14 +99,56 @@ def test_a_model_without_a_tokenizer_starts_in_ids(driver: Any, url: str) -> Non
         assert page.console() == []
 
 
-def test_a_module_that_is_served_as_it_is_says_how_it_is_asked(driver: Any, url: str) -> None:
-    own = "entry.tasks = []; entry.outputs = ['output']; entry.inputs = ['inputs']"
-    with before_load(driver, MODELS % own):
-        page = Playground(driver, url)
-        assert "it answers with `output` alone" in page.text("#answer")
-        assert page.text("#answer code").startswith(f"curl {url}/v1/infer")
-        page.click("#tab-copy")
-        assert page.text("#code-note") == "There is nothing to send."
+@pytest.mark.parametrize(
+    ("model", "task", "kind", "answer", "path"),
+    [
+        (
+            "shaped", "tensors", "ids",
+            "4 tensors: rows [3, S, 5], scores [3, S], mean [3, 5], odds [3].", "/v1/infer",
+        ),
+        ("series", "tensors", "vectors", "1 tensor: output [2, S, 3].", "/v1/infer"),
+        ("labelled", "classify", "texts", "Text 1: ", "/v1/classify"),
+        ("embeds", "embed", "texts", "Nearest: texts ", "/v1/embeddings"),
+    ],
+)  # fmt: skip
+def test_a_graph_as_its_authors_wrote_it_has_the_form_and_the_view_that_fit(
+    driver: Any, written_url: str, model: str, task: str, kind: str, answer: str, path: str
+) -> None:
+    page = Playground(driver, f"{written_url}#model={model}")
+    assert page.run("return document.getElementById('task').value") == task
+    assert page.run("return document.querySelector('[name=kind]:checked').value") == kind
+    assert page.text("#answer .headline").startswith(answer)
+    page.click("#tab-copy")
+    assert f"{written_url}{path}" in page.text("#code")
+    page.click("#tab-inside")
+    verdict = "this model takes vectors" if kind == "vectors" else "the same in all five answers"
+    assert verdict in page.text("#verdict")
+    shown = "return document.body.innerText + document.getElementById('lines').value"
+    assert not re.search("NaN|undefined", page.run(shown))
+    assert page.texts(".error.shown") == []
+    assert page.console() == []
+
+
+def test_tensors_are_those_of_the_answer(driver: Any, written_url: str, url: str) -> None:
+    page = Playground(driver, f"{written_url}#model=shaped")
+    rows = [list(map(int, line.split())) for line in page.run(LINES).split("\n")]
+    sent = {"model": "shaped", "input_ids": rows}
+    answer = web.post(f"{written_url}/v1/infer", json=sent).json()
+    shown = [float(cell) for cell in page.texts(".result:last-child td")]
+    assert shown == pytest.approx(answer["odds"], rel=1e-3)
+    page.select("task", "Rerank")
+    assert "as its authors wrote it" in page.text("#answer")
+    for name, lines, words in (
+        ("series", "[[1, 2], [3]", "[[1, 2], [3] is no list of vectors"),
+        ("series", "[[1, 2]]", f"series/1 takes vectors of {NUM_FEATURES} numbers"),
+        ("shaped", "1 99", "ids of shaped/1 are 0 to "),
+    ):
+        page = Playground(driver, f"{written_url}#model={name}&lines={quote(lines)}")
+        assert words in page.text("#error strong")
+    page.console()
+    for name in ("embedder", "gpt"):
+        page = Playground(driver, f"{url}#model={name}&task=tensors")
+        assert page.text(".headline").startswith("1 tensor: pooled ["), "of texts the vector"
         assert page.console() == []
 
 

@@ -136,11 +136,13 @@ def _from_tensors(
 
 def _wanted(body: V2InferRequest, model: Model, of_texts: bool) -> list[Wanted]:
     """The outputs in the order asked for. If the request names none, all of them, but for texts the
-    one with a row for each text: clients that send texts expect one."""
+    logits or vectors with a row for each text, if there are any: clients that send texts expect one
+    output."""
     known, binary = tensors.outputs(model.bundle), body.parameters.binary_data_output
     if body.outputs is None and of_texts:
         name = "logits" if "logits" in known and len(known["logits"].shape) == 2 else "pooled"
-        return [Wanted(name, known[name], binary)]
+        if name in known:
+            return [Wanted(name, known[name], binary)]
     if body.outputs is None:
         return [Wanted(name, native, binary) for name, native in known.items()]
     if not body.outputs:

@@ -77,8 +77,7 @@ def outputs(bundle: Bundle, known: OutputKinds = OUTPUTS) -> dict[str, NativeTen
     FP32."""
     return {
         NAMES.get(name, name.removeprefix(f"{AsItIs.name}.")): NativeTensor(kind, name, shape)
-        for kind in known.known
-        if kind.is_of(bundle)
+        for kind in known.of(bundle).values()
         for name, shape in kind.grid_tensors(bundle).items()
     }
 

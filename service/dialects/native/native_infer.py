@@ -2,12 +2,12 @@
 requests are checked against, and what is documented.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import partial
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple, TypeVar, cast
 
 import numpy as np
-from pydantic import BaseModel, Field, create_model
+from pydantic import BaseModel, ConfigDict, Field, create_model
 
 from addnorm.service.asking.ask import Ask
 from addnorm.service.engine.batch import Batch, Padding, from_grid, from_lists, from_rows
@@ -15,7 +15,7 @@ from addnorm.service.engine.bundle import Bundle
 from addnorm.service.engine.checkpoint import checkpoint
 from addnorm.service.engine.heads import Spans
 from addnorm.service.engine.manifest import InputType, Pooling, Precision
-from addnorm.service.engine.outputs import OUTPUTS, Output, OutputKinds, Value
+from addnorm.service.engine.outputs import OUTPUTS, Output, OutputKind, OutputKinds, Value
 from addnorm.service.engine.outputs.output import Asked
 from addnorm.service.engine.outputs.values import VectorDType
 from addnorm.service.errors import InvalidInput, UnsupportedMediaType
@@ -32,6 +32,7 @@ from addnorm.service.wire.texts.spans import Ranges
 from addnorm.service.wire.texts.texts import MODEL, PROMPT_NAME, Texts, TextsToTokenize
 
 Fields = TypeVar("Fields", bound="Options")
+Kinds = Mapping[str, OutputKind]  # of the outputs that a request asks for, by name
 Vector = Annotated[list[float], Field(fail_fast=True)]
 Vectors = Annotated[list[Annotated[list[Vector], Field(fail_fast=True)]], Field(fail_fast=True)]
 
@@ -181,6 +182,7 @@ class Bodies(NamedTuple):
             __doc__="The outputs asked for, in the caller's own layout, zeros at pads.",
             model=(str, ...),
             version=(str, ...),
+            __config__=ConfigDict(extra="allow"),  # tensors of a module as it is, by their names
             **outputs,
             usage=(Usage, ...),
         )
@@ -189,12 +191,13 @@ class Bodies(NamedTuple):
 
 def _named(fields: type[Fields], own_options: type[Named]) -> type[Fields]:
     """Adds the names of the outputs, and the options that stand under them."""
-    names: Any = Literal[tuple(own_options.known.by_name)]
+    names: Any = Literal[tuple(kind.name for kind in own_options.known.known)] | str
     bases: Any = (fields, own_options)
     outputs = Field(
         None,
         description="By default activations, and what the model's head makes of them. Of texts"
-        " `logits` alone if the model has one row of them a sequence, else `pooled` alone.",
+        " `logits` alone if the model has one row of them a sequence, else `pooled` alone. Of a"
+        " module that is served as it is: tensors by their own names, by default all.",
     )
     made = create_model(
         fields.__name__,
@@ -260,7 +263,7 @@ async def infer(body: InferRequest, ask: Ask, tools: Tools) -> None:
         about = ask.num_body_bytes, ask
         ask.batch, ask.padding = await tools.bodies.read(*about, _from_lists, body, prompt_name)
         found = await _token_spans(body, ask, tools)
-        _want(ask, body, found, _names(body, model.bundle))
+        _want(ask, body, found, _kinds(body, model.bundle))
         return
     others = (body.input_ids, body.inputs, body.attention_mask, body.token_type_ids)
     if any(other is not None for other in others):
@@ -280,17 +283,17 @@ async def infer(body: InferRequest, ask: Ask, tools: Tools) -> None:
             " the input type chooses the prompt",
             param="input_type",
         )
-    names = _names(body, model.bundle)  # what cannot be had is rejected before texts are tokenized
+    kinds = _kinds(body, model.bundle)  # what cannot be had is rejected before texts are tokenized
     if body.spans is None:
         ask.batch, ask.padding = await tools.texts.tokenize(texts, ask)
-        _want(ask, body, None, names)
+        _want(ask, body, None, kinds)
         return
     ask.batch, ask.padding, encodings = await tools.texts.tokenize_with_offsets(texts, ask)
     places = spans.in_texts(body.texts, texts, encodings)
     found = await tools.bodies.read(
         ask.num_body_bytes, ask, spans.read, body.spans, places, body.field
     )
-    _want(ask, body, found, names)
+    _want(ask, body, found, kinds)
 
 
 async def infer_tensors(options: Options, arrays: Arrays, ask: Ask, tools: Tools) -> None:
@@ -299,17 +302,15 @@ async def infer_tensors(options: Options, arrays: Arrays, ask: Ask, tools: Tools
     about = ask.num_body_bytes, ask
     ask.batch, ask.padding = await tools.bodies.read(*about, _from_arrays, arrays)
     found = await _token_spans(options, ask, tools)
-    _want(ask, options, found, _names(options, model.bundle))
+    _want(ask, options, found, _kinds(options, model.bundle))
     ask.field = ask.batch.field
 
 
-def _want(ask: Ask, options: Options, found: Spans | None, names: Sequence[str]) -> None:
-    """names: of the outputs, checked."""
+def _want(ask: Ask, options: Options, found: Spans | None, kinds: Kinds) -> None:
     dtype, skipped = _vector_dtype(options), options.skipped_ids(ask.model.bundle)
     shared = Asked(None, options.pooling, options.normalize, dtype, found, skipped)
     outputs = list[Output[Value]]()
-    for name in names:
-        kind = options.known.by_name[name]
+    for name, kind in kinds.items():
         own = getattr(options, name) if kind.options else None
         outputs.append(kind.asked_for(shared._replace(own=own) if own else shared))
     ask.outputs = tuple(outputs)
@@ -412,27 +413,24 @@ def _check_axes(arrays: Arrays, num_axes: Mapping[str, int]) -> None:
             )
 
 
-def _names(body: Options, bundle: Bundle) -> Sequence[str]:
+def _kinds(body: Options, bundle: Bundle) -> Kinds:
     """The outputs asked for. InvalidInput for what they, or options beside them, cannot be: an
     option of an output that is not asked for is a mistake, not something to ignore."""
-    names = body.wanted(bundle)
-    if names is None:
-        names = body.known.default_names(bundle)
-    body.known.check_names(names, bundle)
+    kinds = body.known.chosen(body.wanted(bundle), bundle)
     for field, output in body.known.fields:
-        if getattr(body, field) and output not in names:
+        if getattr(body, field) and output not in kinds:
             raise InvalidInput(f"{field} is set, but outputs lacks {output!r}", param=field)
-    if body.normalize and not {"pooled", "token_vectors"} & set(names):
+    if body.normalize and not {"pooled", "token_vectors"} & kinds.keys():
         raise InvalidInput(
             "normalize is set, but outputs lacks 'pooled' and 'token_vectors'", param="normalize"
         )
-    if _vector_dtype(body) != "float32" and names != ("pooled",):
+    if _vector_dtype(body) != "float32" and [*kinds] != ["pooled"]:
         raise InvalidInput(
             f"dtype is {body.dtype!r}, which is for pooled vectors alone, and outputs are"
-            f' {", ".join(names)}: ask for "outputs": ["pooled"]',
+            f' {", ".join(kinds)}: ask for "outputs": ["pooled"]',
             param="dtype",
         )
-    return names
+    return kinds
 
 
 def _vector_dtype(body: Options) -> VectorDType:

@@ -51,38 +51,37 @@ class OutputKinds:
 
     known: tuple[OutputKind, ...]
 
-    def names(self, bundle: Bundle) -> tuple[str, ...]:
-        """Names of the listed outputs that the model has."""
-        return tuple(kind.name for kind in self._listed if kind.is_of(bundle))
-
-    def default_names(self, bundle: Bundle) -> tuple[str, ...]:
-        """Activations, and what heads make of them; the answer of a module as it is. All outputs of
-        a model that has none of these."""
-        defaults = (kind for kind in self._listed if kind.is_default and kind.is_of(bundle))
-        return tuple(kind.name for kind in defaults) or self.names(bundle)
-
-    @cached_property
-    def by_name(self) -> dict[str, OutputKind]:
-        return {kind.name: kind for kind in self.known}
+    def of(self, bundle: Bundle) -> dict[str, OutputKind]:
+        """The outputs that the model has, by name."""
+        return {kind.name: kind for each in self._listed for kind in each.kinds(bundle)}
 
     @cached_property
     def fields(self) -> tuple[tuple[str, str], ...]:
         """Request fields that are for one output alone, each with the output's name."""
         return tuple((field, kind.name) for kind in self.known for field in kind.fields())
 
-    def check_names(self, names: Sequence[str], bundle: Bundle) -> None:
-        """InvalidInput unless the model has all of them and each is named once."""
+    def chosen(self, names: Sequence[str] | None, bundle: Bundle) -> dict[str, OutputKind]:
+        """Those of these names. None: activations, and what heads make of them; every tensor of a
+        module as it is; all outputs of a model that has none of these. InvalidInput unless the
+        model has all of them and each is named once."""
+        kinds = self.of(bundle)
+        if names is None:
+            tensors = {tensor.output for tensor in bundle.manifest.as_it_is or ()}
+            defaults = {n: kind for n, kind in kinds.items() if kind.is_default or n in tensors}
+            return defaults or kinds
         if not names:
-            known = ", ".join(self.names(bundle))
-            raise InvalidInput(f"outputs is empty: ask for some of {known}", param="outputs")
+            raise InvalidInput(
+                f"outputs is empty: ask for some of {', '.join(kinds)}", param="outputs"
+            )
         for name in names:
-            if name not in self.by_name or not self.by_name[name].is_of(bundle):
-                known = ", ".join(self.names(bundle))
+            if name not in kinds:
                 raise InvalidInput(
-                    f"outputs has {name!r}: {bundle.ref} has {known}", param="outputs"
+                    f"outputs has {name[:200]!r}: {bundle.ref} has {', '.join(kinds)}",
+                    param="outputs",
                 )
             if names.count(name) > 1:
                 raise InvalidInput(f"outputs has {name!r} twice", param="outputs")
+        return {name: kinds[name] for name in names}
 
     @cached_property
     def _listed(self) -> list[OutputKind]:

@@ -123,6 +123,11 @@ class Output(Generic[Made_co]):
         return cls.name in bundle.manifest.heads
 
     @classmethod
+    def kinds(cls, bundle: Bundle) -> "tuple[type[Output[Made_co]], ...]":
+        """The classes of those outputs of the model that this one stands for in `OUTPUTS`."""
+        return (cls,) if cls.is_of(bundle) else ()
+
+    @classmethod
     def fields(cls) -> tuple[str, ...]:
         """Request fields that are for this output alone."""
         return (cls.name,) if cls.options else ()

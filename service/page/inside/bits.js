@@ -1,11 +1,17 @@
 // One sequence sent alone, padded three ways and in company; its answers compared bit by bit.
 
 import { count, element, short, styled } from "../dom.js";
+import { get } from "../server.js";
+import { asWritten } from "../tasks/catalog.js";
 import { columns } from "./grid.js";
 import { postForTensors } from "./tensors.js";
 
 const OTHERS = 32;
 const OUTPUTS = ["activations", "pooled", "norm_stats"];
+
+/** The outputs that are compared: of an authors' graph all of its tensors. */
+export const outputsOf = (entry) =>
+  asWritten(entry) ? entry.outputs : OUTPUTS.filter((name) => entry.outputs.includes(name));
 
 const below = (limit) => Math.floor(Math.random() * limit);
 const drawn = (length, limit) => Array.from({ length }, () => below(limit));
@@ -76,12 +82,23 @@ function crowdOf(rows, own) {
 /** Sends one way. -> {words: every float32 of the sequence, parts, strays, stages}. strays: how many
  * numbers at pads are not zero, of which there should be none. */
 export async function send(way, entry, precision) {
-  const outputs = OUTPUTS.filter((name) => entry.outputs.includes(name));
-  const body = { model: entry.id, ...way.fields, outputs, ...(precision && { precision }) };
+  const body = { model: entry.id, ...way.fields, outputs: outputsOf(entry), ...(precision && { precision }) };
   const { tensors, stages } = await postForTensors("v1/infer", body);
+  const shapes = asWritten(entry) ? await (entry.shapes ??= shapesOf(entry)) : {};
+  for (const [name, tensor] of Object.entries(tensors)) {
+    const shape = shapes[name] ?? (name === "pooled" ? [-1, tensor.shape.at(-1)] : [-1, -1, tensor.shape.at(-1)]);
+    tensor.isByToken = shape[1] === -1;
+    tensor.width = shape.filter((size) => size > 0).at(-1) ?? 1;
+  }
   const parts = Object.entries(tensors).map(([name, tensor]) => partOf(name, tensor, way));
   const words = new Uint32Array(parts.flatMap((part) => [...part.words]));
   return { words, parts, strays: straysOf(tensors, way), stages };
+}
+
+/** Name -> shape of its tensors, -1 for sequences and for tokens. */
+async function shapesOf({ id }) {
+  const { outputs } = await get(`v2/models/${encodeURIComponent(id)}`, ["outputs"]);
+  return Object.fromEntries(outputs.map(({ name, shape }) => [name, shape]));
 }
 
 function straysOf(tensors, { columns: real, fields }) {
@@ -89,26 +106,23 @@ function straysOf(tensors, { columns: real, fields }) {
   const pads = fields.attention_mask[0]
     .map((_, column) => column)
     .filter((column) => !real.includes(column));
-  const perToken = Object.entries(tensors).filter(([name]) => name !== "pooled");
-  return perToken
-    .flatMap(([, { shape, words }]) =>
-      pads.flatMap((column) => [
-        ...words.slice(column * shape.at(-1), (column + 1) * shape.at(-1)),
-      ]),
+  return Object.values(tensors)
+    .filter(({ isByToken }) => isByToken)
+    .flatMap(({ width, words }) =>
+      pads.flatMap((column) => [...words.slice(column * width, (column + 1) * width)]),
     )
     .filter(Boolean).length;
 }
 
 /** What of a tensor belongs to the way's sequence: a vector, or its tokens' rows. */
-function partOf(name, { shape, words }, way) {
-  const width = shape.at(-1);
+function partOf(name, { isByToken, width, words }, way) {
   const { input_ids: ids } = way.fields;
-  if (name === "pooled")
-    return { name, width, words: words.slice(way.row * width, (way.row + 1) * width) };
+  if (!isByToken)
+    return { name, isByToken, width, words: words.slice(way.row * width, (way.row + 1) * width) };
   const before = ids.slice(0, way.row).reduce((sum, row) => sum + row.length, 0);
   const places = way.columns ?? ids[way.row].map((_, index) => before + index);
   const rows = places.map((place) => [...words.slice(place * width, (place + 1) * width)]);
-  return { name, width, words: Uint32Array.from(rows.flat()) };
+  return { name, isByToken, width, words: Uint32Array.from(rows.flat()) };
 }
 
 const scratch = new DataView(new ArrayBuffer(4));
@@ -140,12 +154,12 @@ export function difference(one, other) {
 }
 
 function placeOf(index, parts) {
-  for (const { name, width, words } of parts) {
+  for (const { name, isByToken, width, words } of parts) {
     if (index < words.length) {
       const column = `number ${(index % width) + 1}`;
-      return name === "pooled"
-        ? `${name}, ${column}`
-        : `${name} of token ${Math.floor(index / width) + 1}, ${column}`;
+      return isByToken
+        ? `${name} of token ${Math.floor(index / width) + 1}, ${column}`
+        : `${name}, ${column}`;
     }
     index -= words.length;
   }

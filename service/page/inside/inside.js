@@ -4,6 +4,7 @@ import { byId, chosen, count, element } from "../dom.js";
 import { tabbed } from "../panel.js";
 import { post } from "../server.js";
 import { measured } from "./measured.js";
+import { outputsOf } from "./bits.js";
 import { Grid, fieldsOf, laidOut, realCells } from "./grid.js";
 import { compare, noVerdict } from "./ways.js";
 
@@ -60,6 +61,7 @@ export function inside(read, working, refuse) {
     try {
       const asked = read();
       if (!asked) return drop("There is no text to look into.");
+      if (asked.vectors) return drop("Token ids are looked into, and this model takes vectors.");
       const sequences = few(await sequencesOf(asked));
       if (mine !== version) return false;
       Object.assign(state, { asked, sequences, isRead: true });
@@ -137,11 +139,10 @@ export function inside(read, working, refuse) {
 
   function body() {
     const { entry, precision } = state.asked;
-    const outputs = ["activations", "pooled", "norm_stats"].filter((name) => entry.outputs.includes(name));
     return {
       model: entry.id,
       ...fieldsOf(state.rows),
-      outputs,
+      outputs: outputsOf(entry),
       ...(precision && { precision }),
     };
   }

@@ -9,8 +9,8 @@ export async function postForTensors(path, body) {
   const buffer = await answer.arrayBuffer().catch(() => new ArrayBuffer());
   const tensors = tensorsIn(buffer);
   if (!tensors) throw odd(answer, `POST ${path}`, "it is not safetensors");
-  const names = Object.keys(tensors).map((name) => name.split(".")[0]);
-  const missing = body.outputs.filter((name) => !names.includes(name));
+  const names = Object.keys(tensors);
+  const missing = body.outputs.filter((name) => !names.some((one) => one === name || one.startsWith(`${name}.`)));
   if (missing.length) throw odd(answer, `POST ${path}`, `it has no ${missing.join(", no ")}`);
   return { tensors, ...told(answer) };
 }

@@ -89,6 +89,13 @@ const REQUESTS = {
     ],
     python: `print(len(answer["attentions"][0][0][0]), "rows of shares")`,
   },
+  tensors: {
+    requests: ({ entry, ids, vectors, texts, ...asked }) => {
+      const given = vectors ? { inputs: vectors } : ids ? { input_ids: ids } : { texts };
+      return [["/v1/infer", { model: entry.id, ...given, ...precise(asked), ...cut(asked) }]];
+    },
+    python: `print({name: value for name, value in answer.items() if name != "usage"})`,
+  },
 };
 
 const scored = ({ ids, texts }) => ({

@@ -42,6 +42,37 @@ class Several(Gated):
         return {"ids": ids, "rows": rows, "first": rows[:, 0]}
 
 
+class Shaped(Gated):
+    """A tensor of each shape that is served."""
+
+    def forward(self, ids: Tensor) -> Any:
+        rows = super().forward(ids)
+        return {
+            "rows": rows,
+            "scores": rows[..., 0],
+            "mean": rows.mean(1),
+            "odds": rows.mean((1, 2)),
+        }
+
+
+class Unservable(Gated):
+    """One that is served, and those that are not."""
+
+    def forward(self, ids: Tensor) -> Any:
+        rows = super().forward(ids)
+        best, heads = rows.argmax(-1), rows[:, :, None].expand(-1, -1, 3, -1)
+        return {"rows": rows, "best": best, "high": rows > -1, "heads": heads,
+                "half": rows.half(), "states": (rows, rows), "none": None}  # fmt: skip
+
+
+class Places(Gated):
+    """Its second answer is not served."""
+
+    def forward(self, ids: Tensor) -> Any:
+        rows = super().forward(ids)
+        return rows, rows.argmax(-1), rows.mean(1)
+
+
 class Untraceable(Gated):
     """What PyTorch's exporter would write for one length alone, or not at all."""
 
