@@ -57,6 +57,7 @@ def load(
         bundle,
         token_budget=settings.token_budget,
         num_threads=settings.num_cores,
+        max_run_bytes=settings.run_bytes if bundle.peak_bytes else 0,
         open_engine=engines(settings),
         default_precision=settings.default_precision,
         answers_version=settings.answer_versions,
