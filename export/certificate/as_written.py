@@ -1,13 +1,13 @@
 """The certificate of an authors' own graph: what is served, compared with the program, from token
 ids or vectors and from texts."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
 from tqdm import tqdm
 
-from addnorm.export.certificate import authors, tolerances
+from addnorm.export.certificate import authors, peaks, tolerances
 from addnorm.export.certificate.certificate import Certificate, Check, certify, refuse_failures
 from addnorm.export.certificate.served import (
     Case,
@@ -52,6 +52,8 @@ def certificate_of(
     CertificationError if what is served is not what the program answers."""
     tqdm.write("loading the graph into onnxruntime")
     with runs_in_words(f"the graph of {reference.name} fails in onnxruntime"):
+        peak_bytes = peaks.measure(bundle)
+        _tell(reference, peak_bytes)
         model = Model(bundle)
         checks = [*_compare_tokens(model, reference, lengths, samples)]
         checks += _compare_texts(model, reference, texts)
@@ -84,7 +86,24 @@ def certificate_of(
         },
         sequences_together=not engine.runs_alone,  # of one length, on this processor
         chooses_among_numbers=chooses,  # among nearly equal ones it may choose otherwise
+        peak_bytes=peak_bytes,
     )
+
+
+def _tell(reference: Reference, peak_bytes: Mapping[int, int]) -> None:
+    """What memory its longest text takes, and one that its authors take and the export cuts."""
+    if not peak_bytes:
+        tqdm.write("the memory of its texts cannot be measured on this system: no server counts it")
+        return
+    longest = reference.longest
+    words = f"a text of {longest:,} tokens takes {peaks.in_words(peak_bytes[longest])} of memory"
+    if reference.uncut > longest:
+        more = peaks.in_words(peaks.predicted(reference.uncut, peak_bytes))
+        words += (
+            f"; its authors take {reference.uncut:,}, which take about {more}: --max-length"
+            f" {reference.uncut}"
+        )
+    tqdm.write(words)
 
 
 def _compare_tokens(

@@ -63,7 +63,7 @@ def open_folder(
     if choices.ignore:
         raise UsageError("--ignore is of graphs of ours: its authors' class loads all weights")
     fields = json_files.settings(words_of.read_words(folder).transformer / "config.json")
-    words, most = _words(folder, fields, choices, max_length)
+    words, most, uncut = _words(folder, fields, choices, max_length)
     limit = None if isinstance(words, NoTexts) else words.max_text_tokens
     program = _load(folder, limit, choices, comparison)
     model: Any = program.model
@@ -112,6 +112,7 @@ def open_folder(
         None if isinstance(words, NoTexts) else words,
         folder,
         None if isinstance(words, NoTexts) else program,
+        uncut,
     )
     reference.refuse_mixing()
     return reference
@@ -174,22 +175,24 @@ def _facts(folder: Path, fields: Mapping[str, Any], labels: Sequence[str] | None
 
 def _words(
     folder: Path, fields: Mapping[str, Any], choices: Choices, max_length: int | None
-) -> tuple[texts.Texts | NoTexts, int]:
-    """How its texts become token ids, and the positions that its sequences may have. fields: of
-    config.json."""
+) -> tuple[texts.Texts | NoTexts, int, int]:
+    """How its texts become token ids, the positions that its sequences may have, and more that its
+    authors take. fields: of config.json."""
     stated = (fields.get(name) for name in POSITIONS)
     positions = next((value for value in stated if isinstance(value, int) and value > 0), None)
     most = positions or max_length or MOST_TOKENS
     try:
         words = texts.read(folder, most, choices.tokenizer_as_written)
     except NoTexts as why:
-        return why, max_length or min(positions or NO_LIMIT, MOST_TOKENS)
+        taken = positions or NO_LIMIT
+        return why, max_length or min(taken, MOST_TOKENS), 0 if max_length else taken
     if max_length is not None:
-        return texts.cut(words, max_length, most, "--max-length"), max_length
-    limited_by = "a graph as its authors wrote it; --max-length takes more"
-    if words.max_text_tokens > MOST_TOKENS:
+        return texts.cut(words, max_length, most, "--max-length"), max_length, 0
+    uncut = words.max_text_tokens
+    if uncut > MOST_TOKENS:
+        limited_by = f"a graph as its authors wrote it; --max-length takes up to {uncut:,}"
         words = replace(words, max_text_tokens=MOST_TOKENS, limited_by=limited_by)
-    return words, min(positions or words.max_text_tokens, MOST_TOKENS)
+    return words, min(positions or words.max_text_tokens, MOST_TOKENS), uncut
 
 
 def _refuse_drawn_weights(folder: Path, program: Program) -> None:

@@ -46,6 +46,7 @@ class Reference:
 
     origin: in the manifest, where the program is from. facts: more fields of the manifest. words:
     how texts become token ids; None: it takes none. folder: of its tokenizer. texts: answers them.
+    uncut: tokens of a text that its authors take, where the export takes fewer by default.
     """
 
     name: str
@@ -59,6 +60,7 @@ class Reference:
     words: Texts | None = None
     folder: Path | None = None
     texts: AnswersTexts | None = None
+    uncut: int = 0
     _rows: dict[tuple[bytes, bytes | None], dict[str, Array]] = field(default_factory=dict)
 
     @property
