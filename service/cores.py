@@ -1,5 +1,5 @@
-"""How many cores and how much memory this process may use: what the machine has, capped by the limits
-of its cgroups."""
+"""How many cores and how much memory this process may use: what the machine has, capped by the
+limits of its cgroups."""
 
 import math
 import os

@@ -1,5 +1,5 @@
-"""The cores and the memory that a process may use are those of the smallest limit above it, of either
-version of cgroups, wherever they are mounted."""
+"""The cores and the memory that a process may use are those of the smallest limit above it, of
+either version of cgroups, wherever they are mounted."""
 
 import os
 from pathlib import Path

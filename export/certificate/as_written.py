@@ -1,7 +1,7 @@
 """The certificate of an authors' own graph: what is served, compared with the program, from token
 ids or vectors and from texts."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -53,7 +53,7 @@ def certificate_of(
     tqdm.write("loading the graph into onnxruntime")
     with runs_in_words(f"the graph of {reference.name} fails in onnxruntime"):
         peak_bytes = peaks.measure(bundle)
-        _tell(reference, peak_bytes)
+        tqdm.write(peaks.in_words(peak_bytes, reference.longest, reference.uncut))
         model = Model(bundle)
         checks = [*_compare_tokens(model, reference, lengths, samples)]
         checks += _compare_texts(model, reference, texts)
@@ -88,22 +88,6 @@ def certificate_of(
         chooses_among_numbers=chooses,  # among nearly equal ones it may choose otherwise
         peak_bytes=peak_bytes,
     )
-
-
-def _tell(reference: Reference, peak_bytes: Mapping[int, int]) -> None:
-    """What memory its longest text takes, and one that its authors take and the export cuts."""
-    if not peak_bytes:
-        tqdm.write("the memory of its texts cannot be measured on this system: no server counts it")
-        return
-    longest = reference.longest
-    words = f"a text of {longest:,} tokens takes {peaks.in_words(peak_bytes[longest])} of memory"
-    if reference.uncut > longest:
-        more = peaks.in_words(peaks.predicted(reference.uncut, peak_bytes))
-        words += (
-            f"; its authors take {reference.uncut:,}, which take about {more}: --max-length"
-            f" {reference.uncut}"
-        )
-    tqdm.write(words)
 
 
 def _compare_tokens(

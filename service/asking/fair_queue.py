@@ -227,7 +227,7 @@ class KeyBacklogs(Flow):
         self.fairness: StartTimeFairQueue[Backlog] = StartTimeFairQueue()
 
     def all(self) -> Iterator[Backlog]:
-        """Those in which asks wait."""
+        """The backlogs in which asks wait."""
         backlogs = chain(self.by_target.values(), self.bulk.values())
         return (backlog for backlog in backlogs if backlog.num_waiting)
 
@@ -342,9 +342,7 @@ class FairQueue:
         if ask.backlog:
             ask.backlog.num_tokens += num_tokens
 
-    def take(
-        self, now: float, num_idle: int = 1, has_large: bool = False
-    ) -> MicroBatch | None:
+    def take(self, now: float, num_idle: int = 1, has_large: bool = False) -> MicroBatch | None:
         """The next micro-batch: the longest sequence of the ask whose turn it is, and sequences of
         similar length. None if nothing waits, or bulk asks alone and the worker is to be left to
         others, or large sequences alone and one runs.

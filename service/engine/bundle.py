@@ -133,7 +133,9 @@ class Bundle:
     def run_bytes(self, length: int) -> int:
         """That the run of one sequence of so many tokens holds at most."""
         lengths, peaks = [0, *self.peak_bytes], [0, *self.peak_bytes.values()]
-        return math.ceil(np.interp(length, lengths, peaks))  # between two the peak is below the line
+        return math.ceil(
+            np.interp(length, lengths, peaks)
+        )  # between two the peak is below the line
 
     def longest_within(self, num_bytes: int) -> int:
         """Tokens of the longest sequence whose run holds no more than so many bytes."""

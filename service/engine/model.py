@@ -61,10 +61,11 @@ class Model:
         statistics: Statistics | None = None,
     ) -> None:
         """token_budget: of a micro-batch; 0 if warm_up is to choose it. num_threads: of a run on
-        all cores; None if the process's. max_run_bytes: that the run of one sequence may hold, if
-        its graph is as its authors wrote it; 0: any number. open_engine: makes each engine. default_precision: of
-        requests that name none, if the bundle has it. answers_version: whether answers name the
-        version too. statistics: of the same version, when it was loaded before."""
+        all cores; None if the process's. max_run_bytes: that the run of one sequence may hold, of a
+        graph whose memory was measured; 0: any number. open_engine: makes each engine.
+        default_precision: of requests that name none, if the bundle has it. answers_version:
+        whether answers name the version too. statistics: of the same version, when it was loaded
+        before."""
         self.bundle, self.name, self.is_loaded = bundle, bundle.manifest.name, True
         self.answered_name = bundle.ref if answers_version else bundle.manifest.name
         is_there = default_precision in bundle.manifest.precisions

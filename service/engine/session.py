@@ -92,6 +92,14 @@ def open_session(
     return _load(graph, _options(1, fits_16_bits, own_arena=own_arena), providers, opened)
 
 
+def giving_back() -> ort.RunOptions:
+    """Options of a run, after which the arena returns to the system all that no run holds. The next
+    runs take new pages: for large runs alone."""
+    options = ort.RunOptions()
+    options.add_run_config_entry("memory.enable_memory_arena_shrinkage", "cpu:0")
+    return options
+
+
 def int8_is_exact() -> bool:
     """True where onnxruntime sums any uint8 x int8 products in 32 bits on this processor.
 
