@@ -1,4 +1,5 @@
-"""How many cores this process may use: its affinity, capped by the CPU quotas of its cgroups."""
+"""How many cores and how much memory this process may use: what the machine has, capped by the
+limits of its cgroups."""
 
 import math
 import os
@@ -15,7 +16,7 @@ def usable_cores(root: Path = Path("/")) -> int:
     """root: where `proc` and the cgroups are looked for."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     quotas = [cores or 1.0]
-    for folder in _cgroups(root):
+    for folder in _cgroups(root, "cpu"):
         for names in (("cpu.max",), ("cpu.cfs_quota_us", "cpu.cfs_period_us")):  # of version 2, 1
             with suppress(OSError, ValueError, ZeroDivisionError):  # there is none, or it is "max"
                 quota, period = " ".join((folder / name).read_text() for name in names).split()
@@ -24,9 +25,21 @@ def usable_cores(root: Path = Path("/")) -> int:
     return max(1, math.ceil(min(quotas)))
 
 
-def _cgroups(root: Path) -> Iterator[Path]:
+def usable_memory(root: Path = Path("/")) -> int:
+    """Bytes. root: where `proc` and the cgroups are looked for."""
+    limits = [os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")]
+    for folder in _cgroups(root, "memory"):
+        for name in ("memory.max", "memory.limit_in_bytes"):  # of version 2, 1
+            with suppress(OSError, ValueError):  # there is none, or it is "max"
+                limits.append(int((folder / name).read_text()))
+    return min(limit for limit in limits if limit > 0)
+
+
+def _cgroups(root: Path, of_version_1: str) -> Iterator[Path]:
     """The folders of this process' cgroups and of their parents, as far as they are mounted. Any of
-    them may have a quota: systemd sets those of services on one, orchestrators on parents."""
+    them may have a limit: systemd sets those of services on one, orchestrators on parents.
+
+    of_version_1: the controller that has the limit there."""
     try:
         mounts = (root / "proc/self/mountinfo").read_text().splitlines()
         lines = (root / "proc/self/cgroup").read_text().splitlines()
@@ -40,7 +53,7 @@ def _cgroups(root: Path) -> Iterator[Path]:
     }
     for found in filter(None, map(MOUNT.fullmatch, mounts)):
         start, point, kind, options = found.groups()
-        controller = {"cgroup2": "", "cgroup": "cpu"}[kind]
+        controller = {"cgroup2": "", "cgroup": of_version_1}[kind]
         if controller not in own or (controller and controller not in options.split(",")):
             continue
         point = re.sub(r"\\(\d{3})", lambda code: chr(int(code[1], 8)), point)

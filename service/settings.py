@@ -6,10 +6,11 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationInfo, field_validator
 
-from addnorm.service.cores import usable_cores
+from addnorm.service.cores import usable_cores, usable_memory
 
 log = logging.getLogger("addnorm")
 MIB = 2**20
+RUN_SHARE = 4  # one sequence may hold this part of the memory, and all runs together twice as much
 FORMS = {"default_models": "task=NAME", "aliases": "NAME=MODEL", "versions": "NAME=VERSION"}
 
 
@@ -88,6 +89,10 @@ class Settings(BaseModel):
     max_pending_body_bytes: int = Field(256 * MIB, ge=1)
     """Bytes of all bodies being received or read, of what is read of them, and of texts being
     tokenized; one API key may hold 8/9 of them. Lower where memory is short."""
+    max_run_bytes: int = Field(0, ge=0)
+    """Bytes that the run of one sequence may hold, of models served as their authors wrote them:
+    longer ones are rejected. All runs together hold at most twice as much. 0: a quarter of the
+    memory of the machine or container. Raise where long texts are rejected and memory is free."""
     max_connections: int = Field(1024, ge=1)
     """Connections answered; more get 503. gRPC has as many of its own. Lowered at start where
     `ulimit -n` is less than twice as many, with gRPC four times. Raise both for many callers."""
@@ -201,6 +206,11 @@ class Settings(BaseModel):
     def num_cores(self) -> int:
         """That the server may use: as many as worker threads, where these are set."""
         return self.worker_threads or usable_cores()
+
+    @property
+    def run_bytes(self) -> int:
+        """`max_run_bytes`, or this machine's."""
+        return self.max_run_bytes or usable_memory() // RUN_SHARE
 
 
 def descriptions() -> dict[str, str]:

@@ -1,12 +1,12 @@
-"""The cores that a process may use are those of the smallest CPU quota above it, of either version
-of cgroups, wherever they are mounted."""
+"""The cores and the memory that a process may use are those of the smallest limit above it, of
+either version of cgroups, wherever they are mounted."""
 
 import os
 from pathlib import Path
 
 import pytest
 
-from addnorm.service.cores import usable_cores
+from addnorm.service.cores import usable_cores, usable_memory
 
 V2 = "30 24 0:26 {start} {point} ro,nosuid shared:4 - cgroup2 cgroup2 rw,nsdelegate\n"
 V1 = (
@@ -18,6 +18,11 @@ AT, AT_V1 = "/sys/fs/cgroup", "/sys/fs/cgroup/cpu,cpuacct"
 
 def cores(root: Path, mounts: str, cgroup: str, files: dict[str, str]) -> int:
     """What a process with these files may use: no more than this one, by its affinity."""
+    write(root, mounts, cgroup, files)
+    return usable_cores(root)
+
+
+def write(root: Path, mounts: str, cgroup: str, files: dict[str, str]) -> None:
     own = root / "proc/self"
     own.mkdir(parents=True)
     (own / "mountinfo").write_text("24 1 8:1 / / rw - ext4 /dev/sda1 rw\n" + mounts)
@@ -25,7 +30,6 @@ def cores(root: Path, mounts: str, cgroup: str, files: dict[str, str]) -> int:
     for name, text in files.items():
         (root / name).parent.mkdir(parents=True, exist_ok=True)
         (root / name).write_text(text)
-    return usable_cores(root)
 
 
 @pytest.mark.parametrize(
@@ -76,3 +80,19 @@ def test_no_quota_is_all_cores(text: str, tmp_path: Path) -> None:
     mounts = V2.format(start="/", point=AT)
     assert cores(tmp_path, mounts, "0::/a\n", {f".{AT}/a/cpu.max": text}) == all_cores
     assert usable_cores(tmp_path / "no proc") == all_cores
+
+
+@pytest.mark.parametrize(
+    ("mounts", "cgroup", "file"),
+    [
+        (V2.format(start="/", point=AT), "0::/kubepods/pod1\n", "kubepods/memory.max"),
+        (V1.format(start="/", point=AT_V1), "3:memory:/a\n", "memory/a/memory.limit_in_bytes"),
+    ],
+)
+def test_the_memory_of_a_container_is_its_limit(
+    mounts: str, cgroup: str, file: str, tmp_path: Path
+) -> None:
+    write(tmp_path, mounts, cgroup, {f".{AT}/{file}": "67108864\n"})
+    assert usable_memory(tmp_path) == 2**26
+    (tmp_path / f".{AT}/{file}").write_text("max\n")
+    assert usable_memory(tmp_path) == usable_memory(tmp_path / "no proc") > 2**26

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 from tqdm import tqdm
 
-from addnorm.export.certificate import authors, tolerances
+from addnorm.export.certificate import authors, peaks, tolerances
 from addnorm.export.certificate.certificate import Certificate, Check, certify, refuse_failures
 from addnorm.export.certificate.served import (
     Case,
@@ -50,6 +50,8 @@ def certificate_of(
     CertificationError if what is served is not what the program answers."""
     tqdm.write("loading the graph into onnxruntime")
     with runs_in_words(f"the graph of {reference.name} fails in onnxruntime"):
+        peak_bytes = peaks.measure(bundle)
+        tqdm.write(peaks.in_words(peak_bytes, reference.longest, reference.uncut))
         model = Model(bundle)
         checks = [*_compare_tokens(model, reference, lengths)]
         checks += _compare_texts(model, reference)
@@ -82,6 +84,7 @@ def certificate_of(
         },
         sequences_together=not engine.runs_alone,  # of one length, on this processor
         chooses_among_numbers=chooses,  # among nearly equal ones it may choose otherwise
+        peak_bytes=peak_bytes,
     )
 
 

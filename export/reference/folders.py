@@ -58,7 +58,7 @@ def open_folder(folder: Path, wishes: Wishes = NO_WISHES) -> Reference:
     be served."""
     wishes.check_read("a graph as its authors wrote it", FOLDER_READS)
     fields = json_files.settings(words_of.read_words(folder).transformer / "config.json")
-    words, most = _words(folder, fields, wishes)
+    words, most, uncut = _words(folder, fields, wishes)
     limit = None if isinstance(words, NoTexts) else words.max_text_tokens
     try:
         program = programs.load(folder, limit, wishes)
@@ -115,6 +115,7 @@ def open_folder(folder: Path, wishes: Wishes = NO_WISHES) -> Reference:
         folder,
         None if isinstance(words, NoTexts) else program,
         wishes,
+        uncut,
     )
     reference.refuse_mixing()
     return reference
@@ -166,9 +167,9 @@ def _facts(folder: Path, fields: Mapping[str, Any], labels: Sequence[str] | None
 
 def _words(
     folder: Path, fields: Mapping[str, Any], wishes: Wishes
-) -> tuple[texts.Texts | NoTexts, int]:
-    """How its texts become token ids, and the positions that its sequences may have. fields: of
-    config.json."""
+) -> tuple[texts.Texts | NoTexts, int, int]:
+    """How its texts become token ids, the positions that its sequences may have, and more that its
+    authors take. fields: of config.json."""
     max_length = wishes.max_length
     stated = (fields.get(name) for name in POSITIONS)
     positions = next((value for value in stated if isinstance(value, int) and value > 0), None)
@@ -176,13 +177,15 @@ def _words(
     try:
         words = texts.read(folder, most, wishes.tokenizer_as_written)
     except NoTexts as why:
-        return why, max_length or min(positions or NO_LIMIT, MOST_TOKENS)
+        taken = positions or NO_LIMIT
+        return why, max_length or min(taken, MOST_TOKENS), 0 if max_length else taken
     if max_length is not None:
-        return texts.cut(words, most, wishes), max_length
-    limited_by = "a graph as its authors wrote it; --max-length takes more"
-    if words.max_text_tokens > MOST_TOKENS:
+        return texts.cut(words, most, wishes), max_length, 0
+    uncut = words.max_text_tokens
+    if uncut > MOST_TOKENS:
+        limited_by = f"a graph as its authors wrote it; --max-length takes up to {uncut:,}"
         words = replace(words, max_text_tokens=MOST_TOKENS, limited_by=limited_by)
-    return words, min(positions or words.max_text_tokens, MOST_TOKENS)
+    return words, min(positions or words.max_text_tokens, MOST_TOKENS), uncut
 
 
 def _refuse_drawn_weights(folder: Path, program: Program) -> None:

@@ -54,7 +54,8 @@ class Reference:
 
     origin: in the manifest, where the program is from. facts: more fields of the manifest. words:
     how texts become token ids; None: it takes none. folder: of its tokenizer. texts: answers them.
-    wishes: that it was opened with.
+    wishes: that it was opened with. uncut: tokens of a text that its authors take, where the export
+    takes fewer by default.
     """
 
     name: str
@@ -69,6 +70,7 @@ class Reference:
     folder: Path | None = None
     texts: AnswersTexts | None = None
     wishes: Wishes = NO_WISHES
+    uncut: int = 0
 
     @cached_property
     def _answers(self) -> Answers:

@@ -20,11 +20,11 @@ the time is over is their answer. Who has nothing yet goes first.
 import math
 from bisect import bisect_left, insort
 from collections import defaultdict, deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
 from heapq import heappop, heappush, heapreplace
-from itertools import accumulate, count, groupby
+from itertools import accumulate, chain, count, groupby
 from operator import attrgetter
 from typing import Generic, NamedTuple, TypeVar
 from weakref import WeakKeyDictionary, WeakSet
@@ -153,6 +153,7 @@ class MicroBatch:
         self.rows = [ask.rows for ask, _ in self.parts]  # where those of each part go
         self.num_tokens = sum(sequence.length for sequence in sequences)
         self.is_bulk = sequences[0].ask.is_bulk
+        self.is_large = sequences[0].length >= target.large_from  # then it is alone
 
     def batch(self) -> Batch:
         whole, _ = self._of[0]
@@ -194,6 +195,12 @@ class Backlog(Flow):
         is_for_smallest = self._lead <= 0 and self.by_size[0][0] < oldest.size
         return self.by_size if is_for_smallest and not oldest.in_time else self.by_age
 
+    def next(self, has_large: bool) -> Ask | None:
+        """The ask whose turn it is. has_large: a run holds so much memory that the next must hold
+        less; None if all would hold more."""
+        asks = (ask for _, _, ask in self.order())
+        return next((ask for ask in asks if not (has_large and _is_large(ask))), None)
+
     def charge(self, num_tokens: int) -> None:
         """The ask whose turn it is was given so many tokens. Call before any ask is removed."""
         smallest, oldest = self.by_size[0][2].size, self.by_age[0][2].size
@@ -218,6 +225,11 @@ class KeyBacklogs(Flow):
         self.bulk: WeakKeyDictionary[Target, Backlog] = WeakKeyDictionary()  # apart from the others
         self.num_bulk = 0  # asks that wait
         self.fairness: StartTimeFairQueue[Backlog] = StartTimeFairQueue()
+
+    def all(self) -> Iterator[Backlog]:
+        """The backlogs in which asks wait."""
+        backlogs = chain(self.by_target.values(), self.bulk.values())
+        return (backlog for backlog in backlogs if backlog.num_waiting)
 
 
 class FairQueue:
@@ -330,13 +342,13 @@ class FairQueue:
         if ask.backlog:
             ask.backlog.num_tokens += num_tokens
 
-    def take(self, now: float, num_idle: int = 1) -> MicroBatch | None:
+    def take(self, now: float, num_idle: int = 1, has_large: bool = False) -> MicroBatch | None:
         """The next micro-batch: the longest sequence of the ask whose turn it is, and sequences of
         similar length. None if nothing waits, or bulk asks alone and the worker is to be left to
-        others.
+        others, or large sequences alone and one runs.
 
         num_idle: worker threads without work, this one included. They share what waits, if it may
-        be shared out.
+        be shared out. has_large: a large sequence runs, and no other may (`Target.large_from`).
         """
         self.sweep(now)
         if not self.asks:
@@ -345,22 +357,29 @@ class FairQueue:
             ask = next(iter(self._first.values()))
             target, taken = ask.target, ask.waiting
         else:
+            num_busy = self.num_workers - num_idle
+            is_for_others = num_busy >= self.num_bulk_workers(now)
+
+            def may(backlog: Backlog) -> bool:
+                ask = backlog.next(has_large)
+                return bool(ask) and not (is_for_others and backlog.is_bulk and not ask.in_time)
+
             key = self._fairness.next()
             assert key
             backlog = key.fairness.next()
             assert backlog
-            num_busy = self.num_workers - num_idle
-            is_patient = backlog.is_bulk and not backlog.order()[0][2].in_time
-            if is_patient and num_busy >= self.num_bulk_workers(now):
-                key = self._fairness.next(lambda key: key.num_waiting > key.num_bulk)
-                backlog = key.fairness.next(lambda backlog: not backlog.is_bulk) if key else None
+            if not may(backlog):
+                key = self._fairness.next(lambda key: any(map(may, key.all())))
+                backlog = key.fairness.next(may) if key else None
                 if backlog is None:
                     return None
-            taken = self._choose(backlog, num_idle, now)
-            target = taken[0].ask.target
+            first = backlog.next(has_large)
+            taken = self._choose(first, num_idle, now)
+            target = first.target
             # other backlogs pay nothing for their part: without it the space would stay empty
             num_own = sum(one.length for one in taken if one.ask.backlog is backlog)
-            backlog.charge(num_own)
+            if first is backlog.order()[0][2]:
+                backlog.charge(num_own)
             cost_s = max(num_own, MIN_TOKENS_PER_WORKER) * target.s_per_token
             backlog.owner.fairness.charge(backlog, cost_s)
             self._fairness.charge(backlog.owner, cost_s)
@@ -391,8 +410,8 @@ class FairQueue:
         insort(by_age, (ask.rank, ask.number, ask))
         insort(deadlines, (ask.until, ask.number, ask))
 
-    def _choose(self, backlog: Backlog, num_idle: int, now: float) -> list[Waiting]:
-        """The longest sequence of the backlog's next ask, and its neighbours in length, of about
+    def _choose(self, ask: Ask, num_idle: int, now: float) -> list[Waiting]:
+        """The ask's longest sequence, and its neighbours in length, of about
         CANDIDATE_BATCHES micro-batches' tokens: of the ask, then of the other asks of its target in
         the order of this turn, its own backlog's first. Bulk asks run without company, which would
         wait as long as they run.
@@ -400,10 +419,11 @@ class FairQueue:
         If all asks were candidates, an ask's odd lengths would wait while later asks fill the
         micro-batches, and the gate could not predict when the ask is done.
         """
+        backlog: Backlog = ask.backlog
         order = backlog.order()
-        ask = order[0][2]
         target, anchor, candidates = ask.target, ask.waiting[-1], list(ask.waiting)
-        left = target.token_budget
+        # together they hold no more than one sequence of as many tokens, and none of them is large
+        left = int(min(target.token_budget, target.large_from - 1))
         if ask.is_bulk:
             left = min(left, BULK_TOKENS)
         if ask.in_time:
@@ -477,6 +497,12 @@ class FairQueue:
                 waited_s = now - late.submitted
                 _fail(late, Expired(f"deadline: it passed after {waited_s:.2f} s in the queue"))
             self._remove(late)
+
+
+def _is_large(ask: Ask) -> bool:
+    """The sequence of the ask that runs next is large."""
+    length: int = ask.waiting[0 if ask.in_time else -1].length
+    return length >= ask.target.large_from
 
 
 def _last_begin(ask: Ask) -> float:

@@ -73,13 +73,8 @@ def check(ask: Ask, settings: Settings) -> None:
 def _check_tokens(ask: Ask) -> None:
     bundle, lengths, tokens = ask.model.bundle, ask.padding.lengths, ask.batch.tokens
     limits = bundle.manifest.limits
-    if np.count_nonzero(lengths > limits.max_positions):
-        row = int((lengths > limits.max_positions).argmax())
-        raise InvalidInput(
-            f"{ask.field}[{row}] has {lengths[row]} real tokens, the limit of {bundle.ref} is"
-            f" {limits.max_positions}",
-            param=ask.field,
-        )
+    if np.count_nonzero(lengths > ask.model.longest):
+        raise _too_long(ask, int((lengths > ask.model.longest).argmax()))
     width = limits.input_width
     if width is None and tokens.ndim > 1:
         raise InvalidInput(
@@ -121,6 +116,20 @@ def _check_tokens(ask: Ask) -> None:
         if limit == 1:
             why = f"{bundle.ref} takes no token types: leave them out, or send zeros"
         raise InvalidInput(f"token_type_ids{outside}: {why}", param="token_type_ids")
+
+
+def _too_long(ask: Ask, row: int) -> InvalidInput:
+    """For a sequence that the model does not take, or not in this server's memory."""
+    bundle, length = ask.model.bundle, int(ask.padding.lengths[row])
+    most = bundle.manifest.limits.max_positions
+    why = f"the limit of {bundle.ref} is {most}"
+    if length <= most:
+        held, limit = bundle.run_bytes(length) / 2**20, ask.model.max_run_bytes / 2**20
+        why = (
+            f"which take {held:,.0f} MiB of memory in a run of {bundle.ref}, the limit is"
+            f" {limit:,.0f} (ADDNORM_MAX_RUN_BYTES): send at most {ask.model.longest} tokens"
+        )
+    return InvalidInput(f"{ask.field}[{row}] has {length} real tokens, {why}", param=ask.field)
 
 
 def _outside(padding: Padding, values: Ints, limit: int) -> str | None:

@@ -188,7 +188,9 @@ class Scheduler:
         now = time.monotonic()
         with self._using_queue(worker):
             if worker not in self._workers:
-                return True  # it was replaced, and its asks have failed already
+                worker.todo = []  # it was replaced, and its asks have failed already
+                self.changed.notify()  # a large sequence may wait for its memory
+                return True
             del worker.todo[0]
             self._settled = now
             if not isinstance(outcome, Exception):
@@ -223,7 +225,13 @@ class Scheduler:
         queue = self.gate.queue
         running = [micro for other in self._workers for micro in other.todo]
         num_busy = sum(bool(other.todo) for other in self._workers)
-        micro = queue.take(time.monotonic(), self.num_workers - num_busy)
+        has_large = any(
+            micro.is_large
+            for other in (*self._workers, *self._hung)
+            for micro in other.todo
+            if other.thread.is_alive()
+        )
+        micro = queue.take(time.monotonic(), self.num_workers - num_busy, has_large)
         if micro is None:
             return
         worker.todo = [micro]

@@ -44,6 +44,14 @@ class ModelEntry(BaseModel):
         description="Of the logits, in their order; null where they have no names."
     )
     limits: Limits
+    longest: int = Field(
+        description="Tokens of the longest sequence that this server takes: fewer than"
+        " `max_positions` where ADDNORM_MAX_RUN_BYTES has no space for them."
+    )
+    peak_bytes: dict[int, int] = Field(
+        description="Tokens of a sequence, and the bytes that its run holds, of a model that is"
+        " served as its authors wrote it. Empty for others."
+    )
     precisions: list[str]
     default_precision: str = Field(description="Of requests that name no precision.")
     prompts: dict[str, str] = Field(
@@ -196,6 +204,8 @@ def _entry(models: Models, ref: str, versions: Mapping[int, Model], model: Model
         ],
         labels=None if manifest.labels is None else list(manifest.labels),
         limits=manifest.limits,
+        longest=model.longest,
+        peak_bytes=model.bundle.peak_bytes,
         precisions=list(manifest.precisions),
         default_precision=model.default_precision,
         prompts=manifest.prompts,

@@ -14,6 +14,7 @@ signature, which is made last and holds all of them.
 
 import hashlib
 import json
+import math
 import os
 import re
 from collections.abc import Sequence
@@ -25,6 +26,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
 import orjson
 from pydantic import ValidationError
 
@@ -122,6 +124,28 @@ class Bundle:
     def recall(self) -> dict[str, Any] | None:
         """What a search with int8 finds of what fp32 finds, where it was exported to keep that."""
         return (self.certificate or {}).get("recall")
+
+    @cached_property
+    def peak_bytes(self) -> dict[int, int]:
+        """Tokens of a sequence -> bytes that its run holds at its peak, ascending, of graphs as
+        their authors wrote them: attention's scores grow with the square of the length. Empty where
+        nothing was measured."""
+        measured = (self.certificate or {}).get("peak_bytes", {})
+        return dict(sorted((int(length), peak) for length, peak in measured.items()))
+
+    def run_bytes(self, length: int) -> int:
+        """That the run of one sequence of so many tokens holds at most."""
+        lengths, peaks = [0, *self.peak_bytes], [0, *self.peak_bytes.values()]
+        return math.ceil(
+            np.interp(length, lengths, peaks)
+        )  # between two the peak is below the line
+
+    def longest_within(self, num_bytes: int) -> int:
+        """Tokens of the longest sequence whose run holds no more than so many bytes."""
+        if not self.peak_bytes:
+            return self.manifest.limits.max_positions
+        lengths, peaks = [0, *self.peak_bytes], [0, *self.peak_bytes.values()]
+        return max(1, int(np.interp(num_bytes, peaks, lengths)))
 
     @property
     def is_compared(self) -> bool:

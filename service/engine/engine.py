@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from onnxruntime import InferenceSession
+from onnxruntime import InferenceSession, RunOptions
 
 from addnorm.service.engine.batch import AnyRows, Batch, Floats, Grid, Ints, Rows
 from addnorm.service.engine.bundle import LENS, Bundle
@@ -188,11 +188,14 @@ OpenEngine = Callable[[Bundle, str, int], Engine]
 
 
 def run_session(
-    session: InferenceSession, outputs: list[str] | None, inputs: dict[str, Any]
+    session: InferenceSession,
+    outputs: list[str] | None,
+    inputs: dict[str, Any],
+    options: RunOptions | None = None,
 ) -> list[Floats]:
     """The session's outputs. MemoryError, which onnxruntime has no class for."""
     try:
-        return session.run(outputs, inputs)  # type: ignore[no-any-return]
+        return session.run(outputs, inputs, options)  # type: ignore[no-any-return]
     except Exception as error:
         if NO_MEMORY in str(error):
             raise MemoryError(NO_MEMORY) from error

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Mapping, Sequence
 from datetime import datetime
+from itertools import pairwise
 from typing import Annotated, Any, Literal, Protocol
 
 import numpy as np
@@ -301,12 +302,18 @@ class Certified(_Part):
     known_answer: dict[str, KnownAnswer]  # by precision
     # by precision, output and length: see `known_answers.py`; none in those of older exporters
     known_digests: dict[str, dict[str, dict[str, str]]] = {}
+    # of a graph as its authors wrote it: tokens of a sequence -> bytes that its run holds at its
+    # peak, measured. Not in the manifest, whose sha256 is the same for two exports of one model
+    peak_bytes: dict[Size, Annotated[int, Field(ge=0, lt=2**53)]] = {}
     created: Time | None = None  # ISO 8601, UTC
 
     def misfit(self, manifest: Manifest) -> str | None:
         """Which part is missing, or which answer the model cannot have. None if all fit."""
         if self.created is None and manifest.created is None:
             return "it does not say when the bundle was created"
+        peaks = sorted(self.peak_bytes.items())
+        if any(more < less for (_, less), (_, more) in pairwise(peaks)):
+            return "peak_bytes that do not grow with the length"
         for precision in manifest.precisions:
             known, limits = self.known_answer.get(precision), manifest.limits
             if known is None:

@@ -2,6 +2,7 @@
 requests go to. Knows no requests."""
 
 import logging
+import math
 import time
 from copy import copy
 from typing import NamedTuple
@@ -53,15 +54,18 @@ class Model:
         *,
         token_budget: int = 0,
         num_threads: int | None = None,
+        max_run_bytes: int = 0,
         open_engine: OpenEngine = Engine,
         default_precision: str | None = None,
         answers_version: bool = False,
         statistics: Statistics | None = None,
     ) -> None:
         """token_budget: of a micro-batch; 0 if warm_up is to choose it. num_threads: of a run on
-        all cores; None if the process's. open_engine: makes each engine. default_precision: of
-        requests that name none, if the bundle has it. answers_version: whether answers name the
-        version too. statistics: of the same version, when it was loaded before."""
+        all cores; None if the process's. max_run_bytes: that the run of one sequence may hold, of a
+        graph whose memory was measured; 0: any number. open_engine: makes each engine.
+        default_precision: of requests that name none, if the bundle has it. answers_version:
+        whether answers name the version too. statistics: of the same version, when it was loaded
+        before."""
         self.bundle, self.name, self.is_loaded = bundle, bundle.manifest.name, True
         self.answered_name = bundle.ref if answers_version else bundle.manifest.name
         is_there = default_precision in bundle.manifest.precisions
@@ -76,6 +80,13 @@ class Model:
         }
         self.reproductions = dict.fromkeys(self.engines, Reproduction())  # loading finds them
         self.token_budget = token_budget
+        self.longest = bundle.manifest.limits.max_positions  # tokens of a sequence
+        self.max_run_bytes, large_from = max_run_bytes, math.inf
+        if max_run_bytes:
+            self.longest = min(self.longest, bundle.longest_within(max_run_bytes))
+            # as many workers at once hold less than max_run_bytes, and one more run doubles that
+            below = bundle.longest_within(max_run_bytes // (threads + 1))
+            large_from = below + 1 if below < self.longest else math.inf
         self.statistics = statistics or Statistics()
         self.targets = {
             precision: Target(
@@ -87,6 +98,7 @@ class Model:
                 if engine.on_cores
                 else None,
                 is_shared_out=engine.on_cores,
+                large_from=large_from,
             )
             for precision, engine in self.engines.items()
         }

@@ -11,12 +11,13 @@ from addnorm.service.engine.bundle import Bundle
 from addnorm.service.engine.engine import INPUTS, TYPES, Engine, check_graph, run_session
 from addnorm.service.engine.fingerprint import Fingerprint
 from addnorm.service.engine.selfcheck import sequences
-from addnorm.service.engine.session import open_session
+from addnorm.service.engine.session import giving_back, open_session
 
 IDS, VECTORS, ANSWER = INPUTS[0], "inputs", "activations"
 # lengths and numbers of sequences that are run together, to see whether that changes bits
 LENGTHS, TOGETHER = (1, 2, 3, 5, 16, 17, 33, 65, 128, 257, 512), (2, 5, 16)
-MOST_TOKENS = 1024  # of such a run: micro-batches have no more, but for a single longer sequence
+MOST_TOKENS = 1024  # of such a run: micro-batches have no more, but for a single longer sequence,
+# whose memory, which grows with the square of its length, is given back after it
 
 
 class OwnEngine(Engine):
@@ -46,6 +47,7 @@ class OwnEngine(Engine):
         }
         self._lens = None
         self.fingerprint = Fingerprint.here(bundle.manifest_sha256, precision, self._described())
+        self._giving_back = giving_back()
         self.runs_alone = False
         lengths = sorted({min(length, limits.max_positions) for length in LENGTHS})
         for length, num in product(lengths, TOGETHER):
@@ -61,13 +63,14 @@ class OwnEngine(Engine):
         for length in np.unique(batch.lengths).tolist():
             starts = batch.offsets[:-1][batch.lengths == length]
             places = starts[:, None] + np.arange(length)
+            options = self._giving_back if length > MOST_TOKENS else None
             for at in places[:, None] if self.runs_alone else [places]:
                 inputs = {self._tokens: batch.tokens[at]}
                 if self._has_types:
                     types = batch.types
                     inputs[TYPES] = np.zeros_like(at) if types is None else types[at]
                 # `[num_sequences, length, d_model]` of the tokens at these places
-                rows[at] = run_session(body, [ANSWER], inputs)[0]
+                rows[at] = run_session(body, [ANSWER], inputs, options)[0]
         no_norms = np.zeros((batch.num_tokens, 0), np.float32)
         return Rows(rows, no_norms, no_norms)
 

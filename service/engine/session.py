@@ -84,10 +84,20 @@ def open_session(
     fits_16_bits: bool = False,
     providers: Providers = (),
     opened: Callable[..., ort.InferenceSession] = ort.InferenceSession,
+    own_arena: bool = False,
 ) -> ort.InferenceSession:
     """On one thread: worker threads run in parallel, and more would compete with them for the
-    cores. Raises as `open_sessions`. providers: that come before the CPU's."""
-    return _load(graph, _options(1, fits_16_bits), providers, opened)
+    cores. Raises as `open_sessions`. providers: that come before the CPU's. own_arena: it takes no
+    memory that runs of other sessions have left."""
+    return _load(graph, _options(1, fits_16_bits, own_arena=own_arena), providers, opened)
+
+
+def giving_back() -> ort.RunOptions:
+    """Options of a run, after which the arena returns to the system all that no run holds. The next
+    runs take new pages: for large runs alone."""
+    options = ort.RunOptions()
+    options.add_run_config_entry("memory.enable_memory_arena_shrinkage", "cpu:0")
+    return options
 
 
 def int8_is_exact() -> bool:
@@ -153,14 +163,16 @@ def _make_arena() -> None:
     )
 
 
-def _options(num_threads: int, fits_16_bits: bool, packed: bool = False) -> ort.SessionOptions:
+def _options(
+    num_threads: int, fits_16_bits: bool, packed: bool = False, own_arena: bool = False
+) -> ort.SessionOptions:
     _make_arena()
     options = ort.SessionOptions()
     options.intra_op_num_threads = num_threads
     options.inter_op_num_threads = 1
     # onnxruntime would keep a pattern for each shape: it costs memory and saves no time
     options.enable_mem_pattern = False
-    options.add_session_config_entry("session.use_env_allocators", "1")
+    options.add_session_config_entry("session.use_env_allocators", "0" if own_arena else "1")
     # not from the arena, which keeps what a model that is unloaded gives back
     options.add_session_config_entry("session.use_device_allocator_for_initializers", "1")
     options.add_session_config_entry(RECORD, "1")

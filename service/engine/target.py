@@ -1,6 +1,7 @@
 """One engine as requests see it: what runs it, how fast it is, how much waits for it. And what was
 served of one version of a model, in counts and times."""
 
+import math
 import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping
@@ -40,14 +41,16 @@ class Target:
         exact: bool = True,
         run_on_all_cores: Run | None = None,
         is_shared_out: bool = True,
+        large_from: float = math.inf,
     ) -> None:
         """token_budget: of a micro-batch; name: of the model; exact: whether equal bits are
         promised for co-batched sequences; run_on_all_cores: `run`, sooner while other workers are
         idle; None if there is no such thing; is_shared_out: whether idle workers share what waits.
-        A GPU computes it sooner in one run."""
+        A GPU computes it sooner in one run. large_from: tokens of a sequence whose run holds so
+        much memory that no other such run may be under way."""
         self.run, self.name, self.exact = run, name, exact
         self.run_on_all_cores, self.is_shared_out = run_on_all_cores, is_shared_out
-        self.token_budget = token_budget
+        self.token_budget, self.large_from = token_budget, large_from
         self.num_tokens = 0  # that wait
         self.tokens_per_s: float | None = None  # of one worker, smoothed; None until measured
 

@@ -52,11 +52,18 @@ def load(
             " is set: export it again without --reference none; or a model in memory with"
             " `reference=`, the module that its weights come from"
         )
+    if bundle.manifest.as_it_is and not bundle.peak_bytes:
+        log.warning(
+            "%s: its certificate does not say how much memory long texts take, so none is rejected"
+            " for it; `addnorm verify` measures it on Linux",
+            bundle.ref,
+        )
     is_again = before and before.bundle.manifest_sha256 == bundle.manifest_sha256
     model = Model(
         bundle,
         token_budget=settings.token_budget,
         num_threads=settings.num_cores,
+        max_run_bytes=settings.run_bytes if bundle.peak_bytes else 0,
         open_engine=engines(settings),
         default_precision=settings.default_precision,
         answers_version=settings.answer_versions,

@@ -331,6 +331,42 @@ def test_worker_threads_run_side_by_side_and_close_answers_what_was_accepted() -
     assert all(values(job) == [[4] * 4, [4] * 4] for job in jobs)
 
 
+def test_what_goes_beside_a_large_sequence_is_small() -> None:
+    queue, target = Queue(1000), Target(echo, 20, large_from=9)
+    for batch_of_lengths in (of_lengths(12), of_lengths(10, 2), of_lengths(3, 4)):
+        submit(queue, target, batch_of_lengths)
+    assert lengths(queue.take(0, has_large=True)) == [3, 4]
+    assert queue.take(0, has_large=True) is None
+    large = queue.take(0)
+    assert lengths(large) == [12]
+    assert large
+    assert large.is_large
+    assert lengths(queue.take(0)) == [10]
+    assert lengths(queue.take(0)) == [2]
+    submit(queue, target, of_lengths(5, 5))
+    assert lengths(queue.take(0)) == [5], "two together would hold what a large one holds"
+
+
+def test_one_large_sequence_runs_at_a_time_and_others_beside_it() -> None:
+    small_ran, num_large = threading.Event(), list[int]()
+
+    def counted(batch: Batch) -> Rows:
+        if batch.num_tokens < 10:
+            small_ran.set()
+            return echo(batch)
+        num_large.append(sum(micro.is_large for w in scheduler._workers for micro in w.todo))
+        assert small_ran.wait(PATIENCE_S)
+        return echo(batch)
+
+    scheduler = Scheduler(gate_of(2, 1000))
+    scheduler.start()
+    target = Target(counted, 4, large_from=10)
+    jobs = [submit_to(scheduler, target, of_lengths(length), 30) for length in (12, 12, 3)]
+    scheduler.close()
+    assert [values(job) for job in jobs] == [[[12] * 12], [[12] * 12], [[3] * 3]]
+    assert num_large == [1, 1]
+
+
 @pytest.mark.parametrize(
     ("own", "others", "is_wide"),
     [

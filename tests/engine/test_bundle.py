@@ -64,6 +64,12 @@ BREAK: dict[str, tuple[Callable[[Path], object], str]] = {
         lambda b: edit(b / "certificate.json", lambda c: c.update(passed=False)),
         "records a failed check",
     ),
+    "less memory for more tokens": (
+        lambda b: edit(
+            b / "certificate.json", lambda c: c.update(peak_bytes={"8": 200, "16": 100})
+        ),
+        "peak_bytes that do not grow with the length",
+    ),
     "known-answer test lies": (
         lambda b: edit(
             b / "certificate.json", lambda c: c["known_answer"]["fp32"]["activations"].reverse()

@@ -3,12 +3,15 @@
 import json
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
 import torch
 import torch.nn.functional as F
+from onnx import numpy_helper
 from safetensors.torch import load_file, save_file
 from sentence_transformers import SentenceTransformer
 from torch import Tensor, nn
@@ -24,7 +27,10 @@ from transformers import (
 )
 
 from addnorm.export import ExportError, command, export_bundle
+from addnorm.export.certificate import peaks
+from addnorm.export.sources import UsageError
 from addnorm.service.engine import bundle as bundles
+from addnorm.service.engine.manifest import Limits
 from tests.conftest import client_of, inference_of
 from tests.support.people.unrecognized import Gated
 from tests.support.sentence_transformers import write_modules, write_settings
@@ -97,11 +103,33 @@ def test_an_embedder_of_a_family_without_a_table_answers_as_its_library(
         refused = client.post("/v1/infer", json={"texts": ["a"], "pooling": "max"})
         assert "pools in its own graph" in refused.json()["error"]["message"]
     command.verify([str(bundle.path), "--checkpoint", str(folder)])
+    assert [*bundles.read(bundle.path).peak_bytes] == [SIZES["max_position_embeddings"]]
+    long_texts_are_rejected_for_their_memory(bundle, out)
     (folder / "1_Pooling/config.json").write_text(
         '{"embedding_dimension": 32, "pooling_mode": "max"}'
     )
     with pytest.raises(SystemExit, match="the graph's answer differs"):
         command.verify([str(bundle.path), "--checkpoint", str(folder)])
+
+
+def long_texts_are_rejected_for_their_memory(bundle: bundles.Bundle, out: Path) -> None:
+    measured = {"10": 2**20, "40": 2**26}
+    bundles.write_certificate(bundle, {**(bundle.certificate or {}), "peak_bytes": measured})
+    service = inference_of(out, max_run_bytes=2**20, worker_threads=2)
+    # two workers hold two thirds of the limit, and a third with one large sequence more
+    assert service.models.find("own-family").target(None).large_from == 4
+    with client_of(service) as client:
+        rejected = client.post("/v1/infer", json={"texts": ["a", "a " * 10]})
+        assert rejected.status_code == 400
+        error = rejected.json()["error"]
+        assert error["param"] == "texts"
+        assert error["message"] == (
+            "texts[1] has 12 real tokens, which take 5 MiB of memory in a run of own-family/1, the"
+            " limit is 1 (ADDNORM_MAX_RUN_BYTES): send at most 10 tokens"
+        )
+        assert client.post("/v1/infer", json={"texts": ["a " * 8] * 9}).status_code == 200
+        entry = client.get("/v1/models/own-family").json()
+        assert (entry["longest"], entry["peak_bytes"]) == (10, measured)
 
 
 @pytest.mark.parametrize(
@@ -197,3 +225,45 @@ def test_a_module_that_is_not_recognized_gets_texts_and_tasks(tmp_path: Path, ki
 def test_what_a_module_answers_must_fit_what_it_is_for(tmp_path: Path) -> None:
     with pytest.raises(ExportError, match=r"pooling is of rows of tokens \[B, S, d\], Mood"):
         export_bundle(Mood(), tmp_path, "own", task="embed", pooling="mean")
+
+
+@pytest.mark.skipif(not peaks.RESET.exists(), reason="no such count of memory here")
+def test_the_memory_that_is_measured_is_that_of_the_scores(tmp_path: Path) -> None:
+    """A graph that holds `[S, S]` scores of float32, and a softmax of them."""
+    ids = onnx.helper.make_tensor_value_info("input_ids", onnx.TensorProto.INT64, ["B", "S"])
+    rows = onnx.helper.make_tensor_value_info("activations", onnx.TensorProto.FLOAT, ["B", "S", 1])
+    axes = [numpy_helper.from_array(np.array([axis]), f"axis_{axis}") for axis in (1, 2)]
+    nodes = [
+        onnx.helper.make_node(operator, inputs, [output], **attributes)
+        for operator, inputs, output, attributes in (
+            ("Cast", ["input_ids"], "x", {"to": onnx.TensorProto.FLOAT}),
+            ("Unsqueeze", ["x", "axis_2"], "queries", {}),
+            ("Unsqueeze", ["x", "axis_1"], "keys", {}),
+            ("MatMul", ["queries", "keys"], "scores", {}),
+            ("Softmax", ["scores"], "weights", {"axis": -1}),
+            ("MatMul", ["weights", "queries"], "activations", {}),
+        )
+    ]
+    graph = onnx.helper.make_graph(nodes, "scores", [ids], [rows], axes)
+    opset = [onnx.helper.make_opsetid("", 18)]
+    onnx.save(onnx.helper.make_model(graph, opset_imports=opset, ir_version=9), tmp_path / "graph")
+    limits = Limits(max_positions=2048, vocab_size=9)
+    bundle: Any = SimpleNamespace(
+        manifest=SimpleNamespace(limits=limits), graph=lambda _: tmp_path / "graph", ref="scores/1"
+    )
+    measured = peaks.measure(bundle)
+    assert [*measured] == [256, 512, 1024, 2048]
+    for length in (1024, 2048):
+        assert 0.9 < measured[length] / (4 * length**2) < 2.5
+
+
+def test_the_memory_of_long_texts_is_told_and_more_than_there_is_is_refused() -> None:
+    assert peaks.in_words({2048: 145 * 2**20}, 2048, 8192) == (
+        "a sequence of 2,048 tokens takes 145 MiB of memory; its authors take 8,192, which take"
+        " about 2.3 GiB: --max-length 8192"
+    )
+    peaks.refuse_too_large(4096, {2048: 2**30}, 2**32)
+    with pytest.raises(
+        UsageError, match=r"about 4\.0 GiB .* has 3\.0 GiB: --max-length 2048 takes 1"
+    ):
+        peaks.refuse_too_large(4096, {2048: 2**30}, 3 * 2**30)

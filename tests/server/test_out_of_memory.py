@@ -93,7 +93,7 @@ def test_a_run_for_which_there_is_no_memory_fails_its_own_job_only() -> None:
 
 def test_onnxruntimes_words_for_it_are_known() -> None:
     def fails(words: str) -> Any:
-        def run(outputs: Any, inputs: Any) -> Any:
+        def run(outputs: Any, inputs: Any, options: Any) -> Any:
             raise RuntimeError(f"bfc_arena.cc:360 {words} for requested buffer of size 49153536")
 
         return SimpleNamespace(run=run)
