@@ -52,9 +52,8 @@ def export(arguments: Sequence[str]) -> None:
         try:
             source = _source(options)
         except (NotRecognized, CheckpointError) as error:
-            if options.form == "onnx" or options.beside or options.keep_recall:
-                what = "--as onnx, --beside and --keep-recall need a graph of ours"
-                raise UsageError(f"{what}: {error}") from error
+            if options.form == "onnx" or options.beside:
+                raise UsageError(f"--as onnx and --beside need a graph of ours: {error}") from error
             _export_as_written(error, options, plan)
             return
         for line in checking.findings(source):

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from onnx import numpy_helper
 from safetensors.torch import load_file, save_file
 from sentence_transformers import SentenceTransformer
 from torch import Tensor, nn
@@ -24,6 +26,11 @@ from transformers import (
 )
 
 from addnorm.export import ExportError, command, export_bundle
+from addnorm.export.certificate import parity
+from addnorm.export.certificate.graph import exact
+from addnorm.export.certificate.served import CertificationError
+from addnorm.export.graphs.quantize import measure, quantize
+from addnorm.export.graphs.steady import with_gemms
 from addnorm.service.engine import bundle as bundles
 from tests.conftest import client_of, inference_of
 from tests.support.people.unrecognized import Gated
@@ -49,11 +56,12 @@ def saved(model: PreTrainedModel, folder: Path) -> Path:
     return folder
 
 
-def embedder(folder: Path, **pooling: Any) -> Path:
+def embedder(folder: Path, sizes: dict[str, Any] = SIZES, **pooling: Any) -> Path:
     torch.manual_seed(0)
-    saved(Qwen2Model(Qwen2Config(**SIZES)), folder)
+    saved(Qwen2Model(Qwen2Config(**sizes)), folder)
+    width = sizes["hidden_size"]
     write_settings(folder, "sentence_bert_config.json", max_seq_length=MAX_TEXT_TOKENS)
-    write_settings(folder / "1_Pooling", embedding_dimension=32, pooling_mode="mean", **pooling)
+    write_settings(folder / "1_Pooling", embedding_dimension=width, pooling_mode="mean", **pooling)
     write_modules(folder, Transformer="", Pooling="1_Pooling", Normalize="2_Normalize")
     write_settings(folder, "config_sentence_transformers.json", prompts={"query": "text : "})
     return folder
@@ -197,3 +205,87 @@ def test_a_module_that_is_not_recognized_gets_texts_and_tasks(tmp_path: Path, ki
 def test_what_a_module_answers_must_fit_what_it_is_for(tmp_path: Path) -> None:
     with pytest.raises(ExportError, match=r"pooling is of rows of tokens \[B, S, d\], Mood"):
         export_bundle(Mood(), tmp_path, "own", task="embed", pooling="mean")
+
+
+@pytest.fixture(scope="module")
+def in_int8(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, bundles.Bundle]:
+    """A folder whose matrices are large enough for int8, and its bundle."""
+    place = tmp_path_factory.mktemp("in-int8")
+    sizes = {**SIZES, "hidden_size": 128, "intermediate_size": 256}
+    folder, lines = embedder(place / "large", sizes), place / "lines.txt"
+    lines.write_text("".join(f"{text} {number}\n" for text in TEXTS for number in range(15)))
+    recall = ["--texts", str(lines), "--keep-recall", "0.5"]
+    return folder, exported(folder, place / "bundles", "--precision", "fp32,int8", *recall)
+
+
+def test_int8_of_an_authors_graph_is_near_its_library_and_the_same_in_company(
+    in_int8: tuple[Path, bundles.Bundle],
+) -> None:
+    folder, bundle = in_int8
+    library = SentenceTransformer(str(folder), device="cpu").encode(TEXTS)
+    with client_of(inference_of(bundle.path.parents[1])) as client:
+
+        def embed(texts: list[str], precision: str | None = None) -> Any:
+            body = {"texts": texts, "normalize": True, "truncate": True, "precision": precision}
+            answer = client.post("/v1/infer", json=body)
+            assert answer.status_code == 200, answer.text
+            return answer.json()["pooled"]
+
+        in_int8_together = embed(TEXTS, "int8")
+        assert [embed([text], "int8")[0] for text in TEXTS] == in_int8_together
+        cosines = (np.array(in_int8_together) * library).sum(-1)
+        assert 0.99 < cosines.min() < cosines.max() < 1 - 1e-6
+        np.testing.assert_allclose(embed(TEXTS), library, atol=1e-6)
+        (entry,) = client.get("/v1/models").json()["data"]
+        assert entry["fingerprint"]["int8"] != entry["fingerprint"]["fp32"]
+        assert entry["recall"]["at_least"] == 0.5
+
+
+def test_the_certificate_of_int8_has_every_comparison_and_is_made_again(
+    in_int8: tuple[Path, bundles.Bundle],
+) -> None:
+    folder, bundle = in_int8
+    assert bundle.certificate
+    checks = [check for check in bundle.certificate["checks"] if check["precision"] == "int8"]
+    cases = {check["case"].rpartition(": ")[2] for check in checks}
+    of_texts = {"embed, texts", "embed with the prompt query, texts", "token ids"}
+    assert {"ranges", "graph", "drawn sequences", "in drawn batches", "--texts", *of_texts} <= cases
+    (bits,) = (check for check in checks if check["case"] == "in drawn batches")
+    assert (bits["difference"], bits["limit"]) == (0, 0)
+    lines = str(folder.parent / "lines.txt")
+    command.verify([str(bundle.path), "--checkpoint", str(folder), "--texts", lines])
+
+
+@pytest.mark.parametrize("broken", ["scale", "entry", "zeros as ranges", "another graph"])
+def test_another_int8_than_that_of_the_fp32_graph_is_refused(
+    in_int8: tuple[Path, bundles.Bundle], broken: str
+) -> None:
+    bundle = in_int8[1]
+    files = exact.Files.read(bundle)
+    fp32 = with_gemms(files.bodies["fp32"])
+    ranges, body = dict(files.ranges), files.bodies["int8"]
+    if broken == "zeros as ranges":  # and a graph that is made of them
+        ranges = {name: np.zeros_like(values) for name, values in ranges.items()}
+        body = quantize(fp32, ranges)
+    elif broken == "another graph":
+        body = fp32
+    else:
+        suffix, step = {"scale": (".scale", 1.01), "entry": (".weight", -1)}[broken]
+        item = next(
+            item
+            for item in body.proto.graph.initializer
+            if item.name.endswith(suffix) and item.name.removesuffix(suffix) in ranges
+        )
+        values = body.value(item).copy()
+        values.flat[3] = values.flat[3] * step + (broken == "entry")
+        item.CopyFrom(numpy_helper.from_array(values, item.name))
+    changed = replace(files, ranges=ranges, bodies={**files.bodies, "int8": body})
+    measured = measure(fp32, bundle.manifest.limits)
+    with pytest.raises(CertificationError, match=r"(ranges|graph) \(int8\)"):
+        parity.refuse_findings(bundle, exact.compare_int8(changed, fp32, measured, bundle.manifest))
+
+
+def test_int8_that_does_not_pay_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(SystemExit, match="int8 does not pay: .*leave it out of --precision"):
+        exported(embedder(tmp_path / "small"), tmp_path / "bundles", "--precision", "fp32,int8")
+    assert not (tmp_path / "bundles" / "small").exists()
