@@ -208,10 +208,13 @@ def _compare_int8(
     drawn = selfcheck.sequences(limits, lengths)
     batches = [*(drawn.sequence(index) for index in range(len(drawn))), *samples]
     with path_of(model) as path:
-        answers = [
-            _rows(path, Case.from_batch(case, batch), "int8", [batch], reference)
-            for batch in batches
-        ]
+        try:
+            answers = [
+                _rows(path, Case.from_batch(case, batch), "int8", [batch], reference)
+                for batch in batches
+            ]
+        except ServiceError as error:
+            raise CertificationError(f"{case} (int8): {error}") from error
     for tensor in reference.tensors.values():
         pairs = [pair for answer in answers for pair in answer[tensor.name]]
         got, expected = (np.concatenate(rows) for rows in zip(*pairs, strict=True))

@@ -252,6 +252,7 @@ def test_the_certificate_of_int8_has_every_comparison_and_is_made_again(
     assert {"ranges", "graph", "drawn sequences", "in drawn batches", "--texts", *of_texts} <= cases
     (bits,) = (check for check in checks if check["case"] == "in drawn batches")
     assert (bits["difference"], bits["limit"]) == (0, 0)
+    assert bundle.certificate["sequences_together"]
     lines = str(folder.parent / "lines.txt")
     command.verify([str(bundle.path), "--checkpoint", str(folder), "--texts", lines])
 
@@ -283,9 +284,3 @@ def test_another_int8_than_that_of_the_fp32_graph_is_refused(
     measured = measure(fp32, bundle.manifest.limits)
     with pytest.raises(CertificationError, match=r"(ranges|graph) \(int8\)"):
         parity.refuse_findings(bundle, exact.compare_int8(changed, fp32, measured, bundle.manifest))
-
-
-def test_int8_that_does_not_pay_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(SystemExit, match="int8 does not pay: .*leave it out of --precision"):
-        exported(embedder(tmp_path / "small"), tmp_path / "bundles", "--precision", "fp32,int8")
-    assert not (tmp_path / "bundles" / "small").exists()
