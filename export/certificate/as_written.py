@@ -68,10 +68,7 @@ def certificate_of(
     CertificationError if what is served is not what the program answers."""
     checks, extras = list[Check](), dict[str, Any]()
     if "int8" in bundle.manifest.precisions:
-        files = parity.read_files(bundle)
-        rows, limits = with_gemms(_fp32_of(bundle, exported)), bundle.manifest.limits
-        found = exact.compare_int8(files, rows, measure(rows, limits), bundle.manifest)
-        checks += parity.refuse_findings(bundle, found)
+        checks += _compare_int8_file(bundle, exported)
     tqdm.write("loading the graphs into onnxruntime")
     with runs_in_words(f"the graph of {reference.name} fails in onnxruntime"):
         model = Model(bundle)
@@ -198,6 +195,14 @@ def _fp32_of(bundle: Bundle, exported: Exported) -> Graph:
     if "fp32" in bundle.manifest.precisions:
         return model_file.load(bundle.graph("fp32"))
     return steady(exported.graph)
+
+
+def _compare_int8_file(bundle: Bundle, exported: Exported) -> list[Check]:
+    """What is in it, bit for bit. Comes first: no session may see a wrong graph."""
+    files, fp32 = parity.read_files(bundle), with_gemms(_fp32_of(bundle, exported))
+    measured = measure(fp32, bundle.manifest.limits)
+    found = exact.compare_int8(files, fp32, measured, bundle.manifest)
+    return parity.refuse_findings(bundle, found)
 
 
 def _compare_int8(

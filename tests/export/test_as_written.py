@@ -26,7 +26,7 @@ from transformers import (
 )
 
 from addnorm.export import ExportError, command, export_bundle
-from addnorm.export.certificate import parity
+from addnorm.export.certificate import parity, tolerances
 from addnorm.export.certificate.graph import exact
 from addnorm.export.certificate.served import CertificationError
 from addnorm.export.graphs.quantize import measure, quantize
@@ -44,6 +44,7 @@ SIZES: dict[str, Any] = {
     "num_attention_heads": 2, "num_key_value_heads": 1, "max_position_embeddings": 40,
     "bos_token_id": 2, "eos_token_id": 3, "pad_token_id": 0, "tie_word_embeddings": False,
 }  # fmt: skip
+LARGE = {**SIZES, "hidden_size": 128, "intermediate_size": 256}  # enough for int8
 
 
 def saved(model: PreTrainedModel, folder: Path) -> Path:
@@ -67,10 +68,12 @@ def embedder(folder: Path, sizes: dict[str, Any] = SIZES, **pooling: Any) -> Pat
     return folder
 
 
-def classifier(kind: Callable[[Any], PreTrainedModel], folder: Path) -> Path:
+def classifier(
+    kind: Callable[[Any], PreTrainedModel], folder: Path, sizes: dict[str, Any] = SIZES
+) -> Path:
     torch.manual_seed(0)
     numbers = {name: number for number, name in LABELS.items()}
-    return saved(kind(Qwen2Config(**SIZES, id2label=LABELS, label2id=numbers)), folder)
+    return saved(kind(Qwen2Config(**sizes, id2label=LABELS, label2id=numbers)), folder)
 
 
 def exported(folder: Path, out: Path, *options: str) -> bundles.Bundle:
@@ -119,10 +122,23 @@ def test_an_embedder_of_a_family_without_a_table_answers_as_its_library(
 def test_labels_of_a_folder_are_served(
     tmp_path: Path, kind: Callable[[Any], PreTrainedModel], tasks: tuple[str, ...]
 ) -> None:
-    bundle = exported(classifier(kind, tmp_path / "labelled"), tmp_path / "bundles")
+    folder, precisions = (
+        classifier(kind, tmp_path / "labelled", LARGE),
+        ["--precision", "fp32,int8"],
+    )
+    bundle = exported(folder, tmp_path / "bundles", *precisions)
     assert bundle.tasks == tasks
     assert bundle.manifest.labels == tuple(LABELS.values())
     assert {split.partition(" ")[0] for split in bundle.compared_with["texts"]} == {*tasks}
+    assert bundle.certificate
+    in_int8 = {c["output"] for c in bundle.certificate["checks"] if c["precision"] == "int8"}
+    assert {"logits, other labels", "logits, 1 - lowest cosine"} <= in_int8
+
+
+def test_a_label_that_int8_changes_counts_where_it_is_clear() -> None:
+    expected = np.array([[3.0, 0.0], [0.1, 0.0], [0.0, 2.0]])
+    (other,) = tolerances.labels("logits", expected[:, ::-1], expected, "int8")
+    assert other == ("logits, other labels", 2, 0)
 
 
 @pytest.mark.parametrize(
@@ -211,8 +227,7 @@ def test_what_a_module_answers_must_fit_what_it_is_for(tmp_path: Path) -> None:
 def in_int8(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, bundles.Bundle]:
     """A folder whose matrices are large enough for int8, and its bundle."""
     place = tmp_path_factory.mktemp("in-int8")
-    sizes = {**SIZES, "hidden_size": 128, "intermediate_size": 256}
-    folder, lines = embedder(place / "large", sizes), place / "lines.txt"
+    folder, lines = embedder(place / "large", LARGE), place / "lines.txt"
     lines.write_text("".join(f"{text} {number}\n" for text in TEXTS for number in range(15)))
     recall = ["--texts", str(lines), "--keep-recall", "0.5"]
     return folder, exported(folder, place / "bundles", "--precision", "fp32,int8", *recall)
