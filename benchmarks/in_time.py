@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 import httpx
 from httpx import codes
 
+from addnorm.export.exporting import export
 from addnorm.export.sources import sources
-from addnorm.export.writer import export
 from benchmarks.data.made_text import Maker
 from benchmarks.findings import BUILD, Findings, Options, newest
 from benchmarks.processes import folder

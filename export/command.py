@@ -43,7 +43,7 @@ def export(arguments: Sequence[str]) -> None:
             raise UsageError("--sentence-embedding is of --as onnx")
         if options.beside:
             beside_file.opened(options.beside)
-        if options.form == "onnx" or options.beside or options.keep_recall:
+        if options.form == "onnx" or options.beside:
             wishes = replace(wishes, graph="packed")
         with exporting.choose_graph(_model(options), wishes) as opened:
             _write(opened, options)

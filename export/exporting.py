@@ -6,6 +6,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from addnorm.export import road, writer
+from addnorm.export.certificate import as_written
 from addnorm.export.modules.recognize import NotRecognized
 from addnorm.export.opening import Model, takes_vectors
 from addnorm.export.reference.reference import Reference
@@ -14,10 +15,11 @@ from addnorm.export.sources.sources import Source
 from addnorm.export.wishes import Wishes
 from addnorm.export.writer import REFUSALS, say
 from addnorm.model.checkpoints import CheckpointError
+from addnorm.service.engine import bundle as bundles
 from addnorm.service.engine.bundle import Bundle
 
 # of what it costs to be served as its authors wrote it
-WHAT_IT_MEANS = "not one of our own graphs: equal bits on this processor, fp32"
+WHAT_IT_MEANS = "not one of our own graphs: equal bits on this processor, no fp16, no lens"
 
 
 @contextmanager
@@ -63,6 +65,12 @@ def _open_packed(model: Model, wishes: Wishes, stack: ExitStack) -> Source | Non
 
 def export(opened: Source | Reference, out: Path, name: str, version: int | None = None) -> Bundle:
     """Writes `out/name/version/`, certified. Nothing lands there unless every check has passed."""
-    if isinstance(opened, Source):
-        return writer.export(opened, out, name, version)
-    return road.export(opened, out, name, version)
+    with writer.place_for(out, name, version) as (folder, number):
+        if isinstance(opened, Source):
+            bundle, expected = writer.write_uncertified(opened, folder, name, number)
+            certificate = writer.certificate_of(bundle, opened, expected)
+        else:
+            bundle, exported = road.write_uncertified(opened, folder, name, number)
+            certificate = as_written.certificate_of(bundle, opened, exported)
+        bundles.write_certificate(bundle, certificate.as_json())
+    return bundles.read(out / name / str(number))

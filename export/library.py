@@ -103,9 +103,9 @@ def export_bundle(
         shows which is meant, the export asks for it.
     as_it_is: True serves the model's own graph, False refuses a model that has no graph of ours. By
         default it gets ours if it can, which is quicker, and otherwise its own: texts, token ids
-        or vectors in, in fp32. Each tensor of its answer is an output of requests, under its own
-        name and with its own shape: `[B, S, width]`, `[B, S]`, `[B, width]` or `[B]`, of float32.
-        One without a name is `output`. labels, pooling or task say what it is for.
+        or vectors in, in fp32 and int8. Each tensor of its answer is an output of requests, under
+        its own name and with its own shape: `[B, S, width]`, `[B, S]`, `[B, width]` or `[B]`, of
+        float32. One without a name is `output`. labels, pooling or task say what it is for.
     outputs: of a module as it is that answers with several tensors, which are served; or names for
         those of a tuple, in order. By default all, by their keys or places: ExportError if one of
         them cannot be served.

@@ -94,7 +94,8 @@ class Trials:
         with TemporaryDirectory() as root:
             folder = Path(root, manifest.name, str(manifest.version))
             folder.mkdir(parents=True)
-            for name in (bundles.TOKENIZER, *map(bundles.head_file, manifest.heads)):
+            heads = () if manifest.as_it_is else map(bundles.head_file, manifest.heads)
+            for name in (bundles.TOKENIZER, *heads):
                 shutil.copyfile(self._bundle.path / name, folder / name)
             model_file.save(graph, folder / "model.onnx")
             told = manifest.model_dump(exclude={"files", "format"})

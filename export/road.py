@@ -3,40 +3,55 @@
 What is recognized, or has a table of weights, goes the way of `writer.py` and is quicker.
 """
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from addnorm.export import vector_ranges
+from addnorm.export import recall, vector_ranges
 from addnorm.export.certificate import as_written
 from addnorm.export.certificate.certificate import Certificate
 from addnorm.export.certificate.graph.exact import versions
 from addnorm.export.graphs import model_file
-from addnorm.export.graphs.authors import export_graph
-from addnorm.export.graphs.steady import steady
+from addnorm.export.graphs.authors import Exported, export_graph
+from addnorm.export.graphs.model_file import Graph
+from addnorm.export.graphs.quantize import measure, needs
+from addnorm.export.graphs.steady import steady, with_gemms
 from addnorm.export.reference.reference import Reference
 from addnorm.export.sources import UsageError, texts
 from addnorm.export.wishes import Wishes
-from addnorm.export.writer import GRAPHS, place_for, say
+from addnorm.export.writer import GRAPHS, keep_recall, say, write_int8
 from addnorm.model.grid import OPSET
 from addnorm.service.engine import bundle as bundles
 from addnorm.service.engine import tokenizer
+from addnorm.service.engine.batch import Floats
 from addnorm.service.engine.bundle import Bundle
+from addnorm.service.engine.manifest import Limits
 
 HEADS = ("logits", "pooled", "token_vectors")  # outputs that are columns of the graph's rows
 
 
-def export(reference: Reference, out: Path, name: str, version: int | None = None) -> Bundle:
-    """Writes `out/name/version/`, certified. Nothing lands there unless every check has passed.
-    UsageError, UnfitError and CertificationError say why, in words."""
-    refuse_precisions(reference.wishes)
-    with place_for(out, name, version) as (folder, number):
-        say(f"exporting {name}/{number} as its authors wrote it: {reference}")
-        exported = export_graph(reference)
-        model_file.save(steady(exported.graph), folder / GRAPHS["fp32"])
-        bundle = _write_manifest(reference, folder, name, number)
-        certificate = as_written.certificate_of(bundle, reference, exported.lengths)
-        bundles.write_certificate(bundle, certificate.as_json())
-    return bundles.read(out / name / str(number))
+def write_uncertified(
+    reference: Reference, folder: Path, name: str, version: int
+) -> tuple[Bundle, Exported]:
+    """The graphs and the manifest, not yet certified, and the export that they are of. UsageError
+    and UnfitError say why there is none."""
+    wishes = reference.wishes
+    refuse_precisions(wishes)
+    say(f"exporting {name}/{version} as its authors wrote it: {reference}")
+    to_search = recall.texts_to_search(wishes.texts) if wishes.keep_recall is not None else []
+    exported = export_graph(reference)
+    rows, ranges = _write_graphs(exported.graph, folder, wishes, reference.limits)
+    manifest = manifest_of(reference, name, version)
+    bundle = _write_manifest(reference, folder, manifest)
+    if wishes.keep_recall is not None:
+        if "embed" not in bundle.tasks or reference.words is None:
+            raise UsageError("recall is kept of models that embed texts")
+        compare = partial(as_written.compare_answers, reference=reference, lengths=exported.lengths)
+        manifest["int8"] |= keep_recall(
+            bundle, rows, ranges, to_search, wishes.keep_recall, compare
+        )
+        bundle = bundles.write_manifest(folder, manifest)
+    return bundle, exported
 
 
 def certify_again(bundle: Bundle, reference: Reference) -> Certificate:
@@ -47,35 +62,50 @@ def certify_again(bundle: Bundle, reference: Reference) -> Certificate:
     if origin != source:
         raise UsageError(f"{bundle.ref} was made from {source}, this is {origin}")
     say(f"verifying {bundle.ref}")
-    return as_written.certificate_of(bundle, reference, export_graph(reference).lengths)
+    return as_written.certificate_of(bundle, reference, export_graph(reference))
 
 
 def refuse_precisions(wishes: Wishes) -> None:
     """UsageError for those that an authors' graph does not have."""
-    if wishes.precisions != ("fp32",):
+    if "fp16" in wishes.precisions:
         raise UsageError(
-            "what is served as its authors wrote it has fp32 alone: ask for no precision"
+            "what is served as its authors wrote it has fp32 and int8, no fp16: leave it out"
         )
 
 
-def _write_manifest(reference: Reference, folder: Path, name: str, version: int) -> Bundle:
-    """The tokenizer and the manifest, with the ranges of its vectors if it makes some of texts."""
+def _write_graphs(
+    graph: Graph, folder: Path, wishes: Wishes, limits: Limits
+) -> tuple[Graph, dict[str, Floats]]:
+    """fp32, and int8 that is made of it -> the graph that int8 is made of, and its ranges."""
+    graph, ranges = steady(graph), dict[str, Floats]()
+    if "fp32" in wishes.precisions:
+        model_file.save(graph, folder / GRAPHS["fp32"])
+    if "int8" in wishes.precisions:
+        say(f"writing {GRAPHS['int8']}")
+        graph = with_gemms(graph)
+        ranges = measure(graph, limits)
+        write_int8(graph, folder, ranges)
+    return graph, ranges
+
+
+def _write_manifest(reference: Reference, folder: Path, manifest: dict[str, Any]) -> Bundle:
+    """The tokenizer and the manifest, which gets the ranges of its vectors if it makes some of
+    texts."""
     words = reference.words
     if words:
         (folder / bundles.TOKENIZER).write_bytes(words.tokenizer)
-    manifest = manifest_of(reference, name, version)
     bundle = bundles.write_manifest(folder, manifest)
     tokenizer.load(bundle)  # raises StartupError now, not only when it is served
     if words is None or "embed" not in bundle.tasks:
         return bundle
     say("measuring the ranges of its vectors")
-    ranges = vector_ranges.measure(bundle)
-    return bundles.write_manifest(folder, {**manifest, "vector_ranges": ranges})
+    manifest["vector_ranges"] = vector_ranges.measure(bundle)
+    return bundles.write_manifest(folder, manifest)
 
 
 def manifest_of(reference: Reference, name: str, version: int) -> dict[str, Any]:
     """All that the manifest says but its files and the ranges of vectors."""
-    tensors, words = [*reference.tensors.values()], reference.words
+    tensors, words, wishes = [*reference.tensors.values()], reference.words, reference.wishes
     limits = reference.limits.model_dump(exclude={"max_text_tokens"})
     of_texts: dict[str, Any] = {}
     if words:
@@ -93,8 +123,9 @@ def manifest_of(reference: Reference, name: str, version: int) -> dict[str, Any]
         "n_norms": 0,
         "as_it_is": tensors,
         "limits": limits,
-        "precisions": {"fp32": GRAPHS["fp32"]},
-        "default_precision": "fp32",
+        "precisions": {precision: GRAPHS[precision] for precision in wishes.precisions},
+        "default_precision": wishes.first_precision,
+        "int8": needs(wishes.precisions).model_dump(),
         "opset": OPSET,
         "versions": versions(),
         "source": dict(reference.origin),

@@ -2,7 +2,7 @@
 
 import os
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from fcntl import LOCK_EX, LOCK_NB, flock
@@ -39,6 +39,7 @@ from addnorm.service.engine import tokenizer as text
 from addnorm.service.engine.batch import Floats
 from addnorm.service.engine.bundle import Bundle
 from addnorm.service.engine.manifest import Limits
+from addnorm.service.engine.model import Model
 from addnorm.service.errors import StartupError
 
 REFUSALS = (  # what `export` and `verify` raise for models, folders and arguments that do not fit
@@ -56,14 +57,6 @@ REFUSALS = (  # what `export` and `verify` raise for models, folders and argumen
 say = partial(print, flush=True)  # at once: an export takes from seconds to minutes
 # precision -> file of the bundle
 GRAPHS = {"fp32": "model.onnx", "fp16": "model.fp16.onnx", "int8": "model.int8.onnx"}
-
-
-def export(source: Source, out: Path, name: str, version: int | None = None) -> Bundle:
-    """Writes `out/name/version/`, certified. Nothing lands there unless every check has passed."""
-    with place_for(out, name, version) as (folder, number):
-        bundle, expected = write_uncertified(source, folder, name, number)
-        bundles.write_certificate(bundle, certificate_of(bundle, source, expected).as_json())
-    return bundles.read(out / name / str(number))
 
 
 def check_name(name: str) -> None:
@@ -187,36 +180,37 @@ def write_uncertified(
     manifest["vector_ranges"] = ranges
     if wishes.keep_recall is not None:
         body, used = expected.graphs.body, int8_ranges or expected.ranges
-        kept = _keep_recall(bundle, source, body, used, texts_to_search, wishes.keep_recall)
-        told = {"float_weights": kept, "keep_recall": wishes.keep_recall}
-        manifest["int8"] = {**manifest["int8"], **told}
+        compare = partial(parity.compare_answers, source=source, equal=False)
+        manifest["int8"] |= keep_recall(
+            bundle, body, used, texts_to_search, wishes.keep_recall, compare
+        )
     return bundles.write_manifest(folder, manifest), expected
 
 
-def _keep_recall(
+def keep_recall(
     bundle: Bundle,
-    source: Source,
     body: Graph,
     ranges: dict[str, Floats],
     texts: Sequence[str],
     share: float,
-) -> list[str]:
-    """Writes int8 again with as many matrices in fp32 as the share, and the certificate, need. ->
-    their names."""
+    compare: Callable[[Model], Any],
+) -> dict[str, Any]:
+    """Writes int8 again with as many matrices in fp32 as the share, and the certificate, need ->
+    what the manifest says of it. compare: the answers of int8 alone, as the certificate does."""
     say(f"searching {len(texts):,} texts, to keep {share:g} of the nearest")
     trials = recall.Trials(bundle, body, ranges)
 
     def failure(in_fp32: Sequence[str]) -> str:
         in_int8 = {name: ranges[name] for name in ranges if name not in in_fp32}
-        _write_int8(body, bundle.path, in_int8, TABLE not in in_fp32)
-        return parity.int8_failure(bundle, source)
+        write_int8(body, bundle.path, in_int8, TABLE not in in_fp32)
+        return parity.int8_failure(bundle, compare)
 
     kept = recall.choose(trials, texts, share, failure)
     say(f"{len(kept)} of {len(trials.names)} matrices stay fp32: {', '.join(kept) or 'none'}")
     say(f"{trials.share(kept):.0%} of the products' entries are int8")
     in_int8 = {name: ranges[name] for name in ranges if name not in kept}
-    _write_int8(body, bundle.path, in_int8, TABLE not in kept)
-    return kept
+    write_int8(body, bundle.path, in_int8, TABLE not in kept)
+    return {"float_weights": kept, "keep_recall": share}
 
 
 def manifest_of(source: Source, name: str, version: int) -> dict[str, Any]:
@@ -269,7 +263,7 @@ def _write_graphs(
     if "int8" in wishes.precisions:
         say(f"writing {GRAPHS['int8']}")
         measured = measure(graphs.body, limits)
-        _write_int8(graphs.body, folder, int8_ranges or measured)
+        write_int8(graphs.body, folder, int8_ranges or measured)
     for output, head in graphs.heads.items():
         file = bundles.head_file(output)
         say(f"writing {file}")
@@ -277,7 +271,7 @@ def _write_graphs(
     return Expected(model, graphs, measured)
 
 
-def _write_int8(
+def write_int8(
     body: Graph, folder: Path, ranges: dict[str, Floats], with_table: bool = True
 ) -> None:
     """The graph, and the ranges of what is int8 in it."""

@@ -19,7 +19,7 @@ from typing import Any
 import onnxruntime
 import torch
 
-from addnorm.export import writer
+from addnorm.export import exporting
 from addnorm.export.cuda.on_gpu import measured
 from addnorm.export.sources import sources
 from addnorm.export.sources.sources import Source
@@ -76,7 +76,7 @@ class Setup:
         folder = self.out / "bundles" / shape / "1"
         if not folder.exists():
             source = sources.checkpoint(self.checkpoint(shape), Wishes(precisions=PRECISIONS))
-            writer.export(source, self.out / "bundles", shape, 1)
+            exporting.export(source, self.out / "bundles", shape, 1)
         return bundles.read(folder)
 
     def checkpoint(self, shape: str) -> Path:

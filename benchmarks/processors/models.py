@@ -15,10 +15,10 @@ import transformers
 from transformers import PretrainedConfig, PreTrainedModel
 
 from addnorm.export.certificate.served import CertificationError
+from addnorm.export.exporting import export
 from addnorm.export.sources import sources
 from addnorm.export.sources.sources import Source
 from addnorm.export.wishes import Wishes
-from addnorm.export.writer import export
 from addnorm.model.checkpoints.families import FAMILIES
 from addnorm.model.presets import PRESETS
 from addnorm.model.transformer import Transformer, randomize

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import httpx
 
+from addnorm.export.exporting import export
 from addnorm.export.sources import sources
 from addnorm.export.wishes import Wishes
-from addnorm.export.writer import export
 from benchmarks import processes
 from benchmarks.findings import MINILM
 from benchmarks.processors.emulated import Python

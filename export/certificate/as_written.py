@@ -3,12 +3,21 @@ ids or vectors and from texts."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 from tqdm import tqdm
 
-from addnorm.export.certificate import authors, peaks, tolerances
-from addnorm.export.certificate.certificate import Certificate, Check, certify, refuse_failures
+from addnorm.export import recall
+from addnorm.export.certificate import authors, parity, peaks, tolerances
+from addnorm.export.certificate.certificate import (
+    Certificate,
+    Check,
+    certify,
+    refuse_failures,
+    table_row,
+)
+from addnorm.export.certificate.graph import exact
 from addnorm.export.certificate.served import (
     Case,
     CertificationError,
@@ -17,6 +26,11 @@ from addnorm.export.certificate.served import (
     count_unequal,
     path_of,
 )
+from addnorm.export.graphs import model_file
+from addnorm.export.graphs.authors import Exported
+from addnorm.export.graphs.model_file import Graph
+from addnorm.export.graphs.quantize import measure
+from addnorm.export.graphs.steady import steady, with_gemms
 from addnorm.export.reference.modules import batches_of
 from addnorm.export.reference.reference import EXAMPLE, NEAR, NoNumbersError, Reference
 from addnorm.export.sources.original import Array
@@ -34,6 +48,8 @@ from addnorm.service.errors import NotFinite, ServiceError
 CHOICES = {"TopK", "ArgMax", "ArgMin"}
 NUM_REPEATED, NUM_OF_CHOICES = 6, 200  # sequences of few different ids that are compared
 NUM_COMPOSITIONS = 20  # drawn batches whose sequences must have the bits that they have alone
+# numbers of a row whose direction says little: all rows of a case are compared as one in int8
+FEW_NUMBERS = 16
 LOUD = (1e2, 1e4)  # factors of vectors that are compared too
 PADS = (0, 1, 2, 3)  # ids that people take for pads
 # Numbers are changed by so much, to see how far rounding moves an answer; the graph may be so many
@@ -44,26 +60,34 @@ ROUNDING, MOST_SHIFTS = 2.0**-20, 8
 def certificate_of(
     bundle: Bundle,
     reference: Reference,
-    lengths: Sequence[int],
+    exported: Exported,
 ) -> Certificate:
-    """lengths: of the sequences that must be compared.
+    """exported: by the exporter installed here.
     CertificationError if what is served is not what the program answers."""
-    tqdm.write("loading the graph into onnxruntime")
+    checks, extras = list[Check](), dict[str, Any]()
+    if "int8" in bundle.manifest.precisions:
+        checks += _compare_int8_file(bundle, exported)
+    tqdm.write("loading the graphs into onnxruntime")
     with runs_in_words(f"the graph of {reference.name} fails in onnxruntime"):
         peak_bytes = peaks.measure(bundle)
         tqdm.write(peaks.in_words(peak_bytes, reference.longest, reference.uncut))
         model = Model(bundle)
-        checks = [*_compare_tokens(model, reference, lengths)]
-        checks += _compare_texts(model, reference)
-        checks += _compare_bits(model)
-    engine, chooses = model.engine("fp32"), _chooses(model)
-    assert isinstance(engine, OwnEngine)
+        checks += compare_answers(model, reference, exported.lengths)
+        for precision in model.engines:
+            checks += _compare_bits(model, precision)
+    if bundle.manifest.int8.keep_recall is not None:
+        body = with_gemms(_fp32_of(bundle, exported))
+        searched = recall.certified(bundle, body, reference.wishes.texts)
+        checks.append(searched["check"])
+        extras["recall"] = searched["recall"]
+    chooses = _chooses(model)
     if chooses:
         tqdm.write(
             f"{reference.name} chooses by comparing numbers (topk, argmax): among nearly equal ones"
             " onnxruntime may choose otherwise. With samples= ids of yours are compared too"
         )
-    worst = max(checks, key=lambda check: check.difference / (check.limit or 1))
+    of_fp32 = [check for check in checks if check.precision == "fp32"]
+    worst = max(of_fp32 or checks, key=lambda check: check.difference / (check.limit or 1))
     tqdm.write(
         f"compared {len(checks)} answers, sequences of 1 to {reference.longest} tokens, with"
         f" {reference.name}: the largest difference is {worst.difference:.2g}, of {worst.limit:.1g}"
@@ -82,10 +106,27 @@ def certificate_of(
             **tasks,
             **{name: reference.origin[name] for name in ("sha256",) if name in reference.origin},
         },
-        sequences_together=not engine.runs_alone,  # of one length, on this processor
+        # of one length, on this processor
+        sequences_together=not any(
+            engine.runs_alone for engine in model.engines.values() if isinstance(engine, OwnEngine)
+        ),
         chooses_among_numbers=chooses,  # among nearly equal ones it may choose otherwise
         peak_bytes=peak_bytes,
+        **extras,
     )
+
+
+def compare_answers(model: Model, reference: Reference, lengths: Sequence[int]) -> list[Check]:
+    """The answers of each precision that the model has, compared with the program's. Raises as
+    `certificate_of`."""
+    checks = list[Check]()
+    for precision in model.engines:
+        if precision == "int8":
+            checks += _compare_int8(model, reference, lengths)
+        else:
+            checks += _compare_tokens(model, reference, lengths)
+        checks += _compare_texts(model, precision, reference)
+    return checks
 
 
 def _compare_tokens(model: Model, reference: Reference, lengths: Sequence[int]) -> Iterator[Check]:
@@ -140,7 +181,52 @@ def _passed(checks: Iterator[Check], reference: Reference) -> Iterator[Check]:
 
 
 def _chooses(model: Model) -> bool:
-    return any(node.operator in CHOICES for node in model.engine("fp32").nodes()["body"])
+    return any(node.operator in CHOICES for node in model.engine(None).nodes()["body"])
+
+
+def _fp32_of(bundle: Bundle, exported: Exported) -> Graph:
+    """The graph that int8 is made of: the bundle's own, since another processor may export other
+    bits; else that which is exported here."""
+    if "fp32" in bundle.manifest.precisions:
+        return model_file.load(bundle.graph("fp32"))
+    return steady(exported.graph)
+
+
+def _compare_int8_file(bundle: Bundle, exported: Exported) -> list[Check]:
+    """What is in it, bit for bit. Comes first: no session may see a wrong graph."""
+    files, fp32 = parity.read_files(bundle), with_gemms(_fp32_of(bundle, exported))
+    measured = measure(fp32, bundle.manifest.limits)
+    found = exact.compare_int8(files, fp32, measured, bundle.manifest)
+    return parity.refuse_findings(bundle, found)
+
+
+def _compare_int8(model: Model, reference: Reference, lengths: Sequence[int]) -> Iterator[Check]:
+    """Sequences of each length and the samples, each sent alone. All their rows are one case."""
+    limits, case = model.bundle.manifest.limits, "drawn sequences"
+    drawn = selfcheck.sequences(limits, lengths)
+    batches = [drawn.sequence(index) for index in range(len(drawn))]
+    batches += batches_of(reference.wishes.numbers)
+    with path_of(model) as path:
+        try:
+            answers = [
+                _rows(path, Case.from_batch(case, batch), "int8", [batch], reference)
+                for batch in batches
+            ]
+        except ServiceError as error:
+            raise CertificationError(f"{case} (int8): {error}") from error
+    for tensor in reference.tensors.values():
+        pairs = [pair for answer in answers for pair in answer[tensor.name]]
+        got, expected = (np.concatenate(rows) for rows in zip(*pairs, strict=True))
+        results = list[tolerances.Result]()
+        if tensor.name == "logits" and tensor.width > 1:
+            results += tolerances.labels(tensor.name, got, expected, "int8")
+        if tensor.width < FEW_NUMBERS:
+            got, expected = got.reshape(1, -1), expected.reshape(1, -1)
+        results += tolerances.vectors(tensor.name, got, expected, "int8")
+        checks = [Check(case, output, "int8", *measures) for output, *measures in results]
+        tqdm.write(table_row(checks))
+        refuse_failures(checks)
+        yield from checks
 
 
 def _checks(
@@ -152,20 +238,37 @@ def _checks(
 ) -> Iterator[Check]:
     """The largest difference of each tensor, and its limit: NEAR of the largest number. real: where
     the tokens of each row stand among pads."""
-    answer = path.ask(case, "fp32", outputs=_outputs(path.model.bundle))
+    for name, pairs in _rows(path, case, "fp32", batches, reference, real).items():
+        difference, largest = np.float64(0), 0.0
+        for got, expected in pairs:
+            difference = np.maximum(difference, tolerances.largest(got - expected))
+            largest = max(largest, tolerances.largest(expected))
+        yield Check(case.name, name, "fp32", float(difference), NEAR * max(largest, 1e-3))
+
+
+def _rows(
+    path: Served,
+    case: Case,
+    precision: str,
+    batches: Sequence[Batch],
+    reference: Reference,
+    real: Sequence[Array] | None = None,
+) -> dict[str, list[tuple[Array, Array]]]:
+    """Of each tensor, by its name, the served rows and the program's of each sequence. real: as of
+    `_checks`."""
+    answer = path.ask(case, precision, outputs=_outputs(path.model.bundle))
     expected = [reference.rows(batch) for batch in batches]
+    pairs = dict[str, list[tuple[Array, Array]]]()
     for tensor in reference.tensors.values():
         rows = answer[tensor.name] if tensor.name in answer else answer["output"]
         rows = rows[tensor.name] if isinstance(rows, dict) else rows
-        difference, largest = np.float64(0), 0.0
+        pairs[tensor.name] = []
         for index, (values, each) in enumerate(zip(rows, expected, strict=True)):
             row = np.array(values, np.float32)
             if real and tensor.of == "token":
                 row = row[real[index]]
-            row = row.reshape(each[tensor.name].shape)
-            difference = np.maximum(difference, tolerances.largest(row - each[tensor.name]))
-            largest = max(largest, tolerances.largest(each[tensor.name]))
-        yield Check(case.name, tensor.name, "fp32", float(difference), NEAR * max(largest, 1e-3))
+            pairs[tensor.name].append((row.reshape(each[tensor.name].shape), each[tensor.name]))
+    return pairs
 
 
 def _outputs(bundle: Bundle) -> list[str]:
@@ -245,7 +348,7 @@ def _compare_unusual(
         yield replace(check, limit=check.limit + MOST_SHIFTS * float(shift))
 
 
-def _compare_texts(model: Model, reference: Reference) -> Iterator[Check]:
+def _compare_texts(model: Model, precision: str, reference: Reference) -> Iterator[Check]:
     """Texts over the callers' routes."""
     if reference.words is None or reference.texts is None:
         return
@@ -254,16 +357,16 @@ def _compare_texts(model: Model, reference: Reference) -> Iterator[Check]:
             path.service, model.bundle, reference.words, reference.texts, reference.wishes.texts
         )
         checks = [
-            Check(name, output, "fp32", *measure)
+            Check(name, output, precision, *measures)
             for name, compare in cases
-            for output, *measure in compare("fp32")
+            for output, *measures in compare(precision)
         ]
     refuse_failures(checks)
     yield from checks
 
 
-def _compare_bits(model: Model) -> Iterator[Check]:
+def _compare_bits(model: Model, precision: str) -> Iterator[Check]:
     """Sequences in drawn batches, compared with the same alone."""
     limits = model.bundle.manifest.limits
-    batches = compositions(model.engine("fp32"), limits, NUM_COMPOSITIONS)
-    yield Check("in drawn batches", "unequal", "fp32", count_unequal(batches).unequal, 0)
+    batches = compositions(model.engine(precision), limits, NUM_COMPOSITIONS)
+    yield Check("in drawn batches", "unequal", precision, count_unequal(batches).unequal, 0)

@@ -5,8 +5,9 @@ printed as it comes.
 """
 
 import gc
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
+from typing import Any
 
 from tqdm import tqdm
 
@@ -52,18 +53,28 @@ def compare_all(
 
 def compare_files(bundle: Bundle, expected: exact.Expected) -> list[Check]:
     """Compares what must be exact. Comes first: no session may see a wrong graph."""
+    return compare(bundle, read_files(bundle), expected)
+
+
+def read_files(bundle: Bundle) -> exact.Files:
+    """CertificationError for what is no graph."""
     tqdm.write("comparing the files with what they must hold")
     try:
-        files = exact.Files.read(bundle)
+        return exact.Files.read(bundle)
     except ValueError as error:
         raise CertificationError(str(error)) from None
-    return compare(bundle, files, expected)
 
 
 def compare(bundle: Bundle, files: exact.Files, expected: exact.Expected) -> list[Check]:
-    """Ends with CertificationError at the first comparison that finds a difference."""
+    """Raises as `refuse_findings`."""
+    return refuse_findings(bundle, exact.compare(files, expected, bundle.manifest))
+
+
+def refuse_findings(bundle: Bundle, findings: Iterable[exact.Finding]) -> list[Check]:
+    """A check for each comparison. Ends with CertificationError at the first that finds a
+    difference."""
     checks = []
-    for (precision, comparison), words in exact.compare(files, expected, bundle.manifest):
+    for (precision, comparison), words in findings:
         if words:
             more = f"; and {len(words) - 3} more" if len(words) > 3 else ""
             then, now = bundle.manifest.versions, exact.versions()
@@ -122,12 +133,13 @@ def compare_answers(model: Model, source: Source, equal: bool = True) -> list[Ch
     return checks
 
 
-def int8_failure(bundle: Bundle, source: Source) -> str:
-    """Why its int8 graph is too far from PyTorch; "" if it is not."""
+def int8_failure(bundle: Bundle, compare_model: Callable[[Model], Any]) -> str:
+    """Why its int8 graph is too far from PyTorch; "" if it is not. compare_model: raises
+    CertificationError with the reason."""
     only = {"precisions": {"int8": bundle.manifest.precisions["int8"]}}
     manifest = bundle.manifest.model_copy(update={**only, "default_precision": "int8"})
     try:
-        compare_answers(Model(replace(bundle, manifest=manifest)), source, equal=False)
+        compare_model(Model(replace(bundle, manifest=manifest)))
     except CertificationError as error:
         return str(error)
     return ""

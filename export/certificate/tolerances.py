@@ -9,6 +9,7 @@ a broken graph, or a model that does not fit the precision. A cosine ignores sca
 compared too. `exact.py` finds smaller errors, such as one wrong column scale.
 """
 
+import math
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -96,6 +97,17 @@ def norms(
         yield "norm_mean, in deviations", largest(mean * expected[1]), near.norm
         yield "norm_rstd, relative, average", float(relative.mean()), near.norm
         yield "norm_rstd, relative", largest(relative), near.norm_worst
+
+
+def labels(output: str, got: Array, expected: Array, precision: str) -> Iterator[Result]:
+    """Logits `[n, w]` of labels: rows with another highest one, though the two highest lie further
+    apart than the noise of the precision, whose average row has the lowest cosine allowed."""
+    noise = 2 * math.sqrt(1 - NEAR[precision].lowest_cosine)
+    length = math.sqrt(float((expected**2).sum(-1).mean()))
+    second, first = np.sort(expected, -1)[:, -2:].T
+    is_clear = first - second > noise * length
+    others = got.argmax(-1) != expected.argmax(-1)
+    yield f"{output}, other labels", int((others & is_clear).sum()), 0
 
 
 def largest(values: Array) -> float:

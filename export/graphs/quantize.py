@@ -1,7 +1,7 @@
 """fp32 graph -> row-wise int8 graph. Knows ONNX; no PyTorch, no bundles.
 
-Every `x @ W + b` (Gemm) of the body becomes the following. It has one scale s and one zero point z
-per ROW of x, so a neighbour in the batch changes nothing:
+Every `x @ W + b` (Gemm) with a large weight becomes the following. It has one scale s and one zero
+point z per ROW of x, so a neighbour in the batch changes nothing:
 
     u = x / f, zero in the float columns
     u8 = round(u / s) + z, the row's own range on 0 .. LEVELS
@@ -38,7 +38,7 @@ from onnx import ModelProto, NodeProto, TensorProto, helper
 
 from addnorm.export.graphs import calibration
 from addnorm.export.graphs.model_file import Graph, with_nodes
-from addnorm.export.graphs.nodes import read_by
+from addnorm.export.graphs.nodes import attribute, read_by
 from addnorm.service.engine.batch import Floats
 from addnorm.service.engine.manifest import Int8, Limits
 
@@ -128,11 +128,12 @@ def large_gemms(model: ModelProto) -> dict[str, NodeProto]:
     for node in model.graph.node:
         if not varying.isdisjoint(read_by(node)):
             varying.update(node.output)
-    gemms = [node for node in model.graph.node if node.op_type == "Gemm"]
     large = [
         node
-        for node in gemms
-        if node.input[0] in varying and math.prod(constants[node.input[1]].dims) >= MIN_ENTRIES
+        for node in model.graph.node
+        if _is_product(node, constants)
+        and node.input[0] in varying
+        and math.prod(constants[node.input[1]].dims) >= MIN_ENTRIES
     ]
     if not large:
         why = f"no weight of the body has {MIN_ENTRIES} entries or more"
@@ -149,14 +150,24 @@ def weight_of(name: str) -> str:
     return name.partition(USE)[0]
 
 
+def _is_product(node: NodeProto, constants: Mapping[str, TensorProto]) -> bool:
+    """True for a Gemm that is `x @ W + b` of a constant W, and of a constant b or none."""
+    if node.op_type != "Gemm" or node.input[1] not in constants:
+        return False
+    given = {item.name: helper.get_attribute_value(item) for item in node.attribute}
+    plain = {"alpha": 1.0, "beta": 1.0, "transA": 0, "transB": given.get("transB", 0)}
+    if {**plain, **given} != plain:
+        return False
+    bias = [*node.input[2:]]
+    return all(name in constants and len(constants[name].dims) == 1 for name in bias)
+
+
 def _operands(
     gemm: NodeProto, graph: Graph, constants: Mapping[str, TensorProto]
 ) -> tuple[Floats, Floats]:
-    """Weight `[K, M]` and bias `[M]` of a Gemm as the exporter writes it."""
-    attributes = {item.name: helper.get_attribute_value(item) for item in gemm.attribute}
-    plain = {"alpha": 1.0, "beta": 1.0, "transA": 0, "transB": 1}
-    assert {**plain, **attributes} == plain, f"{gemm.name}: {attributes}"
-    weight = graph.value(constants[gemm.input[1]]).T
+    """Weight `[K, M]` and bias `[M]` of a Gemm."""
+    weight = graph.value(constants[gemm.input[1]])
+    weight = weight.T if attribute(gemm, "transB", 0) else weight
     if len(gemm.input) < 3:
         return weight, np.zeros(weight.shape[1], np.float32)
     return weight, graph.value(constants[gemm.input[2]])

@@ -2,8 +2,12 @@
 
 Sums over tokens become products: onnxruntime adds `[1, S, d]` along axis 1 in another order than
 `[B, S, d]`, so that sequences of one length have other bits together than alone.
+
+For int8, products with a large weight become Gemm over rows, as Addnorm's own graphs have them.
 """
 
+import math
+from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
@@ -13,7 +17,8 @@ from numpy.typing import NDArray
 from onnx import NodeProto, TensorProto, helper
 
 from addnorm.export.graphs.model_file import Graph, with_nodes
-from addnorm.export.graphs.nodes import attribute
+from addnorm.export.graphs.nodes import attribute, read_by
+from addnorm.export.graphs.quantize import MIN_ENTRIES
 
 SUMS = ("ReduceSum", "ReduceMean")
 AXIS = 1  # of tokens, in `[B, S, d]`
@@ -71,3 +76,48 @@ def _as_product(node: NodeProto) -> list[NodeProto]:
     if not keeps:
         nodes.append(make("Squeeze", [last, "steady.axis"], node.output[0]))
     return nodes
+
+
+def with_gemms(graph: Graph) -> Graph:
+    """The same graph, whose products `x @ W + b` with a weight that int8 pays for are Gemm over the
+    rows of x. Their numbers stay; fp32 would be a little slower so for short texts."""
+    dims = {item.name: tuple(item.dims) for item in graph.proto.graph.initializer}
+    readers = Counter(name for node in graph.proto.graph.node for name in read_by(node))
+    adds = {  # of a constant and a value that nothing else reads, by that value
+        value: (node.output[0], constant)
+        for node in graph.proto.graph.node
+        if node.op_type == "Add"
+        for value, constant in (node.input, node.input[::-1])
+        if constant in dims and readers[value] == 1
+    }
+    nodes, tensors, fused = list[NodeProto](), dict[str, NDArray[np.int64]](), set[str]()
+    for node in graph.proto.graph.node:
+        weight = dims.get(node.input[1], ()) if node.op_type == "MatMul" else ()
+        if len(weight) == 2 and math.prod(weight) >= MIN_ENTRIES:
+            output, bias = adds.get(node.output[0], ("", ""))
+            if dims.get(bias) != weight[1:]:
+                output, bias = node.output[0], ""
+            fused.add(output)
+            nodes += _as_gemm(node, bias, output, weight)
+            tensors[f"steady.rows.{weight[0]}"] = np.array([-1, weight[0]])
+            tensors[f"steady.width.{weight[1]}"] = np.array([weight[1]])
+        elif fused.isdisjoint(node.output):
+            nodes.append(node)
+    rewritten = with_nodes(graph, nodes, tensors)
+    onnx.checker.check_model(rewritten.without_values())
+    return rewritten
+
+
+def _as_gemm(node: NodeProto, bias: str, y: str, weight: tuple[int, ...]) -> list[NodeProto]:
+    """x `[..., K]` as rows `[N, K]`, times the weight `[K, M]`, as y `[..., M]`."""
+    x, rows, products, lead, shape = (
+        node.input[0], *(f"{y}.{name}" for name in ("rows", "products", "lead", "shape"))
+    )  # fmt: skip
+    operands = [rows, node.input[1], *([bias] if bias else [])]
+    return [
+        helper.make_node("Reshape", [x, f"steady.rows.{weight[0]}"], [rows], rows),
+        helper.make_node("Gemm", operands, [products], products),
+        helper.make_node("Shape", [x], [lead], lead, end=-1),
+        helper.make_node("Concat", [lead, f"steady.width.{weight[1]}"], [shape], shape, axis=0),
+        helper.make_node("Reshape", [products, shape], [y], y),
+    ]

@@ -38,8 +38,8 @@ from addnorm.service.engine.manifest import SPANS, Limits, OwnTensor
 
 # fields of `Wishes` that a folder without a table reads
 FOLDER_READS = (
-    "graph", "precisions", "default_precision", "tokenizer_as_written", "runs_code", "max_length",
-    "labels", "samples",
+    "graph", "precisions", "default_precision", "keep_recall", "tokenizer_as_written", "runs_code",
+    "max_length", "labels", "samples",
 )  # fmt: skip
 NUM_SHOWN = 5  # of weights
 NO_LIMIT = 512  # tokens, where neither the model nor the folder sets a limit

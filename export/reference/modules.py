@@ -48,8 +48,8 @@ from addnorm.service.engine.manifest import ANSWER_FIELDS, Limits, OwnTensor
 NOTHING: Mapping[str, Any] = MappingProxyType({})
 # fields of `Wishes` that a module reads which is served as it is
 MODULE_READS = (
-    "graph", "precisions", "default_precision", "labels", "pooling", "normalize", "task", "outputs",
-    "tokenizer", "max_length", "reference", "samples", "max_positions", "vocab_size",
+    "graph", "precisions", "default_precision", "keep_recall", "labels", "pooling", "normalize",
+    "task", "outputs", "tokenizer", "max_length", "reference", "samples", "max_positions", "vocab_size",
     "input_width", "batch_first",
 )  # fmt: skip
 NO_LIMIT = 512  # tokens, where the module sets no limit

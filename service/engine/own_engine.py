@@ -35,7 +35,9 @@ class OwnEngine(Engine):
         self.d_model, self.n_norms, self.n_layers = bundle.manifest.d_model, 0, 0
         self._has_types = limits.type_vocab_size > 1
         self._tokens = VECTORS if limits.input_width else IDS
-        self._body = self._body_on_all_cores = open_session(graph)
+        self._body = self._body_on_all_cores = open_session(
+            graph, bundle.manifest.int8.fits_16_bits
+        )
         types = [TYPES] if self._has_types else []
         check_graph(graph, self._body, [self._tokens, *types], {ANSWER: self.d_model})
         self._heads: dict[str, InferenceSession] = {}

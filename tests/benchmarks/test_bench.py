@@ -13,9 +13,9 @@ from tokenizers.models import WordPiece
 from tokenizers.pre_tokenizers import Whitespace
 from tokenizers.processors import TemplateProcessing
 
+from addnorm.export.exporting import export
 from addnorm.export.sources import sources
 from addnorm.export.wishes import Wishes
-from addnorm.export.writer import export
 from addnorm.load.client import Answers
 from addnorm.load.run import (
     NAIVE_TOLERANCE,

@@ -10,9 +10,9 @@ import pytest
 from safetensors.numpy import load
 from transformers import PreTrainedModel
 
+from addnorm.export.exporting import export
 from addnorm.export.sources import sources
 from addnorm.export.wishes import Wishes
-from addnorm.export.writer import export
 from tests.conftest import client_of, inference_of
 from tests.support.families import layers, made, save, sequences
 

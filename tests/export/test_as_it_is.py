@@ -485,7 +485,8 @@ def test_sequences_first_are_served_where_it_is_said(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"precisions": ("int8",)}, "has fp32 alone"),
+        ({"precisions": ("fp32", "fp16")}, "no fp16, no lens"),
+        ({"precisions": ("fp32", "int8")}, "int8 does not pay: no weight of the body has 32768"),
         ({"labels": ["a", "b"]}, r"2 labels, Gated answers with \[B, S, 5\]"),
         ({"task": "classify"}, r"task 'classify' needs an answer \[B, labels\]"),
         ({"vocabulary": {"a": V}}, f"the tokenizer has ids up to {V}"),

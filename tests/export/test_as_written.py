@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -27,7 +28,11 @@ from transformers import (
 )
 
 from addnorm.export import ExportError, command, export_bundle
-from addnorm.export.certificate import peaks
+from addnorm.export.certificate import parity, peaks, tolerances
+from addnorm.export.certificate.graph import exact
+from addnorm.export.certificate.served import CertificationError
+from addnorm.export.graphs.quantize import measure, quantize
+from addnorm.export.graphs.steady import with_gemms
 from addnorm.export.sources import UsageError
 from addnorm.service.engine import bundle as bundles
 from addnorm.service.engine.manifest import Limits
@@ -43,6 +48,7 @@ SIZES: dict[str, Any] = {
     "num_attention_heads": 2, "num_key_value_heads": 1, "max_position_embeddings": 40,
     "bos_token_id": 2, "eos_token_id": 3, "pad_token_id": 0, "tie_word_embeddings": False,
 }  # fmt: skip
+LARGE = {**SIZES, "hidden_size": 128, "intermediate_size": 256}  # enough for int8
 
 
 def saved(model: PreTrainedModel, folder: Path) -> Path:
@@ -55,20 +61,23 @@ def saved(model: PreTrainedModel, folder: Path) -> Path:
     return folder
 
 
-def embedder(folder: Path, **pooling: Any) -> Path:
+def embedder(folder: Path, sizes: dict[str, Any] = SIZES, **pooling: Any) -> Path:
     torch.manual_seed(0)
-    saved(Qwen2Model(Qwen2Config(**SIZES)), folder)
+    saved(Qwen2Model(Qwen2Config(**sizes)), folder)
+    width = sizes["hidden_size"]
     write_settings(folder, "sentence_bert_config.json", max_seq_length=MAX_TEXT_TOKENS)
-    write_settings(folder / "1_Pooling", embedding_dimension=32, pooling_mode="mean", **pooling)
+    write_settings(folder / "1_Pooling", embedding_dimension=width, pooling_mode="mean", **pooling)
     write_modules(folder, Transformer="", Pooling="1_Pooling", Normalize="2_Normalize")
     write_settings(folder, "config_sentence_transformers.json", prompts={"query": "text : "})
     return folder
 
 
-def classifier(kind: Callable[[Any], PreTrainedModel], folder: Path) -> Path:
+def classifier(
+    kind: Callable[[Any], PreTrainedModel], folder: Path, sizes: dict[str, Any] = SIZES
+) -> Path:
     torch.manual_seed(0)
     numbers = {name: number for number, name in LABELS.items()}
-    return saved(kind(Qwen2Config(**SIZES, id2label=LABELS, label2id=numbers)), folder)
+    return saved(kind(Qwen2Config(**sizes, id2label=LABELS, label2id=numbers)), folder)
 
 
 def exported(folder: Path, out: Path, *options: str) -> bundles.Bundle:
@@ -139,10 +148,23 @@ def long_texts_are_rejected_for_their_memory(bundle: bundles.Bundle, out: Path) 
 def test_labels_of_a_folder_are_served(
     tmp_path: Path, kind: Callable[[Any], PreTrainedModel], tasks: tuple[str, ...]
 ) -> None:
-    bundle = exported(classifier(kind, tmp_path / "labelled"), tmp_path / "bundles")
+    folder, precisions = (
+        classifier(kind, tmp_path / "labelled", LARGE),
+        ["--precision", "fp32,int8"],
+    )
+    bundle = exported(folder, tmp_path / "bundles", *precisions)
     assert bundle.tasks == tasks
     assert bundle.manifest.labels == tuple(LABELS.values())
     assert {split.partition(" ")[0] for split in bundle.compared_with["texts"]} == {*tasks}
+    assert bundle.certificate
+    in_int8 = {c["output"] for c in bundle.certificate["checks"] if c["precision"] == "int8"}
+    assert {"logits, other labels", "logits, 1 - lowest cosine"} <= in_int8
+
+
+def test_a_label_that_int8_changes_counts_where_it_is_clear() -> None:
+    expected = np.array([[3.0, 0.0], [0.1, 0.0], [0.0, 2.0]])
+    (other,) = tolerances.labels("logits", expected[:, ::-1], expected, "int8")
+    assert other == ("logits, other labels", 2, 0)
 
 
 @pytest.mark.parametrize(
@@ -267,3 +289,81 @@ def test_the_memory_of_long_texts_is_told_and_more_than_there_is_is_refused() ->
         UsageError, match=r"about 4\.0 GiB .* has 3\.0 GiB: --max-length 2048 takes 1"
     ):
         peaks.refuse_too_large(4096, {2048: 2**30}, 3 * 2**30)
+
+
+@pytest.fixture(scope="module")
+def in_int8(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, bundles.Bundle]:
+    """A folder whose matrices are large enough for int8, and its bundle."""
+    place = tmp_path_factory.mktemp("in-int8")
+    folder, lines = embedder(place / "large", LARGE), place / "lines.txt"
+    lines.write_text("".join(f"{text} {number}\n" for text in TEXTS for number in range(15)))
+    recall = ["--texts", str(lines), "--keep-recall", "0.5"]
+    return folder, exported(folder, place / "bundles", "--precision", "fp32,int8", *recall)
+
+
+def test_int8_of_an_authors_graph_is_near_its_library_and_the_same_in_company(
+    in_int8: tuple[Path, bundles.Bundle],
+) -> None:
+    folder, bundle = in_int8
+    library = SentenceTransformer(str(folder), device="cpu").encode(TEXTS)
+    with client_of(inference_of(bundle.path.parents[1])) as client:
+
+        def embed(texts: list[str], precision: str | None = None) -> Any:
+            body = {"texts": texts, "normalize": True, "truncate": True, "precision": precision}
+            answer = client.post("/v1/infer", json=body)
+            assert answer.status_code == 200, answer.text
+            return answer.json()["pooled"]
+
+        in_int8_together = embed(TEXTS, "int8")
+        assert [embed([text], "int8")[0] for text in TEXTS] == in_int8_together
+        cosines = (np.array(in_int8_together) * library).sum(-1)
+        assert 0.99 < cosines.min() < cosines.max() < 1 - 1e-6
+        np.testing.assert_allclose(embed(TEXTS), library, atol=1e-6)
+        (entry,) = client.get("/v1/models").json()["data"]
+        assert entry["fingerprint"]["int8"] != entry["fingerprint"]["fp32"]
+        assert entry["recall"]["at_least"] == 0.5
+
+
+def test_the_certificate_of_int8_has_every_comparison_and_is_made_again(
+    in_int8: tuple[Path, bundles.Bundle],
+) -> None:
+    folder, bundle = in_int8
+    assert bundle.certificate
+    checks = [check for check in bundle.certificate["checks"] if check["precision"] == "int8"]
+    cases = {check["case"].rpartition(": ")[2] for check in checks}
+    of_texts = {"embed, texts", "embed with the prompt query, texts", "token ids"}
+    assert {"ranges", "graph", "drawn sequences", "in drawn batches", "--texts", *of_texts} <= cases
+    (bits,) = (check for check in checks if check["case"] == "in drawn batches")
+    assert (bits["difference"], bits["limit"]) == (0, 0)
+    assert bundle.certificate["sequences_together"]
+    lines = str(folder.parent / "lines.txt")
+    command.verify([str(bundle.path), "--checkpoint", str(folder), "--texts", lines])
+
+
+@pytest.mark.parametrize("broken", ["scale", "entry", "zeros as ranges", "another graph"])
+def test_another_int8_than_that_of_the_fp32_graph_is_refused(
+    in_int8: tuple[Path, bundles.Bundle], broken: str
+) -> None:
+    bundle = in_int8[1]
+    files = exact.Files.read(bundle)
+    fp32 = with_gemms(files.bodies["fp32"])
+    ranges, body = dict(files.ranges), files.bodies["int8"]
+    if broken == "zeros as ranges":  # and a graph that is made of them
+        ranges = {name: np.zeros_like(values) for name, values in ranges.items()}
+        body = quantize(fp32, ranges)
+    elif broken == "another graph":
+        body = fp32
+    else:
+        suffix, step = {"scale": (".scale", 1.01), "entry": (".weight", -1)}[broken]
+        item = next(
+            item
+            for item in body.proto.graph.initializer
+            if item.name.endswith(suffix) and item.name.removesuffix(suffix) in ranges
+        )
+        values = body.value(item).copy()
+        values.flat[3] = values.flat[3] * step + (broken == "entry")
+        item.CopyFrom(numpy_helper.from_array(values, item.name))
+    changed = replace(files, ranges=ranges, bodies={**files.bodies, "int8": body})
+    measured = measure(fp32, bundle.manifest.limits)
+    with pytest.raises(CertificationError, match=r"(ranges|graph) \(int8\)"):
+        parity.refuse_findings(bundle, exact.compare_int8(changed, fp32, measured, bundle.manifest))

@@ -13,7 +13,7 @@ import pytest
 import torch
 from onnx import ModelProto, TensorProto, helper, numpy_helper
 
-from addnorm.export import command, writer
+from addnorm.export import command, exporting, writer
 from addnorm.export.certificate import parity
 from addnorm.export.certificate.graph import exact, structure
 from addnorm.export.certificate.graph.exact import Files
@@ -398,7 +398,7 @@ def test_an_exporter_that_writes_another_eps_is_found(
     original = all_graphs.export_body
     monkeypatch.setattr(all_graphs, "export_body", mistaken)
     with pytest.raises(CertificationError, match=r"attributes \(fp32\): .*has eps 1.2"):
-        writer.export(sources.preset("notebook"), tmp_path, "broken")
+        exporting.export(sources.preset("notebook"), tmp_path, "broken")
 
 
 def test_weights_that_are_not_finite_are_refused_by_name(

@@ -10,7 +10,7 @@ import onnx
 import pytest
 from onnx import TensorProto
 
-from addnorm.export import command, writer
+from addnorm.export import command, exporting
 from addnorm.export.certificate.graph import structure
 from addnorm.export.graphs import all_graphs, model_file
 from addnorm.export.graphs.half_precision import to_half
@@ -41,7 +41,7 @@ def low_limit(notebook: Path) -> Iterator[None]:
 @pytest.fixture(scope="module")
 def large(low_limit: None, tmp_path_factory: pytest.TempPathFactory) -> Bundle:
     place = tmp_path_factory.mktemp("large")
-    return writer.export(sources.preset("notebook"), place, "notebook")
+    return exporting.export(sources.preset("notebook"), place, "notebook")
 
 
 @pytest.fixture

@@ -9,9 +9,9 @@ import torch
 from torch import nn
 from transformers import BertModel
 
+from addnorm.export.exporting import export
 from addnorm.export.sources import sources
 from addnorm.export.verifying import verify
-from addnorm.export.writer import export
 from addnorm.service.engine import bundle as bundles
 from addnorm.service.engine.files import sha256
 from tests.conftest import inference_of, serving

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 from transformers import PreTrainedModel
 
+from addnorm.export.exporting import export
 from addnorm.export.sources import sources
 from addnorm.export.wishes import Wishes
-from addnorm.export.writer import export
 from tests.conftest import client_of, inference_of
 from tests.support.beside import must_pass
 from tests.support.exports import shared_exports

@@ -23,12 +23,13 @@ from transformers.utils.logging import disable_progress_bar
 from addnorm.export.certificate import parity
 from addnorm.export.certificate.graph import exact, structure
 from addnorm.export.certificate.graph.exact import Expected, Files
+from addnorm.export.exporting import export
 from addnorm.export.graphs import model_file
 from addnorm.export.graphs.model_file import Graph
 from addnorm.export.sources import sources
 from addnorm.export.sources.sources import Source
 from addnorm.export.wishes import Wishes
-from addnorm.export.writer import GRAPHS, export
+from addnorm.export.writer import GRAPHS
 from addnorm.service.engine import bundle as bundles
 from addnorm.service.engine.batch import Grid
 from addnorm.service.engine.bundle import Bundle

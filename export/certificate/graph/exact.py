@@ -66,7 +66,8 @@ class Files:
         """ValueError for what is no graph, and for data files that the manifest does not know."""
         known = bundle.manifest.files
         bodies = {name: _load(bundle, bundle.graph(name)) for name in bundle.manifest.precisions}
-        heads = {name: _load(bundle, bundle.head(name)) for name in bundle.manifest.heads}
+        made_apart = () if bundle.manifest.as_it_is else bundle.manifest.heads
+        heads = {name: _load(bundle, bundle.head(name)) for name in made_apart}
         gpu, lens = (
             _load(bundle, bundle.path / name, bundle.graph("fp32")) if name in known else None
             for name in (GPU_GRAPH, LENS)
@@ -122,8 +123,6 @@ Finding = tuple[tuple[str, str], list[str]]  # (precision, comparison), and what
 def compare(files: Files, expected: Expected, manifest: Manifest) -> Iterator[Finding]:
     """Every comparison, the cheapest first, with an empty list where nothing differs."""
     config, is_packed = expected.reference.config, manifest.layout == "packed"
-    in_fp32 = {*manifest.int8.float_weights}
-    ranges = {name: own for name, own in expected.ranges.items() if name not in in_fp32}
     yield ("fp32", "manifest"), _manifest(manifest, config)
     yield from _heads(files.heads, expected, is_packed)
     for precision, body in files.bodies.items():
@@ -131,25 +130,10 @@ def compare(files: Files, expected: Expected, manifest: Manifest) -> Iterator[Fi
         portable = is_packed and precision != "fp16"
         yield (precision, "attributes"), [*attributes.body(body, config, precision, portable)]
         if precision == "int8":
-            unknown = [
-                f"{name} is said to be fp32: there is no such matrix"
-                for name in sorted(in_fp32 - {quantize.TABLE, *expected.ranges})
-            ]
-            yield (precision, "ranges"), [*unknown, *_ranges(files.ranges, ranges)]
-        if precision == "fp32":
-            meant = expected.graphs.body
-        elif precision == "fp16":
-            meant = half_precision.to_half(expected.graphs.plain)
-        elif files.ranges.keys() == ranges.keys():
-            meant = quantize.quantize(
-                expected.graphs.body, files.ranges, with_table=quantize.TABLE not in in_fp32
-            )
-        else:
-            yield (precision, "graph"), ["cannot be made again without its ranges"]
+            yield from compare_int8(files, expected.graphs.body, expected.ranges, manifest)
             continue
-        if quantize.TABLE in body.constants().keys() - meant.constants().keys():
-            yield (precision, "graph"), [OLDER_INT8]
-            continue
+        is_half = precision == "fp16"
+        meant = half_precision.to_half(expected.graphs.plain) if is_half else expected.graphs.body
         yield (precision, "graph"), [*structure.differences(body, meant)]
     for name, found, own in (
         ("gpu", files.gpu, expected.graphs.plain),
@@ -161,6 +145,28 @@ def compare(files: Files, expected: Expected, manifest: Manifest) -> Iterator[Fi
             seen = attributes.body(found, config, "fp32", portable=name == "lens")
             yield ("fp32", f"{name}, attributes"), [*seen]
             yield ("fp32", f"{name}, graph"), [*structure.differences(found, own)]
+
+
+def compare_int8(
+    files: Files, fp32: Graph, measured: Mapping[str, Floats], manifest: Manifest
+) -> Iterator[Finding]:
+    """The int8 graph is what `quantize` makes of the fp32 one by the stored ranges, and those are
+    the ones measured here."""
+    body, in_fp32 = files.bodies["int8"], {*manifest.int8.float_weights}
+    ranges = {name: own for name, own in measured.items() if name not in in_fp32}
+    unknown = [
+        f"{name} is said to be fp32: there is no such matrix"
+        for name in sorted(in_fp32 - {quantize.TABLE, *measured})
+    ]
+    yield ("int8", "ranges"), [*unknown, *_ranges(files.ranges, ranges)]
+    if files.ranges.keys() != ranges.keys():
+        yield ("int8", "graph"), ["cannot be made again without its ranges"]
+        return
+    meant = quantize.quantize(fp32, files.ranges, with_table=quantize.TABLE not in in_fp32)
+    if quantize.TABLE in body.constants().keys() - meant.constants().keys():
+        yield ("int8", "graph"), [OLDER_INT8]
+        return
+    yield ("int8", "graph"), [*structure.differences(body, meant)]
 
 
 def _heads(heads: dict[str, Graph], expected: Expected, portable: bool) -> Iterator[Finding]:
