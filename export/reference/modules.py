@@ -49,8 +49,8 @@ NOTHING: Mapping[str, Any] = MappingProxyType({})
 # fields of `Wishes` that a module reads which is served as it is
 MODULE_READS = (
     "graph", "precisions", "default_precision", "keep_recall", "labels", "pooling", "normalize",
-    "task", "outputs", "tokenizer", "max_length", "reference", "samples", "max_positions", "vocab_size",
-    "input_width", "batch_first",
+    "task", "outputs", "tokenizer", "max_length", "reference", "samples", "max_positions",
+    "vocab_size", "input_width", "batch_first",
 )  # fmt: skip
 NO_LIMIT = 512  # tokens, where the module sets no limit
 MOST_WIDTHS = 8  # of layers, which are tried as widths of vectors
