@@ -13,10 +13,12 @@ from addnorm.export.certificate.certificate import Certificate
 from addnorm.export.certificate.graph.exact import versions
 from addnorm.export.graphs import model_file
 from addnorm.export.graphs.authors import Exported, export_graph
+from addnorm.export.graphs.graph import export_head
 from addnorm.export.graphs.model_file import Graph
+from addnorm.export.graphs.portable import make_portable
 from addnorm.export.graphs.quantize import measure, needs
 from addnorm.export.graphs.steady import steady, with_gemms
-from addnorm.export.reference.reference import Reference
+from addnorm.export.reference.reference import LastLayer, Reference
 from addnorm.export.sources import UsageError, texts
 from addnorm.export.wishes import Wishes
 from addnorm.export.writer import GRAPHS, keep_recall, say, write_int8
@@ -25,7 +27,7 @@ from addnorm.service.engine import bundle as bundles
 from addnorm.service.engine import tokenizer
 from addnorm.service.engine.batch import Floats
 from addnorm.service.engine.bundle import Bundle
-from addnorm.service.engine.manifest import Limits
+from addnorm.service.engine.manifest import Head, Limits
 
 HEADS = ("logits", "pooled", "token_vectors")  # outputs that are columns of the graph's rows
 
@@ -41,6 +43,8 @@ def write_uncertified(
     to_search = recall.texts_to_search(wishes.texts) if wishes.keep_recall is not None else []
     exported = export_graph(reference)
     rows, ranges = _write_graphs(exported.graph, folder, wishes, reference.limits)
+    if reference.head is not None:
+        model_file.save(head_graph(reference.head), folder / bundles.head_file("logits"))
     manifest = manifest_of(reference, name, version)
     bundle = _write_manifest(reference, folder, manifest)
     if wishes.keep_recall is not None:
@@ -52,6 +56,11 @@ def write_uncertified(
         )
         bundle = bundles.write_manifest(folder, manifest)
     return bundle, exported
+
+
+def head_graph(head: LastLayer) -> Graph:
+    """rows `[n, d]` -> logits `[n, vocabulary]`, with equal bits on every processor."""
+    return make_portable(export_head(head, "logits", head.layer.in_features))
 
 
 def certify_again(bundle: Bundle, reference: Reference) -> Certificate:
@@ -111,15 +120,16 @@ def manifest_of(reference: Reference, name: str, version: int) -> dict[str, Any]
     if words:
         limits["max_text_tokens"] = words.max_text_tokens
         of_texts = {**texts.facts_of(words), "input_types": dict(words.input_types)}
+    heads = {each.name: each.as_head() for each in tensors if each.name in HEADS and each.row_shape}
+    if reference.head is not None:
+        heads["logits"] = Head(pick="every", width=reference.head.layer.out_features)
     return {
         "name": name,
         "version": version,
         "layout": "packed",
         "config": {},
         "d_model": sum(tensor.width for tensor in tensors),
-        "heads": {
-            each.name: each.as_head() for each in tensors if each.name in HEADS and each.row_shape
-        },
+        "heads": heads,
         "n_norms": 0,
         "as_it_is": tensors,
         "limits": limits,

@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
+import torch
 from tqdm import tqdm
 
 from addnorm.export import recall
@@ -50,6 +51,7 @@ NUM_REPEATED, NUM_OF_CHOICES = 6, 200  # sequences of few different ids that are
 NUM_COMPOSITIONS = 20  # drawn batches whose sequences must have the bits that they have alone
 # numbers of a row whose direction says little: all rows of a case are compared as one in int8
 FEW_NUMBERS = 16
+MOST_LOGITS = 33  # tokens whose logits of a vocabulary are compared in one answer
 LOUD = (1e2, 1e4)  # factors of vectors that are compared too
 PADS = (0, 1, 2, 3)  # ids that people take for pads
 # Numbers are changed by so much, to see how far rounding moves an answer; the graph may be so many
@@ -126,7 +128,31 @@ def compare_answers(model: Model, reference: Reference, lengths: Sequence[int]) 
         else:
             checks += _compare_tokens(model, reference, lengths)
         checks += _compare_texts(model, precision, reference)
-    return checks
+    return [*checks, *_compare_head(model, reference, lengths)]
+
+
+def _compare_head(model: Model, reference: Reference, lengths: Sequence[int]) -> Iterator[Check]:
+    """Logits of a vocabulary, which a graph of their own makes of fp32's rows, and its weights."""
+    if reference.head is None or "fp32" not in model.engines:
+        return
+    bundle = model.bundle
+    graph = model_file.load(bundle.head("logits"))
+    differences = exact.compare_weights(graph, reference.head)
+    parity.refuse_findings(bundle, [(("fp32", "logits, weights"), differences)])
+    yield Check("logits, weights", "differences", "fp32", 0, 0)
+    drawn = selfcheck.sequences(bundle.manifest.limits, [n for n in lengths if n <= MOST_LOGITS])
+    with path_of(model) as path:
+        for batch in (drawn.sequence(index) for index in range(len(drawn))):
+            case = Case.from_batch(f"{batch.num_tokens} tokens", batch)
+            rows = torch.from_numpy(reference.rows(batch)["activations"])
+            with torch.no_grad():
+                expected = reference.head(rows).numpy()
+            logits = {"positions": "all"}
+            (answer,) = path.ask(case, "fp32", outputs=["logits"], logits=logits)["logits"]
+            difference = tolerances.largest(np.array(answer, np.float32) - expected)
+            limit = NEAR * max(tolerances.largest(expected), 1e-3)
+            check = Check(case.name, "logits", "fp32", float(difference), limit)
+            yield from _passed(iter([check]), reference)
 
 
 def _compare_tokens(model: Model, reference: Reference, lengths: Sequence[int]) -> Iterator[Check]:

@@ -20,7 +20,7 @@ from addnorm.model.attention import ATTENTION_IN_BANDS, ATTENTION_IN_BLOCKS
 from addnorm.model.disentangled import WEIGHT
 from addnorm.model.grid import OPSET
 from addnorm.model.layout import LAYOUTS
-from addnorm.model.transformer import Head, Transformer
+from addnorm.model.transformer import Transformer
 
 BIAS = 3  # which input of Attention
 TERMS = 8  # the first of those that say which terms of distances its scores have
@@ -135,7 +135,7 @@ def _without_heads(model: Transformer) -> Iterator[None]:
         model.heads = heads
 
 
-def export_head(head: Head, output: str, d_model: int) -> Graph:
+def export_head(head: nn.Module, output: str, d_model: int) -> Graph:
     """rows `[n, d_model]` float32 -> the output `[n, width]`."""
     return export_module(
         head, (torch.zeros(2, d_model),), ["rows"], [output], {"rows": {0: Dim("n")}}

@@ -8,21 +8,26 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from addnorm.export.graphs.graph import UnfitError
 from addnorm.export.modules.asking import Asking
 from addnorm.export.reference.reference import (
+    EXAMPLE,
+    Key,
+    LastLayer,
     Reference,
     describe_answer,
+    inputs_of,
     longest_of,
+    pair,
     refuse_wide_rows,
 )
 from addnorm.export.sources import UsageError, download, texts
 from addnorm.export.sources import program as programs
 from addnorm.export.sources.folder_tokenizer import NoTexts
 from addnorm.export.sources.original import OriginalError, as_found
-from addnorm.export.sources.program import Program, ProgramError, split_task
+from addnorm.export.sources.program import LANGUAGE_MODELS, Program, ProgramError, split_task
 from addnorm.export.wishes import NO_WISHES, Wishes
 from addnorm.model.checkpoints import (
     CheckpointError,
@@ -46,7 +51,9 @@ NO_LIMIT = 512  # tokens, where neither the model nor the folder sets a limit
 # Tokens of a text where --max-length names none. The scores of an author's attention are S x S
 # numbers a head: at 8,192 tokens a small model holds gigabytes
 MOST_TOKENS = 2048
-SERVED = ("embed", "rerank", "relevance", "classify", "zero_shot", "tag")
+SERVED = (
+    "embed", "rerank", "relevance", "classify", "zero_shot", "tag", "fill_mask", "sparse",
+)  # fmt: skip
 # ends of the classes of transformers whose logits are served
 HEADS = ("ForSequenceClassification", "ForTokenClassification", "ForQuestionAnswering")
 # what a configuration may call the number of its positions
@@ -74,6 +81,7 @@ def open_folder(folder: Path, wishes: Wishes = NO_WISHES) -> Reference:
         type_vocab_size=max(getattr(model.config, "type_vocab_size", 1) or 1, 1),
     )
     kinds = ["types"] if limits.type_vocab_size > 1 else []
+    program.forward.is_split = program.forward.last_layer is not None
     ask = Asking(program.forward, program.forward, kinds=kinds)
     ask.name = program.name
     try:
@@ -81,6 +89,7 @@ def open_folder(folder: Path, wishes: Wishes = NO_WISHES) -> Reference:
             longest = longest_of(ask, limits)
             limits = limits.model_copy(update={"max_positions": longest})
             tensors, _ = describe_answer(ask, limits)
+            head = _split_head(program, ask, limits, tensors)
     except OriginalError as error:
         raise UsageError(f"{folder.name}: {error}") from error
     if limit is not None and longest < limit:
@@ -110,15 +119,37 @@ def open_folder(folder: Path, wishes: Wishes = NO_WISHES) -> Reference:
             **wishes.recorded(),
             **(texts.AS_WRITTEN if wishes.tokenizer_as_written else {}),
         },
-        _facts(folder, fields, labels),
+        _facts(folder, program, fields, labels),
         None if isinstance(words, NoTexts) else words,
         folder,
         None if isinstance(words, NoTexts) else program,
         wishes,
         uncut,
+        head,
     )
     reference.refuse_mixing()
     return reference
+
+
+def _split_head(
+    program: Program, ask: Asking, limits: Limits, tensors: dict[Key, OwnTensor]
+) -> LastLayer | None:
+    """The last layer of a language model, which becomes a graph of its own: logits of a vocabulary
+    are too many to keep for every token. They are taken out of the tensors. UnfitError if another
+    step follows that layer."""
+    layer = program.forward.last_layer
+    if layer is None:
+        return None
+    del tensors["logits"]
+    with torch.no_grad():
+        answer = ask(*inputs_of(ask, pair(limits, min(EXAMPLE, limits.max_positions))))
+        is_last = torch.equal(layer(answer["activations"]), answer["logits"])
+    if not (is_last and isinstance(layer, nn.Linear)):
+        raise UnfitError(
+            f"{program.name} changes the logits behind its last layer, as a cap does, which is"
+            " served of supported families alone"
+        )
+    return LastLayer(layer)
 
 
 def load(name: str, wishes: Wishes = NO_WISHES) -> Reference:
@@ -150,11 +181,14 @@ def _weights(folder: Path) -> dict[str, str]:
     return {name: sha256(folder / name) for name in names}
 
 
-def _facts(folder: Path, fields: Mapping[str, Any], labels: Sequence[str] | None) -> dict[str, Any]:
+def _facts(
+    folder: Path, program: Program, fields: Mapping[str, Any], labels: Sequence[str] | None
+) -> dict[str, Any]:
     """Fields of the manifest that say what follows the graph. fields: of config.json."""
     authors, problem_type = words_of.read_words(folder), problem_type_of(fields)
     return {
-        "pooling": "last",  # the row of every token has the vector that the graph makes
+        # the row of every token has the vector that the graph makes
+        "pooling": "mean" if program.forward.is_split else "last",
         "normalize": authors.normalize,
         "labels": labels,
         "multi_label": problem_type == "multi_label_classification",
@@ -162,7 +196,20 @@ def _facts(folder: Path, fields: Mapping[str, Any], labels: Sequence[str] | None
         "default_prompt_name": authors.default_prompt_name,
         **({"similarity": authors.similarity} if authors.similarity != "cosine" else {}),
         **({"regression": True} if problem_type == "regression" else {}),
+        **_facts_of_words(program),
     }
+
+
+def _facts_of_words(program: Program) -> dict[str, Any]:
+    """Fields for logits of a vocabulary."""
+    name = type(program.model).__qualname__
+    facts: dict[str, Any] = {}
+    if name.endswith(LANGUAGE_MODELS[1:]):
+        facts["config"] = {"causal": True}
+    if type(program.runs).__qualname__ == "SparseEncoder":
+        activation = program.runs[1].activation_function
+        facts |= {"sparse_activation": activation} if activation != "relu" else {}
+    return facts
 
 
 def _words(
@@ -219,12 +266,17 @@ def _digest(tensor: Tensor) -> bytes:
 def _refusal(program: Program) -> str:
     """Why this program's answer has no task that is served around a graph. Empty if it has."""
     kind, name = type(program.runs).__qualname__, type(program.model).__qualname__
-    if kind in ("SparseEncoder", "MultiVectorEncoder"):
+    if kind == "MultiVectorEncoder":
         return f"{kind} is served of supported families alone: this is a {name}"
-    if program.model is not program.runs or name.endswith(HEADS):
+    if kind == "SparseEncoder":
+        kinds = [type(module).__qualname__ for module in program.runs]
+        is_max = kinds[1:] == ["SpladePooling"] and program.runs[1].pooling_strategy == "max"
+        if kinds[:1] == ["MLMTransformer"] and is_max:
+            return ""
+        return f"a SparseEncoder of {', '.join(kinds)} is not served: SpladePooling by max is"
+    if program.model is not program.runs or name.endswith((*HEADS, *LANGUAGE_MODELS)):
         return ""
-    if name.endswith(("ForMaskedLM", "ForCausalLM", "LMHeadModel", "ForPreTraining")):
-        return f"{name} answers with logits of its vocabulary, served of supported families alone"
     if name.endswith(("ForConditionalGeneration", "EncoderDecoderModel")):
         return f"{name} has an encoder and a decoder, which takes two sequences"
-    return f"{name} is no class whose answer has a task here: known are {', '.join(HEADS)}"
+    known = ", ".join((*HEADS, *LANGUAGE_MODELS))
+    return f"{name} is no class whose answer has a task here: known are {known}"

@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from addnorm.export.certificate import tolerances
 from addnorm.export.graphs.graph import UnfitError
@@ -55,7 +55,7 @@ class Reference:
     origin: in the manifest, where the program is from. facts: more fields of the manifest. words:
     how texts become token ids; None: it takes none. folder: of its tokenizer. texts: answers them.
     wishes: that it was opened with. uncut: tokens of a text that its authors take, where the export
-    takes fewer by default.
+    takes fewer by default. head: from rows of the tensor `activations` to logits of a vocabulary.
     """
 
     name: str
@@ -71,6 +71,7 @@ class Reference:
     texts: AnswersTexts | None = None
     wishes: Wishes = NO_WISHES
     uncut: int = 0
+    head: "LastLayer | None" = None
 
     @cached_property
     def _answers(self) -> Answers:
@@ -137,6 +138,18 @@ class Reference:
                     f" differs by {difference:.3g}. If it takes {other}, say"
                     f" batch_first={self.ask.turned}"
                 )
+
+
+class LastLayer(nn.Module):
+    """rows `[n, d]` -> logits of a vocabulary `[n, V]`."""
+
+    def __init__(self, layer: nn.Linear) -> None:
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, rows: Tensor) -> Tensor:
+        logits: Tensor = self.layer(rows)
+        return logits
 
 
 def inputs_of(ask: Asking, batch: Batch) -> list[Tensor]:

@@ -34,6 +34,7 @@ Array = NDArray[Any]
 MODULES, SETTINGS = "modules.json", "config_sentence_transformers.json"
 INPUTS = ("input_ids", "attention_mask", "token_type_ids")
 LOGITS = ("logits", "prediction_logits")  # as classes of transformers name them
+LANGUAGE_MODELS = ("ForMaskedLM", "ForCausalLM", "LMHeadModel")  # ends of such classes
 # in names of tasks, before that of the prompt, or of the pipeline's aggregation_strategy
 PROMPTED, JOINED = " with the prompt ", " joined by "
 JOINS = get_args(Aggregation)[1:]  # without "none"
@@ -86,13 +87,16 @@ class Forward(nn.Module):
     """Token ids `[B, S]` without padding, and their types where the model reads them -> what a
     program answers, by our names of outputs: what people's calls run, and what an export follows.
 
-    Scaling is left out, as the server scales where a request asks for it.
+    Scaling is left out, as the server scales where a request asks for it. is_split: of a language
+    model also the rows that its last layer reads, by the name "activations".
     """
 
     def __init__(self, runs: nn.Module, model: nn.Module) -> None:
         """runs: a class of transformers, or modules of sentence-transformers around that model."""
         super().__init__()
         self.runs = runs
+        self.is_split = False
+        self._model: tuple[Any] = (model,)  # no submodule of its own
         self._is_model = model is runs
         self._is_sparse = type(runs).__qualname__ == "SparseEncoder"
 
@@ -100,6 +104,8 @@ class Forward(nn.Module):
         inputs = {"input_ids": tokens, "attention_mask": torch.ones_like(tokens)}
         if types is not None:
             inputs["token_type_ids"] = types
+        if self.is_split:
+            return self._split(inputs)
         if self._is_model:
             return self._of_model(self.runs(**inputs))
         features: dict[str, Any] = inputs
@@ -110,6 +116,25 @@ class Forward(nn.Module):
         if self._is_sparse:  # its embeddings are of words: `sparse` compares what is pooled of them
             known = {"token_embeddings": "logits"}
         return {ours: features[name] for name, ours in known.items() if name in features}
+
+    @property
+    def last_layer(self) -> nn.Module | None:
+        """From rows to logits of a language model's vocabulary; None for other models."""
+        (model,) = self._model
+        is_one = type(model).__qualname__.endswith(LANGUAGE_MODELS)
+        is_one &= self._is_model or self._is_sparse
+        layer: nn.Module | None = model.get_output_embeddings() if is_one else None
+        return layer
+
+    def _split(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        (model,), layer, rows = self._model, self.last_layer, list[Tensor]()
+        assert layer is not None
+        listening = layer.register_forward_pre_hook(lambda _, given: rows.append(given[0]))
+        try:
+            logits = self._of_model(model(**inputs))["logits"]
+        finally:
+            listening.remove()
+        return {"activations": rows[-1], "logits": logits}
 
     def _of_model(self, answer: Any) -> dict[str, Tensor]:
         if "start_logits" in answer:

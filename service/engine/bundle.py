@@ -253,7 +253,8 @@ def read_uncertified(path: Path) -> Bundle:
     if tokenizer and tokenizer.num_bytes > MOST_TOKENIZER_BYTES:
         what = f"{TOKENIZER} has {tokenizer.num_bytes} bytes, the limit is {MOST_TOKENIZER_BYTES}"
         raise _refuse(path, what, "export")
-    heads = map(head_file, () if manifest.as_it_is else manifest.heads)
+    columns = {tensor.name for tensor in manifest.as_it_is or ()}
+    heads = [head_file(name) for name in manifest.heads if name not in columns]
     for name in sorted({*manifest.precisions.values(), *heads, *manifest.files}):
         if name not in manifest.files:
             raise _refuse(path, f"{MANIFEST} has no sha256 of {name}, which is loaded", "export")

@@ -40,13 +40,20 @@ class OwnEngine(Engine):
         )
         types = [TYPES] if self._has_types else []
         check_graph(graph, self._body, [self._tokens, *types], {ANSWER: self.d_model})
-        self._heads: dict[str, InferenceSession] = {}
         self._head_widths = {name: head.width for name, head in bundle.manifest.heads.items()}
         ends = np.cumsum([own.width for own in bundle.manifest.as_it_is or ()]).tolist()
         self._columns = {
             own.name: slice(end - own.width, end)
             for own, end in zip(bundle.manifest.as_it_is or (), ends, strict=True)
         }
+        heads = {
+            name: head.width
+            for name, head in bundle.manifest.heads.items()
+            if name not in self._columns
+        }
+        self._heads = {name: self._open_head(bundle.head(name)) for name in heads}
+        for name, width in heads.items():
+            check_graph(bundle.head(name), self._heads[name], ["rows"], {name: width})
         self._lens = None
         self.fingerprint = Fingerprint.here(bundle.manifest_sha256, precision, self._described())
         self._giving_back = giving_back()
@@ -77,7 +84,9 @@ class OwnEngine(Engine):
         return Rows(rows, no_norms, no_norms)
 
     def head(self, output: str, rows: Floats) -> Floats:
-        """The graph has made it already: its columns of the rows."""
+        """Its columns of the rows, which the graph has made already; or a graph of its own."""
+        if output not in self._columns:
+            return super().head(output, rows)
         return np.ascontiguousarray(rows[:, self._columns[output]])
 
     def run_grid(self, grid: Grid) -> list[Floats]:

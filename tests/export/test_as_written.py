@@ -17,6 +17,10 @@ from safetensors.torch import load_file, save_file
 from sentence_transformers import SentenceTransformer
 from torch import Tensor, nn
 from transformers import (
+    Gemma2Config,
+    Gemma2ForCausalLM,
+    MegatronBertConfig,
+    MegatronBertForMaskedLM,
     PreTrainedModel,
     Qwen2Config,
     Qwen2ForCausalLM,
@@ -39,7 +43,7 @@ from addnorm.service.engine.manifest import Limits
 from tests.conftest import client_of, inference_of
 from tests.support.people.unrecognized import Gated
 from tests.support.sentence_transformers import write_modules, write_settings
-from tests.support.texts import MAX_TEXT_TOKENS, tokenizer
+from tests.support.texts import MAX_TEXT_TOKENS, WORDS, tokenizer
 
 TEXTS = ["the same text", "pads are dropped", "a", "tokens , padding costs nothing . " * 4]
 LABELS = {0: "bad", 1: "fair", 2: "good"}
@@ -170,7 +174,13 @@ def test_a_label_that_int8_changes_counts_where_it_is_clear() -> None:
 @pytest.mark.parametrize(
     ("make", "words"),
     [
-        (lambda place: classifier(Qwen2ForCausalLM, place), "Qwen2ForCausalLM answers with logits"),
+        (
+            lambda place: saved(
+                Gemma2ForCausalLM(Gemma2Config(**SIZES, head_dim=16, final_logit_softcapping=30.0)),
+                place,
+            ),
+            "Gemma2ForCausalLM .* changes the logits behind its last layer, as a cap does",
+        ),
         (
             lambda place: saved(
                 T5ForConditionalGeneration(
@@ -193,6 +203,65 @@ def test_what_cannot_be_served_around_a_graph_is_refused_with_both_reasons(
     ):
         exported(make(tmp_path / "refused"), tmp_path / "bundles")
     assert not (tmp_path / "bundles" / "refused").exists()
+
+
+def masked(folder: Path) -> Path:
+    torch.manual_seed(0)
+    sizes = {**SIZES, "vocab_size": len(WORDS), "num_key_value_heads": 2}
+    saved(MegatronBertForMaskedLM(MegatronBertConfig(**sizes)), folder)
+    fields = json.loads((folder / "tokenizer_config.json").read_text())
+    write_settings(folder, "tokenizer_config.json", **fields, mask_token="[MASK]")
+    return folder
+
+
+def test_logits_of_a_vocabulary_are_a_graph_of_their_own(tmp_path: Path) -> None:
+    """Words for masks, and sparse vectors, of a family without a table."""
+    from sentence_transformers import SparseEncoder
+    from sentence_transformers.sparse_encoder.modules import MLMTransformer, SpladePooling
+
+    folder = masked(tmp_path / "masked")
+    bundle = exported(folder, tmp_path / "bundles")
+    assert bundle.tasks == ("fill_mask", "sparse")
+    assert "logits.onnx" in bundle.manifest.files
+    assert "fill_mask" in bundle.compared_with["texts"]
+    library = MegatronBertForMaskedLM.from_pretrained(folder).eval()
+    with client_of(inference_of(tmp_path / "bundles")) as client:
+        ids = [[2, 5, 6, 3], [2, 7, 3]]
+        body = {"model": "masked", "outputs": ["logits"], "logits": {"positions": "all"}}
+
+        def logits(rows: list[list[int]]) -> Any:
+            return client.post("/v1/infer", json={**body, "input_ids": rows}).json()["logits"]
+
+        together = logits(ids)
+        assert [logits([row])[0] for row in ids] == [
+            answer[: len(row)] for answer, row in zip(together, ids, strict=True)
+        ]
+        with torch.no_grad():
+            expected = library(torch.tensor(ids[:1])).logits[0]
+        np.testing.assert_allclose(together[0], expected, atol=1e-5)
+    modules = [MLMTransformer(str(folder)), SpladePooling(activation_function="log1p_relu")]
+    SparseEncoder(modules=modules, device="cpu").save_pretrained(str(tmp_path / "splade"))
+    bundle = exported(tmp_path / "splade", tmp_path / "bundles")
+    assert bundle.compared_with["texts"] == ["sparse"]
+    assert bundle.manifest.sparse_activation == "log1p_relu"
+    command.verify([str(bundle.path), "--checkpoint", str(tmp_path / "splade")])
+
+
+def test_a_causal_language_model_completes(tmp_path: Path) -> None:
+    folder = classifier(Qwen2ForCausalLM, tmp_path / "causal")
+    bundle = exported(folder, tmp_path / "bundles")
+    assert bundle.tasks == ("complete",)
+    library = Qwen2ForCausalLM.from_pretrained(folder).eval()
+    ids = [2, 5, 6, 7, 3]
+    with torch.no_grad():
+        expected = library(torch.tensor([ids])).logits[0].log_softmax(-1)
+    with client_of(inference_of(tmp_path / "bundles")) as client:
+        body = {"prompt": ids, "max_tokens": 0, "echo": True, "logprobs": 1}
+        answer = client.post("/v1/completions", json={"model": "causal", **body})
+        assert answer.status_code == 200, answer.text
+        (choice,) = answer.json()["choices"]
+    got = choice["logprobs"]["token_logprobs"][1:]
+    np.testing.assert_allclose(got, [expected[at, ids[at + 1]] for at in range(4)], atol=1e-5)
 
 
 def test_weights_that_a_library_would_draw_are_refused(tmp_path: Path) -> None:

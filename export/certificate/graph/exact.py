@@ -126,7 +126,7 @@ def compare(files: Files, expected: Expected, manifest: Manifest) -> Iterator[Fi
     yield ("fp32", "manifest"), _manifest(manifest, config)
     yield from _heads(files.heads, expected, is_packed)
     for precision, body in files.bodies.items():
-        yield (precision, "weights"), _weights(body, expected.reference, leaving="heads.")
+        yield (precision, "weights"), compare_weights(body, expected.reference, leaving="heads.")
         portable = is_packed and precision != "fp16"
         yield (precision, "attributes"), [*attributes.body(body, config, precision, portable)]
         if precision == "int8":
@@ -140,7 +140,7 @@ def compare(files: Files, expected: Expected, manifest: Manifest) -> Iterator[Fi
         ("lens", files.lens, expected.graphs.lens),
     ):
         if found and own:
-            weights = _weights(found, expected.reference, leaving="heads.")
+            weights = compare_weights(found, expected.reference, leaving="heads.")
             yield ("fp32", f"{name}, weights"), weights
             seen = attributes.body(found, config, "fp32", portable=name == "lens")
             yield ("fp32", f"{name}, attributes"), [*seen]
@@ -176,7 +176,7 @@ def _heads(heads: dict[str, Graph], expected: Expected, portable: bool) -> Itera
         yield ("fp32", "heads"), [found]
         return
     for name, head in heads.items():
-        yield ("fp32", f"{name}, weights"), _weights(head, modules[name])
+        yield ("fp32", f"{name}, weights"), compare_weights(head, modules[name])
         made = config.heads[name]
         yield ("fp32", f"{name}, attributes"), [*attributes.head(head, config, made, portable)]
         graph = [*structure.differences(head, expected.graphs.heads[name])]
@@ -214,7 +214,7 @@ def _manifest(manifest: Manifest, config: Config) -> list[str]:
     return [*differing, f"int8 is {manifest.int8!r}, {needs!r} expected"]
 
 
-def _weights(graph: Graph, reference: nn.Module, leaving: str = " ") -> list[str]:
+def compare_weights(graph: Graph, reference: nn.Module, leaving: str = " ") -> list[str]:
     """leaving: what the names begin with that belong to another graph."""
     state = {
         name: tensor.numpy()
