@@ -2,7 +2,7 @@
 requests are checked against, and what is documented.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import partial
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple, TypeVar, cast
 

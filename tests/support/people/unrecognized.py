@@ -47,7 +47,12 @@ class Shaped(Gated):
 
     def forward(self, ids: Tensor) -> Any:
         rows = super().forward(ids)
-        return {"rows": rows, "scores": rows[..., 0], "mean": rows.mean(1), "odds": rows.mean((1, 2))}
+        return {
+            "rows": rows,
+            "scores": rows[..., 0],
+            "mean": rows.mean(1),
+            "odds": rows.mean((1, 2)),
+        }
 
 
 class Unservable(Gated):
