@@ -272,7 +272,7 @@ def verify_bundle(
             )
             is_saved = saves_itself(model)
             meaning = verifying.meaning_of(manifest, folder)
-            origin = {key: made for key, made in manifest.source.items() if key == "outputs"}
+            origin = {key: value for key, value in manifest.source.items() if key == "outputs"}
             with _opened(
                 model, meaning, batches, origin, reference=reference,
                 stated={} if is_saved else stated, batch_first=batch_first,
