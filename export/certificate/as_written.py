@@ -299,9 +299,9 @@ def _rows(
 
 def _outputs(bundle: Bundle) -> list[str]:
     """The outputs that its tensors are: by their names, in older bundles as parts of `output`."""
-    are_outputs = {*bundle.manifest.heads, *(["activations"] if bundle.rows_are_tokens else [])}
+    standard = {*bundle.manifest.heads, *(["activations"] if bundle.rows_are_tokens else [])}
     tensors = bundle.manifest.as_it_is or ()
-    names = (each.name if each.name in are_outputs else each.output for each in tensors)
+    names = (each.name if each.name in standard else each.output for each in tensors)
     return [*dict.fromkeys(names)]
 
 

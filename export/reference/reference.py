@@ -244,7 +244,7 @@ def _kinds(answer: Tensor, length: int, turned: bool) -> Iterator[tuple[bool, tu
 
 
 def shape_of(tensor: OwnTensor) -> str:
-    """As the program answers it, in words."""
+    """The shape that the program gives it, in words."""
     _, *axes = tensor.shape
     return str(["B", *("S" if size == -1 else size for size in axes)]).replace("'", "")
 

@@ -95,11 +95,8 @@ class Bundle:
     def rows_are_tokens(self) -> bool:
         """Rows are hidden states, which can be pooled. Those of a graph that makes its answers
         itself are not."""
-        tensors, of_tokens = (
-            self.manifest.as_it_is,
-            ("activations", [-1, -1, self.manifest.d_model]),
-        )
-        return tensors is None or [(own.name, own.shape) for own in tensors] == [of_tokens]
+        tensors, shape = self.manifest.as_it_is, [-1, -1, self.manifest.d_model]
+        return tensors is None or [(t.name, t.shape) for t in tensors] == [("activations", shape)]
 
     @property
     def has_vectors(self) -> bool:

@@ -178,6 +178,7 @@ def test_what_it_answers_is_served_whatever_the_padding_and_the_company(tmp_path
         )
 
 
+LETTERS = {"a": 3, "b": 4, "c": 5}
 SHAPES = {"rows": [-1, -1, 5], "scores": [-1, -1], "mean": [-1, 5], "odds": [-1]}
 
 
@@ -185,7 +186,8 @@ SHAPES = {"rows": [-1, -1, 5], "scores": [-1, -1], "mean": [-1, 5], "odds": [-1]
 def shaped(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A bundle with a tensor of each shape, and its copy as exporters wrote it before."""
     out = tmp_path_factory.mktemp("shaped")
-    export_bundle(Shaped(), out, "shaped", as_it_is=True, config={"max_positions": 8})
+    few = {"max_positions": 8}
+    export_bundle(Shaped(), out, "shaped", as_it_is=True, config=few, vocabulary=LETTERS)
     shutil.copytree(out / "shaped", out / "older")
     bundle = bundles.read(out / "older/1")
     manifest = bundle.manifest.model_dump(exclude={"format", "files"})
@@ -281,6 +283,10 @@ def test_v2_tells_and_sends_the_same_shapes(
     told = call("ModelMetadata", name="shaped").outputs
     assert {each.name: [*each.shape] for each in told} == SHAPES
     call.close()
+    texts = {"name": "text", "shape": [2], "datatype": "BYTES", "data": ["abc", "a"]}
+    answer = client.post("/v2/models/shaped/infer", json={"inputs": [texts]})
+    shapes = {each["name"]: each["shape"] for each in answer.json()["outputs"]}
+    assert shapes == expected, "texts without logits or vectors get every tensor too"
 
 
 def test_older_bundles_are_served_as_they_were(client: httpx.Client, shaped: Path) -> None:
@@ -298,7 +304,7 @@ def test_older_bundles_are_served_as_they_were(client: httpx.Client, shaped: Pat
     assert {each["name"]: each["shape"] for each in about} == {
         **SHAPES, "scores": [-1, -1, 1], "odds": [-1, 1],
     }  # fmt: skip
-    verify_bundle(shaped / "older/1", Shaped())
+    verify_bundle(shaped / "older/1", Shaped(), vocabulary=LETTERS)
 
 
 def test_what_cannot_be_served_ends_the_export_in_words(tmp_path: Path) -> None:

@@ -38,9 +38,7 @@ def url(models: Models) -> Iterator[str]:
 def written_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """A server of graphs as their authors wrote them: of ids, of vectors and of texts."""
     out, few = tmp_path_factory.mktemp("written"), {"max_positions": 12}
-    words = {
-        word: index for index, word in enumerate(["I", "love", "this", "it", "works", ".", "<unk>"])
-    }
+    words = {word: index for index, word in enumerate(["I", "love", "this", ".", "<unk>"])}
     export_bundle(Shaped(), out, "shaped", as_it_is=True, config=few)
     export_bundle(Series(), out, "series", config={"input_width": NUM_FEATURES, **few})
     of_texts: Any = {"vocabulary": words, "config": few, "as_it_is": True}
