@@ -362,7 +362,9 @@ class FairQueue:
 
             def may(backlog: Backlog) -> bool:
                 ask = backlog.next(has_large)
-                return bool(ask) and not (is_for_others and backlog.is_bulk and not ask.in_time)
+                if ask is None:
+                    return False
+                return ask.in_time or not (is_for_others and backlog.is_bulk)
 
             key = self._fairness.next()
             assert key
@@ -374,6 +376,7 @@ class FairQueue:
                 if backlog is None:
                     return None
             first = backlog.next(has_large)
+            assert first
             taken = self._choose(first, num_idle, now)
             target = first.target
             # other backlogs pay nothing for their part: without it the space would stay empty

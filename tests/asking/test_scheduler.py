@@ -6,7 +6,7 @@ from contextlib import suppress
 import numpy as np
 import pytest
 
-from addnorm.service.asking.scheduler import Scheduler, compute
+from addnorm.service.asking.scheduler import Scheduler, Worker, compute
 from addnorm.service.engine.batch import Batch, Rows
 from addnorm.service.engine.target import Target
 from addnorm.service.errors import Expired, Overloaded, ServiceError
@@ -348,23 +348,27 @@ def test_what_goes_beside_a_large_sequence_is_small() -> None:
 
 
 def test_one_large_sequence_runs_at_a_time_and_others_beside_it() -> None:
-    small_ran, num_large = threading.Event(), list[int]()
+    scheduler, target = Scheduler(gate_of(2, 1000)), Target(echo, 4, large_from=10)
+    large, other = Worker(), Worker()
+    large.thread = other.thread = threading.current_thread()
+    scheduler._workers = [large, other]
 
-    def counted(batch: Batch) -> Rows:
-        if batch.num_tokens < 10:
-            small_ran.set()
-            return echo(batch)
-        num_large.append(sum(micro.is_large for w in scheduler._workers for micro in w.todo))
-        assert small_ran.wait(PATIENCE_S)
-        return echo(batch)
+    def taken(worker: Worker) -> list[int]:
+        with scheduler.changed:
+            scheduler._take_from_queue(worker)
+        return [sequence.length for micro in worker.todo for sequence in micro.sequences]
 
-    scheduler = Scheduler(gate_of(2, 1000))
-    scheduler.start()
-    target = Target(counted, 4, large_from=10)
-    jobs = [submit_to(scheduler, target, of_lengths(length), 30) for length in (12, 12, 3)]
-    scheduler.close()
-    assert [values(job) for job in jobs] == [[[12] * 12], [[12] * 12], [[3] * 3]]
-    assert num_large == [1, 1]
+    for length in (12, 13):
+        submit_to(scheduler, target, of_lengths(length), 30)
+    assert taken(large) == [12]
+    assert taken(other) == []
+    submit_to(scheduler, target, of_lengths(3), 30)
+    assert taken(other) == [3]
+    other.todo = []
+    scheduler._workers, scheduler._hung = [other], [large]
+    assert taken(other) == [], "a run that hangs holds its memory"
+    large.todo = []
+    assert taken(other) == [13]
 
 
 @pytest.mark.parametrize(
