@@ -126,8 +126,8 @@ def export_bundle(
         shows which is meant, the export asks for it.
     as_it_is: True serves the model's own graph, False refuses a model that has no graph of ours. By
         default it gets ours if it can, which is quicker, and otherwise its own: texts, token ids
-        or vectors in, in fp32 and int8. Its answer is the output `output`, unless labels, pooling or task
-        say what it is for.
+        or vectors in, in fp32 and int8. Its answer is the output `output`, unless labels, pooling
+        or task say what it is for.
     outputs: of a module as it is that answers with several tensors, which are served; or names for
         those of a tuple, in order. By default all, by their keys or places.
     task: what the answer of a module as it is is for, where neither labels nor pooling tell:
