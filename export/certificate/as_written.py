@@ -280,7 +280,7 @@ def _rows(
     reference: Reference,
     real: Sequence[Array] | None = None,
 ) -> dict[str, list[tuple[Array, Array]]]:
-    """Of each tensor, by its name, the served rows and the program's of each sequence. real: as of
+    """The served rows of each sequence, and the program's, by the tensor's name. real: see
     `_checks`."""
     answer = path.ask(case, precision, outputs=_outputs(path.model.bundle))
     expected = [reference.rows(batch) for batch in batches]
