@@ -15,7 +15,7 @@ import pytest
 
 from addnorm.corpus import command as corpus
 from addnorm.corpus.index_check import MEANINGS
-from addnorm.export import writer
+from addnorm.export import exporting
 from addnorm.export.certificate.forward import refuse_unlike
 from addnorm.export.sources.folder_tokenizer import NoTexts
 from addnorm.export.sources.sources import Source
@@ -171,7 +171,7 @@ def test_the_programs_of_the_pages_on_own_models_run(monkeypatch: pytest.MonkeyP
     """They run in order, in one namespace, up to what an export does with a source."""
     page, known = (ROOT / "docs" / "own-models.md").read_text(), dict[str, Any]()
     sources = list[Source]()
-    monkeypatch.setattr(writer, "export", lambda source, *_: sources.append(source))
+    monkeypatch.setattr(exporting, "export", lambda source, *_: sources.append(source))
     for program in re.findall(r"```python\n(.+?)```", page, re.DOTALL):
         exec(program, known)
     (guide,) = programs_of("own-transformer")
