@@ -49,7 +49,7 @@ def export(
         exported = export_graph(reference)
         model_file.save(steady(exported.graph), folder / GRAPHS["fp32"])
         bundle = _write_manifest(reference, folder, name, number)
-        certificate = as_written.certificate_of(bundle, reference, exported.lengths, samples, texts)
+        certificate = as_written.certificate_of(bundle, reference, exported, samples, texts)
         bundles.write_certificate(bundle, certificate.as_json())
     return bundles.read(out / name / str(number))
 
@@ -64,8 +64,8 @@ def certify_again(
     if (origin := dict(reference.origin)) != bundle.manifest.source:
         raise UsageError(f"{bundle.ref} was made from {bundle.manifest.source}, this is {origin}")
     say(f"verifying {bundle.ref}")
-    lengths = export_graph(reference).lengths
-    return as_written.certificate_of(bundle, reference, lengths, samples, texts)
+    exported = export_graph(reference)
+    return as_written.certificate_of(bundle, reference, exported, samples, texts)
 
 
 def refused(error: NotRecognized | CheckpointError, second: Exception) -> UsageError:

@@ -1,5 +1,5 @@
-"""The certificate of an authors' own graph: what is served, compared with the program, from token
-ids or vectors and from texts."""
+"""The certificate of an authors' own graph: its weights and numbers, and what is served, compared
+with the program, from token ids or vectors and from texts."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -9,6 +9,7 @@ from tqdm import tqdm
 
 from addnorm.export.certificate import authors, tolerances
 from addnorm.export.certificate.certificate import Certificate, Check, certify, refuse_failures
+from addnorm.export.certificate.graph import traced
 from addnorm.export.certificate.served import (
     Case,
     CertificationError,
@@ -17,6 +18,8 @@ from addnorm.export.certificate.served import (
     count_unequal,
     path_of,
 )
+from addnorm.export.graphs import model_file
+from addnorm.export.graphs.authors import MODULE, Exported
 from addnorm.export.reference.reference import EXAMPLE, NEAR, NoNumbersError, Reference
 from addnorm.export.sources.original import Array
 from addnorm.export.sources.program import Text
@@ -44,16 +47,17 @@ ROUNDING, MOST_SHIFTS = 2.0**-20, 8
 def certificate_of(
     bundle: Bundle,
     reference: Reference,
-    lengths: Sequence[int],
+    exported: Exported,
     samples: Sequence[Batch] = (),
     texts: Sequence[Text] = (),
 ) -> Certificate:
-    """lengths: of the sequences that must be compared. samples, texts: of a person's own.
-    CertificationError if what is served is not what the program answers."""
+    """exported: what the graph was, or must have been, written from. samples, texts: of a person's
+    own. CertificationError if what is served is not what the program answers."""
+    constants = [*_compare_constants(bundle, reference, exported)]
     tqdm.write("loading the graph into onnxruntime")
     with runs_in_words(f"the graph of {reference.name} fails in onnxruntime"):
         model = Model(bundle)
-        checks = [*_compare_tokens(model, reference, lengths, samples)]
+        checks = [*_compare_tokens(model, reference, exported.lengths, samples)]
         checks += _compare_texts(model, reference, texts)
         checks += _compare_bits(model)
     engine, chooses = model.engine("fp32"), _chooses(model)
@@ -72,7 +76,7 @@ def certificate_of(
     tasks = {"texts": [*reference.texts.tasks]} if reference.texts else {}
     return certify(
         model,
-        checks,
+        [*constants, *checks],
         "the authors' program, one sequence at a time",
         {
             "kind": reference.kind,
@@ -85,6 +89,18 @@ def certificate_of(
         sequences_together=not engine.runs_alone,  # of one length, on this processor
         chooses_among_numbers=chooses,  # among nearly equal ones it may choose otherwise
     )
+
+
+def _compare_constants(bundle: Bundle, reference: Reference, exported: Exported) -> Iterator[Check]:
+    """CertificationError for what differs. Comes first: no session may see a wrong graph."""
+    tqdm.write("comparing the graph's weights and numbers with the program's")
+    graph = model_file.load(bundle.graph("fp32"))
+    weights = {f"{MODULE}.{name}": each for name, each in reference.ask.state_dict().items()}
+    for comparison, words in traced.compare(graph, exported.program, weights):
+        if words:
+            more = f"; and {len(words) - 3} more" if len(words) > 3 else ""
+            raise CertificationError(f"{comparison} (fp32): {'; '.join(words[:3])}{more}")
+        yield Check(comparison, "differences", "fp32", 0, 0)
 
 
 def _compare_tokens(
