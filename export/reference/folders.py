@@ -23,7 +23,7 @@ from addnorm.export.sources import program as programs
 from addnorm.export.sources.folder_tokenizer import NoTexts
 from addnorm.export.sources.original import OriginalError, as_found
 from addnorm.export.sources.program import Program, ProgramError, split_task
-from addnorm.export.sources.sources import AUTHOR, Comparison
+from addnorm.export.sources.sources import AUTHOR, Comparison, refuse_one_tag
 from addnorm.model.checkpoints import (
     CheckpointError,
     Choices,
@@ -94,6 +94,8 @@ def open_folder(
     if not isinstance(words, NoTexts):
         texts.refuse_other_ids(folder, words, limits.vocab_size)
     labels = _labels(program, tensors.values(), fields, choices)
+    has_tags = any(tensor.name == "logits" and tensor.of == "token" for tensor in tensors.values())
+    refuse_one_tag(labels, has_tags, "--labels none")
     program.tasks = {
         task: answer
         for task, answer in program.tasks.items()

@@ -35,6 +35,7 @@ from addnorm.export.sources import UsageError, texts
 from addnorm.export.sources.folder_tokenizer import NoTexts
 from addnorm.export.sources.original import Array, OriginalError, as_found, digest
 from addnorm.export.sources.program import Answer, Ids, Text
+from addnorm.export.sources.sources import refuse_one_tag
 from addnorm.model.checkpoints import sentence_transformers
 from addnorm.model.pooling import pick_vectors
 from addnorm.service.engine import selfcheck
@@ -170,6 +171,7 @@ def _with_meaning(
     shape = f"[B, {'S, ' if tensor.of == 'token' else ''}{tensor.width}]"
     if meaning.labels is not None and len(meaning.labels) != tensor.width:
         raise UsageError(f"there are {len(meaning.labels)} labels, {name} answers with {shape}")
+    refuse_one_tag(meaning.labels, tensor.of == "token", "labels=None")
     if meaning.pooling and tensor.of == "sequence":
         raise UsageError(f"pooling is of rows of tokens [B, S, d], {name} answers with {shape}")
     is_of_tokens = {"tag": True, "classify": False, "rerank": False}.get(meaning.task or "")
