@@ -1,7 +1,7 @@
 """Models that no table describes are served as their authors wrote them, with texts and tasks."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from onnx import numpy_helper
 from safetensors.torch import load_file, save_file
 from sentence_transformers import SentenceTransformer
 from torch import Tensor, nn
@@ -24,8 +25,10 @@ from transformers import (
 )
 
 from addnorm.export import ExportError, command, export_bundle
+from addnorm.export.graphs import model_file
 from addnorm.service.engine import bundle as bundles
 from tests.conftest import client_of, inference_of
+from tests.support.mutation import whole
 from tests.support.people.unrecognized import Gated
 from tests.support.sentence_transformers import write_modules, write_settings
 from tests.support.texts import MAX_TEXT_TOKENS, tokenizer
@@ -59,10 +62,12 @@ def embedder(folder: Path, **pooling: Any) -> Path:
     return folder
 
 
-def classifier(kind: Callable[[Any], PreTrainedModel], folder: Path) -> Path:
+def classifier(
+    kind: Callable[[Any], PreTrainedModel], folder: Path, labels: Mapping[int, str] = LABELS
+) -> Path:
     torch.manual_seed(0)
-    numbers = {name: number for number, name in LABELS.items()}
-    return saved(kind(Qwen2Config(**SIZES, id2label=LABELS, label2id=numbers)), folder)
+    numbers = {name: number for number, name in labels.items()}
+    return saved(kind(Qwen2Config(**SIZES, id2label={**labels}, label2id=numbers)), folder)
 
 
 def exported(folder: Path, out: Path, *options: str) -> bundles.Bundle:
@@ -81,6 +86,8 @@ def test_an_embedder_of_a_family_without_a_table_answers_as_its_library(
     bundle = exported(folder, out)
     assert bundle.tasks == ("embed",)
     assert bundle.compared_with["texts"] == ["embed", "embed with the prompt query"]
+    exact = [check["case"] for check in (bundle.certificate or {})["checks"] if not check["limit"]]
+    assert exact == ["weights", "numbers", "in drawn batches"]
     library = SentenceTransformer(str(folder), device="cpu")
     with client_of(inference_of(out)) as client:
 
@@ -102,6 +109,20 @@ def test_an_embedder_of_a_family_without_a_table_answers_as_its_library(
     )
     with pytest.raises(SystemExit, match="the graph's answer differs"):
         command.verify([str(bundle.path), "--checkpoint", str(folder)])
+    change_a_weight(bundle)
+    with pytest.raises(SystemExit, match=r"weights \(fp32\): .* is no weight, nor computed of"):
+        command.verify([str(bundle.path), "--checkpoint", str(folder)])
+
+
+def change_a_weight(bundle: bundles.Bundle) -> None:
+    """A number by a millionth, with hashes made anew."""
+    graph = whole(model_file.load(bundle.graph("fp32")))
+    item = max(graph.proto.graph.initializer, key=lambda item: len(item.raw_data))
+    array = numpy_helper.to_array(item).copy()
+    array.flat[0] *= 1 + 2.0**-20
+    item.CopyFrom(numpy_helper.from_array(array, item.name))
+    model_file.save(graph, bundle.graph("fp32"))
+    bundles.write_manifest(bundle.path, bundle.manifest.model_dump(exclude={"format", "files"}))
 
 
 @pytest.mark.parametrize(
@@ -130,6 +151,10 @@ def test_labels_of_a_folder_are_served(
                 place,
             ),
             "T5ForConditionalGeneration has an encoder and a decoder",
+        ),
+        (
+            lambda place: classifier(Qwen2ForTokenClassification, place, {0: "person"}),
+            "the label 'person' is the only one of every token",
         ),
         # a prompt's own tokens are left out of the mean, which the server cannot do
         (lambda place: embedder(place, include_prompt=False), "embed with the prompt query"),

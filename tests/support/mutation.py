@@ -417,13 +417,13 @@ def equal_rows(one: Bundle, other: Bundle) -> bool:
     return all(a.tobytes() == b.tobytes() for a, b in pairs)
 
 
-def change_one(draws: random.Random, item: TensorProto, factor: float = 1.001) -> str:
-    """One number times the factor, or by one where it is whole; "" if that is the same number."""
+def change_one(draws: random.Random, item: TensorProto) -> str:
+    """One number x 1.001, or by one where it is whole; "" if that is the same number."""
     values = numpy_helper.to_array(item).copy()
     index = draws.randrange(values.size)
     before = values.flat[index]
     if values.dtype.kind == "f":
-        values.flat[index] = before * np.float32(factor)
+        values.flat[index] = before * np.float32(1.001)
     else:
         step = draws.choice([-1, 1])
         values.flat[index] = (
