@@ -29,11 +29,14 @@ from addnorm.export.graphs.nodes import attribute
 Array = NDArray[Any]
 # of the largest number: float32 that two libraries compute of the same weights
 ROUNDING = 4 * 2.0**-23
+NEUTRAL = (-1, 0, 1)  # the exporter may write these in other ways
 FLOATS = (torch.float16, torch.float32, torch.float64)
 # operators whose numbers stand in the graph as they are
-KEPT = {"add", "sub", "rsub", "mul", "div", "pow", "clamp", "clamp_min", "clamp_max", "maximum",
-        "minimum", "layer_norm", "scaled_dot_product_attention", "masked_fill", "where",
-        "leaky_relu", "elu"}  # fmt: skip
+KEPT = {
+    "add", "sub", "rsub", "mul", "div", "pow", "clamp", "clamp_min", "clamp_max", "maximum",
+    "minimum", "layer_norm", "rms_norm", "group_norm", "scaled_dot_product_attention",
+    "masked_fill", "where", "leaky_relu", "elu",
+}  # fmt: skip
 
 
 def compare(
@@ -168,8 +171,8 @@ def _numbers_of_graph(graph: Graph) -> Iterator[Hashable]:
 
 
 def _numbers_of_program(traced: _Traced) -> Iterator[tuple[Hashable, Hashable]]:
-    """A key of the node that reads it, equal for those that compute the same, and the number. Whole
-    ones are left out: as such they stand for sizes and places too."""
+    """A key of the node that reads it, equal for those that compute the same, and the number. Of
+    nodes that compute floats."""
     # the exporter keeps one of equal weights
     keys: dict[str, Any] = {
         name: f"{weight.shape} {weight.sum().item()}" for name, weight in traced.weights.items()
@@ -181,10 +184,11 @@ def _numbers_of_program(traced: _Traced) -> Iterator[tuple[Hashable, Hashable]]:
             continue
         if _name(node) == "gelu":
             yield key, f"Gelu by {node.kwargs.get('approximate', 'none')}"
-        if _name(node) in KEPT:
+        made = node.meta.get("val")
+        if _name(node) in KEPT and isinstance(made, Tensor) and made.is_floating_point():
             for place, value in _operands(node, traced):
                 number = float(np.float32(value))
-                if np.isfinite(number) and number != int(number):
+                if np.isfinite(number) and number not in NEUTRAL:
                     yield (key, place), number
 
 
