@@ -117,7 +117,8 @@ class Subject:
         made = graphs.body
         if precision != "fp32":
             made = err(self.files.bodies[precision])
-        files = replace(self.files, bodies={precision: made}, heads=graphs.heads)
+        gpu = graphs.plain if self.files.gpu else None
+        files = replace(self.files, bodies={precision: made}, gpu=gpu, heads=graphs.heads)
         return Mutant(
             self,
             f"{self.bundle.ref}, {step}: {words[0]}",

@@ -54,13 +54,13 @@ class _Traced:
 
     def __init__(self, program: ExportedProgram, weights: Mapping[str, Tensor]) -> None:
         self.nodes = [node for node in program.graph.nodes if node.op == "call_function"]
-        given = {**program.constants, **program.state_dict}
+        tensors = {**program.constants, **program.state_dict}
         # a table that grows when the module is called is of another length in a copy
-        given |= {name: x for name, x in weights.items() if _shape(given.get(name)) == x.shape}
+        tensors |= {name: x for name, x in weights.items() if _shape(tensors.get(name)) == x.shape}
         self.weights = {
-            spec.arg.name: given[spec.target]
+            spec.arg.name: tensors[spec.target]
             for spec in program.graph_signature.input_specs
-            if spec.target in given
+            if spec.target in tensors
         }
         self.values: dict[str, Any] = dict(self.weights)
         constant = {*self.values}
@@ -120,8 +120,8 @@ def _weights(graph: Graph, traced: _Traced) -> Iterator[str]:
         if array.dtype.kind == "f" and array.size > 1
     }
     sizes = {array.size for array in constants.values()}
-    known = {_digest(array) for _, array in traced.arrays() if array.size in sizes}
-    unknown = {name: array for name, array in constants.items() if _digest(array) not in known}
+    digests = {_digest(array) for _, array in traced.arrays() if array.size in sizes}
+    unknown = {name: array for name, array in constants.items() if _digest(array) not in digests}
     sizes = {array.size for array in unknown.values()}
     computed = [
         array for is_computed, array in traced.arrays() if is_computed and array.size in sizes
@@ -149,12 +149,12 @@ def _is_near(constant: Array, array: Array) -> bool:
 
 def _numbers(graph: Graph, traced: _Traced) -> Iterator[str]:
     """Numbers that are fewer than in the program's code."""
-    found = Counter(_numbers_of_graph(graph))
+    counts = Counter(_numbers_of_graph(graph))
     # the exporter computes equal nodes once
     expected = Counter(number for _, number in {*_numbers_of_program(traced)})
     for number, count in expected.items():
-        if found[number] < count:
-            yield f"{number} occurs {found[number]} times, {count} expected"
+        if counts[number] < count:
+            yield f"{number} occurs {counts[number]} times, {count} expected"
 
 
 def _numbers_of_graph(graph: Graph) -> Iterator[Hashable]:
@@ -184,8 +184,8 @@ def _numbers_of_program(traced: _Traced) -> Iterator[tuple[Hashable, Hashable]]:
             continue
         if _name(node) == "gelu":
             yield key, f"Gelu by {node.kwargs.get('approximate', 'none')}"
-        made = node.meta.get("val")
-        if _name(node) in KEPT and isinstance(made, Tensor) and made.is_floating_point():
+        output = node.meta.get("val")
+        if _name(node) in KEPT and isinstance(output, Tensor) and output.is_floating_point():
             for place, value in _operands(node, traced):
                 number = float(np.float32(value))
                 if np.isfinite(number) and number not in NEUTRAL:
