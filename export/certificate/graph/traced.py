@@ -78,7 +78,7 @@ class _Traced:
                     self.values[node.name] = node.target(*args, **kwargs)
 
     def arrays(self) -> Iterator[tuple[bool, Array]]:
-        """Those values and their transposes, and of each whether its numbers are computed, or those
+        """The values and their transposes, and of each whether its numbers are computed, or those
         of a weight. Complex numbers are pairs, as in ONNX."""
         stored = {weight.untyped_storage().data_ptr() for weight in self.weights.values()}
         values = (each for value in self.values.values() for each in tree_leaves(value))
