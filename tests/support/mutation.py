@@ -152,9 +152,12 @@ class Mutant:
                 owner = {"fp16": half_precision, "int8": quantize}[precision]
                 errs = mock.patch.object(owner, STEPS[precision], return_value=body)
                 erring.enter_context(errs)
-            for (_, comparison), words in exact.compare(self.files, self.expected, manifest):
-                if words:
-                    return comparison.rpartition(", ")[2]
+            try:
+                for (_, comparison), words in exact.compare(self.files, self.expected, manifest):
+                    if words:
+                        return comparison.rpartition(", ")[2]
+            except KeyError:  # what it is compared with is no graph: the export ends by an error
+                return "not written"
         with tempfile.TemporaryDirectory() as folder:
             bundle = write(self, Path(folder) / "mutant")
             try:
