@@ -1,5 +1,5 @@
-"""The certificate of an authors' own graph: what is served, compared with the program, from token
-ids or vectors and from texts."""
+"""The certificate of an authors' own graph: its weights and numbers, and what is served, compared
+with the program, from token ids or vectors and from texts."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -18,7 +18,7 @@ from addnorm.export.certificate.certificate import (
     refuse_failures,
     table_row,
 )
-from addnorm.export.certificate.graph import exact
+from addnorm.export.certificate.graph import exact, traced
 from addnorm.export.certificate.served import (
     Case,
     CertificationError,
@@ -28,7 +28,7 @@ from addnorm.export.certificate.served import (
     path_of,
 )
 from addnorm.export.graphs import model_file
-from addnorm.export.graphs.authors import Exported
+from addnorm.export.graphs.authors import MODULE, Exported
 from addnorm.export.graphs.model_file import Graph
 from addnorm.export.graphs.quantize import measure
 from addnorm.export.graphs.steady import steady, with_gemms
@@ -64,9 +64,9 @@ def certificate_of(
     reference: Reference,
     exported: Exported,
 ) -> Certificate:
-    """exported: by the exporter installed here.
+    """exported: what the graph was, or must have been, written from.
     CertificationError if what is served is not what the program answers."""
-    checks, extras = list[Check](), dict[str, Any]()
+    checks, extras = [*_compare_constants(bundle, reference, exported)], dict[str, Any]()
     if "int8" in bundle.manifest.precisions:
         checks += _compare_int8_file(bundle, exported)
     tqdm.write("loading the graphs into onnxruntime")
@@ -116,6 +116,18 @@ def certificate_of(
         peak_bytes=peak_bytes,
         **extras,
     )
+
+
+def _compare_constants(bundle: Bundle, reference: Reference, exported: Exported) -> Iterator[Check]:
+    """CertificationError for what differs. Comes first: no session may see a wrong graph."""
+    tqdm.write("comparing the graph's weights and numbers with the program's")
+    graph = _fp32_of(bundle, exported)
+    weights = {f"{MODULE}.{name}": each for name, each in reference.ask.state_dict().items()}
+    for comparison, words in traced.compare(graph, exported.program, weights):
+        if words:
+            more = f"; and {len(words) - 3} more" if len(words) > 3 else ""
+            raise CertificationError(f"{comparison} (fp32): {'; '.join(words[:3])}{more}")
+        yield Check(comparison, "differences", "fp32", 0, 0)
 
 
 def compare_answers(model: Model, reference: Reference, lengths: Sequence[int]) -> list[Check]:

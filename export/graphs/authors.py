@@ -31,6 +31,7 @@ MOST_TRACES = 4  # of forwards that turn out to be the same
 MOST_WORDS = 200  # characters of an error of PyTorch's exporter
 SMALL = {TensorProto.FLOAT16: "float16", TensorProto.BFLOAT16: "bfloat16"}
 INPUTS = ("tokens", "types")  # of the forward that is followed
+MODULE = "module"  # what its weights' names begin with
 
 
 @dataclass(frozen=True)
@@ -63,9 +64,11 @@ def _by_place(condition: str) -> str:
 
 @dataclass(frozen=True)
 class Exported:
-    """lengths: that must be compared. guards: of each forward that was followed; all are one."""
+    """program: the forward as PyTorch followed it. lengths: that must be compared. guards: of each
+    forward that was followed; all are one."""
 
     graph: Graph
+    program: ExportedProgram
     lengths: tuple[int, ...]
     guards: tuple[Guards, ...]
 
@@ -88,12 +91,12 @@ def export_graph(reference: Reference) -> Exported:
     """UnfitError if PyTorch's exporter cannot follow the forward, or if it is not one for all
     lengths."""
     longest = reference.longest
-    first, guards = _follow(reference, min(EXAMPLE, longest))
+    first, program, guards = _follow(reference, min(EXAMPLE, longest))
     every = [guards]
     while others := [n for n in range(2, longest + 1) if not any(g.hold(n) for g in every)]:
         length = others[len(others) // 2]
         try:
-            graph, more = _follow(reference, length)
+            graph, _, more = _follow(reference, length)
             is_same = len(every) < MOST_TRACES and _nodes(graph) == _nodes(first)
         except UnfitError:  # it is written for this length alone
             is_same = False
@@ -111,15 +114,15 @@ def export_graph(reference: Reference) -> Exported:
         for step in (0, 1)
     }
     lengths = {min(length, longest) for length in (*LENGTHS, longest)} | edges
-    return Exported(first, tuple(sorted(lengths)), tuple(every))
+    return Exported(first, program, tuple(sorted(lengths)), tuple(every))
 
 
 def _nodes(graph: Graph) -> list[bytes]:
     return [node.SerializeToString() for node in graph.proto.graph.node]
 
 
-def _follow(reference: Reference, length: int) -> tuple[Graph, Guards]:
-    """The graph and the guards of the forward of two sequences of this length."""
+def _follow(reference: Reference, length: int) -> tuple[Graph, ExportedProgram, Guards]:
+    """The graph, the program and the guards of the forward of two sequences of this length."""
     inputs, limits = inputs_of(reference.twin, pair(reference.limits, length)), reference.limits
     names = [VECTORS if limits.input_width else IDS, TYPES][: len(inputs)]
     axes = dict.fromkeys(range(2 if limits.max_positions > 1 else 1), Dim.DYNAMIC)
@@ -146,7 +149,7 @@ def _follow(reference: Reference, length: int) -> tuple[Graph, Guards]:
             " and no graph rounds alike: leave it out in evaluation mode, as by"
             " torch.autocast(..., enabled=self.training)"
         )
-    return graph, guards
+    return graph, program, guards
 
 
 def _program(

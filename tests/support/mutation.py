@@ -1,6 +1,7 @@
-"""Single mutations of graphs and weights, all of which the certificate must refuse.
+"""Mistakes of the exporter, which stand in what it writes and in what that is compared with: one
+changed number, attribute, node, input or output, by one step of an export.
 
-A mutant that is certified must give equal bits on seeded random batches (two nodes that traded
+A mistake that is certified must give equal bits on seeded random batches (two nodes that traded
 places, say).
 """
 
@@ -8,38 +9,57 @@ import copy
 import random
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import torch
 from onnx import AttributeProto, ModelProto, NodeProto, TensorProto, helper, numpy_helper
 from safetensors.numpy import save_file
+from torch import nn
 from transformers import BertConfig, BertForMaskedLM
 from transformers.utils.logging import disable_progress_bar
 
-from addnorm.export.certificate import parity
+from addnorm.export.certificate import as_written, parity
 from addnorm.export.certificate.graph import exact, structure
 from addnorm.export.certificate.graph.exact import Expected, Files
 from addnorm.export.exporting import export
-from addnorm.export.graphs import model_file
+from addnorm.export.graphs import half_precision, model_file, quantize
+from addnorm.export.graphs.authors import Exported, export_graph
 from addnorm.export.graphs.model_file import Graph
+from addnorm.export.graphs.portable import make_portable
+from addnorm.export.graphs.steady import steady
+from addnorm.export.reference.modules import open_module
+from addnorm.export.reference.reference import Reference
 from addnorm.export.sources import sources
 from addnorm.export.sources.sources import Source
 from addnorm.export.wishes import Wishes
 from addnorm.export.writer import GRAPHS
 from addnorm.service.engine import bundle as bundles
+from addnorm.service.engine import selfcheck
 from addnorm.service.engine.batch import Grid
 from addnorm.service.engine.bundle import Bundle
 from addnorm.service.engine.engine import Engine
 from addnorm.service.engine.model import Model
 from tests.support.exports import source_of
 from tests.support.families import LARGER, made, save
+from tests.support.people.generators import GENERATORS
+from tests.support.people.kinds import KINDS as KINDS_OF_MODULES
+from tests.support.people.unrecognized import Gated
 from tests.support.texts import WORDS, tokenizer
 
 ALL = ("fp32", "fp16", "int8")
+AUTHORS = {  # with eps, factors and masks of their own, an LSTM, rotary tables
+    "gated": Gated,
+    "electra": KINDS_OF_MODULES["ELECTRA"],
+    "t5": KINDS_OF_MODULES["T5 encoder"],
+    "lstm": KINDS_OF_MODULES["LSTM and attention"],
+    "gemma": GENERATORS["Gemma"],
+}
 SIBLINGS = (  # operators of the same arity, each of which may stand in another's place
     ("Add", "Sub", "Mul", "Div", "Max"),
     ("Relu", "Gelu", "Sqrt", "Reciprocal", "Neg", "Tanh", "Abs", "Identity"),
@@ -53,6 +73,8 @@ NEW_ATTRIBUTES = {
 }
 WEIGHTS = (TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.INT8)
 BATCHES = 20  # random batches that prove bits equal
+STEPS = {"fp16": "to_half", "int8": "quantize"}  # that write a precision
+Change = Callable[[ModelProto], str]
 
 
 @dataclass(frozen=True)
@@ -70,6 +92,41 @@ class Subject:
         expected = Expected.export(source.in_layout("padded"), bundle.manifest)
         return cls(bundle, replace(files, bodies=bodies), expected)
 
+    @property
+    def steps(self) -> tuple[str, ...]:
+        """The functions of an export that may err, by their names or the heads that they write."""
+        others = [STEPS[name] for name in self.files.bodies if name in STEPS]
+        return "export_body", "make_portable", *others, *self.files.heads
+
+    def mistaken(self, step: str, change: Change) -> "Mutant":
+        """The step errs, and all that follows from it. Raises what the exporter raises there."""
+        graphs, words = self.expected.graphs, list[str]()
+
+        def err(graph: Graph) -> Graph:
+            changed = whole(graph)
+            words.append(change(changed.proto))
+            return changed
+
+        precision = next((name for name in STEPS if STEPS[name] == step), "fp32")
+        if step == "export_body":
+            plain = err(graphs.plain)
+            graphs = replace(graphs, plain=plain, body=make_portable(plain))
+        elif step == "make_portable":
+            graphs = replace(graphs, body=err(graphs.body))
+        elif step in graphs.heads:
+            graphs = replace(graphs, heads={**graphs.heads, step: err(graphs.heads[step])})
+        made = graphs.body
+        if precision != "fp32":
+            made = err(self.files.bodies[precision])
+        gpu = graphs.plain if self.files.gpu else None
+        files = replace(self.files, bodies={precision: made}, gpu=gpu, heads=graphs.heads)
+        return Mutant(
+            self,
+            f"{self.bundle.ref}, {step}: {words[0]}",
+            files,
+            replace(self.expected, graphs=graphs),
+        )
+
 
 def whole(graph: Graph) -> Graph:
     """The same with all constants in its message, also those that lie in a second file."""
@@ -81,10 +138,81 @@ def whole(graph: Graph) -> Graph:
 
 @dataclass(frozen=True)
 class Mutant:
+    """words: what was done. files: what was written. expected: what that is compared with."""
+
     subject: Subject
-    kind: str
-    words: str  # what was done, and where
+    words: str
     files: Files
+    expected: Expected
+
+    def verdict(self) -> str:
+        """The comparison that refuses it first; else "equal bits" or "SURVIVED"."""
+        manifest, (precision, body) = self.subject.bundle.manifest, *self.files.bodies.items()
+        with ExitStack() as erring:
+            if precision in STEPS:
+                owner = {"fp16": half_precision, "int8": quantize}[precision]
+                errs = mock.patch.object(owner, STEPS[precision], return_value=body)
+                erring.enter_context(errs)
+            try:
+                for (_, comparison), words in exact.compare(self.files, self.expected, manifest):
+                    if words:
+                        return comparison.rpartition(", ")[2]
+            except KeyError:  # what it is compared with is no graph: the export ends by an error
+                return "not written"
+        with tempfile.TemporaryDirectory() as folder:
+            bundle = write(self, Path(folder) / "mutant")
+            try:
+                model = Model(bundle)
+                parity.compare_answers(model, source_of(self.expected.reference))
+            except Exception:  # whatever onnxruntime or the certificate says: it is not served
+                return "answers"
+            return "equal bits" if equal_bits(self.subject.bundle, bundle) else "SURVIVED"
+
+
+@dataclass(frozen=True)
+class AuthorsSubject:
+    """A graph as its authors wrote it, certified."""
+
+    bundle: Bundle
+    reference: Reference
+    exported: Exported
+
+    steps = ("export_graph", "steady")
+
+    def mistaken(self, step: str, change: Change) -> "AuthorsMutant":
+        graph = whole(self.exported.graph)
+        if step == "export_graph":
+            words = change(graph.proto)
+            graph = steady(graph)
+        else:
+            graph = whole(steady(graph))
+            words = change(graph.proto)
+        return AuthorsMutant(self, f"{self.bundle.ref}, {step}: {words}", graph)
+
+
+@dataclass(frozen=True)
+class AuthorsMutant:
+    """graph: what was written."""
+
+    subject: AuthorsSubject
+    words: str
+    graph: Graph
+
+    def verdict(self) -> str:
+        subject = self.subject
+        with tempfile.TemporaryDirectory() as folder:
+            place = Path(folder) / "mutant"
+            shutil.copytree(subject.bundle.path, place)
+            model_file.save(self.graph, place / GRAPHS["fp32"])
+            manifest = subject.bundle.manifest.model_dump(exclude={"format", "files"})
+            bundle = bundles.write_manifest(place, manifest)
+            exported = replace(subject.exported, graph=self.graph)
+            try:
+                as_written.certificate_of(bundle, subject.reference, exported)
+            except Exception as error:  # whatever onnxruntime or the certificate says
+                comparison = str(error).partition(" (fp32): ")[0]
+                return comparison if comparison in ("weights", "numbers") else "answers"
+            return "equal bits" if equal_rows(subject.bundle, bundle) else "SURVIVED"
 
 
 def element(draws: random.Random, model: ModelProto) -> str:
@@ -213,71 +341,41 @@ KINDS: dict[str, Callable[[random.Random, ModelProto], str]] = {
 }
 
 
-def mutants(subjects: list[Subject], count: int, seed: int) -> Iterator[Mutant]:
-    """`count` of them, each kind and each subject in turn."""
+def mutants(
+    subjects: Sequence[Subject | AuthorsSubject], count: int, seed: int
+) -> Iterator[tuple[str, Mutant | AuthorsMutant | None]]:
+    """Kinds and mistakes of it, `count` in all, each kind and each subject in turn. None where the
+    exporter raises: nothing is written."""
     draws, found = random.Random(seed), 0
     kinds = list(KINDS)
     while found < count:
         subject, kind = subjects[found % len(subjects)], kinds[found // len(subjects) % len(kinds)]
-        if (mutant := _mutant(draws, subject, kind)) is not None:
-            found += 1
-            yield mutant
-
-
-def _mutant(draws: random.Random, subject: Subject, kind: str) -> Mutant | None:
-    """None where the draw changes nothing or does not fit."""
-    files = subject.files
-    places = [
-        *files.bodies,
-        *files.heads,
-        *(["ranges"] if files.ranges and kind == "constant" else []),
-    ]
-    place = draws.choice(places)
-    if place == "ranges":
-        name = draws.choice(sorted(files.ranges))
-        index = draws.randrange(files.ranges[name].size)
-        ranges = {**files.ranges, name: files.ranges[name].copy()}
-        ranges[name][index] *= np.float32(1.001)
-        return Mutant(
-            subject, kind, f"ranges of {name}[{index}] x 1.001", replace(files, ranges=ranges)
-        )
-    before = (files.heads | files.bodies)[place]
-    after = before.copy()
-    try:
-        words = KINDS[kind](draws, after.proto)
-    except IndexError:  # nothing of that kind in this graph
-        return None
-    one, other = (graph.proto.SerializeToString(deterministic=True) for graph in (before, after))
-    if not words or one == other:
-        return None
-    mutated = (
-        replace(files, heads={**files.heads, place: after})
-        if place in files.heads
-        else replace(files, bodies={**files.bodies, place: after})
-    )
-    return Mutant(subject, kind, f"{subject.bundle.ref}, {place}: {words}", mutated)
-
-
-def verdict(mutant: Mutant) -> str:
-    """The comparison that refuses it first; else "served", "equal bits" or "SURVIVED"."""
-    subject = mutant.subject
-    for (_, comparison), words in exact.compare(
-        mutant.files, subject.expected, subject.bundle.manifest
-    ):
-        if words:
-            return comparison.rpartition(", ")[2]
-    with tempfile.TemporaryDirectory() as folder:
-        bundle = write(mutant, Path(folder) / "mutant")
+        step, change = draws.choice(subject.steps), _Change(kind, draws)
         try:
-            model = Model(bundle)
-            parity.compare_answers(model, source_of(subject.expected.reference))
-        except Exception:  # whatever onnxruntime or the certificate says: it is not served
-            return "served"
-        return "equal bits" if equal_bits(subject.bundle, bundle) else "SURVIVED"
+            mutant = subject.mistaken(step, change)
+        except Exception:  # of a step that follows, or nothing of that kind is in this graph
+            mutant = None
+        if change.words:
+            found += 1
+            yield kind, mutant
+
+
+class _Change:
+    """A change of a kind. words: of it; empty where it does not fit, or changes nothing."""
+
+    def __init__(self, kind: str, draws: random.Random) -> None:
+        self._change, self._draws, self.words = KINDS[kind], draws, ""
+
+    def __call__(self, model: ModelProto) -> str:
+        before = model.SerializeToString(deterministic=True)
+        words = self._change(self._draws, model)
+        if model.SerializeToString(deterministic=True) != before:
+            self.words = words
+        return words
 
 
 def write(mutant: Mutant, place: Path) -> Bundle:
-    """The bundle on disk, its hashes made anew."""
+    """The bundle on disk, its hashes made anew, in the precisions of the mutant."""
     manifest = mutant.subject.bundle.manifest
     shutil.copytree(mutant.subject.bundle.path, place)
     for precision, body in mutant.files.bodies.items():
@@ -286,13 +384,17 @@ def write(mutant: Mutant, place: Path) -> Bundle:
         model_file.save(head, place / bundles.head_file(output))
     if mutant.files.ranges:
         save_file(mutant.files.ranges, place / exact.RANGES)
-    return bundles.write_manifest(place, manifest.model_dump(exclude={"format", "files"}))
+    precisions = {name: GRAPHS[name] for name in mutant.files.bodies}
+    said = {"precisions": precisions, "default_precision": next(iter(precisions))}
+    return bundles.write_manifest(
+        place, {**manifest.model_dump(exclude={"format", "files"}), **said}
+    )
 
 
 def equal_bits(one: Bundle, other: Bundle) -> bool:
     """Whether both give the same bytes on random batches: all outputs and precisions, the heads."""
     draws, limits = np.random.default_rng(0), one.manifest.limits
-    for precision in one.manifest.precisions:
+    for precision in other.manifest.precisions:
         left, right = (Engine(bundle, precision) for bundle in (one, other))
         for _ in range(BATCHES):
             shape = (
@@ -308,6 +410,16 @@ def equal_bits(one: Bundle, other: Bundle) -> bool:
                 if left.head(output, rows).tobytes() != right.head(output, rows).tobytes():
                     return False
     return True
+
+
+def equal_rows(one: Bundle, other: Bundle) -> bool:
+    """Whether both authors' graphs give the same bytes for random sequences."""
+    draws, limits = np.random.default_rng(0), one.manifest.limits
+    lengths = [int(n) for n in draws.integers(1, min(limits.max_positions, 48) + 1, BATCHES)]
+    left, right = (Model(bundle).engine("fp32") for bundle in (one, other))
+    batch = selfcheck.sequences(limits, lengths)
+    pairs = zip(left.run(batch), right.run(batch), strict=True)
+    return all(a.tobytes() == b.tobytes() for a, b in pairs)
 
 
 def change_one(draws: random.Random, item: TensorProto) -> str:
@@ -395,3 +507,15 @@ def subjects(folder: Path) -> Iterator[Subject]:
     for source, precisions in chosen:
         source = replace(source, wishes=Wishes(precisions=precisions))
         yield Subject.of(export(source, folder, source.name), source)
+
+
+def authors_subjects(folder: Path) -> Iterator[AuthorsSubject]:
+    """Modules of people, as their authors wrote them."""
+    for name, make in AUTHORS.items():
+        torch.manual_seed(0)
+        yield authors_subject(make(), folder, name)
+
+
+def authors_subject(module: nn.Module, folder: Path, name: str) -> AuthorsSubject:
+    reference = open_module(module.eval())
+    return AuthorsSubject(export(reference, folder, name), reference, export_graph(reference))
