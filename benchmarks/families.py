@@ -11,8 +11,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from addnorm.export import sources
 from addnorm.export.exporting import export
-from addnorm.export.sources import sources
 from addnorm.export.wishes import Wishes
 from addnorm.export.writer import write_uncertified
 from addnorm.service.engine import bundle as bundles

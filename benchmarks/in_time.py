@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 import httpx
 from httpx import codes
 
+from addnorm.export import sources
 from addnorm.export.exporting import export
-from addnorm.export.sources import sources
 from benchmarks.data.made_text import Maker
 from benchmarks.findings import BUILD, Findings, Options, newest
 from benchmarks.processes import folder

@@ -14,9 +14,10 @@ from tokenizers import Tokenizer
 
 from addnorm.export.graphs.standalone import EMBEDDING, HIDDEN, LOGITS
 from addnorm.export.onnx_folder import FILES
-from addnorm.export.sources import UsageError, sample_texts
-from addnorm.export.sources.folder_tokenizer import NoTexts
-from addnorm.export.sources.sources import Source
+from addnorm.export.sources import Source
+from addnorm.export.wishes import UsageError
+from addnorm.export.words import sample_texts
+from addnorm.export.words.folder_tokenizer import NoTexts
 from addnorm.service.engine import selfcheck
 from addnorm.service.engine.batch import Batch, Floats, Grid
 from addnorm.service.engine.session import is_of_onnxruntime

@@ -9,16 +9,15 @@ from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from addnorm.export import writer
+from addnorm.export import sources, writer
 from addnorm.export.certificate import parity
 from addnorm.export.certificate.forward import refuse_unlike
 from addnorm.export.certificate.served import Served, by_head, by_torch, path_of
 from addnorm.export.graphs.graph import check_fit
-from addnorm.export.sources import sources
-from addnorm.export.sources.folder_tokenizer import NoTexts
-from addnorm.export.sources.sources import Source
-from addnorm.export.sources.texts import Texts, is_as_written
+from addnorm.export.sources import Source
 from addnorm.export.wishes import NO_WISHES
+from addnorm.export.words.folder_tokenizer import NoTexts
+from addnorm.export.words.texts import Texts, is_as_written
 from addnorm.model.config import Pick
 from addnorm.model.transformer import Transformer
 from addnorm.service.engine import files

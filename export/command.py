@@ -12,9 +12,8 @@ from typing import Any
 from addnorm.export import beside_file, checking, exporting, onnx_folder, verifying, writer
 from addnorm.export.opening import Checkpoint, Code, Model, Preset
 from addnorm.export.reference.reference import Reference
-from addnorm.export.sources import UsageError
-from addnorm.export.sources.sources import Source
-from addnorm.export.wishes import Text, Wishes
+from addnorm.export.sources import Source
+from addnorm.export.wishes import Text, UsageError, Wishes
 from addnorm.export.writer import GRAPHS, REFUSALS
 from addnorm.model.presets import PRESETS
 from addnorm.service.engine.device import memory

@@ -5,14 +5,13 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from addnorm.export import road, writer
+from addnorm.export import authors_writer, writer
 from addnorm.export.certificate import as_written
-from addnorm.export.modules.recognize import NotRecognized
 from addnorm.export.opening import Model, takes_vectors
+from addnorm.export.recognition.recognize import NotRecognized
 from addnorm.export.reference.reference import Reference
-from addnorm.export.sources import UsageError
-from addnorm.export.sources.sources import Source
-from addnorm.export.wishes import Wishes
+from addnorm.export.sources import Source
+from addnorm.export.wishes import UsageError, Wishes
 from addnorm.export.writer import REFUSALS, say
 from addnorm.model.checkpoints import CheckpointError
 from addnorm.service.engine import bundle as bundles
@@ -39,7 +38,7 @@ def choose_graph(model: Model, wishes: Wishes) -> Iterator[Source | Reference]:
             return
         try:
             reference = stack.enter_context(model.as_written(wishes))
-            road.refuse_precisions(wishes)
+            authors_writer.refuse_precisions(wishes)
             if why:
                 say(f"no graph of ours: {why}")
                 say(f"served as its authors wrote it: {WHAT_IT_MEANS}")
@@ -70,7 +69,7 @@ def export(opened: Source | Reference, out: Path, name: str, version: int | None
             bundle, expected = writer.write_uncertified(opened, folder, name, number)
             certificate = writer.certificate_of(bundle, opened, expected)
         else:
-            bundle, exported = road.write_uncertified(opened, folder, name, number)
+            bundle, exported = authors_writer.write_uncertified(opened, folder, name, number)
             certificate = as_written.certificate_of(bundle, opened, exported)
         bundles.write_certificate(bundle, certificate.as_json())
     return bundles.read(out / name / str(number))

@@ -24,8 +24,8 @@ from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import quote
 
-from addnorm.export.sources import download
-from addnorm.export.sources.download import DownloadError
+from addnorm.export import download
+from addnorm.export.download import DownloadError
 from addnorm.service import VERSION
 from addnorm.service.engine import bundle as bundles
 from addnorm.service.engine import files

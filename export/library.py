@@ -18,8 +18,7 @@ from torch import Tensor, nn
 
 from addnorm.export import exporting, onnx_folder, verifying
 from addnorm.export.opening import InMemory
-from addnorm.export.sources import UsageError
-from addnorm.export.wishes import ModuleTask, Text, Wishes
+from addnorm.export.wishes import ModuleTask, Text, UsageError, Wishes
 from addnorm.export.writer import REFUSALS
 from addnorm.service.engine import bundle as bundles
 from addnorm.service.engine.bundle import TOKENIZER, Bundle

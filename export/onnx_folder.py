@@ -45,10 +45,10 @@ from addnorm.export.graphs.standalone import (
     Headed,
     make_standalone,
 )
-from addnorm.export.sources import UsageError
-from addnorm.export.sources.folder_tokenizer import NoTexts
-from addnorm.export.sources.sources import Source
-from addnorm.export.sources.texts import is_as_written
+from addnorm.export.sources import Source
+from addnorm.export.wishes import UsageError
+from addnorm.export.words.folder_tokenizer import NoTexts
+from addnorm.export.words.texts import is_as_written
 from addnorm.export.writer import say
 from addnorm.service import VERSION
 from addnorm.service.engine import bundle as bundles

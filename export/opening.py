@@ -12,20 +12,19 @@ from typing import Any, Protocol
 
 from torch import nn
 
-from addnorm.export.modules import from_code
-from addnorm.export.modules.asking import unwrapped
-from addnorm.export.modules.recognize import MODULE_READS as READ_OF_MODULES
-from addnorm.export.modules.recognize import of_module
-from addnorm.export.reference import folders
+from addnorm.export import sources
+from addnorm.export.recognition.recognize import MODULE_READS as READ_OF_MODULES
+from addnorm.export.recognition.recognize import of_module
+from addnorm.export.reference import folders, from_code
+from addnorm.export.reference.asking import unwrapped
 from addnorm.export.reference.modules import are_vectors, open_module
+from addnorm.export.reference.original import digest
+from addnorm.export.reference.program import Program, silence_libraries
 from addnorm.export.reference.reference import Reference
-from addnorm.export.sources import UsageError, sources
-from addnorm.export.sources.folder_tokenizer import NoTexts
-from addnorm.export.sources.original import digest
-from addnorm.export.sources.program import Program, silence_libraries
-from addnorm.export.sources.sources import SEED, Source
-from addnorm.export.sources.texts import is_as_written, load_tokenizer
-from addnorm.export.wishes import OF_MODELS, ModuleTask, Wishes
+from addnorm.export.sources import SEED, Source
+from addnorm.export.wishes import OF_MODELS, ModuleTask, UsageError, Wishes
+from addnorm.export.words.folder_tokenizer import NoTexts
+from addnorm.export.words.texts import is_as_written, load_tokenizer
 from addnorm.model.checkpoints import sentence_transformers
 from addnorm.model.transformer import Transformer
 from addnorm.service.engine.bundle import TOKENIZER

@@ -36,8 +36,7 @@ from addnorm.export.graphs.quantize import (
     quantize,
     weight_of,
 )
-from addnorm.export.sources import UsageError
-from addnorm.export.wishes import Text
+from addnorm.export.wishes import Text, UsageError
 from addnorm.service.engine import bundle as bundles
 from addnorm.service.engine.batch import Floats
 from addnorm.service.engine.bundle import Bundle

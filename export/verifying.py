@@ -6,15 +6,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from addnorm.export import onnx_folder, road
+from addnorm.export import authors_writer, onnx_folder
 from addnorm.export.cuda.on_gpu import measured
 from addnorm.export.graphs.graph import check_fit
 from addnorm.export.opening import InMemory, of_manifest, wishes_in_memory
 from addnorm.export.reference.reference import Reference
-from addnorm.export.sources import UsageError
-from addnorm.export.sources.folder_tokenizer import NoTexts
-from addnorm.export.sources.sources import OWN_READING, Source
-from addnorm.export.wishes import NO_WISHES, Wishes
+from addnorm.export.sources import OWN_READING, Source
+from addnorm.export.wishes import NO_WISHES, UsageError, Wishes
+from addnorm.export.words.folder_tokenizer import NoTexts
 from addnorm.export.writer import certificate_of, say
 from addnorm.service.engine import bundle as bundles
 from addnorm.service.engine.bundle import Bundle
@@ -115,7 +114,7 @@ def certify_again(
     if isinstance(opened, Reference):
         if provider == "cuda":
             raise UsageError(f"{bundle.ref} is served as it is, which a GPU has no part in")
-        write_again(bundle, road.certify_again(bundle, opened).as_json())
+        write_again(bundle, authors_writer.certify_again(bundle, opened).as_json())
         return
     _check_source(bundle, opened)
     say(f"verifying {bundle.ref} on {provider}")

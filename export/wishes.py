@@ -6,7 +6,6 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Literal
 
-from addnorm.export.sources import UsageError
 from addnorm.service.engine.manifest import Pooling
 
 PRECISIONS = ("fp32", "fp16", "int8")
@@ -22,6 +21,10 @@ OF_MODELS = (
     *OF_GRAPHS, "keep_recall", "labels", "pooling", "normalize", "tokenizer", "max_length",
     "samples",
 )  # fmt: skip
+
+
+class UsageError(Exception):
+    """The arguments do not fit together, or with what is on disk."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,7 +99,7 @@ class Wishes:
 
     @property
     def first_precision(self) -> str:
-        """Of requests that name none."""
+        """The precision of requests that name none."""
         return self.default_precision or self.precisions[0]
 
     @property

@@ -18,19 +18,18 @@ from addnorm.export.certificate.certificate import Certificate, certify
 from addnorm.export.certificate.forward import refuse_unlike
 from addnorm.export.certificate.graph.exact import RANGES, Expected, heads, versions
 from addnorm.export.certificate.served import CertificationError
+from addnorm.export.download import DownloadError
 from addnorm.export.graphs import far_scores, model_file
 from addnorm.export.graphs.all_graphs import Graphs
 from addnorm.export.graphs.graph import UnfitError, check_fit
 from addnorm.export.graphs.half_precision import HalfPrecisionError, to_half
 from addnorm.export.graphs.model_file import Graph
 from addnorm.export.graphs.quantize import TABLE, QuantizationError, measure, needs, quantize
-from addnorm.export.sources import UsageError
-from addnorm.export.sources.download import DownloadError
-from addnorm.export.sources.folder_tokenizer import NoTexts
-from addnorm.export.sources.original import OriginalError
-from addnorm.export.sources.program import ProgramError
-from addnorm.export.sources.sources import Source
-from addnorm.export.wishes import Wishes
+from addnorm.export.reference.original import OriginalError
+from addnorm.export.reference.program import ProgramError
+from addnorm.export.sources import Source
+from addnorm.export.wishes import UsageError, Wishes
+from addnorm.export.words.folder_tokenizer import NoTexts
 from addnorm.model.checkpoints import CheckpointError
 from addnorm.model.grid import OPSET
 from addnorm.model.transformer import Transformer

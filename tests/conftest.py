@@ -22,9 +22,9 @@ from filelock import FileLock
 from opentelemetry.trace import Tracer
 from starlette.routing import BaseRoute
 
+from addnorm.export import sources
 from addnorm.export.exporting import export
-from addnorm.export.sources import sources
-from addnorm.export.sources.sources import Source
+from addnorm.export.sources import Source
 from addnorm.export.wishes import Wishes
 from addnorm.model.config import HeadConfig
 from addnorm.model.presets import PRESETS

@@ -17,8 +17,8 @@ from addnorm.corpus import command as corpus
 from addnorm.corpus.index_check import MEANINGS
 from addnorm.export import exporting
 from addnorm.export.certificate.forward import refuse_unlike
-from addnorm.export.sources.folder_tokenizer import NoTexts
-from addnorm.export.sources.sources import Source
+from addnorm.export.sources import Source
+from addnorm.export.words.folder_tokenizer import NoTexts
 from addnorm.service import command as service
 from addnorm.service.engine.fingerprint import Fingerprint
 from addnorm.service.engine.manifest import Limits

@@ -19,10 +19,9 @@ from typing import Any
 import onnxruntime
 import torch
 
-from addnorm.export import exporting
+from addnorm.export import exporting, sources
 from addnorm.export.cuda.on_gpu import measured
-from addnorm.export.sources import sources
-from addnorm.export.sources.sources import Source
+from addnorm.export.sources import Source
 from addnorm.export.wishes import Wishes
 from addnorm.load.run import Load
 from addnorm.service.engine import bundle as bundles

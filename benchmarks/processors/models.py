@@ -14,10 +14,10 @@ import torch
 import transformers
 from transformers import PretrainedConfig, PreTrainedModel
 
+from addnorm.export import sources
 from addnorm.export.certificate.served import CertificationError
 from addnorm.export.exporting import export
-from addnorm.export.sources import sources
-from addnorm.export.sources.sources import Source
+from addnorm.export.sources import Source
 from addnorm.export.wishes import Wishes
 from addnorm.model.checkpoints.families import FAMILIES
 from addnorm.model.presets import PRESETS

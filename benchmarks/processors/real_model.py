@@ -8,8 +8,8 @@ from pathlib import Path
 
 import httpx
 
+from addnorm.export import sources
 from addnorm.export.exporting import export
-from addnorm.export.sources import sources
 from addnorm.export.wishes import Wishes
 from benchmarks import processes
 from benchmarks.findings import MINILM

@@ -9,8 +9,8 @@ from tokenizers import Tokenizer
 from transformers import BertConfig, BertForMaskedLM, BertForSequenceClassification
 from transformers.utils.logging import disable_progress_bar
 
+from addnorm.export import sources
 from addnorm.export.exporting import export
-from addnorm.export.sources import sources
 from addnorm.service.engine import bundle as bundles
 from addnorm.service.engine.bundle import TOKENIZER, Bundle
 from addnorm.service.engine.manifest import Limits

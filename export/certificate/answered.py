@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
 from addnorm.export.certificate.served import PATIENCE_S, infer_body, run
-from addnorm.export.sources.program import (
+from addnorm.export.reference.program import (
     CANDIDATES,
     Answer,
     Ids,

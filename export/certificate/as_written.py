@@ -33,8 +33,8 @@ from addnorm.export.graphs.model_file import Graph
 from addnorm.export.graphs.quantize import measure
 from addnorm.export.graphs.steady import steady, with_gemms
 from addnorm.export.reference.modules import batches_of
+from addnorm.export.reference.original import Array
 from addnorm.export.reference.reference import EXAMPLE, NEAR, NoNumbersError, Reference
-from addnorm.export.sources.original import Array
 from addnorm.service.engine import selfcheck
 from addnorm.service.engine.batch import Batch, Tokens
 from addnorm.service.engine.bundle import Bundle

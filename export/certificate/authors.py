@@ -16,11 +16,11 @@ from tokenizers import Tokenizer
 from addnorm.export import vector_ranges
 from addnorm.export.certificate import answered, tolerances
 from addnorm.export.certificate.answered import Array, ServedTasks, embed_by_server
-from addnorm.export.sources import sample_texts, texts
-from addnorm.export.sources.program import AnswersTexts, Ids, split_task
-from addnorm.export.sources.sources import Source
-from addnorm.export.sources.texts import Texts
+from addnorm.export.reference.program import AnswersTexts, Ids, split_task
+from addnorm.export.sources import Source
 from addnorm.export.wishes import Text
+from addnorm.export.words import sample_texts, texts
+from addnorm.export.words.texts import Texts
 from addnorm.model.checkpoints import sentence_transformers
 from addnorm.model.pooling import pick_vectors
 from addnorm.model.transformer import Transformer

@@ -21,7 +21,7 @@ from addnorm.export.certificate.served import (
     picked_rows,
     real_rows,
 )
-from addnorm.export.sources.original import Original, OriginalError
+from addnorm.export.reference.original import Original, OriginalError
 from addnorm.model.transformer import Transformer
 from addnorm.service.engine import selfcheck
 from addnorm.service.engine.batch import Grid

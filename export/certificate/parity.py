@@ -23,7 +23,7 @@ from addnorm.export.certificate.served import (
     count_unequal,
 )
 from addnorm.export.certificate.tolerances import Result
-from addnorm.export.sources.sources import Source
+from addnorm.export.sources import Source
 from addnorm.service.engine.bundle import TOKENIZER, Bundle
 from addnorm.service.engine.device import memory
 from addnorm.service.engine.model import Model

@@ -8,7 +8,7 @@ import gc
 from collections.abc import Mapping
 from pathlib import Path
 
-from addnorm.export.sources import UsageError
+from addnorm.export.wishes import UsageError
 from addnorm.service.cores import usable_memory
 from addnorm.service.engine import selfcheck
 from addnorm.service.engine.bundle import Bundle

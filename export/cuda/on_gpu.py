@@ -26,7 +26,7 @@ from addnorm.export.certificate.served import (
     compositions,
     count_unequal,
 )
-from addnorm.export.sources.sources import Source
+from addnorm.export.sources import Source
 from addnorm.export.wishes import NO_WISHES
 from addnorm.model.transformer import Transformer
 from addnorm.service.engine.bundle import Bundle

@@ -21,9 +21,9 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from addnorm.export.graphs.graph import UnfitError, export_module, silence_exporter
 from addnorm.export.graphs.model_file import Graph
 from addnorm.export.graphs.traceable import traceable
-from addnorm.export.modules.operators.trace import plain_attention
+from addnorm.export.reference.original import as_found
 from addnorm.export.reference.reference import EXAMPLE, Reference, inputs_of, laid_out, pair
-from addnorm.export.sources.original import as_found
+from addnorm.export.reference.trace import plain_attention
 from addnorm.service.engine.engine import TYPES
 from addnorm.service.engine.own_engine import ANSWER, IDS, LENGTHS, VECTORS
 

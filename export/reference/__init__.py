@@ -1,1 +1,1 @@
-"""The authors' program, whose own graph is exported: a folder's, or a module that people wrote."""
+"""The authors' program, from a folder or in memory: how it is called, and what it answers."""

@@ -10,8 +10,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from addnorm.export import download
 from addnorm.export.graphs.graph import UnfitError
-from addnorm.export.modules.asking import Asking
+from addnorm.export.reference import program as programs
+from addnorm.export.reference.asking import Asking
+from addnorm.export.reference.original import OriginalError, as_found
+from addnorm.export.reference.program import LANGUAGE_MODELS, Program, ProgramError, split_task
 from addnorm.export.reference.reference import (
     EXAMPLE,
     Key,
@@ -23,13 +27,10 @@ from addnorm.export.reference.reference import (
     pair,
     refuse_wide_rows,
 )
-from addnorm.export.sources import UsageError, download, texts
-from addnorm.export.sources import program as programs
-from addnorm.export.sources.folder_tokenizer import NoTexts
-from addnorm.export.sources.original import OriginalError, as_found
-from addnorm.export.sources.program import LANGUAGE_MODELS, Program, ProgramError, split_task
-from addnorm.export.sources.sources import refuse_one_tag
-from addnorm.export.wishes import NO_WISHES, Wishes
+from addnorm.export.sources import refuse_one_tag
+from addnorm.export.wishes import NO_WISHES, UsageError, Wishes
+from addnorm.export.words import texts
+from addnorm.export.words.folder_tokenizer import NoTexts
 from addnorm.model.checkpoints import (
     CheckpointError,
     json_files,
@@ -68,21 +69,14 @@ def open_folder(folder: Path, wishes: Wishes = NO_WISHES) -> Reference:
     fields = json_files.settings(words_of.read_words(folder).transformer / "config.json")
     words, most, uncut = _words(folder, fields, wishes)
     limit = None if isinstance(words, NoTexts) else words.max_text_tokens
-    try:
-        program = programs.load(folder, limit, wishes)
-    except ProgramError as error:
-        raise UsageError(f"its authors' library cannot run it: {error}") from error
+    program = _open_program(folder, limit, wishes)
     model: Any = program.model
-    if _refusal(program):
-        raise UnfitError(_refusal(program))
-    _refuse_drawn_weights(folder, program)
     limits = Limits(
         max_positions=most,
         vocab_size=model.get_input_embeddings().num_embeddings,
         type_vocab_size=max(getattr(model.config, "type_vocab_size", 1) or 1, 1),
     )
     kinds = ["types"] if limits.type_vocab_size > 1 else []
-    program.forward.is_split = program.forward.last_layer is not None
     ask = Asking(program.forward, program.forward, kinds=kinds)
     ask.name = program.name
     try:
@@ -132,6 +126,19 @@ def open_folder(folder: Path, wishes: Wishes = NO_WISHES) -> Reference:
     )
     reference.refuse_mixing()
     return reference
+
+
+def _open_program(folder: Path, limit: int | None, wishes: Wishes) -> Program:
+    """limit: tokens of a text. UsageError, UnfitError and CheckpointError as of `open_folder`."""
+    try:
+        program = programs.load(folder, limit, wishes)
+    except ProgramError as error:
+        raise UsageError(f"its authors' library cannot run it: {error}") from error
+    if _refusal(program):
+        raise UnfitError(_refusal(program))
+    _refuse_drawn_weights(folder, program)
+    program.forward.is_split = program.forward.last_layer is not None
+    return program
 
 
 def _split_head(

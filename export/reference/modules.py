@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from addnorm.export.modules.asking import (
+from addnorm.export.reference.asking import (
     ONES,
     Asking,
     Mask,
@@ -20,6 +20,8 @@ from addnorm.export.modules.asking import (
     kinds_of,
     vocab_size,
 )
+from addnorm.export.reference.original import Array, OriginalError, as_found, digest
+from addnorm.export.reference.program import Answer, Ids
 from addnorm.export.reference.reference import (
     EXAMPLE,
     NEAR,
@@ -34,12 +36,10 @@ from addnorm.export.reference.reference import (
     shape_of,
     tensors_of,
 )
-from addnorm.export.sources import UsageError, texts
-from addnorm.export.sources.folder_tokenizer import NoTexts
-from addnorm.export.sources.original import Array, OriginalError, as_found, digest
-from addnorm.export.sources.program import Answer, Ids
-from addnorm.export.sources.sources import refuse_one_tag
-from addnorm.export.wishes import NO_WISHES, Text, Wishes
+from addnorm.export.sources import refuse_one_tag
+from addnorm.export.wishes import NO_WISHES, Text, UsageError, Wishes
+from addnorm.export.words import texts
+from addnorm.export.words.folder_tokenizer import NoTexts
 from addnorm.model.checkpoints import sentence_transformers
 from addnorm.model.pooling import pick_vectors
 from addnorm.service.engine import selfcheck

@@ -19,12 +19,11 @@ from torch import Tensor, nn
 
 from addnorm.export.certificate import tolerances
 from addnorm.export.graphs.graph import UnfitError
-from addnorm.export.modules.asking import Asking, longest
-from addnorm.export.sources import UsageError
-from addnorm.export.sources.original import Answers, Array, as_found
-from addnorm.export.sources.program import AnswersTexts
-from addnorm.export.sources.texts import Texts
-from addnorm.export.wishes import NO_WISHES, Wishes
+from addnorm.export.reference.asking import Asking, longest
+from addnorm.export.reference.original import Answers, Array, as_found
+from addnorm.export.reference.program import AnswersTexts
+from addnorm.export.wishes import NO_WISHES, UsageError, Wishes
+from addnorm.export.words.texts import Texts
 from addnorm.service.engine import selfcheck
 from addnorm.service.engine.batch import Batch, Tokens
 from addnorm.service.engine.manifest import Limits, OwnTensor

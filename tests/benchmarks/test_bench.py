@@ -13,8 +13,8 @@ from tokenizers.models import WordPiece
 from tokenizers.pre_tokenizers import Whitespace
 from tokenizers.processors import TemplateProcessing
 
+from addnorm.export import sources
 from addnorm.export.exporting import export
-from addnorm.export.sources import sources
 from addnorm.export.wishes import Wishes
 from addnorm.load.client import Answers
 from addnorm.load.run import (

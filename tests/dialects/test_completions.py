@@ -14,8 +14,8 @@ from openai import OpenAI
 from safetensors.numpy import load
 from tokenizers import Tokenizer
 
+from addnorm.export import sources
 from addnorm.export.exporting import export
-from addnorm.export.sources import sources
 from addnorm.service.asking.tasks import scoring
 from tests.conftest import client_of, inference_of
 from tests.support.families import made

@@ -10,8 +10,8 @@ import pytest
 from safetensors.numpy import load
 from transformers import PreTrainedModel
 
+from addnorm.export import sources
 from addnorm.export.exporting import export
-from addnorm.export.sources import sources
 from addnorm.export.wishes import Wishes
 from tests.conftest import client_of, inference_of
 from tests.support.families import layers, made, save, sequences

@@ -10,8 +10,8 @@ import torch
 from huggingface_hub import InferenceClient
 from huggingface_hub.errors import HfHubHTTPError
 
+from addnorm.export import sources
 from addnorm.export.exporting import export
-from addnorm.export.sources import sources
 from tests.conftest import client_of, inference_of
 from tests.support.families import made, save
 from tests.support.task_models import NLI

@@ -19,7 +19,7 @@ from safetensors.numpy import load
 from torch import Tensor, nn
 
 from addnorm.export import ExportError, export_bundle, verify_bundle
-from addnorm.export.modules.asking import Asking, unwrapped, vocab_size
+from addnorm.export.reference.asking import Asking, unwrapped, vocab_size
 from addnorm.service.engine import bundle as bundles
 from addnorm.service.engine.batch import Batch
 from addnorm.service.engine.model import Model

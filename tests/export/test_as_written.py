@@ -38,7 +38,7 @@ from addnorm.export.certificate.served import CertificationError
 from addnorm.export.graphs import model_file
 from addnorm.export.graphs.quantize import measure, quantize
 from addnorm.export.graphs.steady import with_gemms
-from addnorm.export.sources import UsageError
+from addnorm.export.wishes import UsageError
 from addnorm.service.engine import bundle as bundles
 from addnorm.service.engine.manifest import Limits
 from tests.conftest import client_of, inference_of

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from addnorm.export import checking
-from addnorm.export.sources import sources, texts
-from addnorm.export.sources.folder_tokenizer import NoTexts
+from addnorm.export import checking, sources
 from addnorm.export.wishes import Wishes
+from addnorm.export.words import texts
+from addnorm.export.words.folder_tokenizer import NoTexts
 from addnorm.service.engine.bundle import Bundle
 from addnorm.service.wire.texts.texts import TextsToTokenize
 from tests.support.families import made, save

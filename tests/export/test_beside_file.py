@@ -8,9 +8,9 @@ import onnx
 import pytest
 from onnxruntime.quantization import quantize_dynamic
 
-from addnorm.export import beside_file, command
-from addnorm.export.sources import UsageError, sources
-from addnorm.export.sources.sources import Source
+from addnorm.export import beside_file, command, sources
+from addnorm.export.sources import Source
+from addnorm.export.wishes import UsageError
 from tests.support.families import LARGER, made
 
 

@@ -13,7 +13,7 @@ import pytest
 import torch
 from onnx import ModelProto, TensorProto, helper, numpy_helper
 
-from addnorm.export import command, exporting, writer
+from addnorm.export import command, exporting, sources, writer
 from addnorm.export.certificate import parity
 from addnorm.export.certificate.graph import exact, structure
 from addnorm.export.certificate.graph.exact import Files
@@ -25,7 +25,6 @@ from addnorm.export.graphs.graph import UnfitError
 from addnorm.export.graphs.half_precision import SUFFIX, to_half
 from addnorm.export.graphs.model_file import Graph
 from addnorm.export.graphs.quantize import quantize
-from addnorm.export.sources import sources
 from addnorm.export.wishes import Wishes
 from addnorm.export.writer import check_fit
 from addnorm.model import presets

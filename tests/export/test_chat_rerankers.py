@@ -10,9 +10,10 @@ import pytest
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
+from addnorm.export import sources
 from addnorm.export.exporting import export
-from addnorm.export.sources import sources, texts
-from addnorm.export.sources.folder_tokenizer import NoTexts
+from addnorm.export.words import texts
+from addnorm.export.words.folder_tokenizer import NoTexts
 from addnorm.model.checkpoints import CheckpointError, load_checkpoint
 from addnorm.service.engine.tokenizer import pair_text
 from tests.conftest import client_of, inference_of

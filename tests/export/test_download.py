@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from addnorm.export.sources.download import DownloadError, address, fetch, files_to_read
+from addnorm.export.download import DownloadError, address, fetch, files_to_read
 from addnorm.model.checkpoints import CheckpointError
 from addnorm.service.engine.files import sha256
 from tests.support.hub import COMMIT, REPOSITORY, Hub, hub
@@ -150,7 +150,7 @@ PROGRAM = """
 import json, sys
 from addnorm.export import command
 from addnorm.export.opening import checkpoint_of
-from addnorm.export.sources import sources
+from addnorm.export import sources
 from addnorm.export.wishes import NO_WISHES
 command.export(["--checkpoint", "org/tiny", "--check"])
 source = sources.load("org/tiny")

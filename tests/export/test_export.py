@@ -12,13 +12,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from addnorm.export import command
+from addnorm.export import command, sources
 from addnorm.export.certificate import parity
 from addnorm.export.certificate.parity import CertificationError
 from addnorm.export.exporting import export
 from addnorm.export.graphs.graph import export_body
-from addnorm.export.sources import sources
-from addnorm.export.sources.sources import Source
+from addnorm.export.sources import Source
 from addnorm.export.wishes import Wishes
 from addnorm.model import transformer
 from addnorm.model.config import Config, HeadConfig

@@ -13,10 +13,10 @@ from safetensors.torch import load_file, save_file
 from transformers import BertConfig, BertForTokenClassification
 from transformers.utils.logging import disable_progress_bar
 
+from addnorm.export import sources
 from addnorm.export.command import export
 from addnorm.export.opening import checkpoint_of
-from addnorm.export.sources import sources
-from addnorm.export.sources.sources import Source
+from addnorm.export.sources import Source
 from addnorm.export.wishes import NO_WISHES, Wishes
 from addnorm.model.checkpoints import CheckpointError
 from addnorm.service.engine.manifest import Manifest

@@ -12,8 +12,9 @@ from tokenizers import ByteLevelBPETokenizer, Tokenizer
 from tokenizers.models import BPE, Unigram, WordLevel, WordPiece
 from transformers import AutoTokenizer
 
-from addnorm.export.sources import folder_tokenizer, sentencepieces, sources
-from addnorm.export.sources.folder_tokenizer import NoTexts
+from addnorm.export import sources
+from addnorm.export.words import folder_tokenizer, sentencepieces
+from addnorm.export.words.folder_tokenizer import NoTexts
 from addnorm.model.checkpoints import CheckpointError
 from addnorm.service.engine.tokenizer import growth_problem
 from tests.support.sentence_transformers import tell, write_settings

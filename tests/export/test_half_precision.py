@@ -8,13 +8,13 @@ import onnx
 import pytest
 from onnx import ModelProto, TensorProto, numpy_helper, shape_inference
 
+from addnorm.export import sources
 from addnorm.export.certificate import parity
 from addnorm.export.certificate.graph import structure
 from addnorm.export.certificate.parity import CertificationError
 from addnorm.export.graphs import all_graphs
 from addnorm.export.graphs.half_precision import SUFFIX, HalfPrecisionError, to_half
 from addnorm.export.graphs.model_file import Graph
-from addnorm.export.sources import sources
 from addnorm.model.presets import build
 from addnorm.service.engine import bundle as bundles
 from addnorm.service.engine.bundle import Bundle

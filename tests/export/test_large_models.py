@@ -10,12 +10,11 @@ import onnx
 import pytest
 from onnx import TensorProto
 
-from addnorm.export import command, exporting
+from addnorm.export import command, exporting, sources
 from addnorm.export.certificate.graph import structure
 from addnorm.export.graphs import all_graphs, model_file
 from addnorm.export.graphs.half_precision import to_half
 from addnorm.export.graphs.quantize import measure, quantize
-from addnorm.export.sources import sources
 from addnorm.model.presets import build
 from addnorm.service.engine import bundle as bundles
 from addnorm.service.engine import selfcheck

@@ -14,14 +14,13 @@ import torch
 from torch import nn
 from transformers import BertForQuestionAnswering
 
-from addnorm.export import ExportError, command, export_onnx, onnx_folder, verify_onnx
+from addnorm.export import ExportError, command, export_onnx, onnx_folder, sources, verify_onnx
 from addnorm.export.certificate.served import CertificationError
 from addnorm.export.graphs.standalone import OPSETS
 from addnorm.export.onnx_folder import OnnxFolder
-from addnorm.export.sources import UsageError, sources
-from addnorm.export.sources.texts import Texts
 from addnorm.export.verifying import verify
-from addnorm.export.wishes import Wishes
+from addnorm.export.wishes import UsageError, Wishes
+from addnorm.export.words.texts import Texts
 from addnorm.export.writer import written_whole
 from addnorm.service.engine import files
 from addnorm.service.engine.manifest import File

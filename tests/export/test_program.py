@@ -13,13 +13,12 @@ import numpy as np
 import pytest
 import torch
 
-from addnorm.export import command
+from addnorm.export import command, sources
 from addnorm.export.certificate.served import CertificationError
 from addnorm.export.checking import check
-from addnorm.export.sources import UsageError, sources
-from addnorm.export.sources import program as programs
-from addnorm.export.sources.program import Answer, Program, ProgramError, Text
-from addnorm.export.wishes import NO_WISHES, Wishes
+from addnorm.export.reference import program as programs
+from addnorm.export.reference.program import Answer, Program, ProgramError, Text
+from addnorm.export.wishes import NO_WISHES, UsageError, Wishes
 from addnorm.service.engine import bundle as bundles
 from addnorm.service.errors import StartupError
 from addnorm.service.loading import loader

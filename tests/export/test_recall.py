@@ -8,16 +8,15 @@ import numpy as np
 import pytest
 from onnx import numpy_helper
 
-from addnorm.export import recall
+from addnorm.export import recall, sources
 from addnorm.export.certificate.graph.exact import RANGES, Expected
 from addnorm.export.certificate.served import CertificationError
 from addnorm.export.exporting import export
 from addnorm.export.graphs import model_file
 from addnorm.export.graphs.quantize import read_parts
 from addnorm.export.library import ExportError, export_bundle
-from addnorm.export.sources import UsageError, sources
-from addnorm.export.sources.sources import Source
-from addnorm.export.wishes import Wishes
+from addnorm.export.sources import Source
+from addnorm.export.wishes import UsageError, Wishes
 from addnorm.service.engine import bundle as bundles
 from addnorm.service.engine.bundle import Bundle
 from tests.support.texts import WORDS, checkpoint

@@ -16,7 +16,7 @@ from addnorm.export.certificate.parity import compare_answers
 from addnorm.export.certificate.served import CertificationError
 from addnorm.export.checking import check
 from addnorm.export.opening import InMemory
-from addnorm.export.sources.original import Original
+from addnorm.export.reference.original import Original
 from addnorm.export.wishes import NO_WISHES
 from addnorm.model.config import Config, HeadConfig, Pick
 from addnorm.model.transformer import Transformer

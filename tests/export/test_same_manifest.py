@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from addnorm.export.sources import sources
-from addnorm.export.sources.sources import Source
+from addnorm.export import sources
+from addnorm.export.sources import Source
 from addnorm.export.wishes import Wishes
 from addnorm.export.writer import write_uncertified
 from addnorm.service.engine import bundle as bundles

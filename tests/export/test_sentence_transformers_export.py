@@ -9,8 +9,8 @@ import torch
 from torch import nn
 from transformers import BertModel
 
+from addnorm.export import sources
 from addnorm.export.exporting import export
-from addnorm.export.sources import sources
 from addnorm.export.verifying import verify
 from addnorm.service.engine import bundle as bundles
 from addnorm.service.engine.files import sha256

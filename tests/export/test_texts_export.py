@@ -24,7 +24,7 @@ def folder(text_checkpoint: Path, tmp_path: Path) -> Path:
 
 
 def limit_of(folder: Path) -> tuple[int, str]:
-    from addnorm.export.sources import texts
+    from addnorm.export.words import texts
 
     found = texts.read(folder, MAX_POSITIONS)
     return found.max_text_tokens, found.limited_by

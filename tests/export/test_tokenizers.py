@@ -11,14 +11,14 @@ import pytest
 from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers, processors, trainers
 from transformers import AutoTokenizer
 
-from addnorm.export import checking, command
+from addnorm.export import checking, command, sources
 from addnorm.export.certificate.served import CertificationError
 from addnorm.export.checking import check, served_by_torch
 from addnorm.export.opening import checkpoint_of
-from addnorm.export.sources import UsageError, sample_texts, sources
-from addnorm.export.sources.program import Program
-from addnorm.export.sources.sources import Source
-from addnorm.export.wishes import NO_WISHES, Wishes
+from addnorm.export.reference.program import Program
+from addnorm.export.sources import Source
+from addnorm.export.wishes import NO_WISHES, UsageError, Wishes
+from addnorm.export.words import sample_texts
 from addnorm.model.checkpoints import CheckpointError
 from addnorm.service.engine.tokenizer import Tokenizer as Served
 from tests.support.families import made, save

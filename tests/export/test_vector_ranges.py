@@ -8,10 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from addnorm.export import vector_ranges
+from addnorm.export import sources, vector_ranges
 from addnorm.export.certificate import authors, tolerances
 from addnorm.export.certificate.served import path_of
-from addnorm.export.sources import sources
 from addnorm.export.wishes import Wishes
 from addnorm.service.engine import bundle as bundles
 from addnorm.service.engine.bundle import TOKENIZER

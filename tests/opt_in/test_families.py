@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 from transformers import PreTrainedModel
 
+from addnorm.export import sources
 from addnorm.export.exporting import export
-from addnorm.export.sources import sources
 from addnorm.export.wishes import Wishes
 from tests.conftest import client_of, inference_of
 from tests.support.beside import must_pass

@@ -19,8 +19,8 @@ from pyarrow import fs
 
 from addnorm.corpus import command
 from addnorm.corpus.storage import Location
+from addnorm.export import sources
 from addnorm.export.exporting import export
-from addnorm.export.sources import sources
 from benchmarks.data import texts
 from benchmarks.findings import BUILD
 from benchmarks.processes import LOOPBACK, program

@@ -20,8 +20,8 @@ import transformers
 from tokenizers import Tokenizer
 from transformers import PreTrainedModel
 
+from addnorm.export import sources
 from addnorm.export.exporting import export
-from addnorm.export.sources import sources
 from benchmarks import peers
 from benchmarks.findings import BUILD
 from tests.conftest import inference_of, serving

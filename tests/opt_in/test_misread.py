@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from torch import nn
 
-from addnorm.export.sources import sources
+from addnorm.export import sources
 from addnorm.export.wishes import Wishes
 from tests.support import multi_vector
 from tests.support.families import CLASSES, made, save

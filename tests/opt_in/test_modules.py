@@ -17,9 +17,9 @@ from httpx import Client
 from torch import Tensor, nn
 
 from addnorm.export import ExportError, export_bundle
-from addnorm.export.modules.operators.parts import Unrecognized
-from addnorm.export.modules.recognize import recognize
-from addnorm.export.sources.original import tensor_of
+from addnorm.export.recognition.recognize import recognize
+from addnorm.export.reference.original import tensor_of
+from addnorm.export.reference.trace import Unrecognized
 from tests.conftest import client_of, inference_of
 from tests.support.exports import shared_exports
 from tests.support.people import TUTORIALS

@@ -16,10 +16,9 @@ import pytest
 from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
-from addnorm.export import onnx_folder
+from addnorm.export import onnx_folder, sources
 from addnorm.export.certificate import served
 from addnorm.export.certificate.answered import embed_by_server
-from addnorm.export.sources import sources
 from addnorm.export.wishes import Wishes
 from addnorm.load.stream import prose
 from addnorm.service.engine.model import Model

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import transformers
 
+from addnorm.export import sources
 from addnorm.export.exporting import export
-from addnorm.export.sources import sources
 from tests.conftest import inference_of, serving
 from tests.support.saved_folders import CASES
 

@@ -13,8 +13,8 @@ import pytest
 import torch
 from transformers import AutoTokenizer, BertConfig, BertForSequenceClassification
 
+from addnorm.export import sources
 from addnorm.export.exporting import export
-from addnorm.export.sources import sources
 from benchmarks.findings import BUILD, MINILM
 from tests.conftest import inference_of, serving
 from tests.support import web

@@ -18,8 +18,8 @@ from addnorm.export.certificate.graph import exact
 from addnorm.export.graphs import all_graphs, graph
 from addnorm.export.graphs.all_graphs import Graphs
 from addnorm.export.graphs.model_file import Array, Graph
-from addnorm.export.sources.folder_tokenizer import NoTexts
-from addnorm.export.sources.sources import Source
+from addnorm.export.sources import Source
+from addnorm.export.words.folder_tokenizer import NoTexts
 from addnorm.model.transformer import Transformer
 
 Export = Callable[..., Graph]

@@ -8,14 +8,15 @@ from typing import Any, Literal, NamedTuple, get_args, get_origin, get_type_hint
 
 import torch
 
+from addnorm.export import sources
 from addnorm.export.certificate import authors
 from addnorm.export.certificate.forward import refuse_unlike
 from addnorm.export.certificate.served import CertificationError
 from addnorm.export.checking import served_by_torch
-from addnorm.export.sources import UsageError, sources
-from addnorm.export.sources.folder_tokenizer import NoTexts
-from addnorm.export.sources.sources import Source
-from addnorm.export.sources.texts import Texts
+from addnorm.export.sources import Source
+from addnorm.export.wishes import UsageError
+from addnorm.export.words.folder_tokenizer import NoTexts
+from addnorm.export.words.texts import Texts
 from addnorm.model.config import Config
 from addnorm.model.transformer import Transformer
 from addnorm.service.errors import StartupError

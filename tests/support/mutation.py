@@ -24,6 +24,7 @@ from torch import nn
 from transformers import BertConfig, BertForMaskedLM
 from transformers.utils.logging import disable_progress_bar
 
+from addnorm.export import sources
 from addnorm.export.certificate import as_written, parity
 from addnorm.export.certificate.graph import exact, structure
 from addnorm.export.certificate.graph.exact import Expected, Files
@@ -35,8 +36,7 @@ from addnorm.export.graphs.portable import make_portable
 from addnorm.export.graphs.steady import steady
 from addnorm.export.reference.modules import open_module
 from addnorm.export.reference.reference import Reference
-from addnorm.export.sources import sources
-from addnorm.export.sources.sources import Source
+from addnorm.export.sources import Source
 from addnorm.export.wishes import Wishes
 from addnorm.export.writer import GRAPHS
 from addnorm.service.engine import bundle as bundles

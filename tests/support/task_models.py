@@ -7,8 +7,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from addnorm.export import sources
 from addnorm.export.exporting import export
-from addnorm.export.sources import sources
 from tests.support import language_model
 from tests.support.families import made, save
 from tests.support.sentence_transformers import write_modules, write_settings

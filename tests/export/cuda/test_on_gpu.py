@@ -9,10 +9,9 @@ import numpy as np
 import onnxruntime
 import pytest
 
-from addnorm.export import command
+from addnorm.export import command, sources
 from addnorm.export.certificate.served import CertificationError
 from addnorm.export.cuda.on_gpu import measured
-from addnorm.export.sources import sources
 from addnorm.export.verifying import certify_again
 from addnorm.service.engine import bundle as bundles
 from addnorm.service.engine.batch import AnyRows, Batch

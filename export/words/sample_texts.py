@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from tokenizers import Tokenizer
 
-from addnorm.export.sources import sentencepieces
+from addnorm.export.words import sentencepieces
 
 Text = str | tuple[str, str]
 SEED = 0

@@ -8,11 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from addnorm.export.modules.operators import attention, trial
-from addnorm.export.modules.operators.attention import Attention
-from addnorm.export.modules.operators.parts import Landmark, Parts, Unrecognized
-from addnorm.export.modules.operators.trace import Value, steps_between
-from addnorm.export.modules.operators.trial import Norm
+from addnorm.export.recognition import attention, trial
+from addnorm.export.recognition.attention import Attention
+from addnorm.export.recognition.parts import Landmark, Parts
+from addnorm.export.recognition.trial import Norm
+from addnorm.export.reference.trace import Unrecognized, Value, steps_between
 from addnorm.model.config import Activation, Pick
 
 

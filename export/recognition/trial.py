@@ -13,9 +13,8 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_flatten
 
-from addnorm.export.modules.operators.explained import explain
-from addnorm.export.modules.operators.parts import Unrecognized
-from addnorm.export.modules.operators.trace import Step, Value, run_again, steps_between
+from addnorm.export.recognition.explained import explain
+from addnorm.export.reference.trace import Step, Unrecognized, Value, run_again, steps_between
 from addnorm.model.config import Activation, Pick
 from addnorm.model.pooling import WEIGHTS, pick_vectors
 from addnorm.model.transformer import ACTIVATIONS

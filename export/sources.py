@@ -11,13 +11,14 @@ from typing import Any, cast, get_args
 import torch
 from tokenizers import Tokenizer
 
-from addnorm.export.sources import UsageError, download, texts
-from addnorm.export.sources import program as programs
-from addnorm.export.sources.folder_tokenizer import NoTexts
-from addnorm.export.sources.original import Original, OriginalError, digest
-from addnorm.export.sources.program import Program, ProgramError, split_task
-from addnorm.export.sources.texts import AS_WRITTEN, Texts
-from addnorm.export.wishes import NO_WISHES, OF_GRAPHS, Wishes
+from addnorm.export import download
+from addnorm.export.reference import program as programs
+from addnorm.export.reference.original import Original, OriginalError, digest
+from addnorm.export.reference.program import Program, ProgramError, split_task
+from addnorm.export.wishes import NO_WISHES, OF_GRAPHS, UsageError, Wishes
+from addnorm.export.words import texts
+from addnorm.export.words.folder_tokenizer import NoTexts
+from addnorm.export.words.texts import AS_WRITTEN, Texts
 from addnorm.model import presets
 from addnorm.model.checkpoints import Checkpoint, CheckpointError, load_checkpoint, look
 from addnorm.model.checkpoints.families import FAMILIES

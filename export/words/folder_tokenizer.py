@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, cast
 from tokenizers import Tokenizer
 from tokenizers.normalizers import Lowercase, Sequence
 
-from addnorm.export.sources import sentencepieces
+from addnorm.export.words import sentencepieces
 from addnorm.model.checkpoints import CheckpointError, json_files
 from addnorm.service.engine.bundle import MOST_TOKENIZER_BYTES, TOKENIZER
 from addnorm.service.engine.tokenizer import growth_problem

@@ -11,8 +11,8 @@ from typing import Any
 
 from torch import nn
 
-from addnorm.export.modules.asking import unwrapped
-from addnorm.export.sources import UsageError
+from addnorm.export.reference.asking import unwrapped
+from addnorm.export.wishes import UsageError
 from addnorm.model.checkpoints import weights
 from addnorm.service.engine.files import sha256
 from addnorm.service.engine.manifest import Manifest

@@ -12,10 +12,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from addnorm.export.modules.operators.explained import explain
-from addnorm.export.modules.operators.parts import Landmark, Parts, Unrecognized, roots
-from addnorm.export.modules.operators.trace import Trace, Value, run_again, steps_between
-from addnorm.export.modules.operators.trial import decide, difference_of, drawn_like
+from addnorm.export.recognition.explained import explain
+from addnorm.export.recognition.parts import Landmark, Parts, roots
+from addnorm.export.recognition.trial import decide, difference_of, drawn_like
+from addnorm.export.reference.trace import Trace, Unrecognized, Value, run_again, steps_between
 
 # Of drawn rows. At the second, scores are thousands apart: a mask that only lowers scores shows, as
 # one of -20 does. Models in use hide by -1e4 and less.

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from addnorm.export import ExportError, export_bundle, verify_bundle
-from addnorm.export.modules.operators.parts import Unrecognized
-from addnorm.export.modules.recognize import Recognized, recognize
-from addnorm.export.sources.original import Original
+from addnorm.export.recognition.recognize import Recognized, recognize
+from addnorm.export.reference.original import Original
+from addnorm.export.reference.trace import Unrecognized
 from addnorm.model.config import Positions
 from tests.support.people import TUTORIALS
 from tests.support.people.encoders import D, H, T

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from addnorm.export.sources.original import tensor_of
+from addnorm.export.reference.original import tensor_of
 from tests.conftest import client_of, inference_of
 from tests.support.people.examples import EXAMPLES, padded_left
 

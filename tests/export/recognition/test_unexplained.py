@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from addnorm.export import ExportError, export_bundle
-from addnorm.export.modules.operators.parts import Unrecognized
-from addnorm.export.modules.recognize import recognize
+from addnorm.export.recognition.recognize import recognize
+from addnorm.export.reference.trace import Unrecognized
 from tests.support.people.encoders import D, H, OwnLayers
 from tests.support.people.unexplained import CHANGES, PLACES, Change, Plain, T, is_told
 

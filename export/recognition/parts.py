@@ -10,18 +10,11 @@ from typing import Literal
 
 import torch
 
-from addnorm.export.modules.operators.trace import LOOKUPS, Step, Trace, Value
+from addnorm.export.reference.trace import LOOKUPS, Step, Trace, Unrecognized, Value
 
 PRODUCTS = ("mm", "addmm", "bmm", "baddbmm")
 JOINS = ("cat", "stack")
 Kind = Literal["lookup", "linear", "add", "shift", "product", "join"]
-
-
-class Unrecognized(ValueError):
-    """A part that no `Transformer` has, or whose like was not found. Says where it runs."""
-
-    def __init__(self, why: str, value: Value | None = None) -> None:
-        super().__init__(why + (value.step.where if value is not None and value.step else ""))
 
 
 @dataclass(eq=False, repr=False)  # they lead to each other

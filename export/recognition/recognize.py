@@ -9,33 +9,29 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from addnorm.export.modules import asking
-from addnorm.export.modules.asking import (
-    Asking,
-    Recognized,
-    as_inputs,
-    copy_module,
-    drawn_anew,
-    fill_ids,
-    first_line,
-    kinds_of,
-    list_calls,
-    trace_forward,
-)
-from addnorm.export.modules.operators import weights
-from addnorm.export.modules.operators.explained import (
+from addnorm.export import sources
+from addnorm.export.recognition import weights, whole
+from addnorm.export.recognition.explained import (
     leading_to,
     refuse_unexplained,
     refuse_unlisted,
 )
-from addnorm.export.modules.operators.ids import Told
-from addnorm.export.modules.operators.parts import Parts, Unrecognized
-from addnorm.export.modules.operators.shape import Shape
-from addnorm.export.modules.operators.trace import Trace, Value, plain_attention
-from addnorm.export.sources import UsageError, sources
-from addnorm.export.sources.original import OriginalError, as_found, digest, tensor_of
-from addnorm.export.sources.sources import Source
-from addnorm.export.wishes import NO_WISHES, OF_MODELS, Wishes
+from addnorm.export.recognition.ids import Told
+from addnorm.export.recognition.parts import Parts
+from addnorm.export.recognition.shape import Shape
+from addnorm.export.recognition.whole import Recognized, as_inputs, drawn_anew, fill_ids, list_calls
+from addnorm.export.reference import asking
+from addnorm.export.reference.asking import Asking, copy_module, first_line, kinds_of
+from addnorm.export.reference.original import OriginalError, as_found, digest, tensor_of
+from addnorm.export.reference.trace import (
+    Trace,
+    Unrecognized,
+    Value,
+    plain_attention,
+    trace_forward,
+)
+from addnorm.export.sources import Source
+from addnorm.export.wishes import NO_WISHES, OF_MODELS, UsageError, Wishes
 from addnorm.model.config import Config
 
 NUM_FOLLOWED = 7  # tokens of the sequence that is followed, if the module takes as many
@@ -139,9 +135,9 @@ def _follow(ask: Asking, max_positions: int | None) -> Recognized:
             shape, config, trace, _places(ask, shape, limit, ids[0], constants)
         )
         pooling = "mean" if config.heads else shape.head.pick or "mean"
-        pad = asking.pad_of(drawn, ask, pooling, told)
+        pad = whole.pad_of(drawn, ask, pooling, told)
         try:
-            asking.refuse_unlike(drawn, ask, pooling, pad)
+            whole.refuse_unlike(drawn, ask, pooling, pad)
         except Unrecognized as error:
             raise Unrecognized(f"each part agrees, and the whole does not: {error}") from error
     real = trace_forward(ask, *as_inputs(ids, ask), constants=constants)

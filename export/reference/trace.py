@@ -4,8 +4,8 @@ Names, classes and control flow of the code leave no mark here. Parts of it can 
 """
 
 import sys
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
@@ -17,6 +17,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_map
+
+from addnorm.export.reference.original import OriginalError
 
 # their values do not depend on those of what they are called with
 SHAPE_ONLY = ("empty_like", "full_like", "new_empty", "new_full", "new_ones", "new_zeros",
@@ -290,3 +292,28 @@ def steps_between(targets: Sequence[Value], given: Mapping[Value, Tensor]) -> li
 
 def _wide(tensor: Tensor) -> Tensor:
     return tensor.double() if tensor.is_floating_point() else tensor
+
+
+class Unrecognized(ValueError):
+    """A part that no `Transformer` has, or whose like was not found. Says where it runs."""
+
+    def __init__(self, why: str, value: Value | None = None) -> None:
+        super().__init__(why + (value.step.where if value is not None and value.step else ""))
+
+
+def trace_forward(
+    ask: Callable[..., Any],
+    ids: Tensor,
+    types: Tensor | None = None,
+    enough: int | None = None,
+    constants: Collection[int] = (),
+) -> Trace:
+    """OriginalError if the module fails.
+
+    Before, it is asked for one token, so that it keeps nothing of this length, such as a mask."""
+    with suppress(OriginalError):
+        ask(ids[:, :1], None if types is None else types[:, :1])
+    trace = Trace(ids, types, enough, constants)
+    with suppress(Enough), trace, Calls(trace):
+        trace.answer = ask(ids, types)
+    return trace

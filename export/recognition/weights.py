@@ -5,10 +5,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from addnorm.export.modules.operators.parts import Landmark, Unrecognized
-from addnorm.export.modules.operators.shape import Block, Head, Shape
-from addnorm.export.modules.operators.trace import Trace, Value
-from addnorm.export.modules.operators.trial import Norm
+from addnorm.export.recognition.parts import Landmark
+from addnorm.export.recognition.shape import Block, Head, Shape
+from addnorm.export.recognition.trial import Norm
+from addnorm.export.reference.trace import Trace, Unrecognized, Value
 from addnorm.model.config import Config, HeadConfig
 from addnorm.model.transformer import Transformer
 

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 from tokenizers import Tokenizer
 
-from addnorm.export.sources import UsageError, folder_tokenizer, sample_texts
-from addnorm.export.sources.folder_tokenizer import NoTexts
-from addnorm.export.sources.sample_texts import Unlike
-from addnorm.export.sources.sentencepieces import UnlikeError
-from addnorm.export.wishes import Wishes
+from addnorm.export.wishes import UsageError, Wishes
+from addnorm.export.words import folder_tokenizer, sample_texts
+from addnorm.export.words.folder_tokenizer import NoTexts
+from addnorm.export.words.sample_texts import Unlike
+from addnorm.export.words.sentencepieces import UnlikeError
 from addnorm.model.checkpoints import CheckpointError, json_files, sentence_transformers
 from addnorm.model.checkpoints.sentence_transformers import SentenceTransformers
 from addnorm.service.engine.manifest import InputRules, InputType

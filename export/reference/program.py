@@ -23,9 +23,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from addnorm.export.sources import folder_tokenizer
-from addnorm.export.sources.original import Answers, OriginalError, as_found
+from addnorm.export.reference.original import Answers, OriginalError, as_found
 from addnorm.export.wishes import Text, Wishes
+from addnorm.export.words import folder_tokenizer
 from addnorm.model.checkpoints import architectures, json_files
 from addnorm.model.checkpoints.families import FAMILIES, name_of
 from addnorm.service.asking.tasks.tagging import Aggregation

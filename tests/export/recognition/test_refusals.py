@@ -8,8 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from addnorm.export.modules.operators.parts import Unrecognized
-from addnorm.export.modules.recognize import recognize
+from addnorm.export.recognition.recognize import recognize
+from addnorm.export.reference.trace import Unrecognized
 from tests.support.people import Classifier, NanoGPT
 from tests.support.people.encoders import D, H, OwnLayers, V
 

@@ -1,9 +1,8 @@
 """What a forward makes of token ids beside reading their rows in a table: it may compare them with
 one number, as with a pad's. Anything else is refused, since what is served would not follow it."""
 
-from addnorm.export.modules.operators.explained import VIEWS
-from addnorm.export.modules.operators.parts import Unrecognized
-from addnorm.export.modules.operators.trace import LOOKUPS, SHAPE_ONLY, Step, Trace, Value
+from addnorm.export.recognition.explained import VIEWS
+from addnorm.export.reference.trace import LOOKUPS, SHAPE_ONLY, Step, Trace, Unrecognized, Value
 
 CALLED = {"_local_scalar_dense": "item()", "__bool__": "bool()"}
 

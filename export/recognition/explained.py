@@ -9,8 +9,7 @@ from collections.abc import Collection, Iterable
 
 import torch
 
-from addnorm.export.modules.operators.parts import Unrecognized
-from addnorm.export.modules.operators.trace import LOOKUPS, Step, Value
+from addnorm.export.reference.trace import LOOKUPS, Step, Unrecognized, Value
 
 VIEWS = ("view", "_unsafe_view", "_reshape_alias", "reshape", "transpose", "t", "permute",
          "unsqueeze", "squeeze", "expand", "clone", "detach", "alias", "slice", "select", "split",

@@ -19,8 +19,8 @@ from addnorm.export.graphs.portable import make_portable
 from addnorm.export.graphs.quantize import measure, needs
 from addnorm.export.graphs.steady import steady, with_gemms
 from addnorm.export.reference.reference import LastLayer, Reference
-from addnorm.export.sources import UsageError, texts
-from addnorm.export.wishes import Wishes
+from addnorm.export.wishes import UsageError, Wishes
+from addnorm.export.words import texts
 from addnorm.export.writer import GRAPHS, keep_recall, say, write_int8
 from addnorm.model.grid import OPSET
 from addnorm.service.engine import bundle as bundles

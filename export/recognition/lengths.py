@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map
 
-from addnorm.export.modules.operators.explained import VIEWS
-from addnorm.export.modules.operators.trace import LOOKUPS
+from addnorm.export.recognition.explained import VIEWS
+from addnorm.export.reference.trace import LOOKUPS
 
 SMALL = 100_000  # numbers, that are computed sooner than a shape is derived
 

@@ -1,1 +1,0 @@
-"""Modules that people write: recognized by what they compute, not by names."""

@@ -1,1 +1,0 @@
-"""A forward as PyTorch's operators: followed, told apart, tried, and read."""

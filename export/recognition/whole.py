@@ -1,0 +1,136 @@
+"""A whole module beside the `Transformer` that it is recognized as, both with random weights."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from addnorm.export.recognition import lengths
+from addnorm.export.recognition.ids import Told
+from addnorm.export.recognition.lengths import Call, Run
+from addnorm.export.reference.asking import AGREES, Asking, share_of_largest
+from addnorm.export.reference.original import Original
+from addnorm.export.reference.trace import Unrecognized
+from addnorm.model.config import Config, Pick
+from addnorm.model.transformer import Transformer
+from addnorm.service.engine import selfcheck
+from addnorm.service.engine.manifest import Limits
+
+COMPARED = (1, 2, 19, 512)  # lengths of the sequences, if there, and the longest
+NEAR = 1e-5  # where the forward of a length is another than that of the longest
+
+
+@dataclass(frozen=True)
+class Recognized:
+    """model: with the module's weights. ask: calls the module. lines: what was found, and how.
+
+    pad: an id that the module takes for a pad wherever it stands. pooling: how it makes a row of a
+    sequence."""
+
+    model: Transformer
+    ask: "Asking"
+    lines: list[str]
+    pad: int | None
+    pooling: Pick
+
+
+def list_calls(ask: Asking, ids: Tensor, types: Tensor | None = None) -> list[Call]:
+    """The operators that the module calls, without numbers. OriginalError if it fails."""
+    run = Run(ask.module)
+    with run:
+        ask(ids, types)
+    return run.calls
+
+
+@contextmanager
+def drawn_anew(module: nn.Module) -> Iterator[None]:
+    """All weights drawn, until the block ends: with those that training begins with, attention is
+    nearly uniform, gammas are 1 and biases 0, and most mistakes do not show."""
+    generator = torch.Generator().manual_seed(0)
+    before = [(x, x.data) for x in module.parameters()]
+    try:
+        for parameter, _ in before:
+            # a matrix's numbers keep the size of rows, a vector's are around 0.7
+            drawn = torch.randn(parameter.shape, generator=generator)
+            if drawn.dim() < 2:
+                drawn.mul_(0.3).add_(0.7)
+            else:
+                drawn.mul_(1.2 * drawn.shape[-1] ** -0.5)
+            parameter.data = drawn.to(parameter.device, parameter.dtype)
+        yield
+    finally:
+        for tensor, data in before:
+            tensor.data = data
+
+
+def as_inputs(ids: Sequence[int], ask: Asking) -> tuple[Tensor, Tensor | None]:
+    types = torch.arange(len(ids)) * 2 // len(ids) if ask.has_types else None
+    return torch.tensor([ids]), None if types is None else types[None]
+
+
+def fill_ids(length: int, vocab_size: int, pads: set[int]) -> list[int]:
+    """Different ones, where there are so many, the highest first."""
+    known = [index for index in reversed(range(vocab_size)) if index not in pads][:length]
+    return [known[place % len(known)] for place in range(length)]
+
+
+def _sequence(
+    config: Config, length: int, pad: int | None, seed: int = 0
+) -> tuple[list[int], list[int] | None]:
+    """Drawn ids and types."""
+    limits = Limits(
+        max_positions=config.max_positions, vocab_size=config.vocab_size,
+        type_vocab_size=config.type_vocab_size, pad_id=pad,
+    )  # fmt: skip
+    drawn = selfcheck.sequences(limits, [length], seed)
+    return drawn.tokens.tolist(), None if drawn.types is None else drawn.types.tolist()
+
+
+def pad_of(drawn: Transformer, ask: Asking, pooling: Pick, told: Told) -> int | None:
+    """The id that the module tells from others. Unrecognized unless it is a pad: behind other
+    tokens it changes no answer."""
+    if not told.ids:
+        return None
+    named = ", ".join(f"{index} ({step.op}{step.where})" for index, step in told.ids.items())
+    pad, *more = told.ids
+    config = drawn.config
+    length = min(5, config.max_positions - 2)
+    if not more and length > 0:
+        original = Original(ask, config, pooling, pad)
+        ids, types = _sequence(config, length, pad)
+        inputs = [*ids, pad, pad], types and [*types, 0, 0]
+        expected, found = original.rows(*inputs), original.rows_of_model(drawn, *inputs, 2)
+        if share_of_largest(found, expected[:length] if expected.ndim == 2 else expected) <= AGREES:
+            return pad
+    raise Unrecognized(
+        f"it tells token ids from others: {named}; one id can be a pad, which is refused inside"
+        " texts, if the answer to what comes before it is the same with and without it"
+    )
+
+
+def refuse_unlike(drawn: Transformer, ask: Asking, pooling: Pick, pad: int | None) -> None:
+    """Unrecognized unless the whole, with weights drawn anew, answers as the module: on some
+    lengths, and on all whose forward is another than that of the longest."""
+    config, longest = drawn.config, drawn.config.max_positions
+    original = Original(ask, config, pooling, pad)
+    usual, _ = _sequence(config, longest, pad)
+    unlike = {
+        *lengths.unlike_lengths(lambda n: list_calls(ask, *as_inputs(usual[:n], ask)), longest)
+    }
+    known = sorted({min(length, longest) for length in (*COMPARED, longest)})
+    near = 0.0
+    for seed, length in enumerate([*known, *(x for x in unlike if x not in known)]):
+        inputs = _sequence(config, length, pad, seed)
+        expected, found = original.rows(*inputs), original.rows_of_model(drawn, *inputs)
+        difference, is_usual = (
+            share_of_largest(found, expected),
+            length in known and length not in unlike,
+        )
+        near = max(near, difference) if is_usual else near
+        if not difference <= (AGREES if is_usual else max(NEAR, 10 * near)):
+            raise Unrecognized(
+                f"of {length} tokens, {original.compared.output} differ by {difference:.2g} of the"
+                " largest number"
+            )

@@ -1,0 +1,1 @@
+"""Token ids of texts, as the authors of a folder make them."""
