@@ -198,8 +198,10 @@ class Backlog(Flow):
     def next(self, has_large: bool) -> Ask | None:
         """The ask whose turn it is. has_large: a run holds so much memory that the next must hold
         less; None if all would hold more."""
-        asks = (ask for _, _, ask in self.order())
-        return next((ask for ask in asks if not (has_large and _is_large(ask))), None)
+        for _, _, ask in self.order():
+            if not (has_large and _is_large(ask)):
+                return ask
+        return None
 
     def charge(self, num_tokens: int) -> None:
         """The ask whose turn it is was given so many tokens. Call before any ask is removed."""
