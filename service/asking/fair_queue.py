@@ -372,12 +372,12 @@ class FairQueue:
             assert key
             backlog = key.fairness.next()
             assert backlog
-            if not may(backlog):
+            if (has_large or backlog.is_bulk) and not may(backlog):
                 key = self._fairness.next(lambda key: any(map(may, key.all())))
                 backlog = key.fairness.next(may) if key else None
                 if backlog is None:
                     return None
-            first = backlog.next(has_large)
+            first = backlog.next(True) if has_large else backlog.order()[0][2]
             assert first
             taken = self._choose(first, num_idle, now)
             target = first.target
