@@ -360,13 +360,14 @@ class FairQueue:
             target, taken = ask.target, ask.waiting
         else:
             num_busy = self.num_workers - num_idle
-            is_for_others = num_busy >= self.num_bulk_workers(now)
 
             def may(backlog: Backlog) -> bool:
                 ask = backlog.next(has_large)
                 if ask is None:
                     return False
-                return ask.in_time or not (is_for_others and backlog.is_bulk)
+                if ask.in_time or not backlog.is_bulk:
+                    return True
+                return num_busy < self.num_bulk_workers(now)
 
             key = self._fairness.next()
             assert key
