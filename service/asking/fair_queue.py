@@ -198,8 +198,10 @@ class Backlog(Flow):
     def next(self, has_large: bool) -> Ask | None:
         """The ask whose turn it is. has_large: a run holds so much memory that the next must hold
         less; None if all would hold more."""
-        asks = (ask for _, _, ask in self.order())
-        return next((ask for ask in asks if not (has_large and _is_large(ask))), None)
+        for _, _, ask in self.order():
+            if not (has_large and _is_large(ask)):
+                return ask
+        return None
 
     def charge(self, num_tokens: int) -> None:
         """The ask whose turn it is was given so many tokens. Call before any ask is removed."""
@@ -358,24 +360,25 @@ class FairQueue:
             target, taken = ask.target, ask.waiting
         else:
             num_busy = self.num_workers - num_idle
-            is_for_others = num_busy >= self.num_bulk_workers(now)
 
             def may(backlog: Backlog) -> bool:
                 ask = backlog.next(has_large)
                 if ask is None:
                     return False
-                return ask.in_time or not (is_for_others and backlog.is_bulk)
+                if ask.in_time or not backlog.is_bulk:
+                    return True
+                return num_busy < self.num_bulk_workers(now)
 
             key = self._fairness.next()
             assert key
             backlog = key.fairness.next()
             assert backlog
-            if not may(backlog):
+            if (has_large or backlog.is_bulk) and not may(backlog):
                 key = self._fairness.next(lambda key: any(map(may, key.all())))
                 backlog = key.fairness.next(may) if key else None
                 if backlog is None:
                     return None
-            first = backlog.next(has_large)
+            first = backlog.next(True) if has_large else backlog.order()[0][2]
             assert first
             taken = self._choose(first, num_idle, now)
             target = first.target

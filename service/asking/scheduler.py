@@ -225,12 +225,10 @@ class Scheduler:
         queue = self.gate.queue
         running = [micro for other in self._workers for micro in other.todo]
         num_busy = sum(bool(other.todo) for other in self._workers)
-        has_large = any(
-            micro.is_large
-            for other in (*self._workers, *self._hung)
-            for micro in other.todo
-            if other.thread.is_alive()
-        )
+        has_large = False
+        for other in (*self._workers, *self._hung):
+            if other.todo and other.todo[0].is_large and other.thread.is_alive():
+                has_large = True
         micro = queue.take(time.monotonic(), self.num_workers - num_busy, has_large)
         if micro is None:
             return
