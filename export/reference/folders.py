@@ -110,12 +110,7 @@ def open_folder(folder: Path, wishes: Wishes = NO_WISHES) -> Reference:
         ask,
         limits,
         tensors,
-        {
-            "checkpoint": folder.resolve().name,
-            "weights": _weights(folder),
-            **wishes.recorded(),
-            **(texts.AS_WRITTEN if wishes.tokenizer_as_written else {}),
-        },
+        _origin(folder, wishes),
         _facts(folder, program, fields, labels),
         None if isinstance(words, NoTexts) else words,
         folder,
@@ -185,10 +180,15 @@ def _labels(
     return labels_of(fields, logits.width, wishes.labels)
 
 
-def _weights(folder: Path) -> dict[str, str]:
-    """The sha256 of each file of weights that its library reads."""
+def _origin(folder: Path, wishes: Wishes) -> dict[str, Any]:
+    """The manifest's `source`, with the sha256 of each file of weights that its library reads."""
     names = [name for name in download.files_of(folder) if name.endswith((".safetensors", ".bin"))]
-    return {name: sha256(folder / name) for name in names}
+    return {
+        "checkpoint": folder.resolve().name,
+        "weights": {name: sha256(folder / name) for name in names},
+        **wishes.recorded(),
+        **(texts.AS_WRITTEN if wishes.tokenizer_as_written else {}),
+    }
 
 
 def _facts(
