@@ -375,7 +375,7 @@ def _head(family: Family, raw: Raw, reader: Reader, ignore: tuple[str, ...]) -> 
             return head if head in candidates and is_there else None
     stored = [head for head in candidates if _is_stored(head, reader)]
     if len(stored) > 1:
-        key, classes = (f"{stored[0].linear}.weight", [head.classes[0] for head in stored])
+        key, classes = f"{stored[0].linear}.weight", [head.classes[0] for head in stored]
         raise CheckpointError(
             f"config.json: architectures is {raw.get('architectures')}, so {key} may be the head"
             f" of {' or '.join(classes)}: name the class there, or leave it out with"
