@@ -220,7 +220,10 @@ def _text_bytes(column: Any) -> NDArray[np.int64]:
 
 @contextmanager
 def in_one_line(subject: str) -> Iterator[None]:
-    """CorpusError for what pyarrow and the system raise. subject: of the message."""
+    """CorpusError for what pyarrow and the system raise.
+
+    subject: what cannot be read or written.
+    """
     try:
         yield
     except (pa.ArrowException, OSError, UnicodeDecodeError, OverflowError) as error:

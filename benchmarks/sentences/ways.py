@@ -70,7 +70,7 @@ def asking(
             client.close()
         found = []
         for index in range(len(sent)):
-            ((status, body),) = answers.kept[index]
+            ((status, body),) = answers.distinct[index]
             if status != 200:
                 raise RuntimeError(f"{path}: {status} {body[:300]!r}")
             found.append(np.frombuffer(read(body), np.float32))
