@@ -115,7 +115,9 @@ MIXERS: dict[str, Layer] = {
     "nn.MultiheadAttention, causal": lambda: mha(True),
     "own attention": lambda: Applied(lambda x, qkv: scores(x, qkv, same), qkv_layer()),
     "flash": lambda: Applied(lambda x, qkv: flash(x, qkv, same), qkv_layer(False)),
-    "flash, causal": lambda: Applied(lambda x, qkv: flash(x, qkv, same, is_causal=True), qkv_layer()),
+    "flash, causal": lambda: Applied(
+        lambda x, qkv: flash(x, qkv, same, is_causal=True), qkv_layer()
+    ),
     "rotary": lambda: Applied(lambda x, qkv: flash(x, qkv, rotate), qkv_layer(False)),
     "ALiBi": lambda: Applied(lambda x, qkv: scores(x, qkv, lambda s: s - distance(s)), qkv_layer()),
     "window": lambda: Applied(
