@@ -30,15 +30,17 @@ def main(
         print(listing())
         return 0
     processes.ask_directly()
-    names = [name for asked in arguments.names for name in GROUPS.get(asked, (asked,))]
-    results = {name: _run(name, experiments[name], arguments) for name in names}
-    if len(results) > 1:
-        print("\n".join(f"{name}: {'passed' if ok else 'FAILED'}" for name, ok in results.items()))
-    return int(not all(results.values()))
+    names = [name for word in arguments.names for name in GROUPS.get(word, (word,))]
+    successes = {name: _run(name, experiments[name], arguments) for name in names}
+    if len(successes) > 1:
+        print(
+            "\n".join(f"{name}: {'passed' if ok else 'FAILED'}" for name, ok in successes.items())
+        )
+    return int(not all(successes.values()))
 
 
 def _run(name: str, experiment: Experiment, arguments: argparse.Namespace) -> bool:
-    """Whether no goal was missed."""
+    """True if no goal was missed."""
     if arguments.beside and not experiment.beside:
         raise SystemExit(f"{name}: --beside: there is nothing of another checkout in it")
     if arguments.only and not experiment.only:
@@ -80,22 +82,22 @@ def _findings(name: str, experiment: Experiment, options: Options) -> Findings:
     except (RuntimeError, OSError, subprocess.SubprocessError) as error:
         # a server did not start, or a peer ended: the others still run
         return Findings("", [str(error)])
-    if options.unused:
-        raise SystemExit(f"{name}: --only names nothing here: {', '.join(options.unused)}")
+    if options.unused_words:
+        raise SystemExit(f"{name}: --only names nothing here: {', '.join(options.unused_words)}")
     return findings
 
 
 def _elsewhere(name: str, experiment: Experiment, arguments: argparse.Namespace) -> bool:
     """Runs the experiment with the interpreter of its own environment. True if it succeeded."""
-    own = {"--minutes": arguments.minutes, "--out": arguments.out, "--beside": arguments.beside}
-    words = [str(word) for pair in own.items() if pair[1] for word in pair]
+    options = {"--minutes": arguments.minutes, "--out": arguments.out, "--beside": arguments.beside}
+    words = [str(word) for pair in options.items() if pair[1] for word in pair]
     words += ["--only", *arguments.only] if arguments.only else []
     command = [experiment.python, "-m", "benchmarks", name, *words]
     return subprocess.run(command, check=False).returncode == 0
 
 
 def listing() -> str:
-    """What there is, what it needs and how long it takes."""
+    """The experiments and proofs, what each needs and how long it takes."""
     lines = ["python -m benchmarks NAME ... [--only PART ...] [--minutes N] [--beside DIR]"]
     for name, experiment in EXPERIMENTS.items():
         lines += ["", f"  {name:14s} {experiment.summary}; {experiment.minutes:g} min"]

@@ -19,7 +19,7 @@ from addnorm.service.engine.selfcheck import sequences
 from benchmarks import comparison, peers, processes
 from benchmarks.contender import NAIVE, Contender, Contenders, Line
 from benchmarks.findings import Findings, Options
-from benchmarks.rounds import Rounds, Side, served
+from benchmarks.rounds import Rounds, Side, sides_of
 from benchmarks.tables import Row
 
 VOCAB, WIDTH, D, LONGEST = 30_522, 12, 384, 128  # WIDTH: of vectors, as a series of 12 features
@@ -46,8 +46,8 @@ class Encoder(nn.Module):
 
     def forward(self, tokens: Tensor) -> Tensor:
         x = self.tokens(tokens) + self.places(torch.arange(tokens.shape[1]))
-        found: Tensor = self.body(x).mean(1)
-        return found
+        answer: Tensor = self.body(x).mean(1)
+        return answer
 
 
 def run(options: Options) -> Findings:
@@ -57,18 +57,18 @@ def run(options: Options) -> Findings:
         for kind, first in (("ids", nn.Embedding(VOCAB, D)), ("vectors", nn.Linear(WIDTH, D))):
             lines = {f"{kind}: {load}": Line(load, 8, tuple(TITLES)) for load in LENGTHS}
             rows += [Row(line, of, line) for line in lines for of in ("tokens_per_s", "p99_ms")]
-            sides += served(_contenders(Encoder(first).eval(), kind, root, stack), lines)
-        figures = comparison.measured(sides, options)
-    return comparison.compared(figures, rows, TITLES)
+            sides += sides_of(_contenders(Encoder(first).eval(), kind, root, stack), lines)
+        figures = comparison.measure(sides, options)
+    return comparison.compare(figures, rows, TITLES)
 
 
 def _contenders(module: nn.Module, kind: str, root: Path, stack: ExitStack) -> Contenders:
     """kind: what it takes. What takes vectors is not recognized."""
     config = {"max_positions": LONGEST, **({"input_width": WIDTH} if kind == "vectors" else {})}
-    own = export_bundle(module, root, f"{kind}-as-it-is", as_it_is=True, config=config)
+    plain_bundle = export_bundle(module, root, f"{kind}-as-it-is", as_it_is=True, config=config)
     servers = {
-        NAIVE: (own, peers.naive(own, "as-it-is")),
-        AS_IT_IS: (own, processes.addnorm(own)),
+        NAIVE: (plain_bundle, peers.naive(plain_bundle, "as-it-is")),
+        AS_IT_IS: (plain_bundle, processes.addnorm(plain_bundle)),
     }
     if kind == "ids":
         recognized = export_bundle(module, root, "recognized", as_it_is=False)

@@ -43,10 +43,10 @@ def run(options: Options) -> Findings:
     lines = {
         line: (options.times(num_rounds, 2), size) for line, (num_rounds, size) in LINES.items()
     }
-    return measured(options.bundle, options, lines)
+    return run_lines(options.bundle, options, lines)
 
 
-def measured(
+def run_lines(
     bundle: Bundle,
     options: Options,
     lines: Mapping[str, tuple[int, int]],
@@ -70,7 +70,7 @@ def measured(
                 for who, server in ((OFF, off), (ON, on))
             ]
             if options.wants(line):
-                figures |= comparison.measured(sides, options, most=len(parts))
+                figures |= comparison.measure(sides, options, max_rounds=len(parts))
     return _findings(figures, *reference.coverage(sent))
 
 
@@ -89,13 +89,13 @@ def _measure(
     """Sends the next part in each round: the cache keeps what earlier ones brought."""
     order = iter(parts)
 
-    def measured(_: float) -> Figures:
+    def measure_part(_: float) -> Figures:
         before = server.cache_counts()
-        result = measure(server, next(order), reference, LOAD, progress=False)
+        measurement = measure(server, next(order), reference, LOAD, progress=False)
         after = server.cache_counts()
-        return {**result.figures, **(_hits(after.since(before)) if before and after else {})}
+        return {**measurement.figures, **(_hits(after.since(before)) if before and after else {})}
 
-    return measured
+    return measure_part
 
 
 def _hits(counts: CacheCounts) -> Figures:
@@ -109,7 +109,7 @@ def _findings(figures: Rounds, num_sequences: int, num_alone: int) -> Findings:
         key: runs[1:] or runs if key.startswith("repeats") else runs
         for key, runs in figures.items()
     }
-    found = comparison.compared(warm, ROWS, TITLES, GOALS)
+    findings = comparison.compare(warm, ROWS, TITLES, GOALS)
     rates = [f"{run.get('hit_rate', 0):.0%}" for run in figures.get(f"repeats/{ON}", [])]
     num_answers = sum(int(run["num_answers"]) for runs in figures.values() for run in runs)
     notes = [
@@ -118,4 +118,4 @@ def _findings(figures: Rounds, num_sequences: int, num_alone: int) -> Findings:
         f"{num_answers:,} answers. All answers to a sequence, of both servers, were compared bit "
         f"for bit. Of {num_sequences:,} sequences {num_alone:,} were computed alone too.",
     ]
-    return Findings("\n\n".join([found.tables, *notes]), found.missed, figures)
+    return Findings("\n\n".join([findings.tables, *notes]), findings.missed, figures)

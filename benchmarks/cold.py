@@ -32,10 +32,10 @@ def run(options: Options) -> Findings:
     """all-MiniLM-L6-v2 in fp32, which lies on the disk; where it is kept, too."""
     first, again, woken, unloaded = list[Start](), list[Start](), list[Start](), list[float]()
     for _ in range(options.times(5)):
-        with TemporaryDirectory() as kept:
-            first.append(_start(kept))
-            again.append(_start(kept))
-            mib, start = _wake(kept)
+        with TemporaryDirectory() as folder:
+            first.append(_start(folder))
+            again.append(_start(folder))
+            mib, start = _wake(folder)
             unloaded.append(mib)
             woken.append(start)
     rows = [
@@ -49,9 +49,9 @@ def run(options: Options) -> Findings:
     return Findings(f"{table(COLUMNS, rows)}\n\n{idle}", (), figures)
 
 
-def _start(kept: str) -> Start:
+def _start(folder: str) -> Start:
     started = time.monotonic()
-    with _serving(kept) as (server, process):
+    with _serving(folder) as (server, process):
         _answer(server, process)
         seconds, mib = time.monotonic() - started, server.memory_mib("Rss") or 0.0
         process.terminate()
@@ -60,9 +60,9 @@ def _start(kept: str) -> Start:
     return Start(seconds, mib, usage.ru_maxrss / 1024)
 
 
-def _wake(kept: str) -> tuple[float, Start]:
+def _wake(folder: str) -> tuple[float, Start]:
     """MiB while the model is unloaded, and what the next answer takes."""
-    with _serving(kept, "--idle-unload-s", str(IDLE_S)) as (server, process):
+    with _serving(folder, "--idle-unload-s", str(IDLE_S)) as (server, process):
         _answer(server, process)
         loaded, deadline = server.memory_mib("Rss") or 0.0, time.monotonic() + START_S
         while (mib := server.memory_mib("Rss") or 0.0) > 0.8 * loaded:
@@ -74,10 +74,10 @@ def _wake(kept: str) -> tuple[float, Start]:
 
 
 @contextmanager
-def _serving(kept: str, *options: str) -> Iterator[tuple[Server, subprocess.Popen[bytes]]]:
+def _serving(folder: str, *options: str) -> Iterator[tuple[Server, subprocess.Popen[bytes]]]:
     """The process, from its first moment."""
     port = free_port()
-    serve = ["-m", "addnorm", "serve", str(MINILM), "--kept", kept, "--port", str(port)]
+    serve = ["-m", "addnorm", "serve", str(MINILM), "--kept", folder, "--port", str(port)]
     command = [sys.executable, *serve, "--log-level", "warning", *options]
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:

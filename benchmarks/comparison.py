@@ -22,34 +22,34 @@ class Goal:
     metric: str
     least: float
 
-    def missed(self, figures: Rounds) -> Iterator[str]:
+    def misses(self, figures: Rounds) -> Iterator[str]:
         """Nothing where it was not measured."""
         keys = [f"{self.line}/{who}" for who in (self.who, self.base)]
         if not all(figures.get(key) for key in keys):
             return
         over, under = keys if is_rate(self.metric) else reversed(keys)
-        found = ratios(figures[over], figures[under], self.metric)
-        if not found or not middle(found) >= self.least:
-            shown = f"{middle(found):.3f} x" if found else "nothing"
+        values = ratios(figures[over], figures[under], self.metric)
+        if not values or not middle(values) >= self.least:
+            text = f"{middle(values):.3f} x" if values else "nothing"
             yield (
-                f"{self.line}, {self.metric}: {self.who} is {shown} over {self.base}, "
+                f"{self.line}, {self.metric}: {self.who} is {text} over {self.base}, "
                 f"at least {self.least} x is wanted"
             )
 
 
-def measured(sides: Sequence[Side], options: Options, most: int | None = None) -> Rounds:
+def measure(sides: Sequence[Side], options: Options, max_rounds: int | None = None) -> Rounds:
     """Rounds of the sides that are wanted, in the minutes that are granted."""
     os.environ.pop("OMP_NUM_THREADS", None)  # the peers' own default is a thread for each core
     if not (wanted := [side for side in sides if options.wants(side.line)]):
         return {}
     clock = Clock(60 * options.minutes)
     prepare(wanted, clock)
-    found = interleave(wanted, clock.left_s(), clock, most)
+    rounds = interleave(wanted, clock.left_s(), clock, max_rounds)
     clock.close()
-    return found
+    return rounds
 
 
-def compared(
+def compare(
     figures: Rounds, rows: Sequence[Row], titles: Mapping[str, str], goals: Sequence[Goal] = ()
 ) -> Findings:
     num_rounds = max(map(len, figures.values()), default=0)
@@ -57,7 +57,7 @@ def compared(
         f"Rounds: {num_rounds}. The figures are medians. In brackets the ratio of the pairs, over "
         "the baseline: **median**, least - most; more is better."
     )
-    missed = [sentence for goal in goals for sentence in goal.missed(figures)]
+    missed = [sentence for goal in goals for sentence in goal.misses(figures)]
     missed += _not_right(figures)
     return Findings(f"{note}\n\n{contenders_table(figures, rows, titles)}", missed, figures)
 
@@ -65,13 +65,13 @@ def compared(
 def _not_right(figures: Rounds) -> Iterator[str]:
     """A sentence for each side whose answers were not all right."""
     for side, runs in figures.items():
-        found = Counter[str]()
+        counts = Counter[str]()
         for run in runs:
-            found.update({kind: int(run[kind]) for kind in run if kind.startswith(OF_KIND)})
-        if found:
-            kinds = ((kind.removeprefix(OF_KIND), number) for kind, number in found.items())
-            said = ", ".join(f"{number} {_in_words(kind)}" for kind, number in kinds)
-            yield f"{side}: {found.total()} answers were not right: {said}"
+            counts.update({kind: int(run[kind]) for kind in run if kind.startswith(OF_KIND)})
+        if counts:
+            kinds = ((kind.removeprefix(OF_KIND), number) for kind, number in counts.items())
+            words = ", ".join(f"{number} {_in_words(kind)}" for kind, number in kinds)
+            yield f"{side}: {counts.total()} answers were not right: {words}"
 
 
 def _in_words(kind: str) -> str:

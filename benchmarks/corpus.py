@@ -44,17 +44,17 @@ def speed(options: Options) -> Findings:
         source = Source(Location.parse(rows), ["text"])
         sides = list[Side]()
         for precision in filter(options.wants, (FP32, INT8)):
-            own = EmbedOptions(precision=precision, truncate=True)
-            embedder = Embedder(bundle, own, cache_bytes=0)
+            embed_options = EmbedOptions(precision=precision, truncate=True)
+            embedder = Embedder(bundle, embed_options, cache_bytes=0)
             stack.callback(embedder.close)
             batches = runner.run(_batches(source, embedder))
             sides += [
                 Side(precision, ALONE, _alone(embedder, batches)),
                 Side(precision, JOB, _job(source, embedder, folder, runner)),
             ]
-        figures = comparison.measured(sides, options)
+        figures = comparison.measure(sides, options)
     titles = {ALONE: "the engine alone", JOB: "the job"}
-    return comparison.compared(figures, SPEED_ROWS, titles, GOALS)
+    return comparison.compare(figures, SPEED_ROWS, titles, GOALS)
 
 
 async def _batches(source: Source, embedder: Embedder) -> list[Batch]:
@@ -86,7 +86,7 @@ def _job(
         parts = Parts(Location.parse(out), {"input": {}, "options": {}}, {})
         started = time.perf_counter()
         with parts.open():
-            progress = Progress(NUM_ROWS, shown=False)
+            progress = Progress(NUM_ROWS, is_shown=False)
             job = embedding_job.run(
                 source, embedder, parts, "vector", progress, StoredVectors.none()
             )

@@ -18,12 +18,12 @@ from addnorm.export.writer import write_uncertified
 from addnorm.service.engine import bundle as bundles
 from addnorm.service.engine.bundle import Bundle
 from benchmarks import comparison
-from benchmarks.bench.ceilings import Offline, fixed
+from benchmarks.bench.ceilings import Offline, equal_lengths
 from benchmarks.bench.contenders import TRANSFORMERS, Servers
 from benchmarks.comparison import Goal
 from benchmarks.contender import FP32, INT8, Line
 from benchmarks.findings import BUILD, BUNDLES, Findings, Options, newest
-from benchmarks.rounds import Rounds, Side, served
+from benchmarks.rounds import Rounds, Side, sides_of
 from benchmarks.tables import TITLES, Row, ratios, short, table
 
 SEED = 0
@@ -52,15 +52,15 @@ class Pair:
     least: float
 
     def lines(self, figures: Rounds) -> Iterator[tuple[str, str | None]]:
-        """What was found in each precision, and what was missed of it."""
+        """The ratio in each precision, and what was missed of it."""
         over, under = (_line(*side) for side in (self.over, self.under))
         for who in (FP32, INT8):
-            ours, theirs = (figures.get(f"{line}/{who}", []) for line in (over, under))
-            if found := sorted(ratios(ours, theirs, "tokens_per_s")):
-                middle = found[len(found) // 2]
-                said = f"{who}: {over} at {middle:.2f} x the tokens/s of {under}"
-                wanted = f"{said}, at least {self.least} x is wanted"
-                yield said, None if middle >= self.least else wanted
+            over_runs, under_runs = (figures.get(f"{line}/{who}", []) for line in (over, under))
+            if values := sorted(ratios(over_runs, under_runs, "tokens_per_s")):
+                middle = values[len(values) // 2]
+                sentence = f"{who}: {over} at {middle:.2f} x the tokens/s of {under}"
+                wanted = f"{sentence}, at least {self.least} x is wanted"
+                yield sentence, None if middle >= self.least else wanted
 
 
 @dataclass(frozen=True)
@@ -156,21 +156,21 @@ SHAPES = {
 
 def modernbert(options: Options) -> Findings:
     pair = Pair(("modernbert-base", 2048), ("modernbert-base", 256), 0.65)
-    return _compared("modernbert-base", ("padded", "small"), (2.0, 4.0), [pair], options)
+    return _compare_shape("modernbert-base", ("padded", "small"), (2.0, 4.0), [pair], options)
 
 
 def deberta(options: Options) -> Findings:
     pairs = [Pair(("deberta-v3-base", n), ("bert-base", n), 0.5) for n in (128, 512)]
-    return _compared("deberta-v3-base", ("padded", "small"), (2.0, 3.5), pairs, options)
+    return _compare_shape("deberta-v3-base", ("padded", "small"), (2.0, 3.5), pairs, options)
 
 
 def qwen3(options: Options) -> Findings:
     """No goals: it is for whom a vector a second is enough."""
-    return _compared("qwen3-0.6b", ("alone",), (0.0, 0.0), [], options)
+    return _compare_shape("qwen3-0.6b", ("alone",), (0.0, 0.0), [], options)
 
 
 def shapes(options: Options) -> Findings:
-    """What each shape costs: MiB of its files, and texts per second of the engine on all cores.
+    """The cost of each shape: MiB of its files, and texts per second of the engine on all cores.
     Graphs stay in build/shapes, more than 10 GB: a second run takes some minutes."""
     figures = dict[str, dict[str, float]]()
     for name, shape in SHAPES.items():
@@ -192,14 +192,14 @@ def _cost(bundle: Bundle, options: Options) -> dict[str, float]:
     rounds: dict[tuple[int, str], list[float]] = {side: [] for side in sides}
     for _ in range(options.times(3)):
         for length, who in sides:
-            sequences = fixed(length, 1024 // length, bundle.manifest.limits)
+            sequences = equal_lengths(length, 1024 // length, bundle.manifest.limits)
             rate = engines[who].tokens_per_s(sequences, len(os.sched_getaffinity(0)), 512, 1.0)
             rounds[length, who].append(rate / length)
     texts = {f"texts/s, {length} tokens, {who}": rounds[length, who] for length, who in sides}
     return cost | {name: statistics.median(rates) for name, rates in texts.items()}
 
 
-def _compared(
+def _compare_shape(
     name: str,
     lines: tuple[str, ...],
     least: tuple[float, float],
@@ -211,19 +211,22 @@ def _compared(
     engines = sorted({side for pair in pairs for side in (pair.over, pair.under)})
     with ExitStack() as stack:
         models = Servers(stack).checkpoint(bundle, BUILD / name)
-        over_http = served(models, {line: LINES[line] for line in lines})
-        sides = [*over_http, *(made for engine in engines for made in _engine(*engine))]
-        figures = comparison.measured(sides, options)
+        over_http = sides_of(models, {line: LINES[line] for line in lines})
+        sides = [
+            *over_http,
+            *(engine_side for engine in engines for engine_side in _engine(*engine)),
+        ]
+        figures = comparison.measure(sides, options)
     goals = [
         Goal(lines[0], who, TRANSFORMERS, "tokens_per_s", goal)
         for who, goal in zip((FP32, INT8), least, strict=True)
     ]
     rows = [*ROWS, *(Row(_line(*engine), "tokens_per_s", _line(*engine)) for engine in engines)]
-    found = comparison.compared(figures, rows, {**TITLES, TRANSFORMERS: "transformers"}, goals)
-    said = [line for pair in pairs for line in pair.lines(figures)]
-    shown = "\n".join(["", *(f"- {line}" for line, _ in said)])
-    missed = [*found.missed, *(wanted for _, wanted in said if wanted)]
-    return Findings(f"{found.tables}\n{shown}", missed, figures)
+    findings = comparison.compare(figures, rows, {**TITLES, TRANSFORMERS: "transformers"}, goals)
+    sentences = [line for pair in pairs for line in pair.lines(figures)]
+    bullets = "\n".join(["", *(f"- {line}" for line, _ in sentences)])
+    missed = [*findings.missed, *(wanted for _, wanted in sentences if wanted)]
+    return Findings(f"{findings.tables}\n{bullets}", missed, figures)
 
 
 def _line(name: str, length: int) -> str:
@@ -233,7 +236,7 @@ def _line(name: str, length: int) -> str:
 def _engine(name: str, length: int) -> Iterator[Side]:
     """One sequence at a time, without a server."""
     bundle = SHAPES[name].bundle(name)
-    sequences = fixed(length, 4, bundle.manifest.limits)
+    sequences = equal_lengths(length, 4, bundle.manifest.limits)
     for who in (FP32, INT8):
         rate = partial(Offline(bundle, who).tokens_per_s, sequences, 1, length)
         yield Side(_line(name, length), who, partial(_rate, rate), partial(rate, 0.1))

@@ -35,13 +35,15 @@ class Options:
         return max(least, round(number * self.share))
 
     def wants(self, name: str, within: bool = False) -> bool:
-        """Whether a word of `only` begins the name, or is within it: no longer in `unused`."""
-        named = [word for word in self.only if (word in name if within else name.startswith(word))]
-        self._named.update(named)
-        return bool(named) or not self.only
+        """True if a word of `only` begins the name, or is within it: it leaves `unused_words`."""
+        matches = [
+            word for word in self.only if (word in name if within else name.startswith(word))
+        ]
+        self._named.update(matches)
+        return bool(matches) or not self.only
 
     @property
-    def unused(self) -> list[str]:
+    def unused_words(self) -> list[str]:
         """Words of `only` that have named nothing so far."""
         return [word for word in self.only if word not in self._named]
 

@@ -58,24 +58,24 @@ def run(options: Options) -> Findings:
             for callers in CALLERS:
                 for budget_ms in BUDGETS_MS:
                     for way, model in WAYS.items():
-                        asked = list(islice(questions, options.times(REQUESTS[callers], callers)))
-                        known = {
+                        sample = list(islice(questions, options.times(REQUESTS[callers], callers)))
+                        expected = {
                             question: _ask(client, "reranker", question, documents)
-                            for question in asked[:NUM_KNOWN]
+                            for question in sample[:NUM_KNOWN]
                         }
-                        whole_s += [answer.seconds for answer in known.values()]
+                        whole_s += [answer.seconds for answer in expected.values()]
                         with ThreadPoolExecutor(callers) as pool:
                             work = [
                                 pool.submit(_ask, client, model, question, documents, budget_ms)
-                                for question in asked
+                                for question in sample
                             ]
-                            answers = [each.result() for each in work]
-                        row = _row(dict(zip(asked, answers, strict=True)), known, budget_ms)
+                            answers = [task.result() for task in work]
+                        row = _row(dict(zip(sample, answers, strict=True)), expected, budget_ms)
                         name = f"{callers} callers, {budget_ms} ms, {way}"
                         figures[name] = row
-                        late, scored, found, other_bits = row
-                        shown = f"{late:.2f}", f"{scored:.0%}", f"{found:.0%}", other_bits
-                        rows.append((callers, budget_ms, way, *shown))
+                        late, scored, recall, other_bits = row
+                        cells = f"{late:.2f}", f"{scored:.0%}", f"{recall:.0%}", other_bits
+                        rows.append((callers, budget_ms, way, *cells))
                         if late > LATE:
                             missed.append(f"{name}: an answer after {late:.2f} x its time")
                         if other_bits:
@@ -106,20 +106,20 @@ def _ask(
     seconds = time.monotonic() - started
     if ms and answer.status_code == codes.TOO_MANY_REQUESTS:  # nothing would be scored
         return Answer(seconds, {}, [])
-    results: list[dict[str, Any]] = answer.raise_for_status().json()["results"]
-    scores = {each["index"]: each["relevance_score"] for each in results}
-    best = [each["index"] for each in results[:NUM_BEST]]
-    return Answer(seconds, {at: one for at, one in scores.items() if one is not None}, best)
+    entries: list[dict[str, Any]] = answer.raise_for_status().json()["results"]
+    scores = {entry["index"]: entry["relevance_score"] for entry in entries}
+    best = [entry["index"] for entry in entries[:NUM_BEST]]
+    return Answer(seconds, {at: score for at, score in scores.items() if score is not None}, best)
 
 
 def _row(
-    answers: Mapping[str, Answer], known: Mapping[str, Answer], budget_ms: int
+    answers: Mapping[str, Answer], expected: Mapping[str, Answer], budget_ms: int
 ) -> tuple[float, float, float, int]:
     late = max(1000 * answer.seconds / budget_ms for answer in answers.values())
     scored = statistics.mean(len(answer.scores) / NUM_DOCUMENTS for answer in answers.values())
-    found, other_bits = list[float](), 0
-    for question, whole in known.items():
-        own = answers[question]
-        found.append(len({*own.best} & {*whole.best}) / NUM_BEST)
-        other_bits += sum(score != whole.scores[at] for at, score in own.scores.items())
-    return late, scored, statistics.mean(found), other_bits
+    recalls, other_bits = list[float](), 0
+    for question, complete in expected.items():
+        partial = answers[question]
+        recalls.append(len({*partial.best} & {*complete.best}) / NUM_BEST)
+        other_bits += sum(score != complete.scores[at] for at, score in partial.scores.items())
+    return late, scored, statistics.mean(recalls), other_bits

@@ -24,16 +24,16 @@ def absent_files(needs: Sequence[str], root: Path = ROOT) -> list[str]:
     return [need for need in needs if need not in PROGRAMS and not (root / need).exists()]
 
 
-def absent_programs(needs: Sequence[str], found: Found = on_path) -> list[str]:
-    return [need for need in needs if need in PROGRAMS and not found(need)]
+def absent_programs(needs: Sequence[str], is_there: Found = on_path) -> list[str]:
+    return [need for need in needs if need in PROGRAMS and not is_there(need)]
 
 
-def in_words(needs: Sequence[str], root: Path = ROOT, found: Found = on_path) -> str:
-    """What is absent, and how to get it. Empty where nothing is. found: whether a program is."""
-    files, programs = absent_files(needs, root), absent_programs(needs, found)
-    said = [f"run `make {' '.join(files)}`"] if files else []
-    said += [f"{name} is not installed: `{PROGRAMS[name]}`" for name in programs]
-    return "; ".join(said)
+def in_words(needs: Sequence[str], root: Path = ROOT, is_there: Found = on_path) -> str:
+    """The absent needs, and how to get them. Empty without any. is_there: tells of a program."""
+    files, programs = absent_files(needs, root), absent_programs(needs, is_there)
+    steps = [f"run `make {' '.join(files)}`"] if files else []
+    steps += [f"{name} is not installed: `{PROGRAMS[name]}`" for name in programs]
+    return "; ".join(steps)
 
 
 def make(needs: Sequence[str], *variables: str, root: Path = ROOT) -> None:

@@ -65,10 +65,14 @@ def folder(
     command that runs it.
     """
     port = free_port()
-    own = {"ADDNORM_PORT": str(port), "ADDNORM_LOG_LEVEL": "warning", "ADDNORM_CACHE_BYTES": "0"}
-    own["ADDNORM_TRUST_TOKEN_IDS"] = "true"  # loads draw ids by chance
+    defaults = {
+        "ADDNORM_PORT": str(port),
+        "ADDNORM_LOG_LEVEL": "warning",
+        "ADDNORM_CACHE_BYTES": "0",
+    }
+    defaults["ADDNORM_TRUST_TOKEN_IDS"] = "true"  # loads draw ids by chance
     command = [*python, "-m", "addnorm", "serve", "--bundles", str(bundles.resolve())]
-    with _process(command, port, {**own, **settings}, worktree, log, start_s) as server:
+    with _process(command, port, {**defaults, **settings}, worktree, log, start_s) as server:
         yield server
 
 

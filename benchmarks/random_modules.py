@@ -53,20 +53,20 @@ class Applied(nn.Module):
         self.layers, self.function = nn.ModuleList(layers), function
 
     def forward(self, x: Tensor) -> Tensor:
-        found: Tensor = self.function(x, *self.layers)
-        return found
+        answer: Tensor = self.function(x, *self.layers)
+        return answer
 
 
 def heads(x: Tensor) -> Tensor:
-    found: Tensor = x.unflatten(-1, (H, -1)).transpose(1, 2)
-    return found
+    by_head: Tensor = x.unflatten(-1, (H, -1)).transpose(1, 2)
+    return by_head
 
 
 def causal(x: Tensor) -> Tensor:
     return torch.full((x.shape[1], x.shape[1]), -torch.inf).triu(1)
 
 
-def rotated(x: Tensor) -> Tensor:
+def rotate(x: Tensor) -> Tensor:
     half = x.shape[-1] // 2
     rate = 100.0 ** (-torch.arange(half) / half)
     angle = torch.arange(x.shape[-2])[:, None] * rate
@@ -93,15 +93,15 @@ def same(x: Tensor) -> Tensor:
 
 def mha(is_causal: bool) -> nn.Module:
     def attend(x: Tensor, layer: nn.Module) -> Tensor:
-        found: Tensor = layer(
+        answer: Tensor = layer(
             x, x, x, attn_mask=causal(x) if is_causal else None, need_weights=False
         )[0]
-        return found
+        return answer
 
     return Applied(attend, nn.MultiheadAttention(D, H, batch_first=True))
 
 
-def fused(bias: bool = True) -> nn.Module:
+def qkv_layer(bias: bool = True) -> nn.Module:
     return nn.Linear(D, 3 * D, bias=bias)
 
 
@@ -113,16 +113,18 @@ def distance(x: Tensor) -> Tensor:
 MIXERS: dict[str, Layer] = {
     "nn.MultiheadAttention": lambda: mha(False),
     "nn.MultiheadAttention, causal": lambda: mha(True),
-    "own attention": lambda: Applied(lambda x, qkv: scores(x, qkv, same), fused()),
-    "flash": lambda: Applied(lambda x, qkv: flash(x, qkv, same), fused(False)),
-    "flash, causal": lambda: Applied(lambda x, qkv: flash(x, qkv, same, is_causal=True), fused()),
-    "rotary": lambda: Applied(lambda x, qkv: flash(x, qkv, rotated), fused(False)),
-    "ALiBi": lambda: Applied(lambda x, qkv: scores(x, qkv, lambda s: s - distance(s)), fused()),
+    "own attention": lambda: Applied(lambda x, qkv: scores(x, qkv, same), qkv_layer()),
+    "flash": lambda: Applied(lambda x, qkv: flash(x, qkv, same), qkv_layer(False)),
+    "flash, causal": lambda: Applied(
+        lambda x, qkv: flash(x, qkv, same, is_causal=True), qkv_layer()
+    ),
+    "rotary": lambda: Applied(lambda x, qkv: flash(x, qkv, rotate), qkv_layer(False)),
+    "ALiBi": lambda: Applied(lambda x, qkv: scores(x, qkv, lambda s: s - distance(s)), qkv_layer()),
     "window": lambda: Applied(
-        lambda x, qkv: scores(x, qkv, lambda s: s.masked_fill(distance(s) > 3, -1e9)), fused()
+        lambda x, qkv: scores(x, qkv, lambda s: s.masked_fill(distance(s) > 3, -1e9)), qkv_layer()
     ),
     "cosine attention": lambda: Applied(
-        lambda x, qkv: flash(x, qkv, lambda y: F.normalize(y, dim=-1)), fused()
+        lambda x, qkv: flash(x, qkv, lambda y: F.normalize(y, dim=-1)), qkv_layer()
     ),
     "linear attention": lambda: Applied(
         lambda x, q, k, v: q(x).softmax(-1) @ (k(x).softmax(1).transpose(1, 2) @ v(x)),
@@ -150,7 +152,7 @@ def mlp(activation: Callable[[Tensor], Tensor]) -> nn.Module:
     )
 
 
-def gated(activation: Callable[[Tensor], Tensor]) -> nn.Module:
+def gated_mlp(activation: Callable[[Tensor], Tensor]) -> nn.Module:
     return Applied(
         lambda x, gate, up, down: down(activation(gate(x)) * up(x)),
         nn.Linear(D, 2 * D), nn.Linear(D, 2 * D), nn.Linear(2 * D, D),
@@ -163,11 +165,11 @@ FORWARDS: dict[str, Layer] = {
     "tanh": lambda: mlp(torch.tanh),
     "mish": lambda: mlp(F.mish),
     "squared relu": lambda: mlp(lambda x: F.relu(x) ** 2),
-    "SwiGLU": lambda: gated(F.silu),
-    "GEGLU": lambda: gated(F.gelu),
+    "SwiGLU": lambda: gated_mlp(F.silu),
+    "GEGLU": lambda: gated_mlp(F.gelu),
     "experts": lambda: Applied(
-        lambda x, route, *own: sum(
-            route(x).softmax(-1)[..., at : at + 1] * each(x) for at, each in enumerate(own)
+        lambda x, route, *experts: sum(
+            route(x).softmax(-1)[..., at : at + 1] * expert(x) for at, expert in enumerate(experts)
         ),
         nn.Linear(D, 3), *(nn.Linear(D, D) for _ in range(3)),
     ),
@@ -285,16 +287,16 @@ def run(options: Options) -> Findings:
     counts, whys, wrong = Counter[str](), Counter[str](), list[str]()
     num = options.times(1000, 10)
     for seed in range(num):
-        kind, why = outcome(Drawn(seed))
+        kind, reason = outcome(Drawn(seed))
         counts[kind] += 1
-        whys[why] += kind == "refused"
+        whys[reason] += kind == "refused"
         if kind == "wrong":
-            wrong.append(f"module {seed} is served wrongly: {why}")
+            wrong.append(f"module {seed} is served wrongly: {reason}")
         if seed % 20 == 19:
             print(f"{seed + 1} of {num} modules: {dict(counts)}", flush=True)
     tables = [
         figures_table({"modules": num, **counts}),
-        table(["refused", "why"], [(number, why) for why, number in (+whys).most_common()]),
+        table(["refused", "why"], [(number, reason) for reason, number in (+whys).most_common()]),
     ]
     return Findings("\n\n".join(tables), wrong, dict(counts))
 
@@ -320,8 +322,8 @@ def differences(bundle: Bundle, module: Drawn) -> Iterator[str]:
     probes = list[NDArray[Any]]()
     for at in range(NUM_PROBES):
         length = int(draws.integers(1, bundle.manifest.limits.max_positions + 1))
-        few = draws.integers(0, V, 1 + at % 4) if at % 2 else np.arange(V)
-        ids = draws.choice(few, length)
+        vocabulary = draws.integers(0, V, 1 + at % 4) if at % 2 else np.arange(V)
+        ids = draws.choice(vocabulary, length)
         width = module.width
         probes.append(
             draws.standard_normal((V, width), np.float32)[ids] if width else ids.astype(np.int64)
@@ -332,10 +334,10 @@ def differences(bundle: Bundle, module: Drawn) -> Iterator[str]:
         alone.append(engine.run(batch).activations)
         with torch.no_grad():
             expected = _all(module.eval()(torch.from_numpy(probe)[None]))
-        for got, own in zip(
-            served(bundle, engine, batch, expected[0].size), expected, strict=False
+        for got, tensor in zip(
+            served_tensors(bundle, engine, batch, expected[0].size), expected, strict=False
         ):
-            off, largest = np.abs(got.ravel() - own.ravel()).max(), np.abs(own).max()
+            off, largest = np.abs(got.ravel() - tensor.ravel()).max(), np.abs(tensor).max()
             if not off <= NEAR * max(largest, 1e-3):
                 yield f"{len(probe)} tokens differ by {off:.3g}"
     together = engine.run(Batch.of(probes)).activations
@@ -343,7 +345,7 @@ def differences(bundle: Bundle, module: Drawn) -> Iterator[str]:
         yield "other bits in company"
 
 
-def served(bundle: Bundle, engine: Engine, batch: Batch, size: int) -> list[NDArray[Any]]:
+def served_tensors(bundle: Bundle, engine: Engine, batch: Batch, size: int) -> list[NDArray[Any]]:
     """The outputs that stand for the module's answer, whose first tensor has so many numbers."""
     rows, manifest = engine.run(batch), bundle.manifest
     if manifest.as_it_is:
@@ -356,10 +358,10 @@ def served(bundle: Bundle, engine: Engine, batch: Batch, size: int) -> list[NDAr
         ]
     head = manifest.heads.get("logits")
     pick = head.pick if head else ("every" if size == rows.activations.size else manifest.pooling)
-    found: NDArray[Any] = rows.activations
+    values: NDArray[Any] = rows.activations
     if pick != "every":
-        found = pooled(rows, batch.offsets[:-1], batch.offsets[1:], pick)
-    return [engine.head("logits", found) if head else found]
+        values = pooled(rows, batch.offsets[:-1], batch.offsets[1:], pick)
+    return [engine.head("logits", values) if head else values]
 
 
 def _all(answer: Any) -> list[NDArray[Any]]:

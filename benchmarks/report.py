@@ -38,13 +38,13 @@ class Report:
             "report": findings.markdown(),
             "figures": findings.figures,
         }
-        known = {**self.read(), name: entry}
+        entries = {**self.read(), name: entry}
         for file, draw in findings.plots.items():
             draw(self._folder / file)
         partial = self.file.with_suffix(".partial")
-        partial.write_text(json.dumps(known, indent=1) + "\n")
+        partial.write_text(json.dumps(entries, indent=1) + "\n")
         os.replace(partial, self.file)
-        text = "\n".join(_section(*item) for item in known.items())
+        text = "\n".join(_section(*pair) for pair in entries.items())
         (self._folder / "report.md").write_text(text)
         return _section(name, entry)
 
@@ -63,8 +63,8 @@ def machine() -> dict[str, str | int | float]:
 
 
 def _section(name: str, entry: dict[str, Any]) -> str:
-    where = ", ".join(f"{fact} {value}" for fact, value in entry["machine"].items())
-    return f"## {name}\n\ncommit {entry['commit']}, {where}\n\n{entry['report']}\n"
+    machine = ", ".join(f"{fact} {value}" for fact, value in entry["machine"].items())
+    return f"## {name}\n\ncommit {entry['commit']}, {machine}\n\n{entry['report']}\n"
 
 
 def commit(checkout: Path) -> str:

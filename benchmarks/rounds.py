@@ -33,9 +33,9 @@ class Clock:
     def left_s(self) -> float:
         return self._end - time.monotonic()
 
-    def show(self, what: str) -> None:
+    def show(self, text: str) -> None:
         self._bar.n = min(self._bar.total, self._bar.total - int(self.left_s()))
-        self._bar.set_description_str(what)
+        self._bar.set_description_str(text)
 
     def close(self) -> None:
         self._bar.close()
@@ -56,17 +56,17 @@ class Side:
         return f"{self.line}/{self.who}"
 
 
-def served(contenders: Contenders, lines: Mapping[str, Line]) -> list[Side]:
+def sides_of(contenders: Contenders, lines: Mapping[str, Line]) -> list[Side]:
     """These loads on the contenders that they name, as far as those are there."""
     return [
-        _served(name, line, contenders[who])
+        _side(name, line, contenders[who])
         for name, line in lines.items()
         for who in line.who
         if who in contenders
     ]
 
 
-def _served(name: str, line: Line, contender: Contender) -> Side:
+def _side(name: str, line: Line, contender: Contender) -> Side:
     is_slow = name.startswith("longest") and contender.name == NAIVE
     num_callers = NUM_NAIVE_SWEEP if is_slow else line.num_callers
     return Side(
@@ -89,10 +89,10 @@ def interleave(
     sides: Sequence[Side],
     budget_s: float,
     clock: Clock,
-    most: int | None = None,
+    max_rounds: int | None = None,
 ) -> Rounds:
-    """Measures as many rounds as fit, at least one, at most `most`. The side that is last in one
-    round is first in the next."""
+    """Measures as many rounds as fit, at least one, at most `max_rounds`. The side that is last in
+    one round is first in the next."""
     least_s, most_s = RUN_S
     run_s = min(most_s, max(least_s, budget_s / MIN_ROUNDS / len(sides)))
     figures: Rounds = {side.key: [] for side in sides}
@@ -103,7 +103,7 @@ def interleave(
             clock.show(f"round {number}: {side.key}")
             if not (side.once and figures[side.key]):
                 figures[side.key].append(side.measure(run_s))
-        if number == most or 2 * clock.left_s() - before < end:
+        if number == max_rounds or 2 * clock.left_s() - before < end:
             break
     return figures
 
@@ -139,12 +139,12 @@ def open_loops(
 
 def median(rounds: list[Figures], metric: str) -> float:
     """Not a number where no round has the metric."""
-    found = [figures[metric] for figures in rounds if metric in figures]
-    return middle(found) if found else nan
+    values = [figures[metric] for figures in rounds if metric in figures]
+    return middle(values) if values else nan
 
 
-def compared(who: str, so_far: Rounds) -> Figures:
-    """How many of its answers were compared, and how many were not right, by kind too."""
+def count_answers(who: str, so_far: Rounds) -> Figures:
+    """Numbers of its answers that were compared, and that were not right, by kind too."""
     keys = [key for key in so_far if key.endswith(f"/{who}") and not key.startswith("tiny")]
     runs = [figures for key in keys for figures in so_far[key]]
     counts = (

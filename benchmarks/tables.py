@@ -40,11 +40,11 @@ class Row:
         if not set(of) - {base}:
             return None
         values = {who: short(median(rounds, self.metric)) for who, rounds in of.items()}
-        shown = f"{titles[base]}: {values[base]}" if base in of else "-"
-        cells = [self.title, MEASURES.get(self.metric, self.metric), shown]
+        baseline = f"{titles[base]}: {values[base]}" if base in of else "-"
+        cells = [self.title, MEASURES.get(self.metric, self.metric), baseline]
         for who in columns:
-            found = f" ({spread(self.ratios(of, who, base))})" if base in of else ""
-            cells.append(f"{values[who]}{found}" if who in of else "-")
+            ratio = f" ({spread(self.ratios(of, who, base))})" if base in of else ""
+            cells.append(f"{values[who]}{ratio}" if who in of else "-")
         for now, before in pairs(columns):
             both = {now, before} <= set(of)
             cells.append(spread(self.ratios(of, now, before)) if both else "-")
@@ -59,12 +59,12 @@ class Row:
 
 
 def is_rate(metric: str) -> bool:
-    """Whether more of it is better. Of all else, less is."""
+    """True if more of it is better. Of all else, less is."""
     return metric.endswith("_per_s")
 
 
 def pairs(columns: Sequence[str]) -> list[tuple[str, str]]:
-    """What this checkout serves, and the same of the other."""
+    """Contenders of this checkout, and the same of the other."""
     return [(who, f"{BEFORE}{who}") for who in columns if f"{BEFORE}{who}" in columns]
 
 
@@ -105,12 +105,12 @@ def contenders_table(
     measured = {key.partition("/")[2] for key in figures}
     bases = {row.base for row in rows}
     columns = [who for who in titles if who in measured - bases]
-    found = [cells for row in rows if (cells := row.cells(figures, columns, titles))]
+    cell_rows = [cells for row in rows if (cells := row.cells(figures, columns, titles))]
     beside = [f"{now}, now over before" for now, _ in pairs(columns)]
     names = ["load", "measure", "baseline", *(titles[who] for who in columns), *beside, "line"]
-    kept = [i for i in range(len(names)) if any(cells[i] != "-" for cells in found)]
-    lines = [[cells[i] for i in kept] for cells in found]
-    return table([names[i] for i in kept], lines) if found else ""
+    places = [i for i in range(len(names)) if any(cells[i] != "-" for cells in cell_rows)]
+    lines = [[cells[i] for i in places] for cells in cell_rows]
+    return table([names[i] for i in places], lines) if cell_rows else ""
 
 
 def open_loop_table(points: Rounds, titles: Mapping[str, str] = TITLES) -> str:
@@ -127,7 +127,7 @@ def open_loop_table(points: Rounds, titles: Mapping[str, str] = TITLES) -> str:
     return table(["server", "requests offered per second", "p50, ms", "p99, ms"], rows)
 
 
-def listed(entries: Iterable[tuple[str, object, str]]) -> str:
+def bullets(entries: Iterable[tuple[str, object, str]]) -> str:
     """A Markdown list of names, with what is said of each in brackets, and what each means."""
     return "\n".join(
         f"- {name} ({aside}): {text}" if aside != "" else f"- {name}: {text}"

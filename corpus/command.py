@@ -43,15 +43,15 @@ def check(arguments: Sequence[str]) -> None:
     if options.bundle and options.api_key_env:
         parser.error("--api-key-env is of a server, not of a bundle")
     try:
-        found = asyncio.run(_check(options))
+        check_report = asyncio.run(_check(options))
         code = DIFFERENT
-        if found.verdict in ("bit-equal", options.accept):
+        if check_report.verdict in ("bit-equal", options.accept):
             code = EQUAL
-        print("\n".join(found.lines()))
+        print("\n".join(check_report.lines()))
         if options.json:
-            given = vars(options)
-            paths = {name: str(value) for name, value in given.items() if isinstance(value, Path)}
-            written = {**found.as_json(), "exit_code": code, "options": {**given, **paths}}
+            values = vars(options)
+            paths = {name: str(value) for name, value in values.items() if isinstance(value, Path)}
+            written = {**check_report.as_json(), "exit_code": code, "options": {**values, **paths}}
             try:
                 options.json.write_text(json.dumps(written, indent=2) + "\n")
             except OSError as error:
@@ -73,13 +73,13 @@ async def _check(options: argparse.Namespace) -> Report:
     _complete(options)
     key = client.api_key(options.api_key_env) if options.api_key_env else None
     file = VectorsFile(Location.parse(options.vectors), options.text_column, options.vector_column)
-    given, stored = options.fingerprint, None
+    fingerprint, stored = options.fingerprint, None
     try:  # of the stored vectors: the one given, or the file's own
-        if (text := file.fingerprint if given is None else given) is not None:
+        if (text := file.fingerprint if fingerprint is None else fingerprint) is not None:
             stored = from_text(text)
     except ValueError as error:
-        where = f"{file.path}: its metadata" if given is None else "--fingerprint"
-        raise CorpusError(f"{where}: {error}") from None
+        source = f"{file.path}: its metadata" if fingerprint is None else "--fingerprint"
+        raise CorpusError(f"{source}: {error}") from None
     sample = file.draw_sample(options.sample, options.seed)
     print(
         f"{file.path}: {len(sample.rows):,} of {file.num_rows:,} rows,"
@@ -121,8 +121,8 @@ def _complete(options: argparse.Namespace) -> None:
         job = Job.model_validate({**plan.get("options", {}), **plan.get("columns", {})})
     except ValidationError as error:
         first = error.errors(include_input=False)[0]
-        what = f"{first['loc'][0]}: {first['msg']}"
-        raise CorpusError(f"{options.vectors}: its metadata {PLAN_KEY}: {what}") from None
+        problem = f"{first['loc'][0]}: {first['msg']}"
+        raise CorpusError(f"{options.vectors}: its metadata {PLAN_KEY}: {problem}") from None
     if job.output != "pooled":
         raise CorpusError(
             f"{options.vectors} has the output {job.output}: only pooled can be checked"
@@ -136,7 +136,7 @@ def _complete(options: argparse.Namespace) -> None:
 
 async def _embed(options: argparse.Namespace, sample: Sample, key: str | None) -> Embedded:
     dtype = sample.vectors.dtype.name
-    asked = Options(
+    request_options = Options(
         options.model,
         options.precision,
         options.prompt_name,
@@ -145,7 +145,7 @@ async def _embed(options: argparse.Namespace, sample: Sample, key: str | None) -
     )
     bundle, url = options.bundle, options.url
     async with client.in_process(bundle) if bundle else client.server(url, key) as asking:
-        return await client.embed(asking, sample.texts, sample.rows.tolist(), asked)
+        return await client.embed(asking, sample.texts, sample.rows.tolist(), request_options)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -166,10 +166,10 @@ def _parser() -> argparse.ArgumentParser:
     add("--accept", choices=["rounding"], help="a verdict besides bit-equal that exits with 0")
     add("--json", type=Path, metavar="FILE", help="where to write all figures")
     group = parser.add_argument_group("what embeds the texts")
-    where = group.add_mutually_exclusive_group(required=True)
-    where.add_argument("--url", type=_url, help="of a server, such as http://localhost:8000")
+    targets = group.add_mutually_exclusive_group(required=True)
+    targets.add_argument("--url", type=_url, help="of a server, such as http://localhost:8000")
     served = "<name>/<version>, served in this process"
-    where.add_argument("--bundle", type=Path, metavar="DIR", help=served)
+    targets.add_argument("--bundle", type=Path, metavar="DIR", help=served)
     add = group.add_argument
     add("--model", help="name or name/version, where a server has several")
     add("--precision", choices=get_args(Precision), help="the model's default")

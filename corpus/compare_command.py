@@ -64,17 +64,17 @@ class Side:
         """Asks for `[n, width]`, finite. rows: numbers of the texts, for messages."""
         started = time.perf_counter()
         try:
-            found: Vectors = await self.ask(texts, rows, are_queries)
+            vectors: Vectors = await self.ask(texts, rows, are_queries)
         except CorpusError as error:
             raise CorpusError(f"{self.name}: {error}") from None
         if not are_queries:  # the first that is asked, which warms up
             self.seconds += time.perf_counter() - started
             self.num_texts += len(texts)
-        finite = np.isfinite(found).all(1)
+        finite = np.isfinite(vectors).all(1)
         if not finite.all():
             row = rows[int(finite.argmin())]
             raise CorpusError(f"{self.name}: row {row} has a number that is not finite (NaN, inf)")
-        return found
+        return vectors
 
 
 @asynccontextmanager
@@ -83,30 +83,36 @@ async def _side(name: str, options: argparse.Namespace) -> AsyncIterator[Side]:
         async with _of_file(name, options) as side:
             yield side
         return
-    where, _, precision = name.partition("@") if "://" not in name else _rpartition(name)
+    address, _, precision = name.partition("@") if "://" not in name else _rpartition(name)
     key = client.api_key(options.api_key_env) if options.api_key_env else None
-    url, _, model = where.partition("#")
+    url, _, model = address.partition("#")
     async with AsyncExitStack() as stack:
-        if "://" in where:
+        if "://" in address:
             asking = await stack.enter_async_context(client.server(url, key))
         else:
-            bundle = _bundle(where, options.bundles)
+            bundle = _bundle(address, options.bundles)
             asking = await stack.enter_async_context(client.in_process(bundle))
             model = f"{bundle.resolve().parent.name}/{bundle.resolve().name}"
         task, labels, prompts = "embed", None, ()
         if model:
             entry = await client.show_model(asking, model)
             tasks, labels, prompts = entry["tasks"], entry["labels"], entry["prompts"]
-            task = next((one for one in ("embed", "rerank", "classify") if one in tasks), "embed")
+            task = next(
+                (kind for kind in ("embed", "rerank", "classify") if kind in tasks), "embed"
+            )
             if precision and precision not in entry["precisions"]:
-                known = ", ".join(entry["precisions"])
-                raise CorpusError(f"{name}: precision is {precision!r}: it has {known}")
+                choices = ", ".join(entry["precisions"])
+                raise CorpusError(f"{name}: precision is {precision!r}: it has {choices}")
 
         async def ask(texts: Sequence[Text], rows: Ints, are_queries: bool) -> Vectors:
             prompt = options.query_prompt_name if are_queries else options.prompt_name
-            asked = Options(model or None, precision or None, prompt if prompt in prompts else None)
-            found = await client.embed(asking, texts, rows.tolist(), asked, task != "embed")
-            return found.vectors
+            request_options = Options(
+                model or None, precision or None, prompt if prompt in prompts else None
+            )
+            answer = await client.embed(
+                asking, texts, rows.tolist(), request_options, task != "embed"
+            )
+            return answer.vectors
 
         yield Side(name, task, ask, labels)
 
@@ -114,8 +120,8 @@ async def _side(name: str, options: argparse.Namespace) -> AsyncIterator[Side]:
 def _rpartition(name: str) -> tuple[str, str, str]:
     """A precision stands behind the last slash of a URL: a user's name may have an @ too."""
     head, slash, last = name.rpartition("/")
-    where, at, precision = last.partition("@")
-    return head + slash + where, at, precision
+    stem, at, precision = last.partition("@")
+    return head + slash + stem, at, precision
 
 
 def _bundle(name: str, bundles: Path) -> Path:
@@ -123,13 +129,15 @@ def _bundle(name: str, bundles: Path) -> Path:
     if (path := Path(name)).is_dir() and is_version(path):
         return path
     folder = bundles / name if (bundles / name).is_dir() else path
-    versions = [found for found in folder.iterdir() if is_version(found)] if folder.is_dir() else []
+    versions = (
+        [version for version in folder.iterdir() if is_version(version)] if folder.is_dir() else []
+    )
     if not versions:
         raise CorpusError(
             f"{name} is no bundle: name a folder <name>/<version>, a model in {bundles}"
             " (--bundles), a URL or a file .parquet"
         )
-    return max(versions, key=lambda found: int(found.name))
+    return max(versions, key=lambda version: int(version.name))
 
 
 @asynccontextmanager
@@ -140,26 +148,26 @@ async def _of_file(name: str, options: argparse.Namespace) -> AsyncIterator[Side
     stored = StoredVectors.of_file(path, options.text_column, options.vector_column)
 
     async def ask(texts: Sequence[Text], rows: Ints, _: bool) -> Vectors:
-        found = stored.find(digests_of(texts))
-        if (found < 0).any():
-            place = int((found < 0).argmax())
+        stored_rows = stored.find(digests_of(texts))
+        if (stored_rows < 0).any():
+            place = int((stored_rows < 0).argmax())
             raise CorpusError(
                 f"it has no vector of row {rows[place]}: {str(texts[place])[:80]!r}; its texts are"
                 f" in column {options.text_column!r}"
             )
-        return numbers_of(stored.take(found), found).astype(np.float32)
+        return numbers_of(stored.take(stored_rows), stored_rows).astype(np.float32)
 
     with stored.open(None, of_all=True):
-        for one, other in stored.repeated():
-            pair = np.array([one, other])
+        for row, twin in stored.duplicates():
+            pair = np.array([row, twin])
             vectors = numbers_of(stored.take(pair), pair)
             if (vectors[0] != vectors[1]).any():
-                raise CorpusError(f"{path}: rows {one} and {other} have one text and two vectors")
+                raise CorpusError(f"{path}: rows {row} and {twin} have one text and two vectors")
         yield Side(name, "embed", ask, computes=False)
 
 
 class Texts(NamedTuple):
-    """What is asked: the queries, and which rows of the texts they are looked for in."""
+    """The queries, and which rows of the texts they are looked for in."""
 
     queries: list[str]
     query_rows: Ints  # their numbers in their file
@@ -167,14 +175,14 @@ class Texts(NamedTuple):
 
 
 def _texts(options: argparse.Namespace, source: Source) -> Texts:
-    digests = np.concatenate([digests_of(texts) for texts in source.checked()])
+    digests = np.concatenate([digests_of(texts) for texts in source.checked_texts()])
     is_searched = np.zeros(len(digests), np.bool_)
     is_searched[np.unique(digests, return_index=True)[1]] = True
     if options.queries:
         column = options.query_column or options.text_column
-        asked = Source(Location.parse(options.queries), [column])
+        query_source = Source(Location.parse(options.queries), [column])
         try:
-            queries = [str(text) for texts in asked.checked() for text in texts]
+            queries = [str(text) for texts in query_source.checked_texts() for text in texts]
         except CorpusError as error:
             raise CorpusError(f"--queries {options.queries}: {error}") from None
         return Texts(queries, np.arange(len(queries)), is_searched)
@@ -215,11 +223,11 @@ def compare(arguments: Sequence[str]) -> None:
     try:
         for name in ("json", "picture"):
             check_writable(f"--{name}", getattr(options, name))
-        found = asyncio.run(_compare(options))
-        print("\n".join(lines_of(found)))
+        figures = asyncio.run(_compare(options))
+        print("\n".join(lines_of(figures)))
         for path, content in (
-            (options.json, json.dumps(found, indent=2) + "\n"),
-            (options.picture, picture(found)),
+            (options.json, json.dumps(figures, indent=2) + "\n"),
+            (options.picture, picture(figures)),
         ):
             if path:
                 try:
@@ -240,7 +248,9 @@ async def _compare(options: argparse.Namespace) -> dict[str, Any]:
             raise CorpusError(f"{a.name} is made to {a.task}, {b.name} to {b.task}")
         if sorted(a.labels or []) != sorted(b.labels or []):
             raise CorpusError(f"labels of {a.name} are {a.labels}, of {b.name} {b.labels}")
-        run = {"embed": _embedded, "rerank": _reranked, "classify": _classified}[a.task]
+        run = {"embed": _compare_vectors, "rerank": _compare_orders, "classify": _compare_labels}[
+            a.task
+        ]
         figures = await run(source, texts, a, b)
     return {
         "task": a.task,
@@ -257,56 +267,58 @@ def _speed(side: Side, price_per_hour: float | None) -> dict[str, Any]:
     return {"name": side.name, "texts_per_s": per_s, "price_of_a_million_texts": price}
 
 
-async def _embedded(source: Source, texts: Texts, a: Side, b: Side) -> dict[str, Any]:
-    asked = [await side.vectors(texts.queries, texts.query_rows, True) for side in (a, b)]
+async def _compare_vectors(source: Source, texts: Texts, a: Side, b: Side) -> dict[str, Any]:
+    query_vectors = [await side.vectors(texts.queries, texts.query_rows, True) for side in (a, b)]
     rows = np.flatnonzero(texts.is_searched)
-    agreement = Agreement(*asked)
+    agreement = Agreement(*query_vectors)
     with tqdm(total=len(rows), desc="comparing", unit=" texts", disable=None) as bar:
         for block, numbers in _blocks(source, rows):
             vectors = [await side.vectors(block, numbers) for side in (a, b)]
-            for side, before, made in zip((a, b), asked, vectors, strict=True):
-                if made.shape[1] != before.shape[1]:
+            for side, before, text_vectors in zip((a, b), query_vectors, vectors, strict=True):
+                if text_vectors.shape[1] != before.shape[1]:
                     raise CorpusError(
                         f"{side.name}: vectors of queries have {before.shape[1]} numbers, of texts"
-                        f" {made.shape[1]}"
+                        f" {text_vectors.shape[1]}"
                     )
             await asyncio.to_thread(agreement.add, numbers, *vectors)
             bar.update(len(block))
     figures = agreement.figures()
     worst = [entry["row"] for entry in figures["lowest_cosines"]]
-    found = dict(
+    texts_by_row = dict(
         zip(sorted(worst), _rows_of(source, np.array(sorted(worst), np.int64)), strict=True)
     )
     for entry in figures["lowest_cosines"]:
-        entry["text"] = found[entry["row"]]
+        entry["text"] = texts_by_row[entry["row"]]
     for entry in figures["worst_queries"]:
         place = entry.pop("query")
         entry["row"], entry["text"] = int(texts.query_rows[place]), texts.queries[place]
     return figures
 
 
-async def _reranked(source: Source, texts: Texts, a: Side, b: Side) -> dict[str, Any]:
+async def _compare_orders(source: Source, texts: Texts, a: Side, b: Side) -> dict[str, Any]:
     """Each query has the same candidates on both sides, drawn by a seed."""
     draws, rows = np.random.default_rng(0), np.flatnonzero(texts.is_searched)
     queries = texts.queries[:PAIRS_QUERIES]
     number = min(NUM_CANDIDATES, len(rows))
     drawn = np.stack([draws.choice(rows, number, replace=False) for _ in queries])
-    known = dict(zip(np.unique(drawn).tolist(), _rows_of(source, np.unique(drawn)), strict=True))
+    texts_by_row = dict(
+        zip(np.unique(drawn).tolist(), _rows_of(source, np.unique(drawn)), strict=True)
+    )
     scores = Scores()
     for place, query in enumerate(tqdm(queries, desc="comparing", unit=" queries", disable=None)):
-        pairs = [(query, str(known[row])) for row in drawn[place].tolist()]
-        made = [await side.vectors(pairs, drawn[place]) for side in (a, b)]
-        scores.add_order(int(texts.query_rows[place]), query, *(each[:, 0] for each in made))
+        pairs = [(query, str(texts_by_row[row])) for row in drawn[place].tolist()]
+        answers = [await side.vectors(pairs, drawn[place]) for side in (a, b)]
+        scores.add_order(int(texts.query_rows[place]), query, *(answer[:, 0] for answer in answers))
     return scores.orders()
 
 
-async def _classified(source: Source, texts: Texts, a: Side, b: Side) -> dict[str, Any]:
+async def _compare_labels(source: Source, texts: Texts, a: Side, b: Side) -> dict[str, Any]:
     """All texts, those that are held out too."""
     scores, rows = Scores(), np.arange(len(texts.is_searched))
     with tqdm(total=len(rows), desc="comparing", unit=" texts", disable=None) as bar:
         for block, numbers in _blocks(source, rows):
-            made = [await side.vectors(block, numbers) for side in (a, b)]
-            scores.add_labels(numbers, block, *made)
+            probabilities = [await side.vectors(block, numbers) for side in (a, b)]
+            scores.add_labels(numbers, block, *probabilities)
             bar.update(len(block))
     return scores.labels()
 

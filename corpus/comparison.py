@@ -27,8 +27,8 @@ SLICE = 256  # rows compared at once
 
 @dataclass(frozen=True)
 class Figures:
-    """How the stored and the new vectors of a sample differ. Rows are named by their places in
-    it."""
+    """Differences between the stored and the new vectors of a sample. Rows are named by their
+    places in it."""
 
     num_rows: int
     width: int
@@ -132,12 +132,12 @@ def _of_other_rows(stored: NDArray[Any], new: NDArray[Any], unlike: NDArray[np.i
     """Share of all rows. unlike: those whose own new vector is another one."""
     if not len(unlike):
         return 0.0
-    asked = unlike[_spread(len(unlike))]
-    known, found = directions(new), 0
-    for start in range(0, len(asked), SLICE):
-        cosines = products(directions(stored[asked[start : start + SLICE]]), known)
-        found += int((cosines.max(1) > SAME_TEXT).sum())
-    return found / len(asked) * len(unlike) / len(stored)
+    sample = unlike[_spread(len(unlike))]
+    new_directions, num_equal = directions(new), 0
+    for start in range(0, len(sample), SLICE):
+        cosines = products(directions(stored[sample[start : start + SLICE]]), new_directions)
+        num_equal += int((cosines.max(1) > SAME_TEXT).sum())
+    return num_equal / len(sample) * len(unlike) / len(stored)
 
 
 def _spread(number: int) -> NDArray[np.int64]:
@@ -152,13 +152,13 @@ def neighbours_shared(stored: NDArray[Any], new: NDArray[Any], number: int) -> f
     sides = [directions(stored), directions(new)]
     queries, num_shared = _spread(len(stored)), 0
     for start in range(0, len(queries), SLICE):
-        asked, found = queries[start : start + SLICE], list[Nearest]()
+        rows, nearest = queries[start : start + SLICE], list[Nearest]()
         for side in sides:
-            cosines = products(side[asked], side)
-            cosines[np.arange(len(asked)), asked] = -np.inf  # itself is left out
-            found.append(Nearest(len(asked), number))
-            found[-1].add(0, cosines)
-        num_shared += int(np.count_nonzero(shared(*(side.rows for side in found))))
+            cosines = products(side[rows], side)
+            cosines[np.arange(len(rows)), rows] = -np.inf  # itself is left out
+            nearest.append(Nearest(len(rows), number))
+            nearest[-1].add(0, cosines)
+        num_shared += int(np.count_nonzero(overlap(*(side.rows for side in nearest))))
     return num_shared / (number * len(queries))
 
 
@@ -169,9 +169,9 @@ def directions(vectors: NDArray[Any]) -> NDArray[np.float32]:
     return np.divide(floats, np.where(divisors, divisors, 1), dtype=np.float32)
 
 
-def products(left: NDArray[np.float32], right: NDArray[np.float32]) -> NDArray[np.float32]:
+def products(a: NDArray[np.float32], b: NDArray[np.float32]) -> NDArray[np.float32]:
     """Cosines of directions, `[n, w]` and `[m, w]` -> `[n, m]`, to find which are near."""
-    return left @ right.T
+    return a @ b.T
 
 
 class Nearest:
@@ -190,21 +190,21 @@ class Nearest:
         before = self.scores or [np.empty((len(rows), 0), np.float32)] * len(scores)
         joined = [np.concatenate(pair, 1) for pair in zip(before, scores, strict=True)]
         if rows.shape[1] > self._number:
-            kept = np.argpartition(-joined[0], self._number - 1, axis=1)[:, : self._number]
-            rows, *joined = (np.take_along_axis(each, kept, 1) for each in (rows, *joined))
+            columns = np.argpartition(-joined[0], self._number - 1, axis=1)[:, : self._number]
+            rows, *joined = (np.take_along_axis(matrix, columns, 1) for matrix in (rows, *joined))
         self.rows, self.scores = rows, joined
 
 
-def shared(left: NDArray[np.int64], right: NDArray[np.int64]) -> NDArray[np.bool_]:
-    """Tells which rows of each line of `left` `[n, k]` are in `right`'s line, in their order."""
-    found: NDArray[np.bool_] = (left[:, :, None] == right[:, None, :]).any(2)
-    return found
+def overlap(a: NDArray[np.int64], b: NDArray[np.int64]) -> NDArray[np.bool_]:
+    """Tells which rows of each line of `a` `[n, k]` are in `b`'s line, in their order."""
+    is_in_both: NDArray[np.bool_] = (a[:, :, None] == b[:, None, :]).any(2)
+    return is_in_both
 
 
-def rank_correlation(left: NDArray[Any], right: NDArray[Any]) -> NDArray[np.float64]:
+def rank_correlation(a: NDArray[Any], b: NDArray[Any]) -> NDArray[np.float64]:
     """Spearman's, of the lines of two matrices `[n, k]` -> `[n]`. Not a number for k = 1."""
-    ranks = [side.argsort(1, kind="stable").argsort(1) for side in (left, right)]
-    gaps, k = (ranks[0] - ranks[1]).astype(np.float64), left.shape[1]
+    ranks = [side.argsort(1, kind="stable").argsort(1) for side in (a, b)]
+    gaps, k = (ranks[0] - ranks[1]).astype(np.float64), a.shape[1]
     with np.errstate(invalid="ignore"):
         return 1 - 6 * dots(gaps, gaps)[:, 0] / np.float64(k * (k * k - 1))
 

@@ -52,7 +52,7 @@ def _confirm(question: str) -> bool:
 
 @dataclass(frozen=True)
 class Means:
-    """That a job is done with."""
+    """Classes and functions that a job is done with."""
 
     open_bundle: Callable[..., Service] = open_service
     parts: type[Parts] = Parts
@@ -81,16 +81,16 @@ def embed(arguments: Sequence[str], means: Means = MEANS) -> None:
 
 def _embed(options: argparse.Namespace, means: Means) -> None:
     source = _source(options)
-    asked = EmbedOptions(
+    embed_options = EmbedOptions(
         **{field.name: getattr(options, field.name) for field in fields(EmbedOptions)}
     )
     embedder = Embedder(
-        options.bundle, asked, means.open_bundle, worker_threads=options.worker_threads
+        options.bundle, embed_options, means.open_bundle, worker_threads=options.worker_threads
     )
     try:
         # every model has pooled vectors, also one that is made for something else
         model, tasks = embedder.model, embedder.model.bundle.tasks
-        if model.tokenizer and KINDS[asked.output].task == "embed" and "embed" not in tasks:
+        if model.tokenizer and KINDS[embed_options.output].task == "embed" and "embed" not in tasks:
             print(
                 f"addnorm embed: {model.bundle.ref} is not made to embed, but to"
                 f" {', '.join(tasks)}: is --output missing?",
@@ -107,18 +107,18 @@ def _embed(options: argparse.Namespace, means: Means) -> None:
         }
         parts = means.parts(options.out, plan, metadata)
         if not options.dry_run and parts.is_done():
-            check_complete(parts.out, options.vector_column, source.checked())
+            check_complete(parts.out, options.vector_column, source.checked_texts())
             print(f"{options.out} is complete")
             return
         earlier, reason = StoredVectors.none(), ""
         if options.earlier:
-            some = next(source.checked())[:1]  # which tells the type of the column
-            type_ = asyncio.run(embedder.compute_column(some)).type
+            sample = next(source.checked_texts())[:1]  # which tells the type of the column
+            type_ = asyncio.run(embedder.compute_column(sample)).type
             earlier, reason = StoredVectors.of_job(options.earlier, plan, type_)
-        is_new = np.concatenate([_is_new(texts, earlier) for texts in source.checked()])
+        is_new = np.concatenate([_is_new(texts, earlier) for texts in source.checked_texts()])
         if reason:
-            kept = f"{options.earlier} {reason}: none of {len(is_new):,} rows is kept"
-            print(f"addnorm embed: {kept}", file=sys.stderr)
+            notice = f"{options.earlier} {reason}: none of {len(is_new):,} rows is kept"
+            print(f"addnorm embed: {notice}", file=sys.stderr)
         elif earlier.num_changed:
             print(
                 f"addnorm embed: {options.earlier} was changed by another program:"
@@ -157,7 +157,7 @@ def _run(
     # the folder goes with the job, and the copy has room where the parts have
     folder = parts.folder.path if parts.folder.on_disk else None
     with parts.open(), earlier.open(folder):
-        left, column = num_rows - parts.num_rows, options.vector_column
+        num_left, column = num_rows - parts.num_rows, options.vector_column
         num_before = int(np.count_nonzero(is_new[: parts.num_rows]))
         num_new = int(np.count_nonzero(is_new))
         try:
@@ -173,14 +173,14 @@ def _run(
         _check_unchanged(options, source, parts)
         parts.join(num_rows)
     print(
-        f"{options.out}: {num_rows:,} rows, {left:,} of them now: {progress.num_tokens:,}"
+        f"{options.out}: {num_rows:,} rows, {num_left:,} of them now: {progress.num_tokens:,}"
         f" tokens, {progress.tokens_per_s:,.0f} a second"
     )
     if earlier.path:
-        print(_kept(options, is_new, earlier))
+        print(_summary(options, is_new, earlier))
 
 
-def _kept(options: argparse.Namespace, is_new: NDArray[np.bool_], earlier: StoredVectors) -> str:
+def _summary(options: argparse.Namespace, is_new: NDArray[np.bool_], earlier: StoredVectors) -> str:
     num_new = int(np.count_nonzero(is_new))
     return (
         f"{len(is_new) - num_new:,} rows kept from {options.earlier}, {num_new:,} computed,"
@@ -195,10 +195,10 @@ def _estimate(
     is_new: NDArray[np.bool_],
     earlier: StoredVectors,
 ) -> Iterator[str]:
-    """What a job would take, of which no part is written yet."""
+    """The size of a job of which no part is written yet."""
     yield f"{options.out}: {len(is_new):,} rows"
     if earlier.path:
-        yield _kept(options, is_new, earlier)
+        yield _summary(options, is_new, earlier)
     rows = np.flatnonzero(is_new)
     if not len(rows):
         return

@@ -84,8 +84,8 @@ def output(options: EmbedOptions, model: Model) -> Output[Value]:
         case "multi-vector":
             rules = manifest.input_types.get(options.input_type) if options.input_type else None
             skipped_ids = rules.skipped_ids if rules else None
-            asked = Asked(normalize=manifest.normalize, skipped_ids=skipped_ids)
-            return TokenVectors.asked_for(asked)
+            request = Asked(normalize=manifest.normalize, skipped_ids=skipped_ids)
+            return TokenVectors.asked_for(request)
     return Logits()
 
 
@@ -97,8 +97,8 @@ def _entries(ask: Ask) -> pa.Array:
 
 def _token_vectors(ask: Ask) -> pa.Array:
     kind = TokenVectors if TokenVectors in ask.values else SomeTokenVectors
-    made = ask.value(kind)
-    return pa.ListArray.from_arrays(_offsets(made.rows), _lists_of_one_size(made.joined))
+    vectors = ask.value(kind)
+    return pa.ListArray.from_arrays(_offsets(vectors.rows), _lists_of_one_size(vectors.joined))
 
 
 def _scores(ask: Ask) -> pa.Array:
@@ -173,11 +173,11 @@ class Computing(NamedTuple):
     """Texts whose vectors are being computed."""
 
     order: list[Ints]  # of each request, the indices of its texts
-    made: list[asyncio.Task[pa.Array]]  # of each request
+    tasks: list[asyncio.Task[pa.Array]]  # of each request
 
     async def compute_column(self) -> pa.Array:
         """The Arrow column of the outputs of all texts, in the order of the texts."""
-        parts = await asyncio.gather(*self.made)
+        parts = await asyncio.gather(*self.tasks)
         places = np.argsort(np.concatenate(self.order), kind="stable")
         return pa.concat_arrays(parts).take(pa.array(places))
 
@@ -249,14 +249,14 @@ class Embedder:
         rows: numbers of the texts, for messages.
         """
         try:
-            own = FIELD, texts, self.options.truncate, self.model
+            arguments = FIELD, texts, self.options.truncate, self.model
             if self.options.input_type:
-                asked = TextsToTokenize.typed(*own, self.options.input_type)
+                request = TextsToTokenize.typed(*arguments, self.options.input_type)
             else:
-                asked = TextsToTokenize.prompted(*own, self.options.prompt_name)
+                request = TextsToTokenize.prompted(*arguments, self.options.prompt_name)
             ask = Ask(timeout_s=FOREVER_S)
             with self._service.gate.admit(ask):
-                batch, _ = await self._service.tools.texts.tokenize(asked, ask)
+                batch, _ = await self._service.tools.texts.tokenize(request, ask)
         except ServiceError as error:
             if len(texts) > 1:
                 for index, text in enumerate(texts):
@@ -274,12 +274,12 @@ class Embedder:
         """Returns once the last request is under way. rows: numbers of the sequences, for messages.
         done: called after each request."""
         order = portions(batch.lengths, MICRO_BATCHES * self.token_budget)
-        made = []
+        tasks = []
         for indices in order:
             await self._under_way.acquire()
             part = Batch.joined([(batch, index) for index in indices])
-            made.append(asyncio.create_task(self._compute_part(part, rows[indices], done)))
-        return Computing(order, made)
+            tasks.append(asyncio.create_task(self._compute_part(part, rows[indices], done)))
+        return Computing(order, tasks)
 
     async def _compute_part(
         self, batch: Batch, rows: Ints, done: Callable[[Batch], object]
@@ -292,7 +292,7 @@ class Embedder:
             return KINDS[self.options.output].column
 
         try:
-            made, _ = await self._service.answers.ask(FOREVER_S, decode)
+            column, _ = await self._service.answers.ask(FOREVER_S, decode)
         except NotFinite as error:
             raise CorpusError(f"row {rows[error.sequence]}: {error.message}") from None
         except ServiceError as error:
@@ -300,7 +300,7 @@ class Embedder:
         finally:
             self._under_way.release()
         done(batch)
-        return made
+        return column
 
 
 def portions(lengths: Ints, num_tokens: int) -> list[Ints]:

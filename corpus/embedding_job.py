@@ -47,15 +47,15 @@ class Progress:
         self,
         num_rows: int,
         num_done: int = 0,
-        shown: bool = True,
+        is_shown: bool = True,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """num_done: of the rows, by an earlier process."""
         self.num_tokens = 0
         self._num_rows, self._num_done, self._num_now = num_rows, num_done, 0
-        self._shown, self._clock = shown, clock
+        self._is_shown, self._clock = is_shown, clock
         self._started = self._last_line = clock()
-        is_hidden = None if shown else True  # None: where stderr is no terminal
+        is_hidden = None if is_shown else True  # None: where stderr is no terminal
         self._bar: Any = tqdm(
             total=num_rows, initial=num_done, unit=" rows", disable=is_hidden, file=sys.stderr
         )
@@ -76,16 +76,18 @@ class Progress:
         self._num_now += len(batch)
         self._bar.set_postfix_str(f"{self.tokens_per_s:,.0f} tokens/s", refresh=False)
         self._bar.update(len(batch))
-        if not self._shown or not self._bar.disable:
+        if not self._is_shown or not self._bar.disable:
             return
         if self._clock() - self._last_line < LINE_EVERY_S:
             return
         self._last_line = self._clock()
         done = self._num_done + self._num_now
-        left = timedelta(seconds=round((self._num_rows - done) * self._seconds / self._num_now))
+        remaining = timedelta(
+            seconds=round((self._num_rows - done) * self._seconds / self._num_now)
+        )
         print(
             f"addnorm embed: {done:,} of {self._num_rows:,} rows, {self.tokens_per_s:,.0f}"
-            f" tokens a second, about {left} left",
+            f" tokens a second, about {remaining} left",
             file=sys.stderr,
             flush=True,
         )
@@ -96,7 +98,7 @@ class Window(NamedTuple):
 
     rows: pa.Table
     digests: Digests  # [n] of their texts
-    known: Ints  # [n] the row of the earlier job that has the vector, or -1
+    earlier_rows: Ints  # [n] the row of the earlier job that has the vector, or -1
     numbers: Ints  # of the rows that are computed
     batch: Batch  # of these
 
@@ -127,10 +129,10 @@ async def run(
 async def _write(
     window: Window, computing: Computing, parts: Parts, name: str, earlier: StoredVectors
 ) -> None:
-    is_known = window.known >= 0
+    is_known = window.earlier_rows >= 0
     columns = [await computing.compute_column()] if len(window.numbers) else []
     if is_known.any():
-        columns.append(await asyncio.to_thread(earlier.take, window.known[is_known]))
+        columns.append(await asyncio.to_thread(earlier.take, window.earlier_rows[is_known]))
     places = np.argsort(np.argsort(is_known, kind="stable"), kind="stable")
     column = pa.concat_arrays(columns).take(pa.array(places)) if len(columns) > 1 else columns[0]
     digests = await asyncio.to_thread(row_digests, window.digests, column)
@@ -148,21 +150,21 @@ async def _windows(
     """From row `start`, with which a window must begin. Where it ends depends on the rows alone: a
     job after another one writes the same parts."""
     coming, row = source.pieces(start), start
-    pieces, known, batches = list[pa.RecordBatch](), list[Ints](), list[Batch]()
+    pieces, earlier_rows, batches = list[pa.RecordBatch](), list[Ints](), list[Batch]()
     digests, first_row, num_bytes = list[Digests](), start, 0
 
     def window() -> Window:
-        found = np.concatenate(known)
-        numbers = first_row + np.flatnonzero(found < 0)
+        joined = np.concatenate(earlier_rows)
+        numbers = first_row + np.flatnonzero(joined < 0)
         rows = pa.Table.from_batches(pieces)
-        return Window(rows, np.concatenate(digests), found, numbers, join_batches(batches))
+        return Window(rows, np.concatenate(digests), joined, numbers, join_batches(batches))
 
     while (piece := await asyncio.to_thread(next, coming, None)) is not None:
         texts = source.texts(piece)
         digests.append(await asyncio.to_thread(digests_of, texts))
-        known.append(earlier.find(digests[-1]))
+        earlier_rows.append(earlier.find(digests[-1]))
         pieces.append(piece)
-        new = np.flatnonzero(known[-1] < 0)
+        new = np.flatnonzero(earlier_rows[-1] < 0)
         if len(new):
             batches.append(await embedder.tokenize([texts[index] for index in new], row + new))
         row += piece.num_rows
@@ -170,7 +172,7 @@ async def _windows(
         num_bytes += embedder.num_bytes(source.num_bytes(piece))
         if row - first_row >= max_rows or num_bytes >= WINDOW_BYTES:
             yield window()
-            pieces, digests, known, batches, first_row, num_bytes = [], [], [], [], row, 0
+            pieces, digests, earlier_rows, batches, first_row, num_bytes = [], [], [], [], row, 0
     if pieces:
         yield window()
 
@@ -182,16 +184,16 @@ async def speed(source: Source, embedder: Embedder, rows: Ints) -> tuple[float, 
     texts, start = dict[int, Text](), 0
     for piece in source.pieces():
         here = drawn[(drawn >= start) & (drawn < start + piece.num_rows)]
-        found = source.texts(piece.take(pa.array(here - start)))
-        texts.update(zip(here.tolist(), found, strict=True))
+        texts_here = source.texts(piece.take(pa.array(here - start)))
+        texts.update(zip(here.tolist(), texts_here, strict=True))
         start += piece.num_rows
     num_rows = num_tokens = 0
     began = time.monotonic()
     while num_rows < len(drawn) and time.monotonic() - began < SAMPLE_S:
-        some = drawn[num_rows : num_rows + PIECE_ROWS]
-        batch = await embedder.tokenize([texts[row] for row in some.tolist()], some)
-        await (await embedder.start(batch, some)).compute_column()
-        num_rows, num_tokens = num_rows + len(some), num_tokens + batch.num_tokens
+        sample = drawn[num_rows : num_rows + PIECE_ROWS]
+        batch = await embedder.tokenize([texts[row] for row in sample.tolist()], sample)
+        await (await embedder.start(batch, sample)).compute_column()
+        num_rows, num_tokens = num_rows + len(sample), num_tokens + batch.num_tokens
     if not num_rows:
         return math.nan, math.nan
     return num_tokens / num_rows, num_rows / max(time.monotonic() - began, 1e-9)

@@ -52,7 +52,7 @@ class Embedded(NamedTuple):
     vectors: NDArray[Any]  # [texts, width]; or scores of the labels, by their names
     model: str
     fingerprint: Recorded | None  # None: the server tells none
-    known: Mapping[str, Parts]  # digest -> parts, of each precision that is served
+    parts_by_digest: Mapping[str, Parts]  # digest -> parts, of each precision that is served
 
 
 class _Answer(NamedTuple):
@@ -110,9 +110,10 @@ async def embed(
     async def worker(bar: Any) -> None:
         for start in starts:
             batch = slice(start, min(start + TEXTS_AT_ONCE, len(texts)))
-            async for found in _ask_in_parts(client, texts, rows, batch, options, as_scores):
-                answers[found[0]] = found[1]
-                bar.update(len(found[1].vectors))
+            parts = _ask_in_parts(client, texts, rows, batch, options, as_scores)
+            async for first_text, answer in parts:
+                answers[first_text] = answer
+                bar.update(len(answer.vectors))
 
     with tqdm(total=len(texts), desc="embedding", unit=" texts", leave=False, disable=None) as bar:
         try:
@@ -126,14 +127,16 @@ async def embed(
         raise CorpusError("the server replaced the model during the check: check again")
     # the name that was asked for, which may have a version
     model, digest = options.model or in_order[0].model, in_order[0].digest
-    known: dict[str, Parts] = {}
+    parts_by_digest: dict[str, Parts] = {}
     if digest:
         entry = await show_model(client, model)
         parts = entry["fingerprint_parts"]
-        known = {own: parts[precision] for precision, own in entry["fingerprint"].items()}
-    recorded = Recorded(digest, known.get(digest)) if digest else None
+        parts_by_digest = {
+            fingerprint: parts[precision] for precision, fingerprint in entry["fingerprint"].items()
+        }
+    recorded = Recorded(digest, parts_by_digest.get(digest)) if digest else None
     vectors = np.concatenate([answer.vectors for answer in in_order])
-    return Embedded(vectors, model, recorded, known)
+    return Embedded(vectors, model, recorded, parts_by_digest)
 
 
 async def _ask_in_parts(
@@ -146,9 +149,9 @@ async def _ask_in_parts(
 ) -> AsyncIterator[tuple[int, _Answer]]:
     """(start, answer) of the batch, or of parts of it where the server rejects its size."""
     num_texts = batch.stop - batch.start
-    asked = {name: value for name, value in vars(options).items() if value is not None}
+    fields = {name: value for name, value in vars(options).items() if value is not None}
     # texts are cut as the model's authors cut them
-    body: dict[str, Any] = {**asked, "truncate": True}
+    body: dict[str, Any] = {**fields, "truncate": True}
     if not as_scores:  # base64 keeps the exact bits
         path, field = "v1/embeddings", "input"
         body |= {"input": [*texts[batch]], "encoding_format": "base64"}
@@ -167,8 +170,8 @@ async def _ask_in_parts(
         raise CorpusError(f"row {rows[batch.start]}: {message}")
     middle = batch.start + num_texts // 2
     for half in (slice(batch.start, middle), slice(middle, batch.stop)):
-        async for found in _ask_in_parts(client, texts, rows, half, options, as_scores):
-            yield found
+        async for part in _ask_in_parts(client, texts, rows, half, options, as_scores):
+            yield part
 
 
 async def _send_patiently(
@@ -215,9 +218,11 @@ def _read(response: httpx.Response, num_texts: int, options: Options, as_scores:
                 for entry in answer["data"]
             ]
         else:
-            found = [{one["label"]: one["score"] for one in each} for each in answer["results"]]
-            names = sorted(found[0])
-            flat = [np.array([each[name] for name in names], np.float32) for each in found]
+            scores = [
+                {pair["label"]: pair["score"] for pair in pairs} for pairs in answer["results"]
+            ]
+            names = sorted(scores[0])
+            flat = [np.array([by_label[name] for name in names], np.float32) for by_label in scores]
         vectors = np.stack(flat)
         model = str(answer["model"])
     except (ValueError, KeyError, TypeError):

@@ -81,12 +81,12 @@ class Fingerprints:
         if self.are_equal:
             return "equal"
         if differences := self.differences:
-            named = "differs in " + ", ".join(map(str, differences))
+            causes = "differs in " + ", ".join(map(str, differences))
             precision = self.other_precision
-            asked = (
+            advice = (
                 f"; the stored vectors are {precision}'s, which is served: --precision {precision}"
             )
-            return named + (asked if precision else "")
+            return causes + (advice if precision else "")
         digests = f"stored {self.stored.digest}, now {self.served.digest}"
         unknown = "stored" if self.stored.parts is None else "told by the server"
         return f"differs ({digests}); its parts were not {unknown}, so no cause can be named"
@@ -136,7 +136,7 @@ class Report:
             "figures": figures,
             "fingerprint": {
                 "equal": self.fingerprints.are_equal,
-                "differences": [asdict(found) for found in self.fingerprints.differences],
+                "differences": [asdict(difference) for difference in self.fingerprints.differences],
                 **{name: side and side._asdict() for name, side in sides.items()},
             },
         }
@@ -144,12 +144,14 @@ class Report:
     def lines(self) -> list[str]:
         """For people."""
         figures, rows = self.figures, self.different_rows()
-        named = ", ".join(map(str, rows[:NUM_SHOWN])) + (", ..." if len(rows) > NUM_SHOWN else "")
+        first_rows = ", ".join(map(str, rows[:NUM_SHOWN])) + (
+            ", ..." if len(rows) > NUM_SHOWN else ""
+        )
         lines = [f"{self.verdict}: {self.meaning}", f"fingerprint: {self.fingerprints}"]
         if rows:
             worst = self.rows[figures.largest_difference_row]
             lines += [
-                f"rows that differ: {len(rows):,} of {figures.num_rows:,} ({named})",
+                f"rows that differ: {len(rows):,} of {figures.num_rows:,} ({first_rows})",
                 f"largest difference: {figures.largest_difference:.3g} in row {worst},"
                 f" {figures.relative_difference:.2g} of the largest value",
                 f"cosine: {figures.smallest_cosine:.7f} at least,"
@@ -179,9 +181,11 @@ def report(sample: Sample, new: Embedded, stored: Recorded | None) -> Report:
         )
     figures = compare(sample.vectors, new.vectors)
     # a bare digest gets its parts if it is that of a precision that is served
-    parts = new.known.get(stored.digest) if stored else None
-    found = Fingerprints(stored, new.fingerprint)
+    parts = new.parts_by_digest.get(stored.digest) if stored else None
+    fingerprints = Fingerprints(stored, new.fingerprint)
     if stored and new.fingerprint and parts:
-        other = parts["precision"] if stored.digest != new.fingerprint.digest else None
-        found = Fingerprints(Recorded(stored.digest, parts), new.fingerprint, other)
-    return Report(figures, sample.rows.tolist(), new.model, found)
+        other_precision = parts["precision"] if stored.digest != new.fingerprint.digest else None
+        fingerprints = Fingerprints(
+            Recorded(stored.digest, parts), new.fingerprint, other_precision
+        )
+    return Report(figures, sample.rows.tolist(), new.model, fingerprints)

@@ -76,8 +76,8 @@ class Parts:
                     f" {_digest(content)}; {AGAIN}"
                 )
             part = pq.ParquetFile(pa.BufferReader(content))
-            told = (part.metadata.metadata or {}).get(FIRST_ROW_KEY.encode())
-            if path.name != part_name(num_rows, content) or told != str(num_rows).encode():
+            first_row = (part.metadata.metadata or {}).get(FIRST_ROW_KEY.encode())
+            if path.name != part_name(num_rows, content) or first_row != str(num_rows).encode():
                 raise CorpusError(
                     f"{path} does not follow on the parts before it, which have {num_rows} rows;"
                     f" {AGAIN}"
@@ -125,10 +125,10 @@ class Parts:
         with in_one_line(str(self.out)):
             if not self.out.exists():
                 return False
-        found = plan_of(self.out)
-        if found is None:
+        plan = plan_of(self.out)
+        if plan is None:
             raise CorpusError(f"{self.out} exists, and no such job made it: name another OUT")
-        _check_same(found, self.plan, self.out, self.out)
+        _check_same(plan, self.plan, self.out, self.out)
         if self.folder.exists():  # the job was killed just before it ended
             self.folder.remove_folder()
         return True
@@ -144,11 +144,11 @@ def plan_of(path: Location) -> Plan | None:
 
 def _plan(metadata: pq.FileMetaData) -> Plan | None:
     try:
-        found = json.loads((metadata.metadata or {})[PLAN_KEY.encode()])
+        plan = json.loads((metadata.metadata or {})[PLAN_KEY.encode()])
     except (KeyError, ValueError, RecursionError):
         return None
-    is_plan = isinstance(found, dict) and all(isinstance(group, dict) for group in found.values())
-    return found if is_plan else None
+    is_plan = isinstance(plan, dict) and all(isinstance(group, dict) for group in plan.values())
+    return plan if is_plan else None
 
 
 def part_name(first_row: int, content: bytes | pa.Buffer) -> str:
@@ -163,16 +163,16 @@ def _writer(path: Path | pa.BufferOutputStream, schema: pa.Schema) -> pq.Parquet
     return pq.ParquetWriter(path, schema, compression="zstd", write_page_checksum=True)
 
 
-def _check_same(old: Plan, new: Plan, where: Location, to_remove: Location) -> None:
+def _check_same(old: Plan, new: Plan, path: Location, to_remove: Location) -> None:
     if changed := differences(old, new):
         raise CorpusError(
-            f"{where} is of another job. Differences: {'; '.join(changed)}. Name another OUT, or"
+            f"{path} is of another job. Differences: {'; '.join(changed)}. Name another OUT, or"
             f" remove {to_remove} to start again"
         )
 
 
 def differences(old: Plan, new: Plan) -> list[str]:
-    """What of the groups of `new` another job had otherwise, in words. A text that was rejected may
+    """The options of `new` that another job had otherwise, in words. A text that was rejected may
     be cut: of the other texts this changes nothing."""
     if new["options"].get("truncate"):
         old = {**old, "options": {**old.get("options", {}), "truncate": True}}

@@ -38,7 +38,7 @@ class Addnorm:
         self._runner = asyncio.Runner()
 
     def close(self) -> None:
-        """Where the process goes on. Ray ends its workers' processes."""
+        """Frees it where the process goes on. Ray ends its workers' processes."""
         self._runner.close()
         self._embedder.close()
 

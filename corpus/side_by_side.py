@@ -13,9 +13,9 @@ from addnorm.corpus.comparison import (
     by_row,
     directions,
     mean,
+    overlap,
     products,
     rank_correlation,
-    shared,
 )
 from addnorm.service.engine.batch import Ints
 
@@ -58,7 +58,7 @@ class Agreement:
         by_a, by_b = self._nearest
         order = np.argsort(-by_a.scores[0], axis=1, kind="stable")[:, :NUM_NEIGHBOURS]
         nearest = np.take_along_axis(by_a.rows, order, 1)
-        num_shared = np.count_nonzero(shared(nearest, by_b.rows), axis=1)
+        num_shared = np.count_nonzero(overlap(nearest, by_b.rows), axis=1)
         number = nearest.shape[1]
         shares = num_shared / number
         ranked = by_a.rows.shape[1]
@@ -91,7 +91,7 @@ class Scores:
     """About scores of labels, or of candidates."""
 
     def __init__(self) -> None:
-        self._found = list[dict[str, Any]]()
+        self._entries = list[dict[str, Any]]()
         self._num_changed = 0
         self._changes = list[NDArray[np.float64]]()
 
@@ -99,13 +99,15 @@ class Scores:
         """Scores of a query's candidates, `[n]` each."""
         rank = float(rank_correlation(a[None], b[None])[0]) if len(a) > 1 else 1.0
         same = int(a.argmax()) == int(b.argmax())
-        self._found.append({"row": row, "text": query, "rank_correlation": rank, "same_top": same})
+        self._entries.append(
+            {"row": row, "text": query, "rank_correlation": rank, "same_top": same}
+        )
 
     def orders(self) -> dict[str, Any]:
-        ranks = np.array([entry["rank_correlation"] for entry in self._found])
-        tops = np.array([entry["same_top"] for entry in self._found])
+        ranks = np.array([entry["rank_correlation"] for entry in self._entries])
+        tops = np.array([entry["same_top"] for entry in self._entries])
         worst = sorted(
-            self._found, key=lambda entry: (entry["same_top"], entry["rank_correlation"])
+            self._entries, key=lambda entry: (entry["same_top"], entry["rank_correlation"])
         )
         return {
             "rank_correlation": mean(ranks),
@@ -120,20 +122,22 @@ class Scores:
         is_changed = a.argmax(1) != b.argmax(1)
         self._changes.append(change.astype(np.float64))
         self._num_changed += int(np.count_nonzero(is_changed))
-        found = [
+        entries = [
             {"row": int(rows[i]), "text": texts[i], "change": float(change[i]),
              "label_changed": bool(is_changed[i])}
             for i in np.argsort(-change, kind="stable")[:NUM_SHOWN]
         ]  # fmt: skip
-        self._found = sorted([*self._found, *found], key=lambda each: -each["change"])[:NUM_SHOWN]
+        self._entries = sorted([*self._entries, *entries], key=lambda entry: -entry["change"])[
+            :NUM_SHOWN
+        ]
 
     def labels(self) -> dict[str, Any]:
         changes = np.concatenate(self._changes)
         return {
             "labels_changed": self._num_changed,
             "texts_classified": len(changes),
-            "largest_change": self._found[0]["change"],
-            "worst_texts": self._found,
+            "largest_change": self._entries[0]["change"],
+            "worst_texts": self._entries,
             "histogram": _histogram("texts by the largest change of a probability", changes, 0.0),
         }
 
@@ -144,11 +148,11 @@ def _histogram(of: str, values: NDArray[np.float64], lowest: float) -> dict[str,
     return {"of": of, "from": lowest, "to": 1.0, "counts": counts.tolist()}
 
 
-def picture(found: dict[str, Any]) -> str:
+def picture(figures: dict[str, Any]) -> str:
     """The histogram, as SVG."""
-    bars, (a, b) = found["histogram"], found["sides"]
+    bars, (a, b) = figures["histogram"], figures["sides"]
     counts, width, height = bars["counts"], 560, 200
-    step, most = width / len(counts), max(*bars["counts"], 1)
+    step, largest = width / len(counts), max(*bars["counts"], 1)
     title = escape(f"{a['name']} (A) beside {b['name']} (B)")
     drawn = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width + 40} {height + 90}"'
@@ -157,7 +161,7 @@ def picture(found: dict[str, Any]) -> str:
         f'<text x="{width / 2 + 20}" y="18" font-size="13">{title}</text>',
     ]
     for place, count in enumerate(counts):
-        x, tall = 20 + place * step, height * count / most
+        x, tall = 20 + place * step, height * count / largest
         start = bars["from"] + place * (bars["to"] - bars["from"]) / len(counts)
         drawn += [
             f'<rect x="{x + 1:.1f}" y="{height + 45 - tall:.1f}" width="{step - 2:.1f}"'
@@ -169,9 +173,9 @@ def picture(found: dict[str, Any]) -> str:
     return "\n".join(drawn) + "\n"
 
 
-def lines_of(found: dict[str, Any]) -> Iterator[str]:
-    """For people. found: figures, and the two sides."""
-    a, b = found["sides"]
+def lines_of(figures: dict[str, Any]) -> Iterator[str]:
+    """For people. figures: with the two sides."""
+    a, b = figures["sides"]
     width = max(len(a["name"]), len(b["name"]), 12)
     yield f"{'':28}{a['name']:>{width}}  {b['name']:>{width}}"
     for title, name, digits in (
@@ -182,45 +186,45 @@ def lines_of(found: dict[str, Any]) -> Iterator[str]:
         if values != ["-", "-"]:
             ratio = f"  {b[name] / a[name]:.2f} x" if "-" not in values else ""
             yield f"{title:28}{values[0]:>{width}}  {values[1]:>{width}}{ratio}"
-    match found["task"]:
+    match figures["task"]:
         case "embed":
-            yield from _of_vectors(found)
+            yield from _of_vectors(figures)
         case "rerank":
-            yield f"order of the candidates: rank correlation {found['rank_correlation']:.4f}"
-            yield f"same best candidate: {found['same_top']:.2%} of the queries"
-            for entry in found["worst_queries"]:
-                told = (
+            yield f"order of the candidates: rank correlation {figures['rank_correlation']:.4f}"
+            yield f"same best candidate: {figures['same_top']:.2%} of the queries"
+            for entry in figures["worst_queries"]:
+                line = (
                     f"{entry['rank_correlation']:.4f}{'' if entry['same_top'] else ', other best'}"
                 )
-                yield f"  {told}, query {entry['row']}: {_short(entry['text'])}"
+                yield f"  {line}, query {entry['row']}: {_short(entry['text'])}"
         case _:
-            changed, number = found["labels_changed"], found["texts_classified"]
+            changed, number = figures["labels_changed"], figures["texts_classified"]
             yield f"labels changed: {changed:,} of {number:,} texts ({changed / number:.2%})"
-            yield f"largest change of a probability: {found['largest_change']:.4f}"
-            for entry in found["worst_texts"]:
-                told = f"{entry['change']:.4f}{', other label' if entry['label_changed'] else ''}"
-                yield f"  {told}, row {entry['row']}: {_short(entry['text'])}"
+            yield f"largest change of a probability: {figures['largest_change']:.4f}"
+            for entry in figures["worst_texts"]:
+                line = f"{entry['change']:.4f}{', other label' if entry['label_changed'] else ''}"
+                yield f"  {line}, row {entry['row']}: {_short(entry['text'])}"
 
 
-def _of_vectors(found: dict[str, Any]) -> Iterator[str]:
-    searched, queries = found["texts"]["searched"], found["queries"]
+def _of_vectors(figures: dict[str, Any]) -> Iterator[str]:
+    searched, queries = figures["texts"]["searched"], figures["queries"]
     source = "of the queries' file" if queries["file"] else "held out of them"
     yield f"{searched:,} texts; {queries['number']:,} queries, {source}"
-    number, shares = found["neighbours"], found["shared"]
+    number, shares = figures["neighbours"], figures["shared"]
     yield (
         f"nearest {number} shared: {shares['mean']:.2%} on average; all {number} of"
         f" {shares['all']:.2%} of the queries"
     )
-    for entry in found["worst_queries"]:
+    for entry in figures["worst_queries"]:
         yield f"  {entry['shared']} of {number}, query {entry['row']}: {_short(entry['text'])}"
-    if found["rank_correlation"] is not None:
-        ranks = found["rank_correlation"]
-        yield f"rank correlation of the {found['ranked']} nearest: {ranks:.4f} on average"
-    if (cosine := found["cosine"]) is None:
+    if figures["rank_correlation"] is not None:
+        ranks = figures["rank_correlation"]
+        yield f"rank correlation of the {figures['ranked']} nearest: {ranks:.4f} on average"
+    if (cosine := figures["cosine"]) is None:
         yield "cosine: none, since the vectors have two widths"
         return
     yield f"cosine: {cosine['lowest']:.7f} at least, {cosine['mean']:.7f} on average"
-    for entry in found["lowest_cosines"]:
+    for entry in figures["lowest_cosines"]:
         yield f"  {entry['cosine']:.7f}, row {entry['row']}: {_short(entry['text'])}"
 
 

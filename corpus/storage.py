@@ -47,9 +47,9 @@ class Location:
         try:
             files, path = fs.FileSystem.from_uri(str(name))
         except (pa.ArrowException, OSError) as error:
-            where = scheme[1] + str(name).removeprefix(scheme[1]).rpartition("@")[2].split("?")[0]
-            reason = " ".join(str(error).replace(str(name), where).split())
-            raise CorpusError(f"{where}: {reason}") from None
+            address = scheme[1] + str(name).removeprefix(scheme[1]).rpartition("@")[2].split("?")[0]
+            reason = " ".join(str(error).replace(str(name), address).split())
+            raise CorpusError(f"{address}: {reason}") from None
         if isinstance(files, fs.LocalFileSystem):
             return cls(path)
         return cls(path.rstrip("/"), files, scheme[1])
@@ -76,11 +76,11 @@ class Location:
         """The place that a link leads to. Stores have no links."""
         return replace(self, path=os.path.realpath(self.path)) if self.on_disk else self
 
-    def is_within(self, other: "Location") -> bool:
-        """True if this is the other one, or lies in it at any depth."""
-        own, outer = self.resolve(), other.resolve()
-        same = (own.on_disk, own.prefix) == (outer.on_disk, outer.prefix)
-        return same and PurePosixPath(own.path).is_relative_to(outer.path)
+    def is_within(self, location: "Location") -> bool:
+        """True if this is that location, or lies in it at any depth."""
+        inner, outer = self.resolve(), location.resolve()
+        same = (inner.on_disk, inner.prefix) == (outer.on_disk, outer.prefix)
+        return same and PurePosixPath(inner.path).is_relative_to(outer.path)
 
     def exists(self) -> bool:
         if self.on_disk:
@@ -97,11 +97,11 @@ class Location:
         are not followed."""
         if self.on_disk:
             walked = os.walk(self.path, onerror=_raise)
-            found = [os.path.join(folder, name) for folder, _, names in walked for name in names]
+            paths = [os.path.join(folder, name) for folder, _, names in walked for name in names]
         else:
             infos = self.files.get_file_info(fs.FileSelector(self.path, recursive=True))
-            found = [info.path for info in infos if info.is_file]
-        return sorted(PurePosixPath(path).relative_to(self.path).as_posix() for path in found)
+            paths = [file.path for file in infos if file.is_file]
+        return sorted(PurePosixPath(path).relative_to(self.path).as_posix() for path in paths)
 
     def open(self) -> io.BufferedReader:
         """From the beginning to the end."""
@@ -219,12 +219,15 @@ def _text_bytes(column: Any) -> NDArray[np.int64]:
 
 
 @contextmanager
-def in_one_line(where: str) -> Iterator[None]:
-    """CorpusError for what pyarrow and the system raise. where: what cannot be read or written."""
+def in_one_line(subject: str) -> Iterator[None]:
+    """CorpusError for what pyarrow and the system raise.
+
+    subject: what cannot be read or written.
+    """
     try:
         yield
     except (pa.ArrowException, OSError, UnicodeDecodeError, OverflowError) as error:
-        raise CorpusError(f"{where}: {reason(error)}") from None
+        raise CorpusError(f"{subject}: {reason(error)}") from None
 
 
 def reason(error: Exception) -> str:

@@ -43,11 +43,11 @@ def digests_of(texts: Sequence[Text]) -> Digests:
 
 
 def _digest(text: Text) -> bytes:
-    found = hashlib.blake2b(digest_size=DIGEST_BYTES)
+    digest = hashlib.blake2b(digest_size=DIGEST_BYTES)
     for part in [text] if isinstance(text, str) else text:
         content = part.encode()
-        found.update(len(content).to_bytes(8) + content)
-    return found.digest()
+        digest.update(len(content).to_bytes(8) + content)
+    return digest.digest()
 
 
 def row_digests(text_digests: Digests, vectors: pa.Array) -> pa.Array:
@@ -61,7 +61,7 @@ def _digests_with_vectors(text_digests: Digests, vectors: pa.Array) -> Digests:
     """They belong to the bits of a row. Its place and the layout of the file do not matter, so rows
     may be moved, left out and stored anew."""
     texts, leaves = text_digests.tobytes(), _leaves(vectors)
-    found = list[bytes]()
+    digests = list[bytes]()
     for row in range(len(vectors)):
         start = row * DIGEST_BYTES
         digest = hashlib.blake2b(texts[start : start + DIGEST_BYTES], digest_size=DIGEST_BYTES)
@@ -69,8 +69,8 @@ def _digests_with_vectors(text_digests: Digests, vectors: pa.Array) -> Digests:
             part = content[ends[row] : ends[row + 1]]
             digest.update(len(part).to_bytes(8))
             digest.update(part)
-        found.append(digest.digest())
-    return np.array(found, f"S{DIGEST_BYTES}")
+        digests.append(digest.digest())
+    return np.array(digests, f"S{DIGEST_BYTES}")
 
 
 def _leaves(column: pa.Array) -> list[tuple[memoryview, list[int]]]:
@@ -123,7 +123,7 @@ def _check_columns(file: pq.ParquetFile, path: Location, column: str) -> str:
 
 def check_complete(path: Location, column: str, texts: Iterator[Sequence[Text]]) -> None:
     """CorpusError if the file does not have the vectors of these texts, as a job wrote them."""
-    expected = np.concatenate([digests_of(some) for some in texts])
+    expected = np.concatenate([digests_of(batch) for batch in texts])
     again = "remove it to compute it again, or name another OUT"
     with in_one_line(f"{path} cannot be read"):
         file, row = path.open_rows(page_checksum_verification=True), 0
@@ -177,19 +177,19 @@ class StoredVectors:
         with in_one_line(f"--from {path} cannot be read"):
             if not path.exists():
                 if parts.exists():
-                    why = f"another job still writes it ({parts}): let it end"
-                    raise CorpusError(f"--from {path}: {why}")
+                    problem = f"another job still writes it ({parts}): let it end"
+                    raise CorpusError(f"--from {path}: {problem}")
                 raise CorpusError(f"--from {path}: there is no such file")
             file = path.open_rows(page_checksum_verification=True)
-        found = plan_of(path)
-        if found is None:
+        earlier_plan = plan_of(path)
+        if earlier_plan is None:
             raise CorpusError(f"--from {path}: no job of addnorm embed made it")
         # the fingerprint has the precision, also where it is the model's default
-        precision = {"precision": found.get("options", {}).get("precision")}
-        own = {"options": {**plan["options"], **precision}, "fingerprint": plan["fingerprint"]}
-        if changed := differences(found, own):
+        precision = {"precision": earlier_plan.get("options", {}).get("precision")}
+        expected = {"options": {**plan["options"], **precision}, "fingerprint": plan["fingerprint"]}
+        if changed := differences(earlier_plan, expected):
             return cls.none(), f"is of another job ({'; '.join(changed)})"
-        column = str(found.get("columns", {}).get("vector"))
+        column = str(earlier_plan.get("columns", {}).get("vector"))
         if reason := _check_columns(file, path, column):
             return cls.none(), reason
         texts, flags = [digests_of([])], [np.zeros(0, np.bool_)]
@@ -233,7 +233,7 @@ class StoredVectors:
                 row += batch.num_rows
         return cls(np.concatenate(read), file.path, vector_column)
 
-    def repeated(self) -> Iterator[tuple[int, int]]:
+    def duplicates(self) -> Iterator[tuple[int, int]]:
         """Rows that have the text of another one, with that one's number."""
         for place in np.flatnonzero(self._sorted[1:] == self._sorted[:-1]).tolist():
             yield int(self._order[place]), int(self._order[place + 1])
@@ -241,12 +241,12 @@ class StoredVectors:
     def find(self, digests: Digests) -> Ints:
         """The row of each text, or -1 where it has none."""
         places = np.searchsorted(self._sorted, digests)
-        found = np.full(len(digests), -1, np.int64)
+        rows = np.full(len(digests), -1, np.int64)
         inside = np.flatnonzero(places < len(self._sorted))
-        known = inside[self._sorted[places[inside]] == digests[inside]]
-        found[known] = self._order[places[known]]
-        self._is_used[places[known]] = True  # of rows with one text, the first
-        return found
+        matches = inside[self._sorted[places[inside]] == digests[inside]]
+        rows[matches] = self._order[places[matches]]
+        self._is_used[places[matches]] = True  # of rows with one text, the first
+        return rows
 
     @property
     def num_gone(self) -> int:

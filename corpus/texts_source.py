@@ -59,8 +59,8 @@ class Source:
         try:  # Parquet cannot have an object without fields, for instance
             pq.ParquetWriter(pa.BufferOutputStream(), self.schema).close()
         except pa.ArrowException as error:
-            why = f"the result cannot have its columns: {reason(error)}"
-            raise CorpusError(f"{path}: {why}") from None
+            problem = f"the result cannot have its columns: {reason(error)}"
+            raise CorpusError(f"{path}: {problem}") from None
         names = self.schema.names
         if repeated := {name for name in names if names.count(name) > 1}:
             raise CorpusError(f"{path}: two columns are called {min(repeated)!r}")
@@ -76,14 +76,14 @@ class Source:
 
     def digests(self) -> dict[str, str]:
         """Digests of the files' bytes, by their paths within IN."""
-        found = {}
+        digests = {}
         for name, path in self.files.items():
             with in_one_line(f"{path} cannot be read"), path.open() as file:
                 digest = hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=16))
-            found[name] = digest.hexdigest()
-        return found
+            digests[name] = digest.hexdigest()
+        return digests
 
-    def checked(self) -> Iterator[list[Text]]:
+    def checked_texts(self) -> Iterator[list[Text]]:
         """The texts of each piece. CorpusError names a row that has no text, or none in UTF-8."""
         columns = pa.schema([self.schema.field(name) for name in self.text_columns])
         num_rows = 0
@@ -112,13 +112,13 @@ class Source:
 
     def num_bytes(self, piece: pa.RecordBatch) -> Ints:
         """The bytes of each row's texts, in UTF-8."""
-        found = np.zeros(piece.num_rows, np.int64)
+        sizes = np.zeros(piece.num_rows, np.int64)
         for name in self.text_columns:
             column: Any = piece.column(name)
             if isinstance(column, pa.DictionaryArray):
                 column = column.dictionary_decode()
-            found += pc.binary_length(column).to_numpy()
-        return found
+            sizes += pc.binary_length(column).to_numpy()
+        return sizes
 
     def texts(self, piece: pa.RecordBatch) -> list[Text]:
         columns = [piece.column(name).to_pylist() for name in self.text_columns]
@@ -137,16 +137,16 @@ def check_rows(column: Any, name: str, first_row: int) -> None:
 
 def _files(path: Location) -> dict[str, Location]:
     """CorpusError if there is none that can be read."""
-    known = ", ".join(FORMATS)
+    endings = ", ".join(FORMATS)
     if path.is_folder():
         names = [PurePosixPath(name) for name in path.names_within()]
-        shown = [name for name in names if not any(part.startswith(".") for part in name.parts)]
-        files = {str(name): path / str(name) for name in shown if name.suffix in FORMATS}
+        visible = [name for name in names if not any(part.startswith(".") for part in name.parts)]
+        files = {str(name): path / str(name) for name in visible if name.suffix in FORMATS}
         if not files:
-            raise CorpusError(f"{path} has no file that ends in {known}")
+            raise CorpusError(f"{path} has no file that ends in {endings}")
         return files
     if path.suffix not in FORMATS:
-        raise CorpusError(f"{path}: its name must end in one of {known}")
+        raise CorpusError(f"{path}: its name must end in one of {endings}")
     if not path.exists():
         raise CorpusError(f"there is no file {path}")
     return {path.name: path}
@@ -191,13 +191,13 @@ def _read_csv(path: Location, schema: pa.Schema) -> Pieces:
 
 
 def _jsonl_schema(path: Location) -> pa.Schema:
-    found = pa.schema([])
+    schema = pa.schema([])
     for rows in _read_json_rows(path):
         names = dict.fromkeys(name for row in rows for name in row)
         arrays = {name: pa.array([row.get(name) for row in rows]) for name in names}
         of_rows = pa.schema([(name, array.type) for name, array in arrays.items()])
-        found = pa.unify_schemas([found, of_rows], promote_options="permissive")
-    return found
+        schema = pa.unify_schemas([schema, of_rows], promote_options="permissive")
+    return schema
 
 
 def _read_jsonl(path: Location, schema: pa.Schema) -> Pieces:
@@ -232,19 +232,19 @@ def _read_json_rows(path: Location) -> Iterator[list[dict[str, Any]]]:
         yield rows
 
 
-def _refuse_repeated(line: bytes, where: str) -> None:
+def _refuse_repeated(line: bytes, place: str) -> None:
     """CorpusError if a key stands twice: this parser takes the last value, others the first."""
 
     def check(pairs: list[tuple[str, Any]]) -> None:
         names = [name for name, _ in pairs]
         if len({*names}) < len(names):
             repeated = next(name for name in names if names.count(name) > 1)
-            raise CorpusError(f"{where} has the key {repeated!r} twice")
+            raise CorpusError(f"{place} has the key {repeated!r} twice")
 
     try:
         json.loads(line, object_pairs_hook=check)
     except RecursionError:
-        raise CorpusError(f"{where} is nested too deep") from None
+        raise CorpusError(f"{place} is nested too deep") from None
 
 
 _JSONL = Format(_jsonl_schema, _read_jsonl)

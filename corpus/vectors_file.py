@@ -44,11 +44,11 @@ class VectorsFile:
         if not self.num_rows:
             raise CorpusError(f"{path} has no rows")
         check_texts(self._type("--text-column", text_column), path, text_column)
-        found = self._type("--vector-column", vector_column)
+        type_ = self._type("--vector-column", vector_column)
         kinds = (pa.types.is_list, pa.types.is_large_list, pa.types.is_fixed_size_list)
-        if not any(is_kind(found) for is_kind in kinds) or found.value_type not in NUMBERS:
+        if not any(is_kind(type_) for is_kind in kinds) or type_.value_type not in NUMBERS:
             raise CorpusError(
-                f"{path}: column {vector_column!r} is {found}: vectors are lists of one size, of"
+                f"{path}: column {vector_column!r} is {type_}: vectors are lists of one size, of"
                 f" {', '.join(map(str, NUMBERS))}; name their column with --vector-column"
             )
 
@@ -68,11 +68,11 @@ class VectorsFile:
         with in_one_line(self._where):
             for numbers, batch in self._pieces(rows):
                 texts += texts_of(batch.column(self.columns[0]), numbers)
-                found = numbers_of(batch.column(self.columns[1]), numbers)
-                vectors.append(found)
-                if found.shape[1] != vectors[0].shape[1]:
+                block = numbers_of(batch.column(self.columns[1]), numbers)
+                vectors.append(block)
+                if block.shape[1] != vectors[0].shape[1]:
                     raise CorpusError(
-                        f"row {numbers[0]} has a vector of {found.shape[1]} numbers, rows before it"
+                        f"row {numbers[0]} has a vector of {block.shape[1]} numbers, rows before it"
                         f" have {vectors[0].shape[1]}: vectors have one size"
                     )
         return Sample(rows, texts, np.concatenate(vectors))
@@ -106,11 +106,11 @@ class VectorsFile:
                     bar.update(batch.num_rows)
 
 
-def check_texts(found: pa.DataType, path: Location, name: str) -> None:
-    kind = found.value_type if pa.types.is_dictionary(found) else found
+def check_texts(type_: pa.DataType, path: Location, name: str) -> None:
+    kind = type_.value_type if pa.types.is_dictionary(type_) else type_
     if not (pa.types.is_string(kind) or pa.types.is_large_string(kind)):
         raise CorpusError(
-            f"{path}: column {name!r} is {found}, not text: name a column of strings with"
+            f"{path}: column {name!r} is {type_}, not text: name a column of strings with"
             " --text-column"
         )
 

@@ -43,7 +43,7 @@ class Side:
         parts = [order[start : start + size] for start in range(0, len(order), size)]
         connections = [_connection(self.url) for _ in range(callers)]
         latencies = [0.0] * len(parts)
-        found: list[Any] = [None] * len(texts)
+        vectors_by_text: list[Any] = [None] * len(texts)
 
         def call(caller: int) -> None:
             for number in range(caller, len(parts), callers):
@@ -51,7 +51,7 @@ class Side:
                 vectors = self._post(connections[caller], [texts[at] for at in parts[number]])
                 latencies[number] = time.perf_counter() - started
                 for at, vector in zip(parts[number], vectors, strict=True):
-                    found[at] = vector
+                    vectors_by_text[at] = vector
 
         started = time.perf_counter()
         try:
@@ -60,7 +60,7 @@ class Side:
         finally:
             for connection in connections:
                 connection.close()
-        return time.perf_counter() - started, latencies, np.array(found, np.float32)
+        return time.perf_counter() - started, latencies, np.array(vectors_by_text, np.float32)
 
     def _post(
         self, connection: http.client.HTTPConnection, texts: list[str]
@@ -68,9 +68,9 @@ class Side:
         body = {"input": texts, "encoding_format": "float"}
         sent = json.dumps(body | ({"model": self.model} if self.model else {}))
         path = f"{urlsplit(self.url).path}/embeddings"
-        own = {"Content-Type": "application/json", "Cache-Control": "no-cache"}
+        defaults = {"Content-Type": "application/json", "Cache-Control": "no-cache"}
         try:
-            connection.request("POST", path, sent, {**own, **self.headers})
+            connection.request("POST", path, sent, {**defaults, **self.headers})
             answer = connection.getresponse()
             text = answer.read().decode(errors="replace")
         except (OSError, http.client.HTTPException) as error:
@@ -91,7 +91,9 @@ class Side:
     def num_changed(self) -> int:
         """Texts whose bits differ between two rounds, in which they had other neighbours."""
         first = self.rounds[0][2]
-        return int(np.any([(found != first).any(1) for _, _, found in self.rounds], axis=0).sum())
+        return int(
+            np.any([(vectors != first).any(1) for _, _, vectors in self.rounds], axis=0).sum()
+        )
 
 
 def _connection(url: str) -> http.client.HTTPConnection:
@@ -101,8 +103,8 @@ def _connection(url: str) -> http.client.HTTPConnection:
 
 
 def compare(
-    ours: Side,
-    theirs: Side,
+    first: Side,
+    second: Side,
     texts: Sequence[str],
     size: int,
     callers: int,
@@ -112,36 +114,41 @@ def compare(
     """Asks both in turn, each round in another order of the texts, for so long, and prints what was
     seen. ConnectionError if one does not answer."""
     draws, until = random.Random(0), time.monotonic() + seconds
-    for side in (ours, theirs):  # not counted: connections, caches, threads
+    for side in (first, second):  # not counted: connections, caches, threads
         side.ask(texts[: size * callers], range(len(texts[: size * callers])), size, callers)
-    while len(ours.rounds) < LEAST_ROUNDS or time.monotonic() < until:
+    while len(first.rounds) < LEAST_ROUNDS or time.monotonic() < until:
         order = draws.sample(range(len(texts)), len(texts))
-        pair = (ours, theirs) if len(ours.rounds) % 2 else (theirs, ours)
+        pair = (first, second) if len(first.rounds) % 2 else (second, first)
         for side in pair:
             side.rounds.append(side.ask(texts, order, size, callers))
-    show("\n".join(lines(ours, theirs, len(texts), size, callers)))
+    show("\n".join(lines(first, second, len(texts), size, callers)))
 
 
-def lines(ours: Side, theirs: Side, num_texts: int, size: int, callers: int) -> list[str]:
-    found = [f"{num_texts} texts, {size} a request, {callers} callers, {len(ours.rounds)} rounds"]
-    for side in (ours, theirs):
+def lines(first: Side, second: Side, num_texts: int, size: int, callers: int) -> list[str]:
+    report = [f"{num_texts} texts, {size} a request, {callers} callers, {len(first.rounds)} rounds"]
+    for side in (first, second):
         rate = median(num_texts / seconds for seconds, _, _ in side.rounds)
-        p50, p99 = np.percentile([1000 * s for _, each, _ in side.rounds for s in each], [50, 99])
-        found.append(
+        p50, p99 = np.percentile(
+            [1000 * s for _, latencies, _ in side.rounds for s in latencies], [50, 99]
+        )
+        report.append(
             f"{side.url}: {rate:,.1f} texts/s, p50 {p50:,.0f} ms, p99 {p99:,.0f} ms,"
             f" {side.num_changed()} of {num_texts} texts change their bits with their batch"
         )
-    ratios = sorted(b[0] / a[0] for a, b in zip(ours.rounds, theirs.rounds, strict=True))
-    found.append(
+    ratios = sorted(b[0] / a[0] for a, b in zip(first.rounds, second.rounds, strict=True))
+    report.append(
         f"the first is {median(ratios):.2f} x as fast as the second"
         f" ({ratios[0]:.2f} to {ratios[-1]:.2f}, of {len(ratios)} pairs)"
     )
-    one, other = ours.rounds[0][2], theirs.rounds[0][2]
-    if one.shape != other.shape:
-        return [*found, f"vectors: {one.shape[1]} and {other.shape[1]} numbers: other models"]
-    norms = np.linalg.norm(one, axis=1) * np.linalg.norm(other, axis=1)
-    cosines = (one * other).sum(1) / np.maximum(norms, 1e-12)
+    vectors_1, vectors_2 = first.rounds[0][2], second.rounds[0][2]
+    if vectors_1.shape != vectors_2.shape:
+        return [
+            *report,
+            f"vectors: {vectors_1.shape[1]} and {vectors_2.shape[1]} numbers: other models",
+        ]
+    norms = np.linalg.norm(vectors_1, axis=1) * np.linalg.norm(vectors_2, axis=1)
+    cosines = (vectors_1 * vectors_2).sum(1) / np.maximum(norms, 1e-12)
     return [
-        *found,
+        *report,
         f"vectors: cosine {cosines.min():.5f} at least, {cosines.mean():.5f} on average",
     ]

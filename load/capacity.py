@@ -44,29 +44,29 @@ class Goal:
 @dataclass(frozen=True)
 class Run:
     """Requests a second that were answered, their p99, how many were not, and the server's CPU
-    seconds for each; not a number where they are not known. why: what most of the lost were
+    seconds for each; not a number where they are not known. reason: what most of the lost were
     answered."""
 
     per_s: float
     p99_s: float
     num_lost: int
     cpu_s: float = NAN
-    why: str = ""
+    reason: str = ""
 
     @classmethod
     def count(cls, answers: Answers, cpu_s: float = NAN) -> "Run":
-        given = [answers.kept[index][which] for index, which in answers.given]
-        right = [status == 200 for status, _ in given]
+        replies = [answers.distinct[index][which] for index, which in answers.places]
+        right = [status == 200 for status, _ in replies]
         num_right = sum(right)
-        lost = Counter(_explain(*answer) for answer in given if answer[0] != 200).most_common(1)
+        lost = Counter(_explain(*answer) for answer in replies if answer[0] != 200).most_common(1)
         p99_s = float(np.percentile(answers.latencies_s, 99)) if right else math.inf
         cpu_each_s = cpu_s / num_right if num_right else NAN
-        num_lost, why = len(right) - num_right, lost[0][0] if lost else ""
-        return cls(num_right / answers.wall_s, p99_s, num_lost, cpu_each_s, why)
+        num_lost, reason = len(right) - num_right, lost[0][0] if lost else ""
+        return cls(num_right / answers.wall_s, p99_s, num_lost, cpu_each_s, reason)
 
     @property
     def lost(self) -> str:
-        return f"{self.num_lost:,} were not answered{self.why and f', most with {self.why}'}"
+        return f"{self.num_lost:,} were not answered{self.reason and f', most with {self.reason}'}"
 
     def holds(self, p99_s: float) -> bool:
         return not self.num_lost and self.p99_s <= p99_s
@@ -82,12 +82,12 @@ def _explain(status: int, body: bytes) -> str:
 
 @dataclass(frozen=True)
 class Capacity:
-    """most: with CALLERS. bare: the same with one token a text. rate: the last that was tried, 0
+    """peak: with CALLERS. bare: the same with one token a text. rate: the last that was tried, 0
     where a request itself takes as long as the p99."""
 
     goal: Goal
     cores: float
-    most: Run
+    peak: Run
     bare: Run
     rate: float
     tried: Run
@@ -105,8 +105,8 @@ class Capacity:
     def lines(self) -> Iterator[str]:
         goal, limit = self.goal, f"{1000 * self.goal.p99_s:g} ms"
         yield f"a request: {goal.texts} texts of about {goal.tokens} tokens, computed each time"
-        lost = f"; {self.most.lost}" if self.most.num_lost else ""
-        yield f"at most: {self.most.per_s:,.1f} requests/s ({CALLERS} callers){lost}"
+        lost = f"; {self.peak.lost}" if self.peak.num_lost else ""
+        yield f"at most: {self.peak.per_s:,.1f} requests/s ({CALLERS} callers){lost}"
         if self.rate > 0:
             yield (
                 f"measured: at {self.rate:,.1f} requests/s the p99 is"
@@ -123,7 +123,7 @@ class Capacity:
             tokens_per_s = self.rate * goal.texts * goal.tokens
             price = goal.price_per_hour / 3600 / tokens_per_s * 1e6
             yield f"price: {price:.4g} for a million tokens, at {goal.price_per_hour:g} an hour"
-        if not math.isnan(share := self.bare.cpu_s / self.most.cpu_s):
+        if not math.isnan(share := self.bare.cpu_s / self.peak.cpu_s):
             yield (
                 f"Python: at most {100 * share:.0f} % of the CPU time of a request, so one process"
                 f" feeds {1 / share:.0f} cores at least, this one has {self.cores:.0f}"
@@ -173,16 +173,16 @@ class Subject:
 
 async def _measure(subject: Subject) -> Capacity:
     goal = subject.goal
-    most, bare = await subject.most(goal.tokens), await subject.most(1)
+    peak, bare = await subject.most(goal.tokens), await subject.most(1)
     rate, tried = 0.0, Run(0.0, math.inf, 0)
-    if most.per_s * goal.p99_s > 1:
-        rate = min(goal.target, most.per_s)
+    if peak.per_s * goal.p99_s > 1:
+        rate = min(goal.target, peak.per_s)
     for number in range(TRIES if rate else 0):
         rate *= STEP if number else 1
         if (tried := await subject.try_rate(rate)).holds(goal.p99_s):
             break
     cores = subject.server.metrics().get("addnorm_worker_threads", NAN)
-    return Capacity(goal, cores, most, bare, rate, tried)
+    return Capacity(goal, cores, peak, bare, rate, tried)
 
 
 def measure(subject: Subject) -> Capacity:

@@ -35,11 +35,11 @@ class Connection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         self._received += data
-        found = self._received.find(b"\r\n\r\n") if self._end is None else -1
-        if found >= 0:
-            first, *lines = bytes(self._received[:found]).lower().split(b"\r\n")
+        end_of_head = self._received.find(b"\r\n\r\n") if self._end is None else -1
+        if end_of_head >= 0:
+            first, *lines = bytes(self._received[:end_of_head]).lower().split(b"\r\n")
             headers = dict(line.split(b":", 1) for line in lines)
-            self._status, self._start = int(first[9:12]), found + 4
+            self._status, self._start = int(first[9:12]), end_of_head + 4
             self.says_when = b"retry-after" in headers
             self._end = self._start + int(headers[b"content-length"])
         if self._end is not None and len(self._received) >= self._end:
@@ -63,18 +63,18 @@ class Answers:
     """Answers. Equal ones to a request are kept once: most are the same bytes."""
 
     # request -> distinct (status, body)
-    kept: dict[int, list[tuple[int, bytes]]] = field(default_factory=dict)
-    # for each answer: request, index among its `kept`
-    given: list[tuple[int, int]] = field(default_factory=list)
+    distinct: dict[int, list[tuple[int, bytes]]] = field(default_factory=dict)
+    # for each answer: request, index among its `distinct`
+    places: list[tuple[int, int]] = field(default_factory=list)
     latencies_s: list[float] = field(default_factory=list)
     wall_s: float = 0.0
 
     def add(self, index: int, status: int, body: bytes, latency_s: float) -> None:
-        known = self.kept.setdefault(index, [])
+        variants = self.distinct.setdefault(index, [])
         answer = (status, body)
-        if answer not in known:
-            known.append(answer)
-        self.given.append((index, known.index(answer)))
+        if answer not in variants:
+            variants.append(answer)
+        self.places.append((index, variants.index(answer)))
         self.latencies_s.append(latency_s)
 
 

@@ -35,28 +35,28 @@ def load(words: Sequence[str]) -> None:
     """Loads a server. Exits with code 1 if an answer was wrong, or if it cannot begin."""
     parser = _parser()
     arguments = parser.parse_args(words)
-    given = _names_given(parser, words)
+    option_names = _names_given(parser, words)
     if arguments.target is not None and arguments.beside is not None:
         parser.error("--target and --beside are two measurements: give one of them")
-    others = [*OF_ONE_LOAD, "json", "bundle", "accept"]
+    load_options = [*OF_ONE_LOAD, "json", "bundle", "accept"]
 
-    def refuse(names: Sequence[str], why: str) -> None:
+    def refuse(names: Sequence[str], problem: str) -> None:
         """Exits with code 2 if one of these was given, also with its default."""
         for name in names:
-            if name in given:
-                parser.error(f"--{name.replace('_', '-')} is {why}")
+            if name in option_names:
+                parser.error(f"--{name.replace('_', '-')} is {problem}")
 
     if arguments.target is None:
         refuse(OF_A_TARGET, "of --target")
     if arguments.beside is None:
         refuse(OF_A_COMPARISON, "of --beside")
     if arguments.target is not None:
-        refuse(others, "not of --target")
+        refuse(load_options, "not of --target")
         _hold(arguments)
         return
     if arguments.beside is not None:
-        given -= {"concurrency", "seconds"}
-        refuse(["precision", *others], "not of --beside")
+        option_names -= {"concurrency", "seconds"}
+        refuse(["precision", *load_options], "not of --beside")
         _compare(arguments)
         return
     refuse(("texts",), "of --target and --beside")
@@ -66,9 +66,9 @@ def load(words: Sequence[str]) -> None:
         bundle = bundles.read(arguments.bundle)
     except StartupError as error:
         raise SystemExit(f"addnorm load: {error}") from None
-    known, asked = bundle.manifest.precisions, arguments.precision
-    if asked and asked not in known:
-        raise SystemExit(f"addnorm load: {bundle.ref} has {', '.join(known)}, not {asked}")
+    precisions, precision = bundle.manifest.precisions, arguments.precision
+    if precision and precision not in precisions:
+        raise SystemExit(f"addnorm load: {bundle.ref} has {', '.join(precisions)}, not {precision}")
     _must_be_writable("--json", arguments.json)
     _run_load(parser, arguments, bundle)
 
@@ -85,9 +85,9 @@ def _hold(arguments: argparse.Namespace) -> None:
     goal = capacity.Goal(
         arguments.texts, arguments.tokens, arguments.target, p99_s, arguments.price_per_hour
     )
-    found = capacity.measure(capacity.Subject(server, limits, goal, fields))
-    print("\n".join(found.lines()))
-    sys.exit(0 if found.is_held else 1)
+    measurement = capacity.measure(capacity.Subject(server, limits, goal, fields))
+    print("\n".join(measurement.lines()))
+    sys.exit(0 if measurement.is_held else 1)
 
 
 def _compare(arguments: argparse.Namespace) -> None:
@@ -100,13 +100,15 @@ def _compare(arguments: argparse.Namespace) -> None:
         if not (texts := [text for text in texts if text.strip()]):
             raise SystemExit(f"addnorm load: --texts-file {arguments.texts_file} has no texts")
     their_model = arguments.beside_model or arguments.model
-    ours = beside.Side(arguments.url, arguments.model, _key("--api-key-env", arguments.api_key_env))
-    theirs = beside.Side(
+    first = beside.Side(
+        arguments.url, arguments.model, _key("--api-key-env", arguments.api_key_env)
+    )
+    second = beside.Side(
         arguments.beside, their_model, _key("--beside-key-env", arguments.beside_key_env)
     )
     try:
         beside.compare(
-            ours, theirs, texts, arguments.texts, arguments.concurrency, arguments.seconds
+            first, second, texts, arguments.texts, arguments.concurrency, arguments.seconds
         )
     except ConnectionError as error:
         raise SystemExit(f"addnorm load: {error}") from None
@@ -134,8 +136,8 @@ def _must_be_writable(option: str, path: Path | None) -> None:
     try:
         os.close(os.open(path, os.O_WRONLY | os.O_CREAT, 0o666))
     except OSError as error:
-        why = f"{option} {path} cannot be written: {error.strerror}"
-        raise SystemExit(f"addnorm load: {why}") from None
+        problem = f"{option} {path} cannot be written: {error.strerror}"
+        raise SystemExit(f"addnorm load: {problem}") from None
     if is_new:
         path.unlink()
 
@@ -164,43 +166,47 @@ def _run_load(
         (f"Accept: {arguments.accept}",) if arguments.accept else (),
     )
     before = server.cache_counts()
-    result = measure(server, stream, reference, load)
+    figures = measure(server, stream, reference, load)
     after = server.cache_counts()
     counts = after.since(before) if before and after else None
-    seen = {**asdict(result), "cache": asdict(counts) if counts else None}
-    print(table(seen))
-    if said := None if stream.once else warning(counts, f"--profile {arguments.profile}"):
-        print(said, file=sys.stderr)
+    entries = {**asdict(figures), "cache": asdict(counts) if counts else None}
+    print(table(entries))
+    if notice := None if stream.once else warning(counts, f"--profile {arguments.profile}"):
+        print(notice, file=sys.stderr)
     if arguments.json:
         arguments.json.write_text(
-            json.dumps({"load": asdict(load), "result": seen}, indent=2) + "\n"
+            json.dumps({"load": asdict(load), "result": entries}, indent=2) + "\n"
         )
-    if result.num_errors:
-        said = f"{result.num_errors} of {result.num_answers} answers were not right"
-        why = reason(server, stream, result, bundle, load.headers)
-        raise SystemExit(f"{said}: {why}" if result.num_errors == result.num_answers else said)
+    if figures.num_errors:
+        summary = f"{figures.num_errors} of {figures.num_answers} answers were not right"
+        cause = reason(server, stream, figures, bundle, load.headers)
+        raise SystemExit(
+            f"{summary}: {cause}" if figures.num_errors == figures.num_answers else summary
+        )
 
 
 def reason(
-    server: Server, stream: Stream, result: Result, bundle: Bundle, headers: Sequence[str] = ()
+    server: Server, stream: Stream, figures: Result, bundle: Bundle, headers: Sequence[str] = ()
 ) -> str:
-    """result: of this stream, with errors. A rejection's words need one more request."""
-    kinds = ", ".join(result.errors)
-    if WRONG in result.errors:
+    """figures: of this stream, with errors. A rejection's words need one more request."""
+    kinds = ", ".join(figures.errors)
+    if WRONG in figures.errors:
         return f"{kinds}: the answers are not those of {bundle.ref}, which --bundle gives; {MODEL}"
-    said = ""
+    message = ""
     try:
-        if any(kind.isdigit() for kind in result.errors):
+        if any(kind.isdigit() for kind in figures.errors):
             server.ask(stream.requests[0].body, stream.path, headers)
     except HTTPError as error:
         text = error.read().decode(errors="replace")
         try:
-            said = str(json.loads(text)["error"]["message"])
+            message = str(json.loads(text)["error"]["message"])
         except (ValueError, LookupError, TypeError):  # another server's
-            said = " ".join(text.split())[:200]
+            message = " ".join(text.split())[:200]
     except (OSError, HTTPException):
         pass
-    return f"{kinds}: {said}. The requests are made for {bundle.ref}; {MODEL}" if said else kinds
+    return (
+        f"{kinds}: {message}. The requests are made for {bundle.ref}; {MODEL}" if message else kinds
+    )
 
 
 def _ours(arguments: argparse.Namespace) -> Server:
@@ -214,11 +220,13 @@ def _ours(arguments: argparse.Namespace) -> Server:
 def _stream(arguments: argparse.Namespace, bundle: Bundle) -> Stream:
     """ValueError if the options contradict each other, or the model allows no such stream."""
     profile, seed, limits = PROFILES[arguments.profile], arguments.seed, bundle.manifest.limits
-    if own := bundle.manifest.as_it_is:
-        if len(own) > 1:
-            raise ValueError(f"{bundle.ref} answers with {len(own)} tensors: one can be compared")
-        head = own[0].name in bundle.manifest.heads or bundle.rows_are_tokens
-        profile = replace(profile, output=own[0].name if head else own[0].output)
+    if tensors := bundle.manifest.as_it_is:
+        if len(tensors) > 1:
+            raise ValueError(
+                f"{bundle.ref} answers with {len(tensors)} tensors: one can be compared"
+            )
+        head = tensors[0].name in bundle.manifest.heads or bundle.rows_are_tokens
+        profile = replace(profile, output=tensors[0].name if head else tensors[0].output)
     fields = _fields(arguments)
     if arguments.unique and arguments.zipf is not None:
         raise ValueError("--unique repeats no sequence, --zipf does: give one of them")
@@ -235,20 +243,20 @@ def _stream(arguments: argparse.Namespace, bundle: Bundle) -> Stream:
     return make(profile, limits, seed, fields)
 
 
-def warning(counts: CacheCounts | None, what: str) -> str | None:
-    """That a load which repeats its few requests measures the server's cache, if it does.
+def warning(counts: CacheCounts | None, option: str) -> str | None:
+    """The message if a load that repeats its few requests measures the server's cache.
 
-    what: repeats them.
+    option: repeats them.
     """
     advice = "Start it with ADDNORM_CACHE_BYTES=0 to measure the model, or send --unique or --zipf."
     if counts is None:
         return (
-            f"{what} repeats its sequences. If the server has a cache, these figures measure "
+            f"{option} repeats its sequences. If the server has a cache, these figures measure "
             f"it; its metrics could not be read. {advice}"
         )
     if num_spared := counts.hits + counts.merged:
         return (
-            f"{what} repeats its sequences. {num_spared:,} of them were not computed again: "
+            f"{option} repeats its sequences. {num_spared:,} of them were not computed again: "
             f"these figures measure the server's cache. {advice}"
         )
     return None
@@ -258,12 +266,12 @@ def table(figures: Mapping[str, object]) -> str:
     """Markdown, a line per figure."""
     lines = ["| figure | value |", "|---|---|"]
     for name, value in figures.items():
-        shown = "-" if value is None else str(value)
+        text = "-" if value is None else str(value)
         if isinstance(value, float):
-            shown = f"{value:,.3f}"
+            text = f"{value:,.3f}"
         if isinstance(value, dict):
-            shown = ", ".join(f"{name} {number}" for name, number in value.items()) or "-"
-        lines.append(f"| {name} | {shown} |")
+            text = ", ".join(f"{name} {number}" for name, number in value.items()) or "-"
+        lines.append(f"| {name} | {text} |")
     return "\n".join(lines)
 
 
@@ -286,8 +294,10 @@ def _parser() -> argparse.ArgumentParser:
     add("--zipf", type=float, metavar="EXPONENT", help=of_zipf)
     add("--distinct", type=_positive, help=f"sequences in the pool of --zipf ({NUM_DISTINCT:,})")
     add("--unique", action="store_true", help="no sequence is sent twice")
-    made = f"of --zipf and --unique, made in advance; the last ends the run ({NUM_REQUESTS:,})"
-    add("--requests", type=_positive, help=made)
+    of_requests = (
+        f"of --zipf and --unique, made in advance; the last ends the run ({NUM_REQUESTS:,})"
+    )
+    add("--requests", type=_positive, help=of_requests)
     alone = (
         "compute so many of the answered sequences, drawn by a seed, instead of all; the answers to"
         " each of the others must be equal"
@@ -318,8 +328,8 @@ def _names_given(parser: argparse.ArgumentParser, words: Sequence[str]) -> set[s
     """The options that stand among these words, by their names in what `parser` finds."""
     absent = object()
     blank = argparse.Namespace(**dict.fromkeys(vars(parser.parse_args(words)), absent))
-    found = vars(parser.parse_args(words, blank))
-    return {name for name, value in found.items() if value is not absent}
+    options = vars(parser.parse_args(words, blank))
+    return {name for name, value in options.items() if value is not absent}
 
 
 def _add_other_measurements(parser: argparse.ArgumentParser) -> None:
@@ -356,8 +366,8 @@ def _number(
         try:
             number = kind(text)
         except ValueError:
-            why = f"invalid {kind.__name__} value: {text!r}"
-            raise argparse.ArgumentTypeError(why) from None
+            problem = f"invalid {kind.__name__} value: {text!r}"
+            raise argparse.ArgumentTypeError(problem) from None
         if not fits(number):
             raise argparse.ArgumentTypeError(f"must be {needed}, not {text}")
         return number

@@ -38,7 +38,7 @@ OF_KIND = "errors: "  # in Figures, before a kind of error: a status, "wrong" an
 
 def compute_alone(bundle: Bundle, precision: str) -> Compute:
     """An engine in this process that sees one sequence at a time. It is loaded at first use."""
-    open_engine = OwnEngine if (own := bundle.manifest.as_it_is) else Engine
+    open_engine = OwnEngine if (tensors := bundle.manifest.as_it_is) else Engine
     engine = cache(lambda: open_engine(bundle, precision))
 
     def compute(output: str, sequence: Tokens) -> Floats:
@@ -46,11 +46,11 @@ def compute_alone(bundle: Bundle, precision: str) -> Compute:
         rows = engine().run(batch)
         if output == "activations":
             return rows.activations.copy()
-        if own and output in (own[0].name, own[0].output):
+        if tensors and output in (tensors[0].name, tensors[0].output):
             # the rows of a sequence's tokens are equal where a module answers with one
-            values = rows.activations if own[0].of == "token" else rows.activations[-1]
-            return values.reshape(own[0].shape[1:]).copy()
-        pooling = "last" if own else bundle.manifest.pooling
+            values = rows.activations if tensors[0].of == "token" else rows.activations[-1]
+            return values.reshape(tensors[0].shape[1:]).copy()
+        pooling = "last" if tensors else bundle.manifest.pooling
         vectors = heads.pooled(rows, batch.offsets[:-1], batch.offsets[1:], pooling)
         if output == "embedding" and bundle.manifest.normalize:
             vectors = heads.unit(vectors)
@@ -80,11 +80,11 @@ class Reference:
 
     def with_tolerance(self, tolerance: float) -> "Reference":
         """The same answers, told apart by a tolerance."""
-        other = Reference(self._compute, tolerance)
-        other._alone = self._alone
-        return other
+        reference = Reference(self._compute, tolerance)
+        reference._alone = self._alone
+        return reference
 
-    def learn(self, requests: Iterable[Request], what: str = "") -> None:
+    def learn(self, requests: Iterable[Request], label: str = "") -> None:
         """Computes the sequences that are not known yet, or a share of them."""
         wanted = {_key(r.output, s): s for r in requests for s in r.sequences}
         new = [key for key in wanted if key not in self._alone and key not in self._left_out]
@@ -92,7 +92,9 @@ class Reference:
             order = self._draws.permutation(len(new))
             self._left_out |= {new[i] for i in order[self._most_alone :]}
             new = [new[i] for i in order[: self._most_alone]]
-        for key in tqdm(new, f"computing {what} alone", leave=False, disable=None if new else True):
+        for key in tqdm(
+            new, f"computing {label} alone", leave=False, disable=None if new else True
+        ):
             self._alone[key] = self._compute(key[0], wanted[key])
 
     def coverage(self, requests: Iterable[Request]) -> tuple[int, int]:
@@ -103,12 +105,12 @@ class Reference:
     def verdicts(self, stream: Stream, answers: Answers) -> tuple[list[bool], dict[str, int]]:
         """For each answer whether it is right, and how many are not, by status or "wrong"."""
         verdicts = {
-            index: [self._verdict(stream.requests[index], *answer) for answer in kept]
-            for index, kept in answers.kept.items()
+            index: [self._verdict(stream.requests[index], *answer) for answer in variants]
+            for index, variants in answers.distinct.items()
         }
-        given = [verdicts[index][which] for index, which in answers.given]
-        wrong = Counter(verdict for verdict in given if verdict)
-        return [verdict is None for verdict in given], dict(wrong)
+        answer_verdicts = [verdicts[index][which] for index, which in answers.places]
+        wrong = Counter(verdict for verdict in answer_verdicts if verdict)
+        return [verdict is None for verdict in answer_verdicts], dict(wrong)
 
     def _verdict(self, request: Request, status: int, body: bytes) -> str | None:
         """None if right, else what is wrong."""
@@ -142,16 +144,16 @@ class Reference:
             alone.append(self._first.setdefault(key, row[: len(sequence)] if has_rows else row))
         if {(row.ndim + 1, row.shape[-1]) for row in alone} != {(got.ndim, got.shape[-1])}:
             return False
-        known = _on_grid(alone, request.width) if has_rows else np.stack(alone)
-        if got.shape != known.shape:
+        expected = _on_grid(alone, request.width) if has_rows else np.stack(alone)
+        if got.shape != expected.shape:
             return False
         if self._tolerance is None:
-            return got.tobytes() == known.tobytes()
+            return got.tobytes() == expected.tobytes()
         if has_rows:
             got = _on_grid(
                 [row[: len(rows)] for row, rows in zip(got, alone, strict=True)], request.width
             )
-        return bool(np.allclose(got, known, rtol=self._tolerance, atol=self._tolerance))
+        return bool(np.allclose(got, expected, rtol=self._tolerance, atol=self._tolerance))
 
 
 def _key(output: str, sequence: Tokens) -> Key:
@@ -220,15 +222,17 @@ def measure(
             _apply(server, stream, load, progress)
         )
     rss_mib = server.memory_mib()
-    answered = [stream.requests[index] for index in answers.kept]
+    answered = [stream.requests[index] for index in answers.distinct]
     reference.learn(answered, "what was answered")
     num_sequences, num_alone = reference.coverage(answered)
     right, errors = reference.verdicts(stream, answers)
     latencies_ms = 1000 * np.array(
         [s for s, is_right in zip(answers.latencies_s, right, strict=True) if is_right]
     )
-    given = (index for (index, _), is_right in zip(answers.given, right, strict=True) if is_right)
-    num_tokens = sum(stream.requests[index].num_tokens for index in given)
+    right_requests = (
+        index for (index, _), is_right in zip(answers.places, right, strict=True) if is_right
+    )
+    num_tokens = sum(stream.requests[index].num_tokens for index in right_requests)
     p50 = p95 = p99 = float("nan")
     if len(latencies_ms):
         p50, p95, p99 = np.percentile(latencies_ms, [50, 95, 99]).tolist()

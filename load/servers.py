@@ -45,7 +45,7 @@ class CacheCounts:
 
 @dataclass(frozen=True)
 class Server:
-    """Where a server listens, and its process where we know it."""
+    """The address of a server, and its process where we know it."""
 
     host: str
     port: int
@@ -64,8 +64,8 @@ class Server:
             return bytes(answer.read())
 
     def _request(self, path: str, body: bytes | None, *headers: str) -> urllib.request.Request:
-        own = dict(header.split(": ", 1) for header in (*self.headers, *headers))
-        return urllib.request.Request(f"http://{self.host}:{self.port}{path}", body, own)
+        fields = dict(header.split(": ", 1) for header in (*self.headers, *headers))
+        return urllib.request.Request(f"http://{self.host}:{self.port}{path}", body, fields)
 
     def cpu_s(self) -> float | None:
         """CPU seconds of the process so far, user and system."""

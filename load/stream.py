@@ -126,8 +126,8 @@ def make(
         num = int(draws.integers(profile.min_sequences, profile.max_sequences, endpoint=True))
         sequences = []
         for length in (_exact if profile.exact else log_normal_lengths)(profile, num, draws):
-            own = np.random.default_rng([seed, length, int(draws.integers(NUM_VARIANTS))])
-            sequences.append(_tokens(limits, length, own))
+            generator = np.random.default_rng([seed, length, int(draws.integers(NUM_VARIANTS))])
+            sequences.append(_tokens(limits, length, generator))
         requests.append(Request.encode(tuple(sequences), profile.output, fields))
     return Stream(requests, seed)
 
@@ -145,9 +145,9 @@ def _log_normal(profile: Profile, num: int, draws: np.random.Generator) -> NDArr
 
 def _exact(profile: Profile, num: int, draws: np.random.Generator) -> list[int]:
     """One is the profile's longest, and on average they are as long as it says."""
-    longest, others = profile.max_length, _log_normal(profile, num, draws)[1:]
+    longest, weights = profile.max_length, _log_normal(profile, num, draws)[1:]
     rest = num * profile.mean_length - longest
-    lengths = np.clip((others * rest / others.sum()).round(), 1, longest - 1).astype(int)
+    lengths = np.clip((weights * rest / weights.sum()).round(), 1, longest - 1).astype(int)
     while missing := rest - lengths.sum():
         step = int(np.sign(missing))
         free = np.flatnonzero((lengths + step >= 1) & (lengths + step < longest))
@@ -171,26 +171,26 @@ def distinct(
     limits: Limits,
     num: int,
     draws: np.random.Generator,
-    known: Collection[bytes] = (),
+    exclusions: Collection[bytes] = (),
 ) -> list[Tokens]:
-    """So many sequences, no two of them equal and none of `known`, of the profile's lengths."""
-    found: dict[bytes, Tokens] = {}
+    """So many sequences of the profile's lengths, no two of them equal and none of `exclusions`."""
+    sequences: dict[bytes, Tokens] = {}
     longest = min(profile.max_length, limits.max_positions)
-    while len(found) < num:
-        num_before = len(found)
+    while len(sequences) < num:
+        num_before = len(sequences)
         num_drawn = max(MIN_DRAWN, num - num_before)
         lengths = log_normal_lengths(replace(profile, max_length=longest), num_drawn, draws)
         ends = np.cumsum(lengths)
         tokens = _tokens(limits, int(ends[-1]), draws)
         for sequence in np.split(tokens, ends[:-1]):
-            if (key := sequence.tobytes()) not in known:
-                found.setdefault(key, sequence)
-        if len(found) < num and len(found) - num_before < MIN_NEW * num_drawn:
+            if (key := sequence.tobytes()) not in exclusions:
+                sequences.setdefault(key, sequence)
+        if len(sequences) < num and len(sequences) - num_before < MIN_NEW * num_drawn:
             raise TooFewSequences(
-                f"found {len(found):,} distinct sequences of at most {longest} tokens from a "
+                f"found {len(sequences):,} distinct sequences of at most {longest} tokens from a "
                 f"vocabulary of {limits.vocab_size:,}; {num:,} are wanted: ask for fewer"
             )
-    return list(islice(found.values(), num))
+    return list(islice(sequences.values(), num))
 
 
 def zipf_ranks(
@@ -233,8 +233,8 @@ def unique(
     """No sequence is in the stream twice, or in the requests that were sent before it."""
     draws = np.random.default_rng([seed, 2])
     sizes = _sizes(profile, num_requests, draws)
-    known = {sequence.tobytes() for request in sent for sequence in request.sequences}
-    sequences = distinct(profile, limits, sum(sizes), draws, known)
+    exclusions = {sequence.tobytes() for request in sent for sequence in request.sequences}
+    sequences = distinct(profile, limits, sum(sizes), draws, exclusions)
     return _stream(sequences, sizes, profile, seed, fields)
 
 
@@ -267,13 +267,13 @@ def prose(number: int, seed: int = 0) -> list[str]:
     """Pieces of Python's own documentation: from a few words to long paragraphs."""
     paragraphs = "\n\n".join(pydoc_data.topics.topics.values()).split("\n\n")
     # without headings, code and grammar
-    kept = [part for part in paragraphs if re.match("[A-Z]", part) and "***" not in part]
-    words = " ".join(kept).split()
+    texts = [part for part in paragraphs if re.match("[A-Z]", part) and "***" not in part]
+    words = " ".join(texts).split()
     starts = [i + 1 for i, word in enumerate(words[:-300]) if word.endswith(".")]
     draws = random.Random(seed)
-    found = []
+    pieces = []
     for start in draws.choices(starts, k=number):
         # log-normal, as lengths of texts are: half have fewer than 18, one of twenty more than 80
         num_words = min(max(2, round(draws.lognormvariate(2.9, 0.9))), 200)
-        found.append(" ".join(words[start : start + num_words]))
-    return found
+        pieces.append(" ".join(words[start : start + num_words]))
+    return pieces

@@ -55,7 +55,7 @@ class Trace:
 
 
 class View(NamedTuple):
-    """How a layer's attention sees the rows. Layers of one kind share it."""
+    """The way a layer's attention sees the rows. Layers of one kind share it."""
 
     grid: Grid
     mask: Mask
@@ -170,8 +170,8 @@ def attend_with_probabilities(
         return context, probabilities
     if q.dim() == 4:
         blocks = _blocks(q, k, v, mask)
-        made = [attend_with_probabilities(*block, n_heads, heads) for block in blocks]
-        context, probabilities = map(torch.stack, zip(*made, strict=True))
+        outputs = [attend_with_probabilities(*block, n_heads, heads) for block in blocks]
+        context, probabilities = map(torch.stack, zip(*outputs, strict=True))
         return context, probabilities
     bias, scale = _bias(q, k, mask, n_heads), _scale(q, mask, n_heads)
     q, k, v = _by_head(q, k, v, n_heads)
@@ -206,5 +206,5 @@ def _blocks(
     biases = [None] * len(q) if mask.bias is None else mask.bias
     keys, values = ((x if x.dim() == 4 else [x] * len(q)) for x in (k, v))
     terms = [None] * len(q) if mask.terms is None else mask.terms.blocks()
-    for own, key, value, bias, term in zip(q, keys, values, biases, terms, strict=True):
-        yield own, key, value, Mask(bias, mask.num_keys, term)
+    for query, key, value, bias, term in zip(q, keys, values, biases, terms, strict=True):
+        yield query, key, value, Mask(bias, mask.num_keys, term)

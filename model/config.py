@@ -98,8 +98,8 @@ class Disentangled:
 
 @dataclass(frozen=True)
 class Positions:
-    """How a transformer knows places: by what is added to tokens, by what is rotated into queries
-    and keys, by a bias on the scores, by terms of the scores. Some have two of these."""
+    """The ways a transformer knows places: by what is added to tokens, by what is rotated into
+    queries and keys, by a bias on the scores, by terms of the scores. Some have two of these."""
 
     added: Literal["learned", "sinusoidal", "none"] = "learned"
     rotary: Rotary | None = None
@@ -159,8 +159,8 @@ class Config:
     def __post_init__(self) -> None:
         """ValueError names the field that no transformer can have, or that contradicts another."""
         refuse_unknown(self)
-        given = [name for name in OPTIONAL_SIZES if getattr(self, name) is not None]
-        _refuse_sizes(self, *SIZES, *given)
+        sizes = [name for name in OPTIONAL_SIZES if getattr(self, name) is not None]
+        _refuse_sizes(self, *SIZES, *sizes)
         _refuse_numbers(self, "eps", "embedding_scale")
         self._refuse_counts()
         self._refuse_places()
@@ -230,7 +230,7 @@ class Config:
 
     @property
     def qkv_widths(self) -> list[int]:
-        """How many numbers a row's queries, keys and values are."""
+        """The widths of a row's queries, keys and values."""
         return [heads * self.head_dims for heads in (self.n_heads, self.kv_heads, self.kv_heads)]
 
     @property

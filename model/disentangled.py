@@ -21,7 +21,7 @@ WEIGHT = "addnorm::Weight"  # an export takes its input in its place
 
 
 class Places(NamedTuple):
-    """Which vector is of which distance, on attention's grid. Layers share it.
+    """The vector of each distance, on attention's grid. Layers share it.
 
     rows: of each query and key `[B, S, S]`. In blocks `[G, L]`, one for each of the L distances
     that a block has: column c is of key j and query i where c is j - i + w - 1. tiles: None; in
@@ -45,8 +45,8 @@ class Terms(NamedTuple):
     def blocks(self) -> "list[Terms]":
         """The terms of each block, where there are G."""
         assert self.tiles is not None
-        own = zip(self.rows, self.tiles, strict=True)
-        return [self._replace(rows=rows, tiles=tiles) for rows, tiles in own]
+        pairs = zip(self.rows, self.tiles, strict=True)
+        return [self._replace(rows=rows, tiles=tiles) for rows, tiles in pairs]
 
     def scale(self, head_dims: int) -> float:
         """One for all terms: scores of n terms are divided by sqrt(n e)."""
@@ -144,25 +144,25 @@ class DistanceProjections(nn.Module):
 def by_distance(q: Tensor, k: Tensor, terms: Terms, n_heads: int) -> Tensor:
     """Both terms of the scores, not scaled: q `[B, w, d]`, k `[B, S, d]` -> `[B, H, w, S]`."""
     q, k = (x.unflatten(-1, (n_heads, -1)).transpose(1, 2) for x in (q, k))
-    found = []
+    scores = []
     if terms.keys is not None:
         keys = terms.keys.unflatten(-1, (n_heads, -1))  # [R, H, e]
         if terms.tiles is None:
-            found.append(_gather(q @ keys.permute(1, 2, 0), terms.rows))
+            scores.append(_gather(q @ keys.permute(1, 2, 0), terms.rows))
         else:
-            found.append(skew(q @ keys[terms.rows].permute(1, 2, 0)))
+            scores.append(skew(q @ keys[terms.rows].permute(1, 2, 0)))
     if terms.queries is not None:
         queries = terms.queries.unflatten(-1, (n_heads, -1))
         if terms.tiles is None:
             by_key = _gather(k @ queries.permute(1, 2, 0), terms.rows.transpose(1, 2))
-            found.append(by_key.transpose(2, 3))
+            scores.append(by_key.transpose(2, 3))
         else:
             num_tiles = terms.tiles.shape[0]
             table = queries[terms.tiles].permute(2, 0, 3, 1)  # [H, G, e, 2 * w]
             # [B, H, G, w keys, w queries]
             tiles = skew(k.unflatten(2, (num_tiles, -1)) @ table)
-            found.append(tiles.flatten(2, 3).transpose(2, 3))
-    return sum(found[1:], found[0])
+            scores.append(tiles.flatten(2, 3).transpose(2, 3))
+    return sum(scores[1:], scores[0])
 
 
 def _gather(products: Tensor, rows: Tensor) -> Tensor:

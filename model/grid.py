@@ -30,12 +30,12 @@ BLOCK, MOST_COLUMNS = 128, 128
 
 
 def block_of(head_dims: int) -> int:
-    """How many queries attention takes at once, at most."""
+    """The most queries that attention takes at once."""
     return max(BLOCK, 2 * min(head_dims, MOST_COLUMNS))
 
 
 class Mask(NamedTuple):
-    """Which keys a query sees on attention's grid, as ONNX's Attention takes it."""
+    """The keys that a query sees on attention's grid, as ONNX's Attention takes it."""
 
     # [B or 1, H or 1, S, S] added to the scores; in blocks [G, B or 1, H or 1, w, K]
     bias: Tensor | None
@@ -47,12 +47,12 @@ class Mask(NamedTuple):
         bias = torch.zeros(1, 1, 1, seq) if self.bias is None else self.bias
         if self.num_keys is None:
             return bias
-        seen = torch.arange(seq, device=bias.device) < self.num_keys[:, None, None, None]
-        return bias + torch.where(seen, 0.0, MASKED)
+        visible = torch.arange(seq, device=bias.device) < self.num_keys[:, None, None, None]
+        return bias + torch.where(visible, 0.0, MASKED)
 
 
 class Grid(Protocol):
-    """Where a layout puts rows for attention."""
+    """The places of a layout's rows for attention."""
 
     # [B, S, S], in blocks [G, w, K], in a tiled grid [G, L]: place of the key minus the query's
     distances: Tensor
@@ -99,13 +99,13 @@ class PaddedGrid:
 
     def attention_mask(self, causal: bool, relative: Tensor | None) -> Mask:
         batch, seq = self.mask.shape
-        seen = self.mask[:, None, None, :].expand(batch, 1, seq, seq)
+        visible = self.mask[:, None, None, :].expand(batch, 1, seq, seq)
         if causal:
-            columns = torch.arange(seq, device=seen.device)
-            seen = seen & (columns <= columns[:, None])
+            columns = torch.arange(seq, device=visible.device)
+            visible = visible & (columns <= columns[:, None])
         if self.window:
-            seen = seen & (self.distances.abs() <= self.window)[:, None]
-        bias = torch.where(seen, 0.0, MASKED)
+            visible = visible & (self.distances.abs() <= self.window)[:, None]
+        bias = torch.where(visible, 0.0, MASKED)
         return Mask(bias if relative is None else bias + relative, None)
 
     def attentions(self, probabilities: Tensor) -> Tensor:
@@ -113,7 +113,7 @@ class PaddedGrid:
 
 
 class Sequences(NamedTuple):
-    """Where packed sequences lie among the rows."""
+    """The places of packed sequences among the rows."""
 
     lengths: Tensor  # [B, 1]
     positions: Tensor  # [B, S] places of the caller's cells in their sequences
@@ -264,8 +264,8 @@ class BandGrid(_Blocks):
         near = self.distances.abs() <= self.window
         if causal:
             near = near & (self.distances <= 0)
-        seen = near[:, None, None] & self.real[:, :, None, None]  # [G, B, 1, w, K]
-        bias = torch.where(seen, 0.0, MASKED)
+        visible = near[:, None, None] & self.real[:, :, None, None]  # [G, B, 1, w, K]
+        bias = torch.where(visible, 0.0, MASKED)
         return Mask(bias if relative is None else bias + relative[:, None], None)
 
     def attentions(self, probabilities: Tensor) -> Tensor:
@@ -292,5 +292,5 @@ def _range(size: Tensor, noted: int) -> Tensor:
     """
     if not is_in_onnx_export():
         return torch.arange(int(size), device=size.device)
-    zero, one = torch.zeros_like(size), torch.ones_like(size)
-    return symbolic("Range", (zero, size, one), dtype=torch.int64, shape=(noted,), version=OPSET)
+    zero, step = torch.zeros_like(size), torch.ones_like(size)
+    return symbolic("Range", (zero, size, step), dtype=torch.int64, shape=(noted,), version=OPSET)

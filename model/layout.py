@@ -25,7 +25,7 @@ class Layout(Protocol):
         ...
 
     def grid(self, window: int, tiled: bool = False) -> Grid:
-        """Where attention has the rows. window: 0, or the distance of the farthest keys seen.
+        """The rows as attention has them. window: 0, or the distance of the farthest keys seen.
         tiled: whether blocks list distances by column."""
         ...
 

@@ -112,9 +112,9 @@ def falling(num_distances: int, n_heads: int) -> Tensor:
     Of a power of two, slopes are powers of 2^(-8 / H). Of other numbers, those of the next lower
     power of two come first, then every other one of twice as many.
     """
-    whole = 2 ** math.floor(math.log2(n_heads))
-    slopes = [2 ** (-8 * (i + 1) / whole) for i in range(whole)]
-    slopes += [2 ** (-4 * (i + 1) / whole) for i in range(0, 2 * whole, 2)]
+    power = 2 ** math.floor(math.log2(n_heads))
+    slopes = [2 ** (-8 * (i + 1) / power) for i in range(power)]
+    slopes += [2 ** (-4 * (i + 1) / power) for i in range(0, 2 * power, 2)]
     distances = torch.arange(num_distances, dtype=torch.float64)
     return -(distances[:, None] * torch.tensor(slopes[:n_heads], dtype=torch.float64)).float()
 

@@ -212,7 +212,7 @@ class Transformer(nn.Module):
         return trace.hidden(x)
 
     def _view(self, layout: Layout, is_local: bool) -> View:
-        """How local layers see the rows, or the others."""
+        """The view that local layers have of the rows, or the others."""
         config = self.config
         is_tiled = config.positions.disentangled is not None
         grid = layout.grid(config.window if is_local else 0, is_tiled)
@@ -240,8 +240,8 @@ def shorten(model: Transformer, max_positions: int) -> None:
     model.config = config = replace(model.config, max_positions=max_positions)
     model.rotary = rotary_tables(config)
     if config.positions.added != "none":
-        kept = model.positions.weight.detach()[:max_positions].clone()
-        model.positions = nn.Embedding.from_pretrained(kept)
+        weight = model.positions.weight.detach()[:max_positions].clone()
+        model.positions = nn.Embedding.from_pretrained(weight)
     if buckets := config.positions.buckets:
         table, alibi = model.relative_bias.table, config.positions.alibi
         model.relative_bias = RelativeBias(buckets, config.n_heads, max_positions, alibi)

@@ -37,12 +37,12 @@ class Offline:
         runs, wall_s = _together(
             lambda i: engine.run(batches[i % len(batches)]), num_workers, seconds
         )
-        whole, part = divmod(runs, len(batches))
+        rounds, part = divmod(runs, len(batches))
         num_tokens = [batch.num_tokens for batch in batches]
-        return (whole * sum(num_tokens) + sum(num_tokens[:part])) / wall_s
+        return (rounds * sum(num_tokens) + sum(num_tokens[:part])) / wall_s
 
 
-def fixed(length: int, num: int, limits: Limits) -> list[Ints]:
+def equal_lengths(length: int, num: int, limits: Limits) -> list[Ints]:
     """So many seeded sequences of one length, or of the model's longest."""
     shape = (num, min(length, limits.max_positions))
     return list(np.random.default_rng(length).integers(0, limits.vocab_size, shape))

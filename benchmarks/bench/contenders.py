@@ -49,9 +49,9 @@ def streams(bundle: Bundle, fields: dict[str, Any], seed: int = 0) -> dict[str, 
         name: Stream(
             [
                 Request(
-                    tuple(sequences), "embedding", json.dumps({**fields, "input": own}).encode()
+                    tuple(sequences), "embedding", json.dumps({**fields, "input": values}).encode()
                 )
-                for sequences, own in zip(ids, inputs, strict=True)
+                for sequences, values in zip(ids, inputs, strict=True)
             ],
             seed,
             path=PATH,
@@ -88,59 +88,61 @@ class Servers:
         """padded: the same model in the layout that the naive server needs."""
         if bundle.manifest.source != padded.manifest.source:  # the ratios would say nothing
             raise SystemExit(f"{bundle.path} and {padded.path} are of different models")
-        ours = self._addnorm(bundle)
-        near = ours[FP32].reference.with_tolerance(NAIVE_TOLERANCE)
+        contenders = self._addnorm(bundle)
+        near = contenders[FP32].reference.with_tolerance(NAIVE_TOLERANCE)
         naive = [
             Contender(name, self._lazy(peers.naive(padded, *flags)), near, bundle)
             for name, flags in FLAGS.items()
         ]
         accept = ("Accept: application/vnd.safetensors",)
         tensors = [
-            replace(ours[name], name=other, headers=accept, streams={})
-            for name, other in TENSORS.items()
-            if name in ours
+            replace(contenders[name], name=tensor_name, headers=accept, streams={})
+            for name, tensor_name in TENSORS.items()
+            if name in contenders
         ]
-        return {**_by_name(naive), **ours, **_by_name(tensors)}
+        return {**_by_name(naive), **contenders, **_by_name(tensors)}
 
     def tiny(self, bundle: Bundle) -> Contenders:
         """Addnorm over a model that costs almost nothing, and HTTP alone with the same answer."""
-        ours = self._addnorm(bundle)
+        contenders = self._addnorm(bundle)
 
         @cache
         def ready() -> Server:
             body = make(PROFILES["same"], bundle.manifest.limits).requests[0].body
-            return self.stack.enter_context(peers.ready_made(ours[FP32].serve().ask(body)))
+            return self.stack.enter_context(peers.ready_made(contenders[FP32].serve().ask(body)))
 
-        return {READY: Contender(READY, ready, ours[FP32].reference, bundle), **ours}
+        return {READY: Contender(READY, ready, contenders[FP32].reference, bundle), **contenders}
 
     def real(self, bundle: Bundle) -> Contenders:
         """Contenders for a bundle with a tokenizer; Infinity is one of them if it is installed."""
-        ours = {
+        contenders = {
             name: replace(contender, make_stream=_streams_of(bundle))
             for name, contender in self._addnorm(bundle).items()
         }
         if not peers.INFINITY.exists():
-            return ours
+            return contenders
         server = self._lazy(peers.infinity(MINILM, bundle.manifest.name))
-        near = ours[FP32].reference.with_tolerance(NAIVE_TOLERANCE)
+        near = contenders[FP32].reference.with_tolerance(NAIVE_TOLERANCE)
         peer = Contender(INFINITY, server, near, bundle, make_stream=_streams_of(bundle))
-        return {INFINITY: peer, **ours}
+        return {INFINITY: peer, **contenders}
 
     def checkpoint(self, bundle: Bundle, folder: Path) -> Contenders:
         """folder: of the bundle's checkpoint, which transformers computes."""
-        ours = self._addnorm(bundle)
-        near = ours[FP32].reference.with_tolerance(NAIVE_TOLERANCE)
+        contenders = self._addnorm(bundle)
+        near = contenders[FP32].reference.with_tolerance(NAIVE_TOLERANCE)
         peer = Contender(TRANSFORMERS, self._lazy(peers.pytorch(str(folder))), near, bundle)
-        return {TRANSFORMERS: peer, **ours}
+        return {TRANSFORMERS: peer, **contenders}
 
     def _addnorm(self, bundle: Bundle) -> Contenders:
         """This checkout's server in each precision of the bundle, then the other checkout's."""
         server = self._lazy(processes.addnorm(bundle))
-        found = [in_precision(server, bundle, each) for each in bundle.manifest.precisions]
+        contenders = [
+            in_precision(server, bundle, precision) for precision in bundle.manifest.precisions
+        ]
         if self.beside:
-            other = newest(bundle.manifest.name, self.beside / "bundles")
-            before = self._lazy(processes.serving([other], self.beside.resolve()))
-            found += [
+            other_bundle = newest(bundle.manifest.name, self.beside / "bundles")
+            before = self._lazy(processes.serving([other_bundle], self.beside.resolve()))
+            contenders += [
                 replace(
                     contender,
                     name=f"{BEFORE}{contender.name}",
@@ -148,9 +150,9 @@ class Servers:
                     reference=contender.reference.with_tolerance(TOLERANCE[contender.name]),
                     streams={},
                 )
-                for contender in found
+                for contender in contenders
             ]
-        return _by_name(found)
+        return _by_name(contenders)
 
     def _lazy(self, server: AbstractContextManager[Server]) -> Callable[[], Server]:
         return cache(lambda: self.stack.enter_context(server))

@@ -48,8 +48,8 @@ def draw_latency(path: Path, points: Points) -> None:
 
 def _plot_latency(axes: Axes, points: Points, metric: str) -> None:
     for (who, loads), marker in zip(points.items(), MARKERS, strict=False):
-        rates, shown = [load["rate"] for load in loads], [load[metric] for load in loads]
-        axes.plot(rates, shown, color=_colour(who), marker=marker, label=who, clip_on=False)
+        rates, latencies = [load["rate"] for load in loads], [load[metric] for load in loads]
+        axes.plot(rates, latencies, color=_colour(who), marker=marker, label=who, clip_on=False)
     lowest, highest = _range(points)
     axes.set(
         xlabel="requests offered per second; 0: a lone caller",

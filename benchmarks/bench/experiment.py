@@ -15,7 +15,7 @@ from benchmarks.bench.rows import ROWS, TITLES, memory_table, ratios_table
 from benchmarks.contender import FP32, INT8, NAIVE, Contenders
 from benchmarks.findings import Findings, Options, newest
 from benchmarks.report import commit
-from benchmarks.rounds import RUN_S, Clock, Rounds, compared, open_loops
+from benchmarks.rounds import RUN_S, Clock, Rounds, count_answers, open_loops
 from benchmarks.tables import open_loop_table, padding_share, table
 
 OPEN = ("small-1", "small-32")  # the lines that the open loop is made of
@@ -29,7 +29,7 @@ def run(options: Options) -> Findings:
     with ExitStack() as stack:
         models = _models(stack, options)
         of_rounds = replace(options, minutes=(0.8 if is_open else 0.95) * options.minutes)
-        figures = comparison.measured(sides(models), of_rounds)
+        figures = comparison.measure(sides(models), of_rounds)
         clock = Clock(60 * (options.minutes - of_rounds.minutes))
         points: Rounds = {}
         if is_open:
@@ -55,16 +55,16 @@ def _models(stack: ExitStack, options: Options) -> dict[str, Contenders]:
 
 
 def _bits(preset: Contenders, so_far: Rounds, clock: Clock) -> dict[str, Figures]:
-    """How many answers of Addnorm were compared bit for bit, and how many were not right."""
+    """Numbers of Addnorm's answers that were compared bit for bit, and that were not right."""
     counted = {}
     for who in (FP32, INT8):
-        counted[who] = compared(who, so_far)
+        counted[who] = count_answers(who, so_far)
         num_missing = NUM_BITS - int(counted[who]["num_answers"])
         if num_missing > 0:
             clock.show(f"{num_missing} more answers: {who}")
             load = Load(32, max(RUN_S[0], clock.left_s() / 2), num_answers=num_missing)
-            more = {f"bits/{who}": [preset[who].run("small", load)]}
-            counted[who] = compared(who, so_far | more)
+            extra_runs = {f"bits/{who}": [preset[who].run("small", load)]}
+            counted[who] = count_answers(who, so_far | extra_runs)
     return counted
 
 
@@ -72,18 +72,20 @@ def _findings(
     options: Options, figures: Rounds, points: Rounds, counted: dict[str, Figures]
 ) -> Findings:
     # those of the open loop too, so that wrong answers are seen; no row shows them
-    every = {**figures, **{f"open/{who}": runs for who, runs in points.items()}}
-    found = comparison.compared(every, ROWS, TITLES)
+    all_figures = {**figures, **{f"open/{who}": runs for who, runs in points.items()}}
+    findings = comparison.compare(all_figures, ROWS, TITLES)
     parts = [
         *_notes(options),
-        found.tables,
+        findings.tables,
         ratios_table(figures),
         open_loop_table(points, TITLES) if points else "",
         memory_table(figures),
         _bits_table(counted),
     ]
-    seen = {"rounds": figures, "open_loop": points, "bits": counted}
-    return Findings("\n\n".join(filter(None, parts)), found.missed, seen, _plots(figures, points))
+    raw_figures = {"rounds": figures, "open_loop": points, "bits": counted}
+    return Findings(
+        "\n\n".join(filter(None, parts)), findings.missed, raw_figures, _plots(figures, points)
+    )
 
 
 def _plots(figures: Rounds, points: Rounds) -> dict[str, partial[None]]:
@@ -103,7 +105,7 @@ def _plots(figures: Rounds, points: Rounds) -> dict[str, partial[None]]:
 
 
 def _notes(options: Options) -> list[str]:
-    """What the tables lack, and what was measured as `before`."""
+    """Sentences on what the tables lack, and on what was measured as `before`."""
     notes = []
     if not peers.INFINITY.exists():
         notes.append("Infinity is not installed here: `make build/infinity/ready` installs it.")

@@ -5,10 +5,10 @@ from functools import partial
 
 from addnorm.load.stream import PROFILES, SWEEP_LONGEST, make
 from addnorm.service.environment import read_settings
-from benchmarks.bench.ceilings import Offline, Sgemm, fixed
+from benchmarks.bench.ceilings import Offline, Sgemm, equal_lengths
 from benchmarks.bench.contenders import INFINITY, ONE_THREAD, READY, TENSORS, TYPED
 from benchmarks.contender import FP32, INT8, NAIVE, Contenders, Line
-from benchmarks.rounds import Side, served
+from benchmarks.rounds import Side, sides_of
 from benchmarks.tables import BEFORE
 
 OURS = (FP32, INT8, f"{BEFORE}{FP32}", f"{BEFORE}{INT8}")
@@ -34,8 +34,10 @@ ENGINE_BUDGET = 256  # tokens of a micro-batch, unless the settings say another
 
 def sides(models: dict[str, Contenders]) -> list[Side]:
     """models: `preset`, `tiny` and `real`."""
-    found = [side for model, lines in LINES.items() for side in served(models[model], lines)]
-    return [*found, *_ceilings(models["preset"])]
+    model_sides = [
+        side for model, lines in LINES.items() for side in sides_of(models[model], lines)
+    ]
+    return [*model_sides, *_ceilings(models["preset"])]
 
 
 def _ceilings(preset: Contenders) -> Iterator[Side]:
@@ -51,8 +53,8 @@ def _ceilings(preset: Contenders) -> Iterator[Side]:
         "offline": (big, *both),
         "offline-small": (small, *both),
         "engine-mixed": (big, 1, ENGINE_BUDGET),
-        "engine-16": (fixed(16, 64, limits), 1, ENGINE_BUDGET),
-        "engine-512": (fixed(512, 4, limits), 1, ENGINE_BUDGET),
+        "engine-16": (equal_lengths(16, 64, limits), 1, ENGINE_BUDGET),
+        "engine-512": (equal_lengths(512, 4, limits), 1, ENGINE_BUDGET),
     }
     engines = {who: Offline(preset[who].bundle, who) for who in (FP32, INT8) if who in preset}
     for name, load in loads.items():

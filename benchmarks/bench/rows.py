@@ -58,25 +58,25 @@ class Ratio:
         over, under = figures.get(self.over), figures.get(self.under)
         if not over or not under:
             return None
-        shown = " / ".join(short(median(side, self.metric)) for side in (over, under))
+        values = " / ".join(short(median(side, self.metric)) for side in (over, under))
         lines = dict.fromkeys(key.partition("/")[0] for key in (self.over, self.under))
         who = self.over.partition("/")[2].removesuffix("-tensors")
         return [
             self.title,
             TITLES.get(who, who),
-            shown,
+            values,
             spread(ratios(over, under, self.metric)),
             f"`{' '.join(lines)}`",
         ]
 
 
 def _beside_itself() -> Iterator[Ratio]:
-    least, most = SWEEP_LONGEST[0], SWEEP_LONGEST[-1]
-    shares = f"{padding_share(most):.0%} padding over {padding_share(least):.0%}"
+    least, greatest = SWEEP_LONGEST[0], SWEEP_LONGEST[-1]
+    shares = f"{padding_share(greatest):.0%} padding over {padding_share(least):.0%}"
     of_each = {  # title -> over, under
         "texts over token ids, the same sequences": ("texts/{}", "ids/{}"),
         "hidden states, safetensors over JSON": ("hidden/{}-tensors", "hidden/{}"),
-        f"{shares}, 8 callers": (f"longest-{most}/{{}}", f"longest-{least}/{{}}"),
+        f"{shares}, 8 callers": (f"longest-{greatest}/{{}}", f"longest-{least}/{{}}"),
         "70 % padding, served over the engine alone": ("big/{}", "offline/{}"),
         "1 - 4 sequences, 32 callers, served over the engine alone": (
             "small-32/{}",
@@ -86,7 +86,7 @@ def _beside_itself() -> Iterator[Ratio]:
     }
     for title, (over, under) in of_each.items():
         yield from (Ratio(title, over.format(who), under.format(who)) for who in (FP32, INT8))
-    swept = (f"longest-{longest}/{NAIVE}" for longest in (most, least))
+    swept = (f"longest-{longest}/{NAIVE}" for longest in (greatest, least))
     yield Ratio(f"{shares}, {NUM_NAIVE_SWEEP} callers", *swept)
     for line in ("engine-mixed", "engine-16", "engine-512"):
         yield Ratio(f"`{line}`, one thread: int8 over fp32", f"{line}/{INT8}", f"{line}/{FP32}")
@@ -100,14 +100,14 @@ def ratios_table(figures: Rounds) -> str:
 
 def memory(figures: Rounds) -> dict[tuple[str, str], float]:
     """Model and process -> the most resident memory that was seen, MiB."""
-    most: dict[tuple[str, str], float] = {}
+    peaks: dict[tuple[str, str], float] = {}
     for key, rounds in figures.items():
         line, who = key.split("/")
         for model in (model for model, lines in LINES.items() if line in lines):
             process = model, PROCESSES.get(who, TITLES.get(who, who))
-            seen = [figures["server_rss_mib"] for figures in rounds if "server_rss_mib" in figures]
-            most[process] = max([*seen, most.get(process, 0.0)])
-    return most
+            sizes = [figures["server_rss_mib"] for figures in rounds if "server_rss_mib" in figures]
+            peaks[process] = max([*sizes, peaks.get(process, 0.0)])
+    return peaks
 
 
 def memory_table(figures: Rounds) -> str:

@@ -13,14 +13,14 @@ from benchmarks.clients.rows import (
     Row,
     Site,
     absent,
+    at_site,
     bits,
-    given,
     run,
     tables_of_tiktoken,
 )
 
 AZURE = "2024-02-01"
-azure = given("azure_endpoint", azure_deployment=MODEL, api_version=AZURE)
+azure = at_site("azure_endpoint", azure_deployment=MODEL, api_version=AZURE)
 WIDTH = 384
 
 
@@ -46,8 +46,8 @@ def mem0(provider: str, config: Fields) -> Row:
     def call(site: Site) -> Any:
         from mem0.utils.factory import EmbedderFactory
 
-        made = EmbedderFactory.create(provider, {"model": MODEL, **config(site)}, None)
-        return [made.embed(text, "add") for text in TEXTS]
+        embedder = EmbedderFactory.create(provider, {"model": MODEL, **config(site)}, None)
+        return [embedder.embed(text, "add") for text in TEXTS]
 
     return bits("mem0ai", f"embedder {provider}", call)
 
@@ -61,13 +61,13 @@ def crewai(provider: str, config: Fields) -> Row:
     return bits("crewai", f"embedder {provider}", call)
 
 
-def semantic_kernel(path: str, made: Fields) -> Row:
+def semantic_kernel(path: str, fields: Fields) -> Row:
     name = path.rpartition(".")[2]
 
     def call(site: Site) -> Any:
         module = "semantic_kernel.connectors.ai." + path.rpartition(".")[0]
         kind = getattr(import_module(module), name)
-        return asyncio.run(kind(**made(site)).generate_embeddings(TEXTS))
+        return asyncio.run(kind(**fields(site)).generate_embeddings(TEXTS))
 
     return bits("semantic-kernel", name, call)
 
@@ -90,30 +90,30 @@ def ragas_openai(site: Site) -> Any:
 def ragas_litellm(site: Site) -> Any:
     from ragas.embeddings import LiteLLMEmbeddings
 
-    made = LiteLLMEmbeddings(f"openai/{MODEL}", api_base=f"{site.url}/v1", api_key=KEY)
-    return made.embed_texts(TEXTS)
+    embeddings = LiteLLMEmbeddings(f"openai/{MODEL}", api_base=f"{site.url}/v1", api_key=KEY)
+    return embeddings.embed_texts(TEXTS)
 
 
-def cognee(kind: str, made: Fields, said: str = "") -> Row:
+def cognee(kind: str, fields: Fields, suffix: str = "") -> Row:
     def call(site: Site) -> Any:
         tables_of_tiktoken()
         engines = "cognee.infrastructure.databases.vector.embeddings"
-        engine = getattr(import_module(f"{engines}.{kind}"), kind)(**made(site))
+        engine = getattr(import_module(f"{engines}.{kind}"), kind)(**fields(site))
         return asyncio.run(engine.embed_text(TEXTS))
 
-    return bits("cognee", f"{kind}{said}", call)
+    return bits("cognee", f"{kind}{suffix}", call)
 
 
 ROWS = (
     bits("dspy", "Embedder", dspy_embedder),
     bits("dspy", "retrievers.Embeddings", dspy_retriever),
-    mem0("openai", given("openai_base_url", "/v1")),
-    mem0("lmstudio", given("lmstudio_base_url", "/v1")),
+    mem0("openai", at_site("openai_base_url", "/v1")),
+    mem0("lmstudio", at_site("lmstudio_base_url", "/v1")),
     mem0("azure_openai", lambda site: {"azure_kwargs": azure(site)}),
     mem0("ollama", lambda site: {"ollama_base_url": site.open}),
-    crewai("openai", given("api_base", "/v1", model_name=MODEL)),
+    crewai("openai", at_site("api_base", "/v1", model_name=MODEL)),
     crewai("ollama", lambda site: {"url": site.open, "model_name": MODEL}),
-    crewai("azure", given("api_base", model_name=MODEL, deployment_id=MODEL, api_type="azure",
+    crewai("azure", at_site("api_base", model_name=MODEL, deployment_id=MODEL, api_type="azure",
                           api_version=AZURE)),
     semantic_kernel("open_ai.OpenAITextEmbedding", openai_client),
     absent("semantic-kernel", "AzureTextEmbedding", "it takes URLs of https only"),
@@ -122,9 +122,9 @@ ROWS = (
     bits("ragas", "OpenAIEmbeddings", ragas_openai),
     bits("ragas", "LiteLLMEmbeddings", ragas_litellm),
     cognee("OpenAICompatibleEmbeddingEngine",
-           given("endpoint", "/v1", model=MODEL, dimensions=WIDTH)),
+           at_site("endpoint", "/v1", model=MODEL, dimensions=WIDTH)),
     cognee("LiteLLMEmbeddingEngine",
-           given("endpoint", "/v1", model=f"openai/{OPENAI_NAME}", dimensions=WIDTH),
+           at_site("endpoint", "/v1", model=f"openai/{OPENAI_NAME}", dimensions=WIDTH),
            f" as {OPENAI_NAME}, an alias"),
 )  # fmt: skip
 

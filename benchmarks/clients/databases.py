@@ -17,8 +17,8 @@ from benchmarks.clients.rows import (
     Row,
     Site,
     absent,
+    at_site,
     bits,
-    given,
     order,
     run,
     texts_of,
@@ -32,7 +32,7 @@ def cohere_url(site: Site) -> None:
     os.environ.update(CO_API_URL=site.url, COHERE_API_KEY=KEY)
 
 
-def chroma(name: str, fields: Fields, said: str = "") -> Row:
+def chroma(name: str, fields: Fields, suffix: str = "") -> Row:
     """The function's vectors, and that the database finds with them. It scales what it keeps."""
 
     def call(site: Site) -> Any:
@@ -41,15 +41,15 @@ def chroma(name: str, fields: Fields, said: str = "") -> Row:
 
         cohere_url(site)
         function = getattr(embedding_functions, f"{name}EmbeddingFunction", None)
-        made = (function or getattr(embedding_functions, name))(**fields(site))
-        client, title = chromadb.Client(), f"of-{name}-{len(said)}"
-        collection = client.create_collection(title, embedding_function=made)
+        embedding_function = (function or getattr(embedding_functions, name))(**fields(site))
+        client, title = chromadb.Client(), f"of-{name}-{len(suffix)}"
+        collection = client.create_collection(title, embedding_function=embedding_function)
         collection.add(list(map(str, range(len(TEXTS)))), documents=TEXTS)
         nearest = collection.query(query_texts=TEXTS, n_results=1)
         assert nearest["documents"] == [[text] for text in TEXTS]
-        return made(TEXTS)
+        return embedding_function(TEXTS)
 
-    return bits("chromadb", f"{name}{said}, add and query", call)
+    return bits("chromadb", f"{name}{suffix}, add and query", call)
 
 
 def qdrant(site: Site) -> Any:
@@ -57,17 +57,17 @@ def qdrant(site: Site) -> Any:
     from qdrant_client import QdrantClient
     from qdrant_client.models import Distance, PointStruct, VectorParams
 
-    made = openai.OpenAI(base_url=f"{site.url}/v1", api_key=KEY).embeddings
-    data = made.create(model=MODEL, input=TEXTS).data
+    embeddings = openai.OpenAI(base_url=f"{site.url}/v1", api_key=KEY).embeddings
+    entries = embeddings.create(model=MODEL, input=TEXTS).data
     client = QdrantClient(":memory:")
     client.create_collection("c", vectors_config=VectorParams(size=WIDTH, distance=Distance.DOT))
-    client.upsert("c", [PointStruct(id=each.index, vector=each.embedding) for each in data])
-    assert client.query_points("c", query=data[1].embedding).points[0].id == 1
-    return [each.vector for each in client.retrieve("c", range(len(TEXTS)), with_vectors=True)]
+    client.upsert("c", [PointStruct(id=entry.index, vector=entry.embedding) for entry in entries])
+    assert client.query_points("c", query=entries[1].embedding).points[0].id == 1
+    return [point.vector for point in client.retrieve("c", range(len(TEXTS)), with_vectors=True)]
 
 
-def lancedb(name: str, fields: Fields, said: str = "") -> Row:
-    """What a table keeps, whose embedding function makes its vectors."""
+def lancedb(name: str, fields: Fields, suffix: str = "") -> Row:
+    """The vectors that a table keeps, whose embedding function makes them."""
 
     def call(site: Site) -> Any:
         import lancedb
@@ -85,7 +85,7 @@ def lancedb(name: str, fields: Fields, said: str = "") -> Row:
             table.add([{"text": text} for text in TEXTS])
             return table.to_arrow()["vector"].to_pylist()
 
-    return bits("lancedb", f"{name} in a table{said}", call)
+    return bits("lancedb", f"{name} in a table{suffix}", call)
 
 
 def lancedb_openai(site: Site) -> dict[str, Any]:
@@ -126,14 +126,14 @@ def milvus_rerank(site: Site) -> Any:
     """The client asks for all of them, whatever its top_k."""
     from pymilvus.model.reranker import TEIRerankFunction
 
-    return [each.index for each in TEIRerankFunction(site.open)(QUERY, TEXTS, TOP)][:TOP]
+    return [hit.index for hit in TEIRerankFunction(site.open)(QUERY, TEXTS, TOP)][:TOP]
 
 
-def redis(name: str, fields: Fields, **asked: Any) -> Row:
+def redis(name: str, fields: Fields, **options: Any) -> Row:
     def call(site: Site) -> Any:
         from redisvl.utils import vectorize
 
-        return getattr(vectorize, name)(**fields(site)).embed_many(TEXTS, **asked)
+        return getattr(vectorize, name)(**fields(site)).embed_many(TEXTS, **options)
 
     return bits("redisvl", name, call)
 
@@ -150,20 +150,20 @@ def redis_rerank(name: str, fields: Fields) -> Row:
 
 def config(**fields: Fields) -> Fields:
     """redisvl's: fields within a field."""
-    return lambda site: {"model": MODEL} | {name: made(site) for name, made in fields.items()}
+    return lambda site: {"model": MODEL} | {name: make(site) for name, make in fields.items()}
 
 
-def redis_keyed(path: str = "", /, **others: Any) -> Fields:
+def redis_keyed(path: str = "", /, **fields: Any) -> Fields:
     """For the SDKs that it hands a URL apart from the key."""
-    return lambda site: {"api_config": {"api_key": KEY}, "base_url": site.url + path, **others}
+    return lambda site: {"api_config": {"api_key": KEY}, "base_url": site.url + path, **fields}
 
 
 HEADERS = {"authorization": f"Bearer {KEY}"}
 TEI = "HuggingFaceEmbeddingServer"
 ROWS = (
-    chroma("OpenAI", given("api_base", "/v1", model_name=MODEL)),
-    chroma(TEI, given("url", "/embed"), " at /embed"),
-    chroma(TEI, given("url"), " at the root"),
+    chroma("OpenAI", at_site("api_base", "/v1", model_name=MODEL)),
+    chroma(TEI, at_site("url", "/embed"), " at /embed"),
+    chroma(TEI, at_site("url"), " at the root"),
     chroma("Cohere", lambda site: {"model_name": MODEL, "api_key": KEY}),
     chroma("Ollama", lambda site: {"model_name": MODEL, "url": site.open}),
     absent("chromadb", "Jina, VoyageAI, Mistral, TogetherAI", "the URL is hard-coded"),
@@ -176,15 +176,15 @@ ROWS = (
     order("lancedb", "CohereReranker", lancedb_rerank),
     absent("lancedb", "voyageai", "its tokenizer is on a hub"),
     absent("lancedb", "jina", "the URL is hard-coded"),
-    milvus("dense.OpenAIEmbeddingFunction", given("base_url", "/v1", model_name=MODEL)),
+    milvus("dense.OpenAIEmbeddingFunction", at_site("base_url", "/v1", model_name=MODEL)),
     milvus("dense.CohereEmbeddingFunction", lambda site: {"model_name": MODEL, "api_key": KEY}),
     milvus("dense.TEIEmbeddingFunction", lambda site: {"api_url": site.open}),
     order("pymilvus-model", "TEIRerankFunction", milvus_rerank),
     absent("pymilvus-model", "CohereRerankFunction", "it sends a field that cohere has no more"),
     absent("pymilvus-model", "JinaAI, Voyage", "the URL is hard-coded"),
-    redis("OpenAITextVectorizer", config(api_config=given("base_url", "/v1"))),
+    redis("OpenAITextVectorizer", config(api_config=at_site("base_url", "/v1"))),
     redis("AzureOpenAITextVectorizer",
-          config(api_config=given("azure_endpoint", api_version="2024-02-01"))),
+          config(api_config=at_site("azure_endpoint", api_version="2024-02-01"))),
     redis("CohereTextVectorizer", redis_keyed(model=MODEL), input_type="clustering"),
     redis("OllamaTextVectorizer",
           lambda site: {"model": MODEL, "host": site.url, "headers": HEADERS}),

@@ -5,7 +5,7 @@ from importlib import import_module
 from pathlib import Path
 
 from benchmarks.clients.rows import ABSENT, BITS, ORDER, REFUSED, Row
-from benchmarks.tables import listed
+from benchmarks.tables import bullets
 
 ENVIRONMENTS = Path("benchmarks/environments")
 GROUPS = {  # module -> environment
@@ -43,34 +43,34 @@ def packages() -> list[tuple[str, str]]:
 
 
 def clients_list() -> str:
-    """What the mark `client_packages` asserts of each package: whether all calls give the vectors
-    and rankings of the plain routes, else how many do, and what came of others."""
+    """Each package as the mark `client_packages` asserts it: whether all calls give the vectors and
+    rankings of the plain routes, else how many do, and what came of others."""
     lines = dict[str, tuple[list[Row], list[Row], dict[str, list[str]]]]()
     for group, environment in GROUPS.items():
-        versions = dict(_pinned(ENVIRONMENTS / f"{environment}.txt"))
+        versions = dict(_versions(ENVIRONMENTS / f"{environment}.txt"))
         for row in rows_of(group):
             package = f"{row.package} {versions[row.package]}"
-            vectors, rankings, others = lines.setdefault(package, ([], [], {}))
+            vectors, rankings, outcomes = lines.setdefault(package, ([], [], {}))
             if row.outcome in (BITS, ORDER):
                 (vectors if row.outcome == BITS else rankings).append(row)
             else:
-                reason = f" ({row.why})" if row.outcome in (REFUSED, ABSENT) else ""
-                others.setdefault(f"{row.outcome}{reason}", []).append(row.name)
-    whole = [package for package, (*_, others) in lines.items() if not others]
+                reason = f" ({row.reason})" if row.outcome in (REFUSED, ABSENT) else ""
+                outcomes.setdefault(f"{row.outcome}{reason}", []).append(row.name)
+    equal_packages = [package for package, (*_, outcomes) in lines.items() if not outcomes]
     entries = [
         (
             package,
             len(vectors) + len(rankings) or "",
-            "; ".join(f"{'; '.join(names)}: {outcome}" for outcome, names in others.items()),
+            "; ".join(f"{'; '.join(names)}: {outcome}" for outcome, names in outcomes.items()),
         )
-        for package, (vectors, rankings, others) in lines.items()
-        if others
+        for package, (vectors, rankings, outcomes) in lines.items()
+        if outcomes
     ]
-    equal = f"Equal in all calls: {', '.join(whole)}."
-    return f"{equal}\n\n{listed(entries)}"
+    equal = f"Equal in all calls: {', '.join(equal_packages)}."
+    return f"{equal}\n\n{bullets(entries)}"
 
 
-def _pinned(path: Path) -> Iterator[tuple[str, str]]:
+def _versions(path: Path) -> Iterator[tuple[str, str]]:
     """Packages and versions."""
     for line in path.read_text().splitlines():
         name, _, version = line.partition("#")[0].strip().partition("==")

@@ -16,10 +16,10 @@ from benchmarks.clients.rows import (
     Fields,
     Row,
     Site,
+    at_site,
     bits,
-    given,
     order,
-    refused,
+    refusal,
     run,
     texts_of,
 )
@@ -33,7 +33,7 @@ def secret() -> Any:
     return Secret.from_token(KEY)
 
 
-def made(module: str, name: str, fields: dict[str, Any]) -> Any:
+def build(module: str, name: str, fields: dict[str, Any]) -> Any:
     component = getattr(import_module(module), name)(**fields)
     if hasattr(component, "warm_up"):  # as a pipeline does
         component.warm_up()
@@ -46,24 +46,28 @@ def documents() -> list[Any]:
     return [Document(content=text) for text in TEXTS]
 
 
-def embedder(package: str, module: str, name: str, fields: Fields, said: str = "") -> Row:
+def embedder(package: str, module: str, name: str, fields: Fields, suffix: str = "") -> Row:
     """name: of the classes, which end with TextEmbedder and DocumentEmbedder."""
 
     def call(site: Site) -> Any:
-        one, many = (
-            made(module, f"{name}{kind}Embedder", fields(site)) for kind in ("Text", "Document")
+        text_embedder, document_embedder = (
+            build(module, f"{name}{kind}Embedder", fields(site)) for kind in ("Text", "Document")
         )
-        vectors = [each.embedding for each in many.run(documents())["documents"]]
-        assert len(one.run(QUERY)["embedding"]) == len(vectors[0])
+        vectors = [
+            document.embedding for document in document_embedder.run(documents())["documents"]
+        ]
+        assert len(text_embedder.run(QUERY)["embedding"]) == len(vectors[0])
         return vectors
 
-    return bits(package, f"{name}DocumentEmbedder{said}", call)
+    return bits(package, f"{name}DocumentEmbedder{suffix}", call)
 
 
 def ranker(package: str, module: str, name: str, fields: Fields) -> Row:
     def call(site: Site) -> Any:
-        component = made(f"{COMPONENTS}.rankers.{module}", name, fields(site) | {"top_k": TOP})
-        return texts_of([each.content for each in component.run(QUERY, documents())["documents"]])
+        component = build(f"{COMPONENTS}.rankers.{module}", name, fields(site) | {"top_k": TOP})
+        return texts_of(
+            [document.content for document in component.run(QUERY, documents())["documents"]]
+        )
 
     return order(package, name, call)
 
@@ -104,8 +108,8 @@ def tei_long_query(site: Site) -> Any:
     )
 
     client = HuggingFaceTEIRanker(url=site.url, top_k=TOP, token=secret())
-    left = TruncationDirection.LEFT  # the end of a text so long is not read
-    return client.run("the text " * 4000, documents(), truncation_direction=left)
+    direction = TruncationDirection.LEFT  # the end of a text so long is not read
+    return client.run("the text " * 4000, documents(), truncation_direction=direction)
 
 
 def tei_sparse(site: Site) -> Any:
@@ -114,19 +118,21 @@ def tei_sparse(site: Site) -> Any:
     )
 
     client = HuggingFaceTEISparseTextEmbedder(api_base_url=site.url, token=secret())
-    found = client.run(TEXTS[0])["sparse_embedding"]
-    return list(zip(found.indices, found.values, strict=True))
+    sparse = client.run(TEXTS[0])["sparse_embedding"]
+    return list(zip(sparse.indices, sparse.values, strict=True))
 
 
 def pydantic_ai(provider: str, name: str, model: str, fields: Fields) -> Callable[[Site], Any]:
     def call(site: Site) -> Any:
         from pydantic_ai import Embedder
 
-        given = getattr(import_module(f"pydantic_ai.providers.{provider}"), f"{name}Provider")
+        provider_class = getattr(
+            import_module(f"pydantic_ai.providers.{provider}"), f"{name}Provider"
+        )
         kind = getattr(
             import_module(f"pydantic_ai.embeddings.{model.lower()}"), f"{model}EmbeddingModel"
         )
-        embedder = Embedder(kind(MODEL, provider=given(**fields(site))))
+        embedder = Embedder(kind(MODEL, provider=provider_class(**fields(site))))
         return asyncio.run(embedder.embed_documents(TEXTS)).embeddings
 
     return call
@@ -163,15 +169,15 @@ ROWS = (
     ranker("jina-haystack", "jina", "JinaRanker", jina(RANKER, "/rerank")),
     ranker(HUB, "huggingface_api", "HuggingFaceTEIRanker",
            lambda site: {"url": site.url, "token": secret()}),
-    refused(HUB, "HuggingFaceTEIRanker, a query of 36,000 characters cut at its left",
+    refusal(HUB, "HuggingFaceTEIRanker, a query of 36,000 characters cut at its left",
             "texts[0] has 36016 characters", tei_long_query),
     ranker("vllm-haystack", "vllm", "VLLMRanker", lambda site: openai(site) | {"model": RANKER}),
     bits("pydantic-ai-slim", "Embedder, OpenAIProvider",
          pydantic_ai("openai", "OpenAI", "OpenAI",
-                     given("base_url", "/v1"))),
+                     at_site("base_url", "/v1"))),
     bits("pydantic-ai-slim", "Embedder, OllamaProvider",
          pydantic_ai("ollama", "Ollama", "OpenAI",
-                     given("base_url", "/v1"))),
+                     at_site("base_url", "/v1"))),
     bits("pydantic-ai-slim", "Embedder, CohereProvider",
          pydantic_ai("cohere", "Cohere", "Cohere", cohere_provider)),
     bits("pydantic-ai-slim", "Embedder, VoyageAIProvider",

@@ -4,7 +4,7 @@ import asyncio
 import importlib
 from typing import Any
 
-from benchmarks.clients.documents import NUMBER, SAMPLE, made_documents, sampled
+from benchmarks.clients.documents import NUMBER, SAMPLE, made_documents, sample_vectors
 from benchmarks.clients.rows import (
     INDEXED,
     KEY,
@@ -18,37 +18,37 @@ from benchmarks.clients.rows import (
     Row,
     Site,
     absent,
+    at_site,
     bits,
-    given,
     order,
-    refused,
+    refusal,
     run,
     tables_of_tiktoken,
     texts_of,
 )
 
 
-def made(path: str, fields: Fields, site: Site) -> Any:
+def build(path: str, fields: Fields, site: Site) -> Any:
     """path: module.Class"""
     module, _, name = path.rpartition(".")
     return getattr(importlib.import_module(module), name)(**fields(site))
 
 
-def suite(package: str, path: str, fields: Fields, said: str = "") -> Row:
+def suite(package: str, path: str, fields: Fields, suffix: str = "") -> Row:
     """All tests of EmbeddingsIntegrationTests, and then the bits."""
     name = path.rpartition(".")[2]
 
     def call(site: Site) -> Any:
         from langchain_tests.integration_tests import EmbeddingsIntegrationTests as Standard
 
-        model = made(path, fields, site)
+        model = build(path, fields, site)
         tests = type(name, (Standard,), {"embeddings_class": type(model)})()
         tests.test_embed_query(model)
         tests.test_embed_documents(model)
         asyncio.run(_asynchronous(tests, model))
         return model.embed_documents(TEXTS)
 
-    return bits(package, f"standard tests of {name}{said}", call)
+    return bits(package, f"standard tests of {name}{suffix}", call)
 
 
 async def _asynchronous(tests: Any, model: Any) -> None:
@@ -65,19 +65,19 @@ def documents() -> Any:
 
 def compressor(package: str, path: str, fields: Fields) -> Row:
     def call(site: Site) -> Any:
-        ranked = made(path, fields, site).compress_documents(documents(), QUERY)
-        return texts_of([each.page_content for each in ranked])
+        ranked = build(path, fields, site).compress_documents(documents(), QUERY)
+        return texts_of([document.page_content for document in ranked])
 
     return order(package, f"{path.rpartition('.')[2]}.compress_documents", call)
 
 
-OPENAI = given("base_url", "/v1", model=MODEL)
-TEXTS_TO_OPENAI = given("base_url", "/v1", model=MODEL, check_embedding_ctx_length=False)
+OPENAI = at_site("base_url", "/v1", model=MODEL)
+TEXTS_TO_OPENAI = at_site("base_url", "/v1", model=MODEL, check_embedding_ctx_length=False)
 
 
 def openai_ids(site: Site) -> Any:
     tables_of_tiktoken()
-    return made("langchain_openai.OpenAIEmbeddings", OPENAI, site).embed_query(QUERY)
+    return build("langchain_openai.OpenAIEmbeddings", OPENAI, site).embed_query(QUERY)
 
 
 def chroma(site: Site) -> Any:
@@ -87,9 +87,9 @@ def chroma(site: Site) -> Any:
     embeddings = OpenAIEmbeddings(**TEXTS_TO_OPENAI(site))
     names, texts = list(map(str, range(NUMBER))), made_documents()
     store = Chroma.from_texts(texts, embeddings, ids=names)
-    kept = store.get(ids=[names[index] for index in SAMPLE], include=["embeddings"])
+    entries = store.get(ids=[names[index] for index in SAMPLE], include=["embeddings"])
     assert store._collection.count() == NUMBER
-    vectors = dict(zip(kept["ids"], kept["embeddings"], strict=True))
+    vectors = dict(zip(entries["ids"], entries["embeddings"], strict=True))
     return [vectors[names[index]] for index in SAMPLE]
 
 
@@ -99,23 +99,23 @@ UNCHECKED = ", check_embedding_ctx_length=False"
 HEADERS = {"headers": {"authorization": f"Bearer {KEY}"}}
 ROWS = (
     suite("langchain-openai", "langchain_openai.OpenAIEmbeddings", TEXTS_TO_OPENAI, UNCHECKED),
-    refused("langchain-openai", "OpenAIEmbeddings with ids of tiktoken's vocabulary, its default",
+    refusal("langchain-openai", "OpenAIEmbeddings with ids of tiktoken's vocabulary, its default",
             "check_embedding_ctx_length=False", openai_ids),
     suite("langchain-openai", "langchain_openai.AzureOpenAIEmbeddings",
-          given("azure_endpoint", model=MODEL, api_version="2024-02-01",
+          at_site("azure_endpoint", model=MODEL, api_version="2024-02-01",
                 check_embedding_ctx_length=False), UNCHECKED),
     suite("langchain-cohere", "langchain_cohere.CohereEmbeddings",
-          given("base_url", "", "cohere_api_key", model=MODEL)),
+          at_site("base_url", "", "cohere_api_key", model=MODEL)),
     suite("langchain-nvidia-ai-endpoints", f"{NVIDIA}.NVIDIAEmbeddings",
-          given("base_url", "/v1", model=MODEL)),
+          at_site("base_url", "/v1", model=MODEL)),
     suite("langchain-ollama", "langchain_ollama.OllamaEmbeddings",
           lambda site: {"model": MODEL, "base_url": site.url, "client_kwargs": HEADERS}),
     suite("langchain-community", f"{COMMUNITY}.InfinityEmbeddings",
           lambda site: {"model": MODEL, "infinity_api_url": site.open}, " at the root"),
     suite("langchain-community", f"{COMMUNITY}.InfinityEmbeddings",
           lambda site: {"model": MODEL, "infinity_api_url": f"{site.open}/v1"}, " at /v1"),
-    suite("langchain-community", HUB, given("api_url", "/embed"), " at /embed"),
-    suite("langchain-community", HUB, given("api_url", f"/hf/{MODEL}"), " at /hf/NAME"),
+    suite("langchain-community", HUB, at_site("api_url", "/embed"), " at /embed"),
+    suite("langchain-community", HUB, at_site("api_url", f"/hf/{MODEL}"), " at /hf/NAME"),
     suite("langchain-community", f"{COMMUNITY}.OllamaEmbeddings",
           lambda site: {"model": MODEL, "base_url": site.open, "embed_instruction": "",
                         "query_instruction": ""}),
@@ -127,12 +127,12 @@ ROWS = (
     Row("langchain-chroma", "10,000 documents through OpenAIEmbeddings", INDEXED,
         chroma),
     compressor("langchain-cohere", "langchain_cohere.CohereRerank",
-               given("base_url", "", "cohere_api_key", model=RANKER, top_n=TOP)),
+               at_site("base_url", "", "cohere_api_key", model=RANKER, top_n=TOP)),
     compressor("langchain-nvidia-ai-endpoints", f"{NVIDIA}.NVIDIARerank",
-               given("base_url", "/v1", model=RANKER, top_n=TOP)),
+               at_site("base_url", "/v1", model=RANKER, top_n=TOP)),
     compressor("langchain-voyageai", "langchain_voyageai.VoyageAIRerank",
-               given("base_url", "/v1", model=RANKER, top_k=TOP)),
+               at_site("base_url", "/v1", model=RANKER, top_k=TOP)),
 )  # fmt: skip
 
 if __name__ == "__main__":
-    run(ROWS, {**PLAIN, INDEXED: sampled})
+    run(ROWS, {**PLAIN, INDEXED: sample_vectors})

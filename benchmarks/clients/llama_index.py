@@ -4,7 +4,7 @@ import asyncio
 from importlib import import_module
 from typing import Any
 
-from benchmarks.clients.documents import NUMBER, SAMPLE, made_documents, sampled
+from benchmarks.clients.documents import NUMBER, SAMPLE, made_documents, sample_vectors
 from benchmarks.clients.rows import (
     COHERE_NAME,
     INDEXED,
@@ -20,8 +20,8 @@ from benchmarks.clients.rows import (
     Row,
     Site,
     absent,
+    at_site,
     bits,
-    given,
     order,
     run,
     texts_of,
@@ -31,35 +31,35 @@ HUB = "llama-index-embeddings-huggingface-api"
 HEADERS = {"headers": {"authorization": f"Bearer {KEY}"}}
 
 
-def embedding(module: str, name: str, fields: Fields, said: str = "") -> Row:
+def embedding(module: str, name: str, fields: Fields, suffix: str = "") -> Row:
     def call(site: Site) -> Any:
-        found = getattr(import_module(f"llama_index.embeddings.{module}"), name)(**fields(site))
-        vectors = found.get_text_embedding_batch(TEXTS)
-        assert found.get_text_embedding(TEXTS[0]) == vectors[0]
-        assert len(found.get_query_embedding(QUERY)) == len(vectors[0])
+        embedder = getattr(import_module(f"llama_index.embeddings.{module}"), name)(**fields(site))
+        vectors = embedder.get_text_embedding_batch(TEXTS)
+        assert embedder.get_text_embedding(TEXTS[0]) == vectors[0]
+        assert len(embedder.get_query_embedding(QUERY)) == len(vectors[0])
         return vectors
 
-    return bits(f"llama-index-embeddings-{module.replace('_', '-')}", f"{name}{said}", call)
+    return bits(f"llama-index-embeddings-{module.replace('_', '-')}", f"{name}{suffix}", call)
 
 
-def hub(path: str, said: str) -> Row:
+def hub(path: str, suffix: str) -> Row:
     def call(site: Site) -> Any:
         from llama_index.embeddings.huggingface_api import HuggingFaceInferenceAPIEmbedding
 
         client = HuggingFaceInferenceAPIEmbedding(model_name=site.url + path, token=KEY)
         return asyncio.run(client.aget_text_embedding_batch(TEXTS))
 
-    return bits(HUB, f"HuggingFaceInferenceAPIEmbedding {said}", call)
+    return bits(HUB, f"HuggingFaceInferenceAPIEmbedding {suffix}", call)
 
 
 def reranker(module: str, name: str, fields: Fields) -> Row:
     def call(site: Site) -> Any:
         from llama_index.core.schema import NodeWithScore, QueryBundle, TextNode
 
-        found = getattr(import_module(f"llama_index.postprocessor.{module}"), name)
+        kind = getattr(import_module(f"llama_index.postprocessor.{module}"), name)
         nodes = [NodeWithScore(node=TextNode(text=text), score=0.0) for text in TEXTS]
-        ranked = found(**fields(site)).postprocess_nodes(nodes, QueryBundle(QUERY))
-        return texts_of([each.node.text for each in ranked])
+        ranked = kind(**fields(site)).postprocess_nodes(nodes, QueryBundle(QUERY))
+        return texts_of([hit.node.text for hit in ranked])
 
     return order(f"llama-index-postprocessor-{module.replace('_', '-')}", name, call)
 
@@ -70,11 +70,11 @@ def index(site: Site) -> Any:
 
     embedding = OpenAILikeEmbedding(model_name=MODEL, api_base=f"{site.url}/v1", api_key=KEY)
     documents = [Document(text=text, id_=str(n)) for n, text in enumerate(made_documents())]
-    made = VectorStoreIndex.from_documents(documents, embed_model=embedding)
-    assert len(made.ref_doc_info) == NUMBER
-    nodes = [made.ref_doc_info[str(index)].node_ids for index in SAMPLE]
-    assert all(len(each) == 1 for each in nodes)  # no document is longer than a chunk
-    return [made.vector_store.get(node) for (node,) in nodes]
+    vector_index = VectorStoreIndex.from_documents(documents, embed_model=embedding)
+    assert len(vector_index.ref_doc_info) == NUMBER
+    nodes = [vector_index.ref_doc_info[str(index)].node_ids for index in SAMPLE]
+    assert all(len(node_ids) == 1 for node_ids in nodes)  # no document is longer than a chunk
+    return [vector_index.vector_store.get(node) for (node,) in nodes]
 
 
 def infinity_embeddings(site: Site) -> Any:
@@ -83,7 +83,7 @@ def infinity_embeddings(site: Site) -> Any:
     from infinity_client.models import OpenAIEmbeddingInputText
 
     body = OpenAIEmbeddingInputText(input_=TEXTS, model=MODEL)
-    return [each.embedding for each in embeddings.sync(client=Client(site.open), body=body).data]
+    return [entry.embedding for entry in embeddings.sync(client=Client(site.open), body=body).data]
 
 
 def infinity_rerank(site: Site) -> Any:
@@ -91,30 +91,30 @@ def infinity_rerank(site: Site) -> Any:
     from langchain_community.document_compressors import InfinityRerank
 
     ranked = InfinityRerank(client=Client(site.open), model=RANKER, top_n=TOP).rerank(TEXTS, QUERY)
-    return [each["index"] for each in ranked]
+    return [entry["index"] for entry in ranked]
 
 
 AZURE = {"model": OPENAI_NAME, "deployment_name": MODEL, "api_version": "2024-02-01"}
 ROWS = (
-    embedding("openai", "OpenAIEmbedding", given("api_base", "/v1", model_name=MODEL)),
-    embedding("openai_like", "OpenAILikeEmbedding", given("api_base", "/v1", model_name=MODEL)),
-    embedding("azure_openai", "AzureOpenAIEmbedding", given("azure_endpoint", **AZURE)),
+    embedding("openai", "OpenAIEmbedding", at_site("api_base", "/v1", model_name=MODEL)),
+    embedding("openai_like", "OpenAILikeEmbedding", at_site("api_base", "/v1", model_name=MODEL)),
+    embedding("azure_openai", "AzureOpenAIEmbedding", at_site("azure_endpoint", **AZURE)),
     embedding("text_embeddings_inference", "TextEmbeddingsInference",
-              given("base_url", "", "auth_token", model_name=MODEL)),
+              at_site("base_url", "", "auth_token", model_name=MODEL)),
     hub("", "at the root"),
     hub(f"/hf/{MODEL}", "at /hf/NAME"),
     absent(HUB, "a second call without async", "it keeps connections of a loop that it closed"),
-    embedding("cohere", "CohereEmbedding", given("base_url", model_name=COHERE_NAME),
+    embedding("cohere", "CohereEmbedding", at_site("base_url", model_name=COHERE_NAME),
               f" as {COHERE_NAME}, an alias"),
-    embedding("nvidia", "NVIDIAEmbedding", given("base_url", "/v1", model=MODEL)),
+    embedding("nvidia", "NVIDIAEmbedding", at_site("base_url", "/v1", model=MODEL)),
     embedding("ollama", "OllamaEmbedding",
               lambda site: {"model_name": MODEL, "base_url": site.url, "client_kwargs": HEADERS}),
     absent("llama-index-embeddings-voyageai", "VoyageEmbedding", "its tokenizer is on a hub"),
     Row("llama-index-core", "10,000 documents into VectorStoreIndex through OpenAILikeEmbedding",
         INDEXED, index),
-    reranker("cohere_rerank", "CohereRerank", given("base_url", model=RANKER, top_n=TOP)),
-    reranker("jinaai_rerank", "JinaRerank", given("base_url", "/v1", model=RANKER, top_n=TOP)),
-    reranker("nvidia_rerank", "NVIDIARerank", given("base_url", "/v1", model=RANKER, top_n=TOP)),
+    reranker("cohere_rerank", "CohereRerank", at_site("base_url", model=RANKER, top_n=TOP)),
+    reranker("jinaai_rerank", "JinaRerank", at_site("base_url", "/v1", model=RANKER, top_n=TOP)),
+    reranker("nvidia_rerank", "NVIDIARerank", at_site("base_url", "/v1", model=RANKER, top_n=TOP)),
     reranker("tei_rerank", "TextEmbeddingInference",
              lambda site: {"base_url": site.url, "auth_token": f"Bearer {KEY}", "top_n": TOP}),
     absent("llama-index-postprocessor-voyageai-rerank", "VoyageAIRerank", "the URL is hard-coded"),
@@ -123,4 +123,4 @@ ROWS = (
 )  # fmt: skip
 
 if __name__ == "__main__":
-    run(ROWS, {**PLAIN, INDEXED: sampled})
+    run(ROWS, {**PLAIN, INDEXED: sample_vectors})

@@ -15,7 +15,7 @@ from benchmarks.clients.rows import (
     Row,
     Site,
     bits,
-    posted,
+    post,
     run,
 )
 
@@ -67,25 +67,25 @@ def _refusal(call: Callable[[], Any]) -> str:
 
 def _inputs(kind: Any) -> list[Any]:
     """Triton's, for both of its clients."""
-    made = []
+    inputs = []
     for name, array in ARRAYS.items():
-        made.append(kind(name, list(array.shape), "INT64"))
-        made[-1].set_data_from_numpy(array)
-    return made
+        inputs.append(kind(name, list(array.shape), "INT64"))
+        inputs[-1].set_data_from_numpy(array)
+    return inputs
 
 
 def tritonclient_grpc_aio(site: Site) -> Any:
-    async def asked() -> Any:
+    async def send() -> Any:
         from tritonclient.grpc import InferInput
         from tritonclient.grpc.aio import InferenceServerClient
 
         async with InferenceServerClient(site.grpc) as client:
             calls = [client.infer(MODEL, _inputs(InferInput)) for _ in range(16)]
-            first, *others = [each.as_numpy(OUTPUT) for each in await asyncio.gather(*calls)]
-            assert all(np.array_equal(first, other) for other in others)
+            first, *rest = [answer.as_numpy(OUTPUT) for answer in await asyncio.gather(*calls)]
+            assert all(np.array_equal(first, array) for array in rest)
             return first
 
-    return asyncio.run(asked())
+    return asyncio.run(send())
 
 
 def _kserve_inputs(raw: bool) -> list[Any]:
@@ -93,14 +93,14 @@ def _kserve_inputs(raw: bool) -> list[Any]:
     from kserve import InferInput
 
     inputs = [InferInput(name, list(array.shape), "INT64") for name, array in ARRAYS.items()]
-    for each, array in zip(inputs, ARRAYS.values(), strict=True):
-        each.set_data_from_numpy(array, binary_data=raw)
+    for tensor, array in zip(inputs, ARRAYS.values(), strict=True):
+        tensor.set_data_from_numpy(array, binary_data=raw)
     return inputs
 
 
 def kserve_grpc(raw: bool) -> Callable[[Site], Any]:
     def call(site: Site) -> Any:
-        async def asked() -> Any:
+        async def send() -> Any:
             from kserve import InferenceGRPCClient, InferRequest
 
             client = InferenceGRPCClient(site.grpc)
@@ -108,11 +108,11 @@ def kserve_grpc(raw: bool) -> Callable[[Site], Any]:
             assert await client.is_server_ready()
             assert await client.is_model_ready(MODEL)
             answer = await client.infer(InferRequest(MODEL, _kserve_inputs(raw)))
-            (found,) = (each for each in answer.outputs if each.name == OUTPUT)
+            (output,) = (tensor for tensor in answer.outputs if tensor.name == OUTPUT)
             await client.close()
-            return found.as_numpy()
+            return output.as_numpy()
 
-        return asyncio.run(asked())
+        return asyncio.run(send())
 
     return call
 
@@ -138,7 +138,7 @@ def tritonclient_texts(site: Site) -> Any:
 
 
 def kserve_rest(raw: bool) -> Callable[[Site], Any]:
-    async def asked(site: Site) -> Any:
+    async def send(site: Site) -> Any:
         from kserve import InferenceRESTClient, InferRequest, RESTConfig
 
         client = InferenceRESTClient(RESTConfig(protocol="v2"))
@@ -148,10 +148,10 @@ def kserve_rest(raw: bool) -> Callable[[Site], Any]:
         request = InferRequest(MODEL, _kserve_inputs(raw), parameters={"binary_data_output": raw})
         headers = {"authorization": f"Bearer {KEY}"}
         answer = await client.infer(site.url, request, MODEL, headers=headers)
-        (found,) = (each for each in answer.outputs if each.name == OUTPUT)
-        return found.as_numpy()
+        (output,) = (tensor for tensor in answer.outputs if tensor.name == OUTPUT)
+        return output.as_numpy()
 
-    return lambda site: asyncio.run(asked(site))
+    return lambda site: asyncio.run(send(site))
 
 
 def tensors(site: Site) -> Any:
@@ -160,7 +160,7 @@ def tensors(site: Site) -> Any:
         for name, array in ARRAYS.items()
     ]
     body = {"inputs": inputs, "outputs": [{"name": OUTPUT}]}
-    (plain,) = posted(site, f"/v2/models/{MODEL}/infer", **body)["outputs"]
+    (plain,) = post(site, f"/v2/models/{MODEL}/infer", **body)["outputs"]
     return np.array(plain["data"], np.float32).reshape(plain["shape"])
 
 

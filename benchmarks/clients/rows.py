@@ -42,14 +42,14 @@ Fields = Callable[[Site], dict[str, Any]]
 
 class Row(NamedTuple):
     """outcome: what must come. call: gives vectors of TEXTS, indexes of the best TOP, or what else
-    the outcome is about; it raises where it is to be refused. why: words of the refusal, or the
+    the outcome is about; it raises where it is to be refused. reason: words of the refusal, or the
     reason that nothing runs."""
 
     package: str  # as pip calls it; the group's environment has the version
     name: str
     outcome: str
     call: Callable[[Site], Any] | None = None
-    why: str = ""
+    reason: str = ""
 
 
 def bits(package: str, name: str, call: Callable[[Site], Any]) -> Row:
@@ -60,17 +60,17 @@ def order(package: str, name: str, call: Callable[[Site], Any]) -> Row:
     return Row(package, name, ORDER, call)
 
 
-def refused(package: str, name: str, why: str, call: Callable[[Site], Any]) -> Row:
-    return Row(package, name, REFUSED, call, why)
+def refusal(package: str, name: str, reason: str, call: Callable[[Site], Any]) -> Row:
+    return Row(package, name, REFUSED, call, reason)
 
 
-def absent(package: str, name: str, why: str) -> Row:
-    return Row(package, name, ABSENT, None, why)
+def absent(package: str, name: str, reason: str) -> Row:
+    return Row(package, name, ABSENT, None, reason)
 
 
-def given(url: str, path: str = "", key: str = "api_key", /, **others: Any) -> Fields:
-    """What a class is made of: URL and key by the names that it has for them, and others."""
-    return lambda site: {url: site.url + path, key: KEY, **others}
+def at_site(url: str, path: str = "", key: str = "api_key", /, **fields: Any) -> Fields:
+    """Fields that a class is made of: URL and key by the names that it has for them, and others."""
+    return lambda site: {url: site.url + path, key: KEY, **fields}
 
 
 def tables_of_tiktoken() -> None:
@@ -79,24 +79,24 @@ def tables_of_tiktoken() -> None:
     os.environ["TIKTOKEN_CACHE_DIR"] = f"{root}/litellm/litellm_core_utils/tokenizers"
 
 
-def posted(site: Site, path: str, **body: Any) -> Any:
+def post(site: Site, path: str, **body: Any) -> Any:
     """The plain route's answer."""
     return httpx.post(site.open + path, json=body, timeout=60).raise_for_status().json()
 
 
 def vectors(site: Site) -> Any:
-    data = posted(site, "/v1/embeddings", model=MODEL, input=TEXTS)["data"]
-    return np.array([entry["embedding"] for entry in data], np.float32)
+    embeddings = post(site, "/v1/embeddings", model=MODEL, input=TEXTS)["data"]
+    return np.array([entry["embedding"] for entry in embeddings], np.float32)
 
 
 def ranking(site: Site) -> Any:
     body = {"model": RANKER, "query": QUERY, "documents": TEXTS, "top_n": TOP}
-    return np.array([each["index"] for each in posted(site, "/v1/rerank", **body)["results"]])
+    return np.array([entry["index"] for entry in post(site, "/v1/rerank", **body)["results"]])
 
 
 def entries(site: Site) -> Any:
-    (found,) = posted(site, "/embed_sparse", inputs=TEXTS[0])
-    return np.array([(entry["index"], entry["value"]) for entry in found])
+    (sparse,) = post(site, "/embed_sparse", inputs=TEXTS[0])
+    return np.array([(entry["index"], entry["value"]) for entry in sparse])
 
 
 PLAIN: Mapping[str, Callable[[Site], Any]] = {
@@ -107,16 +107,16 @@ PLAIN: Mapping[str, Callable[[Site], Any]] = {
 
 
 def outcome(row: Row, site: Site, plain: Mapping[str, Callable[[Site], Any]] = PLAIN) -> str:
-    """What came of the row: its own outcome, or what came instead."""
+    """The row's own outcome, or what came instead."""
     if row.call is None:
         return row.outcome
     try:
         answer = row.call(site)
     except Exception as error:  # whatever the package makes of the server's answer
-        told = f"{type(error).__name__}: {error}"
-        if row.outcome == REFUSED and row.why in told:
+        message = f"{type(error).__name__}: {error}"
+        if row.outcome == REFUSED and row.reason in message:
             return REFUSED
-        return told + "\n" + traceback.format_exc(limit=-4)
+        return message + "\n" + traceback.format_exc(limit=-4)
     if row.outcome == REFUSED:
         return f"answered: {answer}"
     expected = plain[row.outcome](site)

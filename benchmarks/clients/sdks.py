@@ -15,31 +15,31 @@ from benchmarks.clients.rows import (
     absent,
     bits,
     order,
-    refused,
+    refusal,
     run,
 )
 
 
 def of_openai(answer: Any) -> Any:
-    return [each.embedding for each in answer.data]
+    return [entry.embedding for entry in answer.data]
 
 
 def openai_sdk(site: Site, **fields: Any) -> Any:
     import openai
 
     client = openai.OpenAI(base_url=f"{site.url}/v1", api_key=KEY)
-    assert MODEL in [each.id for each in client.models.list()]
+    assert MODEL in [model.id for model in client.models.list()]
     return of_openai(client.embeddings.create(model=MODEL, input=TEXTS, **fields))
 
 
 def openai_async(site: Site) -> Any:
-    async def asked() -> Any:
+    async def send() -> Any:
         import openai
 
         async with openai.AsyncOpenAI(base_url=f"{site.url}/v1", api_key=KEY) as client:
             return of_openai(await client.embeddings.create(model=MODEL, input=TEXTS))
 
-    return asyncio.run(asked())
+    return asyncio.run(send())
 
 
 def openai_wrong_key(site: Site) -> Any:
@@ -95,7 +95,7 @@ def ollama_client(site: Site) -> Any:
 
 def ollama_embed(site: Site) -> Any:
     client = ollama_client(site)
-    assert f"{MODEL}:latest" in [each.model for each in client.list().models]
+    assert f"{MODEL}:latest" in [model.model for model in client.list().models]
     assert "embedding" in client.show(MODEL).capabilities
     return client.embed(f"{MODEL}:latest", TEXTS).embeddings
 
@@ -119,16 +119,16 @@ def voyage_rerank(site: Site) -> Any:
     import voyageai
 
     client = voyageai.Client(KEY, base_url=f"{site.url}/v1")
-    return [each.index for each in client.rerank(QUERY, TEXTS, model=RANKER, top_k=TOP).results]
+    return [entry.index for entry in client.rerank(QUERY, TEXTS, model=RANKER, top_k=TOP).results]
 
 
 def cohere_embed_v2(site: Site) -> Any:
     import cohere
 
     client = cohere.ClientV2(KEY, base_url=site.url)
-    assert MODEL in [each.name for each in client.models.list(endpoint="embed").models]
-    asked: dict[str, Any] = {"input_type": "clustering", "embedding_types": ["float"]}
-    return client.embed(model=MODEL, texts=TEXTS, **asked).embeddings.float_
+    assert MODEL in [model.name for model in client.models.list(endpoint="embed").models]
+    fields: dict[str, Any] = {"input_type": "clustering", "embedding_types": ["float"]}
+    return client.embed(model=MODEL, texts=TEXTS, **fields).embeddings.float_
 
 
 def cohere_embed_v1(site: Site) -> Any:
@@ -144,7 +144,7 @@ def cohere_rerank(version: str) -> Callable[[Site], Any]:
 
         client = getattr(cohere, version)(KEY, base_url=site.url)
         answer = client.rerank(model=RANKER, query=QUERY, documents=TEXTS, top_n=TOP)
-        return [each.index for each in answer.results]
+        return [entry.index for entry in answer.results]
 
     return call
 
@@ -167,16 +167,16 @@ ROWS = (
     bits("openai", "embeddings.create", openai_sdk),
     bits("openai", "encoding_format float", lambda site: openai_sdk(site, encoding_format="float")),
     bits("openai", "AsyncOpenAI", openai_async),
-    refused("openai", "a wrong key", "AuthenticationError", openai_wrong_key),
+    refusal("openai", "a wrong key", "AuthenticationError", openai_wrong_key),
     bits("openai", "AzureOpenAI", azure_openai),
     bits("openai", "OpenAI at /openai/v1", azure_v1),
     bits("azure-ai-inference", "EmbeddingsClient at the root", azure_inference("")),
     bits("azure-ai-inference", "at /v1, input_type", azure_inference("/v1", input_type="text")),
     bits("mistralai", "embeddings.create", mistral_embed),
-    refused("mistralai", "models.list", "expected object with 'type' field", mistral_models),
+    refusal("mistralai", "models.list", "expected object with 'type' field", mistral_models),
     bits("ollama", "list, show, embed", ollama_embed),
     bits("ollama", "embeddings", ollama_embeddings),
-    refused("ollama", "generate", "there is no such path", ollama_generate),
+    refusal("ollama", "generate", "there is no such path", ollama_generate),
     bits("voyageai", "embed", voyage_embed),
     bits("voyageai", "embed, output_dtype", lambda site: voyage_embed(site, output_dtype="float")),
     order("voyageai", "rerank", voyage_rerank),

@@ -83,7 +83,7 @@ class Maker:
     def __init__(self, seed: int, held_out: bool = False) -> None:
         self._random, self._held_out = random.Random(seed), held_out
 
-    def _own(self, values: Sequence[str]) -> str:
+    def _choose(self, values: Sequence[str]) -> str:
         """Each fourth value is held out."""
         return self._random.choice(
             [value for i, value in enumerate(values) if (i % 4 == 3) == self._held_out]
@@ -91,37 +91,37 @@ class Maker:
 
     def _word(self) -> str:
         parts = self._random.choices(SYLLABLES, k=self._random.choice((1, 2)))
-        return ("".join(parts) + self._own(SYLLABLES)).capitalize()
+        return ("".join(parts) + self._choose(SYLLABLES)).capitalize()
 
     def _name(self, names: Sequence[str]) -> str:
-        return self._word() if self._random.random() < 0.5 else self._own(names)
+        return self._word() if self._random.random() < 0.5 else self._choose(names)
 
     def questions(self, num_others: int) -> Iterator[tuple[str, str, list[str]]]:
         """Endless questions: each with the sentence that answers it, and others that do not."""
         while True:
-            fact, other = self._random.sample(list(FACTS), 2)
+            fact, other_fact = self._random.sample(list(FACTS), 2)
             subject, stranger = self._word(), self._word()
-            wrong = [(fact, stranger), (other, subject), (other, stranger)]
-            others = [self._told(*wrong[index % 3]) for index in range(num_others)]
+            wrong = [(fact, stranger), (other_fact, subject), (other_fact, stranger)]
+            distractors = [self._sentence(*wrong[index % 3]) for index in range(num_others)]
             question = self._random.choice(FACTS[fact][0]).format(s=subject)
-            yield question, self._told(fact, subject), others
+            yield question, self._sentence(fact, subject), distractors
 
-    def _told(self, fact: str, subject: str) -> str:
+    def _sentence(self, fact: str, subject: str) -> str:
         return self._random.choice(FACTS[fact][1]).format(s=subject, v=self._word())
 
     def pairs(self) -> Iterator[Pair]:
         """Endless; half of the sentences answer their question."""
-        for question, answer, others in self.questions(3):
+        for question, answer, distractors in self.questions(3):
             yield Pair(question, answer, True)
-            yield Pair(question, self._random.choice(others), False)
+            yield Pair(question, self._random.choice(distractors), False)
 
-    def marked(self) -> Iterator[Marked]:
+    def marked_sentences(self) -> Iterator[Marked]:
         """Endless sentences, with the people, places and dates in them."""
-        known, held_out = SENTENCES[:-NUM_HELD_OUT], SENTENCES[-NUM_HELD_OUT:]
+        templates, held_out = SENTENCES[:-NUM_HELD_OUT], SENTENCES[-NUM_HELD_OUT:]
         while True:
-            yield self._filled(self._random.choice(held_out if self._held_out else known))
+            yield self._fill(self._random.choice(held_out if self._held_out else templates))
 
-    def _filled(self, template: str) -> Marked:
+    def _fill(self, template: str) -> Marked:
         text, spans = "", list[tuple[str, int, int]]()
         for index, part in enumerate(re.split(r"\{(\w+)\}", template)):
             value = self._value(part) if index % 2 else part
@@ -137,6 +137,6 @@ class Maker:
         if kind == "LOC":
             return self._name(PLACES)
         day, year = self._random.randint(1, 28), self._random.randint(1900, 2030)
-        month = self._own(MONTHS)
+        month = self._choose(MONTHS)
         forms = (f"{day} {month} {year}", f"{month} {day}, {year}", f"{month} {year}", str(year))
         return self._random.choice(forms)

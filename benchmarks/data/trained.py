@@ -45,8 +45,8 @@ def main(root: Path, base: str) -> None:
     transformers.utils.logging.disable_progress_bar()
     transformers.logging.set_verbosity_error()
     tokenizer = AutoTokenizer.from_pretrained(base)
-    made = {"cross-encoder": cross_encoder, "tagger": tagger, "modern-tagger": modern_tagger}
-    for name, make in made.items():
+    makers = {"cross-encoder": cross_encoder, "tagger": tagger, "modern-tagger": modern_tagger}
+    for name, make in makers.items():
         torch.manual_seed(0)
         model = make(base, tokenizer)
         model.save_pretrained(root / name)
@@ -60,7 +60,7 @@ def cross_encoder(base: str, tokenizer: PreTrainedTokenizerBase) -> PreTrainedMo
         pairs = Maker(seed=0).pairs()
         while True:
             questions, sentences, answers = zip(*islice(pairs, BATCH), strict=True)
-            logits = model(**encoded(tokenizer, questions, sentences)).logits[:, 0]
+            logits = model(**encode(tokenizer, questions, sentences)).logits[:, 0]
             yield binary_cross_entropy_with_logits(logits, torch.tensor(answers).float())
 
     train("cross-encoder", model, losses())
@@ -90,9 +90,9 @@ def taught_to_tag(
     name: str, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase
 ) -> PreTrainedModel:
     def losses() -> Iterator[Tensor]:
-        sentences = Maker(seed=0).marked()
+        sentences = Maker(seed=0).marked_sentences()
         while True:
-            inputs, labels = labelled(tokenizer, list(islice(sentences, BATCH)))
+            inputs, labels = label_tokens(tokenizer, list(islice(sentences, BATCH)))
             yield model(**inputs, labels=labels).loss
 
     train(name, model, losses())
@@ -111,13 +111,13 @@ def train(name: str, model: PreTrainedModel, losses: Iterator[Tensor]) -> None:
     model.eval()
 
 
-def encoded(
+def encode(
     tokenizer: PreTrainedTokenizerBase, questions: Sequence[str], sentences: Sequence[str]
 ) -> BatchEncoding:
     return tokenizer(list(questions), list(sentences), padding=True, return_tensors="pt")  # type: ignore[no-any-return]
 
 
-def labelled(
+def label_tokens(
     tokenizer: PreTrainedTokenizerBase, sentences: list[Marked]
 ) -> tuple[BatchEncoding, Tensor]:
     """Inputs, and the label of each token; IGNORED at special tokens and pads."""

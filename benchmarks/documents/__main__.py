@@ -29,24 +29,24 @@ TABLES: Mapping[str, Callable[[], str]] = {
 }
 
 
-def filled(page: str, text_of: Callable[[str], str]) -> str:
+def fill(page: str, text_of: Callable[[str], str]) -> str:
     """The page with every block as `text_of` has it by its name. ValueError where markers are not
     in pairs, or stand where Markdown does not take them."""
     _refuse_odd_markers(page)
-    return BLOCK.sub(lambda found: _block(found, text_of), page)
+    return BLOCK.sub(lambda match: _block(match, text_of), page)
 
 
-def _block(found: re.Match[str], text_of: Callable[[str], str]) -> str:
-    name, line = found["name"], "\n" if found["text"].startswith("\n") else ""
-    before = found.string[: found.start()].rpartition("\n")[2]
+def _block(match: re.Match[str], text_of: Callable[[str], str]) -> str:
+    name, line = match["name"], "\n" if match["text"].startswith("\n") else ""
+    before = match.string[: match.start()].rpartition("\n")[2]
     if not line and not before.strip(" \t>*-"):
         raise ValueError(f"the block `{name}` begins a line: put a word before it")
     return "".join((BEGIN.format(name), line, text_of(name), line, END))
 
 
 def _refuse_odd_markers(page: str) -> None:
-    """What is left without the blocks has no marker, and no block has one inside."""
-    texts = [BLOCK.sub("", page), *(found["text"] for found in BLOCK.finditer(page))]
+    """ValueError if a marker stands outside a block, or within one."""
+    texts = [BLOCK.sub("", page), *(match["text"] for match in BLOCK.finditer(page))]
     for text in texts:
         if odd := MARKER.search(text):
             raise ValueError(f"`{odd[0]}` has no other half")
@@ -56,39 +56,39 @@ def pages(root: Path = ROOT) -> list[Path]:
     return sorted([*root.glob("*.md"), *(root / "docs").rglob("*.md")])
 
 
-def text_of(name: str, kept: figures.Kept, root: Path = ROOT) -> str:
+def text_of(name: str, runs: figures.Kept, root: Path = ROOT) -> str:
     """The text of a block by its name. ValueError if nothing is so called."""
     kind, _, rest = name.partition(" ")
     if name in TABLES:
         return TABLES[name]()
     if name == "headlines":
-        return figures.headlines_table(kept)
+        return figures.headlines_table(runs)
     if name == "models":
-        return figures.models_table(kept)
+        return figures.models_table(runs)
     if kind == "folders":
         return reference.folders_list(root, rest)
     if kind in figures.OF_RUNS:
-        return figures.OF_RUNS[kind](kept, rest)
-    return figures.figure(kept, name)
+        return figures.OF_RUNS[kind](runs, rest)
+    return figures.figure(runs, name)
 
 
 def main(words: Sequence[str] | None = None, root: Path = ROOT) -> int:
     arguments = _parser().parse_args(words)
     if arguments.keep:
         figures.keep(arguments.keep, Report(arguments.runs), root / figures.KEPT)
-    stale = list(map(str, _written(root, figures.read(root / figures.KEPT), arguments.check)))
+    stale = list(map(str, _write(root, figures.read(root / figures.KEPT), arguments.check)))
     if stale and arguments.check:
         print(f"`make docs` would change {', '.join(stale)}", file=sys.stderr)
     return int(bool(stale) and arguments.check)
 
 
-def _written(root: Path, kept: figures.Kept, check: bool) -> list[Path]:
+def _write(root: Path, runs: figures.Kept, check: bool) -> list[Path]:
     """The pages that were, or would be, changed. SystemExit names a block that cannot be made."""
     changed = []
     for page in pages(root):
         before = page.read_text()
         try:
-            after = filled(before, partial(text_of, kept=kept, root=root))
+            after = fill(before, partial(text_of, runs=runs, root=root))
         except ValueError as error:
             raise SystemExit(f"{page.relative_to(root)}: {error}") from None
         if after != before:

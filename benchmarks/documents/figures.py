@@ -57,35 +57,35 @@ def read(path: Path) -> dict[str, Mapping[str, Any]]:
 
 def keep(names: Sequence[str], report: Report, path: Path) -> None:
     """Takes over the last runs of these experiments and groups. ValueError where there is none."""
-    runs, kept = report.read(), read(path)
-    for name in (one for asked in names for one in GROUPS.get(asked, (asked,))):
+    runs, kept_runs = report.read(), read(path)
+    for name in (experiment for word in names for experiment in GROUPS.get(word, (word,))):
         if name not in runs:
             raise ValueError(f"{name} was not run: `python -m benchmarks {name}`")
-        kept[name] = {fact: runs[name][fact] for fact in FACTS}
+        kept_runs[name] = {fact: runs[name][fact] for fact in FACTS}
     partial = path.with_suffix(".partial")
-    partial.write_text(json.dumps(kept, indent=1, ensure_ascii=False) + "\n")
+    partial.write_text(json.dumps(kept_runs, indent=1, ensure_ascii=False) + "\n")
     os.replace(partial, path)
 
 
-def report_of(kept: Kept, name: str) -> str:
-    """What an experiment found, and where it was measured. Says so where no run of it is kept.
+def report_of(runs: Kept, name: str) -> str:
+    """The report of an experiment, and where it was measured. Says so where no run of it is kept.
     ValueError if nothing is so called."""
-    if name not in kept and name.split()[0] in EXPERIMENTS:
+    if name not in runs and name.split()[0] in EXPERIMENTS:
         return f"No run is kept: `python -m benchmarks {name}` makes one."
-    entry = _entry(kept, name)
+    entry = _entry(runs, name)
     return f"{entry['report']}\n\n{where(entry)}"
 
 
-def measured(kept: Kept, name: str) -> str:
-    """Where an experiment was measured. For pages that quote a part of what it found."""
-    return where(_entry(kept, name))
+def origin_of(runs: Kept, name: str) -> str:
+    """The commit and machine of an experiment. For pages that quote a part of what it found."""
+    return where(_entry(runs, name))
 
 
-def table_of(kept: Kept, name: str) -> str:
+def table_of(runs: Kept, name: str) -> str:
     """One table of an experiment: `EXPERIMENT / number`, from 1, and ` / column` for one that is
     left out. ValueError if it has fewer tables."""
     experiment, number, *left_out = name.split(" / ")
-    paragraphs = _entry(kept, experiment)["report"].split("\n\n")
+    paragraphs = _entry(runs, experiment)["report"].split("\n\n")
     tables = [paragraph for paragraph in paragraphs if paragraph.startswith("|")]
     if int(number) > len(tables):
         raise ValueError(f"`{name}`: {experiment} has {len(tables)} tables")
@@ -99,27 +99,27 @@ def where(entry: Mapping[str, Any]) -> str:
     # program: the commit whose program measured it, where the present one measures otherwise
     program = f", by the program of commit {entry['program']}" if "program" in entry else ""
     by_hand = f"written down by hand in commit {entry.get('recorded_by')}{program}"
-    said = [f"commit {entry['commit']}" if "commit" in entry else by_hand]
+    facts = [f"commit {entry['commit']}" if "commit" in entry else by_hand]
     for name, fact in entry["machine"].items():
         short = f"{fact:.3g}" if isinstance(fact, float) else str(fact)
-        said.append(f"{name.replace('_', ' ')} {short}")
-    return f"Measured: {'; '.join(said)}."
+        facts.append(f"{name.replace('_', ' ')} {short}")
+    return f"Measured: {'; '.join(facts)}."
 
 
-def figure(kept: Kept, name: str) -> str:
+def figure(runs: Kept, name: str) -> str:
     """`EXPERIMENT / words of a row / column`, and ` / ratio` for the one behind a value. Each word
     is a whole cell. ValueError unless there is one such cell."""
     experiment, *words = name.split(" / ")
     is_ratio = words[-1] == "ratio"
     *cells, column = words[:-1] if is_ratio else words
-    found = {
+    matches = {
         row[column]
-        for row in _rows(_entry(kept, experiment)["report"])
+        for row in _rows(_entry(runs, experiment)["report"])
         if column in row and set(cells) <= set(row.values())
     }
-    if len(found) != 1:
-        raise ValueError(f"`{name}`: {len(found)} cells of {experiment}'s tables are so called")
-    (cell,) = found
+    if len(matches) != 1:
+        raise ValueError(f"`{name}`: {len(matches)} cells of {experiment}'s tables are so called")
+    (cell,) = matches
     if not is_ratio:
         return cell.partition(" (")[0]
     if ratio := RATIO.search(cell):
@@ -129,7 +129,7 @@ def figure(kept: Kept, name: str) -> str:
 
 OF_RUNS = {
     "report": report_of,
-    "measured": measured,
+    "measured": origin_of,
     "table": table_of,
 }  # the first word of a block
 
@@ -141,10 +141,10 @@ def experiment_of(block: str) -> str:
     return run.partition(" ")[0]
 
 
-def _entry(kept: Kept, name: str) -> Mapping[str, Any]:
-    if name not in kept:
+def _entry(runs: Kept, name: str) -> Mapping[str, Any]:
+    if name not in runs:
         raise ValueError(f"figures.json has no `{name}`: run it, then `--keep {name}`")
-    return kept[name]
+    return runs[name]
 
 
 def _cells(line: str) -> list[str]:
@@ -164,12 +164,12 @@ def _rows(markdown: str) -> Iterator[dict[str, str]]:
         columns = columns or cells
 
 
-def headlines_table(kept: Kept) -> str:
+def headlines_table(runs: Kept) -> str:
     rows = (
         (
             sent,
             beside,
-            *(figure(kept, f"{row} / {who} / ratio") for who in ("Addnorm fp32", "Addnorm int8")),
+            *(figure(runs, f"{row} / {who} / ratio") for who in ("Addnorm fp32", "Addnorm int8")),
         )
         for sent, beside, row in RATIOS
     )
@@ -217,17 +217,17 @@ MODELS = (
 )
 
 
-def models_table(kept: Kept) -> str:
+def models_table(runs: Kept) -> str:
     """Each cost in fp32/int8. No costs where no run of `shapes` is kept."""
-    costs = COLUMNS[NUM_FACTS:] if "shapes" in kept else ()
+    costs = COLUMNS[NUM_FACTS:] if "shapes" in runs else ()
     rows = (
-        (f"`{name}`", task, f"{longest:,}", *(_both(kept, shape, cost) for cost in costs))
+        (f"`{name}`", task, f"{longest:,}", *(_both(runs, shape, cost) for cost in costs))
         for name, task, shape, longest in MODELS
     )
     return table((*COLUMNS[:NUM_FACTS], *costs), rows)
 
 
-def _both(kept: Kept, shape: str, cost: str) -> str:
-    if f"`{shape}`" not in kept["shapes"]["report"]:
+def _both(runs: Kept, shape: str, cost: str) -> str:
+    if f"`{shape}`" not in runs["shapes"]["report"]:
         return "-"
-    return "/".join(figure(kept, f"shapes / {shape} / {cost}, {who}") for who in ("fp32", "int8"))
+    return "/".join(figure(runs, f"shapes / {shape} / {cost}, {who}") for who in ("fp32", "int8"))

@@ -22,11 +22,11 @@ from addnorm.service.server.wiring import Service
 from addnorm.service.settings import Settings, descriptions
 from addnorm.service.wire.codec.foreign_fields import FOREIGN
 from addnorm.service.wire.telemetry.exposition import INFO_LABELS
-from benchmarks.tables import listed
+from benchmarks.tables import bullets
 
 
 def settings_list() -> str:
-    return listed(
+    return bullets(
         (f"`{PREFIX}{name.upper()}`", _default(Settings.model_fields[name].default), meaning)
         for name, meaning in descriptions().items()
     )
@@ -43,9 +43,9 @@ def routes_list() -> str:
     for path, methods in _document()["paths"].items():
         for method, operation in methods.items():
             for tag in operation["tags"]:
-                said = path if method == "post" else f"{method.upper()} {path}"
-                by_tag.setdefault(tag, []).append(f"`{said}`")
-    return listed((f"**{tag}**", "", ", ".join(routes)) for tag, routes in by_tag.items())
+                route = path if method == "post" else f"{method.upper()} {path}"
+                by_tag.setdefault(tag, []).append(f"`{route}`")
+    return bullets((f"**{tag}**", "", ", ".join(routes)) for tag, routes in by_tag.items())
 
 
 def foreign_fields_list() -> str:
@@ -54,7 +54,7 @@ def foreign_fields_list() -> str:
     for name, foreign in FOREIGN.items():
         values = ", ".join(map(_json, foreign.values))
         by_values.setdefault(values or "none but empty ones", []).append(f"`{name}`")
-    return listed((values, "", ", ".join(names)) for values, names in by_values.items())
+    return bullets((values, "", ", ".join(names)) for values, names in by_values.items())
 
 
 def _json(value: object) -> str:
@@ -63,7 +63,7 @@ def _json(value: object) -> str:
 
 def errors_list() -> str:
     """Every code by its status. A class that has none answers with that of a class above it."""
-    return listed(
+    return bullets(
         (f"`{kind.code}`", kind.status, f"{_paragraph(kind)} {kind.remedy}")
         for kind in sorted(kinds(ServiceError), key=lambda kind: kind.status)
         if vars(kind).get("remedy")
@@ -80,7 +80,7 @@ def metrics_list() -> str:
             if isinstance(metric, MetricWrapperBase)
         }
         labels["addnorm_model_info"] = INFO_LABELS
-        return listed(
+        return bullets(
             _metric_entry(family, labels)
             for family in metrics.registry.collect()
             if family.name.startswith("addnorm_")
@@ -113,32 +113,32 @@ def _service() -> closing[Service]:
 
 @cache
 def _document() -> dict[str, Any]:
-    """What /openapi.json answers."""
+    """The answer of /openapi.json."""
 
-    async def asked(service: Service) -> dict[str, Any]:
+    async def send(service: Service) -> dict[str, Any]:
         transport = httpx.ASGITransport(app=service.app)
         async with httpx.AsyncClient(transport=transport, base_url="http://addnorm") as client:
             return (await client.get("/openapi.json")).json()  # type: ignore[no-any-return]
 
     with _service() as service:
-        return asyncio.run(asked(service))
+        return asyncio.run(send(service))
 
 
 def folders_list(root: Path, folder: str) -> str:
     """The folders in one. Those below them have a sentence too."""
     packages = sorted((root / folder).rglob("*/__init__.py"))
     purposes = {path.parent: purpose(path) for path in packages}
-    return listed(
-        (f"`{package.name}/`", "", said)
-        for package, said in purposes.items()
+    return bullets(
+        (f"`{package.name}/`", "", sentence)
+        for package, sentence in purposes.items()
         if package.parent == root / folder
     )
 
 
 def purpose(path: Path) -> str:
     """The first sentence of a file. ValueError without one."""
-    said = ast.get_docstring(ast.parse(path.read_text()))
-    if not said:
+    docstring = ast.get_docstring(ast.parse(path.read_text()))
+    if not docstring:
         raise ValueError(f"{path} does not begin with a sentence that says what it does")
-    paragraph = " ".join(said.partition("\n\n")[0].split())
+    paragraph = " ".join(docstring.partition("\n\n")[0].split())
     return re.split(r"(?<=\.) (?=[A-Z`])", paragraph)[0].rstrip(".:")

@@ -100,19 +100,22 @@ class Setup:
 
     def speed(self, shape: str) -> Figures:
         """Load and side -> useful tokens per second."""
-        model = speed.loaded(self.bundle(shape), self.settings, self.engines)
-        return speed.measured(model, self.source(shape).model.config, self.device, self.seconds)
+        model = speed.load_model(self.bundle(shape), self.settings, self.engines)
+        return speed.measure(model, self.source(shape).model.config, self.device, self.seconds)
 
     def http(self, shape: str) -> Figures:
         """Load and side -> useful tokens per second over HTTP, the median of the rounds, and
         answers that were wrong. PyTorch is in float16 behind FastAPI."""
         bundle, folder = self.bundle(shape), str(self.checkpoint(shape))
         with ExitStack() as stack:
-            ours = cache(lambda: stack.enter_context(processes.addnorm(bundle)))
-            theirs = cache(lambda: stack.enter_context(peers.pytorch(folder, self.device)))
-            sides = {each: in_precision(ours, bundle, each, NEAR) for each in PRECISIONS}
-            sides["PyTorch"] = Contender("PyTorch", theirs, sides["fp32"].reference, bundle)
-            found: Figures = {}
+            addnorm_server = cache(lambda: stack.enter_context(processes.addnorm(bundle)))
+            pytorch_server = cache(lambda: stack.enter_context(peers.pytorch(folder, self.device)))
+            sides = {
+                precision: in_precision(addnorm_server, bundle, precision, NEAR)
+                for precision in PRECISIONS
+            }
+            sides["PyTorch"] = Contender("PyTorch", pytorch_server, sides["fp32"].reference, bundle)
+            figures: Figures = {}
             for traffic, callers in CALLERS.items():
                 for side in sides.values():
                     side.prepare(traffic)
@@ -122,11 +125,11 @@ class Setup:
                     for _ in range(speed.ROUNDS)
                 ]
                 for name in sides:
-                    runs = [one[name] for one in rounds]
-                    found[f"{traffic}, {name}"] = median(run["tokens_per_s"] for run in runs)
-                    found[f"{traffic}, {name}, p50 ms"] = median(run["p50_ms"] for run in runs)
-                    found[f"{traffic}, {name}, wrong"] = sum(run["num_errors"] for run in runs)
-            return found
+                    runs = [by_side[name] for by_side in rounds]
+                    figures[f"{traffic}, {name}"] = median(run["tokens_per_s"] for run in runs)
+                    figures[f"{traffic}, {name}, p50 ms"] = median(run["p50_ms"] for run in runs)
+                    figures[f"{traffic}, {name}, wrong"] = sum(run["num_errors"] for run in runs)
+            return figures
 
 
 def rehearsal(out: Path, settings: Settings) -> Setup:
@@ -137,12 +140,12 @@ def rehearsal(out: Path, settings: Settings) -> Setup:
 def run(options: Options) -> Findings:
     settings = read_settings()
     if settings.provider != "cuda":
-        return tried(options, rehearsal(options.out, settings))
+        return try_steps(options, rehearsal(options.out, settings))
     if missing := [*_missing()]:
         return Findings("", [f"this needs {' and '.join(missing)}"])
     onnxruntime.preload_dlls()  # of CUDA and cuDNN, where pip put them
     out = options.out / "gpu"
-    return tried(options, Setup(out, settings, engines_for, "cuda", SHAPES, 0.5, 2000))
+    return try_steps(options, Setup(out, settings, engines_for, "cuda", SHAPES, 0.5, 2000))
 
 
 def _missing() -> Iterator[str]:
@@ -152,7 +155,7 @@ def _missing() -> Iterator[str]:
         yield "PyTorch with CUDA and a GPU"
 
 
-def tried(options: Options, setup: Setup) -> Findings:
+def try_steps(options: Options, setup: Setup) -> Findings:
     """Every step that is wanted, though one before it failed."""
     setup.out.mkdir(parents=True, exist_ok=True)
     parts = {"agreement": setup.agreement, "speed": setup.speed, "http": setup.http}
@@ -161,16 +164,18 @@ def tried(options: Options, setup: Setup) -> Findings:
         for shape in setup.shapes
         for name, part in parts.items()
     }
-    kept: dict[str, Figures] = json.loads(setup.report.read_text()) if setup.report.exists() else {}
+    figures: dict[str, Figures] = (
+        json.loads(setup.report.read_text()) if setup.report.exists() else {}
+    )
     failed = list[str]()
     for name, step in steps.items():
         if options.wants(name):
             try:
-                kept[name] = step()
+                figures[name] = step()
             except Exception as error:  # whatever it is, the next step may say something
-                kept[name] = {"failed": f"{type(error).__name__}: {error}"}
-                failed.append(f"{name}: {kept[name]['failed']}")
-            setup.report.write_text(json.dumps(kept, indent=1))
-            print(f"{name}: {json.dumps(kept[name].get('holds', kept[name]))}", flush=True)
-    where = "a GPU" if setup.device == "cuda" else "the CPU: a rehearsal, which says nothing of one"
-    return Findings(f"On {where}. All figures: {setup.report}", failed, kept)
+                figures[name] = {"failed": f"{type(error).__name__}: {error}"}
+                failed.append(f"{name}: {figures[name]['failed']}")
+            setup.report.write_text(json.dumps(figures, indent=1))
+            print(f"{name}: {json.dumps(figures[name].get('holds', figures[name]))}", flush=True)
+    place = "a GPU" if setup.device == "cuda" else "the CPU: a rehearsal, which says nothing of one"
+    return Findings(f"On {place}. All figures: {setup.report}", failed, figures)

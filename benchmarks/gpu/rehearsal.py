@@ -28,6 +28,6 @@ class RehearsedEngine(GpuEngine):
 
     def nodes(self) -> dict[str, list[Node]]:
         return {
-            graph: [node._replace(provider=CUDA) for node in found]
-            for graph, found in super().nodes().items()
+            graph: [node._replace(provider=CUDA) for node in nodes]
+            for graph, nodes in super().nodes().items()
         }

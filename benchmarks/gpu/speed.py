@@ -21,7 +21,7 @@ from addnorm.service.engine.model import Model
 from addnorm.service.loading import loader
 from addnorm.service.settings import Settings
 from benchmarks.bench.ceilings import sorted_batches
-from benchmarks.peers.torch_server import padded
+from benchmarks.peers.torch_server import pad
 
 LOADS = ("small", "big", "hidden")
 REPEATS = 8  # of a load's sequences: a GPU is through with them at once
@@ -46,10 +46,10 @@ class Layer(nn.Module):
         self.up, self.down = nn.Linear(width, config.d_ff), nn.Linear(config.d_ff, width)
         self.norm1, self.norm2 = (nn.LayerNorm(width, config.eps) for _ in range(2))
 
-    def forward(self, x: Tensor, seen: Tensor | None) -> Tensor:  # [B, S, d] -> [B, S, d]
+    def forward(self, x: Tensor, mask: Tensor | None) -> Tensor:  # [B, S, d] -> [B, S, d]
         heads = (part.unflatten(-1, (self.n_heads, -1)) for part in self.qkv(x).chunk(3, -1))
         q, k, v = (part.transpose(1, 2) for part in heads)
-        context = F.scaled_dot_product_attention(q, k, v, attn_mask=seen)
+        context = F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
         x = self.norm1(x + self.out(context.transpose(1, 2).flatten(2)))
         return self.norm2(x + self.down(F.gelu(self.up(x))))  # type: ignore[no-any-return]
 
@@ -70,10 +70,10 @@ class Encoder(nn.Module):
         columns = torch.arange(ids.shape[1], device=ids.device)
         real = columns < lengths[:, None]
         # without a mask PyTorch takes its fastest kernel
-        seen = None if bool(real.all()) else real[:, None, None, :]
+        mask = None if bool(real.all()) else real[:, None, None, :]
         x = self.norm(self.tokens(ids) + self.positions(columns) + self.types.weight[0])
         for layer in self.layers:
-            x = layer(x, seen)
+            x = layer(x, mask)
         weights = real[:, :, None].to(x.dtype)
         return x, (x * weights).sum(1) / lengths[:, None].to(x.dtype)
 
@@ -81,26 +81,28 @@ class Encoder(nn.Module):
 def encoder(config: Config, device: str) -> Encoder:
     """An encoder with random weights, in float16 on a GPU and float32 on the CPU."""
     dtype = torch.float16 if device == "cuda" else torch.float32
-    made: Any = Encoder(config).eval().to(device, dtype)
-    return made  # type: ignore[no-any-return]
+    model: Any = Encoder(config).eval().to(device, dtype)
+    return model  # type: ignore[no-any-return]
 
 
-def loaded(bundle: Bundle, settings: Settings, engines: Callable[[Settings], OpenEngine]) -> Model:
+def load_model(
+    bundle: Bundle, settings: Settings, engines: Callable[[Settings], OpenEngine]
+) -> Model:
     """Checked and warmed up as the server does it."""
     return loader.load(bundle, settings, engines=engines)
 
 
-def measured(model: Model, config: Config, device: str, seconds: float) -> dict[str, float]:
+def measure(model: Model, config: Config, device: str, seconds: float) -> dict[str, float]:
     """Load and side -> tokens per second, the median of the rounds."""
-    peer, found = encoder(config, device), dict[str, float]()
+    peer, figures = encoder(config, device), dict[str, float]()
     for load, sequences in _loads(model.bundle.manifest.limits):
         sides = {
             **_ours(model, sequences, load == "hidden"),
             **_pytorch(peer, device, sequences, load == "hidden"),
         }
         rates = _in_turn(sides, seconds)
-        found |= {f"{load}, {side}": tokens_per_s for side, tokens_per_s in rates.items()}
-    return found
+        figures |= {f"{load}, {side}": tokens_per_s for side, tokens_per_s in rates.items()}
+    return figures
 
 
 def _loads(limits: Limits) -> Iterator[tuple[str, list[Ints]]]:
@@ -123,7 +125,7 @@ def _ours(model: Model, sequences: list[Ints], hidden: bool) -> dict[str, Side]:
 
 
 def _of_engine(engine: Engine, batch: Batch, hidden: bool) -> Run:
-    """What a worker does for requests of hidden states, or of vectors."""
+    """The run of a worker for requests of hidden states, or of vectors."""
 
     def run() -> object:
         rows = engine.compute(batch)
@@ -160,7 +162,7 @@ def _alike(sequences: list[Ints]) -> Iterator[list[Ints]]:
 def _of_torch(peer: Encoder, device: str, batch: list[Ints], hidden: bool) -> Run:
     def run() -> Any:
         with torch.inference_mode():
-            states, pooled = peer(*padded(batch, device))
+            states, pooled = peer(*pad(batch, device))
             return (states if hidden else pooled).float().cpu()
 
     return run
@@ -172,7 +174,7 @@ def _in_turn(sides: dict[str, Side], seconds: float) -> dict[str, float]:
     for _ in range(ROUNDS + 1):
         for side, batches in sides.items():
             rates[side].append(_rate(batches, seconds))
-    return {side: median(found[1:]) for side, found in rates.items()}
+    return {side: median(values[1:]) for side, values in rates.items()}
 
 
 def _rate(batches: Side, seconds: float) -> float:

@@ -19,15 +19,15 @@ def create_app(checkpoint: str) -> FastAPI:
     model, app = SentenceTransformer(checkpoint, device="cpu"), FastAPI()
 
     def encode(texts: list[str]) -> bytes:
-        own = {"batch_size": 32, "normalize_embeddings": True, "show_progress_bar": False}
-        return bytes(model.encode(texts, **own).tobytes())
+        options = {"batch_size": 32, "normalize_embeddings": True, "show_progress_bar": False}
+        return bytes(model.encode(texts, **options).tobytes())
 
     @app.post("/embed")
     def embed(texts: list[str] = Body()) -> Response:  # noqa: B008
         return Response(encode(texts))  # no coroutine, so that FastAPI runs it in its thread pool
 
     @app.post("/timed")
-    def timed(texts: list[str] = Body()) -> Response:  # noqa: B008
+    def time_encode(texts: list[str] = Body()) -> Response:  # noqa: B008
         started = time.perf_counter()
         vectors = encode(texts)
         return Response(np.float64(time.perf_counter() - started).tobytes() + vectors)

@@ -31,13 +31,13 @@ def batches(texts: Texts, size: int) -> Iterator[list[int]]:
     yield from (order[start : start + size] for start in range(0, len(texts), size))
 
 
-def pooled(rows: Any, mask: Any) -> Any:
+def mean_vectors(rows: Any, mask: Any) -> Any:
     """The mean of real tokens, at length 1."""
     means = (rows * mask[..., None]).sum(1) / mask.sum(1, keepdims=True)
     return means / np.linalg.norm(means, axis=1, keepdims=True)
 
 
-def tokenized(checkpoint: Path) -> Callable[[Texts], dict[str, Any]]:
+def tokenizer_of(checkpoint: Path) -> Callable[[Texts], dict[str, Any]]:
     """A batch padded to its longest text, as int64 arrays."""
     from transformers import AutoTokenizer
 
@@ -48,7 +48,7 @@ def tokenized(checkpoint: Path) -> Callable[[Texts], dict[str, Any]]:
     }
 
 
-def exported(checkpoint: Path, folder: Path) -> Path:
+def export_graph(checkpoint: Path, folder: Path) -> Path:
     """The usual fp32 export: padded, with a mask."""
     if (folder / "model.onnx").exists():
         return folder / "model.onnx"
@@ -56,7 +56,9 @@ def exported(checkpoint: Path, folder: Path) -> Path:
     from transformers import AutoModel
 
     model = AutoModel.from_pretrained(checkpoint, attn_implementation="sdpa").eval()
-    inputs = {name: torch.from_numpy(a) for name, a in tokenized(checkpoint)(["a b", "c"]).items()}
+    inputs = {
+        name: torch.from_numpy(a) for name, a in tokenizer_of(checkpoint)(["a b", "c"]).items()
+    }
     dims = {0: torch.export.Dim.DYNAMIC, 1: torch.export.Dim.DYNAMIC}
     torch.onnx.export(
         model,
@@ -82,7 +84,7 @@ def sentence_transformers(checkpoint: Path, dtype: str) -> Encode:
     ).astype(np.float32)
 
 
-def quantized(graph: Path, folder: Path) -> Path:
+def quantize_graph(graph: Path, folder: Path) -> Path:
     """The usual int8: weights by column, one scale for all of a product's input."""
     from onnxruntime.quantization import QuantType, quantize_dynamic
 
@@ -95,14 +97,14 @@ def onnxruntime(checkpoint: Path, graph: Path) -> Encode:
 
     options = ort.SessionOptions()
     options.intra_op_num_threads = THREADS
-    session, read = ort.InferenceSession(str(graph), options), tokenized(checkpoint)
-    known = {each.name for each in session.get_inputs()}
+    session, read = ort.InferenceSession(str(graph), options), tokenizer_of(checkpoint)
+    names = {tensor.name for tensor in session.get_inputs()}
     first = session.get_outputs()[0].name  # the rows, [texts, width, d_model]
 
     def encode(texts: Texts) -> Any:
         inputs = read(texts)
-        rows = session.run([first], {n: a for n, a in inputs.items() if n in known})[0]
-        return pooled(rows, inputs["attention_mask"])
+        rows = session.run([first], {n: a for n, a in inputs.items() if n in names})[0]
+        return mean_vectors(rows, inputs["attention_mask"])
 
     return encode
 
@@ -113,9 +115,9 @@ def openvino(
     """streams: of one thread each, if there are several; as many batches at once."""
     import openvino as ov
 
-    core, read = ov.Core(), tokenized(checkpoint)
-    model = core.read_model(exported(checkpoint, folder))
-    names = [each.get_any_name() for each in model.inputs]
+    core, read = ov.Core(), tokenizer_of(checkpoint)
+    model = core.read_model(export_graph(checkpoint, folder))
+    names = [port.get_any_name() for port in model.inputs]
 
     def inputs_of(texts: Texts) -> dict[str, Any]:
         inputs = read(texts)
@@ -128,13 +130,13 @@ def openvino(
         dataset = nncf.Dataset(parts, inputs_of)
         model = nncf.quantize(model, dataset, model_type=nncf.ModelType.TRANSFORMER)
     options = {"INFERENCE_PRECISION_HINT": "f32", "INFERENCE_NUM_THREADS": THREADS}
-    how = {"NUM_STREAMS": streams} if streams > 1 else {"PERFORMANCE_HINT": "LATENCY"}
-    compiled = core.compile_model(model, "CPU", {**options, **how})
+    hint = {"NUM_STREAMS": streams} if streams > 1 else {"PERFORMANCE_HINT": "LATENCY"}
+    compiled = core.compile_model(model, "CPU", {**options, **hint})
 
     def encode(texts: Texts) -> Any:
         inputs = inputs_of(texts)
         rows = compiled.infer_new_request(inputs)[0]  # two threads may ask at once
-        return pooled(rows, inputs["attention_mask"])
+        return mean_vectors(rows, inputs["attention_mask"])
 
     return encode
 
@@ -144,15 +146,17 @@ def ctranslate2(checkpoint: Path, folder: Path, compute_type: str) -> Encode:
     from transformers import AutoTokenizer
 
     converter = ctranslate2.converters.TransformersConverter(str(checkpoint))
-    made = converter.convert(str(folder / compute_type), quantization=compute_type, force=True)
-    encoder = ctranslate2.Encoder(made, compute_type=compute_type, intra_threads=THREADS)
+    model_folder = converter.convert(
+        str(folder / compute_type), quantization=compute_type, force=True
+    )
+    encoder = ctranslate2.Encoder(model_folder, compute_type=compute_type, intra_threads=THREADS)
     tokenizer = AutoTokenizer.from_pretrained(checkpoint)
 
     def encode(texts: Texts) -> Any:
         ids = tokenizer(list(texts), truncation=True, max_length=LONGEST)["input_ids"]
         rows = np.array(encoder.forward_batch(ids).last_hidden_state)
-        lengths = np.array([len(each) for each in ids])
-        return pooled(rows, (np.arange(rows.shape[1]) < lengths[:, None]).astype(np.float32))
+        lengths = np.array([len(sequence) for sequence in ids])
+        return mean_vectors(rows, (np.arange(rows.shape[1]) < lengths[:, None]).astype(np.float32))
 
     return encode
 
@@ -161,25 +165,32 @@ def fastembed(checkpoint: Path, folder: Path) -> Encode:
     from fastembed import TextEmbedding
     from fastembed.common.model_description import ModelSource, PoolingType
 
-    exported(checkpoint, folder)
+    export_graph(checkpoint, folder)
     for name in ("config.json", "tokenizer.json", "tokenizer_config.json"):
         (folder / name).write_text((checkpoint / name).read_text())
     special = {"unk_token": "[UNK]", "sep_token": "[SEP]", "pad_token": "[PAD]",
                "cls_token": "[CLS]", "mask_token": "[MASK]"}  # fmt: skip
     (folder / "special_tokens_map.json").write_text(json.dumps(special))
-    own = {"model": "local", "pooling": PoolingType.MEAN, "normalization": True, "dim": 384}
-    TextEmbedding.add_custom_model(**own, sources=ModelSource(hf="local"), model_file="model.onnx")
+    model_options = {
+        "model": "local",
+        "pooling": PoolingType.MEAN,
+        "normalization": True,
+        "dim": 384,
+    }
+    TextEmbedding.add_custom_model(
+        **model_options, sources=ModelSource(hf="local"), model_file="model.onnx"
+    )
     model = TextEmbedding("local", specific_model_path=str(folder), threads=THREADS)
     return lambda texts: np.array(list(model.embed(list(texts), batch_size=len(texts))), np.float32)
 
 
 def create_app(name: str, checkpoint: Path, calibration: Texts, folder: Path) -> FastAPI:
-    made: dict[str, Callable[[], Encode]] = {
+    makers: dict[str, Callable[[], Encode]] = {
         "torch": lambda: sentence_transformers(checkpoint, "float32"),
         "torch-bfloat16": lambda: sentence_transformers(checkpoint, "bfloat16"),
-        "onnxruntime": lambda: onnxruntime(checkpoint, exported(checkpoint, folder)),
+        "onnxruntime": lambda: onnxruntime(checkpoint, export_graph(checkpoint, folder)),
         "onnxruntime-int8": lambda: onnxruntime(
-            checkpoint, quantized(exported(checkpoint, folder), folder)
+            checkpoint, quantize_graph(export_graph(checkpoint, folder), folder)
         ),
         "onnxruntime-ours": lambda: onnxruntime(checkpoint, folder / OURS),
         "openvino": lambda: openvino(checkpoint, folder, calibration, int8=False),
@@ -189,17 +200,17 @@ def create_app(name: str, checkpoint: Path, calibration: Texts, folder: Path) ->
         "ctranslate2-int8": lambda: ctranslate2(checkpoint, folder, "int8"),
         "fastembed": lambda: fastembed(checkpoint, folder),
     }
-    encode, app = made[name](), FastAPI()
+    encode, app = makers[name](), FastAPI()
     at_once = THREADS if name == STREAMS else 1
 
     @app.post("/timed")
-    def timed(texts: list[str] = Body(), batch: int = Body()) -> Response:  # noqa: B008
+    def time_encode(texts: list[str] = Body(), batch: int = Body()) -> Response:  # noqa: B008
         started, started_cpu = time.perf_counter(), time.process_time()
         vectors = np.empty((len(texts), 384), np.float32)
         parts = list(batches(texts, batch))
         with ThreadPoolExecutor(at_once) as pool:
-            found = pool.map(lambda indices: encode([texts[i] for i in indices]), parts)
-            for indices, rows in zip(parts, found, strict=True):
+            outputs = pool.map(lambda indices: encode([texts[i] for i in indices]), parts)
+            for indices, rows in zip(parts, outputs, strict=True):
                 vectors[indices] = rows
         took = [time.perf_counter() - started, time.process_time() - started_cpu]
         return Response(np.array(took).tobytes() + vectors.tobytes())
@@ -208,7 +219,7 @@ def create_app(name: str, checkpoint: Path, calibration: Texts, folder: Path) ->
 
 
 if __name__ == "__main__":
-    name, checkpoint, made, port = sys.argv[1:]
-    calibration = json.loads(Path(made, "calibration.json").read_text())
-    app = create_app(name, Path(checkpoint), calibration, Path(made))
+    name, checkpoint, work_folder, port = sys.argv[1:]
+    calibration = json.loads(Path(work_folder, "calibration.json").read_text())
+    app = create_app(name, Path(checkpoint), calibration, Path(work_folder))
     uvicorn.run(app, port=int(port), log_level="warning")

@@ -24,7 +24,7 @@ def main(folder: Path) -> None:
     (folder / "answers.json").write_text(json.dumps(answers))
 
 
-def _answers(results: Any) -> dict[str, Any]:
+def _answers(evaluation: Any) -> dict[str, Any]:
     """Task -> for each document, in order, [log-likelihood, is greedy] or the log-likelihood."""
     return {
         task: [
@@ -32,7 +32,7 @@ def _answers(results: Any) -> dict[str, Any]:
             for sample in sorted(samples, key=lambda sample: sample["doc_id"])
             for answer in sample["filtered_resps"]
         ]
-        for task, samples in results["samples"].items()
+        for task, samples in evaluation["samples"].items()
     }
 
 

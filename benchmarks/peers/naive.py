@@ -28,7 +28,7 @@ def create_app(graph: Path, typed: bool, num_threads: int = 0) -> FastAPI:
     app, options = FastAPI(), ort.SessionOptions()
     options.intra_op_num_threads = num_threads
     session = ort.InferenceSession(graph, options)
-    has_types = "token_type_ids" in [found.name for found in session.get_inputs()]
+    has_types = "token_type_ids" in [tensor.name for tensor in session.get_inputs()]
     response_model = dict[str, list] if typed else None  # type: ignore[type-arg]
 
     @app.post("/v1/infer", response_model=response_model)

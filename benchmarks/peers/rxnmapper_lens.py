@@ -52,10 +52,10 @@ class Served(RXNMapper):  # type: ignore[misc]
 
 def main(url: str, model: str) -> None:
     mappers = {"served": Served(url, model), "own": RXNMapper()}
-    results = {
+    maps = {
         kind: mapper.get_attention_guided_atom_maps(list(KNOWN)) for kind, mapper in mappers.items()
     }
-    rows = zip(results["served"], results["own"], KNOWN.values(), strict=True)
+    rows = zip(maps["served"], maps["own"], KNOWN.values(), strict=True)
     print(json.dumps([dict(zip(("served", "own", "known"), row, strict=True)) for row in rows]))
 
 

@@ -44,10 +44,12 @@ class OfTransformers(nn.Module):
         return hidden, (hidden * weights).sum(1) / lengths[:, None]
 
 
-def padded(sequences: list[Any], device: str = "cpu") -> tuple[Tensor, Tensor]:
+def pad(sequences: list[Any], device: str = "cpu") -> tuple[Tensor, Tensor]:
     """ids `[B, S]` and lengths `[B]` on the device."""
-    ids = nn.utils.rnn.pad_sequence([torch.as_tensor(one) for one in sequences], batch_first=True)
-    return ids.to(device), torch.tensor([len(one) for one in sequences], device=device)
+    ids = nn.utils.rnn.pad_sequence(
+        [torch.as_tensor(sequence) for sequence in sequences], batch_first=True
+    )
+    return ids.to(device), torch.tensor([len(sequence) for sequence in sequences], device=device)
 
 
 class Batcher:
@@ -78,10 +80,10 @@ class Batcher:
             for ids, mask in zip(body.input_ids, body.attention_mask, strict=True)
         ]
         with torch.inference_mode():
-            hidden, pooled = self._model(*padded(sequences, self._device))
+            hidden, pooled = self._model(*pad(sequences, self._device))
             wants_hidden = any("activations" in body.outputs for body in bodies)
-            found = (hidden if wants_hidden else pooled).float().cpu().numpy()
-        rows = iter(zip(found, sequences, strict=True))
+            values = (hidden if wants_hidden else pooled).float().cpu().numpy()
+        rows = iter(zip(values, sequences, strict=True))
         return [
             [
                 row[: len(sequence)] if wants_hidden else row

@@ -41,10 +41,10 @@ class Compared:
 
     @property
     def total(self) -> Count:
-        found = Count()
+        total = Count()
         for count in self.outputs.values():
-            found.add(count.compared, count.unequal)
-        return found
+            total.add(count.compared, count.unequal)
+        return total
 
     @property
     def unequal(self) -> dict[str, int]:
@@ -52,40 +52,42 @@ class Compared:
         return {name: count.unequal for name, count in self.outputs.items() if count.unequal}
 
 
-def compared(known: Path, folder: Path, precision: str) -> Compared:
-    """The answers in `folder` beside those in `known`."""
+def compare(reference: Path, folder: Path, precision: str) -> Compared:
+    """The answers in `folder` beside those in `reference`."""
     if (folder / REFUSED).exists():
         return Compared(refused=(folder / REFUSED).read_text())
-    found = Compared()
-    for file in sorted(known.glob(f"{precision}-*.json")):
-        for name, ours, theirs in _outputs(file, folder / file.name):
-            found.outputs.setdefault(name, Count()).add(*_unequal(ours, theirs))
+    comparison = Compared()
+    for file in sorted(reference.glob(f"{precision}-*.json")):
+        for name, expected, actual in _outputs(file, folder / file.name):
+            comparison.outputs.setdefault(name, Count()).add(*_unequal(expected, actual))
     for index in questions.ALONE:
-        found.not_invariant |= {*_other_in_company(folder, precision, index)}
-    return found
+        comparison.not_invariant |= {*_other_in_company(folder, precision, index)}
+    return comparison
 
 
-def precisions(known: Path) -> list[str]:
+def precisions(folder: Path) -> list[str]:
     """Precisions that were asked for, fp32 first."""
-    return sorted({file.name.partition("-")[0] for file in known.glob("*.json")})
+    return sorted({file.name.partition("-")[0] for file in folder.glob("*.json")})
 
 
-def _outputs(ours: Path, theirs: Path) -> Iterator[tuple[str, Any, Any]]:
+def _outputs(expected_file: Path, actual_file: Path) -> Iterator[tuple[str, Any, Any]]:
     """Names of outputs, or of fields of an answer, with the values of both."""
-    here, there = orjson.loads(ours.read_bytes()), orjson.loads(theirs.read_bytes())
-    question = ours.stem.partition("-")[2]
+    here, there = orjson.loads(expected_file.read_bytes()), orjson.loads(actual_file.read_bytes())
+    question = expected_file.stem.partition("-")[2]
     for name in sorted(here.keys() | there.keys()):
         if name not in NOT_COMPARED:
-            known = name in here.keys() & there.keys() and name not in ("data", "results")
-            yield name if known else question, here.get(name), there.get(name)
+            is_in_both = name in here.keys() & there.keys() and name not in ("data", "results")
+            yield name if is_in_both else question, here.get(name), there.get(name)
 
 
-def _unequal(ours: Any, theirs: Any) -> tuple[int, int]:
+def _unequal(expected: Any, actual: Any) -> tuple[int, int]:
     """Numbers, and how many of them differ in a bit: all of them where the words around them do."""
-    (numbers, words), (others, other_words) = _leaves(ours), _leaves(theirs)
-    if len(numbers) != len(others) or words != other_words:
-        return max(len(numbers), len(others)), max(len(numbers), len(others), 1)
-    return len(numbers), int(np.count_nonzero(numbers.view(np.int64) != others.view(np.int64)))
+    (numbers, words), (other_numbers, other_words) = _leaves(expected), _leaves(actual)
+    if len(numbers) != len(other_numbers) or words != other_words:
+        return max(len(numbers), len(other_numbers)), max(len(numbers), len(other_numbers), 1)
+    return len(numbers), int(
+        np.count_nonzero(numbers.view(np.int64) != other_numbers.view(np.int64))
+    )
 
 
 def _leaves(value: Any) -> tuple[np.ndarray[Any, np.dtype[np.float64]], list[Any]]:
@@ -97,12 +99,12 @@ def _leaves(value: Any) -> tuple[np.ndarray[Any, np.dtype[np.float64]], list[Any
 
 def _collect(value: Any, numbers: list[float], words: list[Any]) -> None:
     if isinstance(value, Mapping):
-        for name, own in value.items():
+        for name, part in value.items():
             words.append(name)
-            _collect(own, numbers, words)
+            _collect(part, numbers, words)
     elif isinstance(value, list):
-        for own in value:
-            _collect(own, numbers, words)
+        for part in value:
+            _collect(part, numbers, words)
     else:
         is_number = isinstance(value, float | int) and not isinstance(value, bool)
         (numbers if is_number else words).append(value)

@@ -25,11 +25,11 @@ NEON = (
 
 
 class Python(NamedTuple):
-    """How Python runs on a processor. own: variables of its processes, beside this one's."""
+    """The way Python runs on a processor. variables: of its processes, beside this one's."""
 
     processor: str
     command: list[str]
-    own: dict[str, str]
+    variables: dict[str, str]
 
     @classmethod
     def here(cls) -> "Python":
@@ -40,12 +40,12 @@ class Python(NamedTuple):
     def with_onnxruntime(cls, version: str) -> "Python":
         """On this machine's own, with another onnxruntime before this environment's."""
         folders = [str(Path.cwd()), str((ONNXRUNTIMES / version).absolute())]
-        own = {"PYTHONPATH": os.pathsep.join(folders)}
-        return cls(f"onnxruntime {version}", [sys.executable], own)
+        variables = {"PYTHONPATH": os.pathsep.join(folders)}
+        return cls(f"onnxruntime {version}", [sys.executable], variables)
 
     @property
     def environment(self) -> dict[str, str]:
-        return {**os.environ, **self.own}
+        return {**os.environ, **self.variables}
 
 
 @dataclass(frozen=True)
@@ -69,8 +69,8 @@ class Processor:
         emulator = [f"qemu-{self.machine}", "-cpu", self.cpu, "-L", str(files)]
         python = files / "usr/bin/python3.11" if self.is_arm else Path(sys.executable)
         folders = [here, str(root.absolute() / "site")] if self.is_arm else [here]
-        own = {"PYTHONPATH": os.pathsep.join(folders), "PYTHONDONTWRITEBYTECODE": "1"}
-        return Python(self.name, [*emulator, str(python)], own)
+        variables = {"PYTHONPATH": os.pathsep.join(folders), "PYTHONDONTWRITEBYTECODE": "1"}
+        return Python(self.name, [*emulator, str(python)], variables)
 
     def _files(self, root: Path) -> Path:
         """A folder in which qemu looks first: /proc/cpuinfo, and arm64's libraries."""
@@ -78,7 +78,7 @@ class Processor:
         (folder / "proc").mkdir(parents=True, exist_ok=True)
         (folder / "proc/cpuinfo").write_text(self._cpuinfo())
         if self.is_arm:
-            names = {own.name for own in (root / "root").iterdir()} - {"proc"}
+            names = {path.name for path in (root / "root").iterdir()} - {"proc"}
             for name in sorted(names):
                 _link(folder / name, Path("..", "root", name))
         return folder
@@ -117,6 +117,8 @@ PROCESSORS = {
 
 def chosen(options: Options) -> list[Processor]:
     """Processors that `--only` names; where it names none, those whose bits are promised."""
-    found = PROCESSORS.values()
-    named = [own for own in found if options.only and options.wants(own.name)]
-    return named or [own for own in found if own.is_promised]
+    processors = PROCESSORS.values()
+    matches = [
+        processor for processor in processors if options.only and options.wants(processor.name)
+    ]
+    return matches or [processor for processor in processors if processor.is_promised]

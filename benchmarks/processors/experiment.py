@@ -35,7 +35,7 @@ class Line:
 
     model: str
     precision: str
-    found: dict[str, Compared]
+    comparisons: dict[str, Compared]
 
 
 def run(options: Options) -> Findings:
@@ -43,25 +43,27 @@ def run(options: Options) -> Findings:
     chosen = emulated.chosen(options)
     promised = [name for name in PROCESSORS if PROCESSORS[name].is_promised]
     with TemporaryDirectory() as place:
-        found, seconds = _found(Path(place), [own.python() for own in chosen], wanted(options))
-        missed = [sentence for line in found for sentence in misses(line, promised)]
-        return Findings(_tables(found, seconds), missed, _figures(found, seconds))
+        model_lines, seconds = _ask_all(
+            Path(place), [processor.python() for processor in chosen], wanted_names(options)
+        )
+        missed = [sentence for line in model_lines for sentence in misses(line, promised)]
+        return Findings(_tables(model_lines, seconds), missed, _figures(model_lines, seconds))
 
 
 def versions(options: Options) -> Findings:
     """Other versions of onnxruntime on this machine. Their bits are no promise, and no goal."""
     pythons = [Python.with_onnxruntime(version) for version in ONNXRUNTIMES]
     with TemporaryDirectory() as place:
-        found, seconds = _found(Path(place), pythons, wanted(options))
+        model_lines, seconds = _ask_all(Path(place), pythons, wanted_names(options))
         names = [NATIVE, *(python.processor for python in pythons)]
         groups = equal_groups(Path(place) / "answers", names)
-    said = "\n".join(f"- {', '.join(group)}" for group in groups)
+    bullets = "\n".join(f"- {', '.join(group)}" for group in groups)
     here = f"{NATIVE} is {onnxruntime.__version__}. Versions with equal answers:"
-    tables = f"{_tables(found, seconds)}\n\n{here}\n\n{said}"
-    return Findings(tables, (), {**_figures(found, seconds), "groups": groups})
+    tables = f"{_tables(model_lines, seconds)}\n\n{here}\n\n{bullets}"
+    return Findings(tables, (), {**_figures(model_lines, seconds), "groups": groups})
 
 
-def wanted(options: Options) -> list[str]:
+def wanted_names(options: Options) -> list[str]:
     """Models that `--only` names, or all of them."""
     names = [*models.names(), real_model.NAME]
     return [name for name in names if options.wants(name)] or names
@@ -72,8 +74,11 @@ def equal_groups(answers: Path, names: Sequence[str]) -> list[list[str]]:
     groups = list[list[str]]()
     for name in names:
         for group in groups:
-            own = lines(answers, [name], group[0])
-            if not any(line.found[name].refused or line.found[name].unequal for line in own):
+            group_lines = lines(answers, [name], group[0])
+            if not any(
+                line.comparisons[name].refused or line.comparisons[name].unequal
+                for line in group_lines
+            ):
                 group.append(name)
                 break
         else:
@@ -81,30 +86,30 @@ def equal_groups(answers: Path, names: Sequence[str]) -> list[list[str]]:
     return groups
 
 
-def _found(
+def _ask_all(
     root: Path, pythons: Sequence[Python], names: Sequence[str]
 ) -> tuple[list[Line], dict[str, float]]:
     """Lines of all that answered, and the seconds of each part."""
-    seconds = {"export": _exported(root, names)}
+    seconds = {"export": _export(root, names)}
     processors = [python.processor for python in pythons]
     with ThreadPoolExecutor(os.cpu_count()) as side_by_side:
-        took = side_by_side.map(partial(_asked, root), (Python.here(), *pythons))
+        took = side_by_side.map(partial(_ask, root), (Python.here(), *pythons))
         seconds |= zip((NATIVE, *processors), took, strict=True)
     return [*lines(root / "answers", processors)], seconds
 
 
-def _exported(root: Path, names: Sequence[str]) -> float:
+def _export(root: Path, names: Sequence[str]) -> float:
     """Seconds."""
     started = time.monotonic()
-    said = StringIO()  # the tables of twenty certificates
-    with redirect_stdout(said):
+    output = StringIO()  # the tables of twenty certificates
+    with redirect_stdout(output):
         models.export_all(names, root / "tiny", root / "checkpoints")
         if real_model.NAME in names:
             real_model.export_to(root / "real")
     return time.monotonic() - started
 
 
-def _asked(root: Path, python: Python) -> float:
+def _ask(root: Path, python: Python) -> float:
     """Seconds that all answers took."""
     started, out = time.monotonic(), root / "answers" / python.processor
     out.mkdir(parents=True)
@@ -132,70 +137,70 @@ def ask(bundles: Path, python: Python, out: Path) -> None:
 
 def lines(answers: Path, processors: Sequence[str], beside: str = NATIVE) -> Iterator[Line]:
     """Every model that answered natively, in the order of their names."""
-    for known in sorted(path for path in (answers / beside).iterdir() if path.is_dir()):
-        for precision in differences.precisions(known):
-            found = {
-                name: differences.compared(known, answers / name / known.name, precision)
+    for folder in sorted(path for path in (answers / beside).iterdir() if path.is_dir()):
+        for precision in differences.precisions(folder):
+            comparisons = {
+                name: differences.compare(folder, answers / name / folder.name, precision)
                 for name in processors
             }
-            yield Line(known.name, precision, found)
+            yield Line(folder.name, precision, comparisons)
 
 
 def misses(line: Line, processors: Sequence[str]) -> Iterator[str]:
     """A sentence for each of these processors that has other bits, with the outputs' names."""
     for name in processors:
-        if (found := line.found.get(name)) is None:
+        if (answers := line.comparisons.get(name)) is None:
             continue
         words = f"{line.model}, {line.precision}, {name}:"
-        if found.refused:
-            yield f"{words} does not load: {found.refused}"
-        elif found.unequal:
-            of = ", ".join(f"{output} {count:,}" for output, count in found.unequal.items())
-            yield f"{words} {found.total.unequal:,} of {found.total.compared:,} numbers: {of}"
-        if found.not_invariant:
-            yield f"{words} not batch-invariant: {', '.join(sorted(found.not_invariant))}"
+        if answers.refused:
+            yield f"{words} does not load: {answers.refused}"
+        elif answers.unequal:
+            of = ", ".join(f"{output} {count:,}" for output, count in answers.unequal.items())
+            yield f"{words} {answers.total.unequal:,} of {answers.total.compared:,} numbers: {of}"
+        if answers.not_invariant:
+            yield f"{words} not batch-invariant: {', '.join(sorted(answers.not_invariant))}"
 
 
-def _tables(found: Sequence[Line], seconds: dict[str, float]) -> str:
+def _tables(model_lines: Sequence[Line], seconds: dict[str, float]) -> str:
     processors = [name for name in seconds if name not in ("export", NATIVE)]
     rows = [
-        [line.model, line.precision, *(_cell(line.found[name]) for name in processors)]
-        for line in found
+        [line.model, line.precision, *(_cell(line.comparisons[name]) for name in processors)]
+        for line in model_lines
     ]
-    rows.append(["all", "", *(_cell(total(found, name)) for name in processors)])
+    rows.append(["all", "", *(_cell(total(model_lines, name)) for name in processors)])
     took = ", ".join(f"{name} {value:.0f} s" for name, value in seconds.items())
     titles = [f"{name}: numbers, unequal" for name in processors]
     return f"{table(['model', 'precision', *titles], rows)}\n\nTime: {took}."
 
 
-def _cell(found: Compared) -> str:
-    if found.refused:
+def _cell(comparison: Compared) -> str:
+    if comparison.refused:
         return "does not load"
-    return f"{found.total.compared:,}, {found.total.unequal:,}"
+    return f"{comparison.total.compared:,}, {comparison.total.unequal:,}"
 
 
-def total(found: Sequence[Line], processor: str) -> Compared:
+def total(model_lines: Sequence[Line], processor: str) -> Compared:
     """All models on one processor; models that do not load have no numbers."""
-    whole = Compared()
-    for line in found:
-        count = line.found[processor].total
-        whole.outputs.setdefault("all", differences.Count()).add(count.compared, count.unequal)
-    return whole
+    summary = Compared()
+    for line in model_lines:
+        count = line.comparisons[processor].total
+        summary.outputs.setdefault("all", differences.Count()).add(count.compared, count.unequal)
+    return summary
 
 
-def _figures(found: Sequence[Line], seconds: dict[str, float]) -> dict[str, object]:
+def _figures(model_lines: Sequence[Line], seconds: dict[str, float]) -> dict[str, object]:
     return {
         "seconds": seconds,
         **{
             f"{line.model}/{line.precision}": {
                 name: {
-                    "compared": own.total.compared,
-                    "unequal": own.unequal,
-                    "refused": own.refused,
-                    "not_invariant": sorted(own.not_invariant),
+                    "compared": comparison.total.compared,
+                    "unequal": comparison.unequal,
+                    "refused": comparison.refused,
+                    "not_invariant": sorted(comparison.not_invariant),
                 }
-                for name, own in line.found.items()
+                for name, comparison in line.comparisons.items()
             }
-            for line in found
+            for line in model_lines
         },
     }

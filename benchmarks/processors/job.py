@@ -33,5 +33,5 @@ def _embed(bundle: Path, python: Python, folder: Path, precision: str) -> None:
     )
     if done.returncode:
         raise RuntimeError(f"addnorm embed on {python.processor}: {done.stderr[-2000:]}")
-    found = parquet.read_table(vectors)["vector"].to_pylist()
-    (folder / f"{precision}-vectors.json").write_text(json.dumps({"vectors": found}))
+    values = parquet.read_table(vectors)["vector"].to_pylist()
+    (folder / f"{precision}-vectors.json").write_text(json.dumps({"vectors": values}))

@@ -91,16 +91,16 @@ def _makers(checkpoints: Path) -> Iterator[tuple[str, Callable[[], Source]]]:
         yield name, partial(_preset, name)
     for family in FAMILY_NAMES:
         yield family, partial(_language_model, family, checkpoints / family)
-    for name, (kind, own) in HEADS.items():
-        yield name, partial(_headed, kind, own, checkpoints / name)
+    for name, (kind, fields) in HEADS.items():
+        yield name, partial(_head_model, kind, fields, checkpoints / name)
 
 
 def _preset(name: str) -> Source:
     """The smallest is as it is; the others are cut to the size of the families."""
-    found = sources.preset(name)
-    config = found.model.config
+    source = sources.preset(name)
+    config = source.model.config
     if config.d_model < WIDTH:
-        return found
+        return source
     small = replace(
         config,
         n_layers=NUM_LAYERS,
@@ -111,28 +111,28 @@ def _preset(name: str) -> Source:
         max_positions=POSITIONS,
         heads={output: replace(head, width=VOCABULARY) for output, head in config.heads.items()},
     )
-    return replace(found, model=randomize(Transformer(small), SEED).eval())
+    return replace(source, model=randomize(Transformer(small), SEED).eval())
 
 
 def _language_model(family: str, folder: Path) -> Source:
     config = _config(family)
     kind = next(kind for kind in LANGUAGE_MODELS if type(config) in kind._model_mapping)
-    return _checkpoint(_made(kind, config), folder)
+    return _checkpoint(_build(kind, config), folder)
 
 
-def _headed(kind: Any, own: dict[str, Any], folder: Path) -> Source:
-    return _checkpoint(_made(kind, _config(HEADED_FAMILY, **own)), folder)
+def _head_model(kind: Any, fields: dict[str, Any], folder: Path) -> Source:
+    return _checkpoint(_build(kind, _config(HEADED_FAMILY, **fields)), folder)
 
 
-def _config(family: str, **own: Any) -> PretrainedConfig:
-    sizes = {**SIZES, **dict.fromkeys(FEED_FORWARD, 4 * WIDTH), **own}
+def _config(family: str, **fields: Any) -> PretrainedConfig:
+    sizes = {**SIZES, **dict.fromkeys(FEED_FORWARD, 4 * WIDTH), **fields}
     config = transformers.AutoConfig.for_model(family, **sizes)
     if (config.pad_token_id or 0) >= VOCABULARY:  # transformers makes no such model
         config.pad_token_id = 0
     return config
 
 
-def _made(kind: Any, config: PretrainedConfig) -> PreTrainedModel:
+def _build(kind: Any, config: PretrainedConfig) -> PreTrainedModel:
     """Weights as wide as trained ones: transformers' own are so small that attention is flat."""
     torch.manual_seed(SEED)
     model: PreTrainedModel = kind.from_config(config).eval()

@@ -10,17 +10,17 @@ from packaging.requirements import Requirement
 OWN, EXTRAS = "addnorm", ("corpus",)
 
 
-def needed(name: str = OWN, extras: tuple[str, ...] = EXTRAS) -> dict[str, str]:
+def needed_versions(name: str = OWN, extras: tuple[str, ...] = EXTRAS) -> dict[str, str]:
     """Normalized name -> version, of all that the distribution needs. Without itself."""
-    found: dict[str, str] = {}
+    versions: dict[str, str] = {}
     waiting = [*_requirements(name, extras)]
     while waiting:
         requirement = waiting.pop()
         key = re.sub("[-_.]+", "-", requirement.name).lower()
-        if key not in found:
-            found[key] = distribution(key).version
+        if key not in versions:
+            versions[key] = distribution(key).version
             waiting += _requirements(key, tuple(requirement.extras))
-    return found
+    return versions
 
 
 def _requirements(name: str, extras: tuple[str, ...]) -> Iterator[Requirement]:
@@ -32,4 +32,4 @@ def _requirements(name: str, extras: tuple[str, ...]) -> Iterator[Requirement]:
 
 
 if __name__ == "__main__":
-    print(*(f"{name}=={version}" for name, version in sorted(needed().items())), sep="\n")
+    print(*(f"{name}=={version}" for name, version in sorted(needed_versions().items())), sep="\n")

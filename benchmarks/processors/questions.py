@@ -71,17 +71,17 @@ def _of_ids(bundle: Bundle, precision: str) -> Iterator[Question]:
     kinds = OUTPUTS.of(bundle)
     outputs = [name for name in kinds if precision == "fp32" or not kinds[name].is_of_lens]
     options = {name: kinds[name].compared_options(bundle, batch.num_tokens) for name in outputs}
-    asked = {"outputs": outputs, **{name: own for name, own in options.items() if own}}
-    yield _asked(bundle, precision, ragged(precision), INFER, {**_ids(batch), **asked})
+    fields = {"outputs": outputs, **{name: value for name, value in options.items() if value}}
+    yield _question(bundle, precision, ragged(precision), INFER, {**_ids(batch), **fields})
     for index in ALONE:
-        body = {**_ids(batch.sequence(index)), **asked}
-        yield _asked(bundle, precision, alone(precision, index), INFER, body)
+        body = {**_ids(batch.sequence(index)), **fields}
+        yield _question(bundle, precision, alone(precision, index), INFER, body)
     if "pooled" in outputs and "pooled" not in bundle.manifest.heads:
-        few = selfcheck.sequences(bundle.manifest.limits, LENGTHS[:3])
-        pooled = {**_ids(few), "outputs": ["pooled"], "normalize": True}
+        short_batch = selfcheck.sequences(bundle.manifest.limits, LENGTHS[:3])
+        pooled = {**_ids(short_batch), "outputs": ["pooled"], "normalize": True}
         for pooling in get_args(Pooling):
             name, body = f"{precision}-pooled-{pooling}", {**pooled, "pooling": pooling}
-            yield _asked(bundle, precision, name, INFER, body)
+            yield _question(bundle, precision, name, INFER, body)
 
 
 def _ids(batch: Batch) -> dict[str, Any]:
@@ -99,15 +99,17 @@ def _of_texts(bundle: Bundle, precision: str) -> Iterator[Question]:
     for task in bundle.tasks:
         if task in OF_TASKS:
             path, body = OF_TASKS[task]
-            yield _asked(bundle, precision, f"{precision}-{task}", path, body)
+            yield _question(bundle, precision, f"{precision}-{task}", path, body)
     if bundle.manifest.vector_ranges is not None:
         normalize = bundle.manifest.normalize  # as the vectors whose ranges were measured
         for dtype in get_args(VectorDType):
-            asked = {"texts": [*TEXTS], "outputs": ["pooled"], "normalize": normalize}
-            body = {**asked, "dtype": dtype}
-            yield _asked(bundle, precision, f"{precision}-vectors-{dtype}", INFER, body)
+            fields = {"texts": [*TEXTS], "outputs": ["pooled"], "normalize": normalize}
+            body = {**fields, "dtype": dtype}
+            yield _question(bundle, precision, f"{precision}-vectors-{dtype}", INFER, body)
 
 
-def _asked(bundle: Bundle, precision: str, name: str, path: str, body: dict[str, Any]) -> Question:
+def _question(
+    bundle: Bundle, precision: str, name: str, path: str, body: dict[str, Any]
+) -> Question:
     """The body with its model and precision."""
     return Question(name, path, {"model": bundle.ref, "precision": precision, **body})

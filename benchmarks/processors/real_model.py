@@ -39,7 +39,7 @@ def ask(bundles: Path, python: Python, out: Path, name: str = NAME) -> None:
     with (
         (out / f"{python.processor}.log").open("wb") as log,
         processes.folder(
-            bundles, None, log, python.command, PATIENCE_S, **SETTINGS, **python.own
+            bundles, None, log, python.command, PATIENCE_S, **SETTINGS, **python.variables
         ) as server,
         httpx.Client(base_url=f"http://{server.host}:{server.port}", timeout=PATIENCE_S) as client,
     ):
@@ -48,8 +48,8 @@ def ask(bundles: Path, python: Python, out: Path, name: str = NAME) -> None:
             body = {"model": name, "input": TEXTS, "precision": precision}
             answer = client.post("/v1/embeddings", json=body).raise_for_status()
             (served / f"{precision}-embeddings.json").write_bytes(answer.content)
-            known = of_certificate(
+            certificate = of_certificate(
                 model["reproduces_certificate"][precision],
                 model["different_from_certificate"][precision],
             )
-            (served / f"{precision}-certificate.json").write_text(json.dumps(known))
+            (served / f"{precision}-certificate.json").write_text(json.dumps(certificate))

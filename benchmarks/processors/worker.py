@@ -29,24 +29,24 @@ SETTINGS = {
 
 def main(root: Path, out: Path) -> None:
     for path in sorted(path for path in root.glob("*/*") if path.name.isdigit()):
-        own = out / path.parent.name
-        own.mkdir(parents=True)
+        folder = out / path.parent.name
+        folder.mkdir(parents=True)
         try:
             service = open_service(path, **SETTINGS)
         except CorpusError as error:
-            (own / REFUSED).write_text(str(error))
+            (folder / REFUSED).write_text(str(error))
             continue
         try:
-            asyncio.run(_ask(service, own))
+            asyncio.run(_ask(service, folder))
         finally:
             service.close()
 
 
 async def _ask(service: Service, out: Path) -> None:
     (model,) = service.models.all()
-    for precision, found in model.reproductions.items():
-        known = of_certificate(found.is_equal, found.different)
-        (out / f"{precision}-certificate.json").write_text(json.dumps(known))
+    for precision, reproduction in model.reproductions.items():
+        certificate = of_certificate(reproduction.is_equal, reproduction.different)
+        (out / f"{precision}-certificate.json").write_text(json.dumps(certificate))
     through = httpx.ASGITransport(app=service.app)
     async with httpx.AsyncClient(transport=through, base_url="http://here", timeout=HOUR) as here:
         for question in questions(model.bundle):
@@ -57,7 +57,7 @@ async def _ask(service: Service, out: Path) -> None:
 
 
 def of_certificate(is_equal: bool | None, different: Sequence[str]) -> dict[str, object]:
-    """What the load found of the known answers: all outputs of up to 512 tokens."""
+    """The load's verdict on the known answers: all outputs of up to 512 tokens."""
     return {"certificate": {"is_equal": is_equal, "different": [*different]}}
 
 

@@ -39,15 +39,15 @@ class Samples:
     tokens: list[tuple[float, float]] = field(default_factory=list)  # that wait in one replica
 
 
-def scale(nodes: Nodes, known: Sequence[Known], bundles: Path) -> Findings:
+def scale(nodes: Nodes, cases: Sequence[Known], bundles: Path) -> Findings:
     nodes.deploy(bundles, autoscaling_config=CONFIG, graceful_shutdown_timeout_s=35)
     nodes.await_replicas(1)
-    samples, outcomes = asyncio.run(_run(nodes, known))
-    most, last = max(number for _, number in samples.replicas), samples.replicas[-1][1]
+    samples, outcomes = asyncio.run(_run(nodes, cases))
+    peak, last = max(number for _, number in samples.replicas), samples.replicas[-1][1]
     missed = []
-    if most < NUM_NODES or last != 1:
-        missed.append(f"at most {most} replicas, {last} in the end")
-    if lost := [attempt for attempt in outcomes.failed() if attempt.outcome != BUSY]:
+    if peak < NUM_NODES or last != 1:
+        missed.append(f"at most {peak} replicas, {last} in the end")
+    if lost := [attempt for attempt in outcomes.failures() if attempt.outcome != BUSY]:
         missed.append(f"{len(lost)} attempts were neither answered nor refused with 429")
     if outcomes.num_wrong:
         missed.append(f"{outcomes.num_wrong} answers have other bits")
@@ -58,12 +58,12 @@ def scale(nodes: Nodes, known: Sequence[Known], bundles: Path) -> Findings:
     )
 
 
-async def _run(nodes: Nodes, known: Sequence[Known]) -> tuple[Samples, Outcomes]:
+async def _run(nodes: Nodes, cases: Sequence[Known]) -> tuple[Samples, Outcomes]:
     samples, outcomes = Samples(), Outcomes()
     began = time.monotonic()
     watching = asyncio.create_task(_watch(nodes, samples, began))
     await asyncio.sleep(LIGHT_S)
-    await call(URL, known, CALLERS, lambda seconds: seconds < HEAVY_S, outcomes)
+    await call(URL, cases, CALLERS, lambda seconds: seconds < HEAVY_S, outcomes)
     await asyncio.sleep(QUIET_S)
     watching.cancel()
     return samples, outcomes
@@ -76,11 +76,11 @@ async def _watch(nodes: Nodes, samples: Samples, began: float) -> None:
             samples.replicas.append((time.monotonic() - began, number))
             answer = await client.get("/metrics")
             if answer.status_code == 200:
-                samples.tokens.append((time.monotonic() - began, _queued(answer.text)))
+                samples.tokens.append((time.monotonic() - began, _queue_tokens(answer.text)))
             await asyncio.sleep(0.3)
 
 
-def _queued(metrics: str) -> float:
+def _queue_tokens(metrics: str) -> float:
     families = text_string_to_metric_families(metrics)
     return next(
         family.samples[0].value for family in families if family.name == "addnorm_queue_tokens"
@@ -88,18 +88,21 @@ def _queued(metrics: str) -> float:
 
 
 def _table(samples: Samples, outcomes: Outcomes) -> str:
-    def reached(number: int, after: float = 0.0) -> str:
+    def first_time(number: int, after: float = 0.0) -> str:
         times = (at for at, running in samples.replicas if at >= after and running == number)
         return f"{next(times, float('nan')):.0f}"
 
     heavy_end = LIGHT_S + HEAVY_S
     rows = [
         ("load begins", f"{LIGHT_S:.0f}"),
-        ("two replicas run", reached(2)),
-        ("three replicas run", reached(3)),
+        ("two replicas run", first_time(2)),
+        ("three replicas run", first_time(3)),
         ("load ends", f"{heavy_end:.0f}"),
-        ("one replica is left", reached(1, heavy_end)),
-        ("attempts answered with the right bits", sum(outcomes.answered().values())),
-        ("attempts refused with 429", sum(one.outcome == BUSY for one in outcomes.failed())),
+        ("one replica is left", first_time(1, heavy_end)),
+        ("attempts answered with the right bits", sum(outcomes.answers().values())),
+        (
+            "attempts refused with 429",
+            sum(attempt.outcome == BUSY for attempt in outcomes.failures()),
+        ),
     ]
     return table(("", "s, or number"), rows)

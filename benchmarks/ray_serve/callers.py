@@ -26,7 +26,7 @@ class Known:
 
 @dataclass(frozen=True)
 class Attempt:
-    """What one request came to."""
+    """The outcome of one request."""
 
     sent_s: float  # after the beginning
     took_s: float
@@ -52,18 +52,22 @@ class Outcomes:
     def num_wrong(self) -> int:
         return sum(attempt.outcome == WRONG for attempt in self.attempts)
 
-    def failed(self) -> list[Attempt]:
+    def failures(self) -> list[Attempt]:
         """Neither answered rightly nor wrongly."""
-        return [one for one in self.attempts if not one.is_answered and one.outcome != WRONG]
+        return [
+            attempt
+            for attempt in self.attempts
+            if not attempt.is_answered and attempt.outcome != WRONG
+        ]
 
-    def answered(self) -> Counter[str]:
+    def answers(self) -> Counter[str]:
         """Rightly, by version."""
         return Counter(attempt.outcome for attempt in self.attempts if attempt.is_answered)
 
 
 async def call(
     url: str,
-    known: Sequence[Known],
+    cases: Sequence[Known],
     num_callers: int,
     goes_on: Callable[[float], bool],
     outcomes: Outcomes,
@@ -72,7 +76,7 @@ async def call(
 
     A request without an answer is sent again, at most RETRIES times.
     """
-    began, requests = time.monotonic(), cycle(known)
+    began, requests = time.monotonic(), cycle(cases)
     limits = httpx.Limits(max_connections=num_callers, max_keepalive_connections=num_callers)
     async with httpx.AsyncClient(
         base_url=url, headers=HEADERS, timeout=PATIENCE_S, limits=limits

@@ -19,11 +19,11 @@ PARTS = ("update", "deaths", "autoscaling")
 
 
 def run(options: Options) -> Findings:
-    found = {part: _part(part, options) for part in PARTS if options.wants(part)}
+    findings = {part: _part(part, options) for part in PARTS if options.wants(part)}
     return Findings(
-        "\n\n".join(f"{part}:\n\n{each.tables}" for part, each in found.items()),
-        [goal for each in found.values() for goal in each.missed],
-        {part: each.figures for part, each in found.items()},
+        "\n\n".join(f"{part}:\n\n{entry.tables}" for part, entry in findings.items()),
+        [goal for entry in findings.values() for goal in entry.missed],
+        {part: entry.figures for part, entry in findings.items()},
     )
 
 
@@ -33,12 +33,14 @@ def _part(part: str, options: Options) -> Findings:
         root = Path(place)
         if part == "update":
             newer = newest("notebook", BUILD / "ray/bundles")
-            folders = {one.ref: _folder(root / str(n), one) for n, one in enumerate((tiny, newer))}
-            return changes.update(nodes, _known("small", folders), *folders.values())
+            folders = {
+                bundle.ref: _folder(root / str(n), bundle) for n, bundle in enumerate((tiny, newer))
+            }
+            return changes.update(nodes, _cases("small", folders), *folders.values())
         folder = _folder(root / "one", minilm)
         if part == "deaths":
-            return changes.deaths(nodes, _known("small", {minilm.ref: folder}), folder)
-        return autoscaling.scale(nodes, _known("big", {minilm.ref: folder}), folder)
+            return changes.deaths(nodes, _cases("small", {minilm.ref: folder}), folder)
+        return autoscaling.scale(nodes, _cases("big", {minilm.ref: folder}), folder)
 
 
 def _folder(root: Path, bundle: Bundle) -> Path:
@@ -48,7 +50,7 @@ def _folder(root: Path, bundle: Bundle) -> Path:
     return root
 
 
-def _known(profile: str, folders: Mapping[str, Path]) -> list[Known]:
+def _cases(profile: str, folders: Mapping[str, Path]) -> list[Known]:
     """The profile's requests, and what `addnorm serve` answers by each of the folders."""
     with ExitStack() as stack:
         running = {

@@ -33,12 +33,12 @@ ENVIRONMENT = {
 class Nodes:
     """The first node has the controller, the proxy and a replica; each other has a replica."""
 
-    def __init__(self, cluster: Any, others: list[Any]) -> None:
-        self._cluster, self._others = cluster, others
+    def __init__(self, cluster: Any, workers: list[Any]) -> None:
+        self._cluster, self._workers = cluster, workers
 
     def kill_raylet(self) -> None:
         """SIGKILL to the last node's raylet. Its workers end because it has ended."""
-        self._others.pop().kill_raylet()
+        self._workers.pop().kill_raylet()
 
     def deploy(self, bundles: Path, **options: Any) -> None:
         """`serve deploy` of the example configuration with this folder and these options of the
@@ -65,10 +65,10 @@ class Nodes:
         """Until so many run, and no others are left. old: ids that do not count."""
 
         def are_there() -> bool:
-            found = self.replicas()
-            states = [replica["state"] for replica in found]
+            replicas = self.replicas()
+            states = [replica["state"] for replica in replicas]
             return states == ["RUNNING"] * number and not old & {
-                replica["replica_id"] for replica in found
+                replica["replica_id"] for replica in replicas
             }
 
         eventually(are_there)
@@ -76,10 +76,10 @@ class Nodes:
 
 def configuration(bundles: Path, options: Mapping[str, Any]) -> dict[str, Any]:
     """The example for machines as small as these nodes. An option of None is left out."""
-    found: dict[str, Any] = yaml.safe_load(EXAMPLE.read_text())
-    found["proxy_location"] = "HeadOnly"  # all nodes have one address here
-    found["http_options"] |= {"host": "127.0.0.1", "port": int(URL.rpartition(":")[2])}
-    (application,) = found["applications"]
+    settings: dict[str, Any] = yaml.safe_load(EXAMPLE.read_text())
+    settings["proxy_location"] = "HeadOnly"  # all nodes have one address here
+    settings["http_options"] |= {"host": "127.0.0.1", "port": int(URL.rpartition(":")[2])}
+    (application,) = settings["applications"]
     # what is asked again is computed again
     application["args"] = {
         "bundles": str(bundles.resolve()),
@@ -90,10 +90,10 @@ def configuration(bundles: Path, options: Mapping[str, Any]) -> dict[str, Any]:
     application["deployments"] = [
         {name: value for name, value in deployment.items() if value is not None}
     ]
-    return found
+    return settings
 
 
-def fixed(number: int) -> dict[str, Any]:
+def fixed_size(number: int) -> dict[str, Any]:
     """Options for a number of replicas that does not change."""
     return {"num_replicas": number, "autoscaling_config": None}
 
@@ -105,10 +105,10 @@ def three_nodes() -> Iterator[Nodes]:
     dashboard = {"include_dashboard": True, "dashboard_port": int(DASHBOARD.rpartition(":")[2])}
     cluster = Cluster(initialize_head=True, head_node_args={**NODE, **dashboard})
     try:
-        others = [cluster.add_node(**NODE) for _ in range(NUM_NODES - 1)]
+        workers = [cluster.add_node(**NODE) for _ in range(NUM_NODES - 1)]
         cluster.wait_for_nodes()
         ray.init(address=cluster.address, log_to_driver=False, logging_level="error")
-        yield Nodes(cluster, others)
+        yield Nodes(cluster, workers)
         serve.shutdown()
     finally:
         ray.shutdown()

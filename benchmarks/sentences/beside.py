@@ -36,38 +36,40 @@ ROWS = [
 
 
 def run(options: Options) -> Findings:
-    asked = prose(NUM_TEXTS)
+    texts = prose(NUM_TEXTS)
     command = (PEER_PYTHON, peers.program("encode"), MINILM)
     with processes.program(command) as peer, processes.addnorm(newest(MODEL), **PATIENT) as server:
-        found = [
-            *_peers(peer, asked),
-            *(way for size in (NUM_TEXTS, 32, 1) for way in ways.addnorm(server, asked, size)),
+        all_ways = [
+            *_peers(peer, texts),
+            *(way for size in (NUM_TEXTS, 32, 1) for way in ways.addnorm(server, texts, size)),
         ]
-        figures = comparison.measured([way.side for way in found], options)
-    compared = comparison.compared(figures, ROWS, TITLES)
-    expected = ways.runs_of(found, ENCODE)[0]
-    missed = [*compared.missed, *_missed(found)]
-    return Findings(f"{compared.tables}\n\n{ways.vectors_table(found, expected)}", missed, figures)
+        figures = comparison.measure([way.side for way in all_ways], options)
+    compared = comparison.compare(figures, ROWS, TITLES)
+    expected = ways.runs_of(all_ways, ENCODE)[0]
+    missed = [*compared.missed, *_misses(all_ways)]
+    return Findings(
+        f"{compared.tables}\n\n{ways.vectors_table(all_ways, expected)}", missed, figures
+    )
 
 
-def _peers(server: Server, asked: list[str]) -> Iterator[Way]:
+def _peers(server: Server, texts: list[str]) -> Iterator[Way]:
     """`encode` is timed where it runs: HTTP does not count."""
 
     def encode() -> tuple[float, list[float], ways.Vectors]:
-        answer = server.ask(json.dumps(asked).encode(), "/timed")
+        answer = server.ask(json.dumps(texts).encode(), "/timed")
         seconds = float(np.frombuffer(answer[:8], np.float64)[0])
         return seconds, [seconds], np.frombuffer(answer[8:], np.float32).reshape(NUM_TEXTS, -1)
 
     yield Way(ALL, ENCODE, encode)
     for size in (32, 1):
-        yield ways.asking(server, "/embed", ways.parts(asked, size), FASTAPI, size, bytes)
+        yield ways.asking(server, "/embed", ways.parts(texts, size), FASTAPI, size, bytes)
 
 
-def _missed(found: list[Way]) -> Iterator[str]:
-    expected = ways.runs_of(found, ENCODE)[0]
-    lowest = (ways.runs_of(found, FP32) * expected).sum(2).min()
+def _misses(all_ways: list[Way]) -> Iterator[str]:
+    expected = ways.runs_of(all_ways, ENCODE)[0]
+    lowest = (ways.runs_of(all_ways, FP32) * expected).sum(2).min()
     if not lowest >= LEAST_COSINE:
         yield f"fp32: cosine {lowest:.7f} to `encode`, at least {LEAST_COSINE} is wanted"
     for who in (FP32, INT8):
-        if changed := ways.num_changed(found, who):
+        if changed := ways.num_changed(all_ways, who):
             yield f"{who}: {changed} texts have other bits in other requests"

@@ -59,13 +59,13 @@ class Engine:
     runs: list[Timed] = field(default_factory=list)
     num_changed: int = 0  # of NUM_COMPARED texts
 
-    def compare(self, asked: Sequence[str]) -> None:
+    def compare(self, texts: Sequence[str]) -> None:
         """The same texts alone, in one batch size and in another order."""
-        some = list(asked[:NUM_COMPARED])
+        sample = list(texts[:NUM_COMPARED])
         order = random.Random(0).sample(range(NUM_COMPARED), NUM_COMPARED)
-        _, _, alone = self.encode(some, 1)
-        _, _, batched = self.encode(some, BATCH)
-        _, _, turned = self.encode([some[index] for index in order], 8)
+        _, _, alone = self.encode(sample, 1)
+        _, _, batched = self.encode(sample, BATCH)
+        _, _, turned = self.encode([sample[index] for index in order], 8)
         again = np.empty_like(turned)
         again[order] = turned
         changed = (alone != batched) | (alone != again)
@@ -73,33 +73,33 @@ class Engine:
 
 
 def run(options: Options) -> Findings:
-    asked, calibration = prose(NUM_TEXTS), prose(256, seed=1)
+    texts, calibration = prose(NUM_TEXTS), prose(256, seed=1)
     MADE.mkdir(parents=True, exist_ok=True)
     (MADE / "calibration.json").write_text(json.dumps(calibration))
     shutil.copyfile(newest(MODEL).graph(INT8), MADE / "addnorm.int8.onnx")
     with ExitStack() as stack:
-        engines = [engine for name in TITLES if (engine := _started(name, stack, options))]
+        engines = [engine for name in TITLES if (engine := _start(name, stack, options))]
         rounds = options.times(3)
         for number in tqdm(range(1 + rounds), desc="rounds", disable=None):
             for engine in engines if number % 2 else reversed(engines):
-                timed = engine.encode(asked, BATCH)
+                timed = engine.encode(texts, BATCH)
                 if number:  # the first warms up
                     engine.runs.append(timed)
         for engine in engines:
-            engine.compare(asked)
-        found = {engine.name: _figures(engine, engines) for engine in engines}
-    columns = ("engine", *next(iter(found.values())))
-    rows = [(TITLES[name], *map(_shown, figures.values())) for name, figures in found.items()]
-    plots = {"engines.png": lambda path: draw(found, path)}
+            engine.compare(texts)
+        by_engine = {engine.name: _figures(engine, engines) for engine in engines}
+    columns = ("engine", *next(iter(by_engine.values())))
+    rows = [(TITLES[name], *map(_format, figures.values())) for name, figures in by_engine.items()]
+    plots = {"engines.png": lambda path: draw(by_engine, path)}
     missed = [
         f"{name}: {figures['texts of 96 whose bits change']} texts change"
-        for name, figures in found.items()
+        for name, figures in by_engine.items()
         if name.startswith("addnorm") and figures["texts of 96 whose bits change"]
     ]
-    return Findings(table(columns, rows), missed, found, plots)
+    return Findings(table(columns, rows), missed, by_engine, plots)
 
 
-def _started(name: str, stack: ExitStack, options: Options) -> Engine | None:
+def _start(name: str, stack: ExitStack, options: Options) -> Engine | None:
     if not options.wants(name):
         return None
     if name.startswith("addnorm"):
@@ -109,15 +109,15 @@ def _started(name: str, stack: ExitStack, options: Options) -> Engine | None:
         return None
     command = (PYTHON, peers.program("engine"), name, MINILM, MADE)
     server = stack.enter_context(processes.program(command, START_S))
-    return Engine(name, _timed(server), server)
+    return Engine(name, _timer(server), server)
 
 
-def _timed(server: Server) -> Callable[[Sequence[str], int], Timed]:
-    def encode(asked: Sequence[str], batch: int) -> Timed:
-        body = json.dumps({"texts": list(asked), "batch": batch}).encode()
+def _timer(server: Server) -> Callable[[Sequence[str], int], Timed]:
+    def encode(texts: Sequence[str], batch: int) -> Timed:
+        body = json.dumps({"texts": list(texts), "batch": batch}).encode()
         answer = server.ask(body, "/timed")
         seconds, cpu_s = np.frombuffer(answer[:16], np.float64)
-        vectors = np.frombuffer(answer[16:], np.float32).reshape(len(asked), -1)
+        vectors = np.frombuffer(answer[16:], np.float32).reshape(len(texts), -1)
         return float(seconds), float(cpu_s), vectors
 
     return encode
@@ -125,39 +125,44 @@ def _timed(server: Server) -> Callable[[Sequence[str], int], Timed]:
 
 def _asking(server: Server, precision: str) -> Callable[[Sequence[str], int], Timed]:
     """All texts in one request, or so many as it is asked for where these are few."""
-    own = {"model": MODEL, "encoding_format": "base64", "precision": precision, "truncate": True}
+    options = {
+        "model": MODEL,
+        "encoding_format": "base64",
+        "precision": precision,
+        "truncate": True,
+    }
 
-    def encode(asked: Sequence[str], batch: int) -> Timed:
-        size = len(asked) if len(asked) == NUM_TEXTS else batch
-        found, before, started = [], server.cpu_s() or 0.0, time.perf_counter()
-        for start in range(0, len(asked), size):
-            body = json.dumps({**own, "input": list(asked[start : start + size])}).encode()
-            found += json.loads(server.ask(body, "/v1/embeddings"))["data"]
+    def encode(texts: Sequence[str], batch: int) -> Timed:
+        size = len(texts) if len(texts) == NUM_TEXTS else batch
+        entries, before, started = [], server.cpu_s() or 0.0, time.perf_counter()
+        for start in range(0, len(texts), size):
+            body = json.dumps({**options, "input": list(texts[start : start + size])}).encode()
+            entries += json.loads(server.ask(body, "/v1/embeddings"))["data"]
         took = time.perf_counter() - started, (server.cpu_s() or 0.0) - before
-        bits = b"".join(base64.b64decode(entry["embedding"]) for entry in found)
-        return *took, np.frombuffer(bits, np.float32).reshape(len(asked), -1)
+        bits = b"".join(base64.b64decode(entry["embedding"]) for entry in entries)
+        return *took, np.frombuffer(bits, np.float32).reshape(len(texts), -1)
 
     return encode
 
 
 def _figures(engine: Engine, engines: Sequence[Engine]) -> dict[str, float]:
     base = engines[0]
-    expected, found = base.runs[0][2], engine.runs[0][2]
+    expected, vectors = base.runs[0][2], engine.runs[0][2]
     pairs = zip(engine.runs, base.runs, strict=True)
     return {
         "texts/s": median(NUM_TEXTS / seconds for seconds, _, _ in engine.runs),
-        f"beside {TITLES[base.name]}": median(theirs[0] / ours[0] for ours, theirs in pairs),
+        f"beside {TITLES[base.name]}": median(base_run[0] / run[0] for run, base_run in pairs),
         "CPU s": median(cpu_s for _, cpu_s, _ in engine.runs),
         "MiB": engine.server.memory_mib() or 0.0,
-        "lowest cosine": float((found * expected).sum(1).min()),
-        f"overlap@{NEAREST}": overlap(found, expected),
+        "lowest cosine": float((vectors * expected).sum(1).min()),
+        f"overlap@{NEAREST}": overlap(vectors, expected),
         "texts of 96 whose bits change": engine.num_changed,
     }
 
 
-def overlap(found: Vectors, expected: Vectors, num: int = NEAREST) -> float:
+def overlap(vectors: Vectors, expected: Vectors, num: int = NEAREST) -> float:
     """The share of each text's nearest texts that both have."""
-    pairs = zip(_nearest(found, num), _nearest(expected, num), strict=True)
+    pairs = zip(_nearest(vectors, num), _nearest(expected, num), strict=True)
     return float(np.mean([len(np.intersect1d(*pair)) / num for pair in pairs]))
 
 
@@ -167,26 +172,26 @@ def _nearest(vectors: Vectors, num: int) -> npt.NDArray[np.intp]:
     return similarity.argsort(1, kind="stable")[:, -num:]
 
 
-def _shown(figure: float) -> str:
+def _format(figure: float) -> str:
     return str(figure) if isinstance(figure, int) else f"{figure:,.4g}"
 
 
-def draw(found: dict[str, dict[str, float]], path: Path) -> None:
+def draw(by_engine: dict[str, dict[str, float]], path: Path) -> None:
     """Bars of texts per second; beside each how near it is and how many texts change."""
     import matplotlib as mpl
 
     mpl.use("agg")
     from matplotlib import pyplot as plt
 
-    names = [name for name in TITLES if name in found][::-1]
+    names = [name for name in TITLES if name in by_engine][::-1]
     figure, axes = plt.subplots(figsize=(8, 0.42 * len(names) + 0.9))
-    rates = [found[name]["texts/s"] for name in names]
+    rates = [by_engine[name]["texts/s"] for name in names]
     colours = ["#c2410c" if name.startswith("addnorm") else "#94a3b8" for name in names]
     axes.barh([TITLES[name].replace("*", "").replace("`", "") for name in names], rates,
               color=colours)  # fmt: skip
     for at, name in enumerate(names):
-        changed = found[name]["texts of 96 whose bits change"]
-        near = found[name][f"overlap@{NEAREST}"]
+        changed = by_engine[name]["texts of 96 whose bits change"]
+        near = by_engine[name][f"overlap@{NEAREST}"]
         axes.text(rates[at], at, f"  {near:.3f}, {changed} of 96", va="center", fontsize=8)
     axes.set_xlim(0, 1.3 * max(rates))
     axes.set_xlabel("texts per second; beside the bar: overlap@10 with PyTorch,\n"

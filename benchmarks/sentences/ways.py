@@ -30,7 +30,7 @@ class Way:
     line: str
     who: str
     ask: Callable[[], tuple[float, list[float], Vectors]]
-    seen: list[Vectors] = field(default_factory=list)  # of each run
+    vectors: list[Vectors] = field(default_factory=list)  # of each run
 
     @property
     def side(self) -> Side:
@@ -38,7 +38,7 @@ class Way:
 
     def _measure(self, _: float) -> Figures:
         seconds, latencies_s, vectors = self.ask()
-        self.seen.append(vectors)
+        self.vectors.append(vectors)
         p50, p99 = 1000 * np.percentile(latencies_s, [50, 99])
         return {"texts_per_s": len(vectors) / seconds, "p50_ms": p50, "p99_ms": p99}
 
@@ -46,8 +46,8 @@ class Way:
 def addnorm(server: Server, texts: Sequence[str], size: int) -> Iterator[Way]:
     """Callers of /v1/embeddings, `size` texts a request, in each precision."""
     for precision in (FP32, INT8):
-        own = {"model": MODEL, "encoding_format": "base64", "precision": precision}
-        bodies = [{**own, "input": part, "truncate": True} for part in parts(texts, size)]
+        options = {"model": MODEL, "encoding_format": "base64", "precision": precision}
+        bodies = [{**options, "input": part, "truncate": True} for part in parts(texts, size)]
         yield asking(server, "/v1/embeddings", bodies, precision, size, _embeddings)
 
 
@@ -68,13 +68,13 @@ def asking(
             order = iter(range(len(sent)))
             answers = loop.run(closed_loop(client, order, NUM_CALLERS, TIMEOUT_S))
             client.close()
-        found = []
+        arrays = []
         for index in range(len(sent)):
-            ((status, body),) = answers.kept[index]
+            ((status, body),) = answers.distinct[index]
             if status != 200:
                 raise RuntimeError(f"{path}: {status} {body[:300]!r}")
-            found.append(np.frombuffer(read(body), np.float32))
-        vectors = np.concatenate(found).reshape(NUM_TEXTS, -1)
+            arrays.append(np.frombuffer(read(body), np.float32))
+        vectors = np.concatenate(arrays).reshape(NUM_TEXTS, -1)
         return answers.wall_s, answers.latencies_s, vectors
 
     line = "1 text" if size == 1 else f"{size} texts"
@@ -95,14 +95,14 @@ def vectors_table(ways: Sequence[Way], expected: Vectors) -> str:
     rows = [
         (
             who,
-            f"{np.abs(found - expected).max():.1e}",
-            f"{_cosines(found, expected).min():.7f}",
-            f"{_cosines(found, expected).mean():.7f}",
-            f"{np.mean(_nearest(found[0]) == _nearest(expected)):.1%}",
+            f"{np.abs(runs - expected).max():.1e}",
+            f"{_cosines(runs, expected).min():.7f}",
+            f"{_cosines(runs, expected).mean():.7f}",
+            f"{np.mean(_nearest(runs[0]) == _nearest(expected)):.1%}",
             f"{num_changed(ways, who)} of {NUM_TEXTS}",
         )
         for who in dict.fromkeys(way.who for way in ways)
-        if len(found := runs_of(ways, who))
+        if len(runs := runs_of(ways, who))
     ]
     columns = ("largest difference", "lowest cosine", "mean", "same nearest neighbour")
     return table(["vectors", *columns, "texts with other bits in other requests"], rows)
@@ -110,17 +110,17 @@ def vectors_table(ways: Sequence[Way], expected: Vectors) -> str:
 
 def runs_of(ways: Sequence[Way], who: str) -> NDArray[np.float32]:
     """`[runs, texts, d_model]`."""
-    return np.array([run for way in ways if way.who == who for run in way.seen], np.float32)
+    return np.array([run for way in ways if way.who == who for run in way.vectors], np.float32)
 
 
 def num_changed(ways: Sequence[Way], who: str) -> int:
     """Texts whose vectors are not the same bits in all runs."""
-    found = runs_of(ways, who)
-    return int((found != found[0]).any(axis=(0, 2)).sum())
+    runs = runs_of(ways, who)
+    return int((runs != runs[0]).any(axis=(0, 2)).sum())
 
 
-def _cosines(found: NDArray[np.float32], expected: Vectors) -> NDArray[np.float32]:
-    cosines: NDArray[np.float32] = (found * expected).sum(2)  # all have length 1
+def _cosines(vectors: NDArray[np.float32], expected: Vectors) -> NDArray[np.float32]:
+    cosines: NDArray[np.float32] = (vectors * expected).sum(2)  # all have length 1
     return cosines
 
 

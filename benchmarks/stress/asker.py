@@ -32,13 +32,13 @@ def delays(
     clock: Callable[[], float] = time.perf_counter,
     sleep: Callable[[float], object] = time.sleep,
 ) -> list[Delay]:
-    """How long each ask waited for its answer, by this clock.
+    """The time that each ask waited for its answer, by this clock.
 
     A late answer delays the requests that were due meanwhile. Each of those is not sent, and counts
     with the time since it was due. Otherwise a stall would hide most of itself ("coordinated
     omission", G. Tene).
     """
-    seen: list[Delay] = []
+    waits: list[Delay] = []
     turns = cycle(enumerate(requests))
     with socket.create_connection((host, port), TIMEOUT_S) as connection:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -50,12 +50,12 @@ def delays(
             connection.sendall(request)
             status = _read(connection)
             answered = clock()
-            seen.append(Delay(number, status, answered - sent))
+            waits.append(Delay(number, status, answered - sent))
             due = max(due, sent - every_s) + every_s
             while due < answered:
-                seen.append(Delay(number, status, answered - due))
+                waits.append(Delay(number, status, answered - due))
                 due += every_s
-    return seen
+    return waits
 
 
 def _read(connection: socket.socket) -> int:
@@ -98,16 +98,16 @@ class Asker:
 @contextmanager
 def asker(host: str, port: int, every_s: float, requests: Sequence[bytes]) -> Iterator[Asker]:
     context = multiprocessing.get_context("spawn")  # a fork would inherit our threads' locks
-    ours, theirs = context.Pipe()
+    pipe, child_pipe = context.Pipe()
     process = context.Process(
-        target=_ask, args=(theirs, host, port, every_s, requests), daemon=True
+        target=_ask, args=(child_pipe, host, port, every_s, requests), daemon=True
     )
     process.start()
     try:
-        ours.recv()  # it has started, which takes a while
-        yield Asker(ours)
+        pipe.recv()  # it has started, which takes a while
+        yield Asker(pipe)
     finally:
-        ours.send(None)
+        pipe.send(None)
         process.join(5)
         process.kill()
 
@@ -120,8 +120,8 @@ def _ask(pipe: Connection, host: str, port: int, every_s: float, requests: Seque
     pipe.send("ready")
     while pipe.recv():
         try:
-            seen: object = delays(host, port, pipe.poll, every_s, requests)
+            answer: object = delays(host, port, pipe.poll, every_s, requests)
         except OSError as error:
-            seen = error
+            answer = error
         pipe.recv()  # "stop"
-        pipe.send(seen)
+        pipe.send(answer)

@@ -37,8 +37,8 @@ class Request:
 
     def having(self, **headers: str) -> Self:
         """The same with more headers, or others. In their names, `_` stands for `-`."""
-        named = {name.replace("_", "-"): value for name, value in headers.items()}
-        return replace(self, headers={**self.headers, **named})
+        fields = {name.replace("_", "-"): value for name, value in headers.items()}
+        return replace(self, headers={**self.headers, **fields})
 
     def wire(self) -> bytes:
         """The bytes of HTTP/1.1, with the length of the body."""

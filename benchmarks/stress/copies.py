@@ -44,20 +44,20 @@ def republish(
     fields = {key: value for key, value in manifest if key not in ("format", "files", "version")}
     copy = bundles.write_manifest(partial, {**fields, **(changed or {}), "version": version})
     assert bundle.certificate
-    known = {
+    certificate = {
         name: value
         for name, value in bundle.certificate.items()
         if name not in ("bundle", "manifest_sha256")
     }
-    bundles.write_certificate(copy, known)
+    bundles.write_certificate(copy, certificate)
     return partial.rename(place)
 
 
 def publish(bundle: Bundle, root: Path) -> None:
     """The bundle under `root`, with a tokenizer: its own, or one of made-up words."""
     has_one = TOKENIZER in bundle.manifest.files
-    made = {} if has_one else {TOKENIZER: tokenizer(bundle.manifest.limits).to_str().encode()}
-    republish(bundle, root, bundle.manifest.version, added=made)
+    files = {} if has_one else {TOKENIZER: tokenizer(bundle.manifest.limits).to_str().encode()}
+    republish(bundle, root, bundle.manifest.version, added=files)
 
 
 def export_task_models(root: Path, checkpoints: Path) -> None:
@@ -65,19 +65,19 @@ def export_task_models(root: Path, checkpoints: Path) -> None:
     words = texts.tokenizer(Limits(vocab_size=VOCABULARY, max_positions=MAX_POSITIONS))
     words.add_special_tokens(["[MASK]"])
     labels = dict(enumerate(NLI))
-    made = {
+    task_models = {
         RERANKER: BertForSequenceClassification(_config(words, 64, num_labels=1)),
         ENTAILMENT: BertForSequenceClassification(_config(words, 64, id2label=labels)),
         MASKED_LM: BertForMaskedLM(_config(words, 384)),
     }
-    for name, model in made.items():
+    for name, model in task_models.items():
         disable_progress_bar()
         model.save_pretrained(folder := checkpoints / name)
         words.save(str(folder / "tokenizer.json"))
         export(sources.checkpoint(folder), root, name)
 
 
-def _config(words: Tokenizer, width: int, **more: Any) -> BertConfig:
+def _config(words: Tokenizer, width: int, **fields: Any) -> BertConfig:
     return BertConfig(
         vocab_size=words.get_vocab_size(),
         hidden_size=width,
@@ -85,5 +85,5 @@ def _config(words: Tokenizer, width: int, **more: Any) -> BertConfig:
         num_attention_heads=width // 32,
         intermediate_size=2 * width,
         max_position_embeddings=MAX_POSITIONS,
-        **more,
+        **fields,
     )

@@ -141,9 +141,9 @@ def load_checkpoint(
         is_tied = table and table.output == output and table.tied and not authors.score
         if is_tied and torch.equal(head.linear.weight, model.tokens.weight):
             head.linear.weight = model.tokens.weight  # one copy in memory
-    beside = [(name, what) for name, what in BESIDE.items() if (folder / name).is_file()]
-    own = lists.Fields(family.fields, family.no_effect)
-    unread = lists.CONFIG.list_unread(own.list_unread(fields))
+    beside = [(name, title) for name, title in BESIDE.items() if (folder / name).is_file()]
+    family_fields = lists.Fields(family.fields, family.no_effect)
+    unread = lists.CONFIG.list_unread(family_fields.list_unread(fields))
     stored = [weights, *(layer.stored for layers in authors.dense.values() for layer in layers)]
     return Checkpoint(
         model=model.eval(),
@@ -164,7 +164,7 @@ def load_checkpoint(
         sparse_activation=authors.sparse_activation,
         activation=_activation(authors, fields, config),
         unread=(*(f"config.json: {name}" for name in unread), *authors.unread),
-        beside=tuple(f"{name} ({what})" for name, what in beside),
+        beside=tuple(f"{name} ({title})" for name, title in beside),
     )
 
 
@@ -180,21 +180,21 @@ def look(folder: Path, files: Iterable[str]) -> None:
     place = body.relative_to(folder).as_posix()
     here = [name for name in files if place == "." or name.startswith(f"{place}/")]
     if not any(name.rpartition("/")[2] in FILES for name in here) and (
-        found := other_formats(here)
+        advice := other_formats(here)
     ):
-        raise CheckpointError(f"there is no {FILES[0]} in {folder.name}: {found}")
+        raise CheckpointError(f"there is no {FILES[0]} in {folder.name}: {advice}")
 
 
 def config_fields(authors: SentenceTransformers) -> Raw:
     """The fields of config.json. Where the author had sentence-transformers set some that its class
     of transformers has, these win. CheckpointError for one that is not supported."""
-    found = json_files.settings(authors.transformer / "config.json")
-    family = FAMILIES.get(name_of(found) or "")
-    known = {*found, *lists.CONFIG.read, *(family.fields if family else ())}
-    if "is_causal" not in found:
-        known.discard("is_causal")  # no class has it by itself
-    told = authors.arguments("config_kwargs")
-    fields = {**found, **{name: value for name, value in told.items() if name in known}}
+    config = json_files.settings(authors.transformer / "config.json")
+    family = FAMILIES.get(name_of(config) or "")
+    field_names = {*config, *lists.CONFIG.read, *(family.fields if family else ())}
+    if "is_causal" not in config:
+        field_names.discard("is_causal")  # no class has it by itself
+    overrides = authors.arguments("config_kwargs")
+    fields = {**config, **{name: value for name, value in overrides.items() if name in field_names}}
     lists.CONFIG.refuse("config.json", fields)
     lists.TOKENIZER.refuse(
         TOKENIZER_CONFIG, json_files.settings(authors.transformer / TOKENIZER_CONFIG)
@@ -208,18 +208,20 @@ def _activation(authors: SentenceTransformers, fields: Raw, config: Config) -> s
     if logits is None or logits.width > 1 or logits.pick == "every":
         return SCORED[0]
     nested = fields.get("sentence_transformers")
-    named = {
+    activations = {
         "config_sentence_transformers.json: activation_fn": authors.activation,
         "config.json: sentence_transformers.activation_fn": nested.get("activation_fn")
         if isinstance(nested, dict)
         else None,
         f"config.json: {DEFAULT_ACTIVATION}": fields.get(DEFAULT_ACTIVATION),
     }
-    where, name = next(((w, n) for w, n in named.items() if n is not None), ("", "torch.Sigmoid"))
+    source, name = next(
+        ((w, n) for w, n in activations.items() if n is not None), ("", "torch.Sigmoid")
+    )
     package, _, kind = str(name).rpartition(".")
     if package.partition(".")[0] != "torch" or kind not in SCORED:
         raise CheckpointError(
-            f"{where} is {name!r}, served are {' and '.join(SCORED)} of torch.nn: name one of them"
+            f"{source} is {name!r}, served are {' and '.join(SCORED)} of torch.nn: name one of them"
             " there, and make of raw scores what you need"
         )
     return kind
@@ -244,16 +246,16 @@ def _fill_model(
 
 def problem_type_of(fields: Raw) -> str | None:
     """CheckpointError if it is none of transformers'."""
-    found = fields.get("problem_type")
-    if found is not None and found not in PROBLEMS:
-        known = ", ".join(PROBLEMS)
-        raise CheckpointError(f"config.json: problem_type is {found!r}, known are {known}")
-    return found
+    problem_type = fields.get("problem_type")
+    if problem_type is not None and problem_type not in PROBLEMS:
+        choices = ", ".join(PROBLEMS)
+        raise CheckpointError(f"config.json: problem_type is {problem_type!r}, known are {choices}")
+    return problem_type
 
 
 def _problem(folder: Path, files: Iterable[str] | None = None) -> str | None:
-    """Why the folder cannot be read at all. None if it is one that has a config.json. files: that
-    it will have."""
+    """The reason why the folder cannot be read at all. None if it is one that has a config.json.
+    files: that it will have."""
     if folder.is_file():
         return f"{folder} is a file: name the folder that it lies in"
     if not folder.is_dir():
@@ -273,8 +275,8 @@ def _problem(folder: Path, files: Iterable[str] | None = None) -> str | None:
     if not (folder / "config.json").is_file():
         if files is None:
             files = [path.relative_to(folder).as_posix() for path in folder.glob("**/*")]
-        where = other_formats(files) or "name the folder that holds it beside the weights"
-        return f"there is no config.json in {folder}: {where}"
+        advice = other_formats(files) or "name the folder that holds it beside the weights"
+        return f"there is no config.json in {folder}: {advice}"
     return None
 
 
@@ -284,8 +286,8 @@ def _heads(
     """Heads by output: the head that came with the transformer, and those made of Dense modules."""
     if authors.score:
         authors.score.check(table, config)
-    own = SCORE_HEAD if authors.score else table and head_config(table, reader, config)
-    heads = {table.output: own} if table and own else {}
+    stored_head = SCORE_HEAD if authors.score else table and head_config(table, reader, config)
+    heads = {table.output: stored_head} if table and stored_head else {}
     for output, layers in authors.dense.items():
         if output in heads:
             raise CheckpointError(f"{layers[0].folder}: the weights have a head for {output} too")
@@ -300,35 +302,37 @@ def _family(fields: Raw) -> Family:
     if model_type in FAMILIES:
         return FAMILIES[model_type]
     is_said = "missing" if model_type is None else repr(model_type)
-    why = f"model_type is {is_said}; supported are {', '.join(sorted(FAMILIES))}"
+    message = f"model_type is {is_said}; supported are {', '.join(sorted(FAMILIES))}"
     if model_type in UNSUPPORTED:
         reason, nearest = UNSUPPORTED[model_type]
         served = ". text-embeddings-inference serves it" if model_type in ELSEWHERE else ""
-        why = (
+        message = (
             f"model_type {model_type!r} is not supported: {reason}. The nearest that is:"
             f" {nearest!r}{served}"
         )
-    raise CheckpointError(f"config.json: {why}")
+    raise CheckpointError(f"config.json: {message}")
 
 
 def read_config(family: Family, raw: Raw) -> Config:
     """The fields of config.json, with the family's defaults -> Config, without heads."""
     for name, supported in family.only.items():
         value = raw.get(name)
-        equal = [one for one in supported if one == value]
-        if not any(isinstance(one, bool) == isinstance(value, bool) for one in equal):  # 1 == True
-            shown = " or ".join(map(repr, supported))
-            raise CheckpointError(f"config.json: {name} is {value!r}, supported is {shown}")
+        equal = [option for option in supported if option == value]
+        if not any(
+            isinstance(option, bool) == isinstance(value, bool) for option in equal
+        ):  # 1 == True
+            choices = " or ".join(map(repr, supported))
+            raise CheckpointError(f"config.json: {name} is {value!r}, supported is {choices}")
     try:
-        fields = {ours: raw[theirs] for ours, theirs in family.config.items()}
+        fields = {field_name: raw[config_key] for field_name, config_key in family.config.items()}
         refuse_large(family.config["n_layers"], fields["n_layers"], MAX_LAYERS)  # before lists
         fields |= {**family.fixed, **family.derived(raw)}
         # a decoder may see both sides of a token. Of an encoder that sees one, transformers masks
         # what follows only where a batch has no pads
         is_causal = raw.get("is_causal")
         if is_causal and not fields.get("causal"):
-            why = "is_causal is true, and this family's tokens see both sides: not supported"
-            raise ValueError(why)
+            message = "is_causal is true, and this family's tokens see both sides: not supported"
+            raise ValueError(message)
         if is_causal is not None and not is_causal:
             fields["causal"] = False
     except KeyError as error:
@@ -338,15 +342,15 @@ def read_config(family: Family, raw: Raw) -> Config:
     activation = fields["activation"]
     if not isinstance(activation, str) or activation not in ACTIVATIONS:
         name = family.config["activation"]
-        known = ", ".join(ACTIVATIONS)
-        raise CheckpointError(f"config.json: {name} is {activation!r}, supported are {known}")
+        activations = ", ".join(ACTIVATIONS)
+        raise CheckpointError(f"config.json: {name} is {activation!r}, supported are {activations}")
     try:
         return Config(**{**fields, "activation": ACTIVATIONS[activation]})
     except ValueError as error:
         names = ", ".join(
-            f"{ours} is {theirs}"
-            for ours, theirs in family.config.items()
-            if ours != theirs and re.search(rf"\b{ours}\b", str(error))
+            f"{field_name} is {config_key}"
+            for field_name, config_key in family.config.items()
+            if field_name != config_key and re.search(rf"\b{field_name}\b", str(error))
         )
         there = f"; there {names}" if names else ""
         raise CheckpointError(f"config.json: {error}{there}") from None
@@ -355,7 +359,7 @@ def read_config(family: Family, raw: Raw) -> Config:
 def _head(family: Family, raw: Raw, reader: Reader, ignore: tuple[str, ...]) -> HeadTable | None:
     """The head that the class in config.json has; if it names no head, the one whose keys the
     weights have."""
-    kept = [
+    candidates = [
         head for head in family.heads if not (ignore and f"{head.linear}.weight".startswith(ignore))
     ]
     for name in architectures(raw):
@@ -364,29 +368,31 @@ def _head(family: Family, raw: Raw, reader: Reader, ignore: tuple[str, ...]) -> 
                 f"config.json: the head of {name} is not supported. For the body alone, remove"
                 " architectures there, and leave the head's weights out with --ignore"
             )
-        named = [head for head in family.heads if name.endswith(head.classes)]
-        if named:  # two where releases of transformers keep it in two ways
-            head = next((head for head in named if _is_stored(head, reader)), named[0])
+        matches = [head for head in family.heads if name.endswith(head.classes)]
+        if matches:  # two where releases of transformers keep it in two ways
+            head = next((head for head in matches if _is_stored(head, reader)), matches[0])
             is_there = _is_stored(head, reader) or not head.may_be_absent
-            return head if head in kept and is_there else None
-    found = [head for head in kept if _is_stored(head, reader)]
-    if len(found) > 1:
-        key, classes = f"{found[0].linear}.weight", [head.classes[0] for head in found]
+            return head if head in candidates and is_there else None
+    stored = [head for head in candidates if _is_stored(head, reader)]
+    if len(stored) > 1:
+        key, classes = f"{stored[0].linear}.weight", [head.classes[0] for head in stored]
         raise CheckpointError(
             f"config.json: architectures is {raw.get('architectures')}, so {key} may be the head"
             f" of {' or '.join(classes)}: name the class there, or leave it out with"
-            f" --ignore {found[0].linear}"
+            f" --ignore {stored[0].linear}"
         )
-    return found[0] if found else None
+    return stored[0] if stored else None
 
 
 def architectures(fields: Raw) -> Sequence[str]:
     """The classes of transformers that config.json names. CheckpointError if they are no names."""
-    named = fields.get("architectures") or ()
-    named = (named,) if isinstance(named, str) else named
-    if not isinstance(named, list | tuple) or not all(isinstance(name, str) for name in named):
-        raise CheckpointError(f"config.json: architectures is {named!r}: a list of names is needed")
-    return named
+    classes = fields.get("architectures") or ()
+    classes = (classes,) if isinstance(classes, str) else classes
+    if not isinstance(classes, list | tuple) or not all(isinstance(name, str) for name in classes):
+        raise CheckpointError(
+            f"config.json: architectures is {classes!r}: a list of names is needed"
+        )
+    return classes
 
 
 def _is_stored(head: HeadTable, reader: Reader) -> bool:
@@ -404,19 +410,19 @@ def _labels(
     width, key = config.heads[table.output].width, table.linear
     if chosen is not None:
         names: Sequence[str] = chosen
-        what = "--labels names"
+        origin = "--labels names"
     elif table.labels is True:
         names = _names_of(fields, width)
-        what = "config.json: id2label names"
+        origin = "config.json: id2label names"
     else:
         names = table.labels or ()
-        what = f"{table.classes[0]} has"
+        origin = f"{table.classes[0]} has"
     if not names:
         return None
     # of a head that the weights lack the width is not known; that it is missing is said later
     if len(names) != width and f"{key}.weight" in reader:
         raise CheckpointError(
-            f"{what} {len(names)} labels, the head ({key}) has {width}: name a file of {width}"
+            f"{origin} {len(names)} labels, the head ({key}) has {width}: name a file of {width}"
             " lines with --labels FILE, or go without with --labels none"
         )
     return tuple(names)
@@ -427,9 +433,9 @@ def labels_of(fields: Raw, width: int, chosen: Sequence[str] | None) -> tuple[st
     none. CheckpointError if there is not one for each logit."""
     names = _names_of(fields, width) if chosen is None else chosen
     if names and len(names) != width:
-        what = "config.json: id2label names" if chosen is None else "--labels names"
+        origin = "config.json: id2label names" if chosen is None else "--labels names"
         raise CheckpointError(
-            f"{what} {len(names)} labels, the program answers with {width} logits: name a file of"
+            f"{origin} {len(names)} labels, the program answers with {width} logits: name a file of"
             f" {width} lines with --labels FILE, or go without with --labels none"
         )
     return tuple(names) or None
@@ -437,16 +443,16 @@ def labels_of(fields: Raw, width: int, chosen: Sequence[str] | None) -> tuple[st
 
 def _names_of(fields: Raw, width: int) -> Sequence[str]:
     """The labels that config.json names, or LABEL_0 and so on."""
-    named = fields.get("id2label")
-    if named and fields.get("num_labels") not in (None, len(named)):
-        named = None  # as many labels as num_labels says, without names
-    names = _in_order(named) if named else [f"LABEL_{i}" for i in range(width)]
+    id2label = fields.get("id2label")
+    if id2label and fields.get("num_labels") not in (None, len(id2label)):
+        id2label = None  # as many labels as num_labels says, without names
+    names = _in_order(id2label) if id2label else [f"LABEL_{i}" for i in range(width)]
     # for zero-shot classification transformers takes label2id's number, and the server the
     # place among the names
     numbers = fields.get("label2id")
     for name, number in numbers.items() if isinstance(numbers, dict) else ():
         is_asked = isinstance(name, str) and name.lower().startswith("entail")
-        if is_asked and [own for at, own in enumerate(names) if at == number] != [name]:
+        if is_asked and [label for at, label in enumerate(names) if at == number] != [name]:
             raise CheckpointError(
                 f"config.json: label2id has {name!r}: {number!r}, and id2label has another name"
                 " there: make the two agree"
@@ -454,14 +460,14 @@ def _names_of(fields: Raw, width: int) -> Sequence[str]:
     return names
 
 
-def _in_order(named: Any) -> list[str]:
+def _in_order(id2label: Any) -> list[str]:
     """The labels of `id2label`, which has one for each logit's number, as a text."""
-    keys = map(str, range(len(named)))
-    names = [named.get(key) for key in keys] if isinstance(named, dict) else [None]
+    keys = map(str, range(len(id2label)))
+    names = [id2label.get(key) for key in keys] if isinstance(id2label, dict) else [None]
     labels = [name for name in names if isinstance(name, str)]
     if len(labels) != len(names):
         raise CheckpointError(
-            f"config.json: id2label is {named!r}: a name for each logit is needed, as in"
+            f"config.json: id2label is {id2label!r}: a name for each logit is needed, as in"
             ' {"0": "no", "1": "yes"}; name a file of labels with --labels FILE, or go without with'
             " --labels none"
         )

@@ -26,7 +26,7 @@ ACTIVATIONS: dict[str, Activation] = {
 
 @dataclass(frozen=True)
 class HeadTable:
-    """Where a class of transformers keeps its head. Keys are without `.weight` and `.bias`."""
+    """The place of the head in a class of transformers. Keys are without `.weight` and `.bias`."""
 
     classes: tuple[str, ...]  # what the names of such classes end in
     pick: Pick
@@ -97,7 +97,7 @@ class Family:
 
     def raw(self, fields: Raw) -> Raw:
         """The fields of config.json, by the names that the table has, and the defaults."""
-        aliased = {ours: fields[other] for other, ours in self.aliases.items() if other in fields}
+        aliased = {name: fields[alias] for alias, name in self.aliases.items() if alias in fields}
         return {**self.defaults, **self.spell_for_transformers(fields), **aliased}
 
     def spelled_as(self, keys: Iterable[str]) -> "Family":

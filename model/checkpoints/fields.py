@@ -23,18 +23,20 @@ class Fields:
     no_effect: tuple[str, ...] = ()
     refused: Mapping[str, str] = field(default_factory=dict)
 
-    def refuse(self, file: Path | str, found: Mapping[str, Any]) -> None:
+    def refuse(self, file: Path | str, settings: Mapping[str, Any]) -> None:
         """CheckpointError for a field that changes answers, and is not supported."""
         for name, way_on in self.refused.items():
-            if (value := found.get(name)) not in (None, False, "", [], {}):
+            if (value := settings.get(name)) not in (None, False, "", [], {}):
                 raise CheckpointError(
                     f"{file}: {name} is {value!r:.200}, which is not supported: {way_on}"
                 )
 
-    def list_unread(self, found: Iterable[str]) -> list[str]:
+    def list_unread(self, names: Iterable[str]) -> list[str]:
         """The fields that stand in no list."""
-        known = (*self.read, *self.refused, *self.no_effect)
-        return [name for name in found if not any(fnmatchcase(name, pattern) for pattern in known)]
+        patterns = (*self.read, *self.refused, *self.no_effect)
+        return [
+            name for name in names if not any(fnmatchcase(name, pattern) for pattern in patterns)
+        ]
 
 
 SAVE_AGAIN = "load the model with it, and save that with save_pretrained to another folder"

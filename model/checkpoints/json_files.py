@@ -30,7 +30,7 @@ def read(path: Path) -> Any:
 
 def settings(path: Path) -> dict[str, Any]:
     """{} where there is no such file. CheckpointError if it is broken, or holds no object."""
-    found = read(path) if path.exists() else {}
-    if not isinstance(found, dict):
+    content = read(path) if path.exists() else {}
+    if not isinstance(content, dict):
         raise CheckpointError(f"{path} is broken: it holds no JSON object")
-    return found
+    return content

@@ -65,11 +65,11 @@ class Reader:
     def __contains__(self, key: str) -> bool:
         return key in self.weights
 
-    def tie(self, one: str, other: str) -> None:
+    def tie(self, key: str, twin: str) -> None:
         """Two names of one tensor. What is stored under one of them is read under both. Where both
         are stored, each is its own, as in transformers."""
-        if (one in self.weights) != (other in self.weights):
-            stored, absent = (one, other) if one in self.weights else (other, one)
+        if (key in self.weights) != (twin in self.weights):
+            stored, absent = (key, twin) if key in self.weights else (twin, key)
             self.weights[absent] = self.weights[stored]
 
     def rows(self, key: str, otherwise: int) -> int:
@@ -93,70 +93,72 @@ class Reader:
 
     def finish(self, folder: Path) -> list[str]:
         """The keys without effect. CheckpointError if anything did not fit."""
-        left = sorted(set(self.weights) - self.used)
+        unread_keys = sorted(set(self.weights) - self.used)
         heads = self.family.heads if self.without_head else ()
         keys = [key for head in heads for key in (head.linear, head.dense, head.norm) if key]
         of_heads = [rf"{re.escape(key)}\..*" for key in keys]
         of_heads += [re.escape(head.bias) for head in heads if isinstance(head.bias, str)]
-        known = re.compile("|".join([*self.family.unused, *of_heads]) or "(?!)")
-        found = {
+        ignorable = re.compile("|".join([*self.family.unused, *of_heads]) or "(?!)")
+        misfits = {
             "missing": sorted(self.missing),
-            "unexpected": [key for key in left if not known.fullmatch(key)],
+            "unexpected": [key for key in unread_keys if not ignorable.fullmatch(key)],
             "misshaped": sorted(self.misshaped),
         }
         # the words before the name of the token embeddings
         tokens = f"{self.family.modules['tokens']}.weight"
-        named = (key for key in found["unexpected"] if key.endswith(tokens))
-        word = next(named, tokens).removesuffix(tokens)
+        wrapped_keys = (key for key in misfits["unexpected"] if key.endswith(tokens))
+        word = next(wrapped_keys, tokens).removesuffix(tokens)
         for prefix in self.family.prefixes:
             word = word.removesuffix(prefix)
-        if word and found["missing"]:
+        if word and misfits["missing"]:
             raise CheckpointError(
                 f"{folder}: the names of its weights begin with {word!r}, as a wrapper of the model"
                 f" leaves them, and transformers does not read them so: save the model within the"
                 " wrapper with save_pretrained"
             )
-        if any(found.values()):
-            listed = "; ".join(f"{what}: {_shorten(keys)}" for what, keys in found.items() if keys)
-            how = "; --ignore PREFIX leaves out what begins so" if found["unexpected"] else ""
-            raise CheckpointError(f"{folder}: weights do not fit: {listed}{how}")
-        return sorted([*self.unused, *left])
+        if any(misfits.values()):
+            listed = "; ".join(
+                f"{kind}: {_shorten(keys)}" for kind, keys in misfits.items() if keys
+            )
+            advice = "; --ignore PREFIX leaves out what begins so" if misfits["unexpected"] else ""
+            raise CheckpointError(f"{folder}: weights do not fit: {listed}{advice}")
+        return sorted([*self.unused, *unread_keys])
 
 
 def _shorten(keys: Sequence[str]) -> str:
-    more = len(keys) - NUM_NAMED
-    return ", ".join(keys[:NUM_NAMED]) + (f" and {more} more" if more > 0 else "")
+    num_hidden = len(keys) - NUM_NAMED
+    return ", ".join(keys[:NUM_NAMED]) + (f" and {num_hidden} more" if num_hidden > 0 else "")
 
 
 def fill(model: Transformer, reader: Reader, raw: Raw) -> None:
     """Copies every parameter of the body out of the checkpoint."""
     family, offset = reader.family, reader.family.position_offset(raw)
-    for ours, theirs in family.modules.items():
-        keys = (theirs,) if isinstance(theirs, str) else theirs
-        if ours.startswith("blocks."):
-            path = ours.removeprefix("blocks.{}.")
+    for part, checkpoint_keys in family.modules.items():
+        keys = (checkpoint_keys,) if isinstance(checkpoint_keys, str) else checkpoint_keys
+        if part.startswith("blocks."):
+            path = part.removeprefix("blocks.{}.")
             for index, block in enumerate(model.blocks):
                 if module := _part(block, path):  # the first may lack a norm
                     names = [key.format(index) for key in keys]
                     is_split = path == QKV and len(names) > 1
                     sizes = model.config.qkv_widths if is_split else None
                     _copy(module, names, reader, family.transposed, sizes)
-                    for parameter in module.parameters() if ours in family.swapped else ():
+                    for parameter in module.parameters() if part in family.swapped else ():
                         parameter.copy_(parameter.roll(len(parameter) // 2, 0))
-        elif ours == "positions" and model.config.positions.added != "none":
+        elif part == "positions" and model.config.positions.added != "none":
             rows, width = model.positions.weight.shape
             table = reader.read(f"{keys[0]}.weight", torch.Size([rows + offset, width]))
             model.positions.weight.copy_(table[offset:])
-        elif ours == "types" and model.config.type_vocab_size == 1:
+        elif part == "types" and model.config.type_vocab_size == 1:
             # the one type is added at every position; without such a field nothing is
             if raw.get("type_vocab_size") and f"{keys[0]}.weight" in reader:
                 shape = torch.Size([1, model.tokens.weight.shape[1]])
                 is_placed = model.config.positions.added != "none"
                 added_to = model.positions if is_placed else model.tokens
                 added_to.weight.add_(reader.read(f"{keys[0]}.weight", shape)[0])
-        elif ours in family.projections and f"{family.projections[ours]}.weight" in reader:
-            _project(model.get_submodule(ours), keys[0], family.projections[ours], reader)
-        elif module := _part(model, ours):
+        elif part in family.projections and f"{family.projections[part]}.weight" in reader:
+            _project(model.get_submodule(part), keys[0], family.projections[part], reader)
+        elif module := _part(model, part):
             _copy(module, list(keys), reader, family.transposed)
 
 
@@ -180,13 +182,13 @@ def _copy(
     transposed: whether weights of linear layers are stored [in, out]. sizes: how many rows each of
     several has; None: equally many.
     """
-    for own, parameter in module.named_parameters():
-        name = THEIRS.get(own, own)
+    for parameter_name, parameter in module.named_parameters():
+        name = THEIRS.get(parameter_name, parameter_name)
         turned = transposed and isinstance(module, nn.Linear) and name == "weight"
         parts = parameter.split(sizes) if sizes else parameter.chunk(len(keys))
         for key, part in zip(keys, parts, strict=True):
-            ours = part.T if turned else part
-            ours.copy_(reader.read(f"{key}.{name}", ours.shape))
+            target = part.T if turned else part
+            target.copy_(reader.read(f"{key}.{name}", target.shape))
 
 
 def _project(embedding: nn.Module, key: str, projection: str, reader: Reader) -> None:

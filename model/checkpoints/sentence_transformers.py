@@ -56,14 +56,14 @@ def read_dense(folder: Path) -> Dense:
     name = config.get("activation_function", TANH)
     package, _, class_name = name.rpartition(".") if isinstance(name, str) else ("", "", "")
     if not package.startswith("torch.nn") or class_name not in ACTIVATIONS:
-        known = ", ".join(ACTIVATIONS)
-        raise CheckpointError(f"{file}: activation_function is {name!r}, supported are {known}")
+        choices = ", ".join(ACTIVATIONS)
+        raise CheckpointError(f"{file}: activation_function is {name!r}, supported are {choices}")
     if config.get("use_residual"):
         raise CheckpointError(f"{file}: use_residual is true, which is not supported")
     read_from = config.get("module_input_name")
     if read_from not in (None, *INPUTS):
-        known = " or ".join(INPUTS)
-        raise CheckpointError(f"{file}: module_input_name is {read_from!r}, supported is {known}")
+        choices = " or ".join(INPUTS)
+        raise CheckpointError(f"{file}: module_input_name is {read_from!r}, supported is {choices}")
     if (written := config.get("module_output_name")) not in (None, read_from):
         raise CheckpointError(
             f"{file}: module_output_name is {written!r}, supported is module_input_name's"
@@ -248,8 +248,8 @@ def read_mask(folder: Path) -> Mask:
     if not all(isinstance(word, str) for word in words):
         raise CheckpointError(f"{file} is broken: skiplist_words are no words")
     if unknown := [task for task in tasks if task not in INPUT_TYPES]:
-        known = ", ".join(INPUT_TYPES)
-        raise CheckpointError(f"{file}: skiplist_tasks has {unknown[0]!r}, supported are {known}")
+        choices = ", ".join(INPUT_TYPES)
+        raise CheckpointError(f"{file}: skiplist_tasks has {unknown[0]!r}, supported are {choices}")
     return Mask(tuple(words), tuple(kind for kind in INPUT_TYPES if kind in tasks))
 
 
@@ -287,16 +287,16 @@ class SentenceTransformers:
         """Settings for a class of transformers. name: of FORMER. CheckpointError if they are no
         object."""
         there = FORMER[name] if FORMER[name] in self.settings else name
-        found = self.settings.get(there) or {}
-        if not isinstance(found, dict):
+        arguments = self.settings.get(there) or {}
+        if not isinstance(arguments, dict):
             raise CheckpointError(
-                f"{self.settings_file}: {there} is {found!r}: an object is needed"
+                f"{self.settings_file}: {there} is {arguments!r}: an object is needed"
             )
-        return {key: value for key, value in found.items() if key not in HUB}
+        return {key: value for key, value in arguments.items() if key not in HUB}
 
 
 def read_words(folder: Path) -> SentenceTransformers:
-    """What the files say of texts and vectors around the modules, whatever those compute: limits,
+    """The files' settings of texts and vectors around the modules, whatever those compute: limits,
     prompts, templates, words without vectors. Fields of modules keep their defaults.
 
     CheckpointError if a file is broken, or if texts are treated in a way that is not served."""
@@ -308,7 +308,7 @@ def read_words(folder: Path) -> SentenceTransformers:
     fields.PROGRAM.refuse(PROMPTS, program)
     if program.get("model_type") == PYLATES:
         raise CheckpointError(f"{PROMPTS}: model_type is {PYLATES!r}: {fields.PYLATES}")
-    named = program.get("similarity_fn_name")
+    similarity = program.get("similarity_fn_name")
     return SentenceTransformers(
         transformer=transformer,
         normalize=any(kind == "Normalize" for kind, _ in modules),
@@ -321,24 +321,24 @@ def read_words(folder: Path) -> SentenceTransformers:
         # without modules.json, sentence-transformers fills whatever template there is
         fills_template=not modules or "message" in (settings.get(MODALITIES) or ()),
         # that of many vectors is the caller's to compute
-        similarity=named if named in SIMILARITIES else SIMILARITIES[0],
+        similarity=similarity if similarity in SIMILARITIES else SIMILARITIES[0],
         activation=program.get("activation_fn"),
     )
 
 
 def read(folder: Path) -> SentenceTransformers:
     """CheckpointError if a file is broken, or names what is not supported."""
-    found = _Modules()
+    modules = _Modules()
     for kind, path in list_modules(folder):
-        found.add(kind, path)
+        modules.add(kind, path)
     words = read_words(folder)
     file = words.transformer / words.settings_file
-    _check_outputs(file, words.settings, found)
+    _check_outputs(file, words.settings, modules)
     program = json_files.settings(folder / PROMPTS)
     unread = [
-        f"{where}: {name}"
-        for where, names in {
-            **found.unread,
+        f"{file_name}: {name}"
+        for file_name, names in {
+            **modules.unread,
             file.name: fields.SETTINGS.list_unread(words.settings),
             PROMPTS: fields.PROGRAM.list_unread(program),
         }.items()
@@ -346,12 +346,12 @@ def read(folder: Path) -> SentenceTransformers:
     ]
     authors = replace(
         words,
-        pooling=found.pooling or "mean",
-        normalize=found.normalize,
-        dense={output: tuple(layers) for output, layers in found.dense.items()},
-        mask=found.mask,
-        score=found.score,
-        sparse_activation=found.sparse_activation,
+        pooling=modules.pooling or "mean",
+        normalize=modules.normalize,
+        dense={output: tuple(layers) for output, layers in modules.dense.items()},
+        mask=modules.mask,
+        score=modules.score,
+        sparse_activation=modules.sparse_activation,
         unread=tuple(unread),
     )
     for name in authors.arguments("model_kwargs"):
@@ -380,25 +380,27 @@ def _settings(transformer: Path) -> tuple[Path, dict[str, Any]]:
     return transformer / SETTINGS[0], {}
 
 
-def _check_outputs(file: Path, settings: Mapping[str, Any], found: "_Modules") -> None:
+def _check_outputs(file: Path, settings: Mapping[str, Any], modules: "_Modules") -> None:
     """CheckpointError if the modules get another output of the transformer than the server has."""
     modalities = settings.get(MODALITIES)
     if modalities is None:
         return  # sentence-transformers takes its defaults, whatever module_output_name says
     if not isinstance(modalities, dict) or not all(
-        isinstance(told, dict) for told in modalities.values()
+        isinstance(modality, dict) for modality in modalities.values()
     ):
         raise CheckpointError(f"{file}: {MODALITIES} is {modalities!r}: an object is needed")
-    for kind, told in modalities.items():
-        made = told.get("method_output_name", OUTPUTS[0])
-        if kind in ("text", "message") and made not in OUTPUTS:
+    for kind, modality in modalities.items():
+        output = modality.get("method_output_name", OUTPUTS[0])
+        if kind in ("text", "message") and output not in OUTPUTS:
             raise CheckpointError(
-                f"{file}: {MODALITIES} has method_output_name {made!r} for {kind}, supported are"
+                f"{file}: {MODALITIES} has method_output_name {output!r} for {kind}, supported are"
                 f" {' and '.join(map(repr, OUTPUTS))}"
             )
-    known = (SCORED,) if found.score else (None, "token_embeddings", "scores")
-    if (made := settings.get("module_output_name")) not in known:
-        raise CheckpointError(f"{file}: module_output_name is {made!r}, supported is {known[-1]!r}")
+    outputs = (SCORED,) if modules.score else (None, "token_embeddings", "scores")
+    if (output := settings.get("module_output_name")) not in outputs:
+        raise CheckpointError(
+            f"{file}: module_output_name is {output!r}, supported is {outputs[-1]!r}"
+        )
 
 
 def list_modules(folder: Path) -> list[tuple[str, Path]]:
@@ -492,8 +494,8 @@ class _Modules:
         self.normalize = True
 
 
-def refusal(module: str, why: str) -> CheckpointError:
-    return CheckpointError(f"{MODULES}: {module} is not supported: {why}")
+def refusal(module: str, reason: str) -> CheckpointError:
+    return CheckpointError(f"{MODULES}: {module} is not supported: {reason}")
 
 
 def _pooling(file: Path) -> Pick:
@@ -528,7 +530,7 @@ def _prompts(file: Path) -> tuple[dict[str, str], str | None]:
     ):
         raise CheckpointError(f"{file} is broken: prompts are no texts by name")
     if default is not None and default not in prompts:
-        known = ", ".join(prompts) or "none"
-        raise CheckpointError(f"{file}: default_prompt_name is {default!r}, prompts are {known}")
-    kept = {name: prompt for name, prompt in prompts.items() if prompt}
-    return kept, default if default in kept else None
+        names = ", ".join(prompts) or "none"
+        raise CheckpointError(f"{file}: default_prompt_name is {default!r}, prompts are {names}")
+    nonempty = {name: prompt for name, prompt in prompts.items() if prompt}
+    return nonempty, default if default in nonempty else None

@@ -71,10 +71,10 @@ def read(folder: Path) -> Weights:
         if (folder / name).is_file():
             file = folder / name
             return _shards(file) if name.endswith(INDEX) else Weights(load(file), (file,))
-    found = other_formats(path.relative_to(folder).as_posix() for path in folder.glob("**/*"))
+    advice = other_formats(path.relative_to(folder).as_posix() for path in folder.glob("**/*"))
     raise CheckpointError(
         f"there is no {SAFE} in {folder}, no {PICKLED}, and no shards of one with its {INDEX}"
-        + (f": {found}" if found else "")
+        + (f": {advice}" if advice else "")
     )
 
 
@@ -82,9 +82,9 @@ def other_formats(files: Iterable[str]) -> str:
     """Weights of formats that are not read, and what to do. "": there are none. files: their
     paths in the folder."""
     listed = sorted(files)
-    for pattern, what in FORMATS.items():
+    for pattern, description in FORMATS.items():
         if file := next((name for name in listed if fnmatchcase(name, pattern)), None):
-            return f"{file} is {what}: save the model with save_pretrained of transformers"
+            return f"{file} is {description}: save the model with save_pretrained of transformers"
     return ""
 
 
@@ -97,10 +97,10 @@ def _shards(index: Path) -> Weights:
     tensors: dict[str, Tensor] = {}
     for file in files:
         stored = load(file)
-        named = {key for key, name in places.items() if name == file.name}
-        if missing := sorted(named - stored.keys()):
-            more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
-            listed = f"{', '.join(missing[:3])}{more}"
+        keys = {key for key, name in places.items() if name == file.name}
+        if missing := sorted(keys - stored.keys()):
+            rest = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
+            listed = f"{', '.join(missing[:3])}{rest}"
             raise CheckpointError(f"{index} names keys that {file.name} lacks: {listed}")
         tensors |= {
             key: tensor for key, tensor in stored.items() if places.get(key, file.name) == file.name
@@ -150,7 +150,7 @@ def _load_pickled(file: Path, nested: Sequence[str]) -> Mapping[str, Tensor]:
     broken = f"{file} is broken, or no file of weights that PyTorch wrote"
     try:
         with warnings.catch_warnings(action="ignore"):  # about pickles that PyTorch did not write
-            found = torch.load(
+            content = torch.load(
                 file, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(file)
             )
     except UnpicklingError as error:
@@ -160,23 +160,23 @@ def _load_pickled(file: Path, nested: Sequence[str]) -> Mapping[str, Tensor]:
             ) from None
         raise CheckpointError(broken) from None
     except Exception as error:  # a broken pickle may fail in any way
-        why = str(error).partition("\n")[0] or type(error).__name__
-        raise CheckpointError(f"{broken}: {why}") from None
-    if isinstance(found, Mapping):
-        inner = (found[key] for key in nested if isinstance(found.get(key), Mapping))
-        found = next(inner, found)
-    if problem := _unlike_weights(found):
+        reason = str(error).partition("\n")[0] or type(error).__name__
+        raise CheckpointError(f"{broken}: {reason}") from None
+    if isinstance(content, Mapping):
+        inner = (content[key] for key in nested if isinstance(content.get(key), Mapping))
+        content = next(inner, content)
+    if problem := _unlike_weights(content):
         raise CheckpointError(f"{file} does not hold tensors by name: {problem}")
-    return found  # type: ignore[no-any-return]
+    return content  # type: ignore[no-any-return]
 
 
-def _unlike_weights(found: Any) -> str | None:
-    if not isinstance(found, Mapping):
-        return f"it is a {type(found).__name__}"
-    others = (key for key, tensor in found.items() if not isinstance(tensor, Tensor))
-    if (key := next(others, None)) is not None:
-        return f"{key} is a {type(found[key]).__name__}"
-    tensors = [tensor for tensor in found.values() if tensor.layout == torch.strided]
+def _unlike_weights(content: Any) -> str | None:
+    if not isinstance(content, Mapping):
+        return f"it is a {type(content).__name__}"
+    other_keys = (key for key, tensor in content.items() if not isinstance(tensor, Tensor))
+    if (key := next(other_keys, None)) is not None:
+        return f"{key} is a {type(content[key]).__name__}"
+    tensors = [tensor for tensor in content.values() if tensor.layout == torch.strided]
     storages = [tensor.untyped_storage() for tensor in tensors]
     num_stored = sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
     if sum(tensor.nbytes for tensor in tensors) > MOST_SHARING * num_stored:

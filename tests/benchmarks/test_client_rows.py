@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from benchmarks.clients.rows import BITS, REFUSED, Row, Site, absent, bits, outcome, refused
+from benchmarks.clients.rows import BITS, REFUSED, Row, Site, absent, bits, outcome, refusal
 
 SITE = Site("http://localhost", "http://localhost", "localhost:1")
 EXPECTED = np.array([[0.25, -0.5]], np.float32)
@@ -27,10 +27,10 @@ def test_one_other_bit_is_told(answer: Any) -> None:
 
 
 def test_a_refusal_must_come_and_in_its_words() -> None:
-    assert outcome_of(refused("p", "n", "limit is 2048", raising)) == REFUSED
-    assert "RuntimeError" in outcome_of(refused("p", "n", "limit is 1024", raising))
+    assert outcome_of(refusal("p", "n", "limit is 2048", raising)) == REFUSED
+    assert "RuntimeError" in outcome_of(refusal("p", "n", "limit is 1024", raising))
     assert "RuntimeError" in outcome_of(bits("p", "n", raising))
-    assert outcome_of(refused("p", "n", "limit", lambda site: 1)) == "answered: 1"
+    assert outcome_of(refusal("p", "n", "limit", lambda site: 1)) == "answered: 1"
 
 
 def test_what_cannot_run_has_a_reason() -> None:

@@ -11,7 +11,7 @@ from addnorm.service.settings import Settings
 from benchmarks.findings import Options
 from benchmarks.gpu import experiment, speed
 from benchmarks.gpu.experiment import Setup
-from benchmarks.peers.torch_server import padded
+from benchmarks.peers.torch_server import pad
 
 STEPS = ("agreement", "speed")
 
@@ -27,7 +27,7 @@ def setup(tmp_path: Path) -> Setup:
 
 
 def test_a_rehearsal_runs_every_step_and_keeps_its_figures(setup: Setup) -> None:
-    found = experiment.tried(Options(1, 1, STEPS), setup)
+    found = experiment.try_steps(Options(1, 1, STEPS), setup)
     assert not found.missed
     kept = json.loads(setup.report.read_text())
     assert found.figures == kept
@@ -44,6 +44,6 @@ def test_pads_do_not_reach_the_peers_vectors(setup: Setup) -> None:
     peer = speed.encoder(setup.source("tiny").model.config, "cpu")
     sequences = [torch.arange(3), torch.arange(9)]
     with torch.inference_mode():
-        _, together = peer(*padded(sequences))
-        _, alone = peer(*padded(sequences[:1]))
+        _, together = peer(*pad(sequences))
+        _, alone = peer(*pad(sequences[:1]))
     assert torch.allclose(together[0], alone[0], atol=1e-5)

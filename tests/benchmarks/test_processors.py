@@ -33,7 +33,7 @@ def test_equal_answers_are_counted_and_nothing_is_missed(tmp_path: Path) -> None
     answers(tmp_path, NATIVE)
     answers(tmp_path, "haswell", {**RAGGED, "id": "new in each answer"})
     line = only_line(tmp_path)
-    assert line.found["haswell"].total == differences.Count(compared=9, unequal=0)
+    assert line.comparisons["haswell"].total == differences.Count(compared=9, unequal=0)
     assert not [*experiment.misses(line, ["haswell", "neoverse-n1"])]
 
 
@@ -54,7 +54,7 @@ def test_a_difference_is_told_with_model_processor_and_output(
     answers(tmp_path, NATIVE)
     answers(tmp_path, "haswell", {**RAGGED, **changed})
     line = only_line(tmp_path)
-    assert line.found["haswell"].unequal == unequal
+    assert line.comparisons["haswell"].unequal == unequal
     (output,) = unequal
     (said,) = experiment.misses(line, ["haswell"])
     assert said.startswith("tiny, fp32, haswell: ")

@@ -99,7 +99,7 @@ def test_sides_take_turns_and_each_round_goes_the_other_way() -> None:
 
         return Side("load", who, measure)
 
-    figures = interleave([side("a"), side("b")], 60.0, Clock(60.0), most=3)
+    figures = interleave([side("a"), side("b")], 60.0, Clock(60.0), max_rounds=3)
     assert "".join(order) == "abbaab"
     assert {key: len(runs) for key, runs in figures.items()} == {"load/a": 3, "load/b": 3}
 
@@ -107,15 +107,15 @@ def test_sides_take_turns_and_each_round_goes_the_other_way() -> None:
 @pytest.mark.parametrize(("metric", "ours"), [("x_per_s", 4.0), ("x_ms", 1.0)])
 def test_a_goal_is_a_median_of_ratios_of_which_more_is_better(metric: str, ours: float) -> None:
     figures = {"load/a": [{metric: ours}] * 3, "load/b": [{metric: 2.0}] * 3}
-    assert list(Goal("load", "a", "b", metric, 2.0).missed(figures)) == []
-    (said,) = Goal("load", "a", "b", metric, 2.1).missed(figures)
+    assert list(Goal("load", "a", "b", metric, 2.0).misses(figures)) == []
+    (said,) = Goal("load", "a", "b", metric, 2.1).misses(figures)
     assert "a is 2.000 x over b, at least 2.1 x is wanted" in said
-    assert list(Goal("other", "a", "b", metric, 2.1).missed(figures)) == []
+    assert list(Goal("other", "a", "b", metric, 2.1).misses(figures)) == []
 
 
 def test_answers_that_are_not_right_are_told_by_side_and_kind() -> None:
     runs = [{"errors: 504": 2, "errors: wrong": 1, "num_errors": 3}, {"errors: 429": 4}]
-    found = comparison.compared({"load/a": runs, "load/b": [{"num_errors": 0}]}, (), {})
+    found = comparison.compare({"load/a": runs, "load/b": [{"num_errors": 0}]}, (), {})
     said = "load/a: 7 answers were not right: 2 late (504), 1 wrong, 4 refused with 429"
     assert found.missed == [said]
 

@@ -50,7 +50,7 @@ def test_what_one_key_costs_another_is_named() -> None:
     def missed(beside: list[other_keys.Waits], grown_mib: float) -> list[str]:
         memory, run_ms = (grown_mib, 100.0), 30.0
         row = other_keys.Row(greed, kinds, [alone] * 3, beside, Counter(), *memory, run_ms)
-        return list(row.missed())
+        return list(row.misses())
 
     assert missed([alone] * 3, 130.0) == []
     assert missed([late, refused, held_up], 131.0) == [

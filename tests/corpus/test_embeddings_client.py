@@ -120,7 +120,7 @@ def test_the_parts_are_those_of_the_version_that_is_asked() -> None:
 
     found = ask(handler, "m/1")
     assert found.fingerprint == (digest, parts["fp32"])
-    assert found.known == {digest: parts["fp32"], of_int8: parts["int8"]}
+    assert found.parts_by_digest == {digest: parts["fp32"], of_int8: parts["int8"]}
 
 
 def test_a_server_with_keys_is_answered_with_the_option_for_one() -> None:

@@ -101,7 +101,7 @@ def test_a_folder_of_a_store_is_read_as_one_of_a_disk(
     of_disk, of_store = (Source(at, ["text"]) for at in (Location.parse(folder), store / "texts"))
     assert of_store.digests() == of_disk.digests()
     assert list(of_store.digests()) == [f"a{suffix}", f"b/deep/a{suffix}"]
-    assert sum(map(len, of_store.checked())) == 1000
+    assert sum(map(len, of_store.checked_texts())) == 1000
     assert list(of_store.pieces()) == list(of_disk.pieces())
     assert pa.Table.from_batches(of_store.pieces()).equals(rows)
 

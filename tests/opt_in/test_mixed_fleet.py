@@ -60,7 +60,7 @@ def server(python: Python, bundles: Path, address: str, port: int) -> Iterator[N
     listen = {"ADDNORM_HOST": address, "ADDNORM_PORT": str(port)}
     process = subprocess.Popen(
         [*python.command, "-m", "addnorm", "serve", "--bundles", str(bundles)],
-        env={**os.environ, **python.own, **SETTINGS, **listen},
+        env={**os.environ, **python.variables, **SETTINGS, **listen},
     )
     try:
         assert eventually(lambda: process.poll() is not None or is_ready(address, port), START_S)

@@ -15,7 +15,7 @@ import transformers
 
 from addnorm.export import command
 from benchmarks.data.made_text import Maker
-from benchmarks.data.trained import IGNORED, NUM_HELD_OUT, labelled
+from benchmarks.data.trained import IGNORED, NUM_HELD_OUT, label_tokens
 from benchmarks.findings import BUILD, PEER_PYTHON
 from tests.conftest import client_of, inference_of
 from tests.support.pair_scores import DIALECTS, asked
@@ -71,7 +71,9 @@ def test_a_trained_modernbert_tags_as_well_as_in_pytorch(
     folder: Path = TRAINED / MODERN
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
     model = transformers.AutoModelForTokenClassification.from_pretrained(folder)
-    inputs, labels = labelled(tokenizer, list(islice(Maker(seed=1).marked(), NUM_HELD_OUT)))
+    inputs, labels = label_tokens(
+        tokenizer, list(islice(Maker(seed=1).marked_sentences(), NUM_HELD_OUT))
+    )
     given = {name: inputs[name] for name in ("input_ids", "attention_mask")}
     with torch.no_grad():
         theirs = model(**given).logits.numpy()

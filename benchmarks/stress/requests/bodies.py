@@ -51,15 +51,17 @@ def zeros(num: int) -> bytes:
     return b",".join([b"0"] * num)
 
 
-def numbers(one: bytes) -> tuple[bytes, int]:
+def numbers(number: bytes) -> tuple[bytes, int]:
     """This number as often as a body holds it, separated by commas; how often."""
-    num = min(LIMITS.max_padded_tokens, JSON_BYTES // (len(one) + 4))  # a mask has room beside them
-    return b",".join([one] * num), num
+    num = min(
+        LIMITS.max_padded_tokens, JSON_BYTES // (len(number) + 4)
+    )  # a mask has room beside them
+    return b",".join([number] * num), num
 
 
-def packed(request: Request) -> Request:
-    packed = gzip.compress(request.body or b"", 1)
-    return replace(request, body=packed).having(content_encoding="gzip")
+def compress(request: Request) -> Request:
+    content = gzip.compress(request.body or b"", 1)
+    return replace(request, body=content).having(content_encoding="gzip")
 
 
 def raw(path: str, body: bytes, **headers: str) -> Request:
@@ -88,11 +90,11 @@ def padding(manifest: Manifest, output: str, num_padded_tokens: int) -> Request:
 def long_name(content: bytes) -> Request:
     """A huge string for the model's name, written as it is given."""
     name = content * (JSON_BYTES // len(content))
-    return packed(raw(INFER, b'{"input_ids":[[1]],"model":"%s"}' % name))
+    return compress(raw(INFER, b'{"input_ids":[[1]],"model":"%s"}' % name))
 
 
 def spaces(manifest: Manifest) -> Request:
-    return packed(raw(INFER, b" " * JSON_BYTES + b'{"input_ids":[[1]]}'))
+    return compress(raw(INFER, b" " * JSON_BYTES + b'{"input_ids":[[1]]}'))
 
 
 def small_chunks(manifest: Manifest) -> Request:
@@ -103,9 +105,11 @@ def small_chunks(manifest: Manifest) -> Request:
 # safetensors
 
 
-def with_header(tensors: dict[str, Any], data: bytes) -> Request:
+def with_header(tensors: dict[str, Any], content: bytes) -> Request:
     header = orjson.dumps(tensors)
-    return raw(INFER, len(header).to_bytes(8, "little") + header + data, content_type=SAFETENSORS)
+    return raw(
+        INFER, len(header).to_bytes(8, "little") + header + content, content_type=SAFETENSORS
+    )
 
 
 def wrong_mask(manifest: Manifest) -> Request:
@@ -119,20 +123,20 @@ def wrong_mask(manifest: Manifest) -> Request:
 def tensor_pads(manifest: Manifest) -> Request:
     """Little in, as many floats out as there may be."""
     ids, mask = grid(manifest, pads(manifest.d_model, BINARY_BYTES))
-    asked = orjson.dumps({"model": manifest.name, "outputs": ["activations"]}).decode()
+    options = orjson.dumps({"model": manifest.name, "outputs": ["activations"]}).decode()
     half, about = ids.nbytes, {"dtype": "I64", "shape": ids.shape}
     tensors = {"input_ids": {**about, "data_offsets": [0, half]}}
     tensors["attention_mask"] = {**about, "data_offsets": [half, 2 * half]}
-    header = {"__metadata__": {"request": asked}, **tensors}
+    header = {"__metadata__": {"request": options}, **tensors}
     return with_header(header, ids.tobytes() + mask.tobytes()).having(accept=SAFETENSORS)
 
 
 # V2
 
 
-def tensor(name: str, shape: Sequence[int], data: bytes, datatype: str = "INT64") -> bytes:
+def tensor(name: str, shape: Sequence[int], content: bytes, datatype: str = "INT64") -> bytes:
     about = orjson.dumps({"name": name, "shape": shape, "datatype": datatype})
-    return about[:-1] + b',"data":[%s]}' % data
+    return about[:-1] + b',"data":[%s]}' % content
 
 
 def v2(manifest: Manifest, *inputs: bytes, rest: bytes = b"") -> Request:
@@ -144,7 +148,7 @@ def v2_floats(digits: int, manifest: Manifest) -> Request:
     """A mask of floats."""
     mask, num = numbers(b"0." + b"7" * digits)
     ids = tensor("input_ids", [1, num], zeros(num))
-    return packed(v2(manifest, ids, tensor("attention_mask", [1, num], mask, "FP32")))
+    return compress(v2(manifest, ids, tensor("attention_mask", [1, num], mask, "FP32")))
 
 
 def v2_pads(manifest: Manifest) -> Request:
@@ -182,5 +186,5 @@ def longest(manifest: Manifest, make: Callable[[int], str]) -> list[str]:
 
 def of_texts(path: str, make: Callable[[Manifest], list[str]], manifest: Manifest) -> Request:
     field = "input" if path == EMBEDDINGS else "texts"
-    more = {"outputs": ["pooled"]} if path == INFER else {}
-    return Request.json(path, {"model": manifest.name, field: make(manifest), **more})
+    fields = {"outputs": ["pooled"]} if path == INFER else {}
+    return Request.json(path, {"model": manifest.name, field: make(manifest), **fields})

@@ -18,6 +18,7 @@ from benchmarks.stress.requests.bodies import (
     INFER,
     LIMITS,
     TOKENIZE,
+    compress,
     embeddings,
     hopeless,
     infer,
@@ -25,7 +26,6 @@ from benchmarks.stress.requests.bodies import (
     long_name,
     longest,
     of_texts,
-    packed,
     padding,
     pads,
     small_chunks,
@@ -37,7 +37,7 @@ from benchmarks.stress.requests.bodies import (
 )
 
 MB = 1_000_000
-RERANKER, ENTAILMENT, MASKED_LM = "reranker", "entailment", "masked-lm"  # of stress/models.py
+RERANKER, ENTAILMENT, MASKED_LM = "reranker", "entailment", "masked-lm"  # of stress/copies.py
 
 
 @dataclass(frozen=True)
@@ -54,13 +54,13 @@ class Greed:
     has_key: bool = True  # whether a key is sent; without, what needs none is asked for
 
 
-def _zero_shot(texts: list[str], labels: list[str], **more: object) -> Request:
-    body = {"model": ENTAILMENT, "texts": texts, "candidate_labels": labels, **more}
+def _zero_shot(texts: list[str], labels: list[str], **fields: object) -> Request:
+    body = {"model": ENTAILMENT, "texts": texts, "candidate_labels": labels, **fields}
     return Request.json("/v1/zero-shot", body)
 
 
-def _fill_mask(text: str, **more: object) -> Request:
-    return Request.json("/v1/fill-mask", {"model": MASKED_LM, "texts": [text], **more})
+def _fill_mask(text: str, **fields: object) -> Request:
+    return Request.json("/v1/fill-mask", {"model": MASKED_LM, "texts": [text], **fields})
 
 
 def _many_masks(_: Manifest) -> Request:
@@ -105,7 +105,7 @@ def _deep_lists(manifest: Manifest) -> Request:
     return Request("/embed", body, JSON)
 
 
-def _named(path: str, **fields: object) -> Callable[[Manifest], Request]:
+def _with_model(path: str, **fields: object) -> Callable[[Manifest], Request]:
     """A body that names the embedder."""
     return lambda manifest: Request.json(path, {"model": manifest.name, **fields})
 
@@ -125,7 +125,7 @@ SPARSE = [f"{'ba ' * 470}{number}" for number in range(130)]
 GREEDS = (
     Greed("8 MiB of spaces, gzip", spaces),
     Greed("8 MiB of escapes for a name, gzip", lambda _: long_name(rb"\u0041")),
-    Greed("260,000 integers of 60 digits, gzip", lambda _: packed(integers(60))),
+    Greed("260,000 integers of 60 digits, gzip", lambda _: compress(integers(60))),
     Greed("a million chunks of a byte", small_chunks),
     Greed(
         "norm_stats of 300,000 pads", lambda m: padding(m, "norm_stats", LIMITS.max_padded_tokens)
@@ -162,13 +162,13 @@ GREEDS = (
     Greed("answers that take long to write", _many_masks, slow_answer=True),
     Greed("sparse vectors of half a vocabulary", _other("/embed_sparse", inputs=SPARSE), 5),
     Greed("a text of 255 masks", _many_masks, 6),
-    Greed("a row of 65,000 ids to decode", _named("/detokenize", tokens=[100] * 65_000)),
+    Greed("a row of 65,000 ids to decode", _with_model("/detokenize", tokens=[100] * 65_000)),
     Greed("a type of vectors asked for 3,850 times", _repeated_types),
     Greed(
         "a label of 4 MB for 60 texts",
         lambda _: _zero_shot(["a"] * 60, ["l" * 4 * MB], truncate=True),
     ),
-    Greed("1,024 empty texts", _named(TOKENIZE, texts=[""] * 1024), 4),
+    Greed("1,024 empty texts", _with_model(TOKENIZE, texts=[""] * 1024), 4),
     Greed("2,048 texts of 140 tokens", _bulk, 1),
     Greed("the OpenAPI document", lambda _: Request("/openapi.json"), 4),
     Greed(
@@ -177,12 +177,12 @@ GREEDS = (
     ),
     Greed(  # that no engine computes
         "12 answers of 18 MB of tokens that are not read",
-        _named("/tokenize", inputs=["a " * 140] * LIMITS.max_sequences), 12, is_read=False,
+        _with_model("/tokenize", inputs=["a " * 140] * LIMITS.max_sequences), 12, is_read=False,
     ),
     Greed(
         "8,000 instances for Vertex AI", _other("/vertex", instances=[{"inputs": "a"}] * 8000), 4
     ),
     Greed("a safetensors header of 100,000 tensors", _many_tensors, 4),
     Greed("2,000 lists nested 250 deep", _deep_lists, 4),
-    Greed("a log that nobody reads", _named(EMBEDDINGS, input="a text"), 4, log_is_read=False),
+    Greed("a log that nobody reads", _with_model(EMBEDDINGS, input="a text"), 4, log_is_read=False),
 )  # fmt: skip

@@ -28,12 +28,14 @@ def tokenizer(limits: Limits, seed: int = 0) -> Tokenizer:
         )
         words[draws.choice(("", "##")) + "".join(syllables)] = None
     ids = {word: index for index, word in enumerate(words)}
-    made = Tokenizer(WordPiece(ids, unk_token="[UNK]", max_input_chars_per_word=WORD_CHARACTERS))
-    made.normalizer, made.pre_tokenizer = BertNormalizer(), BertPreTokenizer()
-    made.post_processor = TemplateProcessing(
+    wordpiece = Tokenizer(
+        WordPiece(ids, unk_token="[UNK]", max_input_chars_per_word=WORD_CHARACTERS)
+    )
+    wordpiece.normalizer, wordpiece.pre_tokenizer = BertNormalizer(), BertPreTokenizer()
+    wordpiece.post_processor = TemplateProcessing(
         single="[CLS] $A [SEP]", special_tokens=[("[CLS]", 2), ("[SEP]", 3)]
     )
-    return made
+    return wordpiece
 
 
 def hopeless_words(num_words: int) -> str:

@@ -78,7 +78,7 @@ class Row:
     counted_mib: float  # what it counted itself at most
     run_ms: float  # the mean session run of the size of micro-batch whose runs took longest
 
-    def missed(self) -> Iterator[str]:
+    def misses(self) -> Iterator[str]:
         for kind, alone, beside in zip(self.kinds, self.alone, self.beside, strict=True):
             if beside.num_refused:
                 yield f"{self.greed.name}: {kind}: {dict(beside.statuses)}"
@@ -101,12 +101,12 @@ class Row:
             for alone, beside in zip(self.alone, self.beside, strict=True)
         ]
         refused = sum(beside.num_refused for beside in self.beside)
-        asked = sum(beside.statuses.total() for beside in self.beside)
+        num_requests = sum(beside.statuses.total() for beside in self.beside)
         answers = ", ".join(f"{num} x {status}" for status, num in sorted(self.answers.items()))
         waits += [""] * (len(SMALL) - len(waits))
         memory = f"{self.grown_mib:,.0f} / {self.counted_mib:,.0f}"
         run = f"{self.run_ms:,.0f}"
-        return [self.greed.name, answers, f"{refused} of {asked}", *waits, run, memory]
+        return [self.greed.name, answers, f"{refused} of {num_requests}", *waits, run, memory]
 
 
 class Memory:
@@ -147,13 +147,13 @@ def beside(
     small = [_large_answer(manifest)] if greed.slow_answer else _small(manifest)
     every_s = 0.3 if greed.slow_answer else EVERY_S
     with asker(server.host, server.port, every_s, small) as asking:
-        alone = _asked(asking, len(small), alone_s)
+        alone = _measure(asking, len(small), alone_s)
         before = _runs(server)
         with Memory(server) as memory, _greedy(server, greed, manifest, seconds) as answers:
-            others = _asked(asking, len(small), seconds)
+            waits = _measure(asking, len(small), seconds)
     run_ms = _longest_ms(before, _runs(server))
     kinds = ["large answer in 3 s"] if greed.slow_answer else SMALL
-    return Row(greed, kinds, alone, others, answers, memory.grown_mib, memory.counted_mib, run_ms)
+    return Row(greed, kinds, alone, waits, answers, memory.grown_mib, memory.counted_mib, run_ms)
 
 
 Runs = dict[tuple[str, int], tuple[int, int]]  # model, sequences at once -> runs, ns
@@ -179,7 +179,7 @@ def _longest_ms(before: Runs, after: Runs) -> float:
     return max(means)
 
 
-def _asked(asking: Asker, num_kinds: int, seconds: float) -> list[Waits]:
+def _measure(asking: Asker, num_kinds: int, seconds: float) -> list[Waits]:
     asking.start()
     time.sleep(seconds)
     try:
@@ -283,7 +283,7 @@ def run(options: Options) -> Findings:
                 rows.append(beside(server, greed, embedder.manifest, seconds))
     columns = ["one key sends", "its answers", "refused to another", *SMALL]
     columns += ["a run, ms", "MiB: grown / counted"]
-    shown = table(columns, [row.cells() for row in rows])
+    rows_table = table(columns, [row.cells() for row in rows])
     note = "The other key's waits in ms: p50 / p99 alone -> beside."
-    seen = orjson.loads(orjson.dumps([list(map(str, row.cells())) for row in rows]))
-    return Findings(f"{note}\n\n{shown}", [m for row in rows for m in row.missed()], seen)
+    figures = orjson.loads(orjson.dumps([list(map(str, row.cells())) for row in rows]))
+    return Findings(f"{note}\n\n{rows_table}", [m for row in rows for m in row.misses()], figures)

@@ -25,7 +25,7 @@ FIFTH = 0.2  # of the flood, after which memory must not grow
 
 @dataclass(frozen=True)
 class Phases:
-    """What was measured, in order."""
+    """The measurements, in order."""
 
     before: Result  # closed loop: the capacity
     early: Result  # a fifth of the flood
@@ -45,16 +45,16 @@ class Phases:
     @property
     def goodput_of_what_is_left(self) -> float:
         """The client takes cores from the server, where both share a machine."""
-        left = [usable_cores() - client_cores(result) for result in (self.flood, self.before)]
-        return self.goodput / (left[0] / left[1])
+        cores = [usable_cores() - client_cores(phase) for phase in (self.flood, self.before)]
+        return self.goodput / (cores[0] / cores[1])
 
     @property
     def cpu_ratio(self) -> float:
         """The server's CPU time for a useful token, over that at capacity. Others on the machine
         hardly move it."""
         flood, before = (
-            result.server_cpu_s_per_1000_tokens or float("nan")
-            for result in (self.flood, self.before)
+            phase.server_cpu_s_per_1000_tokens or float("nan")
+            for phase in (self.flood, self.before)
         )
         return flood / before
 
@@ -63,8 +63,8 @@ class Phases:
         return (self.flood.server_rss_mib or 0) / (self.early.server_rss_mib or 1)
 
 
-def client_cores(result: Result) -> float:
-    return result.client_cpu_ms_per_request * result.num_answers / 1000 / result.wall_s
+def client_cores(phase: Result) -> float:
+    return phase.client_cpu_ms_per_request * phase.num_answers / 1000 / phase.wall_s
 
 
 def overload(
@@ -74,11 +74,11 @@ def overload(
     reference = Reference(compute_alone(bundle, "fp32"))
     stream = make(PROFILES["small"], bundle.manifest.limits, fields={"precision": "fp32"})
     reference.learn(stream.requests)
-    phases = _measured(bundle, stream, reference, seconds, times, deadline_ms)
-    return _figures(phases), _missed(phases)
+    phases = _run_phases(bundle, stream, reference, seconds, times, deadline_ms)
+    return _figures(phases), _misses(phases)
 
 
-def _measured(
+def _run_phases(
     bundle: Bundle,
     stream: Stream,
     reference: Reference,
@@ -119,7 +119,7 @@ def _figures(phases: Phases) -> dict[str, float]:
     }
 
 
-def _missed(phases: Phases) -> list[str]:
+def _misses(phases: Phases) -> list[str]:
     flood, goodput = phases.flood, phases.goodput_of_what_is_left
     odd = {status: number for status, number in flood.errors.items() if status not in REJECTIONS}
     missed = {

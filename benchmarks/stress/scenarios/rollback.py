@@ -52,16 +52,19 @@ class Pinned:
             version: [request.body for request in _requests(bundle, f"{self.name}/{version}")]
             for version in (OLD, NEW)
         }
-        right = {version: list(map(server.ask, own)) for version, own in bodies.items()}
-        self.seen = Seen(right)
+        right = {
+            version: list(map(server.ask, version_bodies))
+            for version, version_bodies in bodies.items()
+        }
+        self.record = Seen(right)
         plain = [request.body for request in _requests(bundle, self.name)]
         self.client, self.turns = Client(server.host, server.port, plain), cycle(range(len(plain)))
 
     async def pin(self, version: int) -> None:
         path = f"/v2/repository/models/{self.name}/{version}/pin"
-        self.seen.history.append(version)
+        self.record.history.append(version)
         await asyncio.to_thread(self.server.ask, b"", path)
-        self.seen.settled = len(self.seen.history)
+        self.record.settled = len(self.record.history)
 
     async def call(self, seconds: float) -> None:
         """Eight callers ask so long."""
@@ -70,8 +73,8 @@ class Pinned:
 
     async def _call(self, end: float) -> None:
         while time.monotonic() < end:
-            index, since = next(self.turns), self.seen.settled
-            self.seen.note(index, since, *await self.client.ask(index))
+            index, since = next(self.turns), self.record.settled
+            self.record.note(index, since, *await self.client.ask(index))
 
 
 def _requests(bundle: Bundle, model: str) -> Iterator[Request]:
@@ -97,8 +100,10 @@ def run(options: Options) -> Findings:
             pinned = Pinned(server, bundle)
             loop.run(_roll(pinned, flips))
             pinned.client.close()
-    seen = pinned.seen
-    shown: dict[str, object] = {"rolled back and forth": flips - 1, "answers": seen.num_answers}
-    shown |= {"wrong or lost": len(seen.mistakes)}
-    missed = [f"{len(seen.mistakes)} wrong answers: {seen.mistakes[:3]}"] if seen.mistakes else []
-    return Findings(figures_table(shown), missed, shown)
+    record = pinned.record
+    figures: dict[str, object] = {"rolled back and forth": flips - 1, "answers": record.num_answers}
+    figures |= {"wrong or lost": len(record.mistakes)}
+    missed = (
+        [f"{len(record.mistakes)} wrong answers: {record.mistakes[:3]}"] if record.mistakes else []
+    )
+    return Findings(figures_table(figures), missed, figures)

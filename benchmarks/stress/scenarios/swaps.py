@@ -33,7 +33,7 @@ GROWTH = 1.05  # allowed of resident memory
 
 @dataclass
 class Swaps:
-    """What was seen."""
+    """Answers and memory, as they were seen."""
 
     num_answers: int = 0
     mistakes: list[str] = field(default_factory=list)
@@ -48,17 +48,17 @@ class Swaps:
 
 def swaps(bundle: Bundle, num_swaps: int, concurrency: int = 8, settle_s: float = 10.0) -> Swaps:
     """Serves copies of the bundle under load, replacing the served one `num_swaps` times."""
-    seen = Swaps()
+    record = Swaps()
     sent = list(_bodies(bundle))
     with TemporaryDirectory() as name, runner() as run:
         root = Path(name)
         republish(bundle, root, 1)
         with processes.folder(root, ADDNORM_WATCH_S=str(WATCH_S)) as server:
             client = Client(server.host, server.port, sent)
-            replace = _replace(seen, server, bundle, root, num_swaps, settle_s)
-            run.run(_under_load(seen, client, len(sent), concurrency, replace))
+            replace = _replace(record, server, bundle, root, num_swaps, settle_s)
+            run.run(_under_load(record, client, len(sent), concurrency, replace))
             client.close()
-    return seen
+    return record
 
 
 def _bodies(bundle: Bundle) -> Iterator[bytes]:
@@ -71,76 +71,78 @@ def _bodies(bundle: Bundle) -> Iterator[bytes]:
 
 
 async def _under_load(
-    seen: Swaps,
+    record: Swaps,
     client: Client,
     num_bodies: int,
     concurrency: int,
     work: Coroutine[None, None, None],
 ) -> None:
     """Asks for as long as the work takes."""
-    known: dict[int, Any] = {}
+    answers: dict[int, Any] = {}
     working = asyncio.create_task(work)
     turns = cycle(range(num_bodies))
 
     async def caller() -> None:
         while not working.done():
-            index, floor, asked = next(turns), seen.newest, time.monotonic()
+            index, floor, start = next(turns), record.newest, time.monotonic()
             status, body = await client.ask(index)
-            seen.slowest_s = max(seen.slowest_s, time.monotonic() - asked)
-            if mistake := _mistake(seen, known, index, floor, status, body):
-                seen.mistakes.append(mistake)
+            record.slowest_s = max(record.slowest_s, time.monotonic() - start)
+            if mistake := _mistake(record, answers, index, floor, status, body):
+                record.mistakes.append(mistake)
 
     await asyncio.gather(working, *(caller() for _ in range(concurrency)))
 
 
 def _mistake(
-    seen: Swaps, known: dict[int, Any], index: int, floor: int, status: int, body: bytes
+    record: Swaps, answers: dict[int, Any], index: int, floor: int, status: int, body: bytes
 ) -> str | None:
-    """What is wrong with an answer that was asked for when `floor` had been seen to answer."""
-    seen.num_answers += 1
+    """The mistake in an answer that was asked for when `floor` had been seen to answer."""
+    record.num_answers += 1
     if status != 200:
         return f"{status}: {body[:200]!r}"
     answer = orjson.loads(body)
     version = int(answer.pop("version"))
     if version < floor:
         return f"version {version} answered after {floor} had"
-    seen.newest = max(seen.newest, version)
+    record.newest = max(record.newest, version)
     return (
         None
-        if known.setdefault(index, answer) == answer
+        if answers.setdefault(index, answer) == answer
         else f"request {index} was answered otherwise by {version}"
     )
 
 
 async def _replace(
-    seen: Swaps, server: Server, bundle: Bundle, root: Path, num_swaps: int, settle_s: float
+    record: Swaps, server: Server, bundle: Bundle, root: Path, num_swaps: int, settle_s: float
 ) -> None:
     await asyncio.sleep(settle_s)
-    seen.rss_mib.append(server.memory_mib() or 0.0)
+    record.rss_mib.append(server.memory_mib() or 0.0)
     for version in tqdm(range(2, num_swaps + 2), unit="swap"):
         await asyncio.to_thread(republish, bundle, root, version)
         async with asyncio.timeout(SWITCH_S):
-            while seen.newest < version:
+            while record.newest < version:
                 await asyncio.sleep(0.02)
         await asyncio.to_thread(shutil.rmtree, root / bundle.manifest.name / str(version - 1))
-        seen.rss_mib.append(server.memory_mib() or 0.0)
+        record.rss_mib.append(server.memory_mib() or 0.0)
     await asyncio.sleep(settle_s)
-    seen.rss_mib.append(server.memory_mib() or 0.0)
+    record.rss_mib.append(server.memory_mib() or 0.0)
 
 
 def run(options: Options) -> Findings:
     num_swaps = options.times(100)
-    seen = swaps(options.bundle, num_swaps)
-    shown = {
+    record = swaps(options.bundle, num_swaps)
+    figures = {
         "versions": num_swaps,
-        "answers": seen.num_answers,
-        "wrong answers": len(seen.mistakes),
-        "slowest answer, s": seen.slowest_s,
-        "resident memory at the start, MiB": seen.rss_mib[0],
-        "most": max(seen.rss_mib),
-        "at the end": seen.rss_mib[-1],
+        "answers": record.num_answers,
+        "wrong answers": len(record.mistakes),
+        "slowest answer, s": record.slowest_s,
+        "resident memory at the start, MiB": record.rss_mib[0],
+        "most": max(record.rss_mib),
+        "at the end": record.rss_mib[-1],
     }
-    missed = [f"{len(seen.mistakes)} wrong answers: {seen.mistakes[:3]}"] if seen.mistakes else []
-    if seen.growth > GROWTH:
-        missed.append(f"memory grew by {seen.growth:.3f}, at most {GROWTH}")
-    return Findings(figures_table(shown), missed, shown)
+    missed = (
+        [f"{len(record.mistakes)} wrong answers: {record.mistakes[:3]}"] if record.mistakes else []
+    )
+    if record.growth > GROWTH:
+        missed.append(f"memory grew by {record.growth:.3f}, at most {GROWTH}")
+    return Findings(figures_table(figures), missed, figures)

@@ -16,7 +16,7 @@ CONFIG = {
     "activation": "hidden_act",
     "eps": "layer_norm_eps",
 }
-UNTYPED = {ours: theirs for ours, theirs in CONFIG.items() if ours != "type_vocab_size"}
+UNTYPED = {field: name for field, name in CONFIG.items() if field != "type_vocab_size"}
 DEFAULTS = {"type_vocab_size": 2, "hidden_act": "gelu", "layer_norm_eps": 1e-12}
 EMBEDDINGS = {
     "tokens": "embeddings.word_embeddings",
@@ -37,7 +37,7 @@ MODULES: Modules = {
     "blocks.{}.norm2": f"{LAYER}output.LayerNorm",
 }
 # where nothing is added to tokens by their place
-UNPLACED = {ours: key for ours, key in MODULES.items() if ours != "positions"}
+UNPLACED = {module: key for module, key in MODULES.items() if module != "positions"}
 FIXED = {"embedding_norm": True}
 ONLY = {
     "position_embedding_type": ("absolute", None),
@@ -60,10 +60,10 @@ def language_model(stem: str, norm: str = "LayerNorm") -> HeadTable:
     )
 
 
-def classifier(dense: str, linear: str = "classifier", **more: Any) -> HeadTable:
+def classifier(dense: str, linear: str = "classifier", **fields: Any) -> HeadTable:
     """A head on the first token, with a layer before it."""
-    more = {"activation": "tanh", "labels": True, **more}
-    return HeadTable(("ForSequenceClassification",), "first", linear, dense=dense, **more)
+    fields = {"activation": "tanh", "labels": True, **fields}
+    return HeadTable(("ForSequenceClassification",), "first", linear, dense=dense, **fields)
 
 
 CLS = "cls.predictions"

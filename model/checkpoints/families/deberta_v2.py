@@ -19,9 +19,9 @@ def _derive(raw: Raw) -> dict[str, Any]:
     for name in ("embedding_size", "pooler_hidden_size"):
         if raw.get(name, raw["hidden_size"]) != raw["hidden_size"]:
             raise ValueError(f"{name} is {raw[name]!r}, supported is {raw['hidden_size']}")
-    given = raw["pos_att_type"] or ""
+    names = raw["pos_att_type"] or ""
     terms = {
-        part.strip() for part in (given.lower().split("|") if isinstance(given, str) else given)
+        part.strip() for part in (names.lower().split("|") if isinstance(names, str) else names)
     }
     if unknown := sorted(terms - {"", "c2p", "p2c"}):
         raise ValueError(f"pos_att_type names {', '.join(unknown)}, supported are c2p and p2c")

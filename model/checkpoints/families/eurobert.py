@@ -11,8 +11,8 @@ PICKS: dict[str, Pick] = {"bos": "first", "mean": "mean"}
 
 def _of_classifier(raw: Raw) -> dict[str, Any]:
     if (pooling := raw["classifier_pooling"]) not in PICKS:
-        known = " or ".join(map(repr, PICKS))
-        raise ValueError(f"classifier_pooling is {pooling!r}, supported is {known}")
+        choices = " or ".join(map(repr, PICKS))
+        raise ValueError(f"classifier_pooling is {pooling!r}, supported is {choices}")
     return {"pick": PICKS[pooling]}
 
 

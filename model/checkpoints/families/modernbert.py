@@ -25,9 +25,9 @@ def _of_heads(raw: Raw) -> dict[str, Any]:
     return {"dense_bias": raw["classifier_bias"], "activation": activation}
 
 
-def _head(kind: str, linear: str = "classifier", **more: Any) -> HeadTable:
-    more = {"norm": "head.norm", "derived": _of_heads, **more}
-    return HeadTable((kind,), "every", linear, dense="head.dense", **more)
+def _head(kind: str, linear: str = "classifier", **fields: Any) -> HeadTable:
+    fields = {"norm": "head.norm", "derived": _of_heads, **fields}
+    return HeadTable((kind,), "every", linear, dense="head.dense", **fields)
 
 
 MODERNBERT = Family(

@@ -16,10 +16,10 @@ def _derive(raw: Raw) -> dict[str, Any]:
     }
 
 
-def _head(name: str, pick: Pick, linear: str, **more: Any) -> HeadTable:
+def _head(name: str, pick: Pick, linear: str, **fields: Any) -> HeadTable:
     """The size of 350 M parameters has a projection before its heads."""
-    more = {"dense_is_optional": True, "dense_bias": False, "bias": False, **more}
-    return HeadTable((name,), pick, linear, dense="decoder.project_out", **more)
+    fields = {"dense_is_optional": True, "dense_bias": False, "bias": False, **fields}
+    return HeadTable((name,), pick, linear, dense="decoder.project_out", **fields)
 
 
 OPT = Family(

@@ -36,14 +36,14 @@ def with_windows(raw: Raw) -> dict[str, Any]:
     if unknown := [name for name in nested if name not in (FULL, LOCAL)]:
         raise ValueError(f"rope_parameters has {unknown[0]!r}, supported are {FULL!r}, {LOCAL!r}")
     full, local = (
-        theta_of(where, {**_object(where, nested.get(kind)), **scaling}, otherwise)
+        theta_of(field_name, {**_object(field_name, nested.get(kind)), **scaling}, otherwise)
         for kind, otherwise in ((FULL, raw["global_rope_theta"]), (LOCAL, raw["local_rope_theta"]))
-        for where in [f"rope_parameters.{kind}"]
+        for field_name in [f"rope_parameters.{kind}"]
     )
     rotary = Rotary(full, None if local == full or not local_layers else local)
-    found = {"positions": Positions("none", rotary), "window": 0, "local_layers": local_layers}
+    fields = {"positions": Positions("none", rotary), "window": 0, "local_layers": local_layers}
     if not local_layers:
-        return found
+        return fields
     # the largest distance of a key that is seen; `sliding_window` wins where both are there
     name, least = "local_attention", 2
     if raw.get("sliding_window") is not None:
@@ -51,19 +51,19 @@ def with_windows(raw: Raw) -> dict[str, Any]:
     size = raw[name]
     if type(size) is not int or size < least:
         raise ValueError(f"{name} is {size!r}: a whole number of {least} or more")
-    return {**found, "window": size // least}
+    return {**fields, "window": size // least}
 
 
 def _kinds(raw: Raw) -> Sequence[str]:
     """The kind of each layer."""
-    num_layers, every = raw["num_hidden_layers"], raw["global_attn_every_n_layers"]
+    num_layers, interval = raw["num_hidden_layers"], raw["global_attn_every_n_layers"]
     kinds: Sequence[str] | None = raw["layer_types"]
     if kinds is None:
-        if type(every) is not int or every < 1:
+        if type(interval) is not int or interval < 1:
             raise ValueError(
-                f"global_attn_every_n_layers is {every!r}: a whole number of 1 or more"
+                f"global_attn_every_n_layers is {interval!r}: a whole number of 1 or more"
             )
-        return [LOCAL if layer % every else FULL for layer in range(num_layers)]
+        return [LOCAL if layer % interval else FULL for layer in range(num_layers)]
     kinds = [FORMER.get(kind, kind) for kind in kinds]
     if len(kinds) != num_layers or not {*kinds} <= {FULL, LOCAL}:
         raise ValueError(
@@ -74,7 +74,7 @@ def _kinds(raw: Raw) -> Sequence[str]:
 
 
 def of_all_layers(raw: Raw, more_types: Sequence[str] = ()) -> Positions:
-    """Where all layers have the same angles. The base is `rope_theta` where no other is named.
+    """Positions, if all layers have the same angles. The base is `rope_theta` if no other is named.
 
     more_types: "dynamic", whose angles are the paper's up to the trained length; "ntk" (NTK-aware
     scaling with a fixed factor).
@@ -83,9 +83,9 @@ def of_all_layers(raw: Raw, more_types: Sequence[str] = ()) -> Positions:
     _refuse_other_types("rope_parameters", kind, (PLAIN, "linear", *more_types))
     dims = raw["hidden_size"] // raw["num_attention_heads"]
     theta = _parameters(raw).get("rope_theta", raw["rope_theta"])
-    for name, known in (("head_dim", dims), ("partial_rotary_factor", 1.0), ("mixed_b", None)):
-        if (value := _parameters(raw).get(name, raw.get(name))) not in (None, known):
-            raise ValueError(f"{name} is {value!r}, supported is {known!r}")
+    for name, expected in (("head_dim", dims), ("partial_rotary_factor", 1.0), ("mixed_b", None)):
+        if (value := _parameters(raw).get(name, raw.get(name))) not in (None, expected):
+            raise ValueError(f"{name} is {value!r}, supported is {expected!r}")
     if kind == "linear":
         return Positions("none", Rotary(theta, scale=factor))
     if kind == "ntk":
@@ -95,8 +95,8 @@ def of_all_layers(raw: Raw, more_types: Sequence[str] = ()) -> Positions:
 
 def type_of(raw: Raw) -> str:
     """The type of the angles that all layers have."""
-    found: str = _parameters(raw).get("rope_type", _parameters(raw).get("type", PLAIN))
-    return found
+    rope_type: str = _parameters(raw).get("rope_type", _parameters(raw).get("type", PLAIN))
+    return rope_type
 
 
 def _parameters(raw: Raw) -> Mapping[str, Any]:
@@ -108,10 +108,10 @@ def _parameters(raw: Raw) -> Mapping[str, Any]:
 
 def _object(name: str, value: Any) -> Mapping[str, Any]:
     """name: of the field. An absent one has no parameters."""
-    found = {} if value is None else value
-    if not isinstance(found, Mapping):
+    parameters = {} if value is None else value
+    if not isinstance(parameters, Mapping):
         raise ValueError(f"{name} is {value!r}: an object is needed")
-    return found
+    return parameters
 
 
 def theta_of(name: str, parameters: Mapping[str, Any] | None, otherwise: float | None) -> Any:
@@ -124,5 +124,5 @@ def theta_of(name: str, parameters: Mapping[str, Any] | None, otherwise: float |
 
 def _refuse_other_types(name: str, kind: Any, types: Sequence[str]) -> None:
     if kind not in types:
-        known = " or ".join(map(repr, types))
-        raise ValueError(f"rope_type in {name} is {kind!r}, supported is {known}")
+        choices = " or ".join(map(repr, types))
+        raise ValueError(f"rope_type in {name} is {kind!r}, supported is {choices}")
