@@ -1,11 +1,13 @@
 """Modules that are served as they are, beside the recognized path of the same module, and beside a
-server that most people would write around the same graph: token ids, then float vectors."""
+server that most people would write around the same graph: token ids, float vectors, and classifiers
+of transformers that have no graph of ours."""
 
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from functools import cache, partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import numpy as np
 import torch
@@ -26,6 +28,15 @@ VOCAB, WIDTH, D, LONGEST = 30_522, 12, 384, 128  # WIDTH: of vectors, as a serie
 RECOGNIZED, AS_IT_IS = "recognized", "as it is"
 TITLES = {NAIVE: "naive, the same graph", RECOGNIZED: "recognized", AS_IT_IS: "as it is"}
 NUM_REQUESTS = 12  # distinct ones
+SIZES = {
+    "vocab_size": VOCAB, "hidden_size": D, "intermediate_size": 4 * D, "num_hidden_layers": 6,
+    "num_attention_heads": 12, "max_position_embeddings": LONGEST, "pad_token_id": 0,
+}  # fmt: skip
+CLASSES: dict[str, dict[str, Any]] = {  # of transformers, with their further sizes
+    "Qwen2": {"num_key_value_heads": 4},
+    "MegatronBert": {"type_vocab_size": 1},
+    "RoFormer": {"type_vocab_size": 1, "embedding_size": D},
+}
 LENGTHS: dict[str, Callable[[np.random.Generator], list[int]]] = {  # of a request's sequences
     "64 of 39 lengths": lambda draws: draws.permutation(
         [*range(5, 44), *draws.integers(5, 44, 25)]
@@ -54,17 +65,36 @@ def run(options: Options) -> Findings:
     figures, rows = Rounds(), list[Row]()
     with ExitStack() as stack:
         root, sides = Path(stack.enter_context(TemporaryDirectory())), list[Side]()
-        for kind, first in (("ids", nn.Embedding(VOCAB, D)), ("vectors", nn.Linear(WIDTH, D))):
+        modules: dict[str, Callable[[], nn.Module]] = {
+            "ids": lambda: Encoder(nn.Embedding(VOCAB, D)),
+            "vectors": lambda: Encoder(nn.Linear(WIDTH, D)),
+            **{name: partial(_classifier, name) for name in CLASSES},
+        }
+        for kind, make in modules.items():
             lines = {f"{kind}: {load}": Line(load, 8, tuple(TITLES)) for load in LENGTHS}
+            if not any(options.wants(line) for line in lines):
+                continue
             rows += [Row(line, of, line) for line in lines for of in ("tokens_per_s", "p99_ms")]
-            sides += sides_of(_contenders(Encoder(first).eval(), kind, root, stack), lines)
+            sides += sides_of(_contenders(make().eval(), kind, root, stack), lines)
         figures = comparison.measure(sides, options)
     return comparison.compare(figures, rows, TITLES)
 
 
+def _classifier(name: str) -> nn.Module:
+    """A class of transformers with random weights, three labels and MiniLM's shape."""
+    import transformers
+
+    torch.manual_seed(0)
+    config = getattr(transformers, f"{name}Config")(**SIZES, **CLASSES[name], num_labels=3)
+    model: nn.Module = getattr(transformers, f"{name}ForSequenceClassification")(config)
+    return model
+
+
 def _contenders(module: nn.Module, kind: str, root: Path, stack: ExitStack) -> Contenders:
-    """kind: what it takes. What takes vectors is not recognized."""
-    config = {"max_positions": LONGEST, **({"input_width": WIDTH} if kind == "vectors" else {})}
+    """kind: "ids" alone is recognized, "vectors" takes them in place of ids."""
+    config = None if kind in CLASSES else {"max_positions": LONGEST}
+    if kind == "vectors":
+        config = {"max_positions": LONGEST, "input_width": WIDTH}
     plain_bundle = export_bundle(module, root, f"{kind}-as-it-is", as_it_is=True, config=config)
     servers = {
         NAIVE: (plain_bundle, peers.naive(plain_bundle, "as-it-is")),
@@ -86,7 +116,8 @@ def _contenders(module: nn.Module, kind: str, root: Path, stack: ExitStack) -> C
 
 
 def _stream(bundle: Bundle, load: str, fields: Mapping[str, str]) -> Stream:
-    output = "output" if bundle.manifest.as_it_is else "pooled"
+    tensors = bundle.manifest.as_it_is
+    output = tensors[0].output if tensors else "pooled"
     draws = np.random.default_rng(0)
     requests = [
         Request.encode(

@@ -82,7 +82,7 @@ EXPERIMENTS = {
         "a module served as it is beside its recognized path and a naive server on its graph",
         "benchmarks.as_it_is:run",
         8,
-        only="beginnings of loads: ids, vectors",
+        only="beginnings of loads: ids, vectors, Qwen2, MegatronBert, RoFormer",
     ),
     "cache": Experiment(
         "what the cache brings where traffic repeats, and what it costs where it does not",

@@ -53,6 +53,7 @@ class OwnBody(BaseModel):
     input_ids: list[list[int]] = []
     inputs: list[list[list[float]]] = []
     attention_mask: list[list[int]]
+    outputs: list[str]
 
 
 def create_app_as_it_is(graph: Path) -> FastAPI:
@@ -69,7 +70,7 @@ def create_app_as_it_is(graph: Path) -> FastAPI:
             rows = session.run(["activations"], {name: cells[at, :length]})[0]
             for index, row in zip(at, rows, strict=True):
                 vectors[index] = row[0]
-        return {"output": np.stack(vectors).tolist()}
+        return {body.outputs[0]: np.stack(vectors).tolist()}
 
     return app
 
