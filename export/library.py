@@ -67,10 +67,10 @@ def export_bundle(
 
     It takes seconds to minutes, and prints what it does. ExportError if anything does not fit.
 
-    model: a `Transformer` of Addnorm, a model of transformers whose family is supported, or any
-        module that is such a transformer: it is recognized by what it computes. float32, in
-        training mode or not, on any device. It is left as it was. Heads of a `Transformer` are
-        "logits", "pooled" or "token_vectors"; that of another module is "logits".
+    model: a `Transformer` of Addnorm, a model of transformers or sentence-transformers, or any
+        module: if it computes what a `Transformer` does, it is recognized. float32, in training
+        mode or not, on any device. It is left as it was. Heads of a `Transformer` are "logits",
+        "pooled" or "token_vectors"; that of another module is "logits".
     version: a whole number from 1 on; the next free one by default.
     precisions: "fp32", "fp16" and "int8", or some of them. Requests that name none get the first.
     keep_recall: a share, above 0 and at most 1, of the 10 nearest that fp32 finds among the texts

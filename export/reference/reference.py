@@ -254,7 +254,7 @@ def refuse_wide_rows(name: str, tensors: Mapping[Key, OwnTensor]) -> None:
         if tensor.of == "token" and tensor.width > MOST_COLUMNS:
             raise UnfitError(
                 f"{name} answers each token with {tensor.width:,} numbers, the limit is"
-                f" {MOST_COLUMNS:,}: logits of a vocabulary are served of supported families alone"
+                f" {MOST_COLUMNS:,}: outputs=[...] or reference= picks fewer"
             )
 
 
