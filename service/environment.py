@@ -70,7 +70,7 @@ def is_blank(value: Any) -> bool:
 
 
 def vertex_routes() -> dict[tuple[str, str], str]:
-    """Method and path of Vertex AI's requests -> this server's path. StartupError if a variable holds
+    """Method and path of Vertex AI's requests -> this server's path. StartupError if a variable has
     no path."""
     routes = {}
     for variable, (method, target) in VERTEX_ROUTES.items():

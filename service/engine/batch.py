@@ -113,10 +113,10 @@ class Batch:
         if all(batch.types is None for batch, _ in sequences):
             return cls.of(tokens)
         types = [
-            np.zeros(len(own), np.int64)
+            np.zeros(len(sequence), np.int64)
             if batch.types is None
             else batch.types[batch.offsets[i] : batch.offsets[i + 1]]
-            for own, (batch, i) in zip(tokens, sequences, strict=True)
+            for sequence, (batch, i) in zip(tokens, sequences, strict=True)
         ]
         return cls.of(tokens, types)
 
@@ -199,12 +199,12 @@ def _place(mask: NDArray[np.bool_], values: NDArray[Any], fill: float) -> NDArra
 
 
 def all_finite(values: NDArray[Any]) -> bool:
-    """Neither NaN nor infinity. Of few values `all` would take twice as long."""
+    """No value is NaN or infinity. On few values `all` would take twice as long."""
     return int(np.count_nonzero(np.isfinite(values))) == values.size
 
 
 def offsets_of(lengths: Ints) -> Ints:
-    """Where each sequence begins, and where the last one ends."""
+    """The index of each sequence's first token, and the number of all tokens."""
     offsets = np.zeros(len(lengths) + 1, np.int64)
     lengths.cumsum(out=offsets[1:])
     return offsets
@@ -320,20 +320,24 @@ def _invalid(field: str, row: int, message: str) -> InvalidInput:
     return InvalidInput(f"{field}[{row}]{joint}{message}", param=field)
 
 
-def _check_same_axes(field: str, array: NDArray[Any], shape: tuple[int, ...], of: str) -> None:
+def _check_same_axes(
+    field: str, array: NDArray[Any], shape: tuple[int, ...], reference: str
+) -> None:
     if array.shape != shape:
         raise InvalidInput(
-            f"{field} has shape {list(array.shape)}, {of} has {list(shape)}", param=field
+            f"{field} has shape {list(array.shape)}, {reference} has {list(shape)}", param=field
         )
 
 
-def _check_same_shape(field: str, rows: list[list[int]], sizes: list[int], of: str) -> None:
-    """sizes: of the rows of the field `of`."""
+def _check_same_shape(field: str, rows: list[list[int]], sizes: list[int], reference: str) -> None:
+    """sizes: of the rows of the field `reference`."""
     if len(rows) != len(sizes):
-        raise InvalidInput(f"{field} has {len(rows)} rows, {of} has {len(sizes)}", param=field)
+        raise InvalidInput(
+            f"{field} has {len(rows)} rows, {reference} has {len(sizes)}", param=field
+        )
     for row, (values, size) in enumerate(zip(rows, sizes, strict=True)):
         if len(values) != size:
-            raise _invalid(field, row, f"has {len(values)} values, {of}[{row}] has {size}")
+            raise _invalid(field, row, f"has {len(values)} values, {reference}[{row}] has {size}")
 
 
 def _vectors(field: str, rows: list[list[list[float]]], num: int) -> Floats:
@@ -343,7 +347,7 @@ def _vectors(field: str, rows: list[list[list[float]]], num: int) -> Floats:
     for row, vectors in enumerate(rows):
         widths = list(map(len, vectors))
         if widths.count(width) < len(widths) or not width:
-            column = next((at for at, own in enumerate(widths) if own != width), 0)
+            column = next((at for at, size in enumerate(widths) if size != width), 0)
             raise _invalid(
                 field,
                 row,

@@ -1,5 +1,5 @@
-"""The fingerprint of a served precision: one short digest of all that decides the bits of its
-answers, beside the tokens and the request's options."""
+"""The fingerprint of a served precision: one short digest of everything that decides the bits of
+its answers, beside the tokens and the request's options."""
 
 import hashlib
 import json
@@ -50,9 +50,9 @@ class Fingerprint:
             processor().kind,
         )
 
-    def proved(self, known_answers: Mapping[str, Any]) -> "Fingerprint":
-        """The same of an engine that gives these known answers, which its certificate has: on any
-        processor that gives them too."""
+    def with_known_answers(self, known_answers: Mapping[str, Any]) -> "Fingerprint":
+        """The fingerprint of an engine that gives these known answers of its certificate. It is the
+        same on every processor that gives them."""
         text = json.dumps(known_answers, sort_keys=True, separators=(",", ":"))
         bits = hashlib.sha256(text.encode()).hexdigest()[:NUM_DIGITS]
         return replace(self, processor=f"{ANY} {bits}")
