@@ -65,7 +65,7 @@ class DeviceRows(Protocol):
         """Rows start to end, which are those of whole sequences."""
         ...
 
-    def pooled(self, pooling: Pooling) -> Floats:
+    def pool(self, pooling: Pooling) -> Floats:
         """A vector for each sequence `[num_sequences, d_model]`, finite or not."""
         ...
 

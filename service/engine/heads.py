@@ -38,7 +38,7 @@ def pooled(
     sequences: that each is of, in order if None. NotFinite names one whose vector is not finite.
     """
     if not isinstance(rows, Rows):
-        vectors = rows.pooled(pooling)
+        vectors = rows.pool(pooling)
     elif pooling == "first":
         vectors = rows.activations[starts]
     elif pooling == "last":
