@@ -90,7 +90,7 @@ class KeptRows(NamedTuple):
     of each sequence. A pick takes much less memory: its row is as long as one token's."""
 
     rows: Rows | None
-    picked: Mapping[Pooling, Floats]  # without rows: `[num_sequences, d_model]`
+    picks: Mapping[Pooling, Floats]  # without rows: `[num_sequences, d_model]`
 
 
 class HeadRows(NamedTuple):

@@ -1,4 +1,4 @@
-"""What a request may ask for: a class for each output, listed in `OUTPUTS`."""
+"""The outputs that a request may ask for: a class for each, listed in `OUTPUTS`."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -53,7 +53,7 @@ class OutputKinds:
 
     def of(self, bundle: Bundle) -> dict[str, OutputKind]:
         """The outputs that the model has, by name."""
-        return {kind.name: kind for each in self._listed for kind in each.kinds(bundle)}
+        return {kind.name: kind for entry in self._derived_last for kind in entry.kinds(bundle)}
 
     @cached_property
     def fields(self) -> tuple[tuple[str, str], ...]:
@@ -84,7 +84,7 @@ class OutputKinds:
         return {name: kinds[name] for name in names}
 
     @cached_property
-    def _listed(self) -> list[OutputKind]:
+    def _derived_last(self) -> list[OutputKind]:
         return sorted(self.known, key=lambda kind: kind.is_derived)
 
 
