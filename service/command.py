@@ -38,8 +38,8 @@ def serve(arguments: Sequence[str]) -> None:
     logs.configure("info")  # until the settings are read
     open_all_files()
     # while bundles load; as process 1 it would ignore the signals otherwise
-    for ending in process.ending_signals():
-        signal.signal(ending, lambda *_: sys.exit(0))
+    for number in process.ending_signals():
+        signal.signal(number, lambda *_: sys.exit(0))
     # the parent may have blocked them, and threads inherit that
     signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGINT, *process.ending_signals()))
     for number in (signal.SIGUSR1, signal.SIGUSR2):  # that end a process by default

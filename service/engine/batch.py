@@ -300,8 +300,8 @@ def from_grid(
     grid = input_ids.shape[:2]
     _check_same_axes("attention_mask", attention_mask, grid, field)
     mask = attention_mask != 0
-    if np.count_nonzero(odd := attention_mask != mask):
-        row, column = np.argwhere(odd)[0]
+    if np.count_nonzero(is_wrong := attention_mask != mask):
+        row, column = np.argwhere(is_wrong)[0]
         raise _invalid(
             "attention_mask",
             row,
@@ -373,11 +373,13 @@ def _flatten(field: str, rows: list[list[int]], num: int, mask: Ints | None = No
             flat[start:end] = np.fromiter(values, np.int64, end - start)
         return flat
     except OverflowError:
-        small = [[value if -(2**63) <= value < 2**63 else None for value in row] for row in rows]
-    for row, cells in enumerate(small):
+        small_rows = [
+            [value if -(2**63) <= value < 2**63 else None for value in row] for row in rows
+        ]
+    for row, cells in enumerate(small_rows):
         for column, value in enumerate(cells):
             if value is None and (mask is None or mask[row * len(cells) + column]):
                 raise _invalid(
                     field, row, f"[{column}] is {rows[row][column]}: outside 64-bit integers"
                 )
-    return _flatten(field, [[value or 0 for value in row] for row in small], num)
+    return _flatten(field, [[value or 0 for value in row] for row in small_rows], num)

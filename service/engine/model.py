@@ -129,15 +129,17 @@ class Model:
             del target.run, target.run_on_all_cores
         return model
 
-    def warm_up(self, before: "Model | None" = None) -> None:
+    def warm_up(self, predecessor: "Model | None" = None) -> None:
         """Runs growing micro-batches: memory is allocated for the largest, and each target gets its
         token budget.
 
-        before: the version that runs now. If it has the same shape, its budgets and rates are
+        predecessor: the version that runs now. If it has the same shape, its budgets and rates are
         taken: while it works, nothing can be measured.
         """
-        is_same_shape = before and before.bundle.manifest.config == self.bundle.manifest.config
-        old_targets = before.targets if before and is_same_shape else {}
+        is_same_shape = (
+            predecessor and predecessor.bundle.manifest.config == self.bundle.manifest.config
+        )
+        old_targets = predecessor.targets if predecessor and is_same_shape else {}
         for precision, engine in self.engines.items():
             target, old_target = self.targets[precision], old_targets.get(precision)
             seconds = 0.0 if old_target else WARM_UP_S / len(self.engines)
@@ -166,7 +168,7 @@ def measure_rates(engine: Engine, limits: Limits, seconds: float) -> dict[int, f
     ends, clock = time.monotonic() + seconds, engine.clock
     rates: dict[int, float] = {}
     order = ROUNDS * engine.budgets
-    for budget, following in zip(order, (*order[1:], 0), strict=True):
+    for budget, next_budget in zip(order, (*order[1:], 0), strict=True):
         batch, start_s, clock_start_s = draw(budget), time.monotonic(), clock()
         try:
             engine.compute(batch).not_finite()  # as a worker does
@@ -175,9 +177,9 @@ def measure_rates(engine: Engine, limits: Limits, seconds: float) -> dict[int, f
                 raise
             log.warning("%d tokens at once do not run here: %s", batch.num_tokens, error)
             return rates
-        took, now = clock() - clock_start_s, time.monotonic()
-        rates[budget] = max(rates.get(budget, 0.0), batch.num_tokens / max(took, 1e-9))
-        if now + (now - start_s) * following / budget > ends:
+        duration_s, now = clock() - clock_start_s, time.monotonic()
+        rates[budget] = max(rates.get(budget, 0.0), batch.num_tokens / max(duration_s, 1e-9))
+        if now + (now - start_s) * next_budget / budget > ends:
             return rates
     return rates
 

@@ -65,9 +65,9 @@ class OwnEngine(Engine):
             if num * length <= MOST_TOKENS and not self.runs_alone:
                 # whether sequences of one length have other bits together than alone
                 batch = sequences(limits, num * [length], seed=num)
-                together = self.run(batch).activations
-                alone = [self.run(batch.sequence(index)).activations for index in range(num)]
-                self.runs_alone = together.tobytes() != np.concatenate(alone).tobytes()
+                rows_together = self.run(batch).activations
+                rows_alone = [self.run(batch.sequence(index)).activations for index in range(num)]
+                self.runs_alone = rows_together.tobytes() != np.concatenate(rows_alone).tobytes()
 
     def _run(self, body: InferenceSession, batch: Batch) -> Rows:
         rows = np.empty((batch.num_tokens, self.d_model), np.float32)

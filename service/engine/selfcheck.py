@@ -114,13 +114,13 @@ def pairs(
             answers.batch.sequence(index),
             f"{rows.num_tokens} tokens alone differ from",
         )
-        alone = engine.run(sequence)
-        yield f"{words} the same tokens co-batched", alone, rows
+        rows_alone = engine.run(sequence)
+        yield f"{words} the same tokens co-batched", rows_alone, rows
         for padding in paddings if rows.num_tokens <= most_padded else ():
             grid = place(sequence, rows.num_tokens + 5, padding)
             real = grid.attention_mask[0] != 0
             padded_rows = Rows(*(output[0][real] for output in engine.run_grid(grid)))
-            yield f"{words} the same tokens padded ({padding})", alone, padded_rows
+            yield f"{words} the same tokens padded ({padding})", rows_alone, padded_rows
 
 
 def unequal(
@@ -177,5 +177,5 @@ def lens_shows_what_runs(engine: Engine, limits: Limits) -> bool:
 
 def all_pad_is_zero(engine: Engine) -> bool:
     """A grid without a real token gives zeros."""
-    nothing = np.zeros((2, 3), np.int64)
-    return not any(output.any() for output in engine.run_grid(Grid(nothing, nothing)))
+    zeros = np.zeros((2, 3), np.int64)
+    return not any(output.any() for output in engine.run_grid(Grid(zeros, zeros)))

@@ -60,12 +60,12 @@ def open_sessions(
         return Sessions(session, session)
     try:
         with TemporaryDirectory(prefix="addnorm-", dir=packing.folder) as folder:
-            packed_graph, free = Path(folder) / graph.name, packing.free_bytes(folder)
+            packed_graph, free_bytes = Path(folder) / graph.name, packing.free_bytes(folder)
             try:
                 _pack(graph, packed_graph, fits_16_bits, packing.min_bytes)
             except StartupError as error:
-                if free < _most_bytes(graph):
-                    raise OSError(f"{folder} has {free / 2**20:.0f} MiB free") from error
+                if free_bytes < _most_bytes(graph):
+                    raise OSError(f"{folder} has {free_bytes / 2**20:.0f} MiB free") from error
                 raise
             one_thread, all_cores = (
                 _load(packed_graph, _options(n, fits_16_bits, is_packed=True))

@@ -77,13 +77,13 @@ def pair_text(
     (first, second), (before, between, behind) = pair, template
     while True:
         text = f"{before}{first}{between}{second}{behind}"
-        over = 0 if max_tokens is None else len(tokenizer.encode(text)) - max_tokens
-        if over <= 0:
+        num_excess = 0 if max_tokens is None else len(tokenizer.encode(text)) - max_tokens
+        if num_excess <= 0:
             return text
         offsets = tokenizer.encode(second, add_special_tokens=False).offsets
-        if over > len(offsets):
+        if num_excess > len(offsets):
             return None
-        second = second[: offsets[-over][0]]
+        second = second[: offsets[-num_excess][0]]
 
 
 def num_characters(text: Text) -> int:
@@ -201,14 +201,16 @@ class Tokenizer:
             else:
                 encodings += self._encode_pairs(encode, cutters[1], list(group), len(encodings))
         if cut is not None:
-            around = sum(map(len, self._template or ()))
-            for text, read, encoding in zip(full_texts, excerpts, encodings, strict=True):
+            num_template_characters = sum(map(len, self._template or ()))
+            for text, excerpt, encoding in zip(full_texts, excerpts, encodings, strict=True):
                 was_cut = len(encoding) == self.max_text_tokens and bool(encoding.overflowing)
                 # or what was not read of it is more than blanks; a pair is read in its template
                 if isinstance(text, str):
-                    was_cut = was_cut or bool(text[len(read) :].strip())
-                elif isinstance(read, str):
-                    was_cut = was_cut or len(read) < num_characters(text) + around
+                    was_cut = was_cut or bool(text[len(excerpt) :].strip())
+                elif isinstance(excerpt, str):
+                    was_cut = (
+                        was_cut or len(excerpt) < num_characters(text) + num_template_characters
+                    )
                 if was_cut:
                     cut.append(num_characters(text))
         return encodings
@@ -336,8 +338,8 @@ class Tokenizer:
         words, edge = encoding.word_ids, max(len(beginning) - self._edge, 0)
         if beginning[edge : edge + 1].isspace():
             edge = len(beginning[:edge].rstrip())
-        beyond = (index for index, (_, end) in enumerate(encoding.offsets) if end > edge)
-        first = next(beyond, len(words) - 1)  # neither it nor the rest of its word is settled
+        unsettled = (index for index, (_, end) in enumerate(encoding.offsets) if end > edge)
+        first = next(unsettled, len(words) - 1)  # neither it nor the rest of its word is settled
         return words.index(words[first]) if words else 0
 
 

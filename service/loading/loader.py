@@ -34,11 +34,11 @@ LONGEST_CHECKED = 1024  # tokens of a sequence that must run; longer ones would 
 def load(
     bundle: Bundle,
     settings: Settings,
-    before: Model | None = None,
+    predecessor: Model | None = None,
     engines: Callable[[Settings], OpenEngine] = engines_for,
 ) -> Model:
-    """Checks and warms one bundle. StartupError if it is refused. before: the version that runs
-    now, or this one, unloaded. engines: opens the engines that the settings ask for."""
+    """Checks and warms one bundle. StartupError if it is refused. predecessor: the version that
+    runs now, or this one, unloaded. engines: opens the engines that the settings ask for."""
     start = time.monotonic()
     folder = f"{bundle.path.parent.name}/{bundle.path.name}"
     if folder != bundle.ref:
@@ -58,7 +58,7 @@ def load(
             " for it; `addnorm verify` measures it on Linux",
             bundle.ref,
         )
-    is_again = before and before.bundle.manifest_sha256 == bundle.manifest_sha256
+    is_again = predecessor and predecessor.bundle.manifest_sha256 == bundle.manifest_sha256
     model = Model(
         bundle,
         token_budget=settings.token_budget,
@@ -67,10 +67,10 @@ def load(
         open_engine=engines(settings),
         default_precision=settings.default_precision,
         answers_version=settings.answer_versions,
-        statistics=before.statistics if before and is_again else None,
+        statistics=predecessor.statistics if predecessor and is_again else None,
     )
     with runs_in_words(f"{bundle.ref} cannot run here"):
-        model.warm_up(before)
+        model.warm_up(predecessor)
         check(model)
     # which engines have other bits than other machines may have
     for precision, reproduction in model.reproductions.items():
@@ -129,12 +129,12 @@ def _reproduction(model: Model, precision: str) -> Reproduction:
     expected = (bundle.certificate or {}).get("known_digests", {}).get(precision)
     if expected is None:
         return Reproduction(reason="its certificate records no bits: `addnorm verify` does")
-    if differing := different(expected, digests(bundle, engine, answers)):
+    if differences := different(expected, digests(bundle, engine, answers)):
         # nothing is proved of long sequences on such a processor
         _check_invariance(model, precision, answers)
     else:
         engine.fingerprint = engine.fingerprint.with_known_answers(expected)
-    return Reproduction(not differing, different=tuple(differing))
+    return Reproduction(not differences, different=tuple(differences))
 
 
 def _check_invariance(

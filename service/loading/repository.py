@@ -131,10 +131,10 @@ class Repository:
             ]
             if not refs:
                 raise NotFound(f"model {ref[:200]!r} is not served here", param="model")
-            engines = [engine for gone in refs for engine in self._drop(gone)]
-            for gone in refs:
-                self._models.note(gone, "UNAVAILABLE", "unloaded")
-                log.info("unloaded %s: asked to", gone)
+            engines = [engine for bundle_ref in refs for engine in self._drop(bundle_ref)]
+            for bundle_ref in refs:
+                self._models.note(bundle_ref, "UNAVAILABLE", "unloaded")
+                log.info("unloaded %s: asked to", bundle_ref)
             _free(engines, self._free_s)
 
     def unload_idle(self, least_s: float) -> None:

@@ -187,7 +187,7 @@ class Output(Generic[Value_co]):
         return ("float32",)
 
     def size(self, bundle: Bundle, batch: Batch, padding: Padding) -> Size:
-        """The work and memory that it takes, estimated before any work."""
+        """The work and memory that it takes, known before any work."""
         pick, num_rows, num_pads = self.pick(bundle), len(batch), len(padding.lengths) - len(batch)
         if pick == "every":
             num_rows, num_pads = batch.num_tokens, padding.num_pads

@@ -73,8 +73,8 @@ class PromptOutput(Output[Value_co]):
         rows = inputs.head_rows("every")
         # each row is asked for the token after it; a sequence's last for one that is not its own
         next_tokens = np.roll(inputs.batch.tokens, -1)
-        following, token_ids, best = token_logprobs(inputs.engine, rows, next_tokens, top_k)
-        logprobs, firsts = np.roll(following, 1), inputs.batch.offsets[:-1]
+        next_logprobs, token_ids, best = token_logprobs(inputs.engine, rows, next_tokens, top_k)
+        logprobs, firsts = np.roll(next_logprobs, 1), inputs.batch.offsets[:-1]
         logprobs[firsts] = 0.0
         check_finite(self.name, logprobs[:, None], rows.sequences)
         logprobs[firsts] = np.nan

@@ -110,8 +110,10 @@ class Sparse(Output[SparseVectors]):
                 )
             checkpoint()
         sequences = iter(vectors)
-        none = np.empty(0, np.int64), np.empty(0, np.float32)
-        by_row = [next(sequences) if length else none for length in inputs.padding.lengths.tolist()]
+        no_entries = np.empty(0, np.int64), np.empty(0, np.float32)
+        by_row = [
+            next(sequences) if length else no_entries for length in inputs.padding.lengths.tolist()
+        ]
         indices, values = zip(*by_row, strict=True)
         return SparseVectors(list(indices), list(values))
 
