@@ -101,7 +101,8 @@ def log(values: NDArray[np.float64]) -> NDArray[np.float64]:
 def log1p(values: NDArray[np.float32]) -> NDArray[np.float32]:
     """log(1 + x) of finite x from 0 on, within 1 ulp.
 
-    1 + x is rounded in float64. The quotient gives back what it lost, which is all of a small x.
+    1 + x is rounded in float64. The quotient restores the part of x that was lost, which is all of
+    a small x.
     """
     exact = values.astype(np.float64)
     total = 1 + exact

@@ -24,7 +24,7 @@ OPTIONS = [name for name in Settings.model_fields if name != "api_keys"]
 
 
 def serve(arguments: Sequence[str]) -> None:
-    """Serves until told to stop. Exits with one line and code 1 if it cannot start."""
+    """Serves until a signal ends it. Exits with one line and code 1 if it cannot start."""
     parser = _serve_parser()
     options = parser.parse_args(arguments)
     if options.models and options.bundles:

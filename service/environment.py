@@ -33,9 +33,9 @@ log = logging.getLogger("addnorm")
 def read_settings(**options: Any) -> Settings:
     """Settings of this process: options win over the environment, the environment over defaults.
 
-    options: from the command line. StartupError names the variable or option that does not fit.
-    An empty one is not set, as compose files and charts write those that are left out; but for API
-    keys, without which a server would be open to all.
+    options: from the command line. StartupError names the variable or option that does not fit. An
+    empty value counts as not set, because compose files and charts write omitted variables so. API
+    keys are the exception: without them a server would be open to all.
     """
     options = {name: value for name, value in options.items() if not is_blank(value)}
     platform = next((name for name in PORTS if not is_blank(os.environ.get(name, ""))), "")

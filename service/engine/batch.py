@@ -62,7 +62,7 @@ class DeviceRows(Protocol):
     @property
     def num_tokens(self) -> int: ...
     def span(self, start: int, end: int) -> "DeviceRows":
-        """Rows start to end, which are those of whole sequences."""
+        """Rows start to end, which belong to whole sequences."""
         ...
 
     def pool(self, pooling: Pooling) -> Floats:
@@ -216,8 +216,8 @@ def from_lists(
     token_type_ids: list[list[int]] | None = None,
     field: str = "input_ids",
 ) -> tuple[Batch, Padding]:
-    """A body's lists -> the batch of real tokens, and the caller's layout. InvalidInput names what
-    does not fit.
+    """A body's lists -> the batch of real tokens, and the caller's layout. InvalidInput names the
+    value that does not fit.
 
     input_ids: or vectors in their place. field: the caller's name for them.
     """

@@ -151,7 +151,7 @@ class Bundle:
         return self.compared_with.get("kind") in COMPARED
 
     def width(self, output: str) -> int:
-        """Numbers that the output's head makes of a row; those of the row if it has none."""
+        """Numbers that the output's head makes of a row; the row's numbers if it has no head."""
         head = self.manifest.heads.get(output)
         return head.width if head else self.manifest.d_model
 
@@ -189,7 +189,7 @@ def read(path: Path, trusted_keys: Sequence[Path] = ()) -> Bundle:
     """A certified bundle, every file checked against its sha256.
 
     trusted_keys: public keys and certificates, one of which must have signed it; none: anybody may
-    have made it. StartupError says what does not match.
+    have made it. StartupError names the first mismatch.
     """
     try:
         # before anything is parsed

@@ -1,8 +1,8 @@
-"""Files that nobody vouches for yet: read up to a size, compared with their sha256, and asked which
-other files they take weights from.
+"""Files that are not trusted yet: they are read up to a size, compared with their sha256, and
+searched for the names of other files that they take weights from.
 
-For the latter it reads protobuf's encoding (https://protobuf.dev/programming-guides/encoding) with
-the numbers of onnx/onnx.proto, since the server has no package onnx.
+To find these names it reads protobuf's encoding (https://protobuf.dev/programming-guides/encoding)
+with the numbers of onnx/onnx.proto, since the server has no package onnx.
 """
 
 import hashlib

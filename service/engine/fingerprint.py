@@ -85,7 +85,8 @@ def to_text(parts: Mapping[str, str]) -> str:
 
 
 def from_text(text: str) -> Recorded:
-    """Reads `to_text`'s JSON, or a digest alone. ValueError says what else the text is."""
+    """Reads `to_text`'s JSON, or a digest alone. ValueError if the text is neither, or
+    if its digest is not that of its parts."""
     text = text.strip()
     if re.fullmatch(rf"[0-9a-f]{{{NUM_DIGITS}}}", text):
         return Recorded(text, None)

@@ -145,8 +145,8 @@ def top_k(engine: Engine, rows: HeadRows, k: int) -> tuple[Ints, Floats]:
 def token_logprobs(
     engine: Engine, rows: HeadRows, tokens: Ints, k: int
 ) -> tuple[Floats, Ints, Floats]:
-    """The log-probability of one token at each row, `[n]`, and what `top_k` gives, for k of 0 too.
-    Never holds the logits of all rows."""
+    """The log-probability of one token at each row, `[n]`, and the answer of `top_k`, for k of 0
+    too. Never holds the logits of all rows."""
     token_ids = np.empty((len(tokens), k), np.int64)
     best = np.empty(token_ids.shape, np.float32)
     logprobs = np.empty(len(tokens), np.float32)

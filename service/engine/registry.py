@@ -176,8 +176,8 @@ class Models:
         return self._notes.get(ref, ("", ""))[1]
 
     def pin(self, name: str, version: int | None) -> None:
-        """The bare name means this version from now on; None: the latest. ModelNotFound if that is
-        not served, StartupError if an alias or a default asks for what it does not have."""
+        """Sets the version that the bare name means; None: the latest. ModelNotFound if it is not
+        served, StartupError if an alias or a default asks for something it does not have."""
         target_version = version or max(self.versions(name))
         self._check_meant(self.find(f"{name}/{target_version}").bundle, {name})
         pins = {key: pin for key, pin in self._pins.items() if key != name}

@@ -96,7 +96,7 @@ class Computed(NamedTuple):
         batch = Batch.joined([(self.batch, index) for index in chosen])
         return Computed(batch, [self.rows[index] for index in chosen])
 
-    def joined(self) -> Rows:
+    def all_rows(self) -> Rows:
         """The rows of all sequences, end to end."""
         return Rows(*map(np.concatenate, zip(*self.rows, strict=True)))
 
@@ -108,7 +108,7 @@ def pairs(
     one thread. Yields two results that should have the same bits, after the message for bits that
     differ."""
     words = f"{len(answers.batch)} sequences on one thread differ from the same on all cores"
-    yield words, engine.run(answers.batch), answers.joined()
+    yield words, engine.run(answers.batch), answers.all_rows()
     for index, rows in enumerate(answers.rows):
         sequence, words = (
             answers.batch.sequence(index),

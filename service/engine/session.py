@@ -52,8 +52,8 @@ def open_sessions(
     """num_threads: of a run on all cores; fits_16_bits: of the manifest. StartupError if the graph
     cannot be loaded.
 
-    onnxruntime packs the weights for its kernels. So that two sessions share them, a first one
-    writes what it has packed to a temporary file, and the two that run map that file.
+    onnxruntime packs the weights for its kernels. For two sessions to share them, a first session
+    writes the packed weights to a temporary file, and the two that run map that file.
     """
     if num_threads == 1:
         session = open_session(graph, fits_16_bits)

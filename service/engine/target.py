@@ -31,7 +31,8 @@ STAGES = {
 
 
 class Target:
-    """One engine (model, version, precision) as requests see it: run function, rate, what waits."""
+    """One engine (model, version, precision) as requests see it: run function, rate, waiting
+    tokens."""
 
     def __init__(
         self,

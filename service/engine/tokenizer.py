@@ -157,8 +157,8 @@ class Tokenizer:
         encodings: list[Encoding] | None = None,
     ) -> list[Ints]:
         """The ids and types of the tokens of each text or pair `[num_tokens, 2]`, special tokens
-        included. encodings: is given those of the texts, with words and offsets, which take longer
-        and are larger."""
+        included. encodings: a list that receives the texts' encodings with words and offsets, which
+        take longer and are larger."""
         new_encodings = self.encode(texts, truncate, left, is_fast=encodings is None, cut=cut)
         if encodings is not None:
             encodings += new_encodings
@@ -250,8 +250,8 @@ class Tokenizer:
     def _encode_pairs(
         self, encode: Encode, cutter: tokenizers.Tokenizer, pairs: list[Text], start: int
     ) -> list[Encoding]:
-        """start: the index of the first among all texts. CannotCut if the file says which text of
-        a pair is cut, and the other is too long."""
+        """start: the index of the first pair among all texts. CannotCut if the file's strategy cuts
+        only one text of a pair, and the other is too long."""
         try:
             return encode(cutter, pairs)
         except Exception:  # tokenizers has no class of its own
@@ -330,7 +330,7 @@ class Tokenizer:
     def _num_settled(self, beginning: str) -> int:
         """Number of leading tokens that are the same whatever text follows.
 
-        They are those of the words that end well before the edge: the last word may go on behind
+        They belong to the words that end well before the edge: the last word may go on behind
         the edge, and an added token may begin shortly before it. Where a run of blanks leads over
         the edge, how it is split depends on its end.
         """

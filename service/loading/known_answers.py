@@ -64,7 +64,7 @@ def digests(bundle: Bundle, engine: Engine, answers: Computed) -> Digests:
             (str(rows.num_tokens), subset.batch.sequence(index), rows)
             for index, rows in enumerate(subset.rows)
         )
-        for length, batch, rows in (*alone, (TOGETHER, subset.batch, subset.joined())):
+        for length, batch, rows in (*alone, (TOGETHER, subset.batch, subset.all_rows())):
             padding, kept_rows = Padding(batch.lengths, None), KeptRows(rows, {})
             value = output.make(ForOutputs(bundle, engine, batch, padding, kept_rows))
             for tensor, array in value.tensors(name).items():

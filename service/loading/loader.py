@@ -119,8 +119,8 @@ def check(model: Model) -> None:
 
 
 def _reproduction(model: Model, precision: str) -> Reproduction:
-    """Compares the engine's bits with the certificate's; its fingerprint says so from now on.
-    StartupError if it is not batch-invariant though it promises it."""
+    """Compares the engine's bits with the certificate's, and sets its fingerprint by the result.
+    StartupError if the engine is not batch-invariant though it promises it."""
     bundle, engine = model.bundle, model.engines[precision]
     if not engine.exact:
         return Reproduction(reason="a GPU gives bits of its own")

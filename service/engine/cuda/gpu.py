@@ -1,7 +1,7 @@
 """An NVIDIA GPU as onnxruntime's CUDA provider sees it: its name, and sessions that run there.
 
-onnxruntime places each node on the first provider that has a kernel for it, and says nothing. So a
-session is refused if a node that computes rows was left on the CPU.
+onnxruntime places each node on the first provider that has a kernel for it, without a warning.
+Therefore a session is refused if a node that computes rows is on the CPU.
 """
 
 import re
@@ -54,8 +54,8 @@ class Gpu:
         return CUDA in self.providers() and CUDA in self._session(graph).get_providers()
 
     def open(self, graph: Path) -> ort.InferenceSession:
-        """StartupError if the graph cannot be loaded, or would run on the CPU, all of it or what
-        computes rows."""
+        """StartupError if the graph cannot be loaded, or if all of it, or a node that computes
+        rows, would run on the CPU."""
         self.require()
         session = self._session(graph)
         if CUDA not in session.get_providers():

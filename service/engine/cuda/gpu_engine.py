@@ -123,7 +123,7 @@ class GpuRows:
         return self.end - self.start
 
     def span(self, start: int, end: int) -> "GpuRows":
-        """Rows start to end, which are those of whole sequences."""
+        """Rows start to end, which belong to whole sequences."""
         return replace(self, start=self.start + start, end=self.start + end)
 
     def pool(self, pooling: Pooling) -> Floats:

@@ -61,8 +61,8 @@ class OutputKinds:
         return tuple((field, kind.name) for kind in self.known for field in kind.fields())
 
     def chosen(self, names: Sequence[str] | None, bundle: Bundle) -> dict[str, OutputKind]:
-        """The outputs of these names. None: activations, and what heads make of them; every tensor
-        of a module as it is; all outputs of a model that has none of these. InvalidInput unless the
+        """The outputs of these names. None: activations and the heads' outputs; every tensor of a
+        module as it is; all outputs of a model that has none of these. InvalidInput unless the
         model has all of them and each is named once."""
         kinds = self.of(bundle)
         if names is None:

@@ -126,7 +126,7 @@ class Pooled(VectorsOutput[Dense]):
         return PooledSpans(request.pooling, request.normalize, dtypes=dtypes, spans=spans)
 
     @classmethod
-    def compared(cls, bundle: Bundle) -> "Pooled":
+    def for_comparison(cls, bundle: Bundle) -> "Pooled":
         """Vectors as `tasks.similarity` compares them."""
         manifest = bundle.manifest
         return Pooled(normalize=manifest.normalize or manifest.similarity == "cosine")
