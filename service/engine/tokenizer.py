@@ -113,13 +113,13 @@ class Tokenizer:
         self.max_whole_characters = max(MAX_WHOLE_CHARACTERS, self.max_characters)
         self.has_types = limits.type_vocab_size > 1 and bundle.manifest.texts_have_types
         self._template = bundle.manifest.pair_template
-        self._full, self._cut, self._cut_pairs = (_load_file(bundle) for _ in range(3))
-        self._pair_strategy = (self._full.truncation or {}).get("strategy", LONGEST_FIRST)
-        for tokenizer in (self._full, self._cut, self._cut_pairs):
+        self._tokenizer, self._cut, self._cut_pairs = (_load_file(bundle) for _ in range(3))
+        self._pair_strategy = (self._tokenizer.truncation or {}).get("strategy", LONGEST_FIRST)
+        for tokenizer in (self._tokenizer, self._cut, self._cut_pairs):
             tokenizer.no_truncation()
-        self.num_special = self._full.num_special_tokens_to_add(is_pair=False)
-        self.num_special_of_pair = self._full.num_special_tokens_to_add(is_pair=True)
-        self.ends = ends_of(self._full)  # of the ids of each text; empty if it marks none
+        self.num_special = self._tokenizer.num_special_tokens_to_add(is_pair=False)
+        self.num_special_of_pair = self._tokenizer.num_special_tokens_to_add(is_pair=True)
+        self.ends = ends_of(self._tokenizer)  # of the ids of each text; empty if it marks none
         highest, special = self.num_ids - 1, self.num_special
         if highest >= limits.vocab_size:
             raise StartupError(
@@ -137,16 +137,18 @@ class Tokenizer:
         self._cut_pairs.enable_truncation(self.max_text_tokens, strategy=self._pair_strategy)
         self._reads_from_left = all(
             reads_from_left(json.loads(part.__getstate__()))
-            for part in (self._full.normalizer, self._full.pre_tokenizer)
+            for part in (self._tokenizer.normalizer, self._tokenizer.pre_tokenizer)
             if part is not None
         )
-        token_texts = (token.content for token in self._full.get_added_tokens_decoder().values())
+        token_texts = (
+            token.content for token in self._tokenizer.get_added_tokens_decoder().values()
+        )
         self._edge = EDGE_CHARACTERS + max(map(len, token_texts), default=0)
 
     @property
     def library(self) -> tokenizers.Tokenizer:
         """The library's, which neither pads nor cuts. It must not be changed."""
-        return self._full
+        return self._tokenizer
 
     def tokens(
         self,
@@ -169,7 +171,7 @@ class Tokenizer:
     @cached_property
     def num_ids(self) -> int:
         """The highest id of a token, plus one."""
-        return max(self._full.get_vocab().values(), default=-1) + 1
+        return max(self._tokenizer.get_vocab().values(), default=-1) + 1
 
     def encode(
         self,
@@ -191,7 +193,7 @@ class Tokenizer:
         if self._template:
             texts = [self._fill_template(*entry, truncate) for entry in enumerate(texts)]
         if not truncate:
-            return encode(self._full, list(texts))
+            return encode(self._tokenizer, list(texts))
         cutters = self._left if left else (self._cut, self._cut_pairs)
         excerpts = [self._readable(index, text, left) for index, text in enumerate(texts)]
         encodings: list[Encoding] = []
@@ -226,7 +228,9 @@ class Tokenizer:
         is_readable = not truncate or len(first) <= self.max_whole_characters
         limit = self.max_text_tokens if truncate else None
         template_text = (
-            pair_text(self._template, (first, second), self._full, limit) if is_readable else None
+            pair_text(self._template, (first, second), self._tokenizer, limit)
+            if is_readable
+            else None
         )
         if template_text is None:
             raise CannotCut(
@@ -237,10 +241,10 @@ class Tokenizer:
     @cached_property
     def _left(self) -> tuple[tokenizers.Tokenizer, tokenizers.Tokenizer]:
         """Tokenizers that cut texts, and pairs, on the left. Few callers need them."""
-        plain = self._full.to_str()
+        plain = self._tokenizer.to_str()
         texts, pairs = (tokenizers.Tokenizer.from_str(plain) for _ in range(2))
         for tokenizer in (texts, pairs):
-            tokenizer.encode_special_tokens = self._full.encode_special_tokens
+            tokenizer.encode_special_tokens = self._tokenizer.encode_special_tokens
         texts.enable_truncation(self.max_text_tokens, direction="left")
         pairs.enable_truncation(
             self.max_text_tokens, strategy=self._pair_strategy, direction="left"
@@ -290,7 +294,7 @@ class Tokenizer:
             reason = f"is a pair of texts of more than {self.max_whole_characters} characters each"
             raise CannotCut(index, reason)
         longer = int(second > first)
-        shorter = self._full.encode_batch([text[1 - longer]], add_special_tokens=False)[0]
+        shorter = self._tokenizer.encode_batch([text[1 - longer]], add_special_tokens=False)[0]
         # as many as are ever kept, and more than the other has: where both are cut depends on that
         num_needed = max(self.max_text_tokens, len(shorter) + 1)
         beginning = self._beginning(index, text[longer], num_needed, longer)
@@ -334,7 +338,7 @@ class Tokenizer:
         the edge, and an added token may begin shortly before it. Where a run of blanks leads over
         the edge, how it is split depends on its end.
         """
-        encoding = self._full.encode_batch([beginning], add_special_tokens=False)[0]
+        encoding = self._tokenizer.encode_batch([beginning], add_special_tokens=False)[0]
         words, edge = encoding.word_ids, max(len(beginning) - self._edge, 0)
         if beginning[edge : edge + 1].isspace():
             edge = len(beginning[:edge].rstrip())
