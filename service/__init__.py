@@ -6,7 +6,8 @@ VERSION = "0.2.0"
 
 
 def to_install(extra: str) -> str:
-    """What brings an extra's packages. No index has Addnorm: it comes as a clone or a wheel."""
+    """The commands that install an extra's packages. No index has Addnorm: it comes as a clone or a
+    wheel."""
     wheel = f"addnorm-{VERSION}-py3-none-any.whl"
     return f"run `pip install '.[{extra}]'` in a clone, or `pip install './{wheel}[{extra}]'`"
 

@@ -1,8 +1,8 @@
 """Arithmetic around the graph, with the same bits on every processor. Knows no model.
 
-IEEE 754 rounds + - * / and square roots in one way, so all is made of these, element by element, in
-an order that stands here. numpy's own exp, log, log1p, dot and matmul have other bits on each kind
-of processor. tests/golden/arithmetic.json records what these functions give.
+IEEE 754 rounds + - * / and square roots in one way, so all functions here consist of these, element
+by element, in a fixed order. numpy's exp, log, log1p, dot and matmul give different bits on each
+kind of processor. tests/golden/arithmetic.json records what these functions give.
 """
 
 from typing import Any, TypeVar
@@ -29,51 +29,51 @@ UNSIGNED = {4: np.uint32, 8: np.uint64}
 
 
 def exp(values: NDArray[Float]) -> NDArray[Float]:
-    """The exponentials of values up to 0, of the same shape and dtype. Those below -87 of float32
-    and below -708 of float64 count as -87 and -708.
+    """The exponentials of values up to 0, of the same shape and dtype. float32 values below -87
+    count as -87, float64 values below -708 as -708.
 
     e^x = 2^n e^r with n = round(x / ln 2) (Cody and Waite, Software Manual for the Elementary
     Functions, 1980, chapter 6). e^r is a quotient (FDLIBM, e_exp.c). The relative error is less
     than 6e-10 in float64, and 1.3 ulp in float32.
     """
-    made = np.array(values, order="C")
-    flat = made.reshape(-1)
+    powers = np.array(values, order="C")
+    flat = powers.reshape(-1)
     # of the steps: each would ask the system for its memory anew
-    work = np.empty((3, min(made.size, BLOCK)), made.dtype)
+    work = np.empty((3, min(powers.size, BLOCK)), powers.dtype)
     for start in range(0, flat.size, BLOCK):
         _exp_in_place(flat[start : start + BLOCK], work)
-    return made
+    return powers
 
 
 def _exp_in_place(values: NDArray[Float], work: NDArray[Float]) -> None:
     """values: contiguous `[size]`. work: `[3, size or more]`."""
-    powers, n, made = work[:, : len(values)]
+    powers, n, terms = work[:, : len(values)]
     size = values.itemsize
     if values.min() < LOWEST[size]:
         np.maximum(values, values.dtype.type(LOWEST[size]), out=values)
     # numbers as large as this have no fraction, so a sum with it is rounded to a whole number
     # beyond it, n + 1, which its lowest bits hold
-    whole = (3 << FRACTION_BITS[size] - 1) + 1
+    shift = (3 << FRACTION_BITS[size] - 1) + 1
     np.multiply(values, 1 / LN_2, out=powers)
-    powers += whole
-    np.subtract(powers, whole, out=n)
-    values -= np.multiply(n, LN_2_HIGH, out=made)
-    values -= np.multiply(n, LN_2_LOW, out=made)
+    powers += shift
+    np.subtract(powers, shift, out=n)
+    values -= np.multiply(n, LN_2_HIGH, out=terms)
+    values -= np.multiply(n, LN_2_LOW, out=terms)
     # half of e^r into r. e^r = 1 + 2r / (c - r) with c = r coth(r / 2) = 2 + r^2 / 6 - ...
     r, square = values, n
     np.multiply(r, r, out=square)
-    np.multiply(square, COTH_4, out=made)
-    made += COTH_2
-    made *= square
-    made -= r
-    made += 2
-    r /= made
+    np.multiply(square, COTH_4, out=terms)
+    terms += COTH_2
+    terms *= square
+    terms -= r
+    terms += 2
+    r /= terms
     r += 0.5
     # added to the exponent's bits, n + 1 is a product with 2^(n + 1)
     bits = powers.view(UNSIGNED[size])
     bits <<= FRACTION_BITS[size]
-    result = values.view(bits.dtype)
-    result += bits
+    value_bits = values.view(bits.dtype)
+    value_bits += bits
 
 
 def log(values: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -101,22 +101,23 @@ def log(values: NDArray[np.float64]) -> NDArray[np.float64]:
 def log1p(values: NDArray[np.float32]) -> NDArray[np.float32]:
     """log(1 + x) of finite x from 0 on, within 1 ulp.
 
-    1 + x is rounded in float64. The quotient gives back what it lost, which is all of a small x.
+    1 + x is rounded in float64. The quotient restores the part of x that was lost, which is all of
+    a small x.
     """
     exact = values.astype(np.float64)
-    rounded = 1 + exact
-    return (log(rounded) + (exact - (rounded - 1)) / rounded).astype(np.float32)
+    total = 1 + exact
+    return (log(total) + (exact - (total - 1)) / total).astype(np.float32)
 
 
 def row_sums(values: NDArray[Float]) -> NDArray[Float]:
-    """Sums of the rows, `[n, w]` -> `[n, 1]`. The right half is added to the left one until one
-    column is left; of an odd width, the last column to the first."""
+    """Sums of the rows, `[n, w]` -> `[n, 1]`. The right half is added to the left half until one
+    column is left; if the width is odd, the last column is added to the first."""
     while (width := values.shape[1]) > 1:
         half = width // 2
-        folded = values[:, :half] + values[:, half : 2 * half]
+        halves = values[:, :half] + values[:, half : 2 * half]
         if width % 2:
-            folded[:, 0] += values[:, -1]
-        values = folded
+            halves[:, 0] += values[:, -1]
+        values = halves
     return values
 
 
@@ -127,8 +128,8 @@ def dots(left: NDArray[Float], right: NDArray[Float]) -> NDArray[Float]:
 
 def lengths(vectors: NDArray[Float]) -> NDArray[Float]:
     """Euclidean lengths of the rows, `[n, w]` -> `[n, 1]`; infinity where the squares overflow."""
-    made: NDArray[Float] = np.sqrt(row_sums(vectors * vectors))
-    return made
+    norms: NDArray[Float] = np.sqrt(row_sums(vectors * vectors))
+    return norms
 
 
 def add_rows(rows: NDArray[Float], out: NDArray[Float]) -> None:
@@ -137,8 +138,8 @@ def add_rows(rows: NDArray[Float], out: NDArray[Float]) -> None:
 
 
 def max_rows(rows: NDArray[Float], out: NDArray[Float]) -> None:
-    """The largest of each column of `[n, w]` into `[w]`. Of 0 and -0 processors take either: it is
-    0."""
+    """The largest value of each column of `[n, w]` into `[w]`. Processors differ in which of 0 and
+    -0 they take: the result is 0."""
     np.maximum.reduce(rows, 0, out=out)
     out += 0.0
 
@@ -150,22 +151,22 @@ def log_sum_exp(logits: NDArray[np.float32]) -> NDArray[np.float32]:
     memory = np.empty((4, BLOCK), np.float32)
     width = logits.shape[1]
     num_lanes = min(LANES, width)
-    num = BLOCK // num_lanes  # of rows, so many that a block holds LANES columns
-    for first in range(0, len(logits), num):
-        rows, most = logits[first : first + num], largest[first : first + num]
+    num_rows = BLOCK // num_lanes  # so many that a block holds LANES columns
+    for first in range(0, len(logits), num_rows):
+        rows, row_max = logits[first : first + num_rows], largest[first : first + num_rows]
         # the exponentials: of every LANES-th column the sum, from left to right
         lanes = np.zeros((len(rows), num_lanes), np.float32)
         step = BLOCK // len(rows) // LANES * LANES or width  # of more rows, width is below LANES
         for start in range(0, width, step):
-            some = rows[:, start : start + step]
-            flat = memory[0, : some.size]
-            values = flat.reshape(some.shape)
+            columns = rows[:, start : start + step]
+            flat = memory[0, : columns.size]
+            values = flat.reshape(columns.shape)
             with np.errstate(over="ignore"):  # what is that far below the largest counts nothing
-                np.subtract(some, most, out=values)
+                np.subtract(columns, row_max, out=values)
             _exp_in_place(flat, memory[1:])
-            for lane in range(0, some.shape[1], LANES):
+            for lane in range(0, columns.shape[1], LANES):
                 part = values[:, lane : lane + LANES]
                 lanes[:, : part.shape[1]] += part
-        sums[first : first + num] = row_sums(lanes)
-    made: NDArray[np.float32] = (log(sums) + largest).astype(np.float32)
-    return made
+        sums[first : first + num_rows] = row_sums(lanes)
+    log_sums: NDArray[np.float32] = (log(sums) + largest).astype(np.float32)
+    return log_sums

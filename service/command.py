@@ -24,12 +24,12 @@ OPTIONS = [name for name in Settings.model_fields if name != "api_keys"]
 
 
 def serve(arguments: Sequence[str]) -> None:
-    """Serves until told to stop. Exits with one line and code 1 if it cannot start."""
+    """Serves until a signal ends it. Exits with one line and code 1 if it cannot start."""
     parser = _serve_parser()
-    found = parser.parse_args(arguments)
-    if found.models and found.bundles:
+    options = parser.parse_args(arguments)
+    if options.models and options.bundles:
         parser.error("name models, or a folder of bundles with --bundles")
-    if found.precision and not found.models:
+    if options.precision and not options.models:
         parser.error(
             "--precision is of models that are named; bundles have their own: `addnorm export"
             " --precision`"
@@ -38,46 +38,47 @@ def serve(arguments: Sequence[str]) -> None:
     logs.configure("info")  # until the settings are read
     open_all_files()
     # while bundles load; as process 1 it would ignore the signals otherwise
-    for ending in process.ending_signals():
-        signal.signal(ending, lambda *_: sys.exit(0))
+    for number in process.ending_signals():
+        signal.signal(number, lambda *_: sys.exit(0))
     # the parent may have blocked them, and threads inherit that
     signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGINT, *process.ending_signals()))
-    for unused in (signal.SIGUSR1, signal.SIGUSR2):  # that end a process by default
-        signal.signal(unused, signal.SIG_IGN)
+    for number in (signal.SIGUSR1, signal.SIGUSR2):  # that end a process by default
+        signal.signal(number, signal.SIG_IGN)
     with _one_line():
-        settings = read_settings(**_given(found))
-        if not found.models:
-            process.serve(found.bundles or Path("bundles"), settings)
+        settings = read_settings(**_set_options(options))
+        if not options.models:
+            process.serve(options.bundles or Path("bundles"), settings)
             return
         reading, writing = os.pipe()
-        with open(reading) as listed, open(writing, "w") as listing:
+        with open(reading) as path_lines, open(writing, "w") as listing:
             # A process of its own: what PyTorch takes of memory goes with it. -P: the working
             # folder, which may be a checkpoint, is not searched for modules
-            exporter = [sys.executable, "-P", "-m", "addnorm", "keep", *found.models]
-            kept = found.kept or where_kept()
-            options = ["--precision", found.precision or "fp32", "--kept", kept]
-            command = [*exporter, *options, "--list", f"/dev/fd/{writing}"]
+            exporter = [sys.executable, "-P", "-m", "addnorm", "keep", *options.models]
+            cache = options.kept or where_kept()
+            exporter_options = ["--precision", options.precision or "fp32", "--kept", cache]
+            command = [*exporter, *exporter_options, "--list", f"/dev/fd/{writing}"]
             if code := subprocess.run(command, pass_fds=[writing], check=False).returncode:
                 sys.exit(code)  # it has said why
             listing.close()
-            folders = tuple(Path(line) for line in listed.read().splitlines())
+            folders = tuple(Path(line) for line in path_lines.read().splitlines())
         hold(folders)
-        aliases = {**aliases_of(found.models), **settings.aliases}
+        aliases = {**aliases_of(options.models), **settings.aliases}
         process.serve(folders, settings.model_copy(update={"aliases": aliases}))
 
 
 def hold(folders: Sequence[Path]) -> list[int]:
     """Keeps bundles from `addnorm keep`, which removes those that a folder's next export replaces:
     while this process lives, or until the returned files are closed."""
-    held = [os.open(folder.parent, os.O_RDONLY) for folder in folders]
-    for descriptor in held:
+    descriptors = [os.open(folder.parent, os.O_RDONLY) for folder in folders]
+    for descriptor in descriptors:
         with suppress(OSError):  # not every file system has locks
             flock(descriptor, LOCK_SH)
-    return held
+    return descriptors
 
 
 def where_kept(home: Callable[[], Path] = Path.home) -> str:
-    """Where bundles are kept unless --kept names a folder. StartupError if there is no home."""
+    """The folder that bundles are kept in unless --kept names one. StartupError if there is no
+    home."""
     try:
         caches = os.environ.get("XDG_CACHE_HOME") or home() / ".cache"
     except RuntimeError:  # HOME is not set, and the system's list of users lacks this one
@@ -96,7 +97,7 @@ def aliases_of(models: Sequence[str]) -> dict[str, str]:
 def settings(arguments: Sequence[str]) -> None:
     """Prints every setting in force, and where it comes from."""
     parser = _parser("settings", "Lists the settings in force.", "addnorm settings --port 9000")
-    options = _given(parser.parse_args(arguments))
+    options = _set_options(parser.parse_args(arguments))
     logs.configure("info")
     with _one_line():
         print(describe(read_settings(**options), options))
@@ -177,7 +178,7 @@ def _serve_parser() -> argparse.ArgumentParser:
 
 @contextmanager
 def _one_line() -> Iterator[None]:
-    """What prevents the start ends the process with one line, not with a traceback."""
+    """StartupError ends the process with one line, not with a traceback."""
     try:
         yield
     except StartupError as error:
@@ -199,14 +200,14 @@ def _parser(command: str, description: str, example: str) -> argparse.ArgumentPa
     return parser
 
 
-def _given(found: argparse.Namespace) -> dict[str, str]:
+def _set_options(arguments: argparse.Namespace) -> dict[str, str]:
     """The settings among the options that were given."""
-    return {name: value for name in OPTIONS if (value := getattr(found, name)) is not None}
+    return {name: value for name in OPTIONS if (value := getattr(arguments, name)) is not None}
 
 
 def open_standard_files() -> None:
-    """Opens those that are closed. Else another file would get their place, and what libraries
-    write to stderr would go there."""
+    """Opens standard input, output and error if they are closed. Otherwise another file would get
+    their place, and libraries' messages to stderr would go there."""
     for descriptor in range(3):
         try:
             os.fstat(descriptor)
@@ -219,5 +220,5 @@ def open_all_files() -> None:
 
     Shells start programs with a limit of 1024.
     """
-    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    _, limit = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit))

@@ -1,5 +1,5 @@
-"""How many cores and how much memory this process may use: what the machine has, capped by the
-limits of its cgroups."""
+"""The cores and the memory that this process may use: the machine's, capped by the limits of its
+cgroups."""
 
 import math
 import os
@@ -13,7 +13,7 @@ MOUNT = re.compile(r"\S+ \S+ \S+ (\S+) (\S+) .*- (cgroup2?) .*?(\S+)")
 
 
 def usable_cores(root: Path = Path("/")) -> int:
-    """root: where `proc` and the cgroups are looked for."""
+    """At least 1. root: the folder of `proc` and of the cgroups."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     quotas = [cores or 1.0]
     for folder in _cgroups(root, "cpu"):
@@ -26,7 +26,7 @@ def usable_cores(root: Path = Path("/")) -> int:
 
 
 def usable_memory(root: Path = Path("/")) -> int:
-    """Bytes. root: where `proc` and the cgroups are looked for."""
+    """Bytes. root: the folder of `proc` and of the cgroups."""
     limits = [os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")]
     for folder in _cgroups(root, "memory"):
         for name in ("memory.max", "memory.limit_in_bytes"):  # of version 2, 1
@@ -46,18 +46,18 @@ def _cgroups(root: Path, of_version_1: str) -> Iterator[Path]:
     except OSError:  # not Linux
         return
     # controller, "" for cgroup v2 -> this process' path there
-    own = {
+    paths = {
         controller: path
         for _, controllers, path in (line.split(":", 2) for line in lines if line.count(":") > 1)
         for controller in controllers.split(",")
     }
-    for found in filter(None, map(MOUNT.fullmatch, mounts)):
-        start, point, kind, options = found.groups()
+    for mount in filter(None, map(MOUNT.fullmatch, mounts)):
+        start, point, kind, options = mount.groups()
         controller = {"cgroup2": "", "cgroup": of_version_1}[kind]
-        if controller not in own or (controller and controller not in options.split(",")):
+        if controller not in paths or (controller and controller not in options.split(",")):
             continue
         point = re.sub(r"\\(\d{3})", lambda code: chr(int(code[1], 8)), point)
-        path, top = Path(own[controller]), root / point.lstrip("/")
+        path, top = Path(paths[controller]), root / point.lstrip("/")
         is_seen = path.is_relative_to(start) and ".." not in path.parts
         inside = path.relative_to(start) if is_seen else Path()
         yield from (top / part for part in (inside, *inside.parents))

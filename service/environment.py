@@ -33,18 +33,18 @@ log = logging.getLogger("addnorm")
 def read_settings(**options: Any) -> Settings:
     """Settings of this process: options win over the environment, the environment over defaults.
 
-    options: from the command line. StartupError names the variable or option that does not fit.
-    An empty one is not set, as compose files and charts write those that are left out; but for API
-    keys, without which a server would be open to all.
+    options: from the command line. StartupError names the variable or option that does not fit. An
+    empty value counts as not set, because compose files and charts write omitted variables so. API
+    keys are the exception: without them a server would be open to all.
     """
     options = {name: value for name, value in options.items() if not is_blank(value)}
     platform = next((name for name in PORTS if not is_blank(os.environ.get(name, ""))), "")
-    found = {"port": os.environ[platform]} if platform else {}
+    values = {"port": os.environ[platform]} if platform else {}
     for variable in sorted(name for name in os.environ if name.startswith(PREFIX)):
         name = variable.removeprefix(PREFIX).lower()
         if name in Settings.model_fields:
             if variable == KEYS or not is_blank(os.environ[variable]):
-                found[name] = os.environ[variable]
+                values[name] = os.environ[variable]
             elif variable in GUARDS:
                 log.warning("%s is empty: it counts as not set", variable)
         elif not name.startswith(OF_KUBERNETES):
@@ -52,16 +52,16 @@ def read_settings(**options: Any) -> Settings:
             hint = f"did you mean {PREFIX}{close[0].upper()}?" if close else LIST
             log.warning("%s is no setting: %s", variable, hint)
     try:
-        return Settings.model_validate(found | options)
+        return Settings.model_validate(values | options)
     except ValidationError as error:
         first = error.errors()[0]
         name = str(first["loc"][0])
-        where = f"{PREFIX}{name.upper()}"
+        source = f"{PREFIX}{name.upper()}"
         if name in options:
-            where = f"--{name.replace('_', '-')}"
-        elif name == "port" and is_blank(os.environ.get(where, "")):
-            where = platform
-        message = f"{where}={first['input']}: {first['msg']}; correct or unset it"
+            source = f"--{name.replace('_', '-')}"
+        elif name == "port" and is_blank(os.environ.get(source, "")):
+            source = platform
+        message = f"{source}={first['input']}: {first['msg']}; correct or unset it"
         raise StartupError(message) from None
 
 
@@ -70,14 +70,14 @@ def is_blank(value: Any) -> bool:
 
 
 def vertex_routes() -> dict[tuple[str, str], str]:
-    """Method and path -> the path that is meant, as Vertex AI names them. StartupError if one is no
-    path."""
+    """Method and path of Vertex AI's requests -> this server's path. StartupError if a variable has
+    no path."""
     routes = {}
-    for variable, (method, meant) in VERTEX_ROUTES.items():
+    for variable, (method, target) in VERTEX_ROUTES.items():
         if path := os.environ.get(variable):
             if not path.startswith("/"):
                 raise StartupError(f"{variable}={path}: a path begins with /; correct or unset it")
-            routes[method, path] = meant
+            routes[method, path] = target
     return routes
 
 
@@ -114,8 +114,8 @@ def describe(settings: Settings, options: Collection[str] = ()) -> str:
     for name, meaning in descriptions().items():
         source = "default"
         if name in settings.model_fields_set:
-            where = "command line" if name in options else "environment"
-            source = f"{where}; default {Settings.model_fields[name].default}"
+            origin = "command line" if name in options else "environment"
+            source = f"{origin}; default {Settings.model_fields[name].default}"
         lines.append(f"{PREFIX}{name.upper()}={getattr(settings, name)}  ({source})")
         lines.append(f"    {meaning}")
     return "\n".join(lines)

@@ -1,6 +1,44 @@
-"""Everything that can go wrong and that a caller, or the operator at start, is told of.
+"""The errors that callers get, with their HTTP status, and the one that ends the operator's start.
 
-Errors are raised where they are known. Protocols choose only the envelope. The table in
+    ServiceError                500
+    ├── InvalidInput            400
+    │   ├── UnknownField        400
+    │   ├── EmptyInput          400
+    │   ├── InvalidHead         400
+    │   └── InvalidHttp         400
+    ├── BundleRefused           400
+    ├── Unauthenticated         401
+    ├── OutOfScope              403
+    ├── Forbidden               403
+    ├── ForeignPage             403
+    ├── NotFound                404
+    │   └── ModelNotFound       404
+    ├── MethodNotAllowed        405
+    ├── NotAcceptable           406
+    ├── RequestTimeout          408
+    ├── BodyTooLarge            413
+    ├── UnsupportedMediaType    415
+    ├── Overloaded              429
+    │   ├── QueueFull           429
+    │   ├── DeadlineNotMet      429
+    │   ├── BodiesFull          429
+    │   └── ResponsesFull       429
+    ├── TooManyAtOnce           429
+    ├── HeadTooLarge            431
+    ├── ClientGone              499
+    ├── InternalError           500
+    ├── RunTimedOut             500
+    ├── NotFinite               500
+    ├── NotReady                503
+    │   ├── Draining            503
+    │   └── WorkersHung         503
+    ├── OutOfMemory             503
+    ├── TooManyConnections      503
+    └── Expired                 504
+
+    StartupError
+
+Errors are raised where the fault is known. Protocols choose only the envelope. The table in
 docs/reference.md is written from here: first paragraph and `remedy` of each class with a code.
 """
 
@@ -43,7 +81,7 @@ class ServiceError(Exception):
 
     @property
     def reason(self) -> str:
-        """What addnorm_rejections counts it as."""
+        """The label of the error in the metric addnorm_rejections."""
         return self.code
 
 

@@ -1,6 +1,6 @@
 """The server's locks, and the order in which a thread may take them. Knows nothing that they guard.
 
-docs/design/threads.md says which threads take which.
+docs/design/threads.md lists the threads and the locks that each takes.
 """
 
 import threading
@@ -30,16 +30,16 @@ _factory: Factory = _plain
 
 
 def use(factory: Factory) -> None:
-    """Every lock made from now on is of this factory. For tests, which check the order."""
+    """Sets the factory of every lock made from now on. For tests, which check the order."""
     global _factory
     _factory = factory
 
 
 def new_lock(order: LockOrder) -> threading.Lock:
-    made: threading.Lock = _factory(order, False)
-    return made
+    lock: threading.Lock = _factory(order, False)
+    return lock
 
 
 def new_condition(order: LockOrder) -> threading.Condition:
-    """Its holder may take it again."""
+    """A condition whose holder may take its lock again."""
     return threading.Condition(_factory(order, True))

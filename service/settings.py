@@ -158,19 +158,19 @@ class Settings(BaseModel):
     @field_validator("default_models", "aliases", "versions", mode="before")
     @classmethod
     def _by_name(cls, value: Any, info: ValidationInfo) -> Any:
-        """What FORMS says, commas between."""
+        """Parses entries of the form that FORMS has for the setting, separated by commas."""
         if not isinstance(value, str):
             return value
-        named: dict[str, str] = {}
+        names: dict[str, str] = {}
         for entry in filter(None, map(str.strip, value.split(","))):
             key, _, name = map(str.strip, entry.partition("="))
             if not key or not name:
                 form = FORMS[str(info.field_name)]
                 raise ValueError(f"{entry!r} is not of the form {form}")
-            if key in named:
+            if key in names:
                 raise ValueError(f"{key} stands there twice")
-            named[key] = name
-        return named
+            names[key] = name
+        return names
 
     @field_validator("port", "grpc_port", mode="before")
     @classmethod
@@ -194,7 +194,7 @@ class Settings(BaseModel):
 
     @property
     def needs_keys(self) -> bool:
-        """Whether callers need API keys."""
+        """Callers need API keys."""
         return bool(self.api_keys or self.api_keys_file)
 
     @property
@@ -204,7 +204,7 @@ class Settings(BaseModel):
 
     @property
     def num_cores(self) -> int:
-        """That the server may use: as many as worker threads, where these are set."""
+        """Cores that the server may use: as many as worker threads, where these are set."""
         return self.worker_threads or usable_cores()
 
     @property
@@ -214,6 +214,6 @@ class Settings(BaseModel):
 
 
 def descriptions() -> dict[str, str]:
-    """name -> what the setting is and when to change it, in one line."""
+    """name -> the setting's description, in one line."""
     fields = Settings.model_fields.items()
     return {name: " ".join((field.description or "").split()) for name, field in fields}

@@ -24,6 +24,8 @@ OTHER_USES = {  # file -> how many, why
     "service/engine/outputs/sparse.py": (1, "of lengths"),
     "service/asking/limits.py": (1, "of lengths"),
     "service/engine/batch.py": (3, "of a mask, and of lengths"),
+    "service/engine/bundle.py": (2, "interpolates lengths and bytes of memory"),
+    "service/engine/manifest.py": (1, "of a shape"),
     "service/engine/own_engine.py": (1, "of a mask"),
     "service/dialects/kserve/tensors.py": (1, "of a shape"),
     "corpus/comparison.py": (4, "of masks; cosines that only find which vectors are near"),

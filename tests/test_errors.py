@@ -19,6 +19,19 @@ def test_every_service_error_is_defined_in_errors() -> None:
     assert {kind.__module__ for kind in kinds(ServiceError)} == {errors.__name__}
 
 
+def test_the_module_begins_with_the_tree_of_its_classes() -> None:
+    assert "\n".join(f"    {line}" for line in tree(ServiceError)) in str(errors.__doc__)
+
+
+def tree(kind: type[ServiceError], lead: str = "", branch: str = "") -> list[str]:
+    """A line for each class below `kind`, with its status."""
+    lines, subclasses = [f"{lead + branch + kind.__name__:28}{kind.status}"], kind.__subclasses__()
+    lead += {"": "", "├── ": "│   ", "└── ": "    "}[branch]
+    for number, subclass in enumerate(subclasses, 1):
+        lines += tree(subclass, lead, "└── " if number == len(subclasses) else "├── ")
+    return lines
+
+
 def test_every_code_has_a_meaning_and_a_remedy() -> None:
     with_code = [kind for kind in kinds(ServiceError) if "code" in vars(kind)]
     assert len({kind.code for kind in with_code[1:]}) == len(with_code) - 1

@@ -16,7 +16,7 @@ def check(ask: Ask, settings: Settings) -> None:
     ask.real_tokens, ask.pad_tokens = batch.num_tokens, padding.num_pads
     ask.precision = ask.precision or ask.model.default_precision
     if ask.dimensions is not None:
-        ask.outputs = tuple(output.narrowed(ask.dimensions) for output in ask.outputs)
+        ask.outputs = tuple(output.with_dimensions(ask.dimensions) for output in ask.outputs)
     for what, value, limit in (
         ("sequences", len(padding.lengths), settings.max_sequences),
         ("tokens with pads", ask.real_tokens + ask.pad_tokens, settings.max_padded_tokens),

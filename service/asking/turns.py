@@ -15,7 +15,7 @@ from typing import ParamSpec, TypeVar
 from addnorm.service.asking.ask import Ask, Handover
 from addnorm.service.asking.fair_queue import Flow, StartTimeFairQueue
 from addnorm.service.asking.gate import Rule
-from addnorm.service.engine.checkpoint import own
+from addnorm.service.engine.checkpoint import this_thread
 from addnorm.service.errors import ClientGone
 from addnorm.service.locks import LockOrder, new_lock
 
@@ -74,7 +74,7 @@ class Turn:
 
 def worked_s() -> float:
     """A clock of this thread's work, which stands still while other work goes first."""
-    if isinstance(turn := own.work, Turn):
+    if isinstance(turn := this_thread.work, Turn):
         return turn.of.worked_s(turn)
     return time.monotonic()
 
@@ -168,7 +168,7 @@ class Turns:
         """On a thread of its own."""
         if turn.is_over:  # the executor took it, and found no thread for it
             return
-        before, own.work = own.work, turn
+        before, this_thread.work = this_thread.work, turn
         turn.piece_began = turn.began
         try:
             turn.check()
@@ -183,7 +183,7 @@ class Turns:
             with suppress(InvalidStateError):
                 result.set_result(done)
         finally:
-            own.work = before
+            this_thread.work = before
 
     def _begin(self, turns: list[Turn]) -> None:
         for turn in turns:

@@ -146,7 +146,7 @@ async def infer(body: HuggingFaceRequest, ask: Ask, tools: Tools) -> Encode:
         to_tokenize = TextsToTokenize.prompted("inputs", sentences, truncate, model, prompt_name)
         to_tokenize = to_tokenize._replace(named=source_or_sentence)
         ask.batch, ask.padding = await tools.texts.tokenize(to_tokenize, ask)
-        ask.outputs, ask.field = (Pooled.compared(model.bundle),), "inputs"
+        ask.outputs, ask.field = (Pooled.for_comparison(model.bundle),), "inputs"
         return compared(model)
     texts = _texts(body.inputs)
     known, run = _task(body, model, texts)

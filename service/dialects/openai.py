@@ -370,7 +370,7 @@ def _written(body: CompletionRequest, index: int, ask: Ask) -> dict[str, Any]:
     ids: list[int] = ask.batch.sequence(index).tokens.tolist()
     if _scores_prompt(body):
         scored = ask.value(ScoredPrompts)
-        logprobs = scored.own.rows[index]
+        logprobs = scored.logprobs.rows[index]
         candidates, likeliest = scored.next.token_ids.rows[index], scored.next.logprobs.rows[index]
         if body.max_tokens:
             ids.append(int(candidates[-1, 0]))

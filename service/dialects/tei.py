@@ -266,7 +266,7 @@ async def similarity(body: TeiSimilarityRequest, ask: Ask, tools: Tools) -> Json
     texts = TextsToTokenize.prompted(FIELD, every, truncate, model, prompt_name)
     texts = texts._replace(left=options.left, named=source_or_sentence)
     ask.batch, ask.padding = await tools.texts.tokenize(texts, ask)
-    ask.outputs, ask.field = (Pooled.compared(model.bundle),), FIELD
+    ask.outputs, ask.field = (Pooled.for_comparison(model.bundle),), FIELD
     return replace(compared(model), times=partial(_times, sum(texts.sizes())))
 
 

@@ -62,10 +62,10 @@ class DeviceRows(Protocol):
     @property
     def num_tokens(self) -> int: ...
     def span(self, start: int, end: int) -> "DeviceRows":
-        """Rows start to end, which are those of whole sequences."""
+        """Rows start to end, which belong to whole sequences."""
         ...
 
-    def pooled(self, pooling: Pooling) -> Floats:
+    def pool(self, pooling: Pooling) -> Floats:
         """A vector for each sequence `[num_sequences, d_model]`, finite or not."""
         ...
 
@@ -113,10 +113,10 @@ class Batch:
         if all(batch.types is None for batch, _ in sequences):
             return cls.of(tokens)
         types = [
-            np.zeros(len(own), np.int64)
+            np.zeros(len(sequence), np.int64)
             if batch.types is None
             else batch.types[batch.offsets[i] : batch.offsets[i + 1]]
-            for own, (batch, i) in zip(tokens, sequences, strict=True)
+            for sequence, (batch, i) in zip(tokens, sequences, strict=True)
         ]
         return cls.of(tokens, types)
 
@@ -199,12 +199,12 @@ def _place(mask: NDArray[np.bool_], values: NDArray[Any], fill: float) -> NDArra
 
 
 def all_finite(values: NDArray[Any]) -> bool:
-    """Neither NaN nor infinity. Of few values `all` would take twice as long."""
+    """No value is NaN or infinity. On few values `all` would take twice as long."""
     return int(np.count_nonzero(np.isfinite(values))) == values.size
 
 
 def offsets_of(lengths: Ints) -> Ints:
-    """Where each sequence begins, and where the last one ends."""
+    """The index of each sequence's first token, and the number of all tokens."""
     offsets = np.zeros(len(lengths) + 1, np.int64)
     lengths.cumsum(out=offsets[1:])
     return offsets
@@ -216,8 +216,8 @@ def from_lists(
     token_type_ids: list[list[int]] | None = None,
     field: str = "input_ids",
 ) -> tuple[Batch, Padding]:
-    """A body's lists -> the batch of real tokens, and the caller's layout. InvalidInput names what
-    does not fit.
+    """A body's lists -> the batch of real tokens, and the caller's layout. InvalidInput names the
+    value that does not fit.
 
     input_ids: or vectors in their place. field: the caller's name for them.
     """
@@ -300,8 +300,8 @@ def from_grid(
     grid = input_ids.shape[:2]
     _check_same_axes("attention_mask", attention_mask, grid, field)
     mask = attention_mask != 0
-    if np.count_nonzero(odd := attention_mask != mask):
-        row, column = np.argwhere(odd)[0]
+    if np.count_nonzero(is_wrong := attention_mask != mask):
+        row, column = np.argwhere(is_wrong)[0]
         raise _invalid(
             "attention_mask",
             row,
@@ -320,20 +320,24 @@ def _invalid(field: str, row: int, message: str) -> InvalidInput:
     return InvalidInput(f"{field}[{row}]{joint}{message}", param=field)
 
 
-def _check_same_axes(field: str, array: NDArray[Any], shape: tuple[int, ...], of: str) -> None:
+def _check_same_axes(
+    field: str, array: NDArray[Any], shape: tuple[int, ...], reference: str
+) -> None:
     if array.shape != shape:
         raise InvalidInput(
-            f"{field} has shape {list(array.shape)}, {of} has {list(shape)}", param=field
+            f"{field} has shape {list(array.shape)}, {reference} has {list(shape)}", param=field
         )
 
 
-def _check_same_shape(field: str, rows: list[list[int]], sizes: list[int], of: str) -> None:
-    """sizes: of the rows of the field `of`."""
+def _check_same_shape(field: str, rows: list[list[int]], sizes: list[int], reference: str) -> None:
+    """sizes: of the rows of the field `reference`."""
     if len(rows) != len(sizes):
-        raise InvalidInput(f"{field} has {len(rows)} rows, {of} has {len(sizes)}", param=field)
+        raise InvalidInput(
+            f"{field} has {len(rows)} rows, {reference} has {len(sizes)}", param=field
+        )
     for row, (values, size) in enumerate(zip(rows, sizes, strict=True)):
         if len(values) != size:
-            raise _invalid(field, row, f"has {len(values)} values, {of}[{row}] has {size}")
+            raise _invalid(field, row, f"has {len(values)} values, {reference}[{row}] has {size}")
 
 
 def _vectors(field: str, rows: list[list[list[float]]], num: int) -> Floats:
@@ -343,7 +347,7 @@ def _vectors(field: str, rows: list[list[list[float]]], num: int) -> Floats:
     for row, vectors in enumerate(rows):
         widths = list(map(len, vectors))
         if widths.count(width) < len(widths) or not width:
-            column = next((at for at, own in enumerate(widths) if own != width), 0)
+            column = next((at for at, size in enumerate(widths) if size != width), 0)
             raise _invalid(
                 field,
                 row,
@@ -369,11 +373,13 @@ def _flatten(field: str, rows: list[list[int]], num: int, mask: Ints | None = No
             flat[start:end] = np.fromiter(values, np.int64, end - start)
         return flat
     except OverflowError:
-        small = [[value if -(2**63) <= value < 2**63 else None for value in row] for row in rows]
-    for row, cells in enumerate(small):
+        small_rows = [
+            [value if -(2**63) <= value < 2**63 else None for value in row] for row in rows
+        ]
+    for row, cells in enumerate(small_rows):
         for column, value in enumerate(cells):
             if value is None and (mask is None or mask[row * len(cells) + column]):
                 raise _invalid(
                     field, row, f"[{column}] is {rows[row][column]}: outside 64-bit integers"
                 )
-    return _flatten(field, [[value or 0 for value in row] for row in small], num)
+    return _flatten(field, [[value or 0 for value in row] for row in small_rows], num)

@@ -67,8 +67,8 @@ class Bundle:
     @property
     def created_s(self) -> float:
         """Unix time of the export."""
-        created = (self.certificate or {}).get("created") or self.manifest.created
-        return datetime.fromisoformat(created or NEVER).timestamp()
+        timestamp = (self.certificate or {}).get("created") or self.manifest.created
+        return datetime.fromisoformat(timestamp or NEVER).timestamp()
 
     @property
     def has_lens(self) -> bool:
@@ -104,22 +104,24 @@ class Bundle:
 
     @cached_property
     def pair_prompt(self) -> str:
-        """What stands before the first text of each pair: a classifier's default prompt, as
-        CrossEncoder has it. A template of pairs has it already."""
+        """The text before the first text of each pair: a classifier's default prompt, as
+        CrossEncoder has it. Empty where a template of pairs has it already."""
         if "classify" not in self.tasks or self.manifest.pair_template:
             return ""
         return self.manifest.prompts.get(self.manifest.default_prompt_name or "", "")
 
     @property
     def compared_with(self) -> dict[str, Any]:
-        """The program or module that its answers equal, and by which class, as certified."""
-        recorded = (self.certificate or {}).get("compared_with")
+        """The program or module that its answers equal, as certified: `kind` and, if it has one,
+        `name`."""
+        reference = (self.certificate or {}).get("compared_with")
         # older exporters compared models in memory with themselves, folders with their own reading
-        return recorded or {"kind": next(iter(self.manifest.source), "itself")}
+        return reference or {"kind": next(iter(self.manifest.source), "itself")}
 
     @property
     def recall(self) -> dict[str, Any] | None:
-        """What a search with int8 finds of what fp32 finds, where it was exported to keep that."""
+        """The certificate's share of fp32's nearest texts that a search with int8 finds. None
+        unless it was exported to keep a share."""
         return (self.certificate or {}).get("recall")
 
     @cached_property
@@ -127,15 +129,14 @@ class Bundle:
         """Tokens of a sequence -> bytes that its run holds at its peak, ascending, of graphs as
         their authors wrote them: attention's scores grow with the square of the length. Empty where
         nothing was measured."""
-        measured = (self.certificate or {}).get("peak_bytes", {})
-        return dict(sorted((int(length), peak) for length, peak in measured.items()))
+        peaks = (self.certificate or {}).get("peak_bytes", {})
+        return dict(sorted((int(length), peak) for length, peak in peaks.items()))
 
     def run_bytes(self, length: int) -> int:
-        """That the run of one sequence of so many tokens holds at most."""
+        """The most bytes that the run of one sequence of so many tokens holds."""
         lengths, peaks = [0, *self.peak_bytes], [0, *self.peak_bytes.values()]
-        return math.ceil(
-            np.interp(length, lengths, peaks)
-        )  # between two the peak is below the line
+        # between two measured lengths the peak is below the line
+        return math.ceil(np.interp(length, lengths, peaks))
 
     def longest_within(self, num_bytes: int) -> int:
         """Tokens of the longest sequence whose run holds no more than so many bytes."""
@@ -146,11 +147,11 @@ class Bundle:
 
     @property
     def is_compared(self) -> bool:
-        """It was compared with the code of whoever wrote the model. A preset is our own."""
+        """It was compared with the code of the model's authors. For a preset that is Addnorm."""
         return self.compared_with.get("kind") in COMPARED
 
     def width(self, output: str) -> int:
-        """Numbers that the output's head makes of a row; those of the row if it has none."""
+        """Numbers that the output's head makes of a row; the row's numbers if it has no head."""
         head = self.manifest.heads.get(output)
         return head.width if head else self.manifest.d_model
 
@@ -175,26 +176,28 @@ def is_version(path: Path) -> bool:
 
 
 def unreadable(path: Path, error: OSError) -> str:
-    """Why it cannot be read, and what to do. A common cause is another user's umask of 077."""
-    how = "repair or remove it"
+    """The reason why it cannot be read, and what to do. A common cause is another user's umask of
+    077."""
+    remedy = "repair or remove it"
     if error.errno == EACCES:
-        how = f"let this user read it, with `chmod -R a+rX {path}`"
+        remedy = f"let this user read it, with `chmod -R a+rX {path}`"
     file = error.filename or path
-    return f"{file} cannot be read by user {os.geteuid()}: {error.strerror}; {how}"
+    return f"{file} cannot be read by user {os.geteuid()}: {error.strerror}; {remedy}"
 
 
-def read(path: Path, trusted: Sequence[Path] = ()) -> Bundle:
+def read(path: Path, trusted_keys: Sequence[Path] = ()) -> Bundle:
     """A certified bundle, every file checked against its sha256.
 
-    trusted: public keys and certificates, of which one must have signed it; none: anybody may have
-    made it. StartupError says what does not match.
+    trusted_keys: public keys and certificates, one of which must have signed it; none: anybody may
+    have made it. StartupError names the first mismatch.
     """
     try:
-        signed = signature.check(path, trusted) if trusted else None  # before anything is parsed
+        # before anything is parsed
+        signed_digests = signature.check(path, trusted_keys) if trusted_keys else None
         bundle = read_uncertified(path)
         try:
-            written = files.read(path / CERTIFICATE, MOST_JSON_BYTES)
-            certificate = orjson.loads(written)
+            content = files.read(path / CERTIFICATE, MOST_JSON_BYTES)
+            certificate = orjson.loads(content)
         except TooLarge as error:
             raise _refuse(path, str(error), "verify") from None
         except (FileNotFoundError, ValueError):
@@ -208,15 +211,15 @@ def read(path: Path, trusted: Sequence[Path] = ()) -> Bundle:
     if certificate.get("passed") is not True:
         raise _refuse(path, f"{CERTIFICATE} records a failed check", "export")
     try:  # what the server needs of it
-        known = Certified.model_validate(certificate)
+        server_part = Certified.model_validate(certificate)
     except ValidationError as error:
         raise _refuse(path, f"{CERTIFICATE} is broken: {_first(error)}", "verify") from None
-    if what := known.misfit(bundle.manifest):
-        raise _refuse(path, f"{CERTIFICATE} is broken: {what}", "verify")
+    if misfit := server_part.misfit(bundle.manifest):
+        raise _refuse(path, f"{CERTIFICATE} is broken: {misfit}", "verify")
     # the manifest has the sha256 of the other files, as they were read
-    certificate_sha256 = hashlib.sha256(written).hexdigest()
-    read = {MANIFEST: bundle.manifest_sha256, CERTIFICATE: certificate_sha256}
-    if signed is not None and not read.items() <= signed.items():
+    certificate_sha256 = hashlib.sha256(content).hexdigest()
+    digests = {MANIFEST: bundle.manifest_sha256, CERTIFICATE: certificate_sha256}
+    if signed_digests is not None and not digests.items() <= signed_digests.items():
         raise StartupError(f"bundle {path} changed while it was read; load it again")
     return replace(bundle, certificate=certificate)
 
@@ -224,8 +227,8 @@ def read(path: Path, trusted: Sequence[Path] = ()) -> Bundle:
 def read_uncertified(path: Path) -> Bundle:
     """A bundle whose files match its manifest, certified or not yet."""
     try:
-        written = files.read(path / MANIFEST, MOST_JSON_BYTES)
-        manifest = Manifest.model_validate_json(written)
+        content = files.read(path / MANIFEST, MOST_JSON_BYTES)
+        manifest = Manifest.model_validate_json(content)
     except FileNotFoundError:
         if not path.is_dir():
             raise StartupError(f"bundle {path}: there is no such folder") from None
@@ -233,23 +236,24 @@ def read_uncertified(path: Path) -> Bundle:
             raise _refuse(path, f"{MANIFEST} is missing", "export") from None
         inside = chain(path.glob(f"*/{MANIFEST}"), path.glob(f"*/*/{MANIFEST}"))
         example = next((file.parent for file in inside), "bundles/notebook/1")
-        what = f"{MANIFEST} is missing: a bundle is a folder <name>/<version>, such as {example}"
-        raise StartupError(f"bundle {path}: {what}") from None
+        problem = f"{MANIFEST} is missing: a bundle is a folder <name>/<version>, such as {example}"
+        raise StartupError(f"bundle {path}: {problem}") from None
     except TooLarge as error:
         raise _refuse(path, str(error), "export") from None
     except ValidationError as error:
         raise _refuse(path, f"{MANIFEST} is broken: {_first(error)}", "export") from None
     if manifest.format != FORMAT:
-        what = f"{MANIFEST} has format {manifest.format}, this version reads {FORMAT}"
-        raise _refuse(path, what, "export")
+        problem = f"{MANIFEST} has format {manifest.format}, this version reads {FORMAT}"
+        raise _refuse(path, problem, "export")
     if misfit := manifest.misfit():
         raise _refuse(path, f"{MANIFEST} has {misfit}", "export")
     # it must have all that is loaded, as it is, with the files that graphs take weights from. All
     # of these lie in the bundle's folder
     tokenizer = manifest.files.get(TOKENIZER)
     if tokenizer and tokenizer.num_bytes > MOST_TOKENIZER_BYTES:
-        what = f"{TOKENIZER} has {tokenizer.num_bytes} bytes, the limit is {MOST_TOKENIZER_BYTES}"
-        raise _refuse(path, what, "export")
+        size = tokenizer.num_bytes
+        problem = f"{TOKENIZER} has {size} bytes, the limit is {MOST_TOKENIZER_BYTES}"
+        raise _refuse(path, problem, "export")
     columns = {tensor.name for tensor in manifest.as_it_is or ()}
     heads = [head_file(name) for name in manifest.heads if name not in columns]
     for name in sorted({*manifest.precisions.values(), *heads, *manifest.files}):
@@ -259,22 +263,23 @@ def read_uncertified(path: Path) -> Bundle:
             raise _refuse(path, difference, "export")
         if name.endswith(GRAPH):
             try:
-                named = files.files_beside(path / name)
+                file_names = files.files_beside(path / name)
             except ValueError as error:
                 raise _refuse(path, f"{name} is no graph: {error}", "export") from None
-            for other in sorted(named - manifest.files.keys()):
-                what = (
-                    f"{MANIFEST} has no sha256 of {other[:100]!r}, from which {name} takes weights"
+            for file_name in sorted(file_names - manifest.files.keys()):
+                problem = (
+                    f"{MANIFEST} has no sha256 of {file_name[:100]!r}, from which {name} takes"
+                    " weights"
                 )
-                raise _refuse(path, what, "export")
-    return Bundle(path, manifest, hashlib.sha256(written).hexdigest())
+                raise _refuse(path, problem, "export")
+    return Bundle(path, manifest, hashlib.sha256(content).hexdigest())
 
 
 def _first(error: ValidationError) -> str:
-    """Its first problem, in one line."""
+    """The first problem, in one line."""
     first = error.errors(include_url=False, include_input=False)[0]
-    where = ".".join(" ".join(str(part).split())[:100] for part in first["loc"]) or "JSON"
-    return f"{where}: {first['msg']}"
+    place = ".".join(" ".join(str(part).split())[:100] for part in first["loc"]) or "JSON"
+    return f"{place}: {first['msg']}"
 
 
 def write_manifest(path: Path, manifest: dict[str, Any]) -> Bundle:
@@ -282,12 +287,12 @@ def write_manifest(path: Path, manifest: dict[str, Any]) -> Bundle:
 
     manifest: all fields but format and files.
     """
-    described = {
+    entries = {
         file.name: files.describe(file)
         for file in sorted(path.iterdir())
         if file.name not in (MANIFEST, CERTIFICATE, SIGNATURE)
     }
-    complete = Manifest(format=FORMAT, files=described, **manifest)
+    complete = Manifest(format=FORMAT, files=entries, **manifest)
     # fields that most lack: bundles written before keep their sha256
     left_out: dict[str, Any] = {"created": True}
     for name in ("as_it_is", "clipped_layers"):
@@ -299,13 +304,13 @@ def write_manifest(path: Path, manifest: dict[str, Any]) -> Bundle:
         left_out["limits"] = {"input_width": True}
     if complete.int8.keep_recall is None:
         left_out["int8"] = {"float_weights": True, "keep_recall": True}
-    written = complete.model_dump_json(indent=2, exclude=left_out)
-    (path / MANIFEST).write_text(written + "\n")
+    content = complete.model_dump_json(indent=2, exclude=left_out)
+    (path / MANIFEST).write_text(content + "\n")
     return read_uncertified(path)
 
 
 def write_certificate(bundle: Bundle, certificate: dict[str, Any]) -> None:
-    """created: now, if the certificate does not say when."""
+    """Completes and writes the certificate. created: now, unless the certificate has it."""
     complete = {
         "bundle": bundle.ref,
         "manifest_sha256": bundle.manifest_sha256,
@@ -317,9 +322,9 @@ def write_certificate(bundle: Bundle, certificate: dict[str, Any]) -> None:
     partial.rename(bundle.path / CERTIFICATE)
 
 
-def _refuse(path: Path, what: str, remedy: Literal["export", "verify"]) -> StartupError:
-    how = {
+def _refuse(path: Path, problem: str, remedy: Literal["export", "verify"]) -> StartupError:
+    advice = {
         "export": "export it again with `addnorm export`",
         "verify": f"certify it with `addnorm verify {path}`",
     }[remedy]
-    return StartupError(f"bundle {path}: {what}; {how}")
+    return StartupError(f"bundle {path}: {problem}; {advice}")

@@ -1,4 +1,4 @@
-"""Where large work may stop: between two pieces of some milliseconds. Knows no requests."""
+"""A place where large work may stop: between two pieces of some milliseconds. Knows no requests."""
 
 import threading
 from typing import Protocol
@@ -14,14 +14,14 @@ class _OfThread(threading.local):
     work: Pausable | None = None
 
 
-own = _OfThread()  # of this thread; whoever gives threads to works sets it
+this_thread = _OfThread()  # set by the code that gives a thread to a work
 
 
 def checkpoint() -> None:
-    """Stands in large work after each piece of some milliseconds, never under a lock. Waits while
-    other work goes first. ClientGone or Expired where nobody waits for the result any more.
+    """To call in large work after each piece of some milliseconds, never under a lock. Waits while
+    other work goes first. ClientGone or Expired if nobody waits for the result any more.
 
-    Does nothing on a thread without such work, where small work runs.
+    Does nothing on a thread without large work.
     """
-    if work := own.work:
+    if work := this_thread.work:
         work.pass_checkpoint()

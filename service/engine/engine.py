@@ -69,18 +69,20 @@ class Engine:
         if bundle.has_lens and precision == "fp32":
             # CUDA's Attention cannot show its softmax (onnxruntime 1.31)
             self._lens = open_session(bundle.path / LENS)
-        self.fingerprint = Fingerprint.here(bundle.manifest_sha256, precision, self._described())
+        self.fingerprint = Fingerprint.here(
+            bundle.manifest_sha256, precision, self._provider_in_words()
+        )
 
     def without_sessions(self) -> "Engine":
-        """What is known of it while its model is unloaded. It cannot run."""
-        known = copy(self)
-        for name in SESSIONS & vars(known).keys():
-            delattr(known, name)
-        return known
+        """A copy for the time while its model is unloaded. It cannot run."""
+        engine = copy(self)
+        for name in SESSIONS & vars(engine).keys():
+            delattr(engine, name)
+        return engine
 
     @staticmethod
     def clock() -> float:
-        """Seconds, for warm-up. A run is all in its thread: what else the machine does must not
+        """Seconds, for warm-up. A run is all in its thread: other work of the machine must not
         choose the budget."""
         return time.thread_time()
 
@@ -101,8 +103,8 @@ class Engine:
         assert len(batch)
         grid = batch.grid()
         num_cells = grid.input_ids.size
-        made = run_session(body, OUTPUTS, self._inputs(grid))
-        flat = [output.reshape(num_cells, -1) for output in made]
+        outputs = run_session(body, OUTPUTS, self._inputs(grid))
+        flat = [output.reshape(num_cells, -1) for output in outputs]
         if num_cells == batch.num_tokens:
             return Rows(*flat)
         real = np.flatnonzero(grid.attention_mask)
@@ -135,20 +137,20 @@ class Engine:
         others, 0 to n_layers - 1, the attention of some heads. On one thread."""
         assert self._lens
         assert len(sequence) == 1
-        chosen = {f"heads_{layer}": NO_HEADS for layer in range(self.n_layers)}
-        chosen |= {f"heads_{layer}": np.array(heads, np.int64) for layer in attention_layers}
+        head_inputs = {f"heads_{layer}": NO_HEADS for layer in range(self.n_layers)}
+        head_inputs |= {f"heads_{layer}": np.array(heads, np.int64) for layer in attention_layers}
         names = [
             *(f"hidden_states_{layer}" for layer in hidden_layers),
             *(f"attentions_{layer}" for layer in attention_layers),
         ]
-        made = run_session(self._lens, names, {**self._inputs(sequence.grid()), **chosen})
+        outputs = run_session(self._lens, names, {**self._inputs(sequence.grid()), **head_inputs})
         length, num_hidden = sequence.num_tokens, len(hidden_layers)
         # attention's grid may be wider than the sequence, with pads on the right
-        attentions = [output[0, :, :length, :length] for output in made[num_hidden:]]
-        return Seen([output[0] for output in made[:num_hidden]], attentions)
+        attentions = [output[0, :, :length, :length] for output in outputs[num_hidden:]]
+        return Seen([output[0] for output in outputs[:num_hidden]], attentions)
 
     def head_rows(self, output: str) -> int:
-        """How many rows a run of this head may have: some ms of work."""
+        """The most rows of one run of this head: some ms of work."""
         num_rows = HEAD_PRODUCTS // (self.d_model * self._head_widths[output])
         return max(MIN_HEAD_ROWS, min(num_rows, HEAD_ROWS))
 
@@ -159,7 +161,8 @@ class Engine:
         return run_session(self._heads[output], None, inputs)[0]
 
     def nodes(self) -> dict[str, list[Node]]:
-        """Where the nodes of each graph run: of the body, of the heads by output, of the lens."""
+        """The nodes of each graph, with their providers: of the body, of the heads by output, of
+        the lens."""
         lens = {"lens": self._lens} if self._lens else {}
         sessions = {"body": self._body, **self._heads, **lens}
         return {graph: [*nodes(session)] for graph, session in sessions.items()}
@@ -178,8 +181,8 @@ class Engine:
     def _open_head(self, graph: Path) -> InferenceSession:
         return open_session(graph)
 
-    def _described(self) -> str:
-        """Where it runs, as far as it decides bits: of its fingerprint."""
+    def _provider_in_words(self) -> str:
+        """The provider, as far as it decides bits: a part of the fingerprint."""
         return "cpu"
 
 
@@ -205,20 +208,20 @@ def run_session(
 def check_graph(
     graph: Path, session: InferenceSession, inputs: Sequence[str], widths: Mapping[str, int]
 ) -> None:
-    """StartupError if the graph takes or makes something else than the manifest says.
+    """StartupError if the graph's inputs or outputs differ from the manifest's.
 
     widths: numbers of each output for a row.
     """
-    made = {output.name: output.shape for output in session.get_outputs()}
+    shapes = {output.name: output.shape for output in session.get_outputs()}
     for name, width in widths.items():
-        if name not in made or made[name][-1] != width:
+        if name not in shapes or shapes[name][-1] != width:
             raise StartupError(
-                f"{graph} makes {name} of shape {made.get(name)}, the manifest says {width} numbers"
-                " a row; export it again"
+                f"{graph} makes {name} of shape {shapes.get(name)}, the manifest says {width}"
+                " numbers a row; export it again"
             )
-    taken = [node.name for node in session.get_inputs()]
-    if sorted(taken) != sorted(inputs):
+    input_names = [node.name for node in session.get_inputs()]
+    if sorted(input_names) != sorted(inputs):
         raise StartupError(
-            f"{graph} takes {', '.join(taken)}, the manifest says {', '.join(inputs)};"
+            f"{graph} takes {', '.join(input_names)}, the manifest says {', '.join(inputs)};"
             " export it again"
         )

@@ -1,8 +1,8 @@
-"""Files that nobody vouches for yet: read up to a size, compared with their sha256, and asked which
-other files they take weights from.
+"""Files that are not trusted yet: they are read up to a size, compared with their sha256, and
+searched for the names of other files that they take weights from.
 
-For the latter it reads protobuf's encoding (https://protobuf.dev/programming-guides/encoding) with
-the numbers of onnx/onnx.proto, since the server has no package onnx.
+To find these names it reads protobuf's encoding (https://protobuf.dev/programming-guides/encoding)
+with the numbers of onnx/onnx.proto, since the server has no package onnx.
 """
 
 import hashlib
@@ -50,13 +50,13 @@ def read(file: Path, most_bytes: int) -> bytes:
     return content
 
 
-def difference(file: Path, recorded: File) -> str | None:
-    """How a file differs from what is recorded of it. None if it does not."""
+def difference(file: Path, expected: File) -> str | None:
+    """The first difference between a file and the manifest's record of it. None if they agree."""
     if not file.is_file():
         return f"{file.name} is missing"
-    if (num_bytes := file.stat().st_size) != recorded.num_bytes:
-        return f"{file.name} has {num_bytes} bytes, {recorded.num_bytes} recorded"
-    return None if sha256(file) == recorded.sha256 else f"{file.name} does not match its sha256"
+    if (num_bytes := file.stat().st_size) != expected.num_bytes:
+        return f"{file.name} has {num_bytes} bytes, {expected.num_bytes} recorded"
+    return None if sha256(file) == expected.sha256 else f"{file.name} does not match its sha256"
 
 
 def describe(file: Path) -> File:
@@ -81,18 +81,18 @@ def files_beside(graph: Path) -> set[str]:
             if not KEY.search(content):
                 return set()
             # the values of all entries `location` of the model
-            found, left = set[str](), [("Model", 0, size)]
-            while left:
-                message, start, end = left.pop()
-                named = {ENTRY_KEY: b"", ENTRY_VALUE: b""}  # the last of each counts
+            file_names, stack = set[str](), [("Model", 0, size)]
+            while stack:
+                message, start, end = stack.pop()
+                entry = {ENTRY_KEY: b"", ENTRY_VALUE: b""}  # the last of each counts
                 for number, begin, stop in _fields(view, start, end):
                     if message == "Entry":
-                        named[number] = bytes(view[begin:stop])
+                        entry[number] = bytes(view[begin:stop])
                     elif kind := FIELDS[message].get(number):
-                        left.append((kind, begin, stop))
-                if named[ENTRY_KEY] == b"location":
-                    found.add(named[ENTRY_VALUE].decode())
-            return found
+                        stack.append((kind, begin, stop))
+                if entry[ENTRY_KEY] == b"location":
+                    file_names.add(entry[ENTRY_VALUE].decode())
+            return file_names
 
 
 def _fields(view: memoryview, start: int, end: int) -> Iterator[tuple[int, int, int]]:

@@ -1,5 +1,5 @@
-"""The fingerprint of a served precision: one short digest of all that decides the bits of its
-answers, beside the tokens and the request's options."""
+"""The fingerprint of a served precision: one short digest of everything that decides the bits of
+its answers, beside the tokens and the request's options."""
 
 import hashlib
 import json
@@ -50,9 +50,9 @@ class Fingerprint:
             processor().kind,
         )
 
-    def proved(self, known_answers: Mapping[str, Any]) -> "Fingerprint":
-        """The same of an engine that gives these known answers, which its certificate has: on any
-        processor that gives them too."""
+    def with_known_answers(self, known_answers: Mapping[str, Any]) -> "Fingerprint":
+        """The fingerprint of an engine that gives these known answers of its certificate. It is the
+        same on every processor that gives them."""
         text = json.dumps(known_answers, sort_keys=True, separators=(",", ":"))
         bits = hashlib.sha256(text.encode()).hexdigest()[:NUM_DIGITS]
         return replace(self, processor=f"{ANY} {bits}")
@@ -85,7 +85,8 @@ def to_text(parts: Mapping[str, str]) -> str:
 
 
 def from_text(text: str) -> Recorded:
-    """Reads `to_text`'s JSON, or a digest alone. ValueError says what else the text is."""
+    """Reads `to_text`'s JSON, or a digest alone. ValueError if the text is neither, or
+    if its digest is not that of its parts."""
     text = text.strip()
     if re.fullmatch(rf"[0-9a-f]{{{NUM_DIGITS}}}", text):
         return Recorded(text, None)

@@ -38,7 +38,7 @@ def pooled(
     sequences: that each is of, in order if None. NotFinite names one whose vector is not finite.
     """
     if not isinstance(rows, Rows):
-        vectors = rows.pooled(pooling)
+        vectors = rows.pool(pooling)
     elif pooling == "first":
         vectors = rows.activations[starts]
     elif pooling == "last":
@@ -48,14 +48,14 @@ def pooled(
         ranges = zip(starts.tolist(), ends.tolist(), strict=True)
         with np.errstate(over="ignore", invalid="ignore"):  # what is not finite is found below
             for vector, (start, end) in zip(vectors, ranges, strict=True):
-                own, count = rows.activations[start:end], end - start
+                span_rows, count = rows.activations[start:end], end - start
                 if pooling == "max":
-                    max_rows(own, vector)
+                    max_rows(span_rows, vector)
                     continue
                 if pooling == "weighted_mean":  # the i-th token, from 1, counts i times
-                    own = own * np.arange(1, count + 1, dtype=np.float32)[:, None]
+                    span_rows = span_rows * np.arange(1, count + 1, dtype=np.float32)[:, None]
                     count = count * (count + 1) // 2
-                add_rows(own, vector)
+                add_rows(span_rows, vector)
                 divisor = np.float32(count)
                 vector /= np.sqrt(divisor) if pooling == "mean_sqrt" else divisor
     check_finite("pooled", vectors, sequences)
@@ -86,11 +86,11 @@ Kept = Rows | Floats  # of one sequence: the rows of its tokens, or a picked row
 
 
 class KeptRows(NamedTuple):
-    """What is kept of the rows of a batch: those of every token, or only the row that a pick makes
-    of each sequence. It is as long as a token's, so it is much less."""
+    """The rows of a batch that its outputs need: every token's, or only the row that a pick makes
+    of each sequence. A pick takes much less memory: its row is as long as one token's."""
 
     rows: Rows | None
-    picked: Mapping[Pooling, Floats]  # without rows: `[num_sequences, d_model]`
+    picks: Mapping[Pooling, Floats]  # without rows: `[num_sequences, d_model]`
 
 
 class HeadRows(NamedTuple):
@@ -111,8 +111,8 @@ class HeadRows(NamedTuple):
         sequences = np.searchsorted(batch.offsets, starts, side="right") - 1
         vectors = np.empty((len(sequences), rows.activations.shape[1]), np.float32)
         for start in range(0, len(sequences), PIECE_SPANS):
-            some = slice(start, start + PIECE_SPANS)
-            vectors[some] = pooled(rows, starts[some], ends[some], pooling, sequences[some])
+            piece = slice(start, start + PIECE_SPANS)
+            vectors[piece] = pooled(rows, starts[piece], ends[piece], pooling, sequences[piece])
             checkpoint()
         return cls(vectors, sequences)
 
@@ -123,8 +123,8 @@ class HeadRows(NamedTuple):
         return cls(activations[tokens], sequences)
 
 
-def headed(engine: Engine, output: str, rows: HeadRows, width: int) -> Floats:
-    """What a head makes of the rows, `[n, width]`. NotFinite if a value is not."""
+def run_head(engine: Engine, output: str, rows: HeadRows, width: int) -> Floats:
+    """The head's answer to the rows, `[n, width]`. NotFinite if a value is not."""
     out = np.empty((len(rows.activations), width), np.float32)
     for span, chunk in chunks(engine, output, rows):
         out[span] = chunk
@@ -145,18 +145,18 @@ def top_k(engine: Engine, rows: HeadRows, k: int) -> tuple[Ints, Floats]:
 def token_logprobs(
     engine: Engine, rows: HeadRows, tokens: Ints, k: int
 ) -> tuple[Floats, Ints, Floats]:
-    """The log-probability of one token at each row, `[n]`, and what `top_k` gives, for k of 0 too.
-    Never holds the logits of all rows."""
+    """The log-probability of one token at each row, `[n]`, and the answer of `top_k`, for k of 0
+    too. Never holds the logits of all rows."""
     token_ids = np.empty((len(tokens), k), np.int64)
     best = np.empty(token_ids.shape, np.float32)
-    own = np.empty(len(tokens), np.float32)
+    logprobs = np.empty(len(tokens), np.float32)
     for span, chunk in chunks(engine, "logits", rows):
         log_sum = log_sum_exp(chunk)
-        own[span] = (np.take_along_axis(chunk, tokens[span, None], 1) - log_sum)[:, 0]
+        logprobs[span] = (np.take_along_axis(chunk, tokens[span, None], 1) - log_sum)[:, 0]
         if k:
             token_ids[span], best[span] = _best(chunk, k, log_sum)
         checkpoint()
-    return own, token_ids, best
+    return logprobs, token_ids, best
 
 
 def chunks(engine: Engine, output: str, rows: HeadRows) -> Iterator[tuple[slice, Floats]]:

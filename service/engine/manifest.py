@@ -1,4 +1,5 @@
-"""The manifest of a bundle, and what the server takes from its certificate. Knows no files."""
+"""The manifest of a bundle, and the part of its certificate that the server reads. Knows no
+files."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -79,14 +80,14 @@ class Limits(_Part):
     )
     # the default is for bundles without a tokenizer, which take no texts
     max_text_tokens: Size = Field(
-        default_factory=lambda given: given["max_positions"],
+        default_factory=lambda values: values["max_positions"],
         description=(
             "Tokens of a text, special tokens included: what the model's authors cut texts to."
         ),
     )
 
     def without_pads(self, ids: Ids) -> Ids:
-        """Drawn ids, another one in place of `pad_id`."""
+        """Random ids, with another id in place of `pad_id`."""
         if self.pad_id is None:
             return ids
         return np.where(ids == self.pad_id, (self.pad_id + 1) % self.vocab_size, ids)
@@ -139,7 +140,7 @@ class Int8(_Part):
 
 
 class InputRules(_Part):
-    """How the authors of vectors for each token treat texts of one input type."""
+    """The treatment of texts of one input type, as the authors of vectors for each token do it."""
 
     prompt_name: str | None = None
     max_tokens: Size | None = None  # what they cut these texts to; None: max_text_tokens
@@ -165,7 +166,7 @@ class OwnTensor(_Part):
 
     @property
     def shape(self) -> list[int]:
-        """-1 where the request decides."""
+        """The shape of the tensor; -1 where the request decides."""
         row = (self.width,) if self.row_shape is None else self.row_shape
         return [*[-1] * (2 if self.of == "token" else 1), *row]
 
@@ -220,54 +221,56 @@ class Manifest(_Part):
 
     @property
     def score_function(self) -> Literal["sigmoid", "none"] | None:
-        """Its authors' function from logits to scores; None: as their number says."""
+        """The authors' function from logits to scores; None: chosen by the number of logits."""
         if self.regression:
             return "none"
         return "sigmoid" if self.multi_label else None
 
     def misfit(self) -> str | None:
-        """Which parts contradict each other. None if all fit."""
+        """The first contradiction between its parts. None if all fit."""
         if self.default_precision not in self.precisions:
             return f"default precision {self.default_precision[:100]!r}, but no such graph"
         # the shape stands in the config too
         shape: dict[str, Any] = {**self.limits.model_dump(), "d_model": self.d_model}
         for name in sorted(shape.keys() & self.config.keys()):
-            if (found := self.config[name]) != shape[name]:
-                return f"{name} {shape[name]}, but {found!r:.100} in its config"
+            if (value := self.config[name]) != shape[name]:
+                return f"{name} {shape[name]}, but {value!r:.100} in its config"
         if self.as_it_is:
             if not {*self.precisions} <= {"fp32", "int8"}:
                 return "precisions that no module as it is has"
-            made = {own.name: own.as_head() for own in self.as_it_is}
-            has_rows = [*made] == ["activations"]  # which a head of its own file can read
-            others = {name for name, head in self.heads.items() if made.get(name) != head}
-            if others and not (has_rows and others == {"logits"}):
-                return f"heads {sorted(others)} that its graph does not make"
+            tensor_heads = {tensor.name: tensor.as_head() for tensor in self.as_it_is}
+            has_rows = [*tensor_heads] == ["activations"]  # which a head of its own file can read
+            extra_heads = {
+                name for name, head in self.heads.items() if tensor_heads.get(name) != head
+            }
+            if extra_heads and not (has_rows and extra_heads == {"logits"}):
+                return f"heads {sorted(extra_heads)} that its graph does not make"
             if sum(tensor.width for tensor in self.as_it_is) != self.d_model:
                 return f"tensors that have not {self.d_model} numbers together"
-            if len(made) < len(self.as_it_is):
+            if len(tensor_heads) < len(self.as_it_is):
                 return "two tensors of one name"
-            for own in self.as_it_is:
-                if own.output in ANSWER_FIELDS:
-                    return f"a tensor {own.name!r}, as answers name another field"
-                if own.row_shape is not None and math.prod(own.row_shape) != own.width:
-                    return f"a tensor {own.name[:100]!r} of another width than its row_shape"
+            for tensor in self.as_it_is:
+                if tensor.output in ANSWER_FIELDS:
+                    return f"a tensor {tensor.name!r}, as answers name another field"
+                if tensor.row_shape is not None and math.prod(tensor.row_shape) != tensor.width:
+                    return f"a tensor {tensor.name[:100]!r} of another width than its row_shape"
         else:
             if misfit := self._misfit_of_config():
                 return misfit
         return self._misfit_of_texts()
 
     def _misfit_of_config(self) -> str | None:
-        """The shape of Addnorm's transformer."""
-        for name, most in (("n_layers", self.n_norms), ("n_heads", self.d_model)):
-            found = self.config.get(name)
-            if type(found) is not int or not 1 <= found <= most:
-                return f"{name} {found!r:.100} in its config: 1 to {most} is possible"
-        if type(found := self.config.get("causal")) is not bool:
-            return f"causal {found!r:.100} in its config: true or false is possible"
+        """The first impossible number in the shape of Addnorm's transformer. None if all fit."""
+        for name, limit in (("n_layers", self.n_norms), ("n_heads", self.d_model)):
+            value = self.config.get(name)
+            if type(value) is not int or not 1 <= value <= limit:
+                return f"{name} {value!r:.100} in its config: 1 to {limit} is possible"
+        if type(value := self.config.get("causal")) is not bool:
+            return f"causal {value!r:.100} in its config: true or false is possible"
         return None
 
     def _misfit_of_texts(self) -> str | None:
-        """Prompts, labels and ranges."""
+        """The first contradiction between prompts, labels and ranges. None if all fit."""
         prompts = [
             self.default_prompt_name,
             *(rule.prompt_name for rule in self.input_types.values()),
@@ -279,8 +282,8 @@ class Manifest(_Part):
         if self.labels is not None and logits and len(self.labels) != logits.width:
             return f"{len(self.labels)} labels for {logits.width} logits"
         if self.vector_ranges is not None:
-            pooled = self.heads.get("pooled")
-            width, (lowest, highest) = pooled.width if pooled else self.d_model, self.vector_ranges
+            head = self.heads.get("pooled")
+            width, (lowest, highest) = head.width if head else self.d_model, self.vector_ranges
             pairs = zip(lowest, highest, strict=False)
             if not len(lowest) == len(highest) == width:
                 return f"vector_ranges that are not of {width} dimensions"
@@ -310,20 +313,21 @@ class Certified(_Part):
     created: Time | None = None  # ISO 8601, UTC
 
     def misfit(self, manifest: Manifest) -> str | None:
-        """Which part is missing, or which answer the model cannot have. None if all fit."""
+        """The first part that is missing, or an answer that the model cannot have. None if all
+        fit."""
         if self.created is None and manifest.created is None:
             return "it does not say when the bundle was created"
         peaks = sorted(self.peak_bytes.items())
-        if any(more < less for (_, less), (_, more) in pairwise(peaks)):
+        if any(next_peak < peak for (_, peak), (_, next_peak) in pairwise(peaks)):
             return "peak_bytes that do not grow with the length"
         for precision in manifest.precisions:
-            known, limits = self.known_answer.get(precision), manifest.limits
-            if known is None:
+            answer, limits = self.known_answer.get(precision), manifest.limits
+            if answer is None:
                 return f"it has no known answer of {precision}"
-            length, types = len(known.inputs or known.input_ids), known.token_type_ids
+            length, types = len(answer.inputs or answer.input_ids), answer.token_type_ids
             if (
                 not 1 <= length <= limits.max_positions
-                or len(known.activations) != manifest.d_model
+                or len(answer.activations) != manifest.d_model
             ):
                 return f"the known answer of {precision} has another shape than the model"
             are_types = types is None or (
@@ -331,9 +335,9 @@ class Certified(_Part):
                 and len(types) == length
                 and _are_below(types, limits.type_vocab_size)
             )
-            if not _are_below(known.input_ids, limits.vocab_size) or not are_types:
+            if not _are_below(answer.input_ids, limits.vocab_size) or not are_types:
                 return f"the known answer of {precision} has ids that the model lacks"
-            if {len(vector) for vector in known.inputs} - {limits.input_width}:
+            if {len(vector) for vector in answer.inputs} - {limits.input_width}:
                 return f"the known answer of {precision} has vectors of another width"
         return None
 

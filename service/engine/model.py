@@ -30,7 +30,7 @@ TYPICAL_LENGTH = 30  # tokens of the sequences that warm-up runs
 
 
 class Runner(NamedTuple):
-    """The engine of a model in one precision, and how requests see it."""
+    """The engine of a model in one precision, and the target of its requests."""
 
     engine: Engine
     target: Target
@@ -40,7 +40,7 @@ class Reproduction(NamedTuple):
     """The comparison of an engine's bits with the known answers in its certificate."""
 
     is_equal: bool | None = None  # None: not compared
-    why: str = ""  # why it was not compared
+    reason: str = ""  # why it was not compared
     different: tuple[str, ...] = ()  # the known answers that have other bits, in words
 
 
@@ -69,8 +69,8 @@ class Model:
         self.bundle, self.name, self.is_loaded = bundle, bundle.manifest.name, True
         self.answered_name = bundle.ref if answers_version else bundle.manifest.name
         is_there = default_precision in bundle.manifest.precisions
-        own = bundle.manifest.default_precision
-        self.default_precision = default_precision if default_precision and is_there else own
+        default = bundle.manifest.default_precision
+        self.default_precision = default_precision if default_precision and is_there else default
         self.tokenizer = text.load(bundle)
         self.tokenizers_by_type = text.load_by_type(bundle)
         threads = num_threads or usable_cores()
@@ -119,32 +119,37 @@ class Model:
             )
         return Runner(self.engines[precision], self.targets[precision])
 
-    def unloaded(self) -> "Model":
-        """What is known of it without its sessions, for callers and for the next load."""
-        known = copy(self)
-        known.is_loaded = False
-        known.engines = {name: each.without_sessions() for name, each in self.engines.items()}
-        known.targets = {name: copy(each) for name, each in self.targets.items()}
-        for target in known.targets.values():  # the rates are kept, not what runs
+    def without_sessions(self) -> "Model":
+        """A copy without sessions, for callers and for the next load."""
+        model = copy(self)
+        model.is_loaded = False
+        model.engines = {name: engine.without_sessions() for name, engine in self.engines.items()}
+        model.targets = {name: copy(target) for name, target in self.targets.items()}
+        for target in model.targets.values():  # the rates are kept, not what runs
             del target.run, target.run_on_all_cores
-        return known
+        return model
 
-    def warm_up(self, before: "Model | None" = None) -> None:
+    def warm_up(self, predecessor: "Model | None" = None) -> None:
         """Runs growing micro-batches: memory is allocated for the largest, and each target gets its
         token budget.
 
-        before: the version that runs now. If it has the same shape, its budgets and rates are
+        predecessor: the version that runs now. If it has the same shape, its budgets and rates are
         taken: while it works, nothing can be measured.
         """
-        alike = before and before.bundle.manifest.config == self.bundle.manifest.config
-        known = before.targets if before and alike else {}
+        is_same_shape = (
+            predecessor and predecessor.bundle.manifest.config == self.bundle.manifest.config
+        )
+        old_targets = predecessor.targets if predecessor and is_same_shape else {}
         for precision, engine in self.engines.items():
-            target, like = self.targets[precision], known.get(precision)
-            seconds = 0.0 if like else WARM_UP_S / len(self.engines)
+            target, old_target = self.targets[precision], old_targets.get(precision)
+            seconds = 0.0 if old_target else WARM_UP_S / len(self.engines)
             rates = measure_rates(engine, self.bundle.manifest.limits, seconds)
             target.tokens_per_s = max(rates.values())
-            if like:
-                target.token_budget, target.tokens_per_s = like.token_budget, like.tokens_per_s
+            if old_target:
+                target.token_budget, target.tokens_per_s = (
+                    old_target.token_budget,
+                    old_target.tokens_per_s,
+                )
             elif not self.token_budget:
                 target.token_budget = budget = best_budget(rates)
                 log.info("%s %s: %d tokens a micro-batch", self.bundle.ref, precision, budget)
@@ -163,8 +168,8 @@ def measure_rates(engine: Engine, limits: Limits, seconds: float) -> dict[int, f
     ends, clock = time.monotonic() + seconds, engine.clock
     rates: dict[int, float] = {}
     order = ROUNDS * engine.budgets
-    for budget, following in zip(order, (*order[1:], 0), strict=True):
-        batch, began, started = draw(budget), time.monotonic(), clock()
+    for budget, next_budget in zip(order, (*order[1:], 0), strict=True):
+        batch, start_s, clock_start_s = draw(budget), time.monotonic(), clock()
         try:
             engine.compute(batch).not_finite()  # as a worker does
         except Exception as error:
@@ -172,9 +177,9 @@ def measure_rates(engine: Engine, limits: Limits, seconds: float) -> dict[int, f
                 raise
             log.warning("%d tokens at once do not run here: %s", batch.num_tokens, error)
             return rates
-        took, now = clock() - started, time.monotonic()
-        rates[budget] = max(rates.get(budget, 0.0), batch.num_tokens / max(took, 1e-9))
-        if now + (now - began) * following / budget > ends:
+        duration_s, now = clock() - clock_start_s, time.monotonic()
+        rates[budget] = max(rates.get(budget, 0.0), batch.num_tokens / max(duration_s, 1e-9))
+        if now + (now - start_s) * next_budget / budget > ends:
             return rates
     return rates
 

@@ -1,4 +1,4 @@
-"""Names by which callers may call a model. One rule, for bodies and for paths:
+"""The names of models in requests. One rule, for bodies and for paths:
 
 an alias of the operator's; a bundle's `name` or `name/version`; one of these, a colon, and one of
 the model's prompts; one of these and `:latest`, the tag that Ollama's clients add.
@@ -26,7 +26,7 @@ FORM = (
 
 
 class Alias(NamedTuple):
-    """Another name of a model, and what requests get that do not say otherwise."""
+    """Another name of a model, with defaults for requests that use it."""
 
     ref: str  # `name` or `name/version`
     prompt_name: str | None = None
@@ -37,33 +37,33 @@ class Alias(NamedTuple):
     max_time_ms: int | None = None  # of reranking
 
 
-def read_aliases(written: Mapping[str, str]) -> dict[str, Alias]:
-    """name -> alias, of the setting's values. StartupError for an option that there is not."""
+def read_aliases(texts: Mapping[str, str]) -> dict[str, Alias]:
+    """name -> alias, of the setting's values. StartupError for an option that does not exist."""
     aliases = {}
-    for name, value in written.items():
+    for name, value in texts.items():
         ref, _, options = value.partition("?")
-        named = dict(parse_qsl(options, keep_blank_values=True))
-        numbers = {option: named[option] for option in NUMBERS if option in named}
-        is_wrong = not ref or any(option not in OPTIONS for option in named)
+        query = dict(parse_qsl(options, keep_blank_values=True))
+        numbers = {option: query[option] for option in NUMBERS if option in query}
+        is_wrong = not ref or any(option not in OPTIONS for option in query)
         is_wrong |= any(not number.isdecimal() for number in numbers.values())
-        if is_wrong or "0" in numbers.values() or ("first" in named) != ("keep" in named):
+        if is_wrong or "0" in numbers.values() or ("first" in query) != ("keep" in query):
             raise StartupError(f"ADDNORM_ALIASES has {name}={value}: {FORM}")
-        given: dict[str, Any] = {**named, **{name: int(one) for name, one in numbers.items()}}
-        aliases[name] = Alias(ref, **{OPTIONS[option]: one for option, one in given.items()})
+        values: dict[str, Any] = {**query, **{name: int(value) for name, value in numbers.items()}}
+        aliases[name] = Alias(ref, **{OPTIONS[option]: value for option, value in values.items()})
     return aliases
 
 
 def check_alias(name: str, alias: Alias, bundle: Bundle) -> None:
-    """StartupError if the alias asks for what its bundle does not have."""
+    """StartupError if the alias asks for something that its bundle does not have."""
     manifest, width = bundle.manifest, bundle.width("pooled")
-    for option, value, known in (
+    for option, value, choices in (
         ("prompt", alias.prompt_name, list(manifest.prompts)),
         ("precision", alias.precision, list(manifest.precisions)),
     ):
-        if value is not None and value not in known:
+        if value is not None and value not in choices:
             raise StartupError(
                 f"ADDNORM_ALIASES: {name} has {option}={value}, {bundle.ref} has"
-                f" {', '.join(known) or 'none'}"
+                f" {', '.join(choices) or 'none'}"
             )
     if (alias.first or alias.max_time_ms) and "rerank" not in bundle.tasks:
         raise StartupError(
@@ -79,28 +79,28 @@ def check_alias(name: str, alias: Alias, bundle: Bundle) -> None:
 def check_distinct(aliases: Mapping[str, Alias], bundle: Bundle) -> None:
     """StartupError if an alias is also a name of the bundle's own."""
     name = bundle.manifest.name
-    prompted = {f"{name}:{suffix}" for suffix in (*bundle.manifest.prompts, TAG)}
+    prompt_names = {f"{name}:{suffix}" for suffix in (*bundle.manifest.prompts, TAG)}
     for alias in aliases:
         is_version = alias.startswith(f"{name}/") and alias.removeprefix(f"{name}/").isdecimal()
-        if alias == name or is_version or alias in prompted:
+        if alias == name or is_version or alias in prompt_names:
             raise StartupError(
                 f"ADDNORM_ALIASES: {alias} is a name of the bundle {bundle.ref} too: choose another"
             )
 
 
-def read_pin(written: str) -> int | None:
-    """None for `latest`. ValueError says how it is written."""
-    if written == LATEST:
+def read_pin(text: str) -> int | None:
+    """None for `latest`. The message of ValueError says how to write it."""
+    if text == LATEST:
         return None
-    if not VERSION.fullmatch(written):
-        raise ValueError(f"{written[:60]!r}: write latest or VERSION")
-    return int(written)
+    if not VERSION.fullmatch(text):
+        raise ValueError(f"{text[:60]!r}: write latest or VERSION")
+    return int(text)
 
 
-def read_pins(written: Mapping[str, str]) -> dict[str, int]:
-    """name -> version, of the setting's values. StartupError for what is none."""
+def read_pins(texts: Mapping[str, str]) -> dict[str, int]:
+    """name -> version, of the setting's values. StartupError for a value that is no version."""
     try:
-        pins = {name: read_pin(value) for name, value in written.items()}
+        pins = {name: read_pin(value) for name, value in texts.items()}
     except ValueError as error:
         raise StartupError(f"ADDNORM_VERSIONS: {error}") from None
     return {name: version for name, version in pins.items() if version}

@@ -41,10 +41,10 @@ class OwnEngine(Engine):
         types = [TYPES] if self._has_types else []
         check_graph(graph, self._body, [self._tokens, *types], {ANSWER: self.d_model})
         self._head_widths = {name: head.width for name, head in bundle.manifest.heads.items()}
-        ends = np.cumsum([own.width for own in bundle.manifest.as_it_is or ()]).tolist()
+        ends = np.cumsum([tensor.width for tensor in bundle.manifest.as_it_is or ()]).tolist()
         self._columns = {
-            own.name: slice(end - own.width, end)
-            for own, end in zip(bundle.manifest.as_it_is or (), ends, strict=True)
+            tensor.name: slice(end - tensor.width, end)
+            for tensor, end in zip(bundle.manifest.as_it_is or (), ends, strict=True)
         }
         heads = {
             name: head.width
@@ -55,7 +55,9 @@ class OwnEngine(Engine):
         for name, width in heads.items():
             check_graph(bundle.head(name), self._heads[name], ["rows"], {name: width})
         self._lens = None
-        self.fingerprint = Fingerprint.here(bundle.manifest_sha256, precision, self._described())
+        self.fingerprint = Fingerprint.here(
+            bundle.manifest_sha256, precision, self._provider_in_words()
+        )
         self._giving_back = giving_back()
         self.runs_alone = False
         lengths = sorted({min(length, limits.max_positions) for length in LENGTHS})
@@ -63,9 +65,9 @@ class OwnEngine(Engine):
             if num * length <= MOST_TOKENS and not self.runs_alone:
                 # whether sequences of one length have other bits together than alone
                 batch = sequences(limits, num * [length], seed=num)
-                together = self.run(batch).activations
-                alone = [self.run(batch.sequence(index)).activations for index in range(num)]
-                self.runs_alone = together.tobytes() != np.concatenate(alone).tobytes()
+                rows_together = self.run(batch).activations
+                rows_alone = [self.run(batch.sequence(index)).activations for index in range(num)]
+                self.runs_alone = rows_together.tobytes() != np.concatenate(rows_alone).tobytes()
 
     def _run(self, body: InferenceSession, batch: Batch) -> Rows:
         rows = np.empty((batch.num_tokens, self.d_model), np.float32)
@@ -96,8 +98,8 @@ class OwnEngine(Engine):
         offsets = np.concatenate([[0], lengths[lengths > 0].cumsum()])
         types = None if grid.token_type_ids is None else grid.token_type_ids[real]
         batch = Batch(grid.input_ids[real], offsets, types)
-        made = self.run(batch) if len(batch) else self.empty()
-        parts = [np.zeros((*real.shape, part.shape[1]), np.float32) for part in made]
-        for part, values in zip(parts, made, strict=True):
+        rows = self.run(batch) if len(batch) else self.empty()
+        parts = [np.zeros((*real.shape, part.shape[1]), np.float32) for part in rows]
+        for part, values in zip(parts, rows, strict=True):
             part[real] = values
         return parts

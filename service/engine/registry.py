@@ -30,9 +30,9 @@ WORDS: dict[Task, str] = {
 
 
 def abilities(bundle: Bundle) -> str:
-    """What the model can do, in words."""
-    known = " and ".join(WORDS[task] for task in bundle.tasks)
-    return f"it can {known}" if known else "it is a module as it is, for /v1/infer and KServe V2"
+    """The model's tasks, in words."""
+    words = " and ".join(WORDS[task] for task in bundle.tasks)
+    return f"it can {words}" if words else "it is a module as it is, for /v1/infer and KServe V2"
 
 
 State = Literal["READY", "LOADING", "UNAVAILABLE"]  # in KServe's words
@@ -51,10 +51,10 @@ class Entry(NamedTuple):
 
 @dataclass(frozen=True)
 class Meant:
-    """A model, and what else the name says that it was found by."""
+    """A model, and the other parts of the name that a request has for it."""
 
     model: Model
-    name: str  # an alias or a bundle's own, without what follows its colon
+    name: str  # an alias or the bundle's name, without a colon and what follows it
     prompt_name: str | None
     alias: Alias  # or one without options
 
@@ -74,9 +74,9 @@ class Models:
         aliases: Mapping[str, Alias] = NO_ALIASES,
         pins: Mapping[str, int] = NO_PINS,
     ) -> None:
-        """root: where they were loaded from. defaults: the model of requests for a task that
-        name none. pins: the versions that bare names mean, where it is not the latest. StartupError
-        for an alias that is another name too, or of what there is not."""
+        """root: the folder that they were loaded from. defaults: the model of requests for a task
+        that name none. pins: the versions that bare names mean, if not the latest. StartupError
+        for an alias that is also another name, or whose model does not exist."""
         self.root = root
         self.aliases = aliases
         self._defaults = defaults
@@ -110,8 +110,9 @@ class Models:
                 raise StartupError(f"ADDNORM_DEFAULT_MODELS: {task}={name}: {error}") from None
 
     def check_new(self, bundle: Bundle) -> None:
-        """StartupError for a bundle that is loaded while others are served, if a name of it is an
-        alias, or an alias or a default would mean it and ask for what it does not have."""
+        """StartupError for a bundle that is loaded while others are served, if one of its names is
+        an alias, or if an alias or a default would mean it and ask for something it does not
+        have."""
         check_distinct(self.aliases, bundle)
         name, version = bundle.manifest.name, bundle.manifest.version
         pin, newest = self._pins.get(name), max(self._versions.get(name, {}), default=0)
@@ -119,8 +120,8 @@ class Models:
         self._check_meant(bundle, {bundle.ref, name} if is_meant else {bundle.ref})
 
     def _check_meant(self, bundle: Bundle, refs: set[str]) -> None:
-        """StartupError if an alias or a default of one of these names asks for what the bundle does
-        not have."""
+        """StartupError if an alias or a default of one of these names asks for something that the
+        bundle does not have."""
         for alias_name, alias in self.aliases.items():
             if alias.ref in refs:
                 check_alias(alias_name, alias, bundle)
@@ -157,33 +158,33 @@ class Models:
     def remove(self, ref: str) -> Model | None:
         """Stops serving `name/version`. Returns the model, if it was served."""
         name, version = ref.split("/")
-        left = {**self._versions.get(name, {})}
-        model = left.pop(int(version), None)
-        others = {known: versions for known, versions in self._versions.items() if known != name}
-        self._versions = {**others, name: left} if left else others
+        versions = {**self._versions.get(name, {})}
+        model = versions.pop(int(version), None)
+        models = {key: entry for key, entry in self._versions.items() if key != name}
+        self._versions = {**models, name: versions} if versions else models
         self.note(ref, None)
         return model
 
     def note(self, ref: str, state: State | None, reason: str = "") -> None:
-        """Keeps for the index why `name/version` is not served, or what is wrong on disk. None
-        removes the note."""
-        others = {known: note for known, note in self._notes.items() if known != ref}
-        self._notes = {**others, ref: (state, reason)} if state else others
+        """Keeps the reason for the index why `name/version` is not served, or what is wrong on
+        disk. None removes the note."""
+        notes = {key: note for key, note in self._notes.items() if key != ref}
+        self._notes = {**notes, ref: (state, reason)} if state else notes
 
     def reason(self, ref: str) -> str:
-        """Why `name/version` could not be loaded; empty if nothing is wrong."""
+        """The reason why `name/version` could not be loaded; empty if nothing is wrong."""
         return self._notes.get(ref, ("", ""))[1]
 
     def pin(self, name: str, version: int | None) -> None:
-        """The bare name means this version from now on; None: the latest. ModelNotFound if that is
-        not served, StartupError if an alias or a default asks for what it does not have."""
-        meant = version or max(self.versions(name))
-        self._check_meant(self.find(f"{name}/{meant}").bundle, {name})
-        others = {known: other for known, other in self._pins.items() if known != name}
-        self._pins = {**others, name: version} if version else others
+        """Sets the version that the bare name means; None: the latest. ModelNotFound if it is not
+        served, StartupError if an alias or a default asks for something it does not have."""
+        target_version = version or max(self.versions(name))
+        self._check_meant(self.find(f"{name}/{target_version}").bundle, {name})
+        pins = {key: pin for key, pin in self._pins.items() if key != name}
+        self._pins = {**pins, name: version} if version else pins
 
     def get(self, ref: str) -> Model | None:
-        """The model of `name/version`, or what `name` means; None if there is none."""
+        """The model of `name/version`, or the one that `name` means; None if there is none."""
         try:
             return self.find(ref)
         except ModelNotFound:
@@ -200,16 +201,16 @@ class Models:
         return self._versions[name]
 
     def find(self, ref: str | None, task: Task | None = None) -> Model:
-        """The model meant by a name, or by nothing where one model is served.
+        """The model that a name means; None means the only served model.
 
-        task: what it must be made for. Without a name it is the default for the task, or the one
-        model that is made for it.
+        task: that the model must be made for. Without a name it is the default for the task, or the
+        only model that is made for it. ModelNotFound or InvalidInput if there is none.
         """
         return self.meant(ref, task).model
 
     def meant(self, ref: str | None, task: Task | None = None) -> Meant:
-        """The model that `find` finds, with what else its name says: an alias, or a prompt behind a
-        colon. ModelNotFound names the whole."""
+        """The model that `find` finds, with the other parts of its name: an alias, or a prompt
+        behind a colon. ModelNotFound has the whole name."""
         if ref is None:
             ref = self._default(task)
         name = ref if len(ref) <= MAX_NAME else ""
@@ -225,17 +226,17 @@ class Models:
         model = self._model_of(alias.ref)
         # every model has pooled vectors, also if it is made for something else
         if task and task not in ("embed", *model.bundle.tasks):
-            why = f"{model.bundle.ref} cannot {WORDS[task]}: {abilities(model.bundle)}"
-            raise InvalidInput(why, param="model")
+            reason = f"{model.bundle.ref} cannot {WORDS[task]}: {abilities(model.bundle)}"
+            raise InvalidInput(reason, param="model")
         prompts = model.bundle.manifest.prompts
         prompt_name = ref[len(name) + 1 :] if len(name) < len(ref) else None
         if prompt_name is not None and prompt_name not in prompts:
             prompt_name = f":{prompt_name}".removesuffix(f":{TAG}")[1:] or None
             if prompt_name and prompt_name not in prompts:
-                known = f"the prompts of {model.bundle.ref} are {', '.join(prompts)}"
-                known = known if prompts else f"{model.bundle.ref} has no prompts"
+                prompt_words = f"the prompts of {model.bundle.ref} are {', '.join(prompts)}"
+                prompt_words = prompt_words if prompts else f"{model.bundle.ref} has no prompts"
                 raise ModelNotFound(
-                    f"model {ref[:200]!r} is not served here: {known}", param="model"
+                    f"model {ref[:200]!r} is not served here: {prompt_words}", param="model"
                 )
         if prompt_name is not None and alias.prompt_name is not None:
             raise InvalidInput(
@@ -257,32 +258,33 @@ class Models:
             int(version) if version.isascii() and version.isdigit() and len(version) < 18 else -1
         )
         if number not in versions or str(number) != version:
-            known = ", ".join(map(str, sorted(versions)))
+            version_list = ", ".join(map(str, sorted(versions)))
             raise ModelNotFound(
-                f"model {name!r} has no version {version[:200]!r}: it has {known}"
+                f"model {name!r} has no version {version[:200]!r}: it has {version_list}"
                 f"{'' if slash else '; it is pinned'}",
                 param="model",
             )
         return versions[number]
 
     def not_served(self, ref: str) -> ModelNotFound:
-        """Names the whole, not a part of it."""
-        served = ", ".join([*sorted(self._versions), *self.aliases]) or "none"
+        """The error for a name that is not served. It has the whole name, not a part."""
+        names = ", ".join([*sorted(self._versions), *self.aliases]) or "none"
         return ModelNotFound(
-            f"model {ref[:200]!r} is not served here; served are: {served}", param="model"
+            f"model {ref[:200]!r} is not served here; served are: {names}", param="model"
         )
 
     def _default(self, task: Task | None) -> str:
-        """The name that is meant where none is said: the task's, or that of the only model."""
+        """The name that a request without one means: the task's default, or that of the only
+        model."""
         if task is None:
-            served = sorted(self._versions)
-            if len(served) > 1:
+            names = sorted(self._versions)
+            if len(names) > 1:
                 raise InvalidInput(
-                    f"model is missing; served here: {', '.join(served)}", param="model"
+                    f"model is missing; served here: {', '.join(names)}", param="model"
                 )
-            if not served:
+            if not names:
                 raise ModelNotFound("no model is served here", param="model")
-            return served[0]
+            return names[0]
         if task in self._defaults:
             return self._defaults[task]
         names = [

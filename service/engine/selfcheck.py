@@ -40,20 +40,20 @@ def sequences(limits: Limits, lengths: Sequence[int], seed: int = 0) -> Batch:
 def _draw(num_values: int, lengths: Sequence[int], seed: int) -> list[Ints]:
     """For each length so many values, the lowest and highest among them."""
     draws = np.random.default_rng(seed)
-    drawn = [draws.integers(0, num_values, length) for length in lengths]
-    for values in drawn:
+    arrays = [draws.integers(0, num_values, length) for length in lengths]
+    for values in arrays:
         values[0], values[-1] = 0, num_values - 1
-    return drawn
+    return arrays
 
 
-def place(sequence: Batch, width: int, where: str, seed: int = 0) -> Grid:
+def place(sequence: Batch, width: int, padding: str, seed: int = 0) -> Grid:
     """A batch of one sequence as `[1, width]`, with pads right, left or in holes."""
     draws, length = np.random.default_rng(seed), sequence.num_tokens
     columns = {
         "right": np.arange(length),
         "left": np.arange(width - length, width),
         "holes": np.sort(draws.choice(width, length, replace=False)),
-    }[where]
+    }[padding]
 
     def fill(values: Tokens, pad: int) -> Tokens:
         cells = np.full((1, width, *values.shape[1:]), pad, values.dtype)
@@ -64,9 +64,10 @@ def place(sequence: Batch, width: int, where: str, seed: int = 0) -> Grid:
     return Grid(fill(sequence.tokens, 1), fill(np.ones(length, np.int64), 0), types)
 
 
-def same_bits(left: Sequence[NDArray[Any]], right: Sequence[NDArray[Any]]) -> bool:
+def same_bits(first: Sequence[NDArray[Any]], second: Sequence[NDArray[Any]]) -> bool:
     return all(
-        a.shape == b.shape and a.tobytes() == b.tobytes() for a, b in zip(left, right, strict=True)
+        a.shape == b.shape and a.tobytes() == b.tobytes()
+        for a, b in zip(first, second, strict=True)
     )
 
 
@@ -83,48 +84,51 @@ class Computed(NamedTuple):
         rows = list[Rows]()
         for start in range(0, len(batch), num_together):
             end = min(start + num_together, len(batch))
-            some = Batch.joined([(batch, index) for index in range(start, end)])
-            made = engine.run_on_all_cores(some)
-            rows += [made.span(*span) for span in pairwise(some.offsets.tolist())]
+            part = Batch.joined([(batch, index) for index in range(start, end)])
+            part_rows = engine.run_on_all_cores(part)
+            rows += [part_rows.span(*span) for span in pairwise(part.offsets.tolist())]
         return cls(batch, rows)
 
     def up_to(self, num_tokens: int) -> "Computed":
-        """Leaves out what has more tokens."""
+        """The sequences of at most so many tokens."""
         lengths = self.batch.lengths.tolist()
         chosen = [index for index, length in enumerate(lengths) if length <= num_tokens]
         batch = Batch.joined([(self.batch, index) for index in chosen])
         return Computed(batch, [self.rows[index] for index in chosen])
 
-    def joined(self) -> Rows:
-        """The rows of all, end to end."""
+    def all_rows(self) -> Rows:
+        """The rows of all sequences, end to end."""
         return Rows(*map(np.concatenate, zip(*self.rows, strict=True)))
 
 
 def pairs(
-    engine: Engine, known: Computed, paddings: Sequence[str], most_padded: float = math.inf
+    engine: Engine, answers: Computed, paddings: Sequence[str], most_padded: float = math.inf
 ) -> Iterator[tuple[str, Rows, Rows]]:
     """Runs the sequences all together, each alone and those of up to most_padded tokens padded, on
-    one thread. Yields two results that should have the same bits, and what to say if they have
-    not."""
-    said = f"{len(known.batch)} sequences on one thread differ from the same on all cores"
-    yield said, engine.run(known.batch), known.joined()
-    for index, rows in enumerate(known.rows):
-        sequence, words = known.batch.sequence(index), f"{rows.num_tokens} tokens alone differ from"
-        alone = engine.run(sequence)
-        yield f"{words} the same tokens co-batched", alone, rows
-        for where in paddings if rows.num_tokens <= most_padded else ():
-            grid = place(sequence, rows.num_tokens + 5, where)
+    one thread. Yields two results that should have the same bits, after the message for bits that
+    differ."""
+    words = f"{len(answers.batch)} sequences on one thread differ from the same on all cores"
+    yield words, engine.run(answers.batch), answers.all_rows()
+    for index, rows in enumerate(answers.rows):
+        sequence, words = (
+            answers.batch.sequence(index),
+            f"{rows.num_tokens} tokens alone differ from",
+        )
+        rows_alone = engine.run(sequence)
+        yield f"{words} the same tokens co-batched", rows_alone, rows
+        for padding in paddings if rows.num_tokens <= most_padded else ():
+            grid = place(sequence, rows.num_tokens + 5, padding)
             real = grid.attention_mask[0] != 0
-            padded = Rows(*(output[0][real] for output in engine.run_grid(grid)))
-            yield f"{words} the same tokens padded ({where})", alone, padded
+            padded_rows = Rows(*(output[0][real] for output in engine.run_grid(grid)))
+            yield f"{words} the same tokens padded ({padding})", rows_alone, padded_rows
 
 
 def unequal(
-    engine: Engine, known: Computed, paddings: Sequence[str], most_padded: float = math.inf
+    engine: Engine, answers: Computed, paddings: Sequence[str], most_padded: float = math.inf
 ) -> Iterator[str]:
-    """A line for each of these that differ."""
-    for words, one, other in pairs(engine, known, paddings, most_padded):
-        if not same_bits(one, other):
+    """A message for each of the `pairs` that differ."""
+    for words, first, second in pairs(engine, answers, paddings, most_padded):
+        if not same_bits(first, second):
             yield words
 
 
@@ -150,26 +154,28 @@ def known_answer_batch(known_answer: dict[str, Any]) -> Batch:
 
 
 def gives_known_answer(known_answer: dict[str, Any], rows: Rows, precision: str) -> bool:
-    """These rows are the known answer, but for rounding."""
-    got, known = rows.activations[-1], np.array(known_answer["activations"], np.float32)
-    return got.shape == known.shape and bool(
-        np.abs(got - known).max() <= KNOWN_ANSWER_RTOL[precision] * max(1.0, np.abs(known).max())
+    """The last of these rows is the known answer, apart from rounding."""
+    row, expected = rows.activations[-1], np.array(known_answer["activations"], np.float32)
+    return row.shape == expected.shape and bool(
+        np.abs(row - expected).max()
+        <= KNOWN_ANSWER_RTOL[precision] * max(1.0, np.abs(expected).max())
     )
 
 
 def lens_shows_what_runs(engine: Engine, limits: Limits) -> bool:
-    """The last layer that the lens shows is what the body makes: bit for bit if it is exact."""
+    """The lens's last layer equals the body's rows: bit for bit if the engine is exact."""
     sequence = sequences(limits, [8])
-    shown = engine.see(sequence, hidden_layers=[engine.n_layers]).hidden_states[0]
-    made = engine.run(sequence).activations
+    lens_states = engine.see(sequence, hidden_layers=[engine.n_layers]).hidden_states[0]
+    activations = engine.run(sequence).activations
     if engine.exact:
-        return shown.tobytes() == made.tobytes()
+        return lens_states.tobytes() == activations.tobytes()
     return bool(
-        np.abs(shown - made).max() <= KNOWN_ANSWER_RTOL["fp32"] * max(1.0, np.abs(made).max())
+        np.abs(lens_states - activations).max()
+        <= KNOWN_ANSWER_RTOL["fp32"] * max(1.0, np.abs(activations).max())
     )
 
 
 def all_pad_is_zero(engine: Engine) -> bool:
     """A grid without a real token gives zeros."""
-    nothing = np.zeros((2, 3), np.int64)
-    return not any(output.any() for output in engine.run_grid(Grid(nothing, nothing)))
+    zeros = np.zeros((2, 3), np.int64)
+    return not any(output.any() for output in engine.run_grid(Grid(zeros, zeros)))

@@ -22,7 +22,7 @@ SPIN_US = 50
 
 
 class Packing(NamedTuple):
-    """How two sessions share the packed weights of a graph.
+    """The way in which two sessions share the packed weights of a graph.
 
     min_bytes: weights from this size on are shared. onnxruntime does not align smaller ones in the
     file, and its kernels crash on weights that are not aligned.
@@ -52,23 +52,24 @@ def open_sessions(
     """num_threads: of a run on all cores; fits_16_bits: of the manifest. StartupError if the graph
     cannot be loaded.
 
-    onnxruntime packs the weights for its kernels. So that two sessions share them, a first one
-    writes what it has packed to a temporary file, and the two that run map that file.
+    onnxruntime packs the weights for its kernels. For two sessions to share them, a first session
+    writes the packed weights to a temporary file, and the two that run map that file.
     """
     if num_threads == 1:
         session = open_session(graph, fits_16_bits)
         return Sessions(session, session)
     try:
         with TemporaryDirectory(prefix="addnorm-", dir=packing.folder) as folder:
-            packed, free = Path(folder) / graph.name, packing.free_bytes(folder)
+            packed_graph, free_bytes = Path(folder) / graph.name, packing.free_bytes(folder)
             try:
-                _pack(graph, packed, fits_16_bits, packing.min_bytes)
+                _pack(graph, packed_graph, fits_16_bits, packing.min_bytes)
             except StartupError as error:
-                if free < _most_bytes(graph):
-                    raise OSError(f"{folder} has {free / 2**20:.0f} MiB free") from error
+                if free_bytes < _most_bytes(graph):
+                    raise OSError(f"{folder} has {free_bytes / 2**20:.0f} MiB free") from error
                 raise
-            one, several = (
-                _load(packed, _options(n, fits_16_bits, packed=True)) for n in (1, num_threads)
+            one_thread, all_cores = (
+                _load(packed_graph, _options(n, fits_16_bits, is_packed=True))
+                for n in (1, num_threads)
             )
     except OSError as error:
         raise StartupError(
@@ -76,25 +77,25 @@ def open_sessions(
             f" {_most_bytes(graph) / 2**20:.0f} MiB are needed: set TMPDIR to another folder for"
             " temporary files, or ADDNORM_WORKER_THREADS=1, which needs none"
         ) from error
-    return Sessions(one, several)
+    return Sessions(one_thread, all_cores)
 
 
 def open_session(
     graph: Path,
     fits_16_bits: bool = False,
     providers: Providers = (),
-    opened: Callable[..., ort.InferenceSession] = ort.InferenceSession,
+    new_session: Callable[..., ort.InferenceSession] = ort.InferenceSession,
     own_arena: bool = False,
 ) -> ort.InferenceSession:
     """On one thread: worker threads run in parallel, and more would compete with them for the
     cores. Raises as `open_sessions`. providers: that come before the CPU's. own_arena: it takes no
     memory that runs of other sessions have left."""
-    return _load(graph, _options(1, fits_16_bits, own_arena=own_arena), providers, opened)
+    return _load(graph, _options(1, fits_16_bits, own_arena=own_arena), providers, new_session)
 
 
 def giving_back() -> ort.RunOptions:
-    """Options of a run, after which the arena returns to the system all that no run holds. The next
-    runs take new pages: for large runs alone."""
+    """Options of a run after which the arena returns all memory that no run holds to the system.
+    The next runs take new pages: for large runs alone."""
     options = ort.RunOptions()
     options.add_run_config_entry("memory.enable_memory_arena_shrinkage", "cpu:0")
     return options
@@ -111,28 +112,29 @@ def int8_is_exact() -> bool:
 
 
 @contextmanager
-def runs_in_words(what: str) -> Iterator[None]:
-    """StartupError, which begins with `what`, for what onnxruntime raises in a run, such as out of
-    memory."""
+def runs_in_words(beginning: str) -> Iterator[None]:
+    """Turns errors of onnxruntime in a run, such as out of memory, into a StartupError that begins
+    with `beginning`."""
     try:
         yield
     except Exception as error:
         if not is_of_onnxruntime(error):
             raise
-        raise StartupError(f"{what}: {_first_line(error)}") from error
+        raise StartupError(f"{beginning}: {_first_line(error)}") from error
 
 
 def is_of_onnxruntime(error: Exception) -> bool:
-    """Its classes have no base of their own, and runs with I/O binding raise a RuntimeError."""
+    """The error is onnxruntime's. Its classes have no common base, and runs with I/O binding raise
+    a RuntimeError."""
     return type(error) is RuntimeError or "onnxruntime" in type(error).__module__
 
 
-def _pack(graph: Path, packed: Path, fits_16_bits: bool, min_bytes: int) -> None:
+def _pack(graph: Path, packed_graph: Path, fits_16_bits: bool, min_bytes: int) -> None:
     """Writes the optimized graph, and its weights as the kernels of this processor want them."""
     options = _options(1, fits_16_bits)
-    options.optimized_model_filepath = str(packed)
+    options.optimized_model_filepath = str(packed_graph)
     for name, value in {
-        "session.optimized_model_external_initializers_file_name": f"{packed.name}.data",
+        "session.optimized_model_external_initializers_file_name": f"{packed_graph.name}.data",
         "session.optimized_model_external_initializers_min_size_in_bytes": f"{min_bytes}",
         "session.save_external_prepacked_constant_initializers": "1",
     }.items():
@@ -141,20 +143,20 @@ def _pack(graph: Path, packed: Path, fits_16_bits: bool, min_bytes: int) -> None
 
 
 def _most_bytes(graph: Path) -> int:
-    """That `_pack` may write: the weights as they are, and packed."""
+    """The most bytes that `_pack` may write: the weights as they are, and packed."""
     return 2 * file_bytes(graph)
 
 
 def file_bytes(graph: Path) -> int:
-    """Nearly all of it weights. 0 if there is no file."""
+    """Bytes of a graph's files, nearly all of them weights. 0 if there is no file."""
     files = graph, graph.with_name(f"{graph.name}.data")
     return sum(file.stat().st_size for file in files if file.exists())
 
 
 @cache
 def _make_arena() -> None:
-    """All sessions of the process take their memory from one arena. Each session's own would hold
-    what its largest run needed."""
+    """Makes the arena that all sessions of the process take their memory from. An arena for each
+    session would hold as much as its largest run needed."""
     ort.create_and_register_allocator(
         ort.OrtMemoryInfo(
             "Cpu", ort.OrtAllocatorType.ORT_ARENA_ALLOCATOR, 0, ort.OrtMemType.DEFAULT
@@ -164,7 +166,7 @@ def _make_arena() -> None:
 
 
 def _options(
-    num_threads: int, fits_16_bits: bool, packed: bool = False, own_arena: bool = False
+    num_threads: int, fits_16_bits: bool, is_packed: bool = False, own_arena: bool = False
 ) -> ort.SessionOptions:
     _make_arena()
     options = ort.SessionOptions()
@@ -178,7 +180,7 @@ def _options(
     options.add_session_config_entry(RECORD, "1")
     options.log_severity_level = 3  # errors only; warnings are about fallbacks, checked above
     options.add_session_config_entry("session.intra_op.spin_duration_us", str(SPIN_US))
-    if packed:  # it is optimized already
+    if is_packed:  # it is optimized already
         options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
     # its products on ARM processors with SME round differently from those of every other processor
     options.add_session_config_entry("mlas.disable_kleidiai", "1")
@@ -191,10 +193,10 @@ def _load(
     graph: Path,
     options: ort.SessionOptions,
     providers: Providers = (),
-    opened: Callable[..., ort.InferenceSession] = ort.InferenceSession,
+    new_session: Callable[..., ort.InferenceSession] = ort.InferenceSession,
 ) -> ort.InferenceSession:
     try:
-        return opened(graph, options, providers=[*providers, CPU])
+        return new_session(graph, options, providers=[*providers, CPU])
     except Exception as error:  # onnxruntime has no base class of its own
         raise StartupError(
             f"onnxruntime cannot load {graph}: {_first_line(error)}; export it again"

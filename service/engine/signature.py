@@ -1,7 +1,7 @@
 """Signatures of bundles in the OpenSSF Model Signing format, made and checked without a network.
 
 A signature covers every file of a bundle's folder but itself. The library is imported only where it
-is used: a server that trusts nobody in particular does without it.
+is used: a server without trusted keys does without it.
 """
 
 import base64
@@ -26,8 +26,8 @@ CURVES = "P-256, P-384 or P-521"
 def sign(path: Path, key: Path, certificate: Path | None, chain: Sequence[Path]) -> list[str]:
     """Signs all files of a folder, and returns their names.
 
-    key: private, PEM. certificate: of this key, if those who check trust its issuer. chain: what
-    lies between the two. StartupError if they do not fit.
+    key: private, PEM. certificate: of this key, if servers trust its issuer. chain: certificates
+    between the two. StartupError if they do not fit.
     """
     from model_signing import signing
 
@@ -45,9 +45,9 @@ def sign(path: Path, key: Path, certificate: Path | None, chain: Sequence[Path])
     except OSError as error:
         raise StartupError(f"{error.filename}: {error.strerror}") from None
     except Exception as error:  # cryptography raises many kinds for keys that do not fit
-        what = f"{key} must be a private EC key of {CURVES} in PEM without a passphrase"
-        beside = ", and each certificate PEM, the first of this key" if certificate else ""
-        raise StartupError(f"{what}{beside}: {_first_line(error)}") from None
+        problem = f"{key} must be a private EC key of {CURVES} in PEM without a passphrase"
+        suffix = ", and each certificate PEM, the first of this key" if certificate else ""
+        raise StartupError(f"{problem}{suffix}: {_first_line(error)}") from None
     partial = folder / f".{SIGNATURE}"
     partial.unlink(missing_ok=True)  # it would be signed
     config.set_hashing_config(files).sign(folder, partial)
@@ -55,55 +55,55 @@ def sign(path: Path, key: Path, certificate: Path | None, chain: Sequence[Path])
     return sorted(files.digests)
 
 
-def check(path: Path, trusted: Sequence[Path]) -> dict[str, str]:
+def check(path: Path, trusted_keys: Sequence[Path]) -> dict[str, str]:
     """The sha256 of every file of a folder that one of these keys or certificates has signed.
 
-    trusted: files in PEM. StartupError if nobody signed the folder, or somebody else, or if a file
-    is not as it was signed.
+    trusted_keys: files in PEM. StartupError if nobody signed the folder, or somebody else, or if a
+    file is not as it was signed.
     """
-    verifiers = _verifiers(trusted)
+    verifiers = _verifiers(trusted_keys)
     folder = path.resolve()  # the library takes no link, and this one may lead elsewhere soon
     signature = folder / SIGNATURE
     if not signature.is_file():
         raise _refuse(
             path, f"it is not signed, {SIGNATURE} is missing", f"get a signed one, or unset {KEYS}"
         )
-    kind, signed = _read(path, signature)
+    kind, signed_digests = _read(path, signature)
     _refuse_links(path)
-    why = ""
+    reason = ""
     for verifier in verifiers[kind]:
         files = _every_file()
         try:
             verifier.set_hashing_config(files).verify(folder, signature)
-            found: dict[str, str] = files.digests
-            return found
+            digests: dict[str, str] = files.digests
+            return digests
         except OSError:
             raise
         except Exception as error:  # the library and what it stands on raise many kinds
             if files.digests:  # they are read only after the signature proved to be trusted
-                what = _first_line(error)
-                for name in sorted(signed.keys() | files.digests.keys(), reverse=True):
-                    if name not in signed:
-                        what = f"{name} is not among the files that were signed"
+                problem = _first_line(error)
+                for name in sorted(signed_digests.keys() | files.digests.keys(), reverse=True):
+                    if name not in signed_digests:
+                        problem = f"{name} is not among the files that were signed"
                     elif name not in files.digests:
-                        what = f"{name} was signed and is missing"
-                    elif signed[name] != files.digests[name]:
-                        what = f"{name} is not as it was signed"
-                raise _refuse(path, what, "copy it again from where it was signed") from None
-            why = f" ({_first_line(error)})" if kind == "certificate" else ""
-    what = f"{SIGNATURE} is by no {kind} that {KEYS} names{why}"
-    raise _refuse(path, what, f"add the signer's {kind} there if you trust it")
+                        problem = f"{name} was signed and is missing"
+                    elif signed_digests[name] != files.digests[name]:
+                        problem = f"{name} is not as it was signed"
+                raise _refuse(path, problem, "copy it again from where it was signed") from None
+            reason = f" ({_first_line(error)})" if kind == "certificate" else ""
+    problem = f"{SIGNATURE} is by no {kind} that {KEYS} names{reason}"
+    raise _refuse(path, problem, f"add the signer's {kind} there if you trust it")
 
 
-def _verifiers(trusted: Sequence[Path]) -> dict[str, list["Verifier"]]:
-    """Kind of signature -> what accepts it. All certificates together, for chains of them."""
+def _verifiers(trusted_keys: Sequence[Path]) -> dict[str, list["Verifier"]]:
+    """Kind of signature -> its verifiers. One verifier has all certificates, for chains of them."""
     try:
         from model_signing import verifying
     except ModuleNotFoundError as error:
         message = f"{KEYS} is set, but the package {error.name} is not installed"
         raise StartupError(f"{message}; {to_install('signing')}") from None
     keys, certificates = [], []
-    for file in trusted:
+    for file in trusted_keys:
         try:
             content = file.read_bytes()
             if b"-----BEGIN CERTIFICATE" in content:
@@ -118,22 +118,22 @@ def _verifiers(trusted: Sequence[Path]) -> dict[str, list["Verifier"]]:
         except Exception:  # cryptography raises many kinds for what is no key
             message = f"{file} must hold one public EC key of {CURVES}, or certificates, in PEM"
             raise StartupError(f"{KEYS}: {message}") from None
-    found: dict[str, list[Verifier]] = {"key": keys, "certificate": []}
+    verifiers: dict[str, list[Verifier]] = {"key": keys, "certificate": []}
     if certificates:  # without any, the library would trust all that browsers trust
         config = verifying.Config().use_certificate_verifier(certificate_chain=certificates)
-        found["certificate"].append(config)
-    return found
+        verifiers["certificate"].append(config)
+    return verifiers
 
 
 def _read(path: Path, signature: Path) -> tuple[str, dict[str, str]]:
-    """A signature's statement, not yet checked: the kind of what it was made with, `key` or
-    `certificate`, and the digest of each file."""
+    """A signature's statement, not yet checked: `key` or `certificate`, by which it was made, and
+    the digest of each file."""
     try:
         content = json.loads(read(signature, MOST_BYTES))
         material = content["verificationMaterial"]
         statement = json.loads(base64.b64decode(content["dsseEnvelope"]["payload"]))
         resources: list[dict[str, Any]] = statement["predicate"]["resources"]
-        signed = {resource["name"]: resource["digest"] for resource in resources}
+        digests = {resource["name"]: resource["digest"] for resource in resources}
         is_by_key = "x509CertificateChain" not in material
         if is_by_key and not material["publicKey"]["hint"]:
             raise ValueError  # made before 1.0; the library would print a warning
@@ -142,13 +142,14 @@ def _read(path: Path, signature: Path) -> tuple[str, dict[str, str]]:
     except TooLarge as error:
         raise _refuse(path, str(error), f"get a signed one, or unset {KEYS}") from None
     except Exception:  # whatever lies there
-        what = f"{SIGNATURE} is broken, or was not made with a key or a certificate"
-        raise _refuse(path, what, f"get a signed one, or unset {KEYS}") from None
-    return "key" if is_by_key else "certificate", signed
+        problem = f"{SIGNATURE} is broken, or was not made with a key or a certificate"
+        raise _refuse(path, problem, f"get a signed one, or unset {KEYS}") from None
+    return "key" if is_by_key else "certificate", digests
 
 
 def _every_file() -> Any:
-    """Hashes the files of a folder for the library, and keeps what it found in `digests`."""
+    """A configuration that hashes the files of a folder for the library, and keeps their digests in
+    `digests`."""
     from model_signing import hashing
 
     class EveryFile(hashing.Config):
@@ -161,10 +162,10 @@ def _every_file() -> Any:
             """A signature cannot except files: those would be loaded unsigned."""
 
         def hash(self, *arguments: Any, **options: Any) -> Any:
-            found = super().hash(*arguments, **options)
-            for file in found.resource_descriptors():
+            manifest = super().hash(*arguments, **options)
+            for file in manifest.resource_descriptors():
                 self.digests[file.identifier] = file.digest.digest_hex
-            return found
+            return manifest
 
     return EveryFile()
 
@@ -173,14 +174,14 @@ def _refuse_links(path: Path) -> None:
     """The target of a link may change without a trace in the folder."""
     links = [file.name for file in sorted(path.resolve().rglob("*")) if file.is_symlink()]
     if links:
-        what = f"{links[0]} is a link, and a signed bundle has none"
-        raise StartupError(f"bundle {path}: {what}; put a copy of the file there")
+        problem = f"{links[0]} is a link, and a signed bundle has none"
+        raise StartupError(f"bundle {path}: {problem}; put a copy of the file there")
 
 
 def _first_line(error: Exception) -> str:
     return (str(error) or type(error).__name__).splitlines()[0]
 
 
-def _refuse(path: Path, what: str, how: str) -> StartupError:
-    own = f"or sign it with `addnorm sign {path} --key KEY.pem` if it is yours"
-    return StartupError(f"bundle {path}: {what}; {how}; {own}")
+def _refuse(path: Path, problem: str, remedy: str) -> StartupError:
+    alternative = f"or sign it with `addnorm sign {path} --key KEY.pem` if it is yours"
+    return StartupError(f"bundle {path}: {problem}; {remedy}; {alternative}")

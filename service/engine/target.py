@@ -1,5 +1,5 @@
-"""One engine as requests see it: what runs it, how fast it is, how much waits for it. And what was
-served of one version of a model, in counts and times."""
+"""The target of requests: an engine's run function, its rate, and the tokens that wait for it. And
+the statistics of one version of a model, in counts and times."""
 
 import math
 import time
@@ -31,7 +31,8 @@ STAGES = {
 
 
 class Target:
-    """One engine (model, version, precision) as requests see it: run function, rate, what waits."""
+    """One engine (model, version, precision) as requests see it: run function, rate, waiting
+    tokens."""
 
     def __init__(
         self,
@@ -60,9 +61,9 @@ class Target:
         return 1 / self.tokens_per_s if self.tokens_per_s else 0.0
 
     def update_rate(self, num_tokens: int, seconds: float) -> None:
-        """A run took so long. One of less than half the token budget may raise the rate, but never
-        lowers it: small runs are slower per token, and the rate is meant for times when much
-        waits."""
+        """Takes the time of a run into account. A run of less than half the token budget may raise
+        the rate, but never lowers it: small runs are slower per token, and the rate is meant for
+        times when much waits."""
         rate = num_tokens / max(seconds, 1e-6)
         if self.tokens_per_s is None:
             self.tokens_per_s = rate
@@ -70,14 +71,15 @@ class Target:
             self.tokens_per_s += SMOOTHING * (rate - self.tokens_per_s)
 
     def raise_rate(self) -> None:
-        """A request was rejected for the rate alone, though nothing waited: it may be wrong."""
+        """Called when a request was rejected for the rate alone, though nothing waited: the rate
+        may be wrong."""
         if self.tokens_per_s:
             self.tokens_per_s *= OPTIMISM
 
 
 @dataclass
 class Sum:
-    """How often something happened, and how long it took in total."""
+    """The number of times that something happened, and the time that it took in total."""
 
     count: int = 0
     ns: int = 0
@@ -98,22 +100,22 @@ class Statistics:
         self.num_sequences = 0  # of requests answered
         self.last_inference_s = 0.0  # Unix time
         self.num_under_way = 0  # requests that are counted at their end
-        self.used = time.monotonic()  # when the last of them ended
+        self.last_use_s = time.monotonic()  # when the last of them ended
         self._lock = new_lock(LockOrder.STATISTICS)
         # number of sequences -> runs; guarded by _lock
         self._micro_batches: defaultdict[int, Sum] = defaultdict(Sum)
 
     def idle_s(self) -> float:
-        """So long nobody has asked for the model."""
-        return 0.0 if self.num_under_way else time.monotonic() - self.used
+        """Seconds since the last request for the model ended; 0 while one is in progress."""
+        return 0.0 if self.num_under_way else time.monotonic() - self.last_use_s
 
     def end_request(
         self, num_sequences: int = 0, stages_s: Mapping[str, float] | None = None
     ) -> None:
-        """One that was under way ended. stages_s: of one that was answered, which is counted:
-        seconds of decode, queue, infer and encode."""
+        """Called when a request in progress has ended. stages_s: seconds of decode, queue, infer
+        and encode of a request that was answered, which is counted."""
         self.num_under_way -= 1
-        self.used = time.monotonic()
+        self.last_use_s = time.monotonic()
         if stages_s is None:
             return
         for name, stage in STAGES.items():
@@ -123,16 +125,16 @@ class Statistics:
         self.last_inference_s = time.time()
 
     def count_failure(self, seconds: float) -> None:
-        """A request for this model was rejected or failed after it was decoded."""
+        """Counts a request for this model that was rejected or failed after it was decoded."""
         self.requests["fail"].add(seconds)
 
     def measure(self, run: Run) -> Run:
         """`run`, counted and timed."""
 
         def run_timed(batch: Batch) -> AnyRows:
-            started = time.monotonic()
+            start = time.monotonic()
             rows = run(batch)
-            seconds = time.monotonic() - started
+            seconds = time.monotonic() - start
             with self._lock:
                 self._micro_batches[len(batch)].add(seconds)
             return rows

@@ -70,19 +70,20 @@ def pair_text(
     tokenizer: tokenizers.Tokenizer,
     max_tokens: int | None,
 ) -> str | None:
-    """max_tokens: the second text is cut until the whole has no more; the rest must stay, because
-    the answer is read at its end. None for any number. Returns None if the first leaves no room.
+    """A pair in the template. max_tokens: the second text is truncated until the result has no
+    more; the rest must stay, because the answer is read at its end. None for any number. Returns
+    None if the first text leaves no room.
     """
     (first, second), (before, between, behind) = pair, template
     while True:
-        told = f"{before}{first}{between}{second}{behind}"
-        over = 0 if max_tokens is None else len(tokenizer.encode(told)) - max_tokens
-        if over <= 0:
-            return told
+        text = f"{before}{first}{between}{second}{behind}"
+        num_excess = 0 if max_tokens is None else len(tokenizer.encode(text)) - max_tokens
+        if num_excess <= 0:
+            return text
         offsets = tokenizer.encode(second, add_special_tokens=False).offsets
-        if over > len(offsets):
+        if num_excess > len(offsets):
             return None
-        second = second[: offsets[-over][0]]
+        second = second[: offsets[-num_excess][0]]
 
 
 def num_characters(text: Text) -> int:
@@ -112,13 +113,13 @@ class Tokenizer:
         self.max_whole_characters = max(MAX_WHOLE_CHARACTERS, self.max_characters)
         self.has_types = limits.type_vocab_size > 1 and bundle.manifest.texts_have_types
         self._template = bundle.manifest.pair_template
-        self._whole, self._cut, self._cut_pairs = (_load_file(bundle) for _ in range(3))
-        self._pair_strategy = (self._whole.truncation or {}).get("strategy", LONGEST_FIRST)
-        for tokenizer in (self._whole, self._cut, self._cut_pairs):
+        self._tokenizer, self._cut, self._cut_pairs = (_load_file(bundle) for _ in range(3))
+        self._pair_strategy = (self._tokenizer.truncation or {}).get("strategy", LONGEST_FIRST)
+        for tokenizer in (self._tokenizer, self._cut, self._cut_pairs):
             tokenizer.no_truncation()
-        self.num_special = self._whole.num_special_tokens_to_add(is_pair=False)
-        self.num_special_of_pair = self._whole.num_special_tokens_to_add(is_pair=True)
-        self.ends = ends_of(self._whole)  # of the ids of each text; empty if it marks none
+        self.num_special = self._tokenizer.num_special_tokens_to_add(is_pair=False)
+        self.num_special_of_pair = self._tokenizer.num_special_tokens_to_add(is_pair=True)
+        self.ends = ends_of(self._tokenizer)  # of the ids of each text; empty if it marks none
         highest, special = self.num_ids - 1, self.num_special
         if highest >= limits.vocab_size:
             raise StartupError(
@@ -136,16 +137,18 @@ class Tokenizer:
         self._cut_pairs.enable_truncation(self.max_text_tokens, strategy=self._pair_strategy)
         self._reads_from_left = all(
             reads_from_left(json.loads(part.__getstate__()))
-            for part in (self._whole.normalizer, self._whole.pre_tokenizer)
+            for part in (self._tokenizer.normalizer, self._tokenizer.pre_tokenizer)
             if part is not None
         )
-        added = (token.content for token in self._whole.get_added_tokens_decoder().values())
-        self._edge = EDGE_CHARACTERS + max(map(len, added), default=0)
+        token_texts = (
+            token.content for token in self._tokenizer.get_added_tokens_decoder().values()
+        )
+        self._edge = EDGE_CHARACTERS + max(map(len, token_texts), default=0)
 
     @property
     def library(self) -> tokenizers.Tokenizer:
         """The library's, which neither pads nor cuts. It must not be changed."""
-        return self._whole
+        return self._tokenizer
 
     def tokens(
         self,
@@ -156,17 +159,19 @@ class Tokenizer:
         encodings: list[Encoding] | None = None,
     ) -> list[Ints]:
         """The ids and types of the tokens of each text or pair `[num_tokens, 2]`, special tokens
-        included. encodings: is given those of the texts, with words and offsets, which take longer
-        and are larger."""
-        made = self.encode(texts, truncate, left, is_fast=encodings is None, cut=cut)
+        included. encodings: a list that receives the texts' encodings with words and offsets, which
+        take longer and are larger."""
+        new_encodings = self.encode(texts, truncate, left, is_fast=encodings is None, cut=cut)
         if encodings is not None:
-            encodings += made
-        return [np.array((one.ids, one.type_ids), np.int64).T for one in made]
+            encodings += new_encodings
+        return [
+            np.array((encoding.ids, encoding.type_ids), np.int64).T for encoding in new_encodings
+        ]
 
     @cached_property
     def num_ids(self) -> int:
-        """The highest id of a token, and one."""
-        return max(self._whole.get_vocab().values(), default=-1) + 1
+        """The highest id of a token, plus one."""
+        return max(self._tokenizer.get_vocab().values(), default=-1) + 1
 
     def encode(
         self,
@@ -181,36 +186,38 @@ class Tokenizer:
         truncate: cuts them to `max_text_tokens`, or raises CannotCut. left: cuts off their
         beginnings. cut: is given the number of characters of each text that was cut.
         """
-        whole = texts
+        full_texts = texts
         # of the library's methods the fast one holds Python's global lock for the shortest time
         library = tokenizers.Tokenizer
         encode: Encode = library.encode_batch_fast if is_fast else library.encode_batch
         if self._template:
-            texts = [self._as_one(*numbered, truncate) for numbered in enumerate(texts)]
+            texts = [self._fill_template(*entry, truncate) for entry in enumerate(texts)]
         if not truncate:
-            return encode(self._whole, list(texts))
+            return encode(self._tokenizer, list(texts))
         cutters = self._left if left else (self._cut, self._cut_pairs)
-        kept = [self._readable(index, text, left) for index, text in enumerate(texts)]
-        found: list[Encoding] = []
-        for is_text, group in groupby(kept, lambda text: isinstance(text, str)):
+        excerpts = [self._readable(index, text, left) for index, text in enumerate(texts)]
+        encodings: list[Encoding] = []
+        for is_text, group in groupby(excerpts, lambda text: isinstance(text, str)):
             if is_text:
-                found += encode(cutters[0], list(group))
+                encodings += encode(cutters[0], list(group))
             else:
-                found += self._encode_pairs(encode, cutters[1], list(group), len(found))
+                encodings += self._encode_pairs(encode, cutters[1], list(group), len(encodings))
         if cut is not None:
-            around = sum(map(len, self._template or ()))
-            for text, read, made in zip(whole, kept, found, strict=True):
-                was_cut = len(made) == self.max_text_tokens and bool(made.overflowing)
+            num_template_characters = sum(map(len, self._template or ()))
+            for text, excerpt, encoding in zip(full_texts, excerpts, encodings, strict=True):
+                was_cut = len(encoding) == self.max_text_tokens and bool(encoding.overflowing)
                 # or what was not read of it is more than blanks; a pair is read in its template
                 if isinstance(text, str):
-                    was_cut = was_cut or bool(text[len(read) :].strip())
-                elif isinstance(read, str):
-                    was_cut = was_cut or len(read) < num_characters(text) + around
+                    was_cut = was_cut or bool(text[len(excerpt) :].strip())
+                elif isinstance(excerpt, str):
+                    was_cut = (
+                        was_cut or len(excerpt) < num_characters(text) + num_template_characters
+                    )
                 if was_cut:
                     cut.append(num_characters(text))
-        return found
+        return encodings
 
-    def _as_one(self, index: int, text: Text, truncate: bool) -> str:
+    def _fill_template(self, index: int, text: Text, truncate: bool) -> str:
         """A pair in the template. truncate: cuts its second text."""
         if isinstance(text, str):
             return text
@@ -220,22 +227,24 @@ class Tokenizer:
             second = self._beginning(index, second, self.max_text_tokens, 1)
         is_readable = not truncate or len(first) <= self.max_whole_characters
         limit = self.max_text_tokens if truncate else None
-        told = (
-            pair_text(self._template, (first, second), self._whole, limit) if is_readable else None
+        template_text = (
+            pair_text(self._template, (first, second), self._tokenizer, limit)
+            if is_readable
+            else None
         )
-        if told is None:
+        if template_text is None:
             raise CannotCut(
                 index, "is cut in its second text only: the first leaves no room for it"
             )
-        return told
+        return template_text
 
     @cached_property
     def _left(self) -> tuple[tokenizers.Tokenizer, tokenizers.Tokenizer]:
         """Tokenizers that cut texts, and pairs, on the left. Few callers need them."""
-        plain = self._whole.to_str()
+        plain = self._tokenizer.to_str()
         texts, pairs = (tokenizers.Tokenizer.from_str(plain) for _ in range(2))
         for tokenizer in (texts, pairs):
-            tokenizer.encode_special_tokens = self._whole.encode_special_tokens
+            tokenizer.encode_special_tokens = self._tokenizer.encode_special_tokens
         texts.enable_truncation(self.max_text_tokens, direction="left")
         pairs.enable_truncation(
             self.max_text_tokens, strategy=self._pair_strategy, direction="left"
@@ -245,8 +254,8 @@ class Tokenizer:
     def _encode_pairs(
         self, encode: Encode, cutter: tokenizers.Tokenizer, pairs: list[Text], start: int
     ) -> list[Encoding]:
-        """start: the index of the first among all texts. CannotCut if the file says which text of
-        a pair is cut, and the other is too long."""
+        """start: the index of the first pair among all texts. CannotCut if the file's strategy cuts
+        only one text of a pair, and the other is too long."""
         try:
             return encode(cutter, pairs)
         except Exception:  # tokenizers has no class of its own
@@ -254,16 +263,19 @@ class Tokenizer:
                 try:
                     encode(cutter, [pair])
                 except Exception as error:
-                    which, other = "first", "second"
+                    cut_text, long_text = "first", "second"
                     if self._pair_strategy == "only_second":
-                        which, other = other, which
-                    reason = f"is cut in its {which} text only, and the {other} leaves no room"
+                        cut_text, long_text = long_text, cut_text
+                    reason = (
+                        f"is cut in its {cut_text} text only, and the {long_text} leaves no room"
+                    )
                     raise CannotCut(index, f"{reason} for it") from error
             raise
 
     def _readable(self, index: int, text: Text, left: bool) -> Text:
-        """Enough of a text, or of a pair, to cut it to the same tokens as the whole. Bounds the
-        work. left: all of it, as where it is cut depends on its tokens from the first on."""
+        """A part of a text, or of a pair, that is truncated to the same tokens as the whole. Bounds
+        the work. left: all of it, as the place of the cut depends on its tokens from the first
+        on."""
         if left and (num := num_characters(text)) > self.max_whole_characters:
             reason = f"has {num} characters: only {self.max_whole_characters} are read to cut on"
             raise CannotCut(index, f"{reason} the left")
@@ -282,9 +294,9 @@ class Tokenizer:
             reason = f"is a pair of texts of more than {self.max_whole_characters} characters each"
             raise CannotCut(index, reason)
         longer = int(second > first)
-        other = self._whole.encode_batch([text[1 - longer]], add_special_tokens=False)[0]
+        shorter = self._tokenizer.encode_batch([text[1 - longer]], add_special_tokens=False)[0]
         # as many as are ever kept, and more than the other has: where both are cut depends on that
-        num_needed = max(self.max_text_tokens, len(other) + 1)
+        num_needed = max(self.max_text_tokens, len(shorter) + 1)
         beginning = self._beginning(index, text[longer], num_needed, longer)
         return (text[0], beginning) if longer else (beginning, text[1])
 
@@ -322,16 +334,16 @@ class Tokenizer:
     def _num_settled(self, beginning: str) -> int:
         """Number of leading tokens that are the same whatever text follows.
 
-        They are those of the words that end well before the edge: the last word may go on behind
+        They belong to the words that end well before the edge: the last word may go on behind
         the edge, and an added token may begin shortly before it. Where a run of blanks leads over
         the edge, how it is split depends on its end.
         """
-        encoding = self._whole.encode_batch([beginning], add_special_tokens=False)[0]
+        encoding = self._tokenizer.encode_batch([beginning], add_special_tokens=False)[0]
         words, edge = encoding.word_ids, max(len(beginning) - self._edge, 0)
         if beginning[edge : edge + 1].isspace():
             edge = len(beginning[:edge].rstrip())
-        beyond = (index for index, (_, end) in enumerate(encoding.offsets) if end > edge)
-        first = next(beyond, len(words) - 1)  # neither it nor the rest of its word is settled
+        unsettled = (index for index, (_, end) in enumerate(encoding.offsets) if end > edge)
+        first = next(unsettled, len(words) - 1)  # neither it nor the rest of its word is settled
         return words.index(words[first]) if words else 0
 
 
@@ -341,7 +353,7 @@ def load(bundle: Bundle) -> Tokenizer | None:
 
 
 def load_by_type(bundle: Bundle) -> dict[InputType, Tokenizer]:
-    """For those input types whose texts have a limit of their own."""
+    """A tokenizer for each input type whose texts have a limit of their own."""
     return {
         input_type: Tokenizer(bundle, rules.max_tokens)
         for input_type, rules in bundle.manifest.input_types.items()
@@ -365,8 +377,8 @@ def _load_file(bundle: Bundle) -> tokenizers.Tokenizer:
 
 
 def growth_problem(tokenizer: tokenizers.Tokenizer) -> str | None:
-    """Tells if its replacements make texts, or what ids are decoded to, very much longer; None if
-    they do not."""
+    """The problem if its replacements make texts, or the texts that ids are decoded to, very much
+    longer; None if they do not."""
     for part in (tokenizer.normalizer, tokenizer.decoder):
         growth = 1.0 if part is None else _growth(json.loads(part.__getstate__()))
         if growth > MOST_GROWTH:
@@ -378,22 +390,22 @@ def growth_problem(tokenizer: tokenizers.Tokenizer) -> str | None:
 
 
 def _growth(part: dict[str, Any]) -> float:
-    """How many characters a normalizer, or a decoder, may make of one."""
+    """The most characters that a normalizer, or a decoder, may make of one."""
     if part["type"] == "Sequence":
-        made = 1.0
+        product = 1.0
         for inner in part.get("normalizers") or part.get("decoders") or ():
-            made *= _growth(inner)
-        return made
+            product *= _growth(inner)
+        return product
     if part["type"] != "Replace":
         return 1.0
     # a regular expression may match one character, or the place between two
-    replaced = part["pattern"].get("String", "")
+    pattern = part["pattern"].get("String", "")
     content = len(part["content"])
-    return max(1.0, content / len(replaced)) if replaced else 1.0 + content
+    return max(1.0, content / len(pattern)) if pattern else 1.0 + content
 
 
 def reads_from_left(part: dict[str, Any]) -> bool:
-    """True of a normalizer or a pre-tokenizer if no word depends on what comes after the next."""
+    """No word of the normalizer or pre-tokenizer depends on text after the next word."""
     if part["type"] == "Sequence":
         inner = part.get("normalizers") or part.get("pretokenizers") or ()
         return all(map(reads_from_left, inner))
@@ -405,14 +417,14 @@ def reads_from_left(part: dict[str, Any]) -> bool:
 
 def _alternatives(expression: str) -> list[str]:
     """The alternatives of a regular expression, outside of groups and classes."""
-    found, depth = [""], 0
+    alternatives, depth = [""], 0
     for piece in re.findall(r"\\.|\[(?:\\.|[^\]\\])*\]|.", expression, re.DOTALL):
         depth += (piece == "(") - (piece == ")")
         if piece == "|" and not depth:
-            found.append("")
+            alternatives.append("")
         else:
-            found[-1] += piece
-    return found
+            alternatives[-1] += piece
+    return alternatives
 
 
 class Ends(NamedTuple):
@@ -423,25 +435,25 @@ class Ends(NamedTuple):
 
 
 def ends_of(tokenizer: tokenizers.Tokenizer) -> tuple[Ends, ...]:
-    """First and last special tokens of a text, and those of a pair if they are others.
+    """First and last special tokens of a text, and those of a pair if they differ.
 
     Texts without a special token at one end are left out: one low id tells too little, as in
     OpenAI's vocabulary every text that begins with "#" begins with id 2.
     """
-    found = dict[Ends, None]()
+    distinct_ends = dict[Ends, None]()
     for encoding in (tokenizer.encode(PROBE), tokenizer.encode(PROBE, PROBE)):
         places = [at for at, text in enumerate(encoding.sequence_ids) if text is not None]
         if places:  # else the tokenizer makes no token of the probe
             ids = tuple(encoding.ids)
-            found[Ends(ids[: places[0]], ids[places[-1] + 1 :])] = None
-    return tuple(ends for ends in found if ends.first and ends.last)
+            distinct_ends[Ends(ids[: places[0]], ids[places[-1] + 1 :])] = None
+    return tuple(ends for ends in distinct_ends if ends.first and ends.last)
 
 
-def has_ends(ids: Sequence[int], known: tuple[Ends, ...]) -> bool:
-    """The ids begin and end as one of them says."""
+def has_ends(ids: Sequence[int], ends: tuple[Ends, ...]) -> bool:
+    """The ids begin and end with the special tokens of one of `ends`."""
     return any(
         len(ids) >= len(first) + len(last)
         and tuple(ids[: len(first)]) == first
         and tuple(ids[-len(last) :]) == last
-        for first, last in known
+        for first, last in ends
     )

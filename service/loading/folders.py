@@ -1,5 +1,5 @@
-"""Where bundles lie: `<root>/<name>/<version>/`, or in folders `<name>` that are named one by one.
-Reads none."""
+"""The folders of bundles: `<root>/<name>/<version>/`, or `<version>/` in folders `<name>` that are
+given one by one. Reads no bundle."""
 
 from pathlib import Path
 from typing import NamedTuple
@@ -17,20 +17,20 @@ class Listing(NamedTuple):
 
 
 def is_there(root: Root) -> bool:
-    """A volume may be away for a moment."""
+    """The folders exist. A volume may be away for a moment."""
     return all(path.is_dir() for path in (root if isinstance(root, tuple) else (root,)))
 
 
 def listing(root: Root) -> Listing:
     """The bundles below `root`. A folder that cannot be read does not hide the others."""
-    found, unreadable = list[Path](), dict[Path, str]()
+    paths, unreadable = list[Path](), dict[Path, str]()
     models = root if isinstance(root, tuple) else _folders(root, unreadable)
     for model in models:
         if bundles.NAME.fullmatch(model.name):
-            found += filter(bundles.is_version, _folders(model, unreadable))
-    for path in found:
+            paths += filter(bundles.is_version, _folders(model, unreadable))
+    for path in paths:
         _folders(path, unreadable)
-    readable = [path for path in found if path not in unreadable]
+    readable = [path for path in paths if path not in unreadable]
     readable.sort(key=lambda path: (path.parent.name, int(path.name)))
     return Listing(readable, unreadable)
 
@@ -48,21 +48,21 @@ def _folders(path: Path, unreadable: dict[Path, str]) -> list[Path]:
 
 def find(root: Root) -> Listing:
     """The bundle folders below `root`. StartupError if there is none that can be read."""
-    found = listing(root)
-    if found.paths:
-        return found
-    where = root if isinstance(root, Path) else ", ".join(map(str, root))
-    if found.unreadable:
-        reasons = "; ".join(found.unreadable.values())
-        raise StartupError(f"no bundle under {where} can be read: {reasons}")
+    bundle_folders = listing(root)
+    if bundle_folders.paths:
+        return bundle_folders
+    place = root if isinstance(root, Path) else ", ".join(map(str, root))
+    if bundle_folders.unreadable:
+        reasons = "; ".join(bundle_folders.unreadable.values())
+        raise StartupError(f"no bundle under {place} can be read: {reasons}")
     if isinstance(root, Path):
-        whole, command = root.absolute(), f"addnorm export --preset notebook --out {root}"
-        why = f"no bundle under {root}: make one with `{command}`"
+        path, command = root.absolute(), f"addnorm export --preset notebook --out {root}"
+        reason = f"no bundle under {root}: make one with `{command}`"
         if (root / bundles.MANIFEST).is_file():
-            why = f"{root} is a bundle: name the folder of its name's folder, {whole.parents[1]}"
+            reason = f"{root} is a bundle: name the folder of its name's folder, {path.parents[1]}"
         elif any(root.glob(f"*/{bundles.MANIFEST}")):
-            why = f"{root} holds versions of one bundle: name the folder above, {whole.parent}"
+            reason = f"{root} holds versions of one bundle: name the folder above, {path.parent}"
         elif (root / "config.json").is_file():
-            why = f"{root} is a checkpoint: `addnorm serve {root}` exports it and serves it"
-        raise StartupError(why)
-    raise StartupError(f"no bundle under {where}: they have gone since they were exported")
+            reason = f"{root} is a checkpoint: `addnorm serve {root}` exports it and serves it"
+        raise StartupError(reason)
+    raise StartupError(f"no bundle under {place}: they have gone since they were exported")

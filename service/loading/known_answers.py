@@ -1,7 +1,7 @@
-"""Known answers: what an engine makes of seeded sequences in every output, as digests of the bits.
+"""Known answers: an engine's values of every output for seeded sequences, as digests of the bits.
 
-The certificate records those of the machine that made it. A machine with the same digests computes
-the bits of the certificate, whatever its processor.
+The certificate records the digests of the machine that made it. A machine with the same digests
+computes the bits of the certificate, whatever its processor.
 """
 
 import hashlib
@@ -21,8 +21,8 @@ from addnorm.service.engine.selfcheck import Computed, sequences
 
 # Kernels of processors differ above 16 keys, and where a length is no multiple of their lanes
 LENGTHS = (1, 2, 17, 65, 129, 257, 512)
-# Where a head or the lens runs for each token, only sequences up to so many tokens are asked for:
-# logits of 30,000 tokens take 0.3 ms a row
+# Tokens of the longest sequence for which a head or the lens runs on each token: logits of 30,000
+# tokens take 0.3 ms a row
 MOST_BY_TOKEN = 17
 TOP_K = 5
 NUM_TOGETHER = 2  # sequences in a batch
@@ -32,15 +32,15 @@ Digests = Mapping[str, Mapping[str, str]]
 
 
 def compute(engine: Engine, limits: Limits) -> Computed:
-    """The sequences and their rows. LENGTHS are cut to the model's."""
+    """The sequences and their rows. LENGTHS are capped by the model's limit."""
     lengths = sorted({min(length, limits.max_positions) for length in LENGTHS})
     return Computed.together(engine, sequences(limits, lengths), NUM_TOGETHER)
 
 
-def digests(bundle: Bundle, engine: Engine, known: Computed) -> Digests:
+def digests(bundle: Bundle, engine: Engine, answers: Computed) -> Digests:
     """Makes every tensor that requests for these sequences get, one by one and together, and takes
     its digest."""
-    made = {"input_ids": {TOGETHER: _digest(known.batch.tokens)}}
+    by_tensor = {"input_ids": {TOGETHER: _digest(answers.batch.tokens)}}
     kinds = OUTPUTS.of(bundle)
     # every output of the model, beside it every pooling, and log-probabilities
     outputs = {
@@ -59,28 +59,28 @@ def digests(bundle: Bundle, engine: Engine, known: Computed) -> Digests:
         # a head or the lens runs for each token
         has_head = output.is_of_lens or (output.head or output.name) in bundle.manifest.heads
         is_by_token = has_head and output.pick(bundle) == "every"
-        asked = known.up_to(MOST_BY_TOKEN) if is_by_token else known
+        subset = answers.up_to(MOST_BY_TOKEN) if is_by_token else answers
         alone = (
-            (str(rows.num_tokens), asked.batch.sequence(index), rows)
-            for index, rows in enumerate(asked.rows)
+            (str(rows.num_tokens), subset.batch.sequence(index), rows)
+            for index, rows in enumerate(subset.rows)
         )
-        for length, batch, rows in (*alone, (TOGETHER, asked.batch, asked.joined())):
-            padding, kept = Padding(batch.lengths, None), KeptRows(rows, {})
-            value = output.make(ForOutputs(bundle, engine, batch, padding, kept))
+        for length, batch, rows in (*alone, (TOGETHER, subset.batch, subset.all_rows())):
+            padding, kept_rows = Padding(batch.lengths, None), KeptRows(rows, {})
+            value = output.make(ForOutputs(bundle, engine, batch, padding, kept_rows))
             for tensor, array in value.tensors(name).items():
-                made.setdefault(tensor, {})[length] = _digest(array)
-    return made
+                by_tensor.setdefault(tensor, {})[length] = _digest(array)
+    return by_tensor
 
 
 def _digest(array: Array) -> str:
     return hashlib.sha256(array.tobytes()).hexdigest()[:NUM_DIGITS]
 
 
-def different(recorded: Digests, made: Digests) -> list[str]:
-    """Which known answers have other digests, or are not recorded, in words."""
+def different(expected: Digests, actual: Digests) -> list[str]:
+    """The known answers, in words, whose digests differ or are missing in `expected`."""
     return [
         f"{output} {TOGETHER}" if length == TOGETHER else f"{output} of length {length}"
-        for output, by_length in made.items()
+        for output, by_length in actual.items()
         for length, digest in by_length.items()
-        if recorded.get(output, {}).get(length) != digest
+        if expected.get(output, {}).get(length) != digest
     ]

@@ -34,14 +34,14 @@ LONGEST_CHECKED = 1024  # tokens of a sequence that must run; longer ones would 
 def load(
     bundle: Bundle,
     settings: Settings,
-    before: Model | None = None,
+    predecessor: Model | None = None,
     engines: Callable[[Settings], OpenEngine] = engines_for,
 ) -> Model:
-    """Checks and warms one bundle. StartupError if it is refused. before: the version that runs
-    now, or this one, unloaded. engines: what the settings ask for."""
-    started = time.monotonic()
-    where = f"{bundle.path.parent.name}/{bundle.path.name}"
-    if where != bundle.ref:
+    """Checks and warms one bundle. StartupError if it is refused. predecessor: the version that
+    runs now, or this one, unloaded. engines: opens the engines that the settings ask for."""
+    start = time.monotonic()
+    folder = f"{bundle.path.parent.name}/{bundle.path.name}"
+    if folder != bundle.ref:
         raise StartupError(
             f"bundle {bundle.path} says it is {bundle.ref}: move it to a folder of that name"
         )
@@ -58,7 +58,7 @@ def load(
             " for it; `addnorm verify` measures it on Linux",
             bundle.ref,
         )
-    is_again = before and before.bundle.manifest_sha256 == bundle.manifest_sha256
+    is_again = predecessor and predecessor.bundle.manifest_sha256 == bundle.manifest_sha256
     model = Model(
         bundle,
         token_budget=settings.token_budget,
@@ -67,26 +67,30 @@ def load(
         open_engine=engines(settings),
         default_precision=settings.default_precision,
         answers_version=settings.answer_versions,
-        statistics=before.statistics if before and is_again else None,
+        statistics=predecessor.statistics if predecessor and is_again else None,
     )
     with runs_in_words(f"{bundle.ref} cannot run here"):
-        model.warm_up(before)
+        model.warm_up(predecessor)
         check(model)
     # which engines have other bits than other machines may have
-    for precision, found in model.reproductions.items():
-        what = f"{model.bundle.ref} {precision}"
-        if found.is_equal is None:
-            log.info("%s is not compared with the bits of its certificate: %s", what, found.why)
-        elif not found.is_equal:
-            some = ", ".join(found.different[:NUM_NAMED])
-            more = len(found.different) - NUM_NAMED
+    for precision, reproduction in model.reproductions.items():
+        engine_name = f"{model.bundle.ref} {precision}"
+        if reproduction.is_equal is None:
+            log.info(
+                "%s is not compared with the bits of its certificate: %s",
+                engine_name,
+                reproduction.reason,
+            )
+        elif not reproduction.is_equal:
+            examples = ", ".join(reproduction.different[:NUM_NAMED])
+            num_unnamed = len(reproduction.different) - NUM_NAMED
             log.warning(
                 "%s has other bits on this processor than in its certificate: %s%s; it is served"
                 " with a fingerprint of its own",
-                *(what, some, f" and {more} more" if more > 0 else ""),
+                *(engine_name, examples, f" and {num_unnamed} more" if num_unnamed > 0 else ""),
             )
-    equal = [name for name, found in model.reproductions.items() if found.is_equal]
-    seconds = time.monotonic() - started
+    equal = [name for name, reproduction in model.reproductions.items() if reproduction.is_equal]
+    seconds = time.monotonic() - start
     with_bits = f", {' and '.join(equal)} with the bits of the certificate" if equal else ""
     log.info("serving %s, ready in %.1f s%s", model.bundle.ref, seconds, with_bits)
     return model
@@ -94,7 +98,7 @@ def load(
 
 def check(model: Model) -> None:
     """StartupError if an engine does not give the known answer, or is not batch-invariant
-    though it promises it. Finds out whether it gives the certificate's bits."""
+    though it promises it. Records whether it gives the certificate's bits."""
     manifest, certificate = model.bundle.manifest, model.bundle.certificate
     for precision, engine in model.engines.items():
         known_answer = certificate["known_answer"][precision] if certificate else None
@@ -115,48 +119,48 @@ def check(model: Model) -> None:
 
 
 def _reproduction(model: Model, precision: str) -> Reproduction:
-    """Compares the engine's bits with the certificate's; its fingerprint says so from now on.
-    StartupError if it is not batch-invariant though it promises it."""
+    """Compares the engine's bits with the certificate's, and sets its fingerprint by the result.
+    StartupError if the engine is not batch-invariant though it promises it."""
     bundle, engine = model.bundle, model.engines[precision]
     if not engine.exact:
-        return Reproduction(why="a GPU gives bits of its own")
-    known = compute(engine, bundle.manifest.limits)
-    _check_invariance(model, precision, known.up_to(MOST_ALONE), MOST_PADDED)
-    recorded = (bundle.certificate or {}).get("known_digests", {}).get(precision)
-    if recorded is None:
-        return Reproduction(why="its certificate records no bits: `addnorm verify` does")
-    if differing := different(recorded, digests(bundle, engine, known)):
+        return Reproduction(reason="a GPU gives bits of its own")
+    answers = compute(engine, bundle.manifest.limits)
+    _check_invariance(model, precision, answers.up_to(MOST_ALONE), MOST_PADDED)
+    expected = (bundle.certificate or {}).get("known_digests", {}).get(precision)
+    if expected is None:
+        return Reproduction(reason="its certificate records no bits: `addnorm verify` does")
+    if differences := different(expected, digests(bundle, engine, answers)):
         # nothing is proved of long sequences on such a processor
-        _check_invariance(model, precision, known)
+        _check_invariance(model, precision, answers)
     else:
-        engine.fingerprint = engine.fingerprint.proved(recorded)
-    return Reproduction(not differing, different=tuple(differing))
+        engine.fingerprint = engine.fingerprint.with_known_answers(expected)
+    return Reproduction(not differences, different=tuple(differences))
 
 
 def _check_invariance(
-    model: Model, precision: str, known: Computed, most_padded: float = math.inf
+    model: Model, precision: str, answers: Computed, most_padded: float = math.inf
 ) -> None:
     """StartupError if a sequence has other bits alone or co-batched, or one of up to most_padded
     tokens padded."""
     paddings = PADDINGS[model.bundle.manifest.layout]
-    for failure in unequal(model.engines[precision], known, paddings, most_padded):
+    for failure in unequal(model.engines[precision], answers, paddings, most_padded):
         raise StartupError(f"bundle {model.bundle.path}: {precision}: {failure} on this processor")
 
 
 def load_all(root: Root, settings: Settings) -> Models:
     """Every bundle below `root`. StartupError if one is refused. A folder that cannot be read is
     logged."""
-    found = folders.find(root)
-    for problem in found.unreadable.values():
+    bundle_folders = folders.find(root)
+    for problem in bundle_folders.unreadable.values():
         log.error("%s", problem)
-    named, aliases = settings.default_models, read_aliases(settings.aliases)
-    for task in named:
+    default_models, aliases = settings.default_models, read_aliases(settings.aliases)
+    for task in default_models:
         if task not in WORDS:
             raise StartupError(
                 f"ADDNORM_DEFAULT_MODELS has {task!r}: tasks are {', '.join(WORDS)}; write"
                 " rerank=NAME,embed=NAME"
             )
-    defaults = {task: named[task] for task in WORDS if task in named}
-    trusted = settings.trusted_key_files
-    models = [load(bundles.read(path, trusted), settings) for path in found.paths]
+    defaults = {task: default_models[task] for task in WORDS if task in default_models}
+    trusted_keys = settings.trusted_key_files
+    models = [load(bundles.read(path, trusted_keys), settings) for path in bundle_folders.paths]
     return Models(models, root, defaults, aliases, read_pins(settings.versions))

@@ -47,7 +47,7 @@ class Failure(NamedTuple):
     """The last load of a version, which failed."""
 
     problem: str
-    ended: float  # time.monotonic()
+    end_s: float  # time.monotonic()
     pause_ends: float  # from then on it is tried again, though nobody asks
 
 
@@ -67,20 +67,23 @@ class Repository:
         loading: Callable[[Bundle, Settings, Model | None], Model] = load,
         pause_s: Callable[[float], float] = pause_s,
     ) -> None:
-        """free_s: longest wait for requests that hold an unloaded model. listing: of the folder.
-        loading: checks and warms a bundle. pause_s: after a load that failed, of what it took."""
+        """free_s: longest wait for requests that hold an unloaded model. listing: lists the folder.
+        loading: checks and warms a bundle. pause_s: seconds that a failed load took -> the pause
+        after it."""
         self._models, self._settings = models, settings
         self._free_s, self._list = free_s, listing
         self._load_bundle, self._pause_s = loading, pause_s
         self._changing = new_lock(LockOrder.REPOSITORY)  # it also guards all changes of `models`
-        # files of each version when it was last loaded, or could not be; guarded by _changing
-        self._tried = {model.bundle.path: self._state(model.bundle.path) for model in models.all()}
-        self._seen: dict[Path, FileStates] = {}  # at the last rescan; guarded by _changing
+        # by folder, files at the last load, successful or not; guarded by _changing
+        self._loaded_files = {
+            model.bundle.path: self._state(model.bundle.path) for model in models.all()
+        }
+        self._scanned_files: dict[Path, FileStates] = {}  # at the last rescan; guarded by _changing
         self._unreadable = self._listing().unreadable  # at the last rescan; guarded by _changing
         # by `name/version`, of those whose last load failed; only who holds _changing writes
         self._failures: dict[str, Failure] = {}
         self._retries: dict[str, Future[None]] = {}  # of the event loop alone
-        self._closed = threading.Event()
+        self._close_event = threading.Event()
         self._loads = ThreadPoolExecutor(1, "load")
         if every_s := settings.watch_s:
             acting = (every_s, self.rescan)
@@ -96,11 +99,11 @@ class Repository:
         runs then stays.
         """
         with self._changing:
-            found = self._listing()
-            paths = [path for path in found.paths if ref in (path.parent.name, _ref(path))]
+            listing = self._listing()
+            paths = [path for path in listing.paths if ref in (path.parent.name, _ref(path))]
             problems = [
-                self._for_callers(why)
-                for path, why in found.unreadable.items()
+                self._for_callers(reason)
+                for path, reason in listing.unreadable.items()
                 if ref in (path.name, path.parent.name, _ref(path))
             ]
             if not paths and not problems:
@@ -111,10 +114,10 @@ class Repository:
             name = ref.partition("/")[0]
             # some may just have been loaded
             refs = [model.bundle.ref for model in self._models.all() if model.name == name]
-            served = f"no version of {name[:200]} is served"
+            state = f"no version of {name[:200]} is served"
             if refs:
-                served = f"serving now: {', '.join(refs)}"
-            raise BundleRefused(f"{'; '.join(problems)}; {served}", param="model")
+                state = f"serving now: {', '.join(refs)}"
+            raise BundleRefused(f"{'; '.join(problems)}; {state}", param="model")
 
     def unload(self, ref: str) -> None:
         """Stops serving all versions of `name`, or `name/version`, and frees their memory.
@@ -122,37 +125,39 @@ class Repository:
         NotFound if none is served.
         """
         with self._changing:
-            served = [model.bundle for model in self._models.all()]
-            refs = [bundle.ref for bundle in served if ref in (bundle.manifest.name, bundle.ref)]
+            all_bundles = [model.bundle for model in self._models.all()]
+            refs = [
+                bundle.ref for bundle in all_bundles if ref in (bundle.manifest.name, bundle.ref)
+            ]
             if not refs:
                 raise NotFound(f"model {ref[:200]!r} is not served here", param="model")
-            engines = [engine for gone in refs for engine in self._drop(gone)]
-            for gone in refs:
-                self._models.note(gone, "UNAVAILABLE", "unloaded")
-                log.info("unloaded %s: asked to", gone)
+            engines = [engine for bundle_ref in refs for engine in self._drop(bundle_ref)]
+            for bundle_ref in refs:
+                self._models.note(bundle_ref, "UNAVAILABLE", "unloaded")
+                log.info("unloaded %s: asked to", bundle_ref)
             _free(engines, self._free_s)
 
     def unload_idle(self, least_s: float) -> None:
-        """Drops the sessions of models that nobody has asked for so long, and returns their memory.
-        Requests under way keep theirs."""
+        """Drops the sessions of models that have been idle for so long, and returns their memory.
+        Requests in progress keep their sessions."""
         for ref in [model.bundle.ref for model in self._models.all()]:
             with self._changing:
                 model, engines = self._models.get(ref), list[weakref.ref[Engine]]()
                 if model and model.is_loaded and model.statistics.idle_s() >= least_s:
                     engines = _engines(model)
-                    self._models.add(model.unloaded())
+                    self._models.add(model.without_sessions())
                     log.info("unloaded %s: nobody asked for it for %g s", ref, least_s)
                 del model
             _free(engines, self._free_s)
 
     def load_again(self, model: Model) -> Future[Model]:
-        """The model, which was unloaded while nobody asked for it. The first who asks has it
-        loaded, and all wait for that, also where it fails. NotReady if it is not as it was."""
+        """Loads a model that was unloaded while idle. The first call loads it; all calls wait for
+        that, also if it fails. NotReady if the model on disk is another one now."""
         return self._loads.submit(self._load_again, model, time.monotonic())
 
     def retry(self, model: Model) -> None:
-        """Has a model whose last load failed loaded again, unless that is under way, or was a
-        moment ago. Waits for nothing. For checks: while they fail, no request comes that would."""
+        """Loads a model again whose last load failed, unless that is under way or was a moment ago.
+        Waits for nothing. For probes: while they fail, no request comes that would load it."""
         ref, now = model.bundle.ref, time.monotonic()
         failure, attempt = self._failures.get(ref), self._retries.get(ref)
         if (failure and now < failure.pause_ends) or (attempt and not attempt.done()):
@@ -163,7 +168,8 @@ class Repository:
     def rescan(self) -> None:
         """Loads versions that are new or changed, unloads those that are gone.
 
-        It acts on what the last rescan saw too: files that are still being written are left alone.
+        Acts only on files that the last rescan found in the same state: a version that is still
+        being written is left alone.
         """
         root = self._models.root
         with self._changing:
@@ -174,26 +180,26 @@ class Repository:
                 if path not in self._unreadable:
                     log.error("%s", problem)
             self._unreadable = listing.unreadable
-            found = {path: self._state(path) for path in listing.paths}
-            for path, state in found.items():
-                is_new = state != self._tried.get(path) or self._is_missed(_ref(path))
-                if state == self._seen.get(path) and is_new:
+            states = {path: self._state(path) for path in listing.paths}
+            for path, state in states.items():
+                is_new = state != self._loaded_files.get(path) or self._is_missed(_ref(path))
+                if state == self._scanned_files.get(path) and is_new:
                     self._load(path)
-            for path in list(self._tried):
+            for path in list(self._loaded_files):
                 # it may be there
                 is_hidden = not listing.unreadable.keys().isdisjoint((path, *path.parents))
-                if path not in found and path not in self._seen and not is_hidden:
-                    del self._tried[path]
+                if path not in states and path not in self._scanned_files and not is_hidden:
+                    del self._loaded_files[path]
                     _free(self._drop(_ref(path)), self._free_s)
                     log.info("unloaded %s: %s is gone", _ref(path), path)
-            self._seen = found
+            self._scanned_files = states
 
     def close(self) -> None:
-        self._closed.set()
+        self._close_event.set()
         self._loads.shutdown(wait=False, cancel_futures=True)
 
     def _watch(self, every_s: float, act: Callable[[], None]) -> None:
-        while not self._closed.wait(every_s):
+        while not self._close_event.wait(every_s):
             try:
                 act()
             except Exception:  # whatever the folder holds, the next time may succeed
@@ -203,17 +209,17 @@ class Repository:
         """Version folders that are complete: the certificate is written last."""
         if not self._models.root:
             return folders.Listing([], {})
-        found = self._list(self._models.root)
-        complete = [path for path in found.paths if (path / bundles.CERTIFICATE).is_file()]
-        return found._replace(paths=complete)
+        listing = self._list(self._models.root)
+        complete = [path for path in listing.paths if (path / bundles.CERTIFICATE).is_file()]
+        return listing._replace(paths=complete)
 
     def _load(self, path: Path) -> str | None:
         """Loads the version beside the one that runs, then replaces that.
 
-        Returns what is wrong, if anything; then nothing has changed.
+        Returns the problem, if there is one; then nothing has changed.
         """
-        ref, started = _ref(path), time.monotonic()
-        files_before, self._tried[path] = self._tried.get(path), self._state(path)
+        ref, start = _ref(path), time.monotonic()
+        files_before, self._loaded_files[path] = self._loaded_files.get(path), self._state(path)
         running = self._models.get(ref)
         self._models.note(ref, "LOADING", self._models.reason(ref))  # not ready until it is there
         try:
@@ -234,8 +240,8 @@ class Repository:
                 words = f"bundle {path}: {type(error).__name__}: {error}"
             problem, last, now = self._for_callers(words), self._failures.get(ref), time.monotonic()
             self._models.note(ref, "UNAVAILABLE", problem)
-            self._failures[ref] = Failure(problem, now, now + self._pause_s(now - started))
-            if not last or last.problem != problem or files_before != self._tried[path]:
+            self._failures[ref] = Failure(problem, now, now + self._pause_s(now - start))
+            if not last or last.problem != problem or files_before != self._loaded_files[path]:
                 log.error("%s", words)  # not once more for each time it is tried
             return problem
         self._failures.pop(ref, None)
@@ -245,44 +251,45 @@ class Repository:
         _free(engines, self._free_s)
         return None
 
-    def _load_again(self, model: Model, asked: float) -> Model:
-        """asked: when. A load that ended later, and failed, failed for this caller too."""
+    def _load_again(self, model: Model, called_at: float) -> Model:
+        """called_at: time.monotonic() of the call. A load that ended later, and failed, failed for
+        this caller too."""
         ref = model.bundle.ref
         with self._changing:
-            served, problem = self._models.get(ref), None
-            if served and not served.is_loaded:
+            current, problem = self._models.get(ref), None
+            if current and not current.is_loaded:
                 failure = self._failures.get(ref)
-                if failure and asked < failure.ended:
+                if failure and called_at < failure.end_s:
                     problem = failure.problem
                 else:
                     problem = self._load(model.bundle.path)
-                served = self._models.get(ref)
-        if served and served.is_loaded:
-            if served.bundle.manifest_sha256 == model.bundle.manifest_sha256:
-                return served
+                current = self._models.get(ref)
+        if current and current.is_loaded:
+            if current.bundle.manifest_sha256 == model.bundle.manifest_sha256:
+                return current
             problem = f"{ref} has changed while it was unloaded: ask again"
         raise NotReady(problem or f"{ref} is served no more", retry_after_s=1)
 
-    def _retry(self, model: Model, asked: float) -> None:
+    def _retry(self, model: Model, called_at: float) -> None:
         with suppress(NotReady):  # the reason is noted
-            self._load_again(model, asked)
+            self._load_again(model, called_at)
 
     def _is_missed(self, ref: str) -> bool:
-        """Whether no version of its name is served, because its last load failed, and it is time to
-        try once more: no request can come that would have it loaded."""
+        """No version of its name is served, because its last load failed, and it is time to try
+        once more: no request can come that would load it."""
         failure = self._failures.get(ref)
         is_due = failure is not None and time.monotonic() >= failure.pause_ends
         return is_due and self._models.get(ref.partition("/")[0]) is None
 
     def _for_callers(self, words: str) -> str:
-        """What is wrong on disk, without the folders that bundles and other files lie in."""
+        """The message without the folders of bundles and other files."""
         root = self._models.root or ()
         for folder in {path.parent for path in root} if isinstance(root, tuple) else {root}:
             words = words.replace(f"{folder}/", "")
         return FOLDERS.sub("", words)
 
     def _state(self, path: Path) -> FileStates:
-        """Changes whenever a file of the folder does, or one that says who is trusted."""
+        """The state of every file in the folder, and of every file of trusted keys."""
         try:
             files = sorted(path.iterdir())
         except OSError:  # removed in this moment
@@ -295,15 +302,15 @@ class Repository:
         return tuple(states)
 
     def _drop(self, ref: str) -> list[weakref.ref[Engine]]:
-        """Its engines, which no new request will find."""
+        """Stops serving a version. Returns its engines, which no new request will find."""
         self._failures.pop(ref, None)
         return _engines(self._models.remove(ref))
 
 
 def _engines(model: Model | None) -> list[weakref.ref[Engine]]:
     """The engines of a model that is loaded."""
-    loaded = model.engines.values() if model and model.is_loaded else ()
-    return [weakref.ref(engine) for engine in loaded]
+    engines = model.engines.values() if model and model.is_loaded else ()
+    return [weakref.ref(engine) for engine in engines]
 
 
 def _free(engines: list[weakref.ref[Engine]], within_s: float) -> None:

@@ -50,7 +50,7 @@ class RowLengths(Output[ByRow]):
 
     @classmethod
     def asked_for(cls, asked: Asked) -> "RowLengths":
-        return cls(asked.own.scale) if asked.own else cls()
+        return cls(asked.options.scale) if asked.options else cls()
 
     def width(self, bundle: Bundle) -> int:
         return 1

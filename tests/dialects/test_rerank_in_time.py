@@ -308,7 +308,7 @@ def test_loading_a_model_again_counts(service: Service, client: httpx.Client) ->
 def test_a_first_stage_counts_as_a_use_of_its_model(service: Service, client: httpx.Client) -> None:
     """Else it would be unloaded as idle between any two requests."""
     statistics = service.models.find("embedder").statistics
-    statistics.used = before = 0.0
+    statistics.last_use_s = before = 0.0
     path, body = cohere_like("cascade")
     assert client.post(path, json=body).status_code == 200
-    assert (statistics.num_under_way, statistics.used > before) == (0, True)
+    assert (statistics.num_under_way, statistics.last_use_s > before) == (0, True)

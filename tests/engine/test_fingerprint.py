@@ -39,7 +39,9 @@ def test_it_is_shown_everywhere(text_client: httpx.Client, text_bundles: Path) -
     assert bundle.certificate
     for precision in entry["precisions"]:
         answers = bundle.certificate["known_digests"][precision]
-        known = Fingerprint.here(bundle.manifest_sha256, precision, "cpu").proved(answers)
+        known = Fingerprint.here(bundle.manifest_sha256, precision, "cpu").with_known_answers(
+            answers
+        )
         asked = {"model": entry["id"], "input_ids": [[1]], "precision": precision}
         answer = text_client.post("/v1/infer", json=asked)
         assert answer.headers["x-addnorm-fingerprint"] == known.digest

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from addnorm.service.engine.outputs.pooled import DIMENSIONS, converted
+from addnorm.service.engine.outputs.pooled import DIMENSIONS, to_dtype
 from addnorm.service.engine.outputs.values import VectorDType
 
 RANGES = [[-1.0, 0.0, 2.0], [126.5, 255.0, 2.0]]  # the last has no width
@@ -26,16 +26,16 @@ def test_a_number_stands_on_its_step_and_never_wraps_around(
     vector: list[float], expected: list[int]
 ) -> None:
     floats = np.array([vector], np.float32)
-    unsigned = converted(floats, "uint8", RANGES)
+    unsigned = to_dtype(floats, "uint8", RANGES)
     assert (unsigned.dtype, unsigned[0].tolist()) == (np.uint8, expected)
-    signed = converted(floats, "int8", RANGES)
+    signed = to_dtype(floats, "int8", RANGES)
     assert (signed.dtype, signed[0].tolist()) == (np.int8, [step - 128 for step in expected])
 
 
 def test_bits_are_packed_from_the_highest_and_zero_is_not_above_zero() -> None:
     vector = np.array([[1, -1, 0, 2, -3, -4, -5, -6, 7, -8]], np.float32)
-    assert converted(vector, "ubinary", None).tolist() == [[0b10010000, 0b10000000]]
-    signed = converted(vector, "binary", None)
+    assert to_dtype(vector, "ubinary", None).tolist() == [[0b10010000, 0b10000000]]
+    signed = to_dtype(vector, "binary", None)
     assert (signed.dtype, signed.tolist()) == (np.int8, [[0b10010000 - 128, 0b10000000 - 128]])
 
 
@@ -43,7 +43,7 @@ def test_bits_are_packed_from_the_highest_and_zero_is_not_above_zero() -> None:
 def test_each_row_is_made_alone(dtype: VectorDType) -> None:
     vectors = np.random.default_rng(0).normal(size=(40, 20)).astype(np.float32)
     ranges = [vectors.min(0).tolist(), vectors.max(0).tolist()]
-    together = converted(vectors, dtype, ranges)
+    together = to_dtype(vectors, dtype, ranges)
     assert together.shape == (40, -(-20 // DIMENSIONS[dtype]))
     for row, expected in zip(vectors, together, strict=True):
-        np.testing.assert_array_equal(converted(row[None], dtype, ranges)[0], expected)
+        np.testing.assert_array_equal(to_dtype(row[None], dtype, ranges)[0], expected)

@@ -24,7 +24,7 @@ from addnorm.service.engine import heads
 from addnorm.service.engine.batch import Floats, Rows
 from addnorm.service.engine.manifest import Pooling
 from addnorm.service.engine.outputs import sparse
-from addnorm.service.engine.outputs.pooled import converted
+from addnorm.service.engine.outputs.pooled import to_dtype
 from addnorm.service.engine.outputs.values import Dense, VectorDType
 
 Make = Callable[[], Any]
@@ -99,7 +99,7 @@ def entities() -> list[Any]:
 
 def small(dtype: VectorDType) -> NDArray[Any]:
     vectors = numbers(50, 101, scale=1.2)
-    return converted(vectors, dtype, [[-1.0] * 101, [0.9] * 101])
+    return to_dtype(vectors, dtype, [[-1.0] * 101, [0.9] * 101])
 
 
 def comparison() -> list[Any]:

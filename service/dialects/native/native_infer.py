@@ -312,7 +312,7 @@ def _want(ask: Ask, options: Options, found: Spans | None, kinds: Kinds) -> None
     outputs = list[Output[Value]]()
     for name, kind in kinds.items():
         own = getattr(options, name) if kind.options else None
-        outputs.append(kind.asked_for(shared._replace(own=own) if own else shared))
+        outputs.append(kind.asked_for(shared._replace(options=own) if own else shared))
     ask.outputs = tuple(outputs)
     ask.precision = options.precision or ask.precision
     ask.dtype = "float16" if options.dtype == "float16" else "float32"

@@ -1,7 +1,7 @@
 """An NVIDIA GPU as onnxruntime's CUDA provider sees it: its name, and sessions that run there.
 
-onnxruntime places each node on the first provider that has a kernel for it, and says nothing. So a
-session is refused if a node that computes rows was left on the CPU.
+onnxruntime places each node on the first provider that has a kernel for it, without a warning.
+Therefore a session is refused if a node that computes rows is on the CPU.
 """
 
 import re
@@ -38,7 +38,7 @@ class Gpu:
     """The first GPU."""
 
     memory: str = "cuda"  # where rows stay, as onnxruntime calls it
-    opened: Callable[..., ort.InferenceSession] = ort.InferenceSession
+    new_session: Callable[..., ort.InferenceSession] = ort.InferenceSession
     providers: Callable[[], list[str]] = ort.get_available_providers
 
     def require(self) -> None:
@@ -50,12 +50,12 @@ class Gpu:
             )
 
     def runs(self, graph: Path) -> bool:
-        """Whether onnxruntime has CUDA, and opens this graph on a GPU."""
+        """Onnxruntime has CUDA, and opens this graph on a GPU."""
         return CUDA in self.providers() and CUDA in self._session(graph).get_providers()
 
     def open(self, graph: Path) -> ort.InferenceSession:
-        """StartupError if the graph cannot be loaded, or would run on the CPU, all of it or what
-        computes rows."""
+        """StartupError if the graph cannot be loaded, or if all of it, or a node that computes
+        rows, would run on the CPU."""
         self.require()
         session = self._session(graph)
         if CUDA not in session.get_providers():
@@ -77,35 +77,35 @@ class Gpu:
             # plan for each number of them
             "sdpa_kernel": str(FLASH | MEMORY_EFFICIENT),
         }
-        return open_session(graph, providers=[(CUDA, options)], opened=self.opened)
+        return open_session(graph, providers=[(CUDA, options)], new_session=self.new_session)
 
 
 def refuse_rows_on_cpu(
     graph: Path, session: ort.InferenceSession, version: str = ort.__version__
 ) -> None:
-    """StartupError names the operators of a session on CUDA that compute rows and run on the CPU,
-    and for a version of onnxruntime that does not say it."""
+    """StartupError names the operators of a session on CUDA that compute rows and run on the CPU.
+    Also for a version of onnxruntime that does not list them."""
     if tuple(map(int, version.split(".")[:2])) < LISTS_ALL:
         raise StartupError(
             f"onnxruntime {version} does not say of all nodes whether they run on the GPU:"
             f" install onnxruntime-gpu {'.'.join(map(str, LISTS_ALL))} or newer, or set"
             " ADDNORM_PROVIDER=cpu"
         )
-    placed = count_nodes(nodes(session))
-    if not placed:
+    placement = count_nodes(nodes(session))
+    if not placement:
         raise StartupError(
             f"onnxruntime does not say where the nodes of {graph} run: set ADDNORM_PROVIDER=cpu"
         )
-    left = [
+    cpu_nodes = [
         f"{num} x {operator}"
-        for operator, num in placed.get(CPU, {}).items()
+        for operator, num in placement.get(CPU, {}).items()
         if operator not in SHAPES_AND_INDICES
     ]
-    if left:
+    if cpu_nodes:
         raise StartupError(
-            f"{graph}: onnxruntime has no GPU kernels for {', '.join(left)}, and would compute rows"
-            " on the CPU: export the bundle with --precision fp32,fp16 (int8 is for CPUs), or set"
-            " ADDNORM_PROVIDER=cpu"
+            f"{graph}: onnxruntime has no GPU kernels for {', '.join(cpu_nodes)}, and would compute"
+            " rows on the CPU: export the bundle with --precision fp32,fp16 (int8 is for CPUs), or"
+            " set ADDNORM_PROVIDER=cpu"
         )
 
 
@@ -113,5 +113,5 @@ def refuse_rows_on_cpu(
 def gpu_name(gpus: Path = GPUS) -> str:
     """The name of the first GPU, as its driver reports it."""
     texts = [file.read_text() for file in sorted(gpus.glob("*/information"))]
-    found = re.search(r"^Model:\s*(.*\S)", "\n".join(texts), re.MULTILINE)
-    return found[1] if found else "unknown GPU"
+    match = re.search(r"^Model:\s*(.*\S)", "\n".join(texts), re.MULTILINE)
+    return match[1] if match else "unknown GPU"

@@ -33,7 +33,7 @@ def pooling_graph(pooling: Pooling) -> Path:
 
 class GpuEngine(Engine):
     """An engine whose body and heads run on a GPU. Rows stay there and are pooled there, and only
-    what is asked for comes back."""
+    the requested values come back."""
 
     provider = "cuda"
     exact = on_cores = False
@@ -47,7 +47,7 @@ class GpuEngine(Engine):
         """StartupError as of `Gpu.open`."""
         self._gpu, self._max_positions = gpu, bundle.manifest.limits.max_positions
         super().__init__(bundle, precision, num_threads)
-        self.usual = bundle.manifest.pooling  # that most requests ask for
+        self.usual_pooling = bundle.manifest.pooling  # that most requests ask for
         self._pooling = {kind: gpu.open(pooling_graph(kind)) for kind in get_args(Pooling)}
 
     @staticmethod
@@ -69,11 +69,11 @@ class GpuEngine(Engine):
 
     def rows(self, batch: Batch, parts: Sequence[ort.OrtValue]) -> "GpuRows":
         """parts: of the batch's Rows on the GPU, each `[num_sequences, seq, ...]`, 0 at pads."""
-        made = cache(partial(self.pooled, batch, parts))
-        copied = cache(partial(_copy, batch, parts))
-        return GpuRows(batch.offsets, self.usual, made, copied, 0, batch.num_tokens)
+        pool = cache(partial(self.pool, batch, parts))
+        copy_rows = cache(partial(_copy, batch, parts))
+        return GpuRows(batch.offsets, self.usual_pooling, pool, copy_rows, 0, batch.num_tokens)
 
-    def pooled(
+    def pool(
         self, batch: Batch, parts: Sequence[ort.OrtValue], pooling: Pooling
     ) -> list[NDArray[Any]]:
         """parts: of the batch's Rows, on the GPU -> POOLING_OUTPUTS, on the host."""
@@ -103,7 +103,7 @@ class GpuEngine(Engine):
     def _open_head(self, graph: Path) -> ort.InferenceSession:
         return self._gpu.open(graph)
 
-    def _described(self) -> str:
+    def _provider_in_words(self) -> str:
         return f"cuda: {gpu_name()}, no TF32"
 
 
@@ -112,9 +112,9 @@ class GpuRows:
     """A row per token of some sequences of a run, still on the GPU. Of one thread."""
 
     offsets: Ints  # of all sequences of the run
-    usual: Pooling  # that most requests ask for
-    made: Callable[[Pooling], list[NDArray[Any]]]  # POOLING_OUTPUTS of the run, made once
-    copied: Callable[[], Rows]  # all rows of the run, copied once
+    usual_pooling: Pooling  # that most requests ask for
+    pool_run: Callable[[Pooling], list[NDArray[Any]]]  # POOLING_OUTPUTS of the run, made once
+    copy_run: Callable[[], Rows]  # all rows of the run, copied once
     start: int  # in tokens, where sequences begin and end
     end: int
 
@@ -123,20 +123,22 @@ class GpuRows:
         return self.end - self.start
 
     def span(self, start: int, end: int) -> "GpuRows":
-        """Rows start to end, which are those of whole sequences."""
+        """Rows start to end, which belong to whole sequences."""
         return replace(self, start=self.start + start, end=self.start + end)
 
-    def pooled(self, pooling: Pooling) -> Floats:
+    def pool(self, pooling: Pooling) -> Floats:
         """A vector for each sequence `[num_sequences, d_model]`, finite or not."""
-        return self.made(pooling)[0][self._sequences()]
+        return self.pool_run(pooling)[0][self._sequences()]
 
     def not_finite(self) -> str | None:
         """The name of the first output that holds NaN or infinity."""
-        parts = zip(Rows._fields, self.made(self.usual)[1][self._sequences()].T, strict=True)
+        parts = zip(
+            Rows._fields, self.pool_run(self.usual_pooling)[1][self._sequences()].T, strict=True
+        )
         return next((name for name, finite in parts if not finite.all()), None)
 
     def on_host(self) -> Rows:
-        return self.copied().span(self.start, self.end)
+        return self.copy_run().span(self.start, self.end)
 
     def _sequences(self) -> slice:
         return slice(*np.searchsorted(self.offsets, (self.start, self.end)).tolist())
@@ -150,7 +152,7 @@ def _copy(batch: Batch, parts: Sequence[ort.OrtValue]) -> Rows:
 
 
 def engines_for(settings: Settings) -> OpenEngine:
-    """What opens the engines of a server: on a GPU if ADDNORM_PROVIDER is cuda, or auto and there
-    is one."""
+    """The class of a server's engines: on a GPU if ADDNORM_PROVIDER is cuda, or auto and there is
+    one."""
     has_gpu = settings.provider == "auto" and THE_GPU.runs(pooling_graph("first"))
     return GpuEngine if has_gpu or settings.provider == "cuda" else Engine

@@ -10,10 +10,10 @@ LARGE_BYTES = 4 * 2**20
 
 
 def bound_heaps() -> None:
-    """Lets all threads share two of glibc's heaps, and keeps what is large out of them.
+    """Lets all threads share two of glibc's heaps, and keeps large blocks out of them.
 
-    By default each thread has a heap of its own and cannot use what another one has freed, which
-    triples resident memory.
+    By default each thread has a heap of its own and cannot use memory that another thread has
+    freed, which triples resident memory.
     """
     with suppress(AttributeError, OSError):
         library = ctypes.CDLL(None)

@@ -29,13 +29,13 @@ def nodes(session: ort.InferenceSession) -> Iterator[Node]:
 
 
 def operator(domain: str, op_type: str) -> str:
-    """Its name. Operators of ONNX have no domain."""
+    """The operator's name with its domain. Operators of ONNX have no domain."""
     return f"{domain}.{op_type}" if domain else op_type
 
 
 def count_nodes(nodes: Iterable[Node]) -> Placement:
-    """How many nodes of each operator run where."""
-    found: dict[str, Counter[str]] = {}
+    """The number of nodes of each operator on each provider."""
+    counts: dict[str, Counter[str]] = {}
     for node in nodes:
-        found.setdefault(node.provider, Counter())[node.operator] += 1
-    return {provider: dict(sorted(count.items())) for provider, count in sorted(found.items())}
+        counts.setdefault(node.provider, Counter())[node.operator] += 1
+    return {provider: dict(sorted(count.items())) for provider, count in sorted(counts.items())}

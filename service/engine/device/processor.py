@@ -1,4 +1,4 @@
-"""The processor of this machine: its name, and what kernels are chosen by."""
+"""The processor of this machine: its name, and the features that kernels are chosen by."""
 
 import platform
 from functools import cache
@@ -40,9 +40,9 @@ class Processor(NamedTuple):
     def kind(self) -> str:
         """The processor class: system, architecture, core and instruction sets. Not the name:
         processors of one class run the same kernels."""
-        where = platform.system(), platform.machine()
+        system = platform.system(), platform.machine()
         # systems other than Linux do not tell instruction sets
-        return " ".join([*where, *self.core, *(self.instruction_sets or [self.name])])
+        return " ".join([*system, *self.core, *(self.instruction_sets or [self.name])])
 
     @property
     def has_vnni(self) -> bool:
@@ -51,7 +51,7 @@ class Processor(NamedTuple):
 
 @cache
 def processor() -> Processor:
-    """This machine's."""
+    """This machine's processor."""
     try:
         return Processor.parse(Path("/proc/cpuinfo").read_text())
     except OSError:  # not Linux

@@ -1,4 +1,4 @@
-"""What a request may ask for: a class for each output, listed in `OUTPUTS`."""
+"""The outputs that a request may ask for: a class for each, listed in `OUTPUTS`."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -53,7 +53,7 @@ class OutputKinds:
 
     def of(self, bundle: Bundle) -> dict[str, OutputKind]:
         """The outputs that the model has, by name."""
-        return {kind.name: kind for each in self._listed for kind in each.kinds(bundle)}
+        return {kind.name: kind for entry in self._derived_last for kind in entry.kinds(bundle)}
 
     @cached_property
     def fields(self) -> tuple[tuple[str, str], ...]:
@@ -61,8 +61,8 @@ class OutputKinds:
         return tuple((field, kind.name) for kind in self.known for field in kind.fields())
 
     def chosen(self, names: Sequence[str] | None, bundle: Bundle) -> dict[str, OutputKind]:
-        """The outputs of these names. None: activations, and what heads make of them; every tensor
-        of a module as it is; all outputs of a model that has none of these. InvalidInput unless the
+        """The outputs of these names. None: activations and the heads' outputs; every tensor of a
+        module as it is; all outputs of a model that has none of these. InvalidInput unless the
         model has all of them and each is named once."""
         kinds = self.of(bundle)
         if names is None:
@@ -84,7 +84,7 @@ class OutputKinds:
         return {name: kinds[name] for name in names}
 
     @cached_property
-    def _listed(self) -> list[OutputKind]:
+    def _derived_last(self) -> list[OutputKind]:
         return sorted(self.known, key=lambda kind: kind.is_derived)
 
 

@@ -13,8 +13,9 @@ from addnorm.service.engine.outputs.values import ByRow, Dense, Parts, by_token
 
 
 class AsItIs(Output[ByRow | Parts]):
-    """The tensor `output`, as one without a name is called; `kinds` makes the classes of others. Of
-    older bundles it is every tensor: parts by their names, if there are several."""
+    """The tensor `output`, which is the name of a tensor without one; `kinds` makes the classes of
+    other tensors. In older bundles it is every tensor: parts by their names, if there are
+    several."""
 
     name = "output"
     json_type = dict[str, list[Any]] | list[Any]
@@ -29,28 +30,30 @@ class AsItIs(Output[ByRow | Parts]):
 
     @classmethod
     def is_of(cls, bundle: Bundle) -> bool:
-        return bool(cls._own(bundle))
+        return bool(cls._own_tensors(bundle))
 
     @classmethod
     def grid_tensors(cls, bundle: Bundle) -> dict[str, list[int]]:
-        tensors = cls._own(bundle)
+        tensors = cls._own_tensors(bundle)
         return {
             f"{cls.name}.{tensor.name}" if len(tensors) > 1 else cls.name: tensor.shape
             for tensor in tensors
         }
 
     @classmethod
-    def _own(cls, bundle: Bundle) -> list[OwnTensor]:
+    def _own_tensors(cls, bundle: Bundle) -> list[OwnTensor]:
         return [tensor for tensor in _tensors(bundle) if tensor.output == cls.name]
 
     def pick(self, bundle: Bundle) -> Pick:
         """The graph writes the answer to a sequence into the rows of all its tokens."""
-        return "every" if any(tensor.of == "token" for tensor in self._own(bundle)) else "last"
+        return (
+            "every" if any(tensor.of == "token" for tensor in self._own_tensors(bundle)) else "last"
+        )
 
     def size(self, bundle: Bundle, batch: Batch, padding: Padding) -> Size:
-        """Some tensors may be of tokens, and some of sequences."""
+        """The sum over its tensors: some may have a row per token, others one per sequence."""
         num_values = num_pads = 0
-        for tensor in self._own(bundle):
+        for tensor in self._own_tensors(bundle):
             num, pads = len(batch), len(padding.lengths) - len(batch)
             if tensor.of == "token":
                 num, pads = batch.num_tokens, padding.num_pads
@@ -59,21 +62,21 @@ class AsItIs(Output[ByRow | Parts]):
         size = super().size(bundle, batch, padding)
         return size._replace(num_values=num_values, num_pads=num_pads)
 
-    def make(self, of: Computed) -> ByRow | Parts:
-        made, begin, listed = dict[str, ByRow](), 0, self._own(of.bundle)
-        for tensor in of.bundle.manifest.as_it_is or ():
+    def make(self, inputs: Computed) -> ByRow | Parts:
+        by_name, begin, tensors = dict[str, ByRow](), 0, self._own_tensors(inputs.bundle)
+        for tensor in inputs.bundle.manifest.as_it_is or ():
             columns = slice(begin, begin := begin + tensor.width)
-            if tensor not in listed:
+            if tensor not in tensors:
                 continue
-            rows = of.head_rows("every" if tensor.of == "token" else "last").activations
+            rows = inputs.head_rows("every" if tensor.of == "token" else "last").activations
             values = np.ascontiguousarray(rows[:, columns])
             value: ByRow = (
-                by_token(of.padding, values)
+                by_token(inputs.padding, values)
                 if tensor.of == "token"
-                else Dense(of.padding.scatter_rows(values))
+                else Dense(inputs.padding.scatter_rows(values))
             )
-            made[tensor.name] = value.without_width() if tensor.row_shape == () else value
-        return Parts(made) if len(made) > 1 else next(iter(made.values()))
+            by_name[tensor.name] = value.without_width() if tensor.row_shape == () else value
+        return Parts(by_name) if len(by_name) > 1 else next(iter(by_name.values()))
 
 
 @cache
@@ -83,8 +86,8 @@ def _kind(name: str) -> type[AsItIs]:
 
 
 def _tensors(bundle: Bundle) -> tuple[OwnTensor, ...]:
-    """The tensors that no other output is made of."""
+    """The tensors that are no other output's input."""
     if bundle.rows_are_tokens:
         return ()
     tensors = bundle.manifest.as_it_is or ()
-    return tuple(own for own in tensors if own.name not in bundle.manifest.heads)
+    return tuple(tensor for tensor in tensors if tensor.name not in bundle.manifest.heads)

@@ -66,11 +66,11 @@ class LensOutput(Output[ByLayer]):
     def size(self, bundle: Bundle, batch: Batch, padding: Padding) -> Size:
         needs: Pick = "first"  # nothing, but no pick is less
         # its time is predicted as a head's, by tokens
-        own = super().size(bundle, batch, padding)
-        return own._replace(needs=needs, head=LENS, head_width=bundle.manifest.d_model)
+        size = super().size(bundle, batch, padding)
+        return size._replace(needs=needs, head=LENS, head_width=bundle.manifest.d_model)
 
     def num_layers(self, bundle: Bundle) -> int:
-        """That it can show."""
+        """The number of layers that it can show."""
         raise NotImplementedError
 
     def shown_layers(self, bundle: Bundle) -> Sequence[int]:
@@ -82,19 +82,19 @@ class LensOutput(Output[ByLayer]):
     def _check_numbers(
         self, option: str, numbers: tuple[int, ...] | None, limit: int, bundle: Bundle
     ) -> None:
-        """InvalidInput unless they are some of 0 to limit - 1, each once."""
+        """InvalidInput unless the numbers are some of 0 to limit - 1, each once."""
         if numbers is None:
             return
-        param, known = f"{self.name}.{option}", set[int]()
-        said = None if numbers else "is empty"
+        param, numbers_before = f"{self.name}.{option}", set[int]()
+        problem = None if numbers else "is empty"
         for number in numbers:
-            if number in known or not 0 <= number < limit:
-                said = f"has {number} twice" if number in known else f"has {number}"
+            if number in numbers_before or not 0 <= number < limit:
+                problem = f"has {number} twice" if number in numbers_before else f"has {number}"
                 break
-            known.add(number)
-        if said:
+            numbers_before.add(number)
+        if problem:
             raise InvalidInput(
-                f"{param} {said}: one or more of 0 to {limit - 1} for {bundle.ref}, each once",
+                f"{param} {problem}: one or more of 0 to {limit - 1} for {bundle.ref}, each once",
                 param=param,
             )
 
@@ -105,7 +105,7 @@ class LensOutput(Output[ByLayer]):
 
 @dataclass(frozen=True, eq=False)
 class HiddenStates(LensOutput):
-    """Layer i is what enters block i; the last one is `activations`."""
+    """Layer i is the input of block i; the last layer is `activations`."""
 
     name, smallest = "hidden_states", '{"layers": [0]}'
     json_type = list[list[list[list[float]]]]
@@ -116,8 +116,8 @@ class HiddenStates(LensOutput):
     options = HiddenStatesOptions
 
     @classmethod
-    def asked_for(cls, asked: Asked) -> "HiddenStates":
-        return cls(_numbers(asked.own.layers)) if asked.own else cls()
+    def asked_for(cls, request: Asked) -> "HiddenStates":
+        return cls(_numbers(request.options.layers)) if request.options else cls()
 
     def num_layers(self, bundle: Bundle) -> int:
         return bundle.n_layers + 1
@@ -125,21 +125,21 @@ class HiddenStates(LensOutput):
     def width(self, bundle: Bundle) -> int:
         return len(self.shown_layers(bundle)) * bundle.manifest.d_model
 
-    def make(self, of: Computed) -> ByLayer:
-        layers, rows = self.shown_layers(of.bundle), list[list[Floats]]()
-        for index in range(len(of.batch)):
-            seen = of.engine.see(of.batch.sequence(index), hidden_layers=layers)
-            rows.append(_finite(self.name, seen.hidden_states, index))
+    def make(self, inputs: Computed) -> ByLayer:
+        layers, rows = self.shown_layers(inputs.bundle), list[list[Floats]]()
+        for index in range(len(inputs.batch)):
+            view = inputs.engine.see(inputs.batch.sequence(index), hidden_layers=layers)
+            rows.append(_finite(self.name, view.hidden_states, index))
             checkpoint()
         values = [np.concatenate(of_layer) for of_layer in zip(*rows, strict=True)]
         if not rows:
-            values = [np.zeros((0, of.bundle.manifest.d_model), np.float32)] * len(layers)
-        return ByLayer(layers, [by_token(of.padding, of_layer) for of_layer in values])
+            values = [np.zeros((0, inputs.bundle.manifest.d_model), np.float32)] * len(layers)
+        return ByLayer(layers, [by_token(inputs.padding, of_layer) for of_layer in values])
 
 
 @dataclass(frozen=True, eq=False)
 class Attentions(LensOutput):
-    """What each token's attention takes of each token: queries before keys. heads: None: all."""
+    """The weight of each token in each token's attention: queries before keys. heads: None: all."""
 
     name, smallest = "attentions", '{"layers": [0], "heads": [0]}'
     json_type = list[list[list[list[list[float]]]]]
@@ -151,9 +151,9 @@ class Attentions(LensOutput):
     heads: tuple[int, ...] | None = None
 
     @classmethod
-    def asked_for(cls, asked: Asked) -> "Attentions":
-        own = asked.own or AttentionsOptions()
-        return cls(_numbers(own.layers), _numbers(own.heads))
+    def asked_for(cls, request: Asked) -> "Attentions":
+        options = request.options or AttentionsOptions()
+        return cls(_numbers(options.layers), _numbers(options.heads))
 
     def check(self, bundle: Bundle) -> None:
         super().check(bundle)
@@ -166,11 +166,11 @@ class Attentions(LensOutput):
         return range(bundle.n_heads) if self.heads is None else self.heads
 
     def width(self, bundle: Bundle) -> int:
-        """For each pair of tokens."""
+        """Numbers for each pair of tokens."""
         return len(self.shown_layers(bundle)) * len(self.shown_heads(bundle))
 
     def size(self, bundle: Bundle, batch: Batch, padding: Padding) -> Size:
-        """Pads are pairs of places of which one is a pad."""
+        """Pads are pairs of positions of which at least one is a pad."""
         num_pairs, num_pads = int(np.square(batch.lengths).sum()), 0
         if padding.mask is not None:
             rows, seq = padding.mask.shape
@@ -178,38 +178,40 @@ class Attentions(LensOutput):
         size, width = super().size(bundle, batch, padding), self.width(bundle)
         return size._replace(num_values=num_pairs * width, num_pads=num_pads * width)
 
-    def make(self, of: Computed) -> ByLayer:
-        layers, heads = self.shown_layers(of.bundle), self.shown_heads(of.bundle)
+    def make(self, inputs: Computed) -> ByLayer:
+        layers, heads = self.shown_layers(inputs.bundle), self.shown_heads(inputs.bundle)
         maps = list[list[Floats]]()
-        for index in range(len(of.batch)):
-            seen = of.engine.see(of.batch.sequence(index), attention_layers=layers, heads=heads)
-            maps.append(_finite(self.name, seen.attentions, index))
+        for index in range(len(inputs.batch)):
+            view = inputs.engine.see(
+                inputs.batch.sequence(index), attention_layers=layers, heads=heads
+            )
+            maps.append(_finite(self.name, view.attentions, index))
             checkpoint()
-        values, mask = list[ByRow](), of.padding.mask
+        values, mask = list[ByRow](), inputs.padding.mask
         for number in range(len(layers)):
-            left = iter([of_sequence[number] for of_sequence in maps])  # each `[h, n, n]`
+            layer_maps = iter([of_sequence[number] for of_sequence in maps])  # each `[h, n, n]`
             if mask is None:
                 empty = np.zeros((len(heads), 0, 0), np.float32)
-                lengths = of.padding.lengths
-                values.append(Ragged([next(left) if length else empty for length in lengths]))
+                lengths = inputs.padding.lengths
+                values.append(Ragged([next(layer_maps) if length else empty for length in lengths]))
             else:
                 rows, seq = mask.shape
                 grid = np.zeros((rows, len(heads), seq, seq), np.float32)  # zeros at pads
-                for own, real in zip(grid, mask, strict=True):
+                for head_maps, real in zip(grid, mask, strict=True):
                     if real.any():
                         places = np.flatnonzero(real)
-                        own[:, places[:, None], places] = next(left)
+                        head_maps[:, places[:, None], places] = next(layer_maps)
                 values.append(Dense(grid))
             checkpoint()
         return ByLayer(layers, values)
 
 
-def _numbers(asked: list[int] | None) -> tuple[int, ...] | None:
-    return None if asked is None else tuple(asked)
+def _numbers(numbers: list[int] | None) -> tuple[int, ...] | None:
+    return None if numbers is None else tuple(numbers)
 
 
 def _finite(output: str, values: list[Floats], sequence: int) -> list[Floats]:
-    """NotFinite if one is not."""
+    """The values. NotFinite if one is not finite."""
     for value in values:
         check_finite(output, value.reshape(1, -1), [sequence])
     return values

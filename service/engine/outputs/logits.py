@@ -10,9 +10,9 @@ from pydantic import BaseModel, Field
 
 from addnorm.service.engine.batch import Batch, Ints, Padding
 from addnorm.service.engine.bundle import Bundle
-from addnorm.service.engine.heads import HeadRows, headed, top_k
+from addnorm.service.engine.heads import HeadRows, run_head, top_k
 from addnorm.service.engine.manifest import Pick
-from addnorm.service.engine.outputs.output import Asked, Computed, Made_co, Output, Size, Strict
+from addnorm.service.engine.outputs.output import Asked, Computed, Output, Size, Strict, Value_co
 from addnorm.service.engine.outputs.values import NO_TOKEN, ByRow, Dense, TopK, Value
 from addnorm.service.errors import InvalidInput
 
@@ -39,7 +39,7 @@ class TopTokens(BaseModel):
 
 
 @dataclass(frozen=True, eq=False)
-class LogitsOutput(Output[Made_co]):
+class LogitsOutput(Output[Value_co]):
     """Logits of the rows that the head is for. positions: see `/v1/infer`."""
 
     name = "logits"
@@ -66,13 +66,13 @@ class LogitsOutput(Output[Made_co]):
 @dataclass(frozen=True, eq=False)
 class Logits(LogitsOutput[ByRow]):
     @classmethod
-    def asked_for(cls, asked: Asked) -> Output[Value]:
-        own: LogitsOptions | None = asked.own
-        if own is None:
+    def asked_for(cls, request: Asked) -> Output[Value]:
+        options: LogitsOptions | None = request.options
+        if options is None:
             return Logits()
-        if own.top_k is None:
-            return Logits(own.positions)
-        return TopLogits(own.positions, own.top_k)
+        if options.top_k is None:
+            return Logits(options.positions)
+        return TopLogits(options.positions, options.top_k)
 
     @classmethod
     def compared_options(cls, bundle: Bundle, num_tokens: int) -> Mapping[str, Any]:
@@ -86,8 +86,8 @@ class Logits(LogitsOutput[ByRow]):
     def remedy(self) -> str:
         return 'ask for "outputs": ["activations"], or "logits": {"top_k": 5}'
 
-    def make(self, of: Computed) -> ByRow:
-        return self._headed(of)
+    def make(self, inputs: Computed) -> ByRow:
+        return self._run_head(inputs)
 
 
 @dataclass(frozen=True, eq=False)
@@ -102,9 +102,9 @@ class LogitsAt(LogitsOutput[Dense]):
         num_values = num_rows * self.width(bundle)
         return size._replace(num_rows=num_rows, num_values=num_values, num_pads=0)
 
-    def make(self, of: Computed) -> Dense:
-        rows = HeadRows.at(self.tokens, of.rows.activations, of.batch)
-        return Dense(headed(of.engine, self.name, rows, self.width(of.bundle)))
+    def make(self, inputs: Computed) -> Dense:
+        rows = HeadRows.at(self.tokens, inputs.rows.activations, inputs.batch)
+        return Dense(run_head(inputs.engine, self.name, rows, self.width(inputs.bundle)))
 
 
 @dataclass(frozen=True, eq=False)
@@ -130,7 +130,7 @@ class TopLogits(LogitsOutput[TopK]):
         """Sorting the likeliest tokens takes longer for a larger k."""
         return self.name, self.top_k.bit_length()
 
-    def make(self, of: Computed) -> TopK:
-        rows = of.head_rows(self.pick(of.bundle))
-        token_ids, logprobs = top_k(of.engine, rows, self.top_k)
-        return TopK(self.laid_out(token_ids, of, NO_TOKEN), self.laid_out(logprobs, of))
+    def make(self, inputs: Computed) -> TopK:
+        rows = inputs.head_rows(self.pick(inputs.bundle))
+        token_ids, logprobs = top_k(inputs.engine, rows, self.top_k)
+        return TopK(self.laid_out(token_ids, inputs, NO_TOKEN), self.laid_out(logprobs, inputs))

@@ -1,5 +1,5 @@
-"""What all outputs share: which models have one, what requests may say of it, how it is documented,
-which rows it is made of, how many numbers it has, and how it is made.
+"""The base of all outputs: the models that have it, its options in requests, its documentation, the
+rows that it needs, its size, and its value.
 """
 
 from collections.abc import Hashable, Mapping
@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict
 from addnorm.service.engine.batch import Batch, Padding, Rows
 from addnorm.service.engine.bundle import Bundle
 from addnorm.service.engine.engine import Engine
-from addnorm.service.engine.heads import HeadRows, KeptRows, Spans, headed, pooled
+from addnorm.service.engine.heads import HeadRows, KeptRows, Spans, pooled, run_head
 from addnorm.service.engine.manifest import Pick, Pooling
 from addnorm.service.engine.outputs.values import (
     Array,
@@ -27,7 +27,7 @@ JSON_BYTES_PER_FLOAT = 13  # of a float32 written with all its digits, sign and 
 JSON_BYTES_PER_BYTE = 5  # "-128,"
 JSON_BYTES_PER_PAD = 4  # "0.0,"
 BINARY_BYTES = 4  # of any float32
-Made_co = TypeVar("Made_co", bound=Value, covariant=True)
+Value_co = TypeVar("Value_co", bound=Value, covariant=True)
 
 
 class Strict(BaseModel):
@@ -37,13 +37,13 @@ class Strict(BaseModel):
 
 
 class Asked(NamedTuple):
-    """What a request says of its outputs.
+    """The parts of a request that decide its outputs.
 
-    own: what stands under the output's name, as its `options`. skipped_ids: tokens that have no
-    vector of their own; None: all have one.
+    options: the value under the output's name, as its class `Output.options`. skipped_ids: tokens
+    that have no vector; None: all have one.
     """
 
-    own: Any = None
+    options: Any = None
     pooling: Pooling | None = None
     normalize: bool = False
     dtype: VectorDType = "float32"
@@ -52,10 +52,10 @@ class Asked(NamedTuple):
 
 
 class Size(NamedTuple):
-    """What an output takes. needs: the rows that must be kept for it. num_rows: that it is made of,
-    and its head runs on. num_values: its numbers. num_pads: numbers that only fill the caller's
-    layout. head_width: what its head makes of a row. is_small: whether its numbers are sent as int8
-    or uint8."""
+    """The work and memory that an output takes. needs: the rows that must be kept for it. num_rows:
+    of its input, on which its head runs. num_values: its numbers. num_pads: numbers that only fill
+    the caller's layout. head_width: numbers of its head for a row. is_small: whether its numbers
+    are sent as int8 or uint8."""
 
     needs: Pick
     num_rows: int
@@ -74,37 +74,37 @@ class Size(NamedTuple):
 
 
 class Computed(NamedTuple):
-    """What outputs are made of."""
+    """Inputs of the outputs of one request: `Output.make` takes them."""
 
     bundle: Bundle
     engine: Engine
     batch: Batch
     padding: Padding
-    kept: KeptRows
+    kept_rows: KeptRows
 
     @property
     def rows(self) -> Rows:
-        """Rows of every token. They are there only if an output needs "every"."""
-        assert self.kept.rows
-        return self.kept.rows
+        """Rows of every token. Only for requests with an output that needs "every"."""
+        assert self.kept_rows.rows
+        return self.kept_rows.rows
 
     def head_rows(self, pick: Pick) -> HeadRows:
         """Rows of every token, or one row for each sequence. NotFinite if one is not."""
         if pick == "every":
             return HeadRows.every(self.rows.activations, self.batch)
-        rows, picked = self.kept
+        rows, picks = self.kept_rows
         starts, ends = self.batch.offsets[:-1], self.batch.offsets[1:]
-        vectors = picked[pick] if rows is None else pooled(rows, starts, ends, pick)
+        vectors = picks[pick] if rows is None else pooled(rows, starts, ends, pick)
         return HeadRows(vectors, np.arange(len(self.batch)))
 
 
 @dataclass(frozen=True, eq=False)
-class Output(Generic[Made_co]):
-    """One that is asked for, with its options.
+class Output(Generic[Value_co]):
+    """An output of a request, with its options.
 
     A class that is listed in `OUTPUTS` has a place in every protocol that sends outputs by name. It
     may leave the work to other classes of its name, for values of other kinds (`asked_for`).
-    Defaults are those of an output that a head of its name makes.
+    Defaults are for an output that a head of its name makes.
     """
 
     name: ClassVar[str]
@@ -119,11 +119,11 @@ class Output(Generic[Made_co]):
 
     @classmethod
     def is_of(cls, bundle: Bundle) -> bool:
-        """Whether the model has it."""
+        """The model has it."""
         return cls.name in bundle.manifest.heads
 
     @classmethod
-    def kinds(cls, bundle: Bundle) -> "tuple[type[Output[Made_co]], ...]":
+    def kinds(cls, bundle: Bundle) -> "tuple[type[Output[Value_co]], ...]":
         """The classes of those outputs of the model that this one stands for in `OUTPUTS`."""
         return (cls,) if cls.is_of(bundle) else ()
 
@@ -133,19 +133,19 @@ class Output(Generic[Made_co]):
         return (cls.name,) if cls.options else ()
 
     @classmethod
-    def asked_for(cls, asked: Asked) -> "Output[Value]":
+    def asked_for(cls, request: Asked) -> "Output[Value]":
         """The output with the options of a request."""
         return cls()
 
     @classmethod
-    def of_options(cls, own: Mapping[str, Any]) -> "Output[Value]":
+    def of_options(cls, options: Mapping[str, Any]) -> "Output[Value]":
         """The output with the options that a request has under its name, and nothing else."""
-        return cls.asked_for(Asked(cls.options(**own) if cls.options else None))
+        return cls.asked_for(Asked(cls.options(**options) if cls.options else None))
 
     @classmethod
     def compared_options(cls, bundle: Bundle, num_tokens: int) -> Mapping[str, Any]:
-        """What a request has under its name where a certificate compares answers: so many tokens
-        give few values."""
+        """Its options in requests that compare answers for a certificate: so many tokens give few
+        values."""
         return {}
 
     @classmethod
@@ -159,13 +159,13 @@ class Output(Generic[Made_co]):
     def check(self, bundle: Bundle) -> None:
         """InvalidInput if an option does not fit the model."""
 
-    def narrowed(self, dimensions: int) -> "Output[Made_co]":
-        """So many dimensions, where it has them and the request does not say how many."""
+    def with_dimensions(self, dimensions: int) -> "Output[Value_co]":
+        """The output with so many dimensions, unless it has none or the request says how many."""
         return self
 
     @property
     def remedy(self) -> str | None:
-        """What to ask for if the response is too large; None: another output."""
+        """The smaller request to make if the response is too large; None: another output."""
         return None
 
     def pick(self, bundle: Bundle) -> Pick:
@@ -174,7 +174,7 @@ class Output(Generic[Made_co]):
         return head.pick if head else "every"
 
     def is_by_token(self, bundle: Bundle) -> bool:
-        """Whether it has values for each token, not for each sequence."""
+        """It has values for each token, not for each sequence."""
         return self.pick(bundle) == "every"
 
     def width(self, bundle: Bundle) -> int:
@@ -183,11 +183,11 @@ class Output(Generic[Made_co]):
 
     @property
     def dtypes(self) -> tuple[VectorDType, ...]:
-        """That its numbers are sent in."""
+        """The dtypes that its numbers are sent in."""
         return ("float32",)
 
     def size(self, bundle: Bundle, batch: Batch, padding: Padding) -> Size:
-        """What it takes, known before any work."""
+        """The work and memory that it takes, known before any work."""
         pick, num_rows, num_pads = self.pick(bundle), len(batch), len(padding.lengths) - len(batch)
         if pick == "every":
             num_rows, num_pads = batch.num_tokens, padding.num_pads
@@ -203,19 +203,19 @@ class Output(Generic[Made_co]):
         """Requests with equal ones take the same time for each row."""
         return self.name
 
-    def make(self, of: Computed) -> Made_co:
+    def make(self, inputs: Computed) -> Value_co:
         """Makes the value in the caller's layout, with a `checkpoint()` after each piece of some
         milliseconds. NotFinite if a number is not."""
         raise NotImplementedError
 
-    def laid_out(self, values: Array, of: Computed, fill: float = 0.0) -> ByRow:
+    def laid_out(self, values: Array, inputs: Computed, fill: float = 0.0) -> ByRow:
         """Values of its rows in the caller's layout, with `fill` at pads."""
-        if self.pick(of.bundle) == "every":
-            return by_token(of.padding, values, fill)
-        return Dense(of.padding.scatter_rows(values, fill))
+        if self.pick(inputs.bundle) == "every":
+            return by_token(inputs.padding, values, fill)
+        return Dense(inputs.padding.scatter_rows(values, fill))
 
-    def _headed(self, of: Computed) -> ByRow:
-        """What its head makes of its rows."""
-        rows = of.head_rows(self.pick(of.bundle))
-        made = headed(of.engine, self.name, rows, self.width(of.bundle))
-        return self.laid_out(made, of)
+    def _run_head(self, inputs: Computed) -> ByRow:
+        """The head's answer to its rows, in the caller's layout."""
+        rows = inputs.head_rows(self.pick(inputs.bundle))
+        values = run_head(inputs.engine, self.name, rows, self.width(inputs.bundle))
+        return self.laid_out(values, inputs)

@@ -8,7 +8,7 @@ from pydantic import BaseModel, Field
 from addnorm.service.engine.batch import Batch, Floats, Ints, Padding
 from addnorm.service.engine.bundle import Bundle
 from addnorm.service.engine.checkpoint import checkpoint
-from addnorm.service.engine.heads import HeadRows, headed, unit
+from addnorm.service.engine.heads import HeadRows, run_head, unit
 from addnorm.service.engine.outputs.output import Asked, Computed, Output, Size
 from addnorm.service.engine.outputs.values import ByRow, Parts, Ragged, by_token
 
@@ -22,8 +22,8 @@ class Activations(Output[ByRow]):
     def is_of(cls, bundle: Bundle) -> bool:
         return bundle.rows_are_tokens
 
-    def make(self, of: Computed) -> ByRow:
-        return by_token(of.padding, of.rows.activations)
+    def make(self, inputs: Computed) -> ByRow:
+        return by_token(inputs.padding, inputs.rows.activations)
 
 
 class NormStats(BaseModel):
@@ -48,9 +48,9 @@ class NormStatistics(Output[Parts]):
     def width(self, bundle: Bundle) -> int:
         return 2 * bundle.manifest.n_norms
 
-    def make(self, of: Computed) -> Parts:
-        parts = {"mean": of.rows.norm_mean, "rstd": of.rows.norm_rstd}
-        return Parts({part: by_token(of.padding, values) for part, values in parts.items()})
+    def make(self, inputs: Computed) -> Parts:
+        parts = {"mean": inputs.rows.norm_mean, "rstd": inputs.rows.norm_rstd}
+        return Parts({part: by_token(inputs.padding, values) for part, values in parts.items()})
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,17 +64,17 @@ class TokenVectors(Output[ByRow]):
     normalize: bool = False
 
     @classmethod
-    def asked_for(cls, asked: Asked) -> "TokenVectors":
-        if asked.skipped_ids is None:
-            return TokenVectors(asked.normalize)
-        return SomeTokenVectors(asked.normalize, asked.skipped_ids)
+    def asked_for(cls, request: Asked) -> "TokenVectors":
+        if request.skipped_ids is None:
+            return TokenVectors(request.normalize)
+        return SomeTokenVectors(request.normalize, request.skipped_ids)
 
-    def make(self, of: Computed) -> ByRow:
-        rows = of.head_rows(self.pick(of.bundle))
-        return self.laid_out(self._vectors(rows, of), of)
+    def make(self, inputs: Computed) -> ByRow:
+        rows = inputs.head_rows(self.pick(inputs.bundle))
+        return self.laid_out(self._vectors(rows, inputs), inputs)
 
-    def _vectors(self, rows: HeadRows, of: Computed) -> Floats:
-        vectors = headed(of.engine, self.name, rows, self.width(of.bundle))
+    def _vectors(self, rows: HeadRows, inputs: Computed) -> Floats:
+        vectors = run_head(inputs.engine, self.name, rows, self.width(inputs.bundle))
         checkpoint()
         return unit(vectors) if self.normalize else vectors
 
@@ -90,13 +90,15 @@ class SomeTokenVectors(TokenVectors):
         num_values = num_rows * self.width(bundle)
         return size._replace(num_rows=num_rows, num_values=num_values, num_pads=0)
 
-    def make(self, of: Computed) -> Ragged:
-        rows = HeadRows.at(self._tokens(of.batch), of.rows.activations, of.batch)
-        vectors = self._vectors(rows, of)
-        lengths = np.zeros(len(of.padding.lengths), np.int64)
-        lengths[of.padding.lengths > 0] = np.bincount(rows.sequences, minlength=len(of.batch))
+    def make(self, inputs: Computed) -> Ragged:
+        rows = HeadRows.at(self._tokens(inputs.batch), inputs.rows.activations, inputs.batch)
+        vectors = self._vectors(rows, inputs)
+        lengths = np.zeros(len(inputs.padding.lengths), np.int64)
+        lengths[inputs.padding.lengths > 0] = np.bincount(
+            rows.sequences, minlength=len(inputs.batch)
+        )
         return Ragged(np.split(vectors, lengths.cumsum()[:-1]), has_own_lengths=True)
 
     def _tokens(self, batch: Batch) -> Ints:
-        """Indices of those that have a vector."""
+        """Indices of the tokens that have a vector."""
         return np.flatnonzero(~np.isin(batch.tokens, self.skipped_ids))

@@ -11,9 +11,9 @@ from numpy.typing import NDArray
 from addnorm.service.engine.batch import Batch, Floats, Padding
 from addnorm.service.engine.bundle import Bundle
 from addnorm.service.engine.checkpoint import checkpoint
-from addnorm.service.engine.heads import HeadRows, Spans, headed, unit
+from addnorm.service.engine.heads import HeadRows, Spans, run_head, unit
 from addnorm.service.engine.manifest import Pooling
-from addnorm.service.engine.outputs.output import Asked, Computed, Made_co, Output, Size
+from addnorm.service.engine.outputs.output import Asked, Computed, Output, Size, Value_co
 from addnorm.service.engine.outputs.values import Dense, Parts, Ragged, Value, VectorDType
 from addnorm.service.errors import InvalidInput
 
@@ -33,9 +33,9 @@ NO_SPANS = Spans(np.empty((0, 2), np.int64), np.empty(0, np.int64))
 
 
 @dataclass(frozen=True, eq=False)
-class VectorsOutput(Output[Made_co]):
-    """pooling: None: as the bundle says. dimensions: only the first so many, which are scaled after
-    they are cut. field: the caller's name for dtypes."""
+class VectorsOutput(Output[Value_co]):
+    """pooling: None: the bundle's. dimensions: only the first so many, which are scaled after they
+    are cut. field: the caller's name for dtypes."""
 
     name = "pooled"
     json_type = list[list[float]] | list[list[int]] | list[list[list[float]]]
@@ -58,7 +58,7 @@ class VectorsOutput(Output[Made_co]):
     def fields(cls) -> tuple[str, ...]:
         return ("pooling", "spans")
 
-    def narrowed(self, dimensions: int) -> Self:
+    def with_dimensions(self, dimensions: int) -> Self:
         return self if self.dimensions else replace(self, dimensions=dimensions)
 
     def check(self, bundle: Bundle) -> None:
@@ -74,26 +74,26 @@ class VectorsOutput(Output[Made_co]):
             if dtype not in RANGED:
                 continue
             # the bundle's ranges must be those of these vectors
-            manifest, what = bundle.manifest, ""
+            manifest, mismatch = bundle.manifest, ""
             if manifest.vector_ranges is None:
-                why = (
+                reason = (
                     f"{bundle.ref} has no ranges to make it with: export it again; they are"
                     " recorded where there is a tokenizer"
                 )
             elif self.pooling not in (None, manifest.pooling):
-                what = f"are pooled by {manifest.pooling!r}: leave pooling out"
+                mismatch = f"are pooled by {manifest.pooling!r}: leave pooling out"
             elif manifest.normalize and not self.normalize:
-                what = 'have length 1: send "normalize": true'
+                mismatch = 'have length 1: send "normalize": true'
             elif self.normalize and not manifest.normalize:
-                what = "keep their length: leave normalize out"
+                mismatch = "keep their length: leave normalize out"
             elif self.dimensions not in (None, bundle.width(self.name)):
-                what = f"have {bundle.width(self.name)} dimensions: ask for all of them"
+                mismatch = f"have {bundle.width(self.name)} dimensions: ask for all of them"
             else:
                 continue
-            if what:
-                why = f"its ranges are of {bundle.ref}'s own vectors, which {what}"
+            if mismatch:
+                reason = f"its ranges are of {bundle.ref}'s own vectors, which {mismatch}"
             raise InvalidInput(
-                f"{self.field} is {dtype!r}: {why}; or ask for floats, binary or ubinary",
+                f"{self.field} is {dtype!r}: {reason}; or ask for floats, binary or ubinary",
                 param=self.field,
             )
 
@@ -104,11 +104,11 @@ class VectorsOutput(Output[Made_co]):
         dimensions = self.dimensions or bundle.width(self.name)
         return sum(-(-dimensions // DIMENSIONS[dtype]) for dtype in self.dtypes)
 
-    def _vectors(self, rows: HeadRows, of: Computed) -> Floats:
+    def _vectors(self, rows: HeadRows, inputs: Computed) -> Floats:
         """Vectors of the pooled rows, `[n, w]`."""
         vectors = rows.activations
-        if self.name in of.bundle.manifest.heads:
-            vectors = headed(of.engine, self.name, rows, of.bundle.width(self.name))
+        if self.name in inputs.bundle.manifest.heads:
+            vectors = run_head(inputs.engine, self.name, rows, inputs.bundle.width(self.name))
         checkpoint()
         vectors = np.ascontiguousarray(vectors[:, : self.dimensions])
         return unit(vectors) if self.normalize else vectors
@@ -119,22 +119,22 @@ class Pooled(VectorsOutput[Dense]):
     """A vector for each sequence; 0 for rows of pads only in any dtype."""
 
     @classmethod
-    def asked_for(cls, asked: Asked) -> Output[Value]:
-        if asked.spans is None:
-            return Pooled(asked.pooling, asked.normalize, dtypes=(asked.dtype,))
-        dtypes, spans = (asked.dtype,), asked.spans
-        return PooledSpans(asked.pooling, asked.normalize, dtypes=dtypes, spans=spans)
+    def asked_for(cls, request: Asked) -> Output[Value]:
+        if request.spans is None:
+            return Pooled(request.pooling, request.normalize, dtypes=(request.dtype,))
+        dtypes, spans = (request.dtype,), request.spans
+        return PooledSpans(request.pooling, request.normalize, dtypes=dtypes, spans=spans)
 
     @classmethod
-    def compared(cls, bundle: Bundle) -> "Pooled":
+    def for_comparison(cls, bundle: Bundle) -> "Pooled":
         """Vectors as `tasks.similarity` compares them."""
         manifest = bundle.manifest
         return Pooled(normalize=manifest.normalize or manifest.similarity == "cosine")
 
-    def make(self, of: Computed) -> Dense:
-        vectors = self._vectors(of.head_rows(self.pick(of.bundle)), of)
-        ranges = of.bundle.manifest.vector_ranges
-        return Dense(of.padding.scatter_rows(converted(vectors, self.dtypes[0], ranges)))
+    def make(self, inputs: Computed) -> Dense:
+        vectors = self._vectors(inputs.head_rows(self.pick(inputs.bundle)), inputs)
+        ranges = inputs.bundle.manifest.vector_ranges
+        return Dense(inputs.padding.scatter_rows(to_dtype(vectors, self.dtypes[0], ranges)))
 
 
 @dataclass(frozen=True, eq=False)
@@ -148,24 +148,24 @@ class PooledSpans(VectorsOutput[Ragged]):
         num_values = num_rows * self.width(bundle)
         return size._replace(needs="every", num_rows=num_rows, num_values=num_values, num_pads=0)
 
-    def make(self, of: Computed) -> Ragged:
-        rows = HeadRows.pooled_in(self.spans, self.pick(of.bundle), of.rows, of.batch)
-        vectors, ranges = self._vectors(rows, of), of.bundle.manifest.vector_ranges
+    def make(self, inputs: Computed) -> Ragged:
+        rows = HeadRows.pooled_in(self.spans, self.pick(inputs.bundle), inputs.rows, inputs.batch)
+        vectors, ranges = self._vectors(rows, inputs), inputs.bundle.manifest.vector_ranges
         ends = self.spans.lengths.cumsum()[:-1]
-        made = converted(vectors, self.dtypes[0], ranges)
-        return Ragged(np.split(made, ends), has_own_lengths=True)
+        numbers = to_dtype(vectors, self.dtypes[0], ranges)
+        return Ragged(np.split(numbers, ends), has_own_lengths=True)
 
 
 @dataclass(frozen=True, eq=False)
 class PooledByDType(VectorsOutput[Parts]):
     """The same vectors in several dtypes, which name the parts."""
 
-    def make(self, of: Computed) -> Parts:
-        vectors = self._vectors(of.head_rows(self.pick(of.bundle)), of)
-        ranges = of.bundle.manifest.vector_ranges
-        made = {dtype: converted(vectors, dtype, ranges) for dtype in self.dtypes}
-        scatter = of.padding.scatter_rows
-        return Parts({dtype: Dense(scatter(own)) for dtype, own in made.items()})
+    def make(self, inputs: Computed) -> Parts:
+        vectors = self._vectors(inputs.head_rows(self.pick(inputs.bundle)), inputs)
+        ranges = inputs.bundle.manifest.vector_ranges
+        by_dtype = {dtype: to_dtype(vectors, dtype, ranges) for dtype in self.dtypes}
+        scatter = inputs.padding.scatter_rows
+        return Parts({dtype: Dense(scatter(numbers)) for dtype, numbers in by_dtype.items()})
 
 
 def check_dimensions(field: str, dimensions: int, bundle: Bundle) -> None:
@@ -175,7 +175,7 @@ def check_dimensions(field: str, dimensions: int, bundle: Bundle) -> None:
         raise InvalidInput(f"{field} is {dimensions}: 1 to {width} for {bundle.ref}", param=field)
 
 
-def converted(
+def to_dtype(
     vectors: Floats, dtype: VectorDType, ranges: Sequence[Sequence[float]] | None
 ) -> NDArray[Any]:
     """Finite `[n, w]` -> `[n, w]`; of bits `[n, ceil(w / 8)]`.
@@ -190,7 +190,7 @@ def converted(
     if dtype == "float32":
         return vectors
     if DIMENSIONS[dtype] > 1:
-        unsigned = np.packbits(vectors > 0, axis=1)
+        numbers = np.packbits(vectors > 0, axis=1)
     else:
         assert ranges is not None
         lowest, highest = np.asarray(ranges, np.float32)
@@ -198,6 +198,6 @@ def converted(
         step = np.where(step == 0, np.float32(1), step)
         with np.errstate(over="ignore"):  # infinity is outside of every range
             places = np.floor((vectors - lowest) / step)
-        unsigned = np.clip(places, 0, STEPS).astype(np.uint8)
+        numbers = np.clip(places, 0, STEPS).astype(np.uint8)
     # flipping the highest bit takes 128 away
-    return unsigned if dtype in ("uint8", "ubinary") else (unsigned ^ 128).view(np.int8)
+    return numbers if dtype in ("uint8", "ubinary") else (numbers ^ 128).view(np.int8)

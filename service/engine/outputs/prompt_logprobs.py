@@ -1,4 +1,5 @@
-"""The output `prompt_logprobs`: how likely each token of a prompt is after those before it."""
+"""The output `prompt_logprobs`: the log-probability of each token of a prompt after the tokens
+before it."""
 
 from collections.abc import Hashable
 from dataclasses import dataclass
@@ -9,39 +10,39 @@ import numpy as np
 from addnorm.service.engine.batch import Floats, Ints
 from addnorm.service.engine.bundle import Bundle
 from addnorm.service.engine.heads import check_finite, token_logprobs
-from addnorm.service.engine.outputs.output import Computed, Made_co, Output
+from addnorm.service.engine.outputs.output import Computed, Output, Value_co
 from addnorm.service.engine.outputs.values import NO_TOKEN, Array, ByRow, TopK, Value
 
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Logprobs(Value):
-    """own: `[rows, seq]`, or `[n]` for each row if ragged."""
+    """logprobs: `[rows, seq]`, or `[n]` for each row if ragged."""
 
-    own: ByRow
+    logprobs: ByRow
 
     def for_json(self) -> Any:
-        return self.own.for_json()
+        return self.logprobs.for_json()
 
     def tensors(self, name: str) -> dict[str, Array]:
-        return self.own.tensors(name)
+        return self.logprobs.tensors(name)
 
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Scored(Value):
-    """own: see `Logprobs`. next: the likeliest tokens after each token."""
+    """logprobs: see `Logprobs`. next: the likeliest tokens after each token."""
 
-    own: ByRow
+    logprobs: ByRow
     next: TopK
 
     def for_json(self) -> dict[str, Any]:
-        return {"logprobs": self.own.for_json(), "next": self.next.for_json()}
+        return {"logprobs": self.logprobs.for_json(), "next": self.next.for_json()}
 
     def tensors(self, name: str) -> dict[str, Array]:
-        return {**self.own.tensors(f"{name}.logprobs"), **self.next.tensors(f"{name}.next")}
+        return {**self.logprobs.tensors(f"{name}.logprobs"), **self.next.tensors(f"{name}.next")}
 
 
 @dataclass(frozen=True, eq=False)
-class PromptOutput(Output[Made_co]):
+class PromptOutput(Output[Value_co]):
     """The log-probability of each token given those before it in its sequence: NaN for the first,
     and at pads."""
 
@@ -66,26 +67,26 @@ class PromptOutput(Output[Made_co]):
     def width(self, bundle: Bundle) -> int:
         return 1
 
-    def _logprobs(self, of: Computed, top_k: int) -> tuple[ByRow, Ints, Floats]:
+    def _logprobs(self, inputs: Computed, top_k: int) -> tuple[ByRow, Ints, Floats]:
         """Log-probabilities of the tokens; and the most likely tokens after each, their ids and
         log-probabilities `[n, k]`."""
-        rows = of.head_rows("every")
+        rows = inputs.head_rows("every")
         # each row is asked for the token after it; a sequence's last for one that is not its own
-        asked = np.roll(of.batch.tokens, -1)
-        following, token_ids, best = token_logprobs(of.engine, rows, asked, top_k)
-        logprobs, firsts = np.roll(following, 1), of.batch.offsets[:-1]
+        next_tokens = np.roll(inputs.batch.tokens, -1)
+        next_logprobs, token_ids, best = token_logprobs(inputs.engine, rows, next_tokens, top_k)
+        logprobs, firsts = np.roll(next_logprobs, 1), inputs.batch.offsets[:-1]
         logprobs[firsts] = 0.0
         check_finite(self.name, logprobs[:, None], rows.sequences)
         logprobs[firsts] = np.nan
-        own = self.laid_out(logprobs[:, None], of, np.nan).without_width()
-        return own, token_ids, best
+        by_row = self.laid_out(logprobs[:, None], inputs, np.nan).without_width()
+        return by_row, token_ids, best
 
 
 @dataclass(frozen=True, eq=False)
 class PromptLogprobs(PromptOutput[Logprobs]):
-    def make(self, of: Computed) -> Logprobs:
-        own, *_ = self._logprobs(of, 0)
-        return Logprobs(own)
+    def make(self, inputs: Computed) -> Logprobs:
+        logprobs, *_ = self._logprobs(inputs, 0)
+        return Logprobs(logprobs)
 
 
 @dataclass(frozen=True, eq=False)
@@ -101,6 +102,8 @@ class ScoredPrompts(PromptOutput[Scored]):
     def cost(self) -> Hashable:
         return self.name, self.top_k.bit_length()
 
-    def make(self, of: Computed) -> Scored:
-        own, token_ids, best = self._logprobs(of, self.top_k)
-        return Scored(own, TopK(self.laid_out(token_ids, of, NO_TOKEN), self.laid_out(best, of)))
+    def make(self, inputs: Computed) -> Scored:
+        logprobs, token_ids, best = self._logprobs(inputs, self.top_k)
+        return Scored(
+            logprobs, TopK(self.laid_out(token_ids, inputs, NO_TOKEN), self.laid_out(best, inputs))
+        )

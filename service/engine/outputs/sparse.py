@@ -62,8 +62,8 @@ class Sparse(Output[SparseVectors]):
         return "sparse" in bundle.tasks
 
     @classmethod
-    def asked_for(cls, asked: Asked) -> "Sparse":
-        return cls(asked.own.top_k if asked.own else None)
+    def asked_for(cls, request: Asked) -> "Sparse":
+        return cls(request.options.top_k if request.options else None)
 
     @classmethod
     def compared_options(cls, bundle: Bundle, num_tokens: int) -> Mapping[str, Any]:
@@ -91,27 +91,29 @@ class Sparse(Output[SparseVectors]):
         num_values = 2 * self.max_entries(bundle, batch)
         return super().size(bundle, batch, padding)._replace(num_values=num_values, num_pads=0)
 
-    def make(self, of: Computed) -> SparseVectors:
-        width, limit = self.width(of.bundle), self.max_entries(of.bundle, of.batch)
+    def make(self, inputs: Computed) -> SparseVectors:
+        width, limit = self.width(inputs.bundle), self.max_entries(inputs.bundle, inputs.batch)
         num_left = max(limit, width)  # one sequence alone is never rejected
-        rows = of.head_rows(self.pick(of.bundle))
-        found = list[tuple[Ints, Floats]]()
-        for largest in largest_logits(of.engine, rows, width):
+        rows = inputs.head_rows(self.pick(inputs.bundle))
+        vectors = list[tuple[Ints, Floats]]()
+        for largest in largest_logits(inputs.engine, rows, width):
             if largest is not None:
-                activation = of.bundle.manifest.sparse_activation
-                found.append(entries(largest, self.top_k, activation))
-                num_left -= len(found[-1][0])
+                activation = inputs.bundle.manifest.sparse_activation
+                vectors.append(entries(largest, self.top_k, activation))
+                num_left -= len(vectors[-1][0])
             if num_left < 0:
                 raise InvalidInput(
                     f"sparse vectors have more than {limit} entries that are not zero, the limit"
-                    f" for {len(of.batch)} sequences of {of.batch.num_tokens} tokens: send fewer at"
-                    ' once, or ask /v1/infer for "sparse": {"top_k": 256}',
+                    f" for {len(inputs.batch)} sequences of {inputs.batch.num_tokens} tokens: send"
+                    ' fewer at once, or ask /v1/infer for "sparse": {"top_k": 256}',
                     param="sparse",
                 )
             checkpoint()
-        sequences = iter(found)
-        none = np.empty(0, np.int64), np.empty(0, np.float32)
-        by_row = [next(sequences) if length else none for length in of.padding.lengths.tolist()]
+        sequences = iter(vectors)
+        no_entries = np.empty(0, np.int64), np.empty(0, np.float32)
+        by_row = [
+            next(sequences) if length else no_entries for length in inputs.padding.lengths.tolist()
+        ]
         indices, values = zip(*by_row, strict=True)
         return SparseVectors(list(indices), list(values))
 

@@ -1,5 +1,5 @@
-"""What outputs are as values, in the caller's layout: how each is sent as JSON and as tensors, and
-how half its width holds it. Knows no protocol."""
+"""Values of outputs, in the caller's layout: for each kind its form as JSON, as tensors and in
+float16. Knows no protocol."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
@@ -18,7 +18,7 @@ VectorDType = Literal["float32", "int8", "uint8", "binary", "ubinary"]
 
 
 class Value(ABC):
-    """What one output made of a request."""
+    """The value of one output in one request."""
 
     @abstractmethod
     def for_json(self) -> Any:
@@ -49,7 +49,7 @@ class Dense(Value):
 
     @property
     def is_by_token(self) -> bool:
-        """Whether each token has w numbers, not each row."""
+        """Each token has w numbers, not each row."""
         return self.joined.ndim > 2
 
     def for_json(self) -> Array:
@@ -109,7 +109,7 @@ def by_token(padding: Padding, values: Array, fill: float = 0.0) -> ByRow:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Parts(Value):
-    """Several of one output, by name."""
+    """Several values of one output, by name."""
 
     parts: Mapping[str, ByRow]
 
@@ -117,10 +117,10 @@ class Parts(Value):
         return {part: value.for_json() for part, value in self.parts.items()}
 
     def tensors(self, name: str) -> dict[str, Array]:
-        made: dict[str, Array] = {}
+        tensors: dict[str, Array] = {}
         for part, value in self.parts.items():
-            made |= value.tensors(f"{name}.{part}")
-        return made
+            tensors |= value.tensors(f"{name}.{part}")
+        return tensors
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -133,13 +133,16 @@ class TopK(Value):
 
     def for_json(self) -> dict[str, Any]:
         """null at pads."""
-        return {"token_ids": self._shown(self.token_ids), "logprobs": self._shown(self.logprobs)}
+        return {
+            "token_ids": self._with_null(self.token_ids),
+            "logprobs": self._with_null(self.logprobs),
+        }
 
-    def _shown(self, values: ByRow) -> Any:
+    def _with_null(self, values: ByRow) -> Any:
         if not self.token_ids.is_by_token:
             return _or_null(self.token_ids.joined, values.joined)
         rows = zip(self.token_ids.rows, values.rows, strict=True)
-        return [_or_null(token_ids, own) for token_ids, own in rows]
+        return [_or_null(token_ids, numbers) for token_ids, numbers in rows]
 
     def tensors(self, name: str) -> dict[str, Array]:
         return {
@@ -177,7 +180,7 @@ class SparseVectors(Value):
 
 @dataclass(frozen=True, eq=False, slots=True)
 class ByLayer(Value):
-    """values: of each of the layers."""
+    """values: one for each of the layers."""
 
     layers: Sequence[int]
     values: list[ByRow]
@@ -186,10 +189,10 @@ class ByLayer(Value):
         return [value.for_json() for value in self.values]
 
     def tensors(self, name: str) -> dict[str, Array]:
-        made: dict[str, Array] = {}
+        tensors: dict[str, Array] = {}
         for layer, value in zip(self.layers, self.values, strict=True):
-            made |= value.tensors(f"{name}.{layer}")
-        return made
+            tensors |= value.tensors(f"{name}.{layer}")
+        return tensors
 
     def halved(self, name: str) -> "ByLayer":
         return ByLayer(self.layers, [value.halved(name) for value in self.values])

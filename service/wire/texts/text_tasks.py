@@ -379,7 +379,7 @@ async def order_by_likeness(
                 [(query, 0), *((others, index) for index in range(len(others)))]
             )
             first.padding = Padding(first.batch.lengths, None)
-            first.outputs, first.field = (Pooled.compared(model.bundle),), pairs.field
+            first.outputs, first.field = (Pooled.for_comparison(model.bundle),), pairs.field
             first.encode = partial(_likeness, model)
             alike = await tools.answers.answer(first)
     except DeadlineNotMet:

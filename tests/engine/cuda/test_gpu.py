@@ -32,7 +32,7 @@ def opening(*providers: str, **nodes: str) -> Callable[..., Any]:
 
 def with_gpu(opened: Callable[..., Any]) -> Gpu:
     """onnxruntime has CUDA, and opens this."""
-    return Gpu(opened=opened, providers=lambda: [CUDA, CPU])
+    return Gpu(new_session=opened, providers=lambda: [CUDA, CPU])
 
 
 ALL_ON_GPU = opening(CUDA, CPU, **{CUDA: "Gemm"})
@@ -58,7 +58,7 @@ def test_sessions_get_the_options() -> None:
 @pytest.mark.parametrize(
     ("gpu", "words"),
     [
-        (Gpu(opened=ALL_ON_GPU, providers=lambda: [CPU]), "this onnxruntime has no CUDA"),
+        (Gpu(new_session=ALL_ON_GPU, providers=lambda: [CPU]), "this onnxruntime has no CUDA"),
         (with_gpu(opening(CPU, **{CPU: "Gemm"})), "fell back to the CPU"),
         (with_gpu(opening(CUDA, CPU, **{CUDA: "Gemm", CPU: "Attention"})), "1 x Attention"),
     ],
@@ -71,7 +71,7 @@ def test_what_would_run_on_the_cpu_is_refused(gpu: Gpu, words: str) -> None:
 @pytest.mark.parametrize(
     ("gpu", "runs"),
     [
-        (Gpu(opened=ALL_ON_GPU, providers=lambda: [CPU]), False),
+        (Gpu(new_session=ALL_ON_GPU, providers=lambda: [CPU]), False),
         (with_gpu(opening(CPU)), False),
         (with_gpu(ALL_ON_GPU), True),
     ],

@@ -68,7 +68,7 @@ def test_vectors_made_on_the_gpu_are_those_made_on_the_host(
     if pooling in ("first", "last", "max"):
         assert made.tobytes() == expected.tobytes()
     np.testing.assert_allclose(made, expected, rtol=1e-6, atol=1e-6)
-    spans = [rows.span(start, end).pooled(pooling) for start, end in pairwise(batch.offsets)]
+    spans = [rows.span(start, end).pool(pooling) for start, end in pairwise(batch.offsets)]
     assert np.concatenate(spans).tobytes() == made.tobytes()
 
 
@@ -91,9 +91,9 @@ class NotingEngine(RehearsedEngine):
         self.widths.append(parts[0].shape()[1])
         return super().rows(batch, parts)
 
-    def pooled(self, batch: Batch, parts: Any, pooling: Pooling) -> Any:
+    def pool(self, batch: Batch, parts: Any, pooling: Pooling) -> Any:
         self.asked.append(pooling)
-        return super().pooled(batch, parts, pooling)
+        return super().pool(batch, parts, pooling)
 
 
 @pytest.mark.parametrize(
@@ -116,11 +116,11 @@ def with_positions(bundle: Bundle, max_positions: int) -> Bundle:
 
 def test_each_pooling_runs_once(bundle: Bundle) -> None:
     engine, batch = NotingEngine(bundle, "fp32"), drawn()
-    rows, usual = engine.compute(batch), engine.usual
+    rows, usual = engine.compute(batch), engine.usual_pooling
     assert rows.not_finite() is None
     for start, end in pairwise(batch.offsets):
-        rows.span(start, end).pooled(usual)
-        rows.span(start, end).pooled("max")
+        rows.span(start, end).pool(usual)
+        rows.span(start, end).pool("max")
     assert engine.asked == [usual, "max"]
 
 
