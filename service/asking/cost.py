@@ -33,9 +33,9 @@ class Rate:
         """So many units took so long. Work that was stopped early shows only that they take longer
         than this."""
         if is_done or seconds > units * self.s_per_unit:
-            kept = math.exp(-seconds / WINDOW_S)
-            self._seconds = kept * self._seconds + seconds
-            self._units = kept * self._units + units
+            decay = math.exp(-seconds / WINDOW_S)
+            self._seconds = decay * self._seconds + seconds
+            self._units = decay * self._units + units
 
     def fade(self, now: float) -> None:
         """A request was rejected for its prediction: the rate may be wrong."""
@@ -44,7 +44,7 @@ class Rate:
 
 
 @contextmanager
-def measured(rate: Rate, units: float, clock: Callable[[], float] = worked_s) -> Iterator[None]:
+def measure(rate: Rate, units: float, clock: Callable[[], float] = worked_s) -> Iterator[None]:
     """For `with`: the work on so many units takes as long as it works, by the clock. What others
     take meanwhile does not count."""
     began, is_done = clock(), False

@@ -61,7 +61,7 @@ class Readiness:
         """NotReady names the models that fail, of all or of this name, and says why."""
         if self.draining:
             raise NotReady("the server is shutting down", retry_after_s=1)
-        if wrong := [what for model, what in await self.find_failures() if name in (None, model)]:
+        if wrong := [fault for model, fault in await self.find_failures() if name in (None, model)]:
             raise NotReady("; ".join(wrong), retry_after_s=1)
 
     async def find_failures(self) -> Failures:
@@ -84,9 +84,9 @@ class Readiness:
         finally:
             self._landed = time.monotonic()
         failed = [
-            (model.name, f"{model.bundle.ref} {precision} {what}")
-            for (model, precision), what in zip(engines, wrong, strict=True)
-            if what
+            (model.name, f"{model.bundle.ref} {precision} {fault}")
+            for (model, precision), fault in zip(engines, wrong, strict=True)
+            if fault
         ]
         # what is unloaded is ready, unless the last load failed
         for model in models:
@@ -119,9 +119,9 @@ class Readiness:
         try:
             ask.future.result()
         except Exception as error:  # whatever it is, the next check asks again
-            what = error.message if isinstance(error, ServiceError) else type(error).__name__
-            return f"does not answer its known-answer test: {what}"
-        rows = ask.rows.gathered().rows
+            cause = error.message if isinstance(error, ServiceError) else type(error).__name__
+            return f"does not answer its known-answer test: {cause}"
+        rows = ask.rows.gather().rows
         assert rows
         if not selfcheck.gives_known_answer(known_answer, rows, precision):
             return "does not give its known answer"

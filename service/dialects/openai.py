@@ -386,7 +386,7 @@ def _written(body: CompletionRequest, index: int, ask: Ask) -> dict[str, Any]:
         num_shown = len(ids) if body.echo else 1
     start = len(ids) - num_shown
     texts = scoring.texts_of([*ids, *candidates.flat], library)
-    text, begins = scoring.joined(ids, texts, library)
+    text, begins = scoring.join_tokens(ids, texts, library)
     shown: dict[str, Any] | None = None
     if (num := body.logprobs) is not None:
         # a prompt's first token has no candidates

@@ -53,7 +53,7 @@ def test_rows_of_a_job_that_ran_in_one_piece_are_not_copied_and_others_hold_no_m
     shared = [
         any(np.shares_memory(own, part) for rows in computed for part in rows)
         for job in (whole, split)
-        for own in job.rows.gathered().rows or ()
+        for own in job.rows.gather().rows or ()
     ]
     assert shared == [True] * 3 + [False] * 3
 

@@ -23,7 +23,7 @@ class Pieces(NamedTuple):
     bytes_of: TokenBytes | None  # None: what a token's text is depends on its neighbours
 
     @classmethod
-    def of(cls, tokenizer: tokenizers.Tokenizer) -> "Pieces":
+    def from_tokenizer(cls, tokenizer: tokenizers.Tokenizer) -> "Pieces":
         """The pieces of a tokenizer that neither pads nor cuts."""
         decoder, model = tokenizer.decoder, tokenizer.model
         added = tokenizer.get_added_tokens_decoder()
@@ -50,5 +50,5 @@ class Pieces(NamedTuple):
             tried[0].id if len(tried) == 1 else None,
             mask,
             frozenset(token_id for token_id, token in added.items() if token.special),
-            TokenBytes.of(tokenizer, mask[0] if mask else None),
+            TokenBytes.from_tokenizer(tokenizer, mask[0] if mask else None),
         )

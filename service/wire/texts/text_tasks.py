@@ -208,7 +208,7 @@ async def classify(
     def finish(ask: Ask) -> Iterator[Any]:
         logits = ask.value(Logits).joined
         for scores, row in zip(classification.probabilities(logits, function), logits, strict=True):
-            yield classification.ranked(scores, row, labels, options.top_k)
+            yield classification.rank_labels(scores, row, labels, options.top_k)
 
     _want(ask, texts, Logits(), len(ask.batch) * _label_bytes(labels))
     return finish
@@ -246,12 +246,12 @@ async def tag(ask: Ask, tools: Tools, texts: TextsToTokenize, options: TagOption
     check_single(texts.field, texts.texts)
     labels, ignored = _labels(texts), frozenset(options.ignore_labels)
     ask.batch, ask.padding, encodings = await tools.texts.tokenize_with_offsets(texts, ask)
-    pieces = Pieces.of(tools.texts.tokenizer(texts).library)
+    pieces = Pieces.from_tokenizer(tools.texts.tokenizer(texts).library)
 
     def finish(ask: Ask) -> Iterator[Any]:
         logits = ask.value(Logits).rows
         for text, encoding, own in zip(texts.texts, encodings, logits, strict=True):
-            yield tagging.tagged(
+            yield tagging.tag_tokens(
                 f"{texts.prompt}{text}",
                 encoding,
                 classification.probabilities(own, "softmax"),
@@ -274,7 +274,7 @@ async def fill_masks(
     """The candidates of each mask of each text, likeliest first: a list for each mask."""
     top_k = options.top_k or DEFAULT_CANDIDATES
     check_size("top_k", top_k, "candidates of each mask", MAX_CANDIDATES, "ask for less")
-    pieces = Pieces.of(tools.texts.tokenizer(texts).library)
+    pieces = Pieces.from_tokenizer(tools.texts.tokenizer(texts).library)
     ask.batch, ask.padding = await tools.texts.tokenize(texts, ask)
     sent = options.targets or []
     num_texts = len(ask.batch) + len(sent)
@@ -287,7 +287,7 @@ async def fill_masks(
         for own_ids, positions in zip(masks.ids, masks.positions, strict=True):
             text = fill_mask.MaskedText(own_ids, positions, pieces)
             yield (
-                text.filled(place, *fill_mask.likeliest(next(rows), top_k, masks.targets))
+                text.fill(place, *fill_mask.likeliest(next(rows), top_k, masks.targets))
                 for place in positions
             )
 
