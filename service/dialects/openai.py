@@ -141,7 +141,7 @@ async def embed(body: EmbeddingsRequest, ask: Ask, tools: Tools) -> Encode:
     ask.outputs, ask.precision = (output,), body.precision or ask.precision
     ask.binary = (body.encoding_format or jinas) == "base64"
     # the sequences
-    check_limit("truncate_prompt_tokens", body.truncate_prompt_tokens, model, whole=-1)
+    check_limit("truncate_prompt_tokens", body.truncate_prompt_tokens, model, model_limit=-1)
     truncate = agreed(
         truncate=None if body.truncate is None else body.truncate not in (False, "NONE"),
         truncation=body.truncation,

@@ -92,7 +92,8 @@ class InvarianceCheck(Observer):
         difference = 0.0  # only for equal bits; infinite if a value is not a number
         if not selfcheck.same_bits(alone, co_batched):
             pairs = zip(alone, co_batched, strict=True)
-            difference = max(float(np.abs(one - other).max(initial=0.0)) for one, other in pairs)
+            differences = (np.abs(part - batched_part) for part, batched_part in pairs)
+            difference = max(float(part.max(initial=0.0)) for part in differences)
             least = float(np.finfo(np.float32).tiny)
             difference = max(difference, least) if np.isfinite(difference) else float("inf")
         largest = max(float(np.abs(part).max(initial=0.0)) for part in alone)
