@@ -187,9 +187,9 @@ def make(ask: Ask) -> None:
     try:
         kept_rows = ask.rows.gather()
         del ask.rows
-        of = Computed(ask.model.bundle, ask.engine, ask.batch, ask.padding, kept_rows)
+        source = Computed(ask.model.bundle, ask.engine, ask.batch, ask.padding, kept_rows)
         for output in ask.outputs:
-            value = output.make(of)
+            value = output.make(source)
             values[type(output)] = value.halved(output.name) if ask.dtype == "float16" else value
             checkpoint()
     except NotFinite as error:

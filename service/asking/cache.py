@@ -66,10 +66,10 @@ class SequenceCache:
             if not (entries := self._entries.get(target)):
                 return kept_by_digest
             for digest in digests:
-                for wanted in (picks, (EVERY,)):
-                    if all((key, digest, pick) in entries for pick in wanted):
+                for choice in (picks, (EVERY,)):
+                    if all((key, digest, pick) in entries for pick in choice):
                         kept_by_digest[digest] = of_one = dict[Pick, Kept]()
-                        for pick in wanted:
+                        for pick in choice:
                             entry = entries[key, digest, pick]
                             of_one[pick] = entry.value
                             entries[key, digest, pick] = entry._replace(used=next(self._ticks))
@@ -95,9 +95,9 @@ class SequenceCache:
         }
         with self._lock:
             entries = self._entries.get(target, ())
-            new = [entry for entry in values_by_entry if entry not in entries]
+            new_entries = [entry for entry in values_by_entry if entry not in entries]
         copies: list[tuple[EntryKey, Kept, int]] = []
-        for entry in new:
+        for entry in new_entries:
             parts = rows if isinstance(rows := values_by_entry[entry], Rows) else (rows,)
             num_bytes = ENTRY_BYTES + sum(ARRAY_BYTES + part.nbytes for part in parts)
             if 2 * num_bytes <= self.max_bytes:
@@ -109,16 +109,16 @@ class SequenceCache:
         with self._lock:
             if target not in self._entries:
                 self._entries[target] = Entries()
-            held = self._entries[target]
+            target_entries = self._entries[target]
             for entry, copied, num_bytes in copies:
-                if entry not in held:  # another thread may have held it in the meantime
-                    held.num_bytes += num_bytes
-                    held[entry] = Entry(copied, num_bytes, next(self._ticks))
+                if entry not in target_entries:  # another thread may have held it in the meantime
+                    target_entries.num_bytes += num_bytes
+                    target_entries[entry] = Entry(copied, num_bytes, next(self._ticks))
             all_entries = list(self._entries.values())
             total = sum(of_target.num_bytes for of_target in all_entries)
             while total > self.max_bytes:
-                filled = (of_target for of_target in all_entries if of_target)
-                least = min(filled, key=lambda of_target: next(iter(of_target.values())).used)
+                nonempty = (of_target for of_target in all_entries if of_target)
+                least = min(nonempty, key=lambda of_target: next(iter(of_target.values())).used)
                 _, dropped = least.popitem(last=False)
                 least.num_bytes -= dropped.num_bytes
                 total -= dropped.num_bytes

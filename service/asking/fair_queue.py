@@ -151,17 +151,19 @@ class MicroBatch:
             (ask, list(group)) for ask, group in groupby(self.sequences, attrgetter("ask"))
         ]
         # as they are now: an ask that ends in time is answered while it runs
-        self._of = [(sequence.ask.batch, sequence.sequence_index) for sequence in self.sequences]
+        self._sources = [
+            (sequence.ask.batch, sequence.sequence_index) for sequence in self.sequences
+        ]
         self.rows = [ask.rows for ask, _ in self.parts]  # where those of each part go
         self.num_tokens = sum(sequence.length for sequence in sequences)
         self.is_bulk = sequences[0].ask.is_bulk
         self.is_large = sequences[0].length >= target.large_from  # then it is alone
 
     def batch(self) -> Batch:
-        first_batch, _ = self._of[0]
+        first_batch, _ = self._sources[0]
         if len(self.parts) == 1 and len(self.sequences) == len(first_batch):
             return first_batch
-        return Batch.joined(self._of)
+        return Batch.joined(self._sources)
 
 
 # rank (an ask's own, its size, or its time), number of the ask, ask; sorted, so among equals by
@@ -251,7 +253,7 @@ class FairQueue:
         self._deadlines: list[Ranked] = []
         self._done: deque[int] = deque()  # asks whose future is done; some may still wait
         self._numbers = count()
-        self._known: WeakSet[Ask] = WeakSet()  # all that are referred to, also those that run
+        self._live_asks: WeakSet[Ask] = WeakSet()  # all that are referred to, also those that run
         self._others_at = -math.inf  # when an ask that is no bulk ask was last added
 
     def wait_s(self) -> float:
@@ -293,7 +295,7 @@ class FairQueue:
             ask.rank -= BEFORE_BULK if len(rows.missing) < len(rows.lengths) else 2 * BEFORE_BULK
             ask.until = _last_begin(ask)
         ask.taken = None
-        self._known.add(ask)
+        self._live_asks.add(ask)
         # the future must not refer to its ask: such a cycle would outlive both
         ask.future.add_done_callback(lambda _: self._done.append(number))
         self.asks[number] = ask
@@ -389,11 +391,11 @@ class FairQueue:
             cost_s = max(num_own, MIN_TOKENS_PER_WORKER) * target.s_per_token
             backlog.owner.fairness.charge(backlog, cost_s)
             self._fairness.charge(backlog.owner, cost_s)
-        gone = defaultdict[Ask, list[Waiting]](list)
+        sequences_by_ask = defaultdict[Ask, list[Waiting]](list)
         for sequence in taken:
             self._count(sequence.ask, -sequence.length)
-            gone[sequence.ask].append(sequence)
-        for ask, sequences in gone.items():
+            sequences_by_ask[sequence.ask].append(sequence)
+        for ask, sequences in sequences_by_ask.items():
             ask.taken = now if ask.taken is None else ask.taken
             if len(sequences) == len(ask.waiting):
                 self._remove(ask)
@@ -481,7 +483,7 @@ class FairQueue:
     def give_up(self, error: Exception) -> None:
         """Fails every ask, also those that run. Of no use after that: another queue must take its
         place."""
-        for ask in list(self._known):
+        for ask in list(self._live_asks):
             _fail(ask, error)
             ask.target.num_tokens = 0
         for owner in self._keys.values():

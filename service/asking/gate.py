@@ -204,9 +204,9 @@ class Gate:
         """
         model, pairs = ask.names.get("model"), self.queue.backlogs(ask.key).items()
         backlogs = [backlog for target, backlog in pairs if model in (None, target.name)]
-        shed = [self._covering(backlog, ask.timeout_s, num_bytes) for backlog in backlogs]
-        if shed and shed[0] and all(shed):
-            raise self._overload(shed[0].kind)
+        sheddings = [self._covering(backlog, ask.timeout_s, num_bytes) for backlog in backlogs]
+        if sheddings and sheddings[0] and all(sheddings):
+            raise self._overload(sheddings[0].kind)
 
     def is_bulk(self, ask: Ask, now: float) -> bool:
         """True for a bulk ask: one that ends in time whatever is computed, a large one, or one of
@@ -323,8 +323,8 @@ class Gate:
             raise self._overload(
                 QueueFull, f" of at most {limit:,}, too many to add {num_tokens:,}"
             )
-        if self.shedding and (shed := self._covering(backlog, time_s, TINY_RATIO * num_tokens)):
-            raise self._overload(shed.kind)
+        if self.shedding and (shedding := self._covering(backlog, time_s, TINY_RATIO * num_tokens)):
+            raise self._overload(shedding.kind)
         own_s = OWN_MARGIN * (num_tokens * ask.target.s_per_token) / self.queue.num_workers
         if not waiting:
             # Only runs correct a rate: so what is not hopelessly late runs as a trial. Each
@@ -343,8 +343,8 @@ class Gate:
             )
 
     def _overload(self, kind: type[ServiceError], reason: str = "") -> ServiceError:
-        queued = f"overloaded: {self.queue.num_tokens:,} tokens are queued{reason};"
-        return rejection(kind, queued, self.queue.wait_s())
+        message = f"overloaded: {self.queue.num_tokens:,} tokens are queued{reason};"
+        return rejection(kind, message, self.queue.wait_s())
 
     def _start_shedding(
         self, ask: Ask, num_tokens: int, time_s: float, kind: type[ServiceError]

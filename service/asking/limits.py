@@ -124,9 +124,9 @@ def _too_long(ask: Ask, row: int) -> InvalidInput:
     max_length = bundle.manifest.limits.max_positions
     reason = f"the limit of {bundle.ref} is {max_length}"
     if length <= max_length:
-        held, limit = bundle.run_bytes(length) / 2**20, ask.model.max_run_bytes / 2**20
+        run_mib, limit = bundle.run_bytes(length) / 2**20, ask.model.max_run_bytes / 2**20
         reason = (
-            f"which take {held:,.0f} MiB of memory in a run of {bundle.ref}, the limit is"
+            f"which take {run_mib:,.0f} MiB of memory in a run of {bundle.ref}, the limit is"
             f" {limit:,.0f} (ADDNORM_MAX_RUN_BYTES): send at most {ask.model.longest} tokens"
         )
     return InvalidInput(f"{ask.field}[{row}] has {length} real tokens, {reason}", param=ask.field)

@@ -68,8 +68,8 @@ class Scheduler:
         # those that take from the queue; guarded by `changed`
         self._workers: list[Worker] = []
         # replaced ones, whose session runs have not returned; guarded by `changed`
-        self._hung: list[Worker] = []
-        self._settled = -math.inf  # when a run last ended; guarded by `changed`
+        self._hung_workers: list[Worker] = []
+        self._last_end = -math.inf  # of a run; guarded by `changed`
 
     def start(self, observers: Sequence[Observer] = ()) -> None:
         """Starts the worker threads and the watchdog."""
@@ -102,21 +102,23 @@ class Scheduler:
     def holds(self, ask: Ask) -> bool:
         """True while the ask waits, or a worker runs it."""
         with self.changed:
-            taken = (
+            running_asks = (
                 sequence.ask
                 for worker in self._workers
                 for micro in worker.todo
                 for sequence in micro.sequences
             )
-            return self.gate.queue.asks.get(ask.number) is ask or ask in taken
+            return self.gate.queue.asks.get(ask.number) is ask or ask in running_asks
 
     @property
     def num_hung(self) -> int:
         """Replaced workers whose session runs have not returned: each still holds a thread and
         memory."""
         with self.changed:
-            self._hung = [worker for worker in self._hung if worker.thread.is_alive()]
-            return len(self._hung)
+            self._hung_workers = [
+                worker for worker in self._hung_workers if worker.thread.is_alive()
+            ]
+            return len(self._hung_workers)
 
     def proceeds(self, within_s: float) -> bool:
         """True if the workers are busy and do not hang: a run ended in the last within_s, or one
@@ -127,7 +129,7 @@ class Scheduler:
                 micro.taken + SLOWED_DOWN * micro.num_tokens * micro.target.s_per_token
                 for micro in running
             )
-            return time.monotonic() < max(self._settled + within_s, *slowest, -math.inf)
+            return time.monotonic() < max(self._last_end + within_s, *slowest, -math.inf)
 
     def num_queued_tokens(self) -> int:
         with self.changed:
@@ -192,7 +194,7 @@ class Scheduler:
                 self.changed.notify()  # a large sequence may wait for its memory
                 return True
             del worker.todo[0]
-            self._settled = now
+            self._last_end = now
             if not isinstance(outcome, Exception):
                 self.gate.queue.settle(micro, None, now)
             elif len(micro.parts) == 1:
@@ -230,7 +232,7 @@ class Scheduler:
         num_busy = sum(bool(peer.todo) for peer in self._workers)
         has_large = any(
             micro.is_large
-            for peer in (*self._workers, *self._hung)
+            for peer in (*self._workers, *self._hung_workers)
             for micro in peer.todo
             if peer.thread.is_alive()
         )
@@ -283,7 +285,7 @@ class Scheduler:
         """Fails the worker's asks and starts another worker. A late result of its session run is
         ignored."""
         self._workers.remove(worker)
-        self._hung.append(worker)
+        self._hung_workers.append(worker)
         error = RunTimedOut(f"inference did not end within {self.run_timeout_s:g} s")
         with self._using_queue(worker):
             for micro in worker.todo:

@@ -52,8 +52,8 @@ class KeyTurns(Flow):
 class Turn:
     """One work, while it waits and while it runs."""
 
-    def __init__(self, of: "Turns", flow: KeyTurns, ask: Ask, number: int) -> None:
-        self.of, self.flow, self.ask, self.number = of, flow, ask, number
+    def __init__(self, turns: "Turns", flow: KeyTurns, ask: Ask, number: int) -> None:
+        self.turns, self.flow, self.ask, self.number = turns, flow, ask, number
         self.since = flow.seconds / OLDER_RATIO
         self.seconds = 0.0  # that it worked before its present slice
         self.began = self.piece_began = 0.0  # of the present slice, and of the present piece
@@ -69,13 +69,13 @@ class Turn:
             raise self.error
 
     def pass_checkpoint(self) -> None:
-        self.of.pass_checkpoint(self)
+        self.turns.pass_checkpoint(self)
 
 
 def worked_s() -> float:
     """A clock of this thread's work, which stands still while other work goes first."""
     if isinstance(turn := own.work, Turn):
-        return turn.of.worked_s(turn)
+        return turn.turns.worked_s(turn)
     return time.monotonic()
 
 

@@ -283,7 +283,7 @@ def _fastapi(table: Table, parts: Parts, errors: Middleware) -> FastAPI:
             for each in table.protocols
             if each.reference
         ],
-        openapi_url=None,  # probes.py has a route that makes the document off the event loop
+        openapi_url=None,  # operations.py has a route that makes the document off the event loop
         docs_url=None,
         redoc_url=None,
         redirect_slashes=False,  # to wherever the caller's Host header says

@@ -95,9 +95,9 @@ class Route:
             for name in PARAMETER.findall(self.path)
         ]
         # the place of the parameters, which the document keeps
-        described: dict[str, Any] = {"parameters": path_parameters} if path_parameters else {}
-        described |= json_body(self.body, self.examples, self.is_ours, **self.media_types)
-        described["parameters"] = [*path_parameters, DEADLINE]
+        operation: dict[str, Any] = {"parameters": path_parameters} if path_parameters else {}
+        operation |= json_body(self.body, self.examples, self.is_ours, **self.media_types)
+        operation["parameters"] = [*path_parameters, DEADLINE]
         return {
             "endpoint": _nothing_calls_it,
             "methods": ["POST"],
@@ -105,7 +105,7 @@ class Route:
             "summary": self.summary,
             "response_model": self.response,
             "responses": responses,
-            "openapi_extra": described,
+            "openapi_extra": operation,
             "generate_unique_id_function": by_name,
             **self.documented,
         }

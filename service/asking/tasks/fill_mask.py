@@ -112,12 +112,12 @@ class MaskedText:
             sequences = list[str]()
             for token, inner in zip(ids, bytes_of.inner(ids), strict=True):
                 if any(self._has_text[:position]):
-                    joined = head + (inner if self._is_shown(token) else b"") + tail
+                    sequence_bytes = head + (inner if self._is_shown(token) else b"") + tail
                 elif self._is_shown(token):
-                    joined = bytes_of.first(token) + tail
+                    sequence_bytes = bytes_of.first(token) + tail
                 else:
-                    joined = self._beginning(position + 1, len(self._ids), bytes_of)
-                sequences.append(text(joined))
+                    sequence_bytes = self._beginning(position + 1, len(self._ids), bytes_of)
+                sequences.append(text(sequence_bytes))
         return list(map(Candidate, scores, ids, words, sequences))
 
     def _beginning(self, start: int, end: int, bytes_of: TokenBytes) -> bytes:

@@ -74,8 +74,8 @@ def tag_tokens(
         choose, tags = WORD_SCORES[aggregation], []
         words = _split(tokens, lambda _, token: not token.is_subword)
         for word in words:  # as one token: its first token, with the characters of all
-            rendered = pieces.join([token.word for token in word])
-            word_token = replace(word[0], word=rendered, end=word[-1].end)
+            word_text = pieces.join([token.word for token in word])
+            word_token = replace(word[0], word=word_text, end=word[-1].end)
             tags.append(_tag(word_token, choose(word), labels))
     if aggregation == "none":
         return [tag for tag in tags if tag.entity not in ignore_labels]

@@ -62,16 +62,16 @@ class TokenBytes(NamedTuple):
         return self.tokenizer.decode_batch(sequences, skip_special_tokens=False)
 
 
-def text(joined: bytes) -> str:
+def text(sequence_bytes: bytes) -> str:
     """Bytes of tokens end to end as text; U+FFFD for each part of a character."""
-    return joined.decode(errors="replace")
+    return sequence_bytes.decode(errors="replace")
 
 
 @cache
 def _byte_of() -> dict[str, int]:
     """The byte that each character of a byte-level vocabulary stands for (GPT-2's encoder.py)."""
-    printed = {*range(33, 127), *range(161, 173), *range(174, 256)}
-    unprintable = [byte for byte in range(256) if byte not in printed]
-    return {chr(byte): byte for byte in printed} | {
+    printable = {*range(33, 127), *range(161, 173), *range(174, 256)}
+    unprintable = [byte for byte in range(256) if byte not in printable]
+    return {chr(byte): byte for byte in printable} | {
         chr(256 + index): byte for index, byte in enumerate(unprintable)
     }

@@ -68,15 +68,15 @@ def _preference(ranges: dict[str, float], media_type: str) -> tuple[float, int]:
 
 def _qualities(header: str) -> list[tuple[str, float]]:
     """`a;q=0.5, b` -> [("a", 0.5), ("b", 1.0)]. A q that is no number counts as none."""
-    weighted = []
+    qualities = []
     for element in header.lower().split(","):
         name, *parameters = (part.strip() for part in element.split(";"))
         quality = next((value[2:].strip() for value in parameters if value.startswith("q=")), "1")
         try:
-            weighted.append((name, min(1.0, max(0.0, float(quality)))))
+            qualities.append((name, min(1.0, max(0.0, float(quality)))))
         except ValueError:
-            weighted.append((name, 1.0))
-    return weighted
+            qualities.append((name, 1.0))
+    return qualities
 
 
 @overload
@@ -94,10 +94,8 @@ def decompress(
     is_raw = coding == "deflate" and not _has_zlib_head(body)
     window = -zlib.MAX_WBITS if is_raw else WINDOWS[coding]
     stream, pieces, num_members = zlib.decompressobj(window), slices(body, COMPRESSED_BYTES), 1
-    plain_parts, num_left = (
-        list[bytes](),
-        1 + (max_bytes if stop_bytes is None else min(stop_bytes, max_bytes)),
-    )
+    plain_parts = list[bytes]()
+    num_left = 1 + (max_bytes if stop_bytes is None else min(stop_bytes, max_bytes))
     piece: bytes | memoryview | None = None
     try:
         while num_left and (piece := piece or next(pieces, None)):

@@ -60,9 +60,9 @@ def _as_read(node: Any, is_closed: bool) -> Any:
         return node
     node = {name: _as_read(part, is_closed) for name, part in node.items()}
     if isinstance(fields := node.get("properties"), dict):
-        required = node.get("required", ())
+        required_names = node.get("required", ())
         for name, schema in fields.items():
-            if name in required:
+            if name in required_names:
                 continue
             # null is added where pydantic writes `| None`: beside what describes the field
             about = {key: part for key, part in schema.items() if key in ABOUT}

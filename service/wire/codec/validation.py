@@ -119,12 +119,12 @@ def fit(model: type[Body], value: dict[str, Any], ignored: Ignored | None = None
                 ): complaint
                 for complaint in reversed(error.errors(include_url=False))
             }
-            mended = [_mend(value, complaint, ignored) for complaint in kinds.values()]
+            changes = [_mend(value, complaint, ignored) for complaint in kinds.values()]
             for name in may_lack.intersection(complaint["loc"][0] for complaint in kinds.values()):
                 if ignored and value.get(name) == {}:
                     del value[name]
-                    mended.append(True)
-            if not any(mended):
+                    changes.append(True)
+            if not any(changes):
                 raise _validation_error(error, model) from None
     raise InvalidInput("the body has too many kinds of values that do not fit")
 
@@ -253,11 +253,11 @@ def into_body(value: Any, names: Container[str] | None = None) -> Any:
     parameters = value.get("parameters") if isinstance(value, dict) else None
     if not isinstance(parameters, dict):
         return value
-    moved = [name for name in parameters if names is None or name in names]
-    for name in moved:
+    moved_names = [name for name in parameters if names is None or name in names]
+    for name in moved_names:
         sent = parameters.pop(name)
         value[name] = agreed(**{f"parameters.{name}": sent, name: value.get(name)})
-    if not parameters and (moved or names is None):
+    if not parameters and (moved_names or names is None):
         del value["parameters"]
     return value
 
@@ -367,12 +367,12 @@ def _validation_error(error: ValidationError, model: type[BaseModel]) -> Invalid
     if is_unknown:
         for part in first["loc"][:-1]:  # to the model that has it
             inner = model.model_fields[part].annotation if isinstance(part, str) else None
-            nested = [
+            inner_models = [
                 kind
                 for kind in (*get_args(inner), inner)
                 if isinstance(kind, type) and issubclass(kind, BaseModel)
             ]
-            model = nested[0] if nested else model
+            model = inner_models[0] if inner_models else model
         return UnknownField(
             f"{field} is unknown; known are {', '.join(model.model_fields) or 'none'}", param=param
         )

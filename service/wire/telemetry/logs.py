@@ -67,21 +67,21 @@ class Writer(QueueListener):
 
     queue: Queue[bytes]
 
-    def __init__(self, descriptor: int, queued: Queued) -> None:
-        super().__init__(queued.queue)
-        self._descriptor, self._queued = descriptor, queued
-        self._held: list[bytes] = []  # lines that are written together
+    def __init__(self, descriptor: int, handler: Queued) -> None:
+        super().__init__(handler.queue)
+        self._descriptor, self._handler = descriptor, handler
+        self._lines: list[bytes] = []  # lines that are written together
         self._num_failed = self._num_told = 0  # lines, of those that were lost
 
     @property
     def num_lost(self) -> int:
-        return self._num_failed + self._queued.num_dropped
+        return self._num_failed + self._handler.num_dropped
 
     def handle(self, record: Any) -> None:
-        self._held.append(record)
-        if len(self._held) < MAX_BUFFERED and not self.queue.empty():
+        self._lines.append(record)
+        if len(self._lines) < MAX_BUFFERED and not self.queue.empty():
             return
-        lines, self._held = self._held, []
+        lines, self._lines = self._lines, []
         try:
             self._write(b"".join(lines))
             if num_untold := self.num_lost - self._num_told:
@@ -89,7 +89,7 @@ class Writer(QueueListener):
                 notice = logging.LogRecord(
                     "addnorm", logging.WARNING, "", 0, LOST, (num_untold,), None
                 )
-                self._write(self._queued.prepare(notice))
+                self._write(self._handler.prepare(notice))
         except OSError:  # the pipe is closed, the disk full
             self._num_failed += len(lines)
 

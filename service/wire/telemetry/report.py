@@ -60,8 +60,8 @@ class Reporter:
                 attributes |= {
                     "addnorm.model": ask.model_name,
                     "addnorm.real_tokens": ask.real_tokens,
+                    "addnorm.pad_tokens": ask.pad_tokens,
                 }
-                attributes |= {"addnorm.pad_tokens": ask.pad_tokens}
             ends = accumulate(ask.stages_s.values(), initial=ask.decoded_from or 0.0)
             spans = dict(zip(ask.stages_s, pairwise(ends), strict=True))
             trace["trace_id"] = tracing.record(

@@ -30,8 +30,8 @@ class JsonAnswer:
     words: Callable[[Ask, Any], Any] | None = None
 
     def __call__(self, ask: Ask) -> Payload:
-        shaped = self.shape(ask)
-        body = self.words(ask, shaped) if self.words else shaped
+        vectors = self.shape(ask)
+        body = self.words(ask, vectors) if self.words else vectors
         return Payload(written(body, ask.num_bytes), times=self.times)
 
 

@@ -133,8 +133,8 @@ async def read_sequences(
         )
     rows = [ids for ids in sequences if isinstance(ids, list)]  # all of them
     is_checked = only_own and not tools.texts.settings.trust_token_ids
-    of = model if is_checked else None
-    return await tools.bodies.read(ask.num_body_bytes, ask, _read_rows, field, rows, of, hint)
+    owner = model if is_checked else None
+    return await tools.bodies.read(ask.num_body_bytes, ask, _read_rows, field, rows, owner, hint)
 
 
 def _read_rows(

@@ -68,18 +68,18 @@ def read(ranges: list[list[list[int]]], rows: Iterator[Places], field: str) -> S
     """InvalidInput names the range that does not fit. field: the caller's name for the rows."""
     token_ranges, lengths, start = list[tuple[int, int]](), list[int](), 0
     for row, places in enumerate(rows):
-        wanted = ranges[row] if row < len(ranges) else []
+        row_ranges = ranges[row] if row < len(ranges) else []
         num_tokens = len(places.of_tokens)
-        if len(wanted) > num_tokens:
+        if len(row_ranges) > num_tokens:
             raise InvalidInput(
-                f"spans[{row}] has {len(wanted)} ranges, the limit is {num_tokens}: one for each"
-                f" token of {field}[{row}]",
+                f"spans[{row}] has {len(row_ranges)} ranges, the limit is {num_tokens}: one for"
+                f" each token of {field}[{row}]",
                 param="spans",
             )
         # a range is found by halving, as a row may have one for each of its tokens
         indices = np.flatnonzero(places.of_tokens != NOWHERE)
         ascending, tokens = places.of_tokens[indices].tolist(), indices.tolist()
-        for index, (begin, end) in enumerate(wanted):
+        for index, (begin, end) in enumerate(row_ranges):
             place = f"spans[{row}][{index}] is [{begin}, {end}]"
             if not 0 <= begin < end <= places.size:
                 raise InvalidInput(
@@ -95,7 +95,7 @@ def read(ranges: list[list[list[int]]], rows: Iterator[Places], field: str) -> S
                     param="spans",
                 )
             token_ranges.append((start + tokens[first], start + tokens[after - 1] + 1))
-        lengths.append(len(wanted))
+        lengths.append(len(row_ranges))
         start += num_tokens
         checkpoint()
     if len(ranges) != len(lengths):

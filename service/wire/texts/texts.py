@@ -447,19 +447,23 @@ def column(texts: Iterable[Shown], name: str) -> Iterator[orjson.Fragment]:
 
 
 def decoded_ids(
-    field: str, rows: Sequence[Sequence[int]], skip_special_tokens: bool, of: Tokenizer, ref: str
+    field: str,
+    rows: Sequence[Sequence[int]],
+    skip_special_tokens: bool,
+    tokenizer: Tokenizer,
+    ref: str,
 ) -> list[orjson.Fragment]:
     texts = list[orjson.Fragment]()
     for portion in portions(rows, list(map(len, rows)), PIECE_IDS):
         for row in portion:
-            if row and not 0 <= min(row) <= max(row) < of.num_ids:
-                outside = next(token for token in row if not 0 <= token < of.num_ids)
-                last = of.num_ids - 1
+            if row and not 0 <= min(row) <= max(row) < tokenizer.num_ids:
+                outside = next(token for token in row if not 0 <= token < tokenizer.num_ids)
+                last = tokenizer.num_ids - 1
                 raise InvalidInput(
                     f"{field} has {outside}: ids of tokens of {ref} are 0 to {last}", param=field
                 )
         # for several rows the library gives Python's global lock to others
-        strings = of.library.decode_batch(portion, skip_special_tokens=skip_special_tokens)
+        strings = tokenizer.library.decode_batch(portion, skip_special_tokens=skip_special_tokens)
         texts += map(fragment, strings)
         checkpoint()
     return texts
