@@ -37,20 +37,16 @@ class AskedRows:
         self.lookups: tuple[int, int, int] | None = None
         # for each sequence the first one that is equal: itself, if none before
         self._equal_to: Sequence[int] = range(len(batch))
-        self._cache_values: Mapping[
-            int, Mapping[Pick, Kept]
-        ] = {}  # what the cache had, of first ones
+        self._hits: Mapping[int, Mapping[Pick, Kept]] = {}  # what the cache had, of first ones
         self.missing: Sequence[int] = range(len(batch))  # first ones that must be computed
         if digests is not None:
             first: dict[bytes, int] = {}
             self._equal_to = [first.setdefault(digest, at) for at, digest in enumerate(digests)]
-            self._cache_values = {
-                first[digest]: by_pick for digest, by_pick in kept_by_digest.items()
-            }
+            self._hits = {first[digest]: by_pick for digest, by_pick in kept_by_digest.items()}
             self.missing = [
                 index for digest, index in first.items() if digest not in kept_by_digest
             ]
-            num_held = sum(index in self._cache_values for index in self._equal_to)
+            num_held = sum(index in self._hits for index in self._equal_to)
             num_missed = len(batch) - num_held
             self.lookups = num_held, num_missed, num_missed - len(self.missing)
         self.lengths: Sequence[int] = batch.lengths.tolist()
@@ -104,7 +100,7 @@ class AskedRows:
     def leave_out_missing(self) -> list[int]:
         """Gathers from now on only those whose rows are there: these. More may be received after
         that, and change nothing."""
-        there = {*self._cache_values, *self._received}
+        there = {*self._hits, *self._received}
         indices = [index for index, first in enumerate(self._equal_to) if first in there]
         self._equal_to = [self._equal_to[index] for index in indices]
         self._place = {index: at for at, index in enumerate(self.missing)}
@@ -119,9 +115,7 @@ class AskedRows:
         if "every" in self._picks:
             new_rows = spans(all_rows, self._offsets) if all_rows else []
             rows = [
-                new_rows[place[first]]
-                if first in place
-                else cast(Rows, self._cache_values[first]["every"])
+                new_rows[place[first]] if first in place else cast(Rows, self._hits[first]["every"])
                 for first in self._equal_to
             ]
             return KeptRows(Rows(*map(np.concatenate, zip(*rows, strict=True))), {})
@@ -131,7 +125,7 @@ class AskedRows:
             for first in self._equal_to:
                 if first in place:
                     parts.append(vectors[place[first]])
-                elif pick in (by_pick := self._cache_values[first]):
+                elif pick in (by_pick := self._hits[first]):
                     parts.append(cast(Floats, by_pick[pick]))
                 else:
                     token_rows = cast(Rows, by_pick["every"])
