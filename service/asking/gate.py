@@ -204,7 +204,9 @@ class Gate:
         """
         model, pairs = ask.names.get("model"), self.queue.backlogs(ask.key).items()
         backlogs = [backlog for target, backlog in pairs if model in (None, target.name)]
-        sheddings = [self._covering(backlog, ask.timeout_s, num_bytes) for backlog in backlogs]
+        sheddings = [
+            self._active_shedding(backlog, ask.timeout_s, num_bytes) for backlog in backlogs
+        ]
         if sheddings and sheddings[0] and all(sheddings):
             raise self._overload(sheddings[0].kind)
 
@@ -323,7 +325,9 @@ class Gate:
             raise self._overload(
                 QueueFull, f" of at most {limit:,}, too many to add {num_tokens:,}"
             )
-        if self.shedding and (shedding := self._covering(backlog, time_s, TINY_RATIO * num_tokens)):
+        if self.shedding and (
+            shedding := self._active_shedding(backlog, time_s, TINY_RATIO * num_tokens)
+        ):
             raise self._overload(shedding.kind)
         own_s = OWN_MARGIN * (num_tokens * ask.target.s_per_token) / self.queue.num_workers
         if not waiting:
@@ -359,7 +363,9 @@ class Gate:
         until = backlog.num_tokens - ask.target.token_budget
         self.shedding[backlog] = LoadShedding(time_s, mean, until, kind)
 
-    def _covering(self, backlog: Backlog, time_s: float, token_bound: float) -> LoadShedding | None:
+    def _active_shedding(
+        self, backlog: Backlog, time_s: float, token_bound: float
+    ) -> LoadShedding | None:
         """The shedding that rejects a request of no more tokens for this backlog, if any does."""
         shedding = self.shedding.get(backlog)
         if shedding is None:

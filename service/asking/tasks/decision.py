@@ -12,8 +12,8 @@ from addnorm.service.engine.batch import Floats
 def shares(logits: Floats) -> list[float]:
     """Logits of the options `[n]` -> probabilities that sum to 1: their softmax. They depend on
     the options of this question alone."""
-    likelihoods: list[float] = probabilities(logits[None, :], "softmax")[0].tolist()
-    return likelihoods
+    option_shares: list[float] = probabilities(logits[None, :], "softmax")[0].tolist()
+    return option_shares
 
 
 def choice_confidence(shares: Sequence[float]) -> float:
