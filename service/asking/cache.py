@@ -58,7 +58,7 @@ class SequenceCache:
     def find(
         self, target: Target, key: str, digests: Iterable[bytes], picks: Sequence[Pick]
     ) -> dict[bytes, Mapping[Pick, Kept]]:
-        """By digest, the values held of these sequences: for all of the picks, or the rows of all
+        """The values held of these sequences, by digest: for all of the picks, or the rows of all
         tokens. Sequences without either are left out. key: the name of the caller's API key, which
         finds its own only."""
         kept_by_digest: dict[bytes, Mapping[Pick, Kept]] = {}
