@@ -12,7 +12,7 @@ from typing import Any
 
 from addnorm.service.asking.ask import Ask, Handover
 from addnorm.service.asking.cache import SequenceCache, sequence_digests
-from addnorm.service.asking.cost import Cost, measured, num_head_rows
+from addnorm.service.asking.cost import Cost, measure, num_head_rows
 from addnorm.service.asking.gate import Gate
 from addnorm.service.asking.limits import check
 from addnorm.service.asking.rows import AskedRows
@@ -59,7 +59,7 @@ class Answers:
     async def ask(
         self, timeout_s: float, decode: Callable[[Ask], Awaitable[Callable[[Ask], Any]]]
     ) -> tuple[Any, Ask]:
-        """What `answer` gives, for a caller in this process. decode: fills the ask, and says how
+        """The value of `answer`, for a caller in this process. decode: fills the ask, and says how
         its outputs are encoded."""
         ask = Ask(timeout_s=timeout_s)
         with self.gate.admit(ask):
@@ -67,7 +67,7 @@ class Answers:
             return await self.answer(ask), ask
 
     async def answer(self, ask: Ask) -> Any:
-        """What `ask.encode` makes of its outputs; `ask.stages_s` has the time of each stage.
+        """The answer that `ask.encode` makes of its outputs; `ask.stages_s` has each stage's time.
         ServiceError: what the caller is told instead; Expired or ClientGone between any two stages.
         What it holds is given back by whoever admitted it."""
         decoded = time.monotonic()
@@ -124,7 +124,7 @@ class Answers:
         else:
             has_lens = any(output.is_of_lens for output in ask.outputs)
             turns = self._lens_turns if has_lens else self._encoders
-            encoded = await turns.run(ask, _encoded, ask, cost)
+            encoded = await turns.run(ask, _make_and_encode, ask, cost)
             self.gate.keep(ask, "answer_s", 0)
         ask.check()
         ask.stages_s["encode"] = time.monotonic() - started
@@ -168,40 +168,40 @@ class Answers:
     async def _look_up(self, ask: Ask) -> None:
         """Finds what the cache holds of its rows."""
         batch, cache = ask.batch, self.cache
-        digests, found, hold = None, {}, None
+        digests, kept_by_digest, hold = None, {}, None
         if cache.max_bytes and not ask.anew and len(batch):
             if batch.num_tokens <= QUICK_TOKENS and len(batch) <= QUICK_SEQUENCES:
                 digests = sequence_digests(batch)
             else:
                 digests = await self._encoders.run(ask, sequence_digests, batch)
-            found = cache.find(ask.target, ask.key, digests, ask.picks)
+            kept_by_digest = cache.find(ask.target, ask.key, digests, ask.picks)
             hold = partial(cache.hold, ask.target, ask.key, digests)
-        ask.rows = AskedRows(batch, ask.picks, ask.engine.d_model, digests, found, hold)
+        ask.rows = AskedRows(batch, ask.picks, ask.engine.d_model, digests, kept_by_digest, hold)
         if not len(batch):
             ask.rows.receive((), ask.engine.empty())
 
 
 def make(ask: Ask) -> None:
     """Makes its outputs of its rows, which are let go. NotFinite names the caller's row."""
-    made: dict[type[Output[Any]], Value] = {}
+    values: dict[type[Output[Any]], Value] = {}
     try:
-        kept = ask.rows.gathered()
+        kept_rows = ask.rows.gather()
         del ask.rows
-        of = Computed(ask.model.bundle, ask.engine, ask.batch, ask.padding, kept)
+        source = Computed(ask.model.bundle, ask.engine, ask.batch, ask.padding, kept_rows)
         for output in ask.outputs:
-            value = output.make(of)
-            made[type(output)] = value.halved(output.name) if ask.dtype == "float16" else value
+            value = output.make(source)
+            values[type(output)] = value.halved(output.name) if ask.dtype == "float16" else value
             checkpoint()
     except NotFinite as error:
         raise by_row(ask, error) from error
-    ask.values = made
+    ask.values = values
 
 
-def _encoded(ask: Ask, cost: Cost) -> Any:
+def _make_and_encode(ask: Ask, cost: Cost) -> Any:
     """The time it takes makes later predictions."""
-    with measured(cost.making(ask), num_head_rows(ask)):
+    with measure(cost.making(ask), num_head_rows(ask)):
         make(ask)
-    with measured(cost.writing(ask), ask.num_bytes):
+    with measure(cost.writing(ask), ask.num_bytes):
         return ask.encode(ask)
 
 

@@ -126,9 +126,9 @@ class Ask:
         if self.has_left:
             raise ClientGone("the caller left before the answer")
         if time.monotonic() >= self.started + self.timeout_s:
-            raise self.expired()
+            raise self.expiry()
 
-    def expired(self) -> Expired:
+    def expiry(self) -> Expired:
         return Expired(
             f"deadline: no answer within {self.timeout_s:g} s: allow more time, or ask for less"
         )
@@ -164,20 +164,20 @@ class Ask:
         task: Task | None = None,
     ) -> tuple[Model, str | None]:
         """The model as `find_model` finds it, and its prompt, which its name may say too."""
-        meant = models.meant(ref, task)
-        if meant.prompt_name is not None and prompt_name is not None:
+        selection = models.meant(ref, task)
+        if selection.prompt_name is not None and prompt_name is not None:
             raise InvalidInput(
                 f"prompt_name is {prompt_name[:60]!r}, but model already names the prompt"
-                f" {meant.prompt_name[:60]!r}: send one of them",
+                f" {selection.prompt_name[:60]!r}: send one of them",
                 param="prompt_name",
             )
-        self.model, self.model_name = meant.model, meant.model.name
-        self.alias = meant.alias
-        self.precision, self.dimensions = meant.alias.precision, meant.alias.dimensions
-        return meant.model, meant.prompt_name if prompt_name is None else prompt_name
+        self.model, self.model_name = selection.model, selection.model.name
+        self.alias = selection.alias
+        self.precision, self.dimensions = selection.alias.precision, selection.alias.dimensions
+        return selection.model, selection.prompt_name if prompt_name is None else prompt_name
 
     def value(self, kind: type[Output[Made]]) -> Made:
-        """What the one output of this class made."""
+        """The value of the one output of this class."""
         return cast(Made, self.values[kind])
 
     def note(self, error: ServiceError) -> None:
@@ -206,9 +206,9 @@ class Handover:
         self._woken: asyncio.AbstractEventLoop | None = None  # that will hand over
 
     async def result(self, future: "Future[Result]", ask: Ask, cancels: bool = True) -> Result:
-        """What another thread gives the future. Expired or ClientGone, and it is cancelled, as soon
-        as nobody waits for it. Whatever waits for another thread waits here. cancels: False for
-        work that others will want too."""
+        """The result that another thread gives the future. Expired or ClientGone, and it is
+        cancelled, as soon as nobody waits for it. Whatever waits for another thread waits here.
+        cancels: False for work that others will want too."""
         loop = asyncio.get_running_loop()
         waiter: asyncio.Future[Result] = loop.create_future()
         future.add_done_callback(partial(self._note, loop, waiter))
@@ -221,7 +221,7 @@ class Handover:
             if task and task.cancelling():  # the task was cancelled, not what it waits for
                 raise
             ask.check()
-            raise ask.expired() from None  # timers may be some milliseconds early
+            raise ask.expiry() from None  # timers may be some milliseconds early
         finally:
             timer.cancel()
             ask.stop = None

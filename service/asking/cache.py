@@ -28,13 +28,13 @@ EntryKey = tuple[str, bytes, Pick]  # the API key's name, the sequence's digest,
 
 
 class Entry(NamedTuple):
-    kept: Kept
+    value: Kept
     num_bytes: int
     used: int  # larger: later
 
 
 class Entries(OrderedDict[EntryKey, Entry]):
-    """What is held of one engine, the least recently used first."""
+    """All that is held of one engine, the least recently used first."""
 
     num_bytes = 0
 
@@ -58,24 +58,24 @@ class SequenceCache:
     def find(
         self, target: Target, key: str, digests: Iterable[bytes], picks: Sequence[Pick]
     ) -> dict[bytes, Mapping[Pick, Kept]]:
-        """What is held of these sequences: for all of the picks, or the rows of all tokens.
-        Sequences without either are left out. key: the name of the caller's API key, which finds
-        its own only."""
-        found: dict[bytes, Mapping[Pick, Kept]] = {}
+        """The values held of these sequences, by digest: for all of the picks, or the rows of all
+        tokens. Sequences without either are left out. key: the name of the caller's API key, which
+        finds its own only."""
+        kept_by_digest: dict[bytes, Mapping[Pick, Kept]] = {}
         with self._lock:
             if not (entries := self._entries.get(target)):
-                return found
+                return kept_by_digest
             for digest in digests:
-                for wanted in (picks, (EVERY,)):
-                    if all((key, digest, pick) in entries for pick in wanted):
-                        found[digest] = of_one = dict[Pick, Kept]()
-                        for pick in wanted:
+                for choice in (picks, (EVERY,)):
+                    if all((key, digest, pick) in entries for pick in choice):
+                        kept_by_digest[digest] = of_one = dict[Pick, Kept]()
+                        for pick in choice:
                             entry = entries[key, digest, pick]
-                            of_one[pick] = entry.kept
+                            of_one[pick] = entry.value
                             entries[key, digest, pick] = entry._replace(used=next(self._ticks))
                             entries.move_to_end((key, digest, pick))
                         break
-        return found
+        return kept_by_digest
 
     def hold(
         self,
@@ -84,37 +84,41 @@ class SequenceCache:
         digests: Sequence[bytes],
         sequences: Sequence[int],
         pick: Pick,
-        kept: Sequence[Kept],
+        values: Sequence[Kept],
     ) -> None:
-        """Holds copies. What alone would take more than half of the bytes is not held.
+        """Holds copies. A value that alone would take more than half of the bytes is not held.
 
-        sequences: those of the digests that `kept` is of.
+        sequences: indices among the digests, one for each of the values.
         """
-        given = {(key, digests[at], pick): one for at, one in zip(sequences, kept, strict=True)}
+        values_by_entry = {
+            (key, digests[at], pick): value for at, value in zip(sequences, values, strict=True)
+        }
         with self._lock:
             entries = self._entries.get(target, ())
-            new = [entry for entry in given if entry not in entries]
+            new_entries = [entry for entry in values_by_entry if entry not in entries]
         copies: list[tuple[EntryKey, Kept, int]] = []
-        for entry in new:
-            parts = rows if isinstance(rows := given[entry], Rows) else (rows,)
+        for entry in new_entries:
+            parts = rows if isinstance(rows := values_by_entry[entry], Rows) else (rows,)
             num_bytes = ENTRY_BYTES + sum(ARRAY_BYTES + part.nbytes for part in parts)
             if 2 * num_bytes <= self.max_bytes:
                 # without the larger arrays that these may be parts of
-                own = [part.copy() for part in parts]
-                copies.append((entry, Rows(*own) if isinstance(rows, Rows) else own[0], num_bytes))
+                arrays = [part.copy() for part in parts]
+                copies.append(
+                    (entry, Rows(*arrays) if isinstance(rows, Rows) else arrays[0], num_bytes)
+                )
         with self._lock:
             if target not in self._entries:
                 self._entries[target] = Entries()
-            held = self._entries[target]
+            target_entries = self._entries[target]
             for entry, copied, num_bytes in copies:
-                if entry not in held:  # another thread may have held it in the meantime
-                    held.num_bytes += num_bytes
-                    held[entry] = Entry(copied, num_bytes, next(self._ticks))
-            of_all = list(self._entries.values())
-            total = sum(each.num_bytes for each in of_all)
+                if entry not in target_entries:  # another thread may have held it in the meantime
+                    target_entries.num_bytes += num_bytes
+                    target_entries[entry] = Entry(copied, num_bytes, next(self._ticks))
+            all_entries = list(self._entries.values())
+            total = sum(of_target.num_bytes for of_target in all_entries)
             while total > self.max_bytes:
-                filled = (each for each in of_all if each)
-                least = min(filled, key=lambda each: next(iter(each.values())).used)
+                nonempty = (of_target for of_target in all_entries if of_target)
+                least = min(nonempty, key=lambda of_target: next(iter(of_target.values())).used)
                 _, dropped = least.popitem(last=False)
                 least.num_bytes -= dropped.num_bytes
                 total -= dropped.num_bytes
@@ -122,15 +126,15 @@ class SequenceCache:
 
 def sequence_digests(batch: Batch) -> list[bytes]:
     """A digest of each sequence: of its tokens, and of its token types unless they are all 0."""
-    made = list[bytes]()
+    digests = list[bytes]()
     tokens, types = np.ascontiguousarray(batch.tokens), batch.types
     for start, end in pairwise(batch.offsets.tolist()):
-        if types is not None and (own := types[start:end]).any():
+        if types is not None and (sequence_types := types[start:end]).any():
             digest = blake2b(tokens[start:end].data, digest_size=DIGEST_BYTES, person=b"types")
-            digest.update(np.ascontiguousarray(own).data)
+            digest.update(np.ascontiguousarray(sequence_types).data)
         else:
             digest = blake2b(tokens[start:end].data, digest_size=DIGEST_BYTES)
-        made.append(digest.digest())
-        if len(made) % PIECE_SEQUENCES == 0:
+        digests.append(digest.digest())
+        if len(digests) % PIECE_SEQUENCES == 0:
             checkpoint()
-    return made
+    return digests

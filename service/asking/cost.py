@@ -33,9 +33,9 @@ class Rate:
         """So many units took so long. Work that was stopped early shows only that they take longer
         than this."""
         if is_done or seconds > units * self.s_per_unit:
-            kept = math.exp(-seconds / WINDOW_S)
-            self._seconds = kept * self._seconds + seconds
-            self._units = kept * self._units + units
+            decay = math.exp(-seconds / WINDOW_S)
+            self._seconds = decay * self._seconds + seconds
+            self._units = decay * self._units + units
 
     def fade(self, now: float) -> None:
         """A request was rejected for its prediction: the rate may be wrong."""
@@ -44,7 +44,7 @@ class Rate:
 
 
 @contextmanager
-def measured(rate: Rate, units: float, clock: Callable[[], float] = worked_s) -> Iterator[None]:
+def measure(rate: Rate, units: float, clock: Callable[[], float] = worked_s) -> Iterator[None]:
     """For `with`: the work on so many units takes as long as it works, by the clock. What others
     take meanwhile does not count."""
     began, is_done = clock(), False
@@ -68,17 +68,17 @@ class Cost:
 
     def making(self, ask: Ask) -> Rate:
         """Per row that a head runs on."""
-        sized = zip(ask.outputs, ask.sizes, strict=True)
+        pairs = zip(ask.outputs, ask.sizes, strict=True)
         return self._rate(
-            ask.model.bundle.ref, *(output.cost for output, size in sized if size.head)
+            ask.model.bundle.ref, *(output.cost for output, size in pairs if size.head)
         )
 
     def writing(self, ask: Ask) -> Rate:
         """Per byte of the response, as estimated. Models and routes have rates of their own, since
         writing includes a task's results; and so have outputs whose estimates are high."""
-        estimated = (output.name for output in ask.outputs if output.is_estimated)
+        estimates = (output.name for output in ask.outputs if output.is_estimated)
         kind = ask.model.name, ask.route, ask.answer_bytes is None
-        return self._rate(*kind, ask.binary, ask.coding, *estimated)
+        return self._rate(*kind, ask.binary, ask.coding, *estimates)
 
     def fade(self, ask: Ask, now: float) -> None:
         """A request was rejected for its prediction: the rates may be wrong."""

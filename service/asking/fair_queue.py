@@ -147,19 +147,23 @@ class MicroBatch:
         """on_all_cores: else it runs on its worker's thread alone."""
         self.target, self.taken, self.on_all_cores = target, taken, on_all_cores
         self.sequences = sorted(sequences, key=attrgetter("number", "sequence_index"))
-        self.parts = [(ask, list(own)) for ask, own in groupby(self.sequences, attrgetter("ask"))]
+        self.parts = [
+            (ask, list(group)) for ask, group in groupby(self.sequences, attrgetter("ask"))
+        ]
         # as they are now: an ask that ends in time is answered while it runs
-        self._of = [(one.ask.batch, one.sequence_index) for one in self.sequences]
+        self._sources = [
+            (sequence.ask.batch, sequence.sequence_index) for sequence in self.sequences
+        ]
         self.rows = [ask.rows for ask, _ in self.parts]  # where those of each part go
         self.num_tokens = sum(sequence.length for sequence in sequences)
         self.is_bulk = sequences[0].ask.is_bulk
         self.is_large = sequences[0].length >= target.large_from  # then it is alone
 
     def batch(self) -> Batch:
-        whole, _ = self._of[0]
-        if len(self.parts) == 1 and len(self.sequences) == len(whole):
-            return whole
-        return Batch.joined(self._of)
+        first_batch, _ = self._sources[0]
+        if len(self.parts) == 1 and len(self.sequences) == len(first_batch):
+            return first_batch
+        return Batch.joined(self._sources)
 
 
 # rank (an ask's own, its size, or its time), number of the ask, ask; sorted, so among equals by
@@ -251,7 +255,7 @@ class FairQueue:
         self._deadlines: list[Ranked] = []
         self._done: deque[int] = deque()  # asks whose future is done; some may still wait
         self._numbers = count()
-        self._known: WeakSet[Ask] = WeakSet()  # all that are referred to, also those that run
+        self._live_asks: WeakSet[Ask] = WeakSet()  # all that are referred to, also those that run
         self._others_at = -math.inf  # when an ask that is no bulk ask was last added
 
     def wait_s(self) -> float:
@@ -272,7 +276,8 @@ class FairQueue:
         return backlogs[target]
 
     def num_bulk_workers(self, now: float) -> int:
-        """How many workers bulk asks may use: one is left to other asks while there are any."""
+        """The number of workers that bulk asks may use: one is left to other asks while there are
+        any."""
         is_alone = now >= self._others_at + ALONE_S
         return self.num_workers if is_alone else max(1, self.num_workers - 1)
 
@@ -292,7 +297,7 @@ class FairQueue:
             ask.rank -= BEFORE_BULK if len(rows.missing) < len(rows.lengths) else 2 * BEFORE_BULK
             ask.until = _last_begin(ask)
         ask.taken = None
-        self._known.add(ask)
+        self._live_asks.add(ask)
         # the future must not refer to its ask: such a cycle would outlive both
         ask.future.add_done_callback(lambda _: self._done.append(number))
         self.asks[number] = ask
@@ -383,17 +388,17 @@ class FairQueue:
             taken = self._choose(first, num_idle, now)
             target = first.target
             # other backlogs pay nothing for their part: without it the space would stay empty
-            num_own = sum(one.length for one in taken if one.ask.backlog is backlog)
+            num_own = sum(sequence.length for sequence in taken if sequence.ask.backlog is backlog)
             if first is backlog.order()[0][2]:
                 backlog.charge(num_own)
             cost_s = max(num_own, MIN_TOKENS_PER_WORKER) * target.s_per_token
             backlog.owner.fairness.charge(backlog, cost_s)
             self._fairness.charge(backlog.owner, cost_s)
-        gone = defaultdict[Ask, list[Waiting]](list)
+        sequences_by_ask = defaultdict[Ask, list[Waiting]](list)
         for sequence in taken:
             self._count(sequence.ask, -sequence.length)
-            gone[sequence.ask].append(sequence)
-        for ask, sequences in gone.items():
+            sequences_by_ask[sequence.ask].append(sequence)
+        for ask, sequences in sequences_by_ask.items():
             ask.taken = now if ask.taken is None else ask.taken
             if len(sequences) == len(ask.waiting):
                 self._remove(ask)
@@ -429,35 +434,37 @@ class FairQueue:
         order = backlog.order()
         target, anchor, candidates = ask.target, ask.waiting[-1], list(ask.waiting)
         # together they hold no more than one sequence of as many tokens, and none of them is large
-        left = int(min(target.token_budget, target.large_from - 1))
+        num_left = int(min(target.token_budget, target.large_from - 1))
         if ask.is_bulk:
-            left = min(left, BULK_TOKENS)
+            num_left = min(num_left, BULK_TOKENS)
         if ask.in_time:
             if target.s_per_token:  # no more than is there in time
-                left = min(left, int((ask.ends - now) / target.s_per_token))
+                num_left = min(num_left, int((ask.ends - now) / target.s_per_token))
             ends = accumulate(sequence.length for sequence in candidates)
-            return candidates[: max(1, sum(end <= left for end in ends))]
+            return candidates[: max(1, sum(end <= num_left for end in ends))]
         if not ask.is_bulk:
             if target.is_shared_out:
                 share = math.ceil(target.num_tokens / num_idle)
-                left = min(left, max(least_share(target), share))
-            more = CANDIDATE_BATCHES * target.token_budget - ask.num_tokens
-            others = [one for one in self.active[target] if one is not backlog and not one.is_bulk]
-            for each in (backlog, *others):
-                for _, _, other in each.by_size if order is backlog.by_size else each.by_age:
-                    if more <= 0:
+                num_left = min(num_left, max(least_share(target), share))
+            num_wanted = CANDIDATE_BATCHES * target.token_budget - ask.num_tokens
+            other_backlogs = [
+                flow for flow in self.active[target] if flow is not backlog and not flow.is_bulk
+            ]
+            for source in (backlog, *other_backlogs):
+                for _, _, other in source.by_size if order is backlog.by_size else source.by_age:
+                    if num_wanted <= 0:
                         break
                     if other is not ask:
                         candidates += other.waiting
-                        more -= other.num_tokens
+                        num_wanted -= other.num_tokens
             candidates.sort()
         low = bisect_left(candidates, anchor)
-        high, left = low + 1, left - anchor.length
-        while low > 0 and candidates[low - 1].length <= left:  # first the shorter ones
+        high, num_left = low + 1, num_left - anchor.length
+        while low > 0 and candidates[low - 1].length <= num_left:  # first the shorter ones
             low -= 1
-            left -= candidates[low].length
-        while high < len(candidates) and candidates[high].length <= left:
-            left -= candidates[high].length
+            num_left -= candidates[low].length
+        while high < len(candidates) and candidates[high].length <= num_left:
+            num_left -= candidates[high].length
             high += 1
         return candidates[low:high]
 
@@ -479,7 +486,7 @@ class FairQueue:
     def give_up(self, error: Exception) -> None:
         """Fails every ask, also those that run. Of no use after that: another queue must take its
         place."""
-        for ask in list(self._known):
+        for ask in list(self._live_asks):
             _fail(ask, error)
             ask.target.num_tokens = 0
         for owner in self._keys.values():

@@ -32,7 +32,7 @@ from addnorm.service.errors import (
 
 
 class Rule(NamedTuple):
-    """How API keys share an account.
+    """Shares an account among API keys.
 
     ratio: a key may hold this many times what it leaves free. Larger: one key leaves less to
     others. Smaller: it cannot use what nobody else wants.
@@ -44,17 +44,19 @@ class Rule(NamedTuple):
     ratio: int
     small_ratio: float = math.inf
 
-    def grants(self, limit: float, total: float, of_key: float, own: float, more: float) -> bool:
-        """Whether a request that holds `own` may hold so much more. One that is alone may: other
-        limits bound a single request.
+    def grants(
+        self, limit: float, total: float, of_key: float, own_amount: float, increase: float
+    ) -> bool:
+        """True if a request that holds `own_amount` may hold so much more. One that is alone may:
+        other limits bound a single request.
 
         total: what all requests hold; of_key: what those of its key do.
         """
-        if total == own:
+        if total == own_amount:
             return True
-        left = limit - total - more
-        is_small = self.small_ratio * (own + more) <= left
-        return is_small or of_key + more <= self.ratio * left
+        remainder = limit - total - increase
+        is_small = self.small_ratio * (own_amount + increase) <= remainder
+        return is_small or of_key + increase <= self.ratio * remainder
 
 
 # Accounts. "requests": that are answered now. "calls": those of them that came over gRPC. "bodies":
@@ -141,8 +143,11 @@ class Gate:
         back at the end. TooManyAtOnce if its key has max_requests already; 0: any number."""
         now = self._by_key["requests"].get(ask.key, 0)
         if max_requests and now >= max_requests:
-            why = f"the API key {ask.key!r} has {now} requests under way, its limit is"
-            raise rejection(TooManyAtOnce, f"{why} {max_requests};")
+            raise rejection(
+                TooManyAtOnce,
+                f"the API key {ask.key!r} has {now} requests under way, its limit is"
+                f" {max_requests};",
+            )
         self.keep(ask, "requests", 1)
         try:
             yield
@@ -154,37 +159,40 @@ class Gate:
         """From now on the request holds so much. BodiesFull, ResponsesFull or TooManyConnections if
         that is more than before and its key has no space for it."""
         total, limit = self.total[account], self.limits[account]
-        own, of_key = ask.held.get(account, 0), self._by_key[account].get(ask.key, 0)
-        more = amount - own
-        if more > 0 and not BYTES.grants(limit, total, of_key, own, more):
+        own_amount, of_key = ask.held.get(account, 0), self._by_key[account].get(ask.key, 0)
+        increase = amount - own_amount
+        if increase > 0 and not BYTES.grants(limit, total, of_key, own_amount, increase):
             if account == "calls":
-                why = f"{total} calls over gRPC are under way, the limit is {limit}, of which each"
-                raise rejection(TooManyConnections, f"{why} API key leaves some to others;")
+                raise rejection(
+                    TooManyConnections,
+                    f"{total} calls over gRPC are under way, the limit is {limit}, of which each"
+                    " API key leaves some to others;",
+                )
             raise rejection(
                 BodiesFull if account == "bodies" else ResponsesFull,
                 f"overloaded: {account} in progress hold {total:,} bytes, this request needs"
-                f" {more:,} more, the limit is {limit:,}, of which a caller leaves"
+                f" {increase:,} more, the limit is {limit:,}, of which a caller leaves"
                 f" 1/{BYTES.ratio + 1} to others;",
             )
         self.keep(ask, account, amount)
 
     def keep(self, ask: Ask, account: Account, amount: float) -> None:
         """The same whatever the limit: it is held already."""
-        more = amount - ask.held.get(account, 0)
-        if not more:
+        increase = amount - ask.held.get(account, 0)
+        if not increase:
             return
         ask.held[account] = amount
-        self.total[account] += more
+        self.total[account] += increase
         by_key = self._by_key[account]
-        by_key[ask.key] = by_key.get(ask.key, 0) + more
+        by_key[ask.key] = by_key.get(ask.key, 0) + increase
         if not by_key[ask.key]:
             del by_key[ask.key]
 
     def before_s(self, account: Account, key: str, own_s: float) -> float:
         """Predicted seconds of this account that go before own_s of the key."""
         by_key = self._by_key[account]
-        others = (seconds for other, seconds in by_key.items() if other != key)
-        return served_before(own_s, by_key.get(key, 0), others)
+        other_keys_s = (seconds for other_key, seconds in by_key.items() if other_key != key)
+        return served_before(own_s, by_key.get(key, 0), other_keys_s)
 
     def check_load(self, ask: Ask, num_bytes: float = math.inf) -> None:
         """Overloaded if load shedding covers the request. It is cheapest to reject before the body
@@ -194,19 +202,21 @@ class Gate:
         model, the request is rejected only if load shedding covers it for every target that its key
         has asked for.
         """
-        model, asked = ask.names.get("model"), self.queue.backlogs(ask.key).items()
-        backlogs = [backlog for target, backlog in asked if model in (None, target.name)]
-        shed = [self._shed(backlog, ask.timeout_s, num_bytes) for backlog in backlogs]
-        if shed and shed[0] and all(shed):
-            raise self._overloaded(shed[0].kind)
+        model, pairs = ask.names.get("model"), self.queue.backlogs(ask.key).items()
+        backlogs = [backlog for target, backlog in pairs if model in (None, target.name)]
+        sheddings = [
+            self._active_shedding(backlog, ask.timeout_s, num_bytes) for backlog in backlogs
+        ]
+        if sheddings and sheddings[0] and all(sheddings):
+            raise self._overload(sheddings[0].kind)
 
     def is_bulk(self, ask: Ask, now: float) -> bool:
-        """Whether it is a bulk ask: one that ends in time whatever is computed, a large one, or one
-        of several sequences that a slow machine might not answer in the time of other asks."""
+        """True for a bulk ask: one that ends in time whatever is computed, a large one, or one of
+        several sequences that a slow machine might not answer in the time of other asks."""
         if ask.in_time:
             return True
-        num_sequences, most = len(ask.batch), min(MAX_TOKENS, self.limits["tokens"])
-        if num_sequences > MAX_SEQUENCES or ask.batch.num_tokens > most:
+        num_sequences, max_tokens = len(ask.batch), min(MAX_TOKENS, self.limits["tokens"])
+        if num_sequences > MAX_SEQUENCES or ask.batch.num_tokens > max_tokens:
             return True
         if num_sequences < 2:
             return False
@@ -255,13 +265,13 @@ class Gate:
             self._weigh_tokens(ask, ask.rows.num_missing_tokens, ask.until - now)
         self.queue.add(ask, now)
 
-    def too_late(self, ask: Ask, why: str) -> ServiceError:
-        """What an ask that ends in time is told where nothing would be there."""
+    def too_late(self, ask: Ask, reason: str) -> ServiceError:
+        """The error for an ask that ends in time where nothing would be there."""
         others_s = self.total["bulk_s"] - ask.held.get("bulk_s", 0)
         return rejection(
             DeadlineNotMet,
             f"max_time_ms is {1000 * ask.max_time_s:g}, and nothing would be scored in this"
-            f" time: {why}; allow more time, or",
+            f" time: {reason}; allow more time, or",
             max(1.0, others_s / self.queue.num_workers),
         )
 
@@ -305,17 +315,21 @@ class Gate:
         """An empty queue in place of one that failed. Its load shedding ends with its backlogs."""
         self.queue = FairQueue(self.queue.num_workers)
 
-    def _weigh_tokens(self, ask: Ask, more: int, time_s: float) -> None:
+    def _weigh_tokens(self, ask: Ask, num_tokens: int, time_s: float) -> None:
         """QueueFull without space for so many tokens more. Expired or DeadlineNotMet if it is
         predicted to take longer than it has."""
         backlog, limit, waiting = ask.backlog, self.limits["tokens"], self.queue.num_tokens
         # a backlog leaves space to other backlogs, and its large asks leave some to its small asks
-        if not TOKENS.grants(limit, waiting, backlog.num_tokens, 0, more):
-            self._start_shedding(ask, more, math.inf, QueueFull)
-            raise self._overloaded(QueueFull, f" of at most {limit:,}, too many to add {more:,}")
-        if self.shedding and (shed := self._shed(backlog, time_s, TINY_RATIO * more)):
-            raise self._overloaded(shed.kind)
-        own_s = OWN_MARGIN * (more * ask.target.s_per_token) / self.queue.num_workers
+        if not TOKENS.grants(limit, waiting, backlog.num_tokens, 0, num_tokens):
+            self._start_shedding(ask, num_tokens, math.inf, QueueFull)
+            raise self._overload(
+                QueueFull, f" of at most {limit:,}, too many to add {num_tokens:,}"
+            )
+        if self.shedding and (
+            shedding := self._active_shedding(backlog, time_s, TINY_RATIO * num_tokens)
+        ):
+            raise self._overload(shedding.kind)
+        own_s = OWN_MARGIN * (num_tokens * ask.target.s_per_token) / self.queue.num_workers
         if not waiting:
             # Only runs correct a rate: so what is not hopelessly late runs as a trial. Each
             # rejection raises the rate, so that one wrong measurement does not reject for ever.
@@ -325,30 +339,34 @@ class Gate:
                     f"deadline: computing takes about {1000 * own_s:.0f} ms,"
                     f" {1000 * time_s:.0f} ms are left: allow more time or send less"
                 )
-        elif (finish_s := self._finish_s(ask, more, own_s, time_s)) > time_s:
-            self._start_shedding(ask, more, SIMILAR_TIME * time_s, DeadlineNotMet)
-            raise self._overloaded(
+        elif (finish_s := self._finish_s(ask, num_tokens, own_s, time_s)) > time_s:
+            self._start_shedding(ask, num_tokens, SIMILAR_TIME * time_s, DeadlineNotMet)
+            raise self._overload(
                 DeadlineNotMet,
                 f"; the answer would take {finish_s:.3g} s, the deadline is in {time_s:.3g} s",
             )
 
-    def _overloaded(self, kind: type[ServiceError], why: str = "") -> ServiceError:
-        queued = f"overloaded: {self.queue.num_tokens:,} tokens are queued{why};"
-        return rejection(kind, queued, self.queue.wait_s())
+    def _overload(self, kind: type[ServiceError], reason: str = "") -> ServiceError:
+        message = f"overloaded: {self.queue.num_tokens:,} tokens are queued{reason};"
+        return rejection(kind, message, self.queue.wait_s())
 
-    def _start_shedding(self, ask: Ask, more: int, time_s: float, kind: type[ServiceError]) -> None:
+    def _start_shedding(
+        self, ask: Ask, num_tokens: int, time_s: float, kind: type[ServiceError]
+    ) -> None:
         """Until a micro-batch of the backlog is taken. Then the next request is admitted, whatever
         its size: if load shedding ended with each small gap, only the smallest requests would be
         admitted."""
         backlog: Backlog = ask.backlog
-        if 2 * more > backlog.num_tokens:
+        if 2 * num_tokens > backlog.num_tokens:
             return  # it was rejected for its own size, which says nothing about others
         mean = backlog.num_tokens // backlog.num_waiting
         until = backlog.num_tokens - ask.target.token_budget
         self.shedding[backlog] = LoadShedding(time_s, mean, until, kind)
 
-    def _shed(self, backlog: Backlog, time_s: float, token_bound: float) -> LoadShedding | None:
-        """What rejects a request of no more tokens for this backlog, if anything does."""
+    def _active_shedding(
+        self, backlog: Backlog, time_s: float, token_bound: float
+    ) -> LoadShedding | None:
+        """The shedding that rejects a request of no more tokens for this backlog, if any does."""
         shedding = self.shedding.get(backlog)
         if shedding is None:
             return None
@@ -358,26 +376,26 @@ class Gate:
         is_covered = time_s <= shedding.time_s and token_bound >= shedding.num_tokens
         return shedding if is_covered else None
 
-    def _finish_s(self, ask: Ask, more: int, own_s: float, time_s: float) -> float:
+    def _finish_s(self, ask: Ask, num_tokens: int, own_s: float, time_s: float) -> float:
         """Predicted time until the ask is computed, which takes own_s: after all that waits, or
         earlier if its turns come earlier."""
-        queue, worker_s = self.queue, more * ask.target.s_per_token
+        queue, worker_s = self.queue, num_tokens * ask.target.s_per_token
         last_s = own_s + WAIT_FACTOR * queue.wait_s()
         if last_s <= time_s:
             return last_s  # early enough: the rest costs more time
         # worker time that goes to others first: of the same backlog, of a tiny ask only what is as
         # small; then of the key's other targets, then of other keys
-        own: Backlog = ask.backlog
-        num_before, targets_s = own.num_tokens, list[float]()
+        own_backlog: Backlog = ask.backlog
+        num_before, targets_s = own_backlog.num_tokens, list[float]()
         keys_s = defaultdict[KeyBacklogs, float](float)
-        if TINY_RATIO * more * own.num_waiting <= own.num_tokens:
-            num_before = more * bisect_left(own.by_size, (more, math.inf))
+        if TINY_RATIO * num_tokens * own_backlog.num_waiting <= own_backlog.num_tokens:
+            num_before = num_tokens * bisect_left(own_backlog.by_size, (num_tokens, math.inf))
         for target, backlogs in queue.active.items():
-            for other in backlogs:
-                other_s = other.num_tokens * target.s_per_token
-                if other.owner is not own.owner:
-                    keys_s[other.owner] += other_s
-                elif other is not own:
+            for other_backlog in backlogs:
+                other_s = other_backlog.num_tokens * target.s_per_token
+                if other_backlog.owner is not own_backlog.owner:
+                    keys_s[other_backlog.owner] += other_s
+                elif other_backlog is not own_backlog:
                     targets_s.append(other_s)
         key_s = served_before(worker_s, num_before * ask.target.s_per_token, targets_s)
         others_s = served_before(worker_s, key_s, keys_s.values()) / queue.num_workers
@@ -386,12 +404,12 @@ class Gate:
         return min(last_s, own_s + BATCHES_BEFORE * largest_s + WAIT_FACTOR * others_s)
 
 
-def rejection(kind: type[ServiceError], why: str, wait_s: float = 1.0) -> ServiceError:
-    """What a request is told that must come again, after wait_s. why: without its last words."""
-    return kind(f"{why} retry in {max(1, math.ceil(wait_s))} s", retry_after_s=wait_s)
+def rejection(kind: type[ServiceError], reason: str, wait_s: float = 1.0) -> ServiceError:
+    """The error of a request that must come again, after wait_s. reason: without its last words."""
+    return kind(f"{reason} retry in {max(1, math.ceil(wait_s))} s", retry_after_s=wait_s)
 
 
-def served_before(own: float, of_flow: float, of_others: Iterable[float]) -> float:
-    """What is served before something that needs `own`, if fairly: all that its own flow waits for,
-    and of each other flow no more than its own is given meanwhile."""
-    return of_flow + sum(min(of_flow + own, other) for other in of_others)
+def served_before(need: float, of_flow: float, of_others: Iterable[float]) -> float:
+    """The amount that is served before a `need`, if fairly: all that its own flow waits for, and of
+    each other flow no more than its own is given meanwhile."""
+    return of_flow + sum(min(of_flow + need, waiting) for waiting in of_others)

@@ -17,14 +17,14 @@ def check(ask: Ask, settings: Settings) -> None:
     ask.precision = ask.precision or ask.model.default_precision
     if ask.dimensions is not None:
         ask.outputs = tuple(output.with_dimensions(ask.dimensions) for output in ask.outputs)
-    for what, value, limit in (
+    for noun, value, limit in (
         ("sequences", len(padding.lengths), settings.max_sequences),
         ("tokens with pads", ask.real_tokens + ask.pad_tokens, settings.max_padded_tokens),
         ("real tokens", batch.num_tokens, settings.max_tokens),
     ):
         if value > limit:
             raise InvalidInput(
-                f"{ask.field} has {value} {what}, the limit is {limit}: send less at once",
+                f"{ask.field} has {value} {noun}, the limit is {limit}: send less at once",
                 param=ask.field,
             )
     _check_tokens(ask)
@@ -33,7 +33,7 @@ def check(ask: Ask, settings: Settings) -> None:
         if bundle.manifest.as_it_is and not output.is_of(bundle):
             raise InvalidInput(
                 f"{bundle.ref} is served as it is: it has no {output.name}, and answers with"
-                f" {', '.join(own.name for own in bundle.manifest.as_it_is)}. Ask /v1/infer",
+                f" {', '.join(kind.name for kind in bundle.manifest.as_it_is)}. Ask /v1/infer",
                 param="model",
             )
         output.check(bundle)
@@ -112,24 +112,24 @@ def _check_tokens(ask: Ask) -> None:
     types, limit = ask.batch.types, limits.type_vocab_size
     # zeros are accepted for every model: callers' tokenizers write them
     if types is not None and (outside := _outside(ask.padding, types, limit)):
-        why = f"types of {bundle.ref} are 0 to {limit - 1}"
+        reason = f"types of {bundle.ref} are 0 to {limit - 1}"
         if limit == 1:
-            why = f"{bundle.ref} takes no token types: leave them out, or send zeros"
-        raise InvalidInput(f"token_type_ids{outside}: {why}", param="token_type_ids")
+            reason = f"{bundle.ref} takes no token types: leave them out, or send zeros"
+        raise InvalidInput(f"token_type_ids{outside}: {reason}", param="token_type_ids")
 
 
 def _too_long(ask: Ask, row: int) -> InvalidInput:
     """For a sequence that the model does not take, or not in this server's memory."""
     bundle, length = ask.model.bundle, int(ask.padding.lengths[row])
-    most = bundle.manifest.limits.max_positions
-    why = f"the limit of {bundle.ref} is {most}"
-    if length <= most:
-        held, limit = bundle.run_bytes(length) / 2**20, ask.model.max_run_bytes / 2**20
-        why = (
-            f"which take {held:,.0f} MiB of memory in a run of {bundle.ref}, the limit is"
+    max_length = bundle.manifest.limits.max_positions
+    reason = f"the limit of {bundle.ref} is {max_length}"
+    if length <= max_length:
+        run_mib, limit = bundle.run_bytes(length) / 2**20, ask.model.max_run_bytes / 2**20
+        reason = (
+            f"which take {run_mib:,.0f} MiB of memory in a run of {bundle.ref}, the limit is"
             f" {limit:,.0f} (ADDNORM_MAX_RUN_BYTES): send at most {ask.model.longest} tokens"
         )
-    return InvalidInput(f"{ask.field}[{row}] has {length} real tokens, {why}", param=ask.field)
+    return InvalidInput(f"{ask.field}[{row}] has {length} real tokens, {reason}", param=ask.field)
 
 
 def _outside(padding: Padding, values: Ints, limit: int) -> str | None:
@@ -153,7 +153,7 @@ def _place(padding: Padding, index: int) -> tuple[int, int]:
 
 
 def _smaller(ask: Ask) -> str:
-    """What to ask for instead."""
+    """A remedy: what to ask for instead."""
     if ask.answer_bytes is not None:
         return f"send less in {ask.field} at once"
     for output in sorted(ask.outputs, key=lambda output: output.is_derived):

@@ -47,8 +47,8 @@ class Readiness:
         self.draining = False  # set once, when the server begins to shut down
         self._models, self._scheduler, self._retry = models, scheduler, retry
         self._timeout_s, self._fresh_s = timeout_s, fresh_s
-        self._asked: dict[Target, Ask] = {}  # known-answer tests without an answer so far
-        self._wrong = WeakSet[Target]()  # whose last test failed
+        self._open_tests: dict[Target, Ask] = {}  # known-answer tests without an answer so far
+        self._wrong_targets = WeakSet[Target]()  # whose last test failed
         self._flight: asyncio.Task[Failures] | None = None
         self._landed = 0.0
 
@@ -61,8 +61,10 @@ class Readiness:
         """NotReady names the models that fail, of all or of this name, and says why."""
         if self.draining:
             raise NotReady("the server is shutting down", retry_after_s=1)
-        if wrong := [what for model, what in await self.find_failures() if name in (None, model)]:
-            raise NotReady("; ".join(wrong), retry_after_s=1)
+        if faults := [
+            fault for model, fault in await self.find_failures() if name in (None, model)
+        ]:
+            raise NotReady("; ".join(faults), retry_after_s=1)
 
     async def find_failures(self) -> Failures:
         """Empty if every engine gave its known answer at most fresh_s ago."""
@@ -75,57 +77,63 @@ class Readiness:
 
     async def _ask_all(self) -> Failures:
         models = self._models.all()
-        served = {target for model in models for target in model.targets.values()}
-        self._asked = {target: ask for target, ask in self._asked.items() if target in served}
-        loaded = [model for model in models if model.is_loaded]
-        engines = [(model, precision) for model in loaded for precision in model.targets]
+        served_targets = {target for model in models for target in model.targets.values()}
+        self._open_tests = {
+            target: ask for target, ask in self._open_tests.items() if target in served_targets
+        }
+        loaded_models = [model for model in models if model.is_loaded]
+        engines = [(model, precision) for model in loaded_models for precision in model.targets]
         try:
-            wrong = await asyncio.gather(*(self._ask(*engine) for engine in engines))
+            faults = await asyncio.gather(*(self._ask(*engine) for engine in engines))
         finally:
             self._landed = time.monotonic()
-        failed = [
-            (model.name, f"{model.bundle.ref} {precision} {what}")
-            for (model, precision), what in zip(engines, wrong, strict=True)
-            if what
+        failures = [
+            (model.name, f"{model.bundle.ref} {precision} {fault}")
+            for (model, precision), fault in zip(engines, faults, strict=True)
+            if fault
         ]
         # what is unloaded is ready, unless the last load failed
         for model in models:
             reason = self._models.reason(model.bundle.ref)
             if not model.is_loaded and reason:
-                failed.append((model.name, reason))
+                failures.append((model.name, reason))
                 self._retry(model)  # who reads this check sends no request that would
-        return failed if models else [("", "no model is served")]
+        return failures if models else [("", "no model is served")]
 
     async def _ask(self, model: Model, precision: str) -> str | None:
         """A sentence that says what is wrong; None if nothing is."""
         assert model.bundle.certificate
         known_answer = model.bundle.certificate["known_answer"][precision]
         target = model.targets[precision]
-        ask = self._asked.get(target)
+        ask = self._open_tests.get(target)
         if ask is None or not self._scheduler.holds(ask):
-            ask = self._asked[target] = Ask(id="known answer")
+            ask = self._open_tests[target] = Ask(id="known answer")
             ask.target, ask.batch = target, selfcheck.known_answer_batch(known_answer)
             ask.rows = AskedRows(ask.batch, ("every",))
             self._scheduler.submit_first(ask)
         await self._wait_for(ask)
         if not ask.future.done():  # it stays where it is
             is_early = time.monotonic() < ask.submitted + self._scheduler.run_timeout_s
-            if is_early and target not in self._wrong and self._scheduler.proceeds(self._timeout_s):
+            if (
+                is_early
+                and target not in self._wrong_targets
+                and self._scheduler.proceeds(self._timeout_s)
+            ):
                 return None
-            self._wrong.add(target)
+            self._wrong_targets.add(target)
             return f"does not answer its known-answer test within {self._timeout_s:g} s"
-        del self._asked[target]
-        self._wrong.add(target)
+        del self._open_tests[target]
+        self._wrong_targets.add(target)
         try:
             ask.future.result()
         except Exception as error:  # whatever it is, the next check asks again
-            what = error.message if isinstance(error, ServiceError) else type(error).__name__
-            return f"does not answer its known-answer test: {what}"
-        rows = ask.rows.gathered().rows
+            cause = error.message if isinstance(error, ServiceError) else type(error).__name__
+            return f"does not answer its known-answer test: {cause}"
+        rows = ask.rows.gather().rows
         assert rows
         if not selfcheck.gives_known_answer(known_answer, rows, precision):
             return "does not give its known answer"
-        self._wrong.discard(target)
+        self._wrong_targets.discard(target)
         return None
 
     async def _wait_for(self, ask: Ask) -> None:

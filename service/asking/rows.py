@@ -25,11 +25,11 @@ class AskedRows:
         picks: Sequence[Pick],
         d_model: int = 0,
         digests: Sequence[bytes] | None = None,
-        found: Mapping[bytes, Mapping[Pick, Kept]] = NOTHING,
+        kept_by_digest: Mapping[bytes, Mapping[Pick, Kept]] = NOTHING,
         hold: Hold | None = None,
     ) -> None:
         """picks: what is kept. d_model: width of picked rows. digests: of each sequence; None: all
-        are computed. found: what the cache holds, by digest. hold: is given what was kept of
+        are computed. kept_by_digest: what the cache holds. hold: is given what was kept of
         sequences; what it is given must be copied."""
         self.batch, self._picks, self._hold = batch, picks, hold
         # if it was looked for: how many sequences the cache had, how many it had not, and how many
@@ -37,14 +37,16 @@ class AskedRows:
         self.lookups: tuple[int, int, int] | None = None
         # for each sequence the first one that is equal: itself, if none before
         self._equal_to: Sequence[int] = range(len(batch))
-        self._held: Mapping[int, Mapping[Pick, Kept]] = {}  # what the cache had, of first ones
+        self._hits: Mapping[int, Mapping[Pick, Kept]] = {}  # what the cache had, of first ones
         self.missing: Sequence[int] = range(len(batch))  # first ones that must be computed
         if digests is not None:
             first: dict[bytes, int] = {}
             self._equal_to = [first.setdefault(digest, at) for at, digest in enumerate(digests)]
-            self._held = {first[digest]: kept for digest, kept in found.items()}
-            self.missing = [index for digest, index in first.items() if digest not in found]
-            num_held = sum(one in self._held for one in self._equal_to)
+            self._hits = {first[digest]: by_pick for digest, by_pick in kept_by_digest.items()}
+            self.missing = [
+                index for digest, index in first.items() if digest not in kept_by_digest
+            ]
+            num_held = sum(index in self._hits for index in self._equal_to)
             num_missed = len(batch) - num_held
             self.lookups = num_held, num_missed, num_missed - len(self.missing)
         self.lengths: Sequence[int] = batch.lengths.tolist()
@@ -69,68 +71,68 @@ class AskedRows:
         places: slice | Ints = slice(None)
         if len(sequences) < len(self.missing):
             offsets = offsets_of(self.batch.lengths[sequences])
-            at = sequences if self._place is None else [self._place[one] for one in sequences]
+            at = sequences if self._place is None else [self._place[index] for index in sequences]
             places = np.asarray(at)
         if "every" in self._picks:
-            own = rows.on_host()
+            host_rows = rows.on_host()
             if isinstance(places, slice):  # all come at once: they are kept as they are
-                self._rows["every"] = own
+                self._rows["every"] = host_rows
             else:  # they are copied to their places
                 # worker threads may get the first rows at the same time: all use the memory of one
                 if not (kept_rows := self._rows.get("every")):
-                    memory = own.allocate(self.num_missing_tokens)
+                    memory = host_rows.allocate(self.num_missing_tokens)
                     kept_rows = self._rows.setdefault("every", memory)
                 start = 0
                 for place in places.tolist():
                     first, last = self._offsets[place], self._offsets[place + 1]
                     end = start + last - first
-                    for kept, part in zip(kept_rows, own, strict=True):
-                        kept[first:last] = part[start:end]
+                    for array, part in zip(kept_rows, host_rows, strict=True):
+                        array[first:last] = part[start:end]
                     start = end
             if self._hold:
-                self._hold(sequences, "every", spans(own, offsets))
+                self._hold(sequences, "every", spans(host_rows, offsets))
         for pick, vectors in self._picked.items():
-            vectors[places] = made = pooled(rows, offsets[:-1], offsets[1:], pick, sequences)
+            vectors[places] = pooled_rows = pooled(rows, offsets[:-1], offsets[1:], pick, sequences)
             if self._hold:
-                self._hold(sequences, pick, list(made))
+                self._hold(sequences, pick, list(pooled_rows))
         self._received += sequences
 
     def leave_out_missing(self) -> list[int]:
         """Gathers from now on only those whose rows are there: these. More may be received after
         that, and change nothing."""
-        there = {*self._held, *self._received}
-        own = [index for index, first in enumerate(self._equal_to) if first in there]
-        self._equal_to = [self._equal_to[index] for index in own]
+        there = {*self._hits, *self._received}
+        indices = [index for index, first in enumerate(self._equal_to) if first in there]
+        self._equal_to = [self._equal_to[index] for index in indices]
         self._place = {index: at for at, index in enumerate(self.missing)}
-        return own
+        return indices
 
-    def gathered(self) -> KeptRows:
-        """What is kept of all sequences, once the missing ones were received. NotFinite if a
+    def gather(self) -> KeptRows:
+        """The rows kept of all sequences, once the missing ones were received. NotFinite if a
         vector that is made of the cache's rows is not."""
         place, all_rows = self._place, self._rows.get("every")
         if place is None:
             return KeptRows(all_rows, self._picked)
         if "every" in self._picks:
-            new = spans(all_rows, self._offsets) if all_rows else []
+            new_rows = spans(all_rows, self._offsets) if all_rows else []
             rows = [
-                new[place[first]] if first in place else cast(Rows, self._held[first]["every"])
+                new_rows[place[first]] if first in place else cast(Rows, self._hits[first]["every"])
                 for first in self._equal_to
             ]
             return KeptRows(Rows(*map(np.concatenate, zip(*rows, strict=True))), {})
-        made = dict[Pooling, Floats]()
+        by_pooling = dict[Pooling, Floats]()
         for pick, vectors in self._picked.items():
-            each = list[Floats]()
+            parts = list[Floats]()
             for first in self._equal_to:
                 if first in place:
-                    each.append(vectors[place[first]])
-                elif pick in (held := self._held[first]):
-                    each.append(cast(Floats, held[pick]))
+                    parts.append(vectors[place[first]])
+                elif pick in (by_pick := self._hits[first]):
+                    parts.append(cast(Floats, by_pick[pick]))
                 else:
-                    own = cast(Rows, held["every"])
-                    start, end = np.array([0]), np.array([own.num_tokens])
-                    each.append(pooled(own, start, end, pick, [first])[0])
-            made[pick] = np.stack(each)
-        return KeptRows(None, made)
+                    token_rows = cast(Rows, by_pick["every"])
+                    start, end = np.array([0]), np.array([token_rows.num_tokens])
+                    parts.append(pooled(token_rows, start, end, pick, [first])[0])
+            by_pooling[pick] = np.stack(parts)
+        return KeptRows(None, by_pooling)
 
 
 def spans(rows: Rows, offsets: Ints) -> list[Rows]:

@@ -68,8 +68,8 @@ class Scheduler:
         # those that take from the queue; guarded by `changed`
         self._workers: list[Worker] = []
         # replaced ones, whose session runs have not returned; guarded by `changed`
-        self._hung: list[Worker] = []
-        self._settled = -math.inf  # when a run last ended; guarded by `changed`
+        self._hung_workers: list[Worker] = []
+        self._last_end = -math.inf  # of a run; guarded by `changed`
 
     def start(self, observers: Sequence[Observer] = ()) -> None:
         """Starts the worker threads and the watchdog."""
@@ -100,26 +100,28 @@ class Scheduler:
             self.changed.notify()
 
     def holds(self, ask: Ask) -> bool:
-        """Whether the ask waits, or a worker runs it."""
+        """True while the ask waits, or a worker runs it."""
         with self.changed:
-            taken = (
-                own.ask
+            running_asks = (
+                sequence.ask
                 for worker in self._workers
                 for micro in worker.todo
-                for own in micro.sequences
+                for sequence in micro.sequences
             )
-            return self.gate.queue.asks.get(ask.number) is ask or ask in taken
+            return self.gate.queue.asks.get(ask.number) is ask or ask in running_asks
 
     @property
     def num_hung(self) -> int:
         """Replaced workers whose session runs have not returned: each still holds a thread and
         memory."""
         with self.changed:
-            self._hung = [worker for worker in self._hung if worker.thread.is_alive()]
-            return len(self._hung)
+            self._hung_workers = [
+                worker for worker in self._hung_workers if worker.thread.is_alive()
+            ]
+            return len(self._hung_workers)
 
     def proceeds(self, within_s: float) -> bool:
-        """Whether the workers are busy and do not hang: a run ended in the last within_s, or one
+        """True if the workers are busy and do not hang: a run ended in the last within_s, or one
         may take so long."""
         with self.changed:
             running = [worker.todo[0] for worker in self._workers if worker.todo]
@@ -127,7 +129,7 @@ class Scheduler:
                 micro.taken + SLOWED_DOWN * micro.num_tokens * micro.target.s_per_token
                 for micro in running
             )
-            return time.monotonic() < max(self._settled + within_s, *slowest, -math.inf)
+            return time.monotonic() < max(self._last_end + within_s, *slowest, -math.inf)
 
     def num_queued_tokens(self) -> int:
         with self.changed:
@@ -139,7 +141,7 @@ class Scheduler:
             return self.gate.queue.wait_s()
 
     def is_idle(self) -> bool:
-        """Whether nothing waits and a worker has nothing to do."""
+        """True if nothing waits and a worker has nothing to do."""
         with self.changed:
             return not self.gate.queue.asks and self.num_busy < self.num_workers
 
@@ -192,14 +194,17 @@ class Scheduler:
                 self.changed.notify()  # a large sequence may wait for its memory
                 return True
             del worker.todo[0]
-            self._settled = now
+            self._last_end = now
             if not isinstance(outcome, Exception):
                 self.gate.queue.settle(micro, None, now)
             elif len(micro.parts) == 1:
                 self.gate.queue.settle(micro, outcome, now)
             else:  # again, ask by ask: only one is at fault
-                how = micro.taken, micro.on_all_cores
-                worker.todo = [MicroBatch(micro.target, own, *how) for _, own in micro.parts]
+                target, taken, on_all_cores = micro.target, micro.taken, micro.on_all_cores
+                worker.todo = [
+                    MicroBatch(target, sequences, taken, on_all_cores)
+                    for _, sequences in micro.parts
+                ]
         return True
 
     def _take(self, worker: Worker) -> MicroBatch | None:
@@ -223,11 +228,11 @@ class Scheduler:
         """The next micro-batch. It runs on all cores if the other workers would be idle for most of
         its run on one thread: all that waits and runs is less. Bulk asks that wait do not count."""
         queue = self.gate.queue
-        running = [micro for other in self._workers for micro in other.todo]
-        num_busy = sum(bool(other.todo) for other in self._workers)
+        running = [micro for peer in self._workers for micro in peer.todo]
+        num_busy = sum(bool(peer.todo) for peer in self._workers)
         has_large = False
-        for other in (*self._workers, *self._hung):
-            if other.todo and other.todo[0].is_large and other.thread.is_alive():
+        for peer in (*self._workers, *self._hung_workers):
+            if peer.todo and peer.todo[0].is_large and peer.thread.is_alive():
                 has_large = True
         micro = queue.take(time.monotonic(), self.num_workers - num_busy, has_large)
         if micro is None:
@@ -236,7 +241,7 @@ class Scheduler:
         if micro.is_bulk:  # another worker may run more of the ask, if not before then now
             self.changed.notify()
         elif micro.target.run_on_all_cores:
-            others_s = sum(other.num_tokens * other.target.s_per_token for other in running)
+            others_s = sum(run.num_tokens * run.target.s_per_token for run in running)
             others_s += sum(target.num_tokens * target.s_per_token for target in queue.active)
             own_s = micro.num_tokens * micro.target.s_per_token
             micro.on_all_cores = others_s < (self.num_workers - 1) * own_s / 2
@@ -278,7 +283,7 @@ class Scheduler:
         """Fails the worker's asks and starts another worker. A late result of its session run is
         ignored."""
         self._workers.remove(worker)
-        self._hung.append(worker)
+        self._hung_workers.append(worker)
         error = RunTimedOut(f"inference did not end within {self.run_timeout_s:g} s")
         with self._using_queue(worker):
             for micro in worker.todo:
@@ -304,22 +309,22 @@ def compute(micro: MicroBatch) -> AnyRows:
     assert rows.num_tokens == micro.num_tokens
     if rows.not_finite():
         raise next(
-            NotFinite(output, own.sequence_index)
-            for own, (start, end) in zip(micro.sequences, pairwise(batch.offsets), strict=True)
+            NotFinite(output, sequence.sequence_index)
+            for sequence, (start, end) in zip(micro.sequences, pairwise(batch.offsets), strict=True)
             if (output := rows.span(start, end).not_finite())
         )
-    for (_, sequences), asked in zip(micro.parts, micro.rows, strict=True):
-        end = start + sum(own.length for own in sequences)
-        asked.receive([own.sequence_index for own in sequences], rows.span(start, end))
+    for (_, sequences), ask_rows in zip(micro.parts, micro.rows, strict=True):
+        end = start + sum(sequence.length for sequence in sequences)
+        ask_rows.receive([sequence.sequence_index for sequence in sequences], rows.span(start, end))
         start = end
     return rows
 
 
 def service_error(error: Exception) -> Exception:
-    """What callers are told of any error of a session, or of what became of its rows. MemoryError
-    stays as it is: any stage may raise it."""
+    """The error that callers get for any error of a session, or of what became of its rows.
+    MemoryError stays as it is: any stage may raise it."""
     if isinstance(error, ServiceError | MemoryError):
         return error
-    told = ServiceError(f"inference failed: {type(error).__name__}")
-    told.__cause__ = error
-    return told
+    failure = ServiceError(f"inference failed: {type(error).__name__}")
+    failure.__cause__ = error
+    return failure

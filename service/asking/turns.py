@@ -52,8 +52,8 @@ class KeyTurns(Flow):
 class Turn:
     """One work, while it waits and while it runs."""
 
-    def __init__(self, of: "Turns", flow: KeyTurns, ask: Ask, number: int) -> None:
-        self.of, self.flow, self.ask, self.number = of, flow, ask, number
+    def __init__(self, turns: "Turns", flow: KeyTurns, ask: Ask, number: int) -> None:
+        self.turns, self.flow, self.ask, self.number = turns, flow, ask, number
         self.since = flow.seconds / OLDER_RATIO
         self.seconds = 0.0  # that it worked before its present slice
         self.began = self.piece_began = 0.0  # of the present slice, and of the present piece
@@ -69,13 +69,13 @@ class Turn:
             raise self.error
 
     def pass_checkpoint(self) -> None:
-        self.of.pass_checkpoint(self)
+        self.turns.pass_checkpoint(self)
 
 
 def worked_s() -> float:
     """A clock of this thread's work, which stands still while other work goes first."""
     if isinstance(turn := this_thread.work, Turn):
-        return turn.of.worked_s(turn)
+        return turn.turns.worked_s(turn)
     return time.monotonic()
 
 
@@ -108,21 +108,21 @@ class Turns:
         ask: Ask,
         work: Callable[Arguments, Done],
         *args: Arguments.args,
-        **named: Arguments.kwargs,
+        **options: Arguments.kwargs,
     ) -> Done:
-        """What the work returns or raises. Expired or ClientGone as soon as nobody waits for it:
+        """Returns or raises as the work does. Expired or ClientGone as soon as nobody waits for it:
         the work ends at its next checkpoint."""
-        result: Future[Done] = Future()
+        future: Future[Done] = Future()
         with self._lock:
             flow = self._keys.setdefault(ask.key, KeyTurns())
             turn = Turn(self, flow, ask, next(self._numbers))
-            turn.start = partial(self._work, turn, partial(work, *args, **named), result)
+            turn.start = partial(self._work, turn, partial(work, *args, **options), future)
             flow.later.append(turn)
             self._crowded[flow] = None
             begun = self._give_slots()
         self._begin(begun)
         try:
-            return await self._handover.result(result, ask)
+            return await self._handover.result(future, ask)
         except BaseException:
             with self._lock:
                 self._give_up(turn)
@@ -131,7 +131,7 @@ class Turns:
             raise
 
     async def call(self, work: Callable[[], Done]) -> Done:
-        """What the work makes, for nobody in particular."""
+        """The work's value, for nobody in particular."""
         return await self.run(Ask(timeout_s=CALL_S), work)
 
     def pass_checkpoint(self, turn: Turn) -> None:
@@ -164,7 +164,7 @@ class Turns:
                     self._give_up(turn)
         self._executor.shutdown()
 
-    def _work(self, turn: Turn, work: Callable[[], Done], result: "Future[Done]") -> None:
+    def _work(self, turn: Turn, work: Callable[[], Done], future: "Future[Done]") -> None:
         """On a thread of its own."""
         if turn.is_over:  # the executor took it, and found no thread for it
             return
@@ -176,12 +176,12 @@ class Turns:
         except BaseException as error:
             self._end(turn)
             with suppress(InvalidStateError):  # nobody waits for it any more
-                result.set_exception(error)
-            del result  # the error has this frame, and must not be kept alive by it
+                future.set_exception(error)
+            del future  # the error has this frame, and must not be kept alive by it
         else:
             self._end(turn)
             with suppress(InvalidStateError):
-                result.set_result(done)
+                future.set_result(done)
         finally:
             this_thread.work = before
 
@@ -254,7 +254,7 @@ class Turns:
         flow, turn.error = turn.flow, ClientGone("the caller left before the answer")
         if turn in flow.later:
             flow.later.remove(turn)
-        entry = next((one for one in flow.waiting if one[2] is turn), None)
+        entry = next((waiter for waiter in flow.waiting if waiter[2] is turn), None)
         if entry is None:
             return
         flow.waiting.remove(entry)

@@ -24,7 +24,7 @@ from addnorm.service.wire.codec.validation import Strict, agreed
 from addnorm.service.wire.dialect_errors import COHERE_ERRORS
 from addnorm.service.wire.route import Protocol, Route
 from addnorm.service.wire.texts.json_answers import JsonAnswer, Ranking, ranked, usage
-from addnorm.service.wire.texts.sequences import OneText, Strings, typed
+from addnorm.service.wire.texts.sequences import OneText, Strings, add_type_prompt
 from addnorm.service.wire.texts.text_tasks import RerankOptions, score_pairs
 from addnorm.service.wire.texts.texts import (
     PRECISION,
@@ -87,7 +87,7 @@ RERANK_EXAMPLES: dict[str, Any] = {
 async def rerank(body: RerankRequest, ask: Ask, tools: Tools) -> Encode:
     """InvalidInput names the field."""
     model = ask.find_model(tools.models, ask.names.get("model", body.model), "rerank")
-    check_limit("truncate_prompt_tokens", body.truncate_prompt_tokens, model, whole=-1)
+    check_limit("truncate_prompt_tokens", body.truncate_prompt_tokens, model, model_limit=-1)
     num_best = agreed(top_n=body.top_n, top_k=body.top_k) or None
     documents = [text if isinstance(text, str) else text.text for text in body.documents]
     pairs = [(body.query, document) for document in documents]
@@ -243,7 +243,7 @@ async def embed(is_v1: bool, body: EmbedRequest, ask: Ask, tools: Tools) -> Enco
         texts = TextsToTokenize.prompted(field, sent, cut, model, alias)
     else:
         plain = TextsToTokenize(field, sent, cut, model)
-        texts = typed(plain, "input_type", body.input_type, alias)
+        texts = add_type_prompt(plain, "input_type", body.input_type, alias)
     texts = texts._replace(left=body.truncate == "START", keeps_prompt=True, can_cut=False)
     ask.batch, ask.padding = await tools.texts.tokenize(texts, ask)
     dtypes = dict.fromkeys(_dtype(kind) for kind in types)

@@ -194,7 +194,7 @@ def _task(body: HuggingFaceRequest, model: Model, texts: list[Text]) -> tuple[ty
     found = next(tasks, (Strict, None))
     if found[1] is text_tasks.fill_masks and body.parameters is None:
         # Python's client sends parameters with every task but this one, JavaScript's with none
-        mask = Pieces.of(model.tokenizer.library).mask if model.tokenizer else None
+        mask = Pieces.from_tokenizer(model.tokenizer.library).mask if model.tokenizer else None
         if not (mask and all(mask[1] in text for text in texts)):
             return Strict, None
     return found

@@ -141,7 +141,7 @@ async def embed(body: EmbeddingsRequest, ask: Ask, tools: Tools) -> Encode:
     ask.outputs, ask.precision = (output,), body.precision or ask.precision
     ask.binary = (body.encoding_format or jinas) == "base64"
     # the sequences
-    check_limit("truncate_prompt_tokens", body.truncate_prompt_tokens, model, whole=-1)
+    check_limit("truncate_prompt_tokens", body.truncate_prompt_tokens, model, model_limit=-1)
     truncate = agreed(
         truncate=None if body.truncate is None else body.truncate not in (False, "NONE"),
         truncation=body.truncation,
@@ -386,7 +386,7 @@ def _written(body: CompletionRequest, index: int, ask: Ask) -> dict[str, Any]:
         num_shown = len(ids) if body.echo else 1
     start = len(ids) - num_shown
     texts = scoring.texts_of([*ids, *candidates.flat], library)
-    text, begins = scoring.joined(ids, texts, library)
+    text, begins = scoring.join_tokens(ids, texts, library)
     shown: dict[str, Any] | None = None
     if (num := body.logprobs) is not None:
         # a prompt's first token has no candidates

@@ -134,7 +134,7 @@ def _texts(
     body: _Asked, field: str, sent: list[Any], task: Task, ask: Ask, tools: Tools
 ) -> TextsToTokenize:
     model, prompt_name = ask.find_model_and_prompt(tools.models, body.model, None, task)
-    check_limit("truncate_prompt_tokens", body.truncate_prompt_tokens, model, whole=-1)
+    check_limit("truncate_prompt_tokens", body.truncate_prompt_tokens, model, model_limit=-1)
     cut = tools.texts.cuts(None if body.truncate_prompt_tokens is None else True)
     made = TextsToTokenize.prompted(field, sent, cut, model, prompt_name)
     return made._replace(can_cut=False)

@@ -33,7 +33,7 @@ from addnorm.service.server.connection import wrong_head
 from addnorm.service.server.error_response import error_response, note_error
 from addnorm.service.server.table import Table
 from addnorm.service.wire.codec import openapi
-from addnorm.service.wire.codec.negotiation import sliced
+from addnorm.service.wire.codec.negotiation import slices
 from addnorm.service.wire.route import ASK, Parts
 from addnorm.service.wire.serving import answer
 from addnorm.service.wire.telemetry.report import Reporter
@@ -201,7 +201,7 @@ class Sending:
             message["headers"] = [*message["headers"], *added]
         messages = [message]
         if self.is_large and not is_head:
-            pieces = sliced(message.get("body", b""), SENT_BYTES)
+            pieces = slices(message.get("body", b""), SENT_BYTES)
             messages = [{**message, "body": piece, "more_body": True} for piece in pieces]
             if not message.get("more_body", False):
                 # the server accepts the last part only once the caller has taken the others
@@ -283,7 +283,7 @@ def _fastapi(table: Table, parts: Parts, errors: Middleware) -> FastAPI:
             for each in table.protocols
             if each.reference
         ],
-        openapi_url=None,  # probes.py has a route that makes the document off the event loop
+        openapi_url=None,  # operations.py has a route that makes the document off the event loop
         docs_url=None,
         redoc_url=None,
         redirect_slashes=False,  # to wherever the caller's Host header says

@@ -63,14 +63,14 @@ SENT: dict[int, tuple[str, ServiceError]] = {  # status -> what it means, and on
 
 
 class ErrorFormat(NamedTuple):
-    """How a dialect tells of errors. body: the type of what the envelope makes."""
+    """Tells of errors as a dialect does. body: the type of what the envelope makes."""
 
     envelope: Envelope
     body: type[BaseModel]
     documented: Responses
 
     def only(self, *statuses: int) -> Responses:
-        """What a route documents that has no others."""
+        """The documentation of a route that has no other statuses."""
         return {status: self.documented[status] for status in statuses}
 
 
@@ -82,17 +82,17 @@ def error_format(name: str, **fields: tuple[Any, Callable[[ServiceError], Any]])
         return {field: value(error) for field, (_, value) in fields.items()}
 
     types: dict[str, Any] = {field: (kind, ...) for field, (kind, _) in fields.items()}
-    return _documented(envelope, create_model(name, **types))
+    return _build_format(envelope, create_model(name, **types))
 
 
-def shared(name: str, until_read: ErrorFormat, *dialects: ErrorFormat) -> ErrorFormat:
+def shared_format(name: str, until_read: ErrorFormat, *dialects: ErrorFormat) -> ErrorFormat:
     """A path that these dialects share: until its body tells which is meant, `until_read`."""
-    either: Any = RootModel[Union[tuple(each.body for each in dialects)]]  # type: ignore[misc]  # noqa: UP007
+    either: Any = RootModel[Union[tuple(dialect.body for dialect in dialects)]]  # type: ignore[misc]  # noqa: UP007
     doc = "Once the body is read, the dialect's own."
-    return _documented(until_read.envelope, create_model(name, __base__=either, __doc__=doc))
+    return _build_format(until_read.envelope, create_model(name, __base__=either, __doc__=doc))
 
 
-def _documented(envelope: Envelope, body: type[BaseModel]) -> ErrorFormat:
+def _build_format(envelope: Envelope, body: type[BaseModel]) -> ErrorFormat:
     """SENT, as the envelope has it."""
     documented: Responses = {
         status: {
@@ -166,8 +166,8 @@ class Told(BaseModel):
 def _typesafes(error: ServiceError) -> Any:
     """A list of what is wrong with the body, as FastAPI writes it, or one error of another kind."""
     if isinstance(error, InvalidInput):
-        where = ["body", *([error.param] if error.param else [])]
-        return [{"loc": where, "msg": error.message, "type": "value_error"}]
+        loc = ["body", *([error.param] if error.param else [])]
+        return [{"loc": loc, "msg": error.message, "type": "value_error"}]
     return {"error_type": error.type, "message": error.message}
 
 
@@ -177,10 +177,14 @@ SYSTEM_ONE_ERRORS.documented[422] = SYSTEM_ONE_ERRORS.documented.pop(400)
 STATUSES: Mapping[Envelope, Mapping[int, int]] = {SYSTEM_ONE_ERRORS.envelope: {400: 422}}
 # where TEI's clients and others look for the message
 TEI_OR_OTHERS = error_format("SharedError", error=MESSAGE, error_type=TEIS_TYPE, message=MESSAGE)
-RERANK_ERRORS = shared("RerankError", TEI_OR_OTHERS, TEI_OR_OTHERS, TEI_ERRORS, COHERE_ERRORS)
-TOKENIZE_ERRORS = shared("TokenizeError", TEI_OR_OTHERS, TEI_OR_OTHERS, TEI_ERRORS, OPENAI_ERRORS)
-ROOT_ERRORS = shared("RootError", TEI_ERRORS, TEI_ERRORS, HUGGING_FACE_ERRORS)
-OF_MODEL_ERRORS = shared(
+RERANK_ERRORS = shared_format(
+    "RerankError", TEI_OR_OTHERS, TEI_OR_OTHERS, TEI_ERRORS, COHERE_ERRORS
+)
+TOKENIZE_ERRORS = shared_format(
+    "TokenizeError", TEI_OR_OTHERS, TEI_OR_OTHERS, TEI_ERRORS, OPENAI_ERRORS
+)
+ROOT_ERRORS = shared_format("RootError", TEI_ERRORS, TEI_ERRORS, HUGGING_FACE_ERRORS)
+OF_MODEL_ERRORS = shared_format(
     "OfModelError",
     HUGGING_FACE_ERRORS,
     TEI_ERRORS,

@@ -81,23 +81,23 @@ class Route:
 
     @cached_property
     def path_format(self) -> str:
-        """What it is called in the report, as FastAPI's routes have it."""
+        """The route's name in the report, as FastAPI's routes have it."""
         return PARAMETER.sub(r"{\1}", self.path)
 
     def documentation(self, errors: ErrorFormat) -> dict[str, Any]:
         """Arguments for FastAPI's `add_api_route`. errors: the dialect's."""
         responses = (self.errors or errors).documented
-        shown = {JSON: {"examples": examples(self.answers)}} if self.answers else {}
-        if content := {**shown, **self.media_types, **self.answer_types}:
+        example_content = {JSON: {"examples": examples(self.answers)}} if self.answers else {}
+        if content := {**example_content, **self.media_types, **self.answer_types}:
             responses = {200: {"content": content}, **responses}
-        own = [
+        path_parameters = [
             {"name": name, "in": "path", "required": True, "schema": {"type": "string"}}
             for name in PARAMETER.findall(self.path)
         ]
         # the place of the parameters, which the document keeps
-        described: dict[str, Any] = {"parameters": own} if own else {}
-        described |= json_body(self.body, self.examples, self.is_ours, **self.media_types)
-        described["parameters"] = [*own, DEADLINE]
+        operation: dict[str, Any] = {"parameters": path_parameters} if path_parameters else {}
+        operation |= json_body(self.body, self.examples, self.is_ours, **self.media_types)
+        operation["parameters"] = [*path_parameters, DEADLINE]
         return {
             "endpoint": _nothing_calls_it,
             "methods": ["POST"],
@@ -105,7 +105,7 @@ class Route:
             "summary": self.summary,
             "response_model": self.response,
             "responses": responses,
-            "openapi_extra": described,
+            "openapi_extra": operation,
             "generate_unique_id_function": by_name,
             **self.documented,
         }
@@ -118,7 +118,7 @@ async def _nothing_calls_it() -> None:
 
 @dataclass(frozen=True)
 class Parts:
-    """What requests are answered with."""
+    """All that requests are answered with."""
 
     settings: Settings
     tools: Tools
@@ -152,14 +152,14 @@ class FastApiRoute:
 
     def documentation(self, errors: ErrorFormat) -> dict[str, Any]:
         """Arguments for FastAPI's `add_api_route`."""
-        own = {"name": self.name, "generate_unique_id_function": by_name} if self.name else {}
+        naming = {"name": self.name, "generate_unique_id_function": by_name} if self.name else {}
         return {
             "endpoint": self.answer,
             "methods": [self.method],
             "summary": self.summary,
             "responses": self.errors,
             "include_in_schema": self.summary is not None,
-            **own,
+            **naming,
             **self.documented,
         }
 

@@ -18,7 +18,7 @@ from addnorm.service.errors import (
     UnsupportedMediaType,
 )
 from addnorm.service.wire.codec.decoding import RawRequest, Tools, held_bytes
-from addnorm.service.wire.codec.foreign_fields import told
+from addnorm.service.wire.codec.foreign_fields import header_value
 from addnorm.service.wire.codec.negotiation import (
     JSON,
     SAME_CODINGS,
@@ -67,28 +67,28 @@ async def answer(
     if not route.infers:  # the answer is counted as it is once it is sent
         num_made = ANSWER_BYTES * min(len(body), settings.max_tokens)
         gate.hold(ask, "responses", num_made)
-    made = await decode(route, RawRequest(body, headers), ask, parts.tools)
+    product = await decode(route, RawRequest(body, headers), ask, parts.tools)
     gate.hold(ask, "bodies", 0)
     del body  # it must not be held while the answer is computed
     if not route.infers:
-        other = made if isinstance(made, Payload) else Payload([made])
-        if (num := sum(map(len, other.parts))) > (limit := settings.max_response_bytes):
+        reply = product if isinstance(product, Payload) else Payload([product])
+        if (num := sum(map(len, reply.parts))) > (limit := settings.max_response_bytes):
             raise InvalidInput(
                 f"the answer has {num} bytes, the limit is {limit}"
                 " (ADDNORM_MAX_RESPONSE_BYTES): send less at once"
             )
-        more = _left_out(ask) if ask.cut or ask.ignored else {}
-        return other._replace(headers={**other.headers, **more})
-    ask.encode = made
+        extra_headers = _left_out(ask) if ask.cut or ask.ignored else {}
+        return reply._replace(headers={**reply.headers, **extra_headers})
+    ask.encode = product
     if coding := wanted_coding(headers):
-        ask.coding, ask.encode = coding, partial(compressing, made, coding)
-    del made
+        ask.coding, ask.encode = coding, partial(compressing, product, coding)
+    del product
     payload: Payload = await parts.answers.answer(ask)
-    own = headers_of(ask)
+    ask_headers = headers_of(ask)
     if payload.times:
-        own |= payload.times(ask)
+        ask_headers |= payload.times(ask)
     ask.forget()
-    return payload._replace(headers={**payload.headers, **own}, times=None)
+    return payload._replace(headers={**payload.headers, **ask_headers}, times=None)
 
 
 def seconds_of(headers: Headers, name: str) -> float:
@@ -119,16 +119,16 @@ async def receive_body(headers: Headers, receive: Receive, ask: Ask, parts: Part
     if int(declared) > QUICK_BYTES:  # reject it before it is sent, if it has no space now
         gate.hold(ask, "bodies", int(declared))
         gate.hold(ask, "bodies", 0)
-    pieces, num_bytes, more = list[bytes](), 0, True
+    pieces, num_bytes, has_more = list[bytes](), 0, True
     try:
         async with asyncio.timeout(limit_s):
-            while more and num_bytes <= max_bytes:
+            while has_more and num_bytes <= max_bytes:
                 message = await receive()
                 if message["type"] == "http.disconnect":
                     raise ClientGone(f"the caller left after {num_bytes} bytes of the body")
                 pieces.append(message.get("body", b""))
-                num_bytes, more = num_bytes + len(pieces[-1]), message.get("more_body", False)
-                if more or len(pieces) > 1:  # most come whole, and count once they are read
+                num_bytes, has_more = num_bytes + len(pieces[-1]), message.get("more_body", False)
+                if has_more or len(pieces) > 1:  # most come whole, and count once they are read
                     gate.hold(ask, "bodies", num_bytes)
     except TimeoutError:
         raise RequestTimeout(f"the body did not arrive within {limit_s:g} s") from None
@@ -140,30 +140,30 @@ async def receive_body(headers: Headers, receive: Receive, ask: Ask, parts: Part
 
 
 async def decode(route: Route, raw: RawRequest, ask: Ask, tools: Tools) -> Any:
-    """What the row's function makes of the body. InvalidInput names the field. On a shared path
-    errors have the dialect's envelope once it is known."""
-    found, kind, bodies = route.decode, route.body, tools.bodies
+    """The product of the row's function of the body: see `Decode`. InvalidInput names the field. On
+    a shared path errors have the dialect's envelope once it is known."""
+    decoder, kind, bodies = route.decode, route.body, tools.bodies
     if route.reads == "bytes":
-        assert callable(found)
-        return await found(raw, ask, tools)
+        assert callable(decoder)
+        return await decoder(raw, ask, tools)
     if route.reads == "json" and (media_type := sent_type(raw.headers)) != JSON:
         raise UnsupportedMediaType(f"Content-Type is {media_type!r}: send {JSON}")
     negotiate(raw.headers, (JSON,))
-    how = raw.body, bodies.settings, route.keeps_nulls
-    value = await bodies.read(len(raw.body), ask, parse, *how)
-    if not callable(found):
-        field = next((field for field in found if field in value), None)
+    arguments = raw.body, bodies.settings, route.keeps_nulls
+    value = await bodies.read(len(raw.body), ask, parse, *arguments)
+    if not callable(decoder):
+        field = next((field for field in decoder if field in value), None)
         if field is None:
-            raise InvalidInput(f"{' or '.join(found)} is missing: one of them tells the dialect")
-        kind, ask.envelope, found = found[field]
+            raise InvalidInput(f"{' or '.join(decoder)} is missing: one of them tells the dialect")
+        kind, ask.envelope, decoder = decoder[field]
     body = await bodies.fit(kind, value, ask, len(raw.body))
     del value  # it must not be held beside what was made of it
-    return await found(body, ask, tools)
+    return await decoder(body, ask, tools)
 
 
 def headers_of(ask: Ask) -> dict[str, str]:
-    """What computed the answer, how long each stage took, how many texts were scored, and what was
-    left out."""
+    """Headers of what computed the answer, how long each stage took, how many texts were scored,
+    and what was left out."""
     stages = (f"{stage};dur={seconds * 1000:.2f}" for stage, seconds in ask.stages_s.items())
     fingerprint = ask.engine.fingerprint.digest
     headers = {FINGERPRINT_HEADER: fingerprint, "server-timing": ", ".join(stages)}
@@ -177,4 +177,4 @@ def headers_of(ask: Ask) -> dict[str, str]:
 def _left_out(ask: Ask) -> dict[str, str]:
     """Ends of texts, and fields."""
     headers = {TRUNCATED_HEADER: str(len(ask.cut))} if ask.cut else {}
-    return headers | ({IGNORED_HEADER: told(ask.ignored)} if ask.ignored else {})
+    return headers | ({IGNORED_HEADER: header_value(ask.ignored)} if ask.ignored else {})

@@ -16,7 +16,7 @@ import orjson
 import pytest
 
 from addnorm.service.asking.ask import Ask
-from addnorm.service.asking.cost import FADE_S, Cost, Rate, measured
+from addnorm.service.asking.cost import FADE_S, Cost, Rate, measure
 from addnorm.service.asking.turns import Turns
 from addnorm.service.engine.checkpoint import checkpoint
 from addnorm.service.engine.outputs import Activations, Logits, Output, TopLogits, Value
@@ -278,11 +278,11 @@ def test_a_small_answer_is_predicted_to_take_what_its_rows_and_bytes_take(few: M
 def test_time_that_others_take_is_not_counted_as_the_works(is_done: bool) -> None:
     """The clock stands still meanwhile, also where the work is given up."""
     rate, clock = Rate(), iter([100.0, 115.0])
-    with suppress(Expired), measured(rate, 3, lambda: next(clock)):
+    with suppress(Expired), measure(rate, 3, lambda: next(clock)):
         if not is_done:
             raise Expired("late")
     assert rate.s_per_unit == 5.0
-    with measured(rate, 0, lambda: 0.0):  # without units it tells nothing
+    with measure(rate, 0, lambda: 0.0):  # without units it tells nothing
         pass
     assert rate.s_per_unit == 5.0
 

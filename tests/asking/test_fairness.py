@@ -42,7 +42,7 @@ def simulated(*groups: Group, seconds: float = 10) -> dict[str, Outcome]:
 @pytest.mark.parametrize("long", [LONG, of(512), of(*[128] * 8)], ids=["8x512", "512", "8x128"])
 @pytest.mark.parametrize("model", ["same", "other"])
 @pytest.mark.parametrize("callers", [2, 12, 60])
-def test_beside_any_backlog_of_long_jobs_a_small_one_waits_for_three_micro_batches_at_most(
+def test_beside_any_backlog_of_long_asks_a_small_one_waits_for_three_micro_batches_at_most(
     small: Lengths, long: Lengths, model: str, callers: int
 ) -> None:
     its = target()
@@ -58,7 +58,7 @@ def test_beside_any_backlog_of_long_jobs_a_small_one_waits_for_three_micro_batch
 
 @pytest.mark.parametrize("model", ["same", "other"])
 @pytest.mark.parametrize("callers", [12, 40])  # 40 do not fit into the queue
-def test_a_tiny_job_with_a_second_is_not_rejected_beside_long_ones_with_half_a_minute(
+def test_a_tiny_ask_with_a_second_is_not_rejected_beside_long_ones_with_half_a_minute(
     model: str, callers: int
 ) -> None:
     its = target()
@@ -72,7 +72,7 @@ def test_a_tiny_job_with_a_second_is_not_rejected_beside_long_ones_with_half_a_m
 
 
 @pytest.mark.parametrize("small", [TINY, of(100)], ids=["3", "100"])
-def test_a_long_job_still_finishes_under_a_flood_of_small_ones(small: Lengths) -> None:
+def test_a_long_ask_still_finishes_under_a_flood_of_small_ones(small: Lengths) -> None:
     """Its 4,096 tokens take 0.34 s alone, the 20,000 tokens that wait before it 1.7 s at most."""
     its = target()
     seen = simulated(Group("long", LONG, its), Group("small", small, its, callers=200))
@@ -81,7 +81,7 @@ def test_a_long_job_still_finishes_under_a_flood_of_small_ones(small: Lengths) -
     assert seen["long"].late == seen["small"].late == 0
 
 
-def test_a_key_with_one_job_does_not_wait_for_the_hundred_of_another() -> None:
+def test_a_key_with_one_ask_does_not_wait_for_the_hundred_of_another() -> None:
     its = target()
     seen = simulated(Group("many", of(100), its, 100, key="a"), Group("one", of(100), its, key="b"))
     assert max(seen["one"].micro_batches) <= 3
@@ -89,7 +89,7 @@ def test_a_key_with_one_job_does_not_wait_for_the_hundred_of_another() -> None:
     assert seen["many"].good_tokens + seen["one"].good_tokens > 0.95 * 10 * 2 * RATE
 
 
-def test_a_key_with_one_long_job_waits_half_as_long_as_twelve_of_another() -> None:
+def test_a_key_with_one_long_ask_waits_half_as_long_as_twelve_of_another() -> None:
     its = target()
     seen = simulated(Group("many", LONG, its, 12, key="a"), Group("one", LONG, its, key="b"))
     assert np.median(seen["one"].waits_s) < float(np.median(seen["many"].waits_s)) / 2
@@ -124,10 +124,10 @@ def flood(name: str, its: Target, times: float = 5, key: str = "", begins_s: flo
 
 
 @pytest.mark.parametrize("deadline_s", [1, 2])
-def test_a_flood_costs_neither_goodput_nor_deadlines_nor_the_large_jobs_nor_much_reading(
+def test_a_flood_costs_neither_goodput_nor_deadlines_nor_the_large_asks_nor_much_reading(
     deadline_s: float,
 ) -> None:
-    """One worker of 1,000 tokens a second, offered five times as much in jobs of 60 tokens."""
+    """One worker of 1,000 tokens a second, offered five times as much in asks of 60 tokens."""
     its = Target(no_rows, 100)
     its.tokens_per_s = 1000
 

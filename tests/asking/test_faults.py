@@ -1,4 +1,4 @@
-"""A fault costs its own job only: poisoned jobs, hung workers, observers that raise."""
+"""A fault costs its own ask only: poisoned asks, hung workers, observers that raise."""
 
 import threading
 import time
@@ -65,14 +65,14 @@ def scheduling(
 def reserve(scheduler: Scheduler) -> Iterator[None]:
     """The only worker is busy meanwhile, so that what is submitted runs together."""
     engine = Hanging()
-    job = submit_to(scheduler, Target(engine, 1), batch([POISON]), 30)
+    ask = submit_to(scheduler, Target(engine, 1), batch([POISON]), 30)
     engine.hangs.acquire()
     yield
     engine.go.set()
-    values(job)
+    values(ask)
 
 
-def test_only_the_poisoned_job_fails_and_its_mates_are_answered() -> None:
+def test_only_the_poisoned_ask_fails_and_its_mates_are_answered() -> None:
     metrics = Metrics()
     with scheduling(1, metrics) as scheduler:
         target = Target(poisoned, 100, "model")
@@ -80,7 +80,7 @@ def test_only_the_poisoned_job_fails_and_its_mates_are_answered() -> None:
             mates = [submit_to(scheduler, target, batch([i, i], [i, i, i]), 30) for i in (1, 2)]
             bad = submit_to(scheduler, target, batch([3, 3], [POISON, 3, 3]), 30)
             mates.append(submit_to(scheduler, target, batch([4, 4], [4, 4, 4]), 30))
-        assert [values(job) for job in mates] == [[[i, i], [i, i, i]] for i in (1, 2, 4)]
+        assert [values(ask) for ask in mates] == [[[i, i], [i, i, i]] for i in (1, 2, 4)]
         with pytest.raises(ServiceError, match="inference failed: ValueError"):
             bad.future.result(PATIENCE_S)
         # together, then its own share
@@ -97,13 +97,13 @@ def overflowing(batch: Batch) -> Rows:
     return Rows(*(np.full_like(part, np.nan) for part in rows))
 
 
-def test_only_the_job_whose_rows_are_not_finite_fails() -> None:
+def test_only_the_ask_whose_rows_are_not_finite_fails() -> None:
     with scheduling(1) as scheduler:
         target = Target(overflowing, 100, "model")
         with reserve(scheduler):
             mates = [submit_to(scheduler, target, batch([i, i]), 30) for i in (1, 2)]
             bad = submit_to(scheduler, target, batch([3, 3], [POISON, 3]), 30)
-        assert [values(job) for job in mates] == [[[i, i]] for i in (1, 2)]
+        assert [values(ask) for ask in mates] == [[[i, i]] for i in (1, 2)]
         with pytest.raises(NotFinite, match=r"^activations of sequence 0 are not finite"):
             bad.future.result(PATIENCE_S)
 
@@ -117,9 +117,9 @@ def test_one_value_that_is_not_finite_is_found_in_any_output(output: str, value:
         return rows
 
     with scheduling(1) as scheduler:
-        job = submit_to(scheduler, Target(broken, 100), batch([1, 2], [3, 4]), 30)
+        ask = submit_to(scheduler, Target(broken, 100), batch([1, 2], [3, 4]), 30)
         with pytest.raises(NotFinite, match=f"^{output} of sequence 1 are not finite") as failed:
-            job.future.result(PATIENCE_S)
+            ask.future.result(PATIENCE_S)
     assert (failed.value.status, failed.value.code) == (500, "not_finite")
 
 
@@ -163,7 +163,7 @@ def test_vectors_of_any_finite_length_are_normalized(scale: float) -> None:
         ("logits", {"logits": {"positions": "last", "top_k": 2}}),
     ],
 )
-def test_finite_rows_whose_output_overflows_fail_their_job_alone(
+def test_finite_rows_whose_output_overflows_fail_their_ask_alone(
     small: Path, output: str, options: dict[str, object]
 ) -> None:
     inference = inference_of(small)
@@ -189,16 +189,16 @@ def test_finite_rows_whose_output_overflows_fail_their_job_alone(
                 assert error["message"].startswith(f"{output} of sequence 2 are not f"[:28])
 
 
-def test_rows_that_do_not_fit_their_sequences_fail_the_job_and_not_the_worker_thread() -> None:
+def test_rows_that_do_not_fit_their_sequences_fail_the_ask_and_not_the_worker_thread() -> None:
     engines: list[Callable[[Batch], Rows]] = [
         lambda batch: echo(batch).span(0, batch.num_tokens - 1),
         lambda batch: echo(batch)._replace(norm_rstd=np.zeros((0, 1), np.float32)),
     ]
     with scheduling() as scheduler:
         for engine in engines:
-            job = submit_to(scheduler, Target(engine, 100), batch([1, 2], [3]), 30)
+            ask = submit_to(scheduler, Target(engine, 100), batch([1, 2], [3]), 30)
             with pytest.raises(ServiceError, match="inference failed: AssertionError"):
-                job.future.result(PATIENCE_S)
+                ask.future.result(PATIENCE_S)
         assert values(submit_to(scheduler, Target(echo, 100), batch([8]), 30)) == [[8]]
 
 
@@ -222,7 +222,7 @@ class Breaking(Target):
 
 
 @pytest.mark.parametrize("what", ["ends", "fails", "hangs"])
-def test_an_error_of_the_queue_ends_no_thread_and_leaves_no_job_waiting(
+def test_an_error_of_the_queue_ends_no_thread_and_leaves_no_ask_waiting(
     what: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Wherever it is raised: in each round the queue looks once more before it breaks."""
@@ -233,13 +233,13 @@ def test_an_error_of_the_queue_ends_no_thread_and_leaves_no_job_waiting(
             target, scheduler.run_timeout_s = Breaking(run, num_looks), 2.0
             with reserve(scheduler):
                 scheduler.submit_first(first := ask_of(target, batch([4])))
-                jobs = [first]
+                asks = [first]
                 for sequences in ([[3, 3]], [[POISON], [2, 2]]):
                     with suppress(KeyError):
-                        jobs.append(submit_to(scheduler, target, batch(*sequences), 30))
+                        asks.append(submit_to(scheduler, target, batch(*sequences), 30))
             if what == "hangs":
                 scheduler.run_timeout_s = 0.1
-            errors = [job.future.exception(PATIENCE_S) for job in jobs]
+            errors = [ask.future.exception(PATIENCE_S) for ask in asks]
             num_broken += any("KeyError" in str(error) for error in errors)
             assert eventually(lambda: scheduler.num_busy == 0)
             assert scheduler.num_queued_tokens() == target.num_tokens == 0
@@ -259,8 +259,8 @@ def test_an_observer_that_raises_costs_nobody_an_answer(caplog: pytest.LogCaptur
     metrics = Metrics()
     with scheduling(1, Broken(), metrics) as scheduler:
         for token in (8, 9):
-            job = submit_to(scheduler, Target(echo, 100, "model"), batch([token]), 30)
-            assert values(job) == [[token]]
+            ask = submit_to(scheduler, Target(echo, 100, "model"), batch([token]), 30)
+            assert values(ask) == [[token]]
     assert "cannot count" in caplog.text
     assert value(metrics, "addnorm_micro_batch_tokens_count", model="model") == 2
 
@@ -299,12 +299,12 @@ def test_mates_answered_before_a_retry_hangs_keep_their_answers() -> None:
     with scheduling(1, run_timeout_s=2.0) as scheduler:
         target = Target(fail_together, 100)
         with reserve(scheduler):
-            jobs = [submit_to(scheduler, target, batch([token]), 30) for token in (1, POISON, 2)]
-        assert values(jobs[0]) == [[1]]
+            asks = [submit_to(scheduler, target, batch([token]), 30) for token in (1, POISON, 2)]
+        assert values(asks[0]) == [[1]]
         scheduler.run_timeout_s = 0.2
-        for job in jobs[1:]:
+        for ask in asks[1:]:
             with pytest.raises(RunTimedOut):
-                job.future.result(PATIENCE_S)
+                ask.future.result(PATIENCE_S)
         engine.go.set()
 
 

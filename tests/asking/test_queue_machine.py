@@ -1,4 +1,4 @@
-"""The queue in any order of events: its sums are right after each, and every job ends.
+"""The queue in any order of events: its sums are right after each, and every ask ends.
 
 `--queue-steps 100000` tries more orders than the suite does.
 """
@@ -67,12 +67,12 @@ class AnyOrder(RuleBasedStateMachine):
     ) -> None:
         sequences = [row(next(self.tokens), length) for length in lengths]
         target, batch = self.targets[at], _batch(sequences)
-        job = ask_of(target, batch)
-        job.rows = (Full if is_full else AskedRows)(batch, ("every",))
-        job.until, job.is_bulk = self.now + time, is_bulk
-        job.backlog = self.queue.backlog(key, target, is_bulk)
-        self.queue.add(job, self.now)
-        self.expected[job] = sequences
+        ask = ask_of(target, batch)
+        ask.rows = (Full if is_full else AskedRows)(batch, ("every",))
+        ask.until, ask.is_bulk = self.now + time, is_bulk
+        ask.backlog = self.queue.backlog(key, target, is_bulk)
+        self.queue.add(ask, self.now)
+        self.expected[ask] = sequences
 
     @rule(at=TARGETS, length=st.integers(3, 9))
     def ask_known_answer(self, at: int, length: int) -> None:
@@ -84,15 +84,15 @@ class AnyOrder(RuleBasedStateMachine):
     def take(self, num_idle: int) -> None:
         micro = self.queue.take(self.now, num_idle)
         left = self.queue.asks.values()
-        assert micro or (num_idle == 1 and all(job.is_bulk for job in left)) or not left
+        assert micro or (num_idle == 1 and all(ask.is_bulk for ask in left)) or not left
         if micro:
             self.running.append(micro)
-            assert not any(job.future.done() for job, _ in micro.parts), "nobody waits for it"
-            assert len({job.is_bulk for job, _ in micro.parts}) == 1
-            if any(job.backlog is None for job, _ in micro.parts):
+            assert not any(ask.future.done() for ask, _ in micro.parts), "nobody waits for it"
+            assert len({ask.is_bulk for ask, _ in micro.parts}) == 1
+            if any(ask.backlog is None for ask, _ in micro.parts):
                 assert len(micro.sequences) == 1, "a known-answer test runs alone"
             else:
-                assert not any(job.backlog is None for job in self.queue.asks.values())
+                assert not any(ask.backlog is None for ask in self.queue.asks.values())
 
     @precondition(lambda self: self.running)
     @rule(at=st.integers(0, 3))
@@ -112,9 +112,9 @@ class AnyOrder(RuleBasedStateMachine):
         self._failed(self.running.pop(at % len(self.running)), ServiceError("broken"))
 
     def _failed(self, micro: MicroBatch, error: Exception) -> None:
-        """Its jobs run again one by one, as a worker has them run."""
-        if len(jobs := micro.parts) > 1:
-            self.running += [MicroBatch(micro.target, own, micro.taken) for _, own in jobs]
+        """Its asks run again one by one, as a worker has them run."""
+        if len(asks := micro.parts) > 1:
+            self.running += [MicroBatch(micro.target, own, micro.taken) for _, own in asks]
         else:
             self.queue.settle(micro, error, self.now)
 
@@ -135,18 +135,18 @@ class AnyOrder(RuleBasedStateMachine):
     def wait(self, seconds: int) -> None:
         self.now += seconds
         self.queue.sweep(self.now)
-        for job in self.queue.asks.values():
-            assert not job.future.done(), "a job waits that nobody waits for"
-            assert job.until > self.now
+        for ask in self.queue.asks.values():
+            assert not ask.future.done(), "an ask waits that nobody waits for"
+            assert ask.until > self.now
 
     @invariant()
     def counts_each_sequence_once(self) -> None:
         by_target, by_backlog = Counter[Target](), Counter[Backlog]()
-        for job in self.queue.asks.values():
-            if not job.is_bulk:
-                by_target[job.target] += job.num_tokens
-                by_backlog[job.backlog] += job.num_tokens
-            assert job.num_tokens == sum(sequence.length for sequence in job.waiting)
+        for ask in self.queue.asks.values():
+            if not ask.is_bulk:
+                by_target[ask.target] += ask.num_tokens
+                by_backlog[ask.backlog] += ask.num_tokens
+            assert ask.num_tokens == sum(sequence.length for sequence in ask.waiting)
         assert self.queue.num_tokens == sum(by_target.values())
         for target in self.targets:
             assert target.num_tokens == by_target[target]
@@ -155,18 +155,18 @@ class AnyOrder(RuleBasedStateMachine):
                 assert backlog.num_tokens == by_backlog[backlog]
 
     @invariant()
-    def knows_which_backlogs_have_jobs(self) -> None:
-        jobs = Counter(job.backlog for job in self.queue.asks.values() if job.backlog)
+    def knows_which_backlogs_have_asks(self) -> None:
+        asks = Counter(ask.backlog for ask in self.queue.asks.values() if ask.backlog)
         active = {(target, each) for target, those in self.queue.active.items() for each in those}
-        assert active == {(job.target, job.backlog) for job in self.queue.asks.values()} - {
+        assert active == {(ask.target, ask.backlog) for ask in self.queue.asks.values()} - {
             (target, None) for target in self.targets
         }
         assert all(self.queue.active.values())
-        for backlog, num_waiting in jobs.items():
+        for backlog, num_waiting in asks.items():
             assert backlog.num_waiting == num_waiting == len(backlog.by_age) == len(backlog.by_size)
-        owners = {each.owner for each in jobs}
-        assert sum(owner.num_waiting for owner in owners) == jobs.total()
-        num_bulk = sum(job.is_bulk for job in self.queue.asks.values())
+        owners = {each.owner for each in asks}
+        assert sum(owner.num_waiting for owner in owners) == asks.total()
+        num_bulk = sum(ask.is_bulk for ask in self.queue.asks.values())
         assert sum(owner.num_bulk for owner in owners) == self.queue.num_bulk == num_bulk
 
     @invariant()
@@ -175,12 +175,12 @@ class AnyOrder(RuleBasedStateMachine):
         assert len(running) == len(set(running))
 
     @invariant()
-    def loses_no_job(self) -> None:
+    def loses_no_ask(self) -> None:
         held = set(self.queue.asks.values())
         for micro in self.running:
             for own in micro.sequences:
                 held.add(own.ask)
-        assert all(job in held or job.future.done() for job in self.expected)
+        assert all(ask in held or ask.future.done() for ask in self.expected)
 
     def teardown(self) -> None:
         while self.running or self.queue.asks:
@@ -188,10 +188,10 @@ class AnyOrder(RuleBasedStateMachine):
                 self.end(0)
             self.take(3)
         assert self.queue.take(self.now) is None
-        for job, sequences in self.expected.items():
-            assert job.future.done(), "a job was lost"
-            if not job.future.cancelled() and not job.future.exception():
-                assert values(job) == sequences
+        for ask, sequences in self.expected.items():
+            assert ask.future.done(), "an ask was lost"
+            if not ask.future.cancelled() and not ask.future.exception():
+                assert values(ask) == sequences
         assert not self.queue.num_tokens
         assert not self.queue.active
 
@@ -200,7 +200,7 @@ def _batch(sequences: list[list[int]]) -> Batch:
     return Batch.of([np.array(sequence, np.int64) for sequence in sequences])
 
 
-def test_in_any_order_of_events_sums_are_right_and_every_job_ends(
+def test_in_any_order_of_events_sums_are_right_and_every_ask_ends(
     request: pytest.FixtureRequest,
 ) -> None:
     run_state_machine_as_test(  # type: ignore[no-untyped-call]

@@ -27,7 +27,7 @@ from tests.support.scheduling import (
 from tests.support.waiting import PATIENCE_S, eventually
 
 
-def test_a_micro_batch_holds_near_equal_lengths_of_all_jobs_within_the_budget() -> None:
+def test_a_micro_batch_holds_near_equal_lengths_of_all_asks_within_the_budget() -> None:
     queue, target = Queue(1000), Target(echo, 20)
     submit(queue, target, of_lengths(10, 1, 2))
     submit(queue, target, of_lengths(9, 1, 11))
@@ -35,7 +35,7 @@ def test_a_micro_batch_holds_near_equal_lengths_of_all_jobs_within_the_budget() 
     assert lengths(queue.take(0)) == [1, 1, 2, 11]
 
 
-def test_rows_of_a_job_that_ran_in_one_piece_are_not_copied_and_others_hold_no_micro_batch() -> (
+def test_rows_of_an_ask_that_ran_in_one_piece_are_not_copied_and_others_hold_no_micro_batch() -> (
     None
 ):
     queue, target = Queue(1000), Target(echo, 6)
@@ -52,8 +52,8 @@ def test_rows_of_a_job_that_ran_in_one_piece_are_not_copied_and_others_hold_no_m
     assert values(split) == [[4, 5, 6], [7, 8]]
     shared = [
         any(np.shares_memory(own, part) for rows in computed for part in rows)
-        for job in (whole, split)
-        for own in job.rows.gathered().rows or ()
+        for ask in (whole, split)
+        for own in ask.rows.gather().rows or ()
     ]
     assert shared == [True] * 3 + [False] * 3
 
@@ -163,7 +163,7 @@ def test_a_deadline_that_cannot_be_met_is_rejected_with_the_measured_wait() -> N
     submit(queue, target, of_lengths(10, 10, 10, 10), now=2, deadline=24)
 
 
-def test_a_tiny_job_is_promised_a_quick_turn_whatever_waits() -> None:
+def test_a_tiny_ask_is_promised_a_quick_turn_whatever_waits() -> None:
     queue, target = Queue(100_000), Target(echo, 10)
     target.tokens_per_s = 10
     for _ in range(20):
@@ -235,14 +235,14 @@ def test_a_rejection_sheds_its_own_key_and_model_only() -> None:
 
 def test_load_shedding_ends_when_callers_leave() -> None:
     queue, target = Queue(50), Target(echo, 10)
-    jobs = [submit(queue, target, of_lengths(10)) for _ in range(4)]
+    asks = [submit(queue, target, of_lengths(10)) for _ in range(4)]
     with pytest.raises(Overloaded, match="40 tokens are queued of at most 50"):
         submit(queue, target, of_lengths(10))
     with pytest.raises(Overloaded) as refused:
         queue.gate.check_load(head(1e6))
     assert refused.value.code == "queue_full"
-    for job in jobs:
-        job.future.cancel()
+    for ask in asks:
+        ask.future.cancel()
     assert queue.take(0) is None
     queue.gate.check_load(head(1e6))
 
@@ -265,7 +265,7 @@ def test_a_full_queue_has_room_for_the_small_and_for_other_models_and_keys() -> 
     assert queue.num_tokens <= queue.gate.limits["tokens"]
 
 
-def test_a_rejection_for_a_jobs_own_size_sheds_nobody_else() -> None:
+def test_a_rejection_for_an_asks_own_size_sheds_nobody_else() -> None:
     queue, target = Queue(1000), Target(echo, 10)
     target.tokens_per_s = 10
     submit(queue, target, of_lengths(10, 10), deadline=100)
@@ -287,7 +287,7 @@ def test_a_quiet_time_of_small_runs_does_not_hide_how_quick_full_ones_are() -> N
     assert target.tokens_per_s == pytest.approx(100)
 
 
-def test_expired_and_cancelled_jobs_are_dropped_before_they_are_computed() -> None:
+def test_expired_and_cancelled_asks_are_dropped_before_they_are_computed() -> None:
     queue, target = Queue(1000), Target(echo, 4)
     late = submit(queue, target, of_lengths(4, 4), deadline=5)
     gone = submit(queue, target, of_lengths(3))
@@ -301,7 +301,7 @@ def test_expired_and_cancelled_jobs_are_dropped_before_they_are_computed() -> No
     assert not kept.future.done()
 
 
-def test_a_failed_micro_batch_fails_its_jobs_only_and_frees_their_other_sequences() -> None:
+def test_a_failed_micro_batch_fails_its_asks_only_and_frees_their_other_sequences() -> None:
     queue, target = Queue(1000), Target(echo, 4)
     failed = submit(queue, target, of_lengths(4, 4))
     other = submit(queue, target, of_lengths(9))
@@ -326,9 +326,9 @@ def test_worker_threads_run_side_by_side_and_close_answers_what_was_accepted() -
     scheduler = Scheduler(gate_of(2, 1000))
     scheduler.start()
     target = Target(together, 4)
-    jobs = [submit_to(scheduler, target, of_lengths(4, 4), 30) for _ in range(5)]
+    asks = [submit_to(scheduler, target, of_lengths(4, 4), 30) for _ in range(5)]
     scheduler.close()
-    assert all(values(job) == [[4] * 4, [4] * 4] for job in jobs)
+    assert all(values(ask) == [[4] * 4, [4] * 4] for ask in asks)
 
 
 def test_what_goes_beside_a_large_sequence_is_small() -> None:
@@ -365,7 +365,7 @@ def test_one_large_sequence_runs_at_a_time_and_others_beside_it() -> None:
     submit_to(scheduler, target, of_lengths(3), 30)
     assert taken(other) == [3]
     other.todo = []
-    scheduler._workers, scheduler._hung = [other], [large]
+    scheduler._workers, scheduler._hung_workers = [other], [large]
     assert taken(other) == [], "a run that hangs holds its memory"
     large.todo = []
     assert taken(other) == [13]
@@ -384,7 +384,7 @@ def test_one_large_sequence_runs_at_a_time_and_others_beside_it() -> None:
 def test_a_micro_batch_runs_on_all_cores_while_other_workers_would_be_idle(
     own: list[int], others: list[int], is_wide: bool
 ) -> None:
-    """own: lengths of the job; others: of one that a worker runs already."""
+    """own: lengths of the ask; others: of one that a worker runs already."""
     gate, on_all_cores, on_one = threading.Event(), list[int](), list[int]()
 
     def held(batch: Batch) -> Rows:
@@ -407,8 +407,8 @@ def test_a_micro_batch_runs_on_all_cores_while_other_workers_would_be_idle(
     scheduler.start()
     if others:
         assert eventually(lambda: scheduler.num_busy == 1)
-    job = submit_to(scheduler, target, of_lengths(*own), 60)
-    assert [len(x) for x in values(job)] == own
+    ask = submit_to(scheduler, target, of_lengths(*own), 60)
+    assert [len(x) for x in values(ask)] == own
     gate.set()
     if others:
         first.future.result(PATIENCE_S)

@@ -104,16 +104,16 @@ def test_a_known_answer_test_goes_before_all_and_costs_nobody_a_turn() -> None:
     assert lengths(queue.take(0)) == [4]
 
 
-def test_nothing_of_a_target_or_a_job_outlives_them() -> None:
+def test_nothing_of_a_target_or_an_ask_outlives_them() -> None:
     """Models are swapped under load: what is kept of them would stay in memory."""
     queue, target = Queue(1000), Target(echo, 4)
     gc.disable()
     try:
-        job = submit(queue, target, of_lengths(2), key="a")
+        ask = submit(queue, target, of_lengths(2), key="a")
         run(queue, 0)
         queue.take(1)
-        kept = weakref.ref(job), weakref.ref(target)
-        del job, target
+        kept = weakref.ref(ask), weakref.ref(target)
+        del ask, target
         assert [reference() for reference in kept] == [None, None]
     finally:
         gc.enable()
@@ -121,8 +121,8 @@ def test_nothing_of_a_target_or_a_job_outlives_them() -> None:
     assert lengths(queue.take(1)) == [2]
 
 
-def test_ten_thousand_waiting_jobs_make_nobody_slow() -> None:
-    """About 30 us of CPU time each; looking at every job took 27 ms."""
+def test_ten_thousand_waiting_asks_make_nobody_slow() -> None:
+    """About 30 us of CPU time each; looking at every ask took 27 ms."""
     queue, made = Queue(10**9), [Target(echo, 256) for _ in range(4)]
     draws = np.random.default_rng(0)
     for target in made:

@@ -177,7 +177,7 @@ def test_a_prompt_of_one_token_has_null_only(client: httpx.Client) -> None:
 def test_without_a_tokenizer_tokens_are_called_by_their_ids() -> None:
     texts = scoring.texts_of([3, 1, 3], None)
     assert texts == {1: "token_id:1", 3: "token_id:3"}
-    assert scoring.joined([3, 1], texts, None) == ("token_id:3token_id:1", [0, 10])
+    assert scoring.join_tokens([3, 1], texts, None) == ("token_id:3token_id:1", [0, 10])
 
 
 def test_an_alias_puts_its_prompt_before_each_text(client: httpx.Client) -> None:

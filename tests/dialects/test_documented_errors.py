@@ -58,7 +58,7 @@ def sent(client: httpx.Client, service: Service) -> dict[str, set[str]]:
         "422": found["400"],  # of TypeSafe's clients
         "429": {_masked(_rejected())},
         "503": {_masked(OutOfMemory().message)},
-        "504": {_masked(Ask(timeout_s=30).expired().message)},
+        "504": {_masked(Ask(timeout_s=30).expiry().message)},
     }
 
 

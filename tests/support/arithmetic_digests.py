@@ -93,7 +93,9 @@ def entities() -> list[Any]:
     tokenizer.pre_tokenizer = Whitespace()
     encoding, labels = tokenizer.encode(text), ("O", "B-X", "I-X")
     scores = classification.probabilities(numbers(len(encoding), 3))
-    found = tagging.tagged(text, encoding, scores, labels, Pieces.of(tokenizer), "average", ())
+    found = tagging.tag_tokens(
+        text, encoding, scores, labels, Pieces.from_tokenizer(tokenizer), "average", ()
+    )
     return [tag.score for tag in found]
 
 

@@ -56,7 +56,7 @@ class Scored(NamedTuple):
     logit: np.float32
 
 
-def ranked(
+def rank_labels(
     scores: Floats, logits: AnyFloats, labels: Sequence[str], top_k: int | None = None
 ) -> list[Labelled]:
     """Scores `[labels]` of one sequence, highest first; equal ones in the order of the labels.
@@ -68,8 +68,8 @@ def ranked(
 
 
 def best(logits: Sequence[np.float32] | AnyFloats, top_k: int | None = None) -> list[int]:
-    """Indices of the logits, highest first; equal ones in their order. top_k: see `ranked`. Not of
-    scores, many of which are 0 or 1 to float32."""
+    """Indices of the logits, highest first; equal ones in their order. top_k: see `rank_labels`.
+    Not of scores, many of which are 0 or 1 to float32."""
     order: list[int] = np.argsort(-np.array(logits), kind="stable")[:top_k].tolist()
     return order
 
@@ -79,10 +79,10 @@ def entailment_index(labels: Sequence[str] | None, model: str = "the model") -> 
     for index, label in enumerate(labels or ()):
         if label.lower().startswith(ENTAILMENT):
             return index
-    known = f"its labels are {', '.join(map(repr, labels))}" if labels else "it has none"
+    label_list = f"its labels are {', '.join(map(repr, labels))}" if labels else "it has none"
     raise InvalidInput(
         f"{model} cannot do zero-shot classification: it needs a label whose name begins with"
-        f" {ENTAILMENT!r}, {known}",
+        f" {ENTAILMENT!r}, {label_list}",
         param="model",
     )
 
@@ -110,6 +110,6 @@ def zero_shot(
         contradiction = -1 if entailment == 0 else 0  # as transformers guesses it
         scores = probabilities(logits[:, [contradiction, entailment]], "softmax")[:, 1]
         against = logits[:, contradiction].astype(np.float64)
-        return ranked(scores, logits[:, entailment] - against, candidates)
+        return rank_labels(scores, logits[:, entailment] - against, candidates)
     scores = probabilities(logits[None, :, entailment], "softmax")[0]
-    return ranked(scores, logits[:, entailment], candidates)
+    return rank_labels(scores, logits[:, entailment], candidates)

@@ -12,19 +12,19 @@ from addnorm.service.engine.batch import Floats
 def shares(logits: Floats) -> list[float]:
     """Logits of the options `[n]` -> probabilities that sum to 1: their softmax. They depend on
     the options of this question alone."""
-    found: list[float] = probabilities(logits[None, :], "softmax")[0].tolist()
-    return found
+    option_shares: list[float] = probabilities(logits[None, :], "softmax")[0].tolist()
+    return option_shares
 
 
 def choice_confidence(shares: Sequence[float]) -> float:
-    """How far the likeliest option is above a uniform distribution: (max p - 1/n) / (1 - 1/n), so
+    """The likeliest option's distance above a uniform distribution: (max p - 1/n) / (1 - 1/n), so
     0 where all are alike and 1 where one is certain. shares: at least two."""
     uniform = 1 / len(shares)
     return (max(shares) - uniform) / (1 - uniform)
 
 
 def score_confidence(shares: Sequence[float]) -> float:
-    """How near the levels are to the likeliest one: 1 - d / u, at least 0. d is their expected
+    """The nearness of the levels to the likeliest one: 1 - d / u, at least 0. d is their expected
     distance from it, u the mean distance from the middle of as many levels that are all alike.
     shares: at least two; of equal ones the first counts as the likeliest."""
     num = len(shares)

@@ -24,7 +24,7 @@ class Candidate:
 
 
 def mask_positions(ids: Ints, pieces: Pieces, field: str) -> list[int]:
-    """Where the mask tokens of a text are. InvalidInput if there is none.
+    """Positions of the mask tokens of a text. InvalidInput if there is none.
 
     field: the caller's name for the text.
     """
@@ -43,13 +43,13 @@ def mask_positions(ids: Ints, pieces: Pieces, field: str) -> list[int]:
 
 def target_ids(targets: Sequence[str], pieces: Pieces) -> list[int]:
     """Each once. InvalidInput unless a target is a token, or a text of one known token."""
-    found = dict[int, None]()
+    unique_ids = dict[int, None]()
     for target in targets:
         ids = pieces.ids(target)
         if (token := pieces.token_to_id(target)) is not None:
-            found[token] = None
+            unique_ids[token] = None
         elif len(ids) == 1 and ids[0] != pieces.unknown_id:
-            found[ids[0]] = None
+            unique_ids[ids[0]] = None
         else:
             tokens = [pieces.id_to_token(token) for token in ids[:8]]
             raise InvalidInput(
@@ -57,7 +57,7 @@ def target_ids(targets: Sequence[str], pieces: Pieces) -> list[int]:
                 f" {len(ids)}: {tokens}",
                 param="targets",
             )
-    return list(found)
+    return list(unique_ids)
 
 
 def likeliest(
@@ -88,15 +88,15 @@ class MaskedText:
         self._has_text = list(map(self._is_shown, self._ids))
         self._inner = list[bytes]()
         if pieces.bytes_of is not None:
-            made = zip(pieces.bytes_of.inner(self._ids), self._has_text, strict=True)
-            self._inner = [own if is_shown else b"" for own, is_shown in made]
+            pairs = zip(pieces.bytes_of.inner(self._ids), self._has_text, strict=True)
+            self._inner = [inner if is_shown else b"" for inner, is_shown in pairs]
 
     def _is_shown(self, token: int) -> bool:
         if self._pieces.id_to_token(token) is None:
             return False
         return not (self._is_plain and token in self._pieces.special_ids)
 
-    def filled(self, position: int, tokens: Ints, scores: Floats) -> list[Candidate]:
+    def fill(self, position: int, tokens: Ints, scores: Floats) -> list[Candidate]:
         """The candidates of the mask at this position: tokens and scores as `likeliest` makes
         them."""
         ids: list[int] = tokens.tolist()
@@ -112,12 +112,12 @@ class MaskedText:
             sequences = list[str]()
             for token, inner in zip(ids, bytes_of.inner(ids), strict=True):
                 if any(self._has_text[:position]):
-                    joined = head + (inner if self._is_shown(token) else b"") + tail
+                    sequence_bytes = head + (inner if self._is_shown(token) else b"") + tail
                 elif self._is_shown(token):
-                    joined = bytes_of.first(token) + tail
+                    sequence_bytes = bytes_of.first(token) + tail
                 else:
-                    joined = self._beginning(position + 1, len(self._ids), bytes_of)
-                sequences.append(text(joined))
+                    sequence_bytes = self._beginning(position + 1, len(self._ids), bytes_of)
+                sequences.append(text(sequence_bytes))
         return list(map(Candidate, scores, ids, words, sequences))
 
     def _beginning(self, start: int, end: int, bytes_of: TokenBytes) -> bytes:

@@ -23,21 +23,21 @@ class Pieces(NamedTuple):
     bytes_of: TokenBytes | None  # None: what a token's text is depends on its neighbours
 
     @classmethod
-    def of(cls, tokenizer: tokenizers.Tokenizer) -> "Pieces":
+    def from_tokenizer(cls, tokenizer: tokenizers.Tokenizer) -> "Pieces":
         """The pieces of a tokenizer that neither pads nor cuts."""
         decoder, model = tokenizer.decoder, tokenizer.model
-        added = tokenizer.get_added_tokens_decoder()
+        added_tokens = tokenizer.get_added_tokens_decoder()
         # the file does not say which it is: it is known by its name, such as [MASK] or <mask>
         masks = (
             (token_id, token.content)
-            for token_id, token in added.items()
+            for token_id, token in added_tokens.items()
             if token.special and token.content.strip("[]<>|").lower() == "mask"
         )
         mask = next(masks, None)
         try:  # some models do not tell their unknown token
-            tried = model.tokenize(UNUSED)
+            unused_tokens = model.tokenize(UNUSED)
         except Exception:  # tokenizers has no class of its own. It rejects such a character
-            tried = []
+            unused_tokens = []
         return cls(
             tokenizer.token_to_id,
             tokenizer.id_to_token,
@@ -47,8 +47,8 @@ class Pieces(NamedTuple):
             " ".join if decoder is None else decoder.decode,
             bool(getattr(model, "continuing_subword_prefix", None)),
             # of none or of several tokens: it has no such token, or a token for each byte
-            tried[0].id if len(tried) == 1 else None,
+            unused_tokens[0].id if len(unused_tokens) == 1 else None,
             mask,
-            frozenset(token_id for token_id, token in added.items() if token.special),
-            TokenBytes.of(tokenizer, mask[0] if mask else None),
+            frozenset(token_id for token_id, token in added_tokens.items() if token.special),
+            TokenBytes.from_tokenizer(tokenizer, mask[0] if mask else None),
         )

@@ -22,14 +22,16 @@ def texts_of(ids: Iterable[int], tokenizer: tokenizers.Tokenizer | None) -> dict
 
     Without a tokenizer, or of an id that it does not know, `token_id:` and the id.
     """
-    each = np.unique(np.fromiter(ids, np.int64)).tolist()
-    texts = [""] * len(each)
+    unique_ids = np.unique(np.fromiter(ids, np.int64)).tolist()
+    texts = [""] * len(unique_ids)
     if tokenizer is not None:
-        texts = tokenizer.decode_batch([[token] for token in each], skip_special_tokens=False)
-    return {token: text or f"token_id:{token}" for token, text in zip(each, texts, strict=True)}
+        texts = tokenizer.decode_batch([[token] for token in unique_ids], skip_special_tokens=False)
+    return {
+        token: text or f"token_id:{token}" for token, text in zip(unique_ids, texts, strict=True)
+    }
 
 
-def joined(
+def join_tokens(
     ids: Sequence[int], texts: Mapping[int, str], tokenizer: tokenizers.Tokenizer | None
 ) -> tuple[str, list[int]]:
     """The text of a sequence, special tokens included, and the character where each token begins.
@@ -57,18 +59,18 @@ def joined(
         return text(b"".join(parts)), begins
     stream = DecodeStream(skip_special_tokens=False)
     sizes = [len(stream.step(tokenizer, token) or "") for token in ids]
-    (whole,) = tokenizer.decode_batch([ids], skip_special_tokens=False)
-    return whole, [0, *accumulate(sizes)][:-1]
+    (sequence_text,) = tokenizer.decode_batch([ids], skip_special_tokens=False)
+    return sequence_text, [0, *accumulate(sizes)][:-1]
 
 
 def likely(
-    own: tuple[int, np.float32], ids: Ints, logprobs: Floats, texts: Mapping[int, str]
+    own_token: tuple[int, np.float32], ids: Ints, logprobs: Floats, texts: Mapping[int, str]
 ) -> dict[str, np.float32]:
-    """The likeliest tokens, ids and log-probabilities `[k]`, by their texts, and the own token.
+    """The likeliest tokens, ids and log-probabilities `[k]`, by their texts, and `own_token`.
 
     Where two tokens have the same text, the likelier stays.
     """
-    found: dict[str, np.float32] = {}
-    for token, logprob in (*zip(ids.tolist(), logprobs, strict=True), own):
-        found.setdefault(texts[token], logprob)  # they come likeliest first
-    return found
+    by_text: dict[str, np.float32] = {}
+    for token, logprob in (*zip(ids.tolist(), logprobs, strict=True), own_token):
+        by_text.setdefault(texts[token], logprob)  # they come likeliest first
+    return by_text

@@ -17,5 +17,5 @@ def similarities(function: Similarity, vector: Floats, others: Floats) -> Floats
         sums = -row_sums(np.abs(others - vector))
     else:
         sums = -np.sqrt(row_sums((others - vector) * (others - vector)))
-    found: Floats = sums[:, 0]
-    return found.clip(-1, 1) if function == "cosine" else found
+    likeness: Floats = sums[:, 0]
+    return likeness.clip(-1, 1) if function == "cosine" else likeness

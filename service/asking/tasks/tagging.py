@@ -53,7 +53,7 @@ class _Token:
     is_subword: bool
 
 
-def tagged(
+def tag_tokens(
     text: str,
     encoding: Encoding,
     scores: Floats,
@@ -74,9 +74,9 @@ def tagged(
         choose, tags = WORD_SCORES[aggregation], []
         words = _split(tokens, lambda _, token: not token.is_subword)
         for word in words:  # as one token: its first token, with the characters of all
-            rendered = pieces.join([token.word for token in word])
-            whole = replace(word[0], word=rendered, end=word[-1].end)
-            tags.append(_tag(whole, choose(word), labels))
+            word_text = pieces.join([token.word for token in word])
+            word_token = replace(word[0], word=word_text, end=word[-1].end)
+            tags.append(_tag(word_token, choose(word), labels))
     if aggregation == "none":
         return [tag for tag in tags if tag.entity not in ignore_labels]
     groups = _split(
@@ -113,14 +113,14 @@ def _tokens(text: str, encoding: Encoding, scores: Floats, pieces: Pieces) -> It
         yield _Token(index, scores[index], word, start, end, is_subword)
 
 
-def _split(items: Iterable[Item], begins: Callable[[Item, Item], bool]) -> Iterator[list[Item]]:
+def _split(elements: Iterable[Item], begins: Callable[[Item, Item], bool]) -> Iterator[list[Item]]:
     """Neighbours together. begins: whether a new part begins between two of them."""
     part: list[Item] = []
-    for item in items:
-        if part and begins(part[-1], item):
+    for element in elements:
+        if part and begins(part[-1], element):
             yield part
             part = []
-        part.append(item)
+        part.append(element)
     if part:
         yield part
 

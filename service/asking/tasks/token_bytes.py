@@ -23,7 +23,9 @@ class TokenBytes(NamedTuple):
     anchor: int | None  # a token that has a text; None: tokens have the same bytes everywhere
 
     @classmethod
-    def of(cls, tokenizer: tokenizers.Tokenizer, anchor: int | None) -> "TokenBytes | None":
+    def from_tokenizer(
+        cls, tokenizer: tokenizers.Tokenizer, anchor: int | None
+    ) -> "TokenBytes | None":
         """None if the decoder is not local, or there is no anchor where one is needed."""
         decoder = tokenizer.decoder
         if isinstance(decoder, decoders.ByteLevel):
@@ -47,29 +49,29 @@ class TokenBytes(NamedTuple):
         return self._decode([[token]])[0].encode()
 
     def _of_bytes(self, ids: Sequence[int]) -> list[bytes]:
-        each, byte_of = dict[int, bytes](), _byte_of()
+        bytes_by_id, byte_of = dict[int, bytes](), _byte_of()
         for token in set(ids):
             characters = self.tokenizer.id_to_token(token) or ""
             try:
-                each[token] = bytes(byte_of[character] for character in characters)
+                bytes_by_id[token] = bytes(byte_of[character] for character in characters)
             except KeyError:  # of no byte-level vocabulary: it stands for itself
-                each[token] = characters.encode()
-        return [each[token] for token in ids]
+                bytes_by_id[token] = characters.encode()
+        return [bytes_by_id[token] for token in ids]
 
     def _decode(self, sequences: list[list[int]]) -> list[str]:
         return self.tokenizer.decode_batch(sequences, skip_special_tokens=False)
 
 
-def text(joined: bytes) -> str:
+def text(sequence_bytes: bytes) -> str:
     """Bytes of tokens end to end as text; U+FFFD for each part of a character."""
-    return joined.decode(errors="replace")
+    return sequence_bytes.decode(errors="replace")
 
 
 @cache
 def _byte_of() -> dict[str, int]:
     """The byte that each character of a byte-level vocabulary stands for (GPT-2's encoder.py)."""
-    printed = {*range(33, 127), *range(161, 173), *range(174, 256)}
-    others = [byte for byte in range(256) if byte not in printed]
-    return {chr(byte): byte for byte in printed} | {
-        chr(256 + index): byte for index, byte in enumerate(others)
+    printable = {*range(33, 127), *range(161, 173), *range(174, 256)}
+    unprintable = [byte for byte in range(256) if byte not in printable]
+    return {chr(byte): byte for byte in printable} | {
+        chr(256 + index): byte for index, byte in enumerate(unprintable)
     }

@@ -119,7 +119,7 @@ class GrpcCalls:
             if self.parts.readiness.draining:
                 ended = Draining("the server ended before the answer was taken")
             if ask.started + ask.timeout_s - time.monotonic() < TIMER_S:
-                ended = ask.expired()
+                ended = ask.expiry()
             ask.leave()  # ends what other threads do for it
             ask.note(ended)
             ask.status = ended.status

@@ -40,18 +40,18 @@ class BodyReader:
         ask: Ask,
         work: Callable[Arguments, Done],
         *args: Arguments.args,
-        **named: Arguments.kwargs,
+        **options: Arguments.kwargs,
     ) -> Done:
-        """What `work` makes of so many bytes."""
+        """The value that `work` makes of so many bytes."""
         if num_bytes <= QUICK_BYTES:
-            return work(*args, **named)
+            return work(*args, **options)
         readers = self._readers if num_bytes <= MEDIUM_BYTES else self._large_readers
-        return await readers.run(ask, work, *args, **named)
+        return await readers.run(ask, work, *args, **options)
 
     async def plain(self, body: bytes, coding: str, ask: Ask) -> bytes:
         """The body decompressed. A few bytes may stand for many: how many is known only then."""
         max_bytes = self.settings.max_body_bytes
-        plain = decompress(body, coding, max_bytes, most=QUICK_BYTES)
+        plain = decompress(body, coding, max_bytes, stop_bytes=QUICK_BYTES)
         if plain is None:
             plain = await self._large_readers.run(ask, decompress, body, coding, max_bytes)
         return plain
@@ -62,7 +62,7 @@ class BodyReader:
         return await self.fit(model, value, ask, len(body))
 
     async def fit(self, model: type[Body], value: dict[str, Any], ask: Ask, num_bytes: int) -> Body:
-        """What was read of so many bytes, as the model. InvalidInput names the field that does not
+        """The value read of so many bytes, as the model. InvalidInput names the field that does not
         fit, and on a route of ours one that the model does not have."""
         note = None if ask.ignored is None else partial(self._ignored.note, ask.ignored)
         return await self.read(num_bytes, ask, fit, model, value, note)
@@ -85,14 +85,14 @@ class RawRequest(NamedTuple):
 
 
 def held_bytes(body: bytes, headers: Headers) -> int:
-    """What a whole body and what is read of it count as."""
+    """The bytes that a whole body and what is read of it count as."""
     if sent_type(headers) == SAFETENSORS:
         return SAFETENSORS_COPIES * len(body)
     return len(body) + parsed_bytes(body)  # whatever its name, it may be JSON
 
 
 def parsed_bytes(body: bytes) -> int:
-    """What Python will hold of the JSON beside the body itself, about. A comma in a string counts
-    as one between values."""
+    """The bytes that Python will hold of the JSON beside the body itself, about. A comma in a
+    string counts as one between values."""
     num_values = int(np.count_nonzero(np.frombuffer(body, np.uint8) == ord(",")))
     return min(VALUE_BYTES * num_values, VALUE_BYTES_PER_BYTE * len(body))

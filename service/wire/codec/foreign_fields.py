@@ -29,11 +29,11 @@ NOT_OFFERED = "this is not offered here, and the answer would be another"
 
 
 class Foreign(NamedTuple):
-    """values: that change no answer, beside empty ones. why: another is rejected, for its
+    """values: that change no answer, beside empty ones. reason: another is rejected, for its
     sender."""
 
     values: tuple[Any, ...] = ()
-    why: str = NOT_OFFERED
+    reason: str = NOT_OFFERED
 
 
 FOREIGN: Mapping[str, Foreign] = {
@@ -150,7 +150,7 @@ def check(name: str, value: Any, place: str) -> None:
     # True is no 1
     if not any(value == same and type(value) in (type(same), float) for same in foreign.values):
         raise InvalidInput(
-            f"{place} is {shown(value)}: {foreign.why}; leave {name} out",
+            f"{place} is {shown(value)}: {foreign.reason}; leave {name} out",
             param=place.partition("[")[0],
         )
 
@@ -174,6 +174,6 @@ class IgnoredFields:
             log.info("ignored a field that no body has here, and do not tell of it again: %s", name)
 
 
-def told(names: list[str]) -> str:
+def header_value(names: list[str]) -> str:
     """The names as a header has them."""
     return ", ".join([*names[:MAX_TOLD], *(["..."] if len(names) > MAX_TOLD else [])])

@@ -47,7 +47,7 @@ def negotiate(headers: Headers, offered: Sequence[str]) -> str:
     accept = headers.get("accept", "*/*")
     if accept in ("*/*", offered[0]):
         return offered[0]
-    ranges = dict(_weighted(accept))
+    ranges = dict(_qualities(accept))
     best = max(offered, key=lambda media_type: _preference(ranges, media_type))
     if _preference(ranges, best)[0]:
         return best
@@ -66,56 +66,59 @@ def _preference(ranges: dict[str, float], media_type: str) -> tuple[float, int]:
     return 0.0, 0
 
 
-def _weighted(header: str) -> list[tuple[str, float]]:
+def _qualities(header: str) -> list[tuple[str, float]]:
     """`a;q=0.5, b` -> [("a", 0.5), ("b", 1.0)]. A q that is no number counts as none."""
-    weighted = []
+    qualities = []
     for element in header.lower().split(","):
         name, *parameters = (part.strip() for part in element.split(";"))
         quality = next((value[2:].strip() for value in parameters if value.startswith("q=")), "1")
         try:
-            weighted.append((name, min(1.0, max(0.0, float(quality)))))
+            qualities.append((name, min(1.0, max(0.0, float(quality)))))
         except ValueError:
-            weighted.append((name, 1.0))
-    return weighted
+            qualities.append((name, 1.0))
+    return qualities
 
 
 @overload
 def decompress(body: bytes, coding: str, max_bytes: int) -> bytes: ...
 @overload
-def decompress(body: bytes, coding: str, max_bytes: int, most: int) -> bytes | None: ...
-def decompress(body: bytes, coding: str, max_bytes: int, most: int | None = None) -> bytes | None:
-    """Never makes more than max_bytes. None if there are more than `most`, or if it takes long to
-    find out: any number of bytes may stand for none."""
-    if most is not None and len(body) > COMPRESSED_BYTES:
+def decompress(body: bytes, coding: str, max_bytes: int, stop_bytes: int) -> bytes | None: ...
+def decompress(
+    body: bytes, coding: str, max_bytes: int, stop_bytes: int | None = None
+) -> bytes | None:
+    """Never makes more than max_bytes. None if there are more than stop_bytes, or if it takes long
+    to find out: any number of bytes may stand for none."""
+    if stop_bytes is not None and len(body) > COMPRESSED_BYTES:
         return None
     # many clients send deflate without zlib's head, and servers take it (RFC 9110, 8.4.1.2)
     is_raw = coding == "deflate" and not _has_zlib_head(body)
     window = -zlib.MAX_WBITS if is_raw else WINDOWS[coding]
-    stream, pieces, num_members = zlib.decompressobj(window), sliced(body, COMPRESSED_BYTES), 1
-    made, left = list[bytes](), 1 + (max_bytes if most is None else min(most, max_bytes))
+    stream, pieces, num_members = zlib.decompressobj(window), slices(body, COMPRESSED_BYTES), 1
+    plain_parts = list[bytes]()
+    num_left = 1 + (max_bytes if stop_bytes is None else min(stop_bytes, max_bytes))
     piece: bytes | memoryview | None = None
     try:
-        while left and (piece := piece or next(pieces, None)):
+        while num_left and (piece := piece or next(pieces, None)):
             if stream.eof:
                 if coding != "gzip" or num_members == MAX_MEMBERS:
                     break
                 # several members are one body (RFC 1952, 2.2)
                 stream, num_members = zlib.decompressobj(window), num_members + 1
-            made.append(stream.decompress(piece, left))
-            left -= len(made[-1])
+            plain_parts.append(stream.decompress(piece, num_left))
+            num_left -= len(plain_parts[-1])
             piece = stream.unused_data
             checkpoint()
     except zlib.error as error:
-        what = "has bytes after its end" if num_members > 1 else f"is not {coding}: {error}"
-        raise InvalidInput(f"the body {what}", param="content-encoding") from None
-    if (num_bytes := sum(map(len, made))) > max_bytes:
+        fault = "has bytes after its end" if num_members > 1 else f"is not {coding}: {error}"
+        raise InvalidInput(f"the body {fault}", param="content-encoding") from None
+    if (num_bytes := sum(map(len, plain_parts))) > max_bytes:
         raise BodyTooLarge(f"the body has more than {max_bytes} bytes decompressed, the limit")
-    if most is not None and num_bytes > most:
+    if stop_bytes is not None and num_bytes > stop_bytes:
         return None
     if not stream.eof or piece or next(pieces, None):
-        what = "has bytes after its end" if stream.eof else "is cut short"
-        raise InvalidInput(f"the body's {coding} stream {what}", param="content-encoding")
-    return b"".join(made)
+        fault = "has bytes after its end" if stream.eof else "is cut short"
+        raise InvalidInput(f"the body's {coding} stream {fault}", param="content-encoding")
+    return b"".join(plain_parts)
 
 
 def _has_zlib_head(body: bytes) -> bool:
@@ -131,7 +134,7 @@ def wanted_coding(headers: Headers) -> str | None:
     accept = headers.get("accept-encoding", "identity")
     if "," in accept or accept == "identity":
         return None
-    ((coding, quality),) = _weighted(accept)
+    ((coding, quality),) = _qualities(accept)
     return coding if coding in WINDOWS and quality else None
 
 
@@ -139,21 +142,21 @@ def compress(parts: Sequence[bytes | memoryview], coding: str) -> list[bytes | m
     stream = zlib.compressobj(LEVEL, wbits=WINDOWS[coding])
     done: list[bytes | memoryview] = []
     for part in parts:
-        for piece in sliced(part, PIECE_BYTES):
-            if made := stream.compress(piece):
-                done.append(made)
+        for piece in slices(part, PIECE_BYTES):
+            if output := stream.compress(piece):
+                done.append(output)
             checkpoint()
     return [*done, stream.flush()]
 
 
-def sliced(part: bytes | memoryview, num_bytes: int) -> Iterator[bytes | memoryview]:
+def slices(part: bytes | memoryview, num_bytes: int) -> Iterator[bytes | memoryview]:
     """Slices of at most `num_bytes` bytes, none of them copied."""
     if len(part) <= num_bytes:
         yield part
         return
-    whole = memoryview(part)
-    for start in range(0, len(whole), num_bytes):
-        yield whole[start : start + num_bytes]
+    view = memoryview(part)
+    for start in range(0, len(view), num_bytes):
+        yield view[start : start + num_bytes]
 
 
 class Several(list[Any]):
@@ -193,10 +196,10 @@ def _parts(value: Any) -> Iterator[bytes]:
     """Joined they are the value's JSON."""
     if isinstance(value, dict) and value:
         joint = b"{"
-        for name, item in value.items():
+        for name, inner in value.items():
             assert isinstance(name, str)
             yield joint + _dumped(name) + b":"
-            yield from _parts(item)
+            yield from _parts(inner)
             joint = b","
         yield b"}"
     elif isinstance(value, list | np.ndarray) and len(value):
@@ -211,12 +214,12 @@ def _parts(value: Any) -> Iterator[bytes]:
         yield b"]"
     elif isinstance(value, Iterator):
         joint = b"["
-        for item in value:
-            if not isinstance(item, Several):
+        for inner in value:
+            if not isinstance(inner, Several):
                 yield joint
-                yield from _parts(item)
-            elif item:
-                yield joint + _dumped(item)[1:-1]
+                yield from _parts(inner)
+            elif inner:
+                yield joint + _dumped(inner)[1:-1]
             else:
                 continue
             joint = b","
@@ -226,22 +229,22 @@ def _parts(value: Any) -> Iterator[bytes]:
 
 
 def _groups(values: Any) -> Iterator[tuple[int, int, int]]:
-    """Groups of about PIECE_VALUES numbers: the first item, one past the last, their numbers."""
+    """Groups of about PIECE_VALUES numbers: the first value, one past the last, their numbers."""
     if isinstance(values, np.ndarray):
-        each = values.size // len(values)
-        step = max(1, PIECE_VALUES // max(1, each))
+        num_each = values.size // len(values)
+        step = max(1, PIECE_VALUES // max(1, num_each))
         yield from (
-            (start, min(start + step, len(values)), each * step)
+            (start, min(start + step, len(values)), num_each * step)
             for start in range(0, len(values), step)
         )
         return
     start = size = 0
-    for end, item in enumerate(values):
-        more = _size(item)
-        if end > start and size + more > PIECE_VALUES:
+    for end, inner in enumerate(values):
+        num_more = _size(inner)
+        if end > start and size + num_more > PIECE_VALUES:
             yield start, end, size
             start, size = end, 0
-        size += more
+        size += num_more
     yield start, len(values), size
 
 

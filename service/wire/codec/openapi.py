@@ -1,6 +1,7 @@
 """The OpenAPI document beyond what FastAPI sees: bodies read by routes, examples."""
 
 from collections.abc import Mapping
+from itertools import chain
 from typing import Any
 
 from fastapi import FastAPI
@@ -28,20 +29,20 @@ DEADLINE: dict[str, Any] = {
 
 
 def by_name(route: APIRoute) -> str:
-    """What a generated client calls the operation."""
+    """The name that a generated client gives the operation."""
     return route.name
 
 
-def examples(named: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: {"value": value} for name, value in named.items()}
+def examples(by_title: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: {"value": value} for name, value in by_title.items()}
 
 
 def json_body(
-    model: type[BaseModel], named: Mapping[str, Any], is_closed: bool, **media_types: Any
+    model: type[BaseModel], by_title: Mapping[str, Any], is_closed: bool, **media_types: Any
 ) -> dict[str, Any]:
-    """`openapi_extra` of a route that reads its own body. named: example bodies by title."""
+    """`openapi_extra` of a route that reads its own body. by_title: example bodies."""
     schema = body_schema(model, is_closed)
-    content = {JSON: {"schema": schema, "examples": examples(named)}, **media_types}
+    content = {JSON: {"schema": schema, "examples": examples(by_title)}, **media_types}
     return {"requestBody": {"required": True, "content": content}}
 
 
@@ -59,9 +60,9 @@ def _as_read(node: Any, is_closed: bool) -> Any:
         return node
     node = {name: _as_read(part, is_closed) for name, part in node.items()}
     if isinstance(fields := node.get("properties"), dict):
-        required = node.get("required", ())
+        required_names = node.get("required", ())
         for name, schema in fields.items():
-            if name in required:
+            if name in required_names:
                 continue
             # null is added where pydantic writes `| None`: beside what describes the field
             about = {key: part for key, part in schema.items() if key in ABOUT}
@@ -81,21 +82,21 @@ def _as_read(node: Any, is_closed: bool) -> Any:
 def document(app: FastAPI) -> dict[str, Any]:
     """FastAPI's document, with bodies' schemas among the components, for generated clients."""
     if app.openapi_schema is None:
-        made = get_openapi(
+        openapi = get_openapi(
             title=app.title,
             version=app.version,
             description=app.description,
             routes=app.routes,
             tags=app.openapi_tags,
         )
-        made = _rewritten(made)  # a copy: routes keep theirs
-        schemas = made.setdefault("components", {}).setdefault("schemas", {})
-        for operation in (each for methods in made["paths"].values() for each in methods.values()):
+        openapi = _rewritten(openapi)  # a copy: routes keep theirs
+        schemas = openapi.setdefault("components", {}).setdefault("schemas", {})
+        for operation in chain.from_iterable(map(dict.values, openapi["paths"].values())):
             media_type = operation.get("requestBody", {}).get("content", {}).get(JSON, {})
             schema = media_type.get("schema", {})
             if "title" in schema:  # it stands in the document as a whole
-                found = {**schema.pop("$defs", {}), schema["title"]: schema}
-                for name, part in found.items():
+                body_schemas = {**schema.pop("$defs", {}), schema["title"]: schema}
+                for name, part in body_schemas.items():
                     assert schemas.setdefault(name, part) == part, f"two schemas are called {name}"
                 media_type["schema"] = {"$ref": COMPONENTS + schema["title"]}
             # FastAPI documents a 422 of its own for every route with a parameter. Routes answer 400
@@ -104,7 +105,7 @@ def document(app: FastAPI) -> dict[str, Any]:
                 del operation["responses"]["422"]
         for name in (FASTAPIS_422, "ValidationError"):
             schemas.pop(name, None)
-        app.openapi_schema = made
+        app.openapi_schema = openapi
     return app.openapi_schema
 
 

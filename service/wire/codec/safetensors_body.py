@@ -36,12 +36,12 @@ KNOWN = {
 Arrays = dict[str, NDArray[Any]]
 
 
-class Found(NamedTuple):
+class SafetensorsBody(NamedTuple):
     request: bytes  # JSON
     arrays: Arrays
 
 
-def read(body: bytes) -> Found:
+def read(body: bytes) -> SafetensorsBody:
     """The tensors and the request beside them. InvalidInput says what is wrong with the body."""
     num_bytes = int.from_bytes(body[:8], "little")
     if num_bytes > HEADER_BYTES:  # thousands of tensors would hold up every other request
@@ -51,15 +51,15 @@ def read(body: bytes) -> Found:
         )
     # more than any request needs: the library makes several objects of each tensor, and one of each
     # axis
-    most = {b"{": ("objects", len(KNOWN) + 2), b",": ("values", MAX_VALUES)}
-    num = dict.fromkeys(most, 0)
+    limits = {b"{": ("objects", len(KNOWN) + 2), b",": ("values", MAX_VALUES)}
+    num = dict.fromkeys(limits, 0)
     for outside in outside_strings(body[8 : 8 + num_bytes], MAX_VALUES):
-        for character, (what, limit) in most.items():
+        for character, (noun, limit) in limits.items():
             num[character] += outside.count(character)
             if num[character] > limit:
                 raise InvalidInput(
                     f"the body is not safetensors as known here: its header has more than {limit}"
-                    f" {what}, the limit; known tensors are {', '.join(KNOWN)}"
+                    f" {noun}, the limit; known tensors are {', '.join(KNOWN)}"
                 )
     try:
         tensors = deserialize(body)  # type: ignore[no-untyped-call]
@@ -70,18 +70,19 @@ def read(body: bytes) -> Found:
     if not {"input_ids", "inputs"} & arrays.keys():
         raise InvalidInput("the body lacks the tensor input_ids", param="input_ids")
     metadata: dict[str, str] = header.get("__metadata__") or {}
-    return Found(metadata.get("request", "{}").encode(), arrays)
+    return SafetensorsBody(metadata.get("request", "{}").encode(), arrays)
 
 
 def _each_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Where a tensor is sent twice the library takes the last, and other readers the first."""
-    found = dict(pairs)
-    if len(found) < len(pairs):
+    """The pairs by name, each once. UnknownField for a tensor that is sent twice: the library takes
+    the last, and other readers the first."""
+    tensors = dict(pairs)
+    if len(tensors) < len(pairs):
         name, _ = Counter(name for name, _ in pairs).most_common(1)[0]
         raise UnknownField(
             f"the body is not safetensors: its header has {name[:60]!r} twice", param=name[:60]
         )
-    return found
+    return tensors
 
 
 def _array(name: str, tensor: dict[str, Any]) -> NDArray[Any]:

@@ -21,7 +21,7 @@ def _cut(value: Any, depth: int = 3) -> Any:
     if isinstance(value, list | dict) and not depth:
         return "..."
     if isinstance(value, list):
-        return [_cut(item, depth - 1) for item in value[:30]]
+        return [_cut(inner, depth - 1) for inner in value[:30]]
     if isinstance(value, dict):
-        return {name[:61]: _cut(item, depth - 1) for name, item in islice(value.items(), 10)}
+        return {name[:61]: _cut(inner, depth - 1) for name, inner in islice(value.items(), 10)}
     return value

@@ -99,13 +99,13 @@ def fit(model: type[Body], value: dict[str, Any], ignored: Ignored | None = None
     A text that is empty is left out where a field may be left out, as is an object in the dialects
     of others: clients send these for what was not set.
     """
-    known = _names(model)
+    names = _names(model)
     is_open = model.model_config.get("extra") == "allow"
     may_lack = _may_lack(model)
-    for name in [name for name, sent in value.items() if sent == "" or name not in known]:
+    for name in [name for name, sent in value.items() if sent == "" or name not in names]:
         if name in may_lack:
             del value[name]
-        elif name not in known and not is_open and (ignored or name in FOREIGN):
+        elif name not in names and not is_open and (ignored or name in FOREIGN):
             _ignore(value, name, [name], ignored)
     for _ in range(MAX_ROUNDS):
         try:
@@ -119,12 +119,12 @@ def fit(model: type[Body], value: dict[str, Any], ignored: Ignored | None = None
                 ): complaint
                 for complaint in reversed(error.errors(include_url=False))
             }
-            mended = [_mend(value, complaint, ignored) for complaint in kinds.values()]
+            changes = [_mend(value, complaint, ignored) for complaint in kinds.values()]
             for name in may_lack.intersection(complaint["loc"][0] for complaint in kinds.values()):
                 if ignored and value.get(name) == {}:
                     del value[name]
-                    mended.append(True)
-            if not any(mended):
+                    changes.append(True)
+            if not any(changes):
                 raise _validation_error(error, model) from None
     raise InvalidInput("the body has too many kinds of values that do not fit")
 
@@ -142,8 +142,10 @@ def _may_lack(model: type[BaseModel]) -> frozenset[str]:
 def _names(model: type[BaseModel]) -> frozenset[str]:
     """The names by which a body may call its fields."""
     aliases = (field.validation_alias for field in model.model_fields.values())
-    others = (alias.choices for alias in aliases if isinstance(alias, AliasChoices))
-    return frozenset((*model.model_fields, *(name for each in others for name in map(str, each))))
+    choices = (alias.choices for alias in aliases if isinstance(alias, AliasChoices))
+    return frozenset(
+        (*model.model_fields, *(name for choice in choices for name in map(str, choice)))
+    )
 
 
 def _ignore(
@@ -159,11 +161,11 @@ def _ignore(
 def _mend(value: dict[str, Any], complaint: Any, ignored: Ignored | None) -> bool:
     """Changes the value that a complaint of pydantic's is about, and those like it in the same
     lists, if it is clear what is meant. Returns whether it did."""
-    path, what = _path(value, complaint["loc"]), complaint["type"]
-    if not path or (what == "greater_than_equal" and complaint["ctx"]["ge"] != 1):
+    path, kind = _path(value, complaint["loc"]), complaint["type"]
+    if not path or (kind == "greater_than_equal" and complaint["ctx"]["ge"] != 1):
         return False
     *before, last = path
-    if what == "extra_forbidden" and not ignored and last not in FOREIGN:
+    if kind == "extra_forbidden" and not ignored and last not in FOREIGN:
         return False
     # objects and lists to which the path leads, also by other indices of the same lists
     alike: list[Any] = [value]
@@ -177,16 +179,16 @@ def _mend(value: dict[str, Any], complaint: Any, ignored: Ignored | None) -> boo
     is_mended = False
     for holder in alike:
         if isinstance(holder, list):
-            if what == "int_type":
-                whole = with_whole_floats(holder)
-                is_mended |= list(map(type, whole)) != list(map(type, holder))
-                holder[:] = whole
-        elif what == "extra_forbidden" and last in holder:
+            if kind == "int_type":
+                integers = with_whole_floats(holder)
+                is_mended |= list(map(type, integers)) != list(map(type, holder))
+                holder[:] = integers
+        elif kind == "extra_forbidden" and last in holder:
             _ignore(holder, str(last), path, ignored)
             is_mended = True
-        elif last in holder and (meant := _meant(what, holder[last])) is not holder[last]:
-            holder[last] = meant
-            if meant is None:
+        elif last in holder and (intended := _plain_value(kind, holder[last])) is not holder[last]:
+            holder[last] = intended
+            if intended is None:
                 del holder[last]
             is_mended = True
     return is_mended
@@ -201,19 +203,19 @@ def _is_whole(sent: float) -> bool:
     return sent.is_integer() and abs(sent) < EXACT
 
 
-def _meant(what: str, sent: Any) -> Any:
-    """What a value stands for; None: nothing. The value itself if that is not clear."""
-    if what in ("int_type", "float_type") and isinstance(sent, str) and NUMBER.fullmatch(sent):
+def _plain_value(kind: str, sent: Any) -> Any:
+    """The value that this one stands for; None: nothing. The value itself if that is not clear."""
+    if kind in ("int_type", "float_type") and isinstance(sent, str) and NUMBER.fullmatch(sent):
         number = float(sent)
     else:
         number = sent
-    if what == "int_type" and type(number) is float and _is_whole(number):
+    if kind == "int_type" and type(number) is float and _is_whole(number):
         return int(number)
-    if what == "float_type":
+    if kind == "float_type":
         return number
-    if what == "bool_type" and isinstance(sent, str):
+    if kind == "bool_type" and isinstance(sent, str):
         return BOOLEANS.get(sent.lower(), sent)
-    if what == "greater_than_equal" and sent == 0:
+    if kind == "greater_than_equal" and sent == 0:
         return None  # of what begins at 1
     return sent
 
@@ -233,11 +235,11 @@ def _path(value: Any, loc: tuple[int | str, ...]) -> list[int | str]:
 
 
 def agreed(**sent: Value | None) -> Value | None:
-    """What fields of one meaning say, each None if it was not sent. InvalidInput if two differ."""
-    said = {field: value for field, value in sent.items() if value is not None}
-    (first, value), *others = said.items() or [("", None)]
-    for field, other in others:
-        if other != value:
+    """The value of fields of one meaning, each None if not sent. InvalidInput if two differ."""
+    values = {field: value for field, value in sent.items() if value is not None}
+    (first, value), *rest = values.items() or [("", None)]
+    for field, rest_value in rest:
+        if rest_value != value:
             raise InvalidInput(
                 f"{field} and {first} mean the same and say different things: send one of them",
                 param=field,
@@ -251,11 +253,11 @@ def into_body(value: Any, names: Container[str] | None = None) -> Any:
     parameters = value.get("parameters") if isinstance(value, dict) else None
     if not isinstance(parameters, dict):
         return value
-    moved = [name for name in parameters if names is None or name in names]
-    for name in moved:
+    moved_names = [name for name in parameters if names is None or name in names]
+    for name in moved_names:
         sent = parameters.pop(name)
         value[name] = agreed(**{f"parameters.{name}": sent, name: value.get(name)})
-    if not parameters and (moved or names is None):
+    if not parameters and (moved_names or names is None):
         del value["parameters"]
     return value
 
@@ -309,7 +311,7 @@ def _check_counts(body: bytes, settings: Settings) -> None:
     # of ids, masks and types, and of vectors, one for each token
     num_lists = 3 * settings.max_sequences + MAX_VECTORS + 100
     num_keys = _max_keys(settings)
-    most = {
+    limits = {
         b":": ("keys", num_keys),
         b"{": ("objects", num_keys),
         b"[": ("lists", num_lists),
@@ -317,7 +319,7 @@ def _check_counts(body: bytes, settings: Settings) -> None:
     }
     max_strings = _max_strings(settings)
     for character, limit in (
-        *((character, limit) for character, (_, limit) in most.items()),
+        *((character, limit) for character, (_, limit) in limits.items()),
         (b'"', 2 * max_strings),
     ):
         if body.count(character) > limit:
@@ -325,17 +327,17 @@ def _check_counts(body: bytes, settings: Settings) -> None:
         checkpoint()
     else:
         return
-    numbers = dict.fromkeys(most, 0)
+    numbers = dict.fromkeys(limits, 0)
     for outside in outside_strings(body, max_strings):
-        for character, (what, limit) in most.items():
+        for character, (noun, limit) in limits.items():
             numbers[character] += outside.count(character)
             if numbers[character] > limit:
-                raise InvalidInput(f"the body has more than {limit} {what}, the limit")
+                raise InvalidInput(f"the body has more than {limit} {noun}, the limit")
         checkpoint()
 
 
 def outside_strings(body: bytes, max_strings: int) -> Iterator[bytes]:
-    """What is not in strings, which may hold any character, block by block."""
+    """The parts outside strings, which may hold any character, block by block."""
     start = num_quotes = 0
     while start < len(body):
         block = body[start : start + BLOCK_BYTES]
@@ -365,21 +367,21 @@ def _validation_error(error: ValidationError, model: type[BaseModel]) -> Invalid
     if is_unknown:
         for part in first["loc"][:-1]:  # to the model that has it
             inner = model.model_fields[part].annotation if isinstance(part, str) else None
-            nested = [
+            inner_models = [
                 kind
                 for kind in (*get_args(inner), inner)
                 if isinstance(kind, type) and issubclass(kind, BaseModel)
             ]
-            model = nested[0] if nested else model
+            model = inner_models[0] if inner_models else model
         return UnknownField(
             f"{field} is unknown; known are {', '.join(model.model_fields) or 'none'}", param=param
         )
     if first["type"] == "missing":
         return InvalidInput(f"{field} is missing", param=param)
-    what = WORDS.get(first["type"], first["msg"]).format(**first.get("ctx", {}))
+    complaint = WORDS.get(first["type"], first["msg"]).format(**first.get("ctx", {}))
     sent = first["input"]
     got = f"{len(sent)}" if first["type"].endswith("too_long") else shown(sent)
-    return InvalidInput(f"{field}: {what}, got {got}", param=param)
+    return InvalidInput(f"{field}: {complaint}, got {got}", param=param)
 
 
 def _place(path: Iterable[int | str]) -> str:

@@ -71,10 +71,10 @@ class Exposition:
         metrics.worker_threads_hung.set(scheduler.num_hung)
         metrics.cache_bytes.set(self._cache.num_bytes)
         for account in SHOWN:
-            metrics.of(metrics.pending_bytes, account).set(self._gate.total[account])
+            metrics.series(metrics.pending_bytes, account).set(self._gate.total[account])
         for model in self._models.all():
             for metric in BEFORE_THE_FIRST:
-                metrics.of(getattr(metrics, metric), model.name)
+                metrics.series(getattr(metrics, metric), model.name)
         return generate_latest(metrics.registry)
 
 
@@ -86,7 +86,7 @@ class State(Collector):
         self._models, self._provider = models, provider
 
     def collect(self) -> Iterator[Metric]:
-        info = GaugeMetricFamily(
+        models_gauge = GaugeMetricFamily(
             "addnorm_model_info",
             "1 for each model, version and precision served.",
             labels=INFO_LABELS,
@@ -100,14 +100,16 @@ class State(Collector):
         for model in self._models.all():
             manifest, version = model.bundle.manifest, str(model.bundle.manifest.version)
             for precision, engine in model.engines.items():
-                asked, fingerprint = self._provider, engine.fingerprint.digest
-                where = (manifest.layout, asked, engine.provider)
-                made = (model.bundle.manifest_sha256, fingerprint)
-                info.add_metric([model.name, version, precision, *where, *made], 1)
-            for precision, found in model.reproductions.items():
-                if found.is_equal is not None:
-                    gauge.add_metric([model.name, version, precision], float(found.is_equal))
-        yield info
+                provider, fingerprint = self._provider, engine.fingerprint.digest
+                place_labels = (manifest.layout, provider, engine.provider)
+                digest_labels = (model.bundle.manifest_sha256, fingerprint)
+                models_gauge.add_metric(
+                    [model.name, version, precision, *place_labels, *digest_labels], 1
+                )
+            for precision, reproduction in model.reproductions.items():
+                if reproduction.is_equal is not None:
+                    gauge.add_metric([model.name, version, precision], float(reproduction.is_equal))
+        yield models_gauge
         yield gauge
         yield CounterMetricFamily(
             "addnorm_log_lines_lost",

@@ -48,14 +48,14 @@ class InvarianceCheck(Observer):
         """share: of micro-batches, 0 to 1; is_idle: whether nothing waits in the queue; report:
         called for each sequence with the model, whether its rows differ, and by how much."""
         self._share, self._is_idle, self._report = share, is_idle, report
-        self._kept: queue.Queue[Sample | None] = queue.Queue(MAX_KEPT)
+        self._samples: queue.Queue[Sample | None] = queue.Queue(MAX_KEPT)
         self._closed = threading.Event()
         self._logged: set[str] = set()  # models
         if share:
             threading.Thread(target=self._work, name="invariance", daemon=True).start()
 
     def on_computed(self, micro: MicroBatch, rows: AnyRows) -> None:
-        if len(micro.sequences) > 1 and random.random() < self._share and not self._kept.full():
+        if len(micro.sequences) > 1 and random.random() < self._share and not self._samples.full():
             expires = time.monotonic() + KEPT_S
             self._keep(Sample(micro.target, micro.batch(), rows.on_host(), expires))
 
@@ -65,7 +65,7 @@ class InvarianceCheck(Observer):
 
     def _keep(self, sample: Sample | None) -> None:
         with suppress(queue.Full):
-            self._kept.put_nowait(sample)
+            self._samples.put_nowait(sample)
 
     def _work(self) -> None:
         while not self._closed.is_set():
@@ -74,7 +74,7 @@ class InvarianceCheck(Observer):
     def _step(self) -> None:
         """Compares one sample. A function of its own, so that the thread keeps no model in memory
         while it waits."""
-        if sample := self._kept.get():
+        if sample := self._samples.get():
             try:
                 for index, (start, end) in enumerate(pairwise(sample.batch.offsets)):
                     while not self._is_idle():
@@ -92,7 +92,8 @@ class InvarianceCheck(Observer):
         difference = 0.0  # only for equal bits; infinite if a value is not a number
         if not selfcheck.same_bits(alone, co_batched):
             pairs = zip(alone, co_batched, strict=True)
-            difference = max(float(np.abs(one - other).max(initial=0.0)) for one, other in pairs)
+            differences = (np.abs(part - batched_part) for part, batched_part in pairs)
+            difference = max(float(part.max(initial=0.0)) for part in differences)
             least = float(np.finfo(np.float32).tiny)
             difference = max(difference, least) if np.isfinite(difference) else float("inf")
         largest = max(float(np.abs(part).max(initial=0.0)) for part in alone)

@@ -67,46 +67,46 @@ class Writer(QueueListener):
 
     queue: Queue[bytes]
 
-    def __init__(self, descriptor: int, queued: Queued) -> None:
-        super().__init__(queued.queue)
-        self._descriptor, self._queued = descriptor, queued
-        self._held: list[bytes] = []  # lines that are written together
+    def __init__(self, descriptor: int, handler: Queued) -> None:
+        super().__init__(handler.queue)
+        self._descriptor, self._handler = descriptor, handler
+        self._lines: list[bytes] = []  # lines that are written together
         self._num_failed = self._num_told = 0  # lines, of those that were lost
 
     @property
     def num_lost(self) -> int:
-        return self._num_failed + self._queued.num_dropped
+        return self._num_failed + self._handler.num_dropped
 
     def handle(self, record: Any) -> None:
-        self._held.append(record)
-        if len(self._held) < MAX_BUFFERED and not self.queue.empty():
+        self._lines.append(record)
+        if len(self._lines) < MAX_BUFFERED and not self.queue.empty():
             return
-        lines, self._held = self._held, []
+        lines, self._lines = self._lines, []
         try:
             self._write(b"".join(lines))
             if num_untold := self.num_lost - self._num_told:
                 self._num_told += num_untold
-                told = logging.LogRecord(
+                notice = logging.LogRecord(
                     "addnorm", logging.WARNING, "", 0, LOST, (num_untold,), None
                 )
-                self._write(self._queued.prepare(told))
+                self._write(self._handler.prepare(notice))
         except OSError:  # the pipe is closed, the disk full
             self._num_failed += len(lines)
 
     def _write(self, text: bytes) -> None:
-        left = memoryview(text)
-        while left:
+        remaining = memoryview(text)
+        while remaining:
             try:
-                left = left[os.write(self._descriptor, left) :]
+                remaining = remaining[os.write(self._descriptor, remaining) :]
             except BlockingIOError:  # who started the process has made the descriptor so
                 select.select([], [self._descriptor], [])
 
     def finish(self) -> bool:
         """Waits until all is written, or the reader has taken nothing for FINISH_S."""
-        done, left = self.queue.all_tasks_done, self.queue.unfinished_tasks + 1
+        done, num_remaining = self.queue.all_tasks_done, self.queue.unfinished_tasks + 1
         with done:
-            while 0 < self.queue.unfinished_tasks < left:
-                left = self.queue.unfinished_tasks
+            while 0 < self.queue.unfinished_tasks < num_remaining:
+                num_remaining = self.queue.unfinished_tasks
                 done.wait_for(lambda: not self.queue.unfinished_tasks, FINISH_S)
             return not self.queue.unfinished_tasks
 
@@ -146,8 +146,8 @@ def configure(level: str) -> None:
 
 def _log_thread_end(ended: threading.ExceptHookArgs) -> None:
     name = ended.thread.name if ended.thread else "unknown"
-    known = (ended.exc_type, ended.exc_value or ended.exc_type(), ended.exc_traceback)
-    logging.getLogger("addnorm").error("the thread %s has ended", name, exc_info=known)
+    exc_info = (ended.exc_type, ended.exc_value or ended.exc_type(), ended.exc_traceback)
+    logging.getLogger("addnorm").error("the thread %s has ended", name, exc_info=exc_info)
 
 
 def flush() -> None:

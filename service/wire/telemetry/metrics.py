@@ -169,52 +169,52 @@ class Metrics(Observer):
 
     def on_computed(self, micro: MicroBatch, rows: AnyRows) -> None:
         model, lengths = micro.target.name, [sequence.length for sequence in micro.sequences]
-        self.of(self.micro_batch_tokens, model).observe(sum(lengths))
-        self.of(self.micro_batch_sequences, model).observe(len(lengths))
+        self.series(self.micro_batch_tokens, model).observe(sum(lengths))
+        self.series(self.micro_batch_sequences, model).observe(len(lengths))
         num_padded_tokens = len(lengths) * max(lengths)
-        self.of(self.micro_batch_fill, model).observe(sum(lengths) / num_padded_tokens)
-        self.of(self.computed_tokens, model).inc(num_padded_tokens)
+        self.series(self.micro_batch_fill, model).observe(sum(lengths) / num_padded_tokens)
+        self.series(self.computed_tokens, model).inc(num_padded_tokens)
         self.worker_thread_busy_seconds.inc(time.monotonic() - micro.taken)
 
     def on_failed(self, target: Target) -> None:
-        self.of(self.engine_failures, target.name).inc()
+        self.series(self.engine_failures, target.name).inc()
 
     def on_replaced(self) -> None:
         self.worker_threads_replaced.inc()
 
     def count_invariance_check(self, model: str, violated: bool, difference: float) -> None:
         """A served sequence was computed again, alone."""
-        self.of(self.invariance_violations, model).inc(violated)
+        self.series(self.invariance_violations, model).inc(violated)
         largest = self.differences[model] = max(difference, self.differences.get(model, 0.0))
-        self.of(self.invariance_max_difference, model).set(largest)
-        self.of(self.invariance_checks, model).inc()  # last: what is counted is told
+        self.series(self.invariance_max_difference, model).set(largest)
+        self.series(self.invariance_checks, model).inc()  # last: what is counted is told
 
     def count_request(self, route: str, status: int, seconds: float, ask: Ask) -> None:
         """A request was answered, with whatever status."""
         model = ask.model_name
-        self.of(self.requests, route, model, status).inc()
-        self.of(self.request_seconds, route).observe(seconds)
+        self.series(self.requests, route, model, status).inc()
+        self.series(self.request_seconds, route).observe(seconds)
         if ask.rejection:
-            self.of(self.rejections, ask.rejection).inc()
+            self.series(self.rejections, ask.rejection).inc()
         if ask.is_inferred:
-            self.of(self.real_tokens, model).inc(ask.real_tokens)
-            self.of(self.pad_tokens_skipped, model).inc(ask.pad_tokens)
+            self.series(self.real_tokens, model).inc(ask.real_tokens)
+            self.series(self.pad_tokens_skipped, model).inc(ask.pad_tokens)
             if ask.num_late:
-                self.of(self.texts_unscored, model).inc(ask.num_late)
+                self.series(self.texts_unscored, model).inc(ask.num_late)
             for stage, stage_s in ask.stages_s.items():
-                self.of(self.stage_seconds, model, stage).observe(stage_s)
+                self.series(self.stage_seconds, model, stage).observe(stage_s)
 
     def count_lookups(self, model: str, num_held: int, num_missed: int, num_merged: int) -> None:
         """The sequences of a request. num_merged: of the missed ones, those that have an equal one
         in the request."""
         if num_held:
-            self.of(self.cache_hits, model).inc(num_held)
+            self.series(self.cache_hits, model).inc(num_held)
         if num_missed:
-            self.of(self.cache_misses, model).inc(num_missed)
+            self.series(self.cache_misses, model).inc(num_missed)
         if num_merged:
-            self.of(self.merged_sequences, model).inc(num_merged)
+            self.series(self.merged_sequences, model).inc(num_merged)
 
-    def of(self, metric: Labelled, *labels: str | int) -> Labelled:
+    def series(self, metric: Labelled, *labels: str | int) -> Labelled:
         """metric.labels(...), which costs ten times this look-up."""
         name = (metric, labels)
         child = self._children.get(name)

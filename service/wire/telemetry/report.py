@@ -44,7 +44,7 @@ class Reporter:
         self._metrics.count_request(route, status, seconds, ask)
         if ask.cut:
             protocol = self._protocols.get(route, "gRPC")
-            counter = self._metrics.of(self._metrics.texts_truncated, ask.model_name, protocol)
+            counter = self._metrics.series(self._metrics.texts_truncated, ask.model_name, protocol)
             counter.inc(len(ask.cut))
             self.tell_of_cuts(ask, route, now)
         if ask.statistics is not None and ask.decoded_from is not None:
@@ -55,20 +55,23 @@ class Reporter:
                 ask.statistics.count_failure(now - ask.decoded_from)
         trace = {}
         if self._tracer and not scope["path"].startswith(self._probes):
-            own: dict[str, str | int] = {"addnorm.request_id": ask.id}
+            attributes: dict[str, str | int] = {"addnorm.request_id": ask.id}
             if ask.model_name:
-                own |= {"addnorm.model": ask.model_name, "addnorm.real_tokens": ask.real_tokens}
-                own |= {"addnorm.pad_tokens": ask.pad_tokens}
+                attributes |= {
+                    "addnorm.model": ask.model_name,
+                    "addnorm.real_tokens": ask.real_tokens,
+                    "addnorm.pad_tokens": ask.pad_tokens,
+                }
             ends = accumulate(ask.stages_s.values(), initial=ask.decoded_from or 0.0)
             spans = dict(zip(ask.stages_s, pairwise(ends), strict=True))
             trace["trace_id"] = tracing.record(
-                self._tracer, scope, route, status, own, ask.started, spans
+                self._tracer, scope, route, status, attributes, ask.started, spans
             )
         is_healthy_probe = status == 200 and scope["path"].startswith(self._health)
         level = logging.DEBUG if is_healthy_probe else logging.INFO  # asked every few seconds
         if not log.isEnabledFor(level):
             return
-        known = {
+        optional_fields = {
             "key": ask.key, "code": ask.code, "field": ask.param, "unscored": ask.num_late
         }  # fmt: skip
         times_s = dict(ask.stages_s)
@@ -85,7 +88,7 @@ class Reporter:
             "model": ask.model_name,
             "real_tokens": ask.real_tokens,
             "pad_tokens": ask.pad_tokens,
-            **{name: value for name, value in known.items() if value},
+            **{name: value for name, value in optional_fields.items() if value},
             **{f"{name}_ms": round(value * 1000, 3) for name, value in times_s.items()},
         }
         log.log(level, "request", extra={**line, **trace})

@@ -48,19 +48,19 @@ def tracer_of_environment() -> Tracer | None:
     except ImportError:
         log.warning("no traces: OTEL_ variables ask for them, install the extra `trace`")
         return None
-    ours = Resource.create({"service.name": "addnorm", "service.version": VERSION})
-    provider = TracerProvider(resource=ours.merge(OTELResourceDetector().detect()))
+    resource = Resource.create({"service.name": "addnorm", "service.version": VERSION})
+    provider = TracerProvider(resource=resource.merge(OTELResourceDetector().detect()))
     provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
     return provider.get_tracer("addnorm", VERSION)
 
 
 def record(
-    tracer: Tracer, scope: Scope, route: str, status: int, own: Mapping[str, AttributeValue],
+    tracer: Tracer, scope: Scope, route: str, status: int, attributes: Mapping[str, AttributeValue],
     started: float, stages: Mapping[str, tuple[float, float]],
 ) -> str:  # fmt: skip
     """Exports the request's span, that ends now, and its stages' spans below it. -> the trace's id.
 
-    own: attributes beside HTTP's; started and stages' (start, end): of time.monotonic().
+    attributes: beside HTTP's; started and stages' (start, end): of time.monotonic().
     """
     epoch = time.time() - time.monotonic()
     method = scope["method"] if scope["method"] in METHODS else "_OTHER"
@@ -75,7 +75,7 @@ def record(
             "url.path": scope["path"],
             "url.scheme": scope["scheme"],
             "network.protocol.version": scope["http_version"],
-            **own,
+            **attributes,
         },
         start_time=_ns(epoch + started),
     )

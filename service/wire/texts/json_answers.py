@@ -30,9 +30,9 @@ class JsonAnswer:
     words: Callable[[Ask, Any], Any] | None = None
 
     def __call__(self, ask: Ask) -> Payload:
-        shaped = self.shape(ask)
-        whole = self.words(ask, shaped) if self.words else shaped
-        return Payload(written(whole, ask.num_bytes), times=self.times)
+        vectors = self.shape(ask)
+        body = self.words(ask, vectors) if self.words else vectors
+        return Payload(written(body, ask.num_bytes), times=self.times)
 
 
 def pooled(ask: Ask) -> Any:
@@ -44,7 +44,7 @@ def in_base64(ask: Ask) -> list[str]:
 
 
 def compared(model: Model) -> JsonAnswer:
-    """How alike the first vector is with each of the others, as the model's authors compare."""
+    """The likeness of the first vector to each of the others, as the model's authors compare."""
 
     def shape(ask: Ask) -> Any:
         vectors = pooled(ask)
@@ -69,23 +69,23 @@ class Ranking(NamedTuple):
     unscored: Unscored = "number"
 
     def entries(
-        self, results: list[Scored | None], order: Sequence[int] | None
+        self, pairs: list[Scored | None], order: Sequence[int] | None
     ) -> list[dict[str, Any]]:
-        """order: of those without a score; None: as sent."""
-        scores: list[Any] = [each and each.score for each in results]
-        logits: list[Any] = [each and each.logit for each in results]
+        """pairs: of each text, None without a score. order: of those without; None: as sent."""
+        scores: list[Any] = [pair and pair.score for pair in pairs]
+        logits: list[Any] = [pair and pair.logit for pair in pairs]
         chosen: Sequence[int] = range(len(scores))
         scored = [index for index in chosen if scores[index] is not None]
-        left = [index for index in order or chosen if scores[index] is None]
+        without_score = [index for index in order or chosen if scores[index] is None]
         if not self.in_order:
             ranks = best([logits[index] for index in scored])
             chosen = [
                 *(scored[rank] for rank in ranks),
-                *(() if self.unscored == "nothing" else left),
+                *(() if self.unscored == "nothing" else without_score),
             ]
-        if left and self.unscored == "number":
-            numbers = numbers_below((scores[index] for index in scored), len(left))
-            for index, number in zip(left, numbers, strict=True):
+        if without_score and self.unscored == "number":
+            numbers = numbers_below((scores[index] for index in scored), len(without_score))
+            for index, number in zip(without_score, numbers, strict=True):
                 scores[index] = number
         return [self.entry(index, scores[index]) for index in chosen[: self.num_best]]
 
@@ -105,11 +105,11 @@ def ranked(finish: Finish, words: Callable[..., Any], *rankings: Ranking) -> Jso
 
     def shape(ask: Ask) -> Any:
         scores, entries, start = finish(ask), list[list[dict[str, Any]]](), 0
-        for one in rankings:
-            places, order = range(start, start + one.num_texts), ask.order
+        for ranking in rankings:
+            places, order = range(start, start + ranking.num_texts), ask.order
             if order is not None:
                 order = [index - start for index in order if index in places]
-            entries.append(one.entries(list(islice(scores, one.num_texts)), order))
+            entries.append(ranking.entries(list(islice(scores, ranking.num_texts)), order))
             start = places.stop
         return words(ask, *entries)
 

@@ -49,7 +49,7 @@ def _sequences(value: Any) -> list[str] | list[list[int]]:
         return [value]
     first = value[0] if isinstance(value, list) and value else []
     if isinstance(first, dict):  # Jina's
-        return [each.text for each in OBJECTS.validate_python(value, strict=True)]
+        return [element.text for element in OBJECTS.validate_python(value, strict=True)]
     is_pair = isinstance(first, list) and first and isinstance(first[0], str)
     if not isinstance(value, list) or is_pair or not isinstance(first, str | list | int | float):
         raise PydanticCustomError(
@@ -110,7 +110,7 @@ async def read_sequences(
     if isinstance(sequences[0], str):
         texts = TextsToTokenize.prompted(field, sequences, bool(truncate), model, prompt_name)
         if input_type:
-            texts = typed(texts, *input_type, prompt_name)
+            texts = add_type_prompt(texts, *input_type, prompt_name)
         texts = texts._replace(can_cut=truncate is not None, left=left, keeps_prompt=keeps_prompt)
         return await tools.texts.tokenize(texts, ask)
     for index, sequence in enumerate(sequences):
@@ -133,18 +133,18 @@ async def read_sequences(
         )
     rows = [ids for ids in sequences if isinstance(ids, list)]  # all of them
     is_checked = only_own and not tools.texts.settings.trust_token_ids
-    of = model if is_checked else None
-    return await tools.bodies.read(ask.num_body_bytes, ask, _ragged, field, rows, of, hint)
+    owner = model if is_checked else None
+    return await tools.bodies.read(ask.num_body_bytes, ask, _read_rows, field, rows, owner, hint)
 
 
-def _ragged(
+def _read_rows(
     field: str, rows: list[list[int]], model: Model | None, hint: str
 ) -> tuple[Batch, Padding]:
     """model: whose own the ids must be, if it has a tokenizer. Ids of another vocabulary may be in
     its range. What they give would be wrong, and nobody would see it."""
-    made = from_lists(rows, field=field)
+    batch_padding = from_lists(rows, field=field)
     if model is None or model.tokenizer is None:
-        return made
+        return batch_padding
     if not (ends := model.tokenizer.ends):
         raise InvalidInput(
             f"{field} has token ids, and nothing tells whether they are {model.bundle.ref}'s own:"
@@ -161,29 +161,29 @@ def _ragged(
             f" {model.bundle.ref} begin with {first} and end with {last}, its special tokens{hint}",
             param=field,
         )
-    return made
+    return batch_padding
 
 
-def prompt_of(model: Model, field: str, input_type: str, named: str | None) -> str | None:
+def prompt_of(model: Model, field: str, input_type: str, prompt_name: str | None) -> str | None:
     """The name of the model's prompt for texts of this type. field: the caller's name for the type.
-    named: the prompt that the model's name has. InvalidInput if that is another one."""
+    prompt_name: that the model's name has. InvalidInput if that is another one."""
     prompts = model.bundle.manifest.prompts
     name = next((name for name in PROMPTS[input_type] if name in prompts), None)
-    if named is not None and named != name:
+    if prompt_name is not None and prompt_name != name:
         raise InvalidInput(
-            f"{field} is {input_type!r}, but model already names the prompt {named[:60]!r}: send a"
-            " model without a prompt",
+            f"{field} is {input_type!r}, but model already names the prompt {prompt_name[:60]!r}:"
+            " send a model without a prompt",
             param=field,
         )
     return name
 
 
-def typed(
-    texts: TextsToTokenize, field: str, input_type: str, named: str | None
+def add_type_prompt(
+    texts: TextsToTokenize, field: str, input_type: str, prompt_name: str | None
 ) -> TextsToTokenize:
     """The texts with the prompt of this type, without one if the model has none of it. The rest is
     as in `prompt_of`."""
-    name = prompt_of(texts.model, field, input_type, named)
+    name = prompt_of(texts.model, field, input_type, prompt_name)
     if name is None:  # and no default prompt either
         return texts._replace(prompt="")
     return TextsToTokenize.prompted(texts.field, texts.texts, texts.truncate, texts.model, name)

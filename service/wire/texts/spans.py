@@ -21,7 +21,7 @@ NOWHERE = -1
 
 
 class Places(NamedTuple):
-    """Where the tokens of one of the caller's rows are, in units of its ranges."""
+    """The places of the tokens of one of the caller's rows, in units of its ranges."""
 
     of_tokens: Ints  # ascending but for NOWHERE
     size: int  # of the row
@@ -39,9 +39,10 @@ def in_layout(padding: Padding) -> Iterator[Places]:
 
 
 def in_texts(
-    texts: Sequence[Text], asked: TextsToTokenize, encodings: Sequence[Encoding]
+    texts: Sequence[Text], to_tokenize: TextsToTokenize, encodings: Sequence[Encoding]
 ) -> Iterator[Places]:
-    """Ranges of characters of the texts, not of the prompts that `asked` has before them.
+    """Ranges of characters of the texts, not of the prompts that `to_tokenize` has before
+    them.
 
     A token is where its last character is, so of two ranges that touch it is in one. Special
     tokens have no characters.
@@ -49,14 +50,15 @@ def in_texts(
     for index, text in enumerate(texts):
         if not isinstance(text, str):
             raise InvalidInput(
-                f"spans is set, but {asked.field}[{index}] is a pair: spans are for single texts",
+                f"spans is set, but {to_tokenize.field}[{index}] is a pair: spans are for single"
+                " texts",
                 param="spans",
             )
         starts, ends = np.array(encodings[index].offsets).T
-        last = ends - 1 - len(asked.prompt)
+        last = ends - 1 - len(to_tokenize.prompt)
         places = np.where(starts < ends, last, NOWHERE)
         end = int(places.max()) + 1
-        if asked.truncate and text[end:].strip():
+        if to_tokenize.truncate and text[end:].strip():
             yield Places(places, end, "characters that are left once it is cut")
         else:
             yield Places(places, len(text), "characters")
@@ -64,20 +66,20 @@ def in_texts(
 
 def read(ranges: list[list[list[int]]], rows: Iterator[Places], field: str) -> Spans:
     """InvalidInput names the range that does not fit. field: the caller's name for the rows."""
-    found, lengths, start = list[tuple[int, int]](), list[int](), 0
+    token_ranges, lengths, start = list[tuple[int, int]](), list[int](), 0
     for row, places in enumerate(rows):
-        wanted = ranges[row] if row < len(ranges) else []
+        row_ranges = ranges[row] if row < len(ranges) else []
         num_tokens = len(places.of_tokens)
-        if len(wanted) > num_tokens:
+        if len(row_ranges) > num_tokens:
             raise InvalidInput(
-                f"spans[{row}] has {len(wanted)} ranges, the limit is {num_tokens}: one for each"
-                f" token of {field}[{row}]",
+                f"spans[{row}] has {len(row_ranges)} ranges, the limit is {num_tokens}: one for"
+                f" each token of {field}[{row}]",
                 param="spans",
             )
         # a range is found by halving, as a row may have one for each of its tokens
         indices = np.flatnonzero(places.of_tokens != NOWHERE)
         ascending, tokens = places.of_tokens[indices].tolist(), indices.tolist()
-        for index, (begin, end) in enumerate(wanted):
+        for index, (begin, end) in enumerate(row_ranges):
             place = f"spans[{row}][{index}] is [{begin}, {end}]"
             if not 0 <= begin < end <= places.size:
                 raise InvalidInput(
@@ -92,8 +94,8 @@ def read(ranges: list[list[list[int]]], rows: Iterator[Places], field: str) -> S
                     " counted",
                     param="spans",
                 )
-            found.append((start + tokens[first], start + tokens[after - 1] + 1))
-        lengths.append(len(wanted))
+            token_ranges.append((start + tokens[first], start + tokens[after - 1] + 1))
+        lengths.append(len(row_ranges))
         start += num_tokens
         checkpoint()
     if len(ranges) != len(lengths):
@@ -102,4 +104,4 @@ def read(ranges: list[list[list[int]]], rows: Iterator[Places], field: str) -> S
             " each, empty for those without",
             param="spans",
         )
-    return Spans(np.array(found, np.int64).reshape(-1, 2), np.array(lengths))
+    return Spans(np.array(token_ranges, np.int64).reshape(-1, 2), np.array(lengths))

@@ -24,7 +24,7 @@ from addnorm.service.errors import DeadlineNotMet, InvalidInput
 from addnorm.service.wire.codec.decoding import Tools
 from addnorm.service.wire.codec.validation import Strict
 from addnorm.service.wire.texts.json_answers import Finish, Unscored, compared
-from addnorm.service.wire.texts.sequences import Strings, typed
+from addnorm.service.wire.texts.sequences import Strings, add_type_prompt
 from addnorm.service.wire.texts.texts import (
     TextsToTokenize,
     check_single,
@@ -77,9 +77,9 @@ class RerankOptions(Strict):
         if not num_cut:
             return
         bundle = texts.model.bundle
-        for name, whole in (("max_chunks_per_doc", 1), ("overlap_tokens", 0)):
+        for name, limit in (("max_chunks_per_doc", 1), ("overlap_tokens", 0)):
             sent = getattr(self, name)
-            if sent is not None and sent > whole:
+            if sent is not None and sent > limit:
                 raise InvalidInput(
                     f"{name} is {sent}, but {num_cut} of {texts.field} are longer than"
                     f" {bundle.ref} takes ({bundle.manifest.limits.max_text_tokens} tokens), and"
@@ -166,7 +166,7 @@ async def score_pairs(
 
     answer_bytes: of what the protocol adds to the scores.
     """
-    whole, num, alias, max_time_ms = texts, len(texts.texts), ask.alias, options.max_time_ms
+    all_texts, num, alias, max_time_ms = texts, len(texts.texts), ask.alias, options.max_time_ms
     if max_time_ms is None and ask.max_time_s == math.inf:  # no field, no header
         max_time_ms = alias.max_time_ms
     if max_time_ms is not None:
@@ -176,7 +176,9 @@ async def score_pairs(
         ask.order = await order_by_likeness(alias.first, texts, ask, tools)
         chosen = ask.order[: alias.keep]
         pairs = [texts.texts[index] for index in chosen]
-        texts = texts._replace(texts=pairs, named=lambda at, part: whole.place(chosen[at], part))
+        texts = texts._replace(
+            texts=pairs, named=lambda at, part: all_texts.place(chosen[at], part)
+        )
     if ask.max_time_s < math.inf:
         texts = tools.texts.in_time(texts, ask)
     ask.batch, ask.padding = await tools.texts.tokenize(texts, ask)
@@ -184,13 +186,13 @@ async def score_pairs(
 
     def finish(ask: Ask) -> Iterator[Any]:
         logits = ask.value(Logits).joined
-        found = classification.probabilities(logits, function)[:, 0]
+        pair_scores = classification.probabilities(logits, function)[:, 0]
         scores: list[classification.Scored | None] = [None] * num
         there = range(num) if ask.there is None else ask.there
-        for at, score, logit in zip(there, found, logits[:, 0], strict=False):
+        for at, score, logit in zip(there, pair_scores, logits[:, 0], strict=False):
             scores[chosen[at]] = classification.Scored(score, logit)
         if ask.in_time or alias.first:
-            ask.scored, ask.num_late = (len(found), num), len(chosen) - len(found)
+            ask.scored, ask.num_late = (len(pair_scores), num), len(chosen) - len(pair_scores)
         return iter(scores)
 
     _want(ask, texts, Logits(), LABEL_BYTES * num + answer_bytes)
@@ -208,7 +210,7 @@ async def classify(
     def finish(ask: Ask) -> Iterator[Any]:
         logits = ask.value(Logits).joined
         for scores, row in zip(classification.probabilities(logits, function), logits, strict=True):
-            yield classification.ranked(scores, row, labels, options.top_k)
+            yield classification.rank_labels(scores, row, labels, options.top_k)
 
     _want(ask, texts, Logits(), len(ask.batch) * _label_bytes(labels))
     return finish
@@ -225,17 +227,19 @@ async def zero_shot(
     tools.texts.check_pairs(texts, "candidate_labels", len(candidates))
     check_single(texts.field, texts.texts)
     hypotheses = list(classification.hypotheses(candidates, options.hypothesis_template))
-    whole = map(str, texts.whole(texts.texts))
-    pairs = [(text, hypothesis) for text in whole for hypothesis in hypotheses]
-    named = text_with_label(texts.field, len(candidates))
-    made = texts._replace(texts=pairs, named=named)
-    ask.batch, ask.padding = await tools.texts.tokenize(made, ask)
+    full_texts = map(str, texts.whole(texts.texts))
+    pairs = [(text, hypothesis) for text in full_texts for hypothesis in hypotheses]
+    place = text_with_label(texts.field, len(candidates))
+    pair_texts = texts._replace(texts=pairs, named=place)
+    ask.batch, ask.padding = await tools.texts.tokenize(pair_texts, ask)
 
     def finish(ask: Ask) -> Iterator[Any]:
         logits = ask.value(Logits).joined
         for start in range(0, len(logits), len(candidates)):
-            own = logits[start : start + len(candidates)]
-            yield classification.zero_shot(own, candidates, entailment, options.multi_label)
+            label_logits = logits[start : start + len(candidates)]
+            yield classification.zero_shot(
+                label_logits, candidates, entailment, options.multi_label
+            )
 
     _want(ask, texts, Logits(), len(texts.texts) * _label_bytes(candidates))
     return finish
@@ -246,24 +250,24 @@ async def tag(ask: Ask, tools: Tools, texts: TextsToTokenize, options: TagOption
     check_single(texts.field, texts.texts)
     labels, ignored = _labels(texts), frozenset(options.ignore_labels)
     ask.batch, ask.padding, encodings = await tools.texts.tokenize_with_offsets(texts, ask)
-    pieces = Pieces.of(tools.texts.tokenizer(texts).library)
+    pieces = Pieces.from_tokenizer(tools.texts.tokenizer(texts).library)
 
     def finish(ask: Ask) -> Iterator[Any]:
         logits = ask.value(Logits).rows
-        for text, encoding, own in zip(texts.texts, encodings, logits, strict=True):
-            yield tagging.tagged(
+        for text, encoding, token_logits in zip(texts.texts, encodings, logits, strict=True):
+            yield tagging.tag_tokens(
                 f"{texts.prompt}{text}",
                 encoding,
-                classification.probabilities(own, "softmax"),
+                classification.probabilities(token_logits, "softmax"),
                 labels,
                 pieces,
                 options.aggregation_strategy,
                 ignored,
             )
 
-    whole = zip(map(str, texts.whole(texts.texts)), encodings, strict=True)
-    ends = ((text, max((end for _, end in one.offsets), default=0)) for text, one in whole)
-    kept_bytes = json_bytes(text[:end] for text, end in ends)
+    full_texts = map(str, texts.whole(texts.texts))
+    ends = (max((end for _, end in encoding.offsets), default=0) for encoding in encodings)
+    kept_bytes = json_bytes(text[:end] for text, end in zip(full_texts, ends, strict=True))
     _want(ask, texts, Logits(), ENTITY_BYTES * ask.batch.num_tokens + 2 * kept_bytes)
     return finish
 
@@ -274,7 +278,7 @@ async def fill_masks(
     """The candidates of each mask of each text, likeliest first: a list for each mask."""
     top_k = options.top_k or DEFAULT_CANDIDATES
     check_size("top_k", top_k, "candidates of each mask", MAX_CANDIDATES, "ask for less")
-    pieces = Pieces.of(tools.texts.tokenizer(texts).library)
+    pieces = Pieces.from_tokenizer(tools.texts.tokenizer(texts).library)
     ask.batch, ask.padding = await tools.texts.tokenize(texts, ask)
     sent = options.targets or []
     num_texts = len(ask.batch) + len(sent)
@@ -287,7 +291,7 @@ async def fill_masks(
         for own_ids, positions in zip(masks.ids, masks.positions, strict=True):
             text = fill_mask.MaskedText(own_ids, positions, pieces)
             yield (
-                text.filled(place, *fill_mask.likeliest(next(rows), top_k, masks.targets))
+                text.fill(place, *fill_mask.likeliest(next(rows), top_k, masks.targets))
                 for place in positions
             )
 
@@ -313,18 +317,24 @@ class _Masks(NamedTuple):
 def _masks(field: str, batch: Batch, targets: Sequence[str], pieces: Pieces) -> _Masks:
     ids = np.split(batch.tokens, batch.offsets[1:-1])
     positions, text_bytes = list[list[int]](), 0
-    for index, own in enumerate(ids):
-        positions.append(found := fill_mask.mask_positions(own, pieces, f"{field}[{index}]"))
-        text_bytes += len(found) * json_bytes(pieces.texts([own.tolist()], len(found) == 1))
+    for index, sequence_ids in enumerate(ids):
+        positions.append(
+            mask_places := fill_mask.mask_positions(sequence_ids, pieces, f"{field}[{index}]")
+        )
+        text_bytes += len(mask_places) * json_bytes(
+            pieces.texts([sequence_ids.tolist()], len(mask_places) == 1)
+        )
         checkpoint()
-    known = dict[int, None]()
+    target_ids = dict[int, None]()
     for start in range(0, len(targets), PIECE_TARGETS):
-        some = targets[start : start + PIECE_TARGETS]
-        known |= dict.fromkeys(fill_mask.target_ids(some, pieces))
+        portion = targets[start : start + PIECE_TARGETS]
+        target_ids |= dict.fromkeys(fill_mask.target_ids(portion, pieces))
         checkpoint()
     starts = zip(batch.offsets.tolist(), positions, strict=False)
-    places = np.array([start + place for start, own in starts for place in own], np.int64)
-    return _Masks(ids, positions, places, list(known) or None, text_bytes)
+    places = np.array(
+        [start + place for start, row_positions in starts for place in row_positions], np.int64
+    )
+    return _Masks(ids, positions, places, list(target_ids) or None, text_bytes)
 
 
 def _label_bytes(labels: Sequence[str]) -> int:
@@ -370,13 +380,15 @@ async def order_by_likeness(
         with tools.answers.gate.admit(first):
             for kind, texts in (("query", list(queries)), ("document", documents)):
                 plain = TextsToTokenize.prompted(pairs.field, texts, True, model, prompt)
-                given = typed(plain, "model", kind, prompt) if prompt is None else plain
+                to_tokenize = (
+                    add_type_prompt(plain, "model", kind, prompt) if prompt is None else plain
+                )
                 if ask.max_time_s < math.inf:
-                    given = tools.texts.in_time(given, first)
-                batches.append((await tools.texts.tokenize(given, first))[0])
-            query, others = batches
+                    to_tokenize = tools.texts.in_time(to_tokenize, first)
+                batches.append((await tools.texts.tokenize(to_tokenize, first))[0])
+            query, document_batch = batches
             first.batch = Batch.joined(
-                [(query, 0), *((others, index) for index in range(len(others)))]
+                [(query, 0), *((document_batch, index) for index in range(len(document_batch)))]
             )
             first.padding = Padding(first.batch.lengths, None)
             first.outputs, first.field = (Pooled.for_comparison(model.bundle),), pairs.field
@@ -392,13 +404,13 @@ async def order_by_likeness(
             first.statistics.end_request()
     there = range(len(first.batch)) if first.there is None else first.there
     by_likeness = sorted(range(len(alike)), key=lambda place: -alike[place])
-    known = [there[1 + place] - 1 for place in by_likeness]
-    return [*known, *sorted(set(range(len(documents))) - set(known))]
+    best_first = [there[1 + place] - 1 for place in by_likeness]
+    return [*best_first, *sorted(set(range(len(documents))) - set(best_first))]
 
 
 def _likeness(model: Model, ask: Ask) -> Sequence[np.float32]:
-    """How alike the query and each document that is there are. Nothing where it is not there."""
+    """The likeness of the query to each document that is there. Empty where it is not there."""
     if ask.there and ask.there[0] != 0:
         return ()
-    found: Sequence[np.float32] = compared(model).shape(ask)
-    return found
+    likeness: Sequence[np.float32] = compared(model).shape(ask)
+    return likeness

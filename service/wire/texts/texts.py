@@ -93,7 +93,7 @@ class TextsToTokenize(NamedTuple):
     until: float = math.inf  # by time.monotonic(): no more are read after it
 
     def place(self, index: int, part: int | None = None) -> str:
-        """What the caller calls a text. part: which of its pair."""
+        """The caller's name for a text. part: which of its pair."""
         if self.named:
             return self.named(index, part)
         return f"{self.field}[{index}]" + ("" if part is None else f"[{part}]")
@@ -133,10 +133,10 @@ class TextsToTokenize(NamedTuple):
         manifest = model.bundle.manifest
         if prompt_name is not None:
             if prompt_name not in manifest.prompts:
-                known = f"it has {', '.join(map(repr, manifest.prompts)) or 'none'}"
+                prompt_list = f"it has {', '.join(map(repr, manifest.prompts)) or 'none'}"
                 raise InvalidInput(
                     f"prompt_name is {prompt_name[:60]!r}: {model.bundle.ref} has no such"
-                    f" prompt, {known}",
+                    f" prompt, {prompt_list}",
                     param="prompt_name",
                 )
             check_single(field, texts, "prompt_name")
@@ -172,54 +172,60 @@ class TextReader:
         self.settings, self._gate, self._turns = settings, gate, turns
         self._in_time = WeakSet[Ask]()  # that end in time, and whose texts are read
 
-    async def tokenize(self, given: TextsToTokenize, ask: Ask) -> tuple[Batch, Padding]:
+    async def tokenize(self, to_tokenize: TextsToTokenize, ask: Ask) -> tuple[Batch, Padding]:
         """Ragged sequences with special tokens. InvalidInput for a text that is too long."""
-        tokenizer = self.tokenizer(given)
-        encode = partial(tokenizer.tokens, truncate=given.truncate, left=given.left, cut=ask.cut)
+        tokenizer = self.tokenizer(to_tokenize)
+        encode = partial(
+            tokenizer.tokens, truncate=to_tokenize.truncate, left=to_tokenize.left, cut=ask.cut
+        )
         join = partial(_batch, has_types=tokenizer.has_types)
-        return await self.tokenize_with(given, encode, ask, join, tokenizer.max_text_tokens)
+        return await self.tokenize_with(to_tokenize, encode, ask, join, tokenizer.max_text_tokens)
 
-    def in_time(self, given: TextsToTokenize, ask: Ask) -> TextsToTokenize:
+    def in_time(self, to_tokenize: TextsToTokenize, ask: Ask) -> TextsToTokenize:
         """The texts, of which no more are read than may be computed in the ask's time, beside
         others that end in time too. They are to be tokenized next."""
         queue, now = self._gate.queue, time.monotonic()
         self._in_time.add(ask)
         share = 1 / (len(self._in_time) + queue.num_bulk)
         left_s = max(0.0, ask.started + ask.max_time_s - now)
-        rate = given.model.runner(ask.precision).target.tokens_per_s or math.inf
+        rate = to_tokenize.model.runner(ask.precision).target.tokens_per_s or math.inf
         enough = READ_MORE * rate * left_s * queue.num_workers * share
         ask.in_time = True
-        return given._replace(enough=enough, until=now + READ_SHARE * left_s * share)
+        return to_tokenize._replace(enough=enough, until=now + READ_SHARE * left_s * share)
 
     async def tokenize_with_offsets(
-        self, given: TextsToTokenize, ask: Ask
+        self, to_tokenize: TextsToTokenize, ask: Ask
     ) -> tuple[Batch, Padding, list[Encoding]]:
         """Tokenizes as `tokenize` does, with words and offsets, which take longer."""
-        tokenizer, encodings = self.tokenizer(given), list[Encoding]()
+        tokenizer, encodings = self.tokenizer(to_tokenize), list[Encoding]()
         encode = partial(
-            tokenizer.tokens, truncate=given.truncate, cut=ask.cut, encodings=encodings
+            tokenizer.tokens, truncate=to_tokenize.truncate, cut=ask.cut, encodings=encodings
         )
         join = partial(_batch, has_types=tokenizer.has_types)
-        made = await self.tokenize_with(given, encode, ask, join, tokenizer.max_text_tokens)
-        return *made, encodings
+        batch_padding = await self.tokenize_with(
+            to_tokenize, encode, ask, join, tokenizer.max_text_tokens
+        )
+        return *batch_padding, encodings
 
     async def tokenize_with(
         self,
-        given: TextsToTokenize,
+        to_tokenize: TextsToTokenize,
         work: Callable[[Sequence[Text]], list[Made]],
         ask: Ask,
         join: Callable[[list[Made]], Done],
         limit: int | None = None,
     ) -> Done:
-        """What `work` makes of each text, joined; by its deadline and while its caller is there.
-        limit: tokens of a text, if there is one. The texts count as part of the body, until that is
-        decoded."""
-        self._gate.hold(ask, "bodies", ask.held.get("bodies", 0) + num_bytes(given.texts))
-        sizes, most = given.sizes(), self.settings.max_tokens
+        """The rows that `work` makes of the texts, joined; by its deadline and while its caller is
+        there. limit: tokens of a text, if there is one. The texts count as part of the body, until
+        that is decoded."""
+        self._gate.hold(ask, "bodies", ask.held.get("bodies", 0) + num_bytes(to_tokenize.texts))
+        sizes, max_tokens = to_tokenize.sizes(), self.settings.max_tokens
         try:
             if sum(sizes) <= QUICK_CHARACTERS and len(sizes) <= QUICK_TEXTS:
-                return _in_portions(given, sizes, work, join, most, limit)
-            return await self._turns.run(ask, _in_portions, given, sizes, work, join, most, limit)
+                return _in_portions(to_tokenize, sizes, work, join, max_tokens, limit)
+            return await self._turns.run(
+                ask, _in_portions, to_tokenize, sizes, work, join, max_tokens, limit
+            )
         finally:
             self._in_time.discard(ask)
 
@@ -230,13 +236,13 @@ class TextReader:
         ask: Ask,
         work: Callable[Arguments, Done],
         *args: Arguments.args,
-        **named: Arguments.kwargs,
+        **options: Arguments.kwargs,
     ) -> Done:
         """Other work on so many texts, together of so many characters: at once if both are few,
         else by turns."""
         if num_characters <= QUICK_CHARACTERS and num_texts <= QUICK_TEXTS:
-            return work(*args, **named)
-        return await self._turns.run(ask, work, *args, **named)
+            return work(*args, **options)
+        return await self._turns.run(ask, work, *args, **options)
 
     async def decode(
         self,
@@ -256,22 +262,22 @@ class TextReader:
         about = field, rows, skip_special_tokens, model.tokenizer, model.bundle.ref
         return await self.run(len(rows), num, ask, decoded_ids, *about)
 
-    def check_pairs(self, given: TextsToTokenize, field: str, num: int) -> None:
+    def check_pairs(self, to_tokenize: TextsToTokenize, field: str, num: int) -> None:
         """InvalidInput if the texts, each with every one of so many of another field, are too many
         pairs. Known from the sizes: called before they are made."""
-        self.tokenizer(given)
-        num_pairs, limit = len(given.texts) * num, self.settings.max_sequences
+        self.tokenizer(to_tokenize)
+        num_pairs, limit = len(to_tokenize.texts) * num, self.settings.max_sequences
         if num_pairs > limit:
             raise InvalidInput(
-                f"{field} has {num} for each of {len(given.texts)} {given.field}, which makes"
-                f" {num_pairs} pairs, the limit is {limit}: send less at once",
+                f"{field} has {num} for each of {len(to_tokenize.texts)} {to_tokenize.field}, which"
+                f" makes {num_pairs} pairs, the limit is {limit}: send less at once",
                 param=field,
             )
 
     def cuts(
         self, sent: bool | None, by_default: bool = False, texts: Sequence[object] = ("",)
     ) -> bool:
-        """Whether texts that are too long are cut: the request says so, or the setting, or
+        """True if texts that are too long are cut: the request says so, or the setting, or
         by_default: what the route is modelled on does. Token ids are never cut: what was sent for
         them is rejected."""
         if sent is not None:
@@ -280,29 +286,29 @@ class TextReader:
             return False
         return by_default if self.settings.truncate is None else self.settings.truncate
 
-    def tokenizer(self, given: TextsToTokenize) -> Tokenizer:
+    def tokenizer(self, to_tokenize: TextsToTokenize) -> Tokenizer:
         """The model's tokenizer. InvalidInput if there is none, or the texts are over a limit, or
         their prompt stands where they are cut."""
-        if given.keeps_prompt and given.left and given.prompt:
+        if to_tokenize.keeps_prompt and to_tokenize.left and to_tokenize.prompt:
             raise InvalidInput(
                 "truncate is 'START', which would cut off the prompt that is put before each text:"
                 " send 'END' or 'NONE'",
                 param="truncate",
             )
-        field, texts, tokenizer = given.field, given.texts, given.model.tokenizer
-        if given.input_type:
-            tokenizer = given.model.tokenizers_by_type.get(given.input_type, tokenizer)
+        field, texts, tokenizer = to_tokenize.field, to_tokenize.texts, to_tokenize.model.tokenizer
+        if to_tokenize.input_type:
+            tokenizer = to_tokenize.model.tokenizers_by_type.get(to_tokenize.input_type, tokenizer)
         if tokenizer is None:
             raise InvalidInput(
-                f"{given.model.bundle.ref} has no tokenizer: send token ids instead of texts",
+                f"{to_tokenize.model.bundle.ref} has no tokenizer: send token ids instead of texts",
                 param=field,
             )
         if not texts:
             raise EmptyInput(f"{field} is empty: send at least one text", param=field)
         check_size(field, len(texts), "texts", self.settings.max_sequences)
         limit = tokenizer.max_characters
-        if not given.truncate and (longest := max(sizes := given.sizes())) > limit:
-            raise _too_long(given, sizes.index(longest), longest, "characters", limit)
+        if not to_tokenize.truncate and (longest := max(sizes := to_tokenize.sizes())) > limit:
+            raise _too_long(to_tokenize, sizes.index(longest), longest, "characters", limit)
         return tokenizer
 
 
@@ -325,11 +331,11 @@ def check_single(field: str, texts: Sequence[Text], option: str | None = None) -
     raise InvalidInput(f"{option} is set, but {pair}: it is for single texts", param=option)
 
 
-def check_limit(field: str, sent: int | None, model: Model, whole: int | None = None) -> None:
-    """InvalidInput if texts would have to be cut shorter than the model cuts them. whole: a number
-    that stands for the model's own limit."""
+def check_limit(field: str, sent: int | None, model: Model, model_limit: int | None = None) -> None:
+    """InvalidInput if texts would have to be cut shorter than the model cuts them. model_limit: a
+    number that stands for the model's own limit."""
     limit = model.bundle.manifest.limits.max_text_tokens
-    if sent is not None and sent != whole and sent < limit:
+    if sent is not None and sent != model_limit and sent < limit:
         raise InvalidInput(
             f"{field} is {sent}: {model.bundle.ref} cuts texts to {limit} tokens, and to no other"
             " number: leave it out",
@@ -338,83 +344,88 @@ def check_limit(field: str, sent: int | None, model: Model, whole: int | None = 
 
 
 def check_size(
-    field: str, value: int, what: str, limit: int, remedy: str = "send less at once"
+    field: str, value: int, noun: str, limit: int, remedy: str = "send less at once"
 ) -> None:
-    """InvalidInput if the field has more than the limit. what: a plural."""
+    """InvalidInput if the field has more than the limit. noun: a plural."""
     if value > limit:
         raise InvalidInput(
-            f"{field} has {value} {what}, the limit is {limit}: {remedy}",
+            f"{field} has {value} {noun}, the limit is {limit}: {remedy}",
             param=field.partition("[")[0],
         )
 
 
 def _in_portions(
-    given: TextsToTokenize,
+    to_tokenize: TextsToTokenize,
     sizes: list[int],
     work: Callable[[Sequence[Text]], list[Made]],
     join: Callable[[list[Made]], Done],
-    most: int,
+    max_tokens: int,
     limit: int | None,
 ) -> Done:
-    """What `work` makes of each text, joined. most: tokens of all; the work ends as soon as there
-    are more. InvalidInput for a text with more tokens than the limit, or with none, if there is a
-    limit."""
+    """The rows that `work` makes of the texts, joined. max_tokens: of all; the work ends as soon as
+    there are more. InvalidInput for a text with more tokens than the limit, or with none, if there
+    is a limit."""
     done: list[Made] = []
     num_tokens = 0
-    for portion in portions(given.texts, sizes, PIECE_CHARACTERS):
+    for portion in portions(to_tokenize.texts, sizes, PIECE_CHARACTERS):
         try:
-            made = work(given.whole(portion))
+            rows = work(to_tokenize.whole(portion))
         except CannotCut as error:
-            place = given.place(len(done) + error.index, error.part)
-            raise InvalidInput(f"{place} {error.reason}: shorten it", param=given.field) from None
-        for index, one in enumerate(made, len(done)):
-            if limit is not None and len(one) > limit:
-                raise _too_long(given, index, len(one), "tokens", limit)
-            if limit is not None and not len(one):
-                raise InvalidInput(
-                    f"{given.place(index)} has no tokens: send a text that is not empty",
-                    param=given.field,
-                )
-        done += made
-        num_tokens += sum(map(len, made))
-        if num_tokens >= given.enough or time.monotonic() >= given.until:
-            break
-        if num_tokens > most:
+            place = to_tokenize.place(len(done) + error.index, error.part)
             raise InvalidInput(
-                f"{given.field} has more than {most} tokens, the limit: send less at once",
-                param=given.field,
+                f"{place} {error.reason}: shorten it", param=to_tokenize.field
+            ) from None
+        for index, row in enumerate(rows, len(done)):
+            if limit is not None and len(row) > limit:
+                raise _too_long(to_tokenize, index, len(row), "tokens", limit)
+            if limit is not None and not len(row):
+                raise InvalidInput(
+                    f"{to_tokenize.place(index)} has no tokens: send a text that is not empty",
+                    param=to_tokenize.field,
+                )
+        done += rows
+        num_tokens += sum(map(len, rows))
+        if num_tokens >= to_tokenize.enough or time.monotonic() >= to_tokenize.until:
+            break
+        if num_tokens > max_tokens:
+            raise InvalidInput(
+                f"{to_tokenize.field} has more than {max_tokens} tokens, the limit: send less at"
+                " once",
+                param=to_tokenize.field,
             )
         checkpoint()
     return join(done)
 
 
-def portions(items: Sequence[Item], sizes: list[int], most: int) -> Iterator[Sequence[Item]]:
-    """Consecutive ones: at most PIECE_TEXTS, their sizes together at most `most`; a larger one
+def portions(elements: Sequence[Item], sizes: list[int], max_size: int) -> Iterator[Sequence[Item]]:
+    """Consecutive ones: at most PIECE_TEXTS, their sizes together at most max_size; a larger one
     alone."""
     start = total = 0
     for end, size in enumerate(sizes):
-        if (total and total + size > most) or end - start == PIECE_TEXTS:
-            yield items[start:end]
+        if (total and total + size > max_size) or end - start == PIECE_TEXTS:
+            yield elements[start:end]
             start, total = end, 0
         total += size
-    yield items[start:]
+    yield elements[start:]
 
 
-def _batch(found: Sequence[Ints], has_types: bool) -> tuple[Batch, Padding]:
-    """found: of each text `[num_tokens, 2]`, its ids and types. has_types: the model takes them."""
-    lengths = np.array(list(map(len, found)))
-    ids, types = map(np.ascontiguousarray, np.concatenate(found).T)
+def _batch(rows: Sequence[Ints], has_types: bool) -> tuple[Batch, Padding]:
+    """rows: of each text `[num_tokens, 2]`, its ids and types. has_types: the model takes them."""
+    lengths = np.array(list(map(len, rows)))
+    ids, types = map(np.ascontiguousarray, np.concatenate(rows).T)
     own_types = types if has_types and types.any() else None
     return Batch(ids, offsets_of(lengths), own_types), Padding(lengths, None)
 
 
-def _too_long(given: TextsToTokenize, index: int, size: int, unit: str, limit: int) -> InvalidInput:
-    cut = ', or send "truncate": true' if given.can_cut else ""
-    of_type = f" of a {given.input_type}" if given.input_type else ""
+def _too_long(
+    to_tokenize: TextsToTokenize, index: int, size: int, unit: str, limit: int
+) -> InvalidInput:
+    cut = ', or send "truncate": true' if to_tokenize.can_cut else ""
+    of_type = f" of a {to_tokenize.input_type}" if to_tokenize.input_type else ""
     return InvalidInput(
-        f"{given.place(index)} has {size} {unit}, {size - limit} more than"
-        f" {given.model.bundle.ref} takes{of_type} ({limit}): shorten it{cut}",
-        param=given.field,
+        f"{to_tokenize.place(index)} has {size} {unit}, {size - limit} more than"
+        f" {to_tokenize.model.bundle.ref} takes{of_type} ({limit}): shorten it{cut}",
+        param=to_tokenize.field,
     )
 
 
@@ -429,27 +440,31 @@ class Shown:
         return self.num_tokens
 
 
-def column(shown: Iterable[Shown], name: str) -> Iterator[orjson.Fragment]:
+def column(texts: Iterable[Shown], name: str) -> Iterator[orjson.Fragment]:
     """One field of each text, which is let go of: an answer of megabytes is held once."""
-    for text in shown:
+    for text in texts:
         yield text.fields.pop(name)
 
 
 def decoded_ids(
-    field: str, rows: Sequence[Sequence[int]], skip_special_tokens: bool, of: Tokenizer, ref: str
+    field: str,
+    rows: Sequence[Sequence[int]],
+    skip_special_tokens: bool,
+    tokenizer: Tokenizer,
+    ref: str,
 ) -> list[orjson.Fragment]:
     texts = list[orjson.Fragment]()
     for portion in portions(rows, list(map(len, rows)), PIECE_IDS):
         for row in portion:
-            if row and not 0 <= min(row) <= max(row) < of.num_ids:
-                outside = next(token for token in row if not 0 <= token < of.num_ids)
-                last = of.num_ids - 1
+            if row and not 0 <= min(row) <= max(row) < tokenizer.num_ids:
+                outside = next(token for token in row if not 0 <= token < tokenizer.num_ids)
+                last = tokenizer.num_ids - 1
                 raise InvalidInput(
                     f"{field} has {outside}: ids of tokens of {ref} are 0 to {last}", param=field
                 )
         # for several rows the library gives Python's global lock to others
-        made = of.library.decode_batch(portion, skip_special_tokens=skip_special_tokens)
-        texts += map(fragment, made)
+        strings = tokenizer.library.decode_batch(portion, skip_special_tokens=skip_special_tokens)
+        texts += map(fragment, strings)
         checkpoint()
     return texts
 

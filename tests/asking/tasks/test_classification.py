@@ -11,7 +11,7 @@ from addnorm.service.asking.tasks.classification import (
     hypotheses,
     label_names,
     probabilities,
-    ranked,
+    rank_labels,
     zero_shot,
 )
 from addnorm.service.errors import InvalidInput
@@ -33,7 +33,7 @@ def test_scores_and_order_equal_the_pipelines(num_labels: int, function: Functio
     for line in LINES:
         row = logits(theirs, "Bert", line)
         scores = probabilities(row[None], function)[0]
-        ours = ranked(scores, row, label_names(None, num_labels), top_k=3)
+        ours = rank_labels(scores, row, label_names(None, num_labels), top_k=3)
         assert answer(classify, line, top_k=3) == as_theirs(ours)
 
 
@@ -55,7 +55,7 @@ def test_scores_stay_finite_and_in_order_at_the_ends() -> None:
 
 def test_equal_scores_keep_the_labels_order() -> None:
     values = np.float32([1, 2, 2, 1])
-    assert [one.label for one in ranked(values, values, "abcd")] == ["b", "c", "a", "d"]
+    assert [one.label for one in rank_labels(values, values, "abcd")] == ["b", "c", "a", "d"]
 
 
 def test_scores_that_are_equal_to_float32_are_sorted_by_their_logits() -> None:
@@ -63,8 +63,8 @@ def test_scores_that_are_equal_to_float32_are_sorted_by_their_logits() -> None:
     for function in ("sigmoid", "softmax"):
         scores = probabilities(values[None] * 10, cast(Function, function))[0]
         assert len(set(scores.tolist())) < len(scores)
-        assert [one.label for one in ranked(scores, values, "abcde")] == list("bdaec")
-        assert [one.label for one in ranked(scores, values, "abcde", top_k=1)] == ["b"]
+        assert [one.label for one in rank_labels(scores, values, "abcde")] == list("bdaec")
+        assert [one.label for one in rank_labels(scores, values, "abcde", top_k=1)] == ["b"]
     rows = np.stack([values, np.zeros(5, np.float32), -values], axis=1)
     for multi_label in (False, True):
         found = zero_shot(10 * rows, list("abcde"), 0, multi_label)

@@ -35,17 +35,20 @@ def theirs(family: str) -> Any:
 
 
 def targets_of(family: str, targets: Sequence[str]) -> list[int]:
-    return target_ids(targets, Pieces.of(tokenizer(family).backend_tokenizer))
+    return target_ids(targets, Pieces.from_tokenizer(tokenizer(family).backend_tokenizer))
 
 
 def candidates(
     theirs: Any, family: str, text: str, targets: list[int] | None
 ) -> list[list[Candidate]]:
     own, rows = tokenizer(family), logits(theirs.model, family, text)
-    ids, pieces = np.array(own.backend_tokenizer.encode(text).ids), Pieces.of(own.backend_tokenizer)
+    ids, pieces = (
+        np.array(own.backend_tokenizer.encode(text).ids),
+        Pieces.from_tokenizer(own.backend_tokenizer),
+    )
     positions = mask_positions(ids, pieces, "inputs")
     masked = MaskedText(ids, positions, pieces)
-    return [masked.filled(at, *likeliest(rows[at], 7, targets)) for at in positions]
+    return [masked.fill(at, *likeliest(rows[at], 7, targets)) for at in positions]
 
 
 @pytest.mark.parametrize("targets", [None, TARGETS])
@@ -67,7 +70,7 @@ def test_candidates_equal_the_pipelines(
 def filled(pieces: Pieces, ids: list[int], at: int, tokens: Sequence[int]) -> list[Candidate]:
     row = np.array(ids)
     scores = np.zeros(len(tokens), np.float32)
-    return MaskedText(row, mask_positions(row, pieces, "inputs"), pieces).filled(
+    return MaskedText(row, mask_positions(row, pieces, "inputs"), pieces).fill(
         at, np.array(tokens), scores
     )
 
@@ -76,7 +79,7 @@ def test_a_sequence_is_what_the_library_makes_of_all_its_tokens(family: str) -> 
     """Also where it begins with special tokens or the mask, and where tokens are parts of
     characters, special, or unknown to the tokenizer."""
     library = tokenizer(family).backend_tokenizer
-    pieces, draws = Pieces.of(library), random.Random(0)
+    pieces, draws = Pieces.from_tokenizer(library), random.Random(0)
     assert pieces.mask
     special, known = sorted(pieces.special_ids), library.get_vocab_size()
     for _ in range(300):
@@ -95,7 +98,7 @@ def test_a_sequence_is_what_the_library_makes_of_all_its_tokens(family: str) -> 
 def test_of_a_decoder_that_looks_at_neighbours_whole_texts_are_decoded() -> None:
     library = Tokenizer.from_str(tokenizer("Bert").backend_tokenizer.to_str())
     library.decoder = decoders.Sequence([decoders.WordPiece(), decoders.Strip("m", 1, 0)])
-    pieces = Pieces.of(library)
+    pieces = Pieces.from_tokenizer(library)
     ids = library.encode("Maria moved to [MASK] in March.").ids
     at = ids.index(library.token_to_id("[MASK]"))
     (one,) = filled(pieces, ids, at, [ids[1]])
@@ -107,7 +110,7 @@ def test_of_a_decoder_that_looks_at_neighbours_whole_texts_are_decoded() -> None
 def test_a_candidate_costs_no_decoding_of_its_text(family: str) -> None:
     """Hundreds of masks, of a hundred candidates each, would take minutes."""
     library, decoded = tokenizer(family).backend_tokenizer, list[int]()
-    pieces = Pieces.of(library)
+    pieces = Pieces.from_tokenizer(library)
 
     def counted(rows: Sequence[list[int]], plain: bool) -> list[str]:
         decoded.extend(map(len, rows))
@@ -141,4 +144,6 @@ def test_other_targets_are_rejected(target: str, tokens: str) -> None:
 
 def test_a_text_needs_a_mask() -> None:
     with pytest.raises(InvalidInput, match=r"inputs has no mask token: put \[MASK\]"):
-        mask_positions(np.array([1, 2]), Pieces.of(tokenizer("Bert").backend_tokenizer), "inputs")
+        mask_positions(
+            np.array([1, 2]), Pieces.from_tokenizer(tokenizer("Bert").backend_tokenizer), "inputs"
+        )

@@ -9,7 +9,7 @@ import pytest
 from tokenizers import Tokenizer
 from tokenizers.decoders import DecodeStream
 
-from addnorm.service.asking.tasks.scoring import joined
+from addnorm.service.asking.tasks.scoring import join_tokens
 from tests.support.language_model import tokenizer
 from tests.support.pipelines import tokenizer as of_family
 
@@ -38,7 +38,7 @@ def test_tokens_begin_where_the_librarys_stream_has_them(kind: str) -> None:
     for _ in range(1000):
         ids = [draws.randrange(library.get_vocab_size() + 2) for _ in range(draws.randint(1, 9))]
         ids += some[: draws.randrange(len(some))] if draws.randrange(2) else []
-        assert joined(ids, {}, library) == streamed(ids, library)
+        assert join_tokens(ids, {}, library) == streamed(ids, library)
 
 
 class Counted:
@@ -56,7 +56,7 @@ def test_tokens_that_are_parts_of_characters_are_looked_at_once() -> None:
     library = tokenizer(PROSE, 300)
     part = library.encode("\N{CYRILLIC SMALL LETTER ZHE}").ids[0]
     counted: Any = Counted(library)
-    text, begins = joined([part] * 2000, {}, counted)
+    text, begins = join_tokens([part] * 2000, {}, counted)
     assert text == "\N{REPLACEMENT CHARACTER}" * 2000
     assert begins == [0] * 2000
     assert counted.looks <= 2000

@@ -11,7 +11,7 @@ from tokenizers.pre_tokenizers import ByteLevel
 
 from addnorm.service.asking.tasks.classification import probabilities
 from addnorm.service.asking.tasks.pieces import Pieces
-from addnorm.service.asking.tasks.tagging import Aggregation, tagged
+from addnorm.service.asking.tasks.tagging import Aggregation, tag_tokens
 from tests.support.pipelines import (
     FAMILIES,
     LINES,
@@ -47,7 +47,9 @@ def test_entities_equal_the_pipelines(
     own = tokenizer(family).backend_tokenizer
     for text in (LINES[0], TEXT, " ", "."):
         scores = probabilities(logits(theirs.model, family, text), "softmax")
-        ours = tagged(text, own.encode(text), scores, LABELS, Pieces.of(own), aggregation, ignored)
+        ours = tag_tokens(
+            text, own.encode(text), scores, LABELS, Pieces.from_tokenizer(own), aggregation, ignored
+        )
         expected = answer(
             theirs, text, aggregation_strategy=aggregation, ignore_labels=list(ignored)
         )
@@ -74,5 +76,7 @@ def test_a_token_that_begins_with_a_space_begins_a_word() -> None:
     own = Tokenizer(BPE({"a": 0, "b": 1, "Ġ": 2, "Ġa": 3}, [("Ġ", "a")]))
     own.pre_tokenizer, own.decoder = ByteLevel(add_prefix_space=False), decoders.ByteLevel()
     scores = np.float32([[1, 0], [1, 0], [0, 1]])
-    found = tagged("a ab", own.encode("a ab"), scores, ["B-X", "B-Y"], Pieces.of(own), "first")
+    found = tag_tokens(
+        "a ab", own.encode("a ab"), scores, ["B-X", "B-Y"], Pieces.from_tokenizer(own), "first"
+    )
     assert [(tag.word, tag.start, tag.end) for tag in found] == [("a", 0, 1), (" ab", 1, 4)]

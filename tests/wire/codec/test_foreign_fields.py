@@ -15,7 +15,7 @@ from addnorm.service.wire.codec.foreign_fields import (
     MAX_LOGGED,
     MAX_TOLD,
     IgnoredFields,
-    told,
+    header_value,
 )
 from addnorm.service.wire.codec.validation import Strict, fit
 
@@ -152,10 +152,10 @@ def test_what_is_known_to_change_answers_is_rejected_in_others_dialects_too(
 
 
 def test_a_header_tells_of_so_many_names_and_that_there_are_more() -> None:
-    assert told(taken(**{f"name{at}": 1 for at in range(MAX_TOLD)})[1]).endswith(
+    assert header_value(taken(**{f"name{at}": 1 for at in range(MAX_TOLD)})[1]).endswith(
         f"name{MAX_TOLD - 1}"
     )
-    header = told(taken(**{f"name{at}": 1 for at in range(900)})[1])
+    header = header_value(taken(**{f"name{at}": 1 for at in range(900)})[1])
     assert header.endswith(f"name{MAX_TOLD - 1}, ...")
 
 
@@ -171,7 +171,7 @@ def test_each_foreign_field_is_left_out_where_it_changes_nothing(name: str) -> N
     assert set(names) == {name}
     with pytest.raises(InvalidInput) as raised:
         fit(Bare, {"count": 3, name: {"some": "thing"}}, names.append)
-    assert FOREIGN[name].why in raised.value.message
+    assert FOREIGN[name].reason in raised.value.message
 
 
 def test_a_field_of_the_bodys_own_is_never_foreign() -> None:

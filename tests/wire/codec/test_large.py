@@ -32,7 +32,7 @@ from addnorm.service.wire.codec.negotiation import (
     Several,
     compress,
     decompress,
-    sliced,
+    slices,
     written,
 )
 from addnorm.service.wire.codec.shown import shown
@@ -145,9 +145,9 @@ def test_what_is_compressed_in_pieces_is_whole(coding: str) -> None:
 
 def test_slices_are_not_copied() -> None:
     part = bytearray(10)
-    slices = list(sliced(memoryview(part), 4))
+    pieces = list(slices(memoryview(part), 4))
     part[:] = b"0123456789"
-    assert [bytes(piece) for piece in slices] == [b"0123", b"4567", b"89"]
+    assert [bytes(piece) for piece in pieces] == [b"0123", b"4567", b"89"]
 
 
 # bodies
@@ -207,11 +207,11 @@ def test_a_value_is_shown_in_short(value: Any, words: str) -> None:
 
 def test_a_bomb_is_not_decompressed_on_the_event_loop() -> None:
     bomb = gzip.compress(bytes(10_000_000))
-    assert decompress(bomb, "gzip", 16_000_000, most=65_536) is None
+    assert decompress(bomb, "gzip", 16_000_000, stop_bytes=65_536) is None
     assert len(decompress(bomb, "gzip", 16_000_000)) == 10_000_000
-    assert decompress(gzip.compress(b"little"), "gzip", 16_000_000, most=65_536) == b"little"
+    assert decompress(gzip.compress(b"little"), "gzip", 16_000_000, stop_bytes=65_536) == b"little"
     with pytest.raises(BodyTooLarge):
-        decompress(bomb, "gzip", 1000, most=65_536)
+        decompress(bomb, "gzip", 1000, stop_bytes=65_536)
     with pytest.raises(InvalidInput, match="cut short"):
         decompress(bomb[:-1], "gzip", 16_000_000)
     with pytest.raises(InvalidInput, match="bytes after its end"):

@@ -1,4 +1,4 @@
-"""Bulk jobs leave a worker to other jobs, share the rest by API key, and run in small micro-batches
+"""Bulk asks leave a worker to other asks, share the rest by API key, and run in small micro-batches
 without company. No test waits for seconds."""
 
 import threading
@@ -38,7 +38,7 @@ def test_one_worker_is_left_to_others_while_there_are_any(num_workers: int, left
     assert queue.num_bulk_workers(100 + ALONE_S + 0.1) == num_workers
 
 
-def test_the_last_idle_worker_takes_another_job_or_none() -> None:
+def test_the_last_idle_worker_takes_another_ask_or_none() -> None:
     queue, target = Queue(1000, num_workers=2), Target(echo, 64)
     target.tokens_per_s = 1.0
     for _ in range(3):
@@ -55,7 +55,7 @@ def test_the_last_idle_worker_takes_another_job_or_none() -> None:
     assert not queue.num_bulk
 
 
-def test_keys_have_equal_shares_however_many_bulk_jobs_each_has() -> None:
+def test_keys_have_equal_shares_however_many_bulk_asks_each_has() -> None:
     queue, target = Queue(1000, num_workers=2), Target(echo, 64)
     target.tokens_per_s = 1.0
     for _ in range(3):
@@ -65,7 +65,7 @@ def test_keys_have_equal_shares_however_many_bulk_jobs_each_has() -> None:
     assert taken.count(one) == 3
 
 
-def test_a_bulk_job_takes_one_worker_and_little_at_once_however_many_are_idle() -> None:
+def test_a_bulk_ask_takes_one_worker_and_little_at_once_however_many_are_idle() -> None:
     queue, target = Queue(10_000, num_workers=4), Target(echo, 4 * BULK_TOKENS)
     target.tokens_per_s = 1.0
     bulk(queue, target, *[BULK_TOKENS // 4] * 10)
@@ -75,7 +75,7 @@ def test_a_bulk_job_takes_one_worker_and_little_at_once_however_many_are_idle() 
     assert lengths(queue.take(0, num_idle=4)) == [16]
 
 
-def test_it_runs_with_no_other_job() -> None:
+def test_it_runs_with_no_other_ask() -> None:
     """Else a short request would wait as long as it runs."""
     queue, target = Queue(1000), Target(echo, 64)
     bulk(queue, target, 16, 16)
@@ -94,11 +94,11 @@ def test_its_tokens_are_in_no_account() -> None:
     queue, target = Queue(max_queue_tokens=100), Target(echo, 64)
     target.tokens_per_s = 1.0
     submit(queue, target, of_lengths(90))
-    job = bulk(queue, target, *[50] * 20)
-    assert (queue.num_tokens, queue.wait_s(), job.num_tokens) == (90, 90, 1000)
+    ask = bulk(queue, target, *[50] * 20)
+    assert (queue.num_tokens, queue.wait_s(), ask.num_tokens) == (90, 90, 1000)
     while queue.take(1, num_idle=2):
         pass
-    assert (queue.num_tokens, target.num_tokens, job.num_tokens) == (0, 0, 0)
+    assert (queue.num_tokens, target.num_tokens, ask.num_tokens) == (0, 0, 0)
     assert not queue.num_bulk
 
 
@@ -113,12 +113,12 @@ def test_all_workers_run_it_once_it_is_alone() -> None:
     scheduler = Scheduler(gate_of(2, 10_000))
     scheduler.start()
     sizes = [BULK_TOKENS] * 4
-    job = submit_to(scheduler, Target(together, BULK_TOKENS), of_lengths(*sizes), 60, is_bulk=True)
-    assert values(job) == [[size] * size for size in sizes]
+    ask = submit_to(scheduler, Target(together, BULK_TOKENS), of_lengths(*sizes), 60, is_bulk=True)
+    assert values(ask) == [[size] * size for size in sizes]
     scheduler.close()
 
 
-def test_a_short_job_finds_an_idle_worker_beside_it() -> None:
+def test_a_short_ask_finds_an_idle_worker_beside_it() -> None:
     go, began = threading.Event(), threading.Event()
     num_runs = 0
 
@@ -133,7 +133,7 @@ def test_a_short_job_finds_an_idle_worker_beside_it() -> None:
     scheduler.start()
     assert values(submit_to(scheduler, Target(echo, 64), of_lengths(1), 60)) == [[1]]
     sizes = [BULK_TOKENS] * 4
-    job = submit_to(scheduler, Target(held, BULK_TOKENS), of_lengths(*sizes), 60, is_bulk=True)
+    ask = submit_to(scheduler, Target(held, BULK_TOKENS), of_lengths(*sizes), 60, is_bulk=True)
     assert began.wait(PATIENCE_S)
     for length in range(1, 5):
         assert values(submit_to(scheduler, Target(echo, 64), of_lengths(length), 60)) == [
@@ -142,5 +142,5 @@ def test_a_short_job_finds_an_idle_worker_beside_it() -> None:
     assert eventually(lambda: scheduler.num_busy == 1)
     assert num_runs == 1
     go.set()
-    assert values(job) == [[size] * size for size in sizes]
+    assert values(ask) == [[size] * size for size in sizes]
     scheduler.close()
