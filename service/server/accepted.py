@@ -64,7 +64,7 @@ class AcceptedConnections:
             ):
                 break
             num_open -= 1
-            with suppress(OSError), borrowed(files[caller]) as sock:  # closed meanwhile
+            with suppress(OSError), borrow(files[caller]) as sock:  # closed meanwhile
                 sock.shutdown(socket.SHUT_RDWR)
 
     def _files(self, port: int) -> dict[str, int]:
@@ -93,7 +93,7 @@ def _descriptors() -> Iterable[int]:
 
 
 @contextmanager
-def borrowed(descriptor: int) -> Iterator[socket.socket]:
+def borrow(descriptor: int) -> Iterator[socket.socket]:
     """A library's socket, which stays open."""
     sock = socket.socket(fileno=descriptor)
     try:
@@ -104,7 +104,7 @@ def borrowed(descriptor: int) -> Iterator[socket.socket]:
 
 def _caller(descriptor: int, port: int) -> str:
     """Its name as `name_of` has it; "" for what is no connection at this port."""
-    with borrowed(descriptor) as sock:
+    with borrow(descriptor) as sock:
         if sock.family not in (socket.AF_INET, socket.AF_INET6) or sock.getsockname()[1] != port:
             return ""
         try:
