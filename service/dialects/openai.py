@@ -371,9 +371,9 @@ def _choice(body: CompletionRequest, index: int, ask: Ask) -> dict[str, Any]:
     # log-probabilities, for the last tokens shown, each `[n, k]`
     ids: list[int] = ask.batch.sequence(index).tokens.tolist()
     if _scores_prompt(body):
-        scored = ask.value(ScoredPrompts)
-        logprobs = scored.own.rows[index]
-        candidates, likeliest = scored.next.token_ids.rows[index], scored.next.logprobs.rows[index]
+        scores = ask.value(ScoredPrompts)
+        logprobs = scores.own.rows[index]
+        candidates, likeliest = scores.next.token_ids.rows[index], scores.next.logprobs.rows[index]
         if body.max_tokens:
             ids.append(int(candidates[-1, 0]))
             logprobs = np.append(logprobs, likeliest[-1, 0])

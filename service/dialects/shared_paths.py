@@ -134,8 +134,8 @@ async def by_model(body: TeiInputsRequest, ask: Ask, tools: Tools) -> Encode:
     elif "classify" in tasks and not is_of_hub:
         body_type, decode = TeiPredictRequest, tei.predict
     fields = {name: value for name, value in body if value is not None}
-    fitted = await tools.bodies.fit(body_type, fields, ask, ask.num_body_bytes)
-    encode: Encode = await decode(fitted, ask, tools)
+    request = await tools.bodies.fit(body_type, fields, ask, ask.num_body_bytes)
+    encode: Encode = await decode(request, ask, tools)
     return encode
 
 

@@ -217,8 +217,8 @@ def model_or_default(models: Models, ref: str | None = None) -> Model:
     if ref is not None:
         return models.find(ref)
     defaults = models.defaults()
-    served = (task for task in TASKS if any(task in model.bundle.tasks for model in defaults))
-    return models.find(None, next(served, None))
+    tasks = (task for task in TASKS if any(task in model.bundle.tasks for model in defaults))
+    return models.find(None, next(tasks, None))
 
 
 FIELD = "inputs"
@@ -508,8 +508,8 @@ async def _instances(
     """All as one type, and with the same options. InvalidInput names what differs."""
     check_size("instances", len(body.instances), "instances", tools.texts.settings.max_sequences)
     kind, fields = Instances[instance], {"instances": body.instances}  # type: ignore[valid-type]
-    fitted = await tools.bodies.fit(kind, fields, ask, ask.num_body_bytes)
-    instances: list[Instance] = fitted.instances
+    batch = await tools.bodies.fit(kind, fields, ask, ask.num_body_bytes)
+    instances: list[Instance] = batch.instances
     for field in (name for name in instance.model_fields if name not in FREE_FIELDS):
         first_value, *later_values = (getattr(request, field) for request in instances)
         for index, value in enumerate(later_values, 1):

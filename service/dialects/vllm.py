@@ -40,14 +40,14 @@ from addnorm.service.wire.texts.text_tasks import RerankOptions, score_pairs, wa
 from addnorm.service.wire.texts.texts import Shown, TextsToTokenize, check_limit
 
 
-class _Options(Strict):
+class _ModelOptions(Strict):
     model: str | None = Field(None, description="By default the one model made for this.")
     truncate_prompt_tokens: int | None = Field(
         None, ge=-1, description="Cuts. At least the model's limit, which -1 stands for."
     )
 
 
-class ScoreRequest(_Options, RerankOptions):
+class ScoreRequest(_ModelOptions, RerankOptions):
     text_1: OneOrSeveral = Field(
         validation_alias=AliasChoices("text_1", "queries", "data_1"),
         description="One text, or as many as text_2 has. `queries` and `data_1` mean the same.",
@@ -58,7 +58,7 @@ class ScoreRequest(_Options, RerankOptions):
     )
 
 
-class InputRequest(_Options):
+class InputRequest(_ModelOptions):
     input: OneOrSeveral = Field(description="A text, or a list of texts.")
 
 
@@ -131,7 +131,7 @@ def _vectors(ask: Ask, vectors: Any) -> dict[str, Any]:
 
 
 def _texts(
-    body: _Options, field: str, strings: list[Any], task: Task, ask: Ask, tools: Tools
+    body: _ModelOptions, field: str, strings: list[Any], task: Task, ask: Ask, tools: Tools
 ) -> TextsToTokenize:
     model, prompt_name = ask.find_model_and_prompt(tools.models, body.model, None, task)
     check_limit("truncate_prompt_tokens", body.truncate_prompt_tokens, model, whole=-1)

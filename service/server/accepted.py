@@ -48,16 +48,16 @@ class AcceptedConnections:
                 del self._num_calls[caller]
             self._idle_since[caller] = time.monotonic()
 
-    def sweep(self, port: int, now: float, used: Container[str] = ()) -> None:
+    def sweep(self, port: int, now: float, other_callers: Container[str] = ()) -> None:
         """Above the limit, connections without a call are closed, longest idle first: nobody needs
-        a key to open them, so they keep nobody out. used: callers whose connections are no matter
-        of this class."""
+        a key to open them, so they keep nobody out. other_callers: whose
+        connections are no matter of this class."""
         files = self._files(port)
         self._idle_since = {caller: self._idle_since.get(caller, now) for caller in files}
         idle = sorted(self._idle_since.items(), key=itemgetter(1))
         num_open = len(files)
         for caller, since in idle:
-            if caller in self._num_calls or caller in used:
+            if caller in self._num_calls or caller in other_callers:
                 continue
             if num_open <= self._limit or (
                 num_open <= CROWDED * self._limit and now - since < SILENT_S

@@ -111,22 +111,24 @@ class Entrance:
     def __init__(self, keys: Keys, gate: Gate) -> None:
         self.keys, self.gate = keys, gate
 
-    def enter(self, headers: Headers, needed: str | None, ask: Ask) -> AbstractContextManager[None]:
+    def enter(
+        self, headers: Headers, needed_scope: str | None, ask: Ask
+    ) -> AbstractContextManager[None]:
         """A context within which the request is answered. Unauthenticated, OutOfScope,
         TooManyAtOnce.
 
-        needed: a scope; None: no key.
+        needed_scope: of the key; None: no key is needed.
         """
-        if not self.keys.contents or needed is None:
+        if not self.keys.contents or needed_scope is None:
             return self.gate.admit(ask)
         values = dict(reversed(headers))  # of several equal names the first
         # Azure's clients send the key alone, in a header of their own
         bare_key = b"Bearer " + values[b"api-key"] if b"api-key" in values else b""
         key = self.keys.find(values.get(b"authorization", bare_key))
         ask.key = key.name
-        if needed not in key.scopes:
+        if needed_scope not in key.scopes:
             scopes = ", ".join(sorted(key.scopes))
-            raise OutOfScope(f"the API key {key.name!r} is for {scopes}; this needs {needed}")
+            raise OutOfScope(f"the API key {key.name!r} is for {scopes}; this needs {needed_scope}")
         return self.gate.admit(ask, key.max_at_once)
 
 

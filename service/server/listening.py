@@ -116,8 +116,8 @@ class UnixSocket:
 
 def close_empty(listener: socket.socket) -> list[socket.socket]:
     """Closes it. -> the connections that nobody had accepted: with it, they would be reset."""
-    accepted = []
+    connections = []
     with listener, suppress(OSError):  # BlockingIOError: there are no more
         while True:
-            accepted.append(listener.accept()[0])
-    return accepted
+            connections.append(listener.accept()[0])
+    return connections

@@ -295,9 +295,9 @@ class Server(uvicorn.Server):
         clients = [
             cast(Connection, connection).client for connection in self.server_state.connections
         ]
-        used = {name_of(*client) for client in clients if client}
-        for port, accepted in self._accepted.items():
-            accepted.sweep(port, time.monotonic(), used)
+        http_callers = {name_of(*client) for client in clients if client}
+        for port, connections in self._accepted.items():
+            connections.sweep(port, time.monotonic(), http_callers)
 
     def _is_quiet(self) -> bool:
         """Nothing is in flight and nothing comes; or it is time to stop listening."""
@@ -325,13 +325,13 @@ class Server(uvicorn.Server):
             for server in self.servers:
                 server.close()
             connect = asyncio.get_running_loop().connect_accepted_socket
-            entering = [
+            handshakes = [
                 asyncio.create_task(connect(self._new_connection, sock, ssl=self.config.ssl))
                 for listener in listeners
                 for sock in close_empty(listener)
             ]
-            if entering:  # of TLS, a silent one would take longer
-                await asyncio.wait(entering, timeout=QUIET_S)
+            if handshakes:  # of TLS, a silent one would take longer
+                await asyncio.wait(handshakes, timeout=QUIET_S)
             # until no request has come for a while on the connections that are open. Each answer
             # ends its connection
             num_requests, quiet_since = -1, 0.0

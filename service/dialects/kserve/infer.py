@@ -112,17 +112,17 @@ async def infer(
         ask.batch, ask.padding = await tools.bodies.read(
             ask.num_body_bytes, ask, _from_tensors, body, contents
         )
-    requested = _output_requests(body, model, of_texts)
+    requests = _output_requests(body, model, of_texts)
     # the native outputs that V2's are read from
-    kinds = dict.fromkeys(tensor.native.output for tensor in requested)
+    kinds = dict.fromkeys(request.native.output for request in requests)
     pooled = Pooled(parameters.pooling, bool(parameters.normalize))
     ask.outputs = tuple(pooled if kind is Pooled else kind() for kind in kinds)
     ask.precision = parameters.precision or ask.precision
-    ask.binary = all(tensor.binary for tensor in requested)
+    ask.binary = all(request.binary for request in requests)
     ask.field = body.inputs[0].name if of_texts else ask.batch.field
     if parameters.timeout and not ask.is_callers:  # the header wins over the body
         ask.timeout_s, ask.is_callers = parameters.timeout / 1e6, True
-    return partial(write, requested, body.id)
+    return partial(write, requests, body.id)
 
 
 def _from_tensors(
@@ -174,12 +174,12 @@ def _output_requests(body: V2InferRequest, model: Model, of_texts: bool) -> list
     ]
 
 
-def encode(requested: list[OutputRequest], request_id: str | None, ask: Ask) -> Payload:
+def encode(requests: list[OutputRequest], request_id: str | None, ask: Ask) -> Payload:
     """Outputs -> JSON, and the bytes of the outputs that go out so, not copied."""
     manifest, arrays = ask.model.bundle.manifest, tensors_of(ask)
     entries: list[dict[str, Any]] = []
     raw: list[bytes | memoryview] = []
-    for name, native, binary in requested:
+    for name, native, binary in requests:
         tensor = arrays[native.name]
         fields = {"name": name, "datatype": "FP32", "shape": tensor.shape}
         if binary:

@@ -177,8 +177,8 @@ async def version_statistics(request: Request, model: str, version: str) -> Resp
 
 async def _answer(parts: Parts, model: str | None, version: str | None = None) -> Response:
     counts = await statistics(parts, model, version)
-    encoded = await parts.readers.call(lambda: orjson.dumps(counts))
-    return Response(encoded, media_type=JSON)
+    counts_json = await parts.readers.call(lambda: orjson.dumps(counts))
+    return Response(counts_json, media_type=JSON)
 
 
 async def statistics(parts: Parts, model: str | None, version: str | None = None) -> dict[str, Any]:

@@ -309,13 +309,13 @@ async def infer_tensors(options: Options, arrays: Arrays, ask: Ask, tools: Tools
 
 
 def _want(ask: Ask, options: Options, token_spans: Spans | None, kinds: Kinds) -> None:
-    dtype, skipped = _vector_dtype(options), options.skipped_ids(ask.model.bundle)
-    shared = Asked(None, options.pooling, options.normalize, dtype, token_spans, skipped)
+    dtype, skipped_ids = _vector_dtype(options), options.skipped_ids(ask.model.bundle)
+    common = Asked(None, options.pooling, options.normalize, dtype, token_spans, skipped_ids)
     outputs = list[Output[Value]]()
     for name, kind in kinds.items():
         kind_options = getattr(options, name) if kind.options else None
         outputs.append(
-            kind.asked_for(shared._replace(own=kind_options) if kind_options else shared)
+            kind.asked_for(common._replace(own=kind_options) if kind_options else common)
         )
     ask.outputs = tuple(outputs)
     ask.precision = options.precision or ask.precision

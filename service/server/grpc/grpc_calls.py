@@ -115,14 +115,14 @@ class GrpcCalls:
             ask.status = 200
         except asyncio.CancelledError:
             # gRPC has ended the call: its caller left, its time is up, or the server ends
-            ended: ServiceError = ClientGone("the caller left before the answer")
+            ending: ServiceError = ClientGone("the caller left before the answer")
             if self.parts.readiness.draining:
-                ended = Draining("the server ended before the answer was taken")
+                ending = Draining("the server ended before the answer was taken")
             if ask.started + ask.timeout_s - time.monotonic() < TIMER_S:
-                ended = ask.expired()
+                ending = ask.expired()
             ask.leave()  # ends what other threads do for it
-            ask.note(ended)
-            ask.status = ended.status
+            ask.note(ending)
+            ask.status = ending.status
             raise
         except Exception as error:  # whatever it is, the caller gets a status
             await self._abort(method, caller, error, ask)

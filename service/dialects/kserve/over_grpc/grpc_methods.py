@@ -63,8 +63,8 @@ async def model_infer(parts: Parts, receive: Receive, ask: Ask) -> Answer:
     ask.binary = True
     gate.hold(ask, "bodies", 0)
     del body, message, request, contents  # not to be held while the answer is computed
-    encoded = await parts.answers.answer(ask)
-    answer = Answer(encoded, headers_of(ask))
+    message_bytes = await parts.answers.answer(ask)
+    answer = Answer(message_bytes, headers_of(ask))
     ask.forget()
     return answer
 

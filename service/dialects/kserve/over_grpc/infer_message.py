@@ -109,16 +109,16 @@ def _value_bytes(tensor: Any) -> memoryview:
         ) from None
 
 
-def write(requested: list[OutputRequest], request_id: str | None, ask: Ask) -> bytes:
+def write(requests: list[OutputRequest], request_id: str | None, ask: Ask) -> bytes:
     """Outputs -> ModelInferResponse, every output in raw_output_contents."""
     manifest, arrays = ask.model.bundle.manifest, tensors_of(ask)
     message = message_types()["inference.ModelInferResponse"](
         model_name=manifest.name, model_version=str(manifest.version), id=request_id or ""
     )
-    for name, native, _ in requested:
+    for name, native, _ in requests:
         tensor = arrays[native.name]
         message.outputs.add(name=name, datatype="FP32", shape=tensor.shape)
         message.raw_output_contents.append(raw_bytes(tensor).tobytes())
         checkpoint()
-    encoded: bytes = message.SerializeToString()
-    return encoded
+    message_bytes: bytes = message.SerializeToString()
+    return message_bytes

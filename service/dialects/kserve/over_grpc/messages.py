@@ -65,9 +65,9 @@ def check_parts(name: str, body: bytes, settings: Settings) -> int:
     most_values = max_values(settings)
     most_texts = 2 * settings.max_sequences  # each is a sequence, or half of a pair
     num_fields = num_texts = num_values = 0
-    inside = [(0, len(body), _layout(message_types()[name].DESCRIPTOR))]
-    while inside:
-        at, end, layout = inside.pop()
+    pending = [(0, len(body), _layout(message_types()[name].DESCRIPTOR))]
+    while pending:
+        at, end, layout = pending.pop()
         while at < end:
             tag, at = (body[at], at + 1) if body[at] < 0x80 else _varint(body, at)
             part_layout, wire_type = None, tag & 7
@@ -87,7 +87,7 @@ def check_parts(name: str, body: bytes, settings: Settings) -> int:
             else:
                 num_fields += 1
             if type(part_layout) is dict:
-                inside.append((start, at, part_layout))
+                pending.append((start, at, part_layout))
             elif type(part_layout) is int:
                 num_values += _num_packed(body, start, at, part_layout)
             if num_fields > MAX_KEYS:
