@@ -198,7 +198,7 @@ class Served:
     @property
     def outputs(self) -> Mapping[str, OutputKind]:
         """The outputs of the model that every precision has."""
-        kinds = self.bodies.request.known.of(self.model.bundle)
+        kinds = self.bodies.request.output_kinds.of(self.model.bundle)
         return {name: kind for name, kind in kinds.items() if not kind.is_of_lens}
 
     def few_values(self, output: str, case: Case) -> Mapping[str, Any]:

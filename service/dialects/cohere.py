@@ -101,12 +101,13 @@ async def rerank(body: RerankRequest, ask: Ask, tools: Tools) -> Encode:
     finish = await score_pairs(ask, tools, texts, function, body, sent_back)
     # a document might have to be cut shorter than the model cuts it. Haystack always sends 4096,
     # which matters only where the model takes more
-    index, most = int(ask.batch.lengths.argmax()), body.max_tokens_per_doc
-    if most is not None and (num := int(ask.batch.lengths[index])) > most:
+    index, max_tokens = int(ask.batch.lengths.argmax()), body.max_tokens_per_doc
+    if max_tokens is not None and (num := int(ask.batch.lengths[index])) > max_tokens:
         index = ask.order[index] if ask.order else index
         raise InvalidInput(
-            f"max_tokens_per_doc is {most}, but documents[{index}] has {num} tokens with the query,"
-            " and is not cut below the model's own limit: leave it out, or shorten the document",
+            f"max_tokens_per_doc is {max_tokens}, but documents[{index}] has {num} tokens with"
+            " the query, and is not cut below the model's own limit: leave it out, or shorten the"
+            " document",
             param="max_tokens_per_doc",
         )
     ranking = Ranking(
@@ -120,19 +121,19 @@ def _entry(body: RerankRequest, index: int, score: Any) -> dict[str, Any]:
     if not body.return_documents:
         return entry
     document = body.documents[index]
-    whole = {"text": document} if isinstance(document, str) else document.model_dump()
-    return {**entry, "document": whole}
+    fields = {"text": document} if isinstance(document, str) else document.model_dump()
+    return {**entry, "document": fields}
 
 
-def _rankings(ask: Ask, results: list[dict[str, Any]]) -> dict[str, Any]:
+def _rankings(ask: Ask, entries: list[dict[str, Any]]) -> dict[str, Any]:
     return {
         "id": ask.id,
         "object": "rerank",
         "model": ask.model.answered_name,
-        "results": results,
+        "results": entries,
         "data": [  # Voyage's, with documents as plain texts
-            {**result, "document": result["document"]["text"]} if "document" in result else result
-            for result in results
+            {**entry, "document": entry["document"]["text"]} if "document" in entry else entry
+            for entry in entries
         ],
         "usage": usage(ask),
         "meta": {"tokens": {"input_tokens": ask.batch.num_tokens}},
@@ -227,9 +228,9 @@ async def embed(is_v1: bool, body: EmbedRequest, ask: Ask, tools: Tools) -> Enco
     if body.inputs is not None and body.texts is not None:
         raise InvalidInput("texts and inputs are both set: send one of them", param="inputs")
     if body.inputs is not None:
-        field, sent = "inputs", [each.content[0].text for each in body.inputs]
+        field, strings = "inputs", [embed_input.content[0].text for embed_input in body.inputs]
     elif body.texts is not None:
-        field, sent = "texts", body.texts
+        field, strings = "texts", body.texts
     else:
         raise InvalidInput("texts is missing: send the texts to embed", param="texts")
     model, alias = ask.find_model_and_prompt(tools.models, body.model, None, "embed")
@@ -237,12 +238,12 @@ async def embed(is_v1: bool, body: EmbedRequest, ask: Ask, tools: Tools) -> Enco
         check_dimensions("output_dimension", body.output_dimension, model.bundle)
     check_limit("max_tokens", body.max_tokens, model)
     types = list(dict.fromkeys(body.embedding_types or KINDS[:1]))
-    sent_cut = None if body.truncate is None else body.truncate != "NONE"
-    cut = tools.texts.cuts(sent_cut, by_default=True)
+    wants_cut = None if body.truncate is None else body.truncate != "NONE"
+    truncate = tools.texts.cuts(wants_cut, by_default=True)
     if body.input_type is None:
-        texts = TextsToTokenize.prompted(field, sent, cut, model, alias)
+        texts = TextsToTokenize.prompted(field, strings, truncate, model, alias)
     else:
-        plain = TextsToTokenize(field, sent, cut, model)
+        plain = TextsToTokenize(field, strings, truncate, model)
         texts = add_type_prompt(plain, "input_type", body.input_type, alias)
     texts = texts._replace(left=body.truncate == "START", keeps_prompt=True, can_cut=False)
     ask.batch, ask.padding = await tools.texts.tokenize(texts, ask)
@@ -258,9 +259,9 @@ async def embed(is_v1: bool, body: EmbedRequest, ask: Ask, tools: Tools) -> Enco
         NUMBER_BYTES[kind] * -(-dimensions // DIMENSIONS[_dtype(kind)]) for kind in types
     )
     ask.outputs, ask.precision, ask.field = (output,), body.precision or ask.precision, field
-    ask.answer_bytes = ask.num_body_bytes + len(sent) * vector_bytes
+    ask.answer_bytes = ask.num_body_bytes + len(strings) * vector_bytes
     is_plain = is_v1 and body.embedding_types is None
-    return JsonAnswer(partial(_by_type, types), words=partial(_embeddings, is_plain, sent))
+    return JsonAnswer(partial(_by_type, types), words=partial(_embeddings, is_plain, strings))
 
 
 def _dtype(kind: EmbeddingType) -> VectorDType:

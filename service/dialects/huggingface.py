@@ -55,7 +55,7 @@ class TextPair(Strict):
     text: str
     text_pair: str | None = None
 
-    def whole(self) -> Text:
+    def as_text(self) -> Text:
         return self.text if self.text_pair is None else (self.text, self.text_pair)
 
 
@@ -135,7 +135,7 @@ async def infer(body: HuggingFaceRequest, ask: Ask, tools: Tools) -> Encode:
         ref = f"{name}/{ask.names['version']}{colon}{prompt}"
     model, prompt_name = ask.find_model_and_prompt(tools.models, ref, body.prompt_name)
     if isinstance(body.inputs, Sentences):
-        _check_known(body.parameters or TaskParameters(), Strict, "similarity")
+        _check_parameters(body.parameters or TaskParameters(), Strict, "similarity")
         for name in OF_FEATURES:
             if getattr(body, name) is not None:
                 raise InvalidInput(f"{name} is set, but has no meaning for similarity", param=name)
@@ -149,12 +149,12 @@ async def infer(body: HuggingFaceRequest, ask: Ask, tools: Tools) -> Encode:
         ask.outputs, ask.field = (Pooled.for_comparison(model.bundle),), "inputs"
         return compared(model)
     texts = _texts(body.inputs)
-    known, run = _task(body, model, texts)
+    options_type, run = _task(body, model, texts)
     # sentence-transformers cuts texts, transformers' pipelines for the other tasks do not
     truncate = tools.texts.cuts(body.truncate, by_default=run is None)
     to_tokenize = TextsToTokenize.prompted("inputs", texts, truncate, model, prompt_name)
     parameters = body.parameters or TaskParameters()
-    _check_known(parameters, known, f"what is asked of {model.bundle.ref}")
+    _check_parameters(parameters, options_type, f"what is asked of {model.bundle.ref}")
     if run is None:
         await text_tasks.want_vectors(ask, tools, to_tokenize, body.dimensions, body.normalize)
         in_text = body.encoding_format == "base64"
@@ -167,21 +167,21 @@ async def infer(body: HuggingFaceRequest, ask: Ask, tools: Tools) -> Encode:
     return JsonAnswer(partial(_results, finish, is_one, run))
 
 
-def _check_known(parameters: TaskParameters, known: type[Strict], what: str) -> None:
+def _check_parameters(parameters: TaskParameters, options_type: type[Strict], purpose: str) -> None:
     """InvalidInput for a parameter that would have no effect, unless it is as by default."""
     fields = type(parameters).model_fields
-    given = {name for name in fields if getattr(parameters, name) != fields[name].default}
-    for name in sorted(given - set(known.model_fields)):
+    changed_names = {name for name in fields if getattr(parameters, name) != fields[name].default}
+    for name in sorted(changed_names - set(options_type.model_fields)):
         raise InvalidInput(
-            f"parameters.{name} is set, but has no meaning for {what}; known are"
-            f" {', '.join(known.model_fields) or 'none'}",
+            f"parameters.{name} is set, but has no meaning for {purpose}; known are"
+            f" {', '.join(options_type.model_fields) or 'none'}",
             param="parameters",
         )
 
 
 def _texts(inputs: str | Strings | TextPair | Pairs) -> list[Text]:
-    several = inputs if isinstance(inputs, list) else [inputs]
-    return [each.whole() if isinstance(each, TextPair) else each for each in several]
+    entries = inputs if isinstance(inputs, list) else [inputs]
+    return [entry.as_text() if isinstance(entry, TextPair) else entry for entry in entries]
 
 
 def _task(body: HuggingFaceRequest, model: Model, texts: list[Text]) -> tuple[type[Strict], Any]:
@@ -191,21 +191,21 @@ def _task(body: HuggingFaceRequest, model: Model, texts: list[Text]) -> tuple[ty
     if body.parameters and body.parameters.candidate_labels:
         return ZeroShotOptions, text_tasks.zero_shot
     tasks = (BY_TASK[task] for task in model.bundle.tasks if task in BY_TASK)
-    found = next(tasks, (Strict, None))
-    if found[1] is text_tasks.fill_masks and body.parameters is None:
+    options_and_run = next(tasks, (Strict, None))
+    if options_and_run[1] is text_tasks.fill_masks and body.parameters is None:
         # Python's client sends parameters with every task but this one, JavaScript's with none
         mask = Pieces.from_tokenizer(model.tokenizer.library).mask if model.tokenizer else None
         if not (mask and all(mask[1] in text for text in texts)):
             return Strict, None
-    return found
+    return options_and_run
 
 
 def _results(finish: Finish, is_one: bool, run: Callable[..., Any], ask: Ask) -> Any:
     """One text: its own result. The client takes the first of the lists of a classification."""
-    results = finish(ask)
+    answers = finish(ask)
     if run is text_tasks.fill_masks:
-        results = map(_of_masks, results)
-    return next(results) if is_one and run is not text_tasks.classify else results
+        answers = map(_of_masks, answers)
+    return next(answers) if is_one and run is not text_tasks.classify else answers
 
 
 def _of_masks(masks: Iterator[Any]) -> Any:

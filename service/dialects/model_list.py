@@ -1,4 +1,4 @@
-"""What is served: models, their versions and limits, and what was proved of them."""
+"""The models that are served, their versions and limits, and what was proved of them."""
 
 from collections.abc import Mapping
 from datetime import UTC, datetime
@@ -133,11 +133,11 @@ async def list_models(
         _entry(models, model.name, models.versions(model.name), model)
         for model in models.defaults()
     ]
-    found = [name for name, alias in models.aliases.items() if models.get(alias.ref)]
-    entries += [_named_entry(models, name) for name in found]
-    asked = [entry for entry in entries if endpoint in (None, *entry.tasks)]
+    alias_names = [name for name, alias in models.aliases.items() if models.get(alias.ref)]
+    entries += [_named_entry(models, name) for name in alias_names]
+    matches = [entry for entry in entries if endpoint in (None, *entry.tasks)]
     return ModelList(
-        data=[entry.model_copy(update=short) for entry in asked],
+        data=[entry.model_copy(update=short) for entry in matches],
         models=[
             CohereModel(
                 name=entry.id,
@@ -146,7 +146,7 @@ async def list_models(
                 release_date=datetime.fromtimestamp(entry.created, UTC).date().isoformat(),
                 context_length=entry.limits.max_text_tokens,
             )
-            for entry in asked
+            for entry in matches
         ],
     )
 
@@ -161,13 +161,13 @@ async def show_version(request: Request, name: str, version: str) -> ModelEntry:
 
 
 def _named_entry(models: Models, name: str) -> ModelEntry:
-    meant = models.meant(name)
-    model, prompt = meant.model, meant.prompt_name
-    entry = _entry(models, meant.name, models.versions(model.name), model)
-    about = {"id": name, "default_precision": meant.alias.precision or entry.default_precision}
+    meaning = models.meant(name)
+    model, prompt = meaning.model, meaning.prompt_name
+    entry = _entry(models, meaning.name, models.versions(model.name), model)
+    changes = {"id": name, "default_precision": meaning.alias.precision or entry.default_precision}
     if prompt and name in models.aliases:
-        about["default_prompt_name"] = prompt
-    return entry.model_copy(update=about)
+        changes["default_prompt_name"] = prompt
+    return entry.model_copy(update=changes)
 
 
 async def show_certificate(request: Request, name: str) -> dict[str, Any]:
@@ -219,10 +219,10 @@ def _entry(models: Models, ref: str, versions: Mapping[int, Model], model: Model
         },
         processor=processor().kind,
         reproduces_certificate={
-            name: found.is_equal for name, found in model.reproductions.items()
+            name: reproduction.is_equal for name, reproduction in model.reproductions.items()
         },
         different_from_certificate={
-            name: list(found.different) for name, found in model.reproductions.items()
+            name: list(reproduction.different) for name, reproduction in model.reproductions.items()
         },
         compared_with=model.bundle.compared_with,
         recall=model.bundle.recall,

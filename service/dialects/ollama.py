@@ -57,16 +57,16 @@ class OllamaEmbeddingsRequest(OllamaOptions):
 
 async def embed(body: OllamaEmbedRequest, ask: Ask, tools: Tools) -> Encode:
     """InvalidInput names the field."""
-    named = body.model
+    model_name = body.model
     if not body.input:
-        _want_nothing(named, ask, tools)
-        return JsonAnswer(lambda ask: {"model": named or ask.model.name, "embeddings": []})
-    texts = _texts(named, "input", body.input, body.truncate, ask, tools)
+        _want_nothing(model_name, ask, tools)
+        return JsonAnswer(lambda ask: {"model": model_name or ask.model.name, "embeddings": []})
+    texts = _texts(model_name, "input", body.input, body.truncate, ask, tools)
     await want_vectors(ask, tools, texts, body.dimensions)
     return JsonAnswer(
         pooled,
         words=lambda ask, vectors: {
-            "model": named or ask.model.name,
+            "model": model_name or ask.model.name,
             "embeddings": vectors,
             "prompt_eval_count": ask.batch.num_tokens,
         },
@@ -82,18 +82,18 @@ async def embeddings(body: OllamaEmbeddingsRequest, ask: Ask, tools: Tools) -> E
 
 
 def _want_nothing(name: str | None, ask: Ask, tools: Tools) -> None:
-    """What loads a model ahead of its first text: no text."""
+    """Loads a model ahead of its first text: asks for the vectors of no text."""
     ask.find_model_and_prompt(tools.models, name, None, "embed")
     ask.batch, ask.outputs = Batch.of([]), (Pooled(),)
     ask.padding = Padding(ask.batch.lengths, None)
 
 
 def _texts(
-    name: str | None, field: str, sent: list[str], truncate: bool | None, ask: Ask, tools: Tools
+    name: str | None, field: str, strings: list[str], truncate: bool | None, ask: Ask, tools: Tools
 ) -> TextsToTokenize:
     model, prompt_name = ask.find_model_and_prompt(tools.models, name, None, "embed")
-    cut = tools.texts.cuts(truncate, by_default=True)
-    return TextsToTokenize.prompted(field, sent, cut, model, prompt_name)
+    should_cut = tools.texts.cuts(truncate, by_default=True)
+    return TextsToTokenize.prompted(field, strings, should_cut, model, prompt_name)
 
 
 LINES = "application/x-ndjson"
@@ -114,8 +114,8 @@ async def show(body: ShowRequest, ask: Ask, tools: Tools) -> bytes:
     """ModelNotFound names the model."""
     model, _ = ask.find_model_and_prompt(tools.models, body.model or body.name, None)
     manifest = model.bundle.manifest
-    about = {
-        "modified_at": _modified(model),
+    description = {
+        "modified_at": _modified_at(model),
         "details": _details(model),
         "model_info": {
             "general.architecture": "addnorm",
@@ -124,10 +124,10 @@ async def show(body: ShowRequest, ask: Ask, tools: Tools) -> bytes:
         },
         "capabilities": [] if manifest.as_it_is else ["embedding"],
     }
-    return orjson.dumps(about)
+    return orjson.dumps(description)
 
 
-def _modified(model: Model) -> str:
+def _modified_at(model: Model) -> str:
     return datetime.fromtimestamp(model.bundle.created_s, UTC).isoformat()
 
 
@@ -156,12 +156,16 @@ async def pull(body: PullRequest, ask: Ask, tools: Tools) -> Payload:
 
 
 async def tags(request: Request) -> dict[str, Any]:
-    return {"models": [_tag(name, model) for name, model in _named(parts_of(request).models)]}
+    return {
+        "models": [_tag(name, model) for name, model in _models_by_name(parts_of(request).models)]
+    }
 
 
-async def loaded(request: Request) -> dict[str, Any]:
+async def running_models(request: Request) -> dict[str, Any]:
     """All that is served is loaded."""
-    found = [(_tag(name, model), model) for name, model in _named(parts_of(request).models)]
+    tagged_models = [
+        (_tag(name, model), model) for name, model in _models_by_name(parts_of(request).models)
+    ]
     return {
         "models": [
             {
@@ -170,12 +174,12 @@ async def loaded(request: Request) -> dict[str, Any]:
                 "size_vram": tag["size"] if model.engine(None).provider.startswith("cuda") else 0,
                 "context_length": model.bundle.manifest.limits.max_text_tokens,
             }
-            for tag, model in found
+            for tag, model in tagged_models
         ]
     }
 
 
-def _named(models: Models) -> Iterator[tuple[str, Model]]:
+def _models_by_name(models: Models) -> Iterator[tuple[str, Model]]:
     for name in [*(name for name, _ in models), *models.aliases]:
         if model := models.get(name):
             yield name, model
@@ -186,12 +190,12 @@ async def version() -> dict[str, str]:
 
 
 def _tag(name: str, model: Model) -> dict[str, Any]:
-    tagged = name if ":" in name else f"{name}:{TAG}"
+    tag_name = name if ":" in name else f"{name}:{TAG}"
     bundle = model.bundle
     return {
-        "name": tagged,
-        "model": tagged,
-        "modified_at": _modified(model),
+        "name": tag_name,
+        "model": tag_name,
+        "modified_at": _modified_at(model),
         "size": sum(file.num_bytes for file in bundle.manifest.files.values()),
         "digest": bundle.manifest_sha256,
         "details": _details(model),
@@ -247,7 +251,7 @@ PROTOCOL = Protocol(
             FastApiRoute(f"/api/{path}", answer, summary, OLLAMA_ERRORS.only(503), f"ollama_{path}")
             for path, answer, summary in (
                 ("tags", tags, "The models served here, as Ollama lists them"),
-                ("ps", loaded, "The same models as loaded, as Ollama lists them"),
+                ("ps", running_models, "The same models as loaded, as Ollama lists them"),
                 ("version", version, "The server's version, where Ollama has its own"),
             )
         ),

@@ -126,11 +126,13 @@ async def embed(body: EmbeddingsRequest, ask: Ask, tools: Tools) -> Encode:
         tools.models, ask.names.get("model", body.model), body.prompt_name, "embed"
     )
     # the vectors
-    jinas = body.embedding_type[0] if isinstance(body.embedding_type, list) else body.embedding_type
+    jina_type = (
+        body.embedding_type[0] if isinstance(body.embedding_type, list) else body.embedding_type
+    )
     dtypes: dict[str, Any] = {
         "dtype": body.dtype,
         "output_dtype": body.output_dtype and DTYPES.get(body.output_dtype, body.output_dtype),
-        "embedding_type": jinas and DTYPES.get(jinas, jinas),
+        "embedding_type": jina_type and DTYPES.get(jina_type, jina_type),
     }
     dimensions = agreed(dimensions=body.dimensions, output_dimension=body.output_dimension)
     normalize = agreed(normalized=body.normalized, normalize=body.normalize)
@@ -139,7 +141,7 @@ async def embed(body: EmbeddingsRequest, ask: Ask, tools: Tools) -> Encode:
     numbers: tuple[VectorDType, ...] = (agreed(**dtypes) or "float32",)
     output = Pooled(normalize=normalize, dimensions=dimensions, dtypes=numbers)
     ask.outputs, ask.precision = (output,), body.precision or ask.precision
-    ask.binary = (body.encoding_format or jinas) == "base64"
+    ask.binary = (body.encoding_format or jina_type) == "base64"
     # the sequences
     check_limit("truncate_prompt_tokens", body.truncate_prompt_tokens, model, model_limit=-1)
     truncate = agreed(
@@ -297,11 +299,11 @@ async def score(body: CompletionRequest, ask: Ask, tools: Tools) -> Encode:
     model, prompt_name = ask.find_model_and_prompt(tools.models, body.model, None, "complete")
     # what would need more than one new token, or one drawn by chance
     if body.max_tokens not in (0, 1):
-        asked: Any = body.max_tokens
-        if asked is None:
-            asked = "missing, which asks for 16 new tokens"
+        value: Any = body.max_tokens
+        if value is None:
+            value = "missing, which asks for 16 new tokens"
         raise InvalidInput(
-            f"max_tokens is {asked}: this server scores, it does not generate; send 0, or 1"
+            f"max_tokens is {value}: this server scores, it does not generate; send 0, or 1"
             " for the likeliest next token",
             param="max_tokens",
         )
@@ -312,9 +314,9 @@ async def score(body: CompletionRequest, ask: Ask, tools: Tools) -> Encode:
             param="max_tokens",
         )
     if body.max_tokens and body.temperature != 0:
-        drawn = "missing, which means 1" if body.temperature is None else body.temperature
+        value = "missing, which means 1" if body.temperature is None else body.temperature
         raise InvalidInput(
-            f"temperature is {drawn}: the new token is always the likeliest one, never drawn by"
+            f"temperature is {value}: the new token is always the likeliest one, never drawn by"
             " chance; send 0",
             param="temperature",
         )
@@ -351,7 +353,7 @@ def _completions(body: CompletionRequest, ask: Ask) -> dict[str, Any]:
         "created": int(time.time()),
         "model": ask.model.answered_name,
         "system_fingerprint": ask.engine.fingerprint.digest,
-        "choices": (_written(body, index, ask) for index in range(num)),
+        "choices": (_choice(body, index, ask) for index in range(num)),
         "usage": {
             "prompt_tokens": num_tokens,
             "completion_tokens": num_new,
@@ -360,7 +362,7 @@ def _completions(body: CompletionRequest, ask: Ask) -> dict[str, Any]:
     }
 
 
-def _written(body: CompletionRequest, index: int, ask: Ask) -> dict[str, Any]:
+def _choice(body: CompletionRequest, index: int, ask: Ask) -> dict[str, Any]:
     """One choice as JSON."""
     tokenizer = ask.model.tokenizer
     library = tokenizer.library if tokenizer else None
@@ -369,9 +371,9 @@ def _written(body: CompletionRequest, index: int, ask: Ask) -> dict[str, Any]:
     # log-probabilities, for the last tokens shown, each `[n, k]`
     ids: list[int] = ask.batch.sequence(index).tokens.tolist()
     if _scores_prompt(body):
-        scored = ask.value(ScoredPrompts)
-        logprobs = scored.logprobs.rows[index]
-        candidates, likeliest = scored.next.token_ids.rows[index], scored.next.logprobs.rows[index]
+        scores = ask.value(ScoredPrompts)
+        logprobs = scores.logprobs.rows[index]
+        candidates, likeliest = scores.next.token_ids.rows[index], scores.next.logprobs.rows[index]
         if body.max_tokens:
             ids.append(int(candidates[-1, 0]))
             logprobs = np.append(logprobs, likeliest[-1, 0])
@@ -379,24 +381,26 @@ def _written(body: CompletionRequest, index: int, ask: Ask) -> dict[str, Any]:
             candidates, likeliest = candidates[:-1], likeliest[:-1]
         num_shown = len(ids)
     else:
-        top, this = ask.value(TopLogits), slice(index, index + 1)
-        candidates, likeliest = top.token_ids.joined[this], top.logprobs.joined[this]
+        top, row = ask.value(TopLogits), slice(index, index + 1)
+        candidates, likeliest = top.token_ids.joined[row], top.logprobs.joined[row]
         logprobs = likeliest[:, 0]
         ids.append(int(candidates[0, 0]))
         num_shown = len(ids) if body.echo else 1
     start = len(ids) - num_shown
     texts = scoring.texts_of([*ids, *candidates.flat], library)
     text, begins = scoring.join_tokens(ids, texts, library)
-    shown: dict[str, Any] | None = None
+    choice_logprobs: dict[str, Any] | None = None
     if (num := body.logprobs) is not None:
         # a prompt's first token has no candidates
         first = len(logprobs) - len(candidates)
         best: list[Any] = [None] * first
-        for place, own in enumerate(zip(ids[start:], logprobs, strict=True)):
+        for place, token_logprob in enumerate(zip(ids[start:], logprobs, strict=True)):
             if place >= first:
                 at = place - first
-                best.append(scoring.likely(own, candidates[at, :num], likeliest[at, :num], texts))
-        shown = {
+                best.append(
+                    scoring.likely(token_logprob, candidates[at, :num], likeliest[at, :num], texts)
+                )
+        choice_logprobs = {
             "tokens": [texts[token] for token in ids[start:]],
             "token_logprobs": logprobs,
             "top_logprobs": best,
@@ -405,7 +409,7 @@ def _written(body: CompletionRequest, index: int, ask: Ask) -> dict[str, Any]:
     return {
         "index": index,
         "text": text[begins[start] :],
-        "logprobs": shown,
+        "logprobs": choice_logprobs,
         "finish_reason": "length",
     }
 

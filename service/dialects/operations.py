@@ -68,23 +68,25 @@ def page_headers(page: bytes) -> dict[str, str]:
     """The page may run its own and this server's scripts and ask this server; no frames."""
     inline = re.findall(rb"<script>(.*?)</script>", page, re.DOTALL)
     hashes = [f"'sha256-{b64encode(sha256(script).digest()).decode()}'" for script in inline]
-    return guarded(
+    return policy_headers(
         script_src=" ".join(["'self'", *hashes]),
         style_src="'self' 'unsafe-inline'",  # Swagger UI sets styles of its own
         img_src="'self' data:",
     )
 
 
-def guarded(**policy: str) -> dict[str, str]:
+def policy_headers(**policy: str) -> dict[str, str]:
     """Headers with this policy beside what holds for all pages."""
-    every = {
+    directives = {
         "default-src": "'none'",
         **{name.replace("_", "-"): value for name, value in policy.items()},
         "connect-src": "'self'",
         **dict.fromkeys(("base-uri", "form-action", "frame-ancestors"), "'none'"),
     }
     return {
-        "content-security-policy": "; ".join(f"{name} {value}" for name, value in every.items()),
+        "content-security-policy": "; ".join(
+            f"{name} {value}" for name, value in directives.items()
+        ),
         "referrer-policy": "no-referrer",
     }
 
@@ -100,7 +102,7 @@ TYPES = {
 }
 HEADERS = {
     "cache-control": "no-cache",  # asked for again each time, and answered by 304
-    **guarded(
+    **policy_headers(
         script_src="'self'",
         style_src="'self'",
         img_src="'self' blob:",  # a picture of an answer is drawn from a blob
@@ -142,12 +144,12 @@ async def playground(request: Request) -> Response:
 
 async def page_file(request: Request, file: str) -> Response:
     """Scripts and styles."""
-    return _found(_pages(), request, file)
+    return _page_answer(_pages(), request, file)
 
 
 async def swagger_file(request: Request, file: str) -> Response:
     """Scripts, styles and pictures of /docs."""
-    return _found(_swaggers(), request, file)
+    return _page_answer(_swaggers(), request, file)
 
 
 async def certificate(request: Request, name: str) -> Response:
@@ -180,11 +182,11 @@ def _below(root: str, request: Request, status: int) -> Response:
     return Page(content, page.media_type).answer(request, status)
 
 
-def _found(pages: Mapping[str, Page], request: Request, file: str) -> Response:
+def _page_answer(pages: Mapping[str, Page], request: Request, file: str) -> Response:
     """A name is looked up among the files that were read."""
     if file not in pages or file.endswith(".html"):
-        where = request.url.path[:80]
-        raise NotFound(f"GET {where}: there is no such file; /docs lists all paths")
+        path = request.url.path[:80]
+        raise NotFound(f"GET {path}: there is no such file; /docs lists all paths")
     return pages[file].answer(request)
 
 

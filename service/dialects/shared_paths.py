@@ -19,7 +19,7 @@ from addnorm.service.dialects.tei import (
     TeiPredictRequest,
     TeiRerankRequest,
     TeiTokenizeRequest,
-    described,
+    model_or_default,
 )
 from addnorm.service.wire.codec.decoding import Tools
 from addnorm.service.wire.codec.payload import Encode
@@ -122,25 +122,25 @@ class RootBody(
 
 
 async def by_model(body: TeiInputsRequest, ask: Ask, tools: Tools) -> Encode:
-    """What the model is made for. text-embeddings-inference has two tasks of texts alone, all
+    """Does what the model is made for. text-embeddings-inference has two tasks of texts alone, all
     others are the hub client's."""
-    tasks = described(tools.models, body.model).bundle.tasks
-    meant: type[BaseModel] = huggingface.HuggingFaceRequest
+    tasks = model_or_default(tools.models, body.model).bundle.tasks
+    body_type: type[BaseModel] = huggingface.HuggingFaceRequest
     decode: Decode = of_hub
-    several = isinstance(body.inputs, list) and body.inputs
-    is_of_hub = isinstance(several[0] if several else body.inputs, dict)  # named texts
+    batch = isinstance(body.inputs, list) and body.inputs
+    is_of_hub = isinstance(batch[0] if batch else body.inputs, dict)  # named texts
     if "embed" in tasks and not is_of_hub:
-        meant, decode = TeiEmbedRequest, tei.embed
+        body_type, decode = TeiEmbedRequest, tei.embed
     elif "classify" in tasks and not is_of_hub:
-        meant, decode = TeiPredictRequest, tei.predict
-    sent = {name: value for name, value in body if value is not None}
-    fitted = await tools.bodies.fit(meant, sent, ask, ask.num_body_bytes)
-    encode: Encode = await decode(fitted, ask, tools)
+        body_type, decode = TeiPredictRequest, tei.predict
+    fields = {name: value for name, value in body if value is not None}
+    request = await tools.bodies.fit(body_type, fields, ask, ask.num_body_bytes)
+    encode: Encode = await decode(request, ask, tools)
     return encode
 
 
 async def of_hub(body: huggingface.HuggingFaceRequest, ask: Ask, tools: Tools) -> Encode:
-    ask.names = {"model": body.model or described(tools.models).bundle.ref}
+    ask.names = {"model": body.model or model_or_default(tools.models).bundle.ref}
     return await huggingface.infer(body, ask, tools)
 
 

@@ -56,7 +56,7 @@ class NoulQuestion(Question):
         criteria = self.criteria or NoulCriteria()
         if self.instructions is None and criteria == NoulCriteria():
             raise InvalidInput("instructions and criteria are missing: send one of them")
-        return {"false": written(criteria.false or "no"), "true": written(criteria.true or "yes")}
+        return {"false": as_text(criteria.false or "no"), "true": as_text(criteria.true or "yes")}
 
     def answer(self, shares: list[float]) -> dict[str, Any]:
         return {"type": "noul", "noul": shares[1]}
@@ -72,8 +72,8 @@ class ChoiceQuestion(Question):
 
     def options(self) -> dict[str, str]:
         return {
-            name: f"{name}: {written(said)}" if said else name
-            for name, said in self.criteria.items()
+            name: f"{name}: {as_text(criterion)}" if criterion else name
+            for name, criterion in self.criteria.items()
         }
 
     def answer(self, shares: list[float]) -> dict[str, Any]:
@@ -93,10 +93,10 @@ class ScoreQuestion(Question):
     )
 
     def options(self) -> dict[str, str]:
-        return {str(level): written(said) for level, said in enumerate(self.criteria)}
+        return {str(level): as_text(criterion) for level, criterion in enumerate(self.criteria)}
 
     def answer(self, shares: list[float]) -> dict[str, Any]:
-        levels = {str(level): said for level, said in enumerate(self.criteria)}
+        levels = {str(level): criterion for level, criterion in enumerate(self.criteria)}
         return {
             "type": "score",
             "score": decision.expectation(shares),
@@ -111,7 +111,7 @@ KINDS: dict[str, type[Question]] = {
 }  # fmt: skip
 
 
-def _questions(value: Any, info: ValidationInfo) -> dict[str, Question]:
+def _questions(value: Any, validation: ValidationInfo) -> dict[str, Question]:
     """InvalidInput names the question. Its name is the caller's own text, and no field."""
     if not isinstance(value, dict) or not 1 <= len(value) <= MAX_QUESTIONS:
         got = f"{len(value)} questions" if isinstance(value, dict) else shown(value)
@@ -119,22 +119,22 @@ def _questions(value: Any, info: ValidationInfo) -> dict[str, Question]:
             f"questions: Input should be an object of 1 to {MAX_QUESTIONS} questions, got {got}",
             param="questions",
         )
-    found = {}
-    for name, sent in value.items():
-        kind = sent.get("type") if isinstance(sent, dict) else None
+    questions = {}
+    for name, fields in value.items():
+        kind = fields.get("type") if isinstance(fields, dict) else None
         if not isinstance(kind, str) or kind not in KINDS:
             raise InvalidInput(
                 f"questions.{name[:60]}: its type should be {', '.join(KINDS)}, got {shown(kind)}",
                 param="questions",
             )
         try:
-            found[name] = fit(KINDS[kind], sent, info.context)
-            found[name].options()
+            questions[name] = fit(KINDS[kind], fields, validation.context)
+            questions[name].options()
         except InvalidInput as error:
             raise InvalidInput(
                 f"questions.{name[:60]}.{error.message}", param="questions"
             ) from None
-    return found
+    return questions
 
 
 class SystemOneRequest(Strict):
@@ -151,8 +151,8 @@ class SystemOneRequest(Strict):
     assets: Any = Field(None, description="Rejected: no images are read.")
 
 
-def written(said: Content) -> str:
-    return said if isinstance(said, str) else orjson.dumps(said).decode()
+def as_text(content: Content) -> str:
+    return content if isinstance(content, str) else orjson.dumps(content).decode()
 
 
 class _Options(NamedTuple):
@@ -163,7 +163,7 @@ class _Options(NamedTuple):
     texts: list[str]
 
     def place(self, index: int, part: int | None) -> str:
-        """What the caller calls the state with an option."""
+        """The words by which the caller knows the state with an option."""
         question, name = self.names[index]
         option = f"questions.{question[:60]}, option {name[:60]}"
         return f"state with {option}" if part is None else ("state", option)[part]
@@ -177,17 +177,17 @@ async def decide(body: SystemOneRequest, ask: Ask, tools: Tools) -> Encode:
     """
     if body.assets:
         raise InvalidInput("assets has images, and none are read here: send text", param="assets")
-    named = None if body.model == ANY_MODEL not in tools.models.aliases else body.model
-    model = ask.find_model(tools.models, named, "decide")
+    model_name = None if body.model == ANY_MODEL not in tools.models.aliases else body.model
+    model = ask.find_model(tools.models, model_name, "decide")
     options = _Options(body.questions, [], [])
     for name, question in body.questions.items():
-        asked = [] if question.instructions is None else [written(question.instructions)]
-        for option, said in question.options().items():
+        instructions = [] if question.instructions is None else [as_text(question.instructions)]
+        for option, criterion in question.options().items():
             options.names.append((name, option))
-            options.texts.append(" ".join([*asked, said]))
+            options.texts.append(" ".join([*instructions, criterion]))
     limit = tools.texts.settings.max_sequences
     check_size("questions", len(options.texts), "options together", limit)
-    state, is_reranker = written(body.state), "rerank" in model.bundle.tasks
+    state, is_reranker = as_text(body.state), "rerank" in model.bundle.tasks
     pairs = [(text, state) if is_reranker else (state, text) for text in options.texts]
     texts = TextsToTokenize(
         "questions",
@@ -201,9 +201,9 @@ async def decide(body: SystemOneRequest, ask: Ask, tools: Tools) -> Encode:
     )
     ask.batch, ask.padding = await tools.texts.tokenize(texts, ask)
     ask.outputs, ask.field = (Logits(),), "questions"
-    told = json_bytes(name for pair in options.names for name in pair) + ask.num_body_bytes
-    num = OPTION_BYTES * len(pairs) + QUESTION_BYTES * len(body.questions)
-    ask.answer_bytes = told + num
+    words_bytes = json_bytes(name for pair in options.names for name in pair) + ask.num_body_bytes
+    numbers_bytes = OPTION_BYTES * len(pairs) + QUESTION_BYTES * len(body.questions)
+    ask.answer_bytes = words_bytes + numbers_bytes
     return JsonAnswer(partial(_words, options))
 
 

@@ -211,14 +211,14 @@ POOLINGS = {"first": "cls", "last": "last_token"}  # others have our names
 DTYPES = {"fp32": "float32", "fp16": "float16"}  # int8 is called so
 
 
-def described(models: Models, ref: str | None = None) -> Model:
+def model_or_default(models: Models, ref: str | None = None) -> Model:
     """The model of this name; without one that which embeds by default, else the one of another
     task. InvalidInput where several can and none is the default."""
     if ref is not None:
         return models.find(ref)
     defaults = models.defaults()
-    served = (task for task in TASKS if any(task in model.bundle.tasks for model in defaults))
-    return models.find(None, next(served, None))
+    tasks = (task for task in TASKS if any(task in model.bundle.tasks for model in defaults))
+    return models.find(None, next(tasks, None))
 
 
 FIELD = "inputs"
@@ -249,8 +249,8 @@ async def embed_sparse(body: TeiEmbedAllRequest, ask: Ask, tools: Tools) -> Json
 def _entries(indices: Ints, values: Floats) -> Iterator[Any]:
     """A few at a time: each takes ten times its bytes until it is written."""
     for start in range(0, len(indices), ENTRIES_AT_ONCE):
-        some = slice(start, start + ENTRIES_AT_ONCE)
-        pairs = zip(indices[some].tolist(), values[some], strict=True)
+        chunk = slice(start, start + ENTRIES_AT_ONCE)
+        pairs = zip(indices[chunk].tolist(), values[chunk], strict=True)
         yield Several({"index": index, "value": value} for index, value in pairs)
 
 
@@ -259,11 +259,11 @@ async def similarity(body: TeiSimilarityRequest, ask: Ask, tools: Tools) -> Json
     sentences = body.inputs.sentences
     if not sentences:
         raise EmptyInput("inputs.sentences is empty: send at least one text", param=FIELD)
-    named = body.model, options.prompt_name
-    model, prompt_name = ask.find_model_and_prompt(tools.models, *named, "embed")
+    model_and_prompt = body.model, options.prompt_name
+    model, prompt_name = ask.find_model_and_prompt(tools.models, *model_and_prompt, "embed")
     truncate = tools.texts.cuts(options.truncate, by_default=True)
-    every = [body.inputs.source_sentence, *sentences]
-    texts = TextsToTokenize.prompted(FIELD, every, truncate, model, prompt_name)
+    strings = [body.inputs.source_sentence, *sentences]
+    texts = TextsToTokenize.prompted(FIELD, strings, truncate, model, prompt_name)
     texts = texts._replace(left=options.left, named=source_or_sentence)
     ask.batch, ask.padding = await tools.texts.tokenize(texts, ask)
     ask.outputs, ask.field = (Pooled.for_comparison(model.bundle),), FIELD
@@ -278,8 +278,8 @@ async def predict(body: TeiPredictRequest, ask: Ask, tools: Tools) -> JsonAnswer
     finish = await classify(ask, tools, texts, options)
 
     def shape(ask: Ask) -> Any:
-        results = finish(ask)
-        return results if body.inputs.is_batch else next(results)
+        answers = finish(ask)
+        return answers if body.inputs.is_batch else next(answers)
 
     return JsonAnswer(shape, partial(_times, sum(texts.sizes())))
 
@@ -293,18 +293,18 @@ async def rerank_each(body: Sequence[TeiRerankRequest], ask: Ask, tools: Tools) 
     """A ranking for each of them. All have the options of the first, save top_n, top_k and
     return_text."""
     model = ask.find_model(tools.models, ask.names.get("model", body[0].model), "rerank")
-    pairs = [(one.query, text) for one in body for text in one.texts]
+    pairs = [(request.query, text) for request in body for text in request.texts]
     truncate = tools.texts.cuts(body[0].truncate, by_default=True)
     texts = TextsToTokenize(
         "texts", pairs, truncate, model, left=body[0].left, named=query_with("texts")
     )
     function: Function = "none" if body[0].raw_scores else "sigmoid"
-    sent_back = ask.num_body_bytes if any(one.return_text for one in body) else 0
+    sent_back = ask.num_body_bytes if any(request.return_text for request in body) else 0
     finish = await score_pairs(ask, tools, texts, function, body[0], sent_back)
     unscored = body[0].unscored("nothing")
     rankings = [
-        Ranking(len(one.texts), partial(_rank, one), one.num_best, unscored=unscored)
-        for one in body
+        Ranking(len(request.texts), partial(_rank, request), request.num_best, unscored=unscored)
+        for request in body
     ]
     answer = ranked(finish, lambda ask, *entries: list(entries), *rankings)
     return replace(answer, times=partial(_times, sum(texts.sizes())))
@@ -362,12 +362,12 @@ TASK_ROUTES = tuple(
     Route(
         path=path,
         name=f"tei_{path.removeprefix('/')}",
-        summary=f"{what}, as text-embeddings-inference answers",
+        summary=f"{title}, as text-embeddings-inference answers",
         body=body,
         decode=decode,
         examples={"texts": example},
     )
-    for path, decode, what, body, example in (
+    for path, decode, title, body, example in (
         ("/embed", embed, "Vectors of texts", TeiEmbedRequest, TEXTS),
         ("/embed_all", embed_all, "A vector for each token of texts", TeiEmbedAllRequest, TEXTS),
         ("/embed_sparse", embed_sparse, "Sparse vectors of texts", TeiEmbedAllRequest, TEXTS),
@@ -382,18 +382,20 @@ async def tokenize(body: TeiTokenizeRequest, ask: Ask, tools: Tools) -> Payload:
     model = _model(body.model, ask, tools)
     texts = TextsToTokenize.prompted("inputs", body.inputs, False, model, body.prompt_name)
     texts = texts._replace(can_cut=False)
-    work = partial(_shown, tools.texts.tokenizer(texts), body.add_special_tokens)
+    work = partial(_encode_texts, tools.texts.tokenizer(texts), body.add_special_tokens)
     return await tools.texts.tokenize_with(texts, work, ask, _in_rows)
 
 
-def _model(sent: str | None, ask: Ask, tools: Tools) -> Model:
-    named = ask.names.get("model", sent)
-    return ask.find_model(tools.models, named or described(tools.models).bundle.ref)
+def _model(body_name: str | None, ask: Ask, tools: Tools) -> Model:
+    name = ask.names.get("model", body_name)
+    return ask.find_model(tools.models, name or model_or_default(tools.models).bundle.ref)
 
 
-def _shown(tokenizer: Tokenizer, add_special_tokens: bool, piece: Sequence[Text]) -> list[Shown]:
+def _encode_texts(
+    tokenizer: Tokenizer, add_special_tokens: bool, piece: Sequence[Text]
+) -> list[Shown]:
     encodings = tokenizer.library.encode_batch(list(piece), add_special_tokens=add_special_tokens)
-    shown = list[Shown]()
+    rows = list[Shown]()
     for text, encoding in zip(map(str, piece), encodings, strict=True):
         # where each character, and the end, stands in the text as UTF-8
         places: Sequence[int] = range(len(text) + 1)
@@ -410,12 +412,12 @@ def _shown(tokenizer: Tokenizer, add_special_tokens: bool, piece: Sequence[Text]
             }
             for index, token, (start, stop), is_special in zip(*parts, strict=True)
         ]
-        shown.append(Shown(len(encoding), {"tokens": fragment(tokens)}))
-    return shown
+        rows.append(Shown(len(encoding), {"tokens": fragment(tokens)}))
+    return rows
 
 
-def _in_rows(shown: Sequence[Shown]) -> Payload:
-    return Payload(written(column(shown, "tokens")))
+def _in_rows(rows: Sequence[Shown]) -> Payload:
+    return Payload(written(column(rows, "tokens")))
 
 
 async def decode(body: TeiDecodeRequest, ask: Ask, tools: Tools) -> bytes:
@@ -440,7 +442,7 @@ DECODE = Route(
 
 
 Instance = TypeVar("Instance", bound=TeiRequest)
-OWN = {"inputs", "query", "texts", "top_n", "top_k", "return_text"}  # fields that may differ
+FREE_FIELDS = {"inputs", "query", "texts", "top_n", "top_k", "return_text"}  # that may differ
 
 
 class VertexRequest(Strict):
@@ -462,10 +464,10 @@ async def predict_instances(body: VertexRequest, ask: Ask, tools: Tools) -> Json
     predictions."""
     if not body.instances:
         raise EmptyInput("instances is empty: send at least one", param="instances")
-    named = body.instances[0].get("model")
-    if not isinstance(named, str) or not named:  # of another type it is rejected with the body
-        named = None
-    tasks = described(tools.models, named).bundle.tasks
+    model_name = body.instances[0].get("model")
+    if not isinstance(model_name, str) or not model_name:
+        model_name = None  # of another type it is rejected with the body
+    tasks = model_or_default(tools.models, model_name).bundle.tasks
     if "query" in body.instances[0]:
         rerankings = await _instances(TeiRerankRequest, body, ask, tools)
         encoding = await rerank_each(rerankings, ask, tools)
@@ -473,26 +475,30 @@ async def predict_instances(body: VertexRequest, ask: Ask, tools: Tools) -> Json
     if "embed" in tasks or "sparse" in tasks:
         answer = embed if "embed" in tasks else embed_sparse
         embeddings = await _instances(TeiEmbedRequest, body, ask, tools)
-        kinds = [{type(each) for each in one.inputs} for one in embeddings]
+        kinds = [{type(text_or_ids) for text_or_ids in request.inputs} for request in embeddings]
         for index, kind in enumerate(kinds):
             if kind and kinds[0] and kind != kinds[0]:
-                what, other = ("texts", "token ids") if str in kind else ("token ids", "texts")
+                nouns = ("texts", "token ids") if str in kind else ("token ids", "texts")
                 raise InvalidInput(
-                    f"instances[{index}] has {what}, instances[0] has {other}: send them in"
+                    f"instances[{index}] has {nouns[0]}, instances[0] has {nouns[1]}: send them in"
                     " requests of their own",
                     param="instances",
                 )
-        inputs = [each for one in embeddings for each in one.inputs]
-        whole = embeddings[0].model_copy(update={"inputs": inputs})
-        encoding = await answer(whole, ask, tools)
-        share = partial(_shared, [len(one.inputs) for one in embeddings])
+        inputs = [text_or_ids for request in embeddings for text_or_ids in request.inputs]
+        joint_request = embeddings[0].model_copy(update={"inputs": inputs})
+        encoding = await answer(joint_request, ask, tools)
+        share = partial(_share_out, [len(request.inputs) for request in embeddings])
     else:
         predictions = await _instances(TeiPredictRequest, body, ask, tools)
-        texts = [one.inputs for one in predictions]
-        joined = PredictInputs([text for one in texts for text in one.texts], is_batch=True)
-        whole_batch = predictions[0].model_copy(update={"inputs": joined})
-        encoding = await predict(whole_batch, ask, tools)
-        share = partial(_shared, [len(one.texts) if one.is_batch else None for one in texts])
+        batches = [request.inputs for request in predictions]
+        joint_inputs = PredictInputs(
+            [text for batch in batches for text in batch.texts], is_batch=True
+        )
+        joint_prediction = predictions[0].model_copy(update={"inputs": joint_inputs})
+        encoding = await predict(joint_prediction, ask, tools)
+        share = partial(
+            _share_out, [len(batch.texts) if batch.is_batch else None for batch in batches]
+        )
     return replace(encoding, shape=partial(_predictions, encoding.shape, share))
 
 
@@ -501,31 +507,32 @@ async def _instances(
 ) -> list[Instance]:
     """All as one type, and with the same options. InvalidInput names what differs."""
     check_size("instances", len(body.instances), "instances", tools.texts.settings.max_sequences)
-    kind, value = Instances[instance], {"instances": body.instances}  # type: ignore[valid-type]
-    fitted = await tools.bodies.fit(kind, value, ask, ask.num_body_bytes)
-    instances: list[Instance] = fitted.instances
-    for field in (name for name in instance.model_fields if name not in OWN):
-        first, *others = (getattr(one, field) for one in instances)
-        for index, other in enumerate(others, 1):
-            if other != first:
+    kind, fields = Instances[instance], {"instances": body.instances}  # type: ignore[valid-type]
+    batch = await tools.bodies.fit(kind, fields, ask, ask.num_body_bytes)
+    instances: list[Instance] = batch.instances
+    for field in (name for name in instance.model_fields if name not in FREE_FIELDS):
+        first_value, *later_values = (getattr(request, field) for request in instances)
+        for index, value in enumerate(later_values, 1):
+            if value != first_value:
                 raise InvalidInput(
-                    f"instances[{index}] has {field} {shown(other)}, instances[0] has"
-                    f" {shown(first)}: send instances with other options in a request of their own",
+                    f"instances[{index}] has {field} {shown(value)}, instances[0] has"
+                    f" {shown(first_value)}: send instances with other options in a request of"
+                    " their own",
                     param="instances",
                 )
     return instances
 
 
-def _shared(counts: Sequence[int | None], results: Any) -> Iterator[Any]:
+def _share_out(counts: Sequence[int | None], answers: Any) -> Iterator[Any]:
     """The next so many results for each instance; None: one, and no list of it."""
-    left = iter(results)
+    remaining = iter(answers)
     for count in counts:
-        yield next(left) if count is None else islice(left, count)
+        yield next(remaining) if count is None else islice(remaining, count)
 
 
 def _predictions(shape: Shape, share: Callable[[Any], Iterator[Any]] | None, ask: Ask) -> Any:
-    results = shape(ask)
-    return {"predictions": share(results) if share else results}
+    answers = shape(ask)
+    return {"predictions": share(answers) if share else answers}
 
 
 VERTEX = Route(
@@ -549,7 +556,7 @@ async def info_of_model(request: Request, model: str) -> dict[str, Any]:
 
 
 def _info(parts: Parts, ref: str | None) -> dict[str, Any]:
-    model, settings = described(parts.models, ref), parts.settings
+    model, settings = model_or_default(parts.models, ref), parts.settings
     bundle, manifest = model.bundle, model.bundle.manifest
     precision = model.default_precision
     # text-embeddings-inference has no models of the other tasks, nor modules as they are

@@ -101,10 +101,10 @@ ANSWER = {
 }
 
 
-def _shown(
+def _encode_texts(
     tokenizer: Tokenizer, truncate: bool, cut: list[int], piece: Sequence[Text]
 ) -> list[Shown]:
-    shown = list[Shown]()
+    rows = list[Shown]()
     for encoding in tokenizer.encode(piece, truncate, cut=cut):
         parts = {
             "input_ids": encoding.ids,
@@ -114,8 +114,8 @@ def _shown(
             "sequence_ids": encoding.sequence_ids,
         }
         fields = {name: fragment(part) for name, part in parts.items()}
-        shown.append(Shown(len(encoding), fields))
-    return shown
+        rows.append(Shown(len(encoding), fields))
+    return rows
 
 
 async def tokenize(body: TokenizeRequest, ask: Ask, tools: Tools) -> Payload | bytes:
@@ -128,12 +128,12 @@ async def tokenize(body: TokenizeRequest, ask: Ask, tools: Tools) -> Payload | b
             raise InvalidInput(
                 f"input_ids has {num_ids} ids, at most {MAX_IDS} are read", param="input_ids"
             )
-        if (named := model.tokenizer) is None:
+        if (vocabulary := model.tokenizer) is None:
             raise InvalidInput(f"{model.bundle.ref} has no tokenizer", param="input_ids")
         for row, ids in enumerate(rows):
-            if wrong := [one for one in ids if not 0 <= one < named.num_ids]:
+            if wrong := [token_id for token_id in ids if not 0 <= token_id < vocabulary.num_ids]:
                 raise InvalidInput(
-                    f"input_ids[{row}] has {wrong[0]}: ids are 0 to {named.num_ids - 1}",
+                    f"input_ids[{row}] has {wrong[0]}: ids are 0 to {vocabulary.num_ids - 1}",
                     param="input_ids",
                 )
         return orjson.dumps(
@@ -141,9 +141,12 @@ async def tokenize(body: TokenizeRequest, ask: Ask, tools: Tools) -> Payload | b
                 "model": model.answered_name,
                 "version": str(model.bundle.manifest.version),
                 "input_ids": rows,
-                "tokens": [[named.library.id_to_token(one) or "" for one in ids] for ids in rows],
+                "tokens": [
+                    [vocabulary.library.id_to_token(token_id) or "" for token_id in ids]
+                    for ids in rows
+                ],
                 "num_tokens": list(map(len, rows)),
-                "limit": named.max_text_tokens,
+                "limit": vocabulary.max_text_tokens,
             }
         )
     if body.texts is None:
@@ -157,17 +160,17 @@ async def tokenize(body: TokenizeRequest, ask: Ask, tools: Tools) -> Payload | b
         raise InvalidInput("input_type and a prompt are both named: send one", param="input_type")
     tokenizer = tools.texts.tokenizer(texts)
     # texts that are too long are shown too, so that callers see by how much
-    work = partial(_shown, tokenizer, truncate, ask.cut)
+    work = partial(_encode_texts, tokenizer, truncate, ask.cut)
     join = partial(_answer, model, tokenizer.max_text_tokens)
     return await tools.texts.tokenize_with(texts, work, ask, join)
 
 
-def _answer(model: Model, limit: int, shown: Sequence[Shown]) -> Payload:
+def _answer(model: Model, limit: int, rows: Sequence[Shown]) -> Payload:
     words = {
         "model": model.answered_name,
         "version": str(model.bundle.manifest.version),
-        **{name: column(shown, name) for name in shown[0].fields},
-        "num_tokens": [text.num_tokens for text in shown],
+        **{name: column(rows, name) for name in rows[0].fields},
+        "num_tokens": [text.num_tokens for text in rows],
         "limit": limit,
     }
     return Payload(written(words))

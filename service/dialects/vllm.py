@@ -40,14 +40,14 @@ from addnorm.service.wire.texts.text_tasks import RerankOptions, score_pairs, wa
 from addnorm.service.wire.texts.texts import Shown, TextsToTokenize, check_limit
 
 
-class _Asked(Strict):
+class _ModelOptions(Strict):
     model: str | None = Field(None, description="By default the one model made for this.")
     truncate_prompt_tokens: int | None = Field(
         None, ge=-1, description="Cuts. At least the model's limit, which -1 stands for."
     )
 
 
-class ScoreRequest(_Asked, RerankOptions):
+class ScoreRequest(_ModelOptions, RerankOptions):
     text_1: OneOrSeveral = Field(
         validation_alias=AliasChoices("text_1", "queries", "data_1"),
         description="One text, or as many as text_2 has. `queries` and `data_1` mean the same.",
@@ -58,7 +58,7 @@ class ScoreRequest(_Asked, RerankOptions):
     )
 
 
-class InputRequest(_Asked):
+class InputRequest(_ModelOptions):
     input: OneOrSeveral = Field(description="A text, or a list of texts.")
 
 
@@ -131,13 +131,13 @@ def _vectors(ask: Ask, vectors: Any) -> dict[str, Any]:
 
 
 def _texts(
-    body: _Asked, field: str, sent: list[Any], task: Task, ask: Ask, tools: Tools
+    body: _ModelOptions, field: str, strings: list[Any], task: Task, ask: Ask, tools: Tools
 ) -> TextsToTokenize:
     model, prompt_name = ask.find_model_and_prompt(tools.models, body.model, None, task)
     check_limit("truncate_prompt_tokens", body.truncate_prompt_tokens, model, model_limit=-1)
-    cut = tools.texts.cuts(None if body.truncate_prompt_tokens is None else True)
-    made = TextsToTokenize.prompted(field, sent, cut, model, prompt_name)
-    return made._replace(can_cut=False)
+    truncate = tools.texts.cuts(None if body.truncate_prompt_tokens is None else True)
+    texts = TextsToTokenize.prompted(field, strings, truncate, model, prompt_name)
+    return texts._replace(can_cut=False)
 
 
 def _words(ask: Ask, entries: list[dict[str, Any]]) -> dict[str, Any]:
@@ -169,15 +169,17 @@ async def tokenize(body: PromptTokenizeRequest, ask: Ask, tools: Tools) -> bytes
     model = ask.find_model(tools.models, ask.names.get("model", body.model), "complete")
     texts = TextsToTokenize("prompt", [body.prompt], False, model, can_cut=False)
     tokenizer = tools.texts.tokenizer(texts)
-    work = partial(_shown, tokenizer, body.add_special_tokens)
-    (shown,) = await tools.texts.tokenize_with(texts, work, ask, list)
+    work = partial(_encode_prompts, tokenizer, body.add_special_tokens)
+    (row,) = await tools.texts.tokenize_with(texts, work, ask, list)
     positions = model.bundle.manifest.limits.max_positions
-    return orjson.dumps({**shown.fields, "count": len(shown), "max_model_len": positions})
+    return orjson.dumps({**row.fields, "count": len(row), "max_model_len": positions})
 
 
-def _shown(tokenizer: Tokenizer, add_special_tokens: bool, piece: Sequence[Text]) -> list[Shown]:
+def _encode_prompts(
+    tokenizer: Tokenizer, add_special_tokens: bool, piece: Sequence[Text]
+) -> list[Shown]:
     encodings = tokenizer.library.encode_batch(list(piece), add_special_tokens=add_special_tokens)
-    return [Shown(len(one), {"tokens": fragment(one.ids)}) for one in encodings]
+    return [Shown(len(encoding), {"tokens": fragment(encoding.ids)}) for encoding in encodings]
 
 
 async def detokenize(body: DetokenizeRequest, ask: Ask, tools: Tools) -> bytes:
@@ -191,9 +193,9 @@ async def detokenize(body: DetokenizeRequest, ask: Ask, tools: Tools) -> bytes:
 
 async def tokenizer_info(request: Request) -> dict[str, str | None]:
     tokens = parts_of(request).models.find(None, "complete").bundle.manifest.special_tokens
-    named = {name: tokens.get(name) for name in ("eos_token", "bos_token", "pad_token")}
+    tokens_by_name = {name: tokens.get(name) for name in ("eos_token", "bos_token", "pad_token")}
     # null where the model's authors name none; there is no chat here
-    return {**named, "chat_template": None}
+    return {**tokens_by_name, "chat_template": None}
 
 
 async def version() -> dict[str, str]:

@@ -48,23 +48,23 @@ class AcceptedConnections:
                 del self._num_calls[caller]
             self._idle_since[caller] = time.monotonic()
 
-    def sweep(self, port: int, now: float, used: Container[str] = ()) -> None:
+    def sweep(self, port: int, now: float, other_callers: Container[str] = ()) -> None:
         """Above the limit, connections without a call are closed, longest idle first: nobody needs
-        a key to open them, so they keep nobody out. used: callers whose connections are no matter
-        of this class."""
+        a key to open them, so they keep nobody out. other_callers: whose
+        connections are no matter of this class."""
         files = self._files(port)
         self._idle_since = {caller: self._idle_since.get(caller, now) for caller in files}
         idle = sorted(self._idle_since.items(), key=itemgetter(1))
         num_open = len(files)
         for caller, since in idle:
-            if caller in self._num_calls or caller in used:
+            if caller in self._num_calls or caller in other_callers:
                 continue
             if num_open <= self._limit or (
                 num_open <= CROWDED * self._limit and now - since < SILENT_S
             ):
                 break
             num_open -= 1
-            with suppress(OSError), borrowed(files[caller]) as sock:  # closed meanwhile
+            with suppress(OSError), borrow(files[caller]) as sock:  # closed meanwhile
                 sock.shutdown(socket.SHUT_RDWR)
 
     def _files(self, port: int) -> dict[str, int]:
@@ -93,7 +93,7 @@ def _descriptors() -> Iterable[int]:
 
 
 @contextmanager
-def borrowed(descriptor: int) -> Iterator[socket.socket]:
+def borrow(descriptor: int) -> Iterator[socket.socket]:
     """A library's socket, which stays open."""
     sock = socket.socket(fileno=descriptor)
     try:
@@ -104,7 +104,7 @@ def borrowed(descriptor: int) -> Iterator[socket.socket]:
 
 def _caller(descriptor: int, port: int) -> str:
     """Its name as `name_of` has it; "" for what is no connection at this port."""
-    with borrowed(descriptor) as sock:
+    with borrow(descriptor) as sock:
         if sock.family not in (socket.AF_INET, socket.AF_INET6) or sock.getsockname()[1] != port:
             return ""
         try:

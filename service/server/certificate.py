@@ -39,14 +39,14 @@ class Certificate(FollowedFiles[Pair]):
 
         last = self.contents
 
-        def changed() -> Any:
+        def newer_configuration() -> Any:
             nonlocal last
             if last is self.contents:
                 return None
             last = self.contents
             return configuration(last)
 
-        return grpc.dynamic_ssl_server_credentials(configuration(last), changed)
+        return grpc.dynamic_ssl_server_credentials(configuration(last), newer_configuration)
 
 
 def certificate_of(settings: Settings) -> Certificate | None:

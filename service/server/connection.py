@@ -79,14 +79,14 @@ class HeadWithBody:
     transport: Any
     head: bytes = b""
 
-    def write(self, data: bytes) -> None:
+    def write(self, part: bytes) -> None:
         if self.head:
             self.cycle.transport = self.transport
-            self.transport.writelines((self.head, data))
-        elif data.startswith(CONTINUE):
-            self.transport.write(data)
+            self.transport.writelines((self.head, part))
+        elif part.startswith(CONTINUE):
+            self.transport.write(part)
         else:
-            self.head = data
+            self.head = part
 
     def close(self) -> None:
         # of an answer that the application has not ended
@@ -165,9 +165,9 @@ class Connection(HttpToolsProtocol):
             try:
                 self.parser.feed_data(data)
                 break
-            except (HttpParserUpgrade, HttpParserError) as asked:
+            except (HttpParserUpgrade, HttpParserError) as interruption:
                 method = self.parser.get_method()
-                if isinstance(asked, HttpParserError) or method == b"CONNECT":  # for proxies
+                if isinstance(interruption, HttpParserError) or method == b"CONNECT":  # for proxies
                     self.logger.warning("Invalid HTTP request received.")
                     self._reject(InvalidHttp(INVALID_HTTP))
                     break
@@ -175,8 +175,8 @@ class Connection(HttpToolsProtocol):
                 # follows would be the other protocol's to the parser: it gets the head without that
                 version = self.parser.get_http_version().encode()
                 head = [b"%b %b HTTP/%b" % (method, self.url, version)]
-                head += [b"%b: %b" % each for each in self.headers if each[0] != b"upgrade"]
-                data = b"\r\n".join((*head, b"", data[asked.args[0] :]))
+                head += [b"%b: %b" % header for header in self.headers if header[0] != b"upgrade"]
+                data = b"\r\n".join((*head, b"", data[interruption.args[0] :]))
                 self.parser = HttpRequestParser(self)
                 # as uvicorn does, so that requests sent ahead are read
                 self.parser.set_dangerous_leniencies(lenient_data_after_close=True)
@@ -215,16 +215,16 @@ class Connection(HttpToolsProtocol):
             return  # the head is parsed again
         self._since = self.loop.time()
         self.idle.pop(self, None)
-        known = self.scope["state"]  # what the application asks of the connection
-        known["is_closing"], known["is_surplus"] = self.transport.is_closing, self in self.surplus
+        state = self.scope["state"]  # what the application asks of the connection
+        state["is_closing"], state["is_surplus"] = self.transport.is_closing, self in self.surplus
         super().on_headers_complete()  # raises if the target has no path
         self._unanswered.append(self.cycle)
         self._in_head, self._in_body, self._num_loose = False, True, 0
         if self.scope["http_version"] == "1.0":  # its callers would take it for the answer
             self.cycle.waiting_for_100_continue = False
         if self.scope["method"] != "HEAD":  # whose answer has no body
-            own: Any = HeadWithBody(self.cycle, self.transport)
-            self.cycle.transport = own
+            transport: Any = HeadWithBody(self.cycle, self.transport)
+            self.cycle.transport = transport
         self.headers = []  # of the trailers, which are ignored
 
     def on_body(self, body: bytes) -> None:
@@ -298,10 +298,10 @@ class PieceReader(BufferedProtocol):
     Event loops hand a Protocol up to 256 KiB at once, which may be 10,000 requests.
     """
 
-    def __init__(self, kind: type[Connection], buffer: bytearray, **named: Any) -> None:
-        """named: arguments of the connection. buffer: may be shared, since what is read is parsed
+    def __init__(self, kind: type[Connection], buffer: bytearray, **arguments: Any) -> None:
+        """arguments: of the connection. buffer: may be shared, since what is read is parsed
         at once."""
-        self._connection, self._buffer = kind(**named), buffer
+        self._connection, self._buffer = kind(**arguments), buffer
         for name in ("connection_made", "connection_lost", "pause_writing", "resume_writing"):
             setattr(self, name, getattr(self._connection, name))
 
@@ -319,21 +319,21 @@ def protocol_factory(
     settings: Settings, connection: type[Connection] = Connection
 ) -> Callable[..., PieceReader]:
     """Makes the connections of one server, for uvicorn."""
-    own: dict[str, Any] = {"settings": settings, "idle": {}, "unread": {}, "surplus": {}}
-    kind = type("Connection", (connection,), own)
+    attributes: dict[str, Any] = {"settings": settings, "idle": {}, "unread": {}, "surplus": {}}
+    kind = type("Connection", (connection,), attributes)
     return partial(PieceReader, kind, bytearray(READ_BYTES))
 
 
 def wrong_head(scope: Scope) -> ServiceError | None:
-    """What is wrong with a head, over HTTP and over gRPC."""
+    """The error of a wrong head, over HTTP and over gRPC; None: it is right."""
     headers: Headers = scope["headers"]
     http_version = scope.get("http_version", "1.1")
     codings = [value.strip().lower() for name, value in headers if name == b"transfer-encoding"]
     if codings and (codings != [b"chunked"] or http_version != "1.1"):
         # the end of the body must be beyond doubt
-        sent = b", ".join(codings).decode("latin-1")[:60]
+        sent_codings = b", ".join(codings).decode("latin-1")[:60]
         return InvalidHead(
-            f"transfer-encoding is {sent!r} in HTTP/{http_version}: send chunked alone, in"
+            f"transfer-encoding is {sent_codings!r} in HTTP/{http_version}: send chunked alone, in"
             " HTTP/1.1; name a compression in content-encoding",
             param="transfer-encoding",
         )

@@ -42,24 +42,26 @@ def retry_after(error: ServiceError) -> int | None:
 
 def note_error(error: BaseException, method: str, path: str, ask: Ask) -> ServiceError:
     """The error that a request's caller is told of for any exception; its report says so too."""
-    known: ServiceError = InternalError(ask.id)
+    service_error: ServiceError = InternalError(ask.id)
     if isinstance(error, ServiceError):
-        known = error
+        service_error = error
     elif isinstance(error, MemoryError):
-        known = OutOfMemory()
+        service_error = OutOfMemory()
     elif isinstance(error, HTTPException) and error.status_code in STARLETTE:
-        allowed = Headers(error.headers or {}).get("allow")
-        what = f"send {allowed}" if allowed else "there is no such path; /docs lists all paths"
-        known = STARLETTE[error.status_code](f"{method} {path}: {what}", headers=error.headers)
-    ask.note(known)
-    if known.status == 500 or isinstance(known, OutOfMemory):
-        where = f"{method} {path[:200]}, request {ask.id}"
-        traceback = error if known.status == 500 else None
-        log.error("%s: %s", where, known.message, exc_info=traceback)
+        methods = Headers(error.headers or {}).get("allow")
+        advice = f"send {methods}" if methods else "there is no such path; /docs lists all paths"
+        service_error = STARLETTE[error.status_code](
+            f"{method} {path}: {advice}", headers=error.headers
+        )
+    ask.note(service_error)
+    if service_error.status == 500 or isinstance(service_error, OutOfMemory):
+        place = f"{method} {path[:200]}, request {ask.id}"
+        traceback = error if service_error.status == 500 else None
+        log.error("%s: %s", place, service_error.message, exc_info=traceback)
     # Frees what its frames hold: bodies and rows. Some of these frames hold the future that holds
     # the error, and so all of them would stay until the collector looks for such cycles.
-    left: BaseException | None = error
-    while left is not None:
-        left.__traceback__ = None
-        left = left.__cause__ or left.__context__
-    return known
+    cause: BaseException | None = error
+    while cause is not None:
+        cause.__traceback__ = None
+        cause = cause.__cause__ or cause.__context__
+    return service_error

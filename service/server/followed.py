@@ -15,11 +15,11 @@ Stamp = tuple[tuple[int, int, int, int] | None, ...]
 
 
 class FollowedFiles(Generic[Read]):
-    """What some files hold: as long as they are broken, what they held last."""
+    """The contents of some files: as long as they are broken, what they held last."""
 
-    def __init__(self, what: str, files: Sequence[Path], read: Callable[[], Read]) -> None:
-        """what: the noun for the log. read: of all files; StartupError if they are broken."""
-        self._what, self._files, self._read = what, files, read
+    def __init__(self, noun: str, files: Sequence[Path], read: Callable[[], Read]) -> None:
+        """noun: for the log. read: of all files; StartupError if they are broken."""
+        self._noun, self._files, self._read = noun, files, read
         self._stamp = self._read_stamp()
         self.contents = read()
 
@@ -32,17 +32,17 @@ class FollowedFiles(Generic[Read]):
         try:
             value = self._read()
         except StartupError as error:
-            log.error("%s stay as they were: %s", self._what, error)
+            log.error("%s stay as they were: %s", self._noun, error)
         else:
             if stamp != self._read_stamp():
                 return
             self.contents = value
-            log.info("read %s again", self.described())
+            log.info("read %s again", self.describe())
         self._stamp = stamp
 
-    def described(self) -> str:
+    def describe(self) -> str:
         """For the log."""
-        return self._what
+        return self._noun
 
     def _read_stamp(self) -> Stamp:
         return tuple(map(_stamp, self._files))

@@ -18,8 +18,8 @@ def main() -> None:
     # the first that is set; Kubernetes may set ADDNORM_PORT=tcp://10.0.0.1:8000, which the server
     # ignores
     ports = filter(None, map(variable, ("ADDNORM_PORT", "AIP_HTTP_PORT", "PORT")))
-    said, host = next(ports, ""), variable("ADDNORM_HOST") or "127.0.0.1"
-    port = int(said) if said.isdecimal() else 8000
+    port_text, host = next(ports, ""), variable("ADDNORM_HOST") or "127.0.0.1"
+    port = int(port_text) if port_text.isdecimal() else 8000
     connection = http.client.HTTPConnection(host, port, timeout=TIMEOUT_S)
     if variable("ADDNORM_TLS_CERT"):
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)

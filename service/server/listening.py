@@ -1,4 +1,4 @@
-"""Where the server listens: at the addresses of a host, or at a Unix socket. Knows no HTTP."""
+"""The places where the server listens: the addresses of a host, or a Unix socket. Knows no HTTP."""
 
 import fcntl
 import os
@@ -27,20 +27,20 @@ def check_address(settings: Settings, has_sockets: bool = False) -> None:
             continue
         variable, option = f"ADDNORM_{name.upper()}", f"--{name.replace('_', '-')}"
         try:
-            found = socket.getaddrinfo(
+            addresses = socket.getaddrinfo(
                 settings.host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
             )
-            for family, *_, address in found:
+            for family, *_, address in addresses:
                 _check_bind(family, address)
                 if address[0] == ANY_IPV6:
                     _check_bind(socket.AF_INET, (ANY_IPV4, port))
         except (OSError, UnicodeError) as error:  # the latter of a host that is no name
-            how = f"set ADDNORM_HOST and {variable}"
+            hint = f"set ADDNORM_HOST and {variable}"
             if isinstance(error, OSError) and error.errno == EADDRINUSE:
-                how = f"end what listens there, or choose another port with {option} or {variable}"
-            why = getattr(error, "strerror", error)
-            where = f"ADDNORM_HOST={settings.host} {variable}={port}"
-            raise StartupError(f"{where}: cannot listen there: {why}; {how}") from None
+                hint = f"end what listens there, or choose another port with {option} or {variable}"
+            reason = getattr(error, "strerror", error)
+            variables = f"ADDNORM_HOST={settings.host} {variable}={port}"
+            raise StartupError(f"{variables}: cannot listen there: {reason}; {hint}") from None
 
 
 def _check_bind(family: int, address: Any) -> None:
@@ -56,24 +56,24 @@ class UnixSocket:
     """A socket for the processes of this user. What a killed server left there is replaced."""
 
     def __init__(self, path: Path) -> None:
-        self._path, self._made = path, (0, 0)
+        self._path, self._own_stamp = path, (0, 0)
 
     def check(self) -> None:
         """StartupError if a server cannot listen there."""
-        with self._bound() as sock:
+        with self._bind() as sock:
             sock.close()
             self.remove()
 
     def listen(self) -> socket.socket:
         """StartupError as `check`."""
-        with self._bound() as sock:
+        with self._bind() as sock:
             sock.listen()
             return sock
 
     def remove(self) -> None:
         """Removes the file, unless it is another's by now."""
         with suppress(FileNotFoundError):
-            if self._stamp() == self._made:
+            if self._stamp() == self._own_stamp:
                 self._path.unlink()
 
     def _stamp(self) -> tuple[int, int]:
@@ -81,7 +81,7 @@ class UnixSocket:
         return status.st_ino, status.st_ctime_ns
 
     @contextmanager
-    def _bound(self) -> Iterator[socket.socket]:
+    def _bind(self) -> Iterator[socket.socket]:
         """Its folder is locked meanwhile: of two servers that start at once, one sees the other."""
         folder, sock = None, socket.socket(socket.AF_UNIX)
         try:
@@ -91,23 +91,23 @@ class UnixSocket:
                 raise OSError(ENOTSOCK, "a file that is no socket lies there")
             with socket.socket(socket.AF_UNIX) as caller:
                 caller.settimeout(PATIENCE_S)
-                found = caller.connect_ex(str(self._path))
-            if found in (0, EAGAIN):  # the latter of one with many callers
+                error_code = caller.connect_ex(str(self._path))
+            if error_code in (0, EAGAIN):  # the latter of one with many callers
                 raise OSError(EADDRINUSE, os.strerror(EADDRINUSE))
-            if found == ECONNREFUSED:
+            if error_code == ECONNREFUSED:
                 self._path.unlink()
             sock.bind(str(self._path))
             self._path.chmod(OWNER_ONLY)  # nobody can connect before it listens
-            self._made = self._stamp()
+            self._own_stamp = self._stamp()
             yield sock
         except OSError as error:
             sock.close()
-            how = "choose another path with --socket or ADDNORM_SOCKET"
+            hint = "choose another path with --socket or ADDNORM_SOCKET"
             if error.errno == EADDRINUSE:
-                how = f"end what listens there, or {how}"
-            why = error.strerror or error
+                hint = f"end what listens there, or {hint}"
+            reason = error.strerror or error
             raise StartupError(
-                f"ADDNORM_SOCKET={self._path}: cannot listen there: {why}; {how}"
+                f"ADDNORM_SOCKET={self._path}: cannot listen there: {reason}; {hint}"
             ) from None
         finally:
             if folder is not None:
@@ -116,8 +116,8 @@ class UnixSocket:
 
 def close_empty(listener: socket.socket) -> list[socket.socket]:
     """Closes it. -> the connections that nobody had accepted: with it, they would be reset."""
-    accepted = []
+    connections = []
     with listener, suppress(OSError):  # BlockingIOError: there are no more
         while True:
-            accepted.append(listener.accept()[0])
-    return accepted
+            connections.append(listener.accept()[0])
+    return connections

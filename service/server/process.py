@@ -84,7 +84,7 @@ def serve(bundles: Root, settings: Settings) -> None:
     check_metrics_folder()
     handed_over = systemd_sockets()
     if handed_over:  # in place of what the settings say
-        hosts = [each.getsockname()[0] for each in handed_over if each.family != socket.AF_UNIX]
+        hosts = [sock.getsockname()[0] for sock in handed_over if sock.family != socket.AF_UNIX]
         host = hosts[0] if hosts else settings.host
         settings = settings.model_copy(update={"socket": None, "host": host})
     check_address(settings, has_sockets=bool(handed_over))
@@ -217,7 +217,7 @@ class Server(uvicorn.Server):
             ssl=self.config.ssl,
             backlog=self.config.backlog,
         )
-        self._listeners = [each for server in self.servers for each in server.sockets]
+        self._listeners = [sock for server in self.servers for sock in server.sockets]
         for address in [listener.getsockname() for listener in self._listeners]:
             if sockets:
                 log.info("running on the socket %s", address)
@@ -292,10 +292,12 @@ class Server(uvicorn.Server):
         self._service.grpc.sweep_accepted()
         if not self._accepted:
             return
-        clients = [cast(Connection, each).client for each in self.server_state.connections]
-        used = {name_of(*client) for client in clients if client}
-        for port, accepted in self._accepted.items():
-            accepted.sweep(port, time.monotonic(), used)
+        clients = [
+            cast(Connection, connection).client for connection in self.server_state.connections
+        ]
+        http_callers = {name_of(*client) for client in clients if client}
+        for port, connections in self._accepted.items():
+            connections.sweep(port, time.monotonic(), http_callers)
 
     def _is_quiet(self) -> bool:
         """Nothing is in flight and nothing comes; or it is time to stop listening."""
@@ -317,17 +319,19 @@ class Server(uvicorn.Server):
         cutting_off = asyncio.create_task(self._cut_off())
         if self._service.readiness.draining and not self.force_exit:
             # no connection that a caller has made is lost
-            listeners = [socket.socket(fileno=os.dup(each.fileno())) for each in self._listeners]
+            listeners = [
+                socket.socket(fileno=os.dup(listener.fileno())) for listener in self._listeners
+            ]
             for server in self.servers:
                 server.close()
             connect = asyncio.get_running_loop().connect_accepted_socket
-            entering = [
-                asyncio.create_task(connect(self._new_connection, each, ssl=self.config.ssl))
+            handshakes = [
+                asyncio.create_task(connect(self._new_connection, sock, ssl=self.config.ssl))
                 for listener in listeners
-                for each in close_empty(listener)
+                for sock in close_empty(listener)
             ]
-            if entering:  # of TLS, a silent one would take longer
-                await asyncio.wait(entering, timeout=QUIET_S)
+            if handshakes:  # of TLS, a silent one would take longer
+                await asyncio.wait(handshakes, timeout=QUIET_S)
             # until no request has come for a while on the connections that are open. Each answer
             # ends its connection
             num_requests, quiet_since = -1, 0.0

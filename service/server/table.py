@@ -48,14 +48,17 @@ PROTOCOLS: tuple[Protocol, ...] = (  # in the documentation's order
 class Table:
     def __init__(self, protocols: Sequence[Protocol]) -> None:
         self.protocols = protocols
-        self.health = tuple(path for each in protocols for path in each.health)
-        self.probes = (*self.health, *(path for each in protocols for path in each.other_probes))
-        rows = [row for each in protocols for row in each.routes if isinstance(row, Route)]
+        self.health = tuple(path for protocol in protocols for path in protocol.health)
+        self.probes = (
+            *self.health,
+            *(path for protocol in protocols for path in protocol.other_probes),
+        )
+        rows = [row for protocol in protocols for row in protocol.routes if isinstance(row, Route)]
         # by the route as the report calls it
         self.tags = {
-            row.path_format: each.tag
-            for each in reversed(protocols)
-            for row in each.routes
+            row.path_format: protocol.tag
+            for protocol in reversed(protocols)
+            for row in protocol.routes
             if isinstance(row, Route)
         }
         # of several with one path the first
@@ -63,10 +66,10 @@ class Table:
         self._by_pattern = [(*compile_path(row.path), row) for row in rows if "{" in row.path]
         envelopes = list(_envelopes(protocols))
         default = OPENAI_ERRORS.envelope
-        self._root = next((found for path, found in envelopes if path == "/"), default)
-        by_start = {"": default} | {path: found for path, found in envelopes if path != "/"}
+        self._root = next((envelope for path, envelope in envelopes if path == "/"), default)
+        by_start = {"": default} | {path: envelope for path, envelope in envelopes if path != "/"}
         self._envelopes = sorted(by_start.items(), key=lambda pair: -len(pair[0]))
-        scopes = {path: scope for each in protocols for path, scope in each.scopes.items()}
+        scopes = {path: scope for protocol in protocols for path, scope in protocol.scopes.items()}
         below = sorted((path for path in scopes if path.endswith("/*")), key=len, reverse=True)
         self._scopes_below = [(path.removesuffix("*"), scopes.pop(path)) for path in below]
         self._scopes = scopes
@@ -77,8 +80,8 @@ class Table:
         if row := self._by_path.get(path):
             return row, {}
         for pattern, _, convertors, row in self._by_pattern:
-            if found := pattern.match(path):
-                parts = found.groupdict().items()
+            if match := pattern.match(path):
+                parts = match.groupdict().items()
                 return row, {name: str(convertors[name].convert(part)) for name, part in parts}
         return None
 
@@ -87,7 +90,7 @@ class Table:
         longest one if there are several. All paths begin with the root, which has its own."""
         if path == "/":
             return self._root
-        return next(known for start, known in self._envelopes if path.startswith(start))
+        return next(envelope for start, envelope in self._envelopes if path.startswith(start))
 
     def scope(self, method: str, path: str) -> Scope | None:
         """The scope that an API key needs: `infer` unless a protocol says otherwise. None: the path
@@ -107,5 +110,5 @@ def _envelopes(protocols: Sequence[Protocol]) -> Iterator[tuple[str, Envelope]]:
         if protocol.beginning:
             yield protocol.beginning, protocol.errors.envelope
         for row in protocol.routes:
-            own = row.errors if isinstance(row, Route) else None
-            yield row.path.partition("{")[0], (own or protocol.errors).envelope
+            row_errors = row.errors if isinstance(row, Route) else None
+            yield row.path.partition("{")[0], (row_errors or protocol.errors).envelope

@@ -148,5 +148,5 @@ def build(
 def num_workers(models: Models, settings: Settings) -> int:
     """Session runs at once: as many as the settings or an engine want, else one for each core."""
     engines = (engine for model in models.all() for engine in model.engines.values())
-    wanted = max((engine.num_workers for engine in engines), default=0)
-    return settings.worker_threads or wanted or settings.num_cores
+    num_wanted = max((engine.num_workers for engine in engines), default=0)
+    return settings.worker_threads or num_wanted or settings.num_cores

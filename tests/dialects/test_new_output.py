@@ -80,7 +80,9 @@ GRID = {"model": "notebook", "input_ids": IDS, "attention_mask": MASK}
 @pytest.fixture(scope="module")
 def client(few: Models) -> Iterator[httpx.Client]:
     settings = Settings(**{**OWN, "max_response_bytes": LIMIT})
-    service = build(few, settings, protocols=(native.protocol(Bodies.of(KNOWN)), OPERATIONS))
+    service = build(
+        few, settings, protocols=(native.protocol(Bodies.for_outputs(KNOWN)), OPERATIONS)
+    )
     with client_of(service) as client:
         yield client
 
@@ -182,7 +184,7 @@ def test_v2_has_a_tensor_of_its_name_and_shape(few: Models) -> None:
 def test_a_certificate_compares_its_bits(
     few: Models, kind: type[RowLengths], is_equal: bool
 ) -> None:
-    bodies = Bodies.of(OutputKinds((*OUTPUTS.known, kind)))
+    bodies = Bodies.for_outputs(OutputKinds((*OUTPUTS.known, kind)))
     with path_of(few.find("notebook"), bodies) as path:
         ((_, pairs),) = dict(bits(path))["co-batched like alone"]("fp32").items()
         found = [

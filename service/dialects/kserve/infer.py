@@ -29,14 +29,14 @@ from addnorm.service.wire.codec.safetensors_body import raw_bytes
 from addnorm.service.wire.route import Route
 
 SEQUENCE = ("sequence_id", "sequence_start", "sequence_end")
-REFUSED = {
+UNSUPPORTED_PARAMETERS = {
     **dict.fromkeys(SEQUENCE, "every request stands alone"),
     "priority": "turns are fair by size; `timeout` is honoured",
     "headers": "send HTTP headers",
 }
 
 
-class Wanted(NamedTuple):
+class OutputRequest(NamedTuple):
     """An output asked for, and whether it goes out as bytes."""
 
     name: str
@@ -64,7 +64,7 @@ LENGTH = {
 
 
 # writes the wanted outputs of a response to the request with this id
-Write = Callable[[list[Wanted], str | None, Ask], Encoded]
+Write = Callable[[list[OutputRequest], str | None, Ask], Encoded]
 
 
 async def infer(
@@ -75,12 +75,12 @@ async def infer(
     write: Write[Encoded],
 ) -> Callable[[Ask], Encoded]:
     """contents: as `tensors.read` takes them. InvalidInput names the field."""
-    own, of_texts = body.parameters, tensors.is_of_texts(body.inputs)
-    named = ref(tools.models, **ask.names)
+    parameters, of_texts = body.parameters, tensors.is_of_texts(body.inputs)
+    model_ref = ref(tools.models, **ask.names)
     if of_texts:
-        model, prompt = ask.find_model_and_prompt(tools.models, named, own.prompt_name)
+        model, prompt = ask.find_model_and_prompt(tools.models, model_ref, parameters.prompt_name)
     else:
-        model = ask.find_model(tools.models, named)
+        model = ask.find_model(tools.models, model_ref)
     in_path = ask.names["model"]
     if body.model_name not in (None, model.name, in_path):
         raise InvalidInput(
@@ -88,38 +88,41 @@ async def infer(
             param="model_name",
         )
     # V2's own names without a meaning here are rejected; the caller's are accepted
-    for name in own.model_extra or {}:
-        if name in REFUSED or name.startswith("triton_"):
-            reason = REFUSED.get(name, "names in triton_ are Triton's own")
+    for name in parameters.model_extra or {}:
+        if name in UNSUPPORTED_PARAMETERS or name.startswith("triton_"):
+            reason = UNSUPPORTED_PARAMETERS.get(name, "names in triton_ are Triton's own")
             raise UnknownField(
                 f"parameters.{name[:60]} is not supported: {reason}", param=name[:60]
             )
     for name in () if of_texts else ("truncate", "prompt_name"):
-        if getattr(own, name):
+        if getattr(parameters, name):
             raise InvalidInput(
                 f"parameters.{name} is set, but it is for texts: send a tensor of datatype BYTES",
                 param=name,
             )
     if of_texts:
-        ask.batch, ask.padding = await tensors.tokenized(
-            body.inputs[0], contents, own, model, prompt, ask, tools
+        ask.batch, ask.padding = await tensors.tokenize(
+            body.inputs[0], contents, parameters, model, prompt, ask, tools
         )
-        if own.normalize is None:
-            own = own.model_copy(update={"normalize": model.bundle.manifest.normalize})
+        if parameters.normalize is None:
+            parameters = parameters.model_copy(
+                update={"normalize": model.bundle.manifest.normalize}
+            )
     else:
-        about = ask.num_body_bytes, ask
-        ask.batch, ask.padding = await tools.bodies.read(*about, _from_tensors, body, contents)
-    wanted = _wanted(body, model, of_texts)
+        ask.batch, ask.padding = await tools.bodies.read(
+            ask.num_body_bytes, ask, _from_tensors, body, contents
+        )
+    requests = _output_requests(body, model, of_texts)
     # the native outputs that V2's are read from
-    kinds = dict.fromkeys(each.native.output for each in wanted)
-    pooled = Pooled(own.pooling, bool(own.normalize))
+    kinds = dict.fromkeys(request.native.output for request in requests)
+    pooled = Pooled(parameters.pooling, bool(parameters.normalize))
     ask.outputs = tuple(pooled if kind is Pooled else kind() for kind in kinds)
-    ask.precision = own.precision or ask.precision
-    ask.binary = all(output.binary for output in wanted)
+    ask.precision = parameters.precision or ask.precision
+    ask.binary = all(request.binary for request in requests)
     ask.field = body.inputs[0].name if of_texts else ask.batch.field
-    if own.timeout and not ask.is_callers:  # the header wins over the body
-        ask.timeout_s, ask.is_callers = own.timeout / 1e6, True
-    return partial(write, wanted, body.id)
+    if parameters.timeout and not ask.is_callers:  # the header wins over the body
+        ask.timeout_s, ask.is_callers = parameters.timeout / 1e6, True
+    return partial(write, requests, body.id)
 
 
 def _from_tensors(
@@ -134,24 +137,26 @@ def _from_tensors(
     return from_grid(tokens, mask, grids.get("token_type_ids"), field)
 
 
-def _wanted(body: V2InferRequest, model: Model, of_texts: bool) -> list[Wanted]:
+def _output_requests(body: V2InferRequest, model: Model, of_texts: bool) -> list[OutputRequest]:
     """The outputs in the order asked for. If the request names none, all of them, but for texts the
     logits or vectors with a row for each text, if there are any: clients that send texts expect one
     output."""
-    known, binary = tensors.outputs(model.bundle), body.parameters.binary_data_output
+    by_name, binary = tensors.outputs(model.bundle), body.parameters.binary_data_output
     if body.outputs is None and of_texts:
-        name = "logits" if "logits" in known and len(known["logits"].shape) == 2 else "pooled"
-        if name in known:
-            return [Wanted(name, known[name], binary)]
+        name = "logits" if "logits" in by_name and len(by_name["logits"].shape) == 2 else "pooled"
+        if name in by_name:
+            return [OutputRequest(name, by_name[name], binary)]
     if body.outputs is None:
-        return [Wanted(name, native, binary) for name, native in known.items()]
+        return [OutputRequest(name, native, binary) for name, native in by_name.items()]
     if not body.outputs:
-        raise InvalidInput(f"outputs is empty: ask for some of {', '.join(known)}", param="outputs")
+        raise InvalidInput(
+            f"outputs is empty: ask for some of {', '.join(by_name)}", param="outputs"
+        )
     names = [output.name for output in body.outputs]
     for output in body.outputs:
-        if output.name not in known:
+        if output.name not in by_name:
             raise InvalidInput(
-                f"outputs has {output.name[:200]!r}: {model.bundle.ref} has {', '.join(known)}",
+                f"outputs has {output.name[:200]!r}: {model.bundle.ref} has {', '.join(by_name)}",
                 param="outputs",
             )
         if names.count(output.name) > 1:
@@ -162,31 +167,31 @@ def _wanted(body: V2InferRequest, model: Model, of_texts: bool) -> list[Wanted]:
                     f"{output.name}: {name} is not offered, the tensor is sent as it is",
                     param=output.name,
                 )
-    as_bytes = (output.parameters.binary_data for output in body.outputs)
+    binary_choices = (output.parameters.binary_data for output in body.outputs)
     return [
-        Wanted(name, known[name], binary if own is None else own)
-        for name, own in zip(names, as_bytes, strict=True)
+        OutputRequest(name, by_name[name], binary if choice is None else choice)
+        for name, choice in zip(names, binary_choices, strict=True)
     ]
 
 
-def encode(wanted: list[Wanted], request_id: str | None, ask: Ask) -> Payload:
+def encode(requests: list[OutputRequest], request_id: str | None, ask: Ask) -> Payload:
     """Outputs -> JSON, and the bytes of the outputs that go out so, not copied."""
-    manifest, made = ask.model.bundle.manifest, tensors_of(ask)
-    described: list[dict[str, Any]] = []
+    manifest, arrays = ask.model.bundle.manifest, tensors_of(ask)
+    entries: list[dict[str, Any]] = []
     raw: list[bytes | memoryview] = []
-    for name, native, binary in wanted:
-        tensor = made[native.name]
-        about = {"name": name, "datatype": "FP32", "shape": tensor.shape}
+    for name, native, binary in requests:
+        tensor = arrays[native.name]
+        fields = {"name": name, "datatype": "FP32", "shape": tensor.shape}
         if binary:
             raw.append(raw_bytes(tensor))
-            described.append({**about, "parameters": {"binary_data_size": tensor.nbytes}})
+            entries.append({**fields, "parameters": {"binary_data_size": tensor.nbytes}})
         else:
-            described.append({**about, "data": tensor.reshape(-1)})
+            entries.append({**fields, "data": tensor.reshape(-1)})
     body = {
         **({} if request_id is None else {"id": request_id}),
         "model_name": manifest.name,
         "model_version": str(manifest.version),
-        "outputs": described,
+        "outputs": entries,
     }
     head = written(body, ask.num_bytes)
     return (
@@ -198,10 +203,10 @@ def encode(wanted: list[Wanted], request_id: str | None, ask: Ask) -> Payload:
 
 def tensors_of(ask: Ask) -> dict[str, NDArray[Any]]:
     """All tensors that were made, by their native names."""
-    made: dict[str, NDArray[Any]] = {}
+    arrays: dict[str, NDArray[Any]] = {}
     for output, value in ask.values.items():
-        made |= value.tensors(output.name)
-    return made
+        arrays |= value.tensors(output.name)
+    return arrays
 
 
 async def decode(raw: RawRequest, ask: Ask, tools: Tools) -> Encode:
@@ -211,7 +216,7 @@ async def decode(raw: RawRequest, ask: Ask, tools: Tools) -> Encode:
     return await infer(body, tensors.after_json(body.inputs, tail), ask, tools, encode)
 
 
-def _documented(*names: str) -> dict[str, Any]:
+def _documentation(*names: str) -> dict[str, Any]:
     """names: of the path's parameters."""
     as_json = {"schema": body_schema(V2InferRequest, is_closed=False), "examples": EXAMPLES}
     of_path = [
@@ -249,13 +254,13 @@ ROUTES = tuple(
             "/v2/models/{model:path}/versions/{version}/infer",
             "infer_version",
             "Inference by one version",
-            _documented("model", "version"),
+            _documentation("model", "version"),
         ),
         (
             "/v2/models/{model:path}/infer",
             "infer",
             "Inference by the version that the name means",
-            _documented("model"),
+            _documentation("model"),
         ),
     )
 )

@@ -1,4 +1,4 @@
-"""What V2 says of the server and of its models: metadata, configuration, readiness, statistics.
+"""V2's answers about the server and its models: metadata, configuration, readiness, statistics.
 
 Source of the last: Triton's statistics extension. Every field it names is there, since its clients
 read them all.
@@ -117,8 +117,8 @@ async def version_ready(request: Request, model: str, version: str) -> dict[str,
 
 
 async def _ready(parts: Parts, model: str, version: str | None = None) -> dict[str, Any]:
-    found = find(parts.models, model, version)
-    await parts.readiness.check(found.name)
+    ready_model = find(parts.models, model, version)
+    await parts.readiness.check(ready_model.name)
     return {"ready": True, "name": model}
 
 
@@ -127,8 +127,8 @@ def find(models: Models, model: str, version: str | None = None) -> Model:
 
 
 def ref(models: Models, model: str, version: str | None = None) -> str:
-    """What names the model. A slash in `model` that is not an alias's is rejected: it would name a
-    version."""
+    """The name to find a model by. A slash in `model` that is not an alias's is rejected: it would
+    name a version."""
     if "/" in model and model not in models.aliases:
         raise models.not_served(model)
     return model if version is None else f"{models.find(model).name}/{version}"
@@ -176,9 +176,9 @@ async def version_statistics(request: Request, model: str, version: str) -> Resp
 
 
 async def _answer(parts: Parts, model: str | None, version: str | None = None) -> Response:
-    found = await statistics(parts, model, version)
-    encoded = await parts.readers.call(lambda: orjson.dumps(found))
-    return Response(encoded, media_type=JSON)
+    counts = await statistics(parts, model, version)
+    counts_json = await parts.readers.call(lambda: orjson.dumps(counts))
+    return Response(counts_json, media_type=JSON)
 
 
 async def statistics(parts: Parts, model: str | None, version: str | None = None) -> dict[str, Any]:
@@ -186,17 +186,17 @@ async def statistics(parts: Parts, model: str | None, version: str | None = None
     Made off the event loop: there may be many models and sizes of micro-batches."""
     models = parts.models
     if model is None:
-        served = [sorted(versions.items()) for _, versions in models]
-        asked = [each for versions in served for _, each in versions]
+        version_lists = [sorted(versions.items()) for _, versions in models]
+        chosen = [chosen_model for versions in version_lists for _, chosen_model in versions]
     elif version is not None:
-        asked = [find(models, model, version)]
+        chosen = [find(models, model, version)]
     else:
         by_number = models.versions(find(models, model).name)
-        asked = [by_number[number] for number in sorted(by_number)]
-    return await parts.readers.call(lambda: {"model_stats": [_of(each) for each in asked]})
+        chosen = [by_number[number] for number in sorted(by_number)]
+    return await parts.readers.call(lambda: {"model_stats": list(map(_statistics_entry, chosen))})
 
 
-def _of(model: Model) -> dict[str, Any]:
+def _statistics_entry(model: Model) -> dict[str, Any]:
     statistics, runs = model.statistics, model.statistics.runs()
     # only the run of a micro-batch is timed: decoding and encoding are done for requests
     return {

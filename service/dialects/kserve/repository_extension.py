@@ -92,11 +92,11 @@ async def pin(request: Request, model: str, version: str) -> Response:
     # a version is a number or `latest`. Also while one is loaded: a rollback must not wait
     await _read(request, PinRequest)
     try:
-        meant = read_pin(version)
+        version_pin = read_pin(version)
     except ValueError as error:
         raise InvalidInput(f"version is {error}", param="version") from None
     try:
-        parts_of(request).models.pin(model, meant)
+        parts_of(request).models.pin(model, version_pin)
     except StartupError as error:
         raise InvalidInput(f"version is {version}: {error}", param="version") from None
     log.info("%s means version %s now", model, version)

@@ -31,7 +31,7 @@ LENGTH_HEADER = "inference-header-content-length"  # of the JSON in front of the
 
 
 class Kind(NamedTuple):
-    """How one datatype is read."""
+    """The types of one datatype: of its values as bytes, and as JSON."""
 
     dtype: str
     json: tuple[type, ...]
@@ -72,12 +72,12 @@ class NativeTensor(NamedTuple):
     shape: list[int]
 
 
-def outputs(bundle: Bundle, known: OutputKinds = OUTPUTS) -> dict[str, NativeTensor]:
+def outputs(bundle: Bundle, output_kinds: OutputKinds = OUTPUTS) -> dict[str, NativeTensor]:
     """Output tensors of the model, by V2's names: those of a module as it is by its own. All are
     FP32."""
     return {
         NAMES.get(name, name.removeprefix(f"{AsItIs.name}.")): NativeTensor(kind, name, shape)
-        for kind in known.of(bundle).values()
+        for kind in output_kinds.of(bundle).values()
         for name, shape in kind.grid_tensors(bundle).items()
     }
 
@@ -204,9 +204,9 @@ def _from_json(tensor: InputTensor) -> NDArray[Any]:
     for before, num in pairwise(tensor.shape):
         if not values or not isinstance(values[0], list):
             break
-        for row, own in enumerate(values):
-            if not isinstance(own, list) or len(own) != num:
-                size = f"has {len(own)} values" if isinstance(own, list) else "is no list"
+        for row, cells in enumerate(values):
+            if not isinstance(cells, list) or len(cells) != num:
+                size = f"has {len(cells)} values" if isinstance(cells, list) else "is no list"
                 is_outer = values is tensor.data
                 at = f"[{row}]" if is_outer else "[{}][{}]".format(*divmod(row, before))
                 raise InvalidInput(
@@ -236,20 +236,22 @@ PREFIX = 4  # bytes of the number in front of each element
 
 def is_of_texts(inputs: Sequence[InputTensor]) -> bool:
     """InvalidInput if other inputs stand beside the texts."""
-    found = [each for each in inputs if each.datatype == "BYTES" and each.name not in INPUTS]
-    if found and len(inputs) > 1:
+    text_tensors = [
+        tensor for tensor in inputs if tensor.datatype == "BYTES" and tensor.name not in INPUTS
+    ]
+    if text_tensors and len(inputs) > 1:
         raise InvalidInput(
-            f"inputs has {len(inputs)} tensors: {found[0].name[:200]!r} has texts (BYTES), which"
-            " stand alone",
+            f"inputs has {len(inputs)} tensors: {text_tensors[0].name[:200]!r} has texts (BYTES),"
+            " which stand alone",
             param="inputs",
         )
-    return bool(found)
+    return bool(text_tensors)
 
 
-async def tokenized(
+async def tokenize(
     tensor: InputTensor,
     contents: Iterable[memoryview | None],
-    own: Parameters,
+    parameters: Parameters,
     model: Model,
     prompt_name: str | None,
     ask: Ask,
@@ -262,10 +264,10 @@ async def tokenized(
         )
     check_size(tensor.name, tensor.shape[0], "texts", tools.texts.settings.max_sequences)
     texts = await tools.bodies.read(ask.num_body_bytes, ask, _texts, tensor, contents)
-    asked = TextsToTokenize.prompted(
-        tensor.name, texts, tools.texts.cuts(own.truncate), model, prompt_name
+    to_tokenize = TextsToTokenize.prompted(
+        tensor.name, texts, tools.texts.cuts(parameters.truncate), model, prompt_name
     )
-    batch, padding = await tools.texts.tokenize(asked, ask)
+    batch, padding = await tools.texts.tokenize(to_tokenize, ask)
     places = np.arange(max(padding.lengths.tolist()))
     return batch, Padding(padding.lengths, places < padding.lengths[:, None])
 

@@ -38,16 +38,16 @@ Vectors = Annotated[list[Annotated[list[Vector], Field(fail_fast=True)]], Field(
 
 
 class Named(Strict):
-    """What a request names."""
+    """The names in a request."""
 
-    known: ClassVar[OutputKinds]
+    output_kinds: ClassVar[OutputKinds]
 
     model: str | None = MODEL
     outputs: Annotated[list[str], Field(fail_fast=True)] | None = None
 
 
 class Options(Named):
-    """What is asked of the sequences, whatever they come in."""
+    """The options of the sequences, whatever they come in."""
 
     pooling: Pooling | None = Field(
         None, description="How `pooled` is made; by default as the bundle says."
@@ -74,10 +74,10 @@ class Options(Named):
 
     @property
     def field(self) -> str:
-        """Where the sequences stand."""
+        """The field that has the sequences."""
         return "input_ids"
 
-    def wanted(self, bundle: Bundle) -> tuple[str, ...] | None:
+    def output_names(self, bundle: Bundle) -> tuple[str, ...] | None:
         """The outputs asked for; None: those of the bundle's default."""
         return None if self.outputs is None else tuple(self.outputs)
 
@@ -125,22 +125,22 @@ class InferRequest(Options):
 
     @property
     def field(self) -> str:
-        sent = (name for name in ("texts", "inputs") if getattr(self, name) is not None)
-        return next(sent, "input_ids")
+        field_names = (name for name in ("texts", "inputs") if getattr(self, name) is not None)
+        return next(field_names, "input_ids")
 
     def skipped_ids(self, bundle: Bundle) -> tuple[int, ...] | None:
         if self.input_type is None:
             return None
         return bundle.manifest.input_types[self.input_type].skipped_ids
 
-    def wanted(self, bundle: Bundle) -> tuple[str, ...] | None:
-        """Who sends a text wants its class or its vector, not megabytes of its tokens' rows."""
+    def output_names(self, bundle: Bundle) -> tuple[str, ...] | None:
+        """For texts the class or the vector by default, not megabytes of their tokens' rows."""
         logits = bundle.manifest.heads.get("logits")
         is_of_sequences = logits is not None and logits.pick != "every"
-        made = "logits" if is_of_sequences else "pooled" if bundle.has_vectors else None
-        if self.texts is None or self.outputs is not None or made is None:
-            return super().wanted(bundle)
-        return (made,)
+        default_output = "logits" if is_of_sequences else "pooled" if bundle.has_vectors else None
+        if self.texts is None or self.outputs is not None or default_output is None:
+            return super().output_names(bundle)
+        return (default_output,)
 
 
 class Usage(BaseModel):
@@ -167,15 +167,15 @@ class Bodies(NamedTuple):
     response: type[BaseModel]
 
     @classmethod
-    def of(cls, known: OutputKinds) -> "Bodies":
+    def for_outputs(cls, output_kinds: OutputKinds) -> "Bodies":
         fields: dict[str, Any] = {
-            kind.name: (kind.options | None, None) for kind in known.known if kind.options
+            kind.name: (kind.options | None, None) for kind in output_kinds.known if kind.options
         }
         own_options = create_model("OwnOptions", __base__=Named, **fields)
-        own_options.known = known
+        own_options.output_kinds = output_kinds
         outputs: dict[str, Any] = {
             kind.name: (kind.json_type | None, Field(None, description=kind.description))
-            for kind in known.known
+            for kind in output_kinds.known
         }
         response = create_model(
             "InferResponse",
@@ -186,12 +186,14 @@ class Bodies(NamedTuple):
             **outputs,
             usage=(Usage, ...),
         )
-        return cls(_named(InferRequest, own_options), _named(Options, own_options), response)
+        return cls(
+            _with_names(InferRequest, own_options), _with_names(Options, own_options), response
+        )
 
 
-def _named(fields: type[Fields], own_options: type[Named]) -> type[Fields]:
+def _with_names(fields: type[Fields], own_options: type[Named]) -> type[Fields]:
     """Adds the names of the outputs, and the options that stand under them."""
-    names: Any = Literal[tuple(kind.name for kind in own_options.known.known)] | str
+    names: Any = Literal[tuple(kind.name for kind in own_options.output_kinds.known)] | str
     bases: Any = (fields, own_options)
     outputs = Field(
         None,
@@ -199,16 +201,16 @@ def _named(fields: type[Fields], own_options: type[Named]) -> type[Fields]:
         " `logits` alone if the model has one row of them a sequence, else `pooled` alone. Of a"
         " module that is served as it is: tensors by their own names, by default all.",
     )
-    made = create_model(
+    body_type = create_model(
         fields.__name__,
         __base__=bases,
         __doc__=fields.__doc__,
         outputs=(Annotated[list[names], Field(fail_fast=True)] | None, outputs),
     )
-    return cast(type[Fields], made)
+    return cast(type[Fields], body_type)
 
 
-INFER = Bodies.of(OUTPUTS)
+INFER = Bodies.for_outputs(OUTPUTS)
 GRID = {
     "model": "notebook",
     "input_ids": [[0, 1, 0, 3, 4]],
@@ -257,16 +259,17 @@ BINARY = {
 
 
 async def infer(body: InferRequest, ask: Ask, tools: Tools) -> None:
-    """What is asked of token ids or of texts. InvalidInput names the field."""
+    """Takes a request of token ids or of texts. InvalidInput names the field."""
     model, prompt_name = ask.find_model_and_prompt(tools.models, body.model, body.prompt_name)
     if body.texts is None:
-        about = ask.num_body_bytes, ask
-        ask.batch, ask.padding = await tools.bodies.read(*about, _from_lists, body, prompt_name)
-        found = await _token_spans(body, ask, tools)
-        _want(ask, body, found, _kinds(body, model.bundle))
+        ask.batch, ask.padding = await tools.bodies.read(
+            ask.num_body_bytes, ask, _from_lists, body, prompt_name
+        )
+        token_spans = await _token_spans(body, ask, tools)
+        _want(ask, body, token_spans, _kinds(body, model.bundle))
         return
-    others = (body.input_ids, body.inputs, body.attention_mask, body.token_type_ids)
-    if any(other is not None for other in others):
+    token_fields = (body.input_ids, body.inputs, body.attention_mask, body.token_type_ids)
+    if any(field_value is not None for field_value in token_fields):
         raise InvalidInput(
             "texts stand alone: send either them, or input_ids with attention_mask and"
             " token_type_ids",
@@ -290,29 +293,30 @@ async def infer(body: InferRequest, ask: Ask, tools: Tools) -> None:
         return
     ask.batch, ask.padding, encodings = await tools.texts.tokenize_with_offsets(texts, ask)
     places = spans.in_texts(body.texts, texts, encodings)
-    found = await tools.bodies.read(
+    token_spans = await tools.bodies.read(
         ask.num_body_bytes, ask, spans.read, body.spans, places, body.field
     )
-    _want(ask, body, found, kinds)
+    _want(ask, body, token_spans, kinds)
 
 
 async def infer_tensors(options: Options, arrays: Arrays, ask: Ask, tools: Tools) -> None:
-    """What is asked of token ids as arrays. InvalidInput names the field."""
+    """Takes a request of token ids as arrays. InvalidInput names the field."""
     model = ask.find_model(tools.models, options.model)
-    about = ask.num_body_bytes, ask
-    ask.batch, ask.padding = await tools.bodies.read(*about, _from_arrays, arrays)
-    found = await _token_spans(options, ask, tools)
-    _want(ask, options, found, _kinds(options, model.bundle))
+    ask.batch, ask.padding = await tools.bodies.read(ask.num_body_bytes, ask, _from_arrays, arrays)
+    token_spans = await _token_spans(options, ask, tools)
+    _want(ask, options, token_spans, _kinds(options, model.bundle))
     ask.field = ask.batch.field
 
 
-def _want(ask: Ask, options: Options, found: Spans | None, kinds: Kinds) -> None:
-    dtype, skipped = _vector_dtype(options), options.skipped_ids(ask.model.bundle)
-    shared = Asked(None, options.pooling, options.normalize, dtype, found, skipped)
+def _want(ask: Ask, options: Options, token_spans: Spans | None, kinds: Kinds) -> None:
+    dtype, skipped_ids = _vector_dtype(options), options.skipped_ids(ask.model.bundle)
+    common = Asked(None, options.pooling, options.normalize, dtype, token_spans, skipped_ids)
     outputs = list[Output[Value]]()
     for name, kind in kinds.items():
-        own = getattr(options, name) if kind.options else None
-        outputs.append(kind.asked_for(shared._replace(options=own) if own else shared))
+        kind_options = getattr(options, name) if kind.options else None
+        outputs.append(
+            kind.asked_for(common._replace(options=kind_options) if kind_options else common)
+        )
     ask.outputs = tuple(outputs)
     ask.precision = options.precision or ask.precision
     ask.dtype = "float16" if options.dtype == "float16" else "float32"
@@ -337,9 +341,9 @@ async def _decode(bodies: Bodies, raw: RawRequest, ask: Ask, tools: Tools) -> En
         body = await tools.bodies.read_json(bodies.request, raw.body, ask)
         await infer(body, ask, tools)
     elif media_type == SAFETENSORS:
-        found = await tools.bodies.read(len(raw.body), ask, tensors.read, raw.body)
-        options = await tools.bodies.read_json(bodies.options, found.request, ask)
-        await infer_tensors(options, found.arrays, ask, tools)
+        content = await tools.bodies.read(len(raw.body), ask, tensors.read, raw.body)
+        options = await tools.bodies.read_json(bodies.options, content.request, ask)
+        await infer_tensors(options, content.arrays, ask, tools)
     else:
         raise UnsupportedMediaType(f"Content-Type is {media_type!r}: send {JSON} or {SAFETENSORS}")
     ask.binary = answer_type != JSON
@@ -416,8 +420,8 @@ def _check_axes(arrays: Arrays, num_axes: Mapping[str, int]) -> None:
 def _kinds(body: Options, bundle: Bundle) -> Kinds:
     """The outputs asked for. InvalidInput for what they, or options beside them, cannot be: an
     option of an output that is not asked for is a mistake, not something to ignore."""
-    kinds = body.known.chosen(body.wanted(bundle), bundle)
-    for field, output in body.known.fields:
+    kinds = body.output_kinds.chosen(body.output_names(bundle), bundle)
+    for field, output in body.output_kinds.fields:
         if getattr(body, field) and output not in kinds:
             raise InvalidInput(f"{field} is set, but outputs lacks {output!r}", param=field)
     if body.normalize and not {"pooled", "token_vectors"} & kinds.keys():

@@ -50,7 +50,7 @@ PROBE_S = 1.0  # a probe has so long to send its message, and to take the answer
 
 
 class Caller(Protocol):
-    """What is used of grpc.aio.ServicerContext."""
+    """The part of grpc.aio.ServicerContext that is used."""
 
     def peer(self) -> str: ...
     def invocation_metadata(self) -> Sequence[tuple[str, str | bytes]] | None: ...
@@ -77,7 +77,7 @@ class GrpcCalls:
     last_asked: float = field(default=-math.inf, init=False)
     last_answered: float = field(default=-math.inf, init=False)
     # while callers are told to leave their connections, calls wait for it, so that few more come
-    told: asyncio.Event | None = field(default=None, init=False)
+    farewell: asyncio.Event | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
         self.connections = AcceptedConnections(self.parts.settings.max_connections)
@@ -95,14 +95,14 @@ class GrpcCalls:
             head = {"path": method.path, "headers": headers, "http_version": "2"}
             if error := wrong_head(head):
                 raise error
-            if self.told:
-                await self.told.wait()
+            if self.farewell:
+                await self.farewell.wait()
             if method.is_probe:
                 with self.entrance.enter(headers, None, ask):
                     await self._respond(method, self._receive_probe, caller, headers, ask)
             else:
                 self.last_asked = time.monotonic()
-                if self.told:
+                if self.farewell:
                     raise Draining(
                         "the server is shutting down: send the request to another", retry_after_s=1
                     )
@@ -115,14 +115,14 @@ class GrpcCalls:
             ask.status = 200
         except asyncio.CancelledError:
             # gRPC has ended the call: its caller left, its time is up, or the server ends
-            ended: ServiceError = ClientGone("the caller left before the answer")
+            ending: ServiceError = ClientGone("the caller left before the answer")
             if self.parts.readiness.draining:
-                ended = Draining("the server ended before the answer was taken")
+                ending = Draining("the server ended before the answer was taken")
             if ask.started + ask.timeout_s - time.monotonic() < TIMER_S:
-                ended = ask.expiry()
+                ending = ask.expiry()
             ask.leave()  # ends what other threads do for it
-            ask.note(ended)
-            ask.status = ended.status
+            ask.note(ending)
+            ask.status = ending.status
             raise
         except Exception as error:  # whatever it is, the caller gets a status
             await self._abort(method, caller, error, ask)
@@ -209,21 +209,21 @@ class GrpcCalls:
         has_ended = caller.done() or isinstance(error, grpc.aio.BaseError)
         if has_ended and not isinstance(error, ServiceError):  # no fault of the server
             error = ClientGone("the call ended before the answer")
-        known = note_error(error, "POST", method.path, ask)
-        ask.status = known.status
+        service_error = note_error(error, "POST", method.path, ask)
+        ask.status = service_error.status
         metadata = _metadata(ask)
-        if (seconds := retry_after(known)) is not None:
+        if (seconds := retry_after(service_error)) is not None:
             # the second is gRPC's own, for clients that retry by themselves
             pushback = ("grpc-retry-pushback-ms", str(math.ceil(seconds * 1000)))
             metadata = (*metadata, ("retry-after", str(seconds)), pushback)
-        code = getattr(grpc.StatusCode, CODES.get(known.status, "INTERNAL"))
+        code = getattr(grpc.StatusCode, CODES.get(service_error.status, "INTERNAL"))
         with suppress(grpc.aio.InternalError):  # the call has ended, so nobody can be told
-            await caller.abort(code, known.message, metadata)
+            await caller.abort(code, service_error.message, metadata)
 
 
 def _late(limit_s: float) -> RequestTimeout:
     return RequestTimeout(f"the message did not arrive within {limit_s:g} s")
 
 
-def _metadata(ask: Ask, **more: str) -> tuple[tuple[str, str], ...]:
-    return (("x-request-id", ask.id), *more.items())
+def _metadata(ask: Ask, **trailers: str) -> tuple[tuple[str, str], ...]:
+    return (("x-request-id", ask.id), *trailers.items())

@@ -1,4 +1,4 @@
-"""Where calls over gRPC arrive: grpcio's asyncio server, in the event loop that serves HTTP.
+"""grpcio's asyncio server, where calls over gRPC arrive, in the event loop that serves HTTP.
 
 grpcio is imported only where it is used: a server without a port for gRPC does without it.
 """
@@ -151,12 +151,12 @@ class GrpcListener:
         """
         if not self._server:
             return
-        self.calls.told = asyncio.Event()
+        self.calls.farewell = asyncio.Event()
         num_begun, until = -1, time.monotonic() + min(grace_s, MAX_GAP_WAIT_S)
         while num_begun != self.calls.num_begun and time.monotonic() < until:
             num_begun = self.calls.num_begun
             await asyncio.sleep(GAP_S)
         stopping = asyncio.create_task(self._server.stop(grace_s))
         await asyncio.wait({stopping}, timeout=GAP_S)
-        self.calls.told.set()
+        self.calls.farewell.set()
         await stopping

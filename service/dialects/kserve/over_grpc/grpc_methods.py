@@ -55,21 +55,21 @@ async def model_infer(parts: Parts, receive: Receive, ask: Ask) -> Answer:
     num_held = infer_message.held_bytes(body, parts.settings)
     ask.decoded_from, ask.num_body_bytes = time.monotonic(), len(body)
     gate.hold(ask, "bodies", num_held)
-    message, asked = await tools.bodies.read(len(body), ask, infer_message.read, body)
+    message, request = await tools.bodies.read(len(body), ask, infer_message.read, body)
     version = {"version": message.model_version} if message.model_version else {}
     ask.names = {"model": message.model_name, **version}
     contents = infer_message.contents(message)
-    ask.encode = await infer.infer(asked, contents, ask, tools, infer_message.write)
+    ask.encode = await infer.infer(request, contents, ask, tools, infer_message.write)
     ask.binary = True
     gate.hold(ask, "bodies", 0)
-    del body, message, asked, contents  # not to be held while the answer is computed
-    encoded = await parts.answers.answer(ask)
-    made = Answer(encoded, headers_of(ask))
+    del body, message, request, contents  # not to be held while the answer is computed
+    message_bytes = await parts.answers.answer(ask)
+    answer = Answer(message_bytes, headers_of(ask))
     ask.forget()
-    return made
+    return answer
 
 
-async def server_live(parts: Parts, asked: Any) -> dict[str, Any]:
+async def server_live(parts: Parts, request: Any) -> dict[str, Any]:
     try:
         parts.readiness.check_alive()
     except NotReady:
@@ -77,46 +77,46 @@ async def server_live(parts: Parts, asked: Any) -> dict[str, Any]:
     return {"live": True}
 
 
-async def server_ready(parts: Parts, asked: Any) -> dict[str, Any]:
+async def server_ready(parts: Parts, request: Any) -> dict[str, Any]:
     return {"ready": await _is_ready(parts)}
 
 
-async def health(parts: Parts, asked: Any) -> dict[str, Any]:
-    if asked.service not in SERVICES:
-        raise NotFound(f"there is no service {asked.service[:200]!r}: known is {INFERENCE}")
+async def health(parts: Parts, request: Any) -> dict[str, Any]:
+    if request.service not in SERVICES:
+        raise NotFound(f"there is no service {request.service[:200]!r}: known is {INFERENCE}")
     return {"status": "SERVING" if await _is_ready(parts) else "NOT_SERVING"}
 
 
-async def server_metadata(parts: Parts, asked: Any) -> dict[str, Any]:
+async def server_metadata(parts: Parts, request: Any) -> dict[str, Any]:
     return {**about_server(parts), "extensions": EXTENSIONS}
 
 
-async def model_ready(parts: Parts, asked: Any) -> dict[str, Any]:
+async def model_ready(parts: Parts, request: Any) -> dict[str, Any]:
     """A model that is not served is not ready, as Triton has it."""
     try:
-        model = find(parts.models, asked.name, asked.version or None)
+        model = find(parts.models, request.name, request.version or None)
     except (InvalidInput, NotFound):
         return {"ready": False}
     return {"ready": await _is_ready(parts, model.name)}
 
 
-async def model_metadata(parts: Parts, asked: Any) -> dict[str, Any]:
-    return about(parts, asked.name, asked.version or None)
+async def model_metadata(parts: Parts, request: Any) -> dict[str, Any]:
+    return about(parts, request.name, request.version or None)
 
 
-async def model_config(parts: Parts, asked: Any) -> dict[str, Any]:
-    return {"config": config(parts, asked.name, asked.version or None)}
+async def model_config(parts: Parts, request: Any) -> dict[str, Any]:
+    return {"config": config(parts, request.name, request.version or None)}
 
 
-async def model_statistics(parts: Parts, asked: Any) -> dict[str, Any]:
-    made = await statistics(parts, asked.name or None, asked.version or None)
-    never = {"memory_usage", "response_stats"}  # without a value here
-    told = made["model_stats"]
-    return {"model_stats": [{k: v for k, v in one.items() if k not in never} for one in told]}
+async def model_statistics(parts: Parts, request: Any) -> dict[str, Any]:
+    counts = await statistics(parts, request.name or None, request.version or None)
+    unset = {"memory_usage", "response_stats"}  # without a value here
+    rows = counts["model_stats"]
+    return {"model_stats": [{k: v for k, v in row.items() if k not in unset} for row in rows]}
 
 
-async def repository_index(parts: Parts, asked: Any) -> dict[str, Any]:
-    return {"models": states(parts, asked.ready)}
+async def repository_index(parts: Parts, request: Any) -> dict[str, Any]:
+    return {"models": states(parts, request.ready)}
 
 
 async def _is_ready(parts: Parts, name: str | None = None) -> bool:

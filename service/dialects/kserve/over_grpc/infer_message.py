@@ -7,7 +7,7 @@ import numpy as np
 
 from addnorm.service.asking.answer import QUICK_BYTES
 from addnorm.service.asking.ask import Ask
-from addnorm.service.dialects.kserve.infer import Wanted, tensors_of
+from addnorm.service.dialects.kserve.infer import OutputRequest, tensors_of
 from addnorm.service.dialects.kserve.over_grpc.messages import check_parts, message_types, parse
 from addnorm.service.dialects.kserve.schema import V2InferRequest
 from addnorm.service.dialects.kserve.tensors import KINDS, PREFIX
@@ -31,8 +31,8 @@ CONTENTS = {
 
 
 def held_bytes(body: bytes, settings: Settings) -> int:
-    """What the message and what is read of it count as. Small ones do not count. InvalidInput if it
-    has too many parts."""
+    """Bytes that the message and what is read of it count as. Small ones do not count. InvalidInput
+    if it has too many parts."""
     num_values = check_parts(REQUEST, body, settings)
     is_small = len(body) <= QUICK_BYTES
     return 0 if is_small else HELD_PER_BYTE * len(body) + HELD_PER_VALUE * num_values
@@ -41,7 +41,7 @@ def held_bytes(body: bytes, settings: Settings) -> int:
 def read(body: bytes) -> tuple[Any, V2InferRequest]:
     """The message, and what it asks for. InvalidInput names the field that does not fit."""
     message = parse(REQUEST, body)
-    asked = {
+    fields = {
         "parameters": _values(message.parameters),
         "inputs": [
             {
@@ -54,18 +54,18 @@ def read(body: bytes) -> tuple[Any, V2InferRequest]:
         ],
     }
     if message.id:
-        asked["id"] = message.id
+        fields["id"] = message.id
     if message.outputs:
-        asked["outputs"] = [
+        fields["outputs"] = [
             {"name": output.name, "parameters": _values(output.parameters)}
             for output in message.outputs
         ]
-    return message, fit(V2InferRequest, asked)
+    return message, fit(V2InferRequest, fields)
 
 
 def _values(parameters: Any) -> dict[str, Any]:
     """Names of the parameters that have a value, and these."""
-    kinds = {name: each.WhichOneof("parameter_choice") for name, each in parameters.items()}
+    kinds = {name: value.WhichOneof("parameter_choice") for name, value in parameters.items()}
     return {name: getattr(parameters[name], kind) for name, kind in kinds.items() if kind}
 
 
@@ -73,7 +73,7 @@ def contents(message: Any) -> Iterator[memoryview]:
     """The bytes of each input, for `tensors.read`."""
     raw = message.raw_input_contents
     if not raw:
-        yield from map(_typed, message.inputs)
+        yield from map(_value_bytes, message.inputs)
         return
     if len(raw) != len(message.inputs):
         raise InvalidInput(
@@ -87,15 +87,15 @@ def contents(message: Any) -> Iterator[memoryview]:
                 f"{tensor.name[:200]} has both contents and raw_input_contents: send one of them",
                 param=tensor.name,
             )
-    yield from (memoryview(each) for each in raw)
+    yield from (memoryview(tensor_bytes) for tensor_bytes in raw)
 
 
-def _typed(tensor: Any) -> memoryview:
+def _value_bytes(tensor: Any) -> memoryview:
     """The bytes of the values in `contents`. A datatype that is unknown has none: `tensors.read`
     rejects it."""
     if tensor.datatype == "BYTES":
-        each = tensor.contents.bytes_contents
-        return memoryview(b"".join(len(text).to_bytes(PREFIX, "little") + text for text in each))
+        texts = tensor.contents.bytes_contents
+        return memoryview(b"".join(len(text).to_bytes(PREFIX, "little") + text for text in texts))
     field, kind = CONTENTS.get(tensor.datatype), KINDS.get(tensor.datatype)
     if field is None or kind is None:
         return memoryview(b"")
@@ -109,16 +109,16 @@ def _typed(tensor: Any) -> memoryview:
         ) from None
 
 
-def write(wanted: list[Wanted], request_id: str | None, ask: Ask) -> bytes:
+def write(requests: list[OutputRequest], request_id: str | None, ask: Ask) -> bytes:
     """Outputs -> ModelInferResponse, every output in raw_output_contents."""
-    manifest, made = ask.model.bundle.manifest, tensors_of(ask)
+    manifest, arrays = ask.model.bundle.manifest, tensors_of(ask)
     message = message_types()["inference.ModelInferResponse"](
         model_name=manifest.name, model_version=str(manifest.version), id=request_id or ""
     )
-    for name, native, _ in wanted:
-        tensor = made[native.name]
+    for name, native, _ in requests:
+        tensor = arrays[native.name]
         message.outputs.add(name=name, datatype="FP32", shape=tensor.shape)
         message.raw_output_contents.append(raw_bytes(tensor).tobytes())
         checkpoint()
-    encoded: bytes = message.SerializeToString()
-    return encoded
+    message_bytes: bytes = message.SerializeToString()
+    return message_bytes

@@ -46,8 +46,8 @@ def parse(name: str, body: bytes) -> Any:
         raise no_message(name, str(error)) from None
 
 
-def no_message(name: str, why: str) -> InvalidInput:
-    return InvalidInput(f"the message is no {name}: {why}"[:200])
+def no_message(name: str, reason: str) -> InvalidInput:
+    return InvalidInput(f"the message is no {name}: {reason}"[:200])
 
 
 VARINT, FIXED64, BYTES, FIXED32 = 0, 1, 2, 5  # wire types; the others are of groups
@@ -65,15 +65,15 @@ def check_parts(name: str, body: bytes, settings: Settings) -> int:
     most_values = max_values(settings)
     most_texts = 2 * settings.max_sequences  # each is a sequence, or half of a pair
     num_fields = num_texts = num_values = 0
-    inside = [(0, len(body), _layout(message_types()[name].DESCRIPTOR))]
-    while inside:
-        at, end, layout = inside.pop()
+    pending = [(0, len(body), _layout(message_types()[name].DESCRIPTOR))]
+    while pending:
+        at, end, layout = pending.pop()
         while at < end:
             tag, at = (body[at], at + 1) if body[at] < 0x80 else _varint(body, at)
-            held, wire_type = None, tag & 7
+            part_layout, wire_type = None, tag & 7
             if wire_type == BYTES and at < end:
                 size, at = (body[at], at + 1) if body[at] < 0x80 else _varint(body, at)
-                start, at, held = at, at + size, layout.get(tag >> 3)
+                start, at, part_layout = at, at + size, layout.get(tag >> 3)
             elif wire_type == VARINT:
                 _, at = _varint(body, at)
             elif wire_type in WIDTHS:
@@ -82,14 +82,14 @@ def check_parts(name: str, body: bytes, settings: Settings) -> int:
                 raise no_message(name, f"byte {at} is the end, or in a group, which none has")
             if at > end:
                 raise no_message(name, f"a field ends after byte {end}, where what holds it does")
-            if held is TEXTS:
+            if part_layout is TEXTS:
                 num_texts += 1
             else:
                 num_fields += 1
-            if type(held) is dict:
-                inside.append((start, at, held))
-            elif type(held) is int:
-                num_values += _num_packed(body, start, at, held)
+            if type(part_layout) is dict:
+                pending.append((start, at, part_layout))
+            elif type(part_layout) is int:
+                num_values += _num_packed(body, start, at, part_layout)
             if num_fields > MAX_KEYS:
                 raise _too_many("fields", MAX_KEYS)
             if num_texts > most_texts:
@@ -99,9 +99,9 @@ def check_parts(name: str, body: bytes, settings: Settings) -> int:
     return num_values
 
 
-def _too_many(what: str, limit: int) -> InvalidInput:
+def _too_many(kind: str, limit: int) -> InvalidInput:
     return InvalidInput(
-        f"the message has more than {limit} {what}, the limit: send less at once, and numbers as"
+        f"the message has more than {limit} {kind}, the limit: send less at once, and numbers as"
         " raw_input_contents"
     )
 
