@@ -200,15 +200,16 @@ class Parts:
     def deviation(self, weight: Floats, bias: Floats | float) -> tuple[float, float]:
         """How far the parts are from `weight` `[K, M]` and `bias` `[M]`.
 
-        The int8 entries in steps (0.5 is rounding), the float rows in units of their largest value.
-        Infinity or NaN where a scale is no divisor.
+        The int8 entries in steps (0.5 is rounding), the row of column sums and that of the bias in
+        units of its own largest value. Infinity or NaN where a scale is no divisor. The float
+        columns' rows are `weight[columns]`, bit for bit.
         """
         inner = self.shrink > 0
         exact = weight[inner] / self.shrink[inner, None] / self.scale
         steps = (self.weight[inner] - exact).astype(np.float32)
-        rest = _rest(weight, bias, self.columns, self.weight, self.scale)
-        rows = np.abs(self.rest - rest).max() / np.abs(rest).max()
-        return float(np.abs(steps).max()), float(rows)
+        rest = _rest(weight, bias, self.columns, self.weight, self.scale)[-2:]
+        gaps = np.abs(self.rest[-2:] - rest).max(1) / np.maximum(np.abs(rest).max(1), TINY)
+        return float(np.abs(steps).max()), float(gaps.max())
 
 
 def split(weight: Floats, bias: Floats, ranges: Floats) -> Parts:

@@ -224,7 +224,7 @@ def compare_weights(graph: Graph, reference: nn.Module, leaving: str = " ") -> l
     config = reference.config if isinstance(reference, Transformer) else None
     try:
         return [*_weights_of(graph, state, config)]
-    except (KeyError, TypeError, ValueError, onnx.checker.ValidationError) as error:
+    except (LookupError, TypeError, ValueError, onnx.checker.ValidationError) as error:
         return [f"its constants cannot be read: {error}"]
 
 
@@ -287,10 +287,13 @@ def _int8(
     ) > quantize.MAX_PAIR:
         yield f"{name}: neighbours add up to {pair}, {quantize.MAX_PAIR} allowed"
     bias = quantize.weight_of(name).removesuffix("weight") + "bias"
-    steps, rows = parts.deviation(weight.T, state.get(bias, 0.0))
+    floats, expected = parts.rest[: len(parts.columns)], weight.T[parts.columns]
+    if not _same_bits(floats, expected):
+        yield f"{name}: float rows differ from the reference{_where(floats, expected)}"
+    steps, sums = parts.deviation(weight.T, state.get(bias, 0.0))
     for what, gap, unit, limit in (
         ("int8 entries", steps, " steps", INT8_STEPS),
-        ("float rows", rows, "", FLOAT_ROWS),
+        ("rows of sums and bias", sums, "", FLOAT_ROWS),
     ):
         if not gap <= limit:
             yield f"{name}: {what} are up to {gap:.3g}{unit} from the reference, {limit} allowed"

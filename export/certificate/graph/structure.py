@@ -34,7 +34,7 @@ class _Keys:
     values: dict[str, str]  # value's name -> key
     nodes: dict[str, NodeProto]  # key -> the first such node, in order
     counts: Counter[str]  # of nodes, constants and shapes noted, by key
-    undefined: list[str]  # names that a node reads before they are defined, or defined twice
+    undefined: list[str]  # names that are read before they are defined, or defined twice
 
 
 def differences(one: Graph, other: Graph) -> Iterator[str]:
@@ -42,6 +42,8 @@ def differences(one: Graph, other: Graph) -> Iterator[str]:
     ours, theirs = _keys(one), _keys(other)
     found, expected = one.proto, other.proto
     yield from (f"{name} is undefined, or defined twice" for name in ours.undefined)
+    for name in theirs.undefined:
+        yield f"{name} of the expected graph is undefined, or defined twice"
     # versions, inputs, outputs, and every other field that a model may have
     for own, other_fields in ((found, expected), (found.graph, expected.graph)):
         yield from (
@@ -54,7 +56,7 @@ def differences(one: Graph, other: Graph) -> Iterator[str]:
         if key not in ours.nodes:
             yield f"node {node.name} ({node.op_type}) is missing"
     for output in expected.graph.output:
-        if ours.values.get(output.name) != theirs.values[output.name]:
+        if ours.values.get(output.name) != theirs.values.get(output.name):
             yield f"output {output.name} is another value"
     if ours.counts != theirs.counts:
         yield "nodes, constants or noted shapes are more, fewer or others"
@@ -86,6 +88,7 @@ def _keys(graph: Graph) -> _Keys:
         counts[key] += 1
         for index, name in enumerate(node.output):
             define(name, f"{key} {index}")
+    undefined.extend(value.name for value in model.graph.output if value.name not in values)
     counts.update(
         _digest(values.get(item.name, ""), _without(item, "name"))
         for item in model.graph.value_info
@@ -175,7 +178,7 @@ def _words(node: NodeProto, ours: _Keys, model: ModelProto, theirs: _Keys) -> st
     for name in _unequal_names(one, other):
         return f"{what}: {name} is {one.get(name)!r}, {other.get(name)!r} expected"
     read = [ours.values.get(name) for name in node.input]
-    if read != [theirs.values[name] for name in twin.input]:
+    if read != [theirs.values.get(name) for name in twin.input]:
         return f"{what}: reads another value"
     return f"{what}: its outputs or its header are others"
 
