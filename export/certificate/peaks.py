@@ -72,8 +72,8 @@ def in_words(peaks: Mapping[int, int], longest: int, uncut: int = 0) -> str:
     words = f"a sequence of {longest:,} tokens takes {_as_size(peaks[longest])} of memory"
     if uncut <= longest:
         return words
-    more = _as_size(_predicted(uncut, peaks))
-    return f"{words}; its authors take {uncut:,}, which take about {more}: --max-length {uncut}"
+    size = _as_size(_predicted(uncut, peaks))
+    return f"{words}; its authors take {uncut:,}, which take about {size}: --max-length {uncut}"
 
 
 def _predicted(length: int, peaks: Mapping[int, int]) -> int:

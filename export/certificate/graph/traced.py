@@ -73,7 +73,7 @@ class _Traced:
             for node in self.nodes:
                 if node.name in constant:
                     args, kwargs = fx.node.map_arg(
-                        (node.args, node.kwargs), lambda each: self.values[each.name]
+                        (node.args, node.kwargs), lambda source: self.values[source.name]
                     )
                     self.values[node.name] = node.target(*args, **kwargs)
 
@@ -81,8 +81,8 @@ class _Traced:
         """The values and their transposes, and of each whether its numbers are computed, or those
         of a weight. Complex numbers are pairs, as in ONNX."""
         stored = {weight.untyped_storage().data_ptr() for weight in self.weights.values()}
-        values = (each for value in self.values.values() for each in tree_leaves(value))
-        for tensor in (*(each for each in values if isinstance(each, Tensor)), *self._normed()):
+        leaves = (leaf for value in self.values.values() for leaf in tree_leaves(value))
+        for tensor in (*(leaf for leaf in leaves if isinstance(leaf, Tensor)), *self._normed()):
             real = torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
             if real.dtype in FLOATS:
                 is_computed = tensor.untyped_storage().data_ptr() not in stored
@@ -127,7 +127,7 @@ def _weights(graph: Graph, traced: _Traced) -> Iterator[str]:
         array for is_computed, array in traced.arrays() if is_computed and array.size in sizes
     ]
     for name, array in unknown.items():
-        if not any(_is_near(array, each) for each in computed):
+        if not any(_is_near(array, near) for near in computed):
             yield f"{name} {[*array.shape]} is no weight, nor computed of weights alone"
 
 
@@ -165,7 +165,7 @@ def _numbers_of_graph(graph: Graph) -> Iterator[Hashable]:
     }
     for node in structure.nodes(graph.proto.graph):
         yield from (constants[name] for name in node.input if name in constants)
-        yield from (item.f for item in node.attribute if item.type == AttributeProto.FLOAT)
+        yield from (number.f for number in node.attribute if number.type == AttributeProto.FLOAT)
         if node.op_type == "Gelu":
             yield f"Gelu by {attribute(node, 'approximate', b'none').decode()}"
 
@@ -178,7 +178,9 @@ def _numbers_of_program(traced: _Traced) -> Iterator[tuple[Hashable, Hashable]]:
         name: f"{weight.shape} {weight.sum().item()}" for name, weight in traced.weights.items()
     }
     for node in traced.nodes:
-        read = fx.node.map_arg((node.args, node.kwargs), lambda each: keys.get(each.name, each))
+        read = fx.node.map_arg(
+            (node.args, node.kwargs), lambda source: keys.get(source.name, source)
+        )
         keys[node.name] = key = hash((str(node.target), repr(read)))
         if node.name in traced.values or not isinstance(node.target, torch._ops.OpOverload):
             continue
