@@ -164,7 +164,7 @@ def _compare_head(model: Model, reference: Reference, lengths: Sequence[int]) ->
             difference = tolerances.largest(np.array(answer, np.float32) - expected)
             limit = NEAR * max(tolerances.largest(expected), 1e-3)
             check = Check(case.name, "logits", "fp32", float(difference), limit)
-            yield from _passed(iter([check]), reference)
+            yield from _refuse_first_failure(iter([check]), reference)
 
 
 def _compare_tokens(model: Model, reference: Reference, lengths: Sequence[int]) -> Iterator[Check]:
@@ -175,21 +175,23 @@ def _compare_tokens(model: Model, reference: Reference, lengths: Sequence[int]) 
     batches = [*(drawn.sequence(index) for index in range(len(drawn)))]
     batches += batches_of(reference.wishes.numbers)
     short = [batch for batch in batches if batch.num_tokens <= 65]
-    batches += _repeated(reference, NUM_OF_CHOICES if _chooses(model) else NUM_REPEATED)
+    batches += _repetitive_batches(reference, NUM_OF_CHOICES if _chooses(model) else NUM_REPEATED)
     with path_of(model) as path:
         for batch in batches:
             case = Case.from_batch(f"{batch.num_tokens} tokens", batch)
             try:
-                yield from _passed(_checks(path, case, [batch], reference), reference)
+                yield from _refuse_first_failure(_checks(path, case, [batch], reference), reference)
             except ServiceError as error:
                 raise CertificationError(
                     f"a sequence of {batch.num_tokens} tokens fails: {error}. If the module takes"
                     " fewer, say so: config={'max_positions': N}"
                 ) from error
         for name, batch in _unusual(limits):
-            yield from _passed(_compare_unusual(path, name, batch, reference), reference)
+            yield from _refuse_first_failure(
+                _compare_unusual(path, name, batch, reference), reference
+            )
         ragged = Case.from_batch("ragged", Batch.joined([(batch, 0) for batch in short]))
-        yield from _passed(_checks(path, ragged, short, reference), reference)
+        yield from _refuse_first_failure(_checks(path, ragged, short, reference), reference)
         width = max(batch.num_tokens for batch in short) + 5
         for place in ("right", "left", "holes"):
             grids = [selfcheck.place(batch, width, place) for batch in short]
@@ -203,10 +205,10 @@ def _compare_tokens(model: Model, reference: Reference, lengths: Sequence[int]) 
                 cells if of_vectors else None,
             )
             real = [mask[0] != 0 for mask in masks]
-            yield from _passed(_checks(path, case, short, reference, real), reference)
+            yield from _refuse_first_failure(_checks(path, case, short, reference, real), reference)
 
 
-def _passed(checks: Iterator[Check], reference: Reference) -> Iterator[Check]:
+def _refuse_first_failure(checks: Iterator[Check], reference: Reference) -> Iterator[Check]:
     """CertificationError at the first that did not pass."""
     for check in checks:
         if not check.passed:
@@ -231,7 +233,7 @@ def _fp32_of(bundle: Bundle, exported: Exported) -> Graph:
 
 
 def _compare_int8_file(bundle: Bundle, exported: Exported) -> list[Check]:
-    """What is in it, bit for bit. Comes first: no session may see a wrong graph."""
+    """Compares what is in it, bit for bit. Comes first: no session may see a wrong graph."""
     files, fp32 = parity.read_files(bundle), with_gemms(_fp32_of(bundle, exported))
     measured = measure(fp32, bundle.manifest.limits)
     findings = exact.compare_int8(files, fp32, measured, bundle.manifest)
@@ -318,7 +320,7 @@ def _outputs(bundle: Bundle) -> list[str]:
     return [*dict.fromkeys(names)]
 
 
-def _repeated(reference: Reference, num: int) -> Iterator[Batch]:
+def _repetitive_batches(reference: Reference, num: int) -> Iterator[Batch]:
     """Sequences of one to three different ids or vectors."""
     draws = np.random.default_rng(0)
     for index in range(num):

@@ -233,7 +233,7 @@ def _ids(
 def _unlike(
     kind: str, texts: Sequence[Text], served: Sequence[list[int]], expected: Sequence[list[int]]
 ) -> tolerances.Result:
-    """How many texts differ. The shortest is shown, from where it differs."""
+    """The number of texts that differ. The shortest is shown, from where it differs."""
     name = f"texts with other token {kind}"
     rows = zip(texts, served, expected, strict=True)
     unlike = [(text, ids, authors_ids) for text, ids, authors_ids in rows if ids != authors_ids]

@@ -25,7 +25,7 @@ Array = NDArray[Any]
 WHOLE = ("length 1", "ragged", "pads left", "pads holes")  # cases of which every layer is compared
 
 
-def named(path: Served, reference: Transformer) -> list[NamedCompare]:
+def named_cases(path: Served, reference: Transformer) -> list[NamedCompare]:
     """Every case by name, as a function to be called with fp32; none without a lens."""
     if not path.model.bundle.has_lens:
         return []
@@ -42,7 +42,7 @@ def named(path: Served, reference: Transformer) -> list[NamedCompare]:
 
 
 def bits(path: Served, reference: Transformer) -> list[NamedPairs]:
-    """What must have equal bits on the CPU; nothing without a lens."""
+    """Pairs whose bits must be equal on the CPU; nothing without a lens."""
     if not path.model.bundle.has_lens:
         return []
     return [("lens, its bits", partial(_bits, path, reference))]

@@ -110,7 +110,7 @@ def compare_answers(model: Model, source: Source, equal: bool = True) -> list[Ch
                 (names, forward.named_cases(path, reference, original, source.wishes.token_ids))
                 for original in source.originals
             ),
-            (fp32, lens.named(path, reference)),
+            (fp32, lens.named_cases(path, reference)),
             *((precisions, map(_bit_comparison, cases)) for precisions, cases in bits),
             (names, _text_cases(path, source)),
         ]

@@ -40,7 +40,7 @@ def body(graph: Graph, config: Config, precision: str, portable: bool) -> Iterat
 
 
 def _widths(config: Config) -> list[int]:
-    """How many numbers each norm of the body is of."""
+    """The number of values that each norm of the body is of."""
     of_rows = [config.d_model] * (config.n_norms - config.embedding_norm)
     of_embeddings = [config.embedding_size or config.d_model] * config.embedding_norm
     shape = config.positions.disentangled  # whose norm no token passes

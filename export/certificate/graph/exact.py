@@ -186,7 +186,7 @@ def _heads(heads: dict[str, Graph], expected: Expected, portable: bool) -> Itera
 
 
 def _manifest(manifest: Manifest, config: Config) -> list[str]:
-    """How the manifest differs from the model."""
+    """Fields of the manifest that differ from the model."""
     stored = {
         **manifest.model_dump(include={"config", "d_model", "n_norms", "opset", "heads"}),
         **dict(manifest.limits),

@@ -82,7 +82,10 @@ class _Traced:
         of a weight. Complex numbers are pairs, as in ONNX."""
         stored = {weight.untyped_storage().data_ptr() for weight in self.weights.values()}
         leaves = (leaf for value in self.values.values() for leaf in tree_leaves(value))
-        for tensor in (*(leaf for leaf in leaves if isinstance(leaf, Tensor)), *self._normed()):
+        for tensor in (
+            *(leaf for leaf in leaves if isinstance(leaf, Tensor)),
+            *self._norm_products(),
+        ):
             real = torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
             if real.dtype in FLOATS:
                 is_computed = tensor.untyped_storage().data_ptr() not in stored
@@ -91,7 +94,7 @@ class _Traced:
                 if array.ndim > 1:
                     yield is_computed, np.ascontiguousarray(np.swapaxes(array, -1, -2))
 
-    def _normed(self) -> Iterator[Tensor]:
+    def _norm_products(self) -> Iterator[Tensor]:
         """Weights and biases with the norm over a batch that follows them: the exporter writes both
         as one."""
         for node in self.nodes:
@@ -140,7 +143,7 @@ def _digest(array: Array) -> bytes:
 
 
 def _is_near(constant: Array, array: Array) -> bool:
-    """Whether two libraries may have computed both of the same numbers."""
+    """True if two libraries may have computed both of the same numbers."""
     if constant.size != array.size:
         return False
     difference = np.abs(constant.reshape(-1) - array.reshape(-1)).max()
