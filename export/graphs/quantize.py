@@ -128,7 +128,7 @@ def large_gemms(model: ModelProto) -> dict[str, NodeProto]:
     """
     constants = {tensor.name: tensor for tensor in model.graph.initializer}
     # values that are not made of constants alone
-    varying = {tensor.name for tensor in model.graph.input}
+    varying = {value.name for value in model.graph.input}
     for node in model.graph.node:
         if not varying.isdisjoint(read_by(node)):
             varying.update(node.output)
