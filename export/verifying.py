@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from addnorm.export import authors_writer, onnx_folder
-from addnorm.export.cuda.on_gpu import measured
+from addnorm.export.cuda.on_gpu import measure
 from addnorm.export.graphs.graph import check_fit
 from addnorm.export.opening import InMemory, of_manifest, wishes_in_memory
 from addnorm.export.reference.reference import Reference
@@ -120,7 +120,7 @@ def certify_again(
     say(f"verifying {bundle.ref} on {provider}")
     if provider == "cuda":
         before = bundles.read(bundle.path).certificate or {}
-        section = measured(bundle, opened, on_gpu)
+        section = measure(bundle, opened, on_gpu)
         write_again(bundle, {**before, "cuda": section})
     else:
         write_again(bundle, certificate_of(bundle, opened).as_json())

@@ -20,7 +20,7 @@ import onnxruntime
 import torch
 
 from addnorm.export import exporting, sources
-from addnorm.export.cuda.on_gpu import measured
+from addnorm.export.cuda.on_gpu import measure
 from addnorm.export.sources import Source
 from addnorm.export.wishes import Wishes
 from addnorm.load.run import Load
@@ -91,7 +91,7 @@ class Setup:
     def agreement(self, shape: str) -> Figures:
         """The section "cuda" of its certificate. CertificationError if a difference from PyTorch is
         beyond its limit, or rows go through the CPU."""
-        return measured(
+        return measure(
             self.bundle(shape),
             self.source(shape),
             open_engine=self.engines(self.settings),

@@ -47,8 +47,8 @@ def embed_by_server(
 ) -> Embedded:
     """Texts or pairs as the server embeds them, cut to the limit of texts. options: of the request.
     ServiceError if it is rejected."""
-    own = {"texts": texts, "outputs": ["pooled"], "truncate": True, "precision": precision}
-    body = {**own, "normalize": manifest.normalize, **options}
+    defaults = {"texts": texts, "outputs": ["pooled"], "truncate": True, "precision": precision}
+    body = {**defaults, "normalize": manifest.normalize, **options}
     answer, ask = run(infer_body(service, body))
     return Embedded(_ids(ask), np.array(orjson.loads(answer)["pooled"]))
 
@@ -62,8 +62,8 @@ class ServedTasks:
     def answer(self, task: str, texts: Sequence[Text]) -> list[Answer]:
         """ServiceError if the server rejects them."""
         name, option = split_task(task)
-        made: list[Answer] = getattr(self, name)(texts, **option)
-        return made
+        answers: list[Answer] = getattr(self, name)(texts, **option)
+        return answers
 
     def embed(self, texts: Sequence[Text], prompt_name: str | None = None) -> list[Answer]:
         """Vectors, normalized if the authors do it, behind this prompt, or the default one."""
@@ -84,13 +84,13 @@ class ServedTasks:
 
     def rerank(self, texts: Sequence[Text], raw_scores: bool = True) -> list[Answer]:
         """Scores of pairs, before anything is made of them."""
-        found = []
+        answers = []
         for text in texts:
             query, document = tuple(text)
             body = {"query": query, "documents": [document], "raw_scores": raw_scores}
             answer, ask = self._ask("/v1/rerank", body)
-            found += _answers(ask, [[answer["results"][0]["relevance_score"]]])
-        return found
+            answers += _answers(ask, [[answer["results"][0]["relevance_score"]]])
+        return answers
 
     def relevance(self, texts: Sequence[Text]) -> list[Answer]:
         """Scores of pairs, from 0 to 1."""
@@ -101,17 +101,17 @@ class ServedTasks:
         answer, ask = self._ask("/v1/classify", {"texts": _as_json(texts), "truncate": True})
         width = self._bundle.width("logits")
         names = self._bundle.manifest.labels or [f"LABEL_{index}" for index in range(width)]
-        return _answers(ask, [_scores_in_order(own, names) for own in answer["results"]])
+        return _answers(ask, [_scores_in_order(labelled, names) for labelled in answer["results"]])
 
     def zero_shot(self, texts: Sequence[Text]) -> list[Answer]:
         """Scores of some labels; the ids are those of the last label's hypothesis."""
-        found = []
+        answers = []
         for text in texts:
             body = {"texts": [text], "candidate_labels": [*CANDIDATES], "truncate": True}
             answer, ask = self._ask("/v1/zero-shot", body)
             scores = _scores_in_order(answer["results"][0], CANDIDATES)
-            found.append(Answer(_ids(ask)[-1], np.array(scores, np.float32)))
-        return found
+            answers.append(Answer(_ids(ask)[-1], np.array(scores, np.float32)))
+        return answers
 
     def tag(self, texts: Sequence[Text], aggregation_strategy: str = "none") -> list[Answer]:
         """For each token or entity the number of its label, its first and last character, and the
@@ -120,7 +120,7 @@ class ServedTasks:
         body["aggregation_strategy"] = aggregation_strategy
         answer, ask = self._ask("/v1/tag", body)
         labels = self._bundle.manifest.labels or ()
-        return _answers(ask, [entity_rows(own, labels) for own in answer["results"]])
+        return _answers(ask, [entity_rows(entities, labels) for entities in answer["results"]])
 
     def fill_mask(self, texts: Sequence[Text]) -> list[Answer]:
         """For each mask the logarithms of some tokens' scores."""
@@ -129,8 +129,11 @@ class ServedTasks:
         body = {"texts": texts, "targets": targets, "top_k": len(targets)}
         answer, ask = self._ask("/v1/fill-mask", body)
         rows = [
-            [logarithms((one["token"], one["score"]) for one in mask) for mask in own]
-            for own in answer["results"]
+            [
+                logarithms((candidate["token"], candidate["score"]) for candidate in mask)
+                for mask in masks
+            ]
+            for masks in answer["results"]
         ]
         return _answers(ask, rows)
 
@@ -152,11 +155,11 @@ class ServedTasks:
     def _ask(self, path: str, body: dict[str, Any]) -> tuple[dict[str, Any], Ask]:
         """The answer of a route, parsed, and the ask that the body became."""
         row, service = ROUTES[path], self._service
-        asked = {**body, "precision": self._precision}
+        full_body = {**body, "precision": self._precision}
 
         async def decode(ask: Ask) -> Encode:
             assert callable(row.decode)
-            encode: Encode = await row.decode(fit(row.body, asked), ask, service.tools)
+            encode: Encode = await row.decode(fit(row.body, full_body), ask, service.tools)
             return encode
 
         payload, ask = run(service.answers.ask(PATIENCE_S, decode))
@@ -168,7 +171,7 @@ def _as_json(texts: Sequence[Text]) -> list[Any]:
 
 
 def _scores_in_order(labelled: Sequence[Mapping[str, Any]], names: Sequence[str]) -> list[float]:
-    scores = {one["label"]: one["score"] for one in labelled}
+    scores = {entry["label"]: entry["score"] for entry in labelled}
     return [scores[name] for name in names]
 
 
@@ -176,7 +179,9 @@ def _ids(ask: Ask) -> list[Ids]:
     batch = ask.batch
     types = np.zeros_like(batch.tokens) if batch.types is None else batch.types
     rows = (np.split(values, batch.offsets[1:-1]) for values in (batch.tokens, types))
-    return [Ids(*(row.tolist() for row in own)) for own in zip(*rows, strict=True)]
+    return [
+        Ids(*(row.tolist() for row in ids_and_types)) for ids_and_types in zip(*rows, strict=True)
+    ]
 
 
 def _answers(ask: Ask, rows: Sequence[Any]) -> list[Answer]:

@@ -122,11 +122,11 @@ def _compare_constants(bundle: Bundle, reference: Reference, exported: Exported)
     """CertificationError for what differs. Comes first: no session may see a wrong graph."""
     tqdm.write("comparing the graph's weights and numbers with the program's")
     graph = _fp32_of(bundle, exported)
-    weights = {f"{MODULE}.{name}": each for name, each in reference.ask.state_dict().items()}
+    weights = {f"{MODULE}.{name}": tensor for name, tensor in reference.ask.state_dict().items()}
     for comparison, words in traced.compare(graph, exported.program, weights):
         if words:
-            more = f"; and {len(words) - 3} more" if len(words) > 3 else ""
-            raise CertificationError(f"{comparison} (fp32): {'; '.join(words[:3])}{more}")
+            rest = f"; and {len(words) - 3} more" if len(words) > 3 else ""
+            raise CertificationError(f"{comparison} (fp32): {'; '.join(words[:3])}{rest}")
         yield Check(comparison, "differences", "fp32", 0, 0)
 
 
@@ -164,7 +164,7 @@ def _compare_head(model: Model, reference: Reference, lengths: Sequence[int]) ->
             difference = tolerances.largest(np.array(answer, np.float32) - expected)
             limit = NEAR * max(tolerances.largest(expected), 1e-3)
             check = Check(case.name, "logits", "fp32", float(difference), limit)
-            yield from _passed(iter([check]), reference)
+            yield from _refuse_first_failure(iter([check]), reference)
 
 
 def _compare_tokens(model: Model, reference: Reference, lengths: Sequence[int]) -> Iterator[Check]:
@@ -174,39 +174,41 @@ def _compare_tokens(model: Model, reference: Reference, lengths: Sequence[int]) 
     drawn = selfcheck.sequences(limits, lengths)
     batches = [*(drawn.sequence(index) for index in range(len(drawn)))]
     batches += batches_of(reference.wishes.numbers)
-    some = [batch for batch in batches if batch.num_tokens <= 65]
-    batches += _repeated(reference, NUM_OF_CHOICES if _chooses(model) else NUM_REPEATED)
+    short = [batch for batch in batches if batch.num_tokens <= 65]
+    batches += _repetitive_batches(reference, NUM_OF_CHOICES if _chooses(model) else NUM_REPEATED)
     with path_of(model) as path:
         for batch in batches:
             case = Case.from_batch(f"{batch.num_tokens} tokens", batch)
             try:
-                yield from _passed(_checks(path, case, [batch], reference), reference)
+                yield from _refuse_first_failure(_checks(path, case, [batch], reference), reference)
             except ServiceError as error:
                 raise CertificationError(
                     f"a sequence of {batch.num_tokens} tokens fails: {error}. If the module takes"
                     " fewer, say so: config={'max_positions': N}"
                 ) from error
         for name, batch in _unusual(limits):
-            yield from _passed(_compare_unusual(path, name, batch, reference), reference)
-        ragged = Case.from_batch("ragged", Batch.joined([(one, 0) for one in some]))
-        yield from _passed(_checks(path, ragged, some, reference), reference)
-        width = max(batch.num_tokens for batch in some) + 5
-        for where in ("right", "left", "holes"):
-            grids = [selfcheck.place(batch, width, where) for batch in some]
+            yield from _refuse_first_failure(
+                _compare_unusual(path, name, batch, reference), reference
+            )
+        ragged = Case.from_batch("ragged", Batch.joined([(batch, 0) for batch in short]))
+        yield from _refuse_first_failure(_checks(path, ragged, short, reference), reference)
+        width = max(batch.num_tokens for batch in short) + 5
+        for place in ("right", "left", "holes"):
+            grids = [selfcheck.place(batch, width, place) for batch in short]
             tokens, masks, types = zip(*grids, strict=True)
             cells, of_vectors = np.concatenate(tokens).tolist(), limits.input_width is not None
             case = Case(
-                f"pads {where}",
+                f"pads {place}",
                 [] if of_vectors else cells,
                 np.concatenate(masks).tolist(),
                 np.concatenate(types).tolist() if reference.ask.has_types else None,
                 cells if of_vectors else None,
             )
             real = [mask[0] != 0 for mask in masks]
-            yield from _passed(_checks(path, case, some, reference, real), reference)
+            yield from _refuse_first_failure(_checks(path, case, short, reference, real), reference)
 
 
-def _passed(checks: Iterator[Check], reference: Reference) -> Iterator[Check]:
+def _refuse_first_failure(checks: Iterator[Check], reference: Reference) -> Iterator[Check]:
     """CertificationError at the first that did not pass."""
     for check in checks:
         if not check.passed:
@@ -231,11 +233,11 @@ def _fp32_of(bundle: Bundle, exported: Exported) -> Graph:
 
 
 def _compare_int8_file(bundle: Bundle, exported: Exported) -> list[Check]:
-    """What is in it, bit for bit. Comes first: no session may see a wrong graph."""
+    """Compares what is in it, bit for bit. Comes first: no session may see a wrong graph."""
     files, fp32 = parity.read_files(bundle), with_gemms(_fp32_of(bundle, exported))
     measured = measure(fp32, bundle.manifest.limits)
-    found = exact.compare_int8(files, fp32, measured, bundle.manifest)
-    return parity.refuse_findings(bundle, found)
+    findings = exact.compare_int8(files, fp32, measured, bundle.manifest)
+    return parity.refuse_findings(bundle, findings)
 
 
 def _compare_int8(model: Model, reference: Reference, lengths: Sequence[int]) -> Iterator[Check]:
@@ -255,13 +257,13 @@ def _compare_int8(model: Model, reference: Reference, lengths: Sequence[int]) ->
     for tensor in reference.tensors.values():
         pairs = [pair for answer in answers for pair in answer[tensor.name]]
         got, expected = (np.concatenate(rows) for rows in zip(*pairs, strict=True))
-        results = list[tolerances.Result]()
+        comparisons = list[tolerances.Result]()
         if tensor.name == "logits" and tensor.width > 1:
-            results += tolerances.labels(tensor.name, got, expected, "int8")
+            comparisons += tolerances.labels(tensor.name, got, expected, "int8")
         if tensor.width < FEW_NUMBERS:
             got, expected = got.reshape(1, -1), expected.reshape(1, -1)
-        results += tolerances.vectors(tensor.name, got, expected, "int8")
-        checks = [Check(case, output, "int8", *measures) for output, *measures in results]
+        comparisons += tolerances.vectors(tensor.name, got, expected, "int8")
+        checks = [Check(case, output, "int8", *measures) for output, *measures in comparisons]
         tqdm.write(table_row(checks))
         refuse_failures(checks)
         yield from checks
@@ -301,11 +303,12 @@ def _rows(
         rows = answer[tensor.name] if tensor.name in answer else answer["output"]
         rows = rows[tensor.name] if isinstance(rows, dict) else rows
         pairs[tensor.name] = []
-        for index, (values, each) in enumerate(zip(rows, expected, strict=True)):
+        for index, (values, tensors) in enumerate(zip(rows, expected, strict=True)):
             row = np.array(values, np.float32)
             if real and tensor.of == "token":
                 row = row[real[index]]
-            pairs[tensor.name].append((row.reshape(each[tensor.name].shape), each[tensor.name]))
+            authors_row = tensors[tensor.name]
+            pairs[tensor.name].append((row.reshape(authors_row.shape), authors_row))
     return pairs
 
 
@@ -313,21 +316,21 @@ def _outputs(bundle: Bundle) -> list[str]:
     """The outputs that its tensors are: by their names, in older bundles as parts of `output`."""
     standard = {*bundle.manifest.heads, *(["activations"] if bundle.rows_are_tokens else [])}
     tensors = bundle.manifest.as_it_is or ()
-    names = (each.name if each.name in standard else each.output for each in tensors)
+    names = (tensor.name if tensor.name in standard else tensor.output for tensor in tensors)
     return [*dict.fromkeys(names)]
 
 
-def _repeated(reference: Reference, num: int) -> Iterator[Batch]:
+def _repetitive_batches(reference: Reference, num: int) -> Iterator[Batch]:
     """Sequences of one to three different ids or vectors."""
     draws = np.random.default_rng(0)
     for index in range(num):
         length = min(int(draws.integers(2, 34)), reference.longest)
-        few = 1 + index % 3
-        one_each = selfcheck.sequences(reference.limits, [few], seed=index).tokens
+        num_different = 1 + index % 3
+        choices = selfcheck.sequences(reference.limits, [num_different], seed=index).tokens
         if reference.limits.vocab_size:
-            one_each = draws.integers(0, reference.limits.vocab_size, few)
+            choices = draws.integers(0, reference.limits.vocab_size, num_different)
         types = [np.zeros(length, np.int64)] if reference.ask.has_types else None
-        yield Batch.of([one_each[draws.integers(0, len(one_each), length)]], types)
+        yield Batch.of([choices[draws.integers(0, len(choices), length)]], types)
 
 
 def _unusual(limits: Limits) -> Iterator[tuple[str, Batch]]:
@@ -345,8 +348,8 @@ def _unusual(limits: Limits) -> Iterator[tuple[str, Batch]]:
         "every second": places % 2 == 1,
     }  # fmt: skip
     for pad in [0] if width else sorted({*PADS} & {*range(limits.vocab_size)}):
-        for where, is_pad in hidden.items():
-            sequences[f"{where} {pad}"] = sequence = rows.copy()
+        for extent, is_pad in hidden.items():
+            sequences[f"{extent} {pad}"] = sequence = rows.copy()
             sequence[is_pad] = pad
         sequences[f"{pad} alone"] = sequences[f"all {pad}"][:1]
     for name, sequence in sequences.items():

@@ -60,27 +60,31 @@ def checks(service: Service, bundle: Bundle, source: Source) -> list[tuple[str, 
     limits, program, samples = bundle.manifest.limits, source.program, source.wishes.texts
     authors = _Authors(bundle, source.in_layout("padded"), source.folder)
     as_written = texts.is_as_written(bundle.manifest.source)
-    found = texts.read(source.folder, limits.max_positions, as_written)
+    words = texts.read(source.folder, limits.max_positions, as_written)
     # both read by the library, which reads some scores of pieces one step off
-    ours, theirs = (
+    served_tokenizer, folder_tokenizer = (
         Tokenizer.from_str(content.decode()).to_str()
-        for content in ((bundle.path / TOKENIZER).read_bytes(), found.tokenizer)
+        for content in ((bundle.path / TOKENIZER).read_bytes(), words.tokenizer)
     )
-    num_other = int(ours != theirs)
+    num_other = int(served_tokenizer != folder_tokenizer)
     compare = partial(_against_authors, service, bundle, authors)
-    every: list[tuple[str, Compare]] = [
+    cases: list[tuple[str, Compare]] = [
         (TOKENIZER, lambda _: [("unlike the folder's", num_other, 0)])
     ]
     by_program: dict[tuple[str, str], Sequence[Text]] = {}
     if program:
-        by_program = texts_by_task(found, limits.max_text_tokens, program, samples)
-        every += program_cases(service, bundle, found, program, samples)
-    others = {**_cases(bundle, authors), **({SAMPLES: [*samples]} if samples else {})}
-    asked = {name for _, name in by_program}
-    every += [(name, partial(compare, own)) for name, own in others.items() if name not in asked]
+        by_program = texts_by_task(words, limits.max_text_tokens, program, samples)
+        cases += program_cases(service, bundle, words, program, samples)
+    drawn_texts = {**_cases(bundle, authors), **({SAMPLES: [*samples]} if samples else {})}
+    asked_by_program = {name for _, name in by_program}
+    cases += [
+        (name, partial(compare, case_texts))
+        for name, case_texts in drawn_texts.items()
+        if name not in asked_by_program
+    ]
     if bundle.manifest.vector_ranges is not None:  # older bundles have none
-        every.append(("vector ranges", partial(_ranges, service, bundle, authors)))
-    return every
+        cases.append(("vector ranges", partial(_ranges, service, bundle, authors)))
+    return cases
 
 
 def program_cases(
@@ -102,8 +106,8 @@ def program_cases(
             (f"{program.name}: labels", lambda _: [("other names", num_others, 0)]),
         )
     limit = bundle.manifest.limits.max_text_tokens
-    for (task, name), asked in texts_by_task(words, limit, program, samples).items():
-        compare = partial(_against_program, service, bundle, program, task, asked)
+    for (task, name), case_texts in texts_by_task(words, limit, program, samples).items():
+        compare = partial(_against_program, service, bundle, program, task, case_texts)
         cases.append((f"{program.name}: {task}, {name}", compare))
     return cases
 
@@ -117,18 +121,19 @@ def _compare_token_ids(
     bundle: Bundle, program: AnswersTexts, precision: str
 ) -> Iterator[tolerances.Result]:
     texts = texts_to_tokenize((bundle.path / TOKENIZER).read_bytes())
-    ours = [own.ids for own in Served(bundle).encode(texts, truncate=False)]
-    found = sample_texts.compare(texts, ours, program.token_ids(texts))
-    yield f"texts with other token ids: {found}", found.num, 0
+    served = [encoding.ids for encoding in Served(bundle).encode(texts, truncate=False)]
+    difference = sample_texts.compare(texts, served, program.token_ids(texts))
+    yield f"texts with other token ids: {difference}", difference.num, 0
 
 
 def texts_by_task(
-    found: Texts, limit: int, program: AnswersTexts, samples: Sequence[Text] = ()
+    authors_texts: Texts, limit: int, program: AnswersTexts, samples: Sequence[Text] = ()
 ) -> dict[tuple[str, str], Sequence[Text]]:
     """The texts or pairs that the program is asked for, by the task and the case."""
-    tokenizer = Tokenizer.from_str(found.tokenizer.decode())
+    tokenizer = Tokenizer.from_str(authors_texts.tokenizer.decode())
     words = _words(tokenizer, limit)
-    if pad := found.special_tokens.get("pad_token"):  # in a text, to some programs it is none of it
+    # in a text, to some programs it is none of it
+    if pad := authors_texts.special_tokens.get("pad_token"):
         words = [text.replace(pad, " ") for text in words]
     scripts = [text.replace(pad, " ") if pad else text for text in SCRIPTS]
     single: dict[str, Sequence[Text]] = {
@@ -138,21 +143,28 @@ def texts_by_task(
     pairs: dict[str, Sequence[Text]] = {
         "pairs": [("a", "b"), SENTENCES, ("water", SCRIPTS[3]), (SCRIPTS[1], "b")]
     }
-    if not found.pair_template:
+    if not authors_texts.pair_template:
         pairs[f"pairs cut to {limit}"] = _cut_pairs(" ".join(words), limit)
-    both = single if found.pair_template else {**single, **pairs}
-    few: dict[str, Sequence[Text]] = {"texts": [*SENTENCES, *scripts[:3]]}
-    cases = {task: few if split_task(task)[1] else single for task in program.tasks}
+    both = single if authors_texts.pair_template else {**single, **pairs}
+    some_texts: dict[str, Sequence[Text]] = {"texts": [*SENTENCES, *scripts[:3]]}
+    cases = {task: some_texts if split_task(task)[1] else single for task in program.tasks}
     cases |= {task: pairs for task in answered.PAIRS if task in cases}
     cases |= {task: both for task in answered.BOTH if task in cases}
     if samples:
-        cases = {task: {**own, SAMPLES: _samples_for(samples, task)} for task, own in cases.items()}
+        cases = {
+            task: {**named_texts, SAMPLES: _samples_for(samples, task)}
+            for task, named_texts in cases.items()
+        }
     if "fill_mask" in cases:  # which takes texts with a mask alone, and does not cut them
         mask = program.mask_token
         texts = [f"{mask}", f"a {mask} b", f"{mask} a {mask}"]
         fits = [text for text in texts if len(tokenizer.encode(text).ids) <= limit]
         cases["fill_mask"] = {"masks": fits}
-    return {(task, name): own for task, named in cases.items() for name, own in named.items()}
+    return {
+        (task, name): case_texts
+        for task, named_texts in cases.items()
+        for name, case_texts in named_texts.items()
+    }
 
 
 def _samples_for(samples: Sequence[Text], task: str) -> list[Text]:
@@ -160,11 +172,11 @@ def _samples_for(samples: Sequence[Text], task: str) -> list[Text]:
     where it takes none, the two texts of a pair are two."""
     if task in answered.BOTH:
         return [*samples]
-    single = [part for one in samples for part in ([one] if isinstance(one, str) else one)]
+    single = [part for text in samples for part in ([text] if isinstance(text, str) else text)]
     if task not in answered.PAIRS:
         return [*single]
-    if any(isinstance(one, tuple) for one in samples):
-        return [one for one in samples if isinstance(one, tuple)]
+    if any(isinstance(text, tuple) for text in samples):
+        return [text for text in samples if isinstance(text, tuple)]
     return [*zip(single, [*single[1:], single[0]], strict=True)]
 
 
@@ -178,55 +190,60 @@ def _against_program(
 ) -> Iterator[tolerances.Result]:
     """Compares the server's token ids, their types, and what it answers."""
     try:
-        found = ServedTasks(service, bundle, precision).answer(task, texts)
+        answers = ServedTasks(service, bundle, precision).answer(task, texts)
     except ServiceError as error:
         yield f"refused: {error.message}", 1, 0
         return
     expected = [program.answer(task, text) for text in texts]
-    yield from _ids(bundle, texts, *([one.ids for one in own] for own in (found, expected)))
-    both = [*zip(found, expected, strict=True)]
-    if any(served.ids.tokens != meant.ids.tokens for served, meant in both):
+    yield from _ids(
+        bundle, texts, *([answer.ids for answer in side] for side in (answers, expected))
+    )
+    both = [*zip(answers, expected, strict=True)]
+    if any(served.ids.tokens != authors.ids.tokens for served, authors in both):
         return  # the author's ids may be ones that the model lacks
-    shapes = [(served.value.shape, meant.value.shape) for served, meant in both]
-    if other := [f"{served} for {meant}" for served, meant in shapes if served != meant]:
-        yield f"numbers: {other[0]}", len(other), 0
+    shapes = [(served.value.shape, authors.value.shape) for served, authors in both]
+    if unlike := [f"{served} for {authors}" for served, authors in shapes if served != authors]:
+        yield f"numbers: {unlike[0]}", len(unlike), 0
         return
     if precision == "fp32" or split_task(task)[0] in VECTORS:
         both = [pair for pair in both if pair[1].value.size]  # a text may have no token to tag
         if not both:
             return
-        got, own = (
-            np.concatenate([np.atleast_2d(each.value) for each in answers])
-            for answers in zip(*both, strict=True)
+        got, numbers = (
+            np.concatenate([np.atleast_2d(answer.value) for answer in side])
+            for side in zip(*both, strict=True)
         )
         if split_task(task)[0] == "tag":  # labels and places, and a score
-            yield "other labels or places", int((got[:, :-1] != own[:, :-1]).any(1).sum()), 0
-            got, own = got[:, -1:], own[:, -1:]
+            yield "other labels or places", int((got[:, :-1] != numbers[:, :-1]).any(1).sum()), 0
+            got, numbers = got[:, -1:], numbers[:, -1:]
         if got.size:
-            yield from tolerances.vectors(task, got, own, precision)
+            yield from tolerances.vectors(task, got, numbers, precision)
 
 
 def _ids(
-    bundle: Bundle, texts: Sequence[Text], found: Sequence[Ids], expected: Sequence[Ids]
+    bundle: Bundle, texts: Sequence[Text], served: Sequence[Ids], expected: Sequence[Ids]
 ) -> Iterator[tolerances.Result]:
-    yield _unlike("ids", texts, [own.tokens for own in found], [own.tokens for own in expected])
+    tokens = ([ids.tokens for ids in side] for side in (served, expected))
+    yield _unlike("ids", texts, *tokens)
     if bundle.manifest.limits.type_vocab_size > 1:  # other models ignore types
-        yield _unlike("types", texts, [own.types for own in found], [own.types for own in expected])
+        types = ([ids.types for ids in side] for side in (served, expected))
+        yield _unlike("types", texts, *types)
 
 
 def _unlike(
-    what: str, texts: Sequence[Text], ours: Sequence[list[int]], theirs: Sequence[list[int]]
+    kind: str, texts: Sequence[Text], served: Sequence[list[int]], expected: Sequence[list[int]]
 ) -> tolerances.Result:
-    """How many texts differ. The shortest is shown, from where it differs."""
-    name = f"texts with other token {what}"
-    unlike = [one for one in zip(texts, ours, theirs, strict=True) if one[1] != one[2]]
+    """The number of texts that differ. The shortest is shown, from where it differs."""
+    name = f"texts with other token {kind}"
+    rows = zip(texts, served, expected, strict=True)
+    unlike = [(text, ids, authors_ids) for text, ids, authors_ids in rows if ids != authors_ids]
     if not unlike:
         return name, 0, 0
-    text, own, meant = min(unlike, key=lambda one: len("".join(one[0])))
-    first = next(place for place, (a, b) in enumerate(zip_longest(own, meant)) if a != b)
-    own, meant = own[first : first + SHOWN_IDS], meant[first : first + SHOWN_IDS]
-    shown = f"such as {text!a:.60}: from place {first} on {own}, by its authors {meant}"
-    return f"{name}, {shown}", len(unlike), 0
+    text, ids, authors_ids = min(unlike, key=lambda row: len("".join(row[0])))
+    first = next(place for place, (a, b) in enumerate(zip_longest(ids, authors_ids)) if a != b)
+    ids, authors_ids = (side[first : first + SHOWN_IDS] for side in (ids, authors_ids))
+    example = f"such as {text!a:.60}: from place {first} on {ids}, by its authors {authors_ids}"
+    return f"{name}, {example}", len(unlike), 0
 
 
 def _cases(bundle: Bundle, authors: "_Authors") -> dict[str, Sequence[Text]]:
@@ -240,10 +257,10 @@ def _cases(bundle: Bundle, authors: "_Authors") -> dict[str, Sequence[Text]]:
         cases["an empty text"] = [""]
     if bundle.manifest.pair_template:
         # those that fit, and a first one: where authors cut, the end of their template is lost
-        first, *others = [("a", "b"), SENTENCES, (SENTENCES[1], "")]
+        first, *longer_pairs = [("a", "b"), SENTENCES, (SENTENCES[1], "")]
         cases["pairs in their template"] = [
             first,
-            *(pair for pair in others if len(authors.ids(pair).tokens) <= limit),
+            *(pair for pair in longer_pairs if len(authors.ids(pair).tokens) <= limit),
         ]
     elif authors.num_special_of_pair < limit:
         cases["pairs"] = [("a", "b"), ("a", ""), ("", "a")]
@@ -278,10 +295,10 @@ class _Authors:
         prompts, default = self.manifest.prompts, self.manifest.default_prompt_name
         prompt, is_classifier = prompts.get(default or "", ""), "classify" in bundle.tasks
         self.prompt, self.pair_prompt = ("", prompt) if is_classifier else (prompt, "")
-        found = sentence_transformers.read(folder)
+        contents = sentence_transformers.read(folder)
         as_written = texts.is_as_written(self.manifest.source)
-        self.tokenizer = texts.load_tokenizer(found, as_written)
-        self.told = texts.template_arguments(found)
+        self.tokenizer = texts.load_tokenizer(contents, as_written)
+        self.template = texts.template_arguments(contents)
         self.num_special_of_pair = self.tokenizer.num_special_tokens_to_add(pair=True)
         self._made: dict[str, Array] = {}
 
@@ -312,16 +329,16 @@ class _Authors:
                 vectors = pick_vectors(self.manifest.pooling, rows, mask)
             if self.manifest.normalize:
                 vectors = torch.nn.functional.normalize(vectors, dim=1)
-        made: Array = vectors.numpy()
-        return made
+        array: Array = vectors.numpy()
+        return array
 
     def ids(self, text: Text) -> Ids:
         """Cut to the limit. The default prompt stands before a single text; a classifier's stands
         before a pair."""
         if self.manifest.pair_template and not isinstance(text, str):
-            instruction, settings = self.told
-            told = texts.render_pair(self.tokenizer, instruction, *text, settings)
-            tokens = self.tokenizer(told, add_special_tokens=False)["input_ids"]
+            instruction, settings = self.template
+            prompt = texts.render_pair(self.tokenizer, instruction, *text, settings)
+            tokens = self.tokenizer(prompt, add_special_tokens=False)["input_ids"]
             return Ids([*tokens], [0] * len(tokens))
         parts: tuple[str, ...]
         if isinstance(text, str):
@@ -342,18 +359,20 @@ class _Authors:
 
 
 def _against_authors(
-    service: Service, bundle: Bundle, authors: _Authors, asked: Sequence[Text], precision: str
+    service: Service, bundle: Bundle, authors: _Authors, texts: Sequence[Text], precision: str
 ) -> Iterator[tolerances.Result]:
     """Compares the server's token ids, their types, and the vectors of these texts."""
-    sent = [text if isinstance(text, str) else [*text] for text in asked]
+    sent = [text if isinstance(text, str) else [*text] for text in texts]
     try:
         ids, vectors = embed_by_server(service, bundle.manifest, sent, precision)
     except ServiceError as error:
         yield f"refused: {error.message}", 1, 0
         return
-    expected = [authors.ids(text) for text in asked]
-    yield from _ids(bundle, asked, ids, expected)
-    if all(got.tokens == own.tokens for got, own in zip(ids, expected, strict=True)):
+    expected = [authors.ids(text) for text in texts]
+    yield from _ids(bundle, texts, ids, expected)
+    if all(
+        got.tokens == authors_ids.tokens for got, authors_ids in zip(ids, expected, strict=True)
+    ):
         yield from tolerances.vectors("pooled", vectors, authors.vectors(expected), precision)
 
 

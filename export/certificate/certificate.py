@@ -63,8 +63,12 @@ class Certificate:
             "processor": f"{processor().name}: {processor().kind}",
             "versions": versions(),
             "provider": "cpu",
-            "fingerprint": {name: each.digest for name, each in self.fingerprints.items()},
-            "fingerprint_parts": {name: each.parts() for name, each in self.fingerprints.items()},
+            "fingerprint": {
+                name: fingerprint.digest for name, fingerprint in self.fingerprints.items()
+            },
+            "fingerprint_parts": {
+                name: fingerprint.parts() for name, fingerprint in self.fingerprints.items()
+            },
             "nodes": dict(self.nodes),
             "reference": self.reference,
             "checks": [asdict(check) for check in self.checks],
@@ -96,7 +100,10 @@ def certify(
             for name, engine in model.engines.items()
         },
         nodes(model),
-        {name: selfcheck.make_known_answer(each, limits) for name, each in model.engines.items()},
+        {
+            name: selfcheck.make_known_answer(engine, limits)
+            for name, engine in model.engines.items()
+        },
         digests,
         extras,
     )
@@ -115,7 +122,9 @@ def known_digests(model: Model, precision: str) -> known_answers.Digests:
 def nodes(model: Model) -> dict[str, dict[str, Placement]]:
     """For each precision, and each graph of it: how many nodes of each operator run where."""
     return {
-        precision: {graph: placement.count_nodes(found) for graph, found in engine.nodes().items()}
+        precision: {
+            graph: placement.count_nodes(placements) for graph, placements in engine.nodes().items()
+        }
         for precision, engine in model.engines.items()
     }
 

@@ -77,18 +77,18 @@ def _answerable_cases(
 ) -> Iterator[Case]:
     """The cases without rows that the original has no answer to. samples: token ids beside our own,
     each a sequence."""
-    every = cases(original.sequence_limits(limits))
+    possible_cases = cases(original.sequence_limits(limits))
     if samples:
-        every.append(Case("samples", [[*map(int, ids)] for ids in samples]))
-    for case in every:
-        kept = [original.can_say(ids) for ids, _ in _sequences(case.grid())]
+        possible_cases.append(Case("samples", [[*map(int, ids)] for ids in samples]))
+    for case in possible_cases:
+        is_answerable = [original.can_say(ids) for ids, _ in _sequences(case.grid())]
         mask, types = case.attention_mask, case.token_type_ids
-        if any(kept):
+        if any(is_answerable):
             yield Case(
                 case.name,
-                [*compress(case.input_ids, kept)],
-                mask and [*compress(mask, kept)],
-                types and [*compress(types, kept)],
+                [*compress(case.input_ids, is_answerable)],
+                mask and [*compress(mask, is_answerable)],
+                types and [*compress(types, is_answerable)],
             )
 
 

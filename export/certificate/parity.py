@@ -76,20 +76,20 @@ def refuse_findings(bundle: Bundle, findings: Iterable[exact.Finding]) -> list[C
     checks = []
     for (precision, comparison), words in findings:
         if words:
-            more = f"; and {len(words) - 3} more" if len(words) > 3 else ""
+            ending = f"; and {len(words) - 3} more" if len(words) > 3 else ""
             then, now = bundle.manifest.versions, exact.versions()
-            others = [
+            changes = [
                 f"{name} {then.get(name, 'unknown')} (here {now[name]})"
                 for name in now
                 if then.get(name) != now[name]
             ]
-            if others:
-                more += (
-                    f". It was exported with {', '.join(others)}, and other versions may write"
+            if changes:
+                ending += (
+                    f". It was exported with {', '.join(changes)}, and other versions may write"
                     " other nodes: verify it with those, or export it again"
                 )
-            found = f"{'; '.join(words[:3])}{more}"
-            raise CertificationError(f"{comparison} ({precision}): {found}")
+            differences = f"{'; '.join(words[:3])}{ending}"
+            raise CertificationError(f"{comparison} ({precision}): {differences}")
         checks.append(Check(comparison, "differences", precision, 0, 0))
         tqdm.write(table_row(checks[-1:]))
     return checks
@@ -101,18 +101,18 @@ def compare_answers(model: Model, source: Source, equal: bool = True) -> list[Ch
     bundle, checks, reference = model.bundle, list[Check](), source.in_layout("padded")
     with served.path_of(model) as path:
         # every case with its precisions, which follow each other: PyTorch computes it once
-        every = [*bundle.manifest.precisions]
-        fp32 = [precision for precision in every if precision == "fp32"]
-        bits = [(every, served.bits(path)), (fp32, lens.bits(path, reference))] if equal else []
+        names = [*bundle.manifest.precisions]
+        fp32 = [precision for precision in names if precision == "fp32"]
+        bits = [(names, served.bits(path)), (fp32, lens.bits(path, reference))] if equal else []
         groups = [
-            (every, served.named_cases(path, reference)),
+            (names, served.named_cases(path, reference)),
             *(
-                (every, forward.named_cases(path, reference, original, source.wishes.token_ids))
+                (names, forward.named_cases(path, reference, original, source.wishes.token_ids))
                 for original in source.originals
             ),
-            (fp32, lens.named(path, reference)),
+            (fp32, lens.named_cases(path, reference)),
             *((precisions, map(_bit_comparison, cases)) for precisions, cases in bits),
-            (every, _text_cases(path, source)),
+            (names, _text_cases(path, source)),
         ]
         work = [(precisions, case) for precisions, cases in groups for case in cases]
         del groups  # nothing else may keep a case
@@ -122,13 +122,12 @@ def compare_answers(model: Model, source: Source, equal: bool = True) -> list[Ch
             while work:  # a case is dropped with what PyTorch made of it, which is large
                 precisions, case = work.pop(0)
                 for precision in precisions:
-                    found = _checks(precision, *case)
-                    checks.extend(found)
-                    tqdm.write(table_row(found))
+                    case_checks = _checks(precision, *case)
+                    checks.extend(case_checks)
+                    tqdm.write(table_row(case_checks))
                     memory.give_back()  # parsed answers are large
                     bar.update()
-    known = [*bundle.manifest.precisions]
-    checks.sort(key=lambda check: known.index(check.precision))
+    checks.sort(key=lambda check: names.index(check.precision))
     refuse_failures(checks)
     return checks
 
@@ -157,15 +156,17 @@ def _bit_comparison(case: NamedPairs) -> NamedCompare:
     name, pairs = case
 
     def compare(precision: str) -> Iterator[Result]:
-        for output, found in pairs(precision).items():
-            yield output, count_unequal(found).unequal, 0
+        for output, row_pairs in pairs(precision).items():
+            yield output, count_unequal(row_pairs).unequal, 0
 
     return name, compare
 
 
 def _checks(precision: str, case: str, compare: Compare) -> list[Check]:
     try:
-        return [Check(case, output, precision, *result) for output, *result in compare(precision)]
+        return [
+            Check(case, output, precision, *measures) for output, *measures in compare(precision)
+        ]
     except NotFinite as error:
         hint = ", which end at 65504 in fp16: leave it out of --precision"
         words = f"{error}{hint}" if precision == "fp16" else str(error)

@@ -56,7 +56,7 @@ def measure(bundle: Bundle) -> dict[int, int]:
 
 def refuse_too_large(length: int, peaks: Mapping[int, int], num_bytes: int) -> None:
     """UsageError if a sequence of so many tokens needs more bytes than there are."""
-    if (peak := _predicted(length, peaks)) > num_bytes:
+    if (peak := _predict(length, peaks)) > num_bytes:
         raise UsageError(
             f"a sequence of {length:,} tokens takes about {_as_size(peak)} while it runs, and this"
             f" machine has {_as_size(num_bytes)}: --max-length {max(peaks)} takes"
@@ -65,18 +65,18 @@ def refuse_too_large(length: int, peaks: Mapping[int, int], num_bytes: int) -> N
 
 
 def in_words(peaks: Mapping[int, int], longest: int, uncut: int = 0) -> str:
-    """What the longest text takes that is served, and what the longest that its authors take would.
+    """The memory of the longest text that is served, and of the longest that its authors take.
     uncut: tokens of the latter."""
     if not peaks:
         return "the memory of long texts cannot be measured on this system: no server limits it"
     words = f"a sequence of {longest:,} tokens takes {_as_size(peaks[longest])} of memory"
     if uncut <= longest:
         return words
-    more = _as_size(_predicted(uncut, peaks))
-    return f"{words}; its authors take {uncut:,}, which take about {more}: --max-length {uncut}"
+    size = _as_size(_predict(uncut, peaks))
+    return f"{words}; its authors take {uncut:,}, which take about {size}: --max-length {uncut}"
 
 
-def _predicted(length: int, peaks: Mapping[int, int]) -> int:
+def _predict(length: int, peaks: Mapping[int, int]) -> int:
     """Bytes at a length beyond those that were measured: scores grow with its square."""
     longest = max(peaks, default=length)
     return round(peaks.get(longest, 0) * (length / longest) ** 2)

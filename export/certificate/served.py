@@ -105,7 +105,7 @@ def cases(limits: Limits) -> list[Case]:
     longest, ends = limits.max_positions, np.array([0, limits.vocab_size - 1])
     drawn = selfcheck.sequences(limits, [1, longest, 3, 29, 7, 60, 2])
     ragged = Batch.joined([(drawn, index) for index in range(2, len(drawn))])
-    padded = [_pad_batch(ragged, where) for where in PLACES]
+    padded = [_pad_batch(ragged, place) for place in PLACES]
     masks = padded[0].attention_mask
     assert masks
     pads_alone = [[0] * len(mask) if row == 1 else mask for row, mask in enumerate(masks)]
@@ -123,11 +123,11 @@ def case_named(limits: Limits, name: str) -> Case:
     return next(case for case in cases(limits) if case.name == name)
 
 
-def _pad_batch(batch: Batch, where: str) -> Case:
-    grids = [selfcheck.place(batch.sequence(index), 64, where) for index in range(len(batch))]
+def _pad_batch(batch: Batch, place: str) -> Case:
+    grids = [selfcheck.place(batch.sequence(index), 64, place) for index in range(len(batch))]
     ids, masks, types = zip(*grids, strict=True)
     return Case(
-        f"pads {where}",
+        f"pads {place}",
         np.concatenate(ids).tolist(),
         np.concatenate(masks).tolist(),
         None if batch.types is None else np.concatenate(types).tolist(),
@@ -147,18 +147,18 @@ class Bits(NamedTuple):
 def count_unequal(pairs: Iterable[Pair]) -> Bits:
     compared = unequal = 0
     difference = value = 0.0
-    for one, other in pairs:
+    for rows, twin in pairs:
         compared += 1
-        value = _largest_of(value, one[0])
-        if not selfcheck.same_bits(one, other):
+        value = _largest_of(value, rows[0])
+        if not selfcheck.same_bits(rows, twin):
             unequal += 1
-            difference = _largest_of(difference, one[0] - other[0])
+            difference = _largest_of(difference, rows[0] - twin[0])
     return Bits(compared, unequal, difference, value)
 
 
-def _largest_of(known: float, values: NDArray[Any]) -> float:
+def _largest_of(largest: float, values: NDArray[Any]) -> float:
     """NaN if any is."""
-    return float(np.maximum(known, np.abs(values).max(initial=0)))
+    return float(np.maximum(largest, np.abs(values).max(initial=0)))
 
 
 def compositions(engine: Engine, limits: Limits, num: int) -> Iterator[Pair]:
@@ -211,10 +211,10 @@ async def infer_body(
     service: Service, body: dict[str, Any], bodies: Bodies = INFER
 ) -> tuple[bytes, Ask]:
     """The answer to a body of /v1/infer, and the ask that it became."""
-    asked = fit(bodies.request, body)
+    request = fit(bodies.request, body)
 
     async def decode(ask: Ask) -> Encode:
-        await infer(asked, ask, service.tools)
+        await infer(request, ask, service.tools)
         return encode
 
     payload, ask = await service.answers.ask(PATIENCE_S, decode)
@@ -294,15 +294,15 @@ def _against_torch(
             )
             continue
         # where logits of every token are too many values, of the last token of each row
-        own = path.few_values(output, case)
-        options = {output: own} if own else {}
+        few_options = path.few_values(output, case)
+        options = {output: few_options} if few_options else {}
         answer = path.ask(case, precision, outputs=[output], **options)[output]
-        pick = path.outputs[output].of_options(own).pick(path.model.bundle)
+        pick = path.outputs[output].of_options(few_options).pick(path.model.bundle)
         if pick == "every":
-            rows, seen = real_rows(answer, real, case), activations[real]
+            rows, inputs = real_rows(answer, real, case), activations[real]
         else:
-            rows, seen = np.array(answer)[real.any(1)], picked_rows(pick, activations, real)
-        yield from tolerances.vectors(output, rows, by_head(reference, output, seen), "fp32")
+            rows, inputs = np.array(answer)[real.any(1)], picked_rows(pick, activations, real)
+        yield from tolerances.vectors(output, rows, by_head(reference, output, inputs), "fp32")
 
 
 def by_torch(reference: Transformer, grid: Grid) -> tuple[Array, Array, Array]:
@@ -353,16 +353,16 @@ def _bare_pairs(path: Served, precision: str) -> Mapping[str, Iterable[Pair]]:
     engine, manifest = path.model.engine(precision), path.model.bundle.manifest
     paddings = PADDINGS[manifest.layout]
     drawn = selfcheck.sequences(manifest.limits, BIT_LENGTHS)
-    known = selfcheck.Computed.together(engine, drawn, len(drawn))
-    pairs = selfcheck.pairs(engine, known, paddings)
-    return {f"unequal ({', '.join(paddings)})": ((one, other) for _, one, other in pairs)}
+    expected = selfcheck.Computed.together(engine, drawn, len(drawn))
+    pairs = selfcheck.pairs(engine, expected, paddings)
+    return {f"unequal ({', '.join(paddings)})": ((rows, twin) for _, rows, twin in pairs)}
 
 
 def _padded_pairs(path: Served, precision: str) -> Mapping[str, Iterable[Pair]]:
     """Padded rows, and the same rows sent ragged."""
     limits = path.model.bundle.manifest.limits
     plain = _rows(path, case_named(limits, "ragged"), precision)
-    padded = (_rows(path, case_named(limits, f"pads {where}"), precision) for where in PLACES)
+    padded = (_rows(path, case_named(limits, f"pads {place}"), precision) for place in PLACES)
     return {"unequal rows": chain.from_iterable(zip(rows, plain, strict=True) for rows in padded)}
 
 
@@ -385,8 +385,8 @@ def _rows(path: Served, case: Case, precision: str) -> list[Arrays]:
     """
     grids, vectors = list[Any](), list[Any]()
     options = {name: path.few_values(name, case) for name in path.outputs}
-    asked = {name: own for name, own in options.items() if own}
-    got = path.ask(case, precision, outputs=[*options], **asked)
+    narrowed = {name: few_options for name, few_options in options.items() if few_options}
+    got = path.ask(case, precision, outputs=[*options], **narrowed)
     for name, kind in path.outputs.items():
         output = kind.of_options(options[name])
         parts = got[name].values() if isinstance(got[name], dict) else [got[name]]

@@ -106,8 +106,8 @@ def labels(output: str, got: Array, expected: Array, precision: str) -> Iterator
     length = math.sqrt(float((expected**2).sum(-1).mean()))
     second, first = np.sort(expected, -1)[:, -2:].T
     is_clear = first - second > noise * length
-    others = got.argmax(-1) != expected.argmax(-1)
-    yield f"{output}, other labels", int((others & is_clear).sum()), 0
+    is_other = got.argmax(-1) != expected.argmax(-1)
+    yield f"{output}, other labels", int((is_other & is_clear).sum()), 0
 
 
 def largest(values: Array) -> float:

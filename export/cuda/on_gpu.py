@@ -42,7 +42,7 @@ COMPOSITIONS = 200  # drawn batches for each precision
 INDICES = (TensorProto.INT64, TensorProto.INT32, TensorProto.BOOL)
 
 
-def measured(
+def measure(
     bundle: Bundle,
     source: Source,
     open_engine: OpenEngine = GpuEngine,
@@ -60,11 +60,11 @@ def measured(
         bits = [*_bits(model, source.in_layout("padded"), num_compositions)]
     holds = {}  # over all cases of a precision
     for precision in model.engines:
-        own = [found for *_, of, found in bits if of == precision]
-        largest = max(found.largest_difference for found in own)
-        value = max(found.largest_value for found in own)
+        counts = [count for *_, name, count in bits if name == precision]
+        largest = max(count.largest_difference for count in counts)
+        value = max(count.largest_value for count in counts)
         holds[precision] = {
-            "bits": "differ" if any(found.unequal for found in own) else "equal",
+            "bits": "differ" if any(count.unequal for count in counts) else "equal",
             "largest_difference": largest,
             "of_largest_value": largest / value if value else 0.0,
         }
@@ -75,8 +75,8 @@ def measured(
         "nodes": certificate.nodes(model),
         "checks": [asdict(check) for check in checks],
         "bits": [
-            {"case": case, "output": output, "precision": precision, **found._asdict()}
-            for case, output, precision, found in bits
+            {"case": case, "output": output, "precision": precision, **count._asdict()}
+            for case, output, precision, count in bits
         ],
         "holds": holds,
     }
@@ -85,7 +85,7 @@ def measured(
 def _bits(
     model: Model, reference: Transformer, num_compositions: int
 ) -> Iterator[tuple[str, str, str, Bits]]:
-    """Case, output, precision and what was found."""
+    """Case, output, precision and the counts of unequal rows."""
 
     def drawn_batches(precision: str) -> Mapping[str, Iterable[Pair]]:
         engine, limits = model.engine(precision), model.bundle.manifest.limits
@@ -97,13 +97,13 @@ def _bits(
             of_lens = lens.bits(path, reference) if precision == "fp32" else []
             cases: list[NamedPairs] = [*served.bits(path), *of_lens, drawn]
             for case, pairs in cases:
-                for output, found in pairs(precision).items():
-                    bits = count_unequal(found)
+                for output, row_pairs in pairs(precision).items():
+                    bits = count_unequal(row_pairs)
                     if not np.isfinite(bits.largest_difference):
                         raise CertificationError(f"{case} ({precision}): numbers are not finite")
-                    said = f"{bits.unequal} of {bits.compared} unequal"
+                    words = f"{bits.unequal} of {bits.compared} unequal"
                     largest = f"{bits.largest_difference:9.2g} at most"
-                    tqdm.write(f"{precision}  {case:22s} {said:28s} {largest}")
+                    tqdm.write(f"{precision}  {case:22s} {words:28s} {largest}")
                     yield case, output, precision, bits
 
 
@@ -121,16 +121,16 @@ def refuse_rows_on_cpu(model: Model) -> None:
             free = Counter(
                 (operator(node.domain, node.op_type), node.name) for node in without_rows(graph)
             )
-            left = []
+            strays = []
             for node in nodes:
                 if node.provider == CPU:
                     if not free[node.operator, node.name]:
-                        left.append(node)
+                        strays.append(node)
                     free[node.operator, node.name] -= 1
-            if left:
-                first = ", ".join(f"{node.operator} {node.name}".rstrip() for node in left[:3])
-                more = f" and {len(left) - 3} more" if len(left) > 3 else ""
-                raise CertificationError(f"{file.name}: rows go through the CPU: {first}{more}")
+            if strays:
+                first = ", ".join(f"{node.operator} {node.name}".rstrip() for node in strays[:3])
+                ending = f" and {len(strays) - 3} more" if len(strays) > 3 else ""
+                raise CertificationError(f"{file.name}: rows go through the CPU: {first}{ending}")
 
 
 def without_rows(graph: GraphProto, outside: Set[str] = frozenset()) -> Iterator[NodeProto]:
@@ -147,8 +147,8 @@ def without_rows(graph: GraphProto, outside: Set[str] = frozenset()) -> Iterator
     }
     rows |= {value.name for value in graph.input if value.type.tensor_type.elem_type not in INDICES}
     for node in graph.node:
-        bodies = [item.g for item in node.attribute if item.HasField("g")]
-        free = [own for body in bodies for own in without_rows(body, rows)]
+        bodies = [attribute.g for attribute in node.attribute if attribute.HasField("g")]
+        free = [inner for body in bodies for inner in without_rows(body, rows)]
         yield from free
         computes = len(free) < sum(len([*structure.nodes(body)]) for body in bodies)
         if computes or (rows.intersection(node.input) and node.op_type not in ("Shape", "Size")):

@@ -32,9 +32,9 @@ class Graphs:
         }
         if model.layout is not LAYOUTS["packed"]:
             return cls(plain, plain, None, heads)
-        seen = make_portable(export_lens(model)) if lens else None
+        lens_graph = make_portable(export_lens(model)) if lens else None
         portable_heads = {name: make_portable(head) for name, head in heads.items()}
-        return cls(make_portable(plain), plain, seen, portable_heads)
+        return cls(make_portable(plain), plain, lens_graph, portable_heads)
 
     def clip(self, layers: tuple[int, ...]) -> "Graphs":
         """Clips the scores of these layers."""

@@ -92,12 +92,14 @@ def export_graph(reference: Reference) -> Exported:
     lengths."""
     longest = reference.longest
     first, program, guards = _follow(reference, min(EXAMPLE, longest))
-    every = [guards]
-    while others := [n for n in range(2, longest + 1) if not any(g.hold(n) for g in every)]:
-        length = others[len(others) // 2]
+    all_guards = [guards]
+    while unmet_lengths := [
+        n for n in range(2, longest + 1) if not any(g.hold(n) for g in all_guards)
+    ]:
+        length = unmet_lengths[len(unmet_lengths) // 2]
         try:
-            graph, _, more = _follow(reference, length)
-            is_same = len(every) < MOST_TRACES and _nodes(graph) == _nodes(first)
+            graph, _, guards_of_length = _follow(reference, length)
+            is_same = len(all_guards) < MOST_TRACES and _nodes(graph) == _nodes(first)
         except UnfitError:  # it is written for this length alone
             is_same = False
         if not is_same:
@@ -105,16 +107,16 @@ def export_graph(reference: Reference) -> Exported:
                 f"{reference.name} answers {length} tokens by another forward than {EXAMPLE}, as it"
                 f" branches on the length, and a graph has one: {'; '.join(guards.conditions)}"
             )
-        every.append(more)
+        all_guards.append(guards_of_length)
     edges = {
         length + step
-        for each in every
+        for known_guards in all_guards
         for length in range(2, longest)
-        if each.hold(length) != each.hold(length + 1)
+        if known_guards.hold(length) != known_guards.hold(length + 1)
         for step in (0, 1)
     }
     lengths = {min(length, longest) for length in (*LENGTHS, longest)} | edges
-    return Exported(first, program, tuple(sorted(lengths)), tuple(every))
+    return Exported(first, program, tuple(sorted(lengths)), tuple(all_guards))
 
 
 def _nodes(graph: Graph) -> list[bytes]:
@@ -189,8 +191,8 @@ def _why(error: BaseException) -> str:
             " the length, as a loop over tokens does, or a table that it keeps for the next call:"
             " operators of whole sequences are written for all"
         )
-    if named := re.search(r"No ONNX function found for <OpOverload\(op='([\w.]+)'", words):
-        return f"ONNX has no {named[1]}: make it of other operators"
+    if match := re.search(r"No ONNX function found for <OpOverload\(op='([\w.]+)'", words):
+        return f"ONNX has no {match[1]}: make it of other operators"
     return (
         f"{type(error).__name__}: {words[:MOST_WORDS]}. Do it another way in forward, or leave it"
         " out by reference=lambda x: ..."

@@ -37,9 +37,9 @@ def values(graph: Graph, names: Sequence[str], limits: Limits) -> list[Floats]:
     drawn = sequences(limits, LENGTHS)
     if drawn.types is not None:  # most texts are of one segment
         drawn = replace(drawn, types=np.zeros_like(drawn.types))
-    if INPUTS[1] in {item.name for item in session.get_inputs()}:
-        found: list[Floats] = session.run(names, drawn.grid().by_name())
-        return found
+    if INPUTS[1] in {argument.name for argument in session.get_inputs()}:
+        outputs: list[Floats] = session.run(names, drawn.grid().by_name())
+        return outputs
     runs = []
     for index in range(len(drawn)):
         sequence = drawn.sequence(index)

@@ -29,9 +29,10 @@ class DistanceTerms(NamedTuple):
     def read(cls, body: GraphProto, outside: Mapping[str, str]) -> "DistanceTerms | None":
         """Reads them from the body of a Scan. outside: its inputs, by their names within."""
         made_by = {name: node for node in body.node for name in node.output}
-        found = {node.name[-len(C2P) :]: node for node in body.node if node.op_type == "Gather"}
+        gathers = {node.name[-len(C2P) :]: node for node in body.node if node.op_type == "Gather"}
         keys, queries = (
-            made_by[found[name].input[0]].input[0] if name in found else "" for name in (C2P, P2C)
+            made_by[gathers[name].input[0]].input[0] if name in gathers else ""
+            for name in (C2P, P2C)
         )
         *_, rows, tiles = ["", "", *outside.values()]
         return cls(keys, queries, rows, tiles) if keys or queries else None
@@ -48,22 +49,22 @@ class TermsOfBlock:
     def c2p(self, queries: Sequence[str], table: str, rows: str) -> str:
         """queries `[B, H, w, e / P]`, table `[R * H * P, e / P]`, rows `[L]` -> `[B, H, w, S]`"""
         make = self._block.make
-        made = [
+        products = [
             self._product(query, table, self._by_head(rows, part, 1), C2P)
             for part, query in enumerate(queries)
         ]
         columns = make("Sub", make("Shape", rows), self._width)
-        return self._skew(self._sum(made), columns, 4)
+        return self._skew(self._sum(products), columns, 4)
 
     def p2c(self, keys: Sequence[str], table: str, tiles: str) -> str:
         """keys `[B, H, G, w, e / P]`, table `[R * H * P, e / P]`, tiles `[G, 2 * w]` ->
         `[B, H, w, S]`"""
         make = self._block.make
-        made = [
+        products = [
             self._product(key, table, self._by_head(tiles, part, 2), P2C)
             for part, key in enumerate(keys)
         ]
-        by_tile = self._skew(self._sum(made), self._width, 5)  # [B, H, G, w keys, w queries]
+        by_tile = self._skew(self._sum(products), self._width, 5)  # [B, H, G, w keys, w queries]
         shape = make("Concat", [0, 0, -1], self._width, axis=0)
         return make("Transpose", make("Reshape", by_tile, shape), perm=[0, 1, 3, 2])
 
@@ -90,10 +91,10 @@ class TermsOfBlock:
 
     def _skew(self, x: str, columns: str, rank: int) -> str:
         """`[.., w, L]` -> `[.., w, columns]`: row i from its column w - 1 - i on."""
-        make, kept = self._block.make, [0] * (rank - 2)
-        flat = make("Reshape", x, [*kept, -1])
+        make, leading = self._block.make, [0] * (rank - 2)
+        flat = make("Reshape", x, [*leading, -1])
         cut = make("Slice", flat, self._before, [-1], [rank - 2])
-        rows = make("Reshape", cut, make("Concat", kept, self._width, [-1], axis=0))
+        rows = make("Reshape", cut, make("Concat", leading, self._width, [-1], axis=0))
         return make("Slice", rows, [0], columns, [rank - 1])
 
 
@@ -106,19 +107,19 @@ def plain_terms(
     make, n_heads = block.make, attribute(attention, "q_num_heads", 0)
     width, d_model = (make("Shape", q, start=axis, end=axis + 1) for axis in (1, 2))
     dims = make("Div", d_model, [n_heads])
-    written, found = TermsOfBlock(block, n_heads, 1, width), []
+    writer, summands = TermsOfBlock(block, n_heads, 1, width), []
     of_heads = make("Concat", [-1], dims, axis=0)
     if terms.keys:
         by_head = make("Reshape", q, [0, 0, n_heads, -1])
         query = make("Transpose", by_head, perm=[0, 2, 1, 3])
         table = make("Reshape", terms.keys, of_heads)
-        found.append(written.c2p([query], table, terms.rows))
+        summands.append(writer.c2p([query], table, terms.rows))
     if terms.queries:
         shape = make("Concat", [0, -1], width, [n_heads], dims, axis=0)
         key = make("Transpose", make("Reshape", k, shape), perm=[0, 3, 1, 2, 4])
         table = make("Reshape", terms.queries, of_heads)
-        found.append(written.p2c([key], table, terms.tiles))
-    total = make("Add", *found) if len(found) > 1 else found[0]
+        summands.append(writer.p2c([key], table, terms.tiles))
+    total = make("Add", *summands) if len(summands) > 1 else summands[0]
     # in fp16 the rest of the block is
     scale = make("CastLike", attribute(attention, "scale", 1.0), total)
     bias = make("Mul", total, scale)

@@ -29,7 +29,7 @@ def layers(graph: Graph, limits: Limits) -> tuple[int, ...]:
     """Layers of a portable body whose scores lie so far apart."""
     probe, lowest = graph.copy(), dict[str, int]()
     for layer, scan, body in _attentions(probe):
-        exponential = _unmasked(body)
+        exponential = _unmasked_exponential(body)
         if exponential is None:
             continue
         name = f"{scan.name}.lowest"
@@ -43,35 +43,37 @@ def layers(graph: Graph, limits: Limits) -> tuple[int, ...]:
         lowest[name] = layer
     if not lowest:
         return ()
-    found = calibration.values(probe, [*lowest], limits)
+    layer_scores = calibration.values(probe, [*lowest], limits)
     return tuple(
-        layer for layer, scores in zip(lowest.values(), found, strict=True) if scores.min() < FAR
+        layer
+        for layer, scores in zip(lowest.values(), layer_scores, strict=True)
+        if scores.min() < FAR
     )
 
 
 def clip(graph: Graph, layers: Sequence[int]) -> Graph:
     """The portable body, or its lens, with the scores of these layers clipped."""
-    made, floor = graph.copy(), f"{PREFIX}{FLOOR}"
-    made.proto.graph.initializer.append(constant(floor, np.array(FLOOR, np.float32)))
-    for layer, scan, body in _attentions(made):
-        exponential = _unmasked(body)
+    clipped_graph, floor = graph.copy(), f"{PREFIX}{FLOOR}"
+    clipped_graph.proto.graph.initializer.append(constant(floor, np.array(FLOOR, np.float32)))
+    for layer, scan, body in _attentions(clipped_graph):
+        exponential = _unmasked_exponential(body)
         if layer not in layers or exponential is None:
             continue
         clipped = f"{PREFIX}{scan.name}.Clip"
         node = helper.make_node("Clip", [exponential.input[0], floor], [clipped], clipped)
         body.node.insert([*body.node].index(exponential), node)
         exponential.input[0] = clipped
-    return made
+    return clipped_graph
 
 
 def _attentions(graph: Graph) -> Iterator[tuple[int, NodeProto, GraphProto]]:
     """Each layer's Scan and the graph within it."""
     scans = [node for node in graph.proto.graph.node if node.op_type == "Scan"]
     for layer, scan in enumerate(scans):
-        yield layer, scan, next(item.g for item in scan.attribute if item.name == "body")
+        yield layer, scan, next(entry.g for entry in scan.attribute if entry.name == "body")
 
 
-def _unmasked(body: GraphProto) -> NodeProto | None:
+def _unmasked_exponential(body: GraphProto) -> NodeProto | None:
     """The exponential of scores that nothing was added to after they were scaled."""
     made_by = {name: node for node in body.node for name in node.output}
     exponential = next(node for node in body.node if node.op_type == "Exp")

@@ -15,6 +15,7 @@ from torch.export import Dim, ExportedProgram
 
 from addnorm.export.graphs.distance_terms import DistanceTerms, plain_terms
 from addnorm.export.graphs.model_file import EXTERNAL, MIN_BYTES, Array, Graph
+from addnorm.export.graphs.nodes import attribute
 from addnorm.export.graphs.packed_attention import MAX_TERMS, num_parts
 from addnorm.model.attention import ATTENTION_IN_BANDS, ATTENTION_IN_BLOCKS
 from addnorm.model.disentangled import WEIGHT
@@ -44,16 +45,16 @@ def check_fit(model: Transformer) -> None:
     config = model.config
     dims = config.head_dims
     weights = model.state_dict().items()
-    found = [_not_finite(name, tensor) for name, tensor in weights if not tensor.isfinite().all()]
+    faults = [_not_finite(name, tensor) for name, tensor in weights if not tensor.isfinite().all()]
     width = dims // num_parts(dims) if model.layout is LAYOUTS["packed"] else dims
     if not min(dims, MIN_PART) <= width <= MAX_TERMS:
-        found.append(
+        faults.append(
             f"a head has {dims} dimensions (d_model {config.d_model} / n_heads {config.n_heads}):"
             f" more than {MAX_TERMS} can be served in the packed layout, if they are parts of"
             f" {MIN_PART} to {MAX_TERMS}; otherwise bits would depend on padding"
         )
-    if found:
-        raise UnfitError("the model cannot be exported: " + "; ".join(found))
+    if faults:
+        raise UnfitError("the model cannot be exported: " + "; ".join(faults))
 
 
 def _not_finite(name: str, tensor: torch.Tensor) -> str:
@@ -194,8 +195,8 @@ def _write_scans(model: ModelProto) -> ModelProto:
     domain = ATTENTION_IN_BLOCKS.partition("::")[0]
     if any(_name(node) == ATTENTION_IN_BANDS for node in model.graph.node):
         # Sizes that vary together: of a band's that is not true, see `_range` in model/grid.py
-        for info in model.graph.value_info:
-            for size in info.type.tensor_type.shape.dim:
+        for value in model.graph.value_info:
+            for size in value.type.tensor_type.shape.dim:
                 if size.dim_param:
                     size.Clear()
     # weights that were marked are read as they are
@@ -236,43 +237,43 @@ def _scan(node: NodeProto) -> NodeProto:
         terms, read[BIAS] = plain_terms(node, read[0], read[1], DistanceTerms(*read[TERMS:]))
     attention = helper.make_node("Attention", read[:7], [context], f"{node.name}.block")
     attention.attribute.extend(node.attribute)
-    nodes, made = [*terms, attention], [_floats(context, 3)]
+    nodes, outputs = [*terms, attention], [_floats(context, 3)]
     if len(node.output) > 1:
-        shown = f"{node.output[1]}.block"
-        attention.output.extend(["", "", f"{shown}.all"])
-        nodes += _choose_heads(attention, heads=read[7], made=shown)
-        made.append(_floats(shown, 4))
+        softmax = f"{node.output[1]}.block"
+        attention.output.extend(["", "", f"{softmax}.all"])
+        nodes += _choose_heads(attention, heads=read[7], output=softmax)
+        outputs.append(_floats(softmax, 4))
     arguments = [
         helper.make_tensor_value_info(read[at], TensorProto.INT64, [None] * (at - TERMS - 1))
         if at > TERMS
         else _floats(read[at], 4 if at == BIAS else 3)
         for at in cut
     ]
-    body = helper.make_graph(nodes, f"{node.name}.body", arguments, made)
+    body = helper.make_graph(nodes, f"{node.name}.body", arguments, outputs)
     inputs = [node.input[index] for index in cut]
     scan = helper.make_node("Scan", inputs, [*node.output], node.name, num_scan_inputs=len(cut))
     scan.attribute.append(helper.make_attribute("body", body))
     return scan
 
 
-def _choose_heads(attention: NodeProto, heads: str, made: str) -> list[NodeProto]:
+def _choose_heads(attention: NodeProto, heads: str, output: str) -> list[NodeProto]:
     """Nodes that take the softmax of `heads`, `[B, h, w, S]`, from the softmax of all heads.
 
     The reshaping changes nothing: where S is not known, onnxruntime takes it for 0 in the shape of
     the operator's last output (1.31.1), and then rejects it.
     """
-    query, key, shown = attention.input[0], attention.input[1], attention.output[3]
-    n_heads = next(item.i for item in attention.attribute if item.name == "q_num_heads")
+    query, key, softmax = attention.input[0], attention.input[1], attention.output[3]
+    n_heads = attribute(attention, "q_num_heads", 0)
     batch_and_heads, width, seq, shape, reshaped = (
-        f"{made}.{name}" for name in ("batch_and_heads", "width", "seq", "shape", "reshaped")
+        f"{output}.{name}" for name in ("batch_and_heads", "width", "seq", "shape", "reshaped")
     )
     return [
         helper.make_node("Constant", [], [batch_and_heads], value_ints=[-1, n_heads]),
         helper.make_node("Shape", [query], [width], start=1, end=2),
         helper.make_node("Shape", [key], [seq], start=1, end=2),
         helper.make_node("Concat", [batch_and_heads, width, seq], [shape], axis=0),
-        helper.make_node("Reshape", [shown, shape], [reshaped]),
-        helper.make_node("Gather", [reshaped, heads], [made], axis=1),
+        helper.make_node("Reshape", [softmax, shape], [reshaped]),
+        helper.make_node("Gather", [reshaped, heads], [output], axis=1),
     ]
 
 
@@ -292,11 +293,11 @@ def _remove_notes(model: ModelProto) -> ModelProto:
         names = ", ".join(sorted(foreign)) or "local functions"
         raise UnfitError(f"the graph needs operators outside ai.onnx: {names}")
     values = (*graph.input, *graph.output, *graph.value_info)
-    for item in (model, graph, *graph.node, *graph.initializer, *values):
-        del item.metadata_props[:]
+    for message in (model, graph, *graph.node, *graph.initializer, *values):
+        del message.metadata_props[:]
     for node in graph.node:
         node.doc_string = ""
-    for item in graph.initializer:
-        if item.data_location == EXTERNAL:
-            del item.external_data[:]
+    for message in graph.initializer:
+        if message.data_location == EXTERNAL:
+            del message.external_data[:]
     return model

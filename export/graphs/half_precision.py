@@ -52,9 +52,9 @@ def to_half(graph: Graph) -> Graph:
     halving = _Halving(graph)
     for node in graph.proto.graph.node:
         halving.add(node)
-    made = halving.graph()
-    onnx.checker.check_model(made.without_values())
-    return made
+    half = halving.graph()
+    onnx.checker.check_model(half.without_values())
+    return half
 
 
 def round_to_half(array: Array) -> Array:
@@ -83,21 +83,21 @@ class _Halving:
         model = source.proto.graph
         infos = (*model.input, *model.value_info, *model.output)
         self._source = source
-        self._constants = {item.name: item for item in model.initializer}
-        self._outputs = {info.name for info in model.output}
-        self._types = {info.name: info.type.tensor_type.elem_type for info in infos}
-        self._types |= {name: item.data_type for name, item in self._constants.items()}
+        self._constants = {tensor.name: tensor for tensor in model.initializer}
+        self._outputs = {value.name for value in model.output}
+        self._types = {value.name: value.type.tensor_type.elem_type for value in infos}
+        self._types |= {name: tensor.data_type for name, tensor in self._constants.items()}
         # weights, and all that is computed with them; a single number is no weight
         self._of_weights = {
-            name for name, item in self._constants.items() if np.prod(item.dims) > 1
+            name for name, tensor in self._constants.items() if np.prod(tensor.dims) > 1
         }
         self._nodes: list[NodeProto] = []
         self._casts: dict[tuple[str, int], str] = {}  # name, type -> name in that type
         self._tensors: dict[str, Array] = {}  # new constants
 
-    def add(self, found: NodeProto) -> None:
+    def add(self, source_node: NodeProto) -> None:
         node = NodeProto()
-        node.CopyFrom(found)
+        node.CopyFrom(source_node)
         floats = [name for name in read_by(node) if self._types.get(name) in (FLOAT, HALF)]
         if not self._of_weights.isdisjoint(floats):
             self._convert(node, list(dict.fromkeys(floats)))
@@ -117,15 +117,15 @@ class _Halving:
         kind = int(FLOAT if is_float and node.op_type not in IN_HALF else HALF)
         is_masked = node.op_type in ATTENTION
         names = {name: self._in_type(name, kind, is_masked) for name in floats}
-        for item in _nodes(node):
-            for index, name in enumerate(item.input):
-                item.input[index] = names.get(name, name)
-            if item.op_type == "Attention":
-                item.attribute.append(SOFTMAX_IN_FLOAT)
+        for inner in _nodes(node):
+            for index, name in enumerate(inner.input):
+                inner.input[index] = names.get(name, name)
+            if inner.op_type == "Attention":
+                inner.attribute.append(SOFTMAX_IN_FLOAT)
         for body in _bodies(node):
-            for info in (*body.input, *body.output):
-                if info.type.tensor_type.elem_type == FLOAT:  # others are numbers of rows
-                    info.type.tensor_type.elem_type = kind
+            for value in (*body.input, *body.output):
+                if value.type.tensor_type.elem_type == FLOAT:  # others are numbers of rows
+                    value.type.tensor_type.elem_type = kind
         for index, name in enumerate(node.output):
             is_statistic = index in STATISTICS.get(node.op_type, ())
             self._types[name] = FLOAT if is_statistic else kind
@@ -136,42 +136,42 @@ class _Halving:
         if self._types[name] == kind:
             return name
         if (name, kind) not in self._casts:
-            self._casts[name, kind] = made = f"{name}{SUFFIX if kind == HALF else '.fp32'}"
+            self._casts[name, kind] = cast = f"{name}{SUFFIX if kind == HALF else '.fp32'}"
             if name in self._constants:
                 try:
-                    self._tensors[made] = round_to_half(self._source.value(self._constants[name]))
+                    self._tensors[cast] = round_to_half(self._source.value(self._constants[name]))
                 except HalfPrecisionError as error:
-                    why = f"fp16 does not fit: {name}{error}; leave it out of --precision"
-                    raise HalfPrecisionError(why) from None
-                return made
+                    words = f"fp16 does not fit: {name}{error}; leave it out of --precision"
+                    raise HalfPrecisionError(words) from None
+                return cast
             if is_masked and kind == HALF:
                 clip, name = name, f"{name}.clipped"
                 self._nodes.append(helper.make_node("Clip", [clip, *RANGE], [name], f"Clip.{name}"))
                 self._tensors |= {end: np.array(value, np.float32) for end, value in RANGE.items()}
-            self._nodes.append(_cast(name, made, kind))
-            return made
+            self._nodes.append(_cast(name, cast, kind))
+            return cast
         return self._casts[name, kind]
 
     def graph(self) -> Graph:
         """The graph with all nodes that were added."""
-        made = with_nodes(self._source, self._nodes, self._tensors)
-        for info in made.proto.graph.value_info:
-            info.type.tensor_type.elem_type = self._types[info.name]
-        return made
+        graph = with_nodes(self._source, self._nodes, self._tensors)
+        for value in graph.proto.graph.value_info:
+            value.type.tensor_type.elem_type = self._types[value.name]
+        return graph
 
 
-def _cast(name: str, made: str, kind: int) -> NodeProto:
-    return helper.make_node("Cast", [name], [made], f"Cast.{made}", to=kind)
+def _cast(name: str, output: str, kind: int) -> NodeProto:
+    return helper.make_node("Cast", [name], [output], f"Cast.{output}", to=kind)
 
 
 def _bodies(node: NodeProto) -> Iterator[GraphProto]:
     """The graphs that are a node's attributes."""
-    return (item.g for item in node.attribute if item.HasField("g"))
+    return (attribute.g for attribute in node.attribute if attribute.HasField("g"))
 
 
 def _nodes(node: NodeProto) -> Iterator[NodeProto]:
     """The node and those of its graphs."""
     yield node
     for body in _bodies(node):
-        for item in body.node:
-            yield from _nodes(item)
+        for inner in body.node:
+            yield from _nodes(inner)

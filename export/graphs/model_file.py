@@ -38,15 +38,15 @@ class Graph:
     proto: ModelProto
     values: Mapping[str, Array] = field(default_factory=dict)
 
-    def value(self, item: TensorProto) -> Array:
+    def value(self, tensor: TensorProto) -> Array:
         """The array of a constant of `proto`. KeyError if it is nowhere, ValueError if broken."""
-        if item.data_location == EXTERNAL:
-            return self.values[item.name]
-        return numpy_helper.to_array(item)
+        if tensor.data_location == EXTERNAL:
+            return self.values[tensor.name]
+        return numpy_helper.to_array(tensor)
 
     def constants(self) -> dict[str, Array]:
         """The graph's constants by name."""
-        return {item.name: self.value(item) for item in self.proto.graph.initializer}
+        return {tensor.name: self.value(tensor) for tensor in self.proto.graph.initializer}
 
     def copy(self) -> "Graph":
         """Another message, the same values."""
@@ -57,13 +57,15 @@ class Graph:
     def without_values(self) -> ModelProto:
         """A copy for onnx's checker: the constants outside of the message are inputs."""
         proto = self.copy().proto
-        items = list(proto.graph.initializer)
+        tensors = list(proto.graph.initializer)
         del proto.graph.initializer[:]
-        proto.graph.initializer.extend(item for item in items if item.name not in self.values)
+        proto.graph.initializer.extend(
+            tensor for tensor in tensors if tensor.name not in self.values
+        )
         proto.graph.input.extend(
-            helper.make_tensor_value_info(item.name, item.data_type, item.dims)
-            for item in items
-            if item.name in self.values
+            helper.make_tensor_value_info(tensor.name, tensor.data_type, tensor.dims)
+            for tensor in tensors
+            if tensor.name in self.values
         )
         return proto
 
@@ -73,14 +75,16 @@ def with_nodes(graph: Graph, nodes: Sequence[NodeProto], tensors: Mapping[str, A
     new ones."""
     used = {name for node in nodes for name in read_by(node)}
     new = [constant(name, array) for name, array in tensors.items()]
-    kept = [item for item in (*graph.proto.graph.initializer, *new) if item.name in used]
-    made = graph.copy().proto
-    for place, items in ((made.graph.node, nodes), (made.graph.initializer, kept)):
+    initializers = [
+        tensor for tensor in (*graph.proto.graph.initializer, *new) if tensor.name in used
+    ]
+    proto = graph.copy().proto
+    for place, messages in ((proto.graph.node, nodes), (proto.graph.initializer, initializers)):
         del place[:]
-        place.extend(items)
+        place.extend(messages)
     values = {**graph.values, **tensors}
-    outside = [item.name for item in kept if item.data_location == EXTERNAL]
-    return Graph(made, {name: values[name] for name in outside})
+    outside = [tensor.name for tensor in initializers if tensor.data_location == EXTERNAL]
+    return Graph(proto, {name: values[name] for name in outside})
 
 
 def constant(name: str, array: Array) -> TensorProto:
@@ -92,55 +96,57 @@ def constant(name: str, array: Array) -> TensorProto:
 
 
 def data_file(path: Path) -> Path:
-    """Where the constants of a large model's file lie."""
+    """The file in which the constants of a large model's file lie."""
     return path.with_name(f"{path.name}.data")
 
 
 def save(graph: Graph, path: Path, shared: bool = False) -> None:
     """Writes one file, or two: if the constants have more than MAX_BYTES, and if they are to be
     shared."""
-    made = graph.copy().proto
-    outside = [item for item in made.graph.initializer if item.name in graph.values]
-    if shared or sum(graph.values[item.name].nbytes for item in outside) > MAX_BYTES:
+    proto = graph.copy().proto
+    outside = [tensor for tensor in proto.graph.initializer if tensor.name in graph.values]
+    if shared or sum(graph.values[tensor.name].nbytes for tensor in outside) > MAX_BYTES:
         # each item says where its values lie
-        data = data_file(path)
-        num_bytes = sum(graph.values[item.name].nbytes for item in outside)
-        progress = tqdm(total=num_bytes, desc=data.name, unit="B", unit_scale=True, disable=None)
-        with data.open("wb") as stream, progress:
-            for item in outside:
-                array = np.ascontiguousarray(graph.values[item.name])
+        data_path = data_file(path)
+        num_bytes = sum(graph.values[tensor.name].nbytes for tensor in outside)
+        progress = tqdm(
+            total=num_bytes, desc=data_path.name, unit="B", unit_scale=True, disable=None
+        )
+        with data_path.open("wb") as stream, progress:
+            for tensor in outside:
+                array = np.ascontiguousarray(graph.values[tensor.name])
                 offset = math.ceil(stream.tell() / ALIGNMENT) * ALIGNMENT
                 stream.seek(offset)
                 stream.write(as_bytes(array))
-                for key, value in zip(PLACE, (data.name, offset, array.nbytes), strict=True):
-                    item.external_data.add(key=key, value=str(value))
+                for key, value in zip(PLACE, (data_path.name, offset, array.nbytes), strict=True):
+                    tensor.external_data.add(key=key, value=str(value))
                 progress.update(array.nbytes)
     else:
-        for item in outside:
-            _put_in(item, graph)
-    onnx.save(made, path)
+        for tensor in outside:
+            _put_in(tensor, graph)
+    onnx.save(proto, path)
 
 
 def save_beside(graph: Graph, path: Path, owner: Path) -> None:
     """Writes one file, whose constants lie in the data file of `owner` if that has those names."""
-    made = graph.copy().proto
+    proto = graph.copy().proto
     places = {
-        item.name: item.external_data
-        for item in onnx.load(owner, load_external_data=False).graph.initializer
-        if item.data_location == EXTERNAL
+        tensor.name: tensor.external_data
+        for tensor in onnx.load(owner, load_external_data=False).graph.initializer
+        if tensor.data_location == EXTERNAL
     }
-    for item in made.graph.initializer:
-        if item.name in graph.values and item.name in places:
-            item.external_data.extend(places[item.name])
-        elif item.name in graph.values:
-            _put_in(item, graph)
-    onnx.save(made, path)
+    for tensor in proto.graph.initializer:
+        if tensor.name in graph.values and tensor.name in places:
+            tensor.external_data.extend(places[tensor.name])
+        elif tensor.name in graph.values:
+            _put_in(tensor, graph)
+    onnx.save(proto, path)
 
 
-def _put_in(item: TensorProto, graph: Graph) -> None:
-    item.ClearField("data_location")
-    item.ClearField("external_data")  # of a graph that was read from two files
-    item.raw_data = graph.values[item.name].tobytes()
+def _put_in(tensor: TensorProto, graph: Graph) -> None:
+    tensor.ClearField("data_location")
+    tensor.ClearField("external_data")  # of a graph that was read from two files
+    tensor.raw_data = graph.values[tensor.name].tobytes()
 
 
 def load(path: Path, owner: Path | None = None) -> Graph:
@@ -151,34 +157,38 @@ def load(path: Path, owner: Path | None = None) -> Graph:
         proto = onnx.load(path, load_external_data=False)
     except DecodeError:
         raise ValueError(f"{path.name} is no ONNX file") from None
-    items = [item for item in proto.graph.initializer if item.data_location == EXTERNAL]
-    if not items:
+    outside = [tensor for tensor in proto.graph.initializer if tensor.data_location == EXTERNAL]
+    if not outside:
         return Graph(proto)
-    data = data_file(owner or path)
-    spans = [_span(item, path, data) for item in items]
-    if not data.is_file():
-        raise ValueError(f"{data.name} is missing")
-    mapped, values = np.memmap(data, np.uint8, "r"), {}
-    for item, span in zip(items, spans, strict=True):
-        found, dtype = mapped[span], NUMBERS.get(item.data_type)
-        if dtype is None or found.nbytes != math.prod(item.dims) * dtype.itemsize:
-            raise ValueError(f"{path.name}: {item.name} is not within {data.name}")
-        values[item.name] = found.view(dtype).reshape(item.dims)
+    data_path = data_file(owner or path)
+    spans = [_span(tensor, path, data_path) for tensor in outside]
+    if not data_path.is_file():
+        raise ValueError(f"{data_path.name} is missing")
+    mapped, values = np.memmap(data_path, np.uint8, "r"), {}
+    for tensor, span in zip(outside, spans, strict=True):
+        content, dtype = mapped[span], NUMBERS.get(tensor.data_type)
+        if dtype is None or content.nbytes != math.prod(tensor.dims) * dtype.itemsize:
+            raise ValueError(f"{path.name}: {tensor.name} is not within {data_path.name}")
+        values[tensor.name] = content.view(dtype).reshape(tensor.dims)
     return Graph(proto, values)
 
 
-def _span(item: TensorProto, path: Path, data: Path) -> slice:
-    """Which bytes of the data file it names. ValueError if it names another file, or no bytes."""
-    entries = [(entry.key, entry.value) for entry in item.external_data]
+def _span(tensor: TensorProto, path: Path, data_path: Path) -> slice:
+    """The bytes of the data file that it names. ValueError for another file, or no bytes."""
+    entries = [(entry.key, entry.value) for entry in tensor.external_data]
     place = dict(entries)
     if len(entries) != len(PLACE) or place.keys() != {*PLACE}:
-        raise ValueError(f"{path.name}: {item.name} has external data {entries}, {PLACE} expected")
-    if place["location"] != data.name:
         raise ValueError(
-            f"{path.name}: {item.name} lies in {place['location']!r}, {data.name!r} expected"
+            f"{path.name}: {tensor.name} has external data {entries}, {PLACE} expected"
+        )
+    if place["location"] != data_path.name:
+        raise ValueError(
+            f"{path.name}: {tensor.name} lies in {place['location']!r}, {data_path.name!r} expected"
         )
     if not (place["offset"].isdecimal() and place["length"].isdecimal()):
-        raise ValueError(f"{path.name}: {item.name} has external data {entries}, numbers expected")
+        raise ValueError(
+            f"{path.name}: {tensor.name} has external data {entries}, numbers expected"
+        )
     offset, length = int(place["offset"]), int(place["length"])
     return slice(offset, offset + length)
 

@@ -29,12 +29,14 @@ class Nodes:
 
         inputs: names; numbers and lists become constants, int64 or float32.
         """
-        names = [item if isinstance(item, str) else self._number(item) for item in inputs]
+        names = [
+            operand if isinstance(operand, str) else self._number(operand) for operand in inputs
+        ]
         key = (operator, *names, repr(attributes))
         if to or key not in self._made:
-            made = to or f"{self._prefix}{operator}_{len(self.nodes)}"
-            self.nodes.append(helper.make_node(operator, names, [made], made, **attributes))
-            self._made[key] = made
+            output = to or f"{self._prefix}{operator}_{len(self.nodes)}"
+            self.nodes.append(helper.make_node(operator, names, [output], output, **attributes))
+            self._made[key] = output
         return self._made[key]
 
     def constant(self, name: str, array: Array) -> str:
@@ -42,31 +44,31 @@ class Nodes:
         self.constants[f"{PREFIX}{name}"] = array
         return f"{PREFIX}{name}"
 
-    def _number(self, item: Any) -> str:
-        array = np.asarray(item)
+    def _number(self, number: Any) -> str:
+        array = np.asarray(number)
         array = array.astype(np.int64 if array.dtype.kind == "i" else np.float32)
         return self.constant(str(array.tolist()).replace(" ", ""), array)
 
 
 def attribute(node: NodeProto, name: str, default: Any) -> Any:
     """default: of the operator, where the node does not say."""
-    found = (helper.get_attribute_value(item) for item in node.attribute if item.name == name)
-    return next(found, default)
+    values = (helper.get_attribute_value(entry) for entry in node.attribute if entry.name == name)
+    return next(values, default)
 
 
 def read_by(node: NodeProto) -> Iterator[str]:
     """Names of values that the node and its graphs read."""
     yield from node.input
-    for item in node.attribute:
-        for inner in item.g.node:
+    for attribute in node.attribute:
+        for inner in attribute.g.node:
             yield from read_by(inner)
 
 
 def leading_to(nodes: Sequence[NodeProto], outputs: Iterable[str]) -> list[NodeProto]:
     """Without the nodes that none of these values needs."""
-    read, found = {*outputs}, list[NodeProto]()
+    read, needed = {*outputs}, list[NodeProto]()
     for node in reversed(nodes):
         if read.intersection(node.output):
             read.update(read_by(node))
-            found.append(node)
-    return found[::-1]
+            needed.append(node)
+    return needed[::-1]

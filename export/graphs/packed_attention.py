@@ -23,7 +23,7 @@ MAX_TERMS = 128  # of a dot product; longer ones onnxruntime splits where the gr
 
 
 def num_parts(head_dims: int) -> int:
-    """How many equal parts a head's dot products are made of, each of MAX_TERMS terms at most."""
+    """The number of equal parts of a head's dot products, each of MAX_TERMS terms at most."""
     fewest = -(-head_dims // MAX_TERMS)
     return next(parts for parts in range(fewest, head_dims + 1) if head_dims % parts == 0)
 
@@ -40,9 +40,9 @@ class PackedAttention:
     ) -> None:
         """nodes: where to write. made_by: the node of each output so far. value: of a constant."""
         self._nodes, self._scan = nodes, scan
-        body = next(item.g for item in scan.attribute if item.name == "body")
+        body = next(entry.g for entry in scan.attribute if entry.name == "body")
         attention = next(node for node in body.node if node.op_type == "Attention")
-        outside = dict(zip((item.name for item in body.input), scan.input, strict=True))
+        outside = dict(zip((entry.name for entry in body.input), scan.input, strict=True))
         read = [outside.get(name, name) for name in attention.input] + [""] * 7
         key = made_by[read[1]]
         table = made_by[key.input[0]]  # [(g + 2) * N, K * e], of `qkv` [N, (H + 2K) * e]
@@ -77,21 +77,21 @@ class PackedAttention:
         keys = [self._gather(self._key_cells, self._shared_offsets(part)) for part in parts]
         values = [self._values(part) for part in parts]
         block = _Block(self._scan.name, self._nodes.constants)
-        given = [*queries, *(keys + values if self._in_bands else [])]
-        own = [block.add_input(f"queries_{part}") for part in parts]
+        cut_inputs = [*queries, *(keys + values if self._in_bands else [])]
+        query_blocks = [block.add_input(f"queries_{part}") for part in parts]
         if self._in_bands:
             keys = [block.add_input(f"keys_{part}") for part in parts]
             values = [block.add_input(f"values_{part}") for part in parts]
-        products = block.products(own, keys)
+        products = block.products(query_blocks, keys)
         if self._terms:
-            products += self._by_distance(block, own, keys, self._terms)
+            products += self._by_distance(block, query_blocks, keys, self._terms)
         scores = block.scores(products, self._scale)
         if self._bias:
             scores = block.make("Add", scores, block.add_input("bias"))
         if self._mask:
             scores = block.make("Add", scores, self._mask)
         block.attend(scores, values, self._shown)
-        inputs = [*given, *([self._bias] if self._bias else []), *(self._terms or ())[2:]]
+        inputs = [*cut_inputs, *([self._bias] if self._bias else []), *(self._terms or ())[2:]]
         outputs = [*self.contexts, *self._scan.output[1:]]
         self._nodes.nodes.append(block.scan(inputs, outputs))
 
@@ -99,19 +99,19 @@ class PackedAttention:
         self, block: "_Block", queries: Sequence[str], keys: Sequence[str], terms: DistanceTerms
     ) -> list[str]:
         """Both terms of a block's scores, `[B, H, w, S]`, not scaled."""
-        make, found = self._nodes.make, []
+        make, scores = self._nodes.make, []
         width = make("Shape", self._query_cells, start=2, end=3)
         rows, tiles = block.add_input("rows", rank=1), block.add_input("tiles", rank=2)
-        written = TermsOfBlock(block, self._n_heads, self._parts, width)
+        writer = TermsOfBlock(block, self._n_heads, self._parts, width)
         if terms.keys:
             table = make("Reshape", terms.keys, [-1, self._width])
-            found.append(written.c2p(queries, table, rows))
+            scores.append(writer.c2p(queries, table, rows))
         if terms.queries:
             table = make("Reshape", terms.queries, [-1, self._width])
             shape = make("Concat", [0, 0, -1], width, [self._width], axis=0)
             by_tile = [make("Reshape", key, shape) for key in keys]
-            found.append(written.p2c(by_tile, table, tiles))
-        return found
+            scores.append(writer.p2c(by_tile, table, tiles))
+        return scores
 
     def _shared_offsets(self, part: int) -> Array:
         """`[H, 1]`: where a part of the head of keys, or of values, that each head of queries reads
@@ -192,13 +192,13 @@ class _Block(Nodes):
 
     def add_input(self, name: str, rank: int = 0) -> str:
         """The block of one more input of the Scan: floats, or whole numbers if it has a rank."""
-        whole = f"{PREFIX}{self._name}.{name}"
+        full_name = f"{PREFIX}{self._name}.{name}"
         self._inputs.append(
-            helper.make_tensor_value_info(whole, TensorProto.INT64, [None] * rank)
+            helper.make_tensor_value_info(full_name, TensorProto.INT64, [None] * rank)
             if rank
-            else _floats(whole)
+            else _floats(full_name)
         )
-        return whole
+        return full_name
 
     def products(self, queries: Sequence[str], keys: Sequence[str]) -> list[str]:
         """queries `[B, H, w, e / P]`, keys `[B, H, S, e / P]` -> of each part `[B, H, w, S]`."""
@@ -214,20 +214,20 @@ class _Block(Nodes):
             total = self.make("Add", total, product)
         return self.make("Mul", total, scale)
 
-    def attend(self, scores: str, values: Sequence[str], shown: str) -> None:
-        """values `[B, H, S, e / P + 1]`: the last column is 1. shown: heads, or ""."""
+    def attend(self, scores: str, values: Sequence[str], heads: str) -> None:
+        """values `[B, H, S, e / P + 1]`: the last column is 1. heads: those shown, or ""."""
         largest = self.make("ReduceMax", scores, [-1], keepdims=1)
         weights = self.make("Exp", self.make("Sub", scores, largest))
         self._outputs = [self.make("MatMul", weights, part) for part in values]
-        if shown:
+        if heads:
             sums = self.make("Slice", self._outputs[0], [-1], [2**31], [3])
-            chosen = [self.make("Gather", item, shown, axis=1) for item in (weights, sums)]
+            chosen = [self.make("Gather", rows, heads, axis=1) for rows in (weights, sums)]
             self._outputs.append(self.make("Div", *chosen))
 
     def scan(self, inputs: Sequence[str], outputs: Sequence[str]) -> NodeProto:
         """inputs `[G, ...]` are cut along axis 0, outputs joined along it."""
-        made = list(map(_floats, self._outputs))
-        body = helper.make_graph(self.nodes, f"{self._name}.body", self._inputs, made)
+        output_infos = list(map(_floats, self._outputs))
+        body = helper.make_graph(self.nodes, f"{self._name}.body", self._inputs, output_infos)
         return helper.make_node(
             "Scan", inputs, outputs, self._name, body=body, num_scan_inputs=len(inputs)
         )

@@ -34,9 +34,9 @@ def make_portable(graph: Graph) -> Graph:
     rewriting = _Rewriting(graph)
     for node in graph.proto.graph.node:
         rewriting.take(node)
-    made = rewriting.graph()
-    onnx.checker.check_model(made.without_values())
-    return made
+    portable = rewriting.graph()
+    onnx.checker.check_model(portable.without_values())
+    return portable
 
 
 def lane_sums(width: int) -> Array:
@@ -51,8 +51,10 @@ class _Rewriting(Nodes):
     def __init__(self, source: Graph) -> None:
         super().__init__()
         self._source = source
-        self._given = {item.name: item for item in source.proto.graph.initializer}
-        self._types = {info.name: info.type.tensor_type for info in source.proto.graph.value_info}
+        self._given = {tensor.name: tensor for tensor in source.proto.graph.initializer}
+        self._types = {
+            value.name: value.type.tensor_type for value in source.proto.graph.value_info
+        }
         self._made_by: dict[str, NodeProto] = {}  # of the source, by output
         self._attentions: dict[str, PackedAttention] = {}  # by what a Scan makes, as it was
         self._reciprocals: dict[str, str] = {}  # 1 / x -> x
@@ -121,10 +123,10 @@ class _Rewriting(Nodes):
 
     def graph(self) -> Graph:
         """The graph with all nodes that were taken, and without what nothing reads any more."""
-        outputs = [item.name for item in self._source.proto.graph.output]
+        outputs = [value.name for value in self._source.proto.graph.output]
         nodes = leading_to(self.nodes, outputs)
-        made = with_nodes(self._source, nodes, self.constants)
+        portable = with_nodes(self._source, nodes, self.constants)
         # without notes of shapes: onnxruntime finds them itself, and with the exporter's names of
         # unknown sizes it reuses fewer buffers (int8, 16 x 16 tokens: 5 % slower)
-        del made.proto.graph.value_info[:]
-        return made
+        del portable.proto.graph.value_info[:]
+        return portable

@@ -72,24 +72,24 @@ class QuantizationError(ValueError):
 def quantize(
     graph: Graph,
     ranges: Mapping[str, Floats],
-    known: dict[str, "Parts"] | None = None,
+    parts_by_name: dict[str, "Parts"] | None = None,
     with_table: bool = True,
 ) -> Graph:
     """fp32 graph -> the same with large Gemms and its table of tokens in row-wise int8.
 
-    ranges: of those that become int8, from `measure`. known: parts that were made before, by their
-    names; others are added. with_table: whether the table becomes int8.
+    ranges: of those that become int8, from `measure`. parts_by_name: parts that were made before;
+    others are added. with_table: whether the table becomes int8.
     """
-    known = {} if known is None else known
-    constants = {item.name: item for item in graph.proto.graph.initializer}
+    parts_by_name = {} if parts_by_name is None else parts_by_name
+    constants = {tensor.name: tensor for tensor in graph.proto.graph.initializer}
     tensors = dict(CONSTANTS)
     in_place: dict[str, list[NodeProto]] = {}  # of a Gemm, by its output
     for name, gemm in large_gemms(graph.proto).items():
         if name not in ranges:
             continue
-        if name not in known:
-            known[name] = split(*_operands(gemm, graph, constants), ranges[name])
-        parts = known[name]
+        if name not in parts_by_name:
+            parts_by_name[name] = split(*_operands(gemm, graph, constants), ranges[name])
+        parts = parts_by_name[name]
         tensors |= {f"{name}.{part}": value for part, value in vars(parts).items()}
         in_place[gemm.output[0]] = _nodes(name, gemm.input[0], gemm.output[0])
     if with_table and has_large_table(graph.proto):
@@ -97,7 +97,11 @@ def quantize(
         for node in graph.proto.graph.node:
             if node.op_type == "Gather" and node.input[0] == TABLE:
                 in_place[node.output[0]] = _lookup(node.input[1], node.output[0])
-    nodes = [own for node in graph.proto.graph.node for own in in_place.get(node.output[0], [node])]
+    nodes = [
+        new_node
+        for node in graph.proto.graph.node
+        for new_node in in_place.get(node.output[0], [node])
+    ]
     quantized = with_nodes(graph, nodes, tensors)
     quantized.proto.opset_import.append(helper.make_opsetid(CONTRIB, 1))
     onnx.checker.check_model(quantized.without_values())
@@ -106,7 +110,7 @@ def quantize(
 
 def has_large_table(model: ModelProto) -> bool:
     """True if int8 pays for the table of tokens."""
-    dims = {item.name: item.dims for item in model.graph.initializer}
+    dims = {tensor.name: tensor.dims for tensor in model.graph.initializer}
     return TABLE in dims and math.prod(dims[TABLE]) >= MIN_ENTRIES
 
 
@@ -122,9 +126,9 @@ def large_gemms(model: ModelProto) -> dict[str, NodeProto]:
     on: it is more accurate, and onnxruntime's exact kernels do not take one constant twice. A
     product of constants alone is left out: it is made once, when a graph is loaded.
     """
-    constants = {item.name: item for item in model.graph.initializer}
+    constants = {tensor.name: tensor for tensor in model.graph.initializer}
     # values that are not made of constants alone
-    varying = {item.name for item in model.graph.input}
+    varying = {value.name for value in model.graph.input}
     for node in model.graph.node:
         if not varying.isdisjoint(read_by(node)):
             varying.update(node.output)
@@ -136,13 +140,13 @@ def large_gemms(model: ModelProto) -> dict[str, NodeProto]:
         and math.prod(constants[node.input[1]].dims) >= MIN_ENTRIES
     ]
     if not large:
-        why = f"no weight of the body has {MIN_ENTRIES} entries or more"
-        raise QuantizationError(f"int8 does not pay: {why}; leave it out of --precision")
-    named: dict[str, NodeProto] = {}
+        reason = f"no weight of the body has {MIN_ENTRIES} entries or more"
+        raise QuantizationError(f"int8 does not pay: {reason}; leave it out of --precision")
+    gemms: dict[str, NodeProto] = {}
     for gemm in large:
-        uses = sum(weight_of(name) == gemm.input[1] for name in named)
-        named[f"{gemm.input[1]}{USE}{uses}" if uses else gemm.input[1]] = gemm
-    return named
+        uses = sum(weight_of(name) == gemm.input[1] for name in gemms)
+        gemms[f"{gemm.input[1]}{USE}{uses}" if uses else gemm.input[1]] = gemm
+    return gemms
 
 
 def weight_of(name: str) -> str:
@@ -154,9 +158,9 @@ def _is_product(node: NodeProto, constants: Mapping[str, TensorProto]) -> bool:
     """True for a Gemm that is `x @ W + b` of a constant W, and of a constant b or none."""
     if node.op_type != "Gemm" or node.input[1] not in constants:
         return False
-    given = {item.name: helper.get_attribute_value(item) for item in node.attribute}
-    plain = {"alpha": 1.0, "beta": 1.0, "transA": 0, "transB": given.get("transB", 0)}
-    if {**plain, **given} != plain:
+    attributes = {entry.name: helper.get_attribute_value(entry) for entry in node.attribute}
+    plain = {"alpha": 1.0, "beta": 1.0, "transA": 0, "transB": attributes.get("transB", 0)}
+    if {**plain, **attributes} != plain:
         return False
     bias = [*node.input[2:]]
     return all(name in constants and len(constants[name].dims) == 1 for name in bias)
@@ -180,9 +184,9 @@ def measure(graph: Graph, limits: Limits) -> dict[str, Floats]:
     token ids.
     """
     inputs = {name: gemm.input[0] for name, gemm in large_gemms(graph.proto).items()}
-    wanted = list(dict.fromkeys(inputs.values()))
-    found = calibration.values(graph, wanted, limits)
-    columns = {name: np.abs(x).max(0) for name, x in zip(wanted, found, strict=True)}
+    input_names = list(dict.fromkeys(inputs.values()))
+    arrays = calibration.values(graph, input_names, limits)
+    columns = {name: np.abs(x).max(0) for name, x in zip(input_names, arrays, strict=True)}
     return {name: columns[x] for name, x in inputs.items()}
 
 
@@ -198,25 +202,26 @@ class Parts:
 
     @np.errstate(all="ignore")  # a scale may be any number in a file that somebody changed
     def deviation(self, weight: Floats, bias: Floats | float) -> tuple[float, float]:
-        """How far the parts are from `weight` `[K, M]` and `bias` `[M]`.
+        """Distances of the parts from `weight` `[K, M]` and `bias` `[M]`.
 
-        The int8 entries in steps (0.5 is rounding), the float rows in units of their largest value.
-        Infinity or NaN where a scale is no divisor.
+        The int8 entries in steps (0.5 is rounding), the row of column sums and that of the bias in
+        units of its own largest value. Infinity or NaN where a scale is no divisor. The float
+        columns' rows are `weight[columns]`, bit for bit.
         """
         inner = self.shrink > 0
         exact = weight[inner] / self.shrink[inner, None] / self.scale
         steps = (self.weight[inner] - exact).astype(np.float32)
-        rest = _rest(weight, bias, self.columns, self.weight, self.scale)
-        rows = np.abs(self.rest - rest).max() / np.abs(rest).max()
-        return float(np.abs(steps).max()), float(rows)
+        rest = _rest(weight, bias, self.columns, self.weight, self.scale)[-2:]
+        gaps = np.abs(self.rest[-2:] - rest).max(1) / np.maximum(np.abs(rest).max(1), TINY)
+        return float(np.abs(steps).max()), float(gaps.max())
 
 
 def split(weight: Floats, bias: Floats, ranges: Floats) -> Parts:
     """weight `[K, M]`, bias `[M]`, ranges `[K]` (the largest |x| of each column seen)."""
     columns = np.sort(np.argsort(-ranges, kind="stable")[:FLOAT_COLUMNS])
     # a column that was narrow here, such as a ReLU that was never on, may be wide for other texts
-    seen = np.maximum(ranges, ranges.mean())
-    shrink = _power(np.maximum(np.abs(weight).max(1), TINY) / np.maximum(seen, TINY))
+    floored = np.maximum(ranges, ranges.mean())
+    shrink = _power(np.maximum(np.abs(weight).max(1), TINY) / np.maximum(floored, TINY))
     shrink[columns] = 0
     inner = np.divide(weight, shrink[:, None], out=np.zeros_like(weight), where=shrink[:, None] > 0)
     # the smallest with entries up to 127 and pairs up to MAX_PAIR
@@ -287,7 +292,7 @@ def _nodes(name: str, x: str, y: str) -> list[NodeProto]:
     """x `[N, K]` -> y `[N, M]`. Row scales and zero points are `[N]`. `~` stands for the name."""
 
     def node(operator: str, inputs: list[str], output: str, **attributes: Any) -> NodeProto:
-        inputs = [item.replace("~", f"{name}.") for item in inputs]
+        inputs = [operand.replace("~", f"{name}.") for operand in inputs]
         output = output.replace("~", f"{name}.")
         domain = CONTRIB if operator in NEEDS.operators else ""
         return helper.make_node(

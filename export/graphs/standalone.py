@@ -49,11 +49,11 @@ def make_standalone(
     """
     writing = _Writing(body)
     if logits:
-        outputs = [writing.headed(LOGITS, logits)]
+        outputs = [writing.add_output(LOGITS, logits)]
         outputs = writing.columns(LOGITS, SPANS) if spans else outputs
     else:
         outputs = [helper.make_tensor_value_info(HIDDEN, TensorProto.FLOAT, [*GRID, writing.width])]
-        outputs += [writing.headed(EMBEDDING, embedding, normalize)] if embedding else []
+        outputs += [writing.add_output(EMBEDDING, embedding, normalize)] if embedding else []
     return writing.graph(outputs)
 
 
@@ -63,31 +63,33 @@ class _Writing(Nodes):
     def __init__(self, body: Graph) -> None:
         super().__init__(scope="standalone.")
         self._body, self._heads = body, dict[str, Array]()
-        (made,) = (item for item in body.proto.graph.output if item.name == BODY_OUTPUTS[0])
-        self.width = made.type.tensor_type.shape.dim[-1].dim_value
-        self.nodes += _renamed(body, {BODY_OUTPUTS[0]: HIDDEN})
+        (hidden,) = (value for value in body.proto.graph.output if value.name == BODY_OUTPUTS[0])
+        self.width = hidden.type.tensor_type.shape.dim[-1].dim_value
+        self.nodes += _rename_values(body, {BODY_OUTPUTS[0]: HIDDEN})
 
-    def headed(self, output: str, made: Headed, normalize: bool = False) -> ValueInfoProto:
+    def add_output(self, output: str, source: Headed, normalize: bool = False) -> ValueInfoProto:
         """Writes an output."""
-        is_of_tokens = made.pick == "every"
-        rows = self._every() if is_of_tokens else self._picked(made.pick)
-        if made.head:
+        is_of_tokens = source.pick == "every"
+        rows = self._every() if is_of_tokens else self._pick_rows(source.pick)
+        if source.head:
             prefix = f"{output}."
-            (answer,) = (item.name for item in made.head.proto.graph.output)
-            constants = made.head.constants()
+            (answer,) = (value.name for value in source.head.proto.graph.output)
+            constants = source.head.constants()
             names = {name: prefix + name for name in constants}
-            self.nodes += _renamed(made.head, names | {"rows": rows}, prefix)
+            self.nodes += _rename_values(source.head, names | {"rows": rows}, prefix)
             self._heads |= {prefix + name: value for name, value in constants.items()}
             rows = prefix + answer
         if normalize:
-            rows = self.make("Div", rows, self._length(rows, made.width))
+            rows = self.make("Div", rows, self._length(rows, source.width))
         if is_of_tokens:
-            shape = self.make("Concat", self.make("Shape", "attention_mask"), [made.width], axis=0)
+            shape = self.make(
+                "Concat", self.make("Shape", "attention_mask"), [source.width], axis=0
+            )
             self.make("Reshape", rows, shape, to=output)
         else:
             self.make("Identity", rows, to=output)
         axes = GRID if is_of_tokens else GRID[:1]
-        return helper.make_tensor_value_info(output, TensorProto.FLOAT, [*axes, made.width])
+        return helper.make_tensor_value_info(output, TensorProto.FLOAT, [*axes, source.width])
 
     def columns(self, rows: str, names: Sequence[str]) -> list[ValueInfoProto]:
         """Writes an output for each number of rows `[B, S, n]`."""
@@ -98,7 +100,7 @@ class _Writing(Nodes):
     def _every(self) -> str:
         return self.make("Reshape", HIDDEN, [-1, self.width])
 
-    def _picked(self, pick: Pick) -> str:
+    def _pick_rows(self, pick: Pick) -> str:
         """A vector for each sequence `[B, d]`. Pads are zeros, which add nothing."""
         is_real = self.make("Not", self.make("Equal", "attention_mask", 0))  # [B, S]
         real = self.make("Where", is_real, 1.0, 0.0)
@@ -106,11 +108,11 @@ class _Writing(Nodes):
         count = self.make("ReduceSum", real, [1])  # [B, 1]
         if pick in ("first", "last"):
             marks = real if pick == "first" else places
-            found = self.make("ArgMax", marks, axis=1)  # the first of the largest
-            return self.make("GatherND", HIDDEN, found, batch_dims=1)
+            picks = self.make("ArgMax", marks, axis=1)  # the first of the largest
+            return self.make("GatherND", HIDDEN, picks, batch_dims=1)
         if pick == "max":
-            seen = self.make("Where", self.make("Unsqueeze", is_real, [2]), HIDDEN, -np.inf)
-            highest = self.make("Add", self.make("ReduceMax", seen, [1], keepdims=0), 0.0)
+            real_rows = self.make("Where", self.make("Unsqueeze", is_real, [2]), HIDDEN, -np.inf)
+            highest = self.make("Add", self.make("ReduceMax", real_rows, [1], keepdims=0), 0.0)
             return self.make("Where", self.make("Greater", count, 0.0), highest, 0.0)
         rows, divisor = HIDDEN, self.make("Max", count, 1.0)
         if pick == "weighted_mean":
@@ -135,8 +137,8 @@ class _Writing(Nodes):
             if width % 2:
                 last = self._columns(values, width - 1, width)
                 first = self.make("Add", self._columns(folded, 0, 1), last)
-                others = [self._columns(folded, 1, half)] if half > 1 else []
-                folded = self.make("Concat", first, *others, axis=1)
+                unpaired = [self._columns(folded, 1, half)] if half > 1 else []
+                folded = self.make("Concat", first, *unpaired, axis=1)
             values, width = folded, half
         return self.make("Max", self.make("Sqrt", values), float(MIN_LENGTH))
 
@@ -144,29 +146,31 @@ class _Writing(Nodes):
         return self.make("Slice", values, [start], [end], [1])
 
     def graph(self, outputs: list[ValueInfoProto]) -> Graph:
-        nodes = leading_to(self.nodes, [item.name for item in outputs])
-        known = {item.name for item in self._body.proto.graph.initializer}
-        own = {name: value for name, value in self.constants.items() if name not in known}
-        made = with_nodes(self._body, nodes, own | self._heads)
-        model = made.proto
+        nodes = leading_to(self.nodes, [value.name for value in outputs])
+        body_names = {value.name for value in self._body.proto.graph.initializer}
+        new_constants = {
+            name: value for name, value in self.constants.items() if name not in body_names
+        }
+        standalone = with_nodes(self._body, nodes, new_constants | self._heads)
+        model = standalone.proto
         del model.graph.output[:]
         model.graph.output.extend(outputs)
-        for item in model.graph.input:
-            for size, name in zip(item.type.tensor_type.shape.dim, GRID, strict=True):
+        for value in model.graph.input:
+            for size, name in zip(value.type.tensor_type.shape.dim, GRID, strict=True):
                 size.dim_param = name
-        (opset,) = (item for item in model.opset_import if not item.domain)
+        (opset,) = (entry for entry in model.opset_import if not entry.domain)
         problem: Exception | None = None
         for opset.version, model.ir_version in OPSETS.items():
             try:
-                onnx.checker.check_model(made.without_values())
+                onnx.checker.check_model(standalone.without_values())
             except onnx.checker.ValidationError as error:
                 problem = error
             else:
-                return made
+                return standalone
         raise UnfitError(f"the graph does not fit opset {opset.version}: {problem}")
 
 
-def _renamed(graph: Graph, names: dict[str, str], prefix: str = "") -> Iterator[NodeProto]:
+def _rename_values(graph: Graph, names: dict[str, str], prefix: str = "") -> Iterator[NodeProto]:
     """The graph's nodes with other names of values. prefix: of those that are not among names."""
     for node in graph.copy().proto.graph.node:
         for values in (node.input, node.output):

@@ -26,9 +26,9 @@ AXIS = 1  # of tokens, in `[B, S, d]`
 
 def steady(graph: Graph) -> Graph:
     """The same graph, whose sums over tokens are products with ones."""
-    constants = {item.name: item for item in graph.proto.graph.initializer}
+    constants = {tensor.name: tensor for tensor in graph.proto.graph.initializer}
     described = [*graph.proto.graph.value_info, *graph.proto.graph.input, *graph.proto.graph.output]
-    ranks = {info.name: len(info.type.tensor_type.shape.dim) for info in described}
+    ranks = {value.name: len(value.type.tensor_type.shape.dim) for value in described}
     nodes, tensors = list[NodeProto](), dict[str, NDArray[np.int64]]()
     for node in graph.proto.graph.node:
         is_sum = node.op_type in SUMS and ranks.get(node.input[0]) == 3
@@ -81,7 +81,7 @@ def _as_product(node: NodeProto) -> list[NodeProto]:
 def with_gemms(graph: Graph) -> Graph:
     """The same graph, whose products `x @ W + b` with a weight that int8 pays for are Gemm over the
     rows of x. Their numbers stay; fp32 would be a little slower so for short texts."""
-    dims = {item.name: tuple(item.dims) for item in graph.proto.graph.initializer}
+    dims = {tensor.name: tuple(tensor.dims) for tensor in graph.proto.graph.initializer}
     readers = Counter(name for node in graph.proto.graph.node for name in read_by(node))
     adds = {  # of a constant and a value that nothing else reads, by that value
         value: (node.output[0], constant)

@@ -66,30 +66,34 @@ def _attention(
             mask = mask.unsqueeze(1)
     if not has_heads:
         query, key, value = (part.unsqueeze(1) for part in (query, key, value))
-    found = ATTENTION(query, key, value, mask, dropout_p, bool(is_causal), **options)
-    return found if has_heads else found.squeeze(1)
+    context = ATTENTION(query, key, value, mask, dropout_p, bool(is_causal), **options)
+    return context if has_heads else context.squeeze(1)
 
 
-def _pool(own: Callable[..., Tensor], whole: Callable[[Tensor], Tensor]) -> Callable[..., Tensor]:
-    """whole: pools the last axis as one window."""
+def _pool(
+    original: Callable[..., Tensor], pool_whole: Callable[[Tensor], Tensor]
+) -> Callable[..., Tensor]:
+    """pool_whole: pools the last axis as one window."""
 
-    def pool(x: Tensor, kernel_size: Any, *more: Any, **options: Any) -> Tensor:
+    def pool(x: Tensor, kernel_size: Any, *arguments: Any, **options: Any) -> Tensor:
         size = kernel_size[0] if isinstance(kernel_size, tuple | list) else kernel_size
         is_whole = isinstance(size, torch.SymInt) and size == x.shape[-1]
-        return whole(x) if is_whole else own(x, kernel_size, *more, **options)
+        return pool_whole(x) if is_whole else original(x, kernel_size, *arguments, **options)
 
     return pool
 
 
-def _of_length(own: Callable[..., Any], function: Callable[[Tensor], Tensor]) -> Callable[..., Any]:
+def _of_length(
+    original: Callable[..., Any], function: Callable[[Tensor], Tensor]
+) -> Callable[..., Any]:
     """function: of a tensor of no axes."""
 
-    def call(x: Any, *more: Any, **options: Any) -> Any:
+    def call(x: Any, *arguments: Any, **options: Any) -> Any:
         if not isinstance(x, torch.SymInt):
-            return own(x, *more, **options)
+            return original(x, *arguments, **options)
         length: Any = x
-        found = function(torch.scalar_tensor(length, dtype=torch.float32))
-        return found / own(*more) if more else found  # of a base
+        number = function(torch.scalar_tensor(length, dtype=torch.float32))
+        return number / original(*arguments) if arguments else number  # of a base
 
     return call
 
@@ -97,8 +101,8 @@ def _of_length(own: Callable[..., Any], function: Callable[[Tensor], Tensor]) ->
 def _median(x: Tensor, dim: int | None = None, keepdim: bool = False) -> Any:
     rows = x.flatten() if dim is None else x
     axis = dim or 0
-    found = rows.sort(axis)
-    values, places = (part.select(axis, (rows.shape[axis] - 1) // 2) for part in found)
+    ordered = rows.sort(axis)
+    values, places = (part.select(axis, (rows.shape[axis] - 1) // 2) for part in ordered)
     if dim is None:
         return values
     if keepdim:
@@ -107,9 +111,9 @@ def _median(x: Tensor, dim: int | None = None, keepdim: bool = False) -> Any:
 
 
 def _isin(elements: Any, test_elements: Any, *, invert: bool = False, **_: Any) -> Tensor:
-    others = torch.as_tensor(test_elements).flatten()
-    found: Tensor = (torch.as_tensor(elements).unsqueeze(-1) == others).any(-1)
-    return ~found if invert else found
+    candidates = torch.as_tensor(test_elements).flatten()
+    is_in: Tensor = (torch.as_tensor(elements).unsqueeze(-1) == candidates).any(-1)
+    return ~is_in if invert else is_in
 
 
 def _refuse_packing(*_: Any) -> NoReturn:
@@ -120,30 +124,30 @@ def _refuse_packing(*_: Any) -> NoReturn:
 
 
 def _recurrent(
-    own: Callable[..., Any], operator: str, order: Sequence[int], **attributes: Any
+    original: Callable[..., Any], operator: str, order: Sequence[int], **attributes: Any
 ) -> Callable[..., Any]:
     """A function of PyTorch's recurrent layers as ONNX' operator, one for each layer."""
 
     def call(
-        x: Tensor, states: Any, weights: Any, has_biases: Any, num_layers: Any, *more: Any
+        x: Tensor, states: Any, weights: Any, has_biases: Any, num_layers: Any, *settings: Any
     ) -> Any:
         num_each = 4 if has_biases is True else 2
-        if not isinstance(states, Tensor | tuple) or len(more) != 4:
-            return own(x, states, weights, has_biases, num_layers, *more)
-        _, _, bidirectional, batch_first = more
+        if not isinstance(states, Tensor | tuple) or len(settings) != 4:
+            return original(x, states, weights, has_biases, num_layers, *settings)
+        _, _, bidirectional, batch_first = settings
         num = 1 + bidirectional
         begin = states if isinstance(states, tuple) else (states,)
         if len(weights) != num_each * num * num_layers:  # projected ones have more
-            return own(x, states, weights, has_biases, num_layers, *more)
+            return original(x, states, weights, has_biases, num_layers, *settings)
         rows, ends = x.transpose(0, 1) if batch_first else x, list[Sequence[Tensor]]()
         for layer in range(num_layers):
             first, following = layer * num, (layer + 1) * num
-            own_weights = weights[num_each * first : num_each * following]
+            layer_weights = weights[num_each * first : num_each * following]
             parts = [
                 torch.stack(
                     [
                         weight.unflatten(0, (len(order), -1))[list(order)].flatten(0, 1)
-                        for weight in own_weights[kind::num_each]
+                        for weight in layer_weights[kind::num_each]
                     ]
                 )
                 for kind in range(num_each)
@@ -167,7 +171,7 @@ def _recurrent(
             )  # fmt: skip
             rows = rows_of_all.transpose(1, 2).flatten(2)
             ends.append(end)
-        last = [torch.cat(each) for each in zip(*ends, strict=True)]
+        last = [torch.cat(layer_ends) for layer_ends in zip(*ends, strict=True)]
         return rows.transpose(0, 1) if batch_first else rows, *last
 
     return call

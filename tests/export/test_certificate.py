@@ -304,6 +304,22 @@ def test_names_and_order_mean_nothing(notebook_subject: Subject) -> None:
     assert list(structure.differences(graph, expected)) == []
 
 
+@pytest.mark.parametrize("lacking", ["a value that a node reads", "an output"])
+def test_an_expected_graph_that_lacks_a_value_is_said_to(
+    notebook_subject: Subject, lacking: str
+) -> None:
+    """An exporter's mistake is refused in words, also where both graphs have it."""
+    graph = notebook_subject.expected.graphs.body
+    expected = graph.copy()
+    nodes = expected.proto.graph.node
+    node = nodes[0 if lacking == "a value that a node reads" else -1]
+    name = node.output[0]
+    nodes.remove(node)
+    words = f"{name} of the expected graph is undefined, or defined twice"
+    assert words in [*structure.differences(graph, expected)]
+    assert words in [*structure.differences(expected, expected)]
+
+
 @pytest.mark.parametrize(
     "change",
     [

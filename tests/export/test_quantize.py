@@ -30,7 +30,7 @@ from tests.conftest import preset
 
 ROOT = Path(__file__).parents[2]
 INT8 = "model.int8.onnx"
-WEIGHT = "blocks.1.ffn.down.weight"
+WEIGHT, QKV = "blocks.1.ffn.down.weight", "blocks.0.attention.qkv.weight"
 
 
 @pytest.fixture(scope="module")
@@ -125,6 +125,17 @@ def one_column(scale: np.ndarray) -> np.ndarray:
     return scale
 
 
+def one_float_entry(rest: np.ndarray) -> np.ndarray:
+    """Little beside the row of column sums, which is below it."""
+    rest.flat[13] *= np.float32(1.001)
+    return rest
+
+
+def one_bias(rest: np.ndarray) -> np.ndarray:
+    rest[-1, 13] *= np.float32(1.01)
+    return rest
+
+
 def two_neighbours(weight: np.ndarray) -> np.ndarray:
     """Their products with 255 leave 16 bits."""
     weight[6:8, 3] = 127
@@ -141,6 +152,8 @@ def levels_of_15(levels: np.ndarray) -> np.ndarray:
     [
         (f"{WEIGHT}.scale", one_column, "int8 entries", ""),
         (f"{WEIGHT}.rest", np.negative, "float rows", "cosine|norm"),
+        (f"{QKV}.rest", one_float_entry, r"float rows differ from the reference at \[0, 13\]", ""),
+        (f"{QKV}.rest", one_bias, "rows of sums and bias", ""),
         (f"{WEIGHT}.weight", two_neighbours, "neighbours add up to 254, 141 allowed", ""),
         ("int8.levels", levels_of_15, "graph", "cosine|norm"),
     ],

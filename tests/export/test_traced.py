@@ -16,6 +16,7 @@ from addnorm.export.graphs.authors import MODULE, Exported, export_graph
 from addnorm.export.graphs.model_file import Graph
 from addnorm.export.graphs.steady import steady
 from addnorm.export.reference.modules import open_module
+from addnorm.export.wishes import Wishes
 from tests.support.mutation import whole
 
 D = 8
@@ -53,7 +54,7 @@ Followed = tuple[Exported, dict[str, Tensor]]
 
 @pytest.fixture(scope="module")
 def followed() -> Followed:
-    reference = open_module(Formulas().eval(), None, {"max_positions": 12}, None, {})
+    reference = open_module(Formulas().eval(), Wishes(max_positions=12))
     weights = {f"{MODULE}.{name}": each for name, each in reference.ask.state_dict().items()}
     return export_graph(reference), weights
 

@@ -29,16 +29,18 @@ def body(graph: Graph, config: Config, precision: str, portable: bool) -> Iterat
         yield from portable_nodes.attentions(graph, config)
         yield from _portable(graph, config, _widths(config), config.activation, config.n_layers)
         return
-    own: dict[str, Any] = {"softmax_precision": TensorProto.FLOAT} if precision == "fp16" else {}
+    options: dict[str, Any] = (
+        {"softmax_precision": TensorProto.FLOAT} if precision == "fp16" else {}
+    )
     heads = {"q_num_heads": config.n_heads, "kv_num_heads": config.kv_heads}
     if config.positions.disentangled:
-        own["scale"] = float(places.scale(config))
-    yield from _compare_nodes(graph.proto, "Attention", heads | own, config.n_layers)
+        options["scale"] = float(places.scale(config))
+    yield from _compare_nodes(graph.proto, "Attention", heads | options, config.n_layers)
     yield from _attributes(graph, config, _widths(config), config.activation, config.n_layers)
 
 
 def _widths(config: Config) -> list[int]:
-    """How many numbers each norm of the body is of."""
+    """The number of values that each norm of the body is of."""
     of_rows = [config.d_model] * (config.n_norms - config.embedding_norm)
     of_embeddings = [config.embedding_size or config.d_model] * config.embedding_norm
     shape = config.positions.disentangled  # whose norm no token passes
@@ -47,11 +49,11 @@ def _widths(config: Config) -> list[int]:
     return of_embeddings + of_rows + of_distances + of_heads
 
 
-def head(graph: Graph, config: Config, made: HeadConfig, portable: bool) -> Iterator[str]:
+def head(graph: Graph, config: Config, settings: HeadConfig, portable: bool) -> Iterator[str]:
     """Differences from the reference's Config."""
     compare = _portable if portable else _attributes
-    widths = [made.dense or config.d_model] * made.norm
-    yield from compare(graph, config, widths, made.activation, int(made.dense is not None))
+    widths = [settings.dense or config.d_model] * settings.norm
+    yield from compare(graph, config, widths, settings.activation, int(settings.dense is not None))
 
 
 def _portable(
@@ -89,8 +91,8 @@ def _attributes(
     # each such norm adds eps to a mean square, of which it takes 1 / x
     nodes, is_rms = model.graph.node, config.norm == "rms"
     sums = {node.input[0] for node in nodes if node.op_type == "Reciprocal"} if is_rms else set()
-    found = [node for node in nodes if node.op_type == "Add" and node.output[0] in sums]
-    yield from _eps(graph, found, "mean square", [config.eps] * (norms * is_rms))
+    additions = [node for node in nodes if node.op_type == "Add" and node.output[0] in sums]
+    yield from _eps(graph, additions, "mean square", [config.eps] * (norms * is_rms))
     yield from _products(model)
 
 
@@ -117,13 +119,13 @@ def _std_norms(graph: Graph, config: Config, count: int) -> Iterator[str]:
     """Each such norm adds eps to a square root."""
     nodes = graph.proto.graph.node
     roots = {node.output[0] for node in nodes if node.op_type == "Sqrt"}
-    found = [node for node in nodes if node.op_type == "Add" and roots & {*node.input}]
-    yield from _eps(graph, found, "deviation", [config.eps] * count)
+    additions = [node for node in nodes if node.op_type == "Add" and roots & {*node.input}]
+    yield from _eps(graph, additions, "deviation", [config.eps] * count)
 
 
-def _eps(graph: Graph, nodes: list[NodeProto], what: str, eps: list[float]) -> Iterator[str]:
-    """eps: of each norm. what: it is added to."""
-    constants = {item.name: item for item in graph.proto.graph.initializer}
+def _eps(graph: Graph, nodes: list[NodeProto], addend: str, eps: list[float]) -> Iterator[str]:
+    """eps: of each norm. addend: it is added to."""
+    constants = {tensor.name: tensor for tensor in graph.proto.graph.initializer}
     added = []
     for node in nodes:
         values = [graph.value(constants[name]) for name in node.input if name in constants]
@@ -131,4 +133,4 @@ def _eps(graph: Graph, nodes: list[NodeProto], what: str, eps: list[float]) -> I
         added.append(float(values[0]) if is_one else None)
     expected = [float(np.float32(number)) for number in eps]
     if added != expected:
-        yield f"the norms add {added} to the {what}, {expected} expected"
+        yield f"the norms add {added} to the {addend}, {expected} expected"

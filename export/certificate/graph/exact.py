@@ -64,23 +64,23 @@ class Files:
     @classmethod
     def read(cls, bundle: Bundle) -> "Files":
         """ValueError for what is no graph, and for data files that the manifest does not know."""
-        known = bundle.manifest.files
+        file_names = bundle.manifest.files
         bodies = {name: _load(bundle, bundle.graph(name)) for name in bundle.manifest.precisions}
         made_apart = () if bundle.manifest.as_it_is else bundle.manifest.heads
         heads = {name: _load(bundle, bundle.head(name)) for name in made_apart}
         gpu, lens = (
-            _load(bundle, bundle.path / name, bundle.graph("fp32")) if name in known else None
+            _load(bundle, bundle.path / name, bundle.graph("fp32")) if name in file_names else None
             for name in (GPU_GRAPH, LENS)
         )
-        ranges = load_file(bundle.path / RANGES) if RANGES in known else {}
+        ranges = load_file(bundle.path / RANGES) if RANGES in file_names else {}
         return cls(bodies, gpu, lens, heads, ranges)
 
 
 def _load(bundle: Bundle, path: Path, owner: Path | None = None) -> Graph:
     graph = model_file.load(path, owner)
-    data = model_file.data_file(owner or path).name
-    if graph.values and data not in bundle.manifest.files:
-        raise ValueError(f"the manifest has no sha256 of {data}")
+    data_name = model_file.data_file(owner or path).name
+    if graph.values and data_name not in bundle.manifest.files:
+        raise ValueError(f"the manifest has no sha256 of {data_name}")
     return graph
 
 
@@ -133,18 +133,20 @@ def compare(files: Files, expected: Expected, manifest: Manifest) -> Iterator[Fi
             yield from compare_int8(files, expected.graphs.body, expected.ranges, manifest)
             continue
         is_half = precision == "fp16"
-        meant = half_precision.to_half(expected.graphs.plain) if is_half else expected.graphs.body
-        yield (precision, "graph"), [*structure.differences(body, meant)]
-    for name, found, own in (
+        expected_body = (
+            half_precision.to_half(expected.graphs.plain) if is_half else expected.graphs.body
+        )
+        yield (precision, "graph"), [*structure.differences(body, expected_body)]
+    for name, graph, expected_graph in (
         ("gpu", files.gpu, expected.graphs.plain),
         ("lens", files.lens, expected.graphs.lens),
     ):
-        if found and own:
-            weights = compare_weights(found, expected.reference, leaving="heads.")
+        if graph and expected_graph:
+            weights = compare_weights(graph, expected.reference, leaving="heads.")
             yield ("fp32", f"{name}, weights"), weights
-            seen = attributes.body(found, config, "fp32", portable=name == "lens")
-            yield ("fp32", f"{name}, attributes"), [*seen]
-            yield ("fp32", f"{name}, graph"), [*structure.differences(found, own)]
+            comparison = attributes.body(graph, config, "fp32", portable=name == "lens")
+            yield ("fp32", f"{name}, attributes"), [*comparison]
+            yield ("fp32", f"{name}, graph"), [*structure.differences(graph, expected_graph)]
 
 
 def compare_int8(
@@ -153,7 +155,7 @@ def compare_int8(
     """The int8 graph is what `quantize` makes of the fp32 one by the stored ranges, and those are
     the ones measured here."""
     body, in_fp32 = files.bodies["int8"], {*manifest.int8.float_weights}
-    ranges = {name: own for name, own in measured.items() if name not in in_fp32}
+    ranges = {name: columns for name, columns in measured.items() if name not in in_fp32}
     unknown = [
         f"{name} is said to be fp32: there is no such matrix"
         for name in sorted(in_fp32 - {quantize.TABLE, *measured})
@@ -162,34 +164,34 @@ def compare_int8(
     if files.ranges.keys() != ranges.keys():
         yield ("int8", "graph"), ["cannot be made again without its ranges"]
         return
-    meant = quantize.quantize(fp32, files.ranges, with_table=quantize.TABLE not in in_fp32)
-    if quantize.TABLE in body.constants().keys() - meant.constants().keys():
+    expected_graph = quantize.quantize(fp32, files.ranges, with_table=quantize.TABLE not in in_fp32)
+    if quantize.TABLE in body.constants().keys() - expected_graph.constants().keys():
         yield ("int8", "graph"), [OLDER_INT8]
         return
-    yield ("int8", "graph"), [*structure.differences(body, meant)]
+    yield ("int8", "graph"), [*structure.differences(body, expected_graph)]
 
 
 def _heads(heads: dict[str, Graph], expected: Expected, portable: bool) -> Iterator[Finding]:
     modules, config = dict(expected.reference.named_heads()), expected.reference.config
     if heads.keys() != modules.keys():
-        found = f"the bundle has heads of {sorted(heads)}, {sorted(modules)} expected"
-        yield ("fp32", "heads"), [found]
+        words = f"the bundle has heads of {sorted(heads)}, {sorted(modules)} expected"
+        yield ("fp32", "heads"), [words]
         return
     for name, head in heads.items():
         yield ("fp32", f"{name}, weights"), compare_weights(head, modules[name])
-        made = config.heads[name]
-        yield ("fp32", f"{name}, attributes"), [*attributes.head(head, config, made, portable)]
+        settings = config.heads[name]
+        yield ("fp32", f"{name}, attributes"), [*attributes.head(head, config, settings, portable)]
         graph = [*structure.differences(head, expected.graphs.heads[name])]
         yield ("fp32", f"{name}, graph"), graph
 
 
 def _manifest(manifest: Manifest, config: Config) -> list[str]:
-    """How the manifest differs from the model."""
-    said = {
+    """Fields of the manifest that differ from the model."""
+    stored = {
         **manifest.model_dump(include={"config", "d_model", "n_norms", "opset", "heads"}),
         **dict(manifest.limits),
     }
-    meant = {
+    expected = {
         "config": json.loads(json.dumps(asdict(config))),
         "d_model": config.d_model,
         "n_norms": config.n_norms,
@@ -200,16 +202,16 @@ def _manifest(manifest: Manifest, config: Config) -> list[str]:
         "type_vocab_size": config.type_vocab_size,
     }
     differing = [
-        f"{name} is {said[name]}, {value} expected"
-        for name, value in meant.items()
-        if said[name] != value
+        f"{name} is {stored[name]}, {value} expected"
+        for name, value in expected.items()
+        if stored[name] != value
     ]
     # what int8 needs of onnxruntime, as exporters have written it since they wrote it down
     needs = quantize.needs(manifest.precisions)
-    told = manifest.int8.model_copy(update={"float_weights": (), "keep_recall": None})
-    if told == needs:
+    int8 = manifest.int8.model_copy(update={"float_weights": (), "keep_recall": None})
+    if int8 == needs:
         return differing
-    if told == Int8():
+    if int8 == Int8():
         return [*differing, OLDER_INT8]
     return [*differing, f"int8 is {manifest.int8!r}, {needs!r} expected"]
 
@@ -224,7 +226,7 @@ def compare_weights(graph: Graph, reference: nn.Module, leaving: str = " ") -> l
     config = reference.config if isinstance(reference, Transformer) else None
     try:
         return [*_weights_of(graph, state, config)]
-    except (KeyError, TypeError, ValueError, onnx.checker.ValidationError) as error:
+    except (LookupError, TypeError, ValueError, onnx.checker.ValidationError) as error:
         return [f"its constants cannot be read: {error}"]
 
 
@@ -260,10 +262,10 @@ def _weights_of(graph: Graph, state: Mapping[str, Array], config: Config | None)
             is_in_parts = name.removesuffix("bias") + "weight" in parts
             if name.endswith(".bias") and (is_in_parts or not tensor.any()):
                 continue
-            others = state.keys() & (constants.keys() | halves.keys())
-            if not any(_same_bits(state[other], tensor) for other in others):
+            candidates = state.keys() & (constants.keys() | halves.keys())
+            if not any(_same_bits(state[candidate], tensor) for candidate in candidates):
                 yield f"{name} is missing"
-    known = {
+    expected_names = {
         *state,
         *(f"{name}{half_precision.SUFFIX}" for name in state),
         *table,
@@ -271,7 +273,7 @@ def _weights_of(graph: Graph, state: Mapping[str, Array], config: Config | None)
     }
     for name, value in constants.items():
         is_weight = value.dtype.kind == "f" and value.size > ONE_ELEMENT
-        if name in known or not is_weight or portable_nodes.is_of_a_formula(value):
+        if name in expected_names or not is_weight or portable_nodes.is_of_a_formula(value):
             continue
         if config is None or not places.is_table(value, config):
             yield f"{name} is not of the reference"
@@ -287,13 +289,16 @@ def _int8(
     ) > quantize.MAX_PAIR:
         yield f"{name}: neighbours add up to {pair}, {quantize.MAX_PAIR} allowed"
     bias = quantize.weight_of(name).removesuffix("weight") + "bias"
-    steps, rows = parts.deviation(weight.T, state.get(bias, 0.0))
-    for what, gap, unit, limit in (
+    floats, expected = parts.rest[: len(parts.columns)], weight.T[parts.columns]
+    if not _same_bits(floats, expected):
+        yield f"{name}: float rows differ from the reference{_where(floats, expected)}"
+    steps, sums = parts.deviation(weight.T, state.get(bias, 0.0))
+    for entries, gap, unit, limit in (
         ("int8 entries", steps, " steps", INT8_STEPS),
-        ("float rows", rows, "", FLOAT_ROWS),
+        ("rows of sums and bias", sums, "", FLOAT_ROWS),
     ):
         if not gap <= limit:
-            yield f"{name}: {what} are up to {gap:.3g}{unit} from the reference, {limit} allowed"
+            yield f"{name}: {entries} are up to {gap:.3g}{unit} from the reference, {limit} allowed"
 
 
 def _ranges(stored: Mapping[str, Floats], measured: Mapping[str, Floats]) -> Iterator[str]:
@@ -311,12 +316,12 @@ def _ranges(stored: Mapping[str, Floats], measured: Mapping[str, Floats]) -> Ite
             yield f"the ranges of {name} are not those measured here{_where(got, expected)}"
 
 
-def _same_bits(one: Array, other: Array) -> bool:
+def _same_bits(first: Array, second: Array) -> bool:
     """Bit for bit: as integers, because a NaN is unlike itself and -0 like 0."""
-    if _kind(one) != _kind(other):
+    if _kind(first) != _kind(second):
         return False
-    bits = f"u{one.itemsize}"
-    return np.array_equal(one.view(bits), other.view(bits))
+    bits = f"u{first.itemsize}"
+    return np.array_equal(first.view(bits), second.view(bits))
 
 
 def _kind(array: Array) -> str:

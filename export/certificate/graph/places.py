@@ -24,16 +24,16 @@ def rotations(graph: Graph, config: Config) -> Iterator[str]:
     """Layers whose queries and keys are not rotated by the Config's angles."""
     read = Reader(graph)
     turns = [node for node in graph.proto.graph.node if node.op_type == "Sub"]
-    found = [angles for node in turns if (angles := _angles(read, node))]
+    layer_angles = [angles for node in turns if (angles := _angles(read, node))]
     expected = config.n_layers if config.positions.rotary else 0
-    if len(found) != expected:
-        yield f"{len(found)} layers rotate queries and keys, {expected} expected"
+    if len(layer_angles) != expected:
+        yield f"{len(layer_angles)} layers rotate queries and keys, {expected} expected"
         return
-    for layer, names in enumerate(found):
-        meant = tables(config, layer in config.local_layers)
-        for what, name, table in zip(("cos", "sin"), names, meant, strict=True):
+    for layer, names in enumerate(layer_angles):
+        expected_tables = tables(config, layer in config.local_layers)
+        for function, name, table in zip(("cos", "sin"), names, expected_tables, strict=True):
             if not _equals_table(read.value(name), table):
-                yield f"layer {layer}: {name} is not {what} of the places' angles"
+                yield f"layer {layer}: {name} is not {function} of the places' angles"
 
 
 def tables(config: Config, is_local: bool) -> tuple[Array, Array]:
@@ -51,8 +51,8 @@ def is_table(array: Array, config: Config) -> bool:
     """True if a float constant that is no weight is one of these tables."""
     if not config.positions.rotary:
         return False
-    known = [table for is_local in (False, True) for table in tables(config, is_local)]
-    return any(_equals_table(array, table) for table in known)
+    config_tables = [table for is_local in (False, True) for table in tables(config, is_local)]
+    return any(_equals_table(array, table) for table in config_tables)
 
 
 def _equals_table(array: Array, table: Array) -> bool:
@@ -67,9 +67,9 @@ def _angles(read: Reader, turn: NodeProto) -> tuple[str, str] | None:
     try:
         (a, cos), (b, sin) = (read.node(name, "Mul").input for name in turn.input)
         beside = [node for node in read.readers(b) if node.op_type == "Mul" and cos in node.input]
-        (other,) = (node for mul in beside for node in read.readers(mul.output[0]))
+        (addition,) = (node for mul in beside for node in read.readers(mul.output[0]))
         terms = [
-            set(read.node(name, "Mul").input) for name in read.node(other.output[0], "Add").input
+            set(read.node(name, "Mul").input) for name in read.node(addition.output[0], "Add").input
         ]
         halves = [
             read.value(read.chain(x, "Squeeze", "Slice")[1].input[1]).tolist() for x in (a, b)
@@ -87,17 +87,17 @@ def _angles(read: Reader, turn: NodeProto) -> tuple[str, str] | None:
 def windows(graph: Graph, config: Config) -> Iterator[str]:
     """Windows of local layers that are not the Config's."""
     read = Reader(graph)
-    found = set()
+    widths = set()
     for node in graph.proto.graph.node:
         if node.op_type == "LessOrEqual":
             try:
                 read.node(node.input[0], "Abs")
-                found.add(int(read.value(node.input[1])))
+                widths.add(int(read.value(node.input[1])))
             except BROKEN:
                 continue
     expected = {config.window} if config.window else set()
-    if found != expected:
-        yield f"distances are compared with {sorted(found)}, {sorted(expected)} expected"
+    if widths != expected:
+        yield f"distances are compared with {sorted(widths)}, {sorted(expected)} expected"
 
 
 def terms(config: Config) -> list[str]:
@@ -135,14 +135,16 @@ def vectors(graph: Graph, config: Config) -> Iterator[str]:
     expected, read = table(config)[:, None], Reader(graph)
     gathers = [node for node in graph.proto.graph.node if node.op_type == "Gather"]
     constants = [read.value(node.input[0]) for node in gathers if read.is_constant(node.input[0])]
-    found = [rows for rows in constants if rows.dtype.kind == "i" and rows.shape == expected.shape]
-    if not found or not all((rows == expected).all() for rows in found):
+    row_tables = [
+        rows for rows in constants if rows.dtype.kind == "i" and rows.shape == expected.shape
+    ]
+    if not row_tables or not all((rows == expected).all() for rows in row_tables):
         yield "distances have other vectors than those of the Config"
 
 
 def read_terms(read: Reader, scan: NodeProto, body: GraphProto, total: str) -> Iterator[str]:
     """The terms that are added to query times key, by what they are made of. total: their sum."""
-    outside = dict(zip((item.name for item in body.input), scan.input, strict=True))
+    outside = dict(zip((value.name for value in body.input), scan.input, strict=True))
     leaves = [*_summands(read, total)]
     queries = [leaf.input[0] for leaf in leaves if leaf.op_type == "MatMul"]
     for leaf in leaves:
@@ -158,19 +160,19 @@ def read_terms(read: Reader, scan: NodeProto, body: GraphProto, total: str) -> I
         products = [*_summands(read, flat.input[0])]
         sources = {_source(read, product, outside) for product in products}
         by = [product.input[0] for product in products]
-        meant = {("query", scan.input[-1]) if is_by_key else ("key", scan.input[-2])}
-        if is_by_key == (by == queries) or sources != meant:
-            raise Unlike(f"{leaf.output[0]} multiplies {by} with {sources}, {meant} expected")
+        expected = {("query", scan.input[-1]) if is_by_key else ("key", scan.input[-2])}
+        if is_by_key == (by == queries) or sources != expected:
+            raise Unlike(f"{leaf.output[0]} multiplies {by} with {sources}, {expected} expected")
         yield "p2c" if is_by_key else "c2p"
 
 
 def _summands(read: Reader, name: str) -> Iterator[NodeProto]:
     """The parts of a sum, in its order."""
-    made = read.producer(name)
-    if made.op_type != "Add":
-        yield made
+    node = read.producer(name)
+    if node.op_type != "Add":
+        yield node
         return
-    for part in made.input:
+    for part in node.input:
         yield from _summands(read, part)
 
 
@@ -183,10 +185,10 @@ def _source(read: Reader, product: NodeProto, outside: dict[str, str]) -> tuple[
     if read.value(mul.input[1]) < heads.size:
         raise Unlike(f"{add.output[0]} does not pick by head")
     vectors = read.node(picked.input[0], "Reshape").input[0]
-    made = read.producer(vectors)
+    producer = read.producer(vectors)
     # by the part of attention's own projections, or by the weight's name
-    if made.op_type == "Split":
-        source = ("query", "key", "value")[[*made.output].index(vectors)]
+    if producer.op_type == "Split":
+        source = ("query", "key", "value")[[*producer.output].index(vectors)]
     else:
-        source = str(made.input[1]).split(".")[-2]
+        source = str(producer.input[1]).split(".")[-2]
     return source, outside[lifted.input[0]]

@@ -43,16 +43,16 @@ def attentions(graph: Graph, config: Config) -> Iterator[str]:
     }
     for layer, scan in enumerate(scans):
         is_local = layer in config.local_layers
-        meant = expected | ({"biased": True, "local": True} if is_local else {})
+        layer_expected = expected | ({"biased": True, "local": True} if is_local else {})
         try:
-            if (got := _attention(graph, scan)) != meant:
-                yield f"{scan.name} (attention) has {got}, {meant} expected"
+            if (got := _attention(graph, scan)) != layer_expected:
+                yield f"{scan.name} (attention) has {got}, {layer_expected} expected"
         except BROKEN as error:
             yield f"{scan.name} is no attention: {error}"
 
 
 def _attention(graph: Graph, scan: NodeProto) -> dict[str, Any]:
-    body = next(item.g for item in scan.attribute if item.name == "body")
+    body = next(attribute.g for attribute in scan.attribute if attribute.name == "body")
     read = Reader(graph, body)
     table, cells = read.node(scan.input[0], "Gather").input
     width = int(read.value(read.node(table, "Reshape").input[1])[-1])
@@ -60,37 +60,37 @@ def _attention(graph: Graph, scan: NodeProto) -> dict[str, Any]:
     inner = {name for node in body.node for name in node.output}
     turned = [node.input[0] for node in body.node if node.op_type == "Transpose"]
     keys = [name for name in turned if name not in inner]
-    given = dict(zip((item.name for item in body.input), scan.input, strict=True))
-    parts, is_local = len(keys), {*keys} <= given.keys()
-    key_cells = read.node(given.get(keys[0], keys[0]), "Gather").input[1]
+    outside = dict(zip((value.name for value in body.input), scan.input, strict=True))
+    parts, is_local = len(keys), {*keys} <= outside.keys()
+    key_cells = read.node(outside.get(keys[0], keys[0]), "Gather").input[1]
     shared = read.value(read.node(key_cells, "Add").input[1]).flatten().tolist()
     exp = next(node for node in body.node if node.op_type == "Exp")
-    made = read.producer(exp.input[0])
-    if is_clipped := made.op_type == "Clip":
-        shifted, *bounds = made.input
+    node = read.producer(exp.input[0])
+    if is_clipped := node.op_type == "Clip":
+        shifted, *bounds = node.input
         if [read.value(bound).tolist() for bound in bounds] != [FLOOR]:
-            raise Unlike(f"{made.name} clips scores at another number than {FLOOR}")
-        made = read.producer(shifted)
-    scores = read.node(made.output[0], "Sub")
+            raise Unlike(f"{node.name} clips scores at another number than {FLOOR}")
+        node = read.producer(shifted)
+    scores = read.node(node.output[0], "Sub")
     largest = read.node(scores.input[1], "ReduceMax")
     if largest.input[0] != scores.input[0] or read.value(largest.input[1]).tolist() != [-1]:
         raise Unlike(f"{largest.output[0]} is not the largest score of a query")
     # the product with the scale, before a mask is added
     total = scores.input[0]
-    while (made := read.producer(total)).op_type == "Add":
-        total = made.input[0]
+    while (node := read.producer(total)).op_type == "Add":
+        total = node.input[0]
     if is_clipped and total != scores.input[0]:
         raise Unlike(f"{exp.name} is of masked scores that are clipped")
     scale = read.node(total, "Mul")
     terms = [*places.read_terms(read, scan, body, scale.input[0])]
     num_floats = len(scan.input) - (2 if terms else 0)
     # neighbours read the same heads of keys
-    known = sorted({*shared})
-    if shared != [cell for cell in known for _ in range(len(shared) // len(known))]:
+    distinct = sorted({*shared})
+    if shared != [cell for cell in distinct for _ in range(len(shared) // len(distinct))]:
         raise Unlike(f"heads of queries read the keys {shared}")
     return {
         "heads": len(firsts),
-        "kv_heads": len(known),
+        "kv_heads": len(distinct),
         "dims": width * parts,
         "scale": read.value(scale.input[1])[()],
         "biased": num_floats > (3 * parts if is_local else parts),
@@ -105,24 +105,24 @@ def norms(graph: Graph, config: Config, widths: list[int]) -> Iterator[str]:
     roots = [node for node in graph.proto.graph.node if node.op_type == "Sqrt"]
     if len(roots) != len(widths):
         yield f"Sqrt occurs {len(roots)} times, {len(widths)} expected"
-    found, eps = list[int](), float(np.float32(config.eps))
+    root_widths, eps = list[int](), float(np.float32(config.eps))
     for root in roots:
         try:
             got, width = _eps(read, root, config.norm == "rms")
-            found.append(width)
+            root_widths.append(width)
             if got != eps:
                 yield f"{root.name} ({kind}) has eps {got}, {eps} expected"
         except BROKEN as error:
             yield f"{root.name} is no {kind}: {error}"
-    if len(found) == len(widths) and sorted(found) != sorted(widths):
-        yield f"{kind}s are of {sorted(found)} numbers, {sorted(widths)} expected"
+    if len(root_widths) == len(widths) and sorted(root_widths) != sorted(widths):
+        yield f"{kind}s are of {sorted(root_widths)} numbers, {sorted(widths)} expected"
 
 
 def _eps(read: Reader, root: NodeProto, is_rms: bool) -> tuple[float, int]:
     """The eps in sqrt(1 / (mean((x - mean(x))^2) + eps)), or in that of x^2, and how wide x is."""
-    one, total = read.node(root.input[0], "Div").input
+    numerator, total = read.node(root.input[0], "Div").input
     variance, eps = read.node(total, "Add").input
-    if read.value(one) != 1:
+    if read.value(numerator) != 1:
         raise Unlike(f"{root.input[0]} is not 1 by {total}")
     squares, width = _mean_of(read, variance)
     square = read.node(squares, "Mul")
@@ -159,7 +159,7 @@ def tanh_gelus(graph: Graph) -> Iterator[str]:
             continue
         try:
             _, factor, cubic = read.chain(node.input[0], "Mul", "Add", "Mul")
-            got = [read.value(item.input[1])[()] for item in (factor, cubic)]
+            got = [read.value(term.input[1])[()] for term in (factor, cubic)]
         except BROKEN as error:
             yield f"{node.name} is of no Gelu: {error}"
             continue
@@ -172,13 +172,13 @@ def gates(graph: Graph, config: Config) -> Iterator[str]:
     read = Reader(graph)
     splits = [node for node in graph.proto.graph.node if node.op_type == "Split"]
     # the layout padded splits queries, keys and values in three
-    found = [node for node in splits if len(node.output) == 2]
+    halvings = [node for node in splits if len(node.output) == 2]
     expected = config.n_layers if config.gated else 0
-    if len(found) != expected:
-        yield f"{len(found)} rows are split in halves, {expected} expected"
-    for node in found:
+    if len(halvings) != expected:
+        yield f"{len(halvings)} rows are split in halves, {expected} expected"
+    for node in halvings:
         gated = read.readers(node.output[-1])
-        is_gate = [item.op_type for item in gated] == ["Mul"] and (
+        is_gate = [reader.op_type for reader in gated] == ["Mul"] and (
             node.output[0] not in gated[0].input
         )
         if not is_gate or structure.attributes(node) != {"axis": 1, "num_outputs": 2}:
@@ -199,8 +199,10 @@ def is_of_a_formula(array: Array) -> bool:
 def foreign_operators(graph: Graph) -> Iterator[str]:
     """Operators that no portable graph has. Sums of whole numbers are exact in any order. A product
     of constants is computed when the session is made: with one column it has other bits on ARM."""
-    widths = {item.name: item.dims[-1] for item in graph.proto.graph.initializer if item.dims}
-    constants = {item.name for item in graph.proto.graph.initializer}
+    widths = {
+        tensor.name: tensor.dims[-1] for tensor in graph.proto.graph.initializer if tensor.dims
+    }
+    constants = {tensor.name for tensor in graph.proto.graph.initializer}
     nodes = [*structure.nodes(graph.proto.graph)]
     made_by = {name: node for node in nodes for name in node.output}
     for node in nodes:

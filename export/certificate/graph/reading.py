@@ -26,14 +26,14 @@ class Reader:
         nodes = [*graph.proto.graph.node, *(inner.node if inner else [])]
         self._nodes = nodes
         self._made_by: dict[str, NodeProto] = {name: node for node in nodes for name in node.output}
-        self._constants = {item.name: item for item in graph.proto.graph.initializer}
+        self._constants = {tensor.name: tensor for tensor in graph.proto.graph.initializer}
 
     def node(self, name: str, operator: str) -> NodeProto:
         """The node that makes a value. Unlike if it is another operator."""
-        made = self._made_by.get(name)
-        if made is None or made.op_type != operator:
-            raise Unlike(f"{name} is made by {made.op_type if made else 'nothing'}, not {operator}")
-        return made
+        node = self._made_by.get(name)
+        if node is None or node.op_type != operator:
+            raise Unlike(f"{name} is made by {node.op_type if node else 'nothing'}, not {operator}")
+        return node
 
     def producer(self, name: str) -> NodeProto:
         """The node that makes a value. Unlike if there is none."""
@@ -55,13 +55,13 @@ class Reader:
 
     def uncast(self, name: str) -> str:
         """The value before it was cast to another type."""
-        made = self._made_by.get(name)
-        return str(made.input[0]) if made is not None and made.op_type == "Cast" else name
+        node = self._made_by.get(name)
+        return str(node.input[0]) if node is not None and node.op_type == "Cast" else name
 
     def chain(self, name: str, *operators: str) -> list[NodeProto]:
         """Nodes that make a value, each of what the next one makes, along first inputs."""
-        found = []
+        nodes = []
         for operator in operators:
-            found.append(self.node(name, operator))
-            name = found[-1].input[0]
-        return found
+            nodes.append(self.node(name, operator))
+            name = nodes[-1].input[0]
+        return nodes

@@ -34,29 +34,29 @@ class _Keys:
     values: dict[str, str]  # value's name -> key
     nodes: dict[str, NodeProto]  # key -> the first such node, in order
     counts: Counter[str]  # of nodes, constants and shapes noted, by key
-    undefined: list[str]  # names that a node reads before they are defined, or defined twice
+    undefined: list[str]  # names that are read before they are defined, or defined twice
 
 
-def differences(one: Graph, other: Graph) -> Iterator[str]:
-    """How `one` differs from `other`, the expected one, in words; nothing if both are the same."""
-    ours, theirs = _keys(one), _keys(other)
-    found, expected = one.proto, other.proto
-    yield from (f"{name} is undefined, or defined twice" for name in ours.undefined)
+def differences(graph: Graph, expected: Graph) -> Iterator[str]:
+    """Words for each difference of `graph` from `expected`; nothing if both are the same."""
+    keys, expected_keys = _keys(graph), _keys(expected)
+    model, expected_model = graph.proto, expected.proto
+    yield from (f"{name} is undefined, or defined twice" for name in keys.undefined)
+    for name in expected_keys.undefined:
+        yield f"{name} of the expected graph is undefined, or defined twice"
     # versions, inputs, outputs, and every other field that a model may have
-    for own, other_fields in ((found, expected), (found.graph, expected.graph)):
-        yield from (
-            f"{name} is another" for name in _unequal_names(_fields(own), _fields(other_fields))
-        )
-    for key, node in ours.nodes.items():
-        if key not in theirs.nodes:
-            yield _words(node, ours, expected, theirs)
-    for key, node in theirs.nodes.items():
-        if key not in ours.nodes:
+    for messages in ((model, expected_model), (model.graph, expected_model.graph)):
+        yield from (f"{name} is another" for name in _unequal_names(*map(_fields, messages)))
+    for key, node in keys.nodes.items():
+        if key not in expected_keys.nodes:
+            yield _words(node, keys, expected_model, expected_keys)
+    for key, node in expected_keys.nodes.items():
+        if key not in keys.nodes:
             yield f"node {node.name} ({node.op_type}) is missing"
-    for output in expected.graph.output:
-        if ours.values.get(output.name) != theirs.values[output.name]:
+    for output in expected_model.graph.output:
+        if keys.values.get(output.name) != expected_keys.values.get(output.name):
             yield f"output {output.name} is another value"
-    if ours.counts != theirs.counts:
+    if keys.counts != expected_keys.counts:
         yield "nodes, constants or noted shapes are more, fewer or others"
 
 
@@ -71,14 +71,14 @@ def _keys(graph: Graph) -> _Keys:
 
     for value in model.graph.input:
         define(value.name, f"input {value.name}")
-    for item in model.graph.initializer:  # by type, shape and bytes, wherever the bytes lie
+    for tensor in model.graph.initializer:  # by type, shape and bytes, wherever the bytes lie
         try:
-            array = np.ascontiguousarray(graph.value(item))
-            fields = PLACE if item.data_location == EXTERNAL else TENSOR_DATA
-            define(item.name, _digest(_without(item, *fields), as_bytes(array)))
+            array = np.ascontiguousarray(graph.value(tensor))
+            fields = PLACE if tensor.data_location == EXTERNAL else TENSOR_DATA
+            define(tensor.name, _digest(_without(tensor, *fields), as_bytes(array)))
         except (KeyError, ValueError, TypeError) as error:
-            define(item.name, f"unreadable: {error}")
-        counts[values[item.name]] += 1
+            define(tensor.name, f"unreadable: {error}")
+        counts[values[tensor.name]] += 1
     for node in model.graph.node:
         undefined.extend(name for name in node.input if name not in values)
         key = _node(node, values)
@@ -86,9 +86,10 @@ def _keys(graph: Graph) -> _Keys:
         counts[key] += 1
         for index, name in enumerate(node.output):
             define(name, f"{key} {index}")
+    undefined.extend(value.name for value in model.graph.output if value.name not in values)
     counts.update(
-        _digest(values.get(item.name, ""), _without(item, "name"))
-        for item in model.graph.value_info
+        _digest(values.get(info.name, ""), _without(info, "name"))
+        for info in model.graph.value_info
     )
     return _Keys(values, nodes, counts, undefined)
 
@@ -103,14 +104,20 @@ def _node(node: NodeProto, values: Mapping[str, str]) -> str:
     for name in ("name", "input", "output", "attribute"):
         copy.ClearField(name)
     copy.domain = "" if copy.domain == "ai.onnx" else copy.domain
-    ordered = sorted(node.attribute, key=lambda item: item.name)
-    copy.attribute.extend(item for item in ordered if item.type != AttributeProto.GRAPH)
-    bodies = [item for item in ordered if item.type == AttributeProto.GRAPH]
+    ordered = sorted(node.attribute, key=lambda attribute: attribute.name)
+    copy.attribute.extend(
+        attribute for attribute in ordered if attribute.type != AttributeProto.GRAPH
+    )
+    bodies = [attribute for attribute in ordered if attribute.type == AttributeProto.GRAPH]
     copy.output.extend("given" if name else "" for name in node.output)
     return _digest(
         copy.SerializeToString(deterministic=True),
         *(values.get(name, "undefined") for name in node.input),
-        *(part for item in bodies for part in (_without(item, "g"), _body(item.g, values))),
+        *(
+            part
+            for attribute in bodies
+            for part in (_without(attribute, "g"), _body(attribute.g, values))
+        ),
     )
 
 
@@ -136,13 +143,14 @@ def nodes(graph: GraphProto) -> Iterator[NodeProto]:
     """All nodes, also those of graphs that are attributes."""
     for node in graph.node:
         yield node
-        for item in node.attribute:
-            yield from nodes(item.g)
+        for attribute in node.attribute:
+            yield from nodes(attribute.g)
 
 
-def _unequal_names(one: dict[str, Any], other: dict[str, Any]) -> list[str]:
+def _unequal_names(fields: dict[str, Any], expected: dict[str, Any]) -> list[str]:
     """Names whose values differ."""
-    return [name for name in sorted(one.keys() | other.keys()) if one.get(name) != other.get(name)]
+    names = sorted(fields.keys() | expected.keys())
+    return [name for name in names if fields.get(name) != expected.get(name)]
 
 
 def _fields(message: Message) -> dict[str, Any]:
@@ -160,37 +168,39 @@ def _comparable_value(value: Any) -> Any:
         return value.SerializeToString(deterministic=True)
     if isinstance(value, str | bytes | int | float):
         return value
-    return [_comparable_value(item) for item in value]
+    return [_comparable_value(entry) for entry in value]
 
 
-def _words(node: NodeProto, ours: _Keys, model: ModelProto, theirs: _Keys) -> str:
-    """How a node differs from the expected model's node of that name, if there is one."""
-    twin = next((other for other in model.graph.node if other.name == node.name), None)
-    what = f"node {node.name} ({node.op_type})"
+def _words(node: NodeProto, keys: _Keys, model: ModelProto, expected_keys: _Keys) -> str:
+    """The difference of a node from the expected model's node of that name, if there is one."""
+    twin = next((peer for peer in model.graph.node if peer.name == node.name), None)
+    label = f"node {node.name} ({node.op_type})"
     if twin is None:
-        return f"{what} is not expected"
+        return f"{label} is not expected"
     if twin.op_type != node.op_type:
-        return f"{what} is expected to be {twin.op_type}"
-    one, other = attributes(node), attributes(twin)
-    for name in _unequal_names(one, other):
-        return f"{what}: {name} is {one.get(name)!r}, {other.get(name)!r} expected"
-    read = [ours.values.get(name) for name in node.input]
-    if read != [theirs.values[name] for name in twin.input]:
-        return f"{what}: reads another value"
-    return f"{what}: its outputs or its header are others"
+        return f"{label} is expected to be {twin.op_type}"
+    values, expected = attributes(node), attributes(twin)
+    for name in _unequal_names(values, expected):
+        return f"{label}: {name} is {values.get(name)!r}, {expected.get(name)!r} expected"
+    read = [keys.values.get(name) for name in node.input]
+    if read != [expected_keys.values.get(name) for name in twin.input]:
+        return f"{label}: reads another value"
+    return f"{label}: its outputs or its header are others"
 
 
 def attributes(node: NodeProto) -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for item in node.attribute:
-        if item.type == AttributeProto.GRAPH:
-            found[item.name] = [(inner.op_type, attributes(inner)) for inner in item.g.node]
+    values: dict[str, Any] = {}
+    for attribute in node.attribute:
+        if attribute.type == AttributeProto.GRAPH:
+            values[attribute.name] = [
+                (inner.op_type, attributes(inner)) for inner in attribute.g.node
+            ]
             continue
         try:
-            found[item.name] = helper.get_attribute_value(item)
+            values[attribute.name] = helper.get_attribute_value(attribute)
         except ValueError:
-            found[item.name] = item.SerializeToString(deterministic=True)
-    return found
+            values[attribute.name] = attribute.SerializeToString(deterministic=True)
+    return values
 
 
 def _without(message: Message, *names: str) -> bytes:
@@ -202,9 +212,9 @@ def _without(message: Message, *names: str) -> bytes:
 
 
 def _digest(*parts: bytes | memoryview | str) -> str:
-    found = hashlib.sha256()
+    digest = hashlib.sha256()
     for part in parts:
-        data = part.encode() if isinstance(part, str) else part
-        found.update(len(data).to_bytes(8, "little"))
-        found.update(data)
-    return found.hexdigest()
+        content = part.encode() if isinstance(part, str) else part
+        digest.update(len(content).to_bytes(8, "little"))
+        digest.update(content)
+    return digest.hexdigest()

@@ -73,7 +73,7 @@ class _Traced:
             for node in self.nodes:
                 if node.name in constant:
                     args, kwargs = fx.node.map_arg(
-                        (node.args, node.kwargs), lambda each: self.values[each.name]
+                        (node.args, node.kwargs), lambda source: self.values[source.name]
                     )
                     self.values[node.name] = node.target(*args, **kwargs)
 
@@ -81,8 +81,11 @@ class _Traced:
         """The values and their transposes, and of each whether its numbers are computed, or those
         of a weight. Complex numbers are pairs, as in ONNX."""
         stored = {weight.untyped_storage().data_ptr() for weight in self.weights.values()}
-        values = (each for value in self.values.values() for each in tree_leaves(value))
-        for tensor in (*(each for each in values if isinstance(each, Tensor)), *self._normed()):
+        leaves = (leaf for value in self.values.values() for leaf in tree_leaves(value))
+        for tensor in (
+            *(leaf for leaf in leaves if isinstance(leaf, Tensor)),
+            *self._norm_products(),
+        ):
             real = torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
             if real.dtype in FLOATS:
                 is_computed = tensor.untyped_storage().data_ptr() not in stored
@@ -91,7 +94,7 @@ class _Traced:
                 if array.ndim > 1:
                     yield is_computed, np.ascontiguousarray(np.swapaxes(array, -1, -2))
 
-    def _normed(self) -> Iterator[Tensor]:
+    def _norm_products(self) -> Iterator[Tensor]:
         """Weights and biases with the norm over a batch that follows them: the exporter writes both
         as one."""
         for node in self.nodes:
@@ -127,7 +130,7 @@ def _weights(graph: Graph, traced: _Traced) -> Iterator[str]:
         array for is_computed, array in traced.arrays() if is_computed and array.size in sizes
     ]
     for name, array in unknown.items():
-        if not any(_is_near(array, each) for each in computed):
+        if not any(_is_near(array, near) for near in computed):
             yield f"{name} {[*array.shape]} is no weight, nor computed of weights alone"
 
 
@@ -140,7 +143,7 @@ def _digest(array: Array) -> bytes:
 
 
 def _is_near(constant: Array, array: Array) -> bool:
-    """Whether two libraries may have computed both of the same numbers."""
+    """True if two libraries may have computed both of the same numbers."""
     if constant.size != array.size:
         return False
     difference = np.abs(constant.reshape(-1) - array.reshape(-1)).max()
@@ -165,7 +168,7 @@ def _numbers_of_graph(graph: Graph) -> Iterator[Hashable]:
     }
     for node in structure.nodes(graph.proto.graph):
         yield from (constants[name] for name in node.input if name in constants)
-        yield from (item.f for item in node.attribute if item.type == AttributeProto.FLOAT)
+        yield from (number.f for number in node.attribute if number.type == AttributeProto.FLOAT)
         if node.op_type == "Gelu":
             yield f"Gelu by {attribute(node, 'approximate', b'none').decode()}"
 
@@ -178,7 +181,9 @@ def _numbers_of_program(traced: _Traced) -> Iterator[tuple[Hashable, Hashable]]:
         name: f"{weight.shape} {weight.sum().item()}" for name, weight in traced.weights.items()
     }
     for node in traced.nodes:
-        read = fx.node.map_arg((node.args, node.kwargs), lambda each: keys.get(each.name, each))
+        read = fx.node.map_arg(
+            (node.args, node.kwargs), lambda source: keys.get(source.name, source)
+        )
         keys[node.name] = key = hash((str(node.target), repr(read)))
         if node.name in traced.values or not isinstance(node.target, torch._ops.OpOverload):
             continue

@@ -11,7 +11,7 @@ import pytest
 
 from addnorm.export import command, sources
 from addnorm.export.certificate.served import CertificationError
-from addnorm.export.cuda.on_gpu import measured
+from addnorm.export.cuda.on_gpu import measure
 from addnorm.export.verifying import certify_again
 from addnorm.service.engine import bundle as bundles
 from addnorm.service.engine.batch import AnyRows, Batch
@@ -29,7 +29,7 @@ Section = dict[str, Any]
 
 
 def section(bundle: Bundle, open_engine: OpenEngine = RehearsedEngine) -> Section:
-    return measured(bundle, sources.preset("notebook"), open_engine, num_compositions=3)
+    return measure(bundle, sources.preset("notebook"), open_engine, num_compositions=3)
 
 
 @pytest.fixture(scope="module")
