@@ -133,10 +133,11 @@ class Model:
         """Runs growing micro-batches: memory is allocated for the largest, and each target gets its
         token budget.
 
-        before: the version that runs now. If it has the same shape, its budgets and rates are
-        taken: while it works, nothing can be measured.
+        before: the version that runs now. If it is as quick, by its manifest, its budgets and rates
+        are taken: while it works, nothing can be measured.
         """
-        alike = before and before.bundle.manifest.config == self.bundle.manifest.config
+        facts = self.bundle.manifest.speed_facts
+        alike = before and before.bundle.manifest.speed_facts == facts
         known = before.targets if before and alike else {}
         for precision, engine in self.engines.items():
             target, like = self.targets[precision], known.get(precision)
