@@ -48,8 +48,8 @@ def findings(source: Source) -> Iterator[str]:
     """A line a finding."""
     config, loaded = source.model.config, source.loaded
     if loaded:
-        named = "@".join(source.origin[key] for key in sources.HUB if key in source.origin)
-        yield f"checkpoint: {named or source.folder}"
+        address = "@".join(source.origin[key] for key in sources.HUB if key in source.origin)
+        yield f"checkpoint: {address or source.folder}"
         yield f"family: {loaded.model_type}, {loaded.head or 'without a head'}"
     labels = source.facts["labels"]
     counts = {
@@ -58,7 +58,7 @@ def findings(source: Source) -> Iterator[str]:
         "position": config.max_positions,
         "token type": config.type_vocab_size,
     }
-    numbers = (f"{count:,} {what}{'s' * (count > 1)}" for what, count in counts.items())
+    numbers = (f"{count:,} {noun}{'s' * (count > 1)}" for noun, count in counts.items())
     rest = f"d_model {config.d_model}, vocabulary of {config.vocab_size:,}"
     yield f"shape: {', '.join(numbers)}, {rest}"
     for output, head in config.heads.items():
@@ -76,12 +76,17 @@ def findings(source: Source) -> Iterator[str]:
     yield f"texts: {f'no, because {texts}' if isinstance(texts, NoTexts) else texts}"
     if loaded and not isinstance(texts, NoTexts):
         yield f"tokenizer: {_tokenizer(source, texts)}"
-    found = source.compared_with()
-    name = found.get("name") or ("a preset" if found["kind"] == "preset" else "itself alone")
-    outputs = found.get("outputs", [])
-    parts = [*([f"{', '.join(outputs)} of token ids"] if outputs else []), *found.get("texts", [])]
-    if "samples" in found:
-        parts.append(f"{found['samples']:,} samples of your own")
+    comparison = source.compared_with()
+    name = comparison.get("name") or (
+        "a preset" if comparison["kind"] == "preset" else "itself alone"
+    )
+    outputs = comparison.get("outputs", [])
+    parts = [
+        *([f"{', '.join(outputs)} of token ids"] if outputs else []),
+        *comparison.get("texts", []),
+    ]
+    if "samples" in comparison:
+        parts.append(f"{comparison['samples']:,} samples of your own")
     yield f"compared with: {name}{': ' if parts else ''}{'; '.join(parts)}"
     if loaded:
         num_bytes = sum(file.stat().st_size for file in loaded.files)
@@ -106,25 +111,25 @@ def not_served(source: Source) -> Iterator[str]:
 
 
 def _tokenizer(source: Source, texts: Texts) -> str:
-    """Which it is, and where it gives other token ids than the folder's file."""
+    """The tokenizer in words, and where it gives other token ids than the folder's file."""
     if is_as_written(source.origin):
         return "the folder's file as it is written"
-    made = f"{texts.read_by} of transformers"
+    reader = f"{texts.read_by} of transformers"
     if texts.unlike_file is None:
-        return made
+        return reader
     if not texts.unlike_file.num:
         return (
-            f"{made}, which reads {texts.unlike_file.num_asked:,} texts as the folder's file does"
+            f"{reader}, which reads {texts.unlike_file.num_asked:,} texts as the folder's file does"
         )
     return (
-        f"{made}, unlike the folder's file as it is written in {texts.unlike_file}; to read texts"
+        f"{reader}, unlike the folder's file as it is written in {texts.unlike_file}; to read texts"
         " by that file, export with --tokenizer-as-written"
     )
 
 
 def _shorten(names: Sequence[str]) -> str:
-    more = f" and {len(names) - NUM_SHOWN:,} more" if len(names) > NUM_SHOWN else ""
-    return ", ".join(names[:NUM_SHOWN]) + more
+    rest = f" and {len(names) - NUM_SHOWN:,} more" if len(names) > NUM_SHOWN else ""
+    return ", ".join(names[:NUM_SHOWN]) + rest
 
 
 class TorchEngine(Engine):

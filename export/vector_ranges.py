@@ -35,7 +35,11 @@ def calibration_texts(content: bytes) -> list[str]:
     draws, highest = np.random.default_rng(0), max(tokenizer.get_vocab().values())
     ids = [draws.integers(0, highest + 1, n).tolist() for n in islice(cycle(LENGTHS), NUM_TEXTS)]
     texts = [tokenizer.decode(row) for row in ids]
-    return [text for text, made in zip(texts, tokenizer.encode_batch(texts), strict=True) if made]
+    return [
+        text
+        for text, encoding in zip(texts, tokenizer.encode_batch(texts), strict=True)
+        if encoding
+    ]
 
 
 def with_prompts(
@@ -66,13 +70,13 @@ def precision_of(manifest: Manifest) -> str:
 def embed_calibration_texts(service: Service, bundle: Bundle, precision: str) -> Embedded:
     """The calibration texts, each behind its prompt."""
     texts = calibration_texts((bundle.path / TOKENIZER).read_bytes())
-    found = [
-        embed_by_server(service, bundle.manifest, own, precision, prompt_name=name)
-        for name, own in with_prompts(texts, bundle.manifest.prompts)
-        if own
+    parts = [
+        embed_by_server(service, bundle.manifest, texts_of_prompt, precision, prompt_name=name)
+        for name, texts_of_prompt in with_prompts(texts, bundle.manifest.prompts)
+        if texts_of_prompt
     ]
-    ids = [ids for part in found for ids in part.ids]
-    return Embedded(ids, np.concatenate([part.vectors for part in found]))
+    ids = [ids for part in parts for ids in part.ids]
+    return Embedded(ids, np.concatenate([part.vectors for part in parts]))
 
 
 def ranges_with_margins(vectors: Array) -> Floats:

@@ -104,8 +104,8 @@ def written_whole(place: Path) -> Iterator[Path]:
     try:
         if place.exists():
             raise UsageError(f"{place} is there already")
-        for left in partial.iterdir():
-            shutil.rmtree(left) if left.is_dir() else left.unlink()
+        for leftover in partial.iterdir():
+            shutil.rmtree(leftover) if leftover.is_dir() else leftover.unlink()
         yield partial
         partial.rename(place)
     finally:
@@ -122,7 +122,7 @@ def certificate_of(bundle: Bundle, source: Source, expected: Expected | None = N
     if bundle.manifest.int8.keep_recall is not None:
         say("searching the texts with int8 and with fp32")
         expected = expected or Expected.export(source.in_layout("padded"), bundle.manifest)
-        searched = recall.certified(bundle, expected.graphs.body, source.wishes.texts)
+        searched = recall.certify(bundle, expected.graphs.body, source.wishes.texts)
         checks.append(searched["check"])
         extras["recall"] = searched["recall"]
     return certify(model, checks, "PyTorch, layout padded", source.compared_with(), **extras)
@@ -160,10 +160,12 @@ def write_uncertified(
         if not isinstance(source.texts, NoTexts):
             source.program.token_ids(authors.texts_to_tokenize(source.texts.tokenizer))
             limit = limits.max_text_tokens
-            asked = authors.texts_by_task(source.texts, limit, source.program, wishes.texts)
-            for (task, _), own in asked.items():
-                for one in own:
-                    source.program.answer(task, one)
+            texts_of_tasks = authors.texts_by_task(
+                source.texts, limit, source.program, wishes.texts
+            )
+            for (task, _), task_texts in texts_of_tasks.items():
+                for sample in task_texts:
+                    source.program.answer(task, sample)
         source.program.close()  # its weights are not needed beside the graph's
     expected = _write_graphs(model, folder, wishes, limits, int8_ranges)
     manifest = manifest_of(source, name, version)
@@ -204,12 +206,13 @@ def keep_recall(
         write_int8(body, bundle.path, in_int8, TABLE not in in_fp32)
         return parity.int8_failure(bundle, compare)
 
-    kept = recall.choose(trials, texts, share, failure)
-    say(f"{len(kept)} of {len(trials.names)} matrices stay fp32: {', '.join(kept) or 'none'}")
-    say(f"{trials.share(kept):.0%} of the products' entries are int8")
-    in_int8 = {name: ranges[name] for name in ranges if name not in kept}
-    write_int8(body, bundle.path, in_int8, TABLE not in kept)
-    return {"float_weights": kept, "keep_recall": share}
+    float_weights = recall.choose(trials, texts, share, failure)
+    listed = ", ".join(float_weights) or "none"
+    say(f"{len(float_weights)} of {len(trials.names)} matrices stay fp32: {listed}")
+    say(f"{trials.share(float_weights):.0%} of the products' entries are int8")
+    in_int8 = {name: ranges[name] for name in ranges if name not in float_weights}
+    write_int8(body, bundle.path, in_int8, TABLE not in float_weights)
+    return {"float_weights": float_weights, "keep_recall": share}
 
 
 def manifest_of(source: Source, name: str, version: int) -> dict[str, Any]:
