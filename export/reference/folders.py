@@ -225,19 +225,19 @@ def _facts_of_words(program: Program) -> dict[str, Any]:
 def _words(
     folder: Path, fields: Mapping[str, Any], wishes: Wishes
 ) -> tuple[texts.Texts | NoTexts, int, int]:
-    """How its texts become token ids, the positions that its sequences may have, and more that its
-    authors take. fields: of config.json."""
+    """The way from its texts to token ids, the positions that its sequences may have, and more that
+    its authors take. fields: of config.json."""
     max_length = wishes.max_length
     stated = (fields.get(name) for name in POSITIONS)
     positions = next((value for value in stated if isinstance(value, int) and value > 0), None)
-    most = positions or max_length or MOST_TOKENS
+    num_positions = positions or max_length or MOST_TOKENS
     try:
-        words = texts.read(folder, most, wishes.tokenizer_as_written)
-    except NoTexts as why:
+        words = texts.read(folder, num_positions, wishes.tokenizer_as_written)
+    except NoTexts as no_texts:
         taken = positions or NO_LIMIT
-        return why, max_length or min(taken, MOST_TOKENS), 0 if max_length else taken
+        return no_texts, max_length or min(taken, MOST_TOKENS), 0 if max_length else taken
     if max_length is not None:
-        return texts.cut(words, most, wishes), max_length, 0
+        return texts.cut(words, num_positions, wishes), max_length, 0
     uncut = words.max_text_tokens
     if uncut > MOST_TOKENS:
         limited_by = f"a graph as its authors wrote it; --max-length takes up to {uncut:,}"
@@ -261,9 +261,9 @@ def _refuse_drawn_weights(folder: Path, program: Program) -> None:
         if tensor.is_floating_point() and _digest(tensor) not in stored
     ]
     if drawn:
-        more = f" and {len(drawn) - NUM_SHOWN} more" if len(drawn) > NUM_SHOWN else ""
+        rest = f" and {len(drawn) - NUM_SHOWN} more" if len(drawn) > NUM_SHOWN else ""
         raise CheckpointError(
-            f"{folder}: no file has the weights {', '.join(drawn[:NUM_SHOWN])}{more}, which"
+            f"{folder}: no file has the weights {', '.join(drawn[:NUM_SHOWN])}{rest}, which"
             f" {program.name} draws at random or makes of others"
         )
 
@@ -288,5 +288,5 @@ def _refusal(program: Program) -> str:
         return ""
     if name.endswith(("ForConditionalGeneration", "EncoderDecoderModel")):
         return f"{name} has an encoder and a decoder, which takes two sequences"
-    known = ", ".join((*HEADS, *LANGUAGE_MODELS))
-    return f"{name} is no class whose answer has a task here: known are {known}"
+    class_endings = ", ".join((*HEADS, *LANGUAGE_MODELS))
+    return f"{name} is no class whose answer has a task here: known are {class_endings}"
