@@ -1,4 +1,4 @@
-"""Which columns of which matrices are a head's queries, keys and values.
+"""The columns of matrices that are a head's queries, keys and values.
 
 Numbered entries run through the views between a matrix product and the scores: where each number
 comes out says how a fused matrix is ordered, however the code takes it apart.
@@ -45,20 +45,20 @@ class Projection:
 
     def weight(self, trace: Trace) -> Tensor:
         """`[H * d/H, in]`"""
-        found = [trace.values[s.weight.number].tensor for s in self.sources if s.weight]
-        return self.factor * torch.cat(found, 1)[:, self.chosen.flatten()].T
+        matrices = [trace.values[s.weight.number].tensor for s in self.sources if s.weight]
+        return self.factor * torch.cat(matrices, 1)[:, self.chosen.flatten()].T
 
     def bias(self, trace: Trace) -> Tensor:
-        found = [
+        vectors = [
             torch.zeros(s.width) if s.bias is None
             else trace.values[s.bias.number].tensor.reshape(-1)
             for s in self.sources
         ]  # fmt: skip
-        return self.factor * torch.cat(found)[self.chosen.flatten()]
+        return self.factor * torch.cat(vectors)[self.chosen.flatten()]
 
 
 class Scores(NamedTuple):
-    """How a query meets keys."""
+    """The way a query meets keys."""
 
     causal: bool
     scale: str
@@ -119,35 +119,35 @@ def _head(parts: Parts, context: Landmark, length: int) -> Head:
     if scores.kind != "product":
         raise Unrecognized("the context is no product of probabilities and values", context.value)
     queries, keys = scores.inputs
-    found = [
-        _indices(value, tuple(dict.fromkeys(roots(parts, value))), what)
-        for what, value in (("queries", queries), ("keys", keys), ("values", values))
+    indices = [
+        _indices(value, tuple(dict.fromkeys(roots(parts, value))), name)
+        for name, value in (("queries", queries), ("keys", keys), ("values", values))
     ]
-    found[1] = found[1]._replace(entries=found[1].entries.mT)
-    if any(one.entries.shape[-2] != length for one in found):
+    indices[1] = indices[1]._replace(entries=indices[1].entries.mT)
+    if any(part.entries.shape[-2] != length for part in indices):
         raise Unrecognized(
             f"attention is not over the {length} tokens of a sequence", context.value
         )
-    return Head(*found)
+    return Head(*indices)
 
 
-def _indices(value: Value, sources: tuple[Landmark, ...], what: str) -> Indices:
+def _indices(value: Value, sources: tuple[Landmark, ...], name: str) -> Indices:
     """Unrecognized where something else than a view, and of queries and keys a factor, lies
     between."""
     total = sum(source.value.tensor.numel() for source in sources)
-    ones = _split_by_source(sources, torch.ones(total, dtype=torch.float64))
-    (factors,) = run_again([value], ones)
+    all_ones = _split_by_source(sources, torch.ones(total, dtype=torch.float64))
+    (factors,) = run_again([value], all_ones)
     factor = float(factors.flatten()[0])
     numbers = torch.arange(1, total + 1, dtype=torch.float64)
     (numbered,) = run_again([value], _split_by_source(sources, numbers))
     entries = (numbered / factor).round().long() - 1 if factor else torch.full((1,), -1)
     drawn = drawn_like(numbers)
-    (found,) = run_again([value], _split_by_source(sources, drawn))
+    (output,) = run_again([value], _split_by_source(sources, drawn))
     is_view = int(entries.min()) >= 0 and int(entries.max()) < total
-    is_view &= factor == 1 or what in ("queries", "keys")
-    if not is_view or difference_of(factor * drawn[entries], found) > 1e-9:
+    is_view &= factor == 1 or name in ("queries", "keys")
+    if not is_view or difference_of(factor * drawn[entries], output) > 1e-9:
         raise Unrecognized(
-            f"{what} are changed on their way, as by rotary positions or a norm", value
+            f"{name} are changed on their way, as by rotary positions or a norm", value
         )
     return Indices(entries if entries.dim() == 3 else entries[None], sources, factor)
 
@@ -192,12 +192,12 @@ def _refuse_other_order(context: Indices, heads: list[Head], length: int) -> Non
 
 def _scales(n_heads: int, width: int) -> dict[str, float]:
     """Scales by name; of equal ones the first."""
-    known = {
+    scales = {
         "1 / sqrt(d_head)": width**-0.5,
         "1 / sqrt(d_model)": (n_heads * width) ** -0.5,
         "1": 1.0,
     }
-    first = {value: name for name, value in reversed(known.items())}
+    first = {value: name for name, value in reversed(scales.items())}
     return {name: value for value, name in first.items()}
 
 
@@ -207,10 +207,10 @@ def _scores(out: Landmark, heads: list[Head], length: int) -> dict[Scores, float
     total = sum(source.value.tensor.numel() for source in sources)
     unit, tried = drawn_like(torch.empty(total)), dict[Scores, float]()
     for loudness in LOUDNESS:
-        given = _split_by_source(sources, loudness * unit)
-        explain("attention", steps_between([out.inputs[0]], given))
-        (found,) = run_again([out.inputs[0]], given)
-        drawn = [[_pick_entries(part, given) for part in head] for head in heads]
+        drawn_rows = _split_by_source(sources, loudness * unit)
+        explain("attention", steps_between([out.inputs[0]], drawn_rows))
+        (context,) = run_again([out.inputs[0]], drawn_rows)
+        drawn = [[_pick_entries(part, drawn_rows) for part in head] for head in heads]
         if len({part.shape[-1] for head in drawn for part in head}) > 1:
             raise Unrecognized("heads are of different widths", out.value)
         n_heads = sum(len(head[0]) for head in drawn)
@@ -219,13 +219,13 @@ def _scores(out: Landmark, heads: list[Head], length: int) -> dict[Scores, float
                 contexts = torch.cat([_context(q, k, v, scale, causal) for q, k, v in drawn])
                 expected = contexts.transpose(0, 1).reshape(length, -1)
                 kind = Scores(causal, name)
-                difference = difference_of(expected, found)
+                difference = difference_of(expected, context)
                 tried[kind] = max(tried.get(kind, 0.0), difference)
     return tried
 
 
-def _pick_entries(part: Indices, given: Mapping[Value, Tensor]) -> Tensor:
-    flat = torch.cat([given[source.value].flatten() for source in part.sources])
+def _pick_entries(part: Indices, rows: Mapping[Value, Tensor]) -> Tensor:
+    flat = torch.cat([rows[source.value].flatten() for source in part.sources])
     return flat[part.entries]
 
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from addnorm.export.recognition import lengths
-from addnorm.export.recognition.ids import Told
+from addnorm.export.recognition.ids import IdUses
 from addnorm.export.recognition.lengths import Call, Run
 from addnorm.export.reference.asking import AGREES, Asking, share_of_largest
 from addnorm.export.reference.original import Original
@@ -61,8 +61,8 @@ def drawn_anew(module: nn.Module) -> Iterator[None]:
             parameter.data = drawn.to(parameter.device, parameter.dtype)
         yield
     finally:
-        for tensor, data in before:
-            tensor.data = data
+        for tensor, values in before:
+            tensor.data = values
 
 
 def as_inputs(ids: Sequence[int], ask: Asking) -> tuple[Tensor, Tensor | None]:
@@ -72,8 +72,8 @@ def as_inputs(ids: Sequence[int], ask: Asking) -> tuple[Tensor, Tensor | None]:
 
 def fill_ids(length: int, vocab_size: int, pads: set[int]) -> list[int]:
     """Different ones, where there are so many, the highest first."""
-    known = [index for index in reversed(range(vocab_size)) if index not in pads][:length]
-    return [known[place % len(known)] for place in range(length)]
+    candidates = [index for index in reversed(range(vocab_size)) if index not in pads][:length]
+    return [candidates[place % len(candidates)] for place in range(length)]
 
 
 def _sequence(
@@ -88,24 +88,24 @@ def _sequence(
     return drawn.tokens.tolist(), None if drawn.types is None else drawn.types.tolist()
 
 
-def pad_of(drawn: Transformer, ask: Asking, pooling: Pick, told: Told) -> int | None:
+def pad_of(drawn: Transformer, ask: Asking, pooling: Pick, id_uses: IdUses) -> int | None:
     """The id that the module tells from others. Unrecognized unless it is a pad: behind other
     tokens it changes no answer."""
-    if not told.ids:
+    if not id_uses.ids:
         return None
-    named = ", ".join(f"{index} ({step.op}{step.where})" for index, step in told.ids.items())
-    pad, *more = told.ids
+    listed = ", ".join(f"{index} ({step.op}{step.where})" for index, step in id_uses.ids.items())
+    pad, *other_ids = id_uses.ids
     config = drawn.config
     length = min(5, config.max_positions - 2)
-    if not more and length > 0:
+    if not other_ids and length > 0:
         original = Original(ask, config, pooling, pad)
         ids, types = _sequence(config, length, pad)
         inputs = [*ids, pad, pad], types and [*types, 0, 0]
-        expected, found = original.rows(*inputs), original.rows_of_model(drawn, *inputs, 2)
-        if share_of_largest(found, expected[:length] if expected.ndim == 2 else expected) <= AGREES:
+        expected, rows = original.rows(*inputs), original.rows_of_model(drawn, *inputs, 2)
+        if share_of_largest(rows, expected[:length] if expected.ndim == 2 else expected) <= AGREES:
             return pad
     raise Unrecognized(
-        f"it tells token ids from others: {named}; one id can be a pad, which is refused inside"
+        f"it tells token ids from others: {listed}; one id can be a pad, which is refused inside"
         " texts, if the answer to what comes before it is the same with and without it"
     )
 
@@ -119,14 +119,14 @@ def refuse_unlike(drawn: Transformer, ask: Asking, pooling: Pick, pad: int | Non
     unlike = {
         *lengths.unlike_lengths(lambda n: list_calls(ask, *as_inputs(usual[:n], ask)), longest)
     }
-    known = sorted({min(length, longest) for length in (*COMPARED, longest)})
+    usual_lengths = sorted({min(length, longest) for length in (*COMPARED, longest)})
     near = 0.0
-    for seed, length in enumerate([*known, *(x for x in unlike if x not in known)]):
+    for seed, length in enumerate([*usual_lengths, *(x for x in unlike if x not in usual_lengths)]):
         inputs = _sequence(config, length, pad, seed)
-        expected, found = original.rows(*inputs), original.rows_of_model(drawn, *inputs)
+        expected, rows = original.rows(*inputs), original.rows_of_model(drawn, *inputs)
         difference, is_usual = (
-            share_of_largest(found, expected),
-            length in known and length not in unlike,
+            share_of_largest(rows, expected),
+            length in usual_lengths and length not in unlike,
         )
         near = max(near, difference) if is_usual else near
         if not difference <= (AGREES if is_usual else max(NEAR, 10 * near)):

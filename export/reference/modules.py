@@ -150,8 +150,8 @@ def _choose_tensors(
         if picked.count(output) > 1 or output in ANSWER_FIELDS:
             fault = "twice" if picked.count(output) > 1 else "as another field of answers is named"
             raise UsageError(
-                f"{name} would answer with a tensor {output!r} {fault}: outputs=[...] names those of"
-                " a tuple, and reference=lambda ids: {'name': ...} all"
+                f"{name} would answer with a tensor {output!r} {fault}: outputs=[...] names those"
+                " of a tuple, and reference=lambda ids: {'name': ...} all"
             )
     return {
         keys[output]: tensors[keys[output]].model_copy(update={"name": output}) for output in picked
