@@ -143,7 +143,7 @@ def _run(session: ort.InferenceSession, output: str, grid: Grid) -> Answers:
     return [row[mask] if values.ndim == 3 else row for row, mask in zip(values, real, strict=True)]
 
 
-def _cosine(ours: Floats, base: Floats) -> float:
+def _cosine(vector: Floats, base: Floats) -> float:
     """The cosine of two vectors, or of the means of two sequences' rows."""
-    a, b = (np.atleast_2d(rows).mean(0, dtype=np.float64) for rows in (ours, base))
+    a, b = (np.atleast_2d(rows).mean(0, dtype=np.float64) for rows in (vector, base))
     return float(a @ b / np.sqrt((a @ a) * (b @ b)))

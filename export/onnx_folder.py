@@ -348,15 +348,15 @@ def _unequal_outputs(
     outputs = session.run(None, {node.name: cells[node.name] for node in session.get_inputs()})
     for output, values in zip((node.name for node in session.get_outputs()), outputs, strict=True):
         name = SERVED[output]
-        few = path.few_values(name, case)
-        options: dict[str, Any] = {name: few} if few else {}
+        restriction = path.few_values(name, case)
+        options: dict[str, Any] = {name: restriction} if restriction else {}
         if output == EMBEDDING:
             options["normalize"] = manifest.normalize
         answer = path.ask(case, precision, outputs=[name], **options)[name]
         if output in SPANS:
             expected, rows = served.real_rows(answer, real, case), values[real]
             expected = expected[:, SPANS.index(output)]
-        elif values.ndim == 3 and few.get("positions") != "last":
+        elif values.ndim == 3 and restriction.get("positions") != "last":
             expected, rows = served.real_rows(answer, real, case), values[real]
         elif values.ndim == 3:  # of many logits, those of each sequence's last token
             rows = values[np.arange(len(values)), last][has_tokens]

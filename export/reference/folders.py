@@ -67,12 +67,12 @@ def open_folder(folder: Path, wishes: Wishes = NO_WISHES) -> Reference:
     be served."""
     wishes.check_read("a graph as its authors wrote it", FOLDER_READS)
     fields = json_files.settings(words_of.read_words(folder).transformer / "config.json")
-    words, most, uncut = _words(folder, fields, wishes)
+    words, num_positions, uncut = _words(folder, fields, wishes)
     limit = None if isinstance(words, NoTexts) else words.max_text_tokens
     program = _open_program(folder, limit, wishes)
     model: Any = program.model
     limits = Limits(
-        max_positions=most,
+        max_positions=num_positions,
         vocab_size=model.get_input_embeddings().num_embeddings,
         type_vocab_size=max(getattr(model.config, "type_vocab_size", 1) or 1, 1),
     )

@@ -1,6 +1,7 @@
 """The way a checkpoint folder's authors treat texts: its tokenizer, the number of tokens that they
-cut to, and the text that a reranker's authors write around a query and a document, by the chat template of
-their tokenizer: roles are query and document, as sentence-transformers and vLLM ask for them."""
+cut to, and the text that a reranker's authors write around a query and a document, by the chat
+template of their tokenizer: roles are query and document, as sentence-transformers and vLLM ask for
+them."""
 
 import math
 import sys
