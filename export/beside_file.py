@@ -82,8 +82,8 @@ def compare(their_file: Path, our_folder: Path, source: Source) -> Iterator[str]
             if (cosines := [*map(_cosine, way, base.alone)])
         ]
         padded, together = ways.num_changed()
-        changed = f"other bits padded {padded}, co-batched {together}"
-        yield f"{who:24s} {'  '.join(cells)}  {changed}"
+        change_words = f"other bits padded {padded}, co-batched {together}"
+        yield f"{who:24s} {'  '.join(cells)}  {change_words}"
 
 
 def _sequences(source: Source) -> Batch:
@@ -95,10 +95,10 @@ def _sequences(source: Source) -> Batch:
     tokenizer = Tokenizer.from_str(texts.tokenizer.decode())
     tokenizer.enable_truncation(texts.max_text_tokens)
     lines = source.wishes.texts or sample_texts.texts(tokenizer)[::EVERY]
-    encoded = [encoding for encoding in tokenizer.encode_batch(lines) if encoding.ids]
+    encodings = [encoding for encoding in tokenizer.encode_batch(lines) if encoding.ids]
     has_types = texts.has_types and config.type_vocab_size > 1
-    types = [np.array(encoding.type_ids) * has_types for encoding in encoded]
-    tokens = [np.array(encoding.ids) for encoding in encoded]
+    types = [np.array(encoding.type_ids) * has_types for encoding in encodings]
+    tokens = [np.array(encoding.ids) for encoding in encodings]
     return Batch.of(tokens, types if config.type_vocab_size > 1 else None)
 
 
@@ -119,9 +119,9 @@ def _ways(session: ort.InferenceSession, output: str, sequences: Batch) -> Ways:
     order = np.random.default_rng(0).permutation(len(sequences)).tolist()
     together: dict[int, Floats] = {}
     for start in range(0, len(order), TOGETHER):
-        picked = order[start : start + TOGETHER]
-        batch = Batch.joined([(sequences, index) for index in picked])
-        together.update(zip(picked, _run(session, output, batch.grid()), strict=True))
+        chunk = order[start : start + TOGETHER]
+        batch = Batch.joined([(sequences, index) for index in chunk])
+        together.update(zip(chunk, _run(session, output, batch.grid()), strict=True))
     alone, padded = list[Floats](), list[Floats]()
     for index in indices:
         sequence = sequences.sequence(index)
@@ -135,10 +135,10 @@ def _run(session: ort.InferenceSession, output: str, grid: Grid) -> Answers:
     """-> for each row of the grid its vector, or the rows of its real tokens."""
     types = np.zeros_like(grid.input_ids) if grid.token_type_ids is None else grid.token_type_ids
     cells = {**grid._asdict(), "token_type_ids": types}
-    wanted = [node.name for node in session.get_inputs()]
-    if unknown := [name for name in wanted if name not in cells]:
+    input_names = [node.name for node in session.get_inputs()]
+    if unknown := [name for name in input_names if name not in cells]:
         raise UsageError(f"--beside: the file wants {', '.join(unknown)}, which texts do not have")
-    (values,) = session.run([output], {name: cells[name] for name in wanted})
+    (values,) = session.run([output], {name: cells[name] for name in input_names})
     real = grid.attention_mask != 0
     return [row[mask] if values.ndim == 3 else row for row, mask in zip(values, real, strict=True)]
 

@@ -65,13 +65,13 @@ def findings(source: Source) -> Iterator[str]:
         names = f": {_shorten(labels)}" if output == "logits" and labels else ""
         yield f"{output}: {head.width:,} {PICKS[head.pick]}{names}"
     yield f"tasks: {', '.join(source.tasks)}"
-    normalized = "normalized" if source.facts["normalize"] else "not normalized"
-    yield f"pooling: {POOLINGS[source.facts['pooling']]}, {normalized}"
+    norm_words = "normalized" if source.facts["normalize"] else "not normalized"
+    yield f"pooling: {POOLINGS[source.facts['pooling']]}, {norm_words}"
     if loaded:
         default = loaded.default_prompt_name
-        listed = _shorten([f"{name} {prompt!r}" for name, prompt in loaded.prompts.items()])
-        listed += f"; {default} if a request names none" if default else ""
-        yield f"prompts: {listed or 'none'}"
+        prompts = _shorten([f"{name} {prompt!r}" for name, prompt in loaded.prompts.items()])
+        prompts += f"; {default} if a request names none" if default else ""
+        yield f"prompts: {prompts or 'none'}"
     texts = source.texts
     yield f"texts: {f'no, because {texts}' if isinstance(texts, NoTexts) else texts}"
     if loaded and not isinstance(texts, NoTexts):
@@ -92,8 +92,9 @@ def findings(source: Source) -> Iterator[str]:
         num_bytes = sum(file.stat().st_size for file in loaded.files)
         types, names = " and ".join(loaded.dtypes), _shorten([*source.origin["weights"]])
         yield f"weights: {num_bytes / 1e6:,.1f} MB of {types} in {names}"
-        ignored = [key for key in loaded.unused if not key.endswith(".")]  # others are prefixes
-        yield f"ignored weights: {_shorten(ignored) or 'none'}"
+        # those that end in a dot are prefixes
+        ignored_keys = [key for key in loaded.unused if not key.endswith(".")]
+        yield f"ignored weights: {_shorten(ignored_keys) or 'none'}"
         if loaded.unread:
             yield f"fields that are not read: {_shorten(loaded.unread)}"
         yield from not_served(source)
@@ -170,8 +171,8 @@ def check(source: Source, name: str = "") -> Iterator[str]:
         for original in source.originals:
             refuse_unlike(reference, original, limits)
             yield f"compared: {original.compared.output} of token ids with {original.name}"
-        compared = parity.texts_alike(path, source)
-    for case in dict.fromkeys(check.case for check in compared):
+        checks = parity.texts_alike(path, source)
+    for case in dict.fromkeys(check.case for check in checks):
         yield f"compared: {case}"
 
 
@@ -181,12 +182,12 @@ def served_by_torch(source: Source) -> Iterator[Served]:
     open_engine = partial(TorchEngine, source.in_layout("padded"))
     with TemporaryDirectory() as folder:
         # all that the server needs to make token ids of texts, and answers of rows
-        place, described = Path(folder), {}
+        place, file_facts = Path(folder), {}
         if not isinstance(source.texts, NoTexts):
             (place / TOKENIZER).write_bytes(source.texts.tokenizer)
-            described[TOKENIZER] = files.describe(place / TOKENIZER)
+            file_facts[TOKENIZER] = files.describe(place / TOKENIZER)
         facts = writer.manifest_of(replace(source, wishes=NO_WISHES), "checked", 1)
-        bundle = Bundle(place, Manifest(format=FORMAT, files=described, **facts), "")
+        bundle = Bundle(place, Manifest(format=FORMAT, files=file_facts, **facts), "")
         model = Model(bundle, token_budget=BUDGET, open_engine=open_engine)
         with path_of(model) as path:
             yield path

@@ -129,11 +129,11 @@ def files_of(folder: Path) -> list[str]:
     """The files of a checkpoint's folder that an export reads, as of a repository: whatever lies
     beside them is not looked at."""
     odd = [posixpath.normpath(path) for path in odd_modules(folder)]
-    usual = [path.name for path in folder.iterdir() if MODULE.fullmatch(path.name)]
-    inside = [name for name in {*odd, *usual} if (folder / name).is_dir()]
+    module_folders = [path.name for path in folder.iterdir() if MODULE.fullmatch(path.name)]
+    subfolders = [name for name in {*odd, *module_folders} if (folder / name).is_dir()]
     listed = [
         path.relative_to(folder).as_posix()
-        for place in [folder, *(folder / name for name in inside)]
+        for place in [folder, *(folder / name for name in subfolders)]
         for path in place.iterdir()
         if path.is_file()
     ]

@@ -172,12 +172,12 @@ class _Folder(NamedTuple):
         now, names = clock(), download.files_of(path) if path.is_dir() else []
         _refuse_links(path, names)
         stats = {name: (path / name).stat() for name in names}
-        new = [
+        new_names = [
             name
             for name, stat in stats.items()
             if name not in earlier_files or not earlier_files[name].is_of(stat)
         ]
-        if (num_bytes := sum(stats[name].st_size for name in new)) >= LONG_BYTES:
+        if (num_bytes := sum(stats[name].st_size for name in new_names)) >= LONG_BYTES:
             gib = num_bytes / 2**30
             say(f"hashing {gib:.1f} GiB of {path}: not again while the files stay")
         all_files = dict(earlier_files) | {
@@ -189,7 +189,7 @@ class _Folder(NamedTuple):
                 files.sha256(path / name),
             )
             for name, stat in stats.items()
-            if name in new
+            if name in new_names
         }
         return cls({name: all_files[name] for name in names}, now)
 
@@ -232,9 +232,9 @@ class _Note(NamedTuple):
     @classmethod
     def read(cls, place: Path) -> "_Note":
         try:
-            written = json.loads(place.read_bytes())
-            hashed_files = {name: _File(*file) for name, file in written["files"].items()}
-            return cls(place, [str(key) for key in written["keys"]], hashed_files)
+            fields = json.loads(place.read_bytes())
+            hashed_files = {name: _File(*file) for name, file in fields["files"].items()}
+            return cls(place, [str(key) for key in fields["keys"]], hashed_files)
         except (OSError, ValueError, LookupError, TypeError, AttributeError):
             return cls(place, [], {})
 
@@ -250,10 +250,10 @@ class _Note(NamedTuple):
                 old_key for place in self.place.parent.glob("*.json") if place != self.place
                 for old_key in _Note.read(place).keys
             }  # fmt: skip
-            old = [
+            old_keys = [
                 old_key for old_key in self.keys if old_key != key and old_key not in keys_elsewhere
             ]
-            remaining_keys = [old_key for old_key in old if not _remove(root / old_key)]
+            remaining_keys = [old_key for old_key in old_keys if not _remove(root / old_key)]
             self.place.parent.mkdir(parents=True, exist_ok=True)
             aside = self.place.with_name(f"{self.place.name}.{os.getpid()}")
             aside.write_text(json.dumps({"keys": [key, *remaining_keys], "files": settled_files}))
@@ -263,16 +263,16 @@ class _Note(NamedTuple):
 def _remove(place: Path) -> bool:
     """False if a server runs it, which holds a lock, or where nobody can say."""
     try:
-        held = os.open(place, os.O_RDONLY)
+        descriptor = os.open(place, os.O_RDONLY)
     except FileNotFoundError:
         return True
     try:
-        flock(held, LOCK_EX | LOCK_NB)
+        flock(descriptor, LOCK_EX | LOCK_NB)
         shutil.rmtree(place)
     except OSError:
         return False
     finally:
-        os.close(held)
+        os.close(descriptor)
     return True
 
 
@@ -320,18 +320,18 @@ def _find_commit(repository: str, revision: str, root: Path, say: Callable[[str]
     """The commit of a revision: as the hub says, or said when it was asked last."""
     if COMMIT.fullmatch(revision):
         return revision
-    noted = root / "commits" / quote(f"{repository}@{revision}", safe="@")
+    note_file = root / "commits" / quote(f"{repository}@{revision}", safe="@")
     try:
         commit = download.commit(repository, revision)
     except DownloadError as error:
-        if not noted.is_file():
+        if not note_file.is_file():
             raise
         say(f"{error}; {repository} is taken as it was when the hub was asked last")
-        return noted.read_text()
-    noted.parent.mkdir(parents=True, exist_ok=True)
-    aside = noted.with_name(f"{noted.name}.{os.getpid()}")
+        return note_file.read_text()
+    note_file.parent.mkdir(parents=True, exist_ok=True)
+    aside = note_file.with_name(f"{note_file.name}.{os.getpid()}")
     aside.write_text(commit)
-    aside.replace(noted)
+    aside.replace(note_file)
     return commit
 
 

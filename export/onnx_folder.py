@@ -107,16 +107,16 @@ def read(path: Path) -> OnnxFolder:
         certificate = json.loads((path / CERTIFICATE).read_text())
         section = certificate["onnx"]
         manifest = Manifest.model_validate(section["manifest"])
-        described = {name: File(**entry) for name, entry in section["files"].items()}
+        file_facts = {name: File(**entry) for name, entry in section["files"].items()}
         has_embedding = bool(section["sentence_embedding"])
     except (OSError, ValueError, KeyError, TypeError) as error:
         words = f"{CERTIFICATE} is missing or broken: {type(error).__name__}: {error}"
         raise StartupError(f"{path}: {words}; export it again") from None
-    for name, file in described.items():
+    for name, file in file_facts.items():
         if difference := files.difference(path / name, file):
             raise StartupError(f"{(path / name).parent}: {difference}; export it again")
     for graph in (path / FOLDER).glob("*.onnx"):
-        if f"{FOLDER}/{graph.name}" not in described:
+        if f"{FOLDER}/{graph.name}" not in file_facts:
             raise StartupError(f"{graph} is not in the certificate: take it away")
     return OnnxFolder(path, manifest, certificate, has_embedding)
 
@@ -129,8 +129,8 @@ def export(source: Source, out: Path, has_embedding: bool = False) -> Path:
     """
     out, wishes = out.resolve(), source.wishes
     if {*wishes.precisions} - FILES.keys() or wishes.lens or wishes.layout != "packed":
-        only = f"{' and '.join(FILES)} alone, without a lens"
-        raise UsageError(f"--as onnx is of the packed layout, in {only}")
+        precisions = f"{' and '.join(FILES)} alone, without a lens"
+        raise UsageError(f"--as onnx is of the packed layout, in {precisions}")
     if has_embedding and "logits" in source.model.config.heads:
         raise UsageError(f"{EMBEDDING} is of embedders, this model has logits")
     if not bundles.NAME.fullmatch(out.name):
@@ -160,15 +160,15 @@ def certify_again(folder: OnnxFolder, source: Source) -> None:
         if recorded != json.loads(json.dumps(value)):
             verb = "was made from" if name == "source" else f"says {name}"
             raise UsageError(f"{folder.path} {verb} {recorded}, this is {value}")
-    sampled = source.samples_record()
-    if before["compared_with"].get("samples_sha256") != sampled.get("samples_sha256"):
+    samples = source.samples_record()
+    if before["compared_with"].get("samples_sha256") != samples.get("samples_sha256"):
         raise UsageError(f"{folder.path} was compared on other samples: name those again")
     wishes = replace(
         source.wishes, precisions=(*manifest.precisions,),
         default_precision=manifest.default_precision,
     )  # fmt: skip
-    stored = folder.path / FOLDER / STORED_RANGES
-    ranges = load_file(stored) if stored.exists() else None
+    ranges_file = folder.path / FOLDER / STORED_RANGES
+    ranges = load_file(ranges_file) if ranges_file.exists() else None
     with _bundle(replace(source, wishes=wishes), folder.path, ranges) as (bundle, _):
         new = _certify(bundle, source, folder.path, folder.has_embedding, None, before["created"])
     for precision, digests in new.known_digests.items():
@@ -238,10 +238,12 @@ def _write_choices(source: Source, folder: Path) -> None:
         by_id = {str(index): label for index, label in enumerate(labels)}
         by_label = {label: index for index, label in enumerate(labels)}
         changes["config.json"] = {"id2label": by_id, "label2id": by_label}
-    for name, changed in changes.items():
+    for name, new_fields in changes.items():
         if (file := folder / name).exists():
             file_fields = json.loads(file.read_text())
-            file.write_text(json.dumps(file_fields | changed, indent=2, ensure_ascii=False) + "\n")
+            file.write_text(
+                json.dumps(file_fields | new_fields, indent=2, ensure_ascii=False) + "\n"
+            )
 
 
 @contextmanager
@@ -318,7 +320,7 @@ def _certify(
     refuse_failures(checks)
     certificate = replace(bundle_certificate, checks=(*bundle_certificate.checks, *checks))
     (folder / FOLDER / CARD).write_text(_card(bundle, certificate, folder))
-    described = {
+    file_facts = {
         file.relative_to(folder).as_posix(): files.describe(file).model_dump()
         for file in sorted(folder.rglob("*"))
         if file.is_file() and file != folder / CERTIFICATE
@@ -327,11 +329,11 @@ def _certify(
     section = {
         "manifest": bundle.manifest.model_dump(mode="json"),
         "sentence_embedding": has_embedding,
-        "files": described,
+        "files": file_facts,
     }
     certificate = replace(certificate, extras={**certificate.extras, "onnx": section})
-    written = certificate.as_json() | ({"created": created} if created else {})
-    bundles.write_certificate(bundle, written)
+    fields = certificate.as_json() | ({"created": created} if created else {})
+    bundles.write_certificate(bundle, fields)
     shutil.copyfile(bundle.path / CERTIFICATE, folder / CERTIFICATE)
     return certificate
 

@@ -98,16 +98,16 @@ class Trials:
                 shutil.copyfile(self._bundle.path / name, folder / name)
             model_file.save(graph, folder / "model.onnx")
             fields = manifest.model_dump(exclude={"files", "format"})
-            only = {"precisions": {precision: "model.onnx"}, "default_precision": precision}
-            return vectors_of(bundles.write_manifest(folder, {**fields, **only}), texts)
+            changes = {"precisions": {precision: "model.onnx"}, "default_precision": precision}
+            return vectors_of(bundles.write_manifest(folder, {**fields, **changes}), texts)
 
 
 def vectors_of(bundle: Bundle, texts: Sequence[str], precision: str | None = None) -> Vectors:
     """Vectors as the bundle serves them. precision: the default one if None."""
     manifest = bundle.manifest
     precision = precision or manifest.default_precision
-    only = {"precisions": {precision: manifest.precisions[precision]}}
-    narrow = manifest.model_copy(update={**only, "default_precision": precision})
+    changes = {"precisions": {precision: manifest.precisions[precision]}}
+    narrow = manifest.model_copy(update={**changes, "default_precision": precision})
     with path_of(Model(replace(bundle, manifest=narrow))) as path:
         return np.concatenate(
             [
@@ -137,11 +137,11 @@ def choose(
     exact, names = trials.vectors(texts), trials.names
 
     def measure_share(num_kept: int) -> float:
-        started = time.monotonic()
+        start = time.monotonic()
         share = share_of_neighbours(exact, trials.vectors(texts, [*names[num_kept:]]))
         tqdm.write(
             f"{num_kept} of {len(names)} matrices in fp32: {share:.2%} of the"
-            f" {NUM_NEIGHBOURS} nearest shared ({time.monotonic() - started:.0f} s)"
+            f" {NUM_NEIGHBOURS} nearest shared ({time.monotonic() - start:.0f} s)"
         )
         return share
 
@@ -149,8 +149,8 @@ def choose(
     if is_held and not failure([]):
         return []
     # the table goes first: as fp32 it takes memory, but no time
-    ordered = _in_order(trials, texts[:ORDER_TEXTS], exact[:ORDER_TEXTS])
-    names = [*trials.table, *ordered]
+    names_in_order = _in_order(trials, texts[:ORDER_TEXTS], exact[:ORDER_TEXTS])
+    names = [*trials.table, *names_in_order]
     low, high = 1, len(names) - 1
     best = measure_share(high) if high else 0.0
     if best < target:

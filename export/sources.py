@@ -128,9 +128,9 @@ def load(name: str, wishes: Wishes = NO_WISHES) -> Source:
     address = download.address(name)
     if address is None:
         return checkpoint(Path(name), wishes)
-    fetched = download.fetch(*address, with_code=wishes.runs_code, look=look)
-    source = checkpoint(fetched.folder, wishes)
-    return replace(source, name=fetched.name, origin={**source.origin, **fetched.origin})
+    snapshot = download.fetch(*address, with_code=wishes.runs_code, look=look)
+    source = checkpoint(snapshot.folder, wishes)
+    return replace(source, name=snapshot.name, origin={**source.origin, **snapshot.origin})
 
 
 def checkpoint(folder: Path, wishes: Wishes = NO_WISHES) -> Source:
@@ -319,8 +319,8 @@ def _refuse_pads_around(loaded: Checkpoint, words: Texts | NoTexts) -> None:
     """CheckpointError if the tokenizer puts around texts what the family takes for a pad there."""
     if isinstance(words, NoTexts) or (pad := _pad(loaded)) is None:
         return
-    around = Tokenizer.from_str(words.tokenizer.decode()).encode("").ids
-    if pad in (around[-1:] if _picks_last(loaded) else around):
+    special_ids = Tokenizer.from_str(words.tokenizer.decode()).encode("").ids
+    if pad in (special_ids[-1:] if _picks_last(loaded) else special_ids):
         effect = "classifies the token before it" if _picks_last(loaded) else "gives it no position"
         raise CheckpointError(
             f"{loaded.folder}: the tokenizer puts pad_token_id {pad} of config.json around each"

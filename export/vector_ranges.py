@@ -55,8 +55,8 @@ def measure(bundle: Bundle) -> list[list[float]]:
     """Lowest and highest value of each dimension `[2, w]`, in the fewest digits, over the vectors
     that are served. So they are the same wherever the served bits are."""
     precision = precision_of(bundle.manifest)
-    only = {"precisions": {precision: bundle.manifest.precisions[precision]}}
-    manifest = bundle.manifest.model_copy(update={**only, "default_precision": precision})
+    changes = {"precisions": {precision: bundle.manifest.precisions[precision]}}
+    manifest = bundle.manifest.model_copy(update={**changes, "default_precision": precision})
     with path_of(Model(replace(bundle, manifest=manifest))) as path:
         vectors = embed_calibration_texts(path.service, bundle, precision).vectors
     return [[float(str(value)) for value in row] for row in ranges_with_margins(vectors)]

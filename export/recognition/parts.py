@@ -56,8 +56,8 @@ class Parts:
             earliest, rows = value, {*value.step.rows} if value.step else set()
             while len(rows) == 1:
                 (row,) = rows
-                new, old = earliest.tensor.reshape(-1), row.tensor.reshape(-1)
-                if len(new) != len(old) or not torch.equal(new, old):
+                values, row_values = earliest.tensor.reshape(-1), row.tensor.reshape(-1)
+                if len(values) != len(row_values) or not torch.equal(values, row_values):
                     break
                 earliest, rows = row, {*row.step.rows} if row.step else set()
             self._same[value] = earliest

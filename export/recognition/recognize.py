@@ -131,13 +131,13 @@ def _follow(ask: Asking, max_positions: int | None) -> Recognized:
         limit = min(filter(None, [*sizes, max_positions]), default=NO_LIMIT)
         limit = asking.longest(calls(ids[:1]), limit)
         config = weights.config(shape, limit)
-        drawn = weights.fill_model(
+        drawn_model = weights.fill_model(
             shape, config, trace, _places(ask, shape, limit, ids[0], constants)
         )
         pooling = "mean" if config.heads else shape.head.pick or "mean"
-        pad = whole.pad_of(drawn, ask, pooling, id_uses)
+        pad = whole.pad_of(drawn_model, ask, pooling, id_uses)
         try:
-            whole.refuse_unlike(drawn, ask, pooling, pad)
+            whole.refuse_unlike(drawn_model, ask, pooling, pad)
         except Unrecognized as error:
             raise Unrecognized(f"each part agrees, and the whole does not: {error}") from error
     real = trace_forward(ask, *as_inputs(ids, ask), constants=constants)
@@ -158,13 +158,13 @@ def _answer(trace: Trace) -> Value:
 
 
 def _places(
-    ask: Asking, shape: Shape, length: int, usual: int, constants: Collection[int]
+    ask: Asking, shape: Shape, length: int, plain_id: int, constants: Collection[int]
 ) -> Tensor:
-    """usual: an id that is told from no other."""
+    """plain_id: an id that is told from no other."""
     if not shape.embedding.places:
         return torch.zeros(length, shape.tokens.shape[1])
     last = max(value.number for value, _ in shape.embedding.places)
-    trace = trace_forward(ask, *as_inputs([usual] * length, ask), last, constants)
+    trace = trace_forward(ask, *as_inputs([plain_id] * length, ask), last, constants)
     return weights.places(shape, trace, length)
 
 
@@ -172,7 +172,7 @@ def _findings(shape: Shape, config: Config, is_limited: bool) -> dict[str, str]:
     """The findings, by name."""
     heads, head = f"{config.n_heads} heads of {config.head_dims}", shape.head
     extra = {"embeddings": config.embedding_norm, "the last block": config.final_norm}
-    norm_places = " and ".join(name for name, there in extra.items() if there)
+    norm_places = " and ".join(name for name, has_norm in extra.items() if has_norm)
     pick = f"of a {head.pick} row" if head.pick else "of every token"
     logits = config.heads.get("logits")
     dense = (

@@ -131,9 +131,9 @@ class Shape:
             return None
         for entry, branch in (middle.inputs, middle.inputs[::-1]):
             if out := self._attention_matrix(branch):
-                entry, attended = self.parts.original(entry), attention.read(self.parts, out)
-                norms = self._norm(entry, attended.entry), self._norm(skip, ffn.up.inputs[0])
-                return Block("pre", attended, ffn, norms, entry, value)
+                entry, layer = self.parts.original(entry), attention.read(self.parts, out)
+                norms = self._norm(entry, layer.entry), self._norm(skip, ffn.up.inputs[0])
+                return Block("pre", layer, ffn, norms, entry, value)
         return None
 
     def _norm_last_block(
@@ -143,19 +143,19 @@ class Shape:
         if self.parts.original(ffn.up.inputs[0]) is not skip:
             return None
         if out := self._attention_matrix(skip):
-            attended = attention.read(self.parts, out)
+            layer = attention.read(self.parts, out)
             norms: tuple[Norm, ...] = (self._norm(total.value, value),)
-            return Block("single", attended, ffn, norms, attended.entry, value)
+            return Block("single", layer, ffn, norms, layer.entry, value)
         middle = self.parts.origin(skip)
         if middle.kind != "add" or middle.value is skip:
             return None
         for entry, branch in (middle.inputs, middle.inputs[::-1]):
             out = self._attention_matrix(branch)
-            if out and (attended := attention.read(self.parts, out)).entry is self.parts.original(
+            if out and (layer := attention.read(self.parts, out)).entry is self.parts.original(
                 entry
             ):
                 norms = self._norm(middle.value, skip), self._norm(total.value, value)
-                return Block("post", attended, ffn, norms, attended.entry, value)
+                return Block("post", layer, ffn, norms, layer.entry, value)
         return None
 
     def _linear(self, value: Value) -> Landmark | None:
@@ -222,17 +222,20 @@ class Shape:
         # the output matrix of attention is no head
         if (landmark := self._linear(value)) and not self._attention_matrix(value):
             linear, value = landmark, self.parts.original(landmark.inputs[0])
-        before = self.parts.origin(value)
-        if before.kind == "linear" and (linear or before.value is not value):
-            dense, activation = before, trial.activation(before.value, value)
-            value = self.parts.original(before.inputs[0])
+        origin = self.parts.origin(value)
+        if origin.kind == "linear" and (linear or origin.value is not value):
+            dense, activation = origin, trial.activation(origin.value, value)
+            value = self.parts.original(origin.inputs[0])
         rows, pick = self._source_of_row(value)
         return Head(pick, dense, activation, linear), rows
 
     def _source_of_row(self, value: Value) -> tuple[Value, Pick | None]:
         """The rows that one row of the sequence was made of, and how."""
-        width, before = value.tensor.shape[-1], self.parts.origin(value).value
-        if value.tensor.numel() != width or before.tensor.numel() == before.tensor.shape[-1]:
+        width, origin_value = value.tensor.shape[-1], self.parts.origin(value).value
+        if (
+            value.tensor.numel() != width
+            or origin_value.tensor.numel() == origin_value.tensor.shape[-1]
+        ):
             return value, None
         error = Unrecognized("the row of the head is not made of the sequence's", value)
         for inner in self._within(value):

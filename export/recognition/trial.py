@@ -61,18 +61,20 @@ DEVIATIONS = {
 }  # fmt: skip
 
 
-def decide(part: str, tried: Mapping[Candidate, float], value: Value) -> Candidate:
-    """tried: the largest difference of each, as a share of the largest number.
+def decide(part: str, differences: Mapping[Candidate, float], value: Value) -> Candidate:
+    """differences: the largest difference of each, as a share of the largest number.
 
     Unrecognized, with how near they came, unless exactly one agrees.
     """
-    near = sorted(tried.items(), key=lambda pair: (math.isnan(pair[1]), pair[1]))
+    near = sorted(differences.items(), key=lambda pair: (math.isnan(pair[1]), pair[1]))
     agreeing = [candidate for candidate, difference in near if difference <= AGREES]
     if len(agreeing) == 1:
         return agreeing[0]
     nearest = ", ".join(f"{name} {difference:.1g}" for name, difference in near[:NUM_SHOWN])
     verdict = (
-        f"{len(agreeing)} of {len(tried)} candidates agree" if agreeing else "nothing tried agrees"
+        f"{len(agreeing)} of {len(differences)} candidates agree"
+        if agreeing
+        else "nothing tried agrees"
     )
     raise Unrecognized(f"{part}: {verdict}; smallest differences: {nearest}", value)
 
@@ -85,8 +87,8 @@ def norm(entry: Value, exit_: Value) -> Norm:
     steps, n = steps_between([exit_], {entry: rows}), rows.shape[-1]
     changed_rows = rows.clone()
     changed_rows.view(-1, n)[-1] *= -3
-    (moved,) = run_again([exit_], {entry: changed_rows})
-    if not torch.equal(moved.reshape(-1, n)[0], output.reshape(-1, n)[0]):
+    (changed_output,) = run_again([exit_], {entry: changed_rows})
+    if not torch.equal(changed_output.reshape(-1, n)[0], output.reshape(-1, n)[0]):
         reason = "norm: a token's row depends on others' rows, so tokens are mixed"
         raise Unrecognized(reason, exit_)
     # which of the vectors may be gamma, and which beta
@@ -94,47 +96,47 @@ def norm(entry: Value, exit_: Value) -> Norm:
     vectors = [x for x in constants if x.tensor.numel() == n and not x.of_ids]
     options = [*(x for x in vectors if x.tensor.is_floating_point()), None, None][:2]
     pairs = [*dict.fromkeys(permutations(options, 2))]
-    tried: dict[str, float] = {}
+    differences: dict[str, float] = {}
     norms: dict[str, Norm] = {}
-    for eps, words, normalized in _normalize(rows, steps):
+    for eps, words, normalized_rows in _normalize(rows, steps):
         deviation, name = DEVIATIONS[words], f"{words}, eps {eps:g}"
         for gamma, beta in pairs:
-            candidate = normalized
+            candidate = normalized_rows
             if gamma is not None:
                 candidate = candidate * gamma.tensor.double().reshape(-1)
             if beta is not None:
                 candidate = candidate + beta.tensor.double().reshape(-1)
             difference = difference_of(candidate, output)
-            if difference < tried.get(name, math.inf):
-                tried[name] = difference
+            if difference < differences.get(name, math.inf):
+                differences[name] = difference
                 eps_, factor = eps * deviation.eps(n), deviation.gamma(n)
                 norms[name] = Norm(deviation.kind, eps_, gamma, beta, factor)
-    decided = norms[decide("norm", tried, exit_)]
+    winner = norms[decide("norm", differences, exit_)]
     explain("norm", steps)
-    return decided
+    return winner
 
 
 def _normalize(rows: Tensor, steps: list[Step]) -> Iterator[tuple[float, str, Tensor]]:
     """Normalized rows for each eps and each kind of deviation."""
-    stated = {x for step in steps for x in _numbers(step) if 0 < x < 0.1}
-    centred = rows - rows.mean(-1, keepdim=True)
-    variance = centred.square().mean(-1, keepdim=True)
-    for eps in sorted({*stated, *EPS}):
+    literals = {x for step in steps for x in _numbers(step) if 0 < x < 0.1}
+    deviations = rows - rows.mean(-1, keepdim=True)
+    variance = deviations.square().mean(-1, keepdim=True)
+    for eps in sorted({*literals, *EPS}):
         for words, deviation in DEVIATIONS.items():
-            yield eps, words, centred / deviation.denominator(variance, eps, rows.shape[-1])
+            yield eps, words, deviations / deviation.denominator(variance, eps, rows.shape[-1])
 
 
 def activation(entry: Value, exit_: Value) -> Activation:
-    tried = dict.fromkeys(ACTIVATIONS, 0.0)
+    differences = dict.fromkeys(ACTIVATIONS, 0.0)
     for largest in (6, *LOUD, HUGE):
         probe = torch.linspace(-largest, largest, entry.tensor.numel(), dtype=torch.float64)
         probe = probe.view(entry.tensor.shape)
         (output,) = run_again([exit_], {entry: probe})
         for name, act in ACTIVATIONS.items():
-            tried[name] = max(tried[name], difference_of(act(probe), output))
-    decided = decide("activation", tried, exit_)
-    explain(decided, steps_between([exit_], {entry: probe}))
-    return decided
+            differences[name] = max(differences[name], difference_of(act(probe), output))
+    winner = decide("activation", differences, exit_)
+    explain(winner, steps_between([exit_], {entry: probe}))
+    return winner
 
 
 def pick(entry: Value, exit_: Value, length: int) -> Pick:
@@ -142,10 +144,10 @@ def pick(entry: Value, exit_: Value, length: int) -> Pick:
     rows = drawn_like(entry.tensor)
     (row,) = run_again([exit_], {entry: rows})
     grid, mask = rows.reshape(1, length, -1), torch.ones(1, length, dtype=torch.int64)
-    tried = {name: difference_of(pick_vectors(name, grid, mask), row) for name in PICKS}
-    decided = decide("row of the head", tried, exit_)
+    differences = {name: difference_of(pick_vectors(name, grid, mask), row) for name in PICKS}
+    winner = decide("row of the head", differences, exit_)
     explain("row of the head", steps_between([exit_], {entry: rows}))
-    return decided
+    return winner
 
 
 def scale(entry: Value, exit_: Value) -> float:
@@ -154,8 +156,8 @@ def scale(entry: Value, exit_: Value) -> float:
     if output.shape != rows.shape:
         raise Unrecognized("a scale of embeddings changes their shape", exit_)
     factor = float((output * rows).sum() / rows.square().sum())
-    stated = [x for step in steps_between([exit_], {entry: rows}) for x in _numbers(step)]
-    near = [x for x in (*stated, *(1 / x for x in stated if x)) if abs(x / factor - 1) < AGREES]
+    literals = [x for step in steps_between([exit_], {entry: rows}) for x in _numbers(step)]
+    near = [x for x in (*literals, *(1 / x for x in literals if x)) if abs(x / factor - 1) < AGREES]
     factor = near[0] if near else float(f"{factor:.9g}")
     decide("scale of embeddings", {f"{factor:g}": difference_of(factor * rows, output)}, exit_)
     return factor

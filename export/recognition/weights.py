@@ -41,8 +41,8 @@ def config(shape: Shape, max_positions: int) -> Config:
         ),
     }
     for part in (block.attention.queries, block.attention.keys, block.attention.values):
-        if part.chosen.numel() != d_model:
-            heads, size = part.chosen.shape
+        if part.columns.numel() != d_model:
+            heads, size = part.columns.shape
             raise Unrecognized(f"{heads} heads of {size} are not as wide as d_model {d_model}")
     head = head_config(shape)
     return Config(**fields, heads={"logits": head} if head else {})
@@ -78,10 +78,10 @@ def fill_model(shape: Shape, fields: Config, trace: Trace, places: Tensor) -> Tr
         tensors |= _norm("final_norm", shape.final_norm, trace, fields.d_model)
     with torch.device("meta"):  # nothing is drawn that is written over
         model = Transformer(fields, "padded")
-    wanted = model.state_dict()
-    absent = [name for name in tensors.keys() - wanted.keys() if tensors[name].any()]
+    state = model.state_dict()
+    absent = [name for name in tensors.keys() - state.keys() if tensors[name].any()]
     assert not absent, absent  # only biases of zeros that this shape does not have
-    copies = {name: tensors[name].detach().contiguous().clone() for name in wanted}
+    copies = {name: tensors[name].detach().contiguous().clone() for name in state}
     model.load_state_dict(copies, assign=True)
     for _, head in model.named_heads():  # one copy in memory of a table that is a head too
         if "linear" in head.steps and torch.equal(head.linear.weight, model.tokens.weight):
@@ -113,8 +113,8 @@ def table_sizes(shape: Shape) -> list[int]:
             sources.add(value)
             todo += value.step.inputs if value.step else []
     width = shape.tokens.shape[1]
-    stored = [x.tensor for x in sources if x.step is None and x.tensor.shape[-1:] == (width,)]
-    return [x.numel() // width for x in stored if x.numel() >= width * shape.parts.trace.length]
+    tables = [x.tensor for x in sources if x.step is None and x.tensor.shape[-1:] == (width,)]
+    return [x.numel() // width for x in tables if x.numel() >= width * shape.parts.trace.length]
 
 
 def _tensor_at(trace: Trace, value: Value) -> Tensor:

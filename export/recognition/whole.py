@@ -53,12 +53,12 @@ def drawn_anew(module: nn.Module) -> Iterator[None]:
     try:
         for parameter, _ in before:
             # a matrix's numbers keep the size of rows, a vector's are around 0.7
-            drawn = torch.randn(parameter.shape, generator=generator)
-            if drawn.dim() < 2:
-                drawn.mul_(0.3).add_(0.7)
+            weights = torch.randn(parameter.shape, generator=generator)
+            if weights.dim() < 2:
+                weights.mul_(0.3).add_(0.7)
             else:
-                drawn.mul_(1.2 * drawn.shape[-1] ** -0.5)
-            parameter.data = drawn.to(parameter.device, parameter.dtype)
+                weights.mul_(1.2 * weights.shape[-1] ** -0.5)
+            parameter.data = weights.to(parameter.device, parameter.dtype)
         yield
     finally:
         for tensor, values in before:
@@ -84,24 +84,24 @@ def _sequence(
         max_positions=config.max_positions, vocab_size=config.vocab_size,
         type_vocab_size=config.type_vocab_size, pad_id=pad,
     )  # fmt: skip
-    drawn = selfcheck.sequences(limits, [length], seed)
-    return drawn.tokens.tolist(), None if drawn.types is None else drawn.types.tolist()
+    batch = selfcheck.sequences(limits, [length], seed)
+    return batch.tokens.tolist(), None if batch.types is None else batch.types.tolist()
 
 
-def pad_of(drawn: Transformer, ask: Asking, pooling: Pick, id_uses: IdUses) -> int | None:
+def pad_of(drawn_model: Transformer, ask: Asking, pooling: Pick, id_uses: IdUses) -> int | None:
     """The id that the module tells from others. Unrecognized unless it is a pad: behind other
     tokens it changes no answer."""
     if not id_uses.ids:
         return None
     listed = ", ".join(f"{index} ({step.op}{step.where})" for index, step in id_uses.ids.items())
     pad, *other_ids = id_uses.ids
-    config = drawn.config
+    config = drawn_model.config
     length = min(5, config.max_positions - 2)
     if not other_ids and length > 0:
         original = Original(ask, config, pooling, pad)
         ids, types = _sequence(config, length, pad)
         inputs = [*ids, pad, pad], types and [*types, 0, 0]
-        expected, rows = original.rows(*inputs), original.rows_of_model(drawn, *inputs, 2)
+        expected, rows = original.rows(*inputs), original.rows_of_model(drawn_model, *inputs, 2)
         if share_of_largest(rows, expected[:length] if expected.ndim == 2 else expected) <= AGREES:
             return pad
     raise Unrecognized(
@@ -110,20 +110,20 @@ def pad_of(drawn: Transformer, ask: Asking, pooling: Pick, id_uses: IdUses) -> i
     )
 
 
-def refuse_unlike(drawn: Transformer, ask: Asking, pooling: Pick, pad: int | None) -> None:
+def refuse_unlike(drawn_model: Transformer, ask: Asking, pooling: Pick, pad: int | None) -> None:
     """Unrecognized unless the whole, with weights drawn anew, answers as the module: on some
     lengths, and on all whose forward is another than that of the longest."""
-    config, longest = drawn.config, drawn.config.max_positions
+    config, longest = drawn_model.config, drawn_model.config.max_positions
     original = Original(ask, config, pooling, pad)
-    usual, _ = _sequence(config, longest, pad)
+    plain_ids, _ = _sequence(config, longest, pad)
     unlike = {
-        *lengths.unlike_lengths(lambda n: list_calls(ask, *as_inputs(usual[:n], ask)), longest)
+        *lengths.unlike_lengths(lambda n: list_calls(ask, *as_inputs(plain_ids[:n], ask)), longest)
     }
     usual_lengths = sorted({min(length, longest) for length in (*COMPARED, longest)})
     near = 0.0
     for seed, length in enumerate([*usual_lengths, *(x for x in unlike if x not in usual_lengths)]):
         inputs = _sequence(config, length, pad, seed)
-        expected, rows = original.rows(*inputs), original.rows_of_model(drawn, *inputs)
+        expected, rows = original.rows(*inputs), original.rows_of_model(drawn_model, *inputs)
         difference, is_usual = (
             share_of_largest(rows, expected),
             length in usual_lengths and length not in unlike,

@@ -78,7 +78,7 @@ def kinds_of(call: Callable[..., Any]) -> list[str]:
     """The arguments that it needs behind ids or vectors: "mask" or "types". OriginalError if it
     asks for something else."""
     forward = call.forward if isinstance(call, nn.Module) else call
-    needed = [
+    parameters = [
         x.name for x in inspect.signature(forward).parameters.values()
         if x.default is x.empty and x.kind in (x.POSITIONAL_ONLY, x.POSITIONAL_OR_KEYWORD)
     ]  # fmt: skip
@@ -86,11 +86,11 @@ def kinds_of(call: Callable[..., Any]) -> list[str]:
         "mask" if "mask" in name.lower() or "attn" in name.lower()
         else "types" if "type" in name.lower() or "seg" in name.lower()
         else ""
-        for name in needed[1:]
+        for name in parameters[1:]
     ]  # fmt: skip
-    if not needed or "" in kinds or kinds.count("types") > 1:
+    if not parameters or "" in kinds or kinds.count("types") > 1:
         raise OriginalError(
-            f"forward needs {', '.join(needed) or 'no input'}: say how it is called with one"
+            f"forward needs {', '.join(parameters) or 'no input'}: say how it is called with one"
             " sequence of token ids or vectors, reference=lambda x: module(x, ...)"
         )
     return kinds

@@ -163,9 +163,9 @@ def load(name: str, wishes: Wishes = NO_WISHES) -> Reference:
     address = download.address(name)
     if address is None:
         return open_folder(Path(name), wishes)
-    fetched = download.fetch(*address, with_code=wishes.runs_code)
-    reference = open_folder(fetched.folder, wishes)
-    return replace(reference, origin={**reference.origin, **fetched.origin})
+    snapshot = download.fetch(*address, with_code=wishes.runs_code)
+    reference = open_folder(snapshot.folder, wishes)
+    return replace(reference, origin={**reference.origin, **snapshot.origin})
 
 
 def _labels(
@@ -228,14 +228,14 @@ def _words(
     """The way from its texts to token ids, the positions that its sequences may have, and more that
     its authors take. fields: of config.json."""
     max_length = wishes.max_length
-    stated = (fields.get(name) for name in POSITIONS)
-    positions = next((value for value in stated if isinstance(value, int) and value > 0), None)
+    values = (fields.get(name) for name in POSITIONS)
+    positions = next((value for value in values if isinstance(value, int) and value > 0), None)
     num_positions = positions or max_length or MOST_TOKENS
     try:
         words = texts.read(folder, num_positions, wishes.tokenizer_as_written)
     except NoTexts as no_texts:
-        taken = positions or NO_LIMIT
-        return no_texts, max_length or min(taken, MOST_TOKENS), 0 if max_length else taken
+        limit = positions or NO_LIMIT
+        return no_texts, max_length or min(limit, MOST_TOKENS), 0 if max_length else limit
     if max_length is not None:
         return texts.cut(words, num_positions, wishes), max_length, 0
     uncut = words.max_text_tokens
@@ -249,21 +249,21 @@ def _refuse_drawn_weights(folder: Path, program: Program) -> None:
     """CheckpointError for weights that none of its files has, bit for bit: transformers draws what
     is missing, and only warns."""
     places = {folder, *(path for _, path in words_of.list_modules(folder))}
-    stored = {
+    digests = {
         _digest(tensor)
         for place in places
         if any((place / name).is_file() for name in FILES)
         for tensor in weights.read(place).tensors.values()
     }
-    drawn = [
+    names = [
         name.removeprefix("runs.")
         for name, tensor in program.forward.state_dict().items()
-        if tensor.is_floating_point() and _digest(tensor) not in stored
+        if tensor.is_floating_point() and _digest(tensor) not in digests
     ]
-    if drawn:
-        rest = f" and {len(drawn) - NUM_SHOWN} more" if len(drawn) > NUM_SHOWN else ""
+    if names:
+        rest = f" and {len(names) - NUM_SHOWN} more" if len(names) > NUM_SHOWN else ""
         raise CheckpointError(
-            f"{folder}: no file has the weights {', '.join(drawn[:NUM_SHOWN])}{rest}, which"
+            f"{folder}: no file has the weights {', '.join(names[:NUM_SHOWN])}{rest}, which"
             f" {program.name} draws at random or makes of others"
         )
 

@@ -43,11 +43,11 @@ def stored_weights(manifest: Manifest) -> Path | None:
 
 def under_its_name(origin: Mapping[str, Any], manifest: Manifest) -> dict[str, Any]:
     """The origin, with weights that lie elsewhere now under the name that the manifest has."""
-    stored = stored_weights(manifest)
-    if stored is None or "weights" not in origin:
+    weights_file = stored_weights(manifest)
+    if weights_file is None or "weights" not in origin:
         return dict(origin)
     (digest,) = origin["weights"].values()
-    return {**origin, "weights": {str(stored): digest}}
+    return {**origin, "weights": {str(weights_file): digest}}
 
 
 def make_module(path: str) -> nn.Module:

@@ -75,28 +75,28 @@ def open_module(
     call: Any = wishes.reference
     name = type(module).__qualname__
     try:
-        copied = module if call else copy_module(module)  # a callable calls what it has
+        module_copy = module if call else copy_module(module)  # a callable calls what it has
     except Exception as error:  # it is the caller's code
         raise UsageError(f"{name} cannot be copied: {first_line(error)}") from error
-    kinds = kinds_of(call or copied)
+    kinds = kinds_of(call or module_copy)
     asking = partial(Asking, turned=wishes.batch_first is False, kinds=kinds)
-    tried, errors = list[tuple[Mask, Asking, Limits]](), list[OriginalError]()
+    attempts, errors = list[tuple[Mask, Asking, Limits]](), list[OriginalError]()
     for mask in MASKS if "mask" in kinds else MASKS[:1]:
-        twin = asking(call or copied, copied, mask=mask)
+        twin = asking(call or module_copy, module_copy, mask=mask)
         with as_found(twin):
             try:
-                tried.append((mask, twin, _limits(twin, wishes, samples)))
+                attempts.append((mask, twin, _limits(twin, wishes, samples)))
             except OriginalError as error:
                 errors.append(error)
                 continue
-            padded = asking(call or copied, copied, mask=mask, num_pads=NUM_PADS)
-            if "mask" not in kinds or _hides_pads(twin, padded, tried[-1][2]):
+            padded = asking(call or module_copy, module_copy, mask=mask, num_pads=NUM_PADS)
+            if "mask" not in kinds or _hides_pads(twin, padded, attempts[-1][2]):
                 break
     else:
-        if not tried:
+        if not attempts:
             raise errors[0]
-        tried = tried[:1]  # the module leaves pads in, whatever its mask says
-    mask, twin, limits = tried[-1]
+        attempts = attempts[:1]  # the module leaves pads in, whatever its mask says
+    mask, twin, limits = attempts[-1]
     with as_found(twin):
         tensors, unfit = describe_answer(twin, limits)
     tensors = _choose_tensors(name, tensors, unfit, wishes.outputs)
@@ -139,22 +139,22 @@ def _choose_tensors(
             )
         places: list[Any] = sorted(keys.values(), key=lambda place: place or 0)
         keys = dict(zip(outputs, places, strict=False))
-    picked = [*outputs] or [*keys]
-    if reasons := [unfit[keys[output]] for output in picked if keys[output] in unfit]:
+    names = [*outputs] or [*keys]
+    if reasons := [unfit[keys[output]] for output in names if keys[output] in unfit]:
         raise UsageError(
             f"{name} answers two sequences of different lengths with {'; '.join(reasons)},"
             f" which cannot be served: {SERVED}. Of its answer {', '.join(fitting)} can be:"
             f" outputs={fitting} picks that. Or {WAY_ON}"
         )
-    for output in picked:
-        if picked.count(output) > 1 or output in ANSWER_FIELDS:
-            fault = "twice" if picked.count(output) > 1 else "as another field of answers is named"
+    for output in names:
+        if names.count(output) > 1 or output in ANSWER_FIELDS:
+            fault = "twice" if names.count(output) > 1 else "as another field of answers is named"
             raise UsageError(
                 f"{name} would answer with a tensor {output!r} {fault}: outputs=[...] names those"
                 " of a tuple, and reference=lambda ids: {'name': ...} all"
             )
     return {
-        keys[output]: tensors[keys[output]].model_copy(update={"name": output}) for output in picked
+        keys[output]: tensors[keys[output]].model_copy(update={"name": output}) for output in names
     }
 
 
@@ -185,9 +185,9 @@ def _with_meaning(name: str, tensors: dict[Key, OwnTensor], wishes: Wishes) -> d
     if is_of_tokens not in (None, tensor.of == "token") or (
         wishes.task == "rerank" and tensor.width != 1
     ):
-        needed = {"tag": "[B, S, labels]", "classify": "[B, labels]", "rerank": "[B, 1]"}
+        shapes = {"tag": "[B, S, labels]", "classify": "[B, labels]", "rerank": "[B, 1]"}
         raise UsageError(
-            f"task {wishes.task!r} needs an answer {needed[wishes.task or '']}: {name} answers"
+            f"task {wishes.task!r} needs an answer {shapes[wishes.task or '']}: {name} answers"
             f" with {shape}"
         )
     if wishes.labels is not None or wishes.task in ("rerank", "classify", "tag"):
@@ -216,8 +216,10 @@ def _with_texts(reference: Reference) -> Reference:
     if wishes.max_length is not None:
         limits = limits.model_copy(update={"max_positions": wishes.max_length})
         origin["max_length"] = wishes.max_length
-    opened = replace(reference, words=words, folder=wishes.tokenizer, origin=origin, limits=limits)
-    return replace(opened, texts=ModuleTexts(opened))
+    with_words = replace(
+        reference, words=words, folder=wishes.tokenizer, origin=origin, limits=limits
+    )
+    return replace(with_words, texts=ModuleTexts(with_words))
 
 
 class ModuleTexts:
@@ -329,15 +331,15 @@ def _hides_pads(ask: Asking, padded: Asking, limits: Limits) -> bool:
     other_inputs[1:] = inputs[1:]  # segments are no tokens
     real = slice(length - NUM_PADS)
     try:
-        alone, other_tensors = (
+        real_tensors, other_tensors = (
             tensors_of(ask(*(part[:, real] for part in parts))) for parts in (inputs, other_inputs)
         )
-        among = tensors_of(padded(*inputs))
+        padded_tensors = tensors_of(padded(*inputs))
     except OriginalError:
         return False
-    for key, tensor in alone.items():
-        if tensor.is_floating_point() and key in among and key in other_tensors:
-            cut = among[key][tuple(slice(size) for size in tensor.shape)]
+    for key, tensor in real_tensors.items():
+        if tensor.is_floating_point() and key in padded_tensors and key in other_tensors:
+            cut = padded_tensors[key][tuple(slice(size) for size in tensor.shape)]
             if not torch.allclose(tensor, cut, rtol=NEAR, atol=NEAR):
                 return False
             depends |= not torch.allclose(tensor, other_tensors[key])

@@ -448,8 +448,8 @@ def load(
                 if isinstance(name, str):
                     _class_of_transformers(name.rpartition(".")[2], "auto_map")
     with TemporaryDirectory() as place, silence_libraries():
-        spelled = _respell(folder, Path(place), num_labels, wishes.tokenizer_as_written)
-        runs, tokenizer = _load_objects(spelled, runs_code, head, limit is not None)
+        program_folder = _respell(folder, Path(place), num_labels, wishes.tokenizer_as_written)
+        runs, tokenizer = _load_objects(program_folder, runs_code, head, limit is not None)
     if is_cut and limit and hasattr(runs, "max_seq_length"):
         runs.max_seq_length = limit  # type: ignore[assignment]
     encoder: Any = tokenizer or getattr(runs, "tokenizer", None)
@@ -463,8 +463,8 @@ def load(
 def _configs(folder: Path) -> list[Path]:
     """The files config.json that are read: in the root, and in the modules'. Others are of other
     formats, such as onnx/config.json."""
-    listed = json_files.read(folder / MODULES) if (folder / MODULES).exists() else []
-    paths = {entry.get("path") or "" for entry in listed if isinstance(entry, dict)} | {""}
+    entries = json_files.read(folder / MODULES) if (folder / MODULES).exists() else []
+    paths = {entry.get("path") or "" for entry in entries if isinstance(entry, dict)} | {""}
     return [file for path in sorted(paths) if (file := folder / path / "config.json").is_file()]
 
 
@@ -472,23 +472,23 @@ def _respell(folder: Path, place: Path, num_labels: int | None, as_written: bool
     """The folder; or if a config.json in it has fields that only code of the hub knows, or does not
     say how many labels there are, a folder of links in which they are spelled as transformers reads
     them. It would take its own defaults. as_written: there, no class changes the tokenizer."""
-    changed: dict[Path, Any] = {}
+    fields_by_file: dict[Path, Any] = {}
     for file in _configs(folder):
         fields = json_files.read(file)
         family = FAMILIES.get(name_of(fields) or "") if isinstance(fields, dict) else None
-        spelled = {**family.spell_for_transformers(fields)} if family else fields
+        new_fields = {**family.spell_for_transformers(fields)} if family else fields
         if num_labels and family and not (fields.get("id2label") or fields.get("num_labels")):
-            spelled["num_labels"] = num_labels
-        if spelled != fields:
-            changed[file] = spelled
-    if not changed and not as_written:
+            new_fields["num_labels"] = num_labels
+        if new_fields != fields:
+            fields_by_file[file] = new_fields
+    if not fields_by_file and not as_written:
         return folder
     for file in folder.rglob("*"):
         link = place / file.relative_to(folder)
         link.parent.mkdir(parents=True, exist_ok=True)
-        if file.is_file() and file not in changed:
+        if file.is_file() and file not in fields_by_file:
             link.symlink_to(file.resolve())
-    for file, fields in changed.items():
+    for file, fields in fields_by_file.items():
         (place / file.relative_to(folder)).write_text(json.dumps(fields))
     tokenizers = [file for name in folder_tokenizer.FILES for file in folder.rglob(name)]
     for source_folder in {file.parent for file in tokenizers} if as_written else ():

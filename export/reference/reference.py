@@ -87,8 +87,8 @@ class Reference:
         """The inputs and the answers, in words."""
         answers = (f"{tensor.name} {shape_of(tensor)}" for tensor in self.tensors.values())
         width = self.limits.input_width
-        taken = f"vectors [B, S, {width}]" if width else "ids [B, S]"
-        return f"one graph, {taken} of at most {self.longest} tokens to {', '.join(answers)}"
+        inputs = f"vectors [B, S, {width}]" if width else "ids [B, S]"
+        return f"one graph, {inputs} of at most {self.longest} tokens to {', '.join(answers)}"
 
     @contextmanager
     def as_called(self) -> Iterator[None]:
@@ -103,8 +103,8 @@ class Reference:
         rows = (rows[0].numpy() for rows in inputs_of(self.ask, sequence))
         answer = self._answers.tensors(*rows)
         return {
-            tensor.name: self._check_rows(tensor, sequence.num_tokens, answer[at])
-            for at, tensor in self.tensors.items()
+            tensor.name: self._check_rows(tensor, sequence.num_tokens, answer[key])
+            for key, tensor in self.tensors.items()
         }
 
     def _check_rows(self, tensor: OwnTensor, length: int, answer: Array) -> Array:
@@ -218,8 +218,8 @@ def describe_answer(ask: Asking, limits: Limits) -> tuple[dict[Key, OwnTensor], 
         )  # fmt: skip
         if value.dtype == torch.float32 and len(tensors) == len(answers) and kinds:
             is_of_tokens, row = min(kinds)
-            of: Any = "token" if is_of_tokens else "sequence"
-            fitting[key] = OwnTensor(name=name, of=of, width=math.prod(row), row_shape=row)
+            scope: Any = "token" if is_of_tokens else "sequence"
+            fitting[key] = OwnTensor(name=name, of=scope, width=math.prod(row), row_shape=row)
         else:
             shapes = " and ".join(str([*tensor.shape]) for tensor in tensors)
             dtype = str(value.dtype).removeprefix("torch.")

@@ -138,13 +138,13 @@ class Trace(TorchDispatchMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         kwargs = kwargs or {}
-        taken, options = tree_map(self.value_of, (args, kwargs))
-        step = Step(func, taken, options, authors_line())
-        written = [args[0]] if func._schema.is_mutable and isinstance(args[0], Tensor) else []
-        for tensor in written:
+        arguments, options = tree_map(self.value_of, (args, kwargs))
+        step = Step(func, arguments, options, authors_line())
+        destinations = [args[0]] if func._schema.is_mutable and isinstance(args[0], Tensor) else []
+        for tensor in destinations:
             self._keep(tensor)
         output = func(*args, **kwargs)
-        for tensor in written:
+        for tensor in destinations:
             self._written[_place(tensor)] = self._written.get(_place(tensor), 0) + 1
             if step.rows:
                 self._tainted.add(_place(tensor))
@@ -272,7 +272,7 @@ def run_again(
 def steps_between(targets: Sequence[Value], replacements: Mapping[Value, Tensor]) -> list[Step]:
     """Steps that a target needs and that depend on the replacements, in order."""
     depends: dict[Value, bool] = dict.fromkeys(replacements, True)
-    todo, needed = list(targets), {}
+    todo, order = list(targets), {}
     while todo:
         value = todo[-1]
         if value in depends or value.step is None:
@@ -286,8 +286,8 @@ def steps_between(targets: Sequence[Value], replacements: Mapping[Value, Tensor]
         todo.pop()
         depends[value] = any(depends[x] for x in inputs)
         if depends[value]:
-            needed[value.step] = value.number
-    return sorted(needed, key=needed.__getitem__)
+            order[value.step] = value.number
+    return sorted(order, key=order.__getitem__)
 
 
 def _wide(tensor: Tensor) -> Tensor:

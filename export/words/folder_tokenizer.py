@@ -83,9 +83,9 @@ def _by_class(folder: Path, settings: Mapping[str, Any]) -> "PreTrainedTokenizer
     # takes seconds to import, and only folders with a tokenizer need it
     from transformers import AutoTokenizer
 
-    fixed = {"local_files_only": True, "trust_remote_code": False}
+    safe_settings = {"local_files_only": True, "trust_remote_code": False}
     try:
-        return AutoTokenizer.from_pretrained(folder, **{**settings, **fixed})
+        return AutoTokenizer.from_pretrained(folder, **{**settings, **safe_settings})
     except Exception as error:  # its classes fail in every way where files are not as expected
         reason = str(error).partition("\n")[0]
         raise NoTexts(f"transformers cannot make {TOKENIZER} of {folder}: {reason}") from None
@@ -123,12 +123,12 @@ def write_plain(folder: Path, class_tokenizer: "PreTrainedTokenizerBase", place:
         name: str(token) if token is not None and str(token) in vocabulary else None
         for name, token in special_tokens.items()
     }
-    added = file_tokenizer.get_added_tokens_decoder().items()
+    added_tokens = file_tokenizer.get_added_tokens_decoder().items()
     settings = {
         **json_files.settings(folder / CONFIG),
         **special,
         **dict.fromkeys(("additional_special_tokens", "extra_special_tokens")),
-        "added_tokens_decoder": {index: token.__getstate__() for index, token in added},
+        "added_tokens_decoder": {index: token.__getstate__() for index, token in added_tokens},
         "model_input_names": [*class_tokenizer.model_input_names],
         "tokenizer_class": "PreTrainedTokenizerFast",
     }

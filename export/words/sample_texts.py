@@ -37,8 +37,8 @@ class Unlike(NamedTuple):
     examples: tuple[str, ...] = ()
 
     def __str__(self) -> str:
-        such = f", such as {', '.join(self.examples)}" if self.examples else ""
-        return f"{self.num:,} of {self.num_asked:,} texts{such}"
+        suffix = f", such as {', '.join(self.examples)}" if self.examples else ""
+        return f"{self.num:,} of {self.num_asked:,} texts{suffix}"
 
 
 def texts(*tokenizers: Tokenizer) -> list[str]:
@@ -88,11 +88,11 @@ def compare(samples: Sequence[Text], first: Sequence[Any], second: Sequence[Any]
 
 def _characters(draws: random.Random) -> Iterator[str]:
     """Words of eight characters, each between letters or alone."""
-    chosen = [chr(code) for start, end in RANGES for code in range(start, end)]
-    chosen += map(chr, range(0x250, 0x30000, EVERY))
+    candidates = [chr(code) for start, end in RANGES for code in range(start, end)]
+    candidates += map(chr, range(0x250, 0x30000, EVERY))
     characters = [
         character
-        for character in chosen
+        for character in candidates
         if unicodedata.category(character) not in ("Cn", "Cs", "Co")
     ]
     draws.shuffle(characters)
@@ -107,10 +107,10 @@ def _texts_of_tokens(tokenizer: Tokenizer, draws: random.Random) -> Iterator[str
     vocabulary = sorted(tokenizer.get_vocab(with_added_tokens=False))
     marks = str.maketrans({"\u2581": " ", "\u0120": " ", "\u010a": "\n"})
     for _ in range(NUM_OF_TOKENS if vocabulary else 0):
-        drawn = draws.choices(vocabulary, k=draws.randint(1, 12))
-        words = [word.removeprefix("##").translate(marks) for word in drawn]
+        tokens = draws.choices(vocabulary, k=draws.randint(1, 12))
+        words = [word.removeprefix("##").translate(marks) for word in tokens]
         words = [draws.choice((word, word.upper(), word.capitalize())) for word in words]
         yield draws.choice(("", " ", " ", draws.choice(string.punctuation))).join(words)
-    added = sorted(token.content for token in tokenizer.get_added_tokens_decoder().values())
-    for token in draws.sample(added, min(len(added), MOST_SPECIAL)):
+    added_tokens = sorted(token.content for token in tokenizer.get_added_tokens_decoder().values())
+    for token in draws.sample(added_tokens, min(len(added_tokens), MOST_SPECIAL)):
         yield from (token, f"a{token}b", f"the {token} water", token.lower(), token.upper())

@@ -54,8 +54,8 @@ def convert(tokenizer: "PreTrainedTokenizerBase", file: Path) -> Tokenizer:
             original.id_to_piece(number)
             for number in original.encode(text.lower() if lowers else text)
         ]
-        if (got := pieces(json_tokenizer, text)) != expected:
-            raise UnlikeError(f"{text!r} becomes {got}, and {expected} by sentencepiece")
+        if (actual := pieces(json_tokenizer, text)) != expected:
+            raise UnlikeError(f"{text!r} becomes {actual}, and {expected} by sentencepiece")
     return json_tokenizer
 
 

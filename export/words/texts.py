@@ -226,7 +226,7 @@ def _input_types(
         return {}
     # ids of those words that are tokens, ascending
     vocabulary = tokenizer.get_vocab()
-    skipped = tuple(
+    skipped_ids = tuple(
         sorted({vocabulary[word] for word in authors.mask.skipped_words if word in vocabulary})
     )
     num_special, rules = tokenizer.num_special_tokens_to_add(pair=False), {}
@@ -237,7 +237,7 @@ def _input_types(
         rules[input_type] = InputRules(
             prompt_name=input_type if input_type in authors.prompts else None,
             max_tokens=None if length is None else min(length, max_positions),
-            skipped_ids=skipped if input_type in authors.mask.skipped_in else (),
+            skipped_ids=skipped_ids if input_type in authors.mask.skipped_in else (),
         )
     return rules
 
@@ -282,8 +282,8 @@ def read_pair_template(
         return None
     template = before, between, behind
     for texts in ((" a\n", "\n b "), ("", "")):
-        joined = f"{before}{texts[0]}{between}{texts[1]}{behind}"
-        if render_pair(tokenizer, instruction, *texts, settings) != joined:
+        expected = f"{before}{texts[0]}{between}{texts[1]}{behind}"
+        if render_pair(tokenizer, instruction, *texts, settings) != expected:
             raise NoTexts("its chat template changes a query or a document, which is not supported")
     if tokenizer.num_special_tokens_to_add(pair=False):
         raise NoTexts("its tokenizer adds special tokens to its chat template: not supported")
