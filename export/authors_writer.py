@@ -120,7 +120,11 @@ def manifest_of(reference: Reference, name: str, version: int) -> dict[str, Any]
     if words:
         limits["max_text_tokens"] = words.max_text_tokens
         of_texts = {**texts.facts_of(words), "input_types": dict(words.input_types)}
-    heads = {each.name: each.as_head() for each in tensors if each.name in HEADS and each.row_shape}
+    heads = {
+        tensor.name: tensor.as_head()
+        for tensor in tensors
+        if tensor.name in HEADS and tensor.row_shape
+    }
     if reference.head is not None:
         heads["logits"] = Head(pick="every", width=reference.head.layer.out_features)
     return {

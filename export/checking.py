@@ -48,8 +48,8 @@ def findings(source: Source) -> Iterator[str]:
     """A line a finding."""
     config, loaded = source.model.config, source.loaded
     if loaded:
-        named = "@".join(source.origin[key] for key in sources.HUB if key in source.origin)
-        yield f"checkpoint: {named or source.folder}"
+        address = "@".join(source.origin[key] for key in sources.HUB if key in source.origin)
+        yield f"checkpoint: {address or source.folder}"
         yield f"family: {loaded.model_type}, {loaded.head or 'without a head'}"
     labels = source.facts["labels"]
     counts = {
@@ -58,37 +58,43 @@ def findings(source: Source) -> Iterator[str]:
         "position": config.max_positions,
         "token type": config.type_vocab_size,
     }
-    numbers = (f"{count:,} {what}{'s' * (count > 1)}" for what, count in counts.items())
+    numbers = (f"{count:,} {noun}{'s' * (count > 1)}" for noun, count in counts.items())
     rest = f"d_model {config.d_model}, vocabulary of {config.vocab_size:,}"
     yield f"shape: {', '.join(numbers)}, {rest}"
     for output, head in config.heads.items():
         names = f": {_shorten(labels)}" if output == "logits" and labels else ""
         yield f"{output}: {head.width:,} {PICKS[head.pick]}{names}"
     yield f"tasks: {', '.join(source.tasks)}"
-    normalized = "normalized" if source.facts["normalize"] else "not normalized"
-    yield f"pooling: {POOLINGS[source.facts['pooling']]}, {normalized}"
+    norm_words = "normalized" if source.facts["normalize"] else "not normalized"
+    yield f"pooling: {POOLINGS[source.facts['pooling']]}, {norm_words}"
     if loaded:
         default = loaded.default_prompt_name
-        listed = _shorten([f"{name} {prompt!r}" for name, prompt in loaded.prompts.items()])
-        listed += f"; {default} if a request names none" if default else ""
-        yield f"prompts: {listed or 'none'}"
+        prompts = _shorten([f"{name} {prompt!r}" for name, prompt in loaded.prompts.items()])
+        prompts += f"; {default} if a request names none" if default else ""
+        yield f"prompts: {prompts or 'none'}"
     texts = source.texts
     yield f"texts: {f'no, because {texts}' if isinstance(texts, NoTexts) else texts}"
     if loaded and not isinstance(texts, NoTexts):
         yield f"tokenizer: {_tokenizer(source, texts)}"
-    found = source.compared_with()
-    name = found.get("name") or ("a preset" if found["kind"] == "preset" else "itself alone")
-    outputs = found.get("outputs", [])
-    parts = [*([f"{', '.join(outputs)} of token ids"] if outputs else []), *found.get("texts", [])]
-    if "samples" in found:
-        parts.append(f"{found['samples']:,} samples of your own")
+    comparison = source.compared_with()
+    name = comparison.get("name") or (
+        "a preset" if comparison["kind"] == "preset" else "itself alone"
+    )
+    outputs = comparison.get("outputs", [])
+    parts = [
+        *([f"{', '.join(outputs)} of token ids"] if outputs else []),
+        *comparison.get("texts", []),
+    ]
+    if "samples" in comparison:
+        parts.append(f"{comparison['samples']:,} samples of your own")
     yield f"compared with: {name}{': ' if parts else ''}{'; '.join(parts)}"
     if loaded:
         num_bytes = sum(file.stat().st_size for file in loaded.files)
         types, names = " and ".join(loaded.dtypes), _shorten([*source.origin["weights"]])
         yield f"weights: {num_bytes / 1e6:,.1f} MB of {types} in {names}"
-        ignored = [key for key in loaded.unused if not key.endswith(".")]  # others are prefixes
-        yield f"ignored weights: {_shorten(ignored) or 'none'}"
+        # those that end in a dot are prefixes
+        ignored_keys = [key for key in loaded.unused if not key.endswith(".")]
+        yield f"ignored weights: {_shorten(ignored_keys) or 'none'}"
         if loaded.unread:
             yield f"fields that are not read: {_shorten(loaded.unread)}"
         yield from not_served(source)
@@ -106,25 +112,25 @@ def not_served(source: Source) -> Iterator[str]:
 
 
 def _tokenizer(source: Source, texts: Texts) -> str:
-    """Which it is, and where it gives other token ids than the folder's file."""
+    """The tokenizer in words, and where it gives other token ids than the folder's file."""
     if is_as_written(source.origin):
         return "the folder's file as it is written"
-    made = f"{texts.read_by} of transformers"
+    reader = f"{texts.read_by} of transformers"
     if texts.unlike_file is None:
-        return made
+        return reader
     if not texts.unlike_file.num:
         return (
-            f"{made}, which reads {texts.unlike_file.num_asked:,} texts as the folder's file does"
+            f"{reader}, which reads {texts.unlike_file.num_asked:,} texts as the folder's file does"
         )
     return (
-        f"{made}, unlike the folder's file as it is written in {texts.unlike_file}; to read texts"
+        f"{reader}, unlike the folder's file as it is written in {texts.unlike_file}; to read texts"
         " by that file, export with --tokenizer-as-written"
     )
 
 
 def _shorten(names: Sequence[str]) -> str:
-    more = f" and {len(names) - NUM_SHOWN:,} more" if len(names) > NUM_SHOWN else ""
-    return ", ".join(names[:NUM_SHOWN]) + more
+    rest = f" and {len(names) - NUM_SHOWN:,} more" if len(names) > NUM_SHOWN else ""
+    return ", ".join(names[:NUM_SHOWN]) + rest
 
 
 class TorchEngine(Engine):
@@ -165,8 +171,8 @@ def check(source: Source, name: str = "") -> Iterator[str]:
         for original in source.originals:
             refuse_unlike(reference, original, limits)
             yield f"compared: {original.compared.output} of token ids with {original.name}"
-        compared = parity.texts_alike(path, source)
-    for case in dict.fromkeys(check.case for check in compared):
+        checks = parity.texts_alike(path, source)
+    for case in dict.fromkeys(check.case for check in checks):
         yield f"compared: {case}"
 
 
@@ -176,12 +182,12 @@ def served_by_torch(source: Source) -> Iterator[Served]:
     open_engine = partial(TorchEngine, source.in_layout("padded"))
     with TemporaryDirectory() as folder:
         # all that the server needs to make token ids of texts, and answers of rows
-        place, described = Path(folder), {}
+        place, file_facts = Path(folder), {}
         if not isinstance(source.texts, NoTexts):
             (place / TOKENIZER).write_bytes(source.texts.tokenizer)
-            described[TOKENIZER] = files.describe(place / TOKENIZER)
+            file_facts[TOKENIZER] = files.describe(place / TOKENIZER)
         facts = writer.manifest_of(replace(source, wishes=NO_WISHES), "checked", 1)
-        bundle = Bundle(place, Manifest(format=FORMAT, files=described, **facts), "")
+        bundle = Bundle(place, Manifest(format=FORMAT, files=file_facts, **facts), "")
         model = Model(bundle, token_budget=BUDGET, open_engine=open_engine)
         with path_of(model) as path:
             yield path

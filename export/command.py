@@ -41,7 +41,7 @@ def export(arguments: Sequence[str]) -> None:
         if options.sentence_embedding and options.form != "onnx":
             raise UsageError("--sentence-embedding is of --as onnx")
         if options.beside:
-            beside_file.opened(options.beside)
+            beside_file.open_session(options.beside)
         if options.form == "onnx" or options.beside:
             wishes = replace(wishes, graph="packed")
         with exporting.choose_graph(_model(options), wishes) as opened:
@@ -49,7 +49,7 @@ def export(arguments: Sequence[str]) -> None:
 
 
 def _write(opened: Source | Reference, options: argparse.Namespace) -> None:
-    """What the options ask for: words alone, a bundle or a folder of ONNX, and a file beside it."""
+    """Does what the options ask for: words alone, a bundle or an ONNX folder, a file beside it."""
     name = options.name or opened.origin.get("checkpoint", opened.name)
     if isinstance(opened, Reference):
         if not options.check:
@@ -68,11 +68,12 @@ def _write(opened: Source | Reference, options: argparse.Namespace) -> None:
         return
     if options.form == "onnx":
         folder = onnx_folder.export(opened, options.out, options.sentence_embedding)
-        ours: Any = nullcontext(folder / onnx_folder.FOLDER)
+        our_graphs: Any = nullcontext(folder / onnx_folder.FOLDER)
     else:
-        ours = onnx_folder.files_of(exporting.export(opened, options.out, name, options.version))
+        bundle = exporting.export(opened, options.out, name, options.version)
+        our_graphs = onnx_folder.files_of(bundle)
     if options.beside:
-        with ours as place:
+        with our_graphs as place:
             for line in beside_file.compare(options.beside, place, opened):
                 writer.say(line)
 
@@ -100,8 +101,8 @@ def _one_line(command: str) -> Iterator[None]:
     except OSError as error:
         if error.errno != ENOSPC:
             raise
-        where = f" for {error.filename}" if error.filename else ""
-        sys.exit(f"addnorm {command}: the disk is full{where}; nothing was left on it")
+        file = f" for {error.filename}" if error.filename else ""
+        sys.exit(f"addnorm {command}: the disk is full{file}; nothing was left on it")
 
 
 def _model(options: argparse.Namespace) -> Model:
@@ -141,10 +142,10 @@ def _texts(file: str | None) -> tuple[Text, ...]:
     """A text a line; a line with a tab is a pair."""
     if file is None:
         return ()
-    found = [line.partition("\t") for line in _lines("--texts", file) if line]
-    if not found:
+    parts = [line.partition("\t") for line in _lines("--texts", file) if line]
+    if not parts:
         raise UsageError(f"--texts {file}: it is empty; a text a line is needed")
-    return tuple((first, second) if tab else first for first, tab, second in found)
+    return tuple((first, second) if tab else first for first, tab, second in parts)
 
 
 def _labels(file: str | None) -> tuple[str, ...] | None:
@@ -227,8 +228,8 @@ def _add_comparing(group: Any) -> None:
 
 def _add_writing(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument_group("what is written").add_argument
-    where = "where to write <name>/<version>/; with --as onnx, the folder itself"
-    add("--out", type=Path, metavar="BUNDLES", help=where)
+    out = "where to write <name>/<version>/; with --as onnx, the folder itself"
+    add("--out", type=Path, metavar="BUNDLES", help=out)
     forms = ["bundle", "onnx"]
     as_onnx = (
         "onnx: a folder as optimum writes it, with onnx/model.onnx, for programs that run ONNX"
@@ -238,13 +239,13 @@ def _add_writing(parser: argparse.ArgumentParser) -> None:
     pooled = "with --as onnx: a second output, pooled and normalized as the model's authors do it"
     add("--sentence-embedding", action="store_true", help=pooled)
     add("--name", help="the preset's, the folder's or the repository's name by default")
-    theirs = "an ONNX file of the same model that you run today: how far the two are apart"
-    add("--beside", type=Path, metavar="FILE", help=theirs)
+    their_file = "an ONNX file of the same model that you run today: how far the two are apart"
+    add("--beside", type=Path, metavar="FILE", help=their_file)
     add("--version", type=int, help="the next free whole number by default")
     layouts = ["packed", "padded"]
     add("--layout", choices=layouts, default="packed", help="packed computes no pads")
-    some = "fp32, fp16, int8, or several of them; fp16 is for GPUs, int8 is row-wise"
-    add("--precision", default="fp32", metavar="P[,P]", help=some)
+    precisions = "fp32, fp16, int8, or several of them; fp16 is for GPUs, int8 is row-wise"
+    add("--precision", default="fp32", metavar="P[,P]", help=precisions)
     recall = (
         "int8 must find this share, such as 0.99, of the 10 nearest that fp32 finds among --texts:"
         " matrices stay fp32 until it does"
@@ -252,11 +253,11 @@ def _add_writing(parser: argparse.ArgumentParser) -> None:
     add("--keep-recall", type=float, metavar="SHARE", help=recall)
     of_requests = "for requests that name none; the first by default"
     add("--default-precision", choices=list(GRAPHS), help=of_requests)
-    seen = (
+    lens = (
         "requests may ask for the hidden states and the attention of each layer, in fp32; the"
         " server holds the weights once more for it"
     )
-    add("--lens", action="store_true", help=seen)
+    add("--lens", action="store_true", help=lens)
 
 
 def _verify_parser() -> argparse.ArgumentParser:

@@ -68,8 +68,8 @@ class Download:
 
 def address(name: str) -> tuple[str, str] | None:
     """Repository and revision of `ORG/NAME[@REVISION]`. None for a folder, and for other names."""
-    found = ADDRESS.fullmatch(name)
-    return None if found is None or Path(name).exists() else (found[1], found[2] or "main")
+    match = ADDRESS.fullmatch(name)
+    return None if match is None or Path(name).exists() else (match[1], match[2] or "main")
 
 
 def fetch(
@@ -91,13 +91,17 @@ def fetch(
 
     print(f"downloading {repository}@{revision}", flush=True)
     with _in_words(repository, revision, endpoint):
-        found = _info(repository, revision, endpoint)
-        listed = [sibling.rfilename for sibling in found.siblings or ()]
+        commit_info = _info(repository, revision, endpoint)
+        listed = [sibling.rfilename for sibling in commit_info.siblings or ()]
         code = [
             name for name in listed if with_code and fnmatchcase(name, "*.py") and "/" not in name
         ]
         download = partial(
-            snapshot_download, repository, revision=found.sha, endpoint=endpoint, cache_dir=cache
+            snapshot_download,
+            repository,
+            revision=commit_info.sha,
+            endpoint=endpoint,
+            cache_dir=cache,
         )
         folder = Path(
             download(allow_patterns=_patterns([*files_to_read(listed, (), False), *code]))
@@ -107,7 +111,7 @@ def fetch(
     look(folder, listed)  # before what takes long
     with _in_words(repository, revision, endpoint):
         download(allow_patterns=_patterns([*files_to_read(listed, modules), *code]))
-    return Download(folder, repository, str(found.sha))
+    return Download(folder, repository, str(commit_info.sha))
 
 
 def odd_modules(folder: Path) -> list[str]:
@@ -117,19 +121,19 @@ def odd_modules(folder: Path) -> list[str]:
         paths = [entry["path"] for entry in entries]
     except (OSError, ValueError, TypeError, LookupError, RecursionError):
         return []  # what is wrong in it is said when it is read
-    named = [path for path in paths if isinstance(path, str) and path]
-    return [path for path in named if not MODULE.fullmatch(path)]
+    folders = [path for path in paths if isinstance(path, str) and path]
+    return [path for path in folders if not MODULE.fullmatch(path)]
 
 
 def files_of(folder: Path) -> list[str]:
     """The files of a checkpoint's folder that an export reads, as of a repository: whatever lies
     beside them is not looked at."""
     odd = [posixpath.normpath(path) for path in odd_modules(folder)]
-    usual = [path.name for path in folder.iterdir() if MODULE.fullmatch(path.name)]
-    inside = [name for name in {*odd, *usual} if (folder / name).is_dir()]
+    module_folders = [path.name for path in folder.iterdir() if MODULE.fullmatch(path.name)]
+    subfolders = [name for name in {*odd, *module_folders} if (folder / name).is_dir()]
     listed = [
         path.relative_to(folder).as_posix()
-        for place in [folder, *(folder / name for name in inside)]
+        for place in [folder, *(folder / name for name in subfolders)]
         for path in place.iterdir()
         if path.is_file()
     ]
@@ -158,20 +162,22 @@ def _in_words(repository: str, revision: str, endpoint: str | None) -> Iterator[
         log_in = "run `hf auth login` or set HF_TOKEN"
         match error.__cause__ if isinstance(error, errors.LocalEntryNotFoundError) else error:
             case errors.GatedRepoError():
-                why = f"it is gated: ask for access on its page, then {log_in}"
+                reason = f"it is gated: ask for access on its page, then {log_in}"
             case errors.RepositoryNotFoundError():
-                why = f"no such repository there, no such folder here; for a private one, {log_in}"
+                reason = (
+                    f"no such repository there, no such folder here; for a private one, {log_in}"
+                )
             case errors.RevisionNotFoundError():
-                why = f"it has no revision {revision!r}"
+                reason = f"it has no revision {revision!r}"
             case errors.OfflineModeIsEnabled():
-                why = "HF_HUB_OFFLINE is set"
+                reason = "HF_HUB_OFFLINE is set"
             case errors.HfHubHTTPError() as answered:
-                why = f"it answers {answered.response.status_code}"
-            case other:
-                first = str(other or error).partition("\n")[0]
-                why = f"{type(other or error).__name__}: {first}"
-        where = HfApi(endpoint).endpoint
-        raise DownloadError(f"{repository} cannot be downloaded from {where}: {why}") from None
+                reason = f"it answers {answered.response.status_code}"
+            case failure:
+                first = str(failure or error).partition("\n")[0]
+                reason = f"{type(failure or error).__name__}: {first}"
+        hub = HfApi(endpoint).endpoint
+        raise DownloadError(f"{repository} cannot be downloaded from {hub}: {reason}") from None
 
 
 def _patterns(files: Iterable[str]) -> list[str]:
@@ -191,7 +197,7 @@ def files_to_read(
         for folder, names in folders.items()
         if not folder or MODULE.fullmatch(folder) or folder in modules
         for name in [
-            *(own for own in names if any(fnmatchcase(own, pattern) for pattern in SETTINGS)),
+            *(entry for entry in names if any(fnmatchcase(entry, pattern) for pattern in SETTINGS)),
             *(_weight_files(names) if with_weights else ()),
         ]
     ]

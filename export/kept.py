@@ -66,9 +66,9 @@ def keep(arguments: Sequence[str]) -> None:
     except (DownloadError, StartupError) as error:
         sys.exit(f"addnorm keep: {error}")
     except OSError as error:
-        where = error.filename or options.kept
-        how = "name a folder where bundles can be kept with --kept DIR"
-        sys.exit(f"addnorm keep: {where}: {error.strerror or error}; {how}")
+        path = error.filename or options.kept
+        remedy = "name a folder where bundles can be kept with --kept DIR"
+        sys.exit(f"addnorm keep: {path}: {error.strerror or error}; {remedy}")
 
 
 def run_export(words: Sequence[str]) -> None:
@@ -99,19 +99,19 @@ def bundle_of(
     bundle. SystemExit, after a line on stderr, if the export is refused.
     """
     folder: _Folder | None = None
-    if found := download.address(checkpoint):
-        repository, revision = found
+    if address := download.address(checkpoint):
+        repository, revision = address
         checkpoint = f"{repository}@{_find_commit(repository, revision, root, say)}"
         made_from = checkpoint
     else:
-        note = _Note.of(Path(checkpoint), precision, root)
+        note = _Note.of_folder(Path(checkpoint), precision, root)
         folder = _Folder.read(Path(checkpoint), note.files, say, clock)
         made_from = json.dumps([*folder.hashes.items()])
     key = sha256(json.dumps([made_from, precision, VERSION]).encode()).hexdigest()[:32]
     place = root / key
     if bundle := _bundle(place):  # perhaps in an image, where nothing can be written
         if folder:
-            note.keep(key, folder.settled)
+            note.keep(key, folder.settled_files)
         return bundle
     with _lock(root / "locks" / key, checkpoint, say):
         if bundle := _bundle(place):
@@ -119,23 +119,23 @@ def bundle_of(
         aside = root / f"{key}.new"  # whatever one that was cut off has left there
         shutil.rmtree(aside, ignore_errors=True)
         export(["--checkpoint", checkpoint, "--precision", precision, "--out", str(aside)])
-        (made,) = (path for path in aside.glob("*/*") if bundles.is_version(path))
+        (version_folder,) = (path for path in aside.glob("*/*") if bundles.is_version(path))
         if folder and not (
-            folder.is_still(Path(checkpoint), say, clock) and folder.has_weights_of(made)
+            folder.is_still(Path(checkpoint), say, clock) and folder.has_weights_of(version_folder)
         ):
             shutil.rmtree(aside)
             raise StartupError(
                 f"{checkpoint} changed while it was exported, so the export is not kept: start"
                 " again when nothing writes there"
             )
-        (aside / EXPORTED).write_text(files.sha256(made / bundles.MANIFEST))
+        (aside / EXPORTED).write_text(files.sha256(version_folder / bundles.MANIFEST))
         shutil.rmtree(place, ignore_errors=True)
         aside.rename(place)
         bundle = _bundle(place)
         assert bundle
         say(f"kept as {bundle}")
         if folder:
-            note.keep(key, folder.settled)
+            note.keep(key, folder.settled_files)
         return bundle
 
 
@@ -162,23 +162,25 @@ class _Folder(NamedTuple):
     def read(
         cls,
         path: Path,
-        known: Mapping[str, _File],
+        earlier_files: Mapping[str, _File],
         say: Callable[[str], None],
         clock: Callable[[], int],
     ) -> "_Folder":
-        """known: files that were hashed before. They are hashed again unless no time and no size
-        changed."""
+        """earlier_files: those that were hashed before. They are hashed again unless no time and no
+        size changed."""
         _refuse_bundle(path)
         now, names = clock(), download.files_of(path) if path.is_dir() else []
         _refuse_links(path, names)
         stats = {name: (path / name).stat() for name in names}
-        new = [
-            name for name, stat in stats.items() if name not in known or not known[name].is_of(stat)
+        new_names = [
+            name
+            for name, stat in stats.items()
+            if name not in earlier_files or not earlier_files[name].is_of(stat)
         ]
-        if (num_bytes := sum(stats[name].st_size for name in new)) >= LONG_BYTES:
+        if (num_bytes := sum(stats[name].st_size for name in new_names)) >= LONG_BYTES:
             gib = num_bytes / 2**30
             say(f"hashing {gib:.1f} GiB of {path}: not again while the files stay")
-        found = dict(known) | {
+        all_files = dict(earlier_files) | {
             name: _File(
                 stat.st_ino,
                 stat.st_size,
@@ -187,16 +189,16 @@ class _Folder(NamedTuple):
                 files.sha256(path / name),
             )
             for name, stat in stats.items()
-            if name in new
+            if name in new_names
         }
-        return cls({name: found[name] for name in names}, now)
+        return cls({name: all_files[name] for name in names}, now)
 
     @property
     def hashes(self) -> dict[str, str]:
         return {name: file.sha256 for name, file in self.files.items()}
 
     @property
-    def settled(self) -> dict[str, _File]:
+    def settled_files(self) -> dict[str, _File]:
         """The files whose times tell when they are written again."""
         latest = self.read_ns - SETTLED_NS
         return {name: file for name, file in self.files.items() if file.changed_ns < latest}
@@ -204,7 +206,7 @@ class _Folder(NamedTuple):
     def is_still(self, path: Path, say: Callable[[str], None], clock: Callable[[], int]) -> bool:
         """True if no file was written since, even to what it was before. A link that a backup made
         is no change."""
-        now = _Folder.read(path, self.settled, say, clock)
+        now = _Folder.read(path, self.settled_files, say, clock)
         return {name: (*file[:3], file.sha256) for name, file in now.files.items()} == {
             name: (*file[:3], file.sha256) for name, file in self.files.items()
         }
@@ -216,59 +218,61 @@ class _Folder(NamedTuple):
 
 
 class _Note(NamedTuple):
-    """What is known of a checkpoint's folder from starts before."""
+    """The files and exports of a checkpoint's folder, as starts before noted them."""
 
     place: Path
     keys: list[str]  # of its exports in one precision that are kept
     files: dict[str, _File]
 
     @classmethod
-    def of(cls, path: Path, precision: str, root: Path) -> "_Note":
-        named = json.dumps([os.path.realpath(path), precision]).encode()
-        return cls.read(root / "folders" / f"{sha256(named).hexdigest()[:32]}.json")
+    def of_folder(cls, path: Path, precision: str, root: Path) -> "_Note":
+        identity = json.dumps([os.path.realpath(path), precision]).encode()
+        return cls.read(root / "folders" / f"{sha256(identity).hexdigest()[:32]}.json")
 
     @classmethod
     def read(cls, place: Path) -> "_Note":
         try:
-            written = json.loads(place.read_bytes())
-            found = {name: _File(*file) for name, file in written["files"].items()}
-            return cls(place, [str(key) for key in written["keys"]], found)
+            fields = json.loads(place.read_bytes())
+            hashed_files = {name: _File(*file) for name, file in fields["files"].items()}
+            return cls(place, [str(key) for key in fields["keys"]], hashed_files)
         except (OSError, ValueError, LookupError, TypeError, AttributeError):
             return cls(place, [], {})
 
-    def keep(self, key: str, known: Mapping[str, _File]) -> None:
+    def keep(self, key: str, settled_files: Mapping[str, _File]) -> None:
         """Notes the present export, and removes those of what the folder was before, unless a
         server runs one of them or another folder has the same files. Nothing where the disk cannot
         be written."""
-        if self.keys == [key] and self.files == known:
+        if self.keys == [key] and self.files == settled_files:
             return
         root = self.place.parents[1]
         with suppress(OSError):
-            others = {
-                one for place in self.place.parent.glob("*.json") if place != self.place
-                for one in _Note.read(place).keys
+            keys_elsewhere = {
+                old_key for place in self.place.parent.glob("*.json") if place != self.place
+                for old_key in _Note.read(place).keys
             }  # fmt: skip
-            old = [one for one in self.keys if one != key and one not in others]
-            left = [one for one in old if not _remove(root / one)]
+            old_keys = [
+                old_key for old_key in self.keys if old_key != key and old_key not in keys_elsewhere
+            ]
+            remaining_keys = [old_key for old_key in old_keys if not _remove(root / old_key)]
             self.place.parent.mkdir(parents=True, exist_ok=True)
             aside = self.place.with_name(f"{self.place.name}.{os.getpid()}")
-            aside.write_text(json.dumps({"keys": [key, *left], "files": known}))
+            aside.write_text(json.dumps({"keys": [key, *remaining_keys], "files": settled_files}))
             aside.replace(self.place)
 
 
 def _remove(place: Path) -> bool:
     """False if a server runs it, which holds a lock, or where nobody can say."""
     try:
-        held = os.open(place, os.O_RDONLY)
+        descriptor = os.open(place, os.O_RDONLY)
     except FileNotFoundError:
         return True
     try:
-        flock(held, LOCK_EX | LOCK_NB)
+        flock(descriptor, LOCK_EX | LOCK_NB)
         shutil.rmtree(place)
     except OSError:
         return False
     finally:
-        os.close(held)
+        os.close(descriptor)
     return True
 
 
@@ -276,8 +280,8 @@ def _refuse_bundle(path: Path) -> None:
     if (path / "config.json").is_file() or (path / "modules.json").is_file():
         return  # a checkpoint, which may have files of a manifest's name
     levels = ("", "*/", "*/*/")  # the folder of a version, of a name, and of all bundles
-    made = (file for level in levels for file in path.glob(f"{level}{bundles.MANIFEST}"))
-    if manifest := next((file for file in made if bundles.is_version(file.parent)), None):
+    manifests = (file for level in levels for file in path.glob(f"{level}{bundles.MANIFEST}"))
+    if manifest := next((file for file in manifests if bundles.is_version(file.parent)), None):
         raise StartupError(
             f"{path} holds a bundle, not a checkpoint: serve it with"
             f" --bundles {manifest.resolve().parents[2]}"
@@ -316,29 +320,29 @@ def _find_commit(repository: str, revision: str, root: Path, say: Callable[[str]
     """The commit of a revision: as the hub says, or said when it was asked last."""
     if COMMIT.fullmatch(revision):
         return revision
-    noted = root / "commits" / quote(f"{repository}@{revision}", safe="@")
+    note_file = root / "commits" / quote(f"{repository}@{revision}", safe="@")
     try:
         commit = download.commit(repository, revision)
     except DownloadError as error:
-        if not noted.is_file():
+        if not note_file.is_file():
             raise
         say(f"{error}; {repository} is taken as it was when the hub was asked last")
-        return noted.read_text()
-    noted.parent.mkdir(parents=True, exist_ok=True)
-    aside = noted.with_name(f"{noted.name}.{os.getpid()}")
+        return note_file.read_text()
+    note_file.parent.mkdir(parents=True, exist_ok=True)
+    aside = note_file.with_name(f"{note_file.name}.{os.getpid()}")
     aside.write_text(commit)
-    aside.replace(noted)
+    aside.replace(note_file)
     return commit
 
 
 @contextmanager
-def _lock(lock: Path, what: str, say: Callable[[str], None]) -> Iterator[None]:
+def _lock(lock: Path, checkpoint: str, say: Callable[[str], None]) -> Iterator[None]:
     """One process at a time; the others wait."""
     lock.parent.mkdir(parents=True, exist_ok=True)
     with lock.open("w") as file:
         try:
             flock(file, LOCK_EX | LOCK_NB)
         except BlockingIOError:
-            say(f"another process exports {what}: waiting for it")
+            say(f"another process exports {checkpoint}: waiting for it")
             flock(file, LOCK_EX)
         yield

@@ -218,9 +218,9 @@ def _wishes(
     config: Mapping[str, int] | None = None,
     samples: Sequence[Any] = (),
     outputs: Sequence[str] = (),
-    **others: Any,
+    **fields: Any,
 ) -> Iterator[Wishes]:
-    """The options of a call. A vocabulary is a tokenizer's folder while the block lasts. others:
+    """The options of a call. A vocabulary is a tokenizer's folder while the block lasts. fields:
     fields of `Wishes`. UsageError for options that do not fit together."""
     if isinstance(precisions, str):
         raise UsageError(f"precisions is {precisions!r}: a list is needed, as ['fp32', 'int8']")
@@ -237,14 +237,14 @@ def _wishes(
         folder = None if tokenizer is None else Path(tokenizer)
         if vocabulary is not None:
             folder = write_vocabulary(vocabulary, Path(place))
-        given: dict[str, Any] = {**(config or {}), **others}
+        settings: dict[str, Any] = {**(config or {}), **fields}
         yield Wishes(
             precisions=(*precisions,),
             labels=None if labels is None else (*labels,),
             tokenizer=folder,
             samples=(*samples,),
             outputs=(*outputs,),
-            **given,
+            **settings,
         )
 
 
@@ -268,8 +268,8 @@ def write_vocabulary(vocabulary: Mapping[str, int], folder: Path) -> Path:
     if all(len(entry) == 1 for entry in plain):
         tokenizer.pre_tokenizer = Split(Regex(r"[\s\S]"), "isolated")
         if unknown is None:
-            known = "".join(f"\\x{{{ord(entry):X}}}" for entry in plain)
-            tokenizer.normalizer = Replace(Regex(f"[^{known}]"), "")
+            characters = "".join(f"\\x{{{ord(entry):X}}}" for entry in plain)
+            tokenizer.normalizer = Replace(Regex(f"[^{characters}]"), "")
     elif unknown is None:
         raise UsageError("vocabulary of words has no entry for the others: add one such as <unk>")
     else:

@@ -107,16 +107,16 @@ def read(path: Path) -> OnnxFolder:
         certificate = json.loads((path / CERTIFICATE).read_text())
         section = certificate["onnx"]
         manifest = Manifest.model_validate(section["manifest"])
-        described = {name: File(**entry) for name, entry in section["files"].items()}
+        file_facts = {name: File(**entry) for name, entry in section["files"].items()}
         has_embedding = bool(section["sentence_embedding"])
     except (OSError, ValueError, KeyError, TypeError) as error:
         words = f"{CERTIFICATE} is missing or broken: {type(error).__name__}: {error}"
         raise StartupError(f"{path}: {words}; export it again") from None
-    for name, file in described.items():
+    for name, file in file_facts.items():
         if difference := files.difference(path / name, file):
             raise StartupError(f"{(path / name).parent}: {difference}; export it again")
     for graph in (path / FOLDER).glob("*.onnx"):
-        if f"{FOLDER}/{graph.name}" not in described:
+        if f"{FOLDER}/{graph.name}" not in file_facts:
             raise StartupError(f"{graph} is not in the certificate: take it away")
     return OnnxFolder(path, manifest, certificate, has_embedding)
 
@@ -129,8 +129,8 @@ def export(source: Source, out: Path, has_embedding: bool = False) -> Path:
     """
     out, wishes = out.resolve(), source.wishes
     if {*wishes.precisions} - FILES.keys() or wishes.lens or wishes.layout != "packed":
-        only = f"{' and '.join(FILES)} alone, without a lens"
-        raise UsageError(f"--as onnx is of the packed layout, in {only}")
+        precisions = f"{' and '.join(FILES)} alone, without a lens"
+        raise UsageError(f"--as onnx is of the packed layout, in {precisions}")
     if has_embedding and "logits" in source.model.config.heads:
         raise UsageError(f"{EMBEDDING} is of embedders, this model has logits")
     if not bundles.NAME.fullmatch(out.name):
@@ -156,23 +156,23 @@ def certify_again(folder: OnnxFolder, source: Source) -> None:
     manifest, before = folder.manifest, folder.certificate
     source = under_name(source, manifest.name)
     for name, value in {"source": source.origin, **source.facts}.items():
-        known = manifest.model_dump(mode="json")[name]
-        if known != json.loads(json.dumps(value)):
-            what = "was made from" if name == "source" else f"says {name}"
-            raise UsageError(f"{folder.path} {what} {known}, this is {value}")
-    sampled = source.samples_record()
-    if before["compared_with"].get("samples_sha256") != sampled.get("samples_sha256"):
+        recorded = manifest.model_dump(mode="json")[name]
+        if recorded != json.loads(json.dumps(value)):
+            verb = "was made from" if name == "source" else f"says {name}"
+            raise UsageError(f"{folder.path} {verb} {recorded}, this is {value}")
+    samples = source.samples_record()
+    if before["compared_with"].get("samples_sha256") != samples.get("samples_sha256"):
         raise UsageError(f"{folder.path} was compared on other samples: name those again")
     wishes = replace(
         source.wishes, precisions=(*manifest.precisions,),
         default_precision=manifest.default_precision,
     )  # fmt: skip
-    stored = folder.path / FOLDER / STORED_RANGES
-    ranges = load_file(stored) if stored.exists() else None
+    ranges_file = folder.path / FOLDER / STORED_RANGES
+    ranges = load_file(ranges_file) if ranges_file.exists() else None
     with _bundle(replace(source, wishes=wishes), folder.path, ranges) as (bundle, _):
         new = _certify(bundle, source, folder.path, folder.has_embedding, None, before["created"])
-    for precision, known in new.known_digests.items():
-        if different(before["known_digests"].get(precision, {}), known):
+    for precision, digests in new.known_digests.items():
+        if different(before["known_digests"].get(precision, {}), digests):
             say(f"{precision} has other bits here than on {before['processor']}")
     print(f"verified {folder.path}")
 
@@ -217,18 +217,18 @@ def _copy(source: Source, folder: Path) -> None:
 
 
 def _write_choices(source: Source, folder: Path) -> None:
-    """What is certified is what programs read in the files, where those say otherwise, or where
-    whoever exports does: the tokenizer, the longest text, the labels."""
+    """Writes what is certified into the files that programs read, where those say otherwise, or
+    where whoever exports does: the tokenizer, the longest text, the labels."""
     texts, labels = source.texts, source.facts["labels"]
     changes: dict[str, dict[str, Any]] = {}
     if not isinstance(texts, NoTexts):
         # cutting and padding are programs' own, and stay as they are there
         file = folder / TOKENIZER
-        known = json.loads(file.read_text()) if file.exists() else {}
-        made = json.loads(texts.tokenizer)
-        own = {name: known.get(name) for name in ("truncation", "padding")}
-        if known | own != made | own:
-            file.write_text(json.dumps(made | own, ensure_ascii=False))
+        file_fields = json.loads(file.read_text()) if file.exists() else {}
+        our_fields = json.loads(texts.tokenizer)
+        program_settings = {name: file_fields.get(name) for name in ("truncation", "padding")}
+        if file_fields | program_settings != our_fields | program_settings:
+            file.write_text(json.dumps(our_fields | program_settings, ensure_ascii=False))
         changes["tokenizer_config.json"] = {"model_max_length": texts.max_text_tokens}
         for file in folder.glob("sentence_*_config.json"):
             changes[file.name] = {"max_seq_length": texts.max_text_tokens}
@@ -238,10 +238,12 @@ def _write_choices(source: Source, folder: Path) -> None:
         by_id = {str(index): label for index, label in enumerate(labels)}
         by_label = {label: index for index, label in enumerate(labels)}
         changes["config.json"] = {"id2label": by_id, "label2id": by_label}
-    for name, changed in changes.items():
+    for name, new_fields in changes.items():
         if (file := folder / name).exists():
-            known = json.loads(file.read_text())
-            file.write_text(json.dumps(known | changed, indent=2, ensure_ascii=False) + "\n")
+            file_fields = json.loads(file.read_text())
+            file.write_text(
+                json.dumps(file_fields | new_fields, indent=2, ensure_ascii=False) + "\n"
+            )
 
 
 @contextmanager
@@ -265,18 +267,18 @@ def files_of(bundle: Bundle) -> Iterator[Path]:
 def _graphs(bundle: Bundle, has_embedding: bool) -> Iterator[tuple[str, Graph]]:
     """The graph of each precision."""
     manifest = bundle.manifest
-    made = {
+    heads = {
         output: Headed(head.pick, head.width, model_file.load(bundle.head(output)))
         for output, head in manifest.heads.items()
     }
-    embedding = made.get("pooled", Headed(manifest.pooling, manifest.d_model))
+    embedding = heads.get("pooled", Headed(manifest.pooling, manifest.d_model))
     for precision in [name for name in FILES if name in manifest.precisions]:
         body = model_file.load(bundle.graph(precision))
         yield (
             precision,
             make_standalone(
                 body,
-                made.get("logits"),
+                heads.get("logits"),
                 embedding if has_embedding else None,
                 manifest.normalize,
                 spans=manifest.labels == SPAN_LABELS,
@@ -295,17 +297,17 @@ def _certify(
     """Writes the certificate of the folder, and returns it. CertificationError names what failed.
     expected: as in `certificate_of`. created: when the files were made; now if None."""
     checks = list[Check]()
-    for precision, meant in _graphs(bundle, has_embedding):
+    for precision, expected_graph in _graphs(bundle, has_embedding):
         name = f"{FOLDER}/{FILES[precision]}"
         try:
-            found = [*structure.differences(model_file.load(folder / name), meant)]
+            differences = [*structure.differences(model_file.load(folder / name), expected_graph)]
         except ValueError as error:
-            found = [str(error)]
-        if found:
-            raise CertificationError(f"{name}: {'; '.join(found[:3])}")
+            differences = [str(error)]
+        if differences:
+            raise CertificationError(f"{name}: {'; '.join(differences[:3])}")
         checks.append(Check(f"{name}, graph", "differences", precision, 0, 0))
         tqdm.write(table_row(checks[-1:]))
-    own = writer.certificate_of(bundle, source, expected)
+    bundle_certificate = writer.certificate_of(bundle, source, expected)
     with served.path_of(Model(bundle)) as path:
         for precision in bundle.manifest.precisions:
             name = f"{FOLDER}/{FILES[precision]}"
@@ -316,9 +318,9 @@ def _certify(
             checks.append(Check(f"{name}, bits", "unlike the server's", precision, unequal, 0))
             tqdm.write(table_row(checks[-1:]))
     refuse_failures(checks)
-    certificate = replace(own, checks=(*own.checks, *checks))
+    certificate = replace(bundle_certificate, checks=(*bundle_certificate.checks, *checks))
     (folder / FOLDER / CARD).write_text(_card(bundle, certificate, folder))
-    described = {
+    file_facts = {
         file.relative_to(folder).as_posix(): files.describe(file).model_dump()
         for file in sorted(folder.rglob("*"))
         if file.is_file() and file != folder / CERTIFICATE
@@ -327,11 +329,11 @@ def _certify(
     section = {
         "manifest": bundle.manifest.model_dump(mode="json"),
         "sentence_embedding": has_embedding,
-        "files": described,
+        "files": file_facts,
     }
     certificate = replace(certificate, extras={**certificate.extras, "onnx": section})
-    written = certificate.as_json() | ({"created": created} if created else {})
-    bundles.write_certificate(bundle, written)
+    fields = certificate.as_json() | ({"created": created} if created else {})
+    bundles.write_certificate(bundle, fields)
     shutil.copyfile(bundle.path / CERTIFICATE, folder / CERTIFICATE)
     return certificate
 
@@ -342,27 +344,27 @@ def _unequal_outputs(
     """For each output of a file, whether a row of it has other bits than the server's answer."""
     manifest, grid = path.model.bundle.manifest, case.grid()
     real = grid.attention_mask != 0
-    kept, last = real.any(1), real.shape[1] - 1 - real[:, ::-1].argmax(1)
+    has_tokens, last = real.any(1), real.shape[1] - 1 - real[:, ::-1].argmax(1)
     types = np.zeros_like(grid.input_ids) if grid.token_type_ids is None else grid.token_type_ids
     cells = {**grid._asdict(), "token_type_ids": types}
-    found = session.run(None, {item.name: cells[item.name] for item in session.get_inputs()})
-    for output, values in zip((item.name for item in session.get_outputs()), found, strict=True):
+    outputs = session.run(None, {node.name: cells[node.name] for node in session.get_inputs()})
+    for output, values in zip((node.name for node in session.get_outputs()), outputs, strict=True):
         name = SERVED[output]
-        own = path.few_values(name, case)
-        asked: dict[str, Any] = {name: own} if own else {}
+        restriction = path.few_values(name, case)
+        options: dict[str, Any] = {name: restriction} if restriction else {}
         if output == EMBEDDING:
-            asked["normalize"] = manifest.normalize
-        answer = path.ask(case, precision, outputs=[name], **asked)[name]
+            options["normalize"] = manifest.normalize
+        answer = path.ask(case, precision, outputs=[name], **options)[name]
         if output in SPANS:
             expected, rows = served.real_rows(answer, real, case), values[real]
             expected = expected[:, SPANS.index(output)]
-        elif values.ndim == 3 and own.get("positions") != "last":
+        elif values.ndim == 3 and restriction.get("positions") != "last":
             expected, rows = served.real_rows(answer, real, case), values[real]
         elif values.ndim == 3:  # of many logits, those of each sequence's last token
-            rows = values[np.arange(len(values)), last][kept]
-            expected = np.array(answer)[kept]
+            rows = values[np.arange(len(values)), last][has_tokens]
+            expected = np.array(answer)[has_tokens]
         else:
-            expected, rows = np.array(answer)[kept], values[kept]
+            expected, rows = np.array(answer)[has_tokens], values[has_tokens]
         yield rows.tobytes() != expected.astype(np.float32).tobytes()
 
 
@@ -374,23 +376,23 @@ def _card(bundle: Bundle, certificate: Certificate, folder: Path) -> str:
     rows = list[str]()
     for precision in bundle.manifest.precisions:
         file = folder / FOLDER / FILES[precision]
-        own = [check for check in certificate.checks if check.precision == precision]
-        cosines = [check.difference for check in own if check.output.endswith("cosine")]
+        checks = [check for check in certificate.checks if check.precision == precision]
+        cosines = [check.difference for check in checks if check.output.endswith("cosine")]
         session = ort.InferenceSession(file, providers=["CPUExecutionProvider"])
         inputs, outputs = (
-            ", ".join(f"`{item.name}`" for item in items)
-            for items in (session.get_inputs(), session.get_outputs())
+            ", ".join(f"`{node.name}`" for node in nodes)
+            for nodes in (session.get_inputs(), session.get_outputs())
         )
         cells = file.name, inputs, outputs, f"{file_bytes(file) / 1e6:.1f}"
-        rows.append(f"| {' | '.join(cells)} | {1 - max(cosines, default=0):.7f} | {len(own)} |")
+        rows.append(f"| {' | '.join(cells)} | {1 - max(cosines, default=0):.7f} | {len(checks)} |")
     # what a program must know that pools and cuts itself
     manifest = bundle.manifest
-    told = [f"Pooling: {manifest.pooling}{', then length 1' if manifest.normalize else ''}."]
+    sentences = [f"Pooling: {manifest.pooling}{', then length 1' if manifest.normalize else ''}."]
     if manifest.limits.max_text_tokens:
-        told.append(f"Texts are cut at {manifest.limits.max_text_tokens:,} tokens.")
+        sentences.append(f"Texts are cut at {manifest.limits.max_text_tokens:,} tokens.")
     for name, prompt in manifest.prompts.items():
         default = ", for every text" if name == manifest.default_prompt_name else ""
-        told.append(f"The prompt {name!r}{default}: {prompt!r}.")
+        sentences.append(f"The prompt {name!r}{default}: {prompt!r}.")
     return f"""# {manifest.name} as ONNX
 
 Made and certified by Addnorm {VERSION}, compared with {compared.get("name", compared["kind"])}.
@@ -399,7 +401,7 @@ Made and certified by Addnorm {VERSION}, compared with {compared.get("name", com
 |---|---|---|---|---|---|
 {chr(10).join(rows)}
 
-{" ".join(told)}
+{" ".join(sentences)}
 
 A sequence has the same bits alone, in any batch and with any padding, on one processor, with
 onnxruntime 1.21 or later. {again} makes `certificate.json` again, which has every check.

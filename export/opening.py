@@ -16,7 +16,7 @@ from addnorm.export import sources
 from addnorm.export.recognition.recognize import MODULE_READS as READ_OF_MODULES
 from addnorm.export.recognition.recognize import of_module
 from addnorm.export.reference import folders, from_code
-from addnorm.export.reference.asking import unwrapped
+from addnorm.export.reference.asking import unwrap
 from addnorm.export.reference.modules import are_vectors, open_module
 from addnorm.export.reference.original import digest
 from addnorm.export.reference.program import Program, silence_libraries
@@ -109,7 +109,7 @@ class InMemory:
         # one of transformers or sentence-transformers
         self.is_saved = hasattr(model, "save_pretrained") and not self.is_ours
         is_module = isinstance(model, nn.Module) and not (self.is_ours or self.is_saved)
-        self.model: Any = unwrapped(model) if is_module else model
+        self.model: Any = unwrap(model) if is_module else model
         self.kind = type(self.model).__qualname__
 
     @property

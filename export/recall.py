@@ -1,5 +1,5 @@
-"""Which matrices of an int8 graph stay float32, so that a search over texts of one's own finds what
-fp32 finds. They are found by measurement, through the code that serves.
+"""The matrices of an int8 graph that stay float32, so that a search over texts of one's own finds
+what fp32 finds. They are found by measurement, through the code that serves.
 
 The share of the 10 nearest texts that both find is what counts, but it needs all texts and moves in
 steps. So matrices are put in order by something finer: how far the vectors of a few texts move
@@ -75,7 +75,7 @@ class Trials:
 
     def size(self, name: str) -> int:
         """The entries of a matrix."""
-        dims = {item.name: item.dims for item in self._body.proto.graph.initializer}
+        dims = {tensor.name: tensor.dims for tensor in self._body.proto.graph.initializer}
         return math.prod(dims[weight_of(name)])
 
     def share(self, in_fp32: Sequence[str]) -> float:
@@ -87,8 +87,8 @@ class Trials:
         """`[n, width]` with these matrices in int8."""
         graph = self._body
         if in_int8:
-            own = {name: self.ranges[name] for name in in_int8 if name != TABLE}
-            graph = quantize(self._body, own, self._parts, TABLE in in_int8)
+            int8_ranges = {name: self.ranges[name] for name in in_int8 if name != TABLE}
+            graph = quantize(self._body, int8_ranges, self._parts, TABLE in in_int8)
         manifest, precision = self._bundle.manifest, "int8" if in_int8 else "fp32"
         with TemporaryDirectory() as root:
             folder = Path(root, manifest.name, str(manifest.version))
@@ -97,17 +97,17 @@ class Trials:
             for name in (bundles.TOKENIZER, *heads):
                 shutil.copyfile(self._bundle.path / name, folder / name)
             model_file.save(graph, folder / "model.onnx")
-            told = manifest.model_dump(exclude={"files", "format"})
-            only = {"precisions": {precision: "model.onnx"}, "default_precision": precision}
-            return vectors_of(bundles.write_manifest(folder, {**told, **only}), texts)
+            fields = manifest.model_dump(exclude={"files", "format"})
+            changes = {"precisions": {precision: "model.onnx"}, "default_precision": precision}
+            return vectors_of(bundles.write_manifest(folder, {**fields, **changes}), texts)
 
 
 def vectors_of(bundle: Bundle, texts: Sequence[str], precision: str | None = None) -> Vectors:
     """Vectors as the bundle serves them. precision: the default one if None."""
     manifest = bundle.manifest
     precision = precision or manifest.default_precision
-    only = {"precisions": {precision: manifest.precisions[precision]}}
-    narrow = manifest.model_copy(update={**only, "default_precision": precision})
+    changes = {"precisions": {precision: manifest.precisions[precision]}}
+    narrow = manifest.model_copy(update={**changes, "default_precision": precision})
     with path_of(Model(replace(bundle, manifest=narrow))) as path:
         return np.concatenate(
             [
@@ -119,10 +119,10 @@ def vectors_of(bundle: Bundle, texts: Sequence[str], precision: str | None = Non
         )
 
 
-def shared(a: Vectors, b: Vectors) -> float:
+def share_of_neighbours(a: Vectors, b: Vectors) -> float:
     """The share of the nearest texts that both have, of each of at most NUM_QUERIES texts."""
-    found = neighbours_shared(a, b, min(NUM_NEIGHBOURS, len(a) - 1))
-    return found or 0.0
+    share = neighbours_shared(a, b, min(NUM_NEIGHBOURS, len(a) - 1))
+    return share or 0.0
 
 
 def choose(
@@ -136,39 +136,39 @@ def choose(
     int8 holds the target and is certified."""
     exact, names = trials.vectors(texts), trials.names
 
-    def measured(num_kept: int) -> float:
-        started = time.monotonic()
-        share = shared(exact, trials.vectors(texts, [*names[num_kept:]]))
+    def measure_share(num_kept: int) -> float:
+        start = time.monotonic()
+        share = share_of_neighbours(exact, trials.vectors(texts, [*names[num_kept:]]))
         tqdm.write(
             f"{num_kept} of {len(names)} matrices in fp32: {share:.2%} of the"
-            f" {NUM_NEIGHBOURS} nearest shared ({time.monotonic() - started:.0f} s)"
+            f" {NUM_NEIGHBOURS} nearest shared ({time.monotonic() - start:.0f} s)"
         )
         return share
 
-    is_held = measured(0) >= target
+    is_held = measure_share(0) >= target
     if is_held and not failure([]):
         return []
     # the table goes first: as fp32 it takes memory, but no time
-    ordered = _in_order(trials, texts[:ORDER_TEXTS], exact[:ORDER_TEXTS])
-    names = [*trials.table, *ordered]
+    names_in_order = _in_order(trials, texts[:ORDER_TEXTS], exact[:ORDER_TEXTS])
+    names = [*trials.table, *names_in_order]
     low, high = 1, len(names) - 1
-    best = measured(high) if high else 0.0
+    best = measure_share(high) if high else 0.0
     if best < target:
         raise CertificationError(
             f"--keep-recall {target:g} is not reachable in int8: with one matrix of {len(names)} in"
             f" int8, {best:.2%} of the {NUM_NEIGHBOURS} nearest are shared with fp32"
         )
-    most = high
+    highest = high
     while low < high and not is_held:
         middle = (low + high) // 2
-        if measured(middle) >= target:
+        if measure_share(middle) >= target:
             high = middle
         else:
             low = middle + 1
     # a limit of the certificate may need more of them than the share does
     low = high = 1 if is_held else high
-    while (reason := failure(names[:high])) and high < most:
-        low, high = high + 1, min(most, 2 * high)
+    while (reason := failure(names[:high])) and high < highest:
+        low, high = high + 1, min(highest, 2 * high)
         tqdm.write(f"{low - 1} of {len(names)} matrices in fp32: {reason}")
     if reason:
         raise CertificationError(f"--keep-recall {target:g}: with one matrix in int8, {reason}")
@@ -192,32 +192,32 @@ def _in_order(trials: Trials, texts: Sequence[str], exact: Vectors) -> list[str]
     return sorted(trials.ranges, key=lambda name: -costs.get(name, 0.0))
 
 
-def certified(bundle: Bundle, body: Graph, samples: Sequence[Text]) -> dict[str, Any]:
-    """What the certificate says of the bundle's own int8 beside fp32. CertificationError if less is
+def certify(bundle: Bundle, body: Graph, samples: Sequence[Text]) -> dict[str, Any]:
+    """The certificate's words on the bundle's own int8 beside fp32. CertificationError if less is
     shared than it was exported with.
 
     body: fp32, by the exporter installed here.
     """
-    texts, told = texts_to_search(samples), bundle.manifest.int8
-    assert told.keep_recall is not None
+    texts, int8 = texts_to_search(samples), bundle.manifest.int8
+    assert int8.keep_recall is not None
     exact = Trials(bundle, body, {}).vectors(texts)
-    share = shared(exact, vectors_of(bundle, texts, "int8"))
-    check = Check("--texts", "nearest not shared", "int8", 1 - share, 1 - told.keep_recall)
+    share = share_of_neighbours(exact, vectors_of(bundle, texts, "int8"))
+    check = Check("--texts", "nearest not shared", "int8", 1 - share, 1 - int8.keep_recall)
     if not check.passed:
         raise CertificationError(
             f"int8 shares {share:.2%} of the {NUM_NEIGHBOURS} nearest of {len(texts):,} texts with"
-            f" fp32, to keep is {told.keep_recall:g}"
+            f" fp32, to keep is {int8.keep_recall:g}"
         )
     return {
         "check": check,
         "recall": {
             "nearest": NUM_NEIGHBOURS,
             "shared": share,
-            "at_least": told.keep_recall,
+            "at_least": int8.keep_recall,
             "texts": len(texts),
             "queries": min(NUM_QUERIES, len(texts)),
             "texts_sha256": digest(texts),
             "matrices": len(large_gemms(body.proto)) + has_large_table(body.proto),
-            "in_fp32": list(told.float_weights),
+            "in_fp32": list(int8.float_weights),
         },
     }

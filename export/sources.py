@@ -78,7 +78,7 @@ class Source:
 
     @property
     def tasks(self) -> tuple[Task, ...]:
-        """What it is made for."""
+        """The tasks that it is made for."""
         config, labels = self.model.config, self.facts["labels"]
         return tasks_of(config.heads, labels, config.vocab_size, config.causal)
 
@@ -86,17 +86,17 @@ class Source:
         """For its certificate: the model or program that the bundle is proved to equal."""
         outputs = [original.compared.output for original in self.originals]
         if self.program is not None:
-            found = self.program.record(outputs)
+            record = self.program.record(outputs)
         elif self.originals:
-            found = self.originals[0].record()
+            record = self.originals[0].record()
         elif self.loaded:
-            found = OWN_READING
+            record = OWN_READING
         else:
-            found = {"kind": "itself" if "module" in self.origin else next(iter(self.origin))}
-        return {**found, **self.samples_record()}
+            record = {"kind": "itself" if "module" in self.origin else next(iter(self.origin))}
+        return {**record, **self.samples_record()}
 
     def samples_record(self) -> dict[str, Any]:
-        """How many samples there are, and their sha256."""
+        """The number of samples, and their sha256."""
         wishes = self.wishes
         if not wishes.samples:
             return {}
@@ -128,9 +128,9 @@ def load(name: str, wishes: Wishes = NO_WISHES) -> Source:
     address = download.address(name)
     if address is None:
         return checkpoint(Path(name), wishes)
-    fetched = download.fetch(*address, with_code=wishes.runs_code, look=look)
-    source = checkpoint(fetched.folder, wishes)
-    return replace(source, name=fetched.name, origin={**source.origin, **fetched.origin})
+    snapshot = download.fetch(*address, with_code=wishes.runs_code, look=look)
+    source = checkpoint(snapshot.folder, wishes)
+    return replace(source, name=snapshot.name, origin={**source.origin, **snapshot.origin})
 
 
 def checkpoint(folder: Path, wishes: Wishes = NO_WISHES) -> Source:
@@ -229,8 +229,8 @@ def _problems(model: Transformer, labels: Sequence[str] | None, pooling: str) ->
             yield f"{name} has no values: it is on the device meta"
             break
         if tensor.is_floating_point() and tensor.dtype != torch.float32:
-            how = "export a copy, `copy.deepcopy(model).float()`"
-            yield f"{name} is {tensor.dtype}, torch.float32 is needed: {how}"
+            remedy = "export a copy, `copy.deepcopy(model).float()`"
+            yield f"{name} is {tensor.dtype}, torch.float32 is needed: {remedy}"
             break
     heads = model.config.heads
     for name, module in model.heads.items():
@@ -249,8 +249,8 @@ def _problems(model: Transformer, labels: Sequence[str] | None, pooling: str) ->
             yield "labels are of logits, and the model has no such head"
         elif len(labels) != head.width:
             yield f"there are {len(labels)} labels, the head has {head.width} logits"
-    if pooling not in (known := get_args(Pooling)):
-        yield f"pooling {pooling!r}: {', '.join(known)} are known"
+    if pooling not in (poolings := get_args(Pooling)):
+        yield f"pooling {pooling!r}: {', '.join(poolings)} are known"
 
 
 def _original(
@@ -280,8 +280,8 @@ def with_program(source: Source, program: Program) -> Source:
     for output, of_every_token in (original.compared for original in originals):
         if output in heads and of_every_token != (heads[output].pick == "every"):
             kinds = "of each token", "of each sequence"
-            says, ours = kinds if of_every_token else kinds[::-1]
-            raise UsageError(f"{program.name} makes {output} {says}, and these are {ours}")
+            says, kind = kinds if of_every_token else kinds[::-1]
+            raise UsageError(f"{program.name} makes {output} {says}, and these are {kind}")
     return replace(source, originals=originals, program=program)
 
 
@@ -315,15 +315,15 @@ def _has_tags(config: Config) -> bool:
     return head is not None and head.pick == "every"
 
 
-def _refuse_pads_around(loaded: Checkpoint, found: Texts | NoTexts) -> None:
+def _refuse_pads_around(loaded: Checkpoint, words: Texts | NoTexts) -> None:
     """CheckpointError if the tokenizer puts around texts what the family takes for a pad there."""
-    if isinstance(found, NoTexts) or (pad := _pad(loaded)) is None:
+    if isinstance(words, NoTexts) or (pad := _pad(loaded)) is None:
         return
-    around = Tokenizer.from_str(found.tokenizer.decode()).encode("").ids
-    if pad in (around[-1:] if _picks_last(loaded) else around):
-        why = "classifies the token before it" if _picks_last(loaded) else "gives it no position"
+    special_ids = Tokenizer.from_str(words.tokenizer.decode()).encode("").ids
+    if pad in (special_ids[-1:] if _picks_last(loaded) else special_ids):
+        effect = "classifies the token before it" if _picks_last(loaded) else "gives it no position"
         raise CheckpointError(
             f"{loaded.folder}: the tokenizer puts pad_token_id {pad} of config.json around each"
-            f" text, and transformers {why}: name the pad of the training there, or take the"
+            f" text, and transformers {effect}: name the pad of the training there, or take the"
             " tokenizer's files out and send token ids"
         )

@@ -35,7 +35,11 @@ def calibration_texts(content: bytes) -> list[str]:
     draws, highest = np.random.default_rng(0), max(tokenizer.get_vocab().values())
     ids = [draws.integers(0, highest + 1, n).tolist() for n in islice(cycle(LENGTHS), NUM_TEXTS)]
     texts = [tokenizer.decode(row) for row in ids]
-    return [text for text, made in zip(texts, tokenizer.encode_batch(texts), strict=True) if made]
+    return [
+        text
+        for text, encoding in zip(texts, tokenizer.encode_batch(texts), strict=True)
+        if encoding
+    ]
 
 
 def with_prompts(
@@ -51,8 +55,8 @@ def measure(bundle: Bundle) -> list[list[float]]:
     """Lowest and highest value of each dimension `[2, w]`, in the fewest digits, over the vectors
     that are served. So they are the same wherever the served bits are."""
     precision = precision_of(bundle.manifest)
-    only = {"precisions": {precision: bundle.manifest.precisions[precision]}}
-    manifest = bundle.manifest.model_copy(update={**only, "default_precision": precision})
+    changes = {"precisions": {precision: bundle.manifest.precisions[precision]}}
+    manifest = bundle.manifest.model_copy(update={**changes, "default_precision": precision})
     with path_of(Model(replace(bundle, manifest=manifest))) as path:
         vectors = embed_calibration_texts(path.service, bundle, precision).vectors
     return [[float(str(value)) for value in row] for row in ranges_with_margins(vectors)]
@@ -66,13 +70,13 @@ def precision_of(manifest: Manifest) -> str:
 def embed_calibration_texts(service: Service, bundle: Bundle, precision: str) -> Embedded:
     """The calibration texts, each behind its prompt."""
     texts = calibration_texts((bundle.path / TOKENIZER).read_bytes())
-    found = [
-        embed_by_server(service, bundle.manifest, own, precision, prompt_name=name)
-        for name, own in with_prompts(texts, bundle.manifest.prompts)
-        if own
+    parts = [
+        embed_by_server(service, bundle.manifest, texts_of_prompt, precision, prompt_name=name)
+        for name, texts_of_prompt in with_prompts(texts, bundle.manifest.prompts)
+        if texts_of_prompt
     ]
-    ids = [ids for part in found for ids in part.ids]
-    return Embedded(ids, np.concatenate([part.vectors for part in found]))
+    ids = [ids for part in parts for ids in part.ids]
+    return Embedded(ids, np.concatenate([part.vectors for part in parts]))
 
 
 def ranges_with_margins(vectors: Array) -> Floats:

@@ -74,8 +74,8 @@ def certify_in_memory(bundle: Bundle, model: InMemory, wishes: Wishes, provider:
     has."""
     manifest = bundle.manifest
     if manifest.as_it_is:
-        if not (made := model.origin).items() <= manifest.source.items():
-            raise UsageError(f"{bundle.ref} was made from {manifest.source}, this is {made}")
+        if not (origin := model.origin).items() <= manifest.source.items():
+            raise UsageError(f"{bundle.ref} was made from {manifest.source}, this is {origin}")
         if not model.is_saved:
             limits = manifest.limits
             wishes = replace(
@@ -130,12 +130,12 @@ def write_again(bundle: Bundle, new: dict[str, Any]) -> None:
     """Writes a certificate in place of that of before, and says what that changes."""
     before = {"created": bundle.manifest.created, **_certificate_before(bundle)}
     # the files are the same: when they were made, and what was measured on a GPU, stay
-    kept = {name: before[name] for name in ("created", "cuda") if before.get(name)}
-    certificate = {**kept, **new}
+    unchanged = {name: before[name] for name in ("created", "cuda") if before.get(name)}
+    certificate = {**unchanged, **new}
     # on another processor bits may be others
     recorded = before.get("known_digests", {})
-    for precision, known in certificate["known_digests"].items():
-        if precision in recorded and different(recorded[precision], known):
+    for precision, digests in certificate["known_digests"].items():
+        if precision in recorded and different(recorded[precision], digests):
             say(
                 f"{precision} has other bits here than in the certificate of before, made on"
                 f" {before.get('processor')}: servers with a copy of that one have another"
@@ -158,16 +158,16 @@ def _certificate_before(bundle: Bundle) -> dict[str, Any]:
 def _check_source(bundle: Bundle, source: Source) -> None:
     """UsageError if the bundle was made from something else, or in another way."""
     for name, value in {"source": source.origin, **source.facts}.items():
-        if (found := getattr(bundle.manifest, name)) != value:
-            what = "was made from" if name == "source" else f"says {name}"
-            raise UsageError(f"{bundle.ref} {what} {found}, this is {value}")
+        if (recorded := getattr(bundle.manifest, name)) != value:
+            verb = "was made from" if name == "source" else f"says {name}"
+            raise UsageError(f"{bundle.ref} {verb} {recorded}, this is {value}")
     check_fit(source.model)
     if bundles.TOKENIZER in bundle.manifest.files and not isinstance(source.texts, NoTexts):
-        known, limit = bundle.manifest.limits.max_text_tokens, source.texts.max_text_tokens
-        if known != limit:
+        recorded_limit, limit = bundle.manifest.limits.max_text_tokens, source.texts.max_text_tokens
+        if recorded_limit != limit:
             raise UsageError(
-                f"{bundle.ref} takes texts of {known} tokens, its authors cut them to {limit}:"
-                " export it again"
+                f"{bundle.ref} takes texts of {recorded_limit} tokens, its authors cut them to"
+                f" {limit}: export it again"
             )
     before = _certificate_before(bundle).get("compared_with", {})
     if before.get("kind") == "reference" and not source.originals:

@@ -72,11 +72,11 @@ def place_for(out: Path, name: str, version: int | None) -> Iterator[tuple[Path,
     """A folder to write to, and the number of the version: the next free one if None. The folder
     becomes `out/name/version` at the end, and is removed if anything is raised."""
     check_name(name)
-    taken = [int(path.name) for path in (out / name).glob("*") if path.name.isdigit()]
+    versions = [int(path.name) for path in (out / name).glob("*") if path.name.isdigit()]
     if version is None:
-        version = max(taken, default=0) + 1
-    elif version < 1 or version in taken:
-        problem = "is there already" if version in taken else "1 or more"
+        version = max(versions, default=0) + 1
+    elif version < 1 or version in versions:
+        problem = "is there already" if version in versions else "1 or more"
         raise UsageError(f"version {version} of {name}: {problem}")
     try:
         with written_whole(out / name / str(version)) as partial:
@@ -93,24 +93,24 @@ def written_whole(place: Path) -> Iterator[Path]:
     killed has left is removed."""
     partial = place.with_name(f".{place.name}.partial")
     partial.mkdir(parents=True, exist_ok=True)
-    locked = os.open(partial, os.O_RDONLY)
+    descriptor = os.open(partial, os.O_RDONLY)
     try:
-        flock(locked, LOCK_EX | LOCK_NB)
-        if not os.path.samestat(os.fstat(locked), partial.stat()):
+        flock(descriptor, LOCK_EX | LOCK_NB)
+        if not os.path.samestat(os.fstat(descriptor), partial.stat()):
             raise BlockingIOError
     except (BlockingIOError, FileNotFoundError):
-        os.close(locked)
+        os.close(descriptor)
         raise UsageError(f"{place} is being written by another export: try again") from None
     try:
         if place.exists():
             raise UsageError(f"{place} is there already")
-        for left in partial.iterdir():
-            shutil.rmtree(left) if left.is_dir() else left.unlink()
+        for leftover in partial.iterdir():
+            shutil.rmtree(leftover) if leftover.is_dir() else leftover.unlink()
         yield partial
         partial.rename(place)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
-        os.close(locked)
+        os.close(descriptor)
     print(f"wrote {place}")
 
 
@@ -122,9 +122,9 @@ def certificate_of(bundle: Bundle, source: Source, expected: Expected | None = N
     if bundle.manifest.int8.keep_recall is not None:
         say("searching the texts with int8 and with fp32")
         expected = expected or Expected.export(source.in_layout("padded"), bundle.manifest)
-        searched = recall.certified(bundle, expected.graphs.body, source.wishes.texts)
-        checks.append(searched["check"])
-        extras["recall"] = searched["recall"]
+        recall_part = recall.certify(bundle, expected.graphs.body, source.wishes.texts)
+        checks.append(recall_part["check"])
+        extras["recall"] = recall_part["recall"]
     return certify(model, checks, "PyTorch, layout padded", source.compared_with(), **extras)
 
 
@@ -160,10 +160,12 @@ def write_uncertified(
         if not isinstance(source.texts, NoTexts):
             source.program.token_ids(authors.texts_to_tokenize(source.texts.tokenizer))
             limit = limits.max_text_tokens
-            asked = authors.texts_by_task(source.texts, limit, source.program, wishes.texts)
-            for (task, _), own in asked.items():
-                for one in own:
-                    source.program.answer(task, one)
+            texts_of_tasks = authors.texts_by_task(
+                source.texts, limit, source.program, wishes.texts
+            )
+            for (task, _), task_texts in texts_of_tasks.items():
+                for sample in task_texts:
+                    source.program.answer(task, sample)
         source.program.close()  # its weights are not needed beside the graph's
     expected = _write_graphs(model, folder, wishes, limits, int8_ranges)
     manifest = manifest_of(source, name, version)
@@ -204,12 +206,13 @@ def keep_recall(
         write_int8(body, bundle.path, in_int8, TABLE not in in_fp32)
         return parity.int8_failure(bundle, compare)
 
-    kept = recall.choose(trials, texts, share, failure)
-    say(f"{len(kept)} of {len(trials.names)} matrices stay fp32: {', '.join(kept) or 'none'}")
-    say(f"{trials.share(kept):.0%} of the products' entries are int8")
-    in_int8 = {name: ranges[name] for name in ranges if name not in kept}
-    write_int8(body, bundle.path, in_int8, TABLE not in kept)
-    return {"float_weights": kept, "keep_recall": share}
+    float_weights = recall.choose(trials, texts, share, failure)
+    listed = ", ".join(float_weights) or "none"
+    say(f"{len(float_weights)} of {len(trials.names)} matrices stay fp32: {listed}")
+    say(f"{trials.share(float_weights):.0%} of the products' entries are int8")
+    in_int8 = {name: ranges[name] for name in ranges if name not in float_weights}
+    write_int8(body, bundle.path, in_int8, TABLE not in float_weights)
+    return {"float_weights": float_weights, "keep_recall": share}
 
 
 def manifest_of(source: Source, name: str, version: int) -> dict[str, Any]:
@@ -245,7 +248,7 @@ def _write_graphs(
     say("exporting the graphs with PyTorch")
     graphs = Graphs.export(model, wishes.lens)
     graphs = graphs.clip(far_scores.layers(graphs.body, limits))
-    measured: dict[str, Floats] = {}
+    ranges: dict[str, Floats] = {}
     if "fp32" in wishes.precisions:
         say(f"writing {GRAPHS['fp32']}")
         shared = wishes.lens or wishes.is_for_gpus
@@ -261,13 +264,13 @@ def _write_graphs(
         model_file.save(to_half(graphs.plain), folder / GRAPHS["fp16"])
     if "int8" in wishes.precisions:
         say(f"writing {GRAPHS['int8']}")
-        measured = measure(graphs.body, limits)
-        write_int8(graphs.body, folder, int8_ranges or measured)
+        ranges = measure(graphs.body, limits)
+        write_int8(graphs.body, folder, int8_ranges or ranges)
     for output, head in graphs.heads.items():
         file = bundles.head_file(output)
         say(f"writing {file}")
         model_file.save(head, folder / file)
-    return Expected(model, graphs, measured)
+    return Expected(model, graphs, ranges)
 
 
 def write_int8(

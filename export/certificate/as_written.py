@@ -79,7 +79,7 @@ def certificate_of(
             checks += _compare_bits(model, precision)
     if bundle.manifest.int8.keep_recall is not None:
         body = with_gemms(_fp32_of(bundle, exported))
-        searched = recall.certified(bundle, body, reference.wishes.texts)
+        searched = recall.certify(bundle, body, reference.wishes.texts)
         checks.append(searched["check"])
         extras["recall"] = searched["recall"]
     chooses = _chooses(model)

@@ -1,4 +1,4 @@
-"""Which columns of which matrices are a head's queries, keys and values.
+"""The columns of matrices that are a head's queries, keys and values.
 
 Numbered entries run through the views between a matrix product and the scores: where each number
 comes out says how a fused matrix is ordered, however the code takes it apart.
@@ -32,11 +32,10 @@ class Indices(NamedTuple):
 
 @dataclass(frozen=True)
 class Projection:
-    """Rows -> a part of all heads. chosen `[H, d/H]`: columns of the sources' matrices side by
-    side."""
+    """Rows -> a part of all heads. columns `[H, d/H]`: of the sources' matrices side by side."""
 
     sources: tuple[Landmark, ...]
-    chosen: Tensor
+    columns: Tensor
     factor: float = 1.0
 
     @property
@@ -45,20 +44,20 @@ class Projection:
 
     def weight(self, trace: Trace) -> Tensor:
         """`[H * d/H, in]`"""
-        found = [trace.values[s.weight.number].tensor for s in self.sources if s.weight]
-        return self.factor * torch.cat(found, 1)[:, self.chosen.flatten()].T
+        matrices = [trace.values[s.weight.number].tensor for s in self.sources if s.weight]
+        return self.factor * torch.cat(matrices, 1)[:, self.columns.flatten()].T
 
     def bias(self, trace: Trace) -> Tensor:
-        found = [
+        vectors = [
             torch.zeros(s.width) if s.bias is None
             else trace.values[s.bias.number].tensor.reshape(-1)
             for s in self.sources
         ]  # fmt: skip
-        return self.factor * torch.cat(found)[self.chosen.flatten()]
+        return self.factor * torch.cat(vectors)[self.columns.flatten()]
 
 
 class Scores(NamedTuple):
-    """How a query meets keys."""
+    """The way a query meets keys."""
 
     causal: bool
     scale: str
@@ -80,7 +79,7 @@ class Attention:
 
     @property
     def n_heads(self) -> int:
-        return len(self.queries.chosen)
+        return len(self.queries.columns)
 
 
 class Head(NamedTuple):
@@ -104,10 +103,10 @@ def read(parts: Parts, out: Landmark) -> Attention:
     entries = {parts.original(s.inputs[0]) for p in (queries, keys, values) for s in p.sources}
     if len(entries) != 1:
         raise Unrecognized("queries, keys and values are made of different rows", out.value)
-    n_heads, width = queries.chosen.shape
+    n_heads, width = queries.columns.shape
     factor = _scales(n_heads, width)[scores.scale] * math.sqrt(width)
     if abs(factor - 1) > 1e-9:
-        queries = Projection(queries.sources, queries.chosen, factor)
+        queries = Projection(queries.sources, queries.columns, factor)
     return Attention(queries, keys, values, out, scores, entries.pop())
 
 
@@ -119,35 +118,35 @@ def _head(parts: Parts, context: Landmark, length: int) -> Head:
     if scores.kind != "product":
         raise Unrecognized("the context is no product of probabilities and values", context.value)
     queries, keys = scores.inputs
-    found = [
-        _indices(value, tuple(dict.fromkeys(roots(parts, value))), what)
-        for what, value in (("queries", queries), ("keys", keys), ("values", values))
+    indices = [
+        _indices(value, tuple(dict.fromkeys(roots(parts, value))), name)
+        for name, value in (("queries", queries), ("keys", keys), ("values", values))
     ]
-    found[1] = found[1]._replace(entries=found[1].entries.mT)
-    if any(one.entries.shape[-2] != length for one in found):
+    indices[1] = indices[1]._replace(entries=indices[1].entries.mT)
+    if any(part.entries.shape[-2] != length for part in indices):
         raise Unrecognized(
             f"attention is not over the {length} tokens of a sequence", context.value
         )
-    return Head(*found)
+    return Head(*indices)
 
 
-def _indices(value: Value, sources: tuple[Landmark, ...], what: str) -> Indices:
+def _indices(value: Value, sources: tuple[Landmark, ...], name: str) -> Indices:
     """Unrecognized where something else than a view, and of queries and keys a factor, lies
     between."""
     total = sum(source.value.tensor.numel() for source in sources)
-    ones = _split_by_source(sources, torch.ones(total, dtype=torch.float64))
-    (factors,) = run_again([value], ones)
+    all_ones = _split_by_source(sources, torch.ones(total, dtype=torch.float64))
+    (factors,) = run_again([value], all_ones)
     factor = float(factors.flatten()[0])
     numbers = torch.arange(1, total + 1, dtype=torch.float64)
-    (numbered,) = run_again([value], _split_by_source(sources, numbers))
-    entries = (numbered / factor).round().long() - 1 if factor else torch.full((1,), -1)
-    drawn = drawn_like(numbers)
-    (found,) = run_again([value], _split_by_source(sources, drawn))
+    (output_numbers,) = run_again([value], _split_by_source(sources, numbers))
+    entries = (output_numbers / factor).round().long() - 1 if factor else torch.full((1,), -1)
+    probe = drawn_like(numbers)
+    (output,) = run_again([value], _split_by_source(sources, probe))
     is_view = int(entries.min()) >= 0 and int(entries.max()) < total
-    is_view &= factor == 1 or what in ("queries", "keys")
-    if not is_view or difference_of(factor * drawn[entries], found) > 1e-9:
+    is_view &= factor == 1 or name in ("queries", "keys")
+    if not is_view or difference_of(factor * probe[entries], output) > 1e-9:
         raise Unrecognized(
-            f"{what} are changed on their way, as by rotary positions or a norm", value
+            f"{name} are changed on their way, as by rotary positions or a norm", value
         )
     return Indices(entries if entries.dim() == 3 else entries[None], sources, factor)
 
@@ -166,7 +165,7 @@ def _projection(heads: list[Indices], length: int) -> Projection:
         entry = torch.arange(length * source.width)
         tokens[source], columns[source] = entry // source.width, start + entry % source.width
         start += source.width
-    chosen, in_order = [], torch.arange(length)[None, :, None]
+    head_columns, in_order = [], torch.arange(length)[None, :, None]
     for head in heads:
         token = torch.cat([tokens[source] for source in head.sources])[head.entries]
         column = torch.cat([columns[source] for source in head.sources])[head.entries]
@@ -175,8 +174,8 @@ def _projection(heads: list[Indices], length: int) -> Projection:
             raise Unrecognized(
                 "a head's row is made of rows of several tokens", head.sources[0].value
             )
-        chosen.append(column[:, 0])
-    return Projection(sources, torch.cat(chosen))
+        head_columns.append(column[:, 0])
+    return Projection(sources, torch.cat(head_columns))
 
 
 def _refuse_other_order(context: Indices, heads: list[Head], length: int) -> None:
@@ -192,12 +191,12 @@ def _refuse_other_order(context: Indices, heads: list[Head], length: int) -> Non
 
 def _scales(n_heads: int, width: int) -> dict[str, float]:
     """Scales by name; of equal ones the first."""
-    known = {
+    scales = {
         "1 / sqrt(d_head)": width**-0.5,
         "1 / sqrt(d_model)": (n_heads * width) ** -0.5,
         "1": 1.0,
     }
-    first = {value: name for name, value in reversed(known.items())}
+    first = {value: name for name, value in reversed(scales.items())}
     return {name: value for value, name in first.items()}
 
 
@@ -205,27 +204,27 @@ def _scores(out: Landmark, heads: list[Head], length: int) -> dict[Scores, float
     """The whole attention again, on drawn rows of each loudness, compared with each candidate."""
     sources = tuple(dict.fromkeys(s for head in heads for part in head for s in part.sources))
     total = sum(source.value.tensor.numel() for source in sources)
-    unit, tried = drawn_like(torch.empty(total)), dict[Scores, float]()
+    unit, differences = drawn_like(torch.empty(total)), dict[Scores, float]()
     for loudness in LOUDNESS:
-        given = _split_by_source(sources, loudness * unit)
-        explain("attention", steps_between([out.inputs[0]], given))
-        (found,) = run_again([out.inputs[0]], given)
-        drawn = [[_pick_entries(part, given) for part in head] for head in heads]
-        if len({part.shape[-1] for head in drawn for part in head}) > 1:
+        drawn_rows = _split_by_source(sources, loudness * unit)
+        explain("attention", steps_between([out.inputs[0]], drawn_rows))
+        (context,) = run_again([out.inputs[0]], drawn_rows)
+        head_inputs = [[_pick_entries(part, drawn_rows) for part in head] for head in heads]
+        if len({part.shape[-1] for head in head_inputs for part in head}) > 1:
             raise Unrecognized("heads are of different widths", out.value)
-        n_heads = sum(len(head[0]) for head in drawn)
-        for name, scale in _scales(n_heads, drawn[0][0].shape[-1]).items():
+        n_heads = sum(len(head[0]) for head in head_inputs)
+        for name, scale in _scales(n_heads, head_inputs[0][0].shape[-1]).items():
             for causal in (False, True):
-                contexts = torch.cat([_context(q, k, v, scale, causal) for q, k, v in drawn])
+                contexts = torch.cat([_context(q, k, v, scale, causal) for q, k, v in head_inputs])
                 expected = contexts.transpose(0, 1).reshape(length, -1)
                 kind = Scores(causal, name)
-                difference = difference_of(expected, found)
-                tried[kind] = max(tried.get(kind, 0.0), difference)
-    return tried
+                difference = difference_of(expected, context)
+                differences[kind] = max(differences.get(kind, 0.0), difference)
+    return differences
 
 
-def _pick_entries(part: Indices, given: Mapping[Value, Tensor]) -> Tensor:
-    flat = torch.cat([given[source.value].flatten() for source in part.sources])
+def _pick_entries(part: Indices, rows: Mapping[Value, Tensor]) -> Tensor:
+    flat = torch.cat([rows[source.value].flatten() for source in part.sources])
     return flat[part.entries]
 
 
@@ -233,6 +232,6 @@ def _context(q: Tensor, k: Tensor, v: Tensor, scale: float, causal: bool) -> Ten
     """Three times `[n, S, d/H]` -> `[n, S, d/H]`."""
     scores = scale * (q @ k.mT)
     if causal:
-        hidden = torch.ones(scores.shape[-2:], dtype=torch.bool).triu(1)
-        scores = scores.masked_fill(hidden, -torch.inf)
+        future = torch.ones(scores.shape[-2:], dtype=torch.bool).triu(1)
+        scores = scores.masked_fill(future, -torch.inf)
     return scores.softmax(-1) @ v

@@ -49,8 +49,8 @@ def refuse_unexplained(answer: Value) -> None:
     """Unrecognized for the first operator that no part explains."""
     for step in leading_to(answer):
         if not is_explained(step, step.parts):
-            made = str(step.values[0].tensor.dtype).removeprefix("torch.")
-            to = f" to {made}" if step.op == "_to_copy" else ""
+            dtype = str(step.values[0].tensor.dtype).removeprefix("torch.")
+            to = f" to {dtype}" if step.op == "_to_copy" else ""
             raise Unrecognized(
                 f"{step.op.removeprefix('_')}{to}{step.where} is no operator of what was"
                 " recognized: it does nothing in the trial, and where it does something, what is"
@@ -60,16 +60,16 @@ def refuse_unexplained(answer: Value) -> None:
 
 def leading_to(answer: Value) -> list[Step]:
     """Steps on rows that a value is made by, in order."""
-    todo, found = [answer], {}
+    todo, numbers = [answer], {}
     while todo:
         value = todo.pop()
         step = value.step
-        if step is None or step in found:
+        if step is None or step in numbers:
             continue
         if value.of_rows:
-            found[step] = value.number
+            numbers[step] = value.number
         todo += step.inputs
-    return sorted(found, key=found.__getitem__)
+    return sorted(numbers, key=numbers.__getitem__)
 
 
 def is_explained(step: Step, parts: Iterable[str]) -> bool:

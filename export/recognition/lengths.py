@@ -24,12 +24,12 @@ _KINDS: dict[Any, tuple[str, bool]] = {}
 
 class Call(NamedTuple):
     """An operator on rows or weights. numbers: what it is called with beside tensors. tensors:
-    which weights, and what earlier calls made. given: tensors of the length alone."""
+    which weights, and what earlier calls made. length_tensors: tensors of the length alone."""
 
     op: str
     numbers: tuple[Any, ...]
     tensors: tuple[int, ...]
-    given: tuple[Tensor, ...]
+    length_tensors: tuple[Tensor, ...]
 
 
 class Run(TorchDispatchMode):
@@ -41,44 +41,48 @@ class Run(TorchDispatchMode):
         # what is not of the length alone, by id(); kept alive, so that no other tensor gets the id
         self._alive: list[Any] = [*module.parameters()]
         self._unknown = {id(x): number for number, x in enumerate(self._alive)}
-        self._made: dict[Any, Any] = {}  # layers are alike
+        self._meta_outputs: dict[Any, Any] = {}  # layers are alike
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         kwargs = kwargs or {}
         numbers: list[Any] = []
-        found: list[Tensor] = []
+        tensor_arguments: list[Tensor] = []
         for x in _flatten((*args, *kwargs.values())):
-            found.append(x) if isinstance(x, Tensor) else numbers.append(x)
-        known = self._unknown
-        tensors = tuple([known[id(x)] for x in found if id(x) in known])
+            tensor_arguments.append(x) if isinstance(x, Tensor) else numbers.append(x)
+        numbers_by_id = self._unknown
+        tensors = tuple([numbers_by_id[id(x)] for x in tensor_arguments if id(x) in numbers_by_id])
         if not tensors:
             return func(*args, **kwargs)
-        given = tuple([x.clone() for x in found if id(x) not in known])
+        length_tensors = tuple([x.clone() for x in tensor_arguments if id(x) not in numbers_by_id])
         if func not in _KINDS:
             _KINDS[func] = str(func.overloadpacket.__name__), bool(func._schema.is_mutable)
         op, is_mutable = _KINDS[func]
-        self.calls.append(Call(op, tuple(numbers), tensors, given))
-        if op in OF_NUMBERS or sum([x.numel() for x in found]) < SMALL:
-            result = func(*args, **kwargs)
+        self.calls.append(Call(op, tuple(numbers), tensors, length_tensors))
+        if op in OF_NUMBERS or sum([x.numel() for x in tensor_arguments]) < SMALL:
+            output = func(*args, **kwargs)
         elif is_mutable:
-            result = args[0]
+            output = args[0]
         else:
-            key = func, tuple(numbers), tuple([(x.shape, x.stride(), x.dtype) for x in found])
-            if key not in self._made:
-                self._made[key] = func(*tree_map(_meta, args), **tree_map(_meta, kwargs))
-            result = _as_real(self._made[key])
-        for x in (result,) if isinstance(result, Tensor) else _flatten((result,)):
+            key = (
+                func,
+                tuple(numbers),
+                tuple([(x.shape, x.stride(), x.dtype) for x in tensor_arguments]),
+            )
+            if key not in self._meta_outputs:
+                self._meta_outputs[key] = func(*tree_map(_meta, args), **tree_map(_meta, kwargs))
+            output = _as_real(self._meta_outputs[key])
+        for x in (output,) if isinstance(output, Tensor) else _flatten((output,)):
             if isinstance(x, Tensor):
-                known[id(x)] = len(self._alive)
+                numbers_by_id[id(x)] = len(self._alive)
                 self._alive.append(x)
-        return result
+        return output
 
 
-def _flatten(found: Sequence[Any]) -> list[Any]:
+def _flatten(values: Sequence[Any]) -> list[Any]:
     flat = []
-    for x in found:
+    for x in values:
         if isinstance(x, list | tuple):
             flat += _flatten(x)
         else:
@@ -86,17 +90,19 @@ def _flatten(found: Sequence[Any]) -> list[Any]:
     return flat
 
 
-def _meta(found: Any) -> Any:
-    if not isinstance(found, Tensor):
-        return torch.device("meta") if isinstance(found, torch.device) else found
-    return torch.empty_strided(found.shape, found.stride(), dtype=found.dtype, device="meta")
+def _meta(argument: Any) -> Any:
+    if not isinstance(argument, Tensor):
+        return torch.device("meta") if isinstance(argument, torch.device) else argument
+    return torch.empty_strided(
+        argument.shape, argument.stride(), dtype=argument.dtype, device="meta"
+    )
 
 
-def _as_real(found: Any) -> Any:
+def _as_real(output: Any) -> Any:
     """Tensors of these shapes, with any numbers."""
-    if isinstance(found, Tensor):
-        return torch.empty_strided(found.shape, found.stride(), dtype=found.dtype)
-    return type(found)(map(_as_real, found)) if type(found) in (list, tuple) else found
+    if isinstance(output, Tensor):
+        return torch.empty_strided(output.shape, output.stride(), dtype=output.dtype)
+    return type(output)(map(_as_real, output)) if type(output) in (list, tuple) else output
 
 
 def unlike_lengths(run: Callable[[int], list[Call]], longest: int) -> Iterator[int]:
@@ -110,26 +116,28 @@ def unlike_lengths(run: Callable[[int], list[Call]], longest: int) -> Iterator[i
 
 
 def _are_alike(calls: list[Call], longest: list[Call], second: list[Call], less: int) -> bool:
-    """Whether they are the same, but for what changes evenly with the length."""
+    """True if they are the same, but for what changes evenly with the length."""
     if len(calls) != len(longest):
         return False
-    for number, (ours, theirs) in enumerate(zip(calls, longest, strict=True)):
-        near = second[number] if number < len(second) else theirs
-        if ours[:3] != theirs[:3] and (
-            (ours.op, ours.tensors) != (theirs.op, theirs.tensors)
-            or not _are_even(ours.numbers, theirs.numbers, near.numbers, less)
+    for number, (call, longest_call) in enumerate(zip(calls, longest, strict=True)):
+        near = second[number] if number < len(second) else longest_call
+        if call[:3] != longest_call[:3] and (
+            (call.op, call.tensors) != (longest_call.op, longest_call.tensors)
+            or not _are_even(call.numbers, longest_call.numbers, near.numbers, less)
         ):
             return False
-        if len(ours.given) != len(theirs.given) or not all(map(_begins, ours.given, theirs.given)):
+        if len(call.length_tensors) != len(longest_call.length_tensors) or not all(
+            map(_begins, call.length_tensors, longest_call.length_tensors)
+        ):
             return False
     return True
 
 
-def _are_even(ours: Any, theirs: Any, near: Any, less: int) -> bool:
+def _are_even(numbers: Any, longest_numbers: Any, near: Any, less: int) -> bool:
     """True if numbers are those of the longest, or change by as much for each token."""
-    if len(ours) != len(theirs) or len(near) != len(theirs):
+    if len(numbers) != len(longest_numbers) or len(near) != len(longest_numbers):
         return False
-    for x, y, z in zip(ours, theirs, near, strict=True):
+    for x, y, z in zip(numbers, longest_numbers, near, strict=True):
         if x != y and (
             not all(isinstance(n, int | float) for n in (x, y, z)) or x != y - less * (y - z)
         ):

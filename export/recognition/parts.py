@@ -53,14 +53,14 @@ class Parts:
     def original(self, value: Value) -> Value:
         """The first value with these numbers in this order: without views, dropout and the like."""
         if value not in self._same:
-            found, rows = value, {*value.step.rows} if value.step else set()
+            earliest, rows = value, {*value.step.rows} if value.step else set()
             while len(rows) == 1:
                 (row,) = rows
-                new, old = found.tensor.reshape(-1), row.tensor.reshape(-1)
-                if len(new) != len(old) or not torch.equal(new, old):
+                values, row_values = earliest.tensor.reshape(-1), row.tensor.reshape(-1)
+                if len(values) != len(row_values) or not torch.equal(values, row_values):
                     break
-                found, rows = row, {*row.step.rows} if row.step else set()
-            self._same[value] = found
+                earliest, rows = row, {*row.step.rows} if row.step else set()
+            self._same[value] = earliest
         return self._same[value]
 
     def origin(self, value: Value) -> Landmark:
@@ -87,17 +87,19 @@ class Parts:
         raise Unrecognized(f"{step.op} joins {len(origins)} streams", value)
 
     def _product(self, step: Step) -> Landmark:
-        *more, left, right = step.inputs
+        *addends, left_factor, right_factor = step.inputs
         value = step.values[0]
-        if left.of_rows and right.of_rows:
-            return Landmark("product", value, (left, right))
-        if right.of_rows or right.of_ids or any(x.of_rows for x in more):
+        if left_factor.of_rows and right_factor.of_rows:
+            return Landmark("product", value, (left_factor, right_factor))
+        if right_factor.of_rows or right_factor.of_ids or any(x.of_rows for x in addends):
             raise Unrecognized("rows are multiplied with a matrix from the left", value)
-        if right.tensor.dim() != 2:
+        if right_factor.tensor.dim() != 2:
             raise Unrecognized("rows are multiplied with several matrices at once", value)
-        if more and more[0].tensor.numel() != right.tensor.shape[-1]:
+        if addends and addends[0].tensor.numel() != right_factor.tensor.shape[-1]:
             raise Unrecognized(f"{step.op} adds more than a bias", value)
-        return Landmark("linear", value, (left,), right, more[0] if more else None)
+        return Landmark(
+            "linear", value, (left_factor,), right_factor, addends[0] if addends else None
+        )
 
     def _with_bias(self, step: Step, origin: Landmark) -> Landmark | None:
         """A bias that an operator of its own adds to a matrix product."""

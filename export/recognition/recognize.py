@@ -16,7 +16,7 @@ from addnorm.export.recognition.explained import (
     refuse_unexplained,
     refuse_unlisted,
 )
-from addnorm.export.recognition.ids import Told
+from addnorm.export.recognition.ids import IdUses
 from addnorm.export.recognition.parts import Parts
 from addnorm.export.recognition.shape import Shape
 from addnorm.export.recognition.whole import Recognized, as_inputs, drawn_anew, fill_ids, list_calls
@@ -49,9 +49,9 @@ WAYS_ON = (
 class NotRecognized(UsageError):
     """The module is none that is understood. why: without what its caller can do about it."""
 
-    def __init__(self, why: str) -> None:
-        super().__init__(f"{why}. {WAYS_ON}")
-        self.why = why
+    def __init__(self, reason: str) -> None:
+        super().__init__(f"{reason}. {WAYS_ON}")
+        self.why = reason
 
 
 def recognize(
@@ -77,33 +77,33 @@ def recognize(
         ask = Asking(call, twin, turned, kinds)
         try:
             with as_found(ask), plain_attention():
-                found = _follow(ask, max_positions)
+                recognized = _follow(ask, max_positions)
         except (Unrecognized, OriginalError) as raised:
             error = error or raised
             continue
         if turned and batch_first is None:
-            _refuse_either(found, Asking(call, twin, False, kinds), error)
-        whole = Asking(reference or module, module, turned, kinds)
-        return replace(found, ask=whole)
+            _refuse_either(recognized, Asking(call, twin, False, kinds), error)
+        real_ask = Asking(reference or module, module, turned, kinds)
+        return replace(recognized, ask=real_ask)
     assert error
     raise Unrecognized(str(error)) from error
 
 
-def _refuse_either(found: Recognized, other: Asking, why: Exception | None) -> None:
+def _refuse_either(recognized: Recognized, unturned: Asking, error: Exception | None) -> None:
     """Unrecognized for a module that takes `[S, 1]`, answers `[1, S]` too, and shows by no mask and
     no places along which axis it counts tokens."""
-    config = found.model.config
-    if config.causal or found.model.positions.weight.any():
+    config = recognized.model.config
+    if config.causal or recognized.model.positions.weight.any():
         return
     try:
-        with as_found(other):
-            other(*as_inputs([1] * 3, other))
+        with as_found(unturned):
+            unturned(*as_inputs([1] * 3, unturned))
     except OriginalError:
         return
     raise Unrecognized(
         "it answers ids of the shapes [1, S] and [S, 1], each in its own way: say"
         " batch_first=False if your code calls it with [S, B], and True if it does with [B, S],"
-        f" which is refused: {why}"
+        f" which is refused: {error}"
     )
 
 
@@ -114,14 +114,14 @@ def _follow(ask: Asking, max_positions: int | None) -> Recognized:
     with drawn_anew(ask.module):
         num_ids, num_tokens = asking.vocab_size(ask), asking.longest(calls([1]), NUM_FOLLOWED)
         # ids that the module tells from no others, and those that it does
-        known: set[int] = set()
+        distinct_ids: set[int] = set()
         while True:
-            ids = fill_ids(num_tokens, num_ids, known)
-            told = Told(trace_forward(ask, *as_inputs(ids, ask)), num_ids)
-            if {*told.ids} <= known:
+            ids = fill_ids(num_tokens, num_ids, distinct_ids)
+            id_uses = IdUses(trace_forward(ask, *as_inputs(ids, ask)), num_ids)
+            if {*id_uses.ids} <= distinct_ids:
                 break
-            known |= {*told.ids}
-        constants = {value.number for value in told.constants}
+            distinct_ids |= {*id_uses.ids}
+        constants = {value.number for value in id_uses.constants}
         trace = trace_forward(ask, *as_inputs(ids, ask), constants=constants)
         answer = _answer(trace)
         refuse_unlisted(leading_to(answer))
@@ -131,13 +131,13 @@ def _follow(ask: Asking, max_positions: int | None) -> Recognized:
         limit = min(filter(None, [*sizes, max_positions]), default=NO_LIMIT)
         limit = asking.longest(calls(ids[:1]), limit)
         config = weights.config(shape, limit)
-        drawn = weights.fill_model(
+        drawn_model = weights.fill_model(
             shape, config, trace, _places(ask, shape, limit, ids[0], constants)
         )
         pooling = "mean" if config.heads else shape.head.pick or "mean"
-        pad = whole.pad_of(drawn, ask, pooling, told)
+        pad = whole.pad_of(drawn_model, ask, pooling, id_uses)
         try:
-            whole.refuse_unlike(drawn, ask, pooling, pad)
+            whole.refuse_unlike(drawn_model, ask, pooling, pad)
         except Unrecognized as error:
             raise Unrecognized(f"each part agrees, and the whole does not: {error}") from error
     real = trace_forward(ask, *as_inputs(ids, ask), constants=constants)
@@ -158,25 +158,29 @@ def _answer(trace: Trace) -> Value:
 
 
 def _places(
-    ask: Asking, shape: Shape, length: int, usual: int, constants: Collection[int]
+    ask: Asking, shape: Shape, length: int, plain_id: int, constants: Collection[int]
 ) -> Tensor:
-    """usual: an id that is told from no other."""
+    """plain_id: an id that is told from no other."""
     if not shape.embedding.places:
         return torch.zeros(length, shape.tokens.shape[1])
     last = max(value.number for value, _ in shape.embedding.places)
-    trace = trace_forward(ask, *as_inputs([usual] * length, ask), last, constants)
+    trace = trace_forward(ask, *as_inputs([plain_id] * length, ask), last, constants)
     return weights.places(shape, trace, length)
 
 
 def _findings(shape: Shape, config: Config, is_limited: bool) -> dict[str, str]:
-    """What was found, by name."""
+    """The findings, by name."""
     heads, head = f"{config.n_heads} heads of {config.head_dims}", shape.head
     extra = {"embeddings": config.embedding_norm, "the last block": config.final_norm}
-    named = " and ".join(name for name, there in extra.items() if there)
+    norm_places = " and ".join(name for name, has_norm in extra.items() if has_norm)
     pick = f"of a {head.pick} row" if head.pick else "of every token"
-    made = config.heads.get("logits")
-    dense = f", after a layer of {made.dense} and {made.activation}" if made and made.dense else ""
-    if made and head.pick == "last" and made.pick == "every":
+    logits = config.heads.get("logits")
+    dense = (
+        f", after a layer of {logits.dense} and {logits.activation}"
+        if logits and logits.dense
+        else ""
+    )
+    if logits and head.pick == "last" and logits.pick == "every":
         pick = "of the last token, served for every token"
     no_limit = '; the module sets no limit: config={"max_positions": N} sets another'
     return {
@@ -187,12 +191,12 @@ def _findings(shape: Shape, config: Config, is_limited: bool) -> dict[str, str]:
         + ("" if is_limited else no_limit),
         **({"types": f"{config.type_vocab_size}"} if config.type_vocab_size > 1 else {}),
         "blocks": f"{config.n_layers}, order {config.block}"
-        + (f", a norm after {named}" if named else ""),
+        + (f", a norm after {norm_places}" if norm_places else ""),
         "attention": f"{heads}, {shape.blocks[0].attention.scores}",
         "feed-forward": f"{config.d_ff}, {config.activation}",
         "norms": f"eps {config.eps:g}{', beside the deviation' if config.norm == 'std' else ''}",
-        "head": f"logits: {made.width:,} {pick}{dense}"
-        if made else f"none: it answers with activations {pick}",
+        "head": f"logits: {logits.width:,} {pick}{dense}"
+        if logits else f"none: it answers with activations {pick}",
     }  # fmt: skip
 
 
@@ -224,6 +228,6 @@ def of_module(
     pooling: Any = wishes.pooling or recognized.pooling
     of_model = replace(wishes, reference=recognized.ask, pooling=pooling)
     source = sources.module(recognized.model, of_model, recognized.pad)
-    kept = {key: source.origin[key] for key in ("max_length",) if key in source.origin}
-    origin = {"module": name, "sha256": digest(module), **kept, **origin}
+    length_fields = {key: source.origin[key] for key in ("max_length",) if key in source.origin}
+    origin = {"module": name, "sha256": digest(module), **length_fields, **origin}
     return replace(source, name=name, origin=origin)

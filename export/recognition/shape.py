@@ -78,9 +78,9 @@ class Shape:
             "activation": {block.ffn.activation for block in self.blocks},
             "norm": {(norm.kind, round(norm.eps, 15)) for norm in self.norms()},
         }
-        for what, found in kinds.items():
-            if len(found) > 1:
-                raise Unrecognized(f"blocks and norms differ in {what}: {sorted(found)}")
+        for trait, values in kinds.items():
+            if len(values) > 1:
+                raise Unrecognized(f"blocks and norms differ in {trait}: {sorted(values)}")
 
     @property
     def tokens(self) -> Tensor:
@@ -89,7 +89,7 @@ class Shape:
         return self.embedding.tokens.tensor
 
     def _last_block(self, value: Value) -> tuple[Block, Norm | None]:
-        why = Unrecognized(
+        failure = Unrecognized(
             "no block of attention and feed-forward, in the orders post, pre or single, ends here",
             value,
         )
@@ -98,14 +98,14 @@ class Shape:
                 if last := self._block(inner):
                     return last, None if inner is value else self._norm(inner, value)
             except Unrecognized as error:
-                why = error if inner is value else why
-        raise why
+                failure = error if inner is value else failure
+        raise failure
 
     def _within(self, value: Value) -> Iterator[Value]:
         """Values that this one is made of, from the last on, to the landmark that it is of."""
         entry = self.parts.origin(value).value
         steps = steps_between([value], {entry: entry.tensor})
-        inner = [self.parts.original(made) for step in reversed(steps) for made in step.values]
+        inner = [self.parts.original(output) for step in reversed(steps) for output in step.values]
         yield from dict.fromkeys(x for x in [*inner, entry] if x is not self.parts.original(value))
 
     def _block(self, value: Value) -> Block | None:
@@ -131,9 +131,9 @@ class Shape:
             return None
         for entry, branch in (middle.inputs, middle.inputs[::-1]):
             if out := self._attention_matrix(branch):
-                entry, attended = self.parts.original(entry), attention.read(self.parts, out)
-                norms = self._norm(entry, attended.entry), self._norm(skip, ffn.up.inputs[0])
-                return Block("pre", attended, ffn, norms, entry, value)
+                entry, layer = self.parts.original(entry), attention.read(self.parts, out)
+                norms = self._norm(entry, layer.entry), self._norm(skip, ffn.up.inputs[0])
+                return Block("pre", layer, ffn, norms, entry, value)
         return None
 
     def _norm_last_block(
@@ -143,26 +143,26 @@ class Shape:
         if self.parts.original(ffn.up.inputs[0]) is not skip:
             return None
         if out := self._attention_matrix(skip):
-            attended = attention.read(self.parts, out)
+            layer = attention.read(self.parts, out)
             norms: tuple[Norm, ...] = (self._norm(total.value, value),)
-            return Block("single", attended, ffn, norms, attended.entry, value)
+            return Block("single", layer, ffn, norms, layer.entry, value)
         middle = self.parts.origin(skip)
         if middle.kind != "add" or middle.value is skip:
             return None
         for entry, branch in (middle.inputs, middle.inputs[::-1]):
             out = self._attention_matrix(branch)
-            if out and (attended := attention.read(self.parts, out)).entry is self.parts.original(
+            if out and (layer := attention.read(self.parts, out)).entry is self.parts.original(
                 entry
             ):
                 norms = self._norm(middle.value, skip), self._norm(total.value, value)
-                return Block("post", attended, ffn, norms, attended.entry, value)
+                return Block("post", layer, ffn, norms, layer.entry, value)
         return None
 
     def _linear(self, value: Value) -> Landmark | None:
         """The matrix product that this value is, as it is."""
-        found = self.parts.origin(value)
-        is_it = found.kind == "linear" and found.value is self.parts.original(value)
-        return found if is_it else None
+        landmark = self.parts.origin(value)
+        is_it = landmark.kind == "linear" and landmark.value is self.parts.original(value)
+        return landmark if is_it else None
 
     def _attention_matrix(self, value: Value) -> Landmark | None:
         """The output matrix of an attention, if the value is what it makes."""
@@ -175,18 +175,18 @@ class Shape:
         return trial.norm(entry, self.parts.original(value))
 
     def _embedding(self, value: Value) -> Embedding:
-        found = Embedding()
+        embedding = Embedding()
         value = self.parts.original(value)
         origin = self.parts.origin(value)
         if origin.kind in ("add", "shift", "lookup") and origin.value is not value:
             with suppress(Unrecognized):  # it is a scale
-                found.norm, value = self._norm(origin.value, value), origin.value
-        self._terms(value, 1.0, found)
-        if found.tokens is None:
+                embedding.norm, value = self._norm(origin.value, value), origin.value
+        self._terms(value, 1.0, embedding)
+        if embedding.tokens is None:
             raise Unrecognized("no table of tokens is found where the blocks begin", value)
-        return found
+        return embedding
 
-    def _terms(self, value: Value, factor: float, found: Embedding) -> None:
+    def _terms(self, value: Value, factor: float, embedding: Embedding) -> None:
         """Everything that is added up."""
         value = self.parts.original(value)
         origin = self.parts.origin(value)
@@ -194,17 +194,21 @@ class Shape:
             factor *= trial.scale(origin.value, value)
         if origin.kind == "shift":
             assert origin.weight
-            found.places.append((origin.weight, factor))
+            embedding.places.append((origin.weight, factor))
         if origin.kind in ("shift", "add"):
             for term in origin.inputs:
-                self._terms(term, factor, found)
+                self._terms(term, factor, embedding)
         elif origin.kind == "lookup":
             assert origin.weight
             trace, numbers = self.parts.trace, origin.inputs[-1].tensor.flatten().cpu()
-            if trace.ids and torch.equal(numbers, trace.ids.tensor.flatten()) and not found.tokens:
-                found.tokens, found.scale = origin.weight, factor
+            if (
+                trace.ids
+                and torch.equal(numbers, trace.ids.tensor.flatten())
+                and not embedding.tokens
+            ):
+                embedding.tokens, embedding.scale = origin.weight, factor
             elif trace.types and torch.equal(numbers, trace.types.tensor.flatten()):
-                found.types = origin.weight, factor
+                embedding.types = origin.weight, factor
             else:
                 raise Unrecognized("a table is read at numbers that are no token ids", origin.value)
         else:
@@ -216,19 +220,22 @@ class Shape:
         activation: Activation = "identity"
         value = self.parts.original(value)
         # the output matrix of attention is no head
-        if (found := self._linear(value)) and not self._attention_matrix(value):
-            linear, value = found, self.parts.original(found.inputs[0])
-        before = self.parts.origin(value)
-        if before.kind == "linear" and (linear or before.value is not value):
-            dense, activation = before, trial.activation(before.value, value)
-            value = self.parts.original(before.inputs[0])
+        if (landmark := self._linear(value)) and not self._attention_matrix(value):
+            linear, value = landmark, self.parts.original(landmark.inputs[0])
+        origin = self.parts.origin(value)
+        if origin.kind == "linear" and (linear or origin.value is not value):
+            dense, activation = origin, trial.activation(origin.value, value)
+            value = self.parts.original(origin.inputs[0])
         rows, pick = self._source_of_row(value)
         return Head(pick, dense, activation, linear), rows
 
     def _source_of_row(self, value: Value) -> tuple[Value, Pick | None]:
         """The rows that one row of the sequence was made of, and how."""
-        width, before = value.tensor.shape[-1], self.parts.origin(value).value
-        if value.tensor.numel() != width or before.tensor.numel() == before.tensor.shape[-1]:
+        width, origin_value = value.tensor.shape[-1], self.parts.origin(value).value
+        if (
+            value.tensor.numel() != width
+            or origin_value.tensor.numel() == origin_value.tensor.shape[-1]
+        ):
             return value, None
         error = Unrecognized("the row of the head is not made of the sequence's", value)
         for inner in self._within(value):

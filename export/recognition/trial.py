@@ -1,4 +1,4 @@
-"""Which function lies between two values: each candidate's numbers beside the module's own.
+"""The function that lies between two values: each candidate's numbers beside the module's own.
 
 The part is run again alone, in float64, on rows that tell candidates apart: norms on rows whose
 variance is near eps, activations on -6 to 6. Exactly one candidate agrees, or it is refused.
@@ -61,103 +61,105 @@ DEVIATIONS = {
 }  # fmt: skip
 
 
-def decide(what: str, tried: Mapping[Candidate, float], value: Value) -> Candidate:
-    """tried: the largest difference of each, as a share of the largest number.
+def decide(part: str, differences: Mapping[Candidate, float], value: Value) -> Candidate:
+    """differences: the largest difference of each, as a share of the largest number.
 
     Unrecognized, with how near they came, unless exactly one agrees.
     """
-    near = sorted(tried.items(), key=lambda item: (math.isnan(item[1]), item[1]))
+    near = sorted(differences.items(), key=lambda pair: (math.isnan(pair[1]), pair[1]))
     agreeing = [candidate for candidate, difference in near if difference <= AGREES]
     if len(agreeing) == 1:
         return agreeing[0]
-    shown = ", ".join(f"{name} {difference:.1g}" for name, difference in near[:NUM_SHOWN])
-    how = (
-        f"{len(agreeing)} of {len(tried)} candidates agree" if agreeing else "nothing tried agrees"
+    nearest = ", ".join(f"{name} {difference:.1g}" for name, difference in near[:NUM_SHOWN])
+    verdict = (
+        f"{len(agreeing)} of {len(differences)} candidates agree"
+        if agreeing
+        else "nothing tried agrees"
     )
-    raise Unrecognized(f"{what}: {how}; smallest differences: {shown}", value)
+    raise Unrecognized(f"{part}: {verdict}; smallest differences: {nearest}", value)
 
 
 def norm(entry: Value, exit_: Value) -> Norm:
     rows = _near_eps(entry.tensor)
-    (found,) = run_again([exit_], {entry: rows})
-    if found.shape[-1] != rows.shape[-1] or found.numel() != rows.numel():
+    (output,) = run_again([exit_], {entry: rows})
+    if output.shape[-1] != rows.shape[-1] or output.numel() != rows.numel():
         raise Unrecognized("norm: it makes rows of another width", exit_)
     steps, n = steps_between([exit_], {entry: rows}), rows.shape[-1]
-    other = rows.clone()
-    other.view(-1, n)[-1] *= -3
-    (moved,) = run_again([exit_], {entry: other})
-    if not torch.equal(moved.reshape(-1, n)[0], found.reshape(-1, n)[0]):
-        why = "norm: a token's row depends on others' rows, so tokens are mixed"
-        raise Unrecognized(why, exit_)
+    changed_rows = rows.clone()
+    changed_rows.view(-1, n)[-1] *= -3
+    (changed_output,) = run_again([exit_], {entry: changed_rows})
+    if not torch.equal(changed_output.reshape(-1, n)[0], output.reshape(-1, n)[0]):
+        reason = "norm: a token's row depends on others' rows, so tokens are mixed"
+        raise Unrecognized(reason, exit_)
     # which of the vectors may be gamma, and which beta
     constants = dict.fromkeys(constant for step in steps for constant in step.constants)
     vectors = [x for x in constants if x.tensor.numel() == n and not x.of_ids]
     options = [*(x for x in vectors if x.tensor.is_floating_point()), None, None][:2]
     pairs = [*dict.fromkeys(permutations(options, 2))]
-    tried: dict[str, float] = {}
+    differences: dict[str, float] = {}
     norms: dict[str, Norm] = {}
-    for eps, words, normalized in _normalize(rows, steps):
+    for eps, words, normalized_rows in _normalize(rows, steps):
         deviation, name = DEVIATIONS[words], f"{words}, eps {eps:g}"
         for gamma, beta in pairs:
-            made = normalized
+            candidate = normalized_rows
             if gamma is not None:
-                made = made * gamma.tensor.double().reshape(-1)
+                candidate = candidate * gamma.tensor.double().reshape(-1)
             if beta is not None:
-                made = made + beta.tensor.double().reshape(-1)
-            difference = difference_of(made, found)
-            if difference < tried.get(name, math.inf):
-                tried[name] = difference
+                candidate = candidate + beta.tensor.double().reshape(-1)
+            difference = difference_of(candidate, output)
+            if difference < differences.get(name, math.inf):
+                differences[name] = difference
                 eps_, factor = eps * deviation.eps(n), deviation.gamma(n)
                 norms[name] = Norm(deviation.kind, eps_, gamma, beta, factor)
-    decided = norms[decide("norm", tried, exit_)]
+    winner = norms[decide("norm", differences, exit_)]
     explain("norm", steps)
-    return decided
+    return winner
 
 
 def _normalize(rows: Tensor, steps: list[Step]) -> Iterator[tuple[float, str, Tensor]]:
     """Normalized rows for each eps and each kind of deviation."""
-    stated = {x for step in steps for x in _numbers(step) if 0 < x < 0.1}
-    centred = rows - rows.mean(-1, keepdim=True)
-    variance = centred.square().mean(-1, keepdim=True)
-    for eps in sorted({*stated, *EPS}):
+    literals = {x for step in steps for x in _numbers(step) if 0 < x < 0.1}
+    deviations = rows - rows.mean(-1, keepdim=True)
+    variance = deviations.square().mean(-1, keepdim=True)
+    for eps in sorted({*literals, *EPS}):
         for words, deviation in DEVIATIONS.items():
-            yield eps, words, centred / deviation.denominator(variance, eps, rows.shape[-1])
+            yield eps, words, deviations / deviation.denominator(variance, eps, rows.shape[-1])
 
 
 def activation(entry: Value, exit_: Value) -> Activation:
-    tried = dict.fromkeys(ACTIVATIONS, 0.0)
+    differences = dict.fromkeys(ACTIVATIONS, 0.0)
     for largest in (6, *LOUD, HUGE):
         probe = torch.linspace(-largest, largest, entry.tensor.numel(), dtype=torch.float64)
         probe = probe.view(entry.tensor.shape)
-        (found,) = run_again([exit_], {entry: probe})
+        (output,) = run_again([exit_], {entry: probe})
         for name, act in ACTIVATIONS.items():
-            tried[name] = max(tried[name], difference_of(act(probe), found))
-    decided = decide("activation", tried, exit_)
-    explain(decided, steps_between([exit_], {entry: probe}))
-    return decided
+            differences[name] = max(differences[name], difference_of(act(probe), output))
+    winner = decide("activation", differences, exit_)
+    explain(winner, steps_between([exit_], {entry: probe}))
+    return winner
 
 
 def pick(entry: Value, exit_: Value, length: int) -> Pick:
-    """How one row is made of those of `length` tokens."""
+    """The pooling by which one row is made of those of `length` tokens."""
     rows = drawn_like(entry.tensor)
-    (found,) = run_again([exit_], {entry: rows})
+    (row,) = run_again([exit_], {entry: rows})
     grid, mask = rows.reshape(1, length, -1), torch.ones(1, length, dtype=torch.int64)
-    tried = {name: difference_of(pick_vectors(name, grid, mask), found) for name in PICKS}
-    decided = decide("row of the head", tried, exit_)
+    differences = {name: difference_of(pick_vectors(name, grid, mask), row) for name in PICKS}
+    winner = decide("row of the head", differences, exit_)
     explain("row of the head", steps_between([exit_], {entry: rows}))
-    return decided
+    return winner
 
 
 def scale(entry: Value, exit_: Value) -> float:
     rows = drawn_like(entry.tensor)
-    (found,) = run_again([exit_], {entry: rows})
-    if found.shape != rows.shape:
+    (output,) = run_again([exit_], {entry: rows})
+    if output.shape != rows.shape:
         raise Unrecognized("a scale of embeddings changes their shape", exit_)
-    factor = float((found * rows).sum() / rows.square().sum())
-    stated = [x for step in steps_between([exit_], {entry: rows}) for x in _numbers(step)]
-    near = [x for x in (*stated, *(1 / x for x in stated if x)) if abs(x / factor - 1) < AGREES]
+    factor = float((output * rows).sum() / rows.square().sum())
+    literals = [x for step in steps_between([exit_], {entry: rows}) for x in _numbers(step)]
+    near = [x for x in (*literals, *(1 / x for x in literals if x)) if abs(x / factor - 1) < AGREES]
     factor = near[0] if near else float(f"{factor:.9g}")
-    decide("scale of embeddings", {f"{factor:g}": difference_of(factor * rows, found)}, exit_)
+    decide("scale of embeddings", {f"{factor:g}": difference_of(factor * rows, output)}, exit_)
     return factor
 
 
@@ -181,9 +183,9 @@ def _numbers(step: Step) -> list[float]:
     return [float(x) for x in flat if isinstance(x, float)]
 
 
-def difference_of(expected: Tensor, found: Tensor) -> float:
-    """The largest, as a share of the largest number found."""
-    if expected.numel() != found.numel() or not found.is_floating_point():
+def difference_of(expected: Tensor, actual: Tensor) -> float:
+    """The largest, as a share of the largest actual number."""
+    if expected.numel() != actual.numel() or not actual.is_floating_point():
         return math.inf
-    largest = found.abs().max().clamp(min=1e-30)
-    return float((expected.reshape(-1) - found.reshape(-1)).abs().max() / largest)
+    largest = actual.abs().max().clamp(min=1e-30)
+    return float((expected.reshape(-1) - actual.reshape(-1)).abs().max() / largest)

@@ -35,17 +35,17 @@ def config(shape: Shape, max_positions: int) -> Config:
         "embedding_norm": embedding.norm is not None,
         "final_norm": shape.final_norm is not None,
         "attention_bias": any(
-            own.out.bias is not None
-            or any(part.has_bias for part in (own.queries, own.keys, own.values))
-            for own in (block.attention for block in shape.blocks)
+            attention.out.bias is not None
+            or any(part.has_bias for part in (attention.queries, attention.keys, attention.values))
+            for attention in (block.attention for block in shape.blocks)
         ),
     }
     for part in (block.attention.queries, block.attention.keys, block.attention.values):
-        if part.chosen.numel() != d_model:
-            heads, size = part.chosen.shape
+        if part.columns.numel() != d_model:
+            heads, size = part.columns.shape
             raise Unrecognized(f"{heads} heads of {size} are not as wide as d_model {d_model}")
-    made = head_config(shape)
-    return Config(**fields, heads={"logits": made} if made else {})
+    head = head_config(shape)
+    return Config(**fields, heads={"logits": head} if head else {})
 
 
 def head_config(shape: Shape) -> HeadConfig | None:
@@ -70,18 +70,18 @@ def head_config(shape: Shape) -> HeadConfig | None:
 
 def fill_model(shape: Shape, fields: Config, trace: Trace, places: Tensor) -> Transformer:
     """trace: of the forward with the weights that are wanted. places: `[max_positions, width]`."""
-    found = {**_embedding(shape, trace, places), **_head(shape.head, trace)}
+    tensors = {**_embedding(shape, trace, places), **_head(shape.head, trace)}
     for index, block in enumerate(shape.blocks):
-        own = _block(block, trace)
-        found |= {f"blocks.{index}.{name}": tensor for name, tensor in own.items()}
+        block_tensors = _block(block, trace)
+        tensors |= {f"blocks.{index}.{name}": tensor for name, tensor in block_tensors.items()}
     if shape.final_norm:
-        found |= _norm("final_norm", shape.final_norm, trace, fields.d_model)
+        tensors |= _norm("final_norm", shape.final_norm, trace, fields.d_model)
     with torch.device("meta"):  # nothing is drawn that is written over
         model = Transformer(fields, "padded")
-    wanted = model.state_dict()
-    absent = [name for name in found.keys() - wanted.keys() if found[name].any()]
+    state = model.state_dict()
+    absent = [name for name in tensors.keys() - state.keys() if tensors[name].any()]
     assert not absent, absent  # only biases of zeros that this shape does not have
-    copies = {name: found[name].detach().contiguous().clone() for name in wanted}
+    copies = {name: tensors[name].detach().contiguous().clone() for name in state}
     model.load_state_dict(copies, assign=True)
     for _, head in model.named_heads():  # one copy in memory of a table that is a head too
         if "linear" in head.steps and torch.equal(head.linear.weight, model.tokens.weight):
@@ -106,15 +106,15 @@ def places(shape: Shape, trace: Trace, length: int) -> Tensor:
 
 def table_sizes(shape: Shape) -> list[int]:
     """The rows of the tables that places are read from."""
-    todo, found = [value for value, _ in shape.embedding.places], set[Value]()
+    todo, sources = [value for value, _ in shape.embedding.places], set[Value]()
     while todo:
         value = todo.pop()
-        if value not in found:
-            found.add(value)
+        if value not in sources:
+            sources.add(value)
             todo += value.step.inputs if value.step else []
     width = shape.tokens.shape[1]
-    stored = [x.tensor for x in found if x.step is None and x.tensor.shape[-1:] == (width,)]
-    return [x.numel() // width for x in stored if x.numel() >= width * shape.parts.trace.length]
+    tables = [x.tensor for x in sources if x.step is None and x.tensor.shape[-1:] == (width,)]
+    return [x.numel() // width for x in tables if x.numel() >= width * shape.parts.trace.length]
 
 
 def _tensor_at(trace: Trace, value: Value) -> Tensor:
@@ -124,36 +124,36 @@ def _tensor_at(trace: Trace, value: Value) -> Tensor:
 def _embedding(shape: Shape, trace: Trace, table: Tensor) -> dict[str, Tensor]:
     embedding = shape.embedding
     assert embedding.tokens
-    found = {"tokens.weight": _tensor_at(trace, embedding.tokens), "positions.weight": table}
+    tensors = {"tokens.weight": _tensor_at(trace, embedding.tokens), "positions.weight": table}
     if embedding.types:
         value, factor = embedding.types
-        found["types.weight"] = factor * _tensor_at(trace, value)
+        tensors["types.weight"] = factor * _tensor_at(trace, value)
     if embedding.norm:
-        found |= _norm("embedding_norm", embedding.norm, trace, table.shape[1])
-    return found
+        tensors |= _norm("embedding_norm", embedding.norm, trace, table.shape[1])
+    return tensors
 
 
 def _block(block: Block, trace: Trace) -> dict[str, Tensor]:
-    own = block.attention
-    projections = (own.queries, own.keys, own.values)
-    found = {
+    attention = block.attention
+    projections = (attention.queries, attention.keys, attention.values)
+    tensors = {
         "attention.qkv.weight": torch.cat([part.weight(trace) for part in projections]).float(),
         "attention.qkv.bias": torch.cat([part.bias(trace) for part in projections]).float(),
-        **_linear("attention.out", own.out, trace),
+        **_linear("attention.out", attention.out, trace),
         **_linear("ffn.up", block.ffn.up, trace),
         **_linear("ffn.down", block.ffn.down, trace),
     }
     for number, norm in enumerate(block.norms, 1):
-        found |= _norm(f"norm{number}", norm, trace, own.out.width)
-    return found
+        tensors |= _norm(f"norm{number}", norm, trace, attention.out.width)
+    return tensors
 
 
 def _head(head: Head, trace: Trace) -> dict[str, Tensor]:
-    found: dict[str, Tensor] = {}
+    tensors: dict[str, Tensor] = {}
     for name, part in (("dense", head.dense), ("linear", head.linear)):
         if part:
-            found |= _linear(f"heads.logits.{name}", part, trace)
-    return found
+            tensors |= _linear(f"heads.logits.{name}", part, trace)
+    return tensors
 
 
 def _linear(name: str, part: Landmark, trace: Trace) -> dict[str, Tensor]:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from addnorm.export.recognition import lengths
-from addnorm.export.recognition.ids import Told
+from addnorm.export.recognition.ids import IdUses
 from addnorm.export.recognition.lengths import Call, Run
 from addnorm.export.reference.asking import AGREES, Asking, share_of_largest
 from addnorm.export.reference.original import Original
@@ -53,16 +53,16 @@ def drawn_anew(module: nn.Module) -> Iterator[None]:
     try:
         for parameter, _ in before:
             # a matrix's numbers keep the size of rows, a vector's are around 0.7
-            drawn = torch.randn(parameter.shape, generator=generator)
-            if drawn.dim() < 2:
-                drawn.mul_(0.3).add_(0.7)
+            weights = torch.randn(parameter.shape, generator=generator)
+            if weights.dim() < 2:
+                weights.mul_(0.3).add_(0.7)
             else:
-                drawn.mul_(1.2 * drawn.shape[-1] ** -0.5)
-            parameter.data = drawn.to(parameter.device, parameter.dtype)
+                weights.mul_(1.2 * weights.shape[-1] ** -0.5)
+            parameter.data = weights.to(parameter.device, parameter.dtype)
         yield
     finally:
-        for tensor, data in before:
-            tensor.data = data
+        for tensor, values in before:
+            tensor.data = values
 
 
 def as_inputs(ids: Sequence[int], ask: Asking) -> tuple[Tensor, Tensor | None]:
@@ -72,8 +72,8 @@ def as_inputs(ids: Sequence[int], ask: Asking) -> tuple[Tensor, Tensor | None]:
 
 def fill_ids(length: int, vocab_size: int, pads: set[int]) -> list[int]:
     """Different ones, where there are so many, the highest first."""
-    known = [index for index in reversed(range(vocab_size)) if index not in pads][:length]
-    return [known[place % len(known)] for place in range(length)]
+    candidates = [index for index in reversed(range(vocab_size)) if index not in pads][:length]
+    return [candidates[place % len(candidates)] for place in range(length)]
 
 
 def _sequence(
@@ -84,49 +84,49 @@ def _sequence(
         max_positions=config.max_positions, vocab_size=config.vocab_size,
         type_vocab_size=config.type_vocab_size, pad_id=pad,
     )  # fmt: skip
-    drawn = selfcheck.sequences(limits, [length], seed)
-    return drawn.tokens.tolist(), None if drawn.types is None else drawn.types.tolist()
+    batch = selfcheck.sequences(limits, [length], seed)
+    return batch.tokens.tolist(), None if batch.types is None else batch.types.tolist()
 
 
-def pad_of(drawn: Transformer, ask: Asking, pooling: Pick, told: Told) -> int | None:
+def pad_of(drawn_model: Transformer, ask: Asking, pooling: Pick, id_uses: IdUses) -> int | None:
     """The id that the module tells from others. Unrecognized unless it is a pad: behind other
     tokens it changes no answer."""
-    if not told.ids:
+    if not id_uses.ids:
         return None
-    named = ", ".join(f"{index} ({step.op}{step.where})" for index, step in told.ids.items())
-    pad, *more = told.ids
-    config = drawn.config
+    listed = ", ".join(f"{index} ({step.op}{step.where})" for index, step in id_uses.ids.items())
+    pad, *other_ids = id_uses.ids
+    config = drawn_model.config
     length = min(5, config.max_positions - 2)
-    if not more and length > 0:
+    if not other_ids and length > 0:
         original = Original(ask, config, pooling, pad)
         ids, types = _sequence(config, length, pad)
         inputs = [*ids, pad, pad], types and [*types, 0, 0]
-        expected, found = original.rows(*inputs), original.rows_of_model(drawn, *inputs, 2)
-        if share_of_largest(found, expected[:length] if expected.ndim == 2 else expected) <= AGREES:
+        expected, rows = original.rows(*inputs), original.rows_of_model(drawn_model, *inputs, 2)
+        if share_of_largest(rows, expected[:length] if expected.ndim == 2 else expected) <= AGREES:
             return pad
     raise Unrecognized(
-        f"it tells token ids from others: {named}; one id can be a pad, which is refused inside"
+        f"it tells token ids from others: {listed}; one id can be a pad, which is refused inside"
         " texts, if the answer to what comes before it is the same with and without it"
     )
 
 
-def refuse_unlike(drawn: Transformer, ask: Asking, pooling: Pick, pad: int | None) -> None:
+def refuse_unlike(drawn_model: Transformer, ask: Asking, pooling: Pick, pad: int | None) -> None:
     """Unrecognized unless the whole, with weights drawn anew, answers as the module: on some
     lengths, and on all whose forward is another than that of the longest."""
-    config, longest = drawn.config, drawn.config.max_positions
+    config, longest = drawn_model.config, drawn_model.config.max_positions
     original = Original(ask, config, pooling, pad)
-    usual, _ = _sequence(config, longest, pad)
+    plain_ids, _ = _sequence(config, longest, pad)
     unlike = {
-        *lengths.unlike_lengths(lambda n: list_calls(ask, *as_inputs(usual[:n], ask)), longest)
+        *lengths.unlike_lengths(lambda n: list_calls(ask, *as_inputs(plain_ids[:n], ask)), longest)
     }
-    known = sorted({min(length, longest) for length in (*COMPARED, longest)})
+    usual_lengths = sorted({min(length, longest) for length in (*COMPARED, longest)})
     near = 0.0
-    for seed, length in enumerate([*known, *(x for x in unlike if x not in known)]):
+    for seed, length in enumerate([*usual_lengths, *(x for x in unlike if x not in usual_lengths)]):
         inputs = _sequence(config, length, pad, seed)
-        expected, found = original.rows(*inputs), original.rows_of_model(drawn, *inputs)
+        expected, rows = original.rows(*inputs), original.rows_of_model(drawn_model, *inputs)
         difference, is_usual = (
-            share_of_largest(found, expected),
-            length in known and length not in unlike,
+            share_of_largest(rows, expected),
+            length in usual_lengths and length not in unlike,
         )
         near = max(near, difference) if is_usual else near
         if not difference <= (AGREES if is_usual else max(NEAR, 10 * near)):

@@ -61,24 +61,24 @@ class Asking(nn.Module):
             ) from error
 
     def forward(self, tokens: Tensor, types: Tensor | None = None) -> Any:
-        given: dict[str, Tensor] = {}  # PyTorch's exporter follows this
+        extras: dict[str, Tensor] = {}  # PyTorch's exporter follows this
         if self.has_types:
-            given["types"] = torch.zeros_like(tokens) if types is None else types
+            extras["types"] = torch.zeros_like(tokens) if types is None else types
         if "mask" in self._kinds:
             real, dtype = self._mask
             mask = torch.full(tokens.shape[:2], real, dtype=dtype, device=tokens.device)
             if self._num_pads:
                 mask[:, -self._num_pads :] = 1 - int(real)
-            given["mask"] = mask
-        inputs = [tokens, *(given[kind] for kind in self._kinds)]
+            extras["mask"] = mask
+        inputs = [tokens, *(extras[kind] for kind in self._kinds)]
         return self._call[0](*(x.transpose(0, 1) if self.turned else x for x in inputs))
 
 
 def kinds_of(call: Callable[..., Any]) -> list[str]:
-    """What it is called with behind ids or vectors: "mask" or "types". OriginalError if it asks for
-    something else."""
+    """The arguments that it needs behind ids or vectors: "mask" or "types". OriginalError if it
+    asks for something else."""
     forward = call.forward if isinstance(call, nn.Module) else call
-    needed = [
+    parameters = [
         x.name for x in inspect.signature(forward).parameters.values()
         if x.default is x.empty and x.kind in (x.POSITIONAL_ONLY, x.POSITIONAL_OR_KEYWORD)
     ]  # fmt: skip
@@ -86,11 +86,11 @@ def kinds_of(call: Callable[..., Any]) -> list[str]:
         "mask" if "mask" in name.lower() or "attn" in name.lower()
         else "types" if "type" in name.lower() or "seg" in name.lower()
         else ""
-        for name in needed[1:]
+        for name in parameters[1:]
     ]  # fmt: skip
-    if not needed or "" in kinds or kinds.count("types") > 1:
+    if not parameters or "" in kinds or kinds.count("types") > 1:
         raise OriginalError(
-            f"forward needs {', '.join(needed) or 'no input'}: say how it is called with one"
+            f"forward needs {', '.join(parameters) or 'no input'}: say how it is called with one"
             " sequence of token ids or vectors, reference=lambda x: module(x, ...)"
         )
     return kinds
@@ -109,8 +109,8 @@ def vocab_size(ask: Asking) -> int:
         raise OriginalError(
             "no table is read at the token ids: say how many there are, config={'vocab_size': N}"
         )
-    given = ids.untyped_storage().data_ptr()
-    of_ids = [x for x in read if x.inputs[-1].tensor.untyped_storage().data_ptr() == given]
+    storage = ids.untyped_storage().data_ptr()
+    of_ids = [x for x in read if x.inputs[-1].tensor.untyped_storage().data_ptr() == storage]
     return min(len(step.inputs[0].tensor) for step in of_ids or read)
 
 
@@ -135,7 +135,7 @@ def first_line(error: BaseException) -> str:
     return f"{type(error).__name__}: {error}".partition("\n")[0]
 
 
-def unwrapped(module: nn.Module) -> nn.Module:
+def unwrap(module: nn.Module) -> nn.Module:
     """The module that somebody wrote: inside what torch.compile and parallel training put around
     it. A copy of one whose tables have a max_norm, which each call applies to the rows that it
     reads: it is applied to all. UsageError, with the way on, for one without numbers of float32."""
@@ -157,8 +157,8 @@ def unwrapped(module: nn.Module) -> nn.Module:
         raise UsageError(f"{name} is on the meta device, without numbers: load its weights first")
     dtypes = {x.dtype for x in module.parameters() if x.is_floating_point()} - {torch.float32}
     if dtypes:
-        named = ", ".join(sorted(str(x).removeprefix("torch.") for x in dtypes))
-        raise UsageError(f"{name} has weights of {named}: call .float() on it before the export")
+        types = ", ".join(sorted(str(x).removeprefix("torch.") for x in dtypes))
+        raise UsageError(f"{name} has weights of {types}: call .float() on it before the export")
     for part in module.modules():
         if type(part).__module__.startswith("torch.ao."):
             raise UsageError(
@@ -179,8 +179,8 @@ def unwrapped(module: nn.Module) -> nn.Module:
     if type(module).forward is nn.Module.forward and "forward" not in vars(module):
         raise UsageError(f"{name} has no forward")
     if any(getattr(part, "max_norm", None) for part in module.modules()):
-        own, module = module, copy_module(module)
-        if module is own:
+        original, module = module, copy_module(module)
+        if module is original:
             raise UsageError(
                 f"{name} has an embedding with max_norm, which changes its table in each call, and"
                 " a forward that was put on an instance: make that a method of its class"
@@ -194,7 +194,7 @@ def unwrapped(module: nn.Module) -> nn.Module:
 
 
 def _share_of_fast_path(layer: nn.Module) -> float:
-    """How far the answer by PyTorch's fast path is from the other, as a share of the largest
+    """The distance of the answer by PyTorch's fast path from the other, as a share of the largest
     number. 0 for what is none of its layers, or is called or normalized in another way."""
     weight = getattr(getattr(layer, "norm1", None), "weight", None)
     if not isinstance(layer, nn.TransformerEncoderLayer) or weight is None:
@@ -212,8 +212,8 @@ def copy_module(module: nn.Module) -> nn.Module:
     The module itself where a forward was put on an instance: that of a copy may call the first."""
     if any("forward" in vars(part) for part in module.modules()):
         return module
-    kept = (x for part in module.modules() for x in vars(part).values() if isinstance(x, Tensor))
-    memo = {id(x): x.detach().clone() for x in kept if x.grad_fn is not None}
+    tensors = (x for part in module.modules() for x in vars(part).values() if isinstance(x, Tensor))
+    memo = {id(x): x.detach().clone() for x in tensors if x.grad_fn is not None}
     return copy.deepcopy(module, memo).cpu()
 
 

@@ -67,12 +67,12 @@ def open_folder(folder: Path, wishes: Wishes = NO_WISHES) -> Reference:
     be served."""
     wishes.check_read("a graph as its authors wrote it", FOLDER_READS)
     fields = json_files.settings(words_of.read_words(folder).transformer / "config.json")
-    words, most, uncut = _words(folder, fields, wishes)
+    words, num_positions, uncut = _words(folder, fields, wishes)
     limit = None if isinstance(words, NoTexts) else words.max_text_tokens
     program = _open_program(folder, limit, wishes)
     model: Any = program.model
     limits = Limits(
-        max_positions=most,
+        max_positions=num_positions,
         vocab_size=model.get_input_embeddings().num_embeddings,
         type_vocab_size=max(getattr(model.config, "type_vocab_size", 1) or 1, 1),
     )
@@ -163,9 +163,9 @@ def load(name: str, wishes: Wishes = NO_WISHES) -> Reference:
     address = download.address(name)
     if address is None:
         return open_folder(Path(name), wishes)
-    fetched = download.fetch(*address, with_code=wishes.runs_code)
-    reference = open_folder(fetched.folder, wishes)
-    return replace(reference, origin={**reference.origin, **fetched.origin})
+    snapshot = download.fetch(*address, with_code=wishes.runs_code)
+    reference = open_folder(snapshot.folder, wishes)
+    return replace(reference, origin={**reference.origin, **snapshot.origin})
 
 
 def _labels(
@@ -225,19 +225,19 @@ def _facts_of_words(program: Program) -> dict[str, Any]:
 def _words(
     folder: Path, fields: Mapping[str, Any], wishes: Wishes
 ) -> tuple[texts.Texts | NoTexts, int, int]:
-    """How its texts become token ids, the positions that its sequences may have, and more that its
-    authors take. fields: of config.json."""
+    """The way from its texts to token ids, the positions that its sequences may have, and more that
+    its authors take. fields: of config.json."""
     max_length = wishes.max_length
-    stated = (fields.get(name) for name in POSITIONS)
-    positions = next((value for value in stated if isinstance(value, int) and value > 0), None)
-    most = positions or max_length or MOST_TOKENS
+    values = (fields.get(name) for name in POSITIONS)
+    positions = next((value for value in values if isinstance(value, int) and value > 0), None)
+    num_positions = positions or max_length or MOST_TOKENS
     try:
-        words = texts.read(folder, most, wishes.tokenizer_as_written)
-    except NoTexts as why:
-        taken = positions or NO_LIMIT
-        return why, max_length or min(taken, MOST_TOKENS), 0 if max_length else taken
+        words = texts.read(folder, num_positions, wishes.tokenizer_as_written)
+    except NoTexts as no_texts:
+        limit = positions or NO_LIMIT
+        return no_texts, max_length or min(limit, MOST_TOKENS), 0 if max_length else limit
     if max_length is not None:
-        return texts.cut(words, most, wishes), max_length, 0
+        return texts.cut(words, num_positions, wishes), max_length, 0
     uncut = words.max_text_tokens
     if uncut > MOST_TOKENS:
         limited_by = f"a graph as its authors wrote it; --max-length takes up to {uncut:,}"
@@ -249,21 +249,21 @@ def _refuse_drawn_weights(folder: Path, program: Program) -> None:
     """CheckpointError for weights that none of its files has, bit for bit: transformers draws what
     is missing, and only warns."""
     places = {folder, *(path for _, path in words_of.list_modules(folder))}
-    stored = {
+    digests = {
         _digest(tensor)
         for place in places
         if any((place / name).is_file() for name in FILES)
         for tensor in weights.read(place).tensors.values()
     }
-    drawn = [
+    names = [
         name.removeprefix("runs.")
         for name, tensor in program.forward.state_dict().items()
-        if tensor.is_floating_point() and _digest(tensor) not in stored
+        if tensor.is_floating_point() and _digest(tensor) not in digests
     ]
-    if drawn:
-        more = f" and {len(drawn) - NUM_SHOWN} more" if len(drawn) > NUM_SHOWN else ""
+    if names:
+        rest = f" and {len(names) - NUM_SHOWN} more" if len(names) > NUM_SHOWN else ""
         raise CheckpointError(
-            f"{folder}: no file has the weights {', '.join(drawn[:NUM_SHOWN])}{more}, which"
+            f"{folder}: no file has the weights {', '.join(names[:NUM_SHOWN])}{rest}, which"
             f" {program.name} draws at random or makes of others"
         )
 
@@ -288,5 +288,5 @@ def _refusal(program: Program) -> str:
         return ""
     if name.endswith(("ForConditionalGeneration", "EncoderDecoderModel")):
         return f"{name} has an encoder and a decoder, which takes two sequences"
-    known = ", ".join((*HEADS, *LANGUAGE_MODELS))
-    return f"{name} is no class whose answer has a task here: known are {known}"
+    class_endings = ", ".join((*HEADS, *LANGUAGE_MODELS))
+    return f"{name} is no class whose answer has a task here: known are {class_endings}"

@@ -11,7 +11,7 @@ from typing import Any
 
 from torch import nn
 
-from addnorm.export.reference.asking import unwrapped
+from addnorm.export.reference.asking import unwrap
 from addnorm.export.wishes import UsageError
 from addnorm.model.checkpoints import weights
 from addnorm.service.engine.files import sha256
@@ -33,7 +33,7 @@ def made_by(path: str, file: Path | None) -> tuple[nn.Module, dict[str, Any]]:
         except RuntimeError as error:
             raise UsageError(f"--weights {file}: {' '.join(str(error).split())}") from None
         origin["weights"] = {str(file): sha256(file)}
-    return unwrapped(module), origin
+    return unwrap(module), origin
 
 
 def stored_weights(manifest: Manifest) -> Path | None:
@@ -43,11 +43,11 @@ def stored_weights(manifest: Manifest) -> Path | None:
 
 def under_its_name(origin: Mapping[str, Any], manifest: Manifest) -> dict[str, Any]:
     """The origin, with weights that lie elsewhere now under the name that the manifest has."""
-    stored = stored_weights(manifest)
-    if stored is None or "weights" not in origin:
+    weights_file = stored_weights(manifest)
+    if weights_file is None or "weights" not in origin:
         return dict(origin)
     (digest,) = origin["weights"].values()
-    return {**origin, "weights": {str(stored): digest}}
+    return {**origin, "weights": {str(weights_file): digest}}
 
 
 def make_module(path: str) -> nn.Module:
@@ -57,13 +57,13 @@ def make_module(path: str) -> nn.Module:
         raise UsageError(f"--module {path}: name it as package.module:function")
     sys.path.insert(0, str(Path.cwd()))
     try:
-        made = getattr(importlib.import_module(place), name)()
+        module = getattr(importlib.import_module(place), name)()
     except Exception as error:  # it is the user's code
         raise UsageError(f"--module {path} fails: {type(error).__name__}: {error}") from error
     finally:
         sys.path.remove(str(Path.cwd()))
-    if not isinstance(made, nn.Module):
+    if not isinstance(module, nn.Module):
         raise UsageError(
-            f"--module {path} makes a {type(made).__name__}: a torch.nn.Module is needed"
+            f"--module {path} makes a {type(module).__name__}: a torch.nn.Module is needed"
         )
-    return made
+    return module

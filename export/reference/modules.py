@@ -75,31 +75,31 @@ def open_module(
     call: Any = wishes.reference
     name = type(module).__qualname__
     try:
-        copied = module if call else copy_module(module)  # a callable calls what it has
+        module_copy = module if call else copy_module(module)  # a callable calls what it has
     except Exception as error:  # it is the caller's code
         raise UsageError(f"{name} cannot be copied: {first_line(error)}") from error
-    kinds = kinds_of(call or copied)
+    kinds = kinds_of(call or module_copy)
     asking = partial(Asking, turned=wishes.batch_first is False, kinds=kinds)
-    tried, errors = list[tuple[Mask, Asking, Limits]](), list[OriginalError]()
+    attempts, errors = list[tuple[Mask, Asking, Limits]](), list[OriginalError]()
     for mask in MASKS if "mask" in kinds else MASKS[:1]:
-        twin = asking(call or copied, copied, mask=mask)
+        twin = asking(call or module_copy, module_copy, mask=mask)
         with as_found(twin):
             try:
-                tried.append((mask, twin, _limits(twin, wishes, samples)))
+                attempts.append((mask, twin, _limits(twin, wishes, samples)))
             except OriginalError as error:
                 errors.append(error)
                 continue
-            padded = asking(call or copied, copied, mask=mask, num_pads=NUM_PADS)
-            if "mask" not in kinds or _hides_pads(twin, padded, tried[-1][2]):
+            padded = asking(call or module_copy, module_copy, mask=mask, num_pads=NUM_PADS)
+            if "mask" not in kinds or _hides_pads(twin, padded, attempts[-1][2]):
                 break
     else:
-        if not tried:
+        if not attempts:
             raise errors[0]
-        tried = tried[:1]  # the module leaves pads in, whatever its mask says
-    mask, twin, limits = tried[-1]
+        attempts = attempts[:1]  # the module leaves pads in, whatever its mask says
+    mask, twin, limits = attempts[-1]
     with as_found(twin):
-        tensors, others = describe_answer(twin, limits)
-    tensors = _chosen(name, tensors, others, wishes.outputs)
+        tensors, unfit = describe_answer(twin, limits)
+    tensors = _choose_tensors(name, tensors, unfit, wishes.outputs)
     reference = Reference(
         name,
         "reference",
@@ -124,14 +124,14 @@ def open_module(
     return reference if wishes.tokenizer is None else _with_texts(reference)
 
 
-def _chosen(
-    name: str, tensors: dict[Key, OwnTensor], others: dict[Key, str], outputs: Sequence[str]
+def _choose_tensors(
+    name: str, tensors: dict[Key, OwnTensor], unfit: dict[Key, str], outputs: Sequence[str]
 ) -> dict[Key, OwnTensor]:
-    """tensors, others: of `describe_answer`. outputs: see `Wishes`. All without. UsageError if
+    """tensors, unfit: of `describe_answer`. outputs: see `Wishes`. All without. UsageError if
     there are none such, or if one cannot be served."""
     keys = {tensor.name: key for key, tensor in tensors.items()}
     fitting = [*keys]
-    keys |= {str(key): key for key in others}
+    keys |= {str(key): key for key in unfit}
     if not set(outputs) <= keys.keys():
         if any(isinstance(key, str) for key in keys.values()) or len(outputs) > len(keys):
             raise UsageError(
@@ -139,21 +139,23 @@ def _chosen(
             )
         places: list[Any] = sorted(keys.values(), key=lambda place: place or 0)
         keys = dict(zip(outputs, places, strict=False))
-    picked = [*outputs] or [*keys]
-    if unfit := [others[keys[each]] for each in picked if keys[each] in others]:
+    names = [*outputs] or [*keys]
+    if reasons := [unfit[keys[output]] for output in names if keys[output] in unfit]:
         raise UsageError(
-            f"{name} answers two sequences of different lengths with {'; '.join(unfit)}, which"
-            f" cannot be served: {SERVED}. Of its answer {', '.join(fitting)} can be:"
+            f"{name} answers two sequences of different lengths with {'; '.join(reasons)},"
+            f" which cannot be served: {SERVED}. Of its answer {', '.join(fitting)} can be:"
             f" outputs={fitting} picks that. Or {WAY_ON}"
         )
-    for each in picked:
-        if picked.count(each) > 1 or each in ANSWER_FIELDS:
-            why = "twice" if picked.count(each) > 1 else "as another field of answers is named"
+    for output in names:
+        if names.count(output) > 1 or output in ANSWER_FIELDS:
+            fault = "twice" if names.count(output) > 1 else "as another field of answers is named"
             raise UsageError(
-                f"{name} would answer with a tensor {each!r} {why}: outputs=[...] names those of a"
-                " tuple, and reference=lambda ids: {'name': ...} all"
+                f"{name} would answer with a tensor {output!r} {fault}: outputs=[...] names those"
+                " of a tuple, and reference=lambda ids: {'name': ...} all"
             )
-    return {keys[each]: tensors[keys[each]].model_copy(update={"name": each}) for each in picked}
+    return {
+        keys[output]: tensors[keys[output]].model_copy(update={"name": output}) for output in names
+    }
 
 
 def _with_meaning(name: str, tensors: dict[Key, OwnTensor], wishes: Wishes) -> dict[Key, OwnTensor]:
@@ -163,8 +165,8 @@ def _with_meaning(name: str, tensors: dict[Key, OwnTensor], wishes: Wishes) -> d
     is_told = wishes.labels is not None or wishes.pooling or wishes.task
     if not (is_told or wishes.tokenizer):
         return tensors
-    first, *others = tensors.items()
-    if others:
+    first, *rest = tensors.items()
+    if rest:
         if is_told:
             names = ", ".join(tensor.name for tensor in tensors.values())
             raise UsageError(
@@ -183,9 +185,9 @@ def _with_meaning(name: str, tensors: dict[Key, OwnTensor], wishes: Wishes) -> d
     if is_of_tokens not in (None, tensor.of == "token") or (
         wishes.task == "rerank" and tensor.width != 1
     ):
-        needed = {"tag": "[B, S, labels]", "classify": "[B, labels]", "rerank": "[B, 1]"}
+        shapes = {"tag": "[B, S, labels]", "classify": "[B, labels]", "rerank": "[B, 1]"}
         raise UsageError(
-            f"task {wishes.task!r} needs an answer {needed[wishes.task or '']}: {name} answers"
+            f"task {wishes.task!r} needs an answer {shapes[wishes.task or '']}: {name} answers"
             f" with {shape}"
         )
     if wishes.labels is not None or wishes.task in ("rerank", "classify", "tag"):
@@ -214,8 +216,10 @@ def _with_texts(reference: Reference) -> Reference:
     if wishes.max_length is not None:
         limits = limits.model_copy(update={"max_positions": wishes.max_length})
         origin["max_length"] = wishes.max_length
-    opened = replace(reference, words=words, folder=wishes.tokenizer, origin=origin, limits=limits)
-    return replace(opened, texts=ModuleTexts(opened))
+    with_words = replace(
+        reference, words=words, folder=wishes.tokenizer, origin=origin, limits=limits
+    )
+    return replace(with_words, texts=ModuleTexts(with_words))
 
 
 class ModuleTexts:
@@ -264,7 +268,7 @@ class ModuleTexts:
 
     def _tasks(self) -> dict[str, Callable[[Any], Any]]:
         """The last step of each task that the outputs have, from the rows of each output."""
-        (tensor, *others) = self._reference.tensors.values()
+        (tensor, *rest) = self._reference.tensors.values()
         facts, name = self._reference.facts, tensor.name
 
         def embed(rows: dict[str, Tensor]) -> Tensor:
@@ -274,7 +278,7 @@ class ModuleTexts:
                 vector = pick_vectors(facts["pooling"], vector[None], mask)
             return nn.functional.normalize(vector, dim=-1)[0] if facts["normalize"] else vector[0]
 
-        if others or name not in ("logits", "pooled", "activations"):
+        if rest or name not in ("logits", "pooled", "activations"):
             return {}
         if name != "logits":
             return {"embed": embed}
@@ -289,8 +293,10 @@ class ModuleTexts:
 
 
 def are_vectors(samples: Sequence[Any]) -> bool:
-    """Whether somebody gave rows of floats."""
-    return any(not isinstance(one, str) and _as_array(one).dtype.kind == "f" for one in samples)
+    """True if somebody gave rows of floats."""
+    return any(
+        not isinstance(sample, str) and _as_array(sample).dtype.kind == "f" for sample in samples
+    )
 
 
 def batches_of(samples: Sequence[Any]) -> list[Batch]:
@@ -316,41 +322,44 @@ def _as_array(sample: Any) -> Array:
 
 
 def _hides_pads(ask: Asking, padded: Asking, limits: Limits) -> bool:
-    """Whether the answer to what stands before pads is that without them, and depends on what
+    """True if the answer to what stands before pads is that without them, and depends on what
     stands there: a mask the wrong way round may hide everything. padded: asked with NUM_PADS."""
     if (length := min(EXAMPLE, limits.max_positions)) <= NUM_PADS:
         return True
     batch, depends = pair(limits, length), False
-    inputs, others = (inputs_of(ask, batch.sequence(index)) for index in range(2))
-    others[1:] = inputs[1:]  # segments are no tokens
+    inputs, other_inputs = (inputs_of(ask, batch.sequence(index)) for index in range(2))
+    other_inputs[1:] = inputs[1:]  # segments are no tokens
     real = slice(length - NUM_PADS)
     try:
-        alone, other = (
-            tensors_of(ask(*(part[:, real] for part in parts))) for parts in (inputs, others)
+        real_tensors, other_tensors = (
+            tensors_of(ask(*(part[:, real] for part in parts))) for parts in (inputs, other_inputs)
         )
-        among = tensors_of(padded(*inputs))
+        padded_tensors = tensors_of(padded(*inputs))
     except OriginalError:
         return False
-    for key, tensor in alone.items():
-        if tensor.is_floating_point() and key in among and key in other:
-            cut = among[key][tuple(slice(size) for size in tensor.shape)]
+    for key, tensor in real_tensors.items():
+        if tensor.is_floating_point() and key in padded_tensors and key in other_tensors:
+            cut = padded_tensors[key][tuple(slice(size) for size in tensor.shape)]
             if not torch.allclose(tensor, cut, rtol=NEAR, atol=NEAR):
                 return False
-            depends |= not torch.allclose(tensor, other[key])
+            depends |= not torch.allclose(tensor, other_tensors[key])
     return depends
 
 
 def _limits(ask: Asking, wishes: Wishes, samples: Sequence[Batch]) -> Limits:
-    """What the module takes: the vectors of samples, or as its config says; else ids, if a table is
-    read at them; else vectors of the width of one of its layers."""
-    most = wishes.max_positions or max(NO_LIMIT, *(each.num_tokens for each in samples), 1)
+    """The inputs that the module takes: the vectors of samples, or as its config says; else ids, if
+    a table is read at them; else vectors of the width of one of its layers."""
+    longest_sample = max((sample.num_tokens for sample in samples), default=1)
+    max_positions = wishes.max_positions or max(NO_LIMIT, longest_sample)
     types = {"type_vocab_size": 2} if ask.has_types else {}
 
     def limits_of(num_ids: int, input_width: int | None) -> Limits:
-        return Limits(max_positions=most, vocab_size=num_ids, input_width=input_width, **types)
+        return Limits(
+            max_positions=max_positions, vocab_size=num_ids, input_width=input_width, **types
+        )
 
-    widths = {each.tokens.shape[1] for each in samples if each.field == "inputs"}
-    if len(widths) > 1 or (widths and any(each.field == "input_ids" for each in samples)):
+    widths = {sample.tokens.shape[1] for sample in samples if sample.field == "inputs"}
+    if len(widths) > 1 or (widths and any(sample.field == "input_ids" for sample in samples)):
         raise UsageError("samples are of one kind, token ids or vectors, all of one width")
     if width := wishes.input_width or next(iter(widths), None):
         limits = limits_of(0, width)
@@ -361,7 +370,7 @@ def _limits(ask: Asking, wishes: Wishes, samples: Sequence[Batch]) -> Limits:
             limits = limits_of(vocab_size(ask), None)
         except OriginalError as error:
             candidates = (limits_of(0, width) for width in _widths(ask))
-            fitting = next((each for each in candidates if _takes(ask, each)), None)
+            fitting = next((candidate for candidate in candidates if _takes(ask, candidate)), None)
             if fitting is None:
                 raise OriginalError(
                     f"{error}. If it takes vectors, config={{'input_width': d}} says so. If it"
@@ -371,7 +380,7 @@ def _limits(ask: Asking, wishes: Wishes, samples: Sequence[Batch]) -> Limits:
                 ) from error
             limits = fitting
     if (longest := longest_of(ask, limits)) < (wishes.max_positions or 0):
-        raise UsageError(f"config says max_positions {most}, the module takes {longest}")
+        raise UsageError(f"config says max_positions {max_positions}, the module takes {longest}")
     return limits.model_copy(update={"max_positions": longest})
 
 

@@ -53,7 +53,7 @@ class Answers:
         self._takes_fast_path = takes_fast_path
         self._known: dict[tuple[bytes, bytes], dict[Any, Array]] = {}
 
-    def of(self, tokens: NDArray[Any], types: NDArray[Any] | None = None) -> dict[Any, Array]:
+    def tensors(self, tokens: NDArray[Any], types: NDArray[Any] | None = None) -> dict[Any, Array]:
         """The tensors of its answer, as it gives them. OriginalError if it fails, or if two calls
         answer differently."""
         key = tokens.tobytes(), b"" if types is None else types.tobytes()
@@ -93,8 +93,8 @@ class Answers:
 
 
 class Original:
-    """What a bundle's output must equal: one tensor of a forward's answers, `[1, S, w]`, `[S, w]`,
-    `[1, w]` or `[w]` float32."""
+    """The answer that a bundle's output must equal: one tensor of a forward's answers, `[1, S, w]`,
+    `[S, w]`, `[1, w]` or `[w]` float32."""
 
     def __init__(
         self,
@@ -145,7 +145,7 @@ class Original:
     def rows(self, ids: Sequence[int], types: Sequence[int] | None) -> Array:
         """Its answer to one sequence: `[S, w]`, or `[w]` if it is of the whole sequence."""
         rows = (np.array(row, np.int64) for row in (ids, types) if row is not None)
-        answer = _squeeze(self._answers.of(*rows)[self._key], len(ids))
+        answer = _squeeze(self._answers.tensors(*rows)[self._key], len(ids))
         # some squeeze away the axis of a token alone
         return answer[None] if self._is_of_tokens and answer.ndim == 1 else answer
 
@@ -162,12 +162,12 @@ class Original:
         num_real, (output, of_every_token) = len(ids) - num_pads, self.compared
         real = (torch.arange(len(ids)) < num_real).long()[None]
         with torch.no_grad():
-            found, *_ = model(inputs[0], real, inputs[1])
+            values, *_ = model(inputs[0], real, inputs[1])
             if output in model.heads:
-                found = model.head(output, found, real)
+                values = model.head(output, values, real)
             elif not of_every_token:
-                found = pick_vectors(self.pooling, found, real)
-        rows: Array = found[0].numpy()
+                values = pick_vectors(self.pooling, values, real)
+        rows: Array = values[0].numpy()
         return rows if rows.ndim == 1 else rows[:num_real] if of_every_token else rows[num_real - 1]
 
     def _kind(self) -> Compared:
@@ -196,8 +196,8 @@ def tensor_of(answer: Any) -> Tensor:
     elif isinstance(answer, tuple | list) and answer:
         answer = answer[0]
     if not isinstance(answer, Tensor) or answer.dtype != torch.float32:
-        found = answer.dtype if isinstance(answer, Tensor) else type(answer).__name__
-        raise OriginalError(f"the reference answers with {found}: a tensor of float32 is needed")
+        kind = answer.dtype if isinstance(answer, Tensor) else type(answer).__name__
+        raise OriginalError(f"the reference answers with {kind}: a tensor of float32 is needed")
     return answer
 
 
@@ -240,8 +240,8 @@ def as_found(reference: Any, fast_path: bool = False) -> Iterator[None]:
 
 def digest(module: nn.Module) -> str:
     """sha256 of the names, shapes and values of a state_dict."""
-    found = hashlib.sha256()
+    sha256 = hashlib.sha256()
     for name, tensor in sorted(module.state_dict().items()):
-        found.update(f"{name} {tensor.dtype} {list(tensor.shape)}".encode())
-        found.update(tensor.detach().cpu().contiguous().numpy().tobytes())
-    return found.hexdigest()
+        sha256.update(f"{name} {tensor.dtype} {list(tensor.shape)}".encode())
+        sha256.update(tensor.detach().cpu().contiguous().numpy().tobytes())
+    return sha256.hexdigest()

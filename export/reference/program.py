@@ -112,10 +112,14 @@ class Forward(nn.Module):
         for module in self.runs.children():
             if type(module).__qualname__ != "Normalize":
                 features = module(features)
-        known = {"scores": "logits", "sentence_embedding": "pooled"}
+        outputs_by_field = {"scores": "logits", "sentence_embedding": "pooled"}
         if self._is_sparse:  # its embeddings are of words: `sparse` compares what is pooled of them
-            known = {"token_embeddings": "logits"}
-        return {ours: features[name] for name, ours in known.items() if name in features}
+            outputs_by_field = {"token_embeddings": "logits"}
+        return {
+            output: features[field]
+            for field, output in outputs_by_field.items()
+            if field in features
+        }
 
     @property
     def last_layer(self) -> nn.Module | None:
@@ -129,7 +133,7 @@ class Forward(nn.Module):
     def _split(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
         (model,), layer, rows = self._model, self.last_layer, list[Tensor]()
         assert layer is not None
-        listening = layer.register_forward_pre_hook(lambda _, given: rows.append(given[0]))
+        listening = layer.register_forward_pre_hook(lambda _, inputs: rows.append(inputs[0]))
         try:
             logits = self._of_model(model(**inputs))["logits"]
         finally:
@@ -157,8 +161,8 @@ class Program:
         self.runs: Any = runs
         from transformers import PreTrainedModel
 
-        found = (part for part in runs.modules() if isinstance(part, PreTrainedModel))
-        self.model: Any = next(found, None)
+        models = (part for part in runs.modules() if isinstance(part, PreTrainedModel))
+        self.model: Any = next(models, None)
         if self.model is None:
             raise ProgramError(f"{type(runs).__qualname__} has no model of transformers in it")
         self.forward: Any = Forward(runs, self.model)
@@ -172,9 +176,9 @@ class Program:
         self._token_ids: dict[str, list[int]] = {}
         self.mask_token: str | None = getattr(self._tokenizer, "mask_token", None)
         self.tasks = self._tasks() if self._tokenizer else {}
-        named = {"classify", "tag"} & self.tasks.keys()
+        label_tasks = {"classify", "tag"} & self.tasks.keys()
         model: Any = self.model
-        labels = sorted(model.config.id2label.items()) if named else []
+        labels = sorted(model.config.id2label.items()) if label_tasks else []
         self.labels = [name for _, name in labels]  # of its logits, in their order
         self._listen()
 
@@ -200,9 +204,9 @@ class Program:
     def rows(self, ids: Sequence[int], types: Sequence[int] | None) -> Mapping[str, Array]:
         """Its outputs for one sequence without pads, by our names of outputs: "activations"
         `[S, d]`, and where it makes them "logits" or "pooled", which is not normalized."""
-        given = (np.array(row, np.int64) for row in (ids, types) if row is not None)
+        inputs = (np.array(row, np.int64) for row in (ids, types) if row is not None)
         try:
-            return self.outputs.of(*given)
+            return self.outputs.tensors(*inputs)
         except OriginalError as error:
             raise ProgramError(f"{error}. Go without with --reference none") from error
 
@@ -221,14 +225,14 @@ class Program:
     def token_ids(self, texts: Sequence[str]) -> list[list[int]]:
         """The token ids of each text, whole and behind no prompt."""
         if unknown := [text for text in texts if text not in self._token_ids]:
-            found = self._tokenizer(unknown, truncation=False, padding=False, verbose=False)
-            self._token_ids.update(zip(unknown, found["input_ids"], strict=True))
+            encodings = self._tokenizer(unknown, truncation=False, padding=False, verbose=False)
+            self._token_ids.update(zip(unknown, encodings["input_ids"], strict=True))
         return [self._token_ids[text] for text in texts]
 
     def record(self, outputs: Sequence[str]) -> dict[str, Any]:
         """For the certificate: what was compared. outputs: of token ids."""
-        told = {"outputs": [*outputs], "texts": [*self.tasks]}
-        return {"kind": "program", "name": self.name, **told}
+        comparison = {"outputs": [*outputs], "texts": [*self.tasks]}
+        return {"kind": "program", "name": self.name, **comparison}
 
     def close(self) -> None:
         """Lets go of the model, which is as it was before."""
@@ -237,10 +241,10 @@ class Program:
         self.outputs.close()
         self.runs = self.model = self.forward = self._tokenizer = None
 
-    def _failure(self, asked: str, error: Exception) -> ProgramError:
+    def _failure(self, request: str, error: Exception) -> ProgramError:
         first = str(error).strip().partition("\n")[0]
         return ProgramError(
-            f"{self.name} fails on {asked}: {type(error).__name__}: {first}. Go without with"
+            f"{self.name} fails on {request}: {type(error).__name__}: {first}. Go without with"
             " --reference none"
         )
 
@@ -254,13 +258,13 @@ class Program:
             forward = module.forward
 
             @wraps(forward)
-            def call(*given: Any, **named: Any) -> Any:
+            def call(*arguments: Any, **options: Any) -> Any:
                 if module is model:
                     heard.clear()
-                    heard.update(named)
-                answer = forward(*given, **named)
+                    heard.update(options)
+                answer = forward(*arguments, **options)
                 if module is last:
-                    heard["activations"] = given[0]
+                    heard["activations"] = arguments[0]
                 elif module is body and last is None:
                     heard["activations"] = answer[0]
                 return answer
@@ -316,20 +320,20 @@ class Program:
         def classify(text: Text) -> Any:
             classifier = make("text-classification", top_k=None)
             if isinstance(text, str):
-                (found,) = classifier([text], **cut())
+                (entries,) = classifier([text], **cut())
             elif hasattr(self.runs, "predict"):  # which puts a prompt before a pair, and a score
                 logits = self.runs.predict([text], activation_fn=nn.Identity())
-                made = {"logits": torch.tensor(logits).reshape(1, -1)}
-                found = classifier.postprocess(made, top_k=None)
+                outputs = {"logits": torch.tensor(logits).reshape(1, -1)}
+                entries = classifier.postprocess(outputs, top_k=None)
             else:
                 pair = dict(zip(("text", "text_pair"), text, strict=True))
-                (found,) = classifier([pair], **cut())
-            scores = {one["label"]: one["score"] for one in found}
+                (entries,) = classifier([pair], **cut())
+            scores = {entry["label"]: entry["score"] for entry in entries}
             return [scores[name] for _, name in sorted(model.config.id2label.items())]
 
         def zero_shot(text: Text) -> Any:
-            found = make("zero-shot-classification")(text, list(CANDIDATES))
-            return [found["scores"][found["labels"].index(name)] for name in CANDIDATES]
+            answer = make("zero-shot-classification")(text, list(CANDIDATES))
+            return [answer["scores"][answer["labels"].index(name)] for name in CANDIDATES]
 
         def tag(text: Text, strategy: str = "none") -> Any:
             labels = [name for _, name in sorted(model.config.id2label.items())]
@@ -338,9 +342,12 @@ class Program:
 
         def fill_mask(text: Text) -> Any:
             targets = mask_targets(self._tokenizer.get_vocab())
-            found = make("fill-mask")(text, targets=targets, top_k=len(targets))
-            masks = found if isinstance(found[0], list) else [found]
-            return [logarithms((one["token"], one["score"]) for one in own) for own in masks]
+            predictions = make("fill-mask")(text, targets=targets, top_k=len(targets))
+            masks = predictions if isinstance(predictions[0], list) else [predictions]
+            return [
+                logarithms((candidate["token"], candidate["score"]) for candidate in candidates)
+                for candidates in masks
+            ]
 
         if type(model).__qualname__.endswith("ForSequenceClassification"):
             # the zero-shot pipeline reads label2id, and fails where there is none
@@ -377,23 +384,23 @@ def logarithms(scores: Iterable[tuple[int, float]]) -> list[float]:
     return [math.log(max(score, 1e-30)) for _, score in sorted(scores)]
 
 
-def entity_rows(found: Iterable[Mapping[str, Any]], labels: Sequence[str]) -> list[list[float]]:
+def entity_rows(entities: Iterable[Mapping[str, Any]], labels: Sequence[str]) -> list[list[float]]:
     """Tagged tokens or joined entities, as pipelines and our routes have them: for each the number
     of its label, its first and last character, and its score. labels: of the logits, in order."""
     groups = sorted({label.split("-", 1)[-1] for label in labels})  # names of joined entities
     rows = []
-    for one in found:
-        group = one.get("entity_group")
-        number = labels.index(one["entity"]) if group is None else groups.index(group)
-        rows.append([number, one["start"], one["end"], one["score"]])
+    for entity in entities:
+        group = entity.get("entity_group")
+        number = labels.index(entity["entity"]) if group is None else groups.index(group)
+        rows.append([number, entity["start"], entity["end"], entity["score"]])
     return rows
 
 
 def split_task(task: str) -> tuple[str, dict[str, str]]:
-    """What the name of a task begins with, and the option that it names."""
+    """The beginning of a task's name, and the option that it names."""
     for mark, option in ((PROMPTED, "prompt_name"), (JOINED, "aggregation_strategy")):
-        name, found, value = task.partition(mark)
-        if found:
+        name, separator, value = task.partition(mark)
+        if separator:
             return name, {option: value}
     return task, {}
 
@@ -405,8 +412,8 @@ def _body(model: Any) -> Any:
 
 def _heard_modules(model: Any) -> list[Any]:
     body = _body(model)
-    found = [model, body, getattr(body, "project_out", None)]
-    return [*{id(module): module for module in found if module is not None}.values()]
+    modules = [model, body, getattr(body, "project_out", None)]
+    return [*{id(module): module for module in modules if module is not None}.values()]
 
 
 def _name(runs: nn.Module) -> str:
@@ -436,26 +443,28 @@ def load(
         # no classes of the folder's own code, which transformers does not have
         for file in _configs(folder):
             fields = json_files.read(file)
-            named = fields.get("auto_map") if isinstance(fields, dict) else None
-            for name in (named or {}).values():
+            auto_map = fields.get("auto_map") if isinstance(fields, dict) else None
+            for name in (auto_map or {}).values():
                 if isinstance(name, str):
                     _class_of_transformers(name.rpartition(".")[2], "auto_map")
     with TemporaryDirectory() as place, silence_libraries():
-        spelled = _respell(folder, Path(place), num_labels, wishes.tokenizer_as_written)
-        runs, tokenizer = _load_objects(spelled, runs_code, head, limit is not None)
+        program_folder = _respell(folder, Path(place), num_labels, wishes.tokenizer_as_written)
+        runs, tokenizer = _load_objects(program_folder, runs_code, head, limit is not None)
     if is_cut and limit and hasattr(runs, "max_seq_length"):
         runs.max_seq_length = limit  # type: ignore[assignment]
-    made: Any = tokenizer or getattr(runs, "tokenizer", None)
-    if made is not None and made.pad_token is None:  # needed also to pad one text to its own length
-        made.pad_token = made.eos_token or made.convert_ids_to_tokens(0)
+    encoder: Any = tokenizer or getattr(runs, "tokenizer", None)
+    if (
+        encoder is not None and encoder.pad_token is None
+    ):  # needed to pad one text, to its own length
+        encoder.pad_token = encoder.eos_token or encoder.convert_ids_to_tokens(0)
     return Program(runs, tokenizer, limit)
 
 
 def _configs(folder: Path) -> list[Path]:
     """The files config.json that are read: in the root, and in the modules'. Others are of other
     formats, such as onnx/config.json."""
-    listed = json_files.read(folder / MODULES) if (folder / MODULES).exists() else []
-    paths = {entry.get("path") or "" for entry in listed if isinstance(entry, dict)} | {""}
+    entries = json_files.read(folder / MODULES) if (folder / MODULES).exists() else []
+    paths = {entry.get("path") or "" for entry in entries if isinstance(entry, dict)} | {""}
     return [file for path in sorted(paths) if (file := folder / path / "config.json").is_file()]
 
 
@@ -463,28 +472,30 @@ def _respell(folder: Path, place: Path, num_labels: int | None, as_written: bool
     """The folder; or if a config.json in it has fields that only code of the hub knows, or does not
     say how many labels there are, a folder of links in which they are spelled as transformers reads
     them. It would take its own defaults. as_written: there, no class changes the tokenizer."""
-    changed: dict[Path, Any] = {}
+    fields_by_file: dict[Path, Any] = {}
     for file in _configs(folder):
         fields = json_files.read(file)
         family = FAMILIES.get(name_of(fields) or "") if isinstance(fields, dict) else None
-        spelled = {**family.spell_for_transformers(fields)} if family else fields
+        new_fields = {**family.spell_for_transformers(fields)} if family else fields
         if num_labels and family and not (fields.get("id2label") or fields.get("num_labels")):
-            spelled["num_labels"] = num_labels
-        if spelled != fields:
-            changed[file] = spelled
-    if not changed and not as_written:
+            new_fields["num_labels"] = num_labels
+        if new_fields != fields:
+            fields_by_file[file] = new_fields
+    if not fields_by_file and not as_written:
         return folder
     for file in folder.rglob("*"):
         link = place / file.relative_to(folder)
         link.parent.mkdir(parents=True, exist_ok=True)
-        if file.is_file() and file not in changed:
+        if file.is_file() and file not in fields_by_file:
             link.symlink_to(file.resolve())
-    for file, fields in changed.items():
+    for file, fields in fields_by_file.items():
         (place / file.relative_to(folder)).write_text(json.dumps(fields))
     tokenizers = [file for name in folder_tokenizer.FILES for file in folder.rglob(name)]
-    for own in {file.parent for file in tokenizers} if as_written else ():
-        made = folder_tokenizer.load(own, {})
-        folder_tokenizer.write_plain(own, made, place / own.relative_to(folder))
+    for source_folder in {file.parent for file in tokenizers} if as_written else ():
+        tokenizer = folder_tokenizer.load(source_folder, {})
+        folder_tokenizer.write_plain(
+            source_folder, tokenizer, place / source_folder.relative_to(folder)
+        )
     return place
 
 
@@ -498,9 +509,9 @@ def _load_objects(
     import transformers
 
     config = json_files.settings(folder / "config.json")
-    named = architectures(config)
+    class_names = architectures(config)
     auto = AUTO.get(head or "", "AutoModel")
-    name = named[0] if named else auto
+    name = class_names[0] if class_names else auto
     if runs_code and auto in (config.get("auto_map") or {}):
         kind = getattr(transformers, auto)
     else:
@@ -527,22 +538,22 @@ def _load_sentence_transformers(folder: Path, runs_code: bool, kind: str | None)
             f"the folder is run by {kind} of sentence-transformers, which is not installed: pip"
             " install sentence-transformers"
         ) from None
-    made = getattr(sentence_transformers, kind, None)
-    if made is None:
+    program_class = getattr(sentence_transformers, kind, None)
+    if program_class is None:
         raise ProgramError(
             f"{SETTINGS}: model_type is {kind!r}, which sentence-transformers"
             f" {sentence_transformers.__version__} does not have"
         )
     in_float32 = {"model_kwargs": {"dtype": torch.float32}}
-    return _from_files(runs_code, made, str(folder), device="cpu", **in_float32)  # type: ignore[no-any-return]
+    return _from_files(runs_code, program_class, str(folder), device="cpu", **in_float32)  # type: ignore[no-any-return]
 
 
-def _from_files(runs_code: bool, kind: Any, *given: Any, **named: Any) -> Any:
+def _from_files(runs_code: bool, kind: Any, *arguments: Any, **options: Any) -> Any:
     make = getattr(kind, "from_pretrained", kind)
     # code may lie in another repository, which auto_map names
-    where = {"local_files_only": not runs_code, "trust_remote_code": runs_code}
+    access = {"local_files_only": not runs_code, "trust_remote_code": runs_code}
     try:
-        return make(*given, **where, **named)
+        return make(*arguments, **access, **options)
     except Exception as error:  # of any class, for any file that is not as it expects
         first = str(error).strip().partition("\n")[0]
         raise ProgramError(f"{kind.__name__} cannot load it: {first}") from error
@@ -554,17 +565,17 @@ def silence_libraries() -> Iterator[None]:
     from transformers.utils import logging as library
 
     level, has_bars = library.get_verbosity(), library.is_progress_bar_enabled()
-    theirs = logging.getLogger("sentence_transformers")
-    own_level = theirs.level
+    logger = logging.getLogger("sentence_transformers")
+    logger_level = logger.level
     library.set_verbosity_error()
     library.disable_progress_bar()
-    theirs.setLevel(logging.ERROR)
+    logger.setLevel(logging.ERROR)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             yield
     finally:
-        theirs.setLevel(own_level)
+        logger.setLevel(logger_level)
         library.set_verbosity(level)
         if has_bars:
             library.enable_progress_bar()
@@ -573,10 +584,10 @@ def silence_libraries() -> Iterator[None]:
 def _class_of_transformers(name: str, field: str) -> Any:
     import transformers
 
-    if (found := getattr(transformers, name, None)) is None:
+    if (program_class := getattr(transformers, name, None)) is None:
         raise ProgramError(
             f"config.json: {field} names {name}, which transformers {transformers.__version__} does"
             " not have. If it is code of the folder that you trust, --trust-remote-code runs it for"
             " this comparison alone"
         )
-    return found
+    return program_class

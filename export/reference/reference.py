@@ -84,11 +84,11 @@ class Reference:
         return self.limits.max_positions
 
     def __str__(self) -> str:
-        """What it takes and answers."""
+        """The inputs and the answers, in words."""
         answers = (f"{tensor.name} {shape_of(tensor)}" for tensor in self.tensors.values())
         width = self.limits.input_width
-        taken = f"vectors [B, S, {width}]" if width else "ids [B, S]"
-        return f"one graph, {taken} of at most {self.longest} tokens to {', '.join(answers)}"
+        inputs = f"vectors [B, S, {width}]" if width else "ids [B, S]"
+        return f"one graph, {inputs} of at most {self.longest} tokens to {', '.join(answers)}"
 
     @contextmanager
     def as_called(self) -> Iterator[None]:
@@ -101,13 +101,13 @@ class Reference:
         """Its answer to one sequence alone: of each tensor `[S, width]` or `[1, width]` float32.
         OriginalError if two calls answer differently, NoNumbersError for NaN."""
         rows = (rows[0].numpy() for rows in inputs_of(self.ask, sequence))
-        answer = self._answers.of(*rows)
+        answer = self._answers.tensors(*rows)
         return {
-            tensor.name: self._checked(tensor, sequence.num_tokens, answer[at])
-            for at, tensor in self.tensors.items()
+            tensor.name: self._check_rows(tensor, sequence.num_tokens, answer[key])
+            for key, tensor in self.tensors.items()
         }
 
-    def _checked(self, tensor: OwnTensor, length: int, answer: Array) -> Array:
+    def _check_rows(self, tensor: OwnTensor, length: int, answer: Array) -> Array:
         num_rows = length if tensor.of == "token" else 1
         if answer.size != num_rows * tensor.width:
             raise UnfitError(
@@ -131,10 +131,10 @@ class Reference:
             difference = tolerances.largest(row - alone)
             if not difference <= NEAR * max(tolerances.largest(alone), 1e-3):
                 axes = "B, S" if self.ask.turned else "S, B"
-                other = f"vectors [{axes}, d]" if self.limits.input_width else f"ids [{axes}]"
+                form = f"vectors [{axes}, d]" if self.limits.input_width else f"ids [{axes}]"
                 raise UsageError(
                     f"{self.name}'s answer to a sequence depends on the others of its batch: it"
-                    f" differs by {difference:.3g}. If it takes {other}, say"
+                    f" differs by {difference:.3g}. If it takes {form}, say"
                     f" batch_first={self.ask.turned}"
                 )
 
@@ -186,7 +186,7 @@ def tensors_of(answer: Any) -> dict[Key, Tensor]:
 
 
 def _parts(answer: Any) -> dict[Key, Any]:
-    """What it consists of, by names or places."""
+    """The parts of an answer, by names or places."""
     if isinstance(answer, Tensor):
         return {None: answer}
     if isinstance(answer, Mapping) or hasattr(answer, "keys"):
@@ -194,7 +194,7 @@ def _parts(answer: Any) -> dict[Key, Any]:
     if hasattr(answer, "_fields"):
         return dict(zip(answer._fields, answer, strict=True))
     if is_dataclass(answer):
-        return {each.name: getattr(answer, each.name) for each in fields(answer)}
+        return {part.name: getattr(answer, part.name) for part in fields(answer)}
     return dict(enumerate(answer)) if isinstance(answer, tuple | list) else {}
 
 
@@ -204,36 +204,36 @@ def describe_answer(ask: Asking, limits: Limits) -> tuple[dict[Key, OwnTensor], 
     UsageError if none fits."""
     lengths = [length for length in (3, 5) if length <= limits.max_positions] or [1]
     answers = [_parts(ask(*inputs_of(ask, pair(limits, length)))) for length in lengths]
-    fitting, others = dict[Key, OwnTensor](), dict[Key, str]()
+    fitting, unfit = dict[Key, OwnTensor](), dict[Key, str]()
     for key, value in answers[0].items():
         name: Any = "output" if key is None else str(key)
         if not isinstance(value, Tensor):
             if any(isinstance(part, Tensor) for part in _parts(value).values()):
-                others[key] = f"{name} (a {type(value).__name__} of tensors)"
+                unfit[key] = f"{name} (a {type(value).__name__} of tensors)"
             continue
-        tensors = [other[key] for other in answers if isinstance(other.get(key), Tensor)]
+        tensors = [answer[key] for answer in answers if isinstance(answer.get(key), Tensor)]
         kinds = set.intersection(
-            *(set(_kinds(each, length, ask.turned))
-              for each, length in zip(tensors, lengths, strict=False))
+            *(set(_kinds(tensor, length, ask.turned))
+              for tensor, length in zip(tensors, lengths, strict=False))
         )  # fmt: skip
         if value.dtype == torch.float32 and len(tensors) == len(answers) and kinds:
             is_of_tokens, row = min(kinds)
-            of: Any = "token" if is_of_tokens else "sequence"
-            fitting[key] = OwnTensor(name=name, of=of, width=math.prod(row), row_shape=row)
+            scope: Any = "token" if is_of_tokens else "sequence"
+            fitting[key] = OwnTensor(name=name, of=scope, width=math.prod(row), row_shape=row)
         else:
-            shapes = " and ".join(str([*each.shape]) for each in tensors)
+            shapes = " and ".join(str([*tensor.shape]) for tensor in tensors)
             dtype = str(value.dtype).removeprefix("torch.")
-            others[key] = f"{'' if key is None else name} {shapes} of {dtype}".strip()
+            unfit[key] = f"{'' if key is None else name} {shapes} of {dtype}".strip()
     if not fitting:
         raise UsageError(
             f"{ask.name} answers two sequences of {' and '.join(map(str, lengths))} tokens with"
-            f" {'; '.join(others.values()) or 'no tensor'}: {SERVED}. {WAY_ON}"
+            f" {'; '.join(unfit.values()) or 'no tensor'}: {SERVED}. {WAY_ON}"
         )
-    return fitting, others
+    return fitting, unfit
 
 
 def _kinds(answer: Tensor, length: int, turned: bool) -> Iterator[tuple[bool, tuple[int, ...]]]:
-    """How an answer to two sequences may be read: of tokens or not, and the shape of a row."""
+    """The ways to read an answer to two sequences: of tokens or not, and the shape of a row."""
     grid = (length, 2) if turned else (2, length)
     shape = tuple(answer.shape)
     if shape[:2] == grid and len(shape) in (2, 3):

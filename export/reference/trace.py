@@ -124,9 +124,9 @@ class Trace(TorchDispatchMode):
         self._enough, self._constants = enough, constants
         self.left: list[Left] = []
         self.ids, self.types = (None if x is None else self._new(x) for x in (ids, types))
-        for given in (self.ids, self.types):
-            if given:
-                given.of_ids = True
+        for value in (self.ids, self.types):
+            if value:
+                value.of_ids = True
 
     @property
     def length(self) -> int:
@@ -138,13 +138,13 @@ class Trace(TorchDispatchMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         kwargs = kwargs or {}
-        taken, options = tree_map(self.value_of, (args, kwargs))
-        step = Step(func, taken, options, authors_line())
-        written = [args[0]] if func._schema.is_mutable and isinstance(args[0], Tensor) else []
-        for tensor in written:
+        arguments, options = tree_map(self.value_of, (args, kwargs))
+        step = Step(func, arguments, options, authors_line())
+        destinations = [args[0]] if func._schema.is_mutable and isinstance(args[0], Tensor) else []
+        for tensor in destinations:
             self._keep(tensor)
-        result = func(*args, **kwargs)
-        for tensor in written:
+        output = func(*args, **kwargs)
+        for tensor in destinations:
             self._written[_place(tensor)] = self._written.get(_place(tensor), 0) + 1
             if step.rows:
                 self._tainted.add(_place(tensor))
@@ -153,7 +153,7 @@ class Trace(TorchDispatchMode):
         of_ids = step.op not in SHAPE_ONLY and any(value.of_ids for value in step.inputs)
         is_lookup = step.op in LOOKUPS and of_ids and not step.inputs[0].of_ids
         of_rows = bool(step.rows) or (is_lookup and step.inputs[0].tensor.is_floating_point())
-        for tensor in tree_flatten(result)[0]:
+        for tensor in tree_flatten(output)[0]:
             if isinstance(tensor, Tensor):
                 value = self._new(tensor, step)
                 if value.number not in self._constants:
@@ -164,7 +164,7 @@ class Trace(TorchDispatchMode):
             self.leave(step.op, step.inputs)
         if self._enough is not None and len(self.values) > self._enough:
             raise Enough
-        return result
+        return output
 
     def _new(self, tensor: Tensor, step: Step | None = None) -> Value:
         value = Value(len(self.values), tensor, step, version=self._written.get(_place(tensor), 0))
@@ -172,16 +172,16 @@ class Trace(TorchDispatchMode):
         self._known[id(tensor)] = value
         return value
 
-    def value_of(self, found: Any) -> Any:
-        if not isinstance(found, Tensor):
-            return found
-        value = self._known.get(id(found))
+    def value_of(self, argument: Any) -> Any:
+        if not isinstance(argument, Tensor):
+            return argument
+        value = self._known.get(id(argument))
         if value is None:
-            value = self._new(found)
-        elif value.version != self._written.get(_place(found), 0):  # written by another name
-            is_row = value.of_rows or _place(found) in self._tainted
+            value = self._new(argument)
+        elif value.version != self._written.get(_place(argument), 0):  # written by another name
+            is_row = value.of_rows or _place(argument) in self._tainted
             of_ids = value.of_ids
-            value = self._new(found)
+            value = self._new(argument)
             value.of_ids, value.of_rows = of_ids, is_row
         return value
 
@@ -208,15 +208,15 @@ class Calls(TorchFunctionMode):
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        result = func(*args, **(kwargs or {}))
+        output = func(*args, **(kwargs or {}))
         name = getattr(func, "__name__", "")
-        if name == "__get__" or name in OF_SHAPES or result is None:
-            return result
-        if not any(isinstance(x, Tensor) for x in tree_flatten(result)[0]):
-            given, _ = tree_flatten((args, kwargs))
-            values = [self._trace.value_of(x) for x in given if isinstance(x, Tensor)]
+        if name == "__get__" or name in OF_SHAPES or output is None:
+            return output
+        if not any(isinstance(x, Tensor) for x in tree_flatten(output)[0]):
+            arguments, _ = tree_flatten((args, kwargs))
+            values = [self._trace.value_of(x) for x in arguments if isinstance(x, Tensor)]
             self._trace.leave(name, values)
-        return result
+        return output
 
 
 def authors_line() -> str:
@@ -248,31 +248,31 @@ def plain_attention() -> Iterator[None]:
 
 
 def run_again(
-    targets: Sequence[Value], given: Mapping[Value, Tensor], exact: bool = True
+    targets: Sequence[Value], replacements: Mapping[Value, Tensor], exact: bool = True
 ) -> list[Tensor]:
-    """Runs again what lies between the values that are given and the targets. All other values are
-    as they were. exact: in float64."""
-    known = {value: _wide(tensor) if exact else tensor for value, tensor in given.items()}
+    """Runs again what lies between the values with replacements and the targets. All others are as
+    they were. exact: in float64."""
+    tensors = {value: _wide(tensor) if exact else tensor for value, tensor in replacements.items()}
 
-    def argument(found: Any) -> Any:
-        if not isinstance(found, Value):
-            return torch.float64 if exact and found is torch.float32 else found
-        if (tensor := known.get(found)) is not None:
+    def argument(entry: Any) -> Any:
+        if not isinstance(entry, Value):
+            return torch.float64 if exact and entry is torch.float32 else entry
+        if (tensor := tensors.get(entry)) is not None:
             return tensor.clone()  # an operator may write into it
-        return _wide(found.tensor) if exact else found.tensor
+        return _wide(entry.tensor) if exact else entry.tensor
 
-    for step in steps_between(targets, given):
+    for step in steps_between(targets, replacements):
         arguments, options = tree_map(argument, (step.arguments, dict(step.options)))
-        result = step.function(*arguments, **options)
-        made = [x for x in tree_flatten(result)[0] if isinstance(x, Tensor)]
-        known.update(zip(step.values, made, strict=True))
-    return [known.get(value, value.tensor) for value in targets]
+        output = step.function(*arguments, **options)
+        outputs = [x for x in tree_flatten(output)[0] if isinstance(x, Tensor)]
+        tensors.update(zip(step.values, outputs, strict=True))
+    return [tensors.get(value, value.tensor) for value in targets]
 
 
-def steps_between(targets: Sequence[Value], given: Mapping[Value, Tensor]) -> list[Step]:
-    """Steps that a target needs and that depend on what is given, in order."""
-    depends: dict[Value, bool] = dict.fromkeys(given, True)
-    todo, needed = list(targets), {}
+def steps_between(targets: Sequence[Value], replacements: Mapping[Value, Tensor]) -> list[Step]:
+    """Steps that a target needs and that depend on the replacements, in order."""
+    depends: dict[Value, bool] = dict.fromkeys(replacements, True)
+    todo, order = list(targets), {}
     while todo:
         value = todo[-1]
         if value in depends or value.step is None:
@@ -286,8 +286,8 @@ def steps_between(targets: Sequence[Value], given: Mapping[Value, Tensor]) -> li
         todo.pop()
         depends[value] = any(depends[x] for x in inputs)
         if depends[value]:
-            needed[value.step] = value.number
-    return sorted(needed, key=needed.__getitem__)
+            order[value.step] = value.number
+    return sorted(order, key=order.__getitem__)
 
 
 def _wide(tensor: Tensor) -> Tensor:
@@ -297,8 +297,8 @@ def _wide(tensor: Tensor) -> Tensor:
 class Unrecognized(ValueError):
     """A part that no `Transformer` has, or whose like was not found. Says where it runs."""
 
-    def __init__(self, why: str, value: Value | None = None) -> None:
-        super().__init__(why + (value.step.where if value is not None and value.step else ""))
+    def __init__(self, reason: str, value: Value | None = None) -> None:
+        super().__init__(reason + (value.step.where if value is not None and value.step else ""))
 
 
 def trace_forward(

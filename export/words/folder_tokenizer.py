@@ -45,33 +45,37 @@ def load(
     if (file := folder / TOKENIZER).exists():
         # what would take minutes
         if (num_bytes := file.stat().st_size) > MOST_TOKENIZER_BYTES:
-            most = MOST_TOKENIZER_BYTES
-            raise CheckpointError(f"{file} has {num_bytes} bytes, the limit is {most}")
+            limit = MOST_TOKENIZER_BYTES
+            raise CheckpointError(f"{file} has {num_bytes} bytes, the limit is {limit}")
         # a key of each; counted as bytes, since reading 300,000 of them takes half a minute
         if (count := file.read_bytes().count(b'"content"')) > MOST_ADDED_TOKENS:
-            most = MOST_ADDED_TOKENS
-            raise CheckpointError(f"{file} has {count} added tokens, the limit is {most}")
+            limit = MOST_ADDED_TOKENS
+            raise CheckpointError(f"{file} has {count} added tokens, the limit is {limit}")
         parse(file)
-    found = _by_class(folder, settings)
-    if found.is_fast and (problem := growth_problem(found.backend_tokenizer)):
+    tokenizer = _by_class(folder, settings)
+    if tokenizer.is_fast and (problem := growth_problem(tokenizer.backend_tokenizer)):
         raise CheckpointError(f"{folder}: the tokenizer cannot be used: {problem}")
-    if found.is_fast and (dropout := getattr(found.backend_tokenizer.model, "dropout", None)):
+    if tokenizer.is_fast and (
+        dropout := getattr(tokenizer.backend_tokenizer.model, "dropout", None)
+    ):
         raise CheckpointError(
             f"{folder}: the tokenizer's model has dropout {dropout:.3g}, so the token ids of a text"
             f" are drawn each time: set model.dropout to null in {TOKENIZER}"
         )
     # the files that it is made of: without them, transformers makes up a vocabulary of five tokens
-    made_of = [file for kind, file in found.vocab_files_names.items() if kind != "tokenizer_file"]
+    made_of = [
+        file for kind, file in tokenizer.vocab_files_names.items() if kind != "tokenizer_file"
+    ]
     absent = [file for file in made_of if not (folder / file).exists()]
     if absent and not (folder / TOKENIZER).exists():
         raise NoTexts(f"there is no {TOKENIZER} in {folder}, and no {' and no '.join(absent)}")
-    if not found.is_fast:
-        name = type(found).__name__
+    if not tokenizer.is_fast:
+        name = type(tokenizer).__name__
         raise NoTexts(f"transformers' {name} cannot be written as {TOKENIZER}")
     if not as_written:
-        return found
+        return tokenizer
     with TemporaryDirectory() as place:
-        write_plain(folder, found, Path(place))
+        write_plain(folder, tokenizer, Path(place))
         return _by_class(Path(place), settings)
 
 
@@ -79,54 +83,59 @@ def _by_class(folder: Path, settings: Mapping[str, Any]) -> "PreTrainedTokenizer
     # takes seconds to import, and only folders with a tokenizer need it
     from transformers import AutoTokenizer
 
-    fixed = {"local_files_only": True, "trust_remote_code": False}
+    safe_settings = {"local_files_only": True, "trust_remote_code": False}
     try:
-        return AutoTokenizer.from_pretrained(folder, **{**settings, **fixed})
+        return AutoTokenizer.from_pretrained(folder, **{**settings, **safe_settings})
     except Exception as error:  # its classes fail in every way where files are not as expected
-        why = str(error).partition("\n")[0]
-        raise NoTexts(f"transformers cannot make {TOKENIZER} of {folder}: {why}") from None
+        reason = str(error).partition("\n")[0]
+        raise NoTexts(f"transformers cannot make {TOKENIZER} of {folder}: {reason}") from None
 
 
-def read_file(folder: Path, made: "PreTrainedTokenizerBase") -> Tokenizer | None:
+def read_file(folder: Path, class_tokenizer: "PreTrainedTokenizerBase") -> Tokenizer | None:
     """The tokenizer of the folder's file by itself: tokenizer.json, or where that is missing
-    spm.model with its own normalization. None if there is neither. made: by the folder's class.
+    spm.model with its own normalization. None if there is neither. class_tokenizer: by
+    the folder's class.
 
     UnlikeError if spm.model cannot be converted."""
     if (folder / TOKENIZER).exists():
         return parse(folder / TOKENIZER)
     if (file := folder / sentencepieces.FILE).exists():
-        return sentencepieces.convert(made, file)
+        return sentencepieces.convert(class_tokenizer, file)
     return None
 
 
-def write_plain(folder: Path, made: "PreTrainedTokenizerBase", place: Path) -> None:
+def write_plain(folder: Path, class_tokenizer: "PreTrainedTokenizerBase", place: Path) -> None:
     """Writes the folder's tokenizer with settings of which no class of transformers changes it.
-    made: by its class; special tokens keep their names. NoTexts if there is no file of it."""
+    class_tokenizer: by its class; special tokens keep their names. NoTexts if there is no file of
+    it."""
     try:
-        own = read_file(folder, made)
+        file_tokenizer = read_file(folder, class_tokenizer)
     except sentencepieces.UnlikeError as error:
         raise NoTexts(f"{folder / sentencepieces.FILE} cannot be converted: {error}") from None
-    if own is None:
+    if file_tokenizer is None:
         raise NoTexts(f"there is no {TOKENIZER} in {folder} that texts could be read by")
-    known = own.get_vocab()
-    named = {name: getattr(made, name, None) for name in made.SPECIAL_TOKENS_ATTRIBUTES}
-    special = {
-        name: str(token) if token is not None and str(token) in known else None
-        for name, token in named.items()
+    vocabulary = file_tokenizer.get_vocab()
+    special_tokens = {
+        name: getattr(class_tokenizer, name, None)
+        for name in class_tokenizer.SPECIAL_TOKENS_ATTRIBUTES
     }
-    added = own.get_added_tokens_decoder().items()
+    special = {
+        name: str(token) if token is not None and str(token) in vocabulary else None
+        for name, token in special_tokens.items()
+    }
+    added_tokens = file_tokenizer.get_added_tokens_decoder().items()
     settings = {
         **json_files.settings(folder / CONFIG),
         **special,
         **dict.fromkeys(("additional_special_tokens", "extra_special_tokens")),
-        "added_tokens_decoder": {index: token.__getstate__() for index, token in added},
-        "model_input_names": [*made.model_input_names],
+        "added_tokens_decoder": {index: token.__getstate__() for index, token in added_tokens},
+        "model_input_names": [*class_tokenizer.model_input_names],
         "tokenizer_class": "PreTrainedTokenizerFast",
     }
     for name in (CONFIG, TOKENIZER):  # which may be links
         (place / name).unlink(missing_ok=True)
     (place / CONFIG).write_text(json.dumps(settings))
-    own.save(str(place / TOKENIZER))
+    file_tokenizer.save(str(place / TOKENIZER))
     if (template := folder / "chat_template.jinja").exists() and template.parent != place:
         (place / template.name).write_bytes(template.read_bytes())
 

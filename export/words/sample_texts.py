@@ -34,67 +34,71 @@ class Unlike(NamedTuple):
 
     num: int
     num_asked: int
-    shown: tuple[str, ...] = ()
+    examples: tuple[str, ...] = ()
 
     def __str__(self) -> str:
-        such = f", such as {', '.join(self.shown)}" if self.shown else ""
-        return f"{self.num:,} of {self.num_asked:,} texts{such}"
+        suffix = f", such as {', '.join(self.examples)}" if self.examples else ""
+        return f"{self.num:,} of {self.num_asked:,} texts{suffix}"
 
 
 def texts(*tokenizers: Tokenizer) -> list[str]:
     """Some 1,800, and for each of the tokenizers some hundred of its own tokens."""
     draws = random.Random(SEED)
-    found = [*SPELLINGS, *sentencepieces.texts(), *_characters(draws)]
+    samples = [*SPELLINGS, *sentencepieces.texts(), *_characters(draws)]
     for tokenizer in tokenizers:
-        found += _texts_of_tokens(tokenizer, draws)
-    return list(dict.fromkeys(found))
+        samples += _texts_of_tokens(tokenizer, draws)
+    return list(dict.fromkeys(samples))
 
 
 class CannotRead(Exception):
     """A tokenizer fails at a text, as one does without a token for what it does not know."""
 
 
-def token_ids(tokenizer: Tokenizer, asked: Sequence[Text]) -> list[list[int]]:
+def token_ids(tokenizer: Tokenizer, samples: Sequence[Text]) -> list[list[int]]:
     """CannotRead says why it makes none of some text."""
     try:
-        return [encoding.ids for encoding in tokenizer.encode_batch_fast(asked)]
+        return [encoding.ids for encoding in tokenizer.encode_batch_fast(samples)]
     except Exception as error:  # tokenizers has no class of its own
         raise CannotRead(str(error)) from None
 
 
-def compare_tokenizers(ours: Tokenizer, theirs: Tokenizer) -> Unlike:
+def compare_tokenizers(first: Tokenizer, second: Tokenizer) -> Unlike:
     """Compares token ids of texts and of pairs. Neither cuts or pads then. CannotRead if one makes
     none."""
-    single = texts(ours, theirs)
-    asked: list[Text] = [*single, *zip(single[::20], single[7::20], strict=False)]
-    made = []
-    for tokenizer in (ours, theirs):
+    single = texts(first, second)
+    samples: list[Text] = [*single, *zip(single[::20], single[7::20], strict=False)]
+    token_id_lists = []
+    for tokenizer in (first, second):
         tokenizer.no_truncation()
         tokenizer.no_padding()
-        made.append(token_ids(tokenizer, asked))
-    return compare(asked, *made)
+        token_id_lists.append(token_ids(tokenizer, samples))
+    return compare(samples, *token_id_lists)
 
 
-def compare(asked: Sequence[Text], ours: Sequence[Any], theirs: Sequence[Any]) -> Unlike:
+def compare(samples: Sequence[Text], first: Sequence[Any], second: Sequence[Any]) -> Unlike:
     """Compares the token ids of each text. Plain and short texts are shown."""
-    differ = [text for text, a, b in zip(asked, ours, theirs, strict=True) if a != b]
+    differ = [text for text, a, b in zip(samples, first, second, strict=True) if a != b]
     differ.sort(key=lambda text: (not "".join(text).isascii(), len("".join(text))))
-    more = [
-        told[:SHOWN_CHARACTERS] + "..." * (len(told) > SHOWN_CHARACTERS)
-        for told in map(ascii, differ[:SHOWN])
+    examples = [
+        line[:SHOWN_CHARACTERS] + "..." * (len(line) > SHOWN_CHARACTERS)
+        for line in map(ascii, differ[:SHOWN])
     ]
-    return Unlike(len(differ), len(asked), tuple(more))
+    return Unlike(len(differ), len(samples), tuple(examples))
 
 
 def _characters(draws: random.Random) -> Iterator[str]:
     """Words of eight characters, each between letters or alone."""
-    chosen = [chr(code) for start, end in RANGES for code in range(start, end)]
-    chosen += map(chr, range(0x250, 0x30000, EVERY))
-    known = [one for one in chosen if unicodedata.category(one) not in ("Cn", "Cs", "Co")]
-    draws.shuffle(known)
-    for start in range(0, len(known), 8):
+    candidates = [chr(code) for start, end in RANGES for code in range(start, end)]
+    candidates += map(chr, range(0x250, 0x30000, EVERY))
+    characters = [
+        character
+        for character in candidates
+        if unicodedata.category(character) not in ("Cn", "Cs", "Co")
+    ]
+    draws.shuffle(characters)
+    for start in range(0, len(characters), 8):
         joint = draws.choice(("", " ", "a", " a"))
-        yield joint.join(known[start : start + 8])
+        yield joint.join(characters[start : start + 8])
 
 
 def _texts_of_tokens(tokenizer: Tokenizer, draws: random.Random) -> Iterator[str]:
@@ -103,10 +107,10 @@ def _texts_of_tokens(tokenizer: Tokenizer, draws: random.Random) -> Iterator[str
     vocabulary = sorted(tokenizer.get_vocab(with_added_tokens=False))
     marks = str.maketrans({"\u2581": " ", "\u0120": " ", "\u010a": "\n"})
     for _ in range(NUM_OF_TOKENS if vocabulary else 0):
-        drawn = draws.choices(vocabulary, k=draws.randint(1, 12))
-        words = [word.removeprefix("##").translate(marks) for word in drawn]
+        tokens = draws.choices(vocabulary, k=draws.randint(1, 12))
+        words = [word.removeprefix("##").translate(marks) for word in tokens]
         words = [draws.choice((word, word.upper(), word.capitalize())) for word in words]
         yield draws.choice(("", " ", " ", draws.choice(string.punctuation))).join(words)
-    added = sorted(token.content for token in tokenizer.get_added_tokens_decoder().values())
-    for token in draws.sample(added, min(len(added), MOST_SPECIAL)):
+    added_tokens = sorted(token.content for token in tokenizer.get_added_tokens_decoder().values())
+    for token in draws.sample(added_tokens, min(len(added_tokens), MOST_SPECIAL)):
         yield from (token, f"a{token}b", f"the {token} water", token.lower(), token.upper())

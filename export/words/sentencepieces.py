@@ -36,10 +36,10 @@ def convert(tokenizer: "PreTrainedTokenizerBase", file: Path) -> Tokenizer:
 
     content = file.read_bytes()
     model = import_protobuf().ModelProto.FromString(content)
-    made = Tokenizer.from_str(tokenizer.backend_tokenizer.to_str())
+    json_tokenizer = Tokenizer.from_str(tokenizer.backend_tokenizer.to_str())
     lowers = bool(getattr(tokenizer, "do_lower_case", False))
     charsmap = model.normalizer_spec.precompiled_charsmap
-    made.normalizer = normalizers.Sequence(
+    json_tokenizer.normalizer = normalizers.Sequence(
         [
             *([normalizers.Lowercase()] if lowers else []),
             # the second alone drops a joiner after a character that it replaces
@@ -50,13 +50,13 @@ def convert(tokenizer: "PreTrainedTokenizerBase", file: Path) -> Tokenizer:
     )
     original = SentencePieceProcessor(model_proto=content)
     for text in texts():
-        meant = [
+        expected = [
             original.id_to_piece(number)
             for number in original.encode(text.lower() if lowers else text)
         ]
-        if (got := pieces(made, text)) != meant:
-            raise UnlikeError(f"{text!r} becomes {got}, and {meant} by sentencepiece")
-    return made
+        if (actual := pieces(json_tokenizer, text)) != expected:
+            raise UnlikeError(f"{text!r} becomes {actual}, and {expected} by sentencepiece")
+    return json_tokenizer
 
 
 def pieces(tokenizer: Tokenizer, text: str) -> list[str]:

@@ -1,6 +1,7 @@
-"""How a checkpoint folder's authors treat texts: its tokenizer, how many tokens they cut to, and
-the text that a reranker's authors write around a query and a document, by the chat template of
-their tokenizer: roles are query and document, as sentence-transformers and vLLM ask for them."""
+"""The way a checkpoint folder's authors treat texts: its tokenizer, the number of tokens that they
+cut to, and the text that a reranker's authors write around a query and a document, by the chat
+template of their tokenizer: roles are query and document, as sentence-transformers and vLLM ask for
+them."""
 
 import math
 import sys
@@ -41,7 +42,7 @@ FIRST, SECOND = "zq4query7f", "zq4document7f"  # that no template has
 
 @dataclass(frozen=True)
 class Texts:
-    """How a folder's authors make token ids of texts."""
+    """The way a folder's authors make token ids of texts."""
 
     tokenizer: bytes  # tokenizer.json
     max_text_tokens: int
@@ -86,13 +87,13 @@ def read(folder: Path, max_positions: int, as_written: bool = False) -> Texts:
         raise NoTexts(f"{cut}, and {num_special} are special tokens")
     # read once more, as whoever reads the bundle does: the library reads some scores of pieces one
     # step off, and only at the first time
-    own = Tokenizer.from_str(tokenizer.backend_tokenizer.to_str())
-    own.no_truncation()  # the authors' programs say themselves where they cut and pad
-    own.no_padding()
-    content = own.to_str().encode()
-    own.encode_special_tokens = splits_special = bool(tokenizer.split_special_tokens)
+    backend = Tokenizer.from_str(tokenizer.backend_tokenizer.to_str())
+    backend.no_truncation()  # the authors' programs say themselves where they cut and pad
+    backend.no_padding()
+    content = backend.to_str().encode()
+    backend.encode_special_tokens = splits_special = bool(tokenizer.split_special_tokens)
     try:
-        sample_texts.token_ids(own, sample_texts.texts(own))
+        sample_texts.token_ids(backend, sample_texts.texts(backend))
     except sample_texts.CannotRead as error:
         raise CheckpointError(
             f"{folder}: the tokenizer cannot read every text: {error}. If it is another model's,"
@@ -101,10 +102,10 @@ def read(folder: Path, max_positions: int, as_written: bool = False) -> Texts:
     unlike_file = None
     with suppress(UnlikeError, sample_texts.CannotRead):
         if file := folder_tokenizer.read_file(authors.transformer, tokenizer):
-            unlike_file = sample_texts.compare_tokenizers(own, file)
+            unlike_file = sample_texts.compare_tokenizers(backend, file)
     has_types = "token_type_ids" in tokenizer.model_input_names
-    named = {name: getattr(tokenizer, name) for name in SPECIAL_TOKENS}
-    special = {name: str(token) for name, token in named.items() if token is not None}
+    tokens_by_name = {name: getattr(tokenizer, name) for name in SPECIAL_TOKENS}
+    special = {name: str(token) for name, token in tokens_by_name.items() if token is not None}
     limit = min(limit, max_positions)
     num_ids = 1 + max(tokenizer.get_vocab().values(), default=-1)
     rules = _input_types(authors, tokenizer, max_positions)
@@ -129,8 +130,8 @@ def read_for(
         if folder is None:
             raise NoTexts("no tokenizer was given")
         words = read(folder, max_positions, wishes.tokenizer_as_written)
-    except NoTexts as why:
-        words = why
+    except NoTexts as no_texts:
+        words = no_texts
     if not isinstance(words, NoTexts):
         refuse_other_ids(folder, words, vocab_size)
     return cut(words, max_positions, wishes)
@@ -182,10 +183,10 @@ def load_tokenizer(
 ) -> "PreTrainedTokenizerBase":
     """NoTexts if there is none. CheckpointError if one of its files is broken."""
     arguments = authors.arguments("processor_kwargs")  # as sentence-transformers has them
-    made = folder_tokenizer.load(authors.transformer, arguments, as_written)
+    tokenizer = folder_tokenizer.load(authors.transformer, arguments, as_written)
     if authors.settings.get("do_lower_case"):
-        folder_tokenizer.lower(made)
-    return made
+        folder_tokenizer.lower(tokenizer)
+    return tokenizer
 
 
 def template_arguments(authors: SentenceTransformers) -> tuple[str, Mapping[str, Any]]:
@@ -201,14 +202,14 @@ def _refuse_what_is_not_done(
     """NoTexts if the server's vectors would differ from the authors'."""
     if tokenizer.truncation_side != "right":
         raise NoTexts(f"{folder_tokenizer.CONFIG} cuts them on the left, which is not supported")
-    for name, why in NOT_DONE.items():
-        asked = authors.settings.get(name)
-        if asked and not (name == "processing_kwargs" and {*asked} == {CHAT_TEMPLATE}):
-            raise NoTexts(f"{authors.settings_file} has {name}: {why}")
+    for name, reason in NOT_DONE.items():
+        setting = authors.settings.get(name)
+        if setting and not (name == "processing_kwargs" and {*setting} == {CHAT_TEMPLATE}):
+            raise NoTexts(f"{authors.settings_file} has {name}: {reason}")
     for name in LENGTHS.values():
         if authors.settings.get(name) and authors.mask is None:
-            where = f"{authors.settings_file} has {name}"
-            raise NoTexts(f"{where}, which is supported with a MultiVectorMask only")
+            subject = f"{authors.settings_file} has {name}"
+            raise NoTexts(f"{subject}, which is supported with a MultiVectorMask only")
     if authors.is_embedder and authors.fills_template and tokenizer.chat_template:
         raise NoTexts(
             f"{authors.settings_file} has modality_config.message, by which every text goes through"
@@ -219,13 +220,13 @@ def _refuse_what_is_not_done(
 def _input_types(
     authors: SentenceTransformers, tokenizer: "PreTrainedTokenizerBase", max_positions: int
 ) -> dict[InputType, InputRules]:
-    """How MultiVectorEncoder's encode_query and encode_document treat texts; {} for other models.
-    NoTexts if a limit leaves no room for a text."""
+    """The way MultiVectorEncoder's encode_query and encode_document treat texts; {} for other
+    models. NoTexts if a limit leaves no room for a text."""
     if authors.mask is None:
         return {}
     # ids of those words that are tokens, ascending
     vocabulary = tokenizer.get_vocab()
-    skipped = tuple(
+    skipped_ids = tuple(
         sorted({vocabulary[word] for word in authors.mask.skipped_words if word in vocabulary})
     )
     num_special, rules = tokenizer.num_special_tokens_to_add(pair=False), {}
@@ -236,7 +237,7 @@ def _input_types(
         rules[input_type] = InputRules(
             prompt_name=input_type if input_type in authors.prompts else None,
             max_tokens=None if length is None else min(length, max_positions),
-            skipped_ids=skipped if input_type in authors.mask.skipped_in else (),
+            skipped_ids=skipped_ids if input_type in authors.mask.skipped_in else (),
         )
     return rules
 
@@ -244,20 +245,20 @@ def _input_types(
 def _authors_limit(authors: SentenceTransformers) -> tuple[int, str] | None:
     """The limit that sentence-transformers and transformers find, and the file that says so."""
     name, config = authors.settings_file, authors.transformer / folder_tokenizer.CONFIG
-    told = json_files.settings(config)
-    for limit, where in (
+    settings = json_files.settings(config)
+    for limit, file in (
         (authors.arguments("processor_kwargs").get("model_max_length"), name),
         (authors.settings.get("max_seq_length"), name),
-        (told.get("model_max_length", told.get("max_len")), folder_tokenizer.CONFIG),
+        (settings.get("model_max_length", settings.get("max_len")), folder_tokenizer.CONFIG),
     ):
         if limit is not None:
             # transformers writes 1e30 where there is no limit
             if isinstance(limit, bool) or not isinstance(limit, int | float) or math.isnan(limit):
                 raise CheckpointError(
-                    f"{where}: the limit of texts (max_seq_length or model_max_length) is"
+                    f"{file}: the limit of texts (max_seq_length or model_max_length) is"
                     f" {limit!r}: a number of tokens is needed"
                 )
-            return int(min(limit, sys.maxsize)), where
+            return int(min(limit, sys.maxsize)), file
     return None
 
 
@@ -272,17 +273,17 @@ def read_pair_template(
     if not tokenizer.chat_template:
         return None
     try:
-        told = render_pair(tokenizer, instruction, FIRST, SECOND, settings)
+        text = render_pair(tokenizer, instruction, FIRST, SECOND, settings)
     except Exception:  # a chat's template fails by any error of its own for other roles
         return None
-    before, first, rest = told.partition(FIRST)
+    before, first, rest = text.partition(FIRST)
     between, second, behind = rest.partition(SECOND)
     if not (first and second):
         return None
     template = before, between, behind
     for texts in ((" a\n", "\n b "), ("", "")):
-        joined = f"{before}{texts[0]}{between}{texts[1]}{behind}"
-        if render_pair(tokenizer, instruction, *texts, settings) != joined:
+        expected = f"{before}{texts[0]}{between}{texts[1]}{behind}"
+        if render_pair(tokenizer, instruction, *texts, settings) != expected:
             raise NoTexts("its chat template changes a query or a document, which is not supported")
     if tokenizer.num_special_tokens_to_add(pair=False):
         raise NoTexts("its tokenizer adds special tokens to its chat template: not supported")
@@ -300,6 +301,6 @@ def render_pair(
     messages = [{"role": "query", "content": query}, {"role": "document", "content": document}]
     if instruction:
         messages.insert(0, {"role": "system", "content": instruction})
-    made = tokenizer.apply_chat_template(messages, tokenize=False, **settings)
-    assert isinstance(made, str)
-    return made
+    text = tokenizer.apply_chat_template(messages, tokenize=False, **settings)
+    assert isinstance(text, str)
+    return text

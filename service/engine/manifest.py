@@ -226,6 +226,15 @@ class Manifest(_Part):
             return "none"
         return "sigmoid" if self.multi_label else None
 
+    @property
+    def speed_facts(self) -> tuple[Any, ...]:
+        """The parts that decide how long a run takes, whatever the weights: the config; of a module
+        as it is, which has an empty one, its tensors, its limits and the sizes of its graphs."""
+        if self.as_it_is is None:
+            return (self.config,)
+        sizes = {name: self.files[file].num_bytes for name, file in self.precisions.items()}
+        return self.as_it_is, self.limits, sizes
+
     def misfit(self) -> str | None:
         """The first contradiction between its parts. None if all fit."""
         if self.default_precision not in self.precisions:

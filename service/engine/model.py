@@ -133,13 +133,12 @@ class Model:
         """Runs growing micro-batches: memory is allocated for the largest, and each target gets its
         token budget.
 
-        predecessor: the version that runs now. If it has the same shape, its budgets and rates are
-        taken: while it works, nothing can be measured.
+        predecessor: the version that runs now. If it is as quick, by its manifest, its budgets and
+        rates are taken: while it works, nothing can be measured.
         """
-        is_same_shape = (
-            predecessor and predecessor.bundle.manifest.config == self.bundle.manifest.config
-        )
-        old_targets = predecessor.targets if predecessor and is_same_shape else {}
+        facts = self.bundle.manifest.speed_facts
+        is_as_quick = predecessor and predecessor.bundle.manifest.speed_facts == facts
+        old_targets = predecessor.targets if predecessor and is_as_quick else {}
         for precision, engine in self.engines.items():
             target, old_target = self.targets[precision], old_targets.get(precision)
             seconds = 0.0 if old_target else WARM_UP_S / len(self.engines)

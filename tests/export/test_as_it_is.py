@@ -19,7 +19,7 @@ from safetensors.numpy import load
 from torch import Tensor, nn
 
 from addnorm.export import ExportError, export_bundle, verify_bundle
-from addnorm.export.reference.asking import Asking, unwrapped, vocab_size
+from addnorm.export.reference.asking import Asking, unwrap, vocab_size
 from addnorm.service.engine import bundle as bundles
 from addnorm.service.engine.batch import Batch
 from addnorm.service.engine.model import Model
@@ -392,7 +392,7 @@ def test_without_its_fast_path_pytorch_calls_a_layers_own_methods() -> None:
     layer = Louder(D, 4, 64, batch_first=True)
     torch.backends.mha.set_fastpath_enabled(False)
     try:
-        assert unwrapped(layer) is layer
+        assert unwrap(layer) is layer
     finally:
         torch.backends.mha.set_fastpath_enabled(True)
 
@@ -400,7 +400,7 @@ def test_without_its_fast_path_pytorch_calls_a_layers_own_methods() -> None:
 def test_a_layer_whose_norm_has_no_weight_is_taken() -> None:
     layer = nn.TransformerEncoderLayer(D, 4, 64, batch_first=True)
     layer.norm1 = nn.Identity()  # type: ignore[assignment]
-    assert unwrapped(layer) is layer
+    assert unwrap(layer) is layer
 
 
 def test_ids_are_those_of_the_table_that_is_read_at_all_of_them() -> None:

@@ -72,7 +72,7 @@ def test_int8_that_is_worse_fails_with_the_figure(
     expected = Expected.export(source.in_layout("padded"), kept.manifest)
     words = r"int8 shares \d\d\.\d\d% of the 10 nearest of \d+ texts with fp32, to keep is 1$"
     with pytest.raises(CertificationError, match=words):
-        recall.certified(worse, expected.graphs.body, TEXTS)
+        recall.certify(worse, expected.graphs.body, TEXTS)
 
 
 def test_what_holds_already_keeps_nothing(source: Source, tmp_path: Path) -> None:
