@@ -1,4 +1,4 @@
-"""What the cache brings where traffic repeats, and what it costs where it does not.
+"""Gains of the cache where traffic repeats, and its cost where it does not.
 
 Two servers of the bundle, cache on and cache off, get the same requests one after the other:
 repeats by Zipf's law, then sequences that are all new. All answers of both are compared.

@@ -1,4 +1,4 @@
-"""What every experiment is given, and what it gives back: tables, figures and missed goals."""
+"""Input and output of every experiment: options, tables, figures and missed goals."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field

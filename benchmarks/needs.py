@@ -1,4 +1,4 @@
-"""What experiments and proofs need of the machine: files that make makes, and programs."""
+"""Requirements of experiments and proofs: files that make makes, and programs."""
 
 import shutil
 import subprocess

@@ -1,4 +1,4 @@
-"""How many replicas there should be, by the tokens that wait in them. A policy of Ray Serve.
+"""The number of replicas, by the tokens that wait in them. A policy of Ray Serve.
 
 Serve copies this module into its controller, so it imports nothing of Addnorm.
 """

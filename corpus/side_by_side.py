@@ -1,4 +1,4 @@
-"""How far two sides agree about texts, in figures, words and a picture. Knows no files."""
+"""Agreement of two sides about texts, in figures, words and a picture. Knows no files."""
 
 from collections.abc import Iterator
 from typing import Any

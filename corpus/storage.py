@@ -1,4 +1,4 @@
-"""Where files lie: on this machine's disks, or in a store that pyarrow knows by a URI (`s3://`).
+"""Places of files: on this machine's disks, or in a store that pyarrow knows by a URI (`s3://`).
 
 Knows no formats but Parquet, which is read in pieces from either.
 """

@@ -1,4 +1,4 @@
-"""Which positions of the caller's `[batch, seq]` grid are rows.
+"""Positions of the caller's `[batch, seq]` grid are rows.
 
 Everything in a transformer but attention works token by token, so the body runs on rows `[N, d]`.
 A layout is made once per forward pass from `attention_mask`. B is the batch, S the grid's width, N

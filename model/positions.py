@@ -1,4 +1,4 @@
-"""How a transformer knows places: what is added to tokens, rotated into queries and keys, or added
+"""A transformer's positions: what is added to tokens, rotated into queries and keys, or added
 to the scores."""
 
 import math

@@ -1,4 +1,4 @@
-"""What the bench measures in each round: a table of lines, and the ceilings."""
+"""Lines that the bench measures in each round, as a table, and the ceilings."""
 
 from collections.abc import Callable, Iterator
 from functools import partial

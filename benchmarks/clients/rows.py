@@ -1,4 +1,4 @@
-"""What a row of the tables of clients is, and how it is run in the environment of its packages.
+"""A row of the tables of clients, which is run in the environment of its packages.
 
 Knows neither Addnorm nor any package. `python -m benchmarks.clients.GROUP URL OPEN GRPC PACKAGE`
 runs the rows of a package, and prints a line of JSON for each.

@@ -1,1 +1,1 @@
-"""What to run on a machine with a GPU. A reader may skip it."""
+"""Experiments for a machine with a GPU. A reader may skip it."""

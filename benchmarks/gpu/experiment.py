@@ -1,4 +1,4 @@
-"""What to run on a machine with a GPU.
+"""Experiments for a machine with a GPU.
 
 For each shape of a BERT of transformers with drawn weights, exported and certified on the CPU at
 first use: `agreement` (what `addnorm verify --provider cuda` measures, over more drawn batches),

@@ -1,4 +1,4 @@
-"""What HTTP alone costs: a FastAPI route that parses the body and returns a ready-made answer.
+"""The cost of HTTP alone: a FastAPI route that parses the body and returns a ready-made answer.
 
 python -m benchmarks.peers.ready_made FILE PORT: a file with the JSON to return.
 """

@@ -1,4 +1,4 @@
-"""What every processor is asked of a bundle: all outputs, ragged and alone, of ids and of texts.
+"""Questions to every processor about a bundle: all outputs, ragged and alone, of ids and of texts.
 
 Knows the server alone: arm64's environment has nothing else.
 """

@@ -1,1 +1,1 @@
-"""What Ray Serve does with Addnorm, on three raylets. Needs the extra `ray`."""
+"""Experiments with Ray Serve on three raylets. Needs the extra `ray`."""

@@ -1,4 +1,4 @@
-"""What happens to requests under way while the replicas change: an update, and a death."""
+"""Requests under way while the replicas change: an update, and a death."""
 
 import asyncio
 import os

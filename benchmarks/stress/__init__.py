@@ -1,1 +1,1 @@
-"""What must hold whatever callers send: overload, swaps, stalls, fairness, memory."""
+"""Guarantees that hold whatever callers send: overload, swaps, stalls, fairness, memory."""

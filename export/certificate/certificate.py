@@ -40,7 +40,7 @@ class Check:
 
 @dataclass(frozen=True)
 class Certificate:
-    """What was proved of a bundle, for each precision where a field maps names.
+    """Everything proved of a bundle, for each precision where a field maps names.
 
     reference: what the answers were compared with, in words; compared_with: the same in fields.
     nodes: how many of each operator run where, by graph. known_answer, known_digests: what every

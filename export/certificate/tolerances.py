@@ -23,7 +23,7 @@ ABSOLUTE, COSINE, NORM_MEAN, NORM_RSTD = 1e-4, 0.99999, 1e-4, 1e-3  # fp32
 
 
 class Near(NamedTuple):
-    """How far a precision may be from fp32, over the rows of a case."""
+    """Limits of a precision's distance from fp32, over the rows of a case."""
 
     lowest_cosine: float
     mean_cosine: float

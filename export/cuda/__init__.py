@@ -1,2 +1,2 @@
-"""What only GPUs need: the certificate's section "cuda", and the graphs that pool there. A reader
+"""Code for GPUs alone: the certificate's section "cuda", and the graphs that pool there. A reader
 may skip it: docs/cuda.md."""

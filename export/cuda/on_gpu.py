@@ -1,4 +1,4 @@
-"""What holds on a GPU, as a section of the certificate: differences from PyTorch within the limits,
+"""The section of a certificate about a GPU: differences from PyTorch within the limits,
 where the nodes run, and whether bits are equal alone and in company, or by how much they differ.
 
 No row may go through the CPU beside a GPU. Loading has refused operators that compute rows; those

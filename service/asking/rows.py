@@ -1,4 +1,4 @@
-"""Where the rows of one request's sequences go: from the cache, from an equal sequence of the
+"""Sources of the rows of one request's sequences: from the cache, from an equal sequence of the
 request, and from the workers."""
 
 from collections.abc import Callable, Mapping, Sequence

@@ -144,12 +144,12 @@ class App:
         needed = self._table.scope(method, path)
         with self._entrance.enter(scope["headers"], needed, ask):
             own_path = path.removeprefix(scope.get("root_path", ""))
-            found = self._table.find(own_path) if method == "POST" else None
-            if found is None:
+            match = self._table.find(own_path) if method == "POST" else None
+            if match is None:
                 await self._fastapi(scope, receive, send)
                 return
-            scope["route"] = route = found[0]
-            ask.route, ask.names = route.path, found[1]
+            scope["route"] = route = match[0]
+            ask.route, ask.names = route.path, match[1]
             headers = {  # of several equal names the first
                 name.decode("latin-1"): value.decode("latin-1")
                 for name, value in reversed(scope["headers"])

@@ -1,4 +1,4 @@
-"""How each dialect tells of an error: a row each, and what is documented of it."""
+"""Formats of errors: a row for each dialect, and what is documented of it."""
 
 from collections.abc import Callable, Mapping
 from operator import attrgetter

@@ -123,8 +123,8 @@ def grid(draws: Draws, model: str) -> Grid:
 
 def _outputs(draws: Draws, bundle: Bundle) -> dict[str, Any]:
     """Some outputs of the model, with options that fit."""
-    known = OUTPUTS.names(bundle)
-    names = draws.random.sample(known, draws.random.randint(1, len(known)))
+    every_name = [*OUTPUTS.of(bundle)]
+    names = draws.random.sample(every_name, draws.random.randint(1, len(every_name)))
     made: dict[str, Any] = {"outputs": names}
     if "pooled" in names:
         made |= draws.maybe(normalize=True, pooling=draws.one_of(*POOLINGS))

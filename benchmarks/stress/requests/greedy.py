@@ -1,4 +1,4 @@
-"""What one API key can ask for at the cost of others: little to send, much to hold or to compute.
+"""Requests of one API key at the cost of others: little to send, much to hold or to compute.
 
 Each is within the limits of the default settings, or was before such limits were known.
 """

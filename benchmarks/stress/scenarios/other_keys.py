@@ -1,4 +1,4 @@
-"""What another API key's small requests meet while one key asks for all that it can.
+"""Another API key's small requests while one key asks for all that it can.
 
 Each case of requests/greedy.py has a server of its own. A process of its own sends the other key's
 requests: first alone, then beside the case. None of them may be refused. The p99 of each may be at

@@ -1,4 +1,4 @@
-"""How alike vectors are. Knows no requests."""
+"""Similarity of vectors. Knows no requests."""
 
 import numpy as np
 

@@ -1,4 +1,4 @@
-"""Which provider runs the nodes of a session, as onnxruntime lists it."""
+"""Providers that run the nodes of a session, as onnxruntime lists it."""
 
 from collections import Counter
 from collections.abc import Iterable, Iterator

@@ -1,1 +1,1 @@
-"""What all protocols share between bytes and requests."""
+"""Shared steps of all protocols between bytes and requests."""

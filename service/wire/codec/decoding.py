@@ -1,4 +1,4 @@
-"""What every protocol's `decode` gets: the request as it was sent, and the tools to read it, in
+"""Arguments of every protocol's `decode`: the request as it was sent, and the tools to read it, in
 pieces that hold up nobody. Knows no sockets."""
 
 from collections.abc import Callable

@@ -1,1 +1,1 @@
-"""What all protocols share: texts and ids to sequences, and tasks over texts."""
+"""Shared by all protocols: texts and ids to sequences, and tasks over texts."""
