@@ -125,7 +125,7 @@ def test_a_known_answer_test_that_can_have_no_answer_is_asked_again(notebooks: P
         left = readiness_of(inference, 0.1)
         assert "within 0.1 s" in wrong(left)
         assert taken.wait(PATIENCE_S)
-        left._asked[target].future.cancel()
+        left._open_tests[target].future.cancel()
         assert wrong(left).endswith("does not answer its known-answer test: CancelledError")
         go.set()
         lost = ask_of(target, of_lengths(1))  # no worker will ever take it

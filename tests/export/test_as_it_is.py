@@ -413,9 +413,9 @@ def test_sequences_run_alone_where_company_changes_bits(tmp_path: Path) -> None:
     assert isinstance(engine, OwnEngine)
     sizes, body = list[int](), engine._body
 
-    def run(outputs: list[str], inputs: dict[str, Any]) -> Any:
+    def run(outputs: list[str], inputs: dict[str, Any], options: Any = None) -> Any:
         sizes.append(len(inputs["input_ids"]))
-        return body.run(outputs, inputs)
+        return body.run(outputs, inputs, options)
 
     engine._body = cast(InferenceSession, SimpleNamespace(run=run))
     for runs_alone, expected in ((True, [1, 1, 1, 1]), (False, [1, 2, 1])):
@@ -491,7 +491,7 @@ def test_sequences_first_are_served_where_it_is_said(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"precisions": ("fp32", "fp16")}, "no fp16, no lens"),
+        ({"precisions": ("fp32", "fp16")}, "no fp16: leave it out"),
         ({"precisions": ("fp32", "int8")}, "int8 does not pay: no weight of the body has 32768"),
         ({"labels": ["a", "b"]}, r"2 labels, Gated answers with \[B, S, 5\]"),
         ({"task": "classify"}, r"task 'classify' needs an answer \[B, labels\]"),
