@@ -130,7 +130,7 @@ def test_a_known_answer_test_that_can_have_no_answer_is_asked_again(notebooks: P
         go.set()
         lost = ask_of(target, of_lengths(1))  # no worker will ever take it
         lost.future = Future()
-        readiness._asked[target] = lost
+        readiness._open_tests[target] = lost
         assert wrong(readiness) == wrong(patient(inference)) == ""
 
 

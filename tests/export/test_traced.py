@@ -41,6 +41,8 @@ class Formulas(nn.Module):
     def forward(self, ids: Tensor) -> Tensor:
         places = (torch.arange(40)[:, None] * torch.arange(D) / 40).sin()
         x = self.lstm(self.tokens(ids) + places[: ids.shape[1]])[0]
+        is_token = torch.vmap(lambda place: place >= 0)(torch.arange(ids.shape[1]))  # as masks are
+        x = torch.where(is_token[:, None], x, x.mean())
         x = x + self.batch_norm(self.conv(x.mT)).mT
         x = 50 * torch.tanh(self.rms(self.groups(x.mT).mT) / 50)
         y = self.up(self.norm(x))

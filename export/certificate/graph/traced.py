@@ -65,7 +65,9 @@ class _Traced:
         self.values: dict[str, Any] = dict(self.weights)
         constant = {*self.values}
         for node in self.nodes:
-            if all(source.name in constant for source in node.all_input_nodes):
+            # torch.vmap leaves calls that open and close its levels, which no one else may run
+            is_of_vmap = getattr(node.target, "__module__", "").startswith("torch._functorch")
+            if not is_of_vmap and all(x.name in constant for x in node.all_input_nodes):
                 constant.add(node.name)
         if any(_is_mutable(node) for node in self.nodes if node.name in constant):
             self.values = {name: weight.clone() for name, weight in self.weights.items()}
