@@ -247,8 +247,13 @@ def _unlike(
 
 
 def _cases(bundle: Bundle, authors: "_Authors") -> dict[str, Sequence[Text]]:
-    limit = bundle.manifest.limits.max_text_tokens
-    words = _words(Tokenizer.from_file(str(bundle.path / TOKENIZER)), limit)
+    limits = bundle.manifest.limits
+    limit = limits.max_text_tokens
+    tokenizer, pad_id = Tokenizer.from_file(str(bundle.path / TOKENIZER)), limits.pad_id
+    words = _words(tokenizer, limit)
+    # the server rejects it inside a text
+    if pad := None if pad_id is None else tokenizer.id_to_token(pad_id):
+        words = [text.replace(pad, " ") for text in words]
     cases: dict[str, Sequence[Text]] = {
         "texts": [*SENTENCES, *words],
         f"texts cut to {limit}": [" ".join(words) * 3, (" ".join(SENTENCES) + " ") * limit],

@@ -10,12 +10,14 @@ from addnorm.export.certificate.served import cases
 from addnorm.service.engine import selfcheck
 from tests.conftest import client_of, inference_of
 from tests.support.people import Annotated
+from tests.support.people.encoders import V
 
 
 def test_a_pad_by_its_id_is_refused_in_a_sequence_and_served_around(tmp_path: Path) -> None:
     torch.manual_seed(0)
     module = Annotated().eval()
-    bundle = export_bundle(module, tmp_path, "own")
+    words = {"<pad>": 0, "<unk>": 1, **{f"w{number}": number for number in range(2, V)}}
+    bundle = export_bundle(module, tmp_path, "own", vocabulary=words)  # whose texts have no pad
     assert bundle.manifest.limits.pad_id == 0
     compared = [ids[mask] for ids, mask in real(cases(bundle.manifest.limits))]
     assert sum(map(len, compared)) > 100
