@@ -2,12 +2,13 @@
 refuse before a graph is made: the model in PyTorch, behind the server's own endpoints, against its
 authors' program."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 from addnorm.export import sources, writer
 from addnorm.export.certificate import parity
@@ -75,7 +76,7 @@ def findings(source: Source) -> Iterator[str]:
     texts = source.texts
     yield f"texts: {f'no, because {texts}' if isinstance(texts, NoTexts) else texts}"
     if loaded and not isinstance(texts, NoTexts):
-        yield f"tokenizer: {_tokenizer(source, texts)}"
+        yield f"tokenizer: {tokenizer_in_words(source.origin, texts)}"
     comparison = source.compared_with()
     name = comparison.get("name") or (
         "a preset" if comparison["kind"] == "preset" else "itself alone"
@@ -111,9 +112,9 @@ def not_served(source: Source) -> Iterator[str]:
         yield f"similarity: {loaded.similarity}"
 
 
-def _tokenizer(source: Source, texts: Texts) -> str:
+def tokenizer_in_words(origin: Mapping[str, Any], texts: Texts) -> str:
     """The tokenizer in words, and where it gives other token ids than the folder's file."""
-    if is_as_written(source.origin):
+    if is_as_written(origin):
         return "the folder's file as it is written"
     reader = f"{texts.read_by} of transformers"
     if texts.unlike_file is None:

@@ -167,6 +167,7 @@ def _lines(option: str, file: str) -> list[str]:
 
 def _export_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
+        allow_abbrev=False,
         prog="addnorm export",
         description="Exports a model to ONNX and writes a certified bundle.",
         epilog="Example: addnorm export --preset notebook --out bundles",
@@ -262,6 +263,7 @@ def _add_writing(parser: argparse.ArgumentParser) -> None:
 
 def _verify_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
+        allow_abbrev=False,
         prog="addnorm verify",
         description="Makes the certificate of a bundle again, on this machine.",
         epilog="Example: addnorm verify bundles/notebook/1",

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from addnorm.export import authors_writer, writer
+from addnorm.export import authors_writer, checking, writer
 from addnorm.export.certificate import as_written
 from addnorm.export.opening import Model, takes_vectors
 from addnorm.export.recognition.recognize import NotRecognized
@@ -42,6 +42,9 @@ def choose_graph(model: Model, wishes: Wishes) -> Iterator[Source | Reference]:
             if why:
                 say(f"no graph of ours: {why}")
                 say(f"served as its authors wrote it: {WHAT_IT_MEANS}")
+            if reference.words:
+                words = checking.tokenizer_in_words(reference.origin, reference.words)
+                say(f"tokenizer: {words}")
             yield reference
         except REFUSALS as second:
             if not why or str(second) == why:

@@ -4,7 +4,7 @@ every step reads them. `verify` makes them of a manifest."""
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from addnorm.service.engine.manifest import Pooling
 
@@ -91,6 +91,9 @@ class Wishes:
                 )
             if "int8" not in names:
                 raise UsageError(f"recall is kept by int8: the precisions are {', '.join(names)}")
+        if self.task not in (None, *get_args(ModuleTask)):
+            tasks = ", ".join(get_args(ModuleTask))
+            raise UsageError(f"task is {self.task!r}: {tasks} are known")
         if self.lens and (self.layout != "packed" or "fp32" not in names):
             raise UsageError(
                 f"a lens shows the packed layout in fp32, these are the {self.layout} layout and"

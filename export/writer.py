@@ -64,7 +64,7 @@ def check_name(name: str) -> None:
         allowed = (
             "at most 128 letters, digits, '.', '_' and '-', beginning with a letter or a digit"
         )
-        raise UsageError(f"name {name!r}: {allowed}. Rename the folder, or give --name to export")
+        raise UsageError(f"name {name!r}: {allowed}. Rename the folder, or give another name")
 
 
 @contextmanager

@@ -160,11 +160,17 @@ def texts_by_task(
         texts = [f"{mask}", f"a {mask} b", f"{mask} a {mask}"]
         fits = [text for text in texts if len(tokenizer.encode(text).ids) <= limit]
         cases["fill_mask"] = {"masks": fits}
+    # the server rejects texts without tokens
     return {
-        (task, name): case_texts
+        (task, name): [text for text in case_texts if _has_tokens(tokenizer, text)]
         for task, named_texts in cases.items()
         for name, case_texts in named_texts.items()
     }
+
+
+def _has_tokens(tokenizer: Tokenizer, text: Text) -> bool:
+    first, second = (text, None) if isinstance(text, str) else text
+    return bool(tokenizer.encode(first, second).ids)
 
 
 def _samples_for(samples: Sequence[Text], task: str) -> list[Text]:

@@ -168,7 +168,7 @@ def _checks(precision: str, case: str, compare: Compare) -> list[Check]:
             Check(case, output, precision, *measures) for output, *measures in compare(precision)
         ]
     except NotFinite as error:
-        hint = ", which end at 65504 in fp16: leave it out of --precision"
+        hint = ", which end at 65504 in fp16: leave fp16 out of the precisions"
         words = f"{error}{hint}" if precision == "fp16" else str(error)
         raise CertificationError(f"{case} ({precision}): {words}") from error
 

@@ -141,7 +141,7 @@ class _Halving:
                 try:
                     self._tensors[cast] = round_to_half(self._source.value(self._constants[name]))
                 except HalfPrecisionError as error:
-                    words = f"fp16 does not fit: {name}{error}; leave it out of --precision"
+                    words = f"fp16 does not fit: {name}{error}; leave fp16 out of the precisions"
                     raise HalfPrecisionError(words) from None
                 return cast
             if is_masked and kind == HALF:

@@ -141,7 +141,7 @@ def large_gemms(model: ModelProto) -> dict[str, NodeProto]:
     ]
     if not large:
         reason = f"no weight of the body has {MIN_ENTRIES} entries or more"
-        raise QuantizationError(f"int8 does not pay: {reason}; leave it out of --precision")
+        raise QuantizationError(f"int8 does not pay: {reason}; leave int8 out of the precisions")
     gemms: dict[str, NodeProto] = {}
     for gemm in large:
         uses = sum(weight_of(name) == gemm.input[1] for name in gemms)

@@ -32,6 +32,7 @@ from addnorm.export.wishes import NO_WISHES, UsageError, Wishes
 from addnorm.export.words import texts
 from addnorm.export.words.folder_tokenizer import NoTexts
 from addnorm.model.checkpoints import (
+    NO_FOLDER,
     CheckpointError,
     json_files,
     labels_of,
@@ -66,6 +67,8 @@ def open_folder(folder: Path, wishes: Wishes = NO_WISHES) -> Reference:
     """UsageError, UnfitError and CheckpointError say why there is no such program, or why it cannot
     be served."""
     wishes.check_read("a graph as its authors wrote it", FOLDER_READS)
+    if not folder.is_dir():
+        raise CheckpointError(NO_FOLDER.format(folder))
     fields = json_files.settings(words_of.read_words(folder).transformer / "config.json")
     words, num_positions, uncut = _words(folder, fields, wishes)
     limit = None if isinstance(words, NoTexts) else words.max_text_tokens
@@ -173,7 +176,8 @@ def _labels(
 ) -> Sequence[str] | None:
     """The names of its logits; None without logits, and for a score. fields: of config.json."""
     logits = next((tensor for tensor in tensors if tensor.name == "logits"), None)
-    if logits is None or (logits.width == 1 and logits.of == "sequence"):
+    is_score = logits is not None and logits.width == 1 and logits.of == "sequence"
+    if logits is None or (is_score and not program.labels):
         return None
     if type(program.model).__qualname__.endswith("ForQuestionAnswering"):
         return SPANS

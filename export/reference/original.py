@@ -192,7 +192,13 @@ def tensor_of(answer: Any) -> Tensor:
     """The tensor of an answer, which is a tensor, a tuple, or an output of transformers.
     OriginalError if there is none."""
     if isinstance(answer, Mapping) or hasattr(answer, "keys"):
+        names = [*answer.keys()]
         answer = next((answer[name] for name in FIELDS if name in answer), None)
+        if answer is None:
+            raise OriginalError(
+                f"the forward answers with {', '.join(map(str, names))}, and a graph of ours has"
+                f" {' or '.join(FIELDS)}"
+            )
     elif isinstance(answer, tuple | list) and answer:
         answer = answer[0]
     if not isinstance(answer, Tensor) or answer.dtype != torch.float32:

@@ -70,6 +70,7 @@ UNSUPPORTED = {  # families: model_type -> reason, the nearest that can be expor
     "gemma3_text": ("its blocks have norms after attention and feed-forward too", "qwen3"),
 }
 ELSEWHERE = ("gemma3_text", "llama", "mistral", "qwen2")
+NO_FOLDER = "there is no folder {}; a model of the Hugging Face hub is named ORG/NAME"
 
 
 @dataclass(frozen=True)
@@ -259,7 +260,7 @@ def _problem(folder: Path, files: Iterable[str] | None = None) -> str | None:
     if folder.is_file():
         return f"{folder} is a file: name the folder that it lies in"
     if not folder.is_dir():
-        return f"there is no folder {folder}; a model of the Hugging Face hub is named ORG/NAME"
+        return NO_FOLDER.format(folder)
     if (folder / ADAPTER).is_file():
         return (
             f"{folder / ADAPTER} is of an adapter, which transformers adds to the weights of its"

@@ -492,6 +492,7 @@ def test_sequences_first_are_served_where_it_is_said(tmp_path: Path) -> None:
     ("options", "words"),
     [
         ({"precisions": ("fp32", "fp16")}, "no fp16: leave it out"),
+        ({"task": "reranker"}, "task is 'reranker': embed, rerank, classify, tag are known"),
         ({"precisions": ("fp32", "int8")}, "int8 does not pay: no weight of the body has 32768"),
         ({"labels": ["a", "b"]}, r"2 labels, Gated answers with \[B, S, 5\]"),
         ({"task": "classify"}, r"task 'classify' needs an answer \[B, labels\]"),

@@ -186,6 +186,13 @@ def test_labels_of_a_folder_are_served(
     assert {"logits, other labels", "logits, 1 - lowest cosine"} <= in_int8
 
 
+def test_a_score_keeps_the_label_that_its_library_gives_it(tmp_path: Path) -> None:
+    folder = classifier(Qwen2ForSequenceClassification, tmp_path / "scores", labels={0: "LABEL_0"})
+    bundle = exported(folder, tmp_path / "bundles")
+    assert bundle.tasks == ("rerank", "classify", "decide")
+    assert bundle.manifest.labels == ("LABEL_0",)
+
+
 def test_a_label_that_int8_changes_counts_where_it_is_clear() -> None:
     expected = np.array([[3.0, 0.0], [0.1, 0.0], [0.0, 2.0]])
     (other,) = tolerances.labels("logits", expected[:, ::-1], expected, "int8")

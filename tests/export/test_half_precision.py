@@ -153,6 +153,6 @@ def test_numbers_that_overflow_are_refused_in_words(
     alone = {"precisions": {"fp16": "model.fp16.onnx"}, "default_precision": "fp16"}
     fields = notebook_in_fp16.manifest.model_dump(exclude={"format", "files"})
     bundle = bundles.write_manifest(place, {**fields, **alone})
-    words = r"\(fp16\): .* are not finite: .* end at 65504 in fp16: leave it out of --precision"
+    words = r"\(fp16\): .* are not finite: .* end at 65504 in fp16: leave fp16 out of"
     with pytest.raises(CertificationError, match=words):
         parity.compare_answers(Model(bundle), sources.preset("notebook"))

@@ -299,9 +299,10 @@ class TextReader:
         if to_tokenize.input_type:
             tokenizer = to_tokenize.model.tokenizers_by_type.get(to_tokenize.input_type, tokenizer)
         if tokenizer is None:
+            bundle = to_tokenize.model.bundle
+            cells = "vectors as inputs" if bundle.manifest.limits.input_width else "token ids"
             raise InvalidInput(
-                f"{to_tokenize.model.bundle.ref} has no tokenizer: send token ids instead of texts",
-                param=field,
+                f"{bundle.ref} has no tokenizer: send {cells} instead of texts", param=field
             )
         if not texts:
             raise EmptyInput(f"{field} is empty: send at least one text", param=field)
