@@ -11,10 +11,12 @@ from typing import Any
 
 from addnorm.export import beside_file, checking, exporting, onnx_folder, verifying, writer
 from addnorm.export.opening import Checkpoint, Code, Model, Preset
+from addnorm.export.recognition.recognize import NotRecognized
 from addnorm.export.reference.reference import Reference
 from addnorm.export.sources import Source
 from addnorm.export.wishes import Text, UsageError, Wishes
 from addnorm.export.writer import GRAPHS, REFUSALS
+from addnorm.model.checkpoints import CheckpointError
 from addnorm.model.presets import PRESETS
 from addnorm.service.engine.device import memory
 
@@ -42,10 +44,16 @@ def export(arguments: Sequence[str]) -> None:
             raise UsageError("--sentence-embedding is of --as onnx")
         if options.beside:
             beside_file.open_session(options.beside)
-        if options.form == "onnx" or options.beside:
+        needs_ours = options.form == "onnx" or options.beside
+        if needs_ours:
             wishes = replace(wishes, graph="packed")
-        with exporting.choose_graph(_model(options), wishes) as opened:
-            _write(opened, options)
+        try:
+            with exporting.choose_graph(_model(options), wishes) as opened:
+                _write(opened, options)
+        except (NotRecognized, CheckpointError) as error:
+            if not needs_ours:
+                raise
+            raise UsageError(f"--as onnx and --beside need a graph of ours: {error}") from error
 
 
 def _write(opened: Source | Reference, options: argparse.Namespace) -> None:
