@@ -13,12 +13,10 @@ from addnorm.export.certificate.certificate import Certificate
 from addnorm.export.certificate.graph.exact import versions
 from addnorm.export.graphs import model_file
 from addnorm.export.graphs.authors import Exported, export_graph
-from addnorm.export.graphs.graph import export_head
 from addnorm.export.graphs.model_file import Graph
-from addnorm.export.graphs.portable import make_portable
 from addnorm.export.graphs.quantize import measure, needs
 from addnorm.export.graphs.steady import steady, with_gemms
-from addnorm.export.reference.reference import LastLayer, Reference
+from addnorm.export.reference.reference import Reference
 from addnorm.export.wishes import UsageError, Wishes
 from addnorm.export.words import texts
 from addnorm.export.writer import GRAPHS, keep_recall, say, write_int8
@@ -43,8 +41,8 @@ def write_uncertified(
     to_search = recall.texts_to_search(wishes.texts) if wishes.keep_recall is not None else []
     exported = export_graph(reference)
     rows, ranges = _write_graphs(exported.graph, folder, wishes, reference.limits)
-    if reference.head is not None:
-        model_file.save(head_graph(reference.head), folder / bundles.head_file("logits"))
+    if exported.head:
+        model_file.save(exported.head, folder / bundles.head_file("logits"))
     manifest = manifest_of(reference, name, version)
     bundle = _write_manifest(reference, folder, manifest)
     if wishes.keep_recall is not None:
@@ -56,11 +54,6 @@ def write_uncertified(
         )
         bundle = bundles.write_manifest(folder, manifest)
     return bundle, exported
-
-
-def head_graph(head: LastLayer) -> Graph:
-    """rows `[n, d]` -> logits `[n, vocabulary]`, with equal bits on every processor."""
-    return make_portable(export_head(head, "logits", head.layer.in_features))
 
 
 def certify_again(bundle: Bundle, reference: Reference) -> Certificate:

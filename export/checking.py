@@ -2,13 +2,12 @@
 refuse before a graph is made: the model in PyTorch, behind the server's own endpoints, against its
 authors' program."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
 
 from addnorm.export import sources, writer
 from addnorm.export.certificate import parity
@@ -18,7 +17,7 @@ from addnorm.export.graphs.graph import check_fit
 from addnorm.export.sources import Source
 from addnorm.export.wishes import NO_WISHES
 from addnorm.export.words.folder_tokenizer import NoTexts
-from addnorm.export.words.texts import Texts, is_as_written
+from addnorm.export.words.texts import tokenizer_in_words
 from addnorm.model.config import Pick
 from addnorm.model.transformer import Transformer
 from addnorm.service.engine import files
@@ -110,23 +109,6 @@ def not_served(source: Source) -> Iterator[str]:
         yield "scores of pairs: their authors' are the logits (Identity): ask with raw_scores"
     if loaded and loaded.similarity != "cosine":
         yield f"similarity: {loaded.similarity}"
-
-
-def tokenizer_in_words(origin: Mapping[str, Any], texts: Texts) -> str:
-    """The tokenizer in words, and where it gives other token ids than the folder's file."""
-    if is_as_written(origin):
-        return "the folder's file as it is written"
-    reader = f"{texts.read_by} of transformers"
-    if texts.unlike_file is None:
-        return reader
-    if not texts.unlike_file.num:
-        return (
-            f"{reader}, which reads {texts.unlike_file.num_asked:,} texts as the folder's file does"
-        )
-    return (
-        f"{reader}, unlike the folder's file as it is written in {texts.unlike_file}; to read texts"
-        " by that file, export with --tokenizer-as-written"
-    )
 
 
 def _shorten(names: Sequence[str]) -> str:

@@ -140,7 +140,7 @@ def _wishes(options: argparse.Namespace) -> Wishes:
         tokenizer=options.tokenizer,
         max_length=options.max_length,
         labels=(labels or None) if options.module else labels,
-        reference="none" if options.reference == "none" else None,
+        own_reading=options.reference == "none",
         samples=_texts(options.texts),
         by_command=True,
     )

@@ -5,13 +5,14 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from addnorm.export import authors_writer, checking, writer
+from addnorm.export import authors_writer, writer
 from addnorm.export.certificate import as_written
 from addnorm.export.opening import Model, takes_vectors
 from addnorm.export.recognition.recognize import NotRecognized
 from addnorm.export.reference.reference import Reference
 from addnorm.export.sources import Source
 from addnorm.export.wishes import UsageError, Wishes
+from addnorm.export.words.texts import tokenizer_in_words
 from addnorm.export.writer import REFUSALS, say
 from addnorm.model.checkpoints import CheckpointError
 from addnorm.service.engine import bundle as bundles
@@ -28,28 +29,27 @@ def choose_graph(model: Model, wishes: Wishes) -> Iterator[Source | Reference]:
     reasons where it has neither."""
     with ExitStack() as stack:
         try:
-            opened, why = _open_packed(model, wishes, stack), ""
+            opened, reason = _open_packed(model, wishes, stack), ""
         except (NotRecognized, CheckpointError) as error:
             if wishes.graph == "packed":
                 raise
-            opened, why = None, error.why if isinstance(error, NotRecognized) else str(error)
+            opened, reason = None, error.why if isinstance(error, NotRecognized) else str(error)
         if opened:
             yield opened
             return
         try:
             reference = stack.enter_context(model.as_written(wishes))
             authors_writer.refuse_precisions(wishes)
-            if why:
-                say(f"no graph of ours: {why}")
+            if reason:
+                say(f"no graph of ours: {reason}")
                 say(f"served as its authors wrote it: {WHAT_IT_MEANS}")
             if reference.words:
-                words = checking.tokenizer_in_words(reference.origin, reference.words)
-                say(f"tokenizer: {words}")
+                say(f"tokenizer: {tokenizer_in_words(reference.origin, reference.words)}")
             yield reference
         except REFUSALS as second:
-            if not why or str(second) == why:
+            if not reason or str(second) == reason:
                 raise
-            words = f"{why}. Nor can it be served as its authors wrote it: {second}"
+            words = f"{reason}. Nor can it be served as its authors wrote it: {second}"
             raise UsageError(words) from second
 
 

@@ -137,7 +137,7 @@ class InMemory:
         wishes.check_read(f"a {self.kind}", OF_MODELS)
         with self._folder(wishes.tokenizer) as folder:
             of_folder = replace(
-                wishes, reference="none", tokenizer=None, pooling=None, normalize=None
+                wishes, own_reading=True, tokenizer=None, pooling=None, normalize=None
             )
             source = sources.checkpoint(folder, of_folder)
             chosen = {"pooling": wishes.pooling, "normalize": wishes.normalize}

@@ -18,7 +18,7 @@ from addnorm.export.reference.program import Program, ProgramError, split_task
 from addnorm.export.wishes import NO_WISHES, OF_GRAPHS, UsageError, Wishes
 from addnorm.export.words import texts
 from addnorm.export.words.folder_tokenizer import NoTexts
-from addnorm.export.words.texts import AS_WRITTEN, Texts
+from addnorm.export.words.texts import Texts
 from addnorm.model import presets
 from addnorm.model.checkpoints import Checkpoint, CheckpointError, load_checkpoint, look
 from addnorm.model.checkpoints.families import FAMILIES
@@ -34,7 +34,7 @@ OUTPUTS = ("logits", "pooled", "token_vectors")  # that heads can make
 # fields of `Wishes` that a folder with a table reads
 CHECKPOINT_READS = (
     *OF_GRAPHS, "keep_recall", "ignore", "tokenizer_as_written", "runs_code", "max_length",
-    "labels", "reference", "samples",
+    "labels", "own_reading", "samples",
 )  # fmt: skip
 OWN_READING = {"kind": "own reading", "name": "Addnorm's own reading"}
 
@@ -137,7 +137,6 @@ def checkpoint(folder: Path, wishes: Wishes = NO_WISHES) -> Source:
     """CheckpointError if the folder does not fit, UsageError if a wish does not, or if its authors'
     program cannot be run."""
     wishes.check_read("a checkpoint", CHECKPOINT_READS)
-    as_written = wishes.tokenizer_as_written
     loaded = load_checkpoint(folder, wishes.ignore, wishes.labels)
     hashes = {file.relative_to(folder).as_posix(): sha256(file) for file in loaded.files}
     folder = folder.resolve()
@@ -146,7 +145,6 @@ def checkpoint(folder: Path, wishes: Wishes = NO_WISHES) -> Source:
         "weights": hashes,
         "unused": loaded.unused,
         **wishes.recorded(),
-        **(AS_WRITTEN if as_written else {}),
     }
     facts = {
         "pooling": loaded.pooling,
@@ -171,7 +169,7 @@ def checkpoint(folder: Path, wishes: Wishes = NO_WISHES) -> Source:
     facts["input_types"] = {} if isinstance(words, NoTexts) else dict(words.input_types)
     _refuse_pads_around(loaded, words)
     source = Source(folder.name, loaded.model, origin, facts, words, folder, loaded, wishes=wishes)
-    if wishes.reference == "none":
+    if wishes.own_reading:
         return source
     limit = None if isinstance(words, NoTexts) else words.max_text_tokens
     logits = loaded.model.config.heads.get("logits")

@@ -65,7 +65,7 @@ def verify(
 def _as_compared(wishes: Wishes, before: Mapping[str, Any]) -> Wishes:
     """before: a certificate; a folder that was compared with our own reading is again."""
     if before.get("compared_with", {}).get("kind") == OWN_READING["kind"]:
-        return replace(wishes, reference="none")
+        return replace(wishes, own_reading=True)
     return wishes
 
 

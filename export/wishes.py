@@ -11,9 +11,15 @@ from addnorm.service.engine.manifest import Pooling
 PRECISIONS = ("fp32", "fp16", "int8")
 Text = str | tuple[str, str]
 Sample = Any  # a Text, token ids `[S]` or `[B, S]`, or float vectors with another axis
+AS_WRITTEN = {"tokenizer": "as written"}  # in the manifest's `source`
 ModuleTask = Literal["embed", "rerank", "classify", "tag"]
 # fields of `Wishes` whose option of the command has another name
-OPTIONS = {"runs_code": "--trust-remote-code", "samples": "--texts", "precisions": "--precision"}
+OPTIONS = {
+    "own_reading": "--reference",
+    "runs_code": "--trust-remote-code",
+    "samples": "--texts",
+    "precisions": "--precision",
+}
 # fields that say how a graph is written. All graphs of ours read them
 OF_GRAPHS = ("graph", "layout", "precisions", "default_precision", "lens")
 # and those that every model reads which is in memory
@@ -44,8 +50,8 @@ class Wishes:
     neither labels nor pooling tell. outputs: the served tensors of an answer with several, by name;
     or names for those of a tuple, in order.
 
-    reference: what is called in place of the model, or "none" for a folder that is compared with
-    our reading alone. samples: compared beside ours. max_positions, vocab_size, input_width: of a
+    reference: what is called in place of a module. own_reading: a folder is compared with our
+    reading alone. samples: compared beside ours. max_positions, vocab_size, input_width: of a
     module that does not show them. batch_first: a module takes `[B, S]`, else `[S, B]`.
 
     by_command: messages name fields as options of the command.
@@ -67,7 +73,8 @@ class Wishes:
     normalize: bool | None = None
     task: ModuleTask | None = None
     outputs: tuple[str, ...] = ()
-    reference: Callable[..., Any] | Literal["none"] | None = None
+    reference: Callable[..., Any] | None = None
+    own_reading: bool = False
     samples: tuple[Sample, ...] = ()
     max_positions: int | None = None
     vocab_size: int | None = None
@@ -130,6 +137,7 @@ class Wishes:
             "ignore": [*self.ignore] or None,
             "labels": None if self.labels is None else [*self.labels],
             "max_length": self.max_length,
+            **(AS_WRITTEN if self.tokenizer_as_written else {}),
         }
         return {name: value for name, value in chosen.items() if value is not None}
 

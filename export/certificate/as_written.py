@@ -18,7 +18,7 @@ from addnorm.export.certificate.certificate import (
     refuse_failures,
     table_row,
 )
-from addnorm.export.certificate.graph import exact, traced
+from addnorm.export.certificate.graph import exact, structure, traced
 from addnorm.export.certificate.served import (
     Case,
     CertificationError,
@@ -91,7 +91,7 @@ def certificate_of(
     of_fp32 = [check for check in checks if check.precision == "fp32"]
     worst = max(of_fp32 or checks, key=lambda check: check.difference / (check.limit or 1))
     tqdm.write(
-        f"compared {len(checks)} answers, sequences of 1 to {reference.longest} tokens, with"
+        f"{len(checks)} comparisons passed, on sequences of 1 to {reference.longest} tokens, with"
         f" {reference.name}: the largest difference is {worst.difference:.2g}, of {worst.limit:.1g}"
     )
     outputs = [tensor.name for tensor in reference.tensors.values()]
@@ -128,6 +128,14 @@ def _compare_constants(bundle: Bundle, reference: Reference, exported: Exported)
             rest = f"; and {len(words) - 3} more" if len(words) > 3 else ""
             raise CertificationError(f"{comparison} (fp32): {'; '.join(words[:3])}{rest}")
         yield Check(comparison, "differences", "fp32", 0, 0)
+    if reference.head is not None and exported.head is not None:
+        head = model_file.load(bundle.head("logits"))
+        comparisons = {
+            "logits, weights": exact.compare_weights(head, reference.head),
+            "logits, graph": [*structure.differences(head, exported.head)],
+        }
+        findings = [(("fp32", name), words) for name, words in comparisons.items()]
+        yield from parity.refuse_findings(bundle, findings)
 
 
 def compare_answers(model: Model, reference: Reference, lengths: Sequence[int]) -> list[Check]:
@@ -144,15 +152,11 @@ def compare_answers(model: Model, reference: Reference, lengths: Sequence[int]) 
 
 
 def _compare_head(model: Model, reference: Reference, lengths: Sequence[int]) -> Iterator[Check]:
-    """Logits of a vocabulary, which a graph of their own makes of fp32's rows, and its weights."""
+    """Logits of a vocabulary, which a graph of their own makes of fp32's rows."""
     if reference.head is None or "fp32" not in model.engines:
         return
-    bundle = model.bundle
-    graph = model_file.load(bundle.head("logits"))
-    differences = exact.compare_weights(graph, reference.head)
-    parity.refuse_findings(bundle, [(("fp32", "logits, weights"), differences)])
-    yield Check("logits, weights", "differences", "fp32", 0, 0)
-    drawn = selfcheck.sequences(bundle.manifest.limits, [n for n in lengths if n <= MOST_LOGITS])
+    short_lengths = [length for length in lengths if length <= MOST_LOGITS]
+    drawn = selfcheck.sequences(model.bundle.manifest.limits, short_lengths)
     with path_of(model) as path:
         for batch in (drawn.sequence(index) for index in range(len(drawn))):
             case = Case.from_batch(f"{batch.num_tokens} tokens", batch)

@@ -18,11 +18,19 @@ from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
-from addnorm.export.graphs.graph import UnfitError, export_module, silence_exporter
+from addnorm.export.graphs.graph import UnfitError, export_head, export_module, silence_exporter
 from addnorm.export.graphs.model_file import Graph
+from addnorm.export.graphs.portable import make_portable
 from addnorm.export.graphs.traceable import traceable
 from addnorm.export.reference.original import as_found
-from addnorm.export.reference.reference import EXAMPLE, Reference, inputs_of, laid_out, pair
+from addnorm.export.reference.reference import (
+    EXAMPLE,
+    LastLayer,
+    Reference,
+    inputs_of,
+    laid_out,
+    pair,
+)
 from addnorm.export.reference.trace import plain_attention
 from addnorm.service.engine.engine import TYPES
 from addnorm.service.engine.own_engine import ANSWER, IDS, LENGTHS, VECTORS
@@ -65,12 +73,14 @@ def _by_place(condition: str) -> str:
 @dataclass(frozen=True)
 class Exported:
     """program: the forward as PyTorch followed it. lengths: that must be compared. guards: of each
-    forward that was followed; all are one."""
+    forward that was followed; all are one.
+    head: rows `[n, d]` to logits of a vocabulary, with equal bits on every processor."""
 
     graph: Graph
     program: ExportedProgram
     lengths: tuple[int, ...]
     guards: tuple[Guards, ...]
+    head: Graph | None = None
 
 
 class _SideBySide(nn.Module):
@@ -116,7 +126,15 @@ def export_graph(reference: Reference) -> Exported:
         for step in (0, 1)
     }
     lengths = {min(length, longest) for length in (*LENGTHS, longest)} | edges
-    return Exported(first, program, tuple(sorted(lengths)), tuple(all_guards))
+    return Exported(
+        first, program, tuple(sorted(lengths)), tuple(all_guards), _export_head(reference.head)
+    )
+
+
+def _export_head(head: LastLayer | None) -> Graph | None:
+    if head is None:
+        return None
+    return make_portable(export_head(head, "logits", head.layer.in_features))
 
 
 def _nodes(graph: Graph) -> list[bytes]:

@@ -205,11 +205,9 @@ def of_module(
 ) -> Source:
     """origin: more of where it is from. NotRecognized, in words."""
     wishes.check_read("a graph of ours", MODULE_READS)
-    name, call = type(module).__qualname__, wishes.reference
+    name = type(module).__qualname__
     try:
-        recognized = recognize(
-            module, None if call == "none" else call, wishes.max_positions, wishes.batch_first
-        )
+        recognized = recognize(module, wishes.reference, wishes.max_positions, wishes.batch_first)
         config = recognized.model.config
         if (wishes.max_positions or 0) > config.max_positions:
             raise Unrecognized(

@@ -191,7 +191,6 @@ def _origin(folder: Path, wishes: Wishes) -> dict[str, Any]:
         "checkpoint": folder.resolve().name,
         "weights": {name: sha256(folder / name) for name in names},
         **wishes.recorded(),
-        **(texts.AS_WRITTEN if wishes.tokenizer_as_written else {}),
     }
 
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from tokenizers import Tokenizer
 
-from addnorm.export.wishes import UsageError, Wishes
+from addnorm.export.wishes import AS_WRITTEN, UsageError, Wishes
 from addnorm.export.words import folder_tokenizer, sample_texts
 from addnorm.export.words.folder_tokenizer import NoTexts
 from addnorm.export.words.sample_texts import Unlike
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 
-AS_WRITTEN = {"tokenizer": "as written"}  # in the manifest's `source`
 SPECIAL_TOKENS = ("eos_token", "bos_token", "pad_token")
 # settings of sentence-transformers' Transformer that change how texts become token ids
 NOT_DONE = {
@@ -68,6 +67,22 @@ class Texts:
 def is_as_written(origin: Mapping[str, Any]) -> bool:
     """True if the manifest's `source` says that texts are read by the folder's file alone."""
     return AS_WRITTEN.items() <= origin.items()
+
+
+def tokenizer_in_words(origin: Mapping[str, Any], words: Texts) -> str:
+    """The tokenizer, and where it gives other token ids than the folder's file. origin: the
+    manifest's `source`."""
+    if is_as_written(origin):
+        return "the folder's file as it is written"
+    reader, unlike = f"{words.read_by} of transformers", words.unlike_file
+    if unlike is None:
+        return reader
+    if not unlike.num:
+        return f"{reader}, which reads {unlike.num_asked:,} texts as the folder's file does"
+    return (
+        f"{reader}, unlike the folder's file as it is written in {unlike}; to read texts by that"
+        " file, export with --tokenizer-as-written"
+    )
 
 
 def read(folder: Path, max_positions: int, as_written: bool = False) -> Texts:

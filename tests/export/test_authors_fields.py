@@ -43,7 +43,7 @@ def test_texts_alone_go_through_no_template(tmp_path: Path, modalities: Any) -> 
 def test_an_export_says_what_is_not_served_and_what_is_not_read(tmp_path: Path) -> None:
     tell(checkpoint(tmp_path), PROGRAM, similarity_fn_name="dot", its_own=1)
     (tmp_path / "colbert_linear.pt").write_bytes(b"")
-    source = sources.checkpoint(tmp_path, Wishes(reference="none"))
+    source = sources.checkpoint(tmp_path, Wishes(own_reading=True))
     assert source.facts["similarity"] == "dot"
     assert [*checking.findings(source)][-3:] == [
         f"fields that are not read: {PROGRAM}: its_own",
@@ -55,7 +55,7 @@ def test_an_export_says_what_is_not_served_and_what_is_not_read(tmp_path: Path) 
 def test_an_export_says_that_scores_are_the_authors_with_raw_scores(tmp_path: Path) -> None:
     save(made("BertForSequenceClassification", num_labels=1), tmp_path)
     tell(tmp_path, PROGRAM, activation_fn="torch.nn.modules.linear.Identity")
-    source = sources.checkpoint(tmp_path, Wishes(reference="none"))
+    source = sources.checkpoint(tmp_path, Wishes(own_reading=True))
     assert "scores of pairs: their authors' are the logits" in [*checking.findings(source)][-1]
 
 

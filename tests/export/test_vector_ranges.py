@@ -37,7 +37,7 @@ def test_a_bundle_with_a_tokenizer_has_certified_ranges(bundle: bundles.Bundle) 
 def test_ranges_are_those_of_the_served_vectors(
     bundle: bundles.Bundle, text_checkpoint: Path
 ) -> None:
-    source = sources.checkpoint(text_checkpoint, Wishes(reference="none"))
+    source = sources.checkpoint(text_checkpoint, Wishes(own_reading=True))
 
     def failed(ranges: Any) -> list[tolerances.Result]:
         manifest = bundle.manifest.model_copy(update={"vector_ranges": ranges})
