@@ -174,10 +174,7 @@ def _compare_head(model: Model, reference: Reference, lengths: Sequence[int]) ->
 def _compare_tokens(model: Model, reference: Reference, lengths: Sequence[int]) -> Iterator[Check]:
     """Sequences of each length and the samples through the server's own path, then many of them
     ragged and padded, then those that are never drawn."""
-    limits = model.bundle.manifest.limits
-    drawn = selfcheck.sequences(limits, lengths)
-    batches = [*(drawn.sequence(index) for index in range(len(drawn)))]
-    batches += batches_of(reference.wishes.numbers)
+    limits, batches = model.bundle.manifest.limits, _batches(model, reference, lengths)
     short = [batch for batch in batches if batch.num_tokens <= 65]
     batches += _repetitive_batches(reference, NUM_OF_CHOICES if _chooses(model) else NUM_REPEATED)
     with path_of(model) as path:
@@ -210,6 +207,13 @@ def _compare_tokens(model: Model, reference: Reference, lengths: Sequence[int]) 
             )
             real = [mask[0] != 0 for mask in masks]
             yield from _refuse_first_failure(_checks(path, case, short, reference, real), reference)
+
+
+def _batches(model: Model, reference: Reference, lengths: Sequence[int]) -> list[Batch]:
+    """A random sequence of each length, and the samples."""
+    drawn = selfcheck.sequences(model.bundle.manifest.limits, lengths)
+    sequences = [drawn.sequence(index) for index in range(len(drawn))]
+    return sequences + batches_of(reference.wishes.numbers)
 
 
 def _refuse_first_failure(checks: Iterator[Check], reference: Reference) -> Iterator[Check]:
@@ -246,10 +250,7 @@ def _compare_int8_file(bundle: Bundle, exported: Exported) -> list[Check]:
 
 def _compare_int8(model: Model, reference: Reference, lengths: Sequence[int]) -> Iterator[Check]:
     """Sequences of each length and the samples, each sent alone. All their rows are one case."""
-    limits, case = model.bundle.manifest.limits, "drawn sequences"
-    drawn = selfcheck.sequences(limits, lengths)
-    batches = [drawn.sequence(index) for index in range(len(drawn))]
-    batches += batches_of(reference.wishes.numbers)
+    case, batches = "drawn sequences", _batches(model, reference, lengths)
     with path_of(model) as path:
         try:
             answers = [

@@ -130,19 +130,19 @@ def test_an_embedder_of_a_family_without_a_table_answers_as_its_library(
     )
     with pytest.raises(SystemExit, match="the graph's answer differs"):
         command.verify([str(bundle.path), "--checkpoint", str(folder)])
-    change_a_weight(bundle)
+    change_a_weight(bundle, bundle.graph("fp32"))
     with pytest.raises(SystemExit, match=r"weights \(fp32\): .* is no weight, nor computed of"):
         command.verify([str(bundle.path), "--checkpoint", str(folder)])
 
 
-def change_a_weight(bundle: bundles.Bundle) -> None:
+def change_a_weight(bundle: bundles.Bundle, file: Path) -> None:
     """A number by a millionth, with hashes made anew."""
-    graph = whole(model_file.load(bundle.graph("fp32")))
+    graph = whole(model_file.load(file))
     item = max(graph.proto.graph.initializer, key=lambda item: len(item.raw_data))
     array = numpy_helper.to_array(item).copy()
     array.flat[0] *= 1 + 2.0**-20
     item.CopyFrom(numpy_helper.from_array(array, item.name))
-    model_file.save(graph, bundle.graph("fp32"))
+    model_file.save(graph, file)
     bundles.write_manifest(bundle.path, bundle.manifest.model_dump(exclude={"format", "files"}))
 
 
@@ -276,7 +276,11 @@ def test_logits_of_a_vocabulary_are_a_graph_of_their_own(tmp_path: Path) -> None
     bundle = exported(tmp_path / "splade", tmp_path / "bundles")
     assert bundle.compared_with["texts"] == ["sparse"]
     assert bundle.manifest.sparse_activation == "log1p_relu"
-    command.verify([str(bundle.path), "--checkpoint", str(tmp_path / "splade")])
+    again = [str(bundle.path), "--checkpoint", str(tmp_path / "splade")]
+    command.verify(again)
+    change_a_weight(bundle, bundle.head("logits"))
+    with pytest.raises(SystemExit, match=r"logits, weights \(fp32\): "):
+        command.verify(again)
 
 
 def test_a_causal_language_model_completes(tmp_path: Path) -> None:
