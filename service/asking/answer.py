@@ -67,14 +67,14 @@ class Answers:
             return await self.answer(ask), ask
 
     async def answer(self, ask: Ask) -> Any:
-        """The answer that `ask.encode` makes of its outputs; `ask.stages_s` has each stage's time.
-        ServiceError: what the caller is told instead; Expired or ClientGone between any two stages.
-        What it holds is given back by whoever admitted it."""
-        decoded = time.monotonic()
-        ask.decoded_from = ask.decoded_from or decoded
-        ask.stages_s = {"decode": decoded - ask.decoded_from}
-        ask.statistics, ask.num_sequences = ask.model.statistics, len(ask.padding.lengths)
-        ask.statistics.num_under_way += 1
+        """The answer that `ask.encode` makes of its outputs. `ask.record.stages_s` gets the time of
+        each stage. ServiceError: the caller gets it instead; Expired or ClientGone between any two
+        stages. Whoever admitted the ask gives back what it holds."""
+        decoded, record = time.monotonic(), ask.record
+        record.decoded_from = record.decoded_from or decoded
+        record.stages_s = {"decode": decoded - record.decoded_from}
+        record.statistics, record.num_sequences = ask.model.statistics, len(ask.padding.lengths)
+        record.statistics.num_under_way += 1
         if not ask.model.is_loaded:
             await self._load(ask)
         check(ask, self.settings)
@@ -109,12 +109,12 @@ class Answers:
                 loop.call_soon(self.scheduler.wake)
             rows_of = self._rows_in_time if ask.in_time else self._handover.result
             try:
-                await rows_of(ask.future, ask)
+                await rows_of(ask.entry.future, ask)
             except NotFinite as error:
                 raise by_row(ask, error) from error
-            taken = ask.computed if ask.taken is None else ask.taken
-            queued_s, ran_s = taken - ask.submitted, ask.computed - taken
-        ask.stages_s |= {"queue": queued_s, "infer": ran_s}
+            taken = ask.entry.computed if ask.entry.taken is None else ask.entry.taken
+            queued_s, ran_s = taken - ask.entry.submitted, ask.entry.computed - taken
+        ask.record.stages_s |= {"queue": queued_s, "infer": ran_s}
         self.gate.keep(ask, "bulk_s", 0)
 
         started = time.monotonic()
@@ -127,8 +127,8 @@ class Answers:
             encoded = await turns.run(ask, _make_and_encode, ask, cost)
             self.gate.keep(ask, "answer_s", 0)
         ask.check()
-        ask.stages_s["encode"] = time.monotonic() - started
-        ask.is_inferred = True
+        ask.record.stages_s["encode"] = time.monotonic() - started
+        ask.record.is_inferred = True
         return encoded
 
     async def _rows_in_time(self, future: Future[None], ask: Ask) -> None:
@@ -148,7 +148,7 @@ class Answers:
         ask.batch = Batch.joined([(ask.batch, index) for index in ask.there])
         ask.padding = Padding(ask.batch.lengths, None)
         ask.sizes = [o.size(ask.model.bundle, ask.batch, ask.padding) for o in ask.outputs]
-        ask.num_sequences, ask.real_tokens = len(ask.batch), ask.batch.num_tokens
+        ask.record.num_sequences, ask.record.real_tokens = len(ask.batch), ask.batch.num_tokens
 
     async def _load(self, ask: Ask) -> None:
         """Waits until its model, which was unloaded, is there again. DeadlineNotMet if an ask that
@@ -163,7 +163,7 @@ class Answers:
         except TimeoutError:
             raise self.gate.too_late(ask, "the model was unloaded, and is being loaded") from None
         self.gate.hold(ask, "bodies", 0)
-        ask.stages_s["load"] = time.monotonic() - started
+        ask.record.stages_s["load"] = time.monotonic() - started
 
     async def _look_up(self, ask: Ask) -> None:
         """Finds what the cache holds of its rows."""

@@ -32,6 +32,41 @@ Made = TypeVar("Made", bound=Value)
 Result = TypeVar("Result")
 
 
+@dataclass(eq=False, slots=True)
+class QueueEntry:
+    """The part of an ask that waits for workers. The queue alone writes it."""
+
+    number: int  # in order of arrival
+    submitted: float
+    waiting: list[Any]  # `Waiting`: sequences that no worker has taken
+    size: int  # tokens that must be computed
+    num_left: int  # sequences that are not computed
+    rank: int  # among the oldest of its backlog
+    num_tokens: int = 0  # of `waiting`
+    taken: float | None = None  # when its first sequence was
+    computed: float = 0.0  # when its last sequence was
+    future: "Future[None]" = default(default_factory=Future)  # done once its rows are there
+
+
+@dataclass(eq=False, slots=True)
+class Record:
+    """The part of an ask that its report reads: log line, metrics, trace."""
+
+    model_name: str = ""
+    statistics: Statistics | None = None  # of the model's version
+    num_sequences: int = 0
+    real_tokens: int = 0
+    pad_tokens: int = 0
+    decoded_from: float | None = None  # time.monotonic(); the stages follow each other from there
+    stages_s: dict[str, float] = default(default_factory=dict)
+    is_inferred: bool = False  # an answer was computed and encoded
+    code: str = ""  # of an error
+    param: str = ""  # the field that the error is about
+    rejection: str = ""  # why it was rejected, if it was: a reason of addnorm_rejections
+    status: int | None = None  # of the answer, once its head was sent
+    first_byte_s: float | None = None  # after `started`; when the answer's first bytes were sent
+
+
 @dataclass(eq=False, slots=True, weakref_slot=True)
 class Ask:
     """Above each group stands who writes it; all others read. The event loop alone writes, but for
@@ -84,40 +119,19 @@ class Ask:
     held: dict[Account, float] = default(default_factory=dict)
     # cache, queue and workers
     rows: AskedRows = default(init=False)
-    number: int = 0  # in order of arrival
-    waiting: list[Any] = default(default_factory=list)  # its sequences that no worker has taken
     backlog: Any = None  # of the queue, also while it runs; None: it goes before all others
     is_bulk: bool = False  # it leaves a worker to others, and runs on one core, with no other asks
-    size: int = 0  # tokens that must be computed
-    num_tokens: int = 0  # of these, that wait
-    num_left: int = 0  # sequences that are not computed
-    rank: int = 0  # among the oldest of its backlog
-    submitted: float = 0.0
     until: float = math.inf  # when its rows must be there; in time: when the next must be begun
     ends: float = math.inf  # when it is answered, if it is to be in time
-    taken: float | None = None  # when its first sequence was
-    computed: float = 0.0
-    future: "Future[None]" = default(init=False)  # done once its rows are there
+    entry: QueueEntry = default(init=False)
     # by class, in the order asked for
     values: Mapping[type[Output[Any]], Value] = default(init=False)
     there: Sequence[int] | None = None  # the sequences that it is answered with; None: all
     order: Sequence[int] | None = None  # of the caller's texts, by a first stage
     scored: tuple[int, int] | None = None  # texts with a score, of how many; None: all must have
     num_late: int = 0  # texts without one as its time was over
-    # whoever passes, for the report
-    model_name: str = ""
-    statistics: Statistics | None = None  # of the model's version
-    num_sequences: int = 0
-    real_tokens: int = 0
-    pad_tokens: int = 0
-    decoded_from: float | None = None  # time.monotonic(); the stages follow each other from there
-    stages_s: dict[str, float] = default(default_factory=dict)
-    is_inferred: bool = False  # an answer was computed and encoded
-    code: str = ""  # of an error
-    param: str = ""  # the field that the error is about
-    rejection: str = ""  # why it was rejected, if it was: a reason of addnorm_rejections
-    status: int | None = None  # of the answer, once its head was sent
-    first_byte_s: float | None = None  # after `started`; when the answer's first bytes were sent
+    # whoever passes
+    record: Record = default(default_factory=Record)
     # `Handover.result`
     stop: Callable[[], object] | None = None  # ends the present wait
 
@@ -135,9 +149,9 @@ class Ask:
 
     def end(self) -> None:
         """Its time is over: it is answered with what is there."""
-        self.computed = time.monotonic()
+        self.entry.computed = time.monotonic()
         with suppress(InvalidStateError):  # all is there
-            self.future.set_result(None)
+            self.entry.future.set_result(None)
 
     def leave(self) -> None:
         """The caller has left."""
@@ -171,7 +185,7 @@ class Ask:
                 f" {selection.prompt_name[:60]!r}: send one of them",
                 param="prompt_name",
             )
-        self.model, self.model_name = selection.model, selection.model.name
+        self.model, self.record.model_name = selection.model, selection.model.name
         self.alias = selection.alias
         self.precision, self.dimensions = selection.alias.precision, selection.alias.dimensions
         return selection.model, selection.prompt_name if prompt_name is None else prompt_name
@@ -182,9 +196,9 @@ class Ask:
 
     def note(self, error: ServiceError) -> None:
         """Keeps what is told of the error: the error itself would keep its frames."""
-        self.code = error.code
-        self.param = (error.param or "") if error.names_own_field else ""
-        self.rejection = error.reason if error.is_rejection else ""
+        self.record.code = error.code
+        self.record.param = (error.param or "") if error.names_own_field else ""
+        self.record.rejection = error.reason if error.is_rejection else ""
 
     def forget(self) -> None:
         """Lets go of the model and of all that is large: who reads the answer may be slow."""

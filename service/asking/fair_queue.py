@@ -21,7 +21,7 @@ import math
 from bisect import bisect_left, insort
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import Future, InvalidStateError
+from concurrent.futures import InvalidStateError
 from contextlib import suppress
 from heapq import heappop, heappush, heapreplace
 from itertools import accumulate, chain, count, groupby
@@ -29,7 +29,7 @@ from operator import attrgetter
 from typing import Generic, NamedTuple, TypeVar
 from weakref import WeakKeyDictionary, WeakSet
 
-from addnorm.service.asking.ask import Ask
+from addnorm.service.asking.ask import Ask, QueueEntry
 from addnorm.service.engine.batch import Batch
 from addnorm.service.engine.target import Target
 from addnorm.service.errors import Expired
@@ -196,7 +196,7 @@ class Backlog(Flow):
         """The order of the present turn: by size if it is the smallest ask's, else by age. Asks
         that end in time take turns by their ranks alone."""
         oldest = self.by_age[0][2]
-        is_for_smallest = self._lead <= 0 and self.by_size[0][0] < oldest.size
+        is_for_smallest = self._lead <= 0 and self.by_size[0][0] < oldest.entry.size
         return self.by_size if is_for_smallest and not oldest.in_time else self.by_age
 
     def next(self, has_large: bool) -> Ask | None:
@@ -209,7 +209,7 @@ class Backlog(Flow):
 
     def charge(self, num_tokens: int) -> None:
         """The ask whose turn it is was given so many tokens. Call before any ask is removed."""
-        smallest, oldest = self.by_size[0][2].size, self.by_age[0][2].size
+        smallest, oldest = self.by_size[0][2].entry.size, self.by_age[0][2].entry.size
         if self.by_age[0][2].in_time:
             return
         if self.order() is self.by_size:
@@ -285,32 +285,31 @@ class FairQueue:
         """Queues what is missing of the ask's rows, which must be there by `until`: in its backlog,
         or before all others if it has none. So do the server's own known-answer tests, which are
         small and few."""
-        rows, ask.future, ask.submitted = ask.rows, Future(), now
-        ask.number = number = next(self._numbers)
-        ask.waiting = [Waiting(rows.lengths[at], number, at, ask) for at in rows.missing]
-        if not ask.in_time:
-            ask.waiting.sort()
-        ask.size = sum(sequence.length for sequence in ask.waiting)
-        ask.num_tokens, ask.num_left = 0, len(ask.waiting)
-        ask.rank = number
+        rows, number = ask.rows, next(self._numbers)
+        waiting = [Waiting(rows.lengths[at], number, at, ask) for at in rows.missing]
+        rank = number
         if ask.in_time:
-            ask.rank -= BEFORE_BULK if len(rows.missing) < len(rows.lengths) else 2 * BEFORE_BULK
+            rank -= BEFORE_BULK if len(rows.missing) < len(rows.lengths) else 2 * BEFORE_BULK
+        else:
+            waiting.sort()
+        size = sum(sequence.length for sequence in waiting)
+        ask.entry = entry = QueueEntry(number, now, waiting, size, len(waiting), rank)
+        if ask.in_time:
             ask.until = _last_begin(ask)
-        ask.taken = None
         self._live_asks.add(ask)
         # the future must not refer to its ask: such a cycle would outlive both
-        ask.future.add_done_callback(lambda _: self._done.append(number))
+        entry.future.add_done_callback(lambda _: self._done.append(number))
         self.asks[number] = ask
         insort(self._deadlines, (ask.until, number, ask))
-        self._count(ask, ask.size)
+        self._count(ask, ask.entry.size)
         if (backlog := ask.backlog) is None:
             self._first[number] = ask
             return
         if not ask.is_bulk:
             self._others_at = now
         self.active.setdefault(ask.target, {})[backlog] = None
-        insort(backlog.by_age, (ask.rank, number, ask))
-        insort(backlog.by_size, (ask.size, number, ask))
+        insort(backlog.by_age, (ask.entry.rank, number, ask))
+        insort(backlog.by_size, (ask.entry.size, number, ask))
         backlog.num_waiting += 1
         backlog.owner.num_waiting += 1
         backlog.owner.num_bulk += ask.is_bulk
@@ -320,15 +319,15 @@ class FairQueue:
 
     def _remove(self, ask: Ask) -> None:
         """All its sequences were taken, or nobody waits for it."""
-        number, backlog, ask.waiting = ask.number, ask.backlog, []
+        number, backlog, ask.entry.waiting = ask.entry.number, ask.backlog, []
         del self.asks[number]
         del self._deadlines[bisect_left(self._deadlines, (ask.until, number))]
-        self._count(ask, -ask.num_tokens)
+        self._count(ask, -ask.entry.num_tokens)
         if backlog is None:
             del self._first[number]
             return
-        del backlog.by_age[bisect_left(backlog.by_age, (ask.rank, number))]
-        del backlog.by_size[bisect_left(backlog.by_size, (ask.size, number))]
+        del backlog.by_age[bisect_left(backlog.by_age, (ask.entry.rank, number))]
+        del backlog.by_size[bisect_left(backlog.by_size, (ask.entry.size, number))]
         backlog.num_waiting -= 1
         backlog.owner.num_waiting -= 1
         backlog.owner.num_bulk -= ask.is_bulk
@@ -341,7 +340,7 @@ class FairQueue:
     def _count(self, ask: Ask, num_tokens: int) -> None:
         """So many tokens more wait, or fewer. Those of bulk asks are in no account but their own:
         many may wait, and others are served meanwhile."""
-        ask.num_tokens += num_tokens
+        ask.entry.num_tokens += num_tokens
         if ask.is_bulk:
             return
         self.num_tokens += num_tokens
@@ -362,7 +361,7 @@ class FairQueue:
             return None
         if self._first:
             ask = next(iter(self._first.values()))
-            target, taken = ask.target, ask.waiting
+            target, taken = ask.target, ask.entry.waiting
         else:
             num_busy = self.num_workers - num_idle
 
@@ -399,27 +398,27 @@ class FairQueue:
             self._count(sequence.ask, -sequence.length)
             sequences_by_ask[sequence.ask].append(sequence)
         for ask, sequences in sequences_by_ask.items():
-            ask.taken = now if ask.taken is None else ask.taken
-            if len(sequences) == len(ask.waiting):
+            ask.entry.taken = now if ask.entry.taken is None else ask.entry.taken
+            if len(sequences) == len(ask.entry.waiting):
                 self._remove(ask)
                 continue
             if ask.in_time:  # it goes behind the others: all would end before the last had a turn
                 self._to_the_end(ask, len(sequences))
                 continue
             for sequence in sequences:
-                del ask.waiting[bisect_left(ask.waiting, sequence)]
+                del ask.entry.waiting[bisect_left(ask.entry.waiting, sequence)]
         return MicroBatch(target, taken, now)
 
     def _to_the_end(self, ask: Ask, num_taken: int) -> None:
         """Puts an ask that ends in time behind the others of its backlog that do: so many of its
         sequences were taken."""
         by_age, deadlines = ask.backlog.by_age, self._deadlines
-        del ask.waiting[:num_taken]
-        del by_age[bisect_left(by_age, (ask.rank, ask.number))]
-        del deadlines[bisect_left(deadlines, (ask.until, ask.number))]
-        ask.rank, ask.until = next(self._numbers) - BEFORE_BULK, _last_begin(ask)
-        insort(by_age, (ask.rank, ask.number, ask))
-        insort(deadlines, (ask.until, ask.number, ask))
+        del ask.entry.waiting[:num_taken]
+        del by_age[bisect_left(by_age, (ask.entry.rank, ask.entry.number))]
+        del deadlines[bisect_left(deadlines, (ask.until, ask.entry.number))]
+        ask.entry.rank, ask.until = next(self._numbers) - BEFORE_BULK, _last_begin(ask)
+        insort(by_age, (ask.entry.rank, ask.entry.number, ask))
+        insort(deadlines, (ask.until, ask.entry.number, ask))
 
     def _choose(self, ask: Ask, num_idle: int, now: float) -> list[Waiting]:
         """The ask's longest sequence, and its neighbours in length, of about
@@ -432,7 +431,7 @@ class FairQueue:
         """
         backlog: Backlog = ask.backlog
         order = backlog.order()
-        target, anchor, candidates = ask.target, ask.waiting[-1], list(ask.waiting)
+        target, anchor, candidates = ask.target, ask.entry.waiting[-1], list(ask.entry.waiting)
         # together they hold no more than one sequence of as many tokens, and none of them is large
         num_left = int(min(target.token_budget, target.large_from - 1))
         if ask.is_bulk:
@@ -446,7 +445,7 @@ class FairQueue:
             if target.is_shared_out:
                 share = math.ceil(target.num_tokens / num_idle)
                 num_left = min(num_left, max(least_share(target), share))
-            num_wanted = CANDIDATE_BATCHES * target.token_budget - ask.num_tokens
+            num_wanted = CANDIDATE_BATCHES * target.token_budget - ask.entry.num_tokens
             other_backlogs = [
                 flow for flow in self.active[target] if flow is not backlog and not flow.is_bulk
             ]
@@ -455,8 +454,8 @@ class FairQueue:
                     if num_wanted <= 0:
                         break
                     if other is not ask:
-                        candidates += other.waiting
-                        num_wanted -= other.num_tokens
+                        candidates += other.entry.waiting
+                        num_wanted -= other.entry.num_tokens
             candidates.sort()
         low = bisect_left(candidates, anchor)
         high, num_left = low + 1, num_left - anchor.length
@@ -475,11 +474,11 @@ class FairQueue:
             micro.target.update_rate(micro.num_tokens, now - micro.taken)
         for ask, sequences in micro.parts:
             if error is None:
-                ask.num_left -= len(sequences)
-                if not ask.num_left:
-                    ask.computed = now
+                ask.entry.num_left -= len(sequences)
+                if not ask.entry.num_left:
+                    ask.entry.computed = now
                     with suppress(InvalidStateError):  # the caller has left in the meantime
-                        ask.future.set_result(None)
+                        ask.entry.future.set_result(None)
             else:
                 _fail(ask, error)
 
@@ -501,26 +500,28 @@ class FairQueue:
                 self._remove(ask)
         while self._deadlines and (late := self._deadlines[0][2]).until <= now:
             if late.in_time:
-                late.num_left -= len(late.waiting)  # those that run may still be there in time
-                if not late.num_left:
-                    late.computed = now
+                late.entry.num_left -= len(
+                    late.entry.waiting
+                )  # those that run may still be there in time
+                if not late.entry.num_left:
+                    late.entry.computed = now
                     with suppress(InvalidStateError):
-                        late.future.set_result(None)
+                        late.entry.future.set_result(None)
             else:
-                waited_s = now - late.submitted
+                waited_s = now - late.entry.submitted
                 _fail(late, Expired(f"deadline: it passed after {waited_s:.2f} s in the queue"))
             self._remove(late)
 
 
 def _is_large(ask: Ask) -> bool:
     """The sequence of the ask that runs next is large."""
-    length: int = ask.waiting[0 if ask.in_time else -1].length
+    length: int = ask.entry.waiting[0 if ask.in_time else -1].length
     return length >= ask.target.large_from
 
 
 def _last_begin(ask: Ask) -> float:
     """When the next sequence of an ask that ends in time must be begun, to be there in time."""
-    own_s: float = ask.waiting[0].length * ask.target.s_per_token
+    own_s: float = ask.entry.waiting[0].length * ask.target.s_per_token
     return ask.ends - own_s
 
 
@@ -531,4 +532,4 @@ def least_share(target: Target) -> int:
 
 def _fail(ask: Ask, error: Exception) -> None:
     with suppress(InvalidStateError):  # the caller has left in the meantime
-        ask.future.set_exception(error)
+        ask.entry.future.set_exception(error)

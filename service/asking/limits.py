@@ -13,13 +13,17 @@ def check(ask: Ask, settings: Settings) -> None:
     """InvalidInput, with field, limit and value, for what no engine may see. Then it is known what
     computes it, what must be kept of its rows, and about how many bytes its answer has."""
     batch, padding, bundle = ask.batch, ask.padding, ask.model.bundle
-    ask.real_tokens, ask.pad_tokens = batch.num_tokens, padding.num_pads
+    ask.record.real_tokens, ask.record.pad_tokens = batch.num_tokens, padding.num_pads
     ask.precision = ask.precision or ask.model.default_precision
     if ask.dimensions is not None:
         ask.outputs = tuple(output.with_dimensions(ask.dimensions) for output in ask.outputs)
     for noun, value, limit in (
         ("sequences", len(padding.lengths), settings.max_sequences),
-        ("tokens with pads", ask.real_tokens + ask.pad_tokens, settings.max_padded_tokens),
+        (
+            "tokens with pads",
+            ask.record.real_tokens + ask.record.pad_tokens,
+            settings.max_padded_tokens,
+        ),
         ("real tokens", batch.num_tokens, settings.max_tokens),
     ):
         if value > limit:

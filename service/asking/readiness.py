@@ -112,8 +112,8 @@ class Readiness:
             ask.rows = AskedRows(ask.batch, ("every",))
             self._scheduler.submit_first(ask)
         await self._wait_for(ask)
-        if not ask.future.done():  # it stays where it is
-            is_early = time.monotonic() < ask.submitted + self._scheduler.run_timeout_s
+        if not ask.entry.future.done():  # it stays where it is
+            is_early = time.monotonic() < ask.entry.submitted + self._scheduler.run_timeout_s
             if (
                 is_early
                 and target not in self._wrong_targets
@@ -125,7 +125,7 @@ class Readiness:
         del self._open_tests[target]
         self._wrong_targets.add(target)
         try:
-            ask.future.result()
+            ask.entry.future.result()
         except Exception as error:  # whatever it is, the next check asks again
             cause = error.message if isinstance(error, ServiceError) else type(error).__name__
             return f"does not answer its known-answer test: {cause}"
@@ -140,10 +140,10 @@ class Readiness:
         """Waits for the answer, at most timeout_s. It counts ticks instead of seconds: the process
         may have been stopped, or had no core."""
         loop, settled = asyncio.get_running_loop(), asyncio.Event()
-        ask.future.add_done_callback(lambda _: loop.call_soon_threadsafe(settled.set))
+        ask.entry.future.add_done_callback(lambda _: loop.call_soon_threadsafe(settled.set))
         for _ in range(TICKS):
             with suppress(TimeoutError):
                 async with asyncio.timeout(self._timeout_s / TICKS):
                     await settled.wait()
-            if ask.future.done():
+            if ask.entry.future.done():
                 return

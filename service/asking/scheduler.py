@@ -108,7 +108,7 @@ class Scheduler:
                 for micro in worker.todo
                 for sequence in micro.sequences
             )
-            return self.gate.queue.asks.get(ask.number) is ask or ask in running_asks
+            return self.gate.queue.asks.get(ask.entry.number) is ask or ask in running_asks
 
     @property
     def num_hung(self) -> int:

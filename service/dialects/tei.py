@@ -336,7 +336,7 @@ async def _of_sequences(
 def _times(num_characters: int, ask: Ask) -> dict[str, str]:
     """Milliseconds, as text-embeddings-inference tells them. num_characters: of the request; ids
     count as one each."""
-    stages_s = ask.stages_s
+    stages_s = ask.record.stages_s
     total_s = sum(stages_s.values())
     times_s = {
         "x-compute-time": total_s,

@@ -120,7 +120,10 @@ class App:
             try:
                 await app(scope, receive, send)
             except Exception as error:  # whatever it is, the caller gets a response
-                if scope["type"] != "http" or (ask := scope["state"][ASK]).status is not None:
+                if scope["type"] != "http":
+                    raise
+                ask: Ask = scope["state"][ASK]
+                if ask.record.status is not None:
                     raise  # the response has begun: only the connection can be closed
                 known = note_error(error, scope["method"], scope["path"], ask)
                 envelope = ask.envelope or self._table.envelope(scope["path"])
@@ -192,9 +195,9 @@ class Sending:
         if is_head:
             num_bytes = int(dict(message["headers"]).get(b"content-length", b"0"))
             self.is_large = num_bytes > HIGH_WATER_LIMIT
-            hold = self.gate.keep if ask.is_inferred else self.gate.hold
+            hold = self.gate.keep if ask.record.is_inferred else self.gate.hold
             hold(ask, "responses", num_bytes if self.is_large and not self.is_open else 0)
-            ask.status = message["status"]
+            ask.record.status = message["status"]
             added = [(b"x-request-id", ask.id.encode())]
             if self.readiness.draining:
                 added.append((b"connection", b"close"))
@@ -209,8 +212,8 @@ class Sending:
         try:
             for each in messages:
                 await self.send(each)
-                if ask.first_byte_s is None and not is_head:
-                    ask.first_byte_s = time.monotonic() - ask.started
+                if ask.record.first_byte_s is None and not is_head:
+                    ask.record.first_byte_s = time.monotonic() - ask.started
                 if each.get("more_body") and self.is_large:
                     # else a caller that reads quickly would keep the event loop from others
                     await asyncio.sleep(0)

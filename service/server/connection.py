@@ -146,7 +146,7 @@ class Connection(HttpToolsProtocol):
     def pause_writing(self) -> None:
         super().pause_writing()
         ask = self._unanswered[0].scope["state"].get(ASK) if self._unanswered else None
-        if ask is None or not (ask.key or ask.is_inferred):
+        if ask is None or not (ask.key or ask.record.is_inferred):
             self.unread_since = self.loop.time()
             self.unread[self] = None
 

@@ -61,7 +61,7 @@ async def answer(
             gate.check_load(ask, num_bytes)
     body = await receive_body(headers, receive, ask, parts)
     ask.check()
-    ask.decoded_from, ask.num_body_bytes = time.monotonic(), len(body)
+    ask.record.decoded_from, ask.num_body_bytes = time.monotonic(), len(body)
     # small ones do not count
     gate.hold(ask, "bodies", held_bytes(body, headers) if len(body) > QUICK_BYTES else 0)
     if not route.infers:  # the answer is counted as it is once it is sent
@@ -164,7 +164,7 @@ async def decode(route: Route, raw: RawRequest, ask: Ask, tools: Tools) -> Any:
 def headers_of(ask: Ask) -> dict[str, str]:
     """Headers of what computed the answer, how long each stage took, how many texts were scored,
     and what was left out."""
-    stages = (f"{stage};dur={seconds * 1000:.2f}" for stage, seconds in ask.stages_s.items())
+    stages = (f"{stage};dur={seconds * 1000:.2f}" for stage, seconds in ask.record.stages_s.items())
     fingerprint = ask.engine.fingerprint.digest
     headers = {FINGERPRINT_HEADER: fingerprint, "server-timing": ", ".join(stages)}
     if ask.cut or ask.ignored:

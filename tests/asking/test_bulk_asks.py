@@ -95,10 +95,10 @@ def test_its_tokens_are_in_no_account() -> None:
     target.tokens_per_s = 1.0
     submit(queue, target, of_lengths(90))
     ask = bulk(queue, target, *[50] * 20)
-    assert (queue.num_tokens, queue.wait_s(), ask.num_tokens) == (90, 90, 1000)
+    assert (queue.num_tokens, queue.wait_s(), ask.entry.num_tokens) == (90, 90, 1000)
     while queue.take(1, num_idle=2):
         pass
-    assert (queue.num_tokens, target.num_tokens, ask.num_tokens) == (0, 0, 0)
+    assert (queue.num_tokens, target.num_tokens, ask.entry.num_tokens) == (0, 0, 0)
     assert not queue.num_bulk
 
 

@@ -82,7 +82,7 @@ def test_only_the_poisoned_ask_fails_and_its_mates_are_answered() -> None:
             mates.append(submit_to(scheduler, target, batch([4, 4], [4, 4, 4]), 30))
         assert [values(ask) for ask in mates] == [[[i, i], [i, i, i]] for i in (1, 2, 4)]
         with pytest.raises(ServiceError, match="inference failed: ValueError"):
-            bad.future.result(PATIENCE_S)
+            bad.entry.future.result(PATIENCE_S)
         # together, then its own share
         assert value(metrics, "addnorm_engine_failures_total", model="model") == 2
         assert eventually(lambda: scheduler.num_busy == 0)
@@ -105,7 +105,7 @@ def test_only_the_ask_whose_rows_are_not_finite_fails() -> None:
             bad = submit_to(scheduler, target, batch([3, 3], [POISON, 3]), 30)
         assert [values(ask) for ask in mates] == [[[i, i]] for i in (1, 2)]
         with pytest.raises(NotFinite, match=r"^activations of sequence 0 are not finite"):
-            bad.future.result(PATIENCE_S)
+            bad.entry.future.result(PATIENCE_S)
 
 
 @pytest.mark.parametrize("output", Rows._fields)
@@ -119,7 +119,7 @@ def test_one_value_that_is_not_finite_is_found_in_any_output(output: str, value:
     with scheduling(1) as scheduler:
         ask = submit_to(scheduler, Target(broken, 100), batch([1, 2], [3, 4]), 30)
         with pytest.raises(NotFinite, match=f"^{output} of sequence 1 are not finite") as failed:
-            ask.future.result(PATIENCE_S)
+            ask.entry.future.result(PATIENCE_S)
     assert (failed.value.status, failed.value.code) == (500, "not_finite")
 
 
@@ -198,7 +198,7 @@ def test_rows_that_do_not_fit_their_sequences_fail_the_ask_and_not_the_worker_th
         for engine in engines:
             ask = submit_to(scheduler, Target(engine, 100), batch([1, 2], [3]), 30)
             with pytest.raises(ServiceError, match="inference failed: AssertionError"):
-                ask.future.result(PATIENCE_S)
+                ask.entry.future.result(PATIENCE_S)
         assert values(submit_to(scheduler, Target(echo, 100), batch([8]), 30)) == [[8]]
 
 
@@ -239,7 +239,7 @@ def test_an_error_of_the_queue_ends_no_thread_and_leaves_no_ask_waiting(
                         asks.append(submit_to(scheduler, target, batch(*sequences), 30))
             if what == "hangs":
                 scheduler.run_timeout_s = 0.1
-            errors = [ask.future.exception(PATIENCE_S) for ask in asks]
+            errors = [ask.entry.future.exception(PATIENCE_S) for ask in asks]
             num_broken += any("KeyError" in str(error) for error in errors)
             assert eventually(lambda: scheduler.num_busy == 0)
             assert scheduler.num_queued_tokens() == target.num_tokens == 0
@@ -275,7 +275,7 @@ def test_a_worker_thread_that_hangs_is_replaced_and_its_late_result_is_ignored()
         assert engine.hangs.acquire(timeout=PATIENCE_S)
         next_one = submit_to(scheduler, target, batch([8, 8]), 30)
         with pytest.raises(RunTimedOut, match=r"did not end within 0\.1 s"):
-            stuck.future.result(PATIENCE_S)
+            stuck.entry.future.result(PATIENCE_S)
         scheduler.run_timeout_s = PATIENCE_S  # a slow machine is no hanging engine
         assert values(next_one) == [[8, 8]]
         assert value(metrics, "addnorm_worker_threads_replaced_total") == 1
@@ -304,7 +304,7 @@ def test_mates_answered_before_a_retry_hangs_keep_their_answers() -> None:
         scheduler.run_timeout_s = 0.2
         for ask in asks[1:]:
             with pytest.raises(RunTimedOut):
-                ask.future.result(PATIENCE_S)
+                ask.entry.future.result(PATIENCE_S)
         engine.go.set()
 
 

@@ -195,8 +195,8 @@ def test_its_sequences_run_in_order_by_turns_with_others() -> None:
         [(False, 2), (False, 3)],
         [(True, 2), (True, 3)],
     ]
-    assert one.future.done()
-    assert two.future.done()
+    assert one.entry.future.done()
+    assert two.entry.future.done()
 
 
 def taken(queue: Queue) -> Ask:
@@ -249,9 +249,9 @@ def test_a_long_sequence_keeps_none_before_it_from_its_turn() -> None:
     micro = queue.take(0)
     assert micro
     settle(queue, micro, 40)
-    assert not ask.future.done()
+    assert not ask.entry.future.done()
     assert queue.take(40) is None
-    assert ask.future.done()
+    assert ask.entry.future.done()
     assert ask.rows.leave_out_missing() == [0, 1]
 
 
@@ -281,9 +281,9 @@ def test_nothing_is_begun_that_would_be_late_and_what_runs_is_waited_for() -> No
     micro = queue.take(0)  # two of them
     assert queue.take(36) is None  # another would need until 46
     assert micro
-    assert not ask.future.done()
+    assert not ask.entry.future.done()
     settle(queue, micro, 30)
-    assert ask.future.done()
+    assert ask.entry.future.done()
     assert ask.rows.leave_out_missing() == [0, 1]
 
 

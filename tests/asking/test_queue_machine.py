@@ -87,7 +87,7 @@ class AnyOrder(RuleBasedStateMachine):
         assert micro or (num_idle == 1 and all(ask.is_bulk for ask in left)) or not left
         if micro:
             self.running.append(micro)
-            assert not any(ask.future.done() for ask, _ in micro.parts), "nobody waits for it"
+            assert not any(ask.entry.future.done() for ask, _ in micro.parts), "nobody waits for it"
             assert len({ask.is_bulk for ask, _ in micro.parts}) == 1
             if any(ask.backlog is None for ask, _ in micro.parts):
                 assert len(micro.sequences) == 1, "a known-answer test runs alone"
@@ -127,7 +127,7 @@ class AnyOrder(RuleBasedStateMachine):
     @precondition(lambda self: self.expected)
     @rule(at=st.integers(0, 100), sweeps=st.booleans())
     def leave(self, at: int, sweeps: bool) -> None:
-        list(self.expected)[-1 - at % len(self.expected)].future.cancel()
+        list(self.expected)[-1 - at % len(self.expected)].entry.future.cancel()
         if sweeps:
             self.queue.sweep(self.now)
 
@@ -136,7 +136,7 @@ class AnyOrder(RuleBasedStateMachine):
         self.now += seconds
         self.queue.sweep(self.now)
         for ask in self.queue.asks.values():
-            assert not ask.future.done(), "an ask waits that nobody waits for"
+            assert not ask.entry.future.done(), "an ask waits that nobody waits for"
             assert ask.until > self.now
 
     @invariant()
@@ -144,9 +144,9 @@ class AnyOrder(RuleBasedStateMachine):
         by_target, by_backlog = Counter[Target](), Counter[Backlog]()
         for ask in self.queue.asks.values():
             if not ask.is_bulk:
-                by_target[ask.target] += ask.num_tokens
-                by_backlog[ask.backlog] += ask.num_tokens
-            assert ask.num_tokens == sum(sequence.length for sequence in ask.waiting)
+                by_target[ask.target] += ask.entry.num_tokens
+                by_backlog[ask.backlog] += ask.entry.num_tokens
+            assert ask.entry.num_tokens == sum(sequence.length for sequence in ask.entry.waiting)
         assert self.queue.num_tokens == sum(by_target.values())
         for target in self.targets:
             assert target.num_tokens == by_target[target]
@@ -180,7 +180,7 @@ class AnyOrder(RuleBasedStateMachine):
         for micro in self.running:
             for own in micro.sequences:
                 held.add(own.ask)
-        assert all(ask in held or ask.future.done() for ask in self.expected)
+        assert all(ask in held or ask.entry.future.done() for ask in self.expected)
 
     def teardown(self) -> None:
         while self.running or self.queue.asks:
@@ -189,8 +189,8 @@ class AnyOrder(RuleBasedStateMachine):
             self.take(3)
         assert self.queue.take(self.now) is None
         for ask, sequences in self.expected.items():
-            assert ask.future.done(), "an ask was lost"
-            if not ask.future.cancelled() and not ask.future.exception():
+            assert ask.entry.future.done(), "an ask was lost"
+            if not ask.entry.future.cancelled() and not ask.entry.future.exception():
                 assert values(ask) == sequences
         assert not self.queue.num_tokens
         assert not self.queue.active

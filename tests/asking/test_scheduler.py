@@ -242,7 +242,7 @@ def test_load_shedding_ends_when_callers_leave() -> None:
         queue.gate.check_load(head(1e6))
     assert refused.value.code == "queue_full"
     for ask in asks:
-        ask.future.cancel()
+        ask.entry.future.cancel()
     assert queue.take(0) is None
     queue.gate.check_load(head(1e6))
 
@@ -292,13 +292,13 @@ def test_expired_and_cancelled_asks_are_dropped_before_they_are_computed() -> No
     late = submit(queue, target, of_lengths(4, 4), deadline=5)
     gone = submit(queue, target, of_lengths(3))
     kept = submit(queue, target, of_lengths(2))
-    gone.future.cancel()
+    gone.entry.future.cancel()
     assert lengths(queue.take(5)) == [2]
     assert queue.take(5) is None
     assert queue.num_tokens == target.num_tokens == 0
     with pytest.raises(Expired):
-        late.future.result(timeout=0)
-    assert not kept.future.done()
+        late.entry.future.result(timeout=0)
+    assert not kept.entry.future.done()
 
 
 def test_a_failed_micro_batch_fails_its_asks_only_and_frees_their_other_sequences() -> None:
@@ -309,7 +309,7 @@ def test_a_failed_micro_batch_fails_its_asks_only_and_frees_their_other_sequence
     assert micro is not None
     queue.settle(micro, ServiceError("broken"), 1)
     with pytest.raises(ServiceError, match="broken"):
-        failed.future.result(timeout=0)
+        failed.entry.future.result(timeout=0)
     run(queue, 1)
     assert values(other) == [[9] * 9]
     assert queue.num_tokens == 0
@@ -411,7 +411,7 @@ def test_a_micro_batch_runs_on_all_cores_while_other_workers_would_be_idle(
     assert [len(x) for x in values(ask)] == own
     gate.set()
     if others:
-        first.future.result(PATIENCE_S)
+        first.entry.future.result(PATIENCE_S)
     scheduler.close()
     assert (max(own) in on_all_cores) is is_wide, (on_all_cores, on_one)
 

@@ -87,7 +87,7 @@ def test_asks_wait_by_size_and_then_by_arrival() -> None:
     by_size = c.backlog.by_size
     assert [ask for _, _, ask in by_size] == [a, b, c, d]
     queue.sweep(0)
-    b.future.cancel()
+    b.entry.future.cancel()
     queue.sweep(0)
     assert [ask for _, _, ask in by_size] == [a, c, d]
     assert [ask for _, _, ask in c.backlog.by_age] == [c, a, d]

@@ -5,7 +5,7 @@ import asyncio
 import threading
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field
 from itertools import product
@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from addnorm.service.asking.ask import QueueEntry
 from addnorm.service.asking.readiness import Readiness
 from addnorm.service.asking.scheduler import TICKS, Scheduler
 from addnorm.service.engine import bundle as bundles
@@ -125,11 +126,11 @@ def test_a_known_answer_test_that_can_have_no_answer_is_asked_again(notebooks: P
         left = readiness_of(inference, 0.1)
         assert "within 0.1 s" in wrong(left)
         assert taken.wait(PATIENCE_S)
-        left._open_tests[target].future.cancel()
+        left._open_tests[target].entry.future.cancel()
         assert wrong(left).endswith("does not answer its known-answer test: CancelledError")
         go.set()
         lost = ask_of(target, of_lengths(1))  # no worker will ever take it
-        lost.future = Future()
+        lost.entry = QueueEntry(0, 0.0, [], 0, 1, 0)
         readiness._open_tests[target] = lost
         assert wrong(readiness) == wrong(patient(inference)) == ""
 
@@ -180,7 +181,7 @@ def test_a_full_queue_is_ready(notebooks: Path) -> None:
                 assert answer.result(PATIENCE_S) == ""
             assert taken.acquire(timeout=PATIENCE_S)
         for job in jobs:
-            job.future.cancel()
+            job.entry.future.cancel()
         turns.release()
 
 
@@ -258,7 +259,9 @@ def test_work_proceeds_while_runs_end(notebooks: Path) -> None:
     with inferring(notebooks) as inference:
         scheduler = inference.scheduler
         assert not scheduler.proceeds(PATIENCE_S)
-        submit_to(scheduler, Target(echo, 10), of_lengths(1), PATIENCE_S).future.result(PATIENCE_S)
+        submit_to(scheduler, Target(echo, 10), of_lengths(1), PATIENCE_S).entry.future.result(
+            PATIENCE_S
+        )
         assert scheduler.proceeds(PATIENCE_S)
         assert not scheduler.proceeds(0.0)
 

@@ -251,7 +251,7 @@ def test_while_one_was_just_rejected_nobody_with_as_little_time_is_read(small: P
         target.run = target.run_on_all_cores = right
         go.set()
         for job in jobs:
-            job.future.result(PATIENCE_S)
+            job.entry.future.result(PATIENCE_S)
         answer = client.post("/v1/infer", json={"model": "notebook", "input_ids": [[1]]})
         assert answer.status_code == 200
 

@@ -86,8 +86,8 @@ def test_a_run_for_which_there_is_no_memory_fails_its_own_job_only() -> None:
     scheduler.start()
     large, small = (submit_to(scheduler, target, of_lengths(size), PATIENCE_S) for size in (9, 3))
     with pytest.raises(MemoryError):
-        large.future.result(PATIENCE_S)
-    small.future.result(PATIENCE_S)
+        large.entry.future.result(PATIENCE_S)
+    small.entry.future.result(PATIENCE_S)
     scheduler.close()
 
 

@@ -45,7 +45,7 @@ def echo(batch: Batch) -> Rows:
 
 def values(ask: Ask) -> list[list[float]]:
     """What each sequence of the ask was answered, by any of the three outputs."""
-    ask.future.result(PATIENCE_S)
+    ask.entry.future.result(PATIENCE_S)
     rows = ask.rows.gather().rows
     assert rows
     assert (rows.activations == rows.norm_mean).all()

@@ -132,7 +132,7 @@ class Simulation:
             if not group.rate:
                 self._at(self.now + group.pause_s, partial(self._send, group))
             return
-        job.future.add_done_callback(
+        job.entry.future.add_done_callback(
             partial(self._answered, group, self.now, sum(lengths), self._num_taken)
         )
 

@@ -112,7 +112,7 @@ class GrpcCalls:
                 ):
                     self.entrance.gate.hold(ask, "calls", 1)
                     await self._respond(method, self._receive, caller, headers, ask)
-            ask.status = 200
+            ask.record.status = 200
         except asyncio.CancelledError:
             # gRPC has ended the call: its caller left, its time is up, or the server ends
             ending: ServiceError = ClientGone("the caller left before the answer")
@@ -122,7 +122,7 @@ class GrpcCalls:
                 ending = ask.expiry()
             ask.leave()  # ends what other threads do for it
             ask.note(ending)
-            ask.status = ending.status
+            ask.record.status = ending.status
             raise
         except Exception as error:  # whatever it is, the caller gets a status
             await self._abort(method, caller, error, ask)
@@ -210,7 +210,7 @@ class GrpcCalls:
         if has_ended and not isinstance(error, ServiceError):  # no fault of the server
             error = ClientGone("the call ended before the answer")
         service_error = note_error(error, "POST", method.path, ask)
-        ask.status = service_error.status
+        ask.record.status = service_error.status
         metadata = _metadata(ask)
         if (seconds := retry_after(service_error)) is not None:
             # the second is gRPC's own, for clients that retry by themselves

@@ -191,17 +191,17 @@ class Metrics(Observer):
 
     def count_request(self, route: str, status: int, seconds: float, ask: Ask) -> None:
         """A request was answered, with whatever status."""
-        model = ask.model_name
+        model = ask.record.model_name
         self.series(self.requests, route, model, status).inc()
         self.series(self.request_seconds, route).observe(seconds)
-        if ask.rejection:
-            self.series(self.rejections, ask.rejection).inc()
-        if ask.is_inferred:
-            self.series(self.real_tokens, model).inc(ask.real_tokens)
-            self.series(self.pad_tokens_skipped, model).inc(ask.pad_tokens)
+        if ask.record.rejection:
+            self.series(self.rejections, ask.record.rejection).inc()
+        if ask.record.is_inferred:
+            self.series(self.real_tokens, model).inc(ask.record.real_tokens)
+            self.series(self.pad_tokens_skipped, model).inc(ask.record.pad_tokens)
             if ask.num_late:
                 self.series(self.texts_unscored, model).inc(ask.num_late)
-            for stage, stage_s in ask.stages_s.items():
+            for stage, stage_s in ask.record.stages_s.items():
                 self.series(self.stage_seconds, model, stage).observe(stage_s)
 
     def count_lookups(self, model: str, num_held: int, num_missed: int, num_merged: int) -> None:

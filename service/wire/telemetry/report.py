@@ -39,31 +39,34 @@ class Reporter:
     def report(self, scope: Scope, ask: Ask) -> None:
         # the route's template: there is no bound on the number of paths
         route = getattr(scope.get("route"), "path_format", "unknown")
-        now, status = time.monotonic(), ask.status or 500
+        now, record = time.monotonic(), ask.record
+        status = record.status or 500
         seconds = now - ask.started
         self._metrics.count_request(route, status, seconds, ask)
         if ask.cut:
             protocol = self._protocols.get(route, "gRPC")
-            counter = self._metrics.series(self._metrics.texts_truncated, ask.model_name, protocol)
+            counter = self._metrics.series(
+                self._metrics.texts_truncated, record.model_name, protocol
+            )
             counter.inc(len(ask.cut))
             self.tell_of_cuts(ask, route, now)
-        if ask.statistics is not None and ask.decoded_from is not None:
-            if ask.is_inferred:
-                ask.statistics.end_request(ask.num_sequences, ask.stages_s)
+        if record.statistics is not None and record.decoded_from is not None:
+            if record.is_inferred:
+                record.statistics.end_request(record.num_sequences, record.stages_s)
             else:
-                ask.statistics.end_request()
-                ask.statistics.count_failure(now - ask.decoded_from)
+                record.statistics.end_request()
+                record.statistics.count_failure(now - record.decoded_from)
         trace = {}
         if self._tracer and not scope["path"].startswith(self._probes):
             attributes: dict[str, str | int] = {"addnorm.request_id": ask.id}
-            if ask.model_name:
+            if record.model_name:
                 attributes |= {
-                    "addnorm.model": ask.model_name,
-                    "addnorm.real_tokens": ask.real_tokens,
-                    "addnorm.pad_tokens": ask.pad_tokens,
+                    "addnorm.model": record.model_name,
+                    "addnorm.real_tokens": record.real_tokens,
+                    "addnorm.pad_tokens": record.pad_tokens,
                 }
-            ends = accumulate(ask.stages_s.values(), initial=ask.decoded_from or 0.0)
-            spans = dict(zip(ask.stages_s, pairwise(ends), strict=True))
+            ends = accumulate(record.stages_s.values(), initial=record.decoded_from or 0.0)
+            spans = dict(zip(record.stages_s, pairwise(ends), strict=True))
             trace["trace_id"] = tracing.record(
                 self._tracer, scope, route, status, attributes, ask.started, spans
             )
@@ -72,11 +75,11 @@ class Reporter:
         if not log.isEnabledFor(level):
             return
         optional_fields = {
-            "key": ask.key, "code": ask.code, "field": ask.param, "unscored": ask.num_late
+            "key": ask.key, "code": record.code, "field": record.param, "unscored": ask.num_late
         }  # fmt: skip
-        times_s = dict(ask.stages_s)
-        if ask.first_byte_s is not None:
-            times_s["first_byte"] = ask.first_byte_s
+        times_s = dict(record.stages_s)
+        if record.first_byte_s is not None:
+            times_s["first_byte"] = record.first_byte_s
         if ask.timeout_s < math.inf:
             times_s["timeout"] = ask.timeout_s
         line = {
@@ -85,9 +88,9 @@ class Reporter:
             "route": route,
             "status": status,
             "ms": round(seconds * 1000, 3),
-            "model": ask.model_name,
-            "real_tokens": ask.real_tokens,
-            "pad_tokens": ask.pad_tokens,
+            "model": record.model_name,
+            "real_tokens": record.real_tokens,
+            "pad_tokens": record.pad_tokens,
             **{name: value for name, value in optional_fields.items() if value},
             **{f"{name}_ms": round(value * 1000, 3) for name, value in times_s.items()},
         }
@@ -106,6 +109,6 @@ class Reporter:
             self._num_cut,
             self._longest_cut,
             route,
-            ask.model_name,
+            ask.record.model_name,
         )
         self._num_cut, self._longest_cut, self._told_cuts = 0, 0, now

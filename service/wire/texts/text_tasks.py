@@ -400,8 +400,8 @@ async def order_by_likeness(
         return range(len(documents))
     finally:
         ask.stop = None
-        if first.statistics:  # nobody reports it
-            first.statistics.end_request()
+        if first.record.statistics:  # nobody reports it
+            first.record.statistics.end_request()
     there = range(len(first.batch)) if first.there is None else first.there
     by_likeness = sorted(range(len(alike)), key=lambda place: -alike[place])
     best_first = [there[1 + place] - 1 for place in by_likeness]

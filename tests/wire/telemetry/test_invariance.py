@@ -48,7 +48,7 @@ def counted(metrics: Metrics, what: str) -> float | None:
 
 
 def ask(scheduler: Scheduler, target: Target, batch: Batch) -> None:
-    submit_to(scheduler, target, batch, 30).future.result(PATIENCE_S)
+    submit_to(scheduler, target, batch, 30).entry.future.result(PATIENCE_S)
 
 
 @pytest.mark.parametrize(

@@ -53,7 +53,7 @@ async def model_infer(parts: Parts, receive: Receive, ask: Ask) -> Answer:
     body = await receive()
     ask.check()
     num_held = infer_message.held_bytes(body, parts.settings)
-    ask.decoded_from, ask.num_body_bytes = time.monotonic(), len(body)
+    ask.record.decoded_from, ask.num_body_bytes = time.monotonic(), len(body)
     gate.hold(ask, "bodies", num_held)
     message, request = await tools.bodies.read(len(body), ask, infer_message.read, body)
     version = {"version": message.model_version} if message.model_version else {}
