@@ -24,7 +24,7 @@ from addnorm.model.checkpoints import Checkpoint, CheckpointError, load_checkpoi
 from addnorm.model.checkpoints.families import FAMILIES
 from addnorm.model.config import Config, Pick
 from addnorm.model.layout import LAYOUTS
-from addnorm.model.transformer import Head, Transformer, shorten
+from addnorm.model.transformer import Head, Transformer, add_unseen, shorten
 from addnorm.service.engine.files import sha256
 from addnorm.service.engine.manifest import Limits, Pooling, Task, tasks_of
 
@@ -165,6 +165,11 @@ def checkpoint(folder: Path, wishes: Wishes = NO_WISHES) -> Source:
     words = texts.read_for(folder, config.vocab_size, config.max_positions, wishes)
     if wishes.max_length is not None:
         shorten(loaded.model, wishes.max_length)
+    unseen = None
+    if not isinstance(words, NoTexts) and (token := words.unseen_token) is not None:
+        _refuse_far_fill(words, config)
+        unseen, words = (config.vocab_size, token), texts.with_unseen(words, config.vocab_size)
+        add_unseen(loaded.model, token)
     facts |= texts.facts_of(words)
     facts["input_types"] = {} if isinstance(words, NoTexts) else dict(words.input_types)
     _refuse_pads_around(loaded, words)
@@ -178,12 +183,24 @@ def checkpoint(folder: Path, wishes: Wishes = NO_WISHES) -> Source:
     is_cut = wishes.max_length is not None or limit == loaded.model.config.max_positions
     try:
         program = programs.load(folder, limit, wishes, loaded.head, num_labels, is_cut)
+        program.forward.unseen = unseen
     except ProgramError as error:
         raise UsageError(
             f"{folder.name} cannot be compared with the program of its authors: {error}. Go without"
             " with --reference none, and the certificate says so"
         ) from error
     return with_program(source, program)
+
+
+def _refuse_far_fill(words: Texts, config: Config) -> None:
+    """UsageError if queries may be filled with tokens that see none of the text: what those are, no
+    program says."""
+    length = words.input_types["query"].min_tokens or 0
+    if config.window and length - words.num_special > config.window:
+        raise UsageError(
+            f"queries are filled up to {length} tokens, and those of local layers see"
+            f" {config.window} to each side: export it without query_expansion"
+        )
 
 
 def module(model: Transformer, wishes: Wishes = NO_WISHES, pad: int | None = None) -> Source:

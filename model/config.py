@@ -132,6 +132,7 @@ class Config:
     n_layers: int
     max_positions: int  # real tokens a sequence may have
     type_vocab_size: int = 1  # kinds of segment; 1: the model takes no token types
+    unseen_id: int | None = None  # an id whose rows no other row sees, see `add_unseen`
     causal: bool = False
     block: Literal["post", "pre", "single"] = "post"  # see Block
     activation: Activation = "gelu"
@@ -210,6 +211,11 @@ class Config:
                 f"window is {self.window} and local_layers is {self.local_layers!r}: both are"
                 " needed, or neither"
             )
+        if self.unseen_id is not None:
+            if type(self.unseen_id) is not int or not 0 <= self.unseen_id < self.vocab_size:
+                raise ValueError(f"unseen_id is {self.unseen_id!r}: None, or an id of the vocabulary")
+            if self.positions.disentangled or self.causal:
+                raise ValueError("unseen_id is set: positions are not disentangled then, nor causal")
         if self.positions.disentangled and (self.causal or self.window or self.positions.buckets):
             raise ValueError(
                 f"positions are disentangled, and causal is {self.causal}, window {self.window},"

@@ -20,6 +20,7 @@ OPSET = 24  # of ONNX, the first whose Attention takes numbers of keys
 
 # finite: minus infinity makes NaN where every key is masked, and 0 * NaN reaches neighbours
 MASKED = -1e9
+UNSEEN = MASKED / 2  # of a row that sees no other key, so that it sees these, and still no pad
 
 
 # queries of a sequence that attention takes at once. Their scores are heads x BLOCK x S numbers, so
@@ -68,8 +69,11 @@ class Grid(Protocol):
         """Attention's output, in the queries' shape -> rows `[N, d]`."""
         ...
 
-    def attention_mask(self, causal: bool, relative: Tensor | None) -> Mask:
-        """Queries see real keys only. relative: a bias `[.., H, .., ..]` of the distances."""
+    def attention_mask(
+        self, causal: bool, relative: Tensor | None, unseen: Tensor | None = None
+    ) -> Mask:
+        """Queries see real keys only. relative: a bias `[.., H, .., ..]` of the distances. unseen:
+        `[N]` bool, rows that are nobody's keys."""
         ...
 
     def attentions(self, probabilities: Tensor) -> Tensor:
@@ -97,7 +101,9 @@ class PaddedGrid:
     def from_grid(self, context: Tensor) -> Tensor:
         return context.reshape(-1, context.shape[-1])
 
-    def attention_mask(self, causal: bool, relative: Tensor | None) -> Mask:
+    def attention_mask(
+        self, causal: bool, relative: Tensor | None, unseen: Tensor | None = None
+    ) -> Mask:
         batch, seq = self.mask.shape
         visible = self.mask[:, None, None, :].expand(batch, 1, seq, seq)
         if causal:
@@ -106,6 +112,8 @@ class PaddedGrid:
         if self.window:
             visible = visible & (self.distances.abs() <= self.window)[:, None]
         bias = torch.where(visible, 0.0, MASKED)
+        if unseen is not None:
+            bias = bias + torch.where(unseen, UNSEEN, 0.0).reshape(batch, 1, 1, seq)
         return Mask(bias if relative is None else bias + relative, None)
 
     def attentions(self, probabilities: Tensor) -> Tensor:
@@ -175,6 +183,11 @@ class _Blocks:
     def from_grid(self, context: Tensor) -> Tensor:
         return context.reshape(-1, context.shape[-1]).index_select(0, self.cells)
 
+    def _bias_of(self, unseen: Tensor) -> Tensor:
+        """Rows `[N]` -> what hides them as keys, `[.., B, 1, 1, S or K]`."""
+        bias = torch.where(unseen, UNSEEN, 0.0)[:, None]
+        return F.embedding(self.key_rows, bias).squeeze(-1)[..., None, None, :]
+
 
 class FullGrid(_Blocks):
     """Every block sees all S places."""
@@ -191,8 +204,14 @@ class FullGrid(_Blocks):
         self.real = columns < sequences.lengths  # [B, S]
         self.key_rows = sequences.rows(columns, self.real)
 
-    def attention_mask(self, causal: bool, relative: Tensor | None) -> Mask:
+    def attention_mask(
+        self, causal: bool, relative: Tensor | None, unseen: Tensor | None = None
+    ) -> Mask:
         bias = None if relative is None else relative[:, None]  # [G, 1, H, w, S]
+        if unseen is not None:
+            num_blocks, _, width = self.places.shape  # the operator takes no axis of 1 for w
+            hidden = self._bias_of(unseen)[None].expand(num_blocks, -1, -1, width, -1)
+            bias = hidden if bias is None else bias + hidden  # [G, B, 1 or H, w, S]
         if causal:  # hides pads too: they stand behind all real queries
             later = torch.where(self.distances > 0, MASKED, 0.0)[:, None, None]  # [G, 1, 1, w, S]
             return Mask(later if bias is None else bias + later, None)
@@ -260,12 +279,16 @@ class BandGrid(_Blocks):
         self.distances = places - self.places.transpose(1, 2)
         self.key_rows = sequences.rows(places, self.real)
 
-    def attention_mask(self, causal: bool, relative: Tensor | None) -> Mask:
+    def attention_mask(
+        self, causal: bool, relative: Tensor | None, unseen: Tensor | None = None
+    ) -> Mask:
         near = self.distances.abs() <= self.window
         if causal:
             near = near & (self.distances <= 0)
         visible = near[:, None, None] & self.real[:, :, None, None]  # [G, B, 1, w, K]
         bias = torch.where(visible, 0.0, MASKED)
+        if unseen is not None:
+            bias = bias + self._bias_of(unseen)
         return Mask(bias if relative is None else bias + relative[:, None], None)
 
     def attentions(self, probabilities: Tensor) -> Tensor:

@@ -196,9 +196,11 @@ class Transformer(nn.Module):
     ) -> Tensor:
         """-> activations `[N, d]`."""
         local = [layer in self.config.local_layers for layer in range(self.config.n_layers)]
-        views = {is_local: self._view(layout, is_local) for is_local in sorted({*local})}
+        ids, unseen_id = layout.gather(input_ids), self.config.unseen_id
+        unseen = None if unseen_id is None else ids == unseen_id
+        views = {is_local: self._view(layout, is_local, unseen) for is_local in sorted({*local})}
         types = torch.zeros_like(input_ids) if token_type_ids is None else token_type_ids
-        x = self.embed(layout.gather(input_ids), layout.position_ids, layout.gather(types))
+        x = self.embed(ids, layout.position_ids, layout.gather(types))
         if self.config.embedding_norm:
             x = trace.norm(self.embedding_norm(x))
         if self.config.embedding_size:
@@ -211,8 +213,9 @@ class Transformer(nn.Module):
             x = trace.norm(self.final_norm(x))
         return trace.hidden(x)
 
-    def _view(self, layout: Layout, is_local: bool) -> View:
-        """The view that local layers have of the rows, or the others."""
+    def _view(self, layout: Layout, is_local: bool, unseen: Tensor | None) -> View:
+        """The view that local layers have of the rows, or the others. unseen: `[N]`, rows that are
+        nobody's keys."""
         config = self.config
         is_tiled = config.positions.disentangled is not None
         grid = layout.grid(config.window if is_local else 0, is_tiled)
@@ -220,7 +223,8 @@ class Transformer(nn.Module):
         table = self.rotary["local" if is_local else "full"] if self.rotary else None
         rotation = table(layout.position_ids) if table else None
         places = self.distances(grid.distances, grid.tiles) if is_tiled else None
-        return View(grid, grid.attention_mask(config.causal, relative), rotation, places)
+        mask = grid.attention_mask(config.causal, relative, unseen)
+        return View(grid, mask, rotation, places)
 
     def embed(self, token_ids: Tensor, position_ids: Tensor, type_ids: Tensor) -> Tensor:
         """Three times `[N]` -> `[N, d]`."""
@@ -248,6 +252,18 @@ def shorten(model: Transformer, max_positions: int) -> None:
         model.relative_bias.table = table
     if config.positions.disentangled:
         model.distances.limit(config)
+
+
+def add_unseen(model: Transformer, token_id: int) -> None:
+    """The model then takes one id more, the last. It stands for this token, in rows that see all
+    others and that no row sees, not even they: ColBERT fills queries with such rows
+    (arXiv:2004.12832, section 3.2)."""
+    config, tokens = model.config, model.tokens.weight.detach()
+    model.config = replace(
+        config, vocab_size=config.vocab_size + 1, unseen_id=config.vocab_size
+    )
+    table = torch.cat([tokens, tokens[token_id, None]])
+    model.tokens = nn.Embedding.from_pretrained(table)
 
 
 def randomize(model: Transformer, seed: int) -> Transformer:

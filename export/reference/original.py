@@ -139,7 +139,14 @@ class Original:
         return limits if self._pad is None else limits.model_copy(update={"pad_id": self._pad})
 
     def can_say(self, ids: Sequence[int]) -> bool:
-        """True if it answers this sequence: a pad alone has no answer."""
+        """True if it answers this sequence: a pad alone has no answer, nor has a token that sees
+        none."""
+        config = self._config
+        seen = [place for place, token in enumerate(ids) if token != config.unseen_id]
+        farthest = config.window or len(ids)
+        for place in range(len(ids)) if len(seen) < len(ids) else ():
+            if all(abs(place - other) > farthest for other in seen):
+                return False
         return bool(ids) and self._pad not in ids
 
     def rows(self, ids: Sequence[int], types: Sequence[int] | None) -> Array:

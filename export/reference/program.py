@@ -96,12 +96,19 @@ class Forward(nn.Module):
         super().__init__()
         self.runs = runs
         self.is_split = False
+        # an id, and the token that it stands for in places that no other sees
+        self.unseen: tuple[int, int] | None = None
         self._model: tuple[Any] = (model,)  # no submodule of its own
         self._is_model = model is runs
         self._is_sparse = type(runs).__qualname__ == "SparseEncoder"
 
     def forward(self, tokens: Tensor, types: Tensor | None = None) -> dict[str, Tensor]:
-        inputs = {"input_ids": tokens, "attention_mask": torch.ones_like(tokens)}
+        mask = torch.ones_like(tokens)
+        if self.unseen:
+            unseen_id, token_id = self.unseen
+            mask = (tokens != unseen_id).long()
+            tokens = torch.where(tokens == unseen_id, token_id, tokens)
+        inputs = {"input_ids": tokens, "attention_mask": mask}
         if types is not None:
             inputs["token_type_ids"] = types
         if self.is_split:
@@ -194,6 +201,10 @@ class Program:
             mask = self._heard.get("attention_mask")
             types = self._heard.get("token_type_ids")
             real = torch.ones_like(tokens) if mask is None else mask[0]
+            if self.forward.unseen:
+                unseen_id, token_id = self.forward.unseen
+                is_fill = (real == 0) & (tokens == token_id)
+                tokens, real = torch.where(is_fill, unseen_id, tokens), real + is_fill
             types = torch.zeros_like(tokens) if types is None else types[0]
             self._answers[task, text] = Answer(
                 Ids(tokens[real != 0].tolist(), types[real != 0].tolist()),

@@ -30,11 +30,10 @@ if TYPE_CHECKING:
 SPECIAL_TOKENS = ("eos_token", "bos_token", "pad_token")
 # settings of sentence-transformers' Transformer that change how texts become token ids
 NOT_DONE = {
-    "query_expansion": "queries with tokens that no other sees are not served; set it to null there"
-    " to serve queries without them",
     "processing_kwargs": "which is not supported",
 }
 CHAT_TEMPLATE = "chat_template"  # its settings, of which alone processing_kwargs may speak
+EXPANSIONS = ("fixed", "min")  # strategies of query_expansion
 LENGTHS: dict[InputType, str] = {"query": "query_length", "document": "document_length"}
 FIRST, SECOND = "zq4query7f", "zq4document7f"  # that no template has
 
@@ -51,6 +50,7 @@ class Texts:
     has_types: bool  # whether transformers' tokenizer gives the second text of a pair its own type
     special_tokens: Mapping[str, str]  # those of SPECIAL_TOKENS that the authors name
     input_types: Mapping[InputType, InputRules]  # of a MultiVectorEncoder
+    unseen_token: int | None  # that fills queries, and no other token of them sees
     splits_special: bool  # whether special tokens that stand in texts are split
     read_by: str  # the class of transformers that made the tokenizer
     unlike_file: Unlike | None  # as it is written; None: there is none
@@ -123,12 +123,13 @@ def read(folder: Path, max_positions: int, as_written: bool = False) -> Texts:
     special = {name: str(token) for name, token in tokens_by_name.items() if token is not None}
     limit = min(limit, max_positions)
     num_ids = 1 + max(tokenizer.get_vocab().values(), default=-1)
-    rules = _input_types(authors, tokenizer, max_positions)
+    rules, unseen_token = _input_types(authors, tokenizer, max_positions)
     template = None
     if authors.fills_template:
         template = read_pair_template(tokenizer, *template_arguments(authors))
     return Texts(
-        content, limit, limited_by, num_special, num_ids, has_types, special, rules, splits_special,
+        content, limit, limited_by, num_special, num_ids, has_types, special, rules, unseen_token,
+        splits_special,
         type(tokenizer).__name__, unlike_file, template,
     )  # fmt: skip
 
@@ -234,11 +235,12 @@ def _refuse_what_is_not_done(
 
 def _input_types(
     authors: SentenceTransformers, tokenizer: "PreTrainedTokenizerBase", max_positions: int
-) -> dict[InputType, InputRules]:
+) -> tuple[dict[InputType, InputRules], int | None]:
     """The way MultiVectorEncoder's encode_query and encode_document treat texts; {} for other
-    models. NoTexts if a limit leaves no room for a text."""
+    models. And the token that fills queries, if no other token sees it. NoTexts if a limit leaves
+    no room for a text."""
     if authors.mask is None:
-        return {}
+        return {}, None
     # ids of those words that are tokens, ascending
     vocabulary = tokenizer.get_vocab()
     skipped_ids = tuple(
@@ -254,7 +256,60 @@ def _input_types(
             max_tokens=None if length is None else min(length, max_positions),
             skipped_ids=skipped_ids if input_type in authors.mask.skipped_in else (),
         )
-    return rules
+    expansion = authors.settings.get("query_expansion")
+    if not expansion:
+        return rules, None
+    fill_id = _fill_id(authors, tokenizer, expansion)
+    length, limit = int(expansion["length"]), rules["query"].max_tokens
+    if not num_special < length <= max_positions:
+        raise NoTexts(
+            f"{authors.settings_file} fills queries up to {length} tokens: {num_special + 1} to"
+            f" {max_positions} are possible"
+        )
+    if expansion["strategy"] == "fixed":
+        limit = length
+    elif limit is not None:
+        limit = max(limit, length)
+    filled = {"max_tokens": limit, "min_tokens": length, "fill_id": fill_id}
+    rules["query"] = rules["query"].model_copy(update=filled)
+    return rules, None if expansion.get("attend") else fill_id
+
+
+def _fill_id(
+    authors: SentenceTransformers,
+    tokenizer: "PreTrainedTokenizerBase",
+    expansion: Mapping[str, Any],
+) -> int:
+    """The token that fills queries. NoTexts if the server fills them in another way."""
+    problem = None
+    if tokenizer.padding_side != "right":
+        problem = "fills queries on the left"
+    elif expansion.get("strategy") not in EXPANSIONS:
+        problem = f"fills queries by the strategy {expansion.get('strategy')!r}"
+    if problem:
+        raise NoTexts(f"{authors.settings_file} {problem}, which is not supported")
+    name = expansion.get("token")
+    ids = (tokenizer.mask_token_id, tokenizer.eos_token_id)
+    if name is not None:
+        ids = (tokenizer.get_vocab().get(name),)
+    fill_id = next((token for token in ids if token is not None), None)
+    if fill_id is None:
+        raise NoTexts(f"{authors.settings_file} fills queries with a token that there is not")
+    return fill_id
+
+
+def with_unseen(words: Texts, unseen_id: int) -> Texts:
+    """The same, whose queries are filled with the id that stands for an unseen token."""
+    rules = dict(words.input_types)
+    for input_type, rule in words.input_types.items():
+        skipped_ids = rule.skipped_ids
+        if words.unseen_token in skipped_ids:
+            skipped_ids = (*skipped_ids, unseen_id)
+        fill_id = None if rule.fill_id is None else unseen_id
+        rules[input_type] = rule.model_copy(
+            update={"fill_id": fill_id, "skipped_ids": skipped_ids}
+        )
+    return replace(words, input_types=rules)
 
 
 def _authors_limit(authors: SentenceTransformers) -> tuple[int, str] | None:

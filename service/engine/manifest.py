@@ -144,7 +144,15 @@ class InputRules(_Part):
 
     prompt_name: str | None = None
     max_tokens: Size | None = None  # what they cut these texts to; None: max_text_tokens
+    # ColBERT's expansion of queries: texts of fewer tokens are filled up with this id
+    min_tokens: Size | None = None
+    fill_id: Annotated[int, Field(ge=0)] | None = None
     skipped_ids: tuple[int, ...] = ()  # tokens whose vectors they leave out
+
+    @property
+    def has_lengths(self) -> bool:
+        """Texts of this type have limits of their own."""
+        return self.max_tokens is not None or self.fill_id is not None
 
 
 class OwnTensor(_Part):

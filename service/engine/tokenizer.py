@@ -14,7 +14,7 @@ from tokenizers import Encoding
 
 from addnorm.service.engine.batch import Ints
 from addnorm.service.engine.bundle import TOKENIZER, Bundle
-from addnorm.service.engine.manifest import InputType
+from addnorm.service.engine.manifest import InputRules, InputType
 from addnorm.service.errors import StartupError
 
 Template = tuple[str, str, str]  # before the first text, between the two, behind the second
@@ -103,9 +103,12 @@ class CannotCut(Exception):
 class Tokenizer:
     """Safe to call from several threads at once: its tokenizers never change once made."""
 
-    def __init__(self, bundle: Bundle, max_text_tokens: int | None = None) -> None:
-        """max_text_tokens: by default the manifest's. StartupError if the file is broken, or
-        has ids that the model lacks."""
+    def __init__(self, bundle: Bundle, rules: InputRules | None = None) -> None:
+        """rules: of the texts' input type. StartupError if the file is broken, or has ids that the
+        model lacks."""
+        rules = rules or InputRules()
+        max_text_tokens, self._fill_id = rules.max_tokens, rules.fill_id
+        self._min_tokens = rules.min_tokens or 0
         limits = bundle.manifest.limits
         self.max_text_tokens = max_text_tokens or limits.max_text_tokens
         self.max_characters = max(CHARACTERS_PER_TOKEN * limits.max_positions, FEWEST_CHARACTERS)
@@ -164,9 +167,15 @@ class Tokenizer:
         new_encodings = self.encode(texts, truncate, left, is_fast=encodings is None, cut=cut)
         if encodings is not None:
             encodings += new_encodings
-        return [
+        rows = [
             np.array((encoding.ids, encoding.type_ids), np.int64).T for encoding in new_encodings
         ]
+        return rows if self._fill_id is None else list(map(self._fill, rows))
+
+    def _fill(self, row: Ints) -> Ints:
+        """ids and types of a text, `[num_tokens, 2]`, filled up as its authors do it."""
+        num_missing = max(0, self._min_tokens - len(row))
+        return np.concatenate([row, np.tile([[self._fill_id, 0]], (num_missing, 1))])
 
     @cached_property
     def num_ids(self) -> int:
@@ -353,11 +362,11 @@ def load(bundle: Bundle) -> Tokenizer | None:
 
 
 def load_by_type(bundle: Bundle) -> dict[InputType, Tokenizer]:
-    """A tokenizer for each input type whose texts have a limit of their own."""
+    """A tokenizer for each input type whose texts have limits of their own."""
     return {
-        input_type: Tokenizer(bundle, rules.max_tokens)
+        input_type: Tokenizer(bundle, rules)
         for input_type, rules in bundle.manifest.input_types.items()
-        if rules.max_tokens is not None and TOKENIZER in bundle.manifest.files
+        if rules.has_lengths and TOKENIZER in bundle.manifest.files
     }
 
 

@@ -23,6 +23,7 @@ def body(graph: Graph, config: Config, precision: str, portable: bool) -> Iterat
     """Differences from the reference's Config. A lens is a body that is portable."""
     yield from places.rotations(graph, config)
     yield from places.windows(graph, config)
+    yield from places.unseen(graph, config)
     yield from portable_nodes.gates(graph, config)
     yield from places.vectors(graph, config)
     if portable:

@@ -5,6 +5,7 @@ so it shows its mistakes.
 
 import math
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -98,6 +99,19 @@ def windows(graph: Graph, config: Config) -> Iterator[str]:
     expected = {config.window} if config.window else set()
     if widths != expected:
         yield f"distances are compared with {sorted(widths)}, {sorted(expected)} expected"
+
+
+def unseen(graph: Graph, config: Config) -> Iterator[str]:
+    """Ids that are hidden as keys, and are not the Config's."""
+    read = Reader(graph)
+    ids = set()
+    for node in graph.proto.graph.node:
+        if node.op_type == "Equal" and node.input[0] != "attention_mask":
+            with suppress(*BROKEN):
+                ids.add(int(read.value(node.input[1])))
+    expected = set() if config.unseen_id is None else {config.unseen_id}
+    if ids != expected:
+        yield f"ids are compared with {sorted(ids)}, {sorted(expected)} expected"
 
 
 def terms(config: Config) -> list[str]:
