@@ -19,7 +19,12 @@ from addnorm.export.reference import folders, from_code
 from addnorm.export.reference.asking import unwrap
 from addnorm.export.reference.modules import are_vectors, open_module
 from addnorm.export.reference.original import digest
-from addnorm.export.reference.program import Program, silence_libraries
+from addnorm.export.reference.program import (
+    Program,
+    ProgramError,
+    load_sentence_transformers,
+    silence_libraries,
+)
 from addnorm.export.reference.reference import Reference
 from addnorm.export.sources import SEED, Source
 from addnorm.export.wishes import OF_MODELS, ModuleTask, UsageError, Wishes
@@ -64,9 +69,31 @@ class Checkpoint:
     address: str
     where: tuple[tuple[str, str], ...] = ()
 
-    def packed(self, wishes: Wishes) -> AbstractContextManager[Source]:
-        source = sources.load(self.address, wishes)
-        return nullcontext(replace(source, origin={**dict(self.where), **source.origin}))
+    @contextmanager
+    def packed(self, wishes: Wishes) -> Iterator[Source]:
+        folder, added = sources.fetch(self.address, wishes)
+        with self._opened(folder, wishes) as source:
+            origin = {**dict(self.where), **source.origin, **added}
+            yield replace(source, name=origin["checkpoint"], origin=origin)
+
+    @contextmanager
+    def _opened(self, folder: Path, wishes: Wishes) -> Iterator[Source]:
+        if not sentence_transformers.is_older_multi_vector(folder):
+            yield sources.checkpoint(folder, wishes)
+            return
+        # PyLate's and Stanford's formats are read by their successor's class, and by nothing else
+        try:
+            model = load_sentence_transformers(folder, wishes.runs_code, "MultiVectorEncoder")
+        except ProgramError as error:
+            raise UsageError(f"{folder.name}: {error}") from error
+        with InMemory(model).packed(wishes) as source:
+            origin = {
+                "checkpoint": folder.resolve().name,
+                "weights": sources.hash_weights(folder),
+                "unused": source.origin.get("unused", []),
+                **_recorded(source.origin),
+            }
+            yield replace(source, origin=origin)
 
     def as_written(self, wishes: Wishes) -> AbstractContextManager[Reference]:
         reference = folders.load(self.address, wishes)

@@ -30,6 +30,7 @@ from addnorm.service.engine.manifest import Limits, Pooling, Task, tasks_of
 
 SEED = 42
 HUB = ("repository", "revision")  # of a source's origin
+WEIGHTS = (".safetensors", ".bin")  # ends of files
 OUTPUTS = ("logits", "pooled", "token_vectors")  # that heads can make
 # fields of `Wishes` that a folder with a table reads
 CHECKPOINT_READS = (
@@ -119,18 +120,15 @@ def preset(name: str, wishes: Wishes = NO_WISHES, seed: int = SEED) -> Source:
     return Source(name, model, {"preset": name, "seed": seed}, facts, no_texts, wishes=wishes)
 
 
-def load(name: str, wishes: Wishes = NO_WISHES) -> Source:
-    """The source with this name: a folder, or `ORG/NAME[@REVISION]` of the Hugging Face hub, which
-    is downloaded.
-
-    DownloadError if it cannot be, and the errors of `checkpoint`.
-    """
-    address = download.address(name)
-    if address is None:
-        return checkpoint(Path(name), wishes)
-    snapshot = download.fetch(*address, with_code=wishes.runs_code, look=look)
-    source = checkpoint(snapshot.folder, wishes)
-    return replace(source, name=snapshot.name, origin={**source.origin, **snapshot.origin})
+def fetch(address: str, wishes: Wishes = NO_WISHES) -> tuple[Path, Mapping[str, str]]:
+    """A folder, and what its address adds to the origin. address: the folder, or
+    `ORG/NAME[@REVISION]` of the Hugging Face hub, which is downloaded. DownloadError if it cannot
+    be."""
+    place = download.address(address)
+    if place is None:
+        return Path(address), {}
+    snapshot = download.fetch(*place, with_code=wishes.runs_code, look=look)
+    return snapshot.folder, snapshot.origin
 
 
 def checkpoint(folder: Path, wishes: Wishes = NO_WISHES) -> Source:
@@ -165,10 +163,9 @@ def checkpoint(folder: Path, wishes: Wishes = NO_WISHES) -> Source:
     words = texts.read_for(folder, config.vocab_size, config.max_positions, wishes)
     if wishes.max_length is not None:
         shorten(loaded.model, wishes.max_length)
-    unseen = None
     if not isinstance(words, NoTexts) and (token := words.unseen_token) is not None:
         _refuse_far_fill(words, config)
-        unseen, words = (config.vocab_size, token), texts.with_unseen(words, config.vocab_size)
+        words = texts.with_unseen(words, config.vocab_size)
         add_unseen(loaded.model, token)
     facts |= texts.facts_of(words)
     facts["input_types"] = {} if isinstance(words, NoTexts) else dict(words.input_types)
@@ -183,7 +180,6 @@ def checkpoint(folder: Path, wishes: Wishes = NO_WISHES) -> Source:
     is_cut = wishes.max_length is not None or limit == loaded.model.config.max_positions
     try:
         program = programs.load(folder, limit, wishes, loaded.head, num_labels, is_cut)
-        program.forward.unseen = unseen
     except ProgramError as error:
         raise UsageError(
             f"{folder.name} cannot be compared with the program of its authors: {error}. Go without"
@@ -201,6 +197,12 @@ def _refuse_far_fill(words: Texts, config: Config) -> None:
             f"queries are filled up to {length} tokens, and those of local layers see"
             f" {config.window} to each side: export it without query_expansion"
         )
+
+
+def hash_weights(folder: Path) -> dict[str, str]:
+    """sha256 of each file of weights in a folder and its modules' folders."""
+    names = [name for name in download.files_of(folder) if name.endswith(WEIGHTS)]
+    return {name: sha256(folder / name) for name in sorted(names)}
 
 
 def module(model: Transformer, wishes: Wishes = NO_WISHES, pad: int | None = None) -> Source:
@@ -281,6 +283,9 @@ def with_program(source: Source, program: Program) -> Source:
     """A checkpoint whose answers must be the program's: what it makes of ids and of texts.
     UsageError if it makes something else than such a model."""
     assert source.loaded
+    if (unseen_id := source.model.config.unseen_id) is not None:
+        assert not isinstance(source.texts, NoTexts)
+        program.forward.unseen = unseen_id, source.texts.unseen_token
     pad = _pad(source.loaded)
     ids = [int(pad == 0)] * min(3, source.model.config.max_positions)
     types = [0] * len(ids) if source.model.config.type_vocab_size > 1 else None

@@ -213,9 +213,13 @@ class Config:
             )
         if self.unseen_id is not None:
             if type(self.unseen_id) is not int or not 0 <= self.unseen_id < self.vocab_size:
-                raise ValueError(f"unseen_id is {self.unseen_id!r}: None, or an id of the vocabulary")
+                raise ValueError(
+                    f"unseen_id is {self.unseen_id!r}: None, or an id of the vocabulary"
+                )
             if self.positions.disentangled or self.causal:
-                raise ValueError("unseen_id is set: positions are not disentangled then, nor causal")
+                raise ValueError(
+                    "unseen_id is set: positions are not disentangled then, nor causal"
+                )
         if self.positions.disentangled and (self.causal or self.window or self.positions.buckets):
             raise ValueError(
                 f"positions are disentangled, and causal is {self.causal}, window {self.window},"

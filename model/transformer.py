@@ -259,9 +259,7 @@ def add_unseen(model: Transformer, token_id: int) -> None:
     others and that no row sees, not even they: ColBERT fills queries with such rows
     (arXiv:2004.12832, section 3.2)."""
     config, tokens = model.config, model.tokens.weight.detach()
-    model.config = replace(
-        config, vocab_size=config.vocab_size + 1, unseen_id=config.vocab_size
-    )
+    model.config = replace(config, vocab_size=config.vocab_size + 1, unseen_id=config.vocab_size)
     table = torch.cat([tokens, tokens[token_id, None]])
     model.tokens = nn.Embedding.from_pretrained(table)
 

@@ -516,7 +516,7 @@ def _load_objects(
     """The object to be called, and the tokenizer that it does not bring itself."""
     settings = json_files.settings(folder / SETTINGS)
     if (folder / MODULES).exists():
-        return _load_sentence_transformers(folder, runs_code, settings.get("model_type")), None
+        return load_sentence_transformers(folder, runs_code, settings.get("model_type")), None
     import transformers
 
     config = json_files.settings(folder / "config.json")
@@ -532,15 +532,16 @@ def _load_objects(
         and name.endswith("ForSequenceClassification")
         and int(config.get("num_labels") or len(config.get("id2label") or (0, 1))) == 1
     ):
-        return _load_sentence_transformers(folder, runs_code, "CrossEncoder"), None
+        return load_sentence_transformers(folder, runs_code, "CrossEncoder"), None
     if has_texts and name.endswith("Model") and not name.endswith("LMHeadModel"):
-        return _load_sentence_transformers(folder, runs_code, "SentenceTransformer"), None
+        return load_sentence_transformers(folder, runs_code, "SentenceTransformer"), None
     model = _from_files(runs_code, kind, folder, dtype=torch.float32).eval()
     tokenizer = _from_files(runs_code, transformers.AutoTokenizer, folder) if has_texts else None
     return model, tokenizer
 
 
-def _load_sentence_transformers(folder: Path, runs_code: bool, kind: str | None) -> nn.Module:
+def load_sentence_transformers(folder: Path, runs_code: bool, kind: str | None) -> nn.Module:
+    """A folder's modules in float32. kind: of their class. ProgramError if they cannot be loaded."""
     kind = kind or "SentenceTransformer"
     try:
         import sentence_transformers

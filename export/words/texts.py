@@ -288,14 +288,11 @@ def _fill_id(
         problem = f"fills queries by the strategy {expansion.get('strategy')!r}"
     if problem:
         raise NoTexts(f"{authors.settings_file} {problem}, which is not supported")
-    name = expansion.get("token")
-    ids = (tokenizer.mask_token_id, tokenizer.eos_token_id)
-    if name is not None:
-        ids = (tokenizer.get_vocab().get(name),)
-    fill_id = next((token for token in ids if token is not None), None)
-    if fill_id is None:
-        raise NoTexts(f"{authors.settings_file} fills queries with a token that there is not")
-    return fill_id
+    name = expansion.get("token") or tokenizer.mask_token or tokenizer.eos_token
+    vocabulary: Mapping[str, int] = tokenizer.get_vocab()
+    if name not in vocabulary:
+        raise NoTexts(f"{authors.settings_file} fills queries with {name!r}, which is no token")
+    return vocabulary[name]
 
 
 def with_unseen(words: Texts, unseen_id: int) -> Texts:
@@ -306,9 +303,7 @@ def with_unseen(words: Texts, unseen_id: int) -> Texts:
         if words.unseen_token in skipped_ids:
             skipped_ids = (*skipped_ids, unseen_id)
         fill_id = None if rule.fill_id is None else unseen_id
-        rules[input_type] = rule.model_copy(
-            update={"fill_id": fill_id, "skipped_ids": skipped_ids}
-        )
+        rules[input_type] = rule.model_copy(update={"fill_id": fill_id, "skipped_ids": skipped_ids})
     return replace(words, input_types=rules)
 
 

@@ -37,7 +37,7 @@ from addnorm.model.transformer import Transformer
 from addnorm.model.weight_files import BESIDE, FILES
 
 __all__ = ["Checkpoint", "CheckpointError", "load_checkpoint", "look"]
-ADAPTER, STANFORDS = "adapter_config.json", "artifact.metadata"
+ADAPTER = "adapter_config.json"
 TOKENIZER_CONFIG = "tokenizer_config.json"
 SCORED = ("Sigmoid", "Identity")  # what the server makes scores of pairs with
 PROBLEMS = ("regression", "single_label_classification", "multi_label_classification")
@@ -139,7 +139,7 @@ def load_checkpoint(
     unused = shapes.finish(body)
     model = filled(reader)
     for output, head in model.named_heads():
-        is_tied = table and table.output == output and table.tied and not authors.score
+        is_tied = table and output == "logits" and table.tied and not authors.score
         if is_tied and torch.equal(head.linear.weight, model.tokens.weight):
             head.linear.weight = model.tokens.weight  # one copy in memory
     beside = [(name, title) for name, title in BESIDE.items() if (folder / name).is_file()]
@@ -267,12 +267,6 @@ def _problem(folder: Path, files: Iterable[str] | None = None) -> str | None:
             " base model: merge it with peft's merge_and_unload(), and export the folder of its"
             " save_pretrained()"
         )
-    if (folder / STANFORDS).is_file():
-        return (
-            f"{folder / STANFORDS} is of Stanford's ColBERT: load the folder with"
-            " sentence_transformers.MultiVectorEncoder, and export the folder of its"
-            " save_pretrained()"
-        )
     if not (folder / "config.json").is_file():
         if files is None:
             files = [path.relative_to(folder).as_posix() for path in folder.glob("**/*")]
@@ -288,7 +282,7 @@ def _heads(
     if authors.score:
         authors.score.check(table, config)
     stored_head = SCORE_HEAD if authors.score else table and head_config(table, reader, config)
-    heads = {table.output: stored_head} if table and stored_head else {}
+    heads = {"logits": stored_head} if table and stored_head else {}
     for output, layers in authors.dense.items():
         if output in heads:
             raise CheckpointError(f"{layers[0].folder}: the weights have a head for {output} too")
@@ -408,7 +402,7 @@ def _labels(
     table: HeadTable, fields: Raw, config: Config, chosen: Sequence[str] | None, reader: Reader
 ) -> tuple[str, ...] | None:
     """CheckpointError if there is not one for each logit."""
-    width, key = config.heads[table.output].width, table.linear
+    width, key = config.heads["logits"].width, table.linear
     if chosen is not None:
         names: Sequence[str] = chosen
         origin = "--labels names"

@@ -39,7 +39,6 @@ class HeadTable:
     bias: str | bool = True  # of the linear layer: whether there is one, or its own whole key
     tied: bool = False  # a missing weight of the linear layer is that of the token embeddings
     labels: bool | tuple[str, ...] = False  # whether config.json names the outputs; or their names
-    output: str = "logits"
     derived: Callable[[Raw], dict[str, Any]] = lambda raw: {}  # fields that config.json decides
 
     @property

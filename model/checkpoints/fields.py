@@ -111,8 +111,8 @@ PYLATE = (
     "skiplist_words",
 )  # fmt: skip
 PYLATES = (
-    "it is PyLate's; load the folder with sentence_transformers.MultiVectorEncoder, and export the"
-    " folder of its save_pretrained"
+    "load the folder with sentence_transformers.MultiVectorEncoder, and export the folder of its"
+    " save_pretrained"
 )
 PROGRAM = Fields(  # config_sentence_transformers.json
     read=(

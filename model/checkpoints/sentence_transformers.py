@@ -205,6 +205,7 @@ KINDS = (
 )
 MODALITIES = "modality_config"
 PYLATES = "ColBERT"  # the model_type of PyLate's releases before 4
+STANFORDS, STANFORDS_CLASS = "artifact.metadata", "HF_ColBERT"
 TRANSFORMERS = ("Transformer", "MLMTransformer")
 SPLADE = {  # of sparse vectors, the default first
     "pooling_strategy": ("max",),
@@ -295,6 +296,18 @@ class SentenceTransformers:
         return {key: value for key, value in arguments.items() if key not in HUB}
 
 
+def is_older_multi_vector(folder: Path) -> bool:
+    """True for a folder of PyLate's releases before 4, or of Stanford's ColBERT."""
+    program = json_files.settings(folder / PROMPTS)
+    classes = json_files.settings(folder / "config.json").get("architectures") or ()
+    return (
+        program.get("model_type") == PYLATES
+        or not program.keys().isdisjoint(fields.PYLATE)
+        or (folder / STANFORDS).is_file()
+        or STANFORDS_CLASS in classes
+    )
+
+
 def read_words(folder: Path) -> SentenceTransformers:
     """The files' settings of texts and vectors around the modules, whatever those compute: limits,
     prompts, templates, words without vectors. Fields of modules keep their defaults.
@@ -306,8 +319,8 @@ def read_words(folder: Path) -> SentenceTransformers:
     (file, settings), (prompts, default) = _settings(transformer), _prompts(folder / PROMPTS)
     program = json_files.settings(folder / PROMPTS)
     fields.PROGRAM.refuse(PROMPTS, program)
-    if program.get("model_type") == PYLATES:
-        raise CheckpointError(f"{PROMPTS}: model_type is {PYLATES!r}: {fields.PYLATES}")
+    if is_older_multi_vector(folder):
+        raise CheckpointError(f"{folder} is of PyLate or of Stanford's ColBERT: {fields.PYLATES}")
     similarity = program.get("similarity_fn_name")
     return SentenceTransformers(
         transformer=transformer,

@@ -153,7 +153,7 @@ from addnorm.export.opening import checkpoint_of
 from addnorm.export import sources
 from addnorm.export.wishes import NO_WISHES
 command.export(["--checkpoint", "org/tiny", "--check"])
-source = sources.load("org/tiny")
+source = sources.checkpoint(sources.fetch("org/tiny")[0])
 names = ("org/tiny", sys.argv[1])
 again = []
 for name in names:

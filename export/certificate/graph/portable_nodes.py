@@ -37,9 +37,7 @@ def attentions(graph: Graph, config: Config) -> Iterator[str]:
         "kv_heads": config.kv_heads,
         "dims": dims,
         "scale": places.scale(config),
-        "biased": config.causal
-        or config.positions.buckets > 0
-        or config.unseen_id is not None,
+        "biased": config.causal or config.positions.buckets > 0 or config.unseen_id is not None,
         "terms": places.terms(config),
         "local": False,
     }

@@ -83,8 +83,6 @@ BERT = Family(
         SEQUENCE,
         TOKENS,
         SPANS,
-        # Stanford's ColBERT (Khattab and Zaharia, arXiv:2004.12832)
-        HeadTable(("HF_ColBERT",), "every", "linear", bias=False, output="token_vectors"),
     ),
     defaults=DEFAULTS,
     fixed=FIXED,
