@@ -541,7 +541,8 @@ def _load_objects(
 
 
 def load_sentence_transformers(folder: Path, runs_code: bool, kind: str | None) -> nn.Module:
-    """A folder's modules in float32. kind: of their class. ProgramError if they cannot be loaded."""
+    """A folder's modules in float32. kind: the name of their class. ProgramError if it cannot load
+    them."""
     kind = kind or "SentenceTransformer"
     try:
         import sentence_transformers
@@ -557,7 +558,10 @@ def load_sentence_transformers(folder: Path, runs_code: bool, kind: str | None) 
             f" {sentence_transformers.__version__} does not have"
         )
     in_float32 = {"model_kwargs": {"dtype": torch.float32}}
-    return _from_files(runs_code, program_class, str(folder), device="cpu", **in_float32)  # type: ignore[no-any-return]
+    modules: nn.Module = _from_files(
+        runs_code, program_class, str(folder), device="cpu", **in_float32
+    )
+    return modules
 
 
 def _from_files(runs_code: bool, kind: Any, *arguments: Any, **options: Any) -> Any:

@@ -20,6 +20,7 @@ from addnorm.service.asking.scheduler import Scheduler
 from addnorm.service.asking.turns import Turns
 from addnorm.service.engine.batch import Batch, Padding
 from addnorm.service.engine.checkpoint import checkpoint
+from addnorm.service.engine.heads import TOKEN_VECTORS, token_vectors
 from addnorm.service.engine.model import Model
 from addnorm.service.engine.outputs import Computed, Output, Value
 from addnorm.service.errors import Expired, NotFinite
@@ -176,7 +177,13 @@ class Answers:
                 digests = await self._encoders.run(ask, sequence_digests, batch)
             kept_by_digest = cache.find(ask.target, ask.key, digests, ask.picks)
             hold = partial(cache.hold, ask.target, ask.key, digests)
-        ask.rows = AskedRows(batch, ask.picks, ask.engine.d_model, digests, kept_by_digest, hold)
+        make_vectors = None
+        if TOKEN_VECTORS in ask.picks:
+            width = ask.model.bundle.width(TOKEN_VECTORS)
+            make_vectors = partial(token_vectors, ask.engine, width)
+        ask.rows = AskedRows(
+            batch, ask.picks, ask.engine.d_model, make_vectors, digests, kept_by_digest, hold
+        )
         if not len(batch):
             ask.rows.receive((), ask.engine.empty())
 

@@ -16,7 +16,7 @@ from typing import Any, Literal, TypeVar, cast
 from addnorm.service.asking.rows import AskedRows
 from addnorm.service.engine.batch import Batch, Padding
 from addnorm.service.engine.engine import Engine
-from addnorm.service.engine.manifest import Pick, Task
+from addnorm.service.engine.manifest import RowKind, Task
 from addnorm.service.engine.model import Model
 from addnorm.service.engine.names import Alias
 from addnorm.service.engine.outputs import DType, Output, Value
@@ -113,7 +113,7 @@ class Ask:
     target: Target = default(init=False)
     sizes: Sequence[Size] = ()  # of its outputs
     num_bytes: int = 0  # of the answer, estimated
-    picks: tuple[Pick, ...] = ()  # what must be kept of its rows
+    picks: tuple[RowKind, ...] = ()  # what must be kept of its rows
     kept_bytes: int = 0  # of the rows and of what else is kept until the answer is made
     answer_s: float = 0.0  # predicted, of making and writing the answer
     held: dict[Account, float] = default(default_factory=dict)

@@ -16,15 +16,15 @@ import numpy as np
 from addnorm.service.engine.batch import Batch, Rows
 from addnorm.service.engine.checkpoint import checkpoint
 from addnorm.service.engine.heads import Kept
-from addnorm.service.engine.manifest import Pick
+from addnorm.service.engine.manifest import RowKind
 from addnorm.service.engine.target import Target
 from addnorm.service.locks import LockOrder, new_lock
 
 ENTRY_BYTES, ARRAY_BYTES = 400, 200  # beside the numbers: of an entry, and of each of its arrays
 DIGEST_BYTES = 32  # so long that nobody can find two sequences with one digest
 PIECE_SEQUENCES = 64  # sequences whose digests are made in one step
-EVERY: Pick = "every"  # the rows of all tokens, which serve every pick
-EntryKey = tuple[str, bytes, Pick]  # the API key's name, the sequence's digest, what is kept
+EVERY: RowKind = "every"  # the rows of all tokens, which serve every pick
+EntryKey = tuple[str, bytes, RowKind]  # the API key's name, the sequence's digest, what is kept
 
 
 class Entry(NamedTuple):
@@ -56,19 +56,19 @@ class SequenceCache:
             return sum(entries.num_bytes for entries in self._entries.values())
 
     def find(
-        self, target: Target, key: str, digests: Iterable[bytes], picks: Sequence[Pick]
-    ) -> dict[bytes, Mapping[Pick, Kept]]:
+        self, target: Target, key: str, digests: Iterable[bytes], picks: Sequence[RowKind]
+    ) -> dict[bytes, Mapping[RowKind, Kept]]:
         """The values held of these sequences, by digest: for all of the picks, or the rows of all
         tokens. Sequences without either are left out. key: the name of the caller's API key, which
         finds its own only."""
-        kept_by_digest: dict[bytes, Mapping[Pick, Kept]] = {}
+        kept_by_digest: dict[bytes, Mapping[RowKind, Kept]] = {}
         with self._lock:
             if not (entries := self._entries.get(target)):
                 return kept_by_digest
             for digest in digests:
                 for choice in (picks, (EVERY,)):
                     if all((key, digest, pick) in entries for pick in choice):
-                        kept_by_digest[digest] = of_one = dict[Pick, Kept]()
+                        kept_by_digest[digest] = of_one = dict[RowKind, Kept]()
                         for pick in choice:
                             entry = entries[key, digest, pick]
                             of_one[pick] = entry.value
@@ -83,7 +83,7 @@ class SequenceCache:
         key: str,
         digests: Sequence[bytes],
         sequences: Sequence[int],
-        pick: Pick,
+        pick: RowKind,
         values: Sequence[Kept],
     ) -> None:
         """Holds copies. A value that alone would take more than half of the bytes is not held.

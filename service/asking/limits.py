@@ -59,17 +59,23 @@ def check(ask: Ask, settings: Settings) -> None:
         )
     ask.engine, ask.target = ask.model.runner(ask.precision)
     picks = {size.needs for size in ask.sizes}
-    # the rows of all tokens serve every pick
-    ask.picks = ("every",) if "every" in picks else tuple(sorted(picks))
+    # the rows of all tokens serve every pick, and vectors of tokens beside one
+    is_of_rows = "every" in picks or ("token_vectors" in picks and len(picks) > 1)
+    ask.picks = ("every",) if is_of_rows else tuple(sorted(picks))
     # what is kept until the answer is made: its rows, and what a head makes of some of them. A
     # small answer may be made of both. What a run of the lens makes is the answer.
-    num_rows = sum(batch.num_tokens if pick == "every" else len(batch) for pick in ask.picks)
+    width = ask.engine.d_model
+    num_kept = {
+        "every": width * batch.num_tokens,
+        "token_vectors": bundle.width("token_vectors") * batch.num_tokens,
+    }
+    num_numbers = sum(num_kept.get(pick, width * len(batch)) for pick in ask.picks)
     num_made = 0
     for output, size in zip(ask.outputs, ask.sizes, strict=True):
         if size.head and not output.is_of_lens:
             num_run = min(ask.engine.head_rows(size.head), size.num_rows)
             num_made = max(num_made, size.head_width * num_run)
-    ask.kept_bytes = BINARY_BYTES * (ask.engine.d_model * num_rows + num_made)
+    ask.kept_bytes = BINARY_BYTES * (num_numbers + num_made)
     if batch.tokens.ndim > 1:  # ids are few bytes beside the rows
         ask.kept_bytes += batch.tokens.nbytes
 

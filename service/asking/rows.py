@@ -9,11 +9,12 @@ from typing import cast
 import numpy as np
 
 from addnorm.service.engine.batch import AnyRows, Batch, Floats, Ints, Rows, offsets_of
-from addnorm.service.engine.heads import Kept, KeptRows, pooled
-from addnorm.service.engine.manifest import Pick, Pooling
+from addnorm.service.engine.heads import TOKEN_VECTORS, Kept, KeptRows, pooled
+from addnorm.service.engine.manifest import Pooling, RowKind
 
-NOTHING: Mapping[bytes, Mapping[Pick, Kept]] = MappingProxyType({})
-Hold = Callable[[Sequence[int], Pick, Sequence[Kept]], None]
+BY_TOKEN = ("every", TOKEN_VECTORS)
+NOTHING: Mapping[bytes, Mapping[RowKind, Kept]] = MappingProxyType({})
+Hold = Callable[[Sequence[int], RowKind, Sequence[Kept]], None]
 
 
 class AskedRows:
@@ -22,22 +23,26 @@ class AskedRows:
     def __init__(
         self,
         batch: Batch,
-        picks: Sequence[Pick],
+        picks: Sequence[RowKind],
         d_model: int = 0,
+        make_vectors: Callable[[Rows, Ints], Rows] | None = None,
         digests: Sequence[bytes] | None = None,
-        kept_by_digest: Mapping[bytes, Mapping[Pick, Kept]] = NOTHING,
+        kept_by_digest: Mapping[bytes, Mapping[RowKind, Kept]] = NOTHING,
         hold: Hold | None = None,
     ) -> None:
-        """picks: what is kept. d_model: width of picked rows. digests: of each sequence; None: all
-        are computed. kept_by_digest: what the cache holds. hold: is given what was kept of
-        sequences; what it is given must be copied."""
-        self.batch, self._picks, self._hold = batch, picks, hold
+        """picks: what is kept. d_model: width of picked rows. make_vectors: rows of tokens, and the
+        sequence that each is of -> the tokens' vectors, if these are kept. digests: of each
+        sequence; None: all are computed. kept_by_digest: what the cache holds. hold: is given what
+        was kept of sequences; what it is given must be copied."""
+        self.batch, self._hold, self._make_vectors = batch, hold, make_vectors
+        # of the picks the one that has a row for each token
+        self._by_token = next((pick for pick in picks if pick in BY_TOKEN), None)
         # if it was looked for: how many sequences the cache had, how many it had not, and how many
         # of those have an equal one in the request
         self.lookups: tuple[int, int, int] | None = None
         # for each sequence the first one that is equal: itself, if none before
         self._equal_to: Sequence[int] = range(len(batch))
-        self._hits: Mapping[int, Mapping[Pick, Kept]] = {}  # what the cache had, of first ones
+        self._hits: Mapping[int, Mapping[RowKind, Kept]] = {}  # what the cache had, of first ones
         self.missing: Sequence[int] = range(len(batch))  # first ones that must be computed
         if digests is not None:
             first: dict[bytes, int] = {}
@@ -57,11 +62,11 @@ class AskedRows:
             self._place = {index: at for at, index in enumerate(self.missing)}
         self.num_missing_tokens = int(self._offsets[-1])
         self._received: list[int] = []  # whose rows are there
-        self._rows: dict[str, Rows] = {}  # as "every", once the first came
+        self._rows: dict[str, Rows] = {}  # as `_by_token`, once the first came
         self._picked: dict[Pooling, Floats] = {
-            pick: np.empty((len(self.missing), d_model), np.float32)
+            cast(Pooling, pick): np.empty((len(self.missing), d_model), np.float32)
             for pick in picks
-            if pick != "every"
+            if pick not in BY_TOKEN
         }
 
     def receive(self, sequences: Sequence[int], rows: AnyRows) -> None:
@@ -73,15 +78,15 @@ class AskedRows:
             offsets = offsets_of(self.batch.lengths[sequences])
             at = sequences if self._place is None else [self._place[index] for index in sequences]
             places = np.asarray(at)
-        if "every" in self._picks:
-            host_rows = rows.on_host()
+        if kind := self._by_token:
+            host_rows = self._rows_of(kind, rows.on_host(), sequences, offsets)
             if isinstance(places, slice):  # all come at once: they are kept as they are
-                self._rows["every"] = host_rows
+                self._rows[kind] = host_rows
             else:  # they are copied to their places
                 # worker threads may get the first rows at the same time: all use the memory of one
-                if not (kept_rows := self._rows.get("every")):
+                if not (kept_rows := self._rows.get(kind)):
                     memory = host_rows.allocate(self.num_missing_tokens)
-                    kept_rows = self._rows.setdefault("every", memory)
+                    kept_rows = self._rows.setdefault(kind, memory)
                 start = 0
                 for place in places.tolist():
                     first, last = self._offsets[place], self._offsets[place + 1]
@@ -90,7 +95,7 @@ class AskedRows:
                         array[first:last] = part[start:end]
                     start = end
             if self._hold:
-                self._hold(sequences, "every", spans(host_rows, offsets))
+                self._hold(sequences, kind, spans(host_rows, offsets))
         for pick, vectors in self._picked.items():
             vectors[places] = pooled_rows = pooled(rows, offsets[:-1], offsets[1:], pick, sequences)
             if self._hold:
@@ -109,16 +114,17 @@ class AskedRows:
     def gather(self) -> KeptRows:
         """The rows kept of all sequences, once the missing ones were received. NotFinite if a
         vector that is made of the cache's rows is not."""
-        place, all_rows = self._place, self._rows.get("every")
+        place, kind = self._place, self._by_token
+        all_rows = self._rows.get(kind) if kind else None
         if place is None:
-            return KeptRows(all_rows, self._picked)
-        if "every" in self._picks:
+            return self._kept(all_rows)
+        if kind:
             new_rows = spans(all_rows, self._offsets) if all_rows else []
             rows = [
-                new_rows[place[first]] if first in place else cast(Rows, self._hits[first]["every"])
+                new_rows[place[first]] if first in place else self._cached_rows(kind, first)
                 for first in self._equal_to
             ]
-            return KeptRows(Rows(*map(np.concatenate, zip(*rows, strict=True))), {})
+            return self._kept(Rows(*map(np.concatenate, zip(*rows, strict=True))))
         by_pooling = dict[Pooling, Floats]()
         for pick, vectors in self._picked.items():
             parts = list[Floats]()
@@ -133,6 +139,29 @@ class AskedRows:
                     parts.append(pooled(token_rows, start, end, pick, [first])[0])
             by_pooling[pick] = np.stack(parts)
         return KeptRows(None, by_pooling)
+
+    def _kept(self, rows: Rows | None) -> KeptRows:
+        """rows: of every token of every sequence, or their vectors."""
+        if self._by_token != TOKEN_VECTORS:
+            return KeptRows(rows, self._picked)
+        return KeptRows(None, {}, rows.activations if rows else None)
+
+    def _rows_of(
+        self, kind: RowKind, rows: Rows, sequences: Sequence[int] | Ints, offsets: Ints
+    ) -> Rows:
+        """offsets: of the sequences among the rows."""
+        if kind != TOKEN_VECTORS:
+            return rows
+        assert self._make_vectors
+        return self._make_vectors(rows, np.repeat(sequences, np.diff(offsets)))
+
+    def _cached_rows(self, kind: RowKind, sequence: int) -> Rows:
+        """What the cache had of a sequence: it may have the rows that vectors are made of."""
+        by_pick = self._hits[sequence]
+        if kind in by_pick:
+            return cast(Rows, by_pick[kind])
+        rows = cast(Rows, by_pick["every"])
+        return self._rows_of(kind, rows, [sequence], np.array([0, rows.num_tokens]))
 
 
 def spans(rows: Rows, offsets: Ints) -> list[Rows]:

@@ -1,7 +1,7 @@
 """Pooling, and heads: they run on the rows asked for and on no others."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import numpy as np
 
@@ -12,6 +12,7 @@ from addnorm.service.engine.engine import Engine
 from addnorm.service.engine.manifest import Pooling
 from addnorm.service.errors import NotFinite
 
+TOKEN_VECTORS: Final = "token_vectors"
 PIECE_SPANS = 256  # spans that are pooled in one step
 SHRINK = np.float32(2.0**-80)  # exact; the length of any shrunk vector fits in float32
 MIN_LENGTH = np.float32(1e-12)  # shorter vectors are divided by this, as torch's normalize does
@@ -82,15 +83,19 @@ def unit(vectors: Floats) -> Floats:
     return np.divide(vectors, np.maximum(divisors, MIN_LENGTH), dtype=np.float32)
 
 
-Kept = Rows | Floats  # of one sequence: the rows of its tokens, or a picked row `[d_model]`
+# of one sequence: rows of its tokens, or a picked row `[d_model]`. Vectors of tokens are rows
+# without statistics, whose activations they are
+Kept = Rows | Floats
 
 
 class KeptRows(NamedTuple):
     """The rows of a batch that its outputs need: every token's, or only the row that a pick makes
-    of each sequence. A pick takes much less memory: its row is as long as one token's."""
+    of each sequence, or every token's vector. A pick takes much less memory: its row is as long as
+    one token's."""
 
     rows: Rows | None
     picks: Mapping[Pooling, Floats]  # without rows: `[num_sequences, d_model]`
+    token_vectors: Floats | None = None  # without rows: `[num_tokens, width]`
 
 
 class HeadRows(NamedTuple):
@@ -130,6 +135,14 @@ def run_head(engine: Engine, output: str, rows: HeadRows, width: int) -> Floats:
         out[span] = chunk
         checkpoint()
     return out
+
+
+def token_vectors(engine: Engine, width: int, rows: Rows, sequences: Ints) -> Rows:
+    """The vectors of tokens in place of their activations `[n, width]`, without statistics.
+    sequences: that each token is of. NotFinite names one with a value that is not."""
+    vectors = run_head(engine, TOKEN_VECTORS, HeadRows(rows.activations, sequences), width)
+    nothing = np.empty((len(vectors), 0), np.float32)
+    return Rows(vectors, nothing, nothing)
 
 
 def top_k(engine: Engine, rows: HeadRows, k: int) -> tuple[Ints, Floats]:

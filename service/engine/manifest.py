@@ -31,6 +31,8 @@ Graph = Annotated[str, Field(pattern=r"^(fp32|fp16|int8)$")]
 Made = Annotated[str, Field(pattern=r"^(logits|pooled|token_vectors)$")]  # by a head
 Pooling = Literal["mean", "first", "last", "max", "weighted_mean", "mean_sqrt"]
 Pick = Literal["every"] | Pooling
+# what is kept of a sequence: its tokens' rows, what a pooling makes of them, or their vectors
+RowKind = Pick | Literal["token_vectors"]
 Precision = Literal["fp32", "fp16", "int8"]
 InputType = Literal["query", "document"]
 # fields of answers beside outputs, in JSON and in safetensors: no tensor is named so

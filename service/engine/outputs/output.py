@@ -9,11 +9,18 @@ from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
 import numpy as np
 from pydantic import BaseModel, ConfigDict
 
-from addnorm.service.engine.batch import Batch, Padding, Rows
+from addnorm.service.engine.batch import Batch, Floats, Padding, Rows
 from addnorm.service.engine.bundle import Bundle
 from addnorm.service.engine.engine import Engine
-from addnorm.service.engine.heads import HeadRows, KeptRows, Spans, pooled, run_head
-from addnorm.service.engine.manifest import Pick, Pooling
+from addnorm.service.engine.heads import (
+    TOKEN_VECTORS,
+    HeadRows,
+    KeptRows,
+    Spans,
+    pooled,
+    run_head,
+)
+from addnorm.service.engine.manifest import Pick, Pooling, RowKind
 from addnorm.service.engine.outputs.values import (
     Array,
     ByRow,
@@ -57,7 +64,7 @@ class Size(NamedTuple):
     the caller's layout. head_width: numbers of its head for a row. is_small: whether its numbers
     are sent as int8 or uint8."""
 
-    needs: Pick
+    needs: RowKind
     num_rows: int
     num_values: int
     num_pads: int
@@ -88,11 +95,17 @@ class Computed(NamedTuple):
         assert self.kept_rows.rows
         return self.kept_rows.rows
 
+    def token_vectors(self, width: int) -> Floats:
+        """The vector of every token `[num_tokens, width]`, not scaled. NotFinite if one is not."""
+        if (vectors := self.kept_rows.token_vectors) is not None:
+            return vectors
+        return run_head(self.engine, TOKEN_VECTORS, self.head_rows("every"), width)
+
     def head_rows(self, pick: Pick) -> HeadRows:
         """Rows of every token, or one row for each sequence. NotFinite if one is not."""
         if pick == "every":
             return HeadRows.every(self.rows.activations, self.batch)
-        rows, picks = self.kept_rows
+        rows, picks, _ = self.kept_rows
         starts, ends = self.batch.offsets[:-1], self.batch.offsets[1:]
         vectors = picks[pick] if rows is None else pooled(rows, starts, ends, pick)
         return HeadRows(vectors, np.arange(len(self.batch)))

@@ -3,12 +3,13 @@
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 from pydantic import BaseModel, Field
 
-from addnorm.service.engine.batch import Batch, Floats, Ints, Padding
+from addnorm.service.engine.batch import Batch, Floats, Padding
 from addnorm.service.engine.bundle import Bundle
 from addnorm.service.engine.checkpoint import checkpoint
-from addnorm.service.engine.heads import HeadRows, run_head, unit
+from addnorm.service.engine.heads import TOKEN_VECTORS, unit
 from addnorm.service.engine.outputs.output import Asked, Computed, Output, Size
 from addnorm.service.engine.outputs.values import ByRow, Parts, Ragged, by_token
 
@@ -69,12 +70,15 @@ class TokenVectors(Output[ByRow]):
             return TokenVectors(request.normalize)
         return SomeTokenVectors(request.normalize, request.skipped_ids)
 
-    def make(self, inputs: Computed) -> ByRow:
-        rows = inputs.head_rows(self.pick(inputs.bundle))
-        return self.laid_out(self._vectors(rows, inputs), inputs)
+    def size(self, bundle: Bundle, batch: Batch, padding: Padding) -> Size:
+        return super().size(bundle, batch, padding)._replace(needs=TOKEN_VECTORS)
 
-    def _vectors(self, rows: HeadRows, inputs: Computed) -> Floats:
-        vectors = run_head(inputs.engine, self.name, rows, self.width(inputs.bundle))
+    def make(self, inputs: Computed) -> ByRow:
+        return self.laid_out(self.scaled(inputs), inputs)
+
+    def scaled(self, inputs: Computed) -> Floats:
+        """The vector of every token `[num_tokens, width]`."""
+        vectors = inputs.token_vectors(self.width(inputs.bundle))
         checkpoint()
         return unit(vectors) if self.normalize else vectors
 
@@ -86,19 +90,18 @@ class SomeTokenVectors(TokenVectors):
     skipped_ids: tuple[int, ...] = ()
 
     def size(self, bundle: Bundle, batch: Batch, padding: Padding) -> Size:
-        size, num_rows = super().size(bundle, batch, padding), len(self._tokens(batch))
-        num_values = num_rows * self.width(bundle)
-        return size._replace(num_rows=num_rows, num_values=num_values, num_pads=0)
+        size, num_vectors = super().size(bundle, batch, padding), np.sum(self._counts(batch))
+        return size._replace(num_values=int(num_vectors) * self.width(bundle), num_pads=0)
 
     def make(self, inputs: Computed) -> Ragged:
-        rows = HeadRows.at(self._tokens(inputs.batch), inputs.rows.activations, inputs.batch)
-        vectors = self._vectors(rows, inputs)
-        lengths = np.zeros(len(inputs.padding.lengths), np.int64)
-        lengths[inputs.padding.lengths > 0] = np.bincount(
-            rows.sequences, minlength=len(inputs.batch)
-        )
+        batch, padding = inputs.batch, inputs.padding
+        counts = self._counts(batch)
+        lengths = np.zeros(len(padding.lengths), np.int64)
+        ends = counts.cumsum()[batch.offsets[1:] - 1]
+        lengths[padding.lengths > 0] = np.diff(ends, prepend=0)
+        vectors = self.scaled(inputs)[counts]
         return Ragged(np.split(vectors, lengths.cumsum()[:-1]), has_own_lengths=True)
 
-    def _tokens(self, batch: Batch) -> Ints:
-        """Indices of the tokens that have a vector."""
-        return np.flatnonzero(~np.isin(batch.tokens, self.skipped_ids))
+    def _counts(self, batch: Batch) -> NDArray[np.bool_]:
+        """True for each token that has a vector, `[num_tokens]`."""
+        return ~np.isin(batch.tokens, self.skipped_ids)
