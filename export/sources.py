@@ -157,6 +157,8 @@ def checkpoint(folder: Path, wishes: Wishes = NO_WISHES) -> Source:
         facts["regression"] = True
     if loaded.similarity != "cosine":
         facts["similarity"] = loaded.similarity
+    if loaded.mean_max_sim:
+        facts["mean_max_sim"] = True
     if loaded.sparse_activation != "relu":
         facts["sparse_activation"] = loaded.sparse_activation
     config = loaded.model.config

@@ -92,6 +92,7 @@ class Checkpoint:
     prompts: Mapping[str, str] = field(default_factory=dict)  # put before texts, by name
     default_prompt_name: str | None = None
     similarity: str = "cosine"  # what its authors compare two vectors by
+    mean_max_sim: bool = False  # whether MaxSim is divided by the number of a query's vectors
     activation: str = SCORED[0]  # of SCORED: what its authors make the scores of pairs with
     sparse_activation: str = "relu"  # of logits, before log(1 + x) makes sparse vectors of them
     unread: tuple[str, ...] = ()  # fields of its files that are not known, as FILE: NAME
@@ -162,6 +163,7 @@ def load_checkpoint(
         prompts=authors.prompts,
         default_prompt_name=authors.default_prompt_name,
         similarity=authors.similarity,
+        mean_max_sim=authors.mean_max_sim,
         sparse_activation=authors.sparse_activation,
         activation=_activation(authors, fields, config),
         unread=(*(f"config.json: {name}" for name in unread), *authors.unread),

@@ -205,6 +205,7 @@ KINDS = (
 )
 MODALITIES = "modality_config"
 PYLATES = "ColBERT"  # the model_type of PyLate's releases before 4
+MEAN_MAX_SIM = "meanmaxsim"  # of the vectors of tokens; "maxsim" by default
 STANFORDS, STANFORDS_CLASS = "artifact.metadata", "HF_ColBERT"
 TRANSFORMERS = ("Transformer", "MLMTransformer")
 SPLADE = {  # of sparse vectors, the default first
@@ -262,7 +263,7 @@ class SentenceTransformers:
     make. mask: of a MultiVectorEncoder. settings: of the transformer module, from `settings_file`.
     is_embedder: whether modules.json lists a pooling. score: of a language model that reranks.
     fills_template: whether texts go through the tokenizer's chat template. similarity: of two
-    vectors. activation: what scores of pairs are made with, where it is named here.
+    vectors. mean_max_sim: whether MaxSim is divided by the number of a query's vectors. activation: what scores of pairs are made with, where it is named here.
     sparse_activation: of logits, before log(1 + x) makes sparse vectors of them. unread: fields,
     with their files.
     """
@@ -280,6 +281,7 @@ class SentenceTransformers:
     score: LogitScore | None = None
     fills_template: bool = True
     similarity: str = SIMILARITIES[0]
+    mean_max_sim: bool = False
     activation: str | None = None
     sparse_activation: str = "relu"
     unread: tuple[str, ...] = ()
@@ -333,8 +335,8 @@ def read_words(folder: Path) -> SentenceTransformers:
         is_embedder=any(kind == "Pooling" for kind, _ in modules),
         # without modules.json, sentence-transformers fills whatever template there is
         fills_template=not modules or "message" in (settings.get(MODALITIES) or ()),
-        # that of many vectors is the caller's to compute
         similarity=similarity if similarity in SIMILARITIES else SIMILARITIES[0],
+        mean_max_sim=similarity == MEAN_MAX_SIM,
         activation=program.get("activation_fn"),
     )
 

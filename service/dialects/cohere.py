@@ -101,8 +101,9 @@ async def rerank(body: RerankRequest, ask: Ask, tools: Tools) -> Encode:
     finish = await score_pairs(ask, tools, texts, function, body, sent_back)
     # a document might have to be cut shorter than the model cuts it. Haystack always sends 4096,
     # which matters only where the model takes more
-    index, max_tokens = int(ask.batch.lengths.argmax()), body.max_tokens_per_doc
-    if max_tokens is not None and (num := int(ask.batch.lengths[index])) > max_tokens:
+    lengths = ask.batch.lengths[-len(documents) :]  # a query may stand before them
+    index, max_tokens = int(lengths.argmax()), body.max_tokens_per_doc
+    if max_tokens is not None and (num := int(lengths[index])) > max_tokens:
         index = ask.order[index] if ask.order else index
         raise InvalidInput(
             f"max_tokens_per_doc is {max_tokens}, but documents[{index}] has {num} tokens with"

@@ -89,7 +89,14 @@ class Bundle:
         manifest = self.manifest
         is_causal = manifest.config.get("causal", False)
         tasks = tasks_of(manifest.heads, manifest.labels, manifest.limits.vocab_size, is_causal)
+        if self.compares_tokens:
+            tasks = (*tasks, "rerank")
         return tasks if self.has_vectors else tuple(task for task in tasks if task != "embed")
+
+    @property
+    def compares_tokens(self) -> bool:
+        """It tells queries from documents, and scores the vectors of their tokens."""
+        return "token_vectors" in self.manifest.heads and len(self.manifest.input_types) == 2
 
     @cached_property
     def rows_are_tokens(self) -> bool:

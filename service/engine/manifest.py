@@ -212,6 +212,7 @@ class Manifest(_Part):
     pooling: Pooling
     normalize: bool  # whether the authors normalize their vectors; responses do when asked to
     similarity: Similarity = "cosine"  # of two vectors, as the authors compare them
+    mean_max_sim: bool = False  # whether MaxSim is divided by the number of a query's vectors
     # of logits, before log(1 + x) makes sparse vectors of them
     sparse_activation: Literal["relu", "log1p_relu"] = "relu"
     input_types: dict[InputType, InputRules] = {}  # of models that tell queries from documents

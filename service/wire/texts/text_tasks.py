@@ -4,7 +4,9 @@ ask of its own.
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from bisect import bisect_left
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Annotated, Any, NamedTuple
 
@@ -14,12 +16,13 @@ from pydantic import Field
 from addnorm.service.asking.ask import Ask
 from addnorm.service.asking.tasks import classification, fill_mask, tagging
 from addnorm.service.asking.tasks.classification import Function
+from addnorm.service.asking.tasks.max_sim import max_sims
 from addnorm.service.asking.tasks.pieces import Pieces
 from addnorm.service.asking.tasks.tagging import Aggregation
-from addnorm.service.engine.batch import Batch, Ints, Padding
+from addnorm.service.engine.batch import Batch, Floats, Ints, Padding
 from addnorm.service.engine.checkpoint import checkpoint
 from addnorm.service.engine.model import Model
-from addnorm.service.engine.outputs import Logits, LogitsAt, Output, Pooled
+from addnorm.service.engine.outputs import Logits, LogitsAt, Output, Pooled, TokenVectors
 from addnorm.service.errors import DeadlineNotMet, InvalidInput
 from addnorm.service.wire.codec.decoding import Tools
 from addnorm.service.wire.codec.validation import Strict
@@ -47,6 +50,9 @@ Label = Annotated[str, Field(max_length=MAX_LABEL_CHARACTERS)]
 Labels = Annotated[list[Label], Field(fail_fast=True)]
 Target = Annotated[str, Field(max_length=MAX_TARGET_CHARACTERS)]
 Targets = Annotated[list[Target], Field(fail_fast=True)]
+
+
+Compare = Callable[[Ask], dict[int, classification.Scored]]  # of the pairs that are there
 
 
 class RerankOptions(Strict):
@@ -181,22 +187,81 @@ async def score_pairs(
         )
     if ask.max_time_s < math.inf:
         texts = tools.texts.in_time(texts, ask)
-    ask.batch, ask.padding = await tools.texts.tokenize(texts, ask)
+    compare: Compare = partial(_scores_of_pairs, function)
+    output: Output[Any] = Logits()
+    if texts.model.bundle.compares_tokens:
+        compare = await _read_apart(ask, tools, texts)
+        output = TokenVectors(texts.model.bundle.manifest.normalize)
+    else:
+        ask.batch, ask.padding = await tools.texts.tokenize(texts, ask)
     options.check_chunks(texts, len(ask.cut))
 
     def finish(ask: Ask) -> Iterator[Any]:
-        logits = ask.value(Logits).joined
-        pair_scores = classification.probabilities(logits, function)[:, 0]
         scores: list[classification.Scored | None] = [None] * num
-        there = range(num) if ask.there is None else ask.there
-        for at, score, logit in zip(there, pair_scores, logits[:, 0], strict=False):
-            scores[chosen[at]] = classification.Scored(score, logit)
+        pair_scores = compare(ask)
+        for at, score in pair_scores.items():
+            scores[chosen[at]] = score
         if ask.in_time or alias.first:
             ask.scored, ask.num_late = (len(pair_scores), num), len(chosen) - len(pair_scores)
         return iter(scores)
 
-    _want(ask, texts, Logits(), LABEL_BYTES * num + answer_bytes)
+    _want(ask, texts, output, LABEL_BYTES * num + answer_bytes)
     return finish
+
+
+def _scores_of_pairs(function: Function | None, ask: Ask) -> dict[int, classification.Scored]:
+    """Scores that the model itself makes of each pair."""
+    logits = ask.value(Logits).joined
+    pair_scores = classification.probabilities(logits, function)[:, 0]
+    there = range(len(logits)) if ask.there is None else ask.there
+    scores = map(classification.Scored, pair_scores, logits[:, 0])
+    return dict(zip(there, scores, strict=True))
+
+
+async def _read_apart(ask: Ask, tools: Tools, texts: TextsToTokenize) -> Compare:
+    """Reads pairs for a model that compares tokens: the queries, each once, before the documents.
+    Scores are their MaxSim."""
+    firsts = dict[str, int]()  # the first pair of each query
+    for at, pair in enumerate(texts.texts):
+        firsts.setdefault(pair[0], at)
+    queries, places = list(firsts), list(firsts.values())
+    read_first = texts._replace(
+        texts=queries, named=lambda at, _: texts.place(places[at], 0), enough=math.inf
+    )
+    read_then = texts._replace(
+        texts=[pair[1] for pair in texts.texts], named=lambda at, _: texts.place(at, 1)
+    )
+    query_batch, _ = await tools.texts.tokenize(read_first.of_type("query"), ask)
+    document_batch, _ = await tools.texts.tokenize(read_then.of_type("document"), ask)
+    sequences = [(query_batch, at) for at in range(len(query_batch))]
+    sequences += [(document_batch, at) for at in range(len(document_batch))]
+    ask.batch = Batch.joined(sequences)
+    ask.padding = Padding(ask.batch.lengths, None)
+    numbers = {query: number for number, query in enumerate(queries)}
+    return partial(_max_sims, [numbers[pair[0]] for pair in texts.texts], len(queries))
+
+
+def _max_sims(
+    query_of_pair: Sequence[int], num_queries: int, ask: Ask
+) -> dict[int, classification.Scored]:
+    """The sequences are queries, then the documents of the pairs."""
+    manifest = ask.model.bundle.manifest
+    rows, ids = ask.value(TokenVectors).rows, np.split(ask.batch.tokens, ask.batch.offsets[1:-1])
+    there = range(len(rows)) if ask.there is None else ask.there
+    vectors = dict[int, Floats]()
+    for place, row, row_ids in zip(there, rows, ids, strict=True):
+        rules = manifest.input_types["query" if place < num_queries else "document"]
+        vectors[place] = row[~np.isin(row_ids, rules.skipped_ids)]
+    pairs_of_query = defaultdict[int, list[int]](list)
+    for place in there[bisect_left(there, num_queries) :]:
+        pairs_of_query[query_of_pair[place - num_queries]].append(place - num_queries)
+    scores = dict[int, classification.Scored]()
+    for query, pairs in pairs_of_query.items():
+        if query in vectors:
+            documents = [vectors[num_queries + pair] for pair in pairs]
+            sums = max_sims(vectors[query], documents, manifest.mean_max_sim)
+            scores |= zip(pairs, map(classification.Scored, sums, sums), strict=True)
+    return scores
 
 
 async def classify(

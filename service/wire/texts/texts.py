@@ -151,16 +151,21 @@ class TextsToTokenize(NamedTuple):
     ) -> "TextsToTokenize":
         """Texts with the prompt and the limit of queries or of documents. InvalidInput for pairs,
         and if the model does not tell the two apart."""
-        manifest = model.bundle.manifest
-        if (rules := manifest.input_types.get(input_type)) is None:
+        if input_type not in model.bundle.manifest.input_types:
             raise InvalidInput(
                 f"input_type is {input_type!r}, but {model.bundle.ref} does not tell queries from"
                 " documents: leave it out",
                 param="input_type",
             )
         check_single(field, texts, "input_type")
-        prompt = manifest.prompts.get(rules.prompt_name or "", "")
-        return cls(field, texts, truncate, model, input_type=input_type, prompt=prompt)
+        return cls(field, texts, truncate, model).of_type(input_type)
+
+    def of_type(self, input_type: InputType) -> "TextsToTokenize":
+        """Single texts, as queries or as documents of a model that tells them apart."""
+        manifest = self.model.bundle.manifest
+        prompt_name = manifest.input_types[input_type].prompt_name
+        prompt = manifest.prompts.get(prompt_name or "", "")
+        return self._replace(input_type=input_type, prompt=prompt)
 
 
 class TextReader:
