@@ -101,7 +101,7 @@ def _write_manifest(reference: Reference, folder: Path, manifest: dict[str, Any]
     if words is None or "embed" not in bundle.tasks:
         return bundle
     say("measuring the ranges of its vectors")
-    manifest["vector_ranges"] = vector_ranges.measure(bundle)
+    manifest |= vector_ranges.measure(bundle)
     return bundles.write_manifest(folder, manifest)
 
 

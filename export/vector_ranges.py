@@ -13,7 +13,7 @@ from itertools import cycle, islice
 import numpy as np
 from tokenizers import Tokenizer
 
-from addnorm.export.certificate.answered import Array, Embedded, embed_by_server
+from addnorm.export.certificate.answered import Array, Embedded, ServedTasks, embed_by_server
 from addnorm.export.certificate.served import path_of
 from addnorm.service.engine.batch import Floats
 from addnorm.service.engine.bundle import TOKENIZER, Bundle
@@ -51,15 +51,25 @@ def with_prompts(
         yield name, list(texts[index :: len(names)])
 
 
-def measure(bundle: Bundle) -> list[list[float]]:
-    """Lowest and highest value of each dimension `[2, w]`, in the fewest digits, over the vectors
-    that are served. So they are the same wherever the served bits are."""
+def measure(bundle: Bundle) -> dict[str, list[list[float]]]:
+    """The manifest's ranges: lowest and highest value of each dimension `[2, w]`, in the fewest
+    digits, over the vectors that are served. So they are the same wherever the served bits are."""
     precision = precision_of(bundle.manifest)
     changes = {"precisions": {precision: bundle.manifest.precisions[precision]}}
     manifest = bundle.manifest.model_copy(update={**changes, "default_precision": precision})
     with path_of(Model(replace(bundle, manifest=manifest))) as path:
-        vectors = embed_calibration_texts(path.service, bundle, precision).vectors
-    return [[float(str(value)) for value in row] for row in ranges_with_margins(vectors)]
+        vectors = {
+            "vector_ranges": embed_calibration_texts(path.service, bundle, precision).vectors
+        }
+        if bundle.compares_tokens:
+            texts = calibration_texts((bundle.path / TOKENIZER).read_bytes())
+            answers = ServedTasks(path.service, bundle, precision).document(texts)
+            values = [answer.value for answer in answers]
+            vectors["token_vector_ranges"] = np.concatenate(values)
+    return {
+        name: [[float(str(value)) for value in row] for row in ranges_with_margins(of_output)]
+        for name, of_output in vectors.items()
+    }
 
 
 def precision_of(manifest: Manifest) -> str:

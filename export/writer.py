@@ -177,8 +177,7 @@ def write_uncertified(
     if isinstance(texts, NoTexts) or texts.num_ids > config.vocab_size:
         return bundle, expected
     say("measuring the ranges of its vectors")
-    ranges = vector_ranges.measure(bundle)
-    manifest["vector_ranges"] = ranges
+    manifest |= vector_ranges.measure(bundle)
     if wishes.keep_recall is not None:
         body, used = expected.graphs.body, int8_ranges or expected.ranges
         compare = partial(parity.compare_answers, source=source, equal=False)

@@ -263,7 +263,8 @@ class SentenceTransformers:
     make. mask: of a MultiVectorEncoder. settings: of the transformer module, from `settings_file`.
     is_embedder: whether modules.json lists a pooling. score: of a language model that reranks.
     fills_template: whether texts go through the tokenizer's chat template. similarity: of two
-    vectors. mean_max_sim: whether MaxSim is divided by the number of a query's vectors. activation: what scores of pairs are made with, where it is named here.
+    vectors. mean_max_sim: whether MaxSim is divided by the number of a query's vectors. activation:
+    what scores of pairs are made with, where it is named here.
     sparse_activation: of logits, before log(1 + x) makes sparse vectors of them. unread: fields,
     with their files.
     """

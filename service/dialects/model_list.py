@@ -8,7 +8,7 @@ from fastapi import Query, Request
 from pydantic import BaseModel, Field
 
 from addnorm.service.engine.device.processor import processor
-from addnorm.service.engine.manifest import Limits, Pooling, Task
+from addnorm.service.engine.manifest import Limits, Pooling, Ranges, Task
 from addnorm.service.engine.model import Model
 from addnorm.service.engine.outputs import OUTPUTS
 from addnorm.service.engine.registry import WORDS, Models
@@ -62,9 +62,12 @@ class ModelEntry(BaseModel):
     normalize: bool = Field(
         description="Whether embeddings have length 1; /v1/infer does it only when asked."
     )
-    vector_ranges: tuple[tuple[float, ...], tuple[float, ...]] | None = Field(
+    vector_ranges: Ranges | None = Field(
         description="Lowest and highest value of each dimension, by which int8 and uint8 vectors"
         " are made. Null where there are none, and in the list of all models."
+    )
+    token_vector_ranges: Ranges | None = Field(
+        description="The same of the vectors of documents' tokens, of models that have them."
     )
     fingerprint: dict[str, str] = Field(
         description="By precision: a digest of all that decides the bits of answers, beside tokens"
@@ -128,7 +131,8 @@ async def list_models(
         str | None, Query(description="Only models of this task, as Cohere's clients ask.")
     ] = None,
 ) -> ModelList:
-    models, short = parts_of(request).models, {"vector_ranges": None}  # they are long
+    models = parts_of(request).models
+    short = {"vector_ranges": None, "token_vector_ranges": None}  # they are long
     entries = [
         _entry(models, model.name, models.versions(model.name), model)
         for model in models.defaults()
@@ -213,6 +217,7 @@ def _entry(models: Models, ref: str, versions: Mapping[int, Model], model: Model
         pooling=manifest.pooling,
         normalize=manifest.normalize,
         vector_ranges=manifest.vector_ranges,
+        token_vector_ranges=manifest.token_vector_ranges,
         fingerprint={name: engine.fingerprint.digest for name, engine in model.engines.items()},
         fingerprint_parts={
             name: engine.fingerprint.parts() for name, engine in model.engines.items()

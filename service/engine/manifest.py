@@ -34,6 +34,7 @@ Pick = Literal["every"] | Pooling
 # what is kept of a sequence: its tokens' rows, what a pooling makes of them, or their vectors
 RowKind = Pick | Literal["token_vectors"]
 Precision = Literal["fp32", "fp16", "int8"]
+Ranges = tuple[tuple[float, ...], tuple[float, ...]]  # lowest and highest of each dimension
 InputType = Literal["query", "document"]
 # fields of answers beside outputs, in JSON and in safetensors: no tensor is named so
 ANSWER_FIELDS = ("model", "version", "usage", "lengths")
@@ -220,7 +221,8 @@ class Manifest(_Part):
     default_prompt_name: str | None = None  # of the prompt where none is asked for
     special_tokens: dict[str, str] = {}  # eos_token, bos_token, pad_token: those its authors name
     # of each dimension of its pooled vectors, the lowest and the highest: int8 vectors need them
-    vector_ranges: tuple[tuple[float, ...], tuple[float, ...]] | None = None
+    vector_ranges: Ranges | None = None
+    token_vector_ranges: Ranges | None = None  # the same of the vectors of a document's tokens
     texts_have_types: bool = True  # false: its authors' tokenizer gives every token type 0
     split_special_tokens: bool = False  # whether those that stand in texts are texts like others
     # of a reranker that reads a pair as one text: what stands before, between and behind the two
@@ -301,14 +303,15 @@ class Manifest(_Part):
         logits = self.heads.get("logits")
         if self.labels is not None and logits and len(self.labels) != logits.width:
             return f"{len(self.labels)} labels for {logits.width} logits"
-        if self.vector_ranges is not None:
-            head = self.heads.get("pooled")
-            width, (lowest, highest) = head.width if head else self.d_model, self.vector_ranges
-            pairs = zip(lowest, highest, strict=False)
+        for output, name in (("pooled", "vector_ranges"), ("token_vectors", "token_vector_ranges")):
+            if (ranges := getattr(self, name)) is None:
+                continue
+            head, (lowest, highest) = self.heads.get(output), ranges
+            width, pairs = head.width if head else self.d_model, zip(lowest, highest, strict=False)
             if not len(lowest) == len(highest) == width:
-                return f"vector_ranges that are not of {width} dimensions"
+                return f"{name} that are not of {width} dimensions"
             if not all(-math.inf < a <= b < math.inf for a, b in pairs):
-                return "vector_ranges that are not a lowest and a highest number each"
+                return f"{name} that are not a lowest and a highest number each"
         return None
 
 

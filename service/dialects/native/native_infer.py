@@ -37,6 +37,9 @@ Vector = Annotated[list[float], Field(fail_fast=True)]
 Vectors = Annotated[list[Annotated[list[Vector], Field(fail_fast=True)]], Field(fail_fast=True)]
 
 
+VECTORS = {"pooled", "token_vectors"}
+
+
 class Named(Strict):
     """The names in a request."""
 
@@ -67,9 +70,10 @@ class Options(Named):
     )
     dtype: Literal["float32", "float16", "int8", "uint8", "binary", "ubinary"] = Field(
         "float32",
-        description="Of activations, logits and pooled vectors in the answer; they are computed in"
-        " float32. The last four are for `pooled` alone: int8 and uint8 by the bundle's ranges of"
-        " its own vectors, binary and ubinary by their signs, eight dimensions a byte.",
+        description="Of activations, logits and vectors in the answer; they are computed in"
+        " float32. The last four are for `pooled` and `token_vectors` alone: int8 and uint8 by the"
+        " bundle's ranges of its own vectors, binary and ubinary by their signs, eight dimensions a"
+        " byte.",
     )
 
     @property
@@ -424,13 +428,13 @@ def _kinds(body: Options, bundle: Bundle) -> Kinds:
     for field, output in body.output_kinds.fields:
         if getattr(body, field) and output not in kinds:
             raise InvalidInput(f"{field} is set, but outputs lacks {output!r}", param=field)
-    if body.normalize and not {"pooled", "token_vectors"} & kinds.keys():
+    if body.normalize and not VECTORS & kinds.keys():
         raise InvalidInput(
             "normalize is set, but outputs lacks 'pooled' and 'token_vectors'", param="normalize"
         )
-    if _vector_dtype(body) != "float32" and [*kinds] != ["pooled"]:
+    if _vector_dtype(body) != "float32" and not {*kinds} <= VECTORS:
         raise InvalidInput(
-            f"dtype is {body.dtype!r}, which is for pooled vectors alone, and outputs are"
+            f"dtype is {body.dtype!r}, which is for vectors alone, and outputs are"
             f' {", ".join(kinds)}: ask for "outputs": ["pooled"]',
             param="dtype",
         )

@@ -1,6 +1,7 @@
 """Outputs of every token: activations, LayerNorm statistics and vectors."""
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,7 +12,8 @@ from addnorm.service.engine.bundle import Bundle
 from addnorm.service.engine.checkpoint import checkpoint
 from addnorm.service.engine.heads import TOKEN_VECTORS, unit
 from addnorm.service.engine.outputs.output import Asked, Computed, Output, Size
-from addnorm.service.engine.outputs.values import ByRow, Parts, Ragged, by_token
+from addnorm.service.engine.outputs.small_numbers import DIMENSIONS, check_ranges, to_dtype
+from addnorm.service.engine.outputs.values import ByRow, Parts, Ragged, VectorDType, by_token
 
 
 class Activations(Output[ByRow]):
@@ -57,30 +59,46 @@ class NormStatistics(Output[Parts]):
 @dataclass(frozen=True, eq=False)
 class TokenVectors(Output[ByRow]):
     name = "token_vectors"
-    json_type = list[list[list[float]]]
+    json_type = list[list[list[float]]] | list[list[list[int]]]
     description = (
         "[B][S][width], of models that compare texts token by token; with `input_type` of the"
         " tokens that count."
     )
     normalize: bool = False
+    dtype: VectorDType = "float32"
 
     @classmethod
     def asked_for(cls, request: Asked) -> "TokenVectors":
         if request.skipped_ids is None:
-            return TokenVectors(request.normalize)
-        return SomeTokenVectors(request.normalize, request.skipped_ids)
+            return TokenVectors(request.normalize, request.dtype)
+        return SomeTokenVectors(request.normalize, request.dtype, request.skipped_ids)
+
+    @property
+    def dtypes(self) -> tuple[VectorDType, ...]:
+        return (self.dtype,)
+
+    def check(self, bundle: Bundle) -> None:
+        ranges = bundle.manifest.token_vector_ranges
+        check_ranges("dtype", self.dtype, bundle, ranges, self.normalize)
+
+    def width(self, bundle: Bundle) -> int:
+        return -(-bundle.width(self.name) // DIMENSIONS[self.dtype])
 
     def size(self, bundle: Bundle, batch: Batch, padding: Padding) -> Size:
         return super().size(bundle, batch, padding)._replace(needs=TOKEN_VECTORS)
 
     def make(self, inputs: Computed) -> ByRow:
-        return self.laid_out(self.scaled(inputs), inputs)
+        return self.laid_out(self._numbers(self.vectors(inputs), inputs.bundle), inputs)
 
-    def scaled(self, inputs: Computed) -> Floats:
+    def vectors(self, inputs: Computed) -> Floats:
         """The vector of every token `[num_tokens, width]`."""
-        vectors = inputs.token_vectors(self.width(inputs.bundle))
+        vectors = inputs.token_vectors(inputs.bundle.width(self.name))
         checkpoint()
         return unit(vectors) if self.normalize else vectors
+
+    def _numbers(self, vectors: Floats, bundle: Bundle) -> NDArray[Any]:
+        """Vectors in the dtype that is asked for."""
+        return to_dtype(vectors, self.dtype, bundle.manifest.token_vector_ranges)
 
 
 @dataclass(frozen=True, eq=False)
@@ -99,8 +117,8 @@ class SomeTokenVectors(TokenVectors):
         lengths = np.zeros(len(padding.lengths), np.int64)
         ends = counts.cumsum()[batch.offsets[1:] - 1]
         lengths[padding.lengths > 0] = np.diff(ends, prepend=0)
-        vectors = self.scaled(inputs)[counts]
-        return Ragged(np.split(vectors, lengths.cumsum()[:-1]), has_own_lengths=True)
+        numbers = self._numbers(self.vectors(inputs)[counts], inputs.bundle)
+        return Ragged(np.split(numbers, lengths.cumsum()[:-1]), has_own_lengths=True)
 
     def _counts(self, batch: Batch) -> NDArray[np.bool_]:
         """True for each token that has a vector, `[num_tokens]`."""
