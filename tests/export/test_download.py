@@ -149,11 +149,11 @@ def test_a_folder_comes_before_a_repository(
 PROGRAM = """
 import json, sys
 from addnorm.export import command
-from addnorm.export.opening import checkpoint_of
-from addnorm.export import sources
+from addnorm.export.opening import Checkpoint, checkpoint_of
 from addnorm.export.wishes import NO_WISHES
 command.export(["--checkpoint", "org/tiny", "--check"])
-source = sources.checkpoint(sources.fetch("org/tiny")[0])
+with Checkpoint("org/tiny").packed(NO_WISHES) as source:
+    pass
 names = ("org/tiny", sys.argv[1])
 again = []
 for name in names:

@@ -6,6 +6,7 @@ import shutil
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import onnx
 import pytest
@@ -90,8 +91,8 @@ def test_a_changed_model_shows_in_its_numbers(
 def test_an_ignored_mask_is_not_certified(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     original = FullGrid.attention_mask
 
-    def see_everything(self: FullGrid, causal: bool, relative: Tensor | None) -> Mask:
-        return original(self, causal, relative)._replace(num_keys=None)
+    def see_everything(self: FullGrid, *arguments: Any) -> Mask:
+        return original(self, *arguments)._replace(num_keys=None)
 
     monkeypatch.setattr(FullGrid, "attention_mask", see_everything)
     with shared_exports(apart="mask-"):
@@ -109,7 +110,9 @@ def test_attention_whose_order_follows_the_pads_is_not_certified(
             self.turned = ~self.real.all()
             self.key_rows = torch.where(self.turned, self.key_rows.flip(1), self.key_rows)
 
-        def attention_mask(self, causal: bool, relative: Tensor | None) -> Mask:
+        def attention_mask(
+            self, causal: bool, relative: Tensor | None, unseen: Tensor | None = None
+        ) -> Mask:
             real = self.real.to(torch.int64)
             seen = torch.where(self.turned, real.flip(1), real) != 0
             bias = torch.where(seen, 0.0, MASKED)

@@ -141,10 +141,8 @@ ROWS: dict[tuple[str, str], list[tuple[dict[str, Any], str]]] = {
     (TEXTS, PROGRAM): [
         ({"truncate_dim": 8}, "ask for `dimensions` in requests"),
         ({"max_active_dims": 8}, "max_active_dims is 8"),
-        ({"model_type": "ColBERT"}, "MultiVectorEncoder, and export the folder"),
         ({"query_prefix": "[Q] "}, "query_prefix is '[Q] ', which is not"),
     ],
-    (TEXTS, "artifact.metadata"): [({"query_maxlen": 32}, "is of Stanford's ColBERT")],
     (TEXTS, "adapter_config.json"): [({"r": 4}, "merge_and_unload(), and export the folder")],
 }  # fmt: skip
 CASES = [(*of, *row) for of, rows in ROWS.items() for row in rows]
