@@ -143,7 +143,6 @@ def load_checkpoint(
         is_tied = table and output == "logits" and table.tied and not authors.score
         if is_tied and torch.equal(head.linear.weight, model.tokens.weight):
             head.linear.weight = model.tokens.weight  # one copy in memory
-    beside = [(name, title) for name, title in BESIDE.items() if (folder / name).is_file()]
     family_fields = lists.Fields(family.fields, family.no_effect)
     unread = lists.CONFIG.list_unread(family_fields.list_unread(fields))
     stored = [weights, *(layer.stored for layers in authors.dense.values() for layer in layers)]
@@ -167,7 +166,7 @@ def load_checkpoint(
         sparse_activation=authors.sparse_activation,
         activation=_activation(authors, fields, config),
         unread=(*(f"config.json: {name}" for name in unread), *authors.unread),
-        beside=tuple(f"{name} ({title})" for name, title in beside),
+        beside=tuple(f"{file} ({BESIDE[file]})" for file in BESIDE if (folder / file).is_file()),
     )
 
 

@@ -156,7 +156,7 @@ class AskedRows:
         return self._make_vectors(rows, np.repeat(sequences, np.diff(offsets)))
 
     def _cached_rows(self, kind: RowKind, sequence: int) -> Rows:
-        """What the cache had of a sequence: it may have the rows that vectors are made of."""
+        """The cached rows of a sequence. The cache may have those that its vectors are made of."""
         by_pick = self._hits[sequence]
         if kind in by_pick:
             return cast(Rows, by_pick[kind])

@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 from addnorm.export.exporting import export
 from addnorm.export.opening import Checkpoint
 from addnorm.export.wishes import NO_WISHES
-from addnorm.service.asking.tasks.max_sim import max_sims
+from addnorm.service.asking.tasks.max_sim import WholeNumbers, max_sims
 from tests.conftest import OWN, client_of, inference_of
 from tests.support.families import made, save
 from tests.support.multi_vector import D_MODEL, IDENTITY
@@ -34,7 +34,9 @@ def body(folder: Path, name: str = "BertModel") -> Path:
     words = tokenizer()
     words.enable_truncation(40)
     words.save(str(folder / "tokenizer.json"))
-    special = {f"{kind}_token": f"[{kind.upper()}]" for kind in ("pad", "unk", "cls", "sep", "mask")}
+    special = {
+        f"{kind}_token": f"[{kind.upper()}]" for kind in ("pad", "unk", "cls", "sep", "mask")
+    }
     classes = {"tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": 40}
     write_settings(folder, "tokenizer_config.json", **special, **classes)
     return folder
@@ -209,6 +211,9 @@ def test_max_sim_is_exact() -> None:
     query, *documents = (draws.normal(size=(n, 96)).astype(np.float32) for n in (5, 3, 40, 7))
     expected = [(query.astype(float) @ rows.T.astype(float)).max(1).sum() for rows in documents]
     got = max_sims(query, documents)
+    whole = [WholeNumbers.of(vectors).numbers for vectors in (query, documents[1])]
+    exact = whole[0].astype(np.int64).astype(object) @ whole[1].astype(np.int64).astype(object).T
+    assert (whole[0] @ whole[1].T).tolist() == exact.tolist()
     np.testing.assert_allclose(got, expected, rtol=1e-6)
     assert max_sims(query, documents[1:2])[0] == got[1]
     assert max_sims(query, [documents[1][::-1]])[0] == got[1]
