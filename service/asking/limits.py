@@ -58,6 +58,12 @@ def check(ask: Ask, settings: Settings) -> None:
             param="outputs",
         )
     ask.engine, ask.target = ask.model.runner(ask.precision)
+    _estimate_kept(ask)
+
+
+def _estimate_kept(ask: Ask) -> None:
+    """Notes what must be kept of its rows until the answer is made, and its bytes."""
+    batch = ask.batch
     picks = {size.needs for size in ask.sizes}
     # the rows of all tokens serve every pick, and vectors of tokens beside one
     is_of_rows = "every" in picks or ("token_vectors" in picks and len(picks) > 1)
@@ -67,7 +73,7 @@ def check(ask: Ask, settings: Settings) -> None:
     width = ask.engine.d_model
     num_kept = {
         "every": width * batch.num_tokens,
-        "token_vectors": bundle.width("token_vectors") * batch.num_tokens,
+        "token_vectors": ask.model.bundle.width("token_vectors") * batch.num_tokens,
     }
     num_numbers = sum(num_kept.get(pick, width * len(batch)) for pick in ask.picks)
     num_made = 0
