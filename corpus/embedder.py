@@ -256,7 +256,7 @@ class Embedder:
                 request = TextsToTokenize.prompted(*arguments, self.options.prompt_name)
             ask = Ask(timeout_s=FOREVER_S)
             with self._service.gate.admit(ask):
-                batch, _ = await self._service.tools.texts.tokenize(request, ask)
+                batch, padding = await self._service.tools.texts.tokenize(request, ask)
         except ServiceError as error:
             if len(texts) > 1:
                 for index, text in enumerate(texts):
@@ -266,6 +266,8 @@ class Embedder:
             if message.startswith(place := f"{FIELD}[0]"):
                 message = f"row {rows[0]}{message.removeprefix(place)}"
             raise CorpusError(message) from None
+        if not padding.lengths.all():  # a table's vector of it would be 0
+            raise CorpusError(f"row {rows[padding.lengths.argmin()]} has no tokens: take it out")
         return batch
 
     async def start(

@@ -178,7 +178,8 @@ def _scores_in_order(labelled: Sequence[Mapping[str, Any]], names: Sequence[str]
 def _ids(ask: Ask) -> list[Ids]:
     batch = ask.batch
     types = np.zeros_like(batch.tokens) if batch.types is None else batch.types
-    rows = (np.split(values, batch.offsets[1:-1]) for values in (batch.tokens, types))
+    ends = ask.padding.lengths.cumsum()[:-1]  # a text may have no tokens
+    rows = (np.split(values, ends) for values in (batch.tokens, types))
     return [
         Ids(*(row.tolist() for row in ids_and_types)) for ids_and_types in zip(*rows, strict=True)
     ]

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from addnorm.export import download
 from addnorm.export.graphs.graph import UnfitError
 from addnorm.export.reference import program as programs
+from addnorm.export.reference import static_vectors
 from addnorm.export.reference.asking import Asking
 from addnorm.export.reference.original import OriginalError, as_found
 from addnorm.export.reference.program import LANGUAGE_MODELS, Program, ProgramError, split_task
@@ -66,9 +67,11 @@ POSITIONS = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_lengt
 def open_folder(folder: Path, wishes: Wishes = NO_WISHES) -> Reference:
     """UsageError, UnfitError and CheckpointError say why there is no such program, or why it cannot
     be served."""
-    wishes.check_read("a graph as its authors wrote it", FOLDER_READS)
     if not folder.is_dir():
         raise CheckpointError(NO_FOLDER.format(folder))
+    if static_vectors.is_static(folder):
+        return static_vectors.open_static(folder, wishes)
+    wishes.check_read("a graph as its authors wrote it", FOLDER_READS)
     fields = json_files.settings(words_of.read_words(folder).transformer / "config.json")
     words, num_positions, uncut = _words(folder, fields, wishes)
     limit = None if isinstance(words, NoTexts) else words.max_text_tokens

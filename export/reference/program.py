@@ -157,7 +157,7 @@ class Program:
     def __init__(self, runs: nn.Module, tokenizer: Any = None, limit: int | None = None) -> None:
         """runs: the object that a person would call. tokenizer: of the texts that it gets; None:
         it brings its own, or takes none. limit: tokens that they are cut to where it says none."""
-        self.name = _name(runs)
+        self.name = name_in_words(runs)
         self.runs: Any = runs
         from transformers import PreTrainedModel
 
@@ -416,7 +416,8 @@ def _heard_modules(model: Any) -> list[Any]:
     return [*{id(module): module for module in modules if module is not None}.values()]
 
 
-def _name(runs: nn.Module) -> str:
+def name_in_words(runs: nn.Module) -> str:
+    """The class and the version of its package."""
     package = type(runs).__module__.partition(".")[0]
     if package not in ("transformers", "sentence_transformers"):
         return type(runs).__qualname__
@@ -505,7 +506,7 @@ def _load_objects(
     """The object to be called, and the tokenizer that it does not bring itself."""
     settings = json_files.settings(folder / SETTINGS)
     if (folder / MODULES).exists():
-        return _load_sentence_transformers(folder, runs_code, settings.get("model_type")), None
+        return load_sentence_transformers(folder, runs_code, settings.get("model_type")), None
     import transformers
 
     config = json_files.settings(folder / "config.json")
@@ -521,15 +522,16 @@ def _load_objects(
         and name.endswith("ForSequenceClassification")
         and int(config.get("num_labels") or len(config.get("id2label") or (0, 1))) == 1
     ):
-        return _load_sentence_transformers(folder, runs_code, "CrossEncoder"), None
+        return load_sentence_transformers(folder, runs_code, "CrossEncoder"), None
     if has_texts and name.endswith("Model") and not name.endswith("LMHeadModel"):
-        return _load_sentence_transformers(folder, runs_code, "SentenceTransformer"), None
+        return load_sentence_transformers(folder, runs_code, "SentenceTransformer"), None
     model = _from_files(runs_code, kind, folder, dtype=torch.float32).eval()
     tokenizer = _from_files(runs_code, transformers.AutoTokenizer, folder) if has_texts else None
     return model, tokenizer
 
 
-def _load_sentence_transformers(folder: Path, runs_code: bool, kind: str | None) -> nn.Module:
+def load_sentence_transformers(folder: Path, runs_code: bool, kind: str | None) -> nn.Module:
+    """kind: the model_type of its settings. ProgramError if it cannot be loaded."""
     kind = kind or "SentenceTransformer"
     try:
         import sentence_transformers

@@ -55,6 +55,7 @@ class Texts:
     read_by: str  # the class of transformers that made the tokenizer
     unlike_file: Unlike | None  # as it is written; None: there is none
     pair_template: Template | None = None  # of a reranker that reads a pair as one text
+    left_out_ids: tuple[int, ...] | None = None  # as in the manifest
 
     def __str__(self) -> str:
         limits = [f"yes, up to {self.max_text_tokens} tokens ({self.limited_by})"]
@@ -190,6 +191,7 @@ def facts_of(words: Texts | NoTexts) -> dict[str, Any]:
         "special_tokens": dict(words.special_tokens),
         "pair_template": words.pair_template,
         "split_special_tokens": words.splits_special,
+        "left_out_ids": words.left_out_ids,
     }
 
 

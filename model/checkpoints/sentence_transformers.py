@@ -206,6 +206,7 @@ KINDS = (
 MODALITIES = "modality_config"
 PYLATES = "ColBERT"  # the model_type of PyLate's releases before 4
 TRANSFORMERS = ("Transformer", "MLMTransformer")
+STATIC = "StaticEmbedding"
 SPLADE = {  # of sparse vectors, the default first
     "pooling_strategy": ("max",),
     "activation_function": ("relu", "log1p_relu"),
@@ -220,7 +221,7 @@ REFUSED = {  # modules -> why
     "Asym": "it has one path of modules for queries and another for documents",
     "WordWeights": "it weights tokens by their ids",
     "WordEmbeddings": "there is no transformer",
-    "StaticEmbedding": "there is no transformer",
+    STATIC: "its vectors come from a table, without a transformer",
     "BoW": "there is no transformer",
     "CLIPModel": "it has a tower of images",
 }
@@ -420,7 +421,7 @@ def list_modules(folder: Path) -> list[tuple[str, Path]]:
         if path.is_absolute() or ".." in path.parts:
             raise CheckpointError(f"{file}: the path {entry['path']!r} leads out of {folder}")
         listed.append((kind, folder / path))
-    if listed and listed[0][0] not in TRANSFORMERS:
+    if listed and listed[0][0] not in (*TRANSFORMERS, STATIC):
         raise refusal(listed[0][0], "the first module must be Transformer")
     return listed
 

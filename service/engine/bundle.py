@@ -300,6 +300,8 @@ def write_manifest(path: Path, manifest: dict[str, Any]) -> Bundle:
             left_out[name] = True
     if complete.sparse_activation == "relu":
         left_out["sparse_activation"] = True
+    if complete.left_out_ids is None:
+        left_out["left_out_ids"] = True
     if complete.limits.input_width is None:
         left_out["limits"] = {"input_width": True}
     if complete.int8.keep_recall is None:

@@ -212,6 +212,9 @@ class Manifest(_Part):
     vector_ranges: tuple[tuple[float, ...], tuple[float, ...]] | None = None
     texts_have_types: bool = True  # false: its authors' tokenizer gives every token type 0
     split_special_tokens: bool = False  # whether those that stand in texts are texts like others
+    # of static vectors: ids that are left out of texts. A text may have no other, or be empty: its
+    # vector is 0. None: a text without tokens is rejected
+    left_out_ids: tuple[int, ...] | None = None
     # of a reranker that reads a pair as one text: what stands before, between and behind the two
     pair_template: tuple[str, str, str] | None = None
     source: dict[str, Any]  # preset and seed, or checkpoint or module and its sha256

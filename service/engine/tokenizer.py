@@ -112,7 +112,9 @@ class Tokenizer:
         self.max_cut_characters = max(MAX_CUT_CHARACTERS, self.max_characters)
         self.max_whole_characters = max(MAX_WHOLE_CHARACTERS, self.max_characters)
         self.has_types = limits.type_vocab_size > 1 and bundle.manifest.texts_have_types
-        self._template = bundle.manifest.pair_template
+        self._template, self._left_out_ids = (
+            bundle.manifest.pair_template, bundle.manifest.left_out_ids or ()
+        )  # fmt: skip
         self._tokenizer, self._cut, self._cut_pairs = (_load_file(bundle) for _ in range(3))
         self._pair_strategy = (self._tokenizer.truncation or {}).get("strategy", LONGEST_FIRST)
         for tokenizer in (self._tokenizer, self._cut, self._cut_pairs):
@@ -159,14 +161,17 @@ class Tokenizer:
         encodings: list[Encoding] | None = None,
     ) -> list[Ints]:
         """The ids and types of the tokens of each text or pair `[num_tokens, 2]`, special tokens
-        included. encodings: a list that receives the texts' encodings with words and offsets, which
-        take longer and are larger."""
+        included, without those that the model leaves out. encodings: a list that receives the
+        texts' encodings with words and offsets, which take longer and are larger."""
         new_encodings = self.encode(texts, truncate, left, is_fast=encodings is None, cut=cut)
         if encodings is not None:
             encodings += new_encodings
-        return [
+        rows = [
             np.array((encoding.ids, encoding.type_ids), np.int64).T for encoding in new_encodings
         ]
+        for token_id in self._left_out_ids:
+            rows = [row[row[:, 0] != token_id] for row in rows]
+        return rows
 
     @cached_property
     def num_ids(self) -> int:

@@ -196,16 +196,24 @@ class TextReader:
     async def tokenize_with_offsets(
         self, to_tokenize: TextsToTokenize, ask: Ask
     ) -> tuple[Batch, Padding, list[Encoding]]:
-        """Tokenizes as `tokenize` does, with words and offsets, which take longer."""
+        """Tokenizes as `tokenize` does, with words and offsets, which take longer. InvalidInput for
+        a text whose tokens are not all in the batch."""
         tokenizer, encodings = self.tokenizer(to_tokenize), list[Encoding]()
         encode = partial(
             tokenizer.tokens, truncate=to_tokenize.truncate, cut=ask.cut, encodings=encodings
         )
         join = partial(_batch, has_types=tokenizer.has_types)
-        batch_padding = await self.tokenize_with(
+        batch, padding = await self.tokenize_with(
             to_tokenize, encode, ask, join, tokenizer.max_text_tokens
         )
-        return *batch_padding, encodings
+        for index, (encoding, length) in enumerate(zip(encodings, padding.lengths, strict=True)):
+            if not len(encoding) == length > 0:
+                raise InvalidInput(
+                    f"{to_tokenize.place(index)} has no tokens, or some that"
+                    f" {to_tokenize.model.bundle.ref} leaves out: their characters have no place",
+                    param=to_tokenize.field,
+                )
+        return batch, padding, encodings
 
     async def tokenize_with(
         self,
@@ -368,6 +376,7 @@ def _in_portions(
     is a limit."""
     done: list[Made] = []
     num_tokens = 0
+    is_empty_allowed = to_tokenize.model.bundle.manifest.left_out_ids is not None
     for portion in portions(to_tokenize.texts, sizes, PIECE_CHARACTERS):
         try:
             rows = work(to_tokenize.whole(portion))
@@ -379,7 +388,7 @@ def _in_portions(
         for index, row in enumerate(rows, len(done)):
             if limit is not None and len(row) > limit:
                 raise _too_long(to_tokenize, index, len(row), "tokens", limit)
-            if limit is not None and not len(row):
+            if limit is not None and not (len(row) or is_empty_allowed):
                 raise InvalidInput(
                     f"{to_tokenize.place(index)} has no tokens: send a text that is not empty",
                     param=to_tokenize.field,
@@ -415,7 +424,7 @@ def _batch(rows: Sequence[Ints], has_types: bool) -> tuple[Batch, Padding]:
     lengths = np.array(list(map(len, rows)))
     ids, types = map(np.ascontiguousarray, np.concatenate(rows).T)
     own_types = types if has_types and types.any() else None
-    return Batch(ids, offsets_of(lengths), own_types), Padding(lengths, None)
+    return Batch(ids, offsets_of(lengths[lengths > 0]), own_types), Padding(lengths, None)
 
 
 def _too_long(
