@@ -128,7 +128,7 @@ KINDS = {
         "embed", ("float32", "float16", "int8"),
         lambda ask: _lists_of_one_size(ask.value(Pooled).joined), ("dimensions",),
     ),
-    "sparse": Kind("sparse", ("float32",), _entries, ("top_k",)),
+    "sparse": Kind("sparse", ("float32",), _entries, ("top_k", "input_type")),
     "multi-vector": Kind("multi_vector", ("float32", "float16"), _token_vectors, ("input_type",)),
     "scores": Kind("classify", ("float32",), _scores),
 }  # fmt: skip
@@ -290,6 +290,9 @@ class Embedder:
             ask.model, ask.precision, ask.field = self.model, self.options.precision, FIELD
             ask.batch, ask.padding = batch, Padding(batch.lengths, None)
             ask.outputs, ask.binary = (self._output,), True
+            manifest = self.model.bundle.manifest
+            if manifest.is_inference_free:
+                ask.input_type = self.options.input_type or manifest.default_input_type
             ask.dtype = "float16" if self.options.dtype == "float16" else "float32"
             return KINDS[self.options.output].column
 

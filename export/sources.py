@@ -166,7 +166,6 @@ def checkpoint(folder: Path, wishes: Wishes = NO_WISHES) -> Source:
     if wishes.max_length is not None:
         shorten(loaded.model, wishes.max_length)
     facts |= texts.facts_of(words)
-    facts["input_types"] = {} if isinstance(words, NoTexts) else dict(words.input_types)
     _refuse_pads_around(loaded, words)
     source = Source(folder.name, loaded.model, origin, facts, words, folder, loaded, wishes=wishes)
     if wishes.own_reading:

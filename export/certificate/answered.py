@@ -45,9 +45,13 @@ class Embedded(NamedTuple):
 def embed_by_server(
     service: Service, manifest: Manifest, texts: Sequence[Any], precision: str, **options: Any
 ) -> Embedded:
-    """Texts or pairs as the server embeds them, cut to the limit of texts. options: of the request.
+    """Texts or pairs as the server embeds them, cut to the limit of texts: documents, where the
+    model tells them from queries and takes no text of no type for one. options: of the request.
     ServiceError if it is rejected."""
     defaults = {"texts": texts, "outputs": ["pooled"], "truncate": True, "precision": precision}
+    is_typed = options.get("prompt_name") is not None or manifest.default_input_type == "document"
+    if not is_typed and all(isinstance(text, str) for text in texts):
+        defaults["input_type"] = "document"
     body = {**defaults, "normalize": manifest.normalize, **options}
     answer, ask = run(infer_body(service, body))
     return Embedded(_ids(ask), np.array(orjson.loads(answer)["pooled"]))
@@ -70,9 +74,10 @@ class ServedTasks:
         normalize = self._bundle.manifest.normalize
         return self._infer(texts, "pooled", normalize=normalize, prompt_name=prompt_name)
 
-    def sparse(self, texts: Sequence[Text]) -> list[Answer]:
-        """Weights of the whole vocabulary."""
-        return self._infer(texts, "sparse")
+    def sparse(self, texts: Sequence[Text], input_type: str = "document") -> list[Answer]:
+        """Weights of the whole vocabulary. input_type: where the model tells the two apart."""
+        has_types = self._bundle.manifest.is_inference_free
+        return self._infer(texts, "sparse", input_type=input_type if has_types else None)
 
     def query(self, texts: Sequence[Text], input_type: str = "query") -> list[Answer]:
         """Vectors of the tokens of queries."""

@@ -17,6 +17,8 @@ def check(ask: Ask, settings: Settings) -> None:
     ask.precision = ask.precision or ask.model.default_precision
     if ask.dimensions is not None:
         ask.outputs = tuple(output.with_dimensions(ask.dimensions) for output in ask.outputs)
+    if ask.input_type:
+        ask.outputs = tuple(output.of_type(ask.input_type, bundle) for output in ask.outputs)
     for noun, value, limit in (
         ("sequences", len(padding.lengths), settings.max_sequences),
         ("tokens with pads", ask.real_tokens + ask.pad_tokens, settings.max_padded_tokens),
@@ -54,7 +56,7 @@ def check(ask: Ask, settings: Settings) -> None:
             param="outputs",
         )
     ask.engine, ask.target = ask.model.runner(ask.precision)
-    picks = {size.needs for size in ask.sizes}
+    picks = {size.needs for size in ask.sizes if size.needs}
     # the rows of all tokens serve every pick
     ask.picks = ("every",) if "every" in picks else tuple(sorted(picks))
     # what is kept until the answer is made: its rows, and what a head makes of some of them. A

@@ -145,6 +145,9 @@ class InputRules(_Part):
     prompt_name: str | None = None
     max_tokens: Size | None = None  # what they cut these texts to; None: max_text_tokens
     skipped_ids: tuple[int, ...] = ()  # tokens whose vectors they leave out
+    # whether a sparse vector has the weights of its tokens, without special tokens, and no graph
+    # runs
+    inference_free: bool = False
 
 
 class OwnTensor(_Part):
@@ -205,6 +208,8 @@ class Manifest(_Part):
     # of logits, before log(1 + x) makes sparse vectors of them
     sparse_activation: Literal["relu", "log1p_relu"] = "relu"
     input_types: dict[InputType, InputRules] = {}  # of models that tell queries from documents
+    # of texts of no type, where one type is inference-free; None: they are rejected
+    default_input_type: InputType | None = "document"
     prompts: dict[str, str] = {}  # name -> what is put before each text, if asked for
     default_prompt_name: str | None = None  # of the prompt where none is asked for
     special_tokens: dict[str, str] = {}  # eos_token, bos_token, pad_token: those its authors name
@@ -228,6 +233,11 @@ class Manifest(_Part):
         if self.regression:
             return "none"
         return "sigmoid" if self.multi_label else None
+
+    @property
+    def is_inference_free(self) -> bool:
+        """Its texts of one input type run no graph."""
+        return any(rules.inference_free for rules in self.input_types.values())
 
     @property
     def speed_facts(self) -> tuple[Any, ...]:

@@ -103,9 +103,11 @@ class CannotCut(Exception):
 class Tokenizer:
     """Safe to call from several threads at once: its tokenizers never change once made."""
 
-    def __init__(self, bundle: Bundle, max_text_tokens: int | None = None) -> None:
-        """max_text_tokens: by default the manifest's. StartupError if the file is broken, or
-        has ids that the model lacks."""
+    def __init__(
+        self, bundle: Bundle, max_text_tokens: int | None = None, with_special: bool = True
+    ) -> None:
+        """max_text_tokens: by default the manifest's. with_special: texts get special tokens.
+        StartupError if the file is broken, or has ids that the model lacks."""
         limits = bundle.manifest.limits
         self.max_text_tokens = max_text_tokens or limits.max_text_tokens
         self.max_characters = max(CHARACTERS_PER_TOKEN * limits.max_positions, FEWEST_CHARACTERS)
@@ -119,6 +121,8 @@ class Tokenizer:
         self._pair_strategy = (self._tokenizer.truncation or {}).get("strategy", LONGEST_FIRST)
         for tokenizer in (self._tokenizer, self._cut, self._cut_pairs):
             tokenizer.no_truncation()
+            if not with_special:
+                tokenizer.post_processor = None
         self.num_special = self._tokenizer.num_special_tokens_to_add(is_pair=False)
         self.num_special_of_pair = self._tokenizer.num_special_tokens_to_add(is_pair=True)
         self.ends = ends_of(self._tokenizer)  # of the ids of each text; empty if it marks none
@@ -358,11 +362,13 @@ def load(bundle: Bundle) -> Tokenizer | None:
 
 
 def load_by_type(bundle: Bundle) -> dict[InputType, Tokenizer]:
-    """A tokenizer for each input type whose texts have a limit of their own."""
+    """A tokenizer for each input type whose texts have a limit of their own, or no special
+    tokens."""
     return {
-        input_type: Tokenizer(bundle, rules.max_tokens)
+        input_type: Tokenizer(bundle, rules.max_tokens, not rules.inference_free)
         for input_type, rules in bundle.manifest.input_types.items()
-        if rules.max_tokens is not None and TOKENIZER in bundle.manifest.files
+        if (rules.max_tokens is not None or rules.inference_free)
+        and TOKENIZER in bundle.manifest.files
     }
 
 

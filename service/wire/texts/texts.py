@@ -131,6 +131,12 @@ class TextsToTokenize(NamedTuple):
         """Texts with the prompt of this name, as sentence-transformers has it. None: the bundle's
         default, if any; a classifier's is for pairs."""
         manifest = model.bundle.manifest
+        if manifest.is_inference_free:
+            for input_type in manifest.input_types:
+                if prompt_name == input_type:
+                    return cls.typed(field, texts, truncate, model, input_type)
+            if prompt_name is None and any(isinstance(text, str) for text in texts):
+                return cls._of_default_type(field, texts, truncate, model)
         if prompt_name is not None:
             if prompt_name not in manifest.prompts:
                 prompt_list = f"it has {', '.join(map(repr, manifest.prompts)) or 'none'}"
@@ -144,6 +150,24 @@ class TextsToTokenize(NamedTuple):
             prompt_name = manifest.default_prompt_name
         prompt = manifest.prompts.get(prompt_name or "", "")
         return cls(field, texts, truncate, model, prompt=prompt)
+
+    @classmethod
+    def _of_default_type(
+        cls, field: str, texts: Sequence[Text], truncate: bool, model: Model
+    ) -> "TextsToTokenize":
+        """Texts of no type for an inference-free model: without a prompt, as SparseEncoder.encode
+        reads them. InvalidInput if its authors name no default."""
+        input_type = model.bundle.manifest.default_input_type
+        if input_type is None:
+            raise InvalidInput(
+                f"input_type is missing: {model.bundle.ref} answers queries otherwise than"
+                ' documents, and its authors name no default: send "query" or "document", here or'
+                " as prompt_name",
+                param="input_type",
+            )
+        if input_type == "query":
+            check_single(field, texts)
+        return cls(field, texts, truncate, model, input_type=input_type)
 
     @classmethod
     def typed(
@@ -173,7 +197,9 @@ class TextReader:
         self._in_time = WeakSet[Ask]()  # that end in time, and whose texts are read
 
     async def tokenize(self, to_tokenize: TextsToTokenize, ask: Ask) -> tuple[Batch, Padding]:
-        """Ragged sequences with special tokens. InvalidInput for a text that is too long."""
+        """Ragged sequences with special tokens, whose type the ask is told. InvalidInput for a text
+        that is too long."""
+        ask.input_type = to_tokenize.input_type
         tokenizer = self.tokenizer(to_tokenize)
         encode = partial(
             tokenizer.tokens, truncate=to_tokenize.truncate, left=to_tokenize.left, cut=ask.cut
