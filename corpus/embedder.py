@@ -249,11 +249,7 @@ class Embedder:
         rows: numbers of the texts, for messages.
         """
         try:
-            arguments = FIELD, texts, self.options.truncate, self.model
-            if self.options.input_type:
-                request = TextsToTokenize.typed(*arguments, self.options.input_type)
-            else:
-                request = TextsToTokenize.prompted(*arguments, self.options.prompt_name)
+            request = self._request(texts)
             ask = Ask(timeout_s=FOREVER_S)
             with self._service.gate.admit(ask):
                 batch, padding = await self._service.tools.texts.tokenize(request, ask)
@@ -269,6 +265,13 @@ class Embedder:
         if not padding.lengths.all():  # a table's vector of it would be 0
             raise CorpusError(f"row {rows[padding.lengths.argmin()]} has no tokens: take it out")
         return batch
+
+    def _request(self, texts: Sequence[Text]) -> TextsToTokenize:
+        """The texts as the options say. InvalidInput for an option that the model lacks."""
+        arguments = FIELD, texts, self.options.truncate, self.model
+        if self.options.input_type:
+            return TextsToTokenize.typed(*arguments, self.options.input_type)
+        return TextsToTokenize.prompted(*arguments, self.options.prompt_name)
 
     async def start(
         self, batch: Batch, rows: Ints, done: Callable[[Batch], object] = lambda _: None
@@ -290,9 +293,7 @@ class Embedder:
             ask.model, ask.precision, ask.field = self.model, self.options.precision, FIELD
             ask.batch, ask.padding = batch, Padding(batch.lengths, None)
             ask.outputs, ask.binary = (self._output,), True
-            manifest = self.model.bundle.manifest
-            if manifest.is_inference_free:
-                ask.input_type = self.options.input_type or manifest.default_input_type
+            ask.input_type = self._request([""]).input_type
             ask.dtype = "float16" if self.options.dtype == "float16" else "float32"
             return KINDS[self.options.output].column
 

@@ -94,7 +94,6 @@ def open_static(folder: Path, wishes: Wishes) -> Reference:
     ask.name = program.name
     tensors, _ = describe_answer(ask, limits)
     refuse_wide_rows(program.name, tensors)
-    files = [*stored.files, place / TOKENIZER]
     return Reference(
         program.name,
         "program",
@@ -104,7 +103,7 @@ def open_static(folder: Path, wishes: Wishes) -> Reference:
         tensors,
         {
             "checkpoint": folder.resolve().name,
-            "weights": {file.relative_to(folder).as_posix(): sha256(file) for file in files},
+            "weights": {file.relative_to(folder).as_posix(): sha256(file) for file in stored.files},
             **wishes.recorded(),
             **AS_WRITTEN,
         },

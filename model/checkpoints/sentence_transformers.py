@@ -255,9 +255,13 @@ class Router:
     default_route: InputType | None
 
     @cached_property
+    def stored(self) -> weights.Weights:
+        return weights.read(self.query)
+
+    @cached_property
     def token_weights(self) -> Tensor:
         """Of each token id `[V]` float32. CheckpointError for other weights."""
-        stored = weights.read(self.query).tensors
+        stored = self.stored.tensors
         weight = stored.get("weight")
         if {*stored} != {"weight"} or weight is None or weight.dim() != 1:
             shapes = ", ".join(f"{name} {[*x.shape]}" for name, x in stored.items())

@@ -131,7 +131,7 @@ class TextsToTokenize(NamedTuple):
         """Texts with the prompt of this name, as sentence-transformers has it. None: the bundle's
         default, if any; a classifier's is for pairs."""
         manifest = model.bundle.manifest
-        if manifest.is_inference_free:
+        if manifest.input_types and manifest.is_inference_free:
             for input_type in manifest.input_types:
                 if prompt_name == input_type:
                     return cls.typed(field, texts, truncate, model, input_type)
@@ -197,9 +197,7 @@ class TextReader:
         self._in_time = WeakSet[Ask]()  # that end in time, and whose texts are read
 
     async def tokenize(self, to_tokenize: TextsToTokenize, ask: Ask) -> tuple[Batch, Padding]:
-        """Ragged sequences with special tokens, whose type the ask is told. InvalidInput for a text
-        that is too long."""
-        ask.input_type = to_tokenize.input_type
+        """Ragged sequences with special tokens. InvalidInput for a text that is too long."""
         tokenizer = self.tokenizer(to_tokenize)
         encode = partial(
             tokenizer.tokens, truncate=to_tokenize.truncate, left=to_tokenize.left, cut=ask.cut
@@ -252,6 +250,7 @@ class TextReader:
         """The rows that `work` makes of the texts, joined; by its deadline and while its caller is
         there. limit: tokens of a text, if there is one. The texts count as part of the body, until
         that is decoded."""
+        ask.input_type = to_tokenize.input_type
         self._gate.hold(ask, "bodies", ask.held.get("bodies", 0) + num_bytes(to_tokenize.texts))
         sizes, max_tokens = to_tokenize.sizes(), self.settings.max_tokens
         try:
