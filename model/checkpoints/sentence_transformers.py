@@ -260,7 +260,7 @@ class Router:
 
     @cached_property
     def token_weights(self) -> Tensor:
-        """Of each token id `[V]` float32. CheckpointError for other weights."""
+        """The weight of each token id `[V]` float32. CheckpointError for other weights."""
         stored = self.stored.tensors
         weight = stored.get("weight")
         if {*stored} != {"weight"} or weight is None or weight.dim() != 1:

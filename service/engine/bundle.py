@@ -115,8 +115,8 @@ class Bundle:
 
     @cached_property
     def token_weights(self) -> NDArray[np.float32]:
-        """Of each token id `[V]`, of an inference-free input type. StartupError if the file is
-        broken."""
+        """The weight of each token id `[V]` in a query of an inference-free model. StartupError if
+        the file is broken."""
         try:
             weights: NDArray[np.float32] = np.load(self.path / TOKEN_WEIGHTS, allow_pickle=False)
         except (OSError, ValueError) as error:

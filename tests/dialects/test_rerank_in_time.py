@@ -13,9 +13,9 @@ import pytest
 from addnorm.service.server.wiring import Service
 from addnorm.service.wire.texts.json_answers import numbers_below
 from tests.conftest import client_of, inference_of, linked, serving
-from tests.export.test_static_vectors import exported, static
 from tests.support import web
 from tests.support.metrics import value
+from tests.support.small_folders import exported, static
 from tests.support.task_models import DEFAULTS
 from tests.support.waiting import eventually
 

@@ -23,9 +23,9 @@ from addnorm.export import command
 from addnorm.service.engine import bundle as bundles
 from addnorm.service.errors import StartupError
 from tests.conftest import client_of, inference_of
-from tests.export.test_as_written import SIZES, exported, masked, saved
 from tests.support.metrics import samples
 from tests.support.sentence_transformers import tell, write_settings
+from tests.support.small_folders import SIZES, exported, masked, saved
 from tests.support.texts import WORDS
 
 TEXTS = ["the same text the", "pads are dropped.", "a b c , a zebra"]
@@ -160,7 +160,7 @@ def test_what_no_side_answers_is_rejected_by_field(
 
 
 def test_prompts_a_default_and_an_authors_graph(tmp_path: Path) -> None:
-    """Of a family without a table, where no side is the default."""
+    """The family has no table of its weights, and no side is the default."""
     prompts = {"query": "text : ", "document": "pads "}
     folder = inference_free(tmp_path / "free", masked(tmp_path / "masked"), **prompts)
     fields = json.loads((folder / "router_config.json").read_text())

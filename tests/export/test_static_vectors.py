@@ -13,31 +13,23 @@ import torch
 from numpy.typing import NDArray
 from safetensors.torch import save_file
 from sentence_transformers import SentenceTransformer
-from sentence_transformers.sentence_transformer.modules import Dense, Normalize, StaticEmbedding
-from torch import nn
+from sentence_transformers.sentence_transformer.modules import Dense, Normalize
 
 from addnorm.export import command
 from tests.conftest import client_of, inference_of
-from tests.export.test_as_written import change_a_weight, exported
+from tests.support import web
 from tests.support.sentence_transformers import tell
+from tests.support.small_folders import WIDTH, change_a_weight, exported, static
 from tests.support.texts import WORDS, library, tokenizer
 
 Vectors = NDArray[np.float32]
-WIDTH, UNKNOWN = 32, WORDS.index("[UNK]")
+UNKNOWN = WORDS.index("[UNK]")
 TEXTS = ["the same text", "", "pads are dropped.", "zebra", "the zebra, a text", "a " * 400]
 FEW = 6  # tokens that the folder of model2vec is cut to
 
 
-def static(folder: Path, *modules: nn.Module, **prompts: str) -> Path:
-    torch.manual_seed(0)
-    table = StaticEmbedding(library(), embedding_weights=torch.randn(len(WORDS), WIDTH))
-    model = SentenceTransformer(modules=[table, *modules], prompts=prompts, device="cpu")
-    model.save_pretrained(str(folder))
-    return folder
-
-
 def model2vec(folder: Path, **config: Any) -> Path:
-    """As model2vec 0.10 writes one with a quantized vocabulary: 8 rows for all token ids."""
+    """A folder that model2vec 0.10 writes, of a quantized vocabulary: 8 rows for all token ids."""
     folder.mkdir()
     torch.manual_seed(1)
     tensors = {
@@ -109,11 +101,11 @@ def test_every_route_answers_as_sentence_transformers(folders: Path, client: htt
 
 @pytest.mark.parametrize("model", ["static", "quantized"])
 def test_bits_are_those_of_a_text_alone(client: httpx.Client, model: str) -> None:
-    """In company, out of the cache and without it."""
+    """They do not change in company, nor out of the cache."""
     together = embedded(client, model, TEXTS)
     for index, text in enumerate(TEXTS):
         assert embedded(client, model, [text])[0].tobytes() == together[index].tobytes()
-    with httpx.Client(base_url=client.base_url, headers={"cache-control": "no-cache"}) as anew:
+    with web.client(base_url=client.base_url, headers={"cache-control": "no-cache"}) as anew:
         assert embedded(anew, model, TEXTS[::-1])[::-1].tobytes() == together.tobytes()
 
 

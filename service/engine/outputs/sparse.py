@@ -178,7 +178,7 @@ def entries(largest: Floats, top_k: int | None, activation: str = "relu") -> tup
 
 
 def _largest(indices: Ints, values: Floats, top_k: int | None) -> Ints:
-    """Of ascending indices those of the k largest values, ascending; of equal ones the lower."""
+    """The ascending indices of the k largest values, of equal ones the lower indices."""
     if top_k is None or len(indices) <= top_k:
         return indices
     order = np.argsort(-values[indices], kind="stable")

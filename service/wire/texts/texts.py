@@ -401,7 +401,6 @@ def _in_portions(
     is a limit."""
     done: list[Made] = []
     num_tokens = 0
-    is_empty_allowed = to_tokenize.model.bundle.manifest.left_out_ids is not None
     for portion in portions(to_tokenize.texts, sizes, PIECE_CHARACTERS):
         try:
             rows = work(to_tokenize.whole(portion))
@@ -413,7 +412,8 @@ def _in_portions(
         for index, row in enumerate(rows, len(done)):
             if limit is not None and len(row) > limit:
                 raise _too_long(to_tokenize, index, len(row), "tokens", limit)
-            if limit is not None and not (len(row) or is_empty_allowed):
+            manifest = None if len(row) else to_tokenize.model.bundle.manifest
+            if limit is not None and manifest and manifest.left_out_ids is None:
                 raise InvalidInput(
                     f"{to_tokenize.place(index)} has no tokens: send a text that is not empty",
                     param=to_tokenize.field,
