@@ -280,7 +280,11 @@ def _parser() -> argparse.ArgumentParser:
     add("--vector-column", default="vector", metavar="NAME", help="vector by default")
     add("--precision", choices=get_args(Precision), help="the model's default")
     add("--prompt-name", metavar="NAME", help="the model's default prompt")
-    add("--input-type", choices=get_args(InputType), help="of multi-vector: queries or documents")
+    add(
+        "--input-type",
+        choices=get_args(InputType),
+        help="of multi-vector and sparse: queries or documents",
+    )
     add("--dimensions", type=positive, metavar="N", help="only the first N numbers")
     add("--top-k", type=positive, metavar="N", help="of sparse: only the N largest entries")
     add("--truncate", action="store_true", help="cut texts that are too long, instead of stopping")

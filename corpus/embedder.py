@@ -128,7 +128,7 @@ KINDS = {
         "embed", ("float32", "float16", "int8"),
         lambda ask: _lists_of_one_size(ask.value(Pooled).joined), ("dimensions",),
     ),
-    "sparse": Kind("sparse", ("float32",), _entries, ("top_k",)),
+    "sparse": Kind("sparse", ("float32",), _entries, ("top_k", "input_type")),
     "multi-vector": Kind("multi_vector", ("float32", "float16"), _token_vectors, ("input_type",)),
     "scores": Kind("classify", ("float32",), _scores),
 }  # fmt: skip
@@ -249,14 +249,10 @@ class Embedder:
         rows: numbers of the texts, for messages.
         """
         try:
-            arguments = FIELD, texts, self.options.truncate, self.model
-            if self.options.input_type:
-                request = TextsToTokenize.typed(*arguments, self.options.input_type)
-            else:
-                request = TextsToTokenize.prompted(*arguments, self.options.prompt_name)
+            request = self._request(texts)
             ask = Ask(timeout_s=FOREVER_S)
             with self._service.gate.admit(ask):
-                batch, _ = await self._service.tools.texts.tokenize(request, ask)
+                batch, padding = await self._service.tools.texts.tokenize(request, ask)
         except ServiceError as error:
             if len(texts) > 1:
                 for index, text in enumerate(texts):
@@ -266,7 +262,16 @@ class Embedder:
             if message.startswith(place := f"{FIELD}[0]"):
                 message = f"row {rows[0]}{message.removeprefix(place)}"
             raise CorpusError(message) from None
+        if not padding.lengths.all():  # a table's vector of it would be 0
+            raise CorpusError(f"row {rows[padding.lengths.argmin()]} has no tokens: take it out")
         return batch
+
+    def _request(self, texts: Sequence[Text]) -> TextsToTokenize:
+        """The texts as the options say. InvalidInput for an option that the model lacks."""
+        arguments = FIELD, texts, self.options.truncate, self.model
+        if self.options.input_type:
+            return TextsToTokenize.typed(*arguments, self.options.input_type)
+        return TextsToTokenize.prompted(*arguments, self.options.prompt_name)
 
     async def start(
         self, batch: Batch, rows: Ints, done: Callable[[Batch], object] = lambda _: None
@@ -288,6 +293,7 @@ class Embedder:
             ask.model, ask.precision, ask.field = self.model, self.options.precision, FIELD
             ask.batch, ask.padding = batch, Padding(batch.lengths, None)
             ask.outputs, ask.binary = (self._output,), True
+            ask.input_type = self._request([""]).input_type
             ask.dtype = "float16" if self.options.dtype == "float16" else "float32"
             return KINDS[self.options.output].column
 

@@ -95,7 +95,7 @@ def _write_manifest(reference: Reference, folder: Path, manifest: dict[str, Any]
     texts."""
     words = reference.words
     if words:
-        (folder / bundles.TOKENIZER).write_bytes(words.tokenizer)
+        texts.write(words, folder, reference.limits.vocab_size)
     bundle = bundles.write_manifest(folder, manifest)
     tokenizer.load(bundle)  # raises StartupError now, not only when it is served
     if words is None or "embed" not in bundle.tasks:
@@ -112,7 +112,7 @@ def manifest_of(reference: Reference, name: str, version: int) -> dict[str, Any]
     of_texts: dict[str, Any] = {}
     if words:
         limits["max_text_tokens"] = words.max_text_tokens
-        of_texts = {**texts.facts_of(words), "input_types": dict(words.input_types)}
+        of_texts = texts.facts_of(words)
     heads = {
         tensor.name: tensor.as_head()
         for tensor in tensors

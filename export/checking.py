@@ -16,13 +16,14 @@ from addnorm.export.certificate.served import Served, by_head, by_torch, path_of
 from addnorm.export.graphs.graph import check_fit
 from addnorm.export.sources import Source
 from addnorm.export.wishes import NO_WISHES
+from addnorm.export.words import texts as words
 from addnorm.export.words.folder_tokenizer import NoTexts
 from addnorm.export.words.texts import tokenizer_in_words
 from addnorm.model.config import Pick
 from addnorm.model.transformer import Transformer
 from addnorm.service.engine import files
 from addnorm.service.engine.batch import Batch, Floats, Rows
-from addnorm.service.engine.bundle import TOKENIZER, Bundle
+from addnorm.service.engine.bundle import Bundle
 from addnorm.service.engine.engine import Engine
 from addnorm.service.engine.fingerprint import Fingerprint
 from addnorm.service.engine.manifest import FORMAT, Manifest, Pooling
@@ -167,8 +168,8 @@ def served_by_torch(source: Source) -> Iterator[Served]:
         # all that the server needs to make token ids of texts, and answers of rows
         place, file_facts = Path(folder), {}
         if not isinstance(source.texts, NoTexts):
-            (place / TOKENIZER).write_bytes(source.texts.tokenizer)
-            file_facts[TOKENIZER] = files.describe(place / TOKENIZER)
+            words.write(source.texts, place, source.model.config.vocab_size)
+            file_facts = {file.name: files.describe(file) for file in place.iterdir()}
         facts = writer.manifest_of(replace(source, wishes=NO_WISHES), "checked", 1)
         bundle = Bundle(place, Manifest(format=FORMAT, files=file_facts, **facts), "")
         model = Model(bundle, token_budget=BUDGET, open_engine=open_engine)

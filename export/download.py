@@ -21,11 +21,13 @@ TIMEOUT_S = 20.0  # of the first word of the hub
 ADDRESS = re.compile(r"([A-Za-z0-9_][\w.-]*/[\w.-]+)(?:@([\w./-]+))?", re.ASCII)
 # folders of sentence-transformers' modules, such as 1_Pooling, and of a tokenizer's templates
 MODULE = re.compile(r"[0-9]+_[^/]+|additional_chat_templates")
+ROUTER = "router_config.json"  # which lists modules too
 SETTINGS = (  # in the repository's root and in modules
     "config.json",
     "artifact.metadata",
     *BESIDE,
     "modules.json",
+    ROUTER,
     "sentence_*_config.json",
     "config_sentence_transformers.json",
     "tokenizer.json",
@@ -115,10 +117,13 @@ def fetch(
 
 
 def odd_modules(folder: Path) -> list[str]:
-    """Folders that modules.json names otherwise than sentence-transformers does."""
+    """Folders that modules.json names otherwise than sentence-transformers does, and those of a
+    Router."""
     try:
         entries = json.loads((folder / "modules.json").read_bytes())
         paths = [entry["path"] for entry in entries]
+        if (folder / ROUTER).exists():
+            paths += [*json.loads((folder / ROUTER).read_bytes())["types"]]
     except (OSError, ValueError, TypeError, LookupError, RecursionError):
         return []  # what is wrong in it is said when it is read
     folders = [path for path in paths if isinstance(path, str) and path]

@@ -20,7 +20,13 @@ from addnorm.export.words import texts
 from addnorm.export.words.folder_tokenizer import NoTexts
 from addnorm.export.words.texts import Texts
 from addnorm.model import presets
-from addnorm.model.checkpoints import Checkpoint, CheckpointError, load_checkpoint, look
+from addnorm.model.checkpoints import (
+    Checkpoint,
+    CheckpointError,
+    load_checkpoint,
+    look,
+    sentence_transformers,
+)
 from addnorm.model.checkpoints.families import FAMILIES
 from addnorm.model.config import Config, Pick
 from addnorm.model.layout import LAYOUTS
@@ -136,7 +142,9 @@ def checkpoint(folder: Path, wishes: Wishes = NO_WISHES) -> Source:
     program cannot be run."""
     wishes.check_read("a checkpoint", CHECKPOINT_READS)
     loaded = load_checkpoint(folder, wishes.ignore, wishes.labels)
-    hashes = {file.relative_to(folder).as_posix(): sha256(file) for file in loaded.files}
+    router = sentence_transformers.router_of(folder)
+    weight_files = [*loaded.files, *(router.stored.files if router else ())]
+    hashes = {file.relative_to(folder).as_posix(): sha256(file) for file in weight_files}
     folder = folder.resolve()
     origin = {
         "checkpoint": folder.name,
@@ -170,7 +178,6 @@ def checkpoint(folder: Path, wishes: Wishes = NO_WISHES) -> Source:
         words = texts.with_unseen(words, config.vocab_size)
         add_unseen(loaded.model, token)
     facts |= texts.facts_of(words)
-    facts["input_types"] = {} if isinstance(words, NoTexts) else dict(words.input_types)
     _refuse_pads_around(loaded, words)
     source = Source(folder.name, loaded.model, origin, facts, words, folder, loaded, wishes=wishes)
     if wishes.own_reading:

@@ -79,10 +79,12 @@ def precision_of(manifest: Manifest) -> str:
 
 def embed_calibration_texts(service: Service, bundle: Bundle, precision: str) -> Embedded:
     """The calibration texts, each behind its prompt."""
-    texts = calibration_texts((bundle.path / TOKENIZER).read_bytes())
+    texts, manifest = calibration_texts((bundle.path / TOKENIZER).read_bytes()), bundle.manifest
+    graph_free = {name for name, rules in manifest.input_types.items() if rules.inference_free}
+    prompts = {name: prompt for name, prompt in manifest.prompts.items() if name not in graph_free}
     parts = [
-        embed_by_server(service, bundle.manifest, texts_of_prompt, precision, prompt_name=name)
-        for name, texts_of_prompt in with_prompts(texts, bundle.manifest.prompts)
+        embed_by_server(service, manifest, texts_of_prompt, precision, prompt_name=name)
+        for name, texts_of_prompt in with_prompts(texts, prompts)
         if texts_of_prompt
     ]
     ids = [ids for part in parts for ids in part.ids]

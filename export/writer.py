@@ -29,6 +29,7 @@ from addnorm.export.reference.original import OriginalError
 from addnorm.export.reference.program import ProgramError
 from addnorm.export.sources import Source
 from addnorm.export.wishes import UsageError, Wishes
+from addnorm.export.words import texts as words
 from addnorm.export.words.folder_tokenizer import NoTexts
 from addnorm.model.checkpoints import CheckpointError
 from addnorm.model.grid import OPSET
@@ -148,7 +149,7 @@ def write_uncertified(
         texts_to_search = recall.texts_to_search(wishes.texts)
     limits = source.limits
     if not isinstance(source.texts, NoTexts):
-        (folder / bundles.TOKENIZER).write_bytes(source.texts.tokenizer)
+        words.write(source.texts, folder, config.vocab_size)
     for original in source.originals:
         say(f"comparing the model with {original.name}: {original.compared.output}")
         refuse_unlike(source.in_layout("padded"), original, limits)

@@ -45,9 +45,13 @@ class Embedded(NamedTuple):
 def embed_by_server(
     service: Service, manifest: Manifest, texts: Sequence[Any], precision: str, **options: Any
 ) -> Embedded:
-    """Texts or pairs as the server embeds them, cut to the limit of texts. options: of the request.
+    """Texts or pairs as the server embeds them, cut to the limit of texts: documents, where the
+    model tells them from queries and takes no text of no type for one. options: of the request.
     ServiceError if it is rejected."""
     defaults = {"texts": texts, "outputs": ["pooled"], "truncate": True, "precision": precision}
+    is_typed = options.get("prompt_name") is not None or manifest.default_input_type == "document"
+    if not is_typed and all(isinstance(text, str) for text in texts):
+        defaults["input_type"] = "document"
     body = {**defaults, "normalize": manifest.normalize, **options}
     answer, ask = run(infer_body(service, body))
     return Embedded(_ids(ask), np.array(orjson.loads(answer)["pooled"]))
@@ -70,9 +74,10 @@ class ServedTasks:
         normalize = self._bundle.manifest.normalize
         return self._infer(texts, "pooled", normalize=normalize, prompt_name=prompt_name)
 
-    def sparse(self, texts: Sequence[Text]) -> list[Answer]:
-        """Weights of the whole vocabulary."""
-        return self._infer(texts, "sparse")
+    def sparse(self, texts: Sequence[Text], input_type: str = "document") -> list[Answer]:
+        """Weights of the whole vocabulary. input_type: where the model tells the two apart."""
+        has_types = self._bundle.manifest.is_inference_free
+        return self._infer(texts, "sparse", input_type=input_type if has_types else None)
 
     def query(self, texts: Sequence[Text], input_type: str = "query") -> list[Answer]:
         """Vectors of the tokens of queries."""
@@ -178,7 +183,8 @@ def _scores_in_order(labelled: Sequence[Mapping[str, Any]], names: Sequence[str]
 def _ids(ask: Ask) -> list[Ids]:
     batch = ask.batch
     types = np.zeros_like(batch.tokens) if batch.types is None else batch.types
-    rows = (np.split(values, batch.offsets[1:-1]) for values in (batch.tokens, types))
+    ends = ask.padding.lengths.cumsum()[:-1]  # a text may have no tokens
+    rows = (np.split(values, ends) for values in (batch.tokens, types))
     return [
         Ids(*(row.tolist() for row in ids_and_types)) for ids_and_types in zip(*rows, strict=True)
     ]

@@ -24,7 +24,7 @@ from addnorm.export.words.texts import Texts
 from addnorm.model.checkpoints import sentence_transformers
 from addnorm.model.pooling import pick_vectors
 from addnorm.model.transformer import Transformer
-from addnorm.service.engine.bundle import TOKENIZER, Bundle
+from addnorm.service.engine.bundle import TOKEN_WEIGHTS, TOKENIZER, Bundle
 from addnorm.service.engine.tokenizer import Tokenizer as Served
 from addnorm.service.errors import ServiceError
 from addnorm.service.server.wiring import Service
@@ -98,6 +98,10 @@ def program_cases(
     cases: list[tuple[str, Compare]] = [
         (f"{program.name}: token ids", partial(_compare_token_ids, bundle, program))
     ]
+    if words.token_weights is not None:
+        weights = texts.padded_weights(words.token_weights, bundle.manifest.limits.vocab_size)
+        num_unlike = int((bundle.token_weights.view("u4") != weights.view("u4")).sum())
+        cases.append((TOKEN_WEIGHTS, lambda _: [("unlike the folder's", num_unlike, 0)]))
     # a person's own labels are in place of the program's
     labels = [] if "labels" in bundle.manifest.source else program.labels
     if labels:
@@ -304,6 +308,8 @@ class _Authors:
     def __init__(self, bundle: Bundle, reference: Transformer, folder: Path) -> None:
         self.manifest, self.reference = bundle.manifest, reference
         prompts, default = self.manifest.prompts, self.manifest.default_prompt_name
+        if self.manifest.default_input_type != "document":  # `embed_by_server` sends documents
+            default = self.manifest.input_types["document"].prompt_name
         prompt, is_classifier = prompts.get(default or "", ""), "classify" in bundle.tasks
         self.prompt, self.pair_prompt = ("", prompt) if is_classifier else (prompt, "")
         contents = sentence_transformers.read(folder)

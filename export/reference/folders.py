@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from addnorm.export import download
 from addnorm.export.graphs.graph import UnfitError
 from addnorm.export.reference import program as programs
+from addnorm.export.reference import static_vectors
 from addnorm.export.reference.asking import Asking
 from addnorm.export.reference.original import OriginalError, as_found
 from addnorm.export.reference.program import LANGUAGE_MODELS, Program, ProgramError, split_task
@@ -66,9 +67,11 @@ POSITIONS = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_lengt
 def open_folder(folder: Path, wishes: Wishes = NO_WISHES) -> Reference:
     """UsageError, UnfitError and CheckpointError say why there is no such program, or why it cannot
     be served."""
-    wishes.check_read("a graph as its authors wrote it", FOLDER_READS)
     if not folder.is_dir():
         raise CheckpointError(NO_FOLDER.format(folder))
+    if static_vectors.is_static(folder):
+        return static_vectors.open_static(folder, wishes)
+    wishes.check_read("a graph as its authors wrote it", FOLDER_READS)
     fields = json_files.settings(words_of.read_words(folder).transformer / "config.json")
     words, num_positions, uncut = _words(folder, fields, wishes)
     limit = None if isinstance(words, NoTexts) else words.max_text_tokens
@@ -93,7 +96,7 @@ def open_folder(folder: Path, wishes: Wishes = NO_WISHES) -> Reference:
     if limit is not None and longest < limit:
         # sentence-transformers lets texts have more tokens than the model takes
         assert not isinstance(words, NoTexts)
-        words = replace(words, max_text_tokens=longest)
+        words = texts.shortened(words, longest, words.limited_by)
         program.cut_to(longest)
     refuse_wide_rows(program.name, tensors)
     if not isinstance(words, NoTexts):
@@ -220,7 +223,7 @@ def _facts_of_words(program: Program) -> dict[str, Any]:
     if name.endswith(LANGUAGE_MODELS[1:]):
         facts["config"] = {"causal": True}
     if type(program.runs).__qualname__ == "SparseEncoder":
-        activation = program.runs[1].activation_function
+        activation = program.forward.modules_of_texts[1].activation_function
         facts |= {"sparse_activation": activation} if activation != "relu" else {}
     return facts
 
@@ -244,7 +247,7 @@ def _words(
     uncut = words.max_text_tokens
     if uncut > MOST_TOKENS:
         limited_by = f"a graph as its authors wrote it; --max-length takes up to {uncut:,}"
-        words = replace(words, max_text_tokens=MOST_TOKENS, limited_by=limited_by)
+        words = texts.shortened(words, MOST_TOKENS, limited_by)
     return words, min(positions or words.max_text_tokens, MOST_TOKENS), uncut
 
 
@@ -252,6 +255,8 @@ def _refuse_drawn_weights(folder: Path, program: Program) -> None:
     """CheckpointError for weights that none of its files has, bit for bit: transformers draws what
     is missing, and only warns."""
     places = {folder, *(path for _, path in words_of.list_modules(folder))}
+    if router := words_of.router_of(folder):
+        places.add(router.query)
     digests = {
         _digest(tensor)
         for place in places
@@ -282,8 +287,9 @@ def _refusal(program: Program) -> str:
     if kind == "MultiVectorEncoder":
         return f"{kind} is served of supported families alone: this is a {name}"
     if kind == "SparseEncoder":
-        kinds = [type(module).__qualname__ for module in program.runs]
-        is_max = kinds[1:] == ["SpladePooling"] and program.runs[1].pooling_strategy == "max"
+        modules: Any = program.forward.modules_of_texts
+        kinds = [type(module).__qualname__ for module in modules]
+        is_max = kinds[1:] == ["SpladePooling"] and modules[1].pooling_strategy == "max"
         if kinds[:1] == ["MLMTransformer"] and is_max:
             return ""
         return f"a SparseEncoder of {', '.join(kinds)} is not served: SpladePooling by max is"

@@ -32,11 +32,13 @@ from addnorm.service.asking.tasks.tagging import Aggregation
 
 Array = NDArray[Any]
 MODULES, SETTINGS = "modules.json", "config_sentence_transformers.json"
+ROUTER = "router_config.json"
 INPUTS = ("input_ids", "attention_mask", "token_type_ids")
 LOGITS = ("logits", "prediction_logits")  # as classes of transformers name them
 LANGUAGE_MODELS = ("ForMaskedLM", "ForCausalLM", "LMHeadModel")  # ends of such classes
-# in names of tasks, before that of the prompt, or of the pipeline's aggregation_strategy
-PROMPTED, JOINED = " with the prompt ", " joined by "
+# in names of tasks, before that of the prompt, of the pipeline's aggregation_strategy, or of the
+# input type
+PROMPTED, JOINED, TYPED = " with the prompt ", " joined by ", " as "
 JOINS = get_args(Aggregation)[1:]  # without "none"
 CANDIDATES = ("water", "people", "time")  # labels that a zero-shot classifier is asked for
 # what transformers calls a head -> the Auto class that finds it, where config.json names no class
@@ -100,6 +102,8 @@ class Forward(nn.Module):
         self.unseen: tuple[int, int] | None = None
         self._model: tuple[Any] = (model,)  # no submodule of its own
         self._is_model = model is runs
+        # of a Router, those of documents
+        self.modules_of_texts = [*(route_of(runs, "document") or runs).children()]
         self._is_sparse = type(runs).__qualname__ == "SparseEncoder"
 
     def forward(self, tokens: Tensor, types: Tensor | None = None) -> dict[str, Tensor]:
@@ -116,7 +120,7 @@ class Forward(nn.Module):
         if self._is_model:
             return self._of_model(self.runs(**inputs))
         features: dict[str, Any] = inputs
-        for module in self.runs.children():
+        for module in self.modules_of_texts:
             if type(module).__qualname__ != "Normalize":
                 features = module(features)
         outputs_by_field = {"scores": "logits", "sentence_embedding": "pooled"}
@@ -164,7 +168,7 @@ class Program:
     def __init__(self, runs: nn.Module, tokenizer: Any = None, limit: int | None = None) -> None:
         """runs: the object that a person would call. tokenizer: of the texts that it gets; None:
         it brings its own, or takes none. limit: tokens that they are cut to where it says none."""
-        self.name = _name(runs)
+        self.name = name_in_words(runs)
         self.runs: Any = runs
         from transformers import PreTrainedModel
 
@@ -247,7 +251,7 @@ class Program:
 
     def close(self) -> None:
         """Lets go of the model, which is as it was before."""
-        for module in _heard_modules(self.model) if self.model else ():
+        for module in [*_heard_modules(self.model), *_queries(self.runs)] if self.model else ():
             module.__dict__.pop("forward", None)
         self.outputs.close()
         self.runs = self.model = self.forward = self._tokenizer = None
@@ -270,9 +274,9 @@ class Program:
 
             @wraps(forward)
             def call(*arguments: Any, **options: Any) -> Any:
-                if module is model:
+                if module is model or module in queries:
                     heard.clear()
-                    heard.update(options)
+                    heard.update(options or arguments[0])
                 answer = forward(*arguments, **options)
                 if module is last:
                     heard["activations"] = arguments[0]
@@ -282,7 +286,8 @@ class Program:
 
             return call
 
-        for module in _heard_modules(model):
+        queries = _queries(self.runs)
+        for module in [*_heard_modules(model), *queries]:
             module.forward = wrap(module)
 
     def _tasks(self) -> dict[str, Callable[[Text], Any]]:
@@ -295,7 +300,12 @@ class Program:
             }
             return (scores if runs.num_labels == 1 else {}) | self._pipelines()
         if type(runs).__qualname__ == "SparseEncoder":
-            return {"sparse": lambda text: runs.encode([text])[0].to_dense()}
+            if route_of(runs, "query") is None:
+                return {"sparse": lambda text: runs.encode([text])[0].to_dense()}
+            return {
+                "sparse": lambda text: runs.encode_document([text])[0].to_dense(),
+                f"sparse{TYPED}query": lambda text: runs.encode_query([text])[0].to_dense(),
+            }
         if type(runs).__qualname__ == "MultiVectorEncoder":
             return {
                 "query": lambda text: runs.encode_query([text])[0],
@@ -409,7 +419,9 @@ def entity_rows(entities: Iterable[Mapping[str, Any]], labels: Sequence[str]) ->
 
 def split_task(task: str) -> tuple[str, dict[str, str]]:
     """The beginning of a task's name, and the option that it names."""
-    for mark, option in ((PROMPTED, "prompt_name"), (JOINED, "aggregation_strategy")):
+    for mark, option in (
+        (PROMPTED, "prompt_name"), (JOINED, "aggregation_strategy"), (TYPED, "input_type")
+    ):  # fmt: skip
         name, separator, value = task.partition(mark)
         if separator:
             return name, {option: value}
@@ -427,7 +439,21 @@ def _heard_modules(model: Any) -> list[Any]:
     return [*{id(module): module for module in modules if module is not None}.values()]
 
 
-def _name(runs: nn.Module) -> str:
+def route_of(runs: nn.Module, name: str) -> nn.Module | None:
+    """The modules of a Router's route; None where the first module is no Router."""
+    first: Any = next(runs.children(), None)
+    is_router = type(first).__qualname__ == "Router"
+    return first.sub_modules[name] if is_router else None
+
+
+def _queries(runs: nn.Module) -> list[nn.Module]:
+    """The module of an inference-free encoder's queries, which has no model of transformers."""
+    route = route_of(runs, "query")
+    return [] if route is None else [*route.children()][:1]
+
+
+def name_in_words(runs: nn.Module) -> str:
+    """The class and the version of its package."""
     package = type(runs).__module__.partition(".")[0]
     if package not in ("transformers", "sentence_transformers"):
         return type(runs).__qualname__
@@ -476,6 +502,7 @@ def _configs(folder: Path) -> list[Path]:
     formats, such as onnx/config.json."""
     entries = json_files.read(folder / MODULES) if (folder / MODULES).exists() else []
     paths = {entry.get("path") or "" for entry in entries if isinstance(entry, dict)} | {""}
+    paths |= {*json_files.settings(folder / ROUTER).get("types", ())}
     return [file for path in sorted(paths) if (file := folder / path / "config.json").is_file()]
 
 

@@ -43,25 +43,10 @@ def load(
         raise NoTexts(f"there is no {TOKENIZER} in {folder}, and no vocabulary to make it of")
     json_files.settings(folder / CONFIG)
     if (file := folder / TOKENIZER).exists():
-        # what would take minutes
-        if (num_bytes := file.stat().st_size) > MOST_TOKENIZER_BYTES:
-            limit = MOST_TOKENIZER_BYTES
-            raise CheckpointError(f"{file} has {num_bytes} bytes, the limit is {limit}")
-        # a key of each; counted as bytes, since reading 300,000 of them takes half a minute
-        if (count := file.read_bytes().count(b'"content"')) > MOST_ADDED_TOKENS:
-            limit = MOST_ADDED_TOKENS
-            raise CheckpointError(f"{file} has {count} added tokens, the limit is {limit}")
         parse(file)
     tokenizer = _by_class(folder, settings)
-    if tokenizer.is_fast and (problem := growth_problem(tokenizer.backend_tokenizer)):
-        raise CheckpointError(f"{folder}: the tokenizer cannot be used: {problem}")
-    if tokenizer.is_fast and (
-        dropout := getattr(tokenizer.backend_tokenizer.model, "dropout", None)
-    ):
-        raise CheckpointError(
-            f"{folder}: the tokenizer's model has dropout {dropout:.3g}, so the token ids of a text"
-            f" are drawn each time: set model.dropout to null in {TOKENIZER}"
-        )
+    if tokenizer.is_fast:
+        refuse_unusable(folder, tokenizer.backend_tokenizer)
     # the files that it is made of: without them, transformers makes up a vocabulary of five tokens
     made_of = [
         file for kind, file in tokenizer.vocab_files_names.items() if kind != "tokenizer_file"
@@ -149,8 +134,26 @@ def lower(tokenizer: "PreTrainedTokenizerBase") -> None:
         backend.normalizer = Sequence([Lowercase(), *(part for part in parts if part is not None)])
 
 
+def refuse_unusable(folder: Path, tokenizer: Tokenizer) -> None:
+    """CheckpointError for one that makes texts much longer, or draws their token ids."""
+    if problem := growth_problem(tokenizer):
+        raise CheckpointError(f"{folder}: the tokenizer cannot be used: {problem}")
+    if dropout := getattr(tokenizer.model, "dropout", None):
+        raise CheckpointError(
+            f"{folder}: the tokenizer's model has dropout {dropout:.3g}, so the token ids of a text"
+            f" are drawn each time: set model.dropout to null in {TOKENIZER}"
+        )
+
+
 def parse(file: Path) -> Tokenizer:
-    """CheckpointError if it is broken."""
+    """CheckpointError if it is broken, or would take minutes."""
+    if (num_bytes := file.stat().st_size) > MOST_TOKENIZER_BYTES:
+        limit = MOST_TOKENIZER_BYTES
+        raise CheckpointError(f"{file} has {num_bytes} bytes, the limit is {limit}")
+    # a key of each; counted as bytes, since reading 300,000 of them takes half a minute
+    if (count := file.read_bytes().count(b'"content"')) > MOST_ADDED_TOKENS:
+        limit = MOST_ADDED_TOKENS
+        raise CheckpointError(f"{file} has {count} added tokens, the limit is {limit}")
     try:
         return Tokenizer.from_file(str(file))
     except Exception as error:  # tokenizers has no class of its own

@@ -11,6 +11,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
 from addnorm.export.wishes import AS_WRITTEN, UsageError, Wishes
@@ -19,7 +21,12 @@ from addnorm.export.words.folder_tokenizer import NoTexts
 from addnorm.export.words.sample_texts import Unlike
 from addnorm.export.words.sentencepieces import UnlikeError
 from addnorm.model.checkpoints import CheckpointError, json_files, sentence_transformers
-from addnorm.model.checkpoints.sentence_transformers import SentenceTransformers
+from addnorm.model.checkpoints.sentence_transformers import (
+    INPUT_TYPES,
+    Router,
+    SentenceTransformers,
+)
+from addnorm.service.engine.bundle import TOKEN_WEIGHTS, TOKENIZER
 from addnorm.service.engine.manifest import InputRules, InputType
 from addnorm.service.engine.tokenizer import Template
 
@@ -50,11 +57,14 @@ class Texts:
     has_types: bool  # whether transformers' tokenizer gives the second text of a pair its own type
     special_tokens: Mapping[str, str]  # those of SPECIAL_TOKENS that the authors name
     input_types: Mapping[InputType, InputRules]  # of a MultiVectorEncoder
-    unseen_token: int | None  # that fills queries, and no other token of them sees
     splits_special: bool  # whether special tokens that stand in texts are split
     read_by: str  # the class of transformers that made the tokenizer
     unlike_file: Unlike | None  # as it is written; None: there is none
     pair_template: Template | None = None  # of a reranker that reads a pair as one text
+    unseen_token: int | None = None  # that fills queries, and that no other token of them sees
+    left_out_ids: tuple[int, ...] | None = None  # as in the manifest
+    default_input_type: InputType | None = "document"  # as in the manifest
+    token_weights: NDArray[np.float32] | None = None  # by token id, of an inference-free input type
 
     def __str__(self) -> str:
         limits = [f"yes, up to {self.max_text_tokens} tokens ({self.limited_by})"]
@@ -124,13 +134,18 @@ def read(folder: Path, max_positions: int, as_written: bool = False) -> Texts:
     limit = min(limit, max_positions)
     num_ids = 1 + max(tokenizer.get_vocab().values(), default=-1)
     rules, unseen_token = _input_types(authors, tokenizer, max_positions)
-    template = None
+    template, routes = None, dict[str, Any]()
     if authors.fills_template:
         template = read_pair_template(tokenizer, *template_arguments(authors))
+    if router := authors.router:
+        rules = _routes(authors, router, content, limit, as_written)
+        routes = {
+            "default_input_type": router.default_route,
+            "token_weights": router.token_weights.numpy(),
+        }
     return Texts(
-        content, limit, limited_by, num_special, num_ids, has_types, special, rules, unseen_token,
-        splits_special,
-        type(tokenizer).__name__, unlike_file, template,
+        content, limit, limited_by, num_special, num_ids, has_types, special, rules, splits_special,
+        type(tokenizer).__name__, unlike_file, template, unseen_token, **routes,
     )  # fmt: skip
 
 
@@ -154,7 +169,15 @@ def read_for(
 
 
 def refuse_other_ids(folder: Path | None, words: Texts, vocab_size: int) -> None:
-    """CheckpointError for a tokenizer with ids that the model has no embeddings for."""
+    """CheckpointError for a tokenizer with ids that the model has no embeddings for, and for token
+    weights of another vocabulary."""
+    if words.token_weights is not None:
+        num_weights = len(words.token_weights)
+        if not words.num_ids <= num_weights <= vocab_size:
+            raise CheckpointError(
+                f"{folder}: queries have weights of {num_weights} token ids, the tokenizer has"
+                f" {words.num_ids}, the model {vocab_size}"
+            )
     if words.num_ids > vocab_size:
         raise CheckpointError(
             f"{folder}: the tokenizer has ids up to {words.num_ids - 1}, the model has embeddings"
@@ -179,7 +202,22 @@ def cut(words: Texts | NoTexts, max_positions: int, wishes: Wishes) -> Texts | N
         )
     if isinstance(words, NoTexts):
         return words
-    return replace(words, max_text_tokens=max_length, limited_by=option)
+    return shortened(words, max_length, option)
+
+
+def shortened(words: Texts, max_text_tokens: int, limited_by: str) -> Texts:
+    """The same, with texts of every type cut to so many tokens."""
+    return replace(
+        words,
+        max_text_tokens=max_text_tokens,
+        limited_by=limited_by,
+        input_types={
+            input_type: rules.model_copy(
+                update={"max_tokens": rules.max_tokens and min(rules.max_tokens, max_text_tokens)}
+            )
+            for input_type, rules in words.input_types.items()
+        },
+    )
 
 
 def facts_of(words: Texts | NoTexts) -> dict[str, Any]:
@@ -191,7 +229,22 @@ def facts_of(words: Texts | NoTexts) -> dict[str, Any]:
         "special_tokens": dict(words.special_tokens),
         "pair_template": words.pair_template,
         "split_special_tokens": words.splits_special,
+        "left_out_ids": words.left_out_ids,
+        "input_types": dict(words.input_types),
+        "default_input_type": words.default_input_type,
     }
+
+
+def write(words: Texts, folder: Path, vocab_size: int) -> None:
+    """The tokenizer, and the weights of queries' tokens, 0 for ids that no text has."""
+    (folder / TOKENIZER).write_bytes(words.tokenizer)
+    if words.token_weights is not None:
+        np.save(folder / TOKEN_WEIGHTS, padded_weights(words.token_weights, vocab_size))
+
+
+def padded_weights(token_weights: NDArray[np.float32], vocab_size: int) -> NDArray[np.float32]:
+    """`[vocab_size]`, 0 for ids that no text has."""
+    return np.pad(token_weights, (0, vocab_size - len(token_weights)))
 
 
 def load_tokenizer(
@@ -305,6 +358,32 @@ def with_unseen(words: Texts, unseen_id: int) -> Texts:
         fill_id = None if rule.fill_id is None else unseen_id
         rules[input_type] = rule.model_copy(update={"fill_id": fill_id, "skipped_ids": skipped_ids})
     return replace(words, input_types=rules)
+
+
+def _routes(
+    authors: SentenceTransformers, router: Router, tokenizer: bytes, limit: int, as_written: bool
+) -> dict[InputType, InputRules]:
+    """The way an inference-free encoder's encode_query and encode_document treat texts. tokenizer:
+    of documents, cut to so many tokens. CheckpointError if queries have another."""
+    of_queries = folder_tokenizer.load(router.query, {}, as_written)
+    backend = Tokenizer.from_str(of_queries.backend_tokenizer.to_str())
+    backend.no_truncation()
+    backend.no_padding()
+    if backend.to_str().encode() != tokenizer:
+        raise CheckpointError(
+            f"{router.query}: its tokenizer is not that of {authors.transformer}: queries and"
+            " documents need the same"
+        )
+    max_tokens = int(min(of_queries.model_max_length, limit))
+    prompts = {kind: kind if kind in authors.prompts else None for kind in INPUT_TYPES}
+    return {
+        "query": InputRules(
+            prompt_name=prompts["query"],
+            max_tokens=max_tokens if max_tokens < limit else None,
+            inference_free=True,
+        ),
+        "document": InputRules(prompt_name=prompts["document"]),
+    }
 
 
 def _authors_limit(authors: SentenceTransformers) -> tuple[int, str] | None:

@@ -7,6 +7,7 @@ reranks: a score is the logit of one token after a sequence, such as "yes", less
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
@@ -208,6 +209,9 @@ PYLATES = "ColBERT"  # the model_type of PyLate's releases before 4
 MEAN_MAX_SIM = "meanmaxsim"  # of the vectors of tokens; "maxsim" by default
 STANFORDS, STANFORDS_CLASS = "artifact.metadata", "HF_ColBERT"
 TRANSFORMERS = ("Transformer", "MLMTransformer")
+STATIC = "StaticEmbedding"
+ROUTER, ROUTES = "Router", ("router_config.json", "config.json")  # and its settings: the first
+TOKEN_WEIGHTS = "SparseStaticEmbedding"
 SPLADE = {  # of sparse vectors, the default first
     "pooling_strategy": ("max",),
     "activation_function": ("relu", "log1p_relu"),
@@ -218,11 +222,11 @@ REFUSED = {  # modules -> why
     "CNN": "convolutions are not served",
     "LSTM": "recurrent layers are not served",
     "WeightedLayerPooling": "it needs the activations of every layer, and only the last are served",
-    "Router": "it has one path of modules for queries and another for documents",
+    ROUTER: "it has one path of modules for queries and another for documents",
     "Asym": "it has one path of modules for queries and another for documents",
     "WordWeights": "it weights tokens by their ids",
     "WordEmbeddings": "there is no transformer",
-    "StaticEmbedding": "there is no transformer",
+    STATIC: "its vectors come from a table, without a transformer",
     "BoW": "there is no transformer",
     "CLIPModel": "it has a tower of images",
 }
@@ -237,6 +241,73 @@ class Mask:
 
     skipped_words: tuple[str, ...] = ()
     skipped_in: tuple[InputType, ...] = ("document",)
+
+
+@dataclass(frozen=True)
+class Router:
+    """An inference-free sparse encoder: documents go through a masked language model, and the
+    vector of a query has the weight of each of its tokens.
+
+    query: the folder of these weights. document: the class and the folder of each module.
+    default_route: of texts of no type; None: there is none.
+    """
+
+    query: Path
+    document: tuple[tuple[str, Path], ...]
+    default_route: InputType | None
+
+    @cached_property
+    def stored(self) -> weights.Weights:
+        return weights.read(self.query)
+
+    @cached_property
+    def token_weights(self) -> Tensor:
+        """The weight of each token id `[V]` float32. CheckpointError for other weights."""
+        stored = self.stored.tensors
+        weight = stored.get("weight")
+        if {*stored} != {"weight"} or weight is None or weight.dim() != 1:
+            shapes = ", ".join(f"{name} {[*x.shape]}" for name, x in stored.items())
+            raise CheckpointError(f"{self.query}: weight [ids] is needed, there are {shapes}")
+        if not weight.isfinite().all():
+            raise CheckpointError(f"{self.query}: weight has NaN or infinity")
+        return weight.float()
+
+
+def read_router(folder: Path) -> Router:
+    """CheckpointError for one whose queries go another way."""
+    file = next((folder / name for name in ROUTES if (folder / name).exists()), folder / ROUTES[0])
+    settings = json_files.settings(file)
+    kinds, routes = settings.get("types"), settings.get("structure")
+    options = settings.get("parameters") or {}
+    try:
+        listed = {
+            route: [_module(folder, kinds[path], path, file) for path in paths]  # type: ignore[index]
+            for route, paths in routes.items()  # type: ignore[union-attr]
+        }
+        default, mappings = options.get("default_route"), options.get("route_mappings")
+    except (TypeError, KeyError, AttributeError):
+        raise CheckpointError(
+            f"{file} is broken: it has no types, structure and parameters"
+        ) from None
+    names = {route: [kind for kind, _ in modules] for route, modules in listed.items()}
+    is_served = (
+        {*listed} == {"query", "document"}
+        and names["query"] == [TOKEN_WEIGHTS]
+        and names["document"][:1] in ([kind] for kind in TRANSFORMERS)
+        and names["document"][1:] == ["SpladePooling"]
+    )
+    if not is_served or mappings:
+        routes_in_words = "; ".join(f"{name}: {', '.join(kinds)}" for name, kinds in names.items())
+        raise refusal(
+            ROUTER,
+            f"it has {routes_in_words}{'; route_mappings' if mappings else ''}, and served are"
+            f" query: {TOKEN_WEIGHTS}; document: {TRANSFORMERS[0]}, SpladePooling",
+        )
+    if default is None and options.get("allow_empty_key", True):
+        default = next(iter(listed))
+    if default not in (None, *INPUT_TYPES):
+        raise CheckpointError(f"{file}: default_route is {default!r}, there are query and document")
+    return Router(listed["query"][0][1], tuple(listed["document"]), default)
 
 
 def read_mask(folder: Path) -> Mask:
@@ -264,9 +335,9 @@ class SentenceTransformers:
     is_embedder: whether modules.json lists a pooling. score: of a language model that reranks.
     fills_template: whether texts go through the tokenizer's chat template. similarity: of two
     vectors. mean_max_sim: whether MaxSim is divided by the number of a query's vectors. activation:
-    what scores of pairs are made with, where it is named here.
-    sparse_activation: of logits, before log(1 + x) makes sparse vectors of them. unread: fields,
-    with their files.
+    what scores of pairs are made with, where it is named here. sparse_activation: of logits, before
+    log(1 + x) makes sparse vectors of them. router: the first module, whose documents' modules
+    stand for it here. unread: fields, with their files.
     """
 
     transformer: Path
@@ -285,6 +356,7 @@ class SentenceTransformers:
     mean_max_sim: bool = False
     activation: str | None = None
     sparse_activation: str = "relu"
+    router: Router | None = None
     unread: tuple[str, ...] = ()
 
     def arguments(self, name: str) -> Mapping[str, Any]:
@@ -324,7 +396,12 @@ def read_words(folder: Path) -> SentenceTransformers:
     fields.PROGRAM.refuse(PROMPTS, program)
     if is_older_multi_vector(folder):
         raise CheckpointError(f"{folder} is of PyLate or of Stanford's ColBERT: {fields.PYLATES}")
-    similarity = program.get("similarity_fn_name")
+    similarity, router = program.get("similarity_fn_name"), router_of(folder)
+    if router and default:
+        raise CheckpointError(
+            f"{PROMPTS}: default_prompt_name is {default!r}, which is not served of a {ROUTER}: its"
+            " queries and documents have prompts of their own"
+        )
     return SentenceTransformers(
         transformer=transformer,
         normalize=any(kind == "Normalize" for kind, _ in modules),
@@ -339,6 +416,7 @@ def read_words(folder: Path) -> SentenceTransformers:
         similarity=similarity if similarity in SIMILARITIES else SIMILARITIES[0],
         mean_max_sim=similarity == MEAN_MAX_SIM,
         activation=program.get("activation_fn"),
+        router=router,
     )
 
 
@@ -420,25 +498,49 @@ def _check_outputs(file: Path, settings: Mapping[str, Any], modules: "_Modules")
 
 
 def list_modules(folder: Path) -> list[tuple[str, Path]]:
-    """The class and the folder of each module, in order."""
-    file, listed = folder / MODULES, list[tuple[str, Path]]()
+    """The class and the folder of each module, in order. Of a Router the modules of its documents
+    stand here."""
+    listed = _listed(folder)
+    if router := router_of(folder):
+        if rest := listed[1:]:
+            raise refusal(rest[0][0], f"it stands after a {ROUTER}")
+        return [*router.document]
+    if listed and listed[0][0] not in (*TRANSFORMERS, STATIC):
+        raise refusal(listed[0][0], "the first module must be Transformer")
+    return listed
+
+
+def router_of(folder: Path) -> Router | None:
+    """The Router that modules.json begins with. CheckpointError if it is not served."""
+    (kind, path), *_ = _listed(folder) or [("", folder)]
+    return read_router(path) if kind == ROUTER else None
+
+
+def _listed(folder: Path) -> list[tuple[str, Path]]:
+    """The class and the folder of each entry."""
+    file = folder / MODULES
     entries = json_files.read(file) if file.exists() else []
     if not isinstance(entries, list):
         raise CheckpointError(f"{file} is broken: it holds no list of modules")
+    listed = list[tuple[str, Path]]()
     for entry in entries:
         try:
-            package, *_, kind = entry["type"].split(".")
-            path = Path(entry["path"])
-        except (TypeError, KeyError, ValueError, AttributeError):
+            listed.append(_module(folder, entry["type"], entry["path"], file))
+        except (TypeError, KeyError):
             raise CheckpointError(f"{file} is broken: {entry!r} has no type and path") from None
-        if package not in PACKAGES:
-            raise CheckpointError(f"{file}: {entry['type']} is code that is not run")
-        if path.is_absolute() or ".." in path.parts:
-            raise CheckpointError(f"{file}: the path {entry['path']!r} leads out of {folder}")
-        listed.append((kind, folder / path))
-    if listed and listed[0][0] not in TRANSFORMERS:
-        raise refusal(listed[0][0], "the first module must be Transformer")
     return listed
+
+
+def _module(folder: Path, kind: Any, path: Any, file: Path) -> tuple[str, Path]:
+    """The class and the folder of a module that a file lists. CheckpointError for one of another
+    package, or outside of the folder. TypeError if these are no names."""
+    if not isinstance(kind, str) or not isinstance(path, str) or "." not in kind:
+        raise TypeError(kind)
+    if kind.partition(".")[0] not in PACKAGES:
+        raise CheckpointError(f"{file}: {kind} is code that is not run")
+    if Path(path).is_absolute() or ".." in Path(path).parts:
+        raise CheckpointError(f"{file}: the path {path!r} leads out of {folder}")
+    return kind.rpartition(".")[2], folder / path
 
 
 class _Modules:

@@ -170,7 +170,7 @@ class Answers:
         """Finds what the cache holds of its rows."""
         batch, cache = ask.batch, self.cache
         digests, kept_by_digest, hold = None, {}, None
-        if cache.max_bytes and not ask.anew and len(batch):
+        if cache.max_bytes and not ask.anew and len(batch) and ask.picks:
             if batch.num_tokens <= QUICK_TOKENS and len(batch) <= QUICK_SEQUENCES:
                 digests = sequence_digests(batch)
             else:

@@ -16,7 +16,7 @@ from typing import Any, Literal, TypeVar, cast
 from addnorm.service.asking.rows import AskedRows
 from addnorm.service.engine.batch import Batch, Padding
 from addnorm.service.engine.engine import Engine
-from addnorm.service.engine.manifest import RowKind, Task
+from addnorm.service.engine.manifest import InputType, RowKind, Task
 from addnorm.service.engine.model import Model
 from addnorm.service.engine.names import Alias
 from addnorm.service.engine.outputs import DType, Output, Value
@@ -103,6 +103,7 @@ class Ask:
     binary: bool = False  # whether numbers are sent as bytes, not as text
     answer_bytes: int | None = None  # of the answer, where it is not the outputs themselves
     field: str = "input_ids"  # the caller's name for the sequences, for errors
+    input_type: InputType | None = None  # of its texts, where the model tells them apart
     cut: list[int] = default(default_factory=list)  # characters of each text that was cut
     hint: str = ""  # why one of the caller's ids may be outside the vocabulary
     # its sequences run in their order, and those that are not there in `max_time_s` are left out

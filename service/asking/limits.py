@@ -17,6 +17,8 @@ def check(ask: Ask, settings: Settings) -> None:
     ask.precision = ask.precision or ask.model.default_precision
     if ask.dimensions is not None:
         ask.outputs = tuple(output.with_dimensions(ask.dimensions) for output in ask.outputs)
+    if ask.input_type:
+        ask.outputs = tuple(output.of_type(ask.input_type, bundle) for output in ask.outputs)
     for noun, value, limit in (
         ("sequences", len(padding.lengths), settings.max_sequences),
         (
@@ -64,7 +66,7 @@ def check(ask: Ask, settings: Settings) -> None:
 def _estimate_kept(ask: Ask) -> None:
     """Notes what must be kept of its rows until the answer is made, and its bytes."""
     batch = ask.batch
-    picks = {size.needs for size in ask.sizes}
+    picks = {size.needs for size in ask.sizes if size.needs}
     # the rows of all tokens serve every pick, and vectors of tokens beside one
     is_of_rows = "every" in picks or ("token_vectors" in picks and len(picks) > 1)
     ask.picks = ("every",) if is_of_rows else tuple(sorted(picks))

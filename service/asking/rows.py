@@ -43,7 +43,8 @@ class AskedRows:
         # for each sequence the first one that is equal: itself, if none before
         self._equal_to: Sequence[int] = range(len(batch))
         self._hits: Mapping[int, Mapping[RowKind, Kept]] = {}  # what the cache had, of first ones
-        self.missing: Sequence[int] = range(len(batch))  # first ones that must be computed
+        # first ones that must be computed; none where nothing is kept of them
+        self.missing: Sequence[int] = range(len(batch)) if picks else []
         if digests is not None:
             first: dict[bytes, int] = {}
             self._equal_to = [first.setdefault(digest, at) for at, digest in enumerate(digests)]

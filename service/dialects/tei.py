@@ -65,6 +65,8 @@ from addnorm.service.wire.texts.texts import (
     source_or_sentence,
 )
 
+# our names and Cohere's
+InputType = Literal["query", "document", "search_query", "search_document"]
 INPUTS = Field(
     description="A text, token ids with their special tokens, or a list of either. Ids are not cut,"
     " and rejected without the special tokens at both ends, unless the model has no tokenizer."
@@ -143,6 +145,11 @@ class TeiEmbedAllRequest(TeiRequest):
 
     inputs: Sequences = INPUTS
     prompt_name: str | None = PROMPT_NAME
+    input_type: InputType | None = Field(
+        None,
+        description="Which texts they are, in place of prompt_name: of an inference-free sparse"
+        " encoder, queries run no model.",
+    )
 
 
 class TeiEmbedRequest(TeiEmbedAllRequest):
@@ -327,7 +334,14 @@ async def _of_sequences(
     _, prompt_name = ask.find_model_and_prompt(tools.models, body.model, body.prompt_name, task)
     truncate = tools.texts.cuts(body.truncate, by_default=True, texts=body.inputs)
     ask.batch, ask.padding = await read_sequences(
-        FIELD, body.inputs, truncate, prompt_name, ask, tools, left=body.left
+        FIELD,
+        body.inputs,
+        truncate,
+        prompt_name,
+        ask,
+        tools,
+        left=body.left,
+        input_type=None if body.input_type is None else ("input_type", body.input_type),
     )
     ask.outputs, ask.field, ask.hint = (output,), FIELD, OTHER_VOCABULARY
     return replace(answer, times=partial(_times, sum(map(len, body.inputs))))

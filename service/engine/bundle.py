@@ -3,6 +3,7 @@
 manifest.json  model.onnx  certificate.json  tokenizer.json?
 model.fp16.onnx?  model.int8.onnx?  model.int8.ranges.safetensors?
 logits.onnx?  pooled.onnx?  token_vectors.onnx?      heads, by the output that they make
+token_weights.npy?                                   of queries' sparse vectors, by token id
 lens.onnx?                                           the fp32 body seen from inside
 *.onnx.data?                                         a graph's weights, if over 1 GiB, and those
                                                      that the lens shares
@@ -28,6 +29,7 @@ from typing import Any, Literal
 
 import numpy as np
 import orjson
+from numpy.typing import NDArray
 from pydantic import ValidationError
 
 from addnorm.service.engine import files, signature
@@ -38,6 +40,7 @@ from addnorm.service.errors import StartupError
 
 MANIFEST, CERTIFICATE = "manifest.json", "certificate.json"
 TOKENIZER = "tokenizer.json"
+TOKEN_WEIGHTS = "token_weights.npy"
 GPU_GRAPH = "model.cuda.onnx"  # fp32, with Attention and LayerNormalization
 LENS = "lens.onnx"
 GRAPH = ".onnx"  # ends of names
@@ -116,6 +119,22 @@ class Bundle:
         if "classify" not in self.tasks or self.manifest.pair_template:
             return ""
         return self.manifest.prompts.get(self.manifest.default_prompt_name or "", "")
+
+    @cached_property
+    def token_weights(self) -> NDArray[np.float32]:
+        """The weight of each token id `[V]` in a query of an inference-free model. StartupError if
+        the file is broken."""
+        try:
+            weights: NDArray[np.float32] = np.load(self.path / TOKEN_WEIGHTS, allow_pickle=False)
+        except (OSError, ValueError) as error:
+            raise _refuse(self.path, f"{TOKEN_WEIGHTS} is broken: {error}", "export") from None
+        shape = (self.manifest.limits.vocab_size,)
+        if weights.dtype != np.float32 or weights.shape != shape:
+            problem = (
+                f"{TOKEN_WEIGHTS} is {weights.dtype} {weights.shape}, float32 {shape} is needed"
+            )
+            raise _refuse(self.path, problem, "export")
+        return weights
 
     @property
     def compared_with(self) -> dict[str, Any]:
@@ -307,6 +326,12 @@ def write_manifest(path: Path, manifest: dict[str, Any]) -> Bundle:
             left_out[name] = True
     if complete.sparse_activation == "relu":
         left_out["sparse_activation"] = True
+    if complete.default_input_type == "document":
+        left_out["default_input_type"] = True
+    if not complete.is_inference_free:
+        left_out["input_types"] = {kind: {"inference_free"} for kind in complete.input_types}
+    if complete.left_out_ids is None:
+        left_out["left_out_ids"] = True
     if complete.limits.input_width is None:
         left_out["limits"] = {"input_width": True}
     if complete.int8.keep_recall is None:

@@ -151,11 +151,15 @@ class InputRules(_Part):
     min_tokens: Size | None = None
     fill_id: Annotated[int, Field(ge=0)] | None = None
     skipped_ids: tuple[int, ...] = ()  # tokens whose vectors they leave out
+    # whether a sparse vector has the weights of its tokens, without special tokens, and no graph
+    # runs
+    inference_free: bool = False
 
     @property
-    def has_lengths(self) -> bool:
-        """Texts of this type have limits of their own."""
-        return self.max_tokens is not None or self.fill_id is not None
+    def has_tokenizer(self) -> bool:
+        """Texts of this type are not read as others are."""
+        is_plain = self.max_tokens is None and self.fill_id is None
+        return self.inference_free or not is_plain
 
 
 class OwnTensor(_Part):
@@ -217,6 +221,8 @@ class Manifest(_Part):
     # of logits, before log(1 + x) makes sparse vectors of them
     sparse_activation: Literal["relu", "log1p_relu"] = "relu"
     input_types: dict[InputType, InputRules] = {}  # of models that tell queries from documents
+    # of texts of no type, where one type is inference-free; None: they are rejected
+    default_input_type: InputType | None = "document"
     prompts: dict[str, str] = {}  # name -> what is put before each text, if asked for
     default_prompt_name: str | None = None  # of the prompt where none is asked for
     special_tokens: dict[str, str] = {}  # eos_token, bos_token, pad_token: those its authors name
@@ -225,6 +231,9 @@ class Manifest(_Part):
     token_vector_ranges: Ranges | None = None  # the same of the vectors of a document's tokens
     texts_have_types: bool = True  # false: its authors' tokenizer gives every token type 0
     split_special_tokens: bool = False  # whether those that stand in texts are texts like others
+    # of static vectors: ids that are left out of texts. A text may have no other, or be empty: its
+    # vector is 0. None: a text without tokens is rejected
+    left_out_ids: tuple[int, ...] | None = None
     # of a reranker that reads a pair as one text: what stands before, between and behind the two
     pair_template: tuple[str, str, str] | None = None
     source: dict[str, Any]  # preset and seed, or checkpoint or module and its sha256
@@ -238,6 +247,11 @@ class Manifest(_Part):
         if self.regression:
             return "none"
         return "sigmoid" if self.multi_label else None
+
+    @property
+    def is_inference_free(self) -> bool:
+        """Its texts of one input type run no graph."""
+        return any(rules.inference_free for rules in self.input_types.values())
 
     @property
     def speed_facts(self) -> tuple[Any, ...]:

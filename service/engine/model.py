@@ -73,6 +73,8 @@ class Model:
         self.default_precision = default_precision if default_precision and is_there else default
         self.tokenizer = text.load(bundle)
         self.tokenizers_by_type = text.load_by_type(bundle)
+        if bundle.manifest.is_inference_free:
+            _ = bundle.token_weights  # read now: a broken file is no caller's fault
         threads = num_threads or usable_cores()
         open_engine = OwnEngine if bundle.manifest.as_it_is else open_engine
         self.engines = {

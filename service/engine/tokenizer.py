@@ -108,18 +108,22 @@ class Tokenizer:
         model lacks."""
         rules = rules or InputRules()
         max_text_tokens, self._fill_id = rules.max_tokens, rules.fill_id
-        self._min_tokens = rules.min_tokens or 0
+        self._min_tokens, with_special = rules.min_tokens or 0, not rules.inference_free
         limits = bundle.manifest.limits
         self.max_text_tokens = max_text_tokens or limits.max_text_tokens
         self.max_characters = max(CHARACTERS_PER_TOKEN * limits.max_positions, FEWEST_CHARACTERS)
         self.max_cut_characters = max(MAX_CUT_CHARACTERS, self.max_characters)
         self.max_whole_characters = max(MAX_WHOLE_CHARACTERS, self.max_characters)
         self.has_types = limits.type_vocab_size > 1 and bundle.manifest.texts_have_types
-        self._template = bundle.manifest.pair_template
+        self._template, self._left_out_ids = (
+            bundle.manifest.pair_template, bundle.manifest.left_out_ids or ()
+        )  # fmt: skip
         self._tokenizer, self._cut, self._cut_pairs = (_load_file(bundle) for _ in range(3))
         self._pair_strategy = (self._tokenizer.truncation or {}).get("strategy", LONGEST_FIRST)
         for tokenizer in (self._tokenizer, self._cut, self._cut_pairs):
             tokenizer.no_truncation()
+            if not with_special:
+                tokenizer.post_processor = None
         self.num_special = self._tokenizer.num_special_tokens_to_add(is_pair=False)
         self.num_special_of_pair = self._tokenizer.num_special_tokens_to_add(is_pair=True)
         self.ends = ends_of(self._tokenizer)  # of the ids of each text; empty if it marks none
@@ -162,14 +166,16 @@ class Tokenizer:
         encodings: list[Encoding] | None = None,
     ) -> list[Ints]:
         """The ids and types of the tokens of each text or pair `[num_tokens, 2]`, special tokens
-        included. encodings: a list that receives the texts' encodings with words and offsets, which
-        take longer and are larger."""
+        included, without those that the model leaves out. encodings: a list that receives the
+        texts' encodings with words and offsets, which take longer and are larger."""
         new_encodings = self.encode(texts, truncate, left, is_fast=encodings is None, cut=cut)
         if encodings is not None:
             encodings += new_encodings
         rows = [
             np.array((encoding.ids, encoding.type_ids), np.int64).T for encoding in new_encodings
         ]
+        for token_id in self._left_out_ids:
+            rows = [row[row[:, 0] != token_id] for row in rows]
         return rows if self._fill_id is None else list(map(self._fill, rows))
 
     def _fill(self, row: Ints) -> Ints:
@@ -362,11 +368,11 @@ def load(bundle: Bundle) -> Tokenizer | None:
 
 
 def load_by_type(bundle: Bundle) -> dict[InputType, Tokenizer]:
-    """A tokenizer for each input type whose texts have limits of their own."""
+    """A tokenizer for each input type whose texts are read by rules of their own."""
     return {
         input_type: Tokenizer(bundle, rules)
         for input_type, rules in bundle.manifest.input_types.items()
-        if rules.has_lengths and TOKENIZER in bundle.manifest.files
+        if rules.has_tokenizer and TOKENIZER in bundle.manifest.files
     }
 
 

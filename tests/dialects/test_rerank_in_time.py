@@ -12,9 +12,10 @@ import pytest
 
 from addnorm.service.server.wiring import Service
 from addnorm.service.wire.texts.json_answers import numbers_below
-from tests.conftest import client_of, inference_of, serving
+from tests.conftest import client_of, inference_of, linked, serving
 from tests.support import web
 from tests.support.metrics import value
+from tests.support.small_folders import exported, static
 from tests.support.task_models import DEFAULTS
 from tests.support.waiting import eventually
 
@@ -312,3 +313,28 @@ def test_a_first_stage_counts_as_a_use_of_its_model(service: Service, client: ht
     path, body = cohere_like("cascade")
     assert client.post(path, json=body).status_code == 200
     assert (statistics.num_under_way, statistics.last_use_s > before) == (0, True)
+
+
+def test_static_vectors_are_a_first_stage(task_bundles: Path, tmp_path: Path) -> None:
+    """Documents without tokens keep their places, and a query without any chooses none."""
+    folder, root = static(tmp_path / "static"), tmp_path / "served"
+    exported(folder, tmp_path / "bundles", "--max-length", "16")
+    root.mkdir()
+    linked(root, [task_bundles / "reranker", tmp_path / "bundles" / "static"])
+    documents = ["", DOCUMENTS[1], "", QUERY, DOCUMENTS[3]]
+    with client_of(
+        inference_of(root, aliases={"cascade": "reranker?first=static&keep=2"})
+    ) as client:
+
+        def scored(query: str, **options: Any) -> set[int]:
+            body = {"model": "cascade", "query": query, "documents": documents, **options}
+            found = entries(client.post("/v1/rerank", json=body))
+            assert {index for index, _ in found} == {*range(len(documents))}
+            return {index for index, _ in found[:2]}
+
+        answer = client.post("/embed", json={"inputs": [QUERY, *documents]}).json()
+        query, *vectors = np.array(answer)
+        likeness = np.array(vectors) @ query
+        assert scored(QUERY) == {*np.argsort(-likeness, kind="stable")[:2].tolist()}
+        assert scored(QUERY, max_time_ms=60000) == scored(QUERY)
+        assert scored("") == {0, 1}

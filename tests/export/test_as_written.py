@@ -1,6 +1,5 @@
 """Models that no table describes are served as their authors wrote them, with texts and tasks."""
 
-import json
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -19,7 +18,6 @@ from torch import Tensor, nn
 from transformers import (
     Gemma2Config,
     Gemma2ForCausalLM,
-    MegatronBertConfig,
     MegatronBertForMaskedLM,
     PreTrainedModel,
     Qwen2Config,
@@ -35,36 +33,20 @@ from addnorm.export import ExportError, command, export_bundle
 from addnorm.export.certificate import parity, peaks, tolerances
 from addnorm.export.certificate.graph import exact
 from addnorm.export.certificate.served import CertificationError
-from addnorm.export.graphs import model_file
 from addnorm.export.graphs.quantize import measure, quantize
 from addnorm.export.graphs.steady import with_gemms
 from addnorm.export.wishes import UsageError
 from addnorm.service.engine import bundle as bundles
 from addnorm.service.engine.manifest import Limits
 from tests.conftest import client_of, inference_of
-from tests.support.mutation import whole
 from tests.support.people.unrecognized import Gated
 from tests.support.sentence_transformers import write_modules, write_settings
-from tests.support.texts import MAX_TEXT_TOKENS, WORDS, tokenizer
+from tests.support.small_folders import SIZES, change_a_weight, exported, masked, saved
+from tests.support.texts import MAX_TEXT_TOKENS
 
 TEXTS = ["the same text", "pads are dropped", "a", "tokens , padding costs nothing . " * 4]
 LABELS = {0: "bad", 1: "fair", 2: "good"}
-SIZES: dict[str, Any] = {
-    "vocab_size": 32, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1,
-    "num_attention_heads": 2, "num_key_value_heads": 1, "max_position_embeddings": 40,
-    "bos_token_id": 2, "eos_token_id": 3, "pad_token_id": 0, "tie_word_embeddings": False,
-}  # fmt: skip
 LARGE = {**SIZES, "hidden_size": 128, "intermediate_size": 256}  # enough for int8
-
-
-def saved(model: PreTrainedModel, folder: Path) -> Path:
-    """The folder of a model, with the tokenizer that all of them have."""
-    model.eval().save_pretrained(folder)
-    tokenizer().save(str(folder / "tokenizer.json"))
-    special = {"pad_token": "[PAD]", "cls_token": "[CLS]", "sep_token": "[SEP]"}
-    fields = {"tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": MAX_TEXT_TOKENS}
-    (folder / "tokenizer_config.json").write_text(json.dumps({**special, **fields}))
-    return folder
 
 
 def embedder(folder: Path, sizes: dict[str, Any] = SIZES, **pooling: Any) -> Path:
@@ -87,11 +69,6 @@ def classifier(
     torch.manual_seed(0)
     numbers = {name: number for number, name in labels.items()}
     return saved(kind(Qwen2Config(**sizes, id2label={**labels}, label2id=numbers)), folder)
-
-
-def exported(folder: Path, out: Path, *options: str) -> bundles.Bundle:
-    command.export(["--checkpoint", str(folder), "--out", str(out), *options])
-    return bundles.read(out / folder.name / "1")
 
 
 def test_an_embedder_of_a_family_without_a_table_answers_as_its_library(
@@ -133,17 +110,6 @@ def test_an_embedder_of_a_family_without_a_table_answers_as_its_library(
     change_a_weight(bundle, bundle.graph("fp32"))
     with pytest.raises(SystemExit, match=r"weights \(fp32\): .* is no weight, nor computed of"):
         command.verify([str(bundle.path), "--checkpoint", str(folder)])
-
-
-def change_a_weight(bundle: bundles.Bundle, file: Path) -> None:
-    """A number by a millionth, with hashes made anew."""
-    graph = whole(model_file.load(file))
-    item = max(graph.proto.graph.initializer, key=lambda item: len(item.raw_data))
-    array = numpy_helper.to_array(item).copy()
-    array.flat[0] *= 1 + 2.0**-20
-    item.CopyFrom(numpy_helper.from_array(array, item.name))
-    model_file.save(graph, file)
-    bundles.write_manifest(bundle.path, bundle.manifest.model_dump(exclude={"format", "files"}))
 
 
 def long_texts_are_rejected_for_their_memory(bundle: bundles.Bundle, out: Path) -> None:
@@ -235,15 +201,6 @@ def test_what_cannot_be_served_around_a_graph_is_refused_with_both_reasons(
     ):
         exported(make(tmp_path / "refused"), tmp_path / "bundles")
     assert not (tmp_path / "bundles" / "refused").exists()
-
-
-def masked(folder: Path) -> Path:
-    torch.manual_seed(0)
-    sizes = {**SIZES, "vocab_size": len(WORDS), "num_key_value_heads": 2}
-    saved(MegatronBertForMaskedLM(MegatronBertConfig(**sizes)), folder)
-    fields = json.loads((folder / "tokenizer_config.json").read_text())
-    write_settings(folder, "tokenizer_config.json", **fields, mask_token="[MASK]")
-    return folder
 
 
 def test_logits_of_a_vocabulary_are_a_graph_of_their_own(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from addnorm.service.engine.heads import (
     pooled,
     run_head,
 )
-from addnorm.service.engine.manifest import Pick, Pooling, RowKind
+from addnorm.service.engine.manifest import InputType, Pick, Pooling, RowKind
 from addnorm.service.engine.outputs.values import (
     Array,
     ByRow,
@@ -29,6 +29,7 @@ from addnorm.service.engine.outputs.values import (
     VectorDType,
     by_token,
 )
+from addnorm.service.errors import InvalidInput
 
 JSON_BYTES_PER_FLOAT = 13  # of a float32 written with all its digits, sign and comma
 JSON_BYTES_PER_BYTE = 5  # "-128,"
@@ -59,12 +60,12 @@ class Asked(NamedTuple):
 
 
 class Size(NamedTuple):
-    """The work and memory that an output takes. needs: the rows that must be kept for it. num_rows:
-    of its input, on which its head runs. num_values: its numbers. num_pads: numbers that only fill
-    the caller's layout. head_width: numbers of its head for a row. is_small: whether its numbers
-    are sent as int8 or uint8."""
+    """The work and memory that an output takes. needs: the rows that must be kept for it; None: it
+    is made of token ids alone. num_rows: of its input, on which its head runs. num_values: its
+    numbers. num_pads: numbers that only fill the caller's layout. head_width: numbers of its head
+    for a row. is_small: whether its numbers are sent as int8 or uint8."""
 
-    needs: RowKind
+    needs: RowKind | None
     num_rows: int
     num_values: int
     num_pads: int
@@ -174,6 +175,18 @@ class Output(Generic[Value_co]):
 
     def with_dimensions(self, dimensions: int) -> "Output[Value_co]":
         """The output with so many dimensions, unless it has none or the request says how many."""
+        return self
+
+    def of_type(self, input_type: InputType, bundle: Bundle) -> "Output[Value_co]":
+        """The output for texts of this type. InvalidInput if no graph runs for them, and this is
+        made by one."""
+        rules = bundle.manifest.input_types.get(input_type)
+        if rules and rules.inference_free:
+            raise InvalidInput(
+                f"input_type is {input_type!r}: {bundle.ref} makes sparse vectors of it without a"
+                f' graph, and no {self.name}: ask /v1/infer for "outputs": ["sparse"]',
+                param="input_type",
+            )
         return self
 
     @property

@@ -1,9 +1,10 @@
 """Sparse vectors as SPLADE makes them (arXiv 2109.10086, equation 6): for each sequence the largest
 of its tokens' log1p(relu(logits)), special tokens too. Some models take the logarithm twice (arXiv
-2504.14839)."""
+2504.14839). A query of an inference-free model has a weight for each of its tokens instead (arXiv
+2411.04403)."""
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ from addnorm.service.engine.bundle import Bundle
 from addnorm.service.engine.checkpoint import checkpoint
 from addnorm.service.engine.engine import Engine
 from addnorm.service.engine.heads import HeadRows, chunks
+from addnorm.service.engine.manifest import InputType
 from addnorm.service.engine.outputs.output import Asked, Computed, Output, Size, Strict
 from addnorm.service.engine.outputs.values import SparseVectors
 from addnorm.service.errors import InvalidInput
@@ -42,7 +44,8 @@ class SparseVector(BaseModel):
 
 @dataclass(frozen=True, eq=False)
 class Sparse(Output[SparseVectors]):
-    """A sparse vector for each sequence. top_k: only its k largest entries."""
+    """A sparse vector for each sequence. top_k: only its k largest entries. inference_free: they
+    are the weights of its tokens."""
 
     name = "sparse"
     json_type = list[SparseVector]
@@ -56,6 +59,7 @@ class Sparse(Output[SparseVectors]):
     is_derived = True
     is_estimated = True
     top_k: int | None = None
+    inference_free: bool = False
 
     @classmethod
     def is_of(cls, bundle: Bundle) -> bool:
@@ -84,14 +88,21 @@ class Sparse(Output[SparseVectors]):
                 param="sparse.top_k",
             )
 
+    def of_type(self, input_type: InputType, bundle: Bundle) -> "Sparse":
+        return replace(self, inference_free=bundle.manifest.input_types[input_type].inference_free)
+
     def width(self, bundle: Bundle) -> int:
         return bundle.width("logits")
 
     def size(self, bundle: Bundle, batch: Batch, padding: Padding) -> Size:
         num_values = 2 * self.max_entries(bundle, batch)
+        if self.inference_free:
+            return Size(None, 0, num_values, 0, None, 0)
         return super().size(bundle, batch, padding)._replace(num_values=num_values, num_pads=0)
 
     def make(self, inputs: Computed) -> SparseVectors:
+        if self.inference_free:
+            return self._laid_out([*self._token_weights(inputs)], inputs)
         width, limit = self.width(inputs.bundle), self.max_entries(inputs.bundle, inputs.batch)
         num_left = max(limit, width)  # one sequence alone is never rejected
         rows = inputs.head_rows(self.pick(inputs.bundle))
@@ -109,6 +120,19 @@ class Sparse(Output[SparseVectors]):
                     param="sparse",
                 )
             checkpoint()
+        return self._laid_out(vectors, inputs)
+
+    def _token_weights(self, inputs: Computed) -> Iterator[tuple[Ints, Floats]]:
+        """The weight of each token of a sequence, once. A weight of 0 is no entry."""
+        weights = inputs.bundle.token_weights
+        for ids in np.split(inputs.batch.tokens, inputs.batch.offsets[1:-1]):
+            indices = np.unique(ids)
+            indices = _largest(indices[weights[indices] != 0], weights, self.top_k)
+            yield indices, weights[indices]
+            checkpoint()
+
+    def _laid_out(self, vectors: Sequence[tuple[Ints, Floats]], inputs: Computed) -> SparseVectors:
+        """Indices and values of each sequence, in the caller's layout."""
         sequences = iter(vectors)
         no_entries = np.empty(0, np.int64), np.empty(0, np.float32)
         by_row = [
@@ -148,9 +172,14 @@ def entries(largest: Floats, top_k: int | None, activation: str = "relu") -> tup
 
     top_k: only the k largest, of equal ones those with lower indices.
     """
-    indices = np.flatnonzero(largest > 0)
-    if top_k is not None and len(indices) > top_k:
-        order = np.argsort(-largest[indices], kind="stable")
-        indices = np.sort(indices[order[:top_k]])
+    indices = _largest(np.flatnonzero(largest > 0), largest, top_k)
     values = log1p(largest[indices])
     return indices, log1p(values) if activation == "log1p_relu" else values
+
+
+def _largest(indices: Ints, values: Floats, top_k: int | None) -> Ints:
+    """The ascending indices of the k largest values, of equal ones the lower indices."""
+    if top_k is None or len(indices) <= top_k:
+        return indices
+    order = np.argsort(-values[indices], kind="stable")
+    return np.sort(indices[order[:top_k]])

@@ -167,8 +167,11 @@ def _read_rows(
 def prompt_of(model: Model, field: str, input_type: str, prompt_name: str | None) -> str | None:
     """The name of the model's prompt for texts of this type. field: the caller's name for the type.
     prompt_name: that the model's name has. InvalidInput if that is another one."""
-    prompts = model.bundle.manifest.prompts
-    name = next((name for name in PROMPTS[input_type] if name in prompts), None)
+    manifest = model.bundle.manifest
+    types = manifest.input_types
+    if types and not manifest.is_inference_free:
+        types = {}
+    name = next((name for name in PROMPTS[input_type] if name in {*manifest.prompts, *types}), None)
     if prompt_name is not None and prompt_name != name:
         raise InvalidInput(
             f"{field} is {input_type!r}, but model already names the prompt {prompt_name[:60]!r}:"

@@ -438,7 +438,7 @@ async def order_by_likeness(
     first.anew, first.max_time_s = ask.anew, TIME_SHARE * ask.max_time_s
     model, prompt = first.find_model_and_prompt(tools.models, name, None)
     documents = [pair[1] for pair in pairs.texts]
-    batches = list[Batch]()
+    batches, lengths = list[Batch](), np.empty(0, np.int64)
     ask.check()
     ask.stop = first.leave  # if the caller leaves
     try:
@@ -450,8 +450,11 @@ async def order_by_likeness(
                 )
                 if ask.max_time_s < math.inf:
                     to_tokenize = tools.texts.in_time(to_tokenize, first)
-                batches.append((await tools.texts.tokenize(to_tokenize, first))[0])
+                batch, padding = await tools.texts.tokenize(to_tokenize, first)
+                batches, lengths = [*batches, batch], padding.lengths
             query, document_batch = batches
+            if not len(query):  # to a table of vectors a text may have no tokens
+                return range(len(documents))
             first.batch = Batch.joined(
                 [(query, 0), *((document_batch, index) for index in range(len(document_batch)))]
             )
@@ -469,7 +472,8 @@ async def order_by_likeness(
             first.record.statistics.end_request()
     there = range(len(first.batch)) if first.there is None else first.there
     by_likeness = sorted(range(len(alike)), key=lambda place: -alike[place])
-    best_first = [there[1 + place] - 1 for place in by_likeness]
+    indices = np.flatnonzero(lengths).tolist()  # of documents that have tokens
+    best_first = [indices[there[1 + place] - 1] for place in by_likeness]
     return [*best_first, *sorted(set(range(len(documents))) - set(best_first))]
 
 

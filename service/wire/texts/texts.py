@@ -131,6 +131,12 @@ class TextsToTokenize(NamedTuple):
         """Texts with the prompt of this name, as sentence-transformers has it. None: the bundle's
         default, if any; a classifier's is for pairs."""
         manifest = model.bundle.manifest
+        if manifest.input_types and manifest.is_inference_free:
+            for input_type in manifest.input_types:
+                if prompt_name == input_type:
+                    return cls.typed(field, texts, truncate, model, input_type)
+            if prompt_name is None and any(isinstance(text, str) for text in texts):
+                return cls._of_default_type(field, texts, truncate, model)
         if prompt_name is not None:
             if prompt_name not in manifest.prompts:
                 prompt_list = f"it has {', '.join(map(repr, manifest.prompts)) or 'none'}"
@@ -144,6 +150,24 @@ class TextsToTokenize(NamedTuple):
             prompt_name = manifest.default_prompt_name
         prompt = manifest.prompts.get(prompt_name or "", "")
         return cls(field, texts, truncate, model, prompt=prompt)
+
+    @classmethod
+    def _of_default_type(
+        cls, field: str, texts: Sequence[Text], truncate: bool, model: Model
+    ) -> "TextsToTokenize":
+        """Texts of no type for an inference-free model: without a prompt, as SparseEncoder.encode
+        reads them. InvalidInput if its authors name no default."""
+        input_type = model.bundle.manifest.default_input_type
+        if input_type is None:
+            raise InvalidInput(
+                f"input_type is missing: {model.bundle.ref} answers queries otherwise than"
+                ' documents, and its authors name no default: send "query" or "document", here or'
+                " as prompt_name",
+                param="input_type",
+            )
+        if input_type == "query":
+            check_single(field, texts)
+        return cls(field, texts, truncate, model, input_type=input_type)
 
     @classmethod
     def typed(
@@ -201,16 +225,24 @@ class TextReader:
     async def tokenize_with_offsets(
         self, to_tokenize: TextsToTokenize, ask: Ask
     ) -> tuple[Batch, Padding, list[Encoding]]:
-        """Tokenizes as `tokenize` does, with words and offsets, which take longer."""
+        """Tokenizes as `tokenize` does, with words and offsets, which take longer. InvalidInput for
+        a text whose tokens are not all in the batch."""
         tokenizer, encodings = self.tokenizer(to_tokenize), list[Encoding]()
         encode = partial(
             tokenizer.tokens, truncate=to_tokenize.truncate, cut=ask.cut, encodings=encodings
         )
         join = partial(_batch, has_types=tokenizer.has_types)
-        batch_padding = await self.tokenize_with(
+        batch, padding = await self.tokenize_with(
             to_tokenize, encode, ask, join, tokenizer.max_text_tokens
         )
-        return *batch_padding, encodings
+        for index, (encoding, length) in enumerate(zip(encodings, padding.lengths, strict=True)):
+            if not len(encoding) == length > 0:
+                raise InvalidInput(
+                    f"{to_tokenize.place(index)} has no tokens, or some that"
+                    f" {to_tokenize.model.bundle.ref} leaves out: their characters have no place",
+                    param=to_tokenize.field,
+                )
+        return batch, padding, encodings
 
     async def tokenize_with(
         self,
@@ -223,6 +255,7 @@ class TextReader:
         """The rows that `work` makes of the texts, joined; by its deadline and while its caller is
         there. limit: tokens of a text, if there is one. The texts count as part of the body, until
         that is decoded."""
+        ask.input_type = to_tokenize.input_type
         self._gate.hold(ask, "bodies", ask.held.get("bodies", 0) + num_bytes(to_tokenize.texts))
         sizes, max_tokens = to_tokenize.sizes(), self.settings.max_tokens
         try:
@@ -384,7 +417,8 @@ def _in_portions(
         for index, row in enumerate(rows, len(done)):
             if limit is not None and len(row) > limit:
                 raise _too_long(to_tokenize, index, len(row), "tokens", limit)
-            if limit is not None and not len(row):
+            manifest = None if len(row) else to_tokenize.model.bundle.manifest
+            if limit is not None and manifest and manifest.left_out_ids is None:
                 raise InvalidInput(
                     f"{to_tokenize.place(index)} has no tokens: send a text that is not empty",
                     param=to_tokenize.field,
@@ -420,7 +454,7 @@ def _batch(rows: Sequence[Ints], has_types: bool) -> tuple[Batch, Padding]:
     lengths = np.array(list(map(len, rows)))
     ids, types = map(np.ascontiguousarray, np.concatenate(rows).T)
     own_types = types if has_types and types.any() else None
-    return Batch(ids, offsets_of(lengths), own_types), Padding(lengths, None)
+    return Batch(ids, offsets_of(lengths[lengths > 0]), own_types), Padding(lengths, None)
 
 
 def _too_long(
