@@ -84,7 +84,7 @@ def test_what_was_measured_is_rejected_before_any_work(server: httpx.Client) -> 
     (encode_ms,) = re.findall(r"encode;dur=([\d.]+)", known.headers["server-timing"])
     answer = ask(0.6 * float(encode_ms))
     assert answer.status_code == 504
-    assert "making and writing the answer takes about" in answer.json()["error"]["message"]
+    assert "computing and writing the answer takes about" in answer.json()["error"]["message"]
     assert ask(60_000, "pooled").status_code == 200
 
 

@@ -96,7 +96,7 @@ def test_files_are_matched_by_their_texts(
     assert found["cosine"] == {"mean": 1, "lowest": 1}
     assert (found["texts"]["searched"], found["queries"]["number"]) == (270, 30)
     assert found["sides"][0]["texts_per_s"] is None
-    assert "(A) beside" in (tmp_path / "c.svg").read_text()
+    assert "(A) compared with" in (tmp_path / "c.svg").read_text()
     wide = vectors_file("wide.parquet", np.hstack([VECTORS, VECTORS]))
     found = compare(a, wide, texts)
     assert (found["shared"]["mean"], found["cosine"]) == (1, None)
@@ -157,8 +157,8 @@ def changed(place: Any, value: Any) -> NDArray[np.float32]:
 
 BAD = {  # words -> A's vectors, and rows
     "row 7 has a vector with a number that is not finite": (changed((7, 3), np.nan), slice(None)),
-    "it has no vector of row": (VECTORS, slice(0, 299)),
-    "rows 0 and 300 have one text and two vectors": (VECTORS, [*range(NUM_TEXTS), 0]),
+    "there is no vector for row": (VECTORS, slice(0, 299)),
+    "rows 0 and 300 have the same text but different vectors": (VECTORS, [*range(NUM_TEXTS), 0]),
 }
 
 
@@ -198,9 +198,9 @@ def test_sides_that_cannot_be_compared_are_named(
     nulls = tmp_path / "nulls.jsonl"
     nulls.write_text('{"text": "a"}\n{"text": null}\n')
     for words, arguments in {
-        "none is no bundle: name a folder": ("none", model, texts),
-        "precision is 'int8': it has fp32": (model, f"{model}@int8", texts),
-        "1 to classify": (model, task_bundles / "classifier" / "1", texts),
+        "none is not a bundle: give a folder": ("none", model, texts),
+        "precision is 'int8', available are fp32": (model, f"{model}@int8", texts),
+        "1 can classify": (model, task_bundles / "classifier" / "1", texts),
         f"--queries {nulls}: row 1: column 'text' is null": (
             model,
             model,
@@ -209,7 +209,7 @@ def test_sides_that_cannot_be_compared_are_named(
             str(nulls),
         ),
         "has no column 'words'": (model, model, texts, "--text-column", "words"),
-        "there is no folder": (model, model, texts, "--picture", str(tmp_path / "no" / "x.svg")),
-        "there is no file": (model, tmp_path / "no.parquet", texts),
+        "does not exist": (model, model, texts, "--picture", str(tmp_path / "no" / "x.svg")),
+        "no.parquet does not exist": (model, tmp_path / "no.parquet", texts),
     }.items():
         assert words in refused(compare, capsys, *arguments)

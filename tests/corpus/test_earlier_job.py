@@ -77,7 +77,9 @@ def test_the_file_has_the_bytes_of_a_whole_job(
     after = rows.column("text").to_pylist()
     kept, gone = (text in before for text in after), before - set(after)
     num_kept = sum(kept)
-    said = rf"{num_kept:,} rows kept from \S+old.parquet, {len(rows) - num_kept:,} computed, (\d+) "
+    said = (
+        rf"{num_kept:,} rows reused from \S+old.parquet, {len(rows) - num_kept:,} computed, (\d+) "
+    )
     found = re.search(said, capsys.readouterr().out)
     assert found
     assert int(found[1]) >= len(gone) > 0
@@ -100,7 +102,7 @@ def test_vectors_are_those_of_the_earlier_file(
     source = corpus_files.write(rows, tmp_path / "rows.parquet")
     capsys.readouterr()
     embed(source, "made.parquet", "--from", str(old))
-    assert f"{NUM_ROWS:,} rows kept from" in capsys.readouterr().out
+    assert f"{NUM_ROWS:,} rows reused from" in capsys.readouterr().out
     made = pq.read_table(tmp_path / "made.parquet")
     for text, vector in zip(*made.select(["text", "vector"]).to_pydict().values(), strict=True):
         assert vector == expected[text]
@@ -186,7 +188,7 @@ def test_a_vector_that_another_program_changed_is_not_taken(
     assert embed(tmp_path / "old.csv", "new.parquet", "--from", str(old), "--yes") == whole
     said = capsys.readouterr().err
     assert f"addnorm embed: {old} " in said
-    assert "another program" in said or "has no digests of its vectors" in said
+    assert "another program" in said or "with digests of the vectors" in said
 
 
 def moved(table: pa.Table) -> pa.Table:
@@ -218,7 +220,7 @@ def test_rows_that_another_program_moved_are_taken(
     assert embed(tmp_path / "old.csv", "new.parquet", "--from", str(old)) == whole
     said = capsys.readouterr()
     assert not said.err
-    num_kept = re.search(r"([\d,]+) rows kept", said.out)
+    num_kept = re.search(r"([\d,]+) rows reused", said.out)
     assert num_kept
     assert int(num_kept[1].replace(",", "")) >= min(len(table), NUM_ROWS)
 
@@ -239,7 +241,7 @@ def test_an_earlier_file_that_changes_after_it_was_checked_ends_the_job(
             tmp_path / "old.csv", "new.parquet", "--from", str(old),
             means=replace(MEANS, parts=Changing),
         )  # fmt: skip
-    assert "old.parquet changed while it was read" in capsys.readouterr().err
+    assert "old.parquet changed while it was being read" in capsys.readouterr().err
     assert not (tmp_path / "new.parquet").exists()
 
 
@@ -280,7 +282,7 @@ def test_of_other_options_nothing_is_kept_and_it_is_asked(
     assert len(asked) == (not is_told)
     said = capsys.readouterr().err
     why = "options dtype (stored float32, now float16)"
-    assert f"old.parquet is of another job ({why}): none of 1,200 rows is kept" in said
+    assert f"old.parquet belongs to another job ({why}): none of 1,200 rows can be reused" in said
 
 
 def test_a_text_may_be_cut_by_the_later_job_alone(
@@ -289,9 +291,9 @@ def test_a_text_may_be_cut_by_the_later_job_alone(
     """Which rows were cut, the earlier file does not say."""
     cut = ("--truncate", "--precision", "fp32")  # which is the default
     embed(tmp_path / "old.csv", "cut.parquet", *cut, "--from", str(old))
-    assert "1,200 rows kept" in capsys.readouterr().out
+    assert "1,200 rows reused" in capsys.readouterr().out
     embed(tmp_path / "old.csv", "new.parquet", "--from", str(tmp_path / "cut.parquet"))
-    assert "none of 1,200 rows is kept" in capsys.readouterr().err
+    assert "none of 1,200 rows can be reused" in capsys.readouterr().err
 
 
 def of_no_job(old: Path) -> None:
@@ -313,9 +315,9 @@ def damaged(old: Path) -> None:
 
 
 BAD = {
-    "there is no such file": Path.unlink,
-    "no job of addnorm embed made it": of_no_job,
-    "another job still writes it": being_written,
+    "the file does not exist": Path.unlink,
+    "was not written by addnorm embed": of_no_job,
+    "another job is still writing it": being_written,
     "has no column 'vector_of_text': embed it again": without_digests,
     "CRC checksum verification failed": damaged,
 }
@@ -353,7 +355,7 @@ def test_a_dry_run_says_what_a_job_takes_and_writes_nothing(
     assert num_computed
     assert f"to compute: {num_computed[1]} rows of about" in said
     assert "within an hour: 1 such machine\n" in said
-    assert re.search(r"price: [\d.e-]+, at 2 an hour", said)
+    assert re.search(r"price: [\d.e-]+, at 2 per hour", said)
 
 
 def test_digests_of_pairs_are_not_those_of_their_texts_together() -> None:

@@ -191,7 +191,7 @@ def test_the_check_is_of_pooled_vectors(
     with pytest.raises(SystemExit) as ended:
         command.check([str(source.with_name("vectors.parquet")), "--bundle", str(bundle)])
     assert ended.value.code == command.CANNOT_CHECK
-    assert "has the output sparse: only pooled can be checked" in capsys.readouterr().err
+    assert "has the output sparse: only the output pooled can be checked" in capsys.readouterr().err
 
 
 @pytest.fixture
@@ -367,16 +367,17 @@ def test_a_lost_or_doubled_part_is_found(
     else:
         for part, row in ((first, WINDOW_ROWS), (second, 0)):
             part.rename(stopped / part_name(row, part.read_bytes()))
-    assert "does not follow on the parts before it" in refused(source)
+    assert "does not continue the parts before it" in refused(source)
 
 
 FOREIGN = {  # what a part says it was made of -> what is said of it
-    '{"fingerprint": {"precision": "int8"}}': "is of another job. Differences: input texts.parquet",
-    "{}": "is of another job",
-    "[1]": "does not say what it was made of; remove it",
-    '{"fingerprint": 3}': "does not say what it was made of",
-    "[" * 100_000: "does not say what it was made of",
-    "": "does not say what it was made of",
+    '{"fingerprint": {"precision": "int8"}}': "belongs to another job. Differences: input"
+    " texts.parquet",
+    "{}": "belongs to another job",
+    "[1]": "does not record the texts and options it was made from; remove it",
+    '{"fingerprint": 3}': "does not record the texts and options it was made from",
+    "[" * 100_000: "does not record the texts and options it was made from",
+    "": "does not record the texts and options it was made from",
 }
 
 
@@ -404,7 +405,7 @@ def test_a_file_that_changes_while_it_is_read_ends_the_job(
             source.write_bytes(changed.read_bytes())
 
     said = refused(source, parts=Changing)
-    assert "texts.parquet changed while it was read: remove" in said
+    assert "texts.parquet changed while it was being read: remove" in said
     assert not (tmp_path / "vectors.parquet").exists()
     assert "input texts.parquet" in refused(source)  # nor does the job go on
 
@@ -419,7 +420,7 @@ def test_a_link_stays_and_its_target_is_written(
     assert [file.name for file in elsewhere.iterdir()] == ["target.parquet"]
     link.unlink()
     link.symlink_to(tmp_path / "none" / "target.parquet")
-    assert f"there is no folder {tmp_path / 'none'}" in refused(source)
+    assert f"the folder {tmp_path / 'none'} does not exist" in refused(source)
 
 
 def test_a_text_that_is_not_utf_8_is_named(refused: Callable[..., str], tmp_path: Path) -> None:
@@ -494,7 +495,7 @@ def test_a_folder_is_read_whole_or_refused(
     (folder / ".hidden.csv").write_text("text\nb\n")
     assert embed(folder).column("text").to_pylist() == ["a"]
     (folder / "a.csv").unlink()
-    assert "has no file that ends in .parquet" in refused(folder)
+    assert "has no files that end in .parquet" in refused(folder)
 
 
 @pytest.mark.parametrize("out", ["vectors.csv", "vectors.jsonl", "vectors", "s3://bucket/v.csv"])
@@ -506,7 +507,7 @@ def test_only_parquet_is_written(
     with pytest.raises(SystemExit) as ended:
         embed_command.embed([str(tmp_path / "texts.csv"), out, "--bundle", "none"], means)
     assert ended.value.code == embed_command.NOT_DONE
-    said = f"{out}: OUT is written as Parquet: name a file that ends in .parquet"
+    said = f"{out}: OUT is a Parquet file: its name must end in .parquet"
     assert capsys.readouterr().err == f"addnorm embed: {said}\n"
 
 
@@ -527,7 +528,7 @@ def test_a_model_that_is_not_made_to_embed_is_told(
     embed: Embed, source: Path, task_bundles: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     embed(source, bundle=task_bundles / "reranker" / "1")
-    assert "reranker/1 is not made to embed" in capsys.readouterr().err
+    assert "reranker/1 cannot embed" in capsys.readouterr().err
 
 
 def test_two_processes_do_not_write_one_file(
@@ -536,7 +537,7 @@ def test_two_processes_do_not_write_one_file(
     plan = plan_of(Location.parse(next(stopped.glob("part-*.parquet"))))
     assert plan
     with Parts(Location.parse(source.with_name("vectors.parquet")), plan, {}).open():
-        assert "another process writes" in refused(source)
+        assert "another process is writing" in refused(source)
 
 
 def test_a_long_text_stops_the_job_and_may_then_be_cut(
@@ -556,8 +557,8 @@ def test_a_long_text_stops_the_job_and_may_then_be_cut(
 TWO_TYPES = b'{"text": "a", "n": 1}\n' * 256 + b'{"text": "a", "n": "b"}'
 BAD_FILES: dict[str, tuple[str, bytes, tuple[str, ...]]] = {
     "row 1: column 'text' is null": ("jsonl", b'{"text": "a"}\n{"text": null}\n', ()),
-    "line 2 is no JSON": ("jsonl", b'{"text": "a"}\n{"text\n', ()),
-    "line 1 is no JSON object": ("jsonl", b"[1]\n", ()),
+    "line 2 is not valid JSON": ("jsonl", b'{"text": "a"}\n{"text\n', ()),
+    "line 1 is not a JSON object": ("jsonl", b"[1]\n", ()),
     "line 2 has the key 'text' twice": (
         "jsonl", b'{"text": "a: b", "x": 1}\n{"text": "a", "text": "b"}\n', ()
     ),
@@ -569,23 +570,23 @@ BAD_FILES: dict[str, tuple[str, bytes, tuple[str, ...]]] = {
     "column 'text' is int64, not text": ("jsonl", b'{"text": 1}\n', ()),
     "has no column 'words'": ("csv", b"text\na\n", ("--text-column", "words")),
     "has a column 'vector'": ("csv", b"text,vector\na,b\n", ()),
-    "the result cannot have its columns": ("jsonl", b'{"text": "a", "meta": {}}\n', ()),
+    "its columns cannot be copied to the result": ("jsonl", b'{"text": "a", "meta": {}}\n', ()),
     "cannot be read: Python int": (
         "jsonl", b'{"text": "a", "k": 18446744073709551615}\n{"text": "b", "k": null}\n', ()
     ),
     "is empty": ("csv", b"", ()),
-    "is the text column itself": (
+    "are the same column": (
         "csv", b"text\na\n", ("--output", "scores", "--second-text-column", "text")
     ),
     "has no rows": ("csv", b"text\n", ()),
     "cannot be read: ": ("parquet", b"no parquet", ()),
     "its name must end in one of": ("txt", b"a", ()),
-    "which is of output sparse": ("csv", b"text\na\n", ("--top-k", "3")),
-    "of output scores it is one of": (
+    "applies to the output sparse": ("csv", b"text\na\n", ("--top-k", "3")),
+    "for the output scores it must be one of": (
         "csv", b"text\na\n", ("--output", "scores", "--dtype", "int8")
     ),
     "cannot make sparse vectors": ("csv", b"text\na\n", ("--output", "sparse")),
-    "which is of --output scores": ("csv", b"text\na\n", ("--second-text-column", "text")),
+    "needs --output scores": ("csv", b"text\na\n", ("--second-text-column", "text")),
     "has no such prompt": ("csv", b"text\na\n", ("--prompt-name", "query")),
     "has fp32": ("csv", b"text\na\n", ("--precision", "int8")),
     "dimensions is 33": ("csv", b"text\na\n", ("--dimensions", "33")),
@@ -611,9 +612,9 @@ def test_a_file_that_no_job_made_is_not_replaced(
     refused: Callable[..., str], source: Path, tmp_path: Path, notebook: Path
 ) -> None:
     (out := tmp_path / "vectors.parquet").write_text("mine")
-    assert "no such job made it" in refused(source)
+    assert "was not written by this job" in refused(source)
     assert out.read_text() == "mine"
-    assert "would be read as a part of" in refused(tmp_path)
+    assert "would be read as input" in refused(tmp_path)
     out.unlink()
     assert "has no tokenizer" in refused(source, bundle=notebook)
 

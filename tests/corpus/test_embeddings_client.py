@@ -58,7 +58,7 @@ def test_a_busy_server_is_waited_for() -> None:
 
     found = ask(handler)
     assert lengths(found) == list(range(1, 101))
-    assert found.fingerprint is None  # the server tells none
+    assert found.fingerprint is None  # the server does not report a fingerprint
 
 
 @pytest.mark.parametrize(("status", "param"), [(400, "input"), (413, None), (504, None)])
@@ -93,7 +93,7 @@ def test_other_rejections_and_answers_end_at_once() -> None:
         ask(handler)
     assert len(calls) <= 4  # the requests that are sent at once
     for body in ("<html>", '{"data": []}', '{"data": [{"embedding": [1, 2]}], "model": "m"}'):
-        with pytest.raises(CorpusError, match="something else than vectors"):
+        with pytest.raises(CorpusError, match="did not answer with one vector per text"):
             ask(lambda request, body=body: httpx.Response(200, text=body))  # type: ignore[misc]
     with pytest.raises(CorpusError, match="answered 502: Bad Gateway"):
         ask(lambda request: httpx.Response(502, text="Bad\nGateway"))

@@ -110,7 +110,7 @@ def test_one_changed_byte_is_found(vectors: Array, parts: dict[str, str], check:
     assert (found["verdict"], found["exit_code"]) == ("some rows", 1)
     assert found["figures"]["different_rows"] == [29]
     assert found["figures"]["largest_difference_row"] == 29
-    assert "by the fingerprint: texts or vectors of the file changed" in found["meaning"]
+    assert "the file's texts or vectors changed" in found["meaning"]
 
 
 def test_rows_in_another_order_are_told(
@@ -119,7 +119,7 @@ def test_rows_in_another_order_are_told(
     """Also where the fingerprint is equal."""
     found = check(vectors[::-1], fingerprint=to_text(parts))
     assert (found["verdict"], found["exit_code"]) == ("other rows", 1)
-    assert "rows are in another order" in found["meaning"]
+    assert "rows are in a different order" in found["meaning"]
     assert found["figures"]["of_other_rows"] > 0.9
 
 
@@ -127,7 +127,7 @@ def test_vectors_of_zeros_are_told(
     vectors: Array, check: Check, capsys: pytest.CaptureFixture[str]
 ) -> None:
     found = check(np.zeros_like(vectors))
-    assert found["meaning"] == "the stored vectors are zero, so nothing was stored"
+    assert found["meaning"] == "all stored vectors are zero, so no vectors were stored"
     assert found["figures"]["neighbours_shared"] is None
     printed = capsys.readouterr()
     assert f"stored vectors that are zero: {NUM_TEXTS}" in printed.out
@@ -175,7 +175,7 @@ def test_a_bare_digest_names_no_part(
 ) -> None:
     bare = "0" * 32
     assert check(-vectors, fingerprint=bare)["fingerprint"]["equal"] is False
-    assert "its parts were not stored, so no cause can be named" in capsys.readouterr().out
+    assert "its parts were not stored, so the cause cannot be determined" in capsys.readouterr().out
     # what is given wins over the file's
     given = check(-vectors, "--fingerprint", digest_of(parts), fingerprint=bare)
     assert given["fingerprint"]["equal"] is True
@@ -192,7 +192,7 @@ def test_a_bare_digest_of_another_precision_names_it() -> None:
     served = Embedded(vectors, "m", Recorded("a", parts["a"]), parts)
     found = report(Sample(rows, ["a", "b"], vectors), served, Recorded("b", None))
     assert str(found.fingerprints).startswith("differs in precision (stored int8, now fp32); ")
-    assert str(found.fingerprints).endswith(": --precision int8")
+    assert str(found.fingerprints).endswith(": use --precision int8")
 
 
 def test_a_prompt_and_cut_dimensions_are_options(
@@ -234,21 +234,30 @@ def refusal(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
 
 NAN = [[1.0, 2.0], [1.0, float("nan")]]
 FILES: dict[str, tuple[dict[str, Any], str]] = {
-    "null": ({"vector": [[1.0, 2.0], None]}, "row 1 has no vector, but null"),
+    "null": ({"vector": [[1.0, 2.0], None]}, "row 1 has null instead of a vector"),
     "null number": ({"vector": [[1.0, 2.0], [1.0, None]]}, "row 1 has a vector with null"),
     "NaN": ({"vector": NAN}, "row 1 has a vector with a number that is not finite"),
-    "sizes": ({"vector": [[1.0], [1.0, 2.0]]}, "row 1 has a vector of 2 numbers, row 0 one of 1"),
+    "sizes": (
+        {"vector": [[1.0], [1.0, 2.0]]},
+        "row 1 has a vector of 2 numbers, row 0 has one of 1",
+    ),
     "no numbers": ({"vector": pa.array([[], []], pa.list_(pa.float32()))}, "without numbers"),
-    "no vectors": ({"vector": [1.0, 2.0]}, "column 'vector' is double: vectors are lists"),
-    "whole numbers": ({"vector": [[1], [2]]}, "vectors are lists of one size, of float, halffloat"),
-    "no text": ({"text": [1, 2]}, "column 'text' is int64, not text: name a column of strings"),
+    "no vectors": ({"vector": [1.0, 2.0]}, "column 'vector' is double: vectors must be lists"),
+    "whole numbers": (
+        {"vector": [[1], [2]]},
+        "vectors must be lists of the same size, of float, halffloat",
+    ),
+    "no text": ({"text": [1, 2]}, "column 'text' is int64, not text: choose a column of strings"),
     "text not UTF-8": (
         {"text": pa.array([b"a", b"\xff"]).view(pa.string())},
         "row 1 has a text that is not UTF-8",
     ),
-    "null text": ({"text": [None, "a"]}, "row 0 has no text, but null"),
-    "width": ({}, f"the stored vectors have 1 numbers, those of {TEXT_MODEL} 32: name another"),
-    "other columns": ({"text": None}, "has no column 'text': name one with --text-column; its"),
+    "null text": ({"text": [None, "a"]}, "row 0 has null instead of a text"),
+    "width": (
+        {},
+        f"the stored vectors have 1 numbers, the vectors of {TEXT_MODEL} have 32: choose another",
+    ),
+    "other columns": ({"text": None}, "has no column 'text': choose one with --text-column; its"),
     "no rows": ({"text": pa.array([], pa.string()), "vector": []}, "has no rows"),
 }
 
@@ -296,7 +305,7 @@ def test_what_cannot_be_checked_is_said_in_one_line(
     (tmp_path / "text").write_text("a,b\n")
     for arguments, message in (
         ([str(tmp_path / "none"), "--url", text_url], "No such file"),
-        ([str(tmp_path), "--url", text_url], "is a folder: name one Parquet file"),
+        ([str(tmp_path), "--url", text_url], "is a folder: give one of its Parquet files"),
         ([str(tmp_path / "text"), "--url", text_url], "cannot be read as a Parquet file"),
         ([file, "--url", "http://127.0.0.1:9"], "does not answer"),
         ([file, "--url", text_url, "--model", "none"], "'none' is not served here"),
@@ -305,13 +314,16 @@ def test_what_cannot_be_checked_is_said_in_one_line(
         ([file, "--url", text_url, "--fingerprint", "abc"], "--fingerprint: 'abc' is no"),
         ([file, "--bundle", str(tmp_path)], "a bundle is a folder <name>/<version>, such as"),
         ([file, "--bundle", "a" * 300], "File name too long"),
-        ([file, "--bundle", "none"], "bundle none: there is no such folder"),
-        ([file, "--bundle", "none", "--api-key-env", "HOME"], "is of a server, not of a bundle"),
+        ([file, "--bundle", "none"], "bundle none: the folder does not exist"),
+        ([file, "--bundle", "none", "--api-key-env", "HOME"], "applies to a server only"),
         ([file, "--url", "localhost:9301"], "localhost:9301: write http:// or https:// before"),
-        ([file, "--url", text_url, "--sample", "abc"], "'abc' is no whole number above 0"),
+        ([file, "--url", text_url, "--sample", "abc"], "'abc' is not a whole number above 0"),
         # before anything is read
-        (["none", "--url", text_url, "--json", str(tmp_path)], "is a folder: name a file"),
-        (["none", "--url", text_url, "--json", "none/a"], "--json none/a: there is no folder none"),
+        (["none", "--url", text_url, "--json", str(tmp_path)], "is a folder: give a file"),
+        (
+            ["none", "--url", text_url, "--json", "none/a"],
+            "--json none/a: the folder none does not exist",
+        ),
         (["none", "--url", text_url, "--api-key-env", "NO_SUCH"], "NO_SUCH is not set"),
         (["a" * 300 + ".parquet", "--url", text_url], "File name too long"),
     ):

@@ -185,7 +185,7 @@ def test_an_alias_puts_its_prompt_before_each_text(client: httpx.Client) -> None
     assert choice["text"] == "Q: fox"
     body = {**SCORED, "prompt": [[1]], "model": f"{NAME}:question"}
     error = client.post("/v1/completions", json=body).json()["error"]
-    assert (error["param"], "prompts are for texts" in error["message"]) == ("prompt_name", True)
+    assert (error["param"], "applies to texts only" in error["message"]) == ("prompt_name", True)
 
 
 def test_of_tokens_of_the_same_text_the_likelier_one_stays() -> None:

@@ -67,12 +67,12 @@ def test_its_text_is_read_back() -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("", "is no fingerprint"),
+        ("", "is not a fingerprint"),
         (HERE.digest[1:], "32 hexadecimal digits"),
-        ("[]", "is no fingerprint"),
-        ('{"precision": "fp32"}', "is no fingerprint"),
-        ('{"fingerprint": 1}', "is no fingerprint"),
-        (to_text(HERE.parts()).replace("fp32", "int8"), "is not that of the parts beside it"),
+        ("[]", "is not a fingerprint"),
+        ('{"precision": "fp32"}', "is not a fingerprint"),
+        ('{"fingerprint": 1}', "is not a fingerprint"),
+        (to_text(HERE.parts()).replace("fp32", "int8"), "does not match its parts"),
     ],
 )
 def test_a_text_that_is_none_is_refused(text: str, message: str) -> None:

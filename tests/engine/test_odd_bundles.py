@@ -162,10 +162,10 @@ def test_a_head_from_elsewhere_is_not_loaded(folder: Folder) -> None:
 @pytest.mark.parametrize(
     ("changed", "words"),
     [
-        ({"d_model": 8}, "activations of shape .*16.* manifest says 8 numbers"),
-        ({"n_norms": 3}, "norm_mean of shape .* 1.* manifest says 3 numbers"),
+        ({"d_model": 8}, "activations of shape .*16.* manifest has 8 numbers"),
+        ({"n_norms": 3}, "norm_mean of shape .* 1.* manifest has 3 numbers"),
         ({"heads": {"logits": {"pick": "every", "width": 7}}}, "logits of shape .*6"),
-        ({"limits": {"type_vocab_size": 2}}, "the manifest says .*token_type_ids"),
+        ({"limits": {"type_vocab_size": 2}}, "the manifest has .*token_type_ids"),
         ({"limits": {"max_positions": 6, "max_text_tokens": 6}}, "cannot run here"),
         ({"limits": {"vocab_size": 7}}, "cannot run here"),
     ],

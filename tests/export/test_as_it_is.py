@@ -113,7 +113,7 @@ def test_what_it_answers_is_served_whatever_the_padding_and_the_company(tmp_path
     bundles.write_certificate(bundle, bundle.certificate or {})
     again = verify_bundle(bundle.path, several).certificate or {}
     assert again["created"] == created, "its files are as they were"
-    with pytest.raises(ExportError, match=r"was made from .*, this is"):
+    with pytest.raises(ExportError, match=r"was exported from .*, but this model is"):
         verify_bundle(bundle.path, by_token)
     with client_of(inference_of(tmp_path)) as client:
 
@@ -323,7 +323,7 @@ def test_what_cannot_be_served_ends_the_export_in_words(tmp_path: Path) -> None:
         ([], place),
         (["rows", "mean"], place),  # names are of places: the second is not the mean
         (["0", "0"], "'0' twice"),
-        (["usage"], "'usage' as another field of answers is named"),
+        (["usage"], "'usage' which is the name of another field of answers"),
     ):
         with pytest.raises(ExportError, match=words):
             export_bundle(Places(), tmp_path, "own", as_it_is=True, outputs=outputs)
@@ -351,7 +351,10 @@ def test_every_route_says_what_it_is(tmp_path: Path) -> None:
             assert client.get(path).status_code == 200
         assert client.get("/info").json()["model_type"] == {"as_it_is": {}}
         said = client.post("/rerank", json={"model": "own", "query": "a", "texts": ["b"]}).text
-        assert "own/1 cannot rerank: it is a module as it is, for /v1/infer and KServe V2" in said
+        assert (
+            "own/1 cannot rerank: it is a module served as it is: use /v1/infer or KServe V2"
+            in said
+        )
         assert client.post("/api/show", json={"model": "own"}).json()["capabilities"] == []
         pin = client.post("/v2/repository/models/own/1/pin", json={"x": 1})
         assert "x is unknown; known are none" in pin.text
@@ -376,8 +379,8 @@ def test_tensors_are_picked_and_named(tmp_path: Path) -> None:
         assert found == expected
         verify_bundle(bundle.path, module)
     for module, outputs, words in (
-        (Several(), ["last"], "outputs names last: the module answers with rows, first, ids"),
-        (Pair(), ["a", "b", "c"], "outputs names a, b, c: the module answers with 0, 2"),
+        (Several(), ["last"], "outputs has last, but the module answers with rows, first, ids"),
+        (Pair(), ["a", "b", "c"], "outputs has a, b, c, but the module answers with 0, 2"),
     ):
         with pytest.raises(ExportError, match=words):
             export_bundle(module, tmp_path, "own", outputs=outputs)
@@ -428,15 +431,15 @@ def test_sequences_run_alone_where_company_changes_bits(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("make", "words"),
     [
-        (Branching, "by another forward than 7, as it branches on the length.* <= 40"),
-        (Random, "Random gives two answers to one sequence: something in it is random"),
+        (Branching, "branches on the length.* forward for 7.* <= 40"),
+        (Random, "Random gives two different answers to the same sequence: it is random"),
         (lambda: Gated().half(), r"has weights of float16: call \.float\(\)"),
         (lambda: Gated().to("meta"), "is on the meta device"),
         (lambda: nn.Sequential(nn.Embedding(V, D), nn.LazyLinear(4)), "has lazy layers without"),
-        (Packed, "pack_padded_sequence leaves out pads by numbers of ids or of a mask"),
+        (Packed, "pack_padded_sequence removes padding by the values of ids or of a mask"),
         (nn.Module, "Module has no forward"),
         (Choosing, r"tokens: the graph's answer differs .* choose among equal numbers"),
-        (Loop, "for one length alone: forward makes a number in Python of the length"),
+        (Loop, "for one length only: forward turns the length into a Python number"),
         (Autocast, "Autocast computes in bfloat16, as under torch.autocast"),
         (quantized, r"has quantized layers \(Linear\)"),
         (
@@ -445,7 +448,7 @@ def test_sequences_run_alone_where_company_changes_bits(tmp_path: Path) -> None:
         ),
         (Broken, "answers 7 tokens with NaN or infinity"),
         (lambda: torch.jit.script(nn.Sequential(nn.Embedding(V, D))), "a module of TorchScript"),
-        (SequenceFirst, "depends on the others of its batch.* say batch_first=False"),
+        (SequenceFirst, "depends on the other sequences in the batch.* set batch_first=False"),
         (lambda: nn.Conv2d(1, 2, 3), "fails on a sequence of"),
         (lambda: nn.Bilinear(4, 4, 4), "forward needs input1, input2: say how it is called"),
     ],
@@ -497,7 +500,7 @@ def test_sequences_first_are_served_where_it_is_said(tmp_path: Path) -> None:
         ({"labels": ["a", "b"]}, r"2 labels, Gated answers with \[B, S, 5\]"),
         ({"task": "classify"}, r"task 'classify' needs an answer \[B, labels\]"),
         ({"vocabulary": {"a": V}}, f"the tokenizer has ids up to {V}"),
-        ({"config": {"n_heads": 2}}, "config names n_heads"),
+        ({"config": {"n_heads": 2}}, "config has n_heads"),
     ],
 )
 def test_options_without_meaning_are_refused(

@@ -396,7 +396,7 @@ def test_a_file_that_is_no_graph_is_refused(notebook_subject: Subject, tmp_path:
     bundle = bundles.write_manifest(
         bundle.path, bundle.manifest.model_dump(exclude={"format", "files"})
     )
-    with pytest.raises(CertificationError, match=r"model\.onnx is no ONNX file"):
+    with pytest.raises(CertificationError, match=r"model\.onnx is not an ONNX file"):
         parity.compare_all(bundle, source_of(notebook_subject.expected.reference))
 
 

@@ -131,7 +131,7 @@ def test_a_long_document_is_cut_and_the_end_of_the_template_stays(client: httpx.
     assert answer["usage"]["prompt_tokens"] == LIMIT
     refused = client.post("/v1/rerank", json={"query": "pads " * 500, "documents": ["a"]})
     assert refused.status_code == 400
-    assert "the first leaves no room for it" in refused.text
+    assert "the first text leaves no room for it" in refused.text
 
 
 def test_a_pair_as_one_text() -> None:

@@ -102,7 +102,7 @@ def test_weights_are_chosen_by_folder(listed: list[str], expected: list[str]) ->
     ("name", "revision", "gated", "offline", "words"),
     [
         (REPOSITORY, "v9", False, False, "it has no revision 'v9'"),
-        ("org/other", "main", False, False, "no such repository there, no such folder here"),
+        ("org/other", "main", False, False, "neither the hub nor this machine has it"),
         (REPOSITORY, "main", True, False, "it is gated: ask for access on its page"),
         (REPOSITORY, "main", False, True, "HF_HUB_OFFLINE is set"),
         ("org/a--b", "main", False, False, "HFValidationError: "),

@@ -185,7 +185,7 @@ def test_verify_keeps_the_time_of_the_export_and_tells_of_other_bits(
     created = {"created": elsewhere["created"]}
     assert bundles.read(path).certificate == before | created
     told = capsys.readouterr().out
-    assert "fp32 has other bits here than in the certificate of before, made on another" in told
+    assert "fp32 has different bits here than in the previous certificate, from another" in told
 
 
 def test_a_head_may_share_the_token_embeddings() -> None:

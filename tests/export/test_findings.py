@@ -31,7 +31,7 @@ logits: 7 for each token: O, PER, ORG, LOC, MISC and 2 more
 tasks: tag
 pooling: the mean of its tokens, not normalized
 prompts: none
-texts: no, because there is no tokenizer.json in {folder}, and no vocabulary to make it of
+texts: no, because there is no tokenizer.json in {folder}, and no vocabulary to convert
 compared with: {program}: logits, activations of token ids
 weights: 0.0 MB of bfloat16 in model.safetensors
 ignored weights: pooler.dense.weight

@@ -135,7 +135,10 @@ def test_a_weight_that_is_too_large_is_refused() -> None:
     """The error names the weight, the place in it and its value."""
     body = exported("notebook")
     scale(body.proto, "blocks.0.ffn.up.bias", 1e9)
-    words = r"fp16 does not fit: blocks.0.ffn.up.bias\[\d+\] is -?\d.*, fp16 ends at 65504; leave"
+    words = (
+        r"does not fit into fp16: blocks.0.ffn.up.bias\[\d+\] is -?\d.*,"
+        r" the limit of fp16 is 65504; leave"
+    )
     with pytest.raises(HalfPrecisionError, match=words):
         to_half(body)
 

@@ -86,7 +86,7 @@ def test_an_export_of_what_changed_meanwhile_is_not_kept(
         if back:
             file.write_text(before)
 
-    with pytest.raises(StartupError, match="changed while it was exported"):
+    with pytest.raises(StartupError, match="changed during the export"):
         kept.bundle_of(str(folder), "fp32", root, Exporter(meanwhile=write))
     file.write_text(before)
     found = kept.bundle_of(str(folder), "fp32", root, again := Exporter())
@@ -121,7 +121,7 @@ def test_links_out_of_the_folder_are_refused(name: str, folder: Path, tmp_path: 
     elsewhere = tmp_path / "elsewhere"
     (folder / name).rename(elsewhere)
     (folder / name).symlink_to(elsewhere)
-    with pytest.raises(StartupError, match=f"{name} is a link to {elsewhere}, out of the folder"):
+    with pytest.raises(StartupError, match=f"{name} is a link to {elsewhere}, outside the folder"):
         kept.bundle_of(str(folder), "fp32", tmp_path / "kept", export := Exporter())
     assert not export.commands
 
@@ -164,7 +164,10 @@ def test_large_files_are_hashed_once_and_it_is_said(
 ) -> None:
     """Once while their times stay; again where a later writing could have had the same time."""
     os.truncate(folder / "model.safetensors", kept.LONG_BYTES)  # without blocks on the disk
-    said, line = list[str](), f"hashing 0.5 GiB of {folder}: not again while the files stay"
+    said, line = (
+        list[str](),
+        f"hashing 0.5 GiB of {folder}, which is not repeated until the files change",
+    )
 
     def find() -> None:
         said.clear()
@@ -267,7 +270,7 @@ def test_a_bundle_is_not_taken_for_a_checkpoint(tmp_path: Path) -> None:
 def test_a_precision_is_of_models_that_are_named(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         serve(["--bundles", "bundles", "--precision", "int8"])
-    assert "--precision is of models that are named; bundles have" in capsys.readouterr().err
+    assert "--precision applies only to models on the command line" in capsys.readouterr().err
 
 
 def test_who_has_no_home_is_told_what_to_name(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -127,7 +127,7 @@ def sealed_and_loaded(copy: Path) -> None:
     [
         ("../outside.data", r"has no sha256 of '\.\./outside\.data', from which model\.onnx takes"),
         ("{parent}/outside.data", r"has no sha256 of '/.*/outside\.data', from which model\.onnx"),
-        ("below/w.bin", r"has no sha256 of 'below/w\.bin', from which model\.onnx takes weights"),
+        ("below/w.bin", r"has no sha256 of 'below/w\.bin', which has weights of model\.onnx"),
         ("link.data", r"onnxruntime cannot load .*/model\.onnx: .*data path"),
     ],
 )

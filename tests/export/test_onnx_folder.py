@@ -141,7 +141,7 @@ def test_files_say_what_is_certified(checkpoint: Path, tmp_path: Path) -> None:
     assert written["padding"] == as_written["padding"]
     config = json.loads((out / "tokenizer_config.json").read_text())
     assert config["model_max_length"] == source.texts.max_text_tokens == 7
-    assert "Texts are cut at 7 tokens" in (out / "onnx" / "README.md").read_text()
+    assert "Texts are truncated to 7 tokens" in (out / "onnx" / "README.md").read_text()
     command.verify([f"{out}"])
     (out / "onnx" / "model_q4.onnx").touch()
     with pytest.raises(SystemExit, match=r"model_q4\.onnx is not in the certificate"):
@@ -165,7 +165,7 @@ def test_of_two_exports_at_once_one_is_refused(checkpoint: Path, tmp_path: Path)
         with pytest.raises(UsageError, match="is being written by another export"):
             onnx_folder.export(source, out)
     assert [file.name for file in out.iterdir()] == ["first"]
-    with pytest.raises(UsageError, match="is there already"):
+    with pytest.raises(UsageError, match="already exists"):
         onnx_folder.export(source, out)
 
 
@@ -179,7 +179,7 @@ def test_what_a_killed_export_left_is_removed(tmp_path: Path) -> None:
 
 def test_a_folder_within_its_checkpoint_is_refused(checkpoint: Path) -> None:
     source = sources.checkpoint(checkpoint)
-    with pytest.raises(UsageError, match="lies within the checkpoint"):
+    with pytest.raises(UsageError, match="lies in the checkpoint"):
         onnx_folder.export(source, checkpoint / "sub")
 
 
@@ -270,7 +270,7 @@ def test_a_module_of_ones_own_is_verified_with_it(tmp_path: Path) -> None:
     path = export_onnx(module, tmp_path / "own", sentence_embedding=True, pooling="max")
     assert isinstance(onnx_folder.read(path), OnnxFolder)
     verify_onnx(path, module, pooling="max")
-    with pytest.raises(ExportError, match="was made from"):
+    with pytest.raises(ExportError, match="was exported from"):
         verify_onnx(path, OwnLayers(), pooling="max")
     with pytest.raises(SystemExit, match="verify_onnx"):
         command.verify([f"{path}"])
@@ -280,9 +280,9 @@ def test_a_module_of_ones_own_is_verified_with_it(tmp_path: Path) -> None:
     ("options", "words"),
     [
         ({"precisions": ["fp16"]}, "in fp32 and int8 alone"),
-        ({"sentence_embedding": True}, "sentence_embedding is of embedders"),
+        ({"sentence_embedding": True}, "sentence_embedding is possible for embedding models only"),
         ({"unknown": 1}, "there is no option unknown"),
-        ({"precisions": "fp32"}, "precisions is 'fp32': a list is needed"),
+        ({"precisions": "fp32"}, "precisions is 'fp32': it must be a list"),
     ],
 )
 def test_what_has_no_name_there_is_refused(

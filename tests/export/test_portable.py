@@ -344,7 +344,7 @@ def test_a_clip_at_another_number_and_one_of_masked_scores_are_found(
     item = next(item for item in far.proto.graph.initializer if item.name == "portable.-87.0")
     item.CopyFrom(numpy_helper.from_array(np.array(-8, np.float32), item.name))
     found = "; ".join(attributes.body(far, SMALL, "fp32", portable=True))
-    assert "clips scores at another number than -87.0" in found
+    assert "clips scores at a number other than -87.0" in found
     masked = graphs["shared keys"].copy()
     masked.proto.graph.initializer.append(
         numpy_helper.from_array(np.array(-87, np.float32), "floor")
@@ -356,4 +356,4 @@ def test_a_clip_at_another_number_and_one_of_masked_scores_are_found(
     body.node.insert([*body.node].index(power), clip)
     power.input[0] = "clipped"
     found = "; ".join(attributes.body(masked, SHARED, "fp32", portable=True))
-    assert "is of masked scores that are clipped" in found
+    assert "takes masked scores that are clipped" in found

@@ -111,7 +111,7 @@ def test_a_file_of_texts_is_part_of_the_certificate(text_checkpoint: Path, tmp_p
         command.verify([path, *named[:2]])
     command.verify([path, *named])
     file.write_text("\n")
-    with pytest.raises(SystemExit, match="it is empty; a text a line is needed"):
+    with pytest.raises(SystemExit, match="the file is empty; it needs one text per line"):
         command.verify([path, *named])
 
 
@@ -184,5 +184,5 @@ def test_a_program_that_answers_at_random_is_refused() -> None:
     """Its own cache must not hand out the first answer twice."""
     model = made("BertModel").eval()
     model.embeddings.register_forward_hook(lambda _, __, rows: rows + 0.1 * torch.randn_like(rows))
-    with pytest.raises(ProgramError, match="gives two answers to one sequence"):
+    with pytest.raises(ProgramError, match="gives two different answers to the same sequence"):
         Program(model).rows([1, 2, 3], [0, 0, 0])

@@ -174,7 +174,7 @@ def test_int8_of_an_older_exporter(bundle: Bundle, expected: Expected, tmp_path:
     (older.path / bundles.MANIFEST).write_text(json.dumps(manifest))
     older = bundles.read_uncertified(older.path)
     assert not older.manifest.int8.fits_16_bits
-    refused(older, expected, "an older exporter made its int8, which is served as before")
+    refused(older, expected, "an older version of addnorm wrote its int8 graph")
     check(Model(older))
 
 
@@ -192,7 +192,7 @@ def test_int8_with_its_table_of_tokens_in_float32(
         product.CopyFrom(helper.make_node("Gather", [quantizing.TABLE, read.input[1]], [rows]))
 
     older = tampered(bundle, tmp_path, change)
-    refused(older, expected, "an older exporter made its int8, which is served as before")
+    refused(older, expected, "an older version of addnorm wrote its int8 graph")
     check(Model(older))
 
 

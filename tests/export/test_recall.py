@@ -96,7 +96,7 @@ def test_a_model_in_memory_keeps_it_among_its_samples(source: Source, tmp_path: 
     )
     assert made.recall
     assert made.recall["at_least"] == 0.5
-    with pytest.raises(ExportError, match="takes 50 texts that differ: of yours 0 do"):
+    with pytest.raises(ExportError, match="needs at least 50 distinct texts, yours are 0"):
         export_bundle(
             source.model, tmp_path, "few", precisions=["int8"], keep_recall=0.5,
             tokenizer=source.folder,
@@ -136,9 +136,9 @@ def test_matrices_stay_fp32_until_the_certificate_passes(num_needed: int) -> Non
 
 
 def test_a_recall_that_cannot_be_is_refused(source: Source) -> None:
-    with pytest.raises(UsageError, match="recall is kept by int8: the precisions are fp32"):
+    with pytest.raises(UsageError, match="keep_recall needs int8, but the precisions are fp32"):
         Wishes(keep_recall=0.9)
-    with pytest.raises(UsageError, match=r"recall 1\.5: a share above 0, at most 1, is kept"):
+    with pytest.raises(UsageError, match=r"keep_recall is 1\.5, but must be above 0 and at most 1"):
         Wishes(precisions=("int8",), keep_recall=1.5)
-    with pytest.raises(UsageError, match="takes 50 texts that differ: of yours 2 do"):
+    with pytest.raises(UsageError, match="needs at least 50 distinct texts, yours are 2"):
         recall.texts_to_search(["a", "b", "a", ("a", "b")])

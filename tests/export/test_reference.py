@@ -101,7 +101,7 @@ def test_a_right_port_is_compared_with_its_module_which_stays_as_it_was(tmp_path
 def test_a_wrong_port_is_refused(tmp_path: Path, changed: dict[str, Any]) -> None:
     theirs = Encoder()
     with pytest.raises(
-        ExportError, match=r"is not the reference: activations of \d+ tokens differ by"
+        ExportError, match=r"differs from the reference: for \d+ tokens, activations differ by"
     ):
         export_bundle(port(theirs, replace(CONFIG, **changed)), tmp_path, "own", reference=theirs)
     assert not list(tmp_path.iterdir())
@@ -159,7 +159,10 @@ def _head(head: nn.Linear) -> dict[str, Tensor]:
 @pytest.mark.parametrize(
     ("reference", "message"),
     [
-        (lambda ids: torch.rand(1, ids.shape[1], 16), "gives two answers to one sequence"),
+        (
+            lambda ids: torch.rand(1, ids.shape[1], 16),
+            "gives two different answers to the same sequence",
+        ),
         (lambda ids: torch.zeros(1, ids.shape[1], 7), "answers with 7 numbers: activations have"),
         (lambda ids: torch.zeros(3, 3, 3), r"with the shape \[3, 3, 3\]: \[1, 3, width\] or"),
         (lambda ids: torch.zeros(1, 3, 16).double(), "with torch.float64: a tensor of float32"),

@@ -51,9 +51,9 @@ def test_the_authors_limit_is_found_where_sentence_transformers_looks(folder: Pa
 WITHOUT: dict[str, tuple[Callable[[Path], object], str]] = {
     "no tokenizer": (lambda at: (at / "tokenizer.json").unlink(), "there is no tokenizer.json in "),
     "cut on the left": (lambda at: tell(at, "tokenizer_config.json", truncation_side="left"),
-                        "tokenizer_config.json cuts them on the left"),
+                        "tokenizer_config.json truncates them on the left"),
     "no room": (lambda at: tell(at, "sentence_bert_config.json", max_seq_length=2),
-                "sentence_bert_config.json cuts them to 2 tokens, and 2 are special tokens"),
+                "sentence_bert_config.json truncates them to 2 tokens, of which 2 are"),
 }  # fmt: skip
 
 
@@ -114,7 +114,7 @@ def test_max_length_sets_another_limit_which_verify_knows(
         path, "manifest.json", limits={**bundle.manifest.limits.model_dump(), "max_text_tokens": 8}
     )
     with pytest.raises(
-        SystemExit, match="mine/1 takes texts of 8 tokens, its authors cut them to 7"
+        SystemExit, match="mine/1 takes texts of 8 tokens, but its authors truncate them to 7"
     ):
         command.verify([str(path), "--checkpoint", str(folder)])
 

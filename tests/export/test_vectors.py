@@ -180,5 +180,5 @@ def test_samples_say_what_the_module_takes(tmp_path: Path) -> None:
     with pytest.raises(ExportError, match="a graph of ours takes token ids"):
         export_bundle(Series(), tmp_path, "own", samples=[ROWS[0]], as_it_is=False)
     layer = nn.TransformerEncoderLayer(D, 2)  # takes [S, B, d]
-    with pytest.raises(ExportError, match=r"takes vectors \[S, B, d\], say batch_first=False"):
+    with pytest.raises(ExportError, match=r"takes vectors \[S, B, d\], set batch_first=False"):
         export_bundle(layer, tmp_path, "own")

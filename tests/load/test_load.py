@@ -116,7 +116,11 @@ def test_right_answers_are_no_errors(profile: str) -> None:
         ("small", one_bit_off, "wrong"),
         ("hidden", one_bit_off, "wrong"),
         ("hidden", pads_not_zero, "wrong"),
-        ("small", lambda _: (200, b'{"pooled": [[1.0, 2.0]'), "not the answer asked for"),
+        (
+            "small",
+            lambda _: (200, b'{"pooled": [[1.0, 2.0]'),
+            "the answer does not match the request",
+        ),
         ("small", lambda _: (429, b'{"error": {}}'), "429"),
     ],
 )

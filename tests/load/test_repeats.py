@@ -83,7 +83,7 @@ def test_more_distinct_sequences_than_there_are_is_an_error() -> None:
     limits = Limits(max_positions=2, vocab_size=3)
     tiny = PROFILES["tiny"]
     assert len(distinct(tiny, limits, 12, np.random.default_rng(0))) == 12
-    with pytest.raises(TooFewSequences, match=r"found 12 distinct .* 13 are wanted"):
+    with pytest.raises(TooFewSequences, match=r"found 12 distinct .* 13 are needed"):
         distinct(tiny, limits, 13, np.random.default_rng(0))
 
 

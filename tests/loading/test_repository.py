@@ -100,7 +100,7 @@ def test_folders_that_are_named_one_by_one_are_followed_too(root: Path) -> None:
     for _ in range(2):
         inference.repository.rescan()
     assert states(inference) == {1: "READY", 2: "READY"}
-    with pytest.raises(StartupError, match=rf"no bundle under {root}/notebook: they have gone"):
+    with pytest.raises(StartupError, match=rf"no bundle in {root}/notebook: the exported bundles"):
         folders.find((root / "notebook",))
     inference.close()
 
@@ -168,7 +168,7 @@ def test_loads_and_unloads_are_logged(root: Path, caplog: pytest.LogCaptureFixtu
     assert said == [
         "serving notebook/1 as before: it has not changed",
         "serving notebook/2",
-        "unloaded notebook/1: asked to",
+        "unloaded notebook/1: by request",
         f"unloaded notebook/2: {root / 'notebook' / '2'} is gone",
     ]
 

@@ -155,8 +155,8 @@ def test_a_killed_job_on_s3_takes_over_the_vectors_of_an_earlier_one(
     ("out", "words"),
     [
         ("s3://nobucket/v.parquet", "Bucket 'nobucket' not found"),
-        (f"s3://{BUCKET}/texts/v.parquet", "would be read as a part of"),
-        (f"s3://{BUCKET}/taken.parquet", "no such job made it"),
+        (f"s3://{BUCKET}/texts/v.parquet", "would be read as input"),
+        (f"s3://{BUCKET}/taken.parquet", "was not written by this job"),
     ],
 )
 def test_what_cannot_be_written_is_said_before_work(

@@ -38,12 +38,12 @@ VECTORS = torch.randn(12, NUM, generator=torch.Generator().manual_seed(0))
 # kinds that no call without more serves: what is said, and a way on
 REFUSED: dict[str, tuple[str, dict[str, Any]]] = {
     "TabTransformer": (
-        "If it takes one length alone",
+        "If it takes only one length",
         {"of": lambda module: lambda ids: module(F.pad(ids, (0, 7 - ids.shape[1]))),
          "config": {"vocab_size": 7, "max_positions": 7}},
     ),
     "FT-Transformer": (
-        "If it takes one length alone",
+        "If it takes only one length",
         {"of": lambda module: lambda x: module(x[:, 0]),
          "config": {"input_width": 9, "max_positions": 1}},
     ),

@@ -63,8 +63,8 @@ def test_a_port_that_is_taken_is_found_before_models_load(name: str, host: str) 
         ports = {"port": 0, name: taken.getsockname()[1]}
         variable, option = f"ADDNORM_{name.upper()}", f"--{name.replace('_', '-')}"
         words = (
-            f"{variable}={ports[name]}: cannot listen there: Address already in use; end what"
-            f" listens there, or choose another port with {option} or {variable}"
+            f"{variable}={ports[name]}: cannot listen there: Address already in use; stop the"
+            f" program that listens there, or choose another port with {option} or {variable}"
         )
         with pytest.raises(StartupError, match=words):
             check_address(Settings(host=host, **ports))

@@ -254,7 +254,7 @@ def test_requests_sent_ahead_are_answered_in_order(patient: str) -> None:
 
 
 CHUNKED = head(0).replace(b"content-length: 0", b"transfer-encoding: chunked")
-NO_HTTP, LONG_HEAD = "this is no HTTP/1.1 request", "bytes or more, the limit is 32768"
+NO_HTTP, LONG_HEAD = "this is not an HTTP/1.1 request", "bytes or more, the limit is 32768"
 CODED, ENDS = "send chunked alone", "connection: close"
 TRAILERS = (
     b"x-request-timeout-ms: 1\r\nx-request-timeout-ms: 2\r\n"

@@ -316,8 +316,8 @@ def test_more_calls_than_connections_are_allowed_are_rejected(few: Models) -> No
         refused = call.refused("ModelMetadata", name="notebook")
         assert refused[:2] == (
             "UNAVAILABLE",
-            "1 calls over gRPC are under way, the limit is 1, of which each API key leaves some to"
-            " others; retry in 1 s",
+            "1 calls over gRPC are in progress, the limit is 1, of which each API key leaves some"
+            " to the other keys; retry in 1 s",
         )
         assert call("ServerLive").live
         under_way.cancel()
@@ -370,7 +370,7 @@ def test_slow_callers_and_faults_end_in_words(few: Models) -> None:
     service = build(few, Settings(**{**OWN, "body_timeout_s": 0.01, "send_timeout_s": 0.02}))
     for sends, answer, told in (
         (False, echo, ("DEADLINE_EXCEEDED", "the message did not arrive within 0.01 s")),
-        (True, echo, ("CANCELLED", "the answer was not taken within 0.02 s")),
+        (True, echo, ("CANCELLED", "the answer was not read within 0.02 s")),
         (True, fails, ("INTERNAL", "internal server error (request id abc)")),
     ):
         assert told_to(Slow(sends), service, answer) == told
@@ -478,8 +478,8 @@ def test_a_key_leaves_calls_to_others(few: Models) -> None:
         tasks = await asked(calls, method, *silent)
         assert sum(map(ended, tasks)) == 13
         told = {caller.told for caller in silent if caller.told[0]}
-        words = "17 calls over gRPC are under way, the limit is 20, of which each API key leaves"
-        assert told == {("UNAVAILABLE", f"{words} some to others; retry in 1 s")}
+        words = "17 calls over gRPC are in progress, the limit is 20, of which each API key leaves"
+        assert told == {("UNAVAILABLE", f"{words} some to the other keys; retry in 1 s")}
         other = Taking(True, OTHER)
         await asked(calls, method, other)
         assert other.told == ("OK", "")

@@ -64,8 +64,8 @@ class VectorsOutput(Output[Value_co]):
     def check(self, bundle: Bundle) -> None:
         if not bundle.rows_are_tokens and (self.pooling or isinstance(self, PooledSpans)):
             raise InvalidInput(
-                f"{bundle.ref} pools in its own graph, one vector a text: leave pooling and spans"
-                " out",
+                f"{bundle.ref} pools in its graph, with one vector per text: leave pooling and"
+                " spans out",
                 param="pooling",
             )
         if self.dimensions is not None:
@@ -77,8 +77,8 @@ class VectorsOutput(Output[Value_co]):
             manifest, mismatch = bundle.manifest, ""
             if manifest.vector_ranges is None:
                 reason = (
-                    f"{bundle.ref} has no ranges to make it with: export it again; they are"
-                    " recorded where there is a tokenizer"
+                    f"{bundle.ref} has no ranges to compute it with: export it again with a"
+                    " tokenizer, which records them"
                 )
             elif self.pooling not in (None, manifest.pooling):
                 mismatch = f"are pooled by {manifest.pooling!r}: leave pooling out"
@@ -87,13 +87,13 @@ class VectorsOutput(Output[Value_co]):
             elif self.normalize and not manifest.normalize:
                 mismatch = "keep their length: leave normalize out"
             elif self.dimensions not in (None, bundle.width(self.name)):
-                mismatch = f"have {bundle.width(self.name)} dimensions: ask for all of them"
+                mismatch = f"have {bundle.width(self.name)} dimensions: leave dimensions out"
             else:
                 continue
             if mismatch:
                 reason = f"its ranges are of {bundle.ref}'s own vectors, which {mismatch}"
             raise InvalidInput(
-                f"{self.field} is {dtype!r}: {reason}; or ask for floats, binary or ubinary",
+                f"{self.field} is {dtype!r}: {reason}; or request floats, binary or ubinary",
                 param=self.field,
             )
 

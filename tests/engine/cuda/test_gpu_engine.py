@@ -243,7 +243,7 @@ def test_a_server_takes_a_gpu_as_its_settings_say(bundle: Bundle) -> None:
     """Without CUDA: cuda is refused where a graph is opened, auto takes the CPU."""
     assert engines_for(Settings()) is Engine
     assert engines_for(Settings(provider="auto")) is Engine
-    with pytest.raises(StartupError, match="cuda is asked for, but this onnxruntime has no CUDA"):
+    with pytest.raises(StartupError, match="cuda is requested, but this onnxruntime has no CUDA"):
         load(bundle, Settings(provider="cuda"))
 
 

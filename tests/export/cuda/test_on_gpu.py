@@ -154,5 +154,5 @@ def test_what_is_not_certified_on_the_cpu_is_not_measured(copy: Path) -> None:
 def test_without_cuda_it_says_so_in_one_line(copy: Path) -> None:
     """Before it reads anything."""
     (copy / CERTIFICATE).unlink()
-    with pytest.raises(SystemExit, match=r"^addnorm verify: cuda is asked for, but .* no CUDA.*$"):
+    with pytest.raises(SystemExit, match=r"^addnorm verify: cuda is requested, but .* no CUDA.*$"):
         command.verify([str(copy), "--provider", "cuda"])

@@ -47,11 +47,11 @@ def test_code_and_weights_become_a_bundle_that_verify_makes_again(folder: Path) 
     command.verify([str(bundle.path)])
     assert bundles.read(bundle.path).certificate == before
     (folder / "model.pt").rename(folder / "moved.pt")
-    with pytest.raises(SystemExit, match=r"--weights model\.pt: there is no such file"):
+    with pytest.raises(SystemExit, match=r"--weights model\.pt: the file does not exist"):
         command.verify([str(bundle.path)])
     command.verify([str(bundle.path), "--weights", "moved.pt"])
     torch.save(OwnLayers().state_dict(), folder / "moved.pt")
-    with pytest.raises(SystemExit, match="own/1 was made from"):
+    with pytest.raises(SystemExit, match="own/1 was exported from"):
         command.verify([str(bundle.path), "--weights", "moved.pt"])
 
 
@@ -69,5 +69,5 @@ def test_a_module_that_is_not_recognized_is_served_as_it_is(
     assert (tensor.of, bundle.manifest.source["path"]) == ("token", asked[1])
     (folder / "gated.pt").rename(folder / "elsewhere.pt")
     command.verify([str(bundle.path), "--weights", "elsewhere.pt"])
-    with pytest.raises(SystemExit, match="max_length cuts texts, and there is no tokenizer"):
+    with pytest.raises(SystemExit, match="max_length truncates texts, but there is no tokenizer"):
         command.export([*asked[:2], "--max-length", "9", "--out", "bundles"])

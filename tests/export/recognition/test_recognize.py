@@ -116,7 +116,7 @@ def test_a_module_is_exported_by_one_call_and_left_as_it_was(
     assert verify_bundle(bundle.path, module).certificate == bundle.certificate
     with torch.no_grad():
         module.lm_head.weight[3, 3] += 1e-4
-    with pytest.raises(ExportError, match="was made from"):
+    with pytest.raises(ExportError, match="was exported from"):
         verify_bundle(bundle.path, module)
 
 
@@ -132,7 +132,9 @@ def test_the_way_it_is_called_can_be_said() -> None:
             return 0, self.inner(src, mask)
 
     module = Masked()
-    with pytest.raises(Unrecognized, match="it asks for a mask: reference=lambda ids"):
+    with pytest.raises(
+        Unrecognized, match="it needs a mask: show how it is called with reference=lambda ids"
+    ):
         recognize(module, None, None)
     call = lambda ids: module(ids.T, torch.zeros(ids.shape[1], ids.shape[1]))[1]  # noqa: E731
     found = recognize(module, call, None)
@@ -157,7 +159,7 @@ def test_a_limit_is_said_where_the_module_sets_none() -> None:
 
     found = recognize(Computed(), None, 70)
     assert found.model.config.max_positions == 70
-    assert "the module sets no limit" in "".join(found.lines)
+    assert "the module has no limit" in "".join(found.lines)
 
 
 class Bare(nn.Module):

@@ -35,7 +35,7 @@ def test_an_operator_that_does_nothing_in_the_trial_is_refused(
 def test_the_refusal_names_operator_line_and_way_on() -> None:
     with pytest.raises(
         Unrecognized,
-        match=r"^tanh, at unexplained\.py:\d+ is no operator of what was recognized: ",
+        match=r"^tanh, at unexplained\.py:\d+ does not belong to the recognized model: ",
     ):
         recognize(Plain("sum", CHANGES["operators on rows"]["softcap"]), None, None)
 
@@ -77,7 +77,9 @@ def test_an_id_that_is_told_from_others_and_is_no_pad_is_refused() -> None:
 
     with pytest.raises(Unrecognized, match=r"tells token ids from others: 77 \(eq, at .*py:\d+\)"):
         recognize(Cleared("embeddings"), None, None)
-    with pytest.raises(Unrecognized, match=r"others: (77|0) .*, (77|0) \(.*one id can be a pad"):
+    with pytest.raises(
+        Unrecognized, match=r"differently: (77|0) .*, (77|0) \(.*one id can count as padding"
+    ):
         recognize(Cleared("embeddings", pad=REAL["!="]), None, None)
 
 
@@ -122,7 +124,7 @@ class Either(nn.Module):
 
 @pytest.mark.filterwarnings("ignore:enable_nested_tensor")
 def test_the_axis_of_tokens_is_asked_for_where_both_run(tmp_path: Path) -> None:
-    with pytest.raises(ExportError, match=r"\[1, S\] and \[S, 1\].*: say batch_first=False"):
+    with pytest.raises(ExportError, match=r"\[1, S\] and \[S, 1\].*: set batch_first=False"):
         export_bundle(Either(), tmp_path, "own")
     with pytest.raises(ExportError, match="attention is not over the 7 tokens of a sequence"):
         export_bundle(Either(), tmp_path, "own", batch_first=True)
