@@ -33,8 +33,8 @@ def headings(page: Path) -> set[str]:
 def files() -> list[str]:
     """Paths of the repository, without what is made."""
     below = (path for folder in HOUSE.split() for path in (ROOT / folder).rglob("*"))
-    found = [path for path in (*ROOT.glob("*"), *ROOT.glob(".ci/*"), *below) if path.is_file()]
-    return [f"/{path.relative_to(ROOT)}" for path in found if "__pycache__" not in path.parts]
+    paths = [path for path in (*ROOT.glob("*"), *ROOT.glob(".ci/*"), *below) if path.is_file()]
+    return [f"/{path.relative_to(ROOT)}" for path in paths if "__pycache__" not in path.parts]
 
 
 def is_a_file(name: str) -> bool:
@@ -95,10 +95,10 @@ def test_every_test_that_is_named_exists(page: Path) -> None:
 @of_pages
 def test_every_setting_and_metric_that_is_named_exists(page: Path) -> None:
     text = own_text(page)
-    known = {f"ADDNORM_{name.upper()}" for name in Settings.model_fields}
+    settings = {f"ADDNORM_{name.upper()}" for name in Settings.model_fields}
     of_deploy = source_of("docker-compose.yml") + source_of("haproxy.cfg")
     for name in set(re.findall(r"ADDNORM_[A-Z0-9_]+", text)):
-        assert any(setting.startswith(name) for setting in known) or name in of_deploy, name
+        assert any(setting.startswith(name) for setting in settings) or name in of_deploy, name
     reference = (ROOT / "docs" / "reference.md").read_text()
     metrics = set(re.findall(r"^- `(addnorm_\w+)`", reference, re.M))
     for name in set(re.findall(r"`(addnorm_\w+)`", text)):

@@ -42,7 +42,7 @@ def test_misspelt_names_get_a_warning_with_the_nearest(
         "ADDNORM_WORKER_THREAD is not a setting: did you mean ADDNORM_WORKER_THREADS?"
         in caplog.text
     )
-    assert "ADDNORM_XYZZY is no setting: `addnorm settings`" in caplog.text
+    assert "ADDNORM_XYZZY is not a setting: `addnorm settings`" in caplog.text
 
 
 @pytest.mark.parametrize("level", ["INFO", "info", "Warning"])
@@ -143,13 +143,13 @@ def test_default_models_that_cannot_be_read_are_named(
 def test_what_vertex_ai_says_counts_where_our_own_is_not_set(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    own = "/v1/endpoints/1/deployedModels/2"
+    path = "/v1/endpoints/1/deployedModels/2"
     for name, value in (
-        ("HTTP_PORT", "8080"), ("PREDICT_ROUTE", f"{own}:predict"), ("HEALTH_ROUTE", own),
+        ("HTTP_PORT", "8080"), ("PREDICT_ROUTE", f"{path}:predict"), ("HEALTH_ROUTE", path),
     ):  # fmt: skip
         monkeypatch.setenv(f"AIP_{name}", value)
     assert read_settings().port == 8080
-    assert vertex_routes() == {("POST", f"{own}:predict"): "/vertex", ("GET", own): "/health"}
+    assert vertex_routes() == {("POST", f"{path}:predict"): "/vertex", ("GET", path): "/health"}
     monkeypatch.setenv("ADDNORM_PORT", "9000")
     assert read_settings().port == 9000
     monkeypatch.setenv("PORT", "7000")

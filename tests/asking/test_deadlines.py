@@ -51,8 +51,8 @@ def wide_v2(timeout_us: int) -> dict[str, Any]:
     names = ("input_ids", "attention_mask")
     about = {"shape": [NUM_ROWS, WIDTH], "datatype": "INT64"}
     inputs = [{"name": name, **about, "data": WIDE[name]} for name in names]
-    told = {"outputs": [{"name": "activations"}], "parameters": {"timeout": timeout_us}}
-    return {"inputs": inputs, **told}
+    body = {"outputs": [{"name": "activations"}], "parameters": {"timeout": timeout_us}}
+    return {"inputs": inputs, **body}
 
 
 @pytest.mark.parametrize(
@@ -105,7 +105,7 @@ def test_a_caller_that_leaves_ends_the_writing(server: httpx.Client) -> None:
 
 def one(models: Models, output: Output[Value] | None = None, **fields: Any) -> Ask:
     ask = ask_for(models.find("gpt"), [[1, 2, 3]], output or Logits(), **fields)
-    ask.sizes = [one.size(ask.model.bundle, ask.batch, ask.padding) for one in ask.outputs]
+    ask.sizes = [output.size(ask.model.bundle, ask.batch, ask.padding) for output in ask.outputs]
     return ask
 
 

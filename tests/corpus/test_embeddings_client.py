@@ -26,8 +26,8 @@ def ask(handler: Handler, model: str | None = None) -> Embedded:
 
 
 def texts_of(request: httpx.Request) -> list[str]:
-    asked: list[str] = json.loads(request.content)["input"]
-    return asked
+    texts: list[str] = json.loads(request.content)["input"]
+    return texts
 
 
 def answer(request: httpx.Request, digest: str | None = None) -> httpx.Response:
@@ -56,9 +56,9 @@ def test_a_busy_server_is_waited_for() -> None:
         status = next(refusals, None)
         return refused(status, "full", retry_after="0.01") if status else answer(request)
 
-    found = ask(handler)
-    assert lengths(found) == list(range(1, 101))
-    assert found.fingerprint is None  # the server does not report a fingerprint
+    client_answer = ask(handler)
+    assert lengths(client_answer) == list(range(1, 101))
+    assert client_answer.fingerprint is None  # the server does not report a fingerprint
 
 
 @pytest.mark.parametrize(("status", "param"), [(400, "input"), (413, None), (504, None)])

@@ -154,9 +154,10 @@ def test_the_answer_limit_holds_and_says_what_to_ask_for(bundles: Path) -> None:
     service = inference_of(bundles, max_response_bytes=2**20)
     ids = [[7] * 40] * 12
     with client_of(service) as client:
-        said = rejection(client, outputs=["attentions"], input_ids=ids)
+        message = rejection(client, outputs=["attentions"], input_ids=ids)
         assert (
-            'limit is 1: ask for less, as with "attentions": {"layers": [0], "heads": [0]}' in said
+            'limit is 1: ask for less, as with "attentions": {"layers": [0], "heads": [0]}'
+            in message
         )
         fewer = {"layers": [0], "heads": [0]}
         ask(client, outputs=["attentions"], input_ids=ids, attentions=fewer)

@@ -713,10 +713,10 @@ def test_what_does_not_fit_is_rejected_by_field_limit_and_value(
     content = changes if isinstance(changes, bytes) else json.dumps({**good, **changes}).encode()
     answer = client.post(path, content=content, headers={"content-type": "application/json"})
     assert answer.status_code == status, answer.text
-    told = dialect(answer.json(), status)
-    assert told.field == field
+    error = dialect(answer.json(), status)
+    assert error.field == field
     if words.startswith("..."):
-        assert words[3:] in told.message
+        assert words[3:] in error.message
     else:
-        assert told.message.startswith(words)
-    assert len(told.message) < 700
+        assert error.message.startswith(words)
+    assert len(error.message) < 700

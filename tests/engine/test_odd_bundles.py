@@ -94,17 +94,17 @@ def works(model: Model) -> bool:
 
 
 def test_each_odd_value_is_refused_in_one_line_or_served_rightly(folder: Folder) -> None:
-    told, num_served = list[str](), 0
+    messages, num_served = list[str](), 0
     for case in folder.odd_ones():
         try:
             model = load(bundles.read(folder.path), Settings(worker_threads=1))
         except StartupError as error:
-            told.append(str(error))
+            messages.append(str(error))
         else:
             assert works(model), case
             num_served += 1
-    assert len(told) > 5 * num_served > 0
-    assert [line for line in told if "\n" in line or len(line) > 1000] == []
+    assert len(messages) > 5 * num_served > 0
+    assert [line for line in messages if "\n" in line or len(line) > 1000] == []
 
 
 @pytest.mark.parametrize("name", ["manifest.json", "certificate.json"])
@@ -139,7 +139,7 @@ def test_a_file_that_is_too_large_is_not_read(folder: Folder, name: str) -> None
 
 def listed_not(folder: Folder, name: str) -> None:
     """Takes a file out of the manifest, and seals the bundle."""
-    files = {file: known for file, known in folder.manifest["files"].items() if file != name}
+    files = {file: record for file, record in folder.manifest["files"].items() if file != name}
     folder.write({**folder.manifest, "files": files}, folder.certificate)
 
 

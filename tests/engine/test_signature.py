@@ -144,11 +144,11 @@ def test_what_is_not_as_a_trusted_key_signed_it_is_refused_in_one_line(
     assert "\n" not in line
     with pytest.raises(BundleRefused) as on_load:
         repository.load("notebook")
-    told = line.replace(f"{copy.parent.parent}/", "")  # callers learn of no folder
-    assert str(on_load.value) == f"{told}; serving now: notebook/1"
+    message = line.replace(f"{copy.parent.parent}/", "")  # callers learn of no folder
+    assert str(on_load.value) == f"{message}; serving now: notebook/1"
     assert models.find("notebook") is running
     (entry,) = models.index()
-    assert (entry.state, entry.reason) == ("READY", told)
+    assert (entry.state, entry.reason) == ("READY", message)
     assert capsys.readouterr() == ("", "")
 
 
@@ -187,10 +187,10 @@ def test_a_bundle_that_is_switched_while_it_is_read_is_refused(
     check = signature.check
 
     def switched(path: Path, trusted: list[Path]) -> dict[str, str]:
-        found = check(path, trusted)
+        bundle = check(path, trusted)
         place.unlink()
         place.symlink_to(other)
-        return found
+        return bundle
 
     monkeypatch.setattr(signature, "check", switched)
     with pytest.raises(StartupError, match="changed while it was being read"):
@@ -223,7 +223,7 @@ def test_a_chain_of_certificates_is_trusted_by_its_root(
     ):
         bundles.read(copy, [mallory.certificate])
     # not even one that browsers trust will do where there are only keys
-    with pytest.raises(StartupError, match=r"model\.sig is by no certificate "):
+    with pytest.raises(StartupError, match=r"model\.sig was not made with a certificate "):
         bundles.read(copy, [leaf.public])
     signature.sign(copy, between.key, between.certificate, [])  # by the root itself
     assert bundles.read(copy, trusted).ref == "notebook/1"
@@ -237,8 +237,8 @@ def test_a_trusted_key_that_cannot_be_read_is_named(
     copy: Path, alice: Signer, tmp_path: Path, content: bytes | str
 ) -> None:
     signed(copy, alice)
-    made = {"private": alice.key.read_bytes(), "two": alice.public.read_bytes() * 2}
-    (file := tmp_path / "x.pem").write_bytes(made.get(content, content))
+    key_bytes = {"private": alice.key.read_bytes(), "two": alice.public.read_bytes() * 2}
+    (file := tmp_path / "x.pem").write_bytes(key_bytes.get(content, content))
     with pytest.raises(
         StartupError, match=r"^ADDNORM_TRUSTED_KEYS: .*x\.pem must hold one public EC key"
     ):

@@ -33,8 +33,8 @@ def inference(root: Path, alice: Signer) -> Iterator[Service]:
 
 
 def state(inference: Service, version: int) -> tuple[str, str]:
-    found = [entry for entry in inference.models.index() if entry.version == version]
-    return (found[0].state, found[0].reason) if found else ("", "")
+    entries = [entry for entry in inference.models.index() if entry.version == version]
+    return (entries[0].state, entries[0].reason) if entries else ("", "")
 
 
 def test_the_watched_folder_gives_signed_versions_only(

@@ -341,7 +341,7 @@ def test_a_module_that_is_not_recognized_gets_texts_and_tasks(tmp_path: Path, ki
     with client_of(inference_of(tmp_path)) as client:
         if kind == "labels":
             results = client.post("/v1/classify", json={"texts": texts}).json()["results"]
-            by_label = [{each["label"]: each["score"] for each in result} for result in results]
+            by_label = [{entry["label"]: entry["score"] for entry in result} for result in results]
             answers = [[scores[label] for label in "abcde"] for scores in by_label]
             expected = expected.softmax(-1)
         else:

@@ -72,8 +72,8 @@ def test_a_classifiers_default_prompt_stands_before_pairs(
     bundle: Any = SimpleNamespace(manifest=manifest, tasks=["classify"])
     bundle.pair_prompt = Bundle.pair_prompt.func(bundle)
     model: Any = SimpleNamespace(bundle=bundle)
-    asked = TextsToTokenize("documents", [("who", "a"), ("who", "b"), "alone"], False, model)
-    found = asked.whole(asked.texts)
-    assert found == [(f"{expected}who", "a"), (f"{expected}who", "b"), "alone"]
-    assert found[0][0] is found[1][0]
-    assert asked.sizes() == [len(expected) + 4, len(expected) + 4, 5]
+    to_tokenize = TextsToTokenize("documents", [("who", "a"), ("who", "b"), "alone"], False, model)
+    whole_texts = to_tokenize.whole(to_tokenize.texts)
+    assert whole_texts == [(f"{expected}who", "a"), (f"{expected}who", "b"), "alone"]
+    assert whole_texts[0][0] is whole_texts[1][0]
+    assert to_tokenize.sizes() == [len(expected) + 4, len(expected) + 4, 5]

@@ -70,12 +70,12 @@ def test_only_what_is_read_is_downloaded_once(
     served: Hub, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     for revision in ("main", COMMIT):
-        found = fetch(REPOSITORY, revision, served.url, tmp_path)
+        folder = fetch(REPOSITORY, revision, served.url, tmp_path)
         assert f"downloading {REPOSITORY}@{revision}\n" in capfd.readouterr().out
-        assert (found.repository, found.revision) == (REPOSITORY, COMMIT)
+        assert (folder.repository, folder.revision) == (REPOSITORY, COMMIT)
     assert sorted(served.sent) == READ
-    files = [path for path in found.folder.rglob("*") if path.is_file()]
-    assert sorted(path.relative_to(found.folder).as_posix() for path in files) == READ
+    files = [path for path in folder.folder.rglob("*") if path.is_file()]
+    assert sorted(path.relative_to(folder.folder).as_posix() for path in files) == READ
 
 
 @pytest.mark.parametrize(

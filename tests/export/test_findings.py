@@ -146,7 +146,7 @@ def test_a_regression_is_answered_with_its_own_numbers(tmp_path: Path) -> None:
     model = made("BertForSequenceClassification", num_labels=1, problem_type="regression")
     facts = sources.checkpoint(save(model, tmp_path)).facts
     assert facts["regression"]
-    told = Manifest.model_construct(regression=facts["regression"], multi_label=False)
-    assert told.score_function == "none"
+    manifest = Manifest.model_construct(regression=facts["regression"], multi_label=False)
+    assert manifest.score_function == "none"
     assert Manifest.model_construct(regression=False, multi_label=True).score_function == "sigmoid"
     assert Manifest.model_construct(regression=False, multi_label=False).score_function is None

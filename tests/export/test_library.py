@@ -58,9 +58,9 @@ def classifier(seed: int = 0, **heads: HeadConfig) -> Transformer:
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a tokenizer alone."""
-    found = tmp_path_factory.mktemp("tokenizer")
-    tokenizer().save(str(found / "tokenizer.json"))
-    return found
+    tokenizer_folder = tmp_path_factory.mktemp("tokenizer")
+    tokenizer().save(str(tokenizer_folder / "tokenizer.json"))
+    return tokenizer_folder
 
 
 @pytest.fixture(scope="module")

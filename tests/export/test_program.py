@@ -119,8 +119,8 @@ def test_a_server_may_refuse_what_was_compared_with_our_own_reading(
     text_checkpoint: Path, tmp_path: Path
 ) -> None:
     named = ["--checkpoint", str(text_checkpoint)]
-    own = ["--reference", "none", "--name", "own", "--out", str(tmp_path)]
-    command.export([*named, *own])
+    options = ["--reference", "none", "--name", "own", "--out", str(tmp_path)]
+    command.export([*named, *options])
     bundle = bundles.read(tmp_path / "own" / "1")
     assert bundle.compared_with == {"kind": "own reading", "name": "Addnorm's own reading"}
     loader.load(bundle, Settings())
@@ -170,12 +170,12 @@ def test_trusted_code_is_what_the_model_must_equal(own_code: Path, tmp_path: Pat
     other = shutil.copytree(own_code, tmp_path / "other")
     for folder, factor in ((own_code, 1), (other, 1.1)):
         (folder / "mine.py").write_text(CODE.format(factor=factor))
-    found = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-c", CHECK, own_code, other],
         env={**os.environ, "HF_MODULES_CACHE": str(tmp_path / "modules")},
         stdout=subprocess.PIPE, text=True, check=True,
     )  # fmt: skip
-    right, wrong = (line for line in found.stdout.splitlines() if line.startswith("ENDED"))
+    right, wrong = (line for line in process.stdout.splitlines() if line.startswith("ENDED"))
     assert right == "ENDED well"
     assert "is not the reference: activations" in wrong
 

@@ -207,12 +207,12 @@ def scale_per_tensor(model: ModelProto) -> None:
     for node in model.graph.node:
         nodes.append(node)
         if node.op_type == "Max" and node.output[0].endswith(".s"):
-            s, own = node.output[0], f"{node.output[0]}.own"
-            node.output[0] = own
+            s, copy_name = node.output[0], f"{node.output[0]}.own"
+            node.output[0] = copy_name
             nodes += [
-                helper.make_node("ReduceMax", [own], [f"{own}.largest"], keepdims=1),
-                helper.make_node("Shape", [own], [f"{own}.shape"]),
-                helper.make_node("Expand", [f"{own}.largest", f"{own}.shape"], [s]),
+                helper.make_node("ReduceMax", [copy_name], [f"{copy_name}.largest"], keepdims=1),
+                helper.make_node("Shape", [copy_name], [f"{copy_name}.shape"]),
+                helper.make_node("Expand", [f"{copy_name}.largest", f"{copy_name}.shape"], [s]),
             ]
     del model.graph.node[:]
     model.graph.node.extend(nodes)

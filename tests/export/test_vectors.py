@@ -50,8 +50,8 @@ def service(folder: Path) -> Service:
 
 @pytest.fixture(scope="module")
 def client(service: Service) -> Iterator[httpx.Client]:
-    with client_of(service) as found:
-        yield found
+    with client_of(service) as vector_client:
+        yield vector_client
 
 
 def ask(client: httpx.Client, **body: Any) -> Any:

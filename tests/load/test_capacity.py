@@ -41,10 +41,10 @@ def test_what_is_not_answered_is_lost() -> None:
         answers.add(0, status, b"", 0.1)
     answers.add(0, 429, b'{"error": {"code": "too_many_concurrent_requests"}}', 0.1)
     answers.add(0, 429, b'{"error": {"code": "too_many_concurrent_requests"}}', 0.1)
-    found = Run.count(answers, cpu_s=0.5)
-    assert found == Run(1.0, pytest.approx(0.1), 4, 0.25, "429 too_many_concurrent_requests")
-    said = of(77.0, found)
-    assert "4 failed, most with 429 too_many_concurrent_requests" in said
+    run = Run.count(answers, cpu_s=0.5)
+    assert run == Run(1.0, pytest.approx(0.1), 4, 0.25, "429 too_many_concurrent_requests")
+    report = of(77.0, run)
+    assert "4 failed, most with 429 too_many_concurrent_requests" in report
 
 
 def test_a_server_is_measured_and_computes_every_request(serve: Serve) -> None:
@@ -54,10 +54,10 @@ def test_a_server_is_measured_and_computes_every_request(serve: Serve) -> None:
         server = Server("127.0.0.1", port)
         limits = served_limits(server, "gpt")
         goal = Goal(texts=2, tokens=8, target=400, p99_s=60.0)
-        found = measure(Subject(server, limits, goal, {"model": "gpt"}, seconds=0.3))
-        assert found.is_held
-        assert found.peak.num_lost == found.bare.num_lost == 0
-        assert found.peak.cpu_s > 0
+        capacity = measure(Subject(server, limits, goal, {"model": "gpt"}, seconds=0.3))
+        assert capacity.is_held
+        assert capacity.peak.num_lost == capacity.bare.num_lost == 0
+        assert capacity.peak.cpu_s > 0
         counted = samples(get(f"{url}/metrics").text)
         held = [count for (name, _), count in counted.items() if name == "addnorm_cache_hits_total"]
         assert sum(held) == 0
@@ -91,9 +91,9 @@ class Machine(Subject):
 
 def test_rates_are_tried_until_one_is_held() -> None:
     slow, fast, hopeless = Machine(100, 70), Machine(900, 600), Machine(4.9, 4)
-    found = measure(slow)
+    capacity = measure(slow)
     assert slow.tried == pytest.approx([100, 85, 72.25, 61.41], abs=0.01)
-    assert (found.is_held, found.rate, found.num_machines) == (True, slow.tried[-1], 9)
+    assert (capacity.is_held, capacity.rate, capacity.num_machines) == (True, slow.tried[-1], 9)
     assert measure(fast).num_machines == 1
     assert fast.tried == [GOAL.target]
     assert measure(hopeless).num_machines is None  # a request itself takes as long

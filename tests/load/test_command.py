@@ -42,7 +42,8 @@ ALONE = [
 
 
 @pytest.mark.parametrize(
-    ("options", "said"), [*((f"--bundle {{0}} {words}", said) for words, said in OPTIONS), *ALONE]
+    ("options", "said"),
+    [*((f"--bundle {{0}} {words}", message) for words, message in OPTIONS), *ALONE],
 )
 def test_options_without_effect_or_out_of_range_are_refused(
     notebook: Path, capsys: pytest.CaptureFixture[str], options: str, said: str
@@ -67,11 +68,11 @@ def test_a_server_that_gives_no_right_answer_is_quoted(notebook: Path) -> None:
     given = dict[str, tuple[int, bytes]]()
     with fake_server(lambda _: given["answer"]) as server:
         url = f"http://{server.host}:{server.port}"
-        for status, content, said in REFUSALS:
+        for status, content, message in REFUSALS:
             given["answer"] = (status, content)
             with pytest.raises(SystemExit) as ended:
                 command.load(["--bundle", str(notebook), "--url", url, *short])
-            assert said in str(ended.value)
+            assert message in str(ended.value)
             assert "--model" in str(ended.value)
 
 

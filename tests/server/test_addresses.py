@@ -48,8 +48,8 @@ def test_the_health_check_finds_what_the_server_listens_on(
     check_address(Settings(host=host, port=0))
     with serve(host=host) as url:
         port = int(url.rpartition(":")[2])
-        own = ("127.0.0.1", "::1")  # in IPv4 a moment later than in IPv6
-        assert eventually(lambda: [each for each in own if answers(each, port)] == found)
+        loopback = ("127.0.0.1", "::1")  # in IPv4 a moment later than in IPv6
+        assert eventually(lambda: [entry for entry in loopback if answers(entry, port)] == found)
         environment = {"ADDNORM_PORT": str(port), "ADDNORM_HOST": host}
         subprocess.run([sys.executable, *CHECK], env=environment, check=True, timeout=PATIENCE_S)
 

@@ -147,10 +147,10 @@ def test_a_keys_own_limit_of_requests_at_once(closed: httpx.Client, few: Models)
         return closed.post("/v1/infer", json=GOOD, headers=bearer(key))
 
     with runs_held_up(few) as go, ThreadPoolExecutor(6) as callers:
-        asked = [callers.submit(ask, key) for key in [ASK] * 3 + [RUN] * 3]
-        assert eventually(lambda: sum(one.done() for one in asked[:3]) == 2)
+        futures = [callers.submit(ask, key) for key in [ASK] * 3 + [RUN] * 3]
+        assert eventually(lambda: sum(future.done() for future in futures[:3]) == 2)
         go.set()
-        answers = [one.result() for one in asked]
+        answers = [future.result() for future in futures]
     refused = [answer for answer in answers[:3] if answer.status_code == 429]
     assert len(refused) == 2
     assert {answer.headers["retry-after"] for answer in refused} == {"1"}

@@ -101,8 +101,8 @@ def test_a_killed_servers_file_is_replaced_a_running_ones_is_not(
         with asking(path) as client:
             assert client.get("/readyz").status_code == 200
         check = [sys.executable, "-m", "addnorm.service.server.healthcheck"]
-        own = {"ADDNORM_SOCKET": str(path), "ADDNORM_PORT": "", "ADDNORM_TLS_CERT": ""}
-        subprocess.run(check, env={**os.environ, **own}, check=True)
+        environment = {"ADDNORM_SOCKET": str(path), "ADDNORM_PORT": "", "ADDNORM_TLS_CERT": ""}
+        subprocess.run(check, env={**os.environ, **environment}, check=True)
     finally:
         assert process.terminate() == 0
     assert not path.exists()

@@ -311,13 +311,11 @@ def test_over_both_transports_the_words_are_the_same(
 ) -> None:
     call, client = called
     status = 400 if changes else 404
-    asked = complete(changes)
-    message = told(client, "POST", f"/v2/models/{model}/infer", asked, status)
+    body = complete(changes)
+    message = told(client, "POST", f"/v2/models/{model}/infer", body, status)
     assert_begins(message, words)
     name, _, version = model.partition("/versions/")
-    refused = call.refused(
-        "ModelInfer", model_name=name, model_version=version, **as_message(asked)
-    )
+    refused = call.refused("ModelInfer", model_name=name, model_version=version, **as_message(body))
     assert refused[:2] == (CODES[status], message)
 
 

@@ -77,12 +77,12 @@ def made(name: str) -> nn.Module:
 
 @pytest.mark.parametrize("name", TUTORIALS)
 def test_a_module_of_any_names_is_recognized(name: str) -> None:
-    found = recognize(made(name), None, None)
-    config = found.model.config
+    recognition = recognize(made(name), None, None)
+    config = recognition.model.config
     fields, pick = EXPECTED[name]
     assert {field: getattr(config, field) for field in DEFAULTS} == {**DEFAULTS, **fields}
     assert [head.pick for head in config.heads.values()] == ([pick] if pick else [])
-    assert difference(found, made(name)) < LIMIT
+    assert difference(recognition, made(name)) < LIMIT
 
 
 def difference(found: Recognized, module: nn.Module) -> float:
@@ -137,9 +137,9 @@ def test_the_way_it_is_called_can_be_said() -> None:
     ):
         recognize(module, None, None)
     call = lambda ids: module(ids.T, torch.zeros(ids.shape[1], ids.shape[1]))[1]  # noqa: E731
-    found = recognize(module, call, None)
-    assert not found.model.config.causal
-    assert difference(found, module) < LIMIT
+    recognition = recognize(module, call, None)
+    assert not recognition.model.config.causal
+    assert difference(recognition, module) < LIMIT
 
 
 def test_a_limit_is_said_where_the_module_sets_none() -> None:
@@ -157,9 +157,9 @@ def test_a_limit_is_said_where_the_module_sets_none() -> None:
             x = self.inner.embedding(ids) + angles.sin()
             return self.inner.encoder(x)
 
-    found = recognize(Computed(), None, 70)
-    assert found.model.config.max_positions == 70
-    assert "the module has no limit" in "".join(found.lines)
+    recognition = recognize(Computed(), None, 70)
+    assert recognition.model.config.max_positions == 70
+    assert "the module has no limit" in "".join(recognition.lines)
 
 
 class Bare(nn.Module):

@@ -101,10 +101,10 @@ class Counted(nn.Module):
 
 
 def test_places_that_are_counted_from_ids_are_read() -> None:
-    found = recognize(Counted(), None, None)
-    assert (found.pad, found.model.config.max_positions) == (1, 32)
+    recognition = recognize(Counted(), None, None)
+    assert (recognition.pad, recognition.model.config.max_positions) == (1, 32)
     module = Counted()
-    assert torch.equal(found.model.positions.weight, module.places.weight[2:])
+    assert torch.equal(recognition.model.positions.weight, module.places.weight[2:])
 
 
 class Either(nn.Module):

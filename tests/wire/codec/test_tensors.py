@@ -138,12 +138,12 @@ def test_what_float16_cannot_hold_is_rejected_by_name(
     assert answer.status_code == 400, answer.content[:200]
     error = answer.json()["error"]
     assert error["param"] == "dtype"
-    found = re.fullmatch(
+    match = re.fullmatch(
         rf'{output} has the value (\S+), the limit of float16 is 65504: send "dtype": "float32"',
         error["message"],
     )
-    assert found, error["message"]
-    assert abs(float(found[1])) > 65504
+    assert match, error["message"]
+    assert abs(float(match[1])) > 65504
     assert huge.post("/v1/infer", json=body, headers={"accept": accept}).status_code == 200
 
 
@@ -250,13 +250,13 @@ def test_bodies_that_lie_are_rejected_in_words(
 def test_an_axis_beside_one_of_none_may_not_be_endless(
     client: httpx.Client, name: str, shape: list[int]
 ) -> None:
-    found: dict[str, Any] = {
+    header: dict[str, Any] = {
         "__metadata__": {"request": '{"model": "notebook"}'},
         "input_ids": {"dtype": "I64", "shape": [1, 0], "data_offsets": [0, 0]},
     }
-    found[name] = {"dtype": "I64", "shape": shape, "data_offsets": [0, 0]}
+    header[name] = {"dtype": "I64", "shape": shape, "data_offsets": [0, 0]}
     headers = {"content-type": SAFETENSORS}
-    answer = client.post("/v1/infer", content=headed(json.dumps(found), b""), headers=headers)
+    answer = client.post("/v1/infer", content=headed(json.dumps(header), b""), headers=headers)
     assert answer.status_code == 400
 
 
