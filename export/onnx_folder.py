@@ -163,8 +163,8 @@ def certify_again(folder: OnnxFolder, source: Source) -> None:
     for name, value in {"source": source.origin, **source.facts}.items():
         recorded = manifest.model_dump(mode="json")[name]
         if recorded != json.loads(json.dumps(value)):
-            verb = "was made from" if name == "source" else f"says {name}"
-            raise UsageError(f"{folder.path} {verb} {recorded}, this is {value}")
+            verb = "was exported from" if name == "source" else f"has {name}"
+            raise UsageError(f"{folder.path} {verb} {recorded}, but this model is {value}")
     samples = source.samples_record()
     if before["compared_with"].get("samples_sha256") != samples.get("samples_sha256"):
         raise UsageError(f"{folder.path} was compared on other samples: give the same samples")

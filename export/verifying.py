@@ -164,8 +164,8 @@ def _check_source(bundle: Bundle, source: Source) -> None:
     """UsageError if the bundle was made from something else, or in another way."""
     for name, value in {"source": source.origin, **source.facts}.items():
         if (recorded := getattr(bundle.manifest, name)) != value:
-            verb = "was made from" if name == "source" else f"says {name}"
-            raise UsageError(f"{bundle.ref} {verb} {recorded}, this is {value}")
+            verb = "was exported from" if name == "source" else f"has {name}"
+            raise UsageError(f"{bundle.ref} {verb} {recorded}, but this model is {value}")
     check_fit(source.model)
     if bundles.TOKENIZER in bundle.manifest.files and not isinstance(source.texts, NoTexts):
         recorded_limit, limit = bundle.manifest.limits.max_text_tokens, source.texts.max_text_tokens

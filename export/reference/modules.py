@@ -144,7 +144,7 @@ def _choose_tensors(
         raise UsageError(
             f"{name} answers two sequences of different lengths with {'; '.join(reasons)},"
             f" which cannot be served: {SERVED}. Of its answer {', '.join(fitting)} can be:"
-            f" outputs={fitting} picks that. Or {WAY_ON}"
+            f" choose that with outputs={fitting}, or {WAY_ON}"
         )
     for output in names:
         if names.count(output) > 1 or output in ANSWER_FIELDS:

@@ -227,7 +227,7 @@ def describe_answer(ask: Asking, limits: Limits) -> tuple[dict[Key, OwnTensor], 
     if not fitting:
         raise UsageError(
             f"{ask.name} answers two sequences of {' and '.join(map(str, lengths))} tokens with"
-            f" {'; '.join(unfit.values()) or 'no tensor'}: {SERVED}. {WAY_ON}"
+            f" {'; '.join(unfit.values()) or 'no tensor'}: {SERVED}; {WAY_ON}"
         )
     return fitting, unfit
 

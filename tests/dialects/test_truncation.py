@@ -138,6 +138,10 @@ def test_a_log_line_a_minute_tells_of_all_since_the_last(caplog: pytest.LogCaptu
     for later, cut in ((0, [5000]), (CUTS_S - 1, [90, 80]), (CUTS_S, [70])):
         reporter.tell_of_cuts(Ask(model_name="embedder", cut=cut), "/embed", now + later)
     first, line = [record.getMessage() for record in caplog.records]
-    assert first.startswith("1 texts were cut to what their models take, the longest of 5000")
+    assert first.startswith(
+        "1 texts were truncated to the limits of their models, the longest of 5000"
+    )
     assert "ADDNORM_TRUNCATE=false" in first
-    assert line.startswith("3 texts were cut to what their models take, the longest of 90")
+    assert line.startswith(
+        "3 texts were truncated to the limits of their models, the longest of 90"
+    )

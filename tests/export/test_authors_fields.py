@@ -47,7 +47,7 @@ def test_an_export_says_what_is_not_served_and_what_is_not_read(tmp_path: Path) 
     assert source.facts["similarity"] == "dot"
     assert [*checking.findings(source)][-3:] == [
         f"fields that are not read: {PROGRAM}: its_own",
-        "beside it, not served: colbert_linear.pt (FlagEmbedding's head of vectors of tokens)",
+        "other files, not served: colbert_linear.pt (FlagEmbedding's head of vectors of tokens)",
         "similarity: dot",
     ]
 
@@ -56,7 +56,7 @@ def test_an_export_says_that_scores_are_the_authors_with_raw_scores(tmp_path: Pa
     save(made("BertForSequenceClassification", num_labels=1), tmp_path)
     tell(tmp_path, PROGRAM, activation_fn="torch.nn.modules.linear.Identity")
     source = sources.checkpoint(tmp_path, Wishes(own_reading=True))
-    assert "scores of pairs: their authors' are the logits" in [*checking.findings(source)][-1]
+    assert "scores of pairs: the authors' scores are the logits" in [*checking.findings(source)][-1]
 
 
 @pytest.mark.parametrize(

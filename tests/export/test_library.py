@@ -140,7 +140,7 @@ def test_a_server_may_refuse_what_was_compared_with_itself(bundle: Bundle, tmp_p
 REFUSED: dict[str, tuple[Callable[[], Any], dict[str, Any], str]] = {
     "another kind": (lambda: nn.Conv2d(1, 2, 3), {}, "Conv2d: the module fails on a sequence of"),
     "no module": (lambda: 3, {}, "the model is a int, an addnorm"),
-    "a Config": (classifier, {"config": {"max_positions": 9}}, "max_positions has no meaning"),
+    "a Config": (classifier, {"config": {"max_positions": 9}}, "max_positions has no effect"),
     "float64": (lambda: classifier().double(), {}, r"tokens\.weight is torch\.float64, torch\.fl"),
     "half a model": (lambda: classifier().to("meta"), {}, "it is on the device meta"),
     "not finite": (lambda: broken(classifier()), {}, r"tokens\.weight\[0, 0\] is nan"),
@@ -149,13 +149,13 @@ REFUSED: dict[str, tuple[Callable[[], Any], dict[str, Any], str]] = {
     "a foreign head": (lambda: with_head(classifier(), nn.Linear(16, 3)), {},
                        r"heads\.logits is not in the model's Config"),
     "a pooled head of other vectors": (lambda: classifier(pooled=HeadConfig("first", 8)), {},
-                                       "picks 'first', pooling is 'mean'"),
+                                       "picks 'first', but pooling is 'mean'"),
     "too few labels": (classifier, {"labels": ["a", "b"]}, "2 labels, the head has 3 logits"),
     "a text for labels": (classifier, {"labels": "abc"}, "'abc': it must be a list of strings"),
     "labels of nothing": (lambda: classifier(token_vectors=HeadConfig("every", 4)),
                           {"labels": LABELS}, "labels need logits, but the model has no such"),
     "pooling": (classifier, {"pooling": "cls"}, "pooling 'cls': mean, first, last, max"),
-    "precision": (classifier, {"precisions": ["fp8"]}, "precision fp8: fp32, fp16 and int8 are "),
+    "precision": (classifier, {"precisions": ["fp8"]}, "precision fp8: it must be some of"),
     "version": (classifier, {"version": 0}, "version 0 of own: 1 or more"),
     "name": (classifier, {"name": "a/b"}, "name 'a/b'"),
     "no such tokenizer": (classifier, {"tokenizer": "nowhere"}, r"no tokenizer\.json in nowhere"),
@@ -178,11 +178,11 @@ REFUSED: dict[str, tuple[Callable[[], Any], dict[str, Any], str]] = {
     "config: a limit": (NanoGPT, {"config": {"max_positions": T + 1}},
                         f"config has max_positions {T + 1}, the limit of the module is {T}"),
     "a convolution": (Convolution, {"as_it_is": False},
-                      r"convolution, at .* is an operator of no part that is"
-                      r" known.* Ways on: reference=lambda ids"),
+                      r"convolution, at .* is an operator of an unknown"
+                      r" part.* To go on, set reference=lambda ids"),
     "across tokens": (AcrossTokens, {"as_it_is": False},
                       "norm: a token's row depends on the rows of other tokens.*"
-                      " Ways on: reference=lambda ids"),
+                      " To go on, set reference=lambda ids"),
 }  # fmt: skip
 
 

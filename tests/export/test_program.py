@@ -177,7 +177,7 @@ def test_trusted_code_is_what_the_model_must_equal(own_code: Path, tmp_path: Pat
     )  # fmt: skip
     right, wrong = (line for line in process.stdout.splitlines() if line.startswith("ENDED"))
     assert right == "ENDED well"
-    assert "is not the reference: activations" in wrong
+    assert "differs from the reference: for " in wrong
 
 
 def test_a_program_that_answers_at_random_is_refused() -> None:

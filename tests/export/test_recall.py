@@ -70,7 +70,10 @@ def test_int8_that_is_worse_fails_with_the_figure(
     fields = kept.manifest.model_dump(exclude={"files", "format"})
     worse = bundles.write_manifest(folder, fields)
     expected = Expected.export(source.in_layout("padded"), kept.manifest)
-    words = r"int8 shares \d\d\.\d\d% of the 10 nearest of \d+ texts with fp32, to keep is 1$"
+    words = (
+        r"int8 shares \d\d\.\d\d% of the 10 nearest neighbours among \d+ texts with fp32,"
+        r" required are 100\.00%$"
+    )
     with pytest.raises(CertificationError, match=words):
         recall.certify(worse, expected.graphs.body, TEXTS)
 

@@ -134,7 +134,9 @@ def test_heads_are_compared_by_the_shape_of_the_answer(name: str) -> None:
     limits = Limits(max_positions=12, vocab_size=40)
     refuse_unlike(own, original, limits)
     own.heads["logits"].linear.bias.data += 0.01  # type: ignore[union-attr, operator]
-    with pytest.raises(CertificationError, match="is not the reference: logits of 3 tokens differ"):
+    with pytest.raises(
+        CertificationError, match="differs from the reference: for 3 tokens, logits differ"
+    ):
         refuse_unlike(own, original, limits)
 
 
@@ -165,7 +167,10 @@ def _head(head: nn.Linear) -> dict[str, Tensor]:
             lambda ids: torch.rand(1, ids.shape[1], 16),
             "gives two different answers to the same sequence",
         ),
-        (lambda ids: torch.zeros(1, ids.shape[1], 7), "answers with 7 numbers: activations have"),
+        (
+            lambda ids: torch.zeros(1, ids.shape[1], 7),
+            "answers with 7 numbers, but the activations have",
+        ),
         (lambda ids: torch.zeros(3, 3, 3), r"with the shape \[3, 3, 3\]: \[1, 3, width\] or"),
         (lambda ids: torch.zeros(1, 3, 16).double(), "with torch.float64: a tensor of float32"),
         (lambda ids: None, "with NoneType: a tensor"),

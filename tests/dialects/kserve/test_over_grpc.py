@@ -172,7 +172,7 @@ def test_the_health_service_says_whether_it_serves(call: GrpcClient, service: st
     assert call("Check", service=service).status == 1
     assert call.refused("Check", service="x")[:2] == (
         "NOT_FOUND",
-        "there is no service 'x': known is inference.GRPCInferenceService",
+        "there is no service 'x': send the call to inference.GRPCInferenceService",
     )
 
 

@@ -75,7 +75,9 @@ def test_an_id_that_is_told_from_others_and_is_no_pad_is_refused() -> None:
             self.change = lambda x: x.masked_fill((ids == 77)[..., None], 0.0)
             return super().forward(ids)
 
-    with pytest.raises(Unrecognized, match=r"tells token ids from others: 77 \(eq, at .*py:\d+\)"):
+    with pytest.raises(
+        Unrecognized, match=r"treats some token ids differently: 77 \(eq, at .*py:\d+\)"
+    ):
         recognize(Cleared("embeddings"), None, None)
     with pytest.raises(
         Unrecognized, match=r"differently: (77|0) .*, (77|0) \(.*one id can count as padding"
